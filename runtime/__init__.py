@@ -12,17 +12,22 @@ from .errors import (
     ClosedError,
     ContextLengthError,
     DataError,
+    DeadlineError,
     InputError,
     IntegrityError,
     ManifestError,
     MemoryLimitError,
     PlanForgeError,
+    QueueFullError,
     SchemaError,
     TokenizerError,
 )
 from .load import load
 
 if TYPE_CHECKING:
+    from .asynchronous.text_encoder import AsyncTextEncoder
+    from .asynchronous.text_generator import AsyncTextGenerator, AsyncTextStream
+    from .asynchronous.translator import AsyncTranslator
     from .decoding.chunk import Chunk, FinishReason, TextStream, TopLogprob, Usage
     from .decoding.processors import LogitsProcessor
     from .diagnostics.selftest import SelftestResult, selftest
@@ -71,6 +76,10 @@ __all__ = [
     "Answer",
     "AnswerOptions",
     "Answers",
+    "AsyncTextEncoder",
+    "AsyncTextGenerator",
+    "AsyncTextStream",
+    "AsyncTranslator",
     "BackendError",
     "BackendUnavailableError",
     "BatchGenerationOptions",
@@ -83,6 +92,7 @@ __all__ = [
     "ClosedError",
     "ContextLengthError",
     "DataError",
+    "DeadlineError",
     "EmbedOptions",
     "Embedding",
     "EncoderOptions",
@@ -110,6 +120,7 @@ __all__ = [
     "Pooling",
     "ProgressOption",
     "Prompt",
+    "QueueFullError",
     "RankOptions",
     "Ranked",
     "SchemaError",
@@ -134,6 +145,9 @@ __all__ = [
 
 # Each task's module is imported when one of its names is asked for; load() takes what a bundle needs.
 MODULES = {
+    "AsyncTextEncoder": "asynchronous.text_encoder",
+    **dict.fromkeys(("AsyncTextGenerator", "AsyncTextStream"), "asynchronous.text_generator"),
+    "AsyncTranslator": "asynchronous.translator",
     "Item": "text.reading",
     "LogitsProcessor": "decoding.processors",
     "Message": "text.chat",

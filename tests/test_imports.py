@@ -41,7 +41,7 @@ def test_generating_loads_nothing_of_the_other_tasks(demo_bundle: Path) -> None:
     code = f"load({str(demo_bundle)!r}).generate('In the', max_new_tokens=2)"
     loaded = modules_after(f"from planforge.runtime import load\n{code}", whole=True)
     assert "planforge.runtime.generate.text_generator" in loaded
-    others = ("translate.translator", "encode.text_encoder", "encode.task_streams", "encode.results")
+    others = ("translate.translator", "encode.text_encoder", "encode.tasks", "encode.results")
     assert not loaded & {f"planforge.runtime.{name}" for name in others}
     assert all(importlib.util.find_spec(f"planforge.runtime.{name}") for name in others)
 

@@ -3,15 +3,15 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable, Iterable, Iterator, Sequence
-from dataclasses import dataclass
-from typing import TypeAlias, TypeVar
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass, replace
+from typing import Generic, TypeAlias, TypeVar
 
 from ..backends.backend import Array
 from ..bundle.defaults import EncoderDefaults
 from ..options import EncoderOptions, Truncation, check_batch_size, check_choice, check_options, check_whole
 from ..progress import Progress
-from ..text.long_text import TRUNCATIONS, FittedText, fit
+from ..text.long_text import TRUNCATIONS, FittedText, Piece, fit
 from ..text.reading import Item, count_read_ahead, name_item, run_in_chunks
 from ..text.tokenizer import Encoding, Tokenizer
 from .encoder import Encoder
@@ -34,19 +34,78 @@ class Reading:
     progress: Progress
 
 
+Outputs: TypeAlias = list[list[Array]]  # of each piece of a request, an array per role
+
+
+@dataclass(frozen=True)
+class PieceInput:
+    """One sequence for the encoder; `rows` are the positions whose masked-word logits are wanted, or None."""
+
+    piece: Piece
+    rows: list[int] | None
+
+    def __len__(self) -> int:
+        return len(self.piece)
+
+
 @dataclass(frozen=True)
 class TextRequest:
-    """One text, or a pair, as the encoder gets it; `number` is its index in the call."""
+    """One text, or a pair, as the encoder gets it; `number` is its index in the call.
+
+    `rows` are, of each piece, the positions whose masked-word logits are wanted; no other task has any.
+    """
 
     number: int
     item: tuple[str, str | None]
     first: Encoding
     second: Encoding | None
     fitted: FittedText
+    rows: Sequence[list[int]] = ()
 
 
-Outputs: TypeAlias = list[list[Array]]  # of each piece of a request, an array per role
-Rows: TypeAlias = Callable[[TextRequest], list[list[int]]]
+@dataclass(frozen=True)
+class Task(Generic[R]):
+    """What one call wants: its texts, which outputs its results are made of, and how."""
+
+    items: Iterator[Item]
+    roles: tuple[str, ...]
+    finish: Callable[[TextRequest, Outputs], R]
+    reading: Reading
+    find_rows: Callable[[TextRequest], list[list[int]]] | None = None
+
+
+class Collector(Generic[R]):
+    """Makes results of a task of the outputs of its requests' pieces, which come in any order."""
+
+    def __init__(self, task: Task[R], requests: Sequence[TextRequest]) -> None:
+        self.task = task
+        self.requests = requests
+        self.pieces = [
+            (place, number)
+            for place, request in enumerate(requests)
+            for number in range(len(request.fitted.pieces))
+        ]
+        self._outputs: list[dict[int, list[Array]]] = [{} for _ in requests]  # until all of a text are there
+
+    def list_inputs(self) -> list[PieceInput]:
+        """Return what the encoder gets, piece by piece."""
+        inputs = []
+        for place, number in self.pieces:
+            request = self.requests[place]
+            rows = request.rows[number] if self.task.find_rows is not None else None
+            inputs.append(PieceInput(request.fitted.pieces[number], rows))
+        return inputs
+
+    def add(self, index: int, arrays: list[Array]) -> tuple[int, R] | None:
+        """Take the outputs of a piece; return its text's number and result where it was the last one."""
+        place, number = self.pieces[index]
+        request = self.requests[place]
+        outputs = self._outputs[place]
+        outputs[number] = arrays
+        if len(outputs) < len(request.fitted.pieces):
+            return None
+        self._outputs[place] = {}
+        return request.number, self.task.finish(request, [outputs[n] for n in sorted(outputs)])
 
 
 class RequestRunner:
@@ -73,29 +132,34 @@ class RequestRunner:
             progress=Progress(options.get("progress", False)),
         )
 
-    def run_task(
-        self,
-        items: Iterable[Item],
-        roles: Sequence[str],
-        finish: Callable[[TextRequest, Outputs], R],
-        reading: Reading,
-        find_rows: Rows | None = None,
-    ) -> Iterator[R]:
-        """Yield the results of a task over items, in their order; say at the end what was dropped."""
+    def run_task(self, task: Task[R]) -> Iterator[R]:
+        """Yield the results of a task over its items, in their order; say at the end what was dropped."""
 
         def run_chunk(done: int, chunk: Sequence[Item]) -> Iterator[dict[int, R]]:
-            return self.run_requests(
-                self.make_requests(done, chunk, reading), roles, finish, reading.batch_size, find_rows
-            )
+            collector = Collector(task, self.make_requests(done, chunk, task))
+            for outputs in self.run_pieces(collector.list_inputs(), task.roles, task.reading.batch_size):
+                added = [collector.add(index, arrays) for index, arrays in outputs.items()]
+                yield dict(result for result in added if result is not None)
 
         done = 0
         shortened = 0
         dropped = 0
-        for result in run_in_chunks(items, reading.read_ahead, reading.progress, run_chunk):
+        for result in run_in_chunks(task.items, task.reading.read_ahead, task.reading.progress, run_chunk):
             yield result
             done += 1
             shortened += result.dropped > 0
             dropped += result.dropped
+        self.report_dropped(done, shortened, dropped, task.reading.truncation)
+
+    def run_pieces(
+        self, inputs: Sequence[PieceInput], roles: Sequence[str], batch_size: int
+    ) -> Iterator[dict[int, list[Array]]]:
+        """Yield after each batch its pieces' outputs by index; all inputs have rows, or none."""
+        rows = [one.rows for one in inputs if one.rows is not None]
+        yield from self.encoder.run_batches([one.piece for one in inputs], roles, rows or None, batch_size)
+
+    def report_dropped(self, done: int, shortened: int, dropped: int, truncation: Truncation) -> None:
+        """Say in the log how many tokens were left out of how many texts."""
         if dropped:
             log.warning(
                 "%d of %d texts were longer than the %d tokens that this model takes, and %d tokens were"
@@ -104,40 +168,17 @@ class RequestRunner:
                 done,
                 self.defaults.max_length,
                 dropped,
-                reading.truncation,
+                truncation,
             )
 
-    def run_requests(
-        self,
-        requests: Sequence[TextRequest],
-        roles: Sequence[str],
-        finish: Callable[[TextRequest, Outputs], R],
-        batch_size: int,
-        find_rows: Rows | None,
-    ) -> Iterator[dict[int, R]]:
-        """Yield after each batch the results that it completes, by the number of their request."""
-        pieces = [piece for request in requests for piece in request.fitted.pieces]
-        owners = [place for place, request in enumerate(requests) for _ in request.fitted.pieces]
-        rows = None if find_rows is None else [row for request in requests for row in find_rows(request)]
-        outputs: list[dict[int, list[Array]]] = [{} for _ in requests]  # by piece, until all are there
-        for batch in self.encoder.run_batches(pieces, roles, rows, batch_size):
-            results: dict[int, R] = {}
-            for index, arrays in batch.items():
-                request = requests[owners[index]]
-                computed = outputs[owners[index]]
-                computed[index] = arrays
-                if len(computed) == len(request.fitted.pieces):
-                    results[request.number] = finish(request, [computed[i] for i in sorted(computed)])
-                    outputs[owners[index]] = {}
-            yield results
-
-    def make_requests(self, done: int, items: Sequence[Item], reading: Reading) -> list[TextRequest]:
+    def make_requests(self, done: int, items: Sequence[Item], task: Task[R]) -> list[TextRequest]:
         """Tokenize texts and pairs, of which `done` came before, and fit them to the model."""
         pairs = [(item, None) if isinstance(item, str) else item for item in items]
+        reading = task.reading
         special = reading.parse_special
         firsts = self.tokenizer.encode_batch([first for first, _ in pairs], special, done)
         given = [second for _, second in pairs if second is not None]
-        seconds = iter(self.tokenizer.encode_batch(given, special, done))
+        seconds = iter(self.tokenizer.encode_batch(given, special, done) if given else [])
         requests = []
         for number, (pair, first) in enumerate(zip(pairs, firsts, strict=True), done):
             second = None if pair[1] is None else next(seconds)
@@ -151,5 +192,8 @@ class RequestRunner:
                     stride=reading.stride,
                     separators=self.defaults.separators,
                 )
-            requests.append(TextRequest(number, pair, first, second, fitted))
+                request = TextRequest(number, pair, first, second, fitted)
+                if task.find_rows is not None:
+                    request = replace(request, rows=task.find_rows(request))
+            requests.append(request)
         return requests

@@ -5,9 +5,9 @@ N texts, E width of a vector, F width of features
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Iterable, Iterator
 from dataclasses import replace
-from typing import TYPE_CHECKING, Any, Literal, overload
+from typing import TYPE_CHECKING, Any, Literal, cast, overload
 
 import numpy as np
 import numpy.typing as npt
@@ -16,9 +16,8 @@ from ..backends.backend import Backend, LoadRequest
 from ..bundle.bundle import Bundle
 from ..bundle.defaults import EncoderDefaults
 from ..bundle.manifest import Artifact
-from ..errors import InputError, ManifestError
+from ..errors import ManifestError
 from ..memory_budget import MemoryBudget
-from ..model import Model
 from ..opening import choose_length, count_weight_bytes, list_tokenizer_files, open_programs
 from ..options import RankOptions, check_options, check_whole
 from ..text.long_text import SPECIAL_TOKENS
@@ -36,17 +35,16 @@ from .results import (
     Result,
     Tags,
 )
-from .task_streams import TASK_HEADS, TaskStreams
+from .submitting import SubmittingEncoder
+from .tasks import TASK_HEADS, Tasks
 
 if TYPE_CHECKING:
     from typing_extensions import Self, Unpack
 
     from ..options import AnswerOptions, EmbedOptions, EncoderOptions, FeatureOptions, FillMaskOptions
 
-TASKS = ("embed", "features", *TASK_HEADS)
 
-
-class TextEncoder(Model):
+class TextEncoder(SubmittingEncoder):
     """An encoder of a bundle, ready to embed, classify and so on. Make one with `TextEncoder.load`.
 
     Every task takes one text, and returns one result, or several texts (also an iterator), and returns
@@ -64,7 +62,7 @@ class TextEncoder(Model):
         self.encoder = encoder
         self.tokenizer = tokenizer
         self.defaults = defaults
-        self._tasks = TaskStreams(encoder, tokenizer, defaults)
+        super().__init__(Tasks(encoder, tokenizer, defaults))
 
     @classmethod
     def _open(cls, bundle: Bundle, engine: Backend, request: LoadRequest) -> Self:
@@ -113,12 +111,14 @@ class TextEncoder(Model):
             ContextLengthError: a text is too long and truncation=None.
         """
         if isinstance(texts, str):
-            (result,) = self._tasks.embed([texts], options)
+            (result,) = self._tasks.run_task(self._tasks.embed([texts], options))
             return result.vector
-        vectors = [result.vector for result in self._tasks.embed(texts, options)]
+        vectors = [result.vector for result in self._tasks.run_task(self._tasks.embed(texts, options))]
         if not vectors:
             options["progress"] = False
-            return np.zeros((0, len(next(self._tasks.embed([""], options)).vector)), np.float32)
+            return np.zeros(
+                (0, len(next(self._tasks.run_task(self._tasks.embed([""], options))).vector)), np.float32
+            )
         return np.stack(vectors)
 
     @overload
@@ -134,7 +134,7 @@ class TextEncoder(Model):
             texts: one text, or several; long ones in windows unless told otherwise.
             **options: see `FeatureOptions`; layers is "last" unless given.
         """
-        return run_one_or_all(texts, lambda many: self._tasks.features(many, options))
+        return run_one_or_all(texts, lambda many: self._tasks.run_task(self._tasks.features(many, options)))
 
     @overload
     def classify(  # type: ignore[overload-overlap]  # a str is no iterable of texts here
@@ -153,7 +153,7 @@ class TextEncoder(Model):
             **options: see `EncoderOptions`.
         """
         items = make_item(texts, pair, "classify(text, pair=other)", needs_pair=False)
-        return run_one_or_all(items, lambda many: self._tasks.classify(many, options))
+        return run_one_or_all(items, lambda many: self._tasks.run_task(self._tasks.classify(many, options)))
 
     def rank(self, query: str, texts: Iterable[str], **options: Unpack[RankOptions]) -> list[Ranked]:
         """Score texts against a query with a cross-encoder; the best first.
@@ -163,13 +163,11 @@ class TextEncoder(Model):
             texts: where; of a long one's windows the best counts.
             **options: see `RankOptions`.
         """
-        check_options(options, RankOptions)
-        top_k = options.pop("top_k", None)
-        check_whole("top_k", top_k, 1, optional=True)
+        top_k, rest = split_rank_options(options)
         check_text(query)
         pairs = ((query, text) for text in check_each(texts, check_text))
-        ranked = list(self._tasks.rank(pairs, options))
-        return sorted(ranked, key=lambda result: -result.score)[:top_k]
+        ranked = list(self._tasks.run_task(self._tasks.rank(pairs, rest)))
+        return sort_ranked(ranked, top_k)
 
     @overload
     def next_sentence(self, texts: str, pair: str, **options: Unpack[EncoderOptions]) -> NextSentence: ...
@@ -191,7 +189,9 @@ class TextEncoder(Model):
             **options: see `EncoderOptions`.
         """
         items = make_item(texts, pair, "next_sentence(text, other)")
-        return run_one_or_all(items, lambda many: self._tasks.next_sentence(many, options))
+        return run_one_or_all(
+            items, lambda many: self._tasks.run_task(self._tasks.next_sentence(many, options))
+        )
 
     @overload
     def fill_mask(self, texts: str, **options: Unpack[FillMaskOptions]) -> FilledMask: ...  # type: ignore[overload-overlap]  # a str is no iterable of texts here
@@ -206,7 +206,7 @@ class TextEncoder(Model):
             texts: one text, or several.
             **options: see `FillMaskOptions`.
         """
-        return run_one_or_all(texts, lambda many: self._tasks.fill_mask(many, options))
+        return run_one_or_all(texts, lambda many: self._tasks.run_task(self._tasks.fill_mask(many, options)))
 
     @overload
     def tag(self, texts: str, **options: Unpack[EncoderOptions]) -> Tags: ...  # type: ignore[overload-overlap]  # a str is no iterable of texts here
@@ -219,7 +219,7 @@ class TextEncoder(Model):
             texts: one text, or several.
             **options: see `EncoderOptions`.
         """
-        return run_one_or_all(texts, lambda many: self._tasks.tag(many, options))
+        return run_one_or_all(texts, lambda many: self._tasks.run_task(self._tasks.tag(many, options)))
 
     @overload
     def answer(self, question: str, context: str, **options: Unpack[AnswerOptions]) -> Answers: ...
@@ -241,7 +241,7 @@ class TextEncoder(Model):
             **options: see `AnswerOptions`.
         """
         items = make_item(question, context, "answer(question, context)")
-        return run_one_or_all(items, lambda many: self._tasks.answer(many, options))
+        return run_one_or_all(items, lambda many: self._tasks.run_task(self._tasks.answer(many, options)))
 
     @overload
     def iterate(
@@ -295,10 +295,7 @@ class TextEncoder(Model):
         Raises:
             InputError: no such task or option; what is wrong with a text is raised when it is read.
         """
-        if task not in TASKS:
-            raise InputError(f"task {task!r} is not one of {', '.join(TASKS)}")
-        run: Callable[..., Iterator[Result]] = getattr(self._tasks, task)
-        return run(texts, options)
+        return self._tasks.run_task(self._tasks.make_task(task, texts, options))
 
     def check_task(self, task: str) -> None:
         """Refuse a task that this bundle's model has no head for."""
@@ -311,4 +308,19 @@ class TextEncoder(Model):
 
     def close(self) -> None:
         """Free the engine. Later calls raise ClosedError; closing twice is fine."""
-        self.encoder.close()
+        self.encoder.close()  # what runs ends with the batch that it is at
+        self._batcher.close()
+
+
+def split_rank_options(options: RankOptions) -> tuple[int | None, EncoderOptions]:
+    """Check the options of `rank`; return the one that only it has, and the others."""
+    check_options(options, RankOptions)
+    top_k = options.get("top_k")
+    check_whole("top_k", top_k, 1, optional=True)
+    rest = {name: value for name, value in options.items() if name != "top_k"}
+    return top_k, cast("EncoderOptions", rest)
+
+
+def sort_ranked(ranked: Iterable[Ranked], top_k: int | None) -> list[Ranked]:
+    """Return the best results, the best first; equal ones stay in their order."""
+    return sorted(ranked, key=lambda result: -result.score)[:top_k]

@@ -33,8 +33,12 @@ class FairQueue(Generic[T]):
 
     def put(self, item: T, client: str = "") -> None:
         """Let a request wait; raises a QueueFullError where too many do."""
-        if self._count == self.limit:
+        if self._count >= self.limit:
             raise QueueFullError(f"{self.limit} requests wait already; try again later")
+        self.put_back(item, client)
+
+    def put_back(self, item: T, client: str = "") -> None:
+        """Let a request that was taken wait again, behind its client's others, however many there are."""
         self._by_client.setdefault(client, deque()).append(item)
         self._count += 1
 
@@ -47,16 +51,21 @@ class FairQueue(Generic[T]):
             self._by_client[client] = items  # behind the other clients
         return item
 
-    def remove(self, is_unwanted: Callable[[T], bool]) -> list[T]:
-        """Return the requests of which this is true; they wait no longer."""
-        removed: list[T] = []
-        for client, items in list(self._by_client.items()):
-            kept: deque[T] = deque()
-            for item in items:
-                (removed if is_unwanted(item) else kept).append(item)
+    def remove(self, is_wanted: Callable[[T], bool]) -> list[T]:
+        """Return the requests of which this is true; they wait no longer.
+
+        It is asked once of each, of every client's first request, then of the second ones, and so on, and
+        requests are returned in that order. Whose turn it is stays as it was.
+        """
+        lines = [(client, list(items)) for client, items in self._by_client.items()]
+        places = sorted((n, line) for line, (_, items) in enumerate(lines) for n in range(len(items)))
+        wanted = [(n, line) for n, line in places if is_wanted(lines[line][1][n])]
+        gone = set(wanted)
+        for line, (client, items) in enumerate(lines):
+            kept = deque(item for n, item in enumerate(items) if (n, line) not in gone)
             if kept:
                 self._by_client[client] = kept
             else:
                 del self._by_client[client]
-        self._count -= len(removed)
-        return removed
+        self._count -= len(wanted)
+        return [lines[line][1][n] for n, line in wanted]

@@ -121,7 +121,10 @@ class Tokenizer:
             check_text(text, index)
         tokenizer = self._parsing if parse_special else self._plain
         with wrap_tokenizer_errors(self._source):
-            encodings = tokenizer.encode_batch(list(texts), add_special_tokens=False)
+            if len(texts) == 1:  # wakes no other thread
+                encodings = [tokenizer.encode(texts[0], add_special_tokens=False)]
+            else:
+                encodings = tokenizer.encode_batch(list(texts), add_special_tokens=False)
         if parse_special:
             return [Encoding(raw.ids, raw) for raw in encodings]
         return [self._make_plain(raw) for raw in encodings]

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+from collections.abc import Iterable
 from dataclasses import dataclass
 from typing import Literal
 
@@ -13,6 +14,7 @@ from ..errors import ContextLengthError, InputError
 from ..opening import list_tokenizer_files
 from ..options import check_choice
 from ..text.piece_tokenizer import open_tokenizer
+from ..text.reading import name_item
 from ..text.tokenizer import Tokenizer, read
 
 CHARACTERS_PER_TOKEN = 256  # at least as many as any token has; longer texts are not even tokenized
@@ -26,6 +28,9 @@ class Source:
 
     tokens: list[int]  # those that begin and end it included
     dropped: int = 0  # tokens that truncation left out
+
+    def __len__(self) -> int:
+        return len(self.tokens)
 
 
 @dataclass
@@ -73,6 +78,14 @@ class SourceReader:
         self.shortened += 1
         self.dropped += dropped
         return Source([*prefix, *self._cut(tokens, len(tokens) - dropped), end], dropped)
+
+    def read_all(self, texts: Iterable[str], first: int = 0) -> list[Source]:
+        """Return the tokens of texts; errors name a text by its number, that of the first being `first`."""
+        sources = []
+        for number, text in enumerate(texts, first):
+            with name_item(f"texts[{number}]"):
+                sources.append(self.read(text))
+        return sources
 
     def report(self) -> None:
         """Say in the log what was left out of the texts that were read."""

@@ -7,7 +7,8 @@ from __future__ import annotations
 
 import time
 from collections.abc import Generator, Iterable, Iterator, Mapping, Sequence
-from dataclasses import replace
+from concurrent.futures import Future
+from dataclasses import dataclass, replace
 from threading import Event
 from typing import TYPE_CHECKING, overload
 
@@ -23,12 +24,13 @@ from ..decoding.chunk import Chunk, OnToken, TextStream
 from ..decoding.decoder import Decoder, DecoderRun
 from ..errors import ClosedError, InputError, ManifestError
 from ..memory_budget import MemoryBudget
-from ..model import Model
 from ..opening import check_weights, choose_length, count_weight_bytes, open_programs
 from ..options import BatchTranslationOptions, TranslationOptions, check_batch_size, check_options
 from ..progress import Progress
+from ..scheduling.batched_model import QUEUE_SIZE, BatchedModel, refuse_options
+from ..scheduling.batcher import Batcher, BatchSettings
 from ..text.batching import group_by_length
-from ..text.reading import check_each, check_text, count_read_ahead, name_item, run_in_chunks, run_one_or_all
+from ..text.reading import check_each, check_text, count_read_ahead, run_in_chunks, run_one_or_all
 from ..text.tokenizer import Tokenizer
 from .results import Alignment, Candidate, Translation, TranslationTimings
 from .row import TranslationRow
@@ -39,15 +41,29 @@ if TYPE_CHECKING:
     from typing_extensions import Self, Unpack
 
 NOT_OF_THE_SEARCH = ("truncation", "parse_special", "on_token", "batch_size", "progress")
+TURN_TOKENS = 512  # of sources that are translated to their ends before others have their turn
+WAYS_OUT = {  # of options that do not go with requests that share an engine
+    "on_token": "use translate or stream",
+    "progress": "a callback of the future that it returns tells when all are done",
+}
 
 
-class Translator(Model):
+@dataclass(frozen=True)
+class BatchKind:
+    """What is equal of texts that are translated together: their search, and how many at most."""
+
+    search: Search
+    max_batch: int
+
+
+class Translator(BatchedModel):
     """An encoder-decoder of a bundle, ready to translate. Make one with `Translator.load`.
 
     Safe to use from several threads: their steps take turns. Close it, or use it as a context manager.
     """
 
     _TASK = "translation"
+    _TURN_TOKENS = TURN_TOKENS
 
     def __init__(
         self,
@@ -66,6 +82,10 @@ class Translator(Model):
         self.start = defaults.decoder_start
         self.source_eos = defaults.source_eos
         self.max_length = max_length
+        settings = BatchSettings(queue_size=QUEUE_SIZE, turn=TURN_TOKENS)
+        self._batcher: Batcher[Source, Translation, Translation] = Batcher(
+            lambda kind, sources: self._translate_all(sources, kind), len, settings
+        )
 
     @classmethod
     def _open(cls, bundle: Bundle, engine: Backend, request: LoadRequest) -> Self:
@@ -143,27 +163,51 @@ class Translator(Model):
         on_token = options.get("on_token")
         reader = self._make_reader(options)
         batch_size = options.get("batch_size")
-        # A caller's batch_size counts texts; each takes num_beams rows of the decoder.
-        rows = check_batch_size(batch_size, self.encoder.max_batch)
-        max_batch = min(rows, self.decoder.artifact.axis("batch").max // search.num_beams)
+        kind = self._make_kind(search, batch_size)
         checked = check_each(texts, check_text)
         report = Progress(options.get("progress", False))
 
         def run_chunk(done: int, chunk: Sequence[str]) -> Iterator[dict[int, Translation]]:
-            sources = []
-            for number, text in enumerate(chunk, done):
-                with name_item(f"texts[{number}]"):
-                    sources.append(reader.read(text))
-            lengths = [len(source.tokens) for source in sources]
-            groups = group_by_length(lengths, self._limit_batch(search, max(lengths), max_batch))
-            for group in sorted(groups, key=min):  # what was read first is computed first
-                yield self._translate_batch({done + i: sources[i] for i in group}, search, on_token)
+            yield from self._translate_all(reader.read_all(chunk, done), kind, done, on_token)
 
         def run() -> Iterator[Translation]:
             yield from run_in_chunks(checked, count_read_ahead(batch_size), report, run_chunk)
             reader.report()
 
         return run()
+
+    def submit(
+        self,
+        texts: Iterable[str],
+        *,
+        client: str = "",
+        timeout: float | None = None,
+        **options: Unpack[BatchTranslationOptions],
+    ) -> Future[list[Translation]]:
+        """Let the engine translate texts beside those of other callers, and return at once.
+
+        Texts are read and tokenized in the caller's thread; the engine runs in one of its own. Texts with the
+        same options and of similar length are translated together, and to their ends before others have
+        their turn. Results are those of `translate`. `Future.cancel` ends a request at the next turn.
+
+        Args:
+            texts: several texts.
+            client: whose request it is: where requests wait, clients take turns.
+            timeout: seconds after which a request that still waits fails with a DeadlineError.
+            **options: see `BatchTranslationOptions`; without on_token and progress.
+
+        Raises:
+            InputError: as `translate`.
+            QueueFullError: too many requests wait.
+        """
+        refuse_options(options, WAYS_OUT)
+        search = self._make_search(options)
+        kind = self._make_kind(search, options.get("batch_size"))
+        reader = self._make_reader(options)
+        sources = reader.read_all(check_each(texts, check_text))
+        reader.report()
+        self._limit_batch(search, max(map(len, sources), default=1), 1)
+        return self._batcher.submit(kind, sources, client=client, timeout=timeout)
 
     def stream(self, text: str, **options: Unpack[TranslationOptions]) -> TextStream:
         """Translate one text greedily, a chunk as soon as it is there; `translate`'s options, but for beams.
@@ -221,7 +265,8 @@ class Translator(Model):
     def close(self) -> None:
         """Free the engine. Later calls raise ClosedError; closing twice is fine."""
         self.encoder.close()
-        self.decoder.close()
+        self.decoder.close()  # what runs ends with the step that it is at
+        self._batcher.close()
 
     def _make_reader(self, options: TranslationOptions) -> SourceReader:
         return SourceReader(
@@ -256,9 +301,23 @@ class Translator(Model):
             )
         return search
 
+    def _make_kind(self, search: Search, batch_size: int | None) -> BatchKind:
+        """Check how many texts may run together: each takes num_beams rows of the decoder."""
+        rows = check_batch_size(batch_size, self.encoder.max_batch)
+        return BatchKind(search, min(rows, self.decoder.artifact.axis("batch").max // search.num_beams))
+
     def _start_run(self, sources: Sequence[Sequence[int]], search: Search) -> DecoderRun:
         rows = len(sources) * search.num_beams
         return self.decoder.start(rows, search.max_new_tokens, self.encoder.prepare(sources))
+
+    def _translate_all(
+        self, sources: Sequence[Source], kind: BatchKind, first: int = 0, on_token: OnToken | None = None
+    ) -> Iterator[dict[int, Translation]]:
+        """Yield the translations of each batch by their number, that of the first source being `first`."""
+        lengths = [len(source) for source in sources]
+        groups = group_by_length(lengths, self._limit_batch(kind.search, max(lengths), kind.max_batch))
+        for group in sorted(groups, key=min):  # what was read first is computed first
+            yield self._translate_batch({first + i: sources[i] for i in group}, kind.search, on_token)
 
     def _translate_batch(
         self, sources: Mapping[int, Source], search: Search, on_token: OnToken | None

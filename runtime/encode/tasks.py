@@ -1,11 +1,12 @@
-"""Every task of an encoder as a stream: texts in, results out, in order, without holding all of them."""
+"""The tasks of an encoder: which outputs its results are made of, and how."""
 
 from __future__ import annotations
 
 import logging
 import sys
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable
 from dataclasses import replace
+from typing import Any
 
 import numpy as np
 
@@ -36,7 +37,7 @@ from .pooling import (
     sigmoid,
     softmax,
 )
-from .requests import Outputs, RequestRunner, TextRequest
+from .requests import Outputs, RequestRunner, Task, TextRequest
 from .results import (
     Answers,
     Classification,
@@ -46,6 +47,7 @@ from .results import (
     FilledMask,
     NextSentence,
     Ranked,
+    Result,
     Tags,
 )
 from .spans import find_answers, find_entities
@@ -61,10 +63,11 @@ TASK_HEADS = {
     "tag": "token_classification",
     "answer": "question_answering",
 }
+TASKS = ("embed", "features", *TASK_HEADS)
 
 
-class TaskStreams(RequestRunner):
-    """The tasks. Each takes an iterable and a caller's options, and returns an iterator.
+class Tasks(RequestRunner):
+    """The tasks. Each takes an iterable and a caller's options, and returns a `Task` that `run_task` runs.
 
     Options are checked at once, texts when they are read.
     """
@@ -75,7 +78,14 @@ class TaskStreams(RequestRunner):
         layers = [int(role.removeprefix("hidden.")) for role in self.roles if role.startswith("hidden.")]
         self.last_layer = max(layers, default=None)  # an imported graph with a head may have none
 
-    def embed(self, texts: Iterable[str], options: EmbedOptions) -> Iterator[Embedding]:
+    def make_task(self, task: str, texts: Iterable[Any], options: Any) -> Task[Result]:
+        """Return the task of a name; refuse another name."""
+        if task not in TASKS:
+            raise InputError(f"task {task!r} is not one of {', '.join(TASKS)}")
+        make: Callable[..., Task[Result]] = getattr(self, task)
+        return make(texts, options)
+
+    def embed(self, texts: Iterable[str], options: EmbedOptions) -> Task[Embedding]:
         reading = self.read_options(options, EmbedOptions, "head")
         pooling = options.get("pooling")
         normalize = options.get("normalize")
@@ -100,7 +110,7 @@ class TaskStreams(RequestRunner):
             return Embedding(normalize_vector(vector) if unit else vector, request.fitted.dropped)
 
         prompted = (before + text for text in check_each(texts, check_text))
-        return self.run_task(prompted, [role], finish, reading)
+        return Task(prompted, (role,), finish, reading)
 
     def find_prompt(self, name: str | None, prompt: str | None) -> str:
         """Return what to put before each text; as in sentence-transformers, prompt takes precedence."""
@@ -120,7 +130,7 @@ class TaskStreams(RequestRunner):
             )
         return self.defaults.prompts[name]
 
-    def features(self, texts: Iterable[str], options: FeatureOptions) -> Iterator[Features]:
+    def features(self, texts: Iterable[str], options: FeatureOptions) -> Task[Features]:
         reading = self.read_options(options, FeatureOptions, "windows")
         layers = options.get("layers", "last")
         roles = self.find_layer_roles(layers)
@@ -141,7 +151,7 @@ class TaskStreams(RequestRunner):
                 dropped=request.fitted.dropped,
             )
 
-        return self.run_task(check_each(texts, check_text), roles, finish, reading)
+        return Task(check_each(texts, check_text), tuple(roles), finish, reading)
 
     def find_layer_roles(self, layers: Layers) -> list[str]:
         """Return the roles of the hidden states that a choice of layers needs."""
@@ -157,7 +167,7 @@ class TaskStreams(RequestRunner):
             )
         return roles
 
-    def classify(self, texts: Iterable[Item], options: EncoderOptions) -> Iterator[Classification]:
+    def classify(self, texts: Iterable[Item], options: EncoderOptions) -> Task[Classification]:
         reading = self.read_options(options, EncoderOptions, "head")
         head = self.need_head("classify")
         labels = self.defaults.labels
@@ -177,9 +187,9 @@ class TaskStreams(RequestRunner):
             return Classification(labels[best], float(shares[best]), probabilities, dropped)
 
         items = check_each(texts, check_item, "classify(text, pair=other)")
-        return self.run_task(items, [head], finish, reading)
+        return Task(items, (head,), finish, reading)
 
-    def rank(self, pairs: Iterable[Item], options: EncoderOptions) -> Iterator[Ranked]:
+    def rank(self, pairs: Iterable[Item], options: EncoderOptions) -> Task[Ranked]:
         reading = self.read_options(options, EncoderOptions, "head")
         head = self.need_head("rank")
         if len(self.defaults.labels) != 1:
@@ -193,9 +203,9 @@ class TaskStreams(RequestRunner):
             return Ranked(request.number, str(request.item[1]), score, request.fitted.dropped)
 
         items = check_each(pairs, check_pair, "rank(query, [text])")
-        return self.run_task(items, [head], finish, reading)
+        return Task(items, (head,), finish, reading)
 
-    def next_sentence(self, pairs: Iterable[Item], options: EncoderOptions) -> Iterator[NextSentence]:
+    def next_sentence(self, pairs: Iterable[Item], options: EncoderOptions) -> Task[NextSentence]:
         reading = self.read_options(options, EncoderOptions, "head")
         head = self.need_head("next_sentence")
 
@@ -204,9 +214,9 @@ class TaskStreams(RequestRunner):
             return NextSentence(share > 0.5, share, request.fitted.dropped)
 
         items = check_each(pairs, check_pair, "next_sentence(text, other)")
-        return self.run_task(items, [head], finish, reading)
+        return Task(items, (head,), finish, reading)
 
-    def fill_mask(self, texts: Iterable[str], options: FillMaskOptions) -> Iterator[FilledMask]:
+    def fill_mask(self, texts: Iterable[str], options: FillMaskOptions) -> Task[FilledMask]:
         reading = replace(self.read_options(options, FillMaskOptions, "windows"), parse_special=True)
         if not options.get("parse_special", True):
             raise InputError("parse_special=False is no option of fill_mask: it always reads mask tokens")
@@ -234,7 +244,7 @@ class TaskStreams(RequestRunner):
             masks = tuple(self.find_words(next(taken[piece]), top_k) for piece, _ in find_masks(request))
             return FilledMask(masks, request.fitted.dropped)
 
-        return self.run_task(check_each(texts, check_text), [head], finish, reading, find_rows)
+        return Task(check_each(texts, check_text), (head,), finish, reading, find_rows)
 
     def find_words(self, logits: Array, top_k: int) -> tuple[Fill, ...]:
         """Return the likeliest words of one row of logits (V,)."""
@@ -242,7 +252,7 @@ class TaskStreams(RequestRunner):
         best = np.argsort(-shares[: self.tokenizer.vocab_size], kind="stable")[:top_k]
         return tuple(Fill(self.tokenizer.spell(int(t)), int(t), float(shares[t])) for t in best)
 
-    def tag(self, texts: Iterable[str], options: EncoderOptions) -> Iterator[Tags]:
+    def tag(self, texts: Iterable[str], options: EncoderOptions) -> Task[Tags]:
         reading = self.read_options(options, EncoderOptions, "windows")
         head = self.need_head("tag")
         labels = self.defaults.labels
@@ -256,9 +266,9 @@ class TaskStreams(RequestRunner):
             entities = find_entities(request.item[0], shares, encoding.offsets, encoding.words, labels)
             return Tags(entities, request.fitted.dropped)
 
-        return self.run_task(check_each(texts, check_text), [head], finish, reading)
+        return Task(check_each(texts, check_text), (head,), finish, reading)
 
-    def answer(self, pairs: Iterable[Item], options: AnswerOptions) -> Iterator[Answers]:
+    def answer(self, pairs: Iterable[Item], options: AnswerOptions) -> Task[Answers]:
         reading = self.read_options(options, AnswerOptions, "windows")
         n_best = options.get("n_best", 1)
         max_answer_tokens = options.get("max_answer_tokens", 30)
@@ -279,7 +289,7 @@ class TaskStreams(RequestRunner):
             )
 
         items = check_each(pairs, check_pair, "answer(question, context)")
-        return self.run_task(items, [f"{head}.start", f"{head}.end"], finish, reading)
+        return Task(items, (f"{head}.start", f"{head}.end"), finish, reading)
 
     def need_states(self, task: str) -> int:
         """Return the last layer's number; refuse a graph that gives only its head's logits."""

@@ -1,0 +1,1 @@
+"""The models for programs with an event loop: their methods are awaited."""

@@ -1,0 +1,180 @@
+"""A text encoder for programs with an event loop.
+
+N texts, E width of a vector
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable
+from concurrent.futures import Future
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, TypeVar, overload
+
+import numpy as np
+import numpy.typing as npt
+
+from ..encode.results import (
+    Answers,
+    Classification,
+    Features,
+    FilledMask,
+    NextSentence,
+    Ranked,
+    Tags,
+)
+from ..encode.text_encoder import TextEncoder, sort_ranked, split_rank_options
+from ..text.reading import Item, Pair, check_each, check_text, make_item
+from .model import AsyncModel, run_in_thread, wait_for_result
+
+if TYPE_CHECKING:
+    from typing_extensions import Self, Unpack
+
+    from ..options import (
+        AnswerOptions,
+        EmbedOptions,
+        EncoderOptions,
+        FeatureOptions,
+        FillMaskOptions,
+        LoadOptions,
+        RankOptions,
+    )
+
+T = TypeVar("T")
+
+
+class AsyncTextEncoder(AsyncModel[TextEncoder]):
+    """A `TextEncoder` whose results are awaited. Make one with `await AsyncTextEncoder.load(...)`.
+
+    Its methods are those of `TextEncoder`, with the options of `TextEncoder.submit`: requests of many tasks
+    run together.
+
+    Example:
+        >>> async with await AsyncTextEncoder.load("bundles/minilm") as encoder:
+        ...     vectors = await encoder.embed(["A cat sat on the mat.", "A dog lay on the rug."])
+    """
+
+    @classmethod
+    async def load(cls, bundle: str | Path, **options: Unpack[LoadOptions]) -> Self:
+        """Open a bundle; see `TextEncoder.load`."""
+        return cls(await run_in_thread(lambda: TextEncoder.load(bundle, **options), TextEncoder.close))
+
+    async def embed(
+        self, texts: str | Iterable[str], **options: Unpack[EmbedOptions]
+    ) -> npt.NDArray[np.float32]:
+        """Return one vector for each text, (N, E), or (E,) for one text; see `TextEncoder.embed`."""
+        many = [texts] if isinstance(texts, str) else list(check_each(texts, check_text))
+        results = await self._run(
+            lambda: self.model.submit("embed", many or [""], client=self.client, **options)
+        )
+        if isinstance(texts, str):
+            return results[0].vector
+        return np.stack([result.vector for result in results])[: len(many)]
+
+    @overload
+    async def features(self, texts: str, **options: Unpack[FeatureOptions]) -> Features: ...  # type: ignore[overload-overlap]  # a str is no iterable of texts here
+    @overload
+    async def features(self, texts: Iterable[str], **options: Unpack[FeatureOptions]) -> list[Features]: ...
+    async def features(
+        self, texts: str | Iterable[str], **options: Unpack[FeatureOptions]
+    ) -> Features | list[Features]:
+        """Return a vector for each token; see `TextEncoder.features`."""
+        return await self._run_one_or_all(
+            texts, lambda many: self.model.submit("features", many, client=self.client, **options)
+        )
+
+    @overload
+    async def classify(  # type: ignore[overload-overlap]  # a str is no iterable of texts here
+        self, texts: str, pair: str | None = ..., **options: Unpack[EncoderOptions]
+    ) -> Classification: ...
+    @overload
+    async def classify(
+        self, texts: Iterable[Item], **options: Unpack[EncoderOptions]
+    ) -> list[Classification]: ...
+    async def classify(
+        self, texts: str | Iterable[Item], pair: str | None = None, **options: Unpack[EncoderOptions]
+    ) -> Classification | list[Classification]:
+        """Return the class of each text, or of each pair; see `TextEncoder.classify`."""
+        return await self._run_one_or_all(
+            make_item(texts, pair, "classify(text, pair=other)", needs_pair=False),
+            lambda many: self.model.submit("classify", many, client=self.client, **options),
+        )
+
+    async def rank(self, query: str, texts: Iterable[str], **options: Unpack[RankOptions]) -> list[Ranked]:
+        """Score texts against a query, the best first; see `TextEncoder.rank`."""
+        top_k, rest = split_rank_options(options)
+        check_text(query)
+        pairs = [(query, text) for text in check_each(texts, check_text)]
+        ranked = await self._run(lambda: self.model.submit("rank", pairs, client=self.client, **rest))
+        return sort_ranked(ranked, top_k)
+
+    @overload
+    async def next_sentence(
+        self, texts: str, pair: str, **options: Unpack[EncoderOptions]
+    ) -> NextSentence: ...
+    @overload
+    async def next_sentence(
+        self, texts: Iterable[tuple[str, str]], **options: Unpack[EncoderOptions]
+    ) -> list[NextSentence]: ...
+    async def next_sentence(
+        self,
+        texts: str | Iterable[tuple[str, str]],
+        pair: str | None = None,
+        **options: Unpack[EncoderOptions],
+    ) -> NextSentence | list[NextSentence]:
+        """Return whether the second text of each pair follows the first; see `TextEncoder.next_sentence`."""
+        return await self._run_one_or_all(
+            make_item(texts, pair, "next_sentence(text, other)"),
+            lambda many: self.model.submit("next_sentence", many, client=self.client, **options),
+        )
+
+    @overload
+    async def fill_mask(self, texts: str, **options: Unpack[FillMaskOptions]) -> FilledMask: ...  # type: ignore[overload-overlap]  # a str is no iterable of texts here
+    @overload
+    async def fill_mask(
+        self, texts: Iterable[str], **options: Unpack[FillMaskOptions]
+    ) -> list[FilledMask]: ...
+    async def fill_mask(
+        self, texts: str | Iterable[str], **options: Unpack[FillMaskOptions]
+    ) -> FilledMask | list[FilledMask]:
+        """Return the likeliest words for each mask token; see `TextEncoder.fill_mask`."""
+        return await self._run_one_or_all(
+            texts, lambda many: self.model.submit("fill_mask", many, client=self.client, **options)
+        )
+
+    @overload
+    async def tag(self, texts: str, **options: Unpack[EncoderOptions]) -> Tags: ...  # type: ignore[overload-overlap]  # a str is no iterable of texts here
+    @overload
+    async def tag(self, texts: Iterable[str], **options: Unpack[EncoderOptions]) -> list[Tags]: ...
+    async def tag(self, texts: str | Iterable[str], **options: Unpack[EncoderOptions]) -> Tags | list[Tags]:
+        """Return the tagged stretches of each text; see `TextEncoder.tag`."""
+        return await self._run_one_or_all(
+            texts, lambda many: self.model.submit("tag", many, client=self.client, **options)
+        )
+
+    @overload
+    async def answer(self, question: str, context: str, **options: Unpack[AnswerOptions]) -> Answers: ...
+    @overload
+    async def answer(
+        self, question: Iterable[tuple[str, str]], **options: Unpack[AnswerOptions]
+    ) -> list[Answers]: ...
+    async def answer(
+        self,
+        question: str | Iterable[tuple[str, str]],
+        context: str | None = None,
+        **options: Unpack[AnswerOptions],
+    ) -> Answers | list[Answers]:
+        """Return the stretches of a context that answer a question; see `TextEncoder.answer`."""
+        return await self._run_one_or_all(
+            make_item(question, context, "answer(question, context)"),
+            lambda many: self.model.submit("answer", many, client=self.client, **options),
+        )
+
+    async def _run_one_or_all(self, items: Any, submit: Callable[[Any], Future[list[T]]]) -> T | list[T]:
+        """Return one result for one text or pair; a list of them for several."""
+        if isinstance(items, str | Pair):
+            return (await self._run(lambda: submit([items])))[0]
+        return await self._run(lambda: submit(items))
+
+    async def _run(self, submit: Callable[[], Future[list[T]]]) -> list[T]:
+        future = await run_in_thread(submit, Future.cancel)
+        return await wait_for_result(future, future.cancel)

@@ -1,0 +1,185 @@
+"""Requests of many callers for one encoder: the pieces of their texts run together in batches."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from concurrent.futures import Future
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any, Literal, overload
+
+from ..backends.backend import Array
+from ..errors import ClosedError
+from ..scheduling.batched_model import QUEUE_SIZE, BatchedModel, refuse_options
+from ..scheduling.batcher import Batcher, BatchSettings
+from ..text.reading import Item
+from .requests import Collector, PieceInput
+from .results import (
+    Answers,
+    Classification,
+    Embedding,
+    Features,
+    FilledMask,
+    NextSentence,
+    Ranked,
+    Result,
+    Tags,
+)
+from .tasks import Tasks
+
+if TYPE_CHECKING:
+    from typing_extensions import Unpack
+
+    from ..options import AnswerOptions, EmbedOptions, EncoderOptions, FeatureOptions, FillMaskOptions
+
+TURN_TOKENS = 2048
+WAYS_OUT = {"progress": "a callback of the future that it returns tells when all are done"}
+
+
+@dataclass(frozen=True)
+class BatchKind:
+    """What is equal of requests that run together: the graph's outputs, and how many sequences at most."""
+
+    roles: tuple[str, ...]
+    batch_size: int
+
+
+class SubmittingEncoder(BatchedModel):
+    """Base of `TextEncoder`: what takes the requests of many callers.
+
+    Args:
+        tasks: runs them.
+    """
+
+    _TURN_TOKENS = TURN_TOKENS
+
+    def __init__(self, tasks: Tasks) -> None:
+        self._tasks = tasks
+        settings = BatchSettings(queue_size=QUEUE_SIZE, turn=TURN_TOKENS)
+        self._batcher: Batcher[PieceInput, list[Array], Result] = Batcher(self._run_pieces, len, settings)
+
+    def _run_pieces(
+        self, kind: BatchKind, pieces: Sequence[PieceInput]
+    ) -> Iterator[Mapping[int, list[Array]]]:
+        return self._tasks.run_pieces(pieces, kind.roles, kind.batch_size)
+
+    @overload
+    def submit(
+        self,
+        task: Literal["embed"],
+        texts: Iterable[str],
+        *,
+        client: str = ...,
+        timeout: float | None = ...,
+        **options: Unpack[EmbedOptions],
+    ) -> Future[list[Embedding]]: ...
+    @overload
+    def submit(
+        self,
+        task: Literal["features"],
+        texts: Iterable[str],
+        *,
+        client: str = ...,
+        timeout: float | None = ...,
+        **options: Unpack[FeatureOptions],
+    ) -> Future[list[Features]]: ...
+    @overload
+    def submit(
+        self,
+        task: Literal["classify"],
+        texts: Iterable[Item],
+        *,
+        client: str = ...,
+        timeout: float | None = ...,
+        **options: Unpack[EncoderOptions],
+    ) -> Future[list[Classification]]: ...
+    @overload
+    def submit(
+        self,
+        task: Literal["rank"],
+        texts: Iterable[tuple[str, str]],
+        *,
+        client: str = ...,
+        timeout: float | None = ...,
+        **options: Unpack[EncoderOptions],
+    ) -> Future[list[Ranked]]: ...
+    @overload
+    def submit(
+        self,
+        task: Literal["next_sentence"],
+        texts: Iterable[tuple[str, str]],
+        *,
+        client: str = ...,
+        timeout: float | None = ...,
+        **options: Unpack[EncoderOptions],
+    ) -> Future[list[NextSentence]]: ...
+    @overload
+    def submit(
+        self,
+        task: Literal["fill_mask"],
+        texts: Iterable[str],
+        *,
+        client: str = ...,
+        timeout: float | None = ...,
+        **options: Unpack[FillMaskOptions],
+    ) -> Future[list[FilledMask]]: ...
+    @overload
+    def submit(
+        self,
+        task: Literal["tag"],
+        texts: Iterable[str],
+        *,
+        client: str = ...,
+        timeout: float | None = ...,
+        **options: Unpack[EncoderOptions],
+    ) -> Future[list[Tags]]: ...
+    @overload
+    def submit(
+        self,
+        task: Literal["answer"],
+        texts: Iterable[tuple[str, str]],
+        *,
+        client: str = ...,
+        timeout: float | None = ...,
+        **options: Unpack[AnswerOptions],
+    ) -> Future[list[Answers]]: ...
+    def submit(
+        self,
+        task: str,
+        texts: Iterable[Any],
+        *,
+        client: str = "",
+        timeout: float | None = None,
+        **options: Any,
+    ) -> Future[Any]:
+        """Let the engine run a task beside the requests of other callers, and return at once.
+
+        Texts are read and tokenized in the caller's thread; the engine runs in one of its own. Requests whose
+        results come from the same outputs of the graph run together, those of similar length in one batch.
+        Results are those of `iterate`. `Future.cancel` ends a request at the engine's next turn.
+
+        Args:
+            task: as `iterate`'s.
+            texts: as `iterate`'s; all of them are read now.
+            client: whose request it is: where requests wait, clients take turns.
+            timeout: seconds after which a request that still waits fails with a DeadlineError.
+            **options: those of the task, without progress.
+
+        Returns:
+            The results in the order of the texts, when they are there.
+
+        Raises:
+            InputError: as `iterate`, also for what is wrong with a text.
+            QueueFullError: too many requests wait.
+        """
+        if self._tasks.encoder.closed:
+            raise ClosedError
+        refuse_options(options, WAYS_OUT)
+        wanted = self._tasks.make_task(task, texts, options)
+        requests = self._tasks.make_requests(0, list(wanted.items), wanted)
+        collector = Collector(wanted, requests)
+        dropped = [request.fitted.dropped for request in requests]
+        shortened = sum(1 for count in dropped if count)
+        self._tasks.report_dropped(len(requests), shortened, sum(dropped), wanted.reading.truncation)
+        kind = BatchKind(wanted.roles, wanted.reading.batch_size)
+        pieces = collector.list_inputs()
+        return self._batcher.submit(kind, pieces, collector.add, client=client, timeout=timeout)

@@ -1,0 +1,316 @@
+"""Batches across requests: one thread runs a model's engine on what many callers ask of it.
+
+A request has parts, such as its texts. At each turn the thread takes parts of the requests that wait, as many
+as a budget allows, runs them together, and gives every request its own results.
+"""
+
+from __future__ import annotations
+
+import logging
+import threading
+import time
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from concurrent.futures import Future
+from dataclasses import dataclass, field
+from typing import Any, Generic, TypeAlias, TypeVar
+
+from ..decoding.sampling import check_positive
+from ..errors import ClosedError, DeadlineError, InputError
+from ..options import Observer, check_whole
+from .queue import FairQueue
+
+log = logging.getLogger("planforge")
+
+P = TypeVar("P")  # a part of a request
+V = TypeVar("V")  # what the engine makes of a part
+R = TypeVar("R")  # one of a request's results, made of one or several parts
+
+Add: TypeAlias = Callable[[int, V], "tuple[int, R] | None"]
+
+
+def observe_nothing(measure: str, value: float) -> None:
+    """Take no measures."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class BatchSettings:
+    """How requests share an engine.
+
+    Attributes:
+        queue_size: the most requests that wait.
+        turn: the most that the parts of one turn cost together, in the unit of the model's `cost`; a part
+            that costs more has a turn of its own.
+        observe: called in the engine's thread with measures of "batch" (requests in a turn) and "context"
+            (the cost of a request that ended).
+    """
+
+    queue_size: int
+    turn: int
+    observe: Observer = observe_nothing
+
+    def __post_init__(self) -> None:
+        check_whole("queue_size", self.queue_size, 1)
+        check_whole("turn_tokens", self.turn, 1)
+
+
+@dataclass(eq=False)
+class BatchRequest(Generic[P, V, R]):
+    """One request, whose parts may run in several turns.
+
+    Attributes:
+        kind: requests whose kinds are equal may run together.
+        costs: of each part.
+        order: the parts that had no turn yet, the costliest first. They are taken from the end, so that
+            those that run together are of similar cost.
+    """
+
+    kind: object
+    parts: Sequence[P]
+    costs: Sequence[int]
+    add: Add[V, R]
+    client: str
+    deadline: float | None  # of time.monotonic()
+    future: Future[list[R]] = field(default_factory=Future)
+    results: dict[int, R] = field(default_factory=dict)
+    missing: int = 0  # parts without an output
+    order: list[int] = field(default_factory=list)
+    ended: bool = False
+
+    def __post_init__(self) -> None:
+        self.missing = len(self.parts)
+        self.order = sorted(range(len(self.parts)), key=lambda part: -self.costs[part])
+
+    def take(self, most: int) -> list[int]:
+        """Return parts that cost so much together, at most; they had their turn."""
+        taken: list[int] = []
+        while self.order and self.costs[self.order[-1]] <= most:
+            taken.append(self.order.pop())
+            most -= self.costs[taken[-1]]
+        return taken
+
+    def accept(self, part: int, output: V) -> None:
+        """Take what the engine made of a part; the last one ends the request."""
+        result = self.add(part, output)
+        if result is not None:
+            self.results[result[0]] = result[1]
+        self.missing -= 1
+        if not self.missing and self._end():
+            self.future.set_result([self.results[number] for number in sorted(self.results)])
+
+    def fail(self, error: BaseException) -> None:
+        """End the request with an error, unless it has ended or was cancelled."""
+        if self._end():
+            self.future.set_exception(error)
+
+    def _end(self) -> bool:
+        """Return whether the future may be set: the request had neither ended before nor been cancelled."""
+        if self.ended:
+            return False
+        self.ended = True
+        return self.future.set_running_or_notify_cancel()
+
+
+Turn: TypeAlias = list[tuple[BatchRequest[P, V, R], int]]  # parts that run together, with whose they are
+
+
+class Batcher(Generic[P, V, R]):
+    """Runs the requests of many callers on one engine. Close it, which ends what waits.
+
+    Each turn begins with the request whose turn it is, clients taking turns, and is filled with others of its
+    kind. A request that is larger than a turn has several, and others have theirs in between.
+
+    Args:
+        run: runs parts of one kind together, and yields outputs by the parts' indices as they are computed.
+            If it fails, the requests are run one by one, so that only those fail that are to blame.
+        cost: what a part costs, such as its tokens.
+        settings: how requests share the engine.
+    """
+
+    def __init__(
+        self,
+        run: Callable[[Any, Sequence[P]], Iterable[Mapping[int, V]]],
+        cost: Callable[[P], int],
+        settings: BatchSettings,
+    ) -> None:
+        self._run_parts = run
+        self._cost = cost
+        self._changed = threading.Condition()
+        self._closed = False
+        self._running = 0
+        self._thread: threading.Thread | None = None
+        self.configure(settings)
+
+    def configure(self, settings: BatchSettings) -> None:
+        """Change how requests share the engine, before the first one."""
+        with self._changed:
+            if self._thread is not None:
+                raise InputError("schedule() comes before the first submit(), which began already")
+            self.settings = settings
+            self._waiting: FairQueue[BatchRequest[P, V, R]] = FairQueue(settings.queue_size)
+
+    def submit(
+        self,
+        kind: object,
+        parts: Sequence[P],
+        add: Add[V, R] | None = None,
+        *,
+        client: str = "",
+        timeout: float | None = None,
+    ) -> Future[list[R]]:
+        """Let a request wait for its turn; raises a QueueFullError or a ClosedError.
+
+        `Future.cancel` ends it at the next turn; a deadline that passed ends it there with a DeadlineError.
+
+        Args:
+            kind: requests whose kinds are equal may run together.
+            parts: what is to be run.
+            add: gets the index of each part and its output, in any order, in the engine's thread; returns a
+                result and its number when one is complete. Without it outputs are the results.
+            client: whose request it is.
+            timeout: seconds until its deadline.
+        """
+        deadline = find_deadline(timeout)
+        costs = [self._cost(part) for part in parts]
+        request: BatchRequest[P, V, R] = BatchRequest(
+            kind, parts, costs, add or keep_output, client, deadline
+        )
+        if not parts:
+            request.future.set_result([])
+            return request.future
+        if len(self._waiting) >= self.settings.queue_size:
+            self._end_unwanted()
+        with self._changed:
+            if self._closed:
+                raise ClosedError
+            self._waiting.put(request, client)
+            if self._thread is None:
+                self._thread = threading.Thread(target=self._run, name="planforge-batcher", daemon=True)
+                self._thread.start()
+            self._changed.notify()
+        return request.future
+
+    def count_requests(self) -> tuple[int, int]:
+        """Return how many requests wait, and how many run."""
+        return len(self._waiting), self._running
+
+    def close(self) -> None:
+        """End the requests that wait with a ClosedError; those that run end their turn."""
+        with self._changed:
+            self._closed = True
+            self._changed.notify()
+        if self._thread is not None and self._thread is not threading.current_thread():
+            self._thread.join()
+
+    def _run(self) -> None:
+        error: BaseException = ClosedError()
+        turn: Turn[P, V, R] = []
+        try:
+            while self._wait_for_work():
+                self._end_unwanted()
+                turn = self._take_turn()
+                if turn:
+                    self._run_turn(turn)
+                    self._put_back(turn)
+        except BaseException as stopped:
+            log.exception("the batcher stopped")
+            error = stopped
+            raise
+        finally:
+            with self._changed:
+                self._closed = True
+                waiting = self._waiting.remove(lambda _: True)
+            for request in [*list_requests(turn), *waiting]:
+                request.fail(error)
+
+    def _wait_for_work(self) -> bool:
+        """Return whether there is some; False when the batcher was closed."""
+        with self._changed:
+            while not self._closed and not self._waiting:
+                self._changed.wait()
+            return not self._closed
+
+    def _end_unwanted(self) -> None:
+        """End requests that wait though they were cancelled, or though their deadline passed."""
+        now = time.monotonic()
+
+        def is_unwanted(request: BatchRequest[P, V, R]) -> bool:
+            return request.future.cancelled() or (request.deadline is not None and now > request.deadline)
+
+        with self._changed:
+            unwanted = self._waiting.remove(is_unwanted)
+        for request in unwanted:
+            request.fail(DeadlineError("the request's deadline passed before its answer was there"))
+
+    def _take_turn(self) -> Turn[P, V, R]:
+        """Take the next request from those that wait, and others of its kind that the budget has room for."""
+        with self._changed:
+            if not self._waiting:
+                return []
+            first = self._waiting.take()
+            left = self.settings.turn
+            turn = [(first, part) for part in first.take(left) or [first.order.pop()]]
+            left -= sum(first.costs[part] for _, part in turn)
+
+            def joins(request: BatchRequest[P, V, R]) -> bool:
+                nonlocal left
+                taken = request.take(left) if request.kind == first.kind else []
+                left -= sum(request.costs[part] for part in taken)
+                turn.extend((request, part) for part in taken)
+                return bool(taken)
+
+            self._waiting.remove(joins)
+            self._running = len(list_requests(turn))
+            return turn
+
+    def _run_turn(self, turn: Turn[P, V, R]) -> None:
+        self.settings.observe("batch", self._running)
+        missing = dict(enumerate(turn))
+        try:
+            parts = [request.parts[part] for request, part in turn]
+            for outputs in self._run_parts(turn[0][0].kind, parts):
+                for index, output in outputs.items():
+                    self._accept(*missing.pop(index), output)
+        except Exception as error:
+            requests = list_requests(missing.values())
+            if len(requests) == 1:
+                requests[0].fail(error)
+                return
+            for request in requests:  # not all of them are to blame
+                self._run_turn([(one, part) for one, part in missing.values() if one is request])
+
+    def _accept(self, request: BatchRequest[P, V, R], part: int, output: V) -> None:
+        """Give a request a part's output."""
+        if request.ended:
+            return
+        try:
+            request.accept(part, output)
+        except Exception as error:  # of what makes its results
+            request.fail(error)
+        if request.ended:
+            self.settings.observe("context", sum(request.costs))
+
+    def _put_back(self, turn: Turn[P, V, R]) -> None:
+        """Let requests that have parts left wait for their next turn."""
+        with self._changed:
+            self._running = 0
+            for request in list_requests(turn):
+                if request.order and not request.ended:
+                    self._waiting.put_back(request, request.client)
+
+
+def list_requests(turn: Iterable[tuple[BatchRequest[P, V, R], int]]) -> list[BatchRequest[P, V, R]]:
+    """Return the requests that have parts in a turn, each of them once."""
+    return list(dict.fromkeys(request for request, _ in turn))
+
+
+def keep_output(part: int, output: Any) -> tuple[int, Any]:
+    """Return an output as the result of its part."""
+    return part, output
+
+
+def find_deadline(timeout: float | None) -> float | None:
+    """Return the time.monotonic() at which so many seconds have passed."""
+    if timeout is None:
+        return None
+    check_positive("timeout", timeout, "None waits as long as it takes")
+    return time.monotonic() + timeout
