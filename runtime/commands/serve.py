@@ -85,12 +85,12 @@ def serve(
     queue_size: QueueOption = 128,
     timeout: TimeoutOption = 600.0,
     grace: GraceOption = 30,
-    max_body: BodyOption = 16,
+    max_body: BodyOption = 8,
     max_connections: ConnectionsOption = 512,
     threads: ThreadsOption = None,
     precision: PrecisionOption = None,
 ) -> None:
-    """Answer requests over HTTP, as OpenAI does and for more tasks, with one or several bundles; with a page."""
+    """Answer requests over HTTP with one or several bundles: OpenAI's routes, more tasks, and a page."""
     from ..server import ServerSettings, make_app
     from ..server.auth import read_keys
 

@@ -6,7 +6,6 @@ import asyncio
 import contextlib
 import time
 from collections.abc import AsyncIterator, Awaitable, Callable, Mapping, Sequence
-from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 from starlette.applications import Starlette
@@ -21,7 +20,7 @@ from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from ..model import Model
 from .auth import KeyRing
-from .calls import Call, read_parameters
+from .calls import Call, Readers, read_body, read_parameters
 from .endpoints import ENDPOINTS, Endpoint
 from .errors import ApiError, find_api_error
 from .metrics import MEDIA_TYPE, Metrics
@@ -58,7 +57,7 @@ def make_app(models: Mapping[str, Model | Loader], settings: ServerSettings | No
     settings = settings or ServerSettings()
     metrics = Metrics()
     registry = Registry(models, settings, metrics)
-    readers = ThreadPoolExecutor(settings.readers, "planforge-reader")
+    readers = Readers(settings.readers)
     guard = Guard.Rules(KeyRing(settings.keys), settings.hosts, metrics)
 
     @contextlib.asynccontextmanager
@@ -70,7 +69,7 @@ def make_app(models: Mapping[str, Model | Loader], settings: ServerSettings | No
         registry.closing = True
         await loading
         await loop.run_in_executor(None, registry.close)
-        readers.shutdown(wait=False, cancel_futures=True)
+        readers.close()
 
     middleware = [Middleware(Guard, rules=guard)]
     if settings.origins:
@@ -102,7 +101,7 @@ def allow_origins(origins: Sequence[str]) -> Middleware:
     )
 
 
-def make_handler(endpoint: Endpoint, registry: Registry, readers: ThreadPoolExecutor) -> Handler:
+def make_handler(endpoint: Endpoint, registry: Registry, readers: Readers) -> Handler:
     """Return what answers the requests of an endpoint."""
     settings = registry.settings
 
@@ -110,7 +109,9 @@ def make_handler(endpoint: Endpoint, registry: Registry, readers: ThreadPoolExec
         began = time.perf_counter()
         served = None
         try:
-            body = await read_parameters(request, endpoint.body, settings, readers)
+            data = await read_body(request, settings)
+            pool = readers.choose(len(data))
+            body = await read_parameters(data, endpoint.body, pool)
             served = registry.find(body.get("model"), endpoint.capability)
             call = Call(
                 request=request,
@@ -118,7 +119,7 @@ def make_handler(endpoint: Endpoint, registry: Registry, readers: ThreadPoolExec
                 served=served,
                 client=f"{request.state.client} {body.get('user', '')}",
                 timeout=min(body.get("timeout", settings.timeout), settings.timeout),
-                readers=readers,
+                readers=pool,
             )
             return await endpoint.handle(call)
         except Exception as error:

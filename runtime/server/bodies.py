@@ -6,7 +6,7 @@ from typing import Any
 
 from .schema import Schema
 
-LONGEST_TEXT = 2**24  # characters
+LONGEST_TEXT = 2**20  # characters
 MOST_TEXTS = 2048  # of a request, as OpenAI has it
 MOST_TOKENS = 2**20
 MOST_ANSWERS = 128

@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import json
 from collections.abc import AsyncIterator, Callable, Sequence
-from concurrent.futures import Executor, Future
+from concurrent.futures import Executor, Future, ThreadPoolExecutor
 from contextlib import asynccontextmanager
 from dataclasses import dataclass
 from typing import Any, NoReturn, TypeVar
@@ -19,6 +19,7 @@ from .settings import ServerSettings
 
 T = TypeVar("T")
 SMALL = 32_768  # bytes of a body that the event loop's thread parses itself
+LARGE = 262_144  # bytes of a body that delays no smaller one
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -48,15 +49,25 @@ class Call:
         return await asyncio.get_running_loop().run_in_executor(self.readers, function)
 
 
-async def read_parameters(
-    request: Request, schema: Schema, settings: ServerSettings, readers: Executor
-) -> dict[str, Any]:
-    """Return the parameters of a request's body, without those that are null."""
-    media_type = request.headers.get("content-type", "").partition(";")[0].strip().lower()
-    if media_type != "application/json":
-        # Pages of other origins can send other types without asking the server first.
-        raise ApiError(415, f"the Content-Type must be application/json, not {media_type!r:.80}")
-    data = await read_body(request, settings)
+class Readers:
+    """Threads that read what takes longer than the event loop may: large bodies have one of their own."""
+
+    def __init__(self, count: int) -> None:
+        self._usual = ThreadPoolExecutor(count, "planforge-reader")
+        self._large = ThreadPoolExecutor(1, "planforge-large-reader")
+
+    def choose(self, size: int) -> Executor:
+        """Return the threads for a body of so many bytes."""
+        return self._large if size > LARGE else self._usual
+
+    def close(self) -> None:
+        """End the threads when they are done with what they do."""
+        for pool in (self._usual, self._large):
+            pool.shutdown(wait=False, cancel_futures=True)
+
+
+async def read_parameters(data: bytes, schema: Schema, readers: Executor) -> dict[str, Any]:
+    """Return the parameters of a body, without those that are null."""
 
     def parse() -> dict[str, Any]:
         value = parse_json(data)
@@ -71,7 +82,11 @@ async def read_parameters(
 
 
 async def read_body(request: Request, settings: ServerSettings) -> bytes:
-    """Return a request's body; refuse one that is too large, or comes too slowly."""
+    """Return a request's body; refuse one that is no JSON, too large, or comes too slowly."""
+    media_type = request.headers.get("content-type", "").partition(";")[0].strip().lower()
+    if media_type != "application/json":
+        # Pages of other origins can send other types without asking the server first.
+        raise ApiError(415, f"the Content-Type must be application/json, not {media_type!r:.80}")
     limit = settings.body_bytes
     length = request.headers.get("content-length", "0")
     parts: list[bytes] = []

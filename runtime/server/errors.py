@@ -20,7 +20,7 @@ from ..errors import (
 log = logging.getLogger("planforge")
 
 RETRY_SECONDS = 1  # after which a client may try again what was refused for want of room
-FIRST_NAME = re.compile(r"(\w+)(?:=| is |\[)")  # a message about an option begins with its name
+FIRST_NAME = re.compile(r"(\w+)(?:=| is | names |\[)")  # a message about an option begins with its name
 NAMES = {
     "max_new_tokens": "max_tokens",
     "truncate_dim": "dimensions",

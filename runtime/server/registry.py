@@ -15,12 +15,15 @@ from ..encode.text_encoder import TextEncoder
 from ..errors import InputError
 from ..generate.text_generator import TextGenerator
 from ..model import Model
+from ..text.tokenizer import Tokenizer
 from ..translate.translator import Translator
 from .errors import ApiError
 from .metrics import Metrics
 from .settings import ServerSettings
 
 log = logging.getLogger("planforge")
+
+LEAST_BYTES = 65_536  # of a prompt that are always read: a few tokens may stand for very long words
 
 Loader: TypeAlias = Callable[[], Model]
 # Tasks of encoders that need a head, and what clients call them.
@@ -40,7 +43,8 @@ class ServedModel:
     Attributes:
         capabilities: what it can be asked for: the last words of the routes that it answers.
         fingerprint: another model, version or precision has another one.
-        context: tokens of a request to a text generator; None for what the model holds.
+        context: tokens of a request to a text generator; 0 of other models.
+        most_bytes: of a prompt: more cannot be so few tokens.
     """
 
     name: str
@@ -48,7 +52,8 @@ class ServedModel:
     capabilities: tuple[str, ...]
     created: int
     fingerprint: str
-    context: int | None = None
+    context: int = 0
+    most_bytes: int = 0
 
     def to_json(self) -> dict[str, Any]:
         """Return its entry in /v1/models."""
@@ -69,7 +74,7 @@ class ServedModel:
             if "mask" in model.defaults.tokens:
                 entry["mask_token"] = model.tokenizer.spell(model.defaults.tokens["mask"])
         if isinstance(model, TextGenerator):
-            entry["context_length"] = self.context or model.max_length
+            entry["context_length"] = self.context
         if isinstance(model, Translator):
             entry["context_length"] = model.max_length
             entry["languages"] = list(model.languages)
@@ -154,8 +159,11 @@ class Registry:
         def observe(measure: str, value: float) -> None:
             self.metrics.observe(name, measure, value)
 
+        context = most_bytes = 0
         if isinstance(model, TextGenerator):
             options |= self.settings.schedule
+            context = self.settings.schedule.get("context", model.max_length)
+            most_bytes = max(context * measure_longest_token(model.tokenizer), LEAST_BYTES)
         model.schedule(**options, observe=observe)  # type: ignore[attr-defined]  # of all three classes
         self.loaded[name] = ServedModel(
             name=name,
@@ -163,7 +171,8 @@ class Registry:
             capabilities=list_capabilities(model),
             created=int(time.time()),
             fingerprint=make_fingerprint(model),
-            context=self.settings.schedule.get("context"),
+            context=context,
+            most_bytes=most_bytes,
         )
 
 
@@ -191,6 +200,12 @@ def check_capability(served: ServedModel, capability: str) -> None:
         able = ", ".join(served.capabilities)
         message = f"the model {served.name!r} cannot do {capability!r}; it can do: {able}"
         raise ApiError(400, message, param="model", code="wrong_model")
+
+
+def measure_longest_token(tokenizer: Tokenizer) -> int:
+    """Return the bytes of the longest token's text."""
+    pieces = map(tokenizer.find_piece, range(tokenizer.vocab_size))
+    return max(len((piece or "").encode()) for piece in pieces)
 
 
 def make_fingerprint(model: Model) -> str:

@@ -29,14 +29,14 @@ class ServerSettings:
         hosts: the names by which it may be called; any where there are none.
         origins: the origins whose pages may call it from a browser; "*" is any.
         page: whether the page is at /.
-        readers: threads that read prompts.
+        readers: threads that read prompts, beside one for large ones.
     """
 
     keys: tuple[str, ...] = ()
     schedule: Mapping[str, Any] = field(default_factory=dict)
     queue_size: int = 128
     timeout: float = 600.0
-    body_bytes: int = 16 * MEGABYTE
+    body_bytes: int = 8 * MEGABYTE
     body_seconds: float = 30.0
     header_bytes: int = 32 * 1024
     header_seconds: float = 10.0

@@ -45,6 +45,7 @@ async def chat(call: Call) -> Response:
     if limit is not None:
         options["max_new_tokens"] = limit
     messages = body["messages"]
+    check_size(call, [message.get("content") for message in messages])
     submits = [
         partial(
             model.submit_chat, messages, number=number, client=call.client, timeout=call.timeout, **options
@@ -62,6 +63,8 @@ async def complete(call: Call) -> Response:
     options["max_new_tokens"] = body.get("max_tokens", COMPLETION_TOKENS)
     options["logprobs"] = "logprobs" in body
     options["top_logprobs"] = body.get("logprobs", 0)
+    for prompt in list_prompts(body["prompt"]):
+        check_size(call, [prompt])
     submits = [
         partial(model.submit, prompt, number=number, client=call.client, timeout=call.timeout, **options)
         for prompt in list_prompts(body["prompt"])
@@ -80,6 +83,21 @@ def list_prompts(prompt: Any) -> list[Any]:
     if isinstance(prompt, str) or isinstance(prompt[0], int):
         return [prompt]
     return list(prompt)
+
+
+def check_size(call: Call, texts: Sequence[Any]) -> None:
+    """Refuse a prompt that cannot fit the context, before its tokens fill the memory; texts may be parts."""
+    served = call.served
+    parts = [part for text in texts for part in (text if isinstance(text, list) else [text])]
+    strings = [part["text"] if isinstance(part, dict) else part for part in parts]
+    size = sum(len(string.encode()) for string in strings if isinstance(string, str))
+    if size > served.most_bytes:
+        raise ApiError(
+            400,
+            f"the prompt has {size} bytes, of which the context of {served.context} tokens holds no more than"
+            f" {served.most_bytes}",
+            code="context_length_exceeded",
+        )
 
 
 def read_options(call: Call) -> dict[str, Any]:

@@ -1,0 +1,71 @@
+"""A server of models in a thread of the test's own process, and clients that speak to it."""
+
+from __future__ import annotations
+
+import asyncio
+import socket
+import threading
+from collections.abc import Generator, Mapping
+from contextlib import contextmanager
+from dataclasses import dataclass
+from typing import Any
+
+import httpx
+
+from planforge.runtime.model import Model
+from planforge.runtime.server import ServerSettings, make_app
+from planforge.runtime.server.process import make_server
+from planforge.runtime.server.registry import Loader
+
+SECONDS = 60.0  # that a test waits at most
+
+
+@dataclass(frozen=True)
+class Address:
+    """Where a server listens, and a client of it."""
+
+    port: int
+    client: httpx.Client
+
+    @property
+    def url(self) -> str:
+        return f"http://127.0.0.1:{self.port}"
+
+    def post(self, path: str, **body: Any) -> httpx.Response:
+        """Return the answer to a JSON body."""
+        return self.client.post(path, json=body)
+
+    def ask(self, path: str, **body: Any) -> Any:
+        """Return the JSON of an answer, which is to be a good one."""
+        response = self.post(path, **body)
+        assert response.status_code == 200, response.text
+        return response.json()
+
+    def connect(self) -> socket.socket:
+        """Return a connection on which nothing was said yet."""
+        connection = socket.create_connection(("127.0.0.1", self.port), timeout=SECONDS)
+        connection.settimeout(SECONDS)
+        return connection
+
+
+@contextmanager
+def running_server(
+    models: Mapping[str, Model | Loader], settings: ServerSettings | None = None
+) -> Generator[Address, None, None]:
+    """Run a server of models until the block ends."""
+    settings = settings or ServerSettings(hosts=("127.0.0.1", "localhost"))
+    app = make_app(models, settings)
+    server = make_server(app, settings)
+    with socket.create_server(("127.0.0.1", 0)) as listener:
+        port = listener.getsockname()[1]
+        thread = threading.Thread(target=lambda: asyncio.run(server.serve([listener])))
+        thread.start()
+        try:
+            with httpx.Client(
+                base_url=f"http://127.0.0.1:{port}", timeout=SECONDS, trust_env=False
+            ) as client:
+                yield Address(port, client)
+        finally:
+            server.should_exit = True
+            thread.join(SECONDS)
+            assert not thread.is_alive()

@@ -1,0 +1,80 @@
+"""OpenAI's own client works against the server, and so does what is written for OpenAI's errors."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Any
+
+import httpx
+import numpy as np
+import openai
+import pytest
+
+from planforge.runtime import TextGenerator
+
+from ...helpers.serving import Address
+
+SAID: Any = [{"role": "user", "content": "And God said, Let there be light"}]
+
+
+@pytest.fixture(scope="module")
+def client(server: Address) -> Iterator[openai.OpenAI]:
+    with (
+        httpx.Client(trust_env=False) as http,
+        openai.OpenAI(base_url=f"{server.url}/v1", api_key="none", http_client=http, max_retries=0) as client,
+    ):
+        yield client
+
+
+def test_the_models_are_listed(client: openai.OpenAI) -> None:
+    names = [model.id for model in client.models.list()]
+    assert {"gpt", "llama", "minilm", "dates"} <= set(names)
+    assert client.models.retrieve("gpt").owned_by == "planforge"
+
+
+def test_chats_and_streams(client: openai.OpenAI, llama: TextGenerator) -> None:
+    expected = llama.chat(SAID, temperature=0, max_new_tokens=10)
+    whole = client.chat.completions.create(model="llama", messages=SAID, temperature=0, max_tokens=10)
+    assert whole.choices[0].message.content == expected.text
+    assert whole.usage is not None and whole.usage.completion_tokens == 10
+    stream = client.chat.completions.create(
+        model="llama",
+        messages=SAID,
+        temperature=0,
+        max_completion_tokens=10,
+        stream=True,
+        stream_options={"include_usage": True},
+    )
+    chunks = list(stream)
+    text = "".join(chunk.choices[0].delta.content or "" for chunk in chunks if chunk.choices)
+    assert text == expected.text
+    assert chunks[-1].usage is not None and chunks[-1].usage.completion_tokens == 10
+
+
+def test_completions_with_options_of_ours(client: openai.OpenAI, gpt: TextGenerator) -> None:
+    answer = client.completions.create(
+        model="gpt", prompt="In the", temperature=0.9, seed=4, max_tokens=6, extra_body={"top_k": 3}
+    )
+    expected = gpt.generate("In the", temperature=0.9, seed=4, max_new_tokens=6, top_k=3)
+    assert answer.choices[0].text == expected.text
+
+
+def test_embeddings_come_as_base64_unless_asked_otherwise(client: openai.OpenAI) -> None:
+    texts = ["Birds can fly.", "The baker sells bread."]
+    packed = client.embeddings.create(model="minilm", input=texts)
+    plain = client.embeddings.create(model="minilm", input=texts, encoding_format="float")
+    np.testing.assert_array_equal(
+        np.float32([one.embedding for one in packed.data]), np.float32([one.embedding for one in plain.data])
+    )
+
+
+def test_errors_are_openais(client: openai.OpenAI) -> None:
+    with pytest.raises(openai.NotFoundError) as missing:
+        client.chat.completions.create(model="gpt-4", messages=SAID)
+    assert missing.value.code == "model_not_found"
+    with pytest.raises(openai.BadRequestError) as refused:
+        client.chat.completions.create(model="llama", messages=SAID, presence_penalty=1)
+    assert refused.value.param == "presence_penalty"
+    with pytest.raises(openai.BadRequestError) as long:
+        client.completions.create(model="gpt", prompt="word " * 1000)
+    assert long.value.code == "context_length_exceeded"

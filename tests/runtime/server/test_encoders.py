@@ -1,0 +1,157 @@
+"""The routes of encoders and translators give what the models give in Python."""
+
+from __future__ import annotations
+
+import base64
+from typing import Any
+
+import numpy as np
+import pytest
+from sentence_transformers import SentenceTransformer
+
+from planforge.runtime import TextGenerator, Translator
+
+from ...helpers.serving import Address
+
+TEXTS = ["Wings lift the plane.", "The baker sells bread.", "Birds can fly.", "a " * 700]
+
+
+def read_vectors(answer: dict[str, Any]) -> np.ndarray[Any, Any]:
+    rows = []
+    for entry in answer["data"]:
+        vector = entry["embedding"]
+        if isinstance(vector, str):
+            vector = np.frombuffer(base64.b64decode(vector), "<f4")
+        rows.append(np.asarray(vector, np.float32))
+    return np.stack(rows)
+
+
+@pytest.mark.parametrize("form", ["float", "base64"])
+def test_embeddings_are_sentence_transformers(
+    server: Address, sentence_model: SentenceTransformer, form: str
+) -> None:
+    answer = server.ask("/v1/embeddings", model="minilm", input=TEXTS, encoding_format=form)
+    expected = sentence_model.encode(TEXTS)
+    assert np.abs(read_vectors(answer) - expected).max() < 1e-5
+    assert [entry["index"] for entry in answer["data"]] == [0, 1, 2, 3]
+    assert answer["object"] == "list" and answer["usage"]["prompt_tokens"] > 700
+
+
+def test_dimensions_shorten_and_normalize(server: Address, models: dict[str, Any]) -> None:
+    answer = server.ask("/v1/embeddings", model="minilm", input=TEXTS[0], dimensions=64)
+    expected = models["minilm"].embed(TEXTS[:1], truncate_dim=64)
+    np.testing.assert_allclose(read_vectors(answer), expected, atol=1e-6)
+
+
+def test_ranks(server: Address, models: dict[str, Any]) -> None:
+    body: dict[str, Any] = {"model": "ranker", "query": "Who sells food?", "documents": TEXTS[:3]}
+    answer = server.ask("/v1/rerank", **body, return_documents=True)
+    expected = models["ranker"].rank("Who sells food?", TEXTS[:3])
+    assert [row["index"] for row in answer["results"]] == [one.index for one in expected]
+    scores = [row["relevance_score"] for row in answer["results"]]
+    assert scores == pytest.approx([one.score for one in expected], abs=1e-6)
+    assert [row["document"]["text"] for row in answer["results"]] == [one.text for one in expected]
+    (best,) = server.ask("/v1/rerank", **{**body, "documents": [{"text": t} for t in TEXTS[:3]]}, top_n=1)[
+        "results"
+    ]
+    assert best == {key: value for key, value in answer["results"][0].items() if key != "document"}
+
+
+def test_classes_tags_answers_and_masks(server: Address, models: dict[str, Any]) -> None:
+    for path, model, body, expected in (
+        ("classify", "classifier", {"input": TEXTS[:2]}, lambda m: m.classify(TEXTS[:2])),
+        ("classify", "classifier", {"input": [TEXTS[:2]]}, lambda m: [m.classify(TEXTS[0], TEXTS[1])]),
+        ("tags", "tagger", {"input": TEXTS[0]}, lambda m: [m.tag(TEXTS[0])]),
+        (
+            "answers",
+            "reader",
+            {"question": "Who?", "context": TEXTS[:2], "n_best": 2},
+            lambda m: m.answer([("Who?", text) for text in TEXTS[:2]], n_best=2),
+        ),
+        (
+            "fill-mask",
+            "pretrained",
+            {"input": "a [MASK] b", "top_k": 3},
+            lambda m: [m.fill_mask("a [MASK] b", top_k=3)],
+        ),
+    ):
+        data = server.ask(f"/v1/{path}", model=model, **body)["data"]
+        results = expected(models[model])
+        assert len(data) == len(results)
+        for index, (entry, result) in enumerate(zip(data, results, strict=True)):
+            assert entry.pop("index") == index
+            entry.pop("best", None)
+            assert_alike(entry, result.to_json())
+
+
+def assert_alike(got: Any, want: Any) -> None:
+    """Compare JSON values, numbers to within rounding."""
+    if isinstance(want, dict):
+        assert set(got) == set(want)
+        for key in want:
+            assert_alike(got[key], want[key])
+    elif isinstance(want, list | tuple):
+        assert len(got) == len(want)
+        for one, other in zip(got, want, strict=True):
+            assert_alike(one, other)
+    elif isinstance(want, float):
+        assert got == pytest.approx(want, abs=1e-5)
+    else:
+        assert got == want
+
+
+def test_translations(server: Address, models: dict[str, Any]) -> None:
+    translator = models["dates"]
+    assert isinstance(translator, Translator)
+    texts = ["the 3rd of May, 1998", "July 9 2007"]
+    answer = server.ask("/v1/translations", model="dates", input=texts, num_beams=3, n_best=2)
+    expected = translator.translate(texts, num_beams=3, n_best=2)
+    for entry, result in zip(answer["data"], expected, strict=True):
+        assert entry["text"] == result.text
+        assert entry["score"] == pytest.approx(result.score, abs=1e-5)
+        assert [one["text"] for one in entry["candidates"]] == [one.text for one in result.candidates]
+        assert entry["finish_reason"] == "stop"
+
+
+def test_a_translations_alignment(server: Address, models: dict[str, Any]) -> None:
+    (entry,) = server.ask("/v1/translations", input="the 3rd of May, 1998", alignment=True)["data"]
+    expected = models["dates"].align("the 3rd of May, 1998")
+    alignment = entry["alignment"]
+    assert tuple(alignment["source"]) == expected.source and tuple(alignment["target"]) == expected.target
+    np.testing.assert_allclose(alignment["weights"], expected.averaged(), atol=1e-4)
+
+
+def test_tokens_and_back(server: Address, gpt: TextGenerator, models: dict[str, Any]) -> None:
+    for name in ("gpt", "minilm", "dates"):
+        answer = server.ask("/tokenize", model=name, content="the 3rd of May")
+        model = models[name]
+        tokenizer = model.source_tokenizer if isinstance(model, Translator) else model.tokenizer
+        assert answer["tokens"] == tokenizer.encode("the 3rd of May")
+        assert answer["count"] == len(answer["tokens"])
+    content = server.ask("/detokenize", model="gpt", tokens=gpt.tokenizer.encode("In the beginning"))[
+        "content"
+    ]
+    assert content == "In the beginning"
+    assert server.post("/detokenize", model="gpt", tokens=[10**9]).status_code == 400
+
+
+def test_the_models_say_what_they_can_do(server: Address, models: dict[str, Any]) -> None:
+    entries = {entry["id"]: entry for entry in server.client.get("/v1/models").json()["data"]}
+    assert list(entries) == list(models)
+    able = {name: set(entry["capabilities"]) for name, entry in entries.items()}
+    assert able["gpt"] == {"completions"} and able["llama"] == {"chat", "completions"}
+    assert able["minilm"] == {"embeddings"} and able["dates"] == {"translations"}
+    assert {"classify", "embeddings"} <= able["classifier"] and "rerank" not in able["classifier"]
+    assert {"rerank"} <= able["ranker"]
+    assert "tags" in able["tagger"] and "answers" in able["reader"] and "fill-mask" in able["pretrained"]
+    assert entries["dates"]["alignments"] is True
+    assert entries["pretrained"]["mask_token"] == "[MASK]"
+    assert entries["gpt"]["context_length"] == models["gpt"].max_length
+    assert server.client.get("/v1/models/gpt").json() == entries["gpt"]
+
+
+@pytest.fixture(scope="module")
+def sentence_model() -> SentenceTransformer:
+    from planforge.exporter.checkpoints.source import resolve_source
+
+    return SentenceTransformer(str(resolve_source("bert-demo").folder), device="cpu")

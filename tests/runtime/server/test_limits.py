@@ -1,0 +1,288 @@
+"""Who may call, how much, and how many; what happens when a model fails, a client leaves, a queue is full."""
+
+from __future__ import annotations
+
+import json
+import threading
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import httpx
+import openai
+import pytest
+
+from planforge.runtime import BackendError, InputError, TextGenerator, load
+from planforge.runtime.generate.row import Row
+from planforge.runtime.server import ServerSettings
+from planforge.runtime.server.auth import read_keys
+
+from ...helpers.serving import SECONDS, running_server
+
+COMPLETE = "/v1/completions"
+LONG = {"prompt": "And it came to pass", "max_tokens": 230, "ignore_eos": True, "temperature": 0}
+HEAD = b"POST /v1/completions HTTP/1.1\r\nHost: 127.0.0.1\r\nContent-Type: application/json\r\n"
+
+Load = Callable[[], TextGenerator]
+
+
+@pytest.fixture
+def load_gpt(demo_bundle: Path) -> Load:
+    """Loads a model that the test may break."""
+
+    def open_it() -> TextGenerator:
+        model = load(demo_bundle, backend="ort-cpu")
+        assert isinstance(model, TextGenerator)
+        return model
+
+    return open_it
+
+
+@pytest.fixture
+def gpt_model(load_gpt: Load) -> Iterator[TextGenerator]:
+    with load_gpt() as model:
+        yield model
+
+
+def wait_until(is_true: Callable[[], bool]) -> None:
+    end = time.monotonic() + SECONDS
+    while not is_true():
+        assert time.monotonic() < end
+        time.sleep(0.005)
+
+
+def slow_down(monkeypatch: pytest.MonkeyPatch, seconds: float = 0.02) -> None:
+    """Let each token take so long at least."""
+    take = Row.take
+
+    def take_slowly(row: Row, *arguments: Any) -> None:
+        time.sleep(seconds)
+        take(row, *arguments)
+
+    monkeypatch.setattr(Row, "take", take_slowly)
+
+
+def test_a_key_is_asked_for(gpt_model: TextGenerator, tmp_path: Path) -> None:
+    (tmp_path / "keys").write_text("# ours\nfirst-key\n\nsecond-key\n")
+    keys = read_keys(tmp_path / "keys")
+    assert keys == ("first-key", "second-key")
+    with running_server({"gpt": gpt_model}, ServerSettings(keys=keys)) as server:
+        for path in ("/health", "/ready", "/"):
+            assert server.client.get(path).status_code == 200
+        for header in ({}, {"Authorization": "Bearer first"}, {"Authorization": "first-key"}):
+            for path in ("/v1/models", "/metrics", "/openapi.json", "/v1/nothing"):
+                response = server.client.get(path, headers=header)
+                assert response.status_code == 401
+                assert response.json()["error"]["code"] == "invalid_api_key"
+        for key in keys:
+            header = {"Authorization": f"Bearer {key}"}
+            assert server.client.get("/v1/models", headers=header).status_code == 200
+        with httpx.Client(trust_env=False) as http:
+            client = openai.OpenAI(base_url=f"{server.url}/v1", api_key="wrong", http_client=http)
+            with pytest.raises(openai.AuthenticationError):
+                client.models.list()
+
+
+def test_keys_come_from_the_environment_too(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("PLANFORGE_API_KEY", "of-the-environment")
+    assert read_keys(None) == ("of-the-environment",)
+    (tmp_path / "empty").write_text("# nothing\n")
+    with pytest.raises(InputError, match="has no API key"):
+        read_keys(tmp_path / "empty")
+
+
+def test_another_name_than_the_servers_is_refused(gpt_model: TextGenerator) -> None:
+    """A page whose name was made to point here (DNS rebinding) sends its own."""
+    with running_server({"gpt": gpt_model}) as server:
+        assert server.client.get("/v1/models", headers={"Host": "evil.example"}).status_code == 403
+        assert server.client.get("/v1/models", headers={"Host": "localhost:80"}).status_code == 200
+        assert "access-control-allow-origin" not in server.client.get("/health").headers
+
+
+def test_an_origin_that_is_allowed(gpt_model: TextGenerator) -> None:
+    origin = "https://app.example"
+    asks = {"Origin": origin, "Access-Control-Request-Method": "POST"}
+    with running_server({"gpt": gpt_model}, ServerSettings(keys=("k",), origins=(origin,))) as server:
+        allowed = server.client.options(COMPLETE, headers=asks)
+        assert allowed.status_code == 200 and allowed.headers["access-control-allow-origin"] == origin
+        other = server.client.options(COMPLETE, headers={**asks, "Origin": "https://evil.example"})
+        assert "access-control-allow-origin" not in other.headers
+
+
+def test_bodies_have_a_limit(gpt_model: TextGenerator) -> None:
+    settings = ServerSettings(body_bytes=10_000, body_seconds=0.3)
+    with running_server({"gpt": gpt_model}, settings) as server:
+        assert server.post(COMPLETE, prompt="a" * 20_000).status_code == 413
+        pieces = (b"a" * 5_000 for _ in range(5))  # without a length
+        headers = {"Content-Type": "application/json"}
+        assert server.client.post(COMPLETE, content=pieces, headers=headers).status_code == 413
+        with server.connect() as slow:
+            slow.sendall(HEAD + b'Content-Length: 500\r\n\r\n{"prompt"')
+            assert b" 408 " in slow.recv(4096)
+        with server.connect() as cut:
+            cut.sendall(HEAD + b'Content-Length: 500\r\n\r\n{"prompt"')
+        assert server.client.get("/health").status_code == 200
+
+
+def test_a_prompt_of_ten_megabytes_is_refused(gpt_model: TextGenerator) -> None:
+    """Its tokens would take half a minute and gigabytes."""
+    with running_server({"gpt": gpt_model}) as server:
+        response = server.post(COMPLETE, prompt="a " * 5_000_000)
+        assert response.status_code == 413
+        response = server.post(COMPLETE, prompt="a " * 400_000)
+        assert response.status_code == 400
+        assert response.json()["error"]["code"] == "context_length_exceeded"
+
+
+def test_headers_and_connections_have_limits(gpt_model: TextGenerator) -> None:
+    settings = ServerSettings(header_seconds=0.3, header_bytes=4096, connections=50)
+    with running_server({"gpt": gpt_model}, settings) as server:
+        slow = [server.connect() for _ in range(45)]
+        for connection in slow:
+            connection.sendall(b"GET /health HTTP/1.1\r\nHost: ")
+        assert server.client.get("/health").status_code == 200
+        many = [server.connect() for _ in range(30)]
+        wait_until(lambda: any(is_closed(connection) for connection in many))
+        for connection in slow:
+            assert connection.recv(4096) == b""  # its time is over
+        with server.connect() as large:
+            large.sendall(b"GET /health HTTP/1.1\r\nX: " + b"a" * 8192)
+            assert large.recv(4096).startswith(b"HTTP/1.1 400")
+        for connection in slow + many:
+            connection.close()
+        wait_until(lambda: httpx.get(f"{server.url}/health", trust_env=False).status_code == 200)
+
+
+def is_closed(connection: Any) -> bool:
+    connection.setblocking(False)
+    try:
+        return bool(connection.recv(1) == b"")
+    except BlockingIOError:
+        return False
+    except ConnectionResetError:
+        return True
+
+
+@pytest.mark.parametrize("stream", [False, True])
+def test_a_client_that_leaves_frees_its_row(
+    gpt_model: TextGenerator, monkeypatch: pytest.MonkeyPatch, stream: bool
+) -> None:
+    slow_down(monkeypatch)
+    settings = ServerSettings(schedule={"running": 2})
+    with running_server({"gpt": gpt_model}, settings) as server:
+        body = json.dumps({**LONG, "stream": stream}).encode()
+        leaver = server.connect()
+        leaver.sendall(HEAD + f"Content-Length: {len(body)}\r\n\r\n".encode() + body)
+        wait_until(lambda: gpt_model.count_requests()[1] == 1)
+        answers: list[Any] = []
+        stayer = threading.Thread(
+            target=lambda: answers.append(server.ask(COMPLETE, **{**LONG, "max_tokens": 40}))
+        )
+        stayer.start()
+        wait_until(lambda: gpt_model.count_requests()[1] == 2)
+        leaver.close()
+        wait_until(lambda: gpt_model.count_requests()[1] == 1)  # long before its 230 tokens
+        assert stayer.is_alive()
+        stayer.join(SECONDS)
+        assert answers[0]["usage"]["completion_tokens"] == 40
+    expected = gpt_model.generate(LONG["prompt"], max_new_tokens=40, ignore_eos=True)  # type: ignore[arg-type]
+    assert answers[0]["choices"][0]["text"] == expected.text
+
+
+def test_a_full_queue_and_a_deadline(gpt_model: TextGenerator, monkeypatch: pytest.MonkeyPatch) -> None:
+    slow_down(monkeypatch)
+    settings = ServerSettings(schedule={"running": 1}, queue_size=1)
+    with running_server({"gpt": gpt_model}, settings) as server:
+        running = threading.Thread(target=lambda: server.post(COMPLETE, **{**LONG, "timeout": 2}))
+        running.start()
+        wait_until(lambda: gpt_model.count_requests() == (0, 1))
+        waiting: list[httpx.Response] = []
+        waiter = threading.Thread(
+            target=lambda: waiting.append(server.post(COMPLETE, **{**LONG, "timeout": 0.5}))
+        )
+        waiter.start()
+        wait_until(lambda: gpt_model.count_requests() == (1, 1))
+        refused = server.post(COMPLETE, **LONG)
+        assert refused.status_code == 429
+        assert refused.headers["retry-after"] == "1" and refused.json()["error"]["code"] == "queue_full"
+        waiter.join(SECONDS)
+        assert waiting[0].status_code == 504 and waiting[0].json()["error"]["code"] == "timeout"
+        assert server.post(COMPLETE, **LONG, n=3).status_code == 429  # none of the three stays
+        wait_until(lambda: gpt_model.count_requests() == (0, 0))
+        running.join(SECONDS)
+
+
+def test_a_model_that_fails_answers_500_to_its_own_requests(
+    load_gpt: Load, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    with load_gpt() as broken, load_gpt() as sound:
+        monkeypatch.setattr(broken.decoder.program, "run", fail)
+        with running_server({"broken": broken, "sound": sound}) as server:
+            body = {"prompt": "In the", "max_tokens": 3}
+            for stream in (False, True):
+                response = server.post(COMPLETE, model="broken", **body, stream=stream)
+                assert response.status_code == 500
+                assert response.json()["error"]["type"] == "server_error"
+            assert server.post(COMPLETE, model="sound", **body).status_code == 200
+
+
+def fail(*arguments: Any) -> Any:
+    raise BackendError("the engine is out of order")
+
+
+def test_what_fails_in_the_midst_of_a_stream_is_its_last_event(
+    gpt_model: TextGenerator, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    take = Row.take
+    monkeypatch.setattr(Row, "take", lambda row, *a: fail() if len(row.token_ids) == 4 else take(row, *a))
+    with running_server({"gpt": gpt_model}) as server, httpx.Client(trust_env=False) as http:
+        client = openai.OpenAI(base_url=f"{server.url}/v1", api_key="none", http_client=http)
+        stream = client.completions.create(model="gpt", prompt="In the", max_tokens=20, stream=True)
+        with pytest.raises(openai.APIError, match="out of order"):
+            for _ in stream:
+                pass
+
+
+def test_it_answers_while_a_model_loads(load_gpt: Load) -> None:
+    go_on = threading.Event()
+
+    def load_late() -> TextGenerator:
+        assert go_on.wait(SECONDS)
+        return load_gpt()
+
+    with running_server({"gpt": load_late}) as server:
+        assert server.client.get("/health").status_code == 200
+        assert server.client.get("/ready").status_code == 503
+        refused = server.post(COMPLETE, model="gpt", prompt="In the")
+        assert refused.status_code == 503 and refused.json()["error"]["code"] == "loading"
+        go_on.set()
+        wait_until(lambda: server.client.get("/ready").status_code == 200)
+        assert server.post(COMPLETE, model="gpt", prompt="In the").status_code == 200
+
+
+def test_metrics_are_prometheus(gpt_model: TextGenerator) -> None:
+    with running_server({"gpt": gpt_model}) as server:
+        for _ in range(2):
+            server.ask(COMPLETE, prompt="And it came to pass", max_tokens=5, ignore_eos=True)
+        server.post(COMPLETE, prompt=7)
+        response = server.client.get("/metrics")
+    assert response.headers["content-type"].startswith("text/plain; version=0.0.4")
+    lines = [line for line in response.text.splitlines() if not line.startswith("#")]
+    values = {name: float(value) for name, _, value in (line.rpartition(" ") for line in lines)}
+    model = '{model="gpt"}'
+    assert values[f"planforge_generated_tokens_total{model}"] == 10
+    assert values[f"planforge_time_to_first_token_seconds_count{model}"] == 2
+    assert values[f"planforge_time_between_tokens_seconds_count{model}"] == 8
+    assert values['planforge_batch_requests_bucket{model="gpt",le="1"}'] == 8
+    assert values['planforge_context_tokens_bucket{model="gpt",le="+Inf"}'] == 2
+    assert values[f"planforge_requests_waiting{model}"] == values[f"planforge_requests_running{model}"] == 0
+    assert values['planforge_requests_total{route="/v1/completions",status="200"}'] == 2
+    assert values['planforge_requests_total{route="/v1/completions",status="400"}'] == 1
+    named = {line.split()[2] for line in response.text.splitlines() if line.startswith("# TYPE")}
+    families = {name.partition("{")[0] for name in values}
+    for suffix in ("_bucket", "_sum", "_count"):
+        families = {
+            name.removesuffix(suffix) if name.removesuffix(suffix) in named else name for name in families
+        }
+    assert families <= named

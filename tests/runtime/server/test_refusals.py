@@ -1,0 +1,195 @@
+"""What cannot be used is refused by the parameter's name, in OpenAI's form, and never breaks the server."""
+
+from __future__ import annotations
+
+import json
+from typing import Any
+
+import pytest
+
+from planforge.runtime import TextGenerator
+from planforge.runtime.server.bodies import CHAT, COMPLETION
+from planforge.runtime.server.endpoints import ENDPOINTS
+
+from ...helpers.serving import Address
+
+SAID = [{"role": "user", "content": "And God said"}]
+MINIMAL: dict[str, dict[str, Any]] = {
+    "/v1/chat/completions": {"model": "llama", "messages": SAID, "max_tokens": 1},
+    "/v1/completions": {"model": "gpt", "prompt": "And God", "max_tokens": 1},
+    "/v1/embeddings": {"model": "minilm", "input": "a"},
+    "/v1/rerank": {"model": "ranker", "query": "a", "documents": ["b"]},
+    "/v1/classify": {"model": "classifier", "input": "a"},
+    "/v1/tags": {"model": "tagger", "input": "a"},
+    "/v1/answers": {"model": "reader", "question": "who", "context": "a"},
+    "/v1/fill-mask": {"model": "pretrained", "input": "a [MASK]"},
+    "/v1/translations": {"model": "dates", "input": "the 3rd of May, 1998"},
+    "/tokenize": {"model": "gpt", "content": "a"},
+    "/detokenize": {"model": "gpt", "tokens": [1]},
+}
+# Of every type, and out of every range: a parameter takes each of them or refuses it by its name.
+VALUES = (
+    "1e999",
+    "-1e999",
+    "NaN",
+    str(10**40),
+    str(-(10**40)),
+    "0.5",
+    "-1",
+    "true",
+    '"\\ud800"',
+    "[[]]",
+    "{}",
+)
+PARAMETERS = [(one.path, name) for one in ENDPOINTS for name in one.body["properties"]]
+
+
+def read_error(response: Any, status: int) -> dict[str, Any]:
+    assert response.status_code == status, response.text
+    error: dict[str, Any] = response.json()["error"]
+    assert set(error) == {"message", "type", "param", "code"} and error["message"]
+    return error
+
+
+@pytest.mark.parametrize("path", MINIMAL)
+def test_a_minimal_body_is_enough(server: Address, path: str) -> None:
+    server.ask(path, **MINIMAL[path])
+
+
+def test_every_route_has_a_minimal_body() -> None:
+    assert list(MINIMAL) == [one.path for one in ENDPOINTS]
+
+
+@pytest.mark.parametrize(("path", "name"), PARAMETERS)
+def test_no_value_of_a_parameter_breaks_the_server(server: Address, path: str, name: str) -> None:
+    others = {key: value for key, value in MINIMAL[path].items() if key != name}
+    prefix = json.dumps(others)[:-1] + (", " if others else "")
+    for value in VALUES:
+        content = f'{prefix}"{name}": {value}}}'
+        response = server.client.post(path, content=content, headers={"Content-Type": "application/json"})
+        assert response.status_code in (200, 400, 404), (value, response.text)
+        if response.status_code != 200 and value not in ("NaN", '"\\ud800"'):
+            error = read_error(response, response.status_code)
+            assert (error["param"] or "").partition("[")[0].partition(".")[0] == name, (value, error)
+
+
+@pytest.mark.parametrize("path", MINIMAL)
+def test_an_unknown_parameter_is_refused_by_its_name(server: Address, path: str) -> None:
+    error = read_error(server.post(path, **MINIMAL[path], modle="x"), 400)
+    assert error["param"] == "modle" and "did you mean 'model'" in error["message"]
+
+
+@pytest.mark.parametrize(
+    ("name", "value"),
+    [
+        ("presence_penalty", 0.5),
+        ("frequency_penalty", -1),
+        ("store", True),
+        ("functions", []),
+        ("audio", {}),
+        ("temperature", -0.1),
+        ("temperature", "hot"),
+        ("top_p", 0),
+        ("n", 0),
+        ("stop", ["a"] * 17),
+        ("top_logprobs", 21),
+        ("seed", -1),
+        ("messages", []),
+        ("messages", [{"role": "king", "content": "a"}]),
+        ("messages", [{"role": "user", "content": [{"type": "image_url", "image_url": {"url": "x"}}]}]),
+        ("logit_bias", {"a": 1}),
+        ("logit_bias", {"999999": 1}),
+        ("logit_bias", {"1": 1000}),
+    ],
+)
+def test_what_is_out_of_range_or_not_supported_is_refused(server: Address, name: str, value: Any) -> None:
+    error = read_error(
+        server.post("/v1/chat/completions", **{**MINIMAL["/v1/chat/completions"], name: value}), 400
+    )
+    assert error["type"] == "invalid_request_error"
+    assert (error["param"] or "").startswith(name)
+
+
+def test_parameters_that_go_together(server: Address) -> None:
+    chat = MINIMAL["/v1/chat/completions"]
+    for extra, param in (
+        ({"top_logprobs": 1}, "top_logprobs"),
+        ({"stream_options": {"include_usage": True}}, "stream_options"),
+        ({"max_completion_tokens": 3}, "max_tokens"),
+    ):
+        assert read_error(server.post("/v1/chat/completions", **chat, **extra), 400)["param"] == param
+
+
+def test_null_is_as_good_as_leaving_out(server: Address) -> None:
+    for path, schema in (("/v1/chat/completions", CHAT), ("/v1/completions", COMPLETION)):
+        nothing = {name: None for name in schema["properties"] if name not in MINIMAL[path]}
+        server.ask(path, **MINIMAL[path], **nothing)
+
+
+def test_token_ids_for_an_encoder_are_refused_with_a_way_out(server: Address) -> None:
+    error = read_error(server.post("/v1/embeddings", model="minilm", input=[1, 2]), 400)
+    assert error["param"] == "input" and "check_embedding_ctx_length=False" in error["message"]
+
+
+@pytest.mark.parametrize(
+    "content",
+    [
+        b"",
+        b"{",
+        b"[]",
+        b"\xff\xfe",
+        b"[" * 100_000,
+        b'{"a": ' + b"1" * 5_000 + b"}",
+        b'"\xed\xa0\x80"',
+        b"nul",
+    ],
+)
+def test_what_is_no_json_is_refused(server: Address, content: bytes) -> None:
+    for path in MINIMAL:
+        read_error(
+            server.client.post(path, content=content, headers={"Content-Type": "application/json"}), 400
+        )
+
+
+def test_another_type_than_json_is_refused(server: Address) -> None:
+    """A page of another origin may send such a body without asking first."""
+    content = json.dumps(MINIMAL["/v1/embeddings"])
+    for media_type in ("text/plain", "application/x-www-form-urlencoded", ""):
+        headers = {"Content-Type": media_type}
+        read_error(server.client.post("/v1/embeddings", content=content, headers=headers), 415)
+
+
+def test_an_unknown_model_path_and_method(server: Address) -> None:
+    for path, body in MINIMAL.items():
+        error = read_error(server.post(path, **{**body, "model": "nobody"}), 404)
+        assert (error["param"], error["code"]) == ("model", "model_not_found")
+        assert "'minilm'" in error["message"]
+        read_error(server.client.get(path), 405)
+    read_error(server.post("/v1/images/generations"), 404)
+    read_error(server.client.get("/v1/models/nobody"), 404)
+
+
+def test_a_model_that_cannot_do_it(server: Address) -> None:
+    error = read_error(server.post("/v1/embeddings", model="gpt", input="a"), 400)
+    assert error["param"] == "model" and "completions" in error["message"]
+    error = read_error(server.post("/v1/chat/completions", model="gpt", messages=SAID), 400)
+    assert error["param"] == "model"
+
+
+def test_where_one_model_fits_its_name_may_be_left_out(server: Address) -> None:
+    assert server.ask("/v1/chat/completions", messages=SAID, max_tokens=1)["model"] == "llama"
+    error = read_error(server.post("/v1/completions", prompt="a"), 400)
+    assert error["param"] == "model" and "'gpt'" in error["message"] and "'llama'" in error["message"]
+
+
+def test_a_prompt_that_is_too_long(server: Address, gpt: TextGenerator) -> None:
+    error = read_error(server.post("/v1/completions", model="gpt", prompt="word " * 1000), 400)
+    assert error["code"] == "context_length_exceeded"
+    assert str(gpt.max_length) in error["message"]
+    said = [{"role": "user", "content": "word " * 1000}]
+    error = read_error(server.post("/v1/chat/completions", model="llama", messages=said), 400)
+    assert error["code"] == "context_length_exceeded"
+
+
+def test_an_empty_prompt(server: Address) -> None:
+    read_error(server.post("/v1/completions", model="gpt", prompt=""), 400)
