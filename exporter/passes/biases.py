@@ -5,6 +5,7 @@ from __future__ import annotations
 import onnx_ir as ir
 
 from .build import Builder, replace_value
+from .neighbours import find_only_reader
 from .weights import MICROSOFT
 
 # Operators that add a bias and compute a GELU, with those that compute the same GELU of one input.
@@ -14,12 +15,12 @@ GELUS = {"BiasGelu": "Gelu", "FastGelu": "FastGelu"}
 def find_bias_add(matmul: ir.Node) -> ir.Node | None:
     """Return the Add of a constant vector, as wide as the product, that alone reads it, or None."""
     product = matmul.outputs[0]
-    uses = list(product.uses())
-    if len(matmul.inputs) > 2 or product.is_graph_output() or len(uses) != 1 or uses[0].node.op_type != "Add":
+    add = find_only_reader(product, ["Add"])
+    if add is None or len(matmul.inputs) > 2:
         return None
-    vector = find_vector(uses[0].node)
+    vector = find_vector(add)
     wide = vector is not None and product.shape is not None and vector.shape == product.shape[-1:]
-    return uses[0].node if wide else None
+    return add if wide else None
 
 
 def find_vector(add: ir.Node) -> ir.Value | None:

@@ -16,6 +16,7 @@ from onnx_ir.passes.common import RemoveUnusedNodesPass
 from .biases import find_bias_add, find_vector, split_bias_gelus
 from .build import Builder, replace_value
 from .int8_rows import RowProduct, RowRule
+from .neighbours import find_below
 from .weights import MICROSOFT, View, Weight, add_initializer, find_weight
 
 # What the constants of a product are called, behind its first parameter's name.
@@ -42,6 +43,11 @@ class Linears:
         """The parameters' names."""
         return tuple(weight.name for weight in self.weights)
 
+    @property
+    def width(self) -> int:
+        """N, of all results side by side."""
+        return sum(weight.rows for weight in self.weights)
+
     def join_weights(self) -> npt.NDArray[np.float32]:
         """Return all columns (K, N), float32."""
         return np.concatenate([weight.array().T for weight in self.weights], axis=1)
@@ -59,6 +65,30 @@ def find_linears(graph: ir.Graph) -> list[Linears]:
         Linears(tuple(node for node, _ in both), tuple(weight for _, weight in both))
         for both in found.values()
     ]
+
+
+def find_attention_products(graph: ir.Graph) -> set[ir.Node]:
+    """Return the products by constants that attention's queries, keys and values come from."""
+    contexts = [
+        context
+        for node in graph
+        if node.op_type == "Softmax"
+        for context in find_below(node.outputs[0], "MatMul")
+        if find_weight(context) is None
+    ]
+    found = set()
+    seen = set()
+    waiting: list[ir.Node | None] = [*contexts]
+    while waiting:
+        node = waiting.pop()
+        if node is None or node in seen:
+            continue
+        seen.add(node)
+        if find_weight(node) is not None:
+            found.add(node)
+        else:
+            waiting += [value.producer() for value in node.inputs if value is not None]
+    return found
 
 
 def quantize_encoder(model: ir.Model, products: Mapping[tuple[str, ...], RowProduct]) -> None:
