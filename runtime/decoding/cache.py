@@ -75,13 +75,13 @@ class Cache(ABC):
 
     @abstractmethod
     def step(
-        self, ids: Array, valid: Array, logit_rows: Array, outputs: Sequence[str] = LOGITS
+        self, ids: Array, valid: Array | None, logit_rows: Array, outputs: Sequence[str] = LOGITS
     ) -> dict[str, Array]:
         """Run the graph over new tokens on top of what is cached; return the named outputs.
 
         Args:
             ids: (B, T) int64, padded on the dialect's side.
-            valid: (B, T) bool, False at padding; rows that have ended are all padding.
+            valid: (B, T) bool, False at padding; rows that have ended are all padding. None without any.
             logit_rows: (N,) int64, flat indices into B * T; "logits" are (N, V) float32.
         """
 
@@ -145,14 +145,14 @@ class GrowingCache(Cache):
         refuse_overflow(self.columns - self.forgotten + width, self.capacity)
 
     def step(
-        self, ids: Array, valid: Array, logit_rows: Array, outputs: Sequence[str] = LOGITS
+        self, ids: Array, valid: Array | None, logit_rows: Array, outputs: Sequence[str] = LOGITS
     ) -> dict[str, Array]:
         B, T = ids.shape
         self.check_room(T)
         if self.forgotten:
             self.compact_past(T)
         total = self.columns + T
-        self.mask[:, self.columns : total] = valid
+        self.mask[:, self.columns : total] = 1 if valid is None else valid
         mask = self.mask[:, :total]
         positions = np.maximum(mask.cumsum(axis=1) - 1, 0)[:, self.columns :]
         buffers = dict(self.context.buffers)
@@ -213,7 +213,7 @@ class SlotCache(Cache):
     """`inplace`: fixed slots, written where each row's tokens belong; the output is the input's memory."""
 
     def allocate(self, batch: int) -> None:
-        self.lengths = np.zeros(batch, np.int32)
+        self.lengths = [0] * batch
         self.slots: list[Buffer] = []
         self.steps: dict[tuple[str, ...], BoundGraph] = {}  # by the outputs that they return
         self.buffers = dict(self.context.buffers)
@@ -225,63 +225,57 @@ class SlotCache(Cache):
             self.buffers |= {spec.name: used, out.name: used}
 
     def check_room(self, width: int) -> None:
-        refuse_overflow(self.find_longest() + width, self.capacity)
+        refuse_overflow(max(self.lengths) + width, self.capacity)
 
     def step(
-        self, ids: Array, valid: Array, logit_rows: Array, outputs: Sequence[str] = LOGITS
+        self, ids: Array, valid: Array | None, logit_rows: Array, outputs: Sequence[str] = LOGITS
     ) -> dict[str, Array]:
-        T = ids.shape[1]
-        counts = valid[:, 0] if T == 1 else valid.sum(axis=1, dtype=np.int32)
-        if self.find_longest() + T > self.capacity:
-            refuse_overflow(int((self.lengths + np.where(counts, T, 0)).max()), self.capacity)
-        own = {"input_ids": ids, "logit_rows": logit_rows, **self.place(range(len(ids)), T)}
-        results = self.bind_step(tuple(outputs))({**self.context.inputs, **own})
+        B, T = ids.shape
+        counts = [T] * B if valid is None else valid.sum(axis=1).tolist()
+        grown = [length + count for length, count in zip(self.lengths, counts, strict=True)]
+        starts = self.lengths
+        if max(starts) + T > self.capacity:
+            going = [length + T for length, count in zip(starts, counts, strict=True) if count]
+            refuse_overflow(max(going, default=0), self.capacity)
+            # A row that ended with its slots full has its last one overwritten, which nobody reads again.
+            starts = [min(length, self.capacity - T) for length in starts]
+        own = {"input_ids": ids, "logit_rows": logit_rows, **self.place(starts, T)}
+        bound = self.steps.get(tuple(outputs))
+        if bound is None:  # once, whatever number of layers there are
+            bound = self.steps[tuple(outputs)] = self.program.bind(self.buffers, outputs)
+        results = bound({**self.context.inputs, **own})
         # Padding was written beyond a row's length, where its next tokens overwrite it unread.
-        self.lengths = self.lengths + counts
+        self.lengths = grown
         return results
 
-    def bind_step(self, outputs: tuple[str, ...]) -> BoundGraph:
-        """Return the graph bound to the slots; that is done once, whatever number of layers there are."""
-        if outputs not in self.steps:
-            self.steps[outputs] = self.program.bind(self.buffers, outputs)
-        return self.steps[outputs]
-
-    def place(self, rows: range, width: int) -> dict[str, Array]:
-        """Return the inputs that say where `width` tokens of each of some rows go."""
-        lengths = self.lengths[rows.start : rows.stop]
-        if self.find_longest() + width > self.capacity:
-            # A row that ended with its slots full has its last one overwritten, which nobody reads again.
-            lengths = np.minimum(lengths, self.capacity - width).astype(np.int32)
-        return {"past_lengths": lengths}
-
-    def find_longest(self) -> int:
-        """Return the tokens of the longest row."""
-        return int(max(self.lengths.tolist()))  # for few rows a third of numpy's time
+    def place(self, lengths: Sequence[int], width: int, first: int = 0) -> dict[str, Array]:
+        """Return the inputs that say behind how many tokens `width` go, of each row from the first on."""
+        return {"past_lengths": np.array(lengths, np.int32)}
 
     def copy_rows(self, copies: Sequence[tuple[int, int]]) -> None:
         for source, target in copies:
             for slots in self.slots:
-                slots.copy_rows(source, target, min(int(self.lengths[source]), slots.shape[2]))
+                slots.copy_rows(source, target, min(self.lengths[source], slots.shape[2]))
             self.lengths[target] = self.lengths[source]
 
     def spread(self) -> None:
         for (past, present), slots in zip(self.pairs, self.slots, strict=True):
-            spread_rows(slots, len(self.lengths), self.copies, min(int(self.lengths.max()), slots.shape[2]))
+            spread_rows(slots, len(self.lengths), self.copies, min(max(self.lengths), slots.shape[2]))
             self.buffers |= {past.name: slots, present.name: slots}
         self.steps = {}  # which were bound to fewer rows
-        self.lengths = np.repeat(self.lengths, self.copies)
+        self.lengths = [length for length in self.lengths for _ in range(self.copies)]
 
     def truncate(self, length: int) -> int:
-        self.lengths = np.minimum(self.lengths, length)
+        self.lengths = [min(kept, length) for kept in self.lengths]
         return length
 
     def repeat(self, times: int) -> None:
-        for row, length in enumerate(map(int, self.lengths)):
+        for row, length in enumerate(self.lengths):
             for slots in self.slots:
                 if slots.shape[2] >= times * length:
                     for time in range(1, times):
                         slots.copy_slots(row, 0, time * length, length)
-        self.lengths = self.lengths * times
+        self.lengths = [length * times for length in self.lengths]
 
 
 class GroupQueryCache(SlotCache):
@@ -298,15 +292,16 @@ class GroupQueryCache(SlotCache):
         self.recent = [slots for (past, _), slots in pairs if RECENT in past.axis_names()]
 
     def step(
-        self, ids: Array, valid: Array, logit_rows: Array, outputs: Sequence[str] = LOGITS
+        self, ids: Array, valid: Array | None, logit_rows: Array, outputs: Sequence[str] = LOGITS
     ) -> dict[str, Array]:
-        if min(ids.shape) == 1 or not self.lengths.any():
+        if 1 in ids.shape or not any(self.lengths):
             return super().step(ids, valid, logit_rows, outputs)
         if self.context.buffers or tuple(outputs) != LOGITS:
             raise InputError("several tokens on top of a past that see a source run at batch 1 only")
-        T = ids.shape[1]
-        counts = valid.sum(axis=1, dtype=np.int32)
-        refuse_overflow(int((self.lengths + counts).max()), self.capacity)
+        B, T = ids.shape
+        counts = np.full(B, T) if valid is None else valid.sum(axis=1)
+        grown: list[int] = (counts + self.lengths).tolist()
+        refuse_overflow(max(grown), self.capacity)
         logits: dict[int, Array] = {}  # by logit row
         for b in np.flatnonzero(counts):
             wanted = [int(i) for i in logit_rows if i // T == b]
@@ -314,21 +309,21 @@ class GroupQueryCache(SlotCache):
                 "input_ids": ids[b : b + 1, : counts[b]],
                 # A graph computes one row at least.
                 "logit_rows": np.asarray([i % T for i in wanted] or [0], np.int64),
-                **self.place(range(b, b + 1), int(counts[b])),
+                **self.place(self.lengths[b : b + 1], int(counts[b]), int(b)),
             }
             row = {name: buffer.row(int(b)) for name, buffer in self.buffers.items()}
             results = self.program.run(inputs, row, outputs)["logits"]
             logits |= dict(zip(wanted, results, strict=False))
-        self.lengths = self.lengths + counts
+        self.lengths = grown
         unread = results[0]  # of a row that takes in nothing
         return {"logits": np.stack([logits.get(int(i), unread) for i in logit_rows])}
 
-    def place(self, rows: range, width: int) -> dict[str, Array]:
-        placed = super().place(rows, width)
+    def place(self, lengths: Sequence[int], width: int, first: int = 0) -> dict[str, Array]:
+        placed = super().place(lengths, width)
         if self.recent:
-            for b, length in zip(rows, placed["past_lengths"], strict=True):
-                self.make_room(b, int(length), width)
-            placed["window_starts"] = self.starts[rows.start : rows.stop]
+            for row, length in enumerate(lengths, first):
+                self.make_room(row, length, width)
+            placed["window_starts"] = self.starts[first : first + len(lengths)]
         return placed
 
     def make_room(self, row: int, length: int, width: int) -> None:
@@ -356,15 +351,17 @@ class GroupQueryCache(SlotCache):
         if self.recent:
             assert self.artifact.window is not None
             first_seen = max(0, length + 1 - self.artifact.window)  # by the next token
-            if ((self.lengths > length) & (self.starts > first_seen)).any():
+            if ((np.array(self.lengths) > length) & (self.starts > first_seen)).any():
                 length = 0
                 self.starts[:] = 0
         return super().truncate(length)
 
     def repeat(self, times: int) -> None:
         if self.recent:  # slots that are too few have a text's end, which its repetition has too
-            later = self.lengths * times
-            self.starts = np.where(later > self.recent[0].shape[2], later - self.lengths + self.starts, 0)
+            lengths = np.array(self.lengths)
+            later = lengths * times
+            starts = np.where(later > self.recent[0].shape[2], later - lengths + self.starts, 0)
+            self.starts = starts.astype(np.int32)
         super().repeat(times)
 
 
