@@ -18,6 +18,7 @@ from ..bundle.manifest import Artifact
 from ..errors import BackendError, BackendUnavailableError, ClosedError
 from .backend import Array, ArrayBuffer, Arrays, BoundGraph, Buffer, Buffers, Shape
 from .dialects import CPU_DIALECTS, choose_artifact
+from .huge_pages import HugePages
 from .requirements import EXACT_PRODUCTS, check_version, products_saturate, warn_if_slow
 from .threads import choose_threads
 
@@ -76,7 +77,7 @@ class OrtProgram:
         if optimized:  # and saved by ONNX Runtime
             options.graph_optimization_level = import_onnxruntime().GraphOptimizationLevel.ORT_DISABLE_ALL
         self.dtypes: dict[str, np.dtype[Any]] = {}
-        with wrap_ort_errors(f"ONNX Runtime cannot load {path.name}"):
+        with wrap_ort_errors(f"ONNX Runtime cannot load {path.name}"), HugePages() as self.huge_pages:
             self.session = make_session(path, options, providers, disabled)
         for tensor in (*self.session.get_inputs(), *self.session.get_outputs()):
             if tensor.type not in NUMPY_TYPES:
@@ -171,6 +172,7 @@ class OrtStep:
 
     def run_first(self, session: Any, binding: Any, inputs: Arrays) -> dict[str, Array]:
         """Run on inputs of shapes that the last call did not have; ONNX Runtime allocates the results."""
+        self.program.huge_pages.collapse_when_due()
         # Rows one behind the other, else ONNX Runtime would bind a copy, which no later call writes to.
         bound = {
             name: np.array(array, self.program.find_dtype(name), order="C") for name, array in inputs.items()
