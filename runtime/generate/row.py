@@ -122,6 +122,7 @@ class Row:
         """End the answer as it is, unless it has ended."""
         if self.finish_reason is None:
             self.finish("cancelled")
+            self.finish_reason = "cancelled"  # also where what was held back ends with a stop string
 
     def make_chunk(self) -> Chunk:
         """Return what came since the last chunk."""
