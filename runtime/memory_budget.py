@@ -33,7 +33,8 @@ class Reservation:
 
     def use(self) -> None:
         """Make it this thread's: a stream may be read, or a kept prompt be taken over, by another one."""
-        self.thread = threading.current_thread()
+        if self._budget.limit is not None:
+            self.thread = threading.current_thread()
 
     def release(self) -> None:
         """Give the bytes back."""

@@ -121,15 +121,15 @@ def choose_blocks(
         tables: those of the weights that are looked up.
         progress: called with a line for each trial, and for the weights that GPTQ has rounded.
     """
-    widths = {name: read().shape[1] for name, read in weights.items()}
-    for name, width in widths.items():
+    shapes = {name: read().shape for name, read in weights.items()}
+    for name, (_, width) in shapes.items():
         if width % BLOCK_SIZES[-1]:
             raise ExportError(
                 f"int{bits} keeps weights in blocks of {BLOCK_SIZES[-1]} columns or more, and the width"
                 f" {width} of {name} is not a multiple of {BLOCK_SIZES[-1]}; export fp32 or fp16"
             )
-    fitting = [size for size in BLOCK_SIZES if all(width % size == 0 for width in widths.values())]
-    trials = Trials(weights, bits, measures, progress)
+    fitting = [size for size in BLOCK_SIZES if all(width % size == 0 for _, width in shapes.values())]
+    trials = Trials(weights, shapes, bits, measures, progress)
     alike = dict.fromkeys(weights, bits)
     choices = [alike]
     if bits == 4 and tables:
@@ -181,11 +181,13 @@ class Trials:
     def __init__(
         self,
         weights: Mapping[str, Callable[[], Array]],
+        shapes: Mapping[str, tuple[int, ...]],
         bits: int,
         measures: Sequence[Measure],
         progress: Callable[[str], None],
     ) -> None:
         self.weights = weights
+        self.shapes = shapes
         self.caps = CAPS[f"int{bits}"]
         self.stage = f"calibrating int{bits}"
         self.measures = measures
@@ -251,7 +253,8 @@ class Trials:
             return best
         self.progress(f"{self.stage}: reading text for GPTQ")
         rows = sample(own)
-        done = round_weights(self.weights, rows, best.size, self.progress, f"{self.stage}: GPTQ")
+        stage = f"{self.stage}: GPTQ"
+        done = round_weights(self.weights, self.shapes, rows, best.size, self.progress, stage)
         return replace(best, compensated=done)
 
 
@@ -269,7 +272,7 @@ def list_mixtures(trials: Trials, tables: Collection[str]) -> Iterator[dict[str,
     for kind, names in kinds.items():
         trials.progress(f"{trials.stage}: what {kind} loses")
         alone = QuantizedWeights(trials.best.size, dict.fromkeys(names, 4), trials.weights)
-        numbers[kind] = sum(trials.weights[name]().size for name in names)
+        numbers[kind] = sum(math.prod(trials.shapes[name]) for name in names)
         losses[kind] = trials.measure(alone, trials.measures[0]).measured / numbers[kind]
     own = dict.fromkeys(trials.weights, 4) | dict.fromkeys(tables, 8)
     kept = []

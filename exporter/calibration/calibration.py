@@ -13,13 +13,14 @@ import numpy.typing as npt
 
 from ...runtime.bundle.bundle import Bundle
 from ...runtime.bundle.manifest import Artifact
+from ...runtime.progress import StageCounter
 from ..comparison.decoders import DecoderExaminer
 from ..comparison.tasks import AnyExaminer
 from ..errors import ExportError
 from ..execution.node_executor import ExecutedProgram, NotFiniteError
 from ..graphs import describe_in_fp32
 from ..passes.fp16_ranges import Choice, choose_fp32_nodes, read_choices
-from ..passes.int8_encoder import UNSMOOTHING, Linears, find_linears
+from ..passes.int8_encoder import UNSMOOTHING, Linears, find_attention_products, find_linears
 from ..passes.int8_rows import (
     ATTENTION_WORTH,
     CONSTANT_WORTH,
@@ -34,6 +35,7 @@ from ..passes.weights import read_array
 from ..precisions import PRECISIONS
 from ..reference.model import is_module
 from .blocks import Measure, QuantizedWeights, choose_blocks, select_known_weights
+from .run_gptq import count_operations, round_groups
 
 if TYPE_CHECKING:
     import onnx_ir as ir
@@ -121,8 +123,7 @@ def calibrate(
         ort_recipes = {a.recipe_id for a in manifest.artifacts if a.dialect == "ort"}
         in_ort = [graph for name, graph in graphs.items() if name in ort_recipes]
         if 8 in bits and manifest.task == "text-encoding":
-            progress("calibrating int8: rows")
-            products = choose_row_products(model, in_ort[0].graph, run, quantizer == "gptq")
+            products = choose_row_products(model, in_ort[0].graph, run, quantizer == "gptq", progress)
         weights = select_known_weights(in_ort, model)
         sample = partial(sample_rows, model, run=run, coarse=True) if quantizer == "gptq" else None
         measures = make_measures(examiner, model)
@@ -197,7 +198,11 @@ def compute_cache_scales(examiner: AnyExaminer, model: ReferenceModel) -> dict[s
 
 
 def choose_row_products(
-    model: nn.Module, graph: ir.Graph, run: Callable[[], None], gptq: bool
+    model: nn.Module,
+    graph: ir.Graph,
+    run: Callable[[], None],
+    gptq: bool,
+    progress: Callable[[str], None] = lambda line: None,
 ) -> dict[tuple[str, ...], RowProduct]:
     """Return the int8 form of an encoder's linears, from what they read of real text.
 
@@ -205,6 +210,7 @@ def choose_row_products(
     """
     from ..reference.rounding import find_linear
 
+    stage = "calibrating int8"
     found: dict[tuple[str, ...], Linears] = {}
     for linears in sorted(find_linears(graph), key=lambda linears: -len(linears.names)):
         if not {name for names in found for name in names}.intersection(linears.names):
@@ -215,14 +221,29 @@ def choose_row_products(
         for names, linears in found.items()
         if all(find_linear(model, name) is not None for name in names)
     }
+    progress(f"{stage}: reading text")
     rows = sample_rows(model, [names[0] for names in found], run)
-    products = {}
+    found = {names: linears for names, linears in found.items() if names[0] in rows}
+    attention = find_attention_products(graph)
+    count = StageCounter(progress, f"{stage}: steps", "weights")
+    total = sum(map(len, found))
+    products: dict[tuple[str, ...], RowProduct] = {}
     for names, linears in found.items():
-        if names[0] in rows:
-            weight = linears.join_weights()
-            worth = ATTENTION_WORTH if len(names) > 1 else CONSTANT_WORTH
-            products[names] = choose_product(rows.pop(names[0]).numpy(), weight, gptq, worth)
-    return products
+        worth = ATTENTION_WORTH if attention.issuperset(linears.matmuls) else CONSTANT_WORTH
+        products[names] = choose_product(rows[names[0]].numpy(), linears.join_weights(), worth)
+        count(sum(map(len, products)), total)
+    if not gptq:
+        return products
+
+    def compensate(names: tuple[str, ...]) -> RowProduct:
+        x = rows.pop(names[0]).numpy()
+        return products[names].compensate(x, found[names].join_weights())
+
+    groups = {}
+    for names, linears in found.items():
+        M, K = rows[names[0]].shape
+        groups[names] = count_operations(M, K, linears.width)
+    return dict(zip(groups, round_groups(compensate, groups, progress, f"{stage}: GPTQ"), strict=True))
 
 
 def sample_rows(

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from typing import TYPE_CHECKING, TypeAlias, TypeVar
 
@@ -21,6 +21,7 @@ Array = npt.NDArray[np.float32]
 Read: TypeAlias = "Callable[[], Array]"  # gives a weight (N, K)
 T = TypeVar("T")
 R = TypeVar("R")
+Names: TypeAlias = "tuple[str, ...]"
 
 MOST_THREADS = 3  # each holds two matrices (K, K)
 LONG_SECONDS = 10.0  # what takes longer is said before
@@ -28,6 +29,7 @@ LONG_SECONDS = 10.0  # what takes longer is said before
 
 def round_weights(
     read: Mapping[str, Read],
+    shapes: Mapping[str, Sequence[int]],
     rows: Mapping[str, Tensor],
     size: int,
     progress: Callable[[str], None],
@@ -39,6 +41,7 @@ def round_weights(
 
     Args:
         read: gives the weights; those without rows are left out.
+        shapes: the weights' (N, K).
         rows: what each weight reads.
         size: columns of a block.
         progress: told how many weights are done, and before that what takes long.
@@ -47,8 +50,6 @@ def round_weights(
     together: dict[int, list[str]] = {}
     for name in rows:
         together.setdefault(id(rows[name]), []).append(name)
-    groups = list(together.values())
-    work = [count_operations(rows[names[0]], [read[name] for name in names]) for names in groups]
 
     def round_group(names: Sequence[str]) -> dict[str, Blocks]:
         weights = [read[name]() for name in names]
@@ -57,26 +58,49 @@ def round_weights(
         parts = zip(np.split(joined.q, ends), np.split(joined.scale, ends), strict=True)
         return {name: Blocks(*part, bits=4) for name, part in zip(names, parts, strict=True)}
 
+    groups = {}
+    for names in together.values():
+        M, K = rows[names[0]].shape
+        groups[tuple(names)] = count_operations(M, K, sum(shapes[name][0] for name in names))
+    done: dict[str, Blocks] = {}
+    for found in round_groups(round_group, groups, progress, stage):
+        done |= found
+    return done
+
+
+def round_groups(
+    round_group: Callable[[Names], R],
+    groups: Mapping[Names, float],
+    progress: Callable[[str], None],
+    stage: str,
+) -> Iterator[R]:
+    """Yield what `round_group` returns for each group of weights, which GPTQ rounds as one.
+
+    Args:
+        round_group: gets the names of a group's weights; called in several threads.
+        groups: names, and the `count_operations` of each group.
+        progress: told how many weights are done, and before that what takes long.
+        stage: how its lines begin.
+    """
     count = StageCounter(progress, stage, "weights")
+    total = sum(map(len, groups))
+    done = 0
     threads = min(MOST_THREADS, choose_threads().count)
     began = time.monotonic()
-    done: dict[str, Blocks] = {}
-    for found in map_in_threads(round_group, groups, threads):
+    for names, found in zip(groups, map_in_threads(round_group, list(groups), threads), strict=True):
         if not done:
-            seconds = (time.monotonic() - began) * sum(work) / work[0] / threads
+            seconds = (time.monotonic() - began) * sum(groups.values()) / groups[names] / threads
             if seconds >= LONG_SECONDS:
                 progress(
                     Notice(f"GPTQ takes about {seconds:,.0f} s; --quantizer rtn loses more, and takes none")
                 )
-        done |= found
-        count(len(done), len(rows))
-    return done
+        done += len(names)
+        count(done, total)
+        yield found
 
 
-def count_operations(rows: Tensor, read: Iterable[Read]) -> float:
-    """Return about how many multiplications it takes to round weights for the rows (M, K) that they read."""
-    M, K = rows.shape
-    N = sum(len(weight()) for weight in read)
+def count_operations(M: int, K: int, N: int) -> float:
+    """Return about how many multiplications it takes to round a weight (N, K) for rows (M, K)."""
     return K**2 * (M + N + K / 3)
 
 

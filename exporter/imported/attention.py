@@ -7,13 +7,13 @@ D head size
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator
 from dataclasses import dataclass, replace
 
 import numpy as np
 import onnx_ir as ir
 
 from ..errors import ExportError
+from ..passes.neighbours import find_below
 from .graph import Heads, depends_on_shapes, require_producer
 
 MOVES = ("Cast", "Expand", "Reshape", "Transpose", "Unsqueeze")  # they move heads, without arithmetic
@@ -92,21 +92,6 @@ def find_attention_between(keys: ir.Value, values: ir.Value, size: int, where: s
         scale = found.scale * of_keys * of_queries
         return Attention(queries, keys, values, scale, found.biases, product, softcap=found.softcap)
     raise ExportError(f"no Softmax of {where} lies between {whose} keys and values")
-
-
-def find_below(value: ir.Value, operator: str) -> Iterator[ir.Node]:
-    """Yield the nearest nodes of an operator among those that depend on a value."""
-    waiting = [value]
-    seen = set()
-    while waiting:
-        for node, _ in waiting.pop(0).uses():
-            if node in seen or node.op_type == "Shape":
-                continue
-            seen.add(node)
-            if node.op_type == operator:
-                yield node
-            else:
-                waiting += node.outputs
 
 
 def find_product_behind(softmax: ir.Node) -> Scores | None:

@@ -12,6 +12,7 @@ import onnx_ir as ir
 
 from ..errors import ExportError
 from ..passes.build import Builder
+from ..passes.neighbours import find_only_reader
 from .evaluate import evaluate, make_example_input
 from .graph import add_input, depends_on_shapes, walk_back
 
@@ -34,7 +35,7 @@ def use_positions(model: ir.Model, positions: ir.Value, biases: Iterable[ir.Valu
     ]
     for node, offset in zip(found, find_offsets(model, found), strict=True):
         value = node.outputs[0]
-        while (reader := find_only_reader(value)) is not None and reader.op_type in SPREADS:
+        while (reader := find_only_reader(value, SPREADS)) is not None:
             value = reader.outputs[0]
         op = Builder(graph, node, f"positions/{node.name}")
         rows = op("Gather", node.inputs[0], op("Add", positions, offset), axis=0)  # (B, T, E)
@@ -115,8 +116,3 @@ def find_offsets(model: ir.Model, nodes: list[ir.Node]) -> list[int]:
 
 def is_table(value: ir.Value | None) -> bool:
     return value is not None and value.const_value is not None and len(value.const_value.shape) == 2
-
-
-def find_only_reader(value: ir.Value) -> ir.Node | None:
-    uses = list(value.uses())
-    return uses[0].node if len(uses) == 1 else None

@@ -11,6 +11,7 @@ import onnx_ir as ir
 from onnx_ir.passes.common import RemoveUnusedNodesPass
 
 from .build import Builder, replace_value
+from .neighbours import find_only_reader, find_producer
 
 OPSET = 23  # the first that has Attention
 HEADS_FIRST = [0, 2, 1, 3]  # (B, T, H, D) <-> (B, H, T, D)
@@ -62,14 +63,14 @@ def expand_bias(op: Builder, bias: ir.Value) -> ir.Value:
 
 def find_parts(softmax: ir.Node) -> AttentionPattern | None:
     """Return the parts of the attention whose weights a Softmax computes; None where it is another form."""
-    masked = read_producer(softmax.inputs[0], "Add")
-    context = read_reader(softmax.outputs[0], "MatMul")
-    transposed = None if context is None else read_reader(context.outputs[0], "Transpose")
-    joined = None if transposed is None else read_reader(transposed.outputs[0], "Reshape")
+    masked = find_producer(softmax.inputs[0], "Add")
+    context = find_only_reader(softmax.outputs[0], ["MatMul"])
+    transposed = None if context is None else find_only_reader(context.outputs[0], ["Transpose"])
+    joined = None if transposed is None else find_only_reader(transposed.outputs[0], ["Reshape"])
     if masked is None or context is None or transposed is None or joined is None:
         return None
-    scores = read_producer(masked.inputs[0], "MatMul")
-    scaled = None if scores is None else read_producer(scores.inputs[0], "Mul")
+    scores = find_producer(masked.inputs[0], "MatMul")
+    scaled = None if scores is None else find_producer(scores.inputs[0], "Mul")
     bias = masked.inputs[1]
     if scores is None or scaled is None or not is_bias(bias) or not is_permutation(transposed, HEADS_FIRST):
         return None
@@ -89,10 +90,10 @@ def find_parts(softmax: ir.Node) -> AttentionPattern | None:
 
 def find_joined_heads(value: ir.Value | None, permutation: list[int]) -> ir.Value | None:
     """Return what is split into heads and transposed, (B, T, E); None where it is not just that."""
-    transpose = read_producer(value, "Transpose")
+    transpose = find_producer(value, "Transpose")
     if transpose is None or not is_permutation(transpose, permutation):
         return None
-    reshape = read_producer(transpose.inputs[0], "Reshape")
+    reshape = find_producer(transpose.inputs[0], "Reshape")
     joined = None if reshape is None else reshape.inputs[0]
     is_joined = joined is not None and joined.shape is not None and len(joined.shape) == 3
     return joined if is_joined else None
@@ -105,17 +106,3 @@ def is_permutation(transpose: ir.Node, permutation: list[int]) -> bool:
 def is_bias(value: ir.Value | None) -> bool:
     """Tell whether a value is a mask that all heads share."""
     return value is not None and value.shape is not None and len(value.shape) == 4 and value.shape[1] == 1
-
-
-def read_producer(value: ir.Value | None, operator: str) -> ir.Node | None:
-    """Return the node that computes a value if it is of an operator."""
-    node = None if value is None else value.producer()
-    return node if node is not None and node.op_type == operator else None
-
-
-def read_reader(value: ir.Value, operator: str) -> ir.Node | None:
-    """Return the only node that reads a value if it is of an operator."""
-    uses = list(value.uses())
-    if len(uses) != 1 or value.is_graph_output() or uses[0].node.op_type != operator:
-        return None
-    return uses[0].node

@@ -13,9 +13,11 @@ import numpy.typing as npt
 import onnx_ir as ir
 from onnx_ir.passes.common import RemoveUnusedNodesPass
 
+from .biases import find_bias_add, find_vector, split_bias_gelus
 from .build import Builder, replace_value
 from .int8_rows import RowProduct, RowRule
-from .weights import MICROSOFT, View, Weight, add_initializer, find_bias_add, find_vector, find_weight
+from .neighbours import find_below
+from .weights import MICROSOFT, View, Weight, add_initializer, find_weight
 
 # What the constants of a product are called, behind its first parameter's name.
 COLUMNS = ".int8.columns"
@@ -41,6 +43,11 @@ class Linears:
         """The parameters' names."""
         return tuple(weight.name for weight in self.weights)
 
+    @property
+    def width(self) -> int:
+        """N, of all results side by side."""
+        return sum(weight.rows for weight in self.weights)
+
     def join_weights(self) -> npt.NDArray[np.float32]:
         """Return all columns (K, N), float32."""
         return np.concatenate([weight.array().T for weight in self.weights], axis=1)
@@ -60,25 +67,40 @@ def find_linears(graph: ir.Graph) -> list[Linears]:
     ]
 
 
+def find_attention_products(graph: ir.Graph) -> set[ir.Node]:
+    """Return the products by constants that attention's queries, keys and values come from."""
+    contexts = [
+        context
+        for node in graph
+        if node.op_type == "Softmax"
+        for context in find_below(node.outputs[0], "MatMul")
+        if find_weight(context) is None
+    ]
+    found = set()
+    seen = set()
+    waiting: list[ir.Node | None] = [*contexts]
+    while waiting:
+        node = waiting.pop()
+        if node is None or node in seen:
+            continue
+        seen.add(node)
+        if find_weight(node) is not None:
+            found.add(node)
+        else:
+            waiting += [value.producer() for value in node.inputs if value is not None]
+    return found
+
+
 def quantize_encoder(model: ir.Model, products: Mapping[tuple[str, ...], RowProduct]) -> None:
     """Make an encoder's products int8, those whose parameters' names `products` has."""
+    split_bias_gelus(model.graph)
     op = Builder(model.graph, None, "int8")
-    split_bias_gelus(op)
     for linears in find_linears(model.graph):
         if linears.names in products:
             op.before = linears.matmuls[0]
             replace_linears(op, linears, products[linears.names])
     RemoveUnusedNodesPass()(model)
     model.graph.opset_imports[MICROSOFT] = 1
-
-
-def split_bias_gelus(op: Builder) -> None:
-    """Write BiasGelu as Add and Gelu: a product may add the bias, and then Gelu takes half the time."""
-    for node in [node for node in op.graph if node.op_type == "BiasGelu"]:
-        op.before = node
-        result = op("Gelu", op("Add", *node.inputs), domain=MICROSOFT)
-        replace_value(node.outputs[0], result)
-        op.graph.remove(node, safe=True)
 
 
 def multiply_rows(op: Builder, linears: Linears, product: RowProduct, bias: ir.Value | None) -> ir.Value:

@@ -101,9 +101,13 @@ class RowProduct:
 
     def round_rows(self, x: Array) -> Array:
         """Return x (M, K) as the product sees it."""
-        if self.smoothing is None:
-            return self.rule.round_rows(x)
-        return self.rule.round_rows(x / self.smoothing) * self.smoothing
+        rounded = self.rule.round_rows(divide(x, self.smoothing))
+        return rounded if self.smoothing is None else rounded * self.smoothing
+
+    def compensate(self, x: Array, weight: Array) -> RowProduct:
+        """Return it with the weight (K, N) rounded by GPTQ, for rows like x (M, K)."""
+        rows = divide(x, self.smoothing)
+        return replace(round_product(weight, self.smoothing, self.rule, rows), error=self.error)
 
     def dequantize(self) -> Array:
         """Return the weight (K, N) in float32, with the smoothing undone."""
@@ -111,12 +115,11 @@ class RowProduct:
         return weight if self.smoothing is None else weight / self.smoothing[:, None]
 
 
-def choose_product(x: Array, weight: Array, gptq: bool = True, worth: float = CONSTANT_WORTH) -> RowProduct:
+def choose_product(x: Array, weight: Array, worth: float = CONSTANT_WORTH) -> RowProduct:
     """Return the int8 form of `weight` (K, N) whose products with rows like x (M, K) are close, and fast.
 
     Steps and smoothings are fitted on the first half of the rows and judged on the other: on other texts. A
-    constant step may lose `worth` times what steps by row lose. Without `gptq` each number is rounded to the
-    nearest.
+    constant step may lose `worth` times what steps by row lose. Weights are rounded to the nearest.
     """
     fit, held = np.array_split(x, 2)
     exact = held @ weight
@@ -132,24 +135,20 @@ def choose_product(x: Array, weight: Array, gptq: bool = True, worth: float = CO
         rounded = find_rule(fit / s).round_rows(held / s)
         return float(np.square(rounded @ nearly - exact).sum()) / largest
 
+    plain = measure_error(None, RowRule.of)
+    error, alpha = min((measure_error(alpha, RowRule.of), alpha) for alpha in ALPHAS)
+    smoothing = None
+    if error < plain * WORTH:
+        smoothing = compute_smoothing(x, weight, alpha)
+    else:
+        error = plain
     find_rule = RowRule.of
-    best: float | None = None
-    error = measure_error(None, find_rule)
-    for alpha in ALPHAS:
-        smoothed = measure_error(alpha, find_rule)
-        if smoothed < error * (WORTH if best is None else 1.0):
-            error = smoothed
-            best = alpha
-    limit = worth * error
-    for alpha in CONSTANT_ALPHAS:
-        constant = measure_error(alpha, RowRule.of_all)
-        if constant < limit:
-            limit = error = constant
-            best = alpha
-            find_rule = RowRule.of_all
-    smoothing = None if best is None else compute_smoothing(x, weight, best)
-    rows = x if smoothing is None else x / smoothing
-    product = round_product(weight, smoothing, find_rule(rows), rows if gptq else None)
+    constant_error, alpha = min((measure_error(alpha, RowRule.of_all), alpha) for alpha in CONSTANT_ALPHAS)
+    if constant_error < error * worth:
+        error = constant_error
+        smoothing = compute_smoothing(x, weight, alpha)
+        find_rule = RowRule.of_all
+    product = round_product(weight, smoothing, find_rule(divide(x, smoothing)))
     return replace(product, error=error)
 
 
@@ -164,6 +163,11 @@ def round_product(
     else:
         columns = round_with_gptq(scaled, scale[None], -TOP, TOP, rows)
     return RowProduct(smoothing, rule, columns, scale)
+
+
+def divide(x: Array, smoothing: Array | None) -> Array:
+    """Return rows x (M, K) as a product with a smoothing (K,) rounds them."""
+    return x if smoothing is None else x / smoothing
 
 
 def compute_smoothing(x: Array, weight: Array, alpha: float) -> Array:

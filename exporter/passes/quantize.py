@@ -14,6 +14,7 @@ import numpy.typing as npt
 import onnx_ir as ir
 from onnx_ir.passes.common import RemoveUnusedNodesPass
 
+from .biases import find_bias_add, find_vector, split_bias_gelus
 from .gptq import round_to_nearest, round_with_gptq
 from .tables import replace_by_parts
 from .weights import (
@@ -22,8 +23,6 @@ from .weights import (
     View,
     Weight,
     add_initializer,
-    find_bias_add,
-    find_vector,
     find_weight,
 )
 
@@ -176,6 +175,7 @@ def quantize_weights(
                 done[name] = known[name] if name in known else quantize(array(), bits, size)
         except ValueError as error:
             raise ValueError(f"{name}: {error}") from error
+    split_bias_gelus(graph)
     for node, weight in find_products(graph):
         replace_product(graph, node, weight, done[weight.name])
     for node, table in find_lookups(graph):

@@ -202,23 +202,6 @@ def find_weight(node: ir.Node) -> Weight | None:
     return Weight(Stored.read(value).parameter, columns, lambda: constant.numpy().T, None, bias)
 
 
-def find_bias_add(matmul: ir.Node) -> ir.Node | None:
-    """Return the Add of a constant vector, as wide as the product, that alone reads it, or None."""
-    product = matmul.outputs[0]
-    uses = list(product.uses())
-    if len(matmul.inputs) > 2 or product.is_graph_output() or len(uses) != 1 or uses[0].node.op_type != "Add":
-        return None
-    vector = find_vector(uses[0].node)
-    wide = vector is not None and product.shape is not None and vector.shape == product.shape[-1:]
-    return uses[0].node if wide else None
-
-
-def find_vector(add: ir.Node) -> ir.Value | None:
-    """Return the constant vector that an Add adds, or None."""
-    constants = [v for v in add.inputs if v is not None and v.const_value is not None]
-    return next((v for v in constants if v.const_value is not None and len(v.const_value.shape) == 1), None)
-
-
 class View(ir.LazyTensor):
     """Part of a tensor's bytes, from a row on, under a shape of its own; in a file it takes no room."""
 

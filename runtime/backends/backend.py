@@ -144,19 +144,23 @@ class GraphRunner:
         self.artifact = artifact
         self.budget = MemoryBudget(None) if budget is None else budget
         self.closed = False
-        self._lock = threading.Lock()
+        self.lock = threading.Lock()  # of the one thread at a time that reaches the engine
 
     @contextmanager
     def turn(self) -> Iterator[None]:
         """Let one thread at a time reach the engine, unless it is gone."""
-        with self._lock:
-            if self.closed:
-                raise ClosedError
+        with self.lock:
+            self.check_open()
             yield
+
+    def check_open(self) -> None:
+        """Refuse an engine that is gone."""
+        if self.closed:
+            raise ClosedError
 
     def close(self) -> None:
         """Free the engine; closing twice is fine."""
-        with self._lock:
+        with self.lock:
             if not self.closed:
                 self.closed = True
                 self.program.close()

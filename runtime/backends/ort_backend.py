@@ -9,7 +9,7 @@ from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from types import ModuleType
-from typing import Any, Literal
+from typing import Any, Literal, NoReturn
 
 import numpy as np
 
@@ -18,6 +18,7 @@ from ..bundle.manifest import Artifact
 from ..errors import BackendError, BackendUnavailableError, ClosedError
 from .backend import Array, ArrayBuffer, Arrays, BoundGraph, Buffer, Buffers, Shape
 from .dialects import CPU_DIALECTS, choose_artifact
+from .huge_pages import HugePages
 from .requirements import EXACT_PRODUCTS, check_version, products_saturate, warn_if_slow
 from .threads import choose_threads
 
@@ -76,7 +77,7 @@ class OrtProgram:
         if optimized:  # and saved by ONNX Runtime
             options.graph_optimization_level = import_onnxruntime().GraphOptimizationLevel.ORT_DISABLE_ALL
         self.dtypes: dict[str, np.dtype[Any]] = {}
-        with wrap_ort_errors(f"ONNX Runtime cannot load {path.name}"):
+        with wrap_ort_errors(f"ONNX Runtime cannot load {path.name}"), HugePages() as self.huge_pages:
             self.session = make_session(path, options, providers, disabled)
         for tensor in (*self.session.get_inputs(), *self.session.get_outputs()):
             if tensor.type not in NUMPY_TYPES:
@@ -107,9 +108,8 @@ class OrtProgram:
         return step
 
     def execute(self, session: Any, binding: Any) -> None:
-        """Let the engine compute one step."""
+        """Let the engine compute one step; its results are there when it returns."""
         session.run_with_iobinding(binding)
-        self.synchronise()
 
     def find_session(self) -> Any:
         session = self.session
@@ -123,9 +123,6 @@ class OrtProgram:
             binding.bind_ortvalue_output(name, buffer.value)
         else:
             binding.bind_ortvalue_input(name, buffer.value)
-
-    def synchronise(self) -> None:
-        """Wait until a run's results are there; on the CPU they are when it returns."""
 
     def close(self) -> None:
         """Drop the session, which bindings keep too. Closing twice is fine."""
@@ -158,24 +155,24 @@ class OrtStep:
                 program.bind_buffer(self.binding, name, buffer)
 
     def __call__(self, inputs: Arrays) -> dict[str, Array]:
+        # A step that runs keeps both, also where another thread closes meanwhile.
         session = self.program.find_session()
-        binding = self.binding  # a step that runs keeps both, also where another thread closes meanwhile
-        if not self.takes(inputs):
-            return self.run_first(session, binding, inputs)
+        binding = self.binding
         for name, array in inputs.items():
-            self.inputs[name][...] = array
+            bound = self.inputs.get(name)
+            if bound is None or bound.shape != array.shape:
+                return self.run_first(session, binding, inputs)
+            bound[...] = array
         self.bind_results(binding)
-        with wrap_ort_errors(RUNNING):
+        try:  # without a context manager's calls: a step leaves all code cold, and each takes 5 us
             self.program.execute(session, binding)
+        except Exception as error:
+            raise_ort_error(RUNNING, error)
         return dict(self.results)
-
-    def takes(self, inputs: Arrays) -> bool:
-        """Return whether inputs have the shapes of the last call's, and so will the results."""
-        bound = self.inputs
-        return bool(bound) and all(array.shape == bound[name].shape for name, array in inputs.items())
 
     def run_first(self, session: Any, binding: Any, inputs: Arrays) -> dict[str, Array]:
         """Run on inputs of shapes that the last call did not have; ONNX Runtime allocates the results."""
+        self.program.huge_pages.collapse_when_due()
         # Rows one behind the other, else ONNX Runtime would bind a copy, which no later call writes to.
         bound = {
             name: np.array(array, self.program.find_dtype(name), order="C") for name, array in inputs.items()
@@ -213,7 +210,7 @@ class OrtStep:
 
 def count_references(arrays: dict[str, Array]) -> int:
     """Return how many references the array has that most refer to; a view of it is one too."""
-    return max(sys.getrefcount(array) for array in arrays.values())
+    return max(map(sys.getrefcount, arrays.values()))
 
 
 UNSHARED = count_references({"unshared": np.empty(1)})  # counting takes some, in each Python others
@@ -319,10 +316,15 @@ def wrap_ort_errors(doing: str) -> Iterator[None]:
     try:
         yield
     except Exception as error:
-        # Session creation raises ONNX Runtime's own exceptions, a run with IO binding RuntimeError.
-        if isinstance(error, RuntimeError) or type(error).__module__.startswith("onnxruntime"):
-            raise BackendError(f"{doing}: {' '.join(str(error).split())}") from error
-        raise
+        raise_ort_error(doing, error)
+
+
+def raise_ort_error(doing: str, error: Exception) -> NoReturn:
+    """Raise an exception of ONNX Runtime as a BackendError, in one line; any other as it is."""
+    # Session creation raises ONNX Runtime's own exceptions, a run with IO binding RuntimeError.
+    if isinstance(error, RuntimeError) or type(error).__module__.startswith("onnxruntime"):
+        raise BackendError(f"{doing}: {' '.join(str(error).split())}") from error
+    raise error
 
 
 NUMPY_TYPES: dict[str, np.dtype[Any]] = {

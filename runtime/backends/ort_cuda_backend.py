@@ -101,7 +101,8 @@ class OrtCudaProgram(DeviceProgram, OrtProgram):
         bind = binding.bind_output if name in self.output_names else binding.bind_input
         bind(name, "cuda", self.device.gpu.index, buffer.dtype.type, buffer.shape, buffer.address)
 
-    def synchronise(self) -> None:
+    def execute(self, session: Any, binding: Any) -> None:
+        super().execute(session, binding)
         self.device.synchronise()
 
     def close(self) -> None:

@@ -75,13 +75,13 @@ class Cache(ABC):
 
     @abstractmethod
     def step(
-        self, ids: Array, valid: Array, logit_rows: Array, outputs: Sequence[str] = LOGITS
+        self, ids: Array, valid: Array | None, logit_rows: Array, outputs: Sequence[str] = LOGITS
     ) -> dict[str, Array]:
         """Run the graph over new tokens on top of what is cached; return the named outputs.
 
         Args:
             ids: (B, T) int64, padded on the dialect's side.
-            valid: (B, T) bool, False at padding; rows that have ended are all padding.
+            valid: (B, T) bool, False at padding; rows that have ended are all padding. None without any.
             logit_rows: (N,) int64, flat indices into B * T; "logits" are (N, V) float32.
         """
 
@@ -145,14 +145,14 @@ class GrowingCache(Cache):
         refuse_overflow(self.columns - self.forgotten + width, self.capacity)
 
     def step(
-        self, ids: Array, valid: Array, logit_rows: Array, outputs: Sequence[str] = LOGITS
+        self, ids: Array, valid: Array | None, logit_rows: Array, outputs: Sequence[str] = LOGITS
     ) -> dict[str, Array]:
         B, T = ids.shape
         self.check_room(T)
         if self.forgotten:
             self.compact_past(T)
         total = self.columns + T
-        self.mask[:, self.columns : total] = valid
+        self.mask[:, self.columns : total] = 1 if valid is None else valid
         mask = self.mask[:, :total]
         positions = np.maximum(mask.cumsum(axis=1) - 1, 0)[:, self.columns :]
         buffers = dict(self.context.buffers)
@@ -213,7 +213,7 @@ class SlotCache(Cache):
     """`inplace`: fixed slots, written where each row's tokens belong; the output is the input's memory."""
 
     def allocate(self, batch: int) -> None:
-        self.lengths = np.zeros(batch, np.int32)
+        self.lengths = [0] * batch
         self.slots: list[Buffer] = []
         self.steps: dict[tuple[int, tuple[str, ...]], BoundGraph] = {}  # by their rows and outputs
         self.buffers = dict(self.context.buffers)
@@ -225,20 +225,25 @@ class SlotCache(Cache):
             self.buffers |= {spec.name: used, out.name: used}
 
     def check_room(self, width: int) -> None:
-        refuse_overflow(self.find_longest() + width, self.capacity)
+        refuse_overflow(max(self.lengths) + width, self.capacity)
 
     def step(
-        self, ids: Array, valid: Array, logit_rows: Array, outputs: Sequence[str] = LOGITS
+        self, ids: Array, valid: Array | None, logit_rows: Array, outputs: Sequence[str] = LOGITS
     ) -> dict[str, Array]:
         B, T = ids.shape
-        counts = valid[:, 0] if T == 1 else valid.sum(axis=1, dtype=np.int32)
-        if self.find_longest() + T > self.capacity:
-            refuse_overflow(int((self.lengths[:B] + np.where(counts, T, 0)).max()), self.capacity)
-        own = {"input_ids": ids, "logit_rows": logit_rows, **self.place(range(B), T)}
-        results = self.bind_step(B, tuple(outputs))({**self.context.inputs, **own})
+        counts = [T] * B if valid is None else valid.sum(axis=1).tolist()
+        starts = self.lengths[:B]
+        grown = [length + count for length, count in zip(starts, counts, strict=True)]
+        if max(starts) + T > self.capacity:
+            going = [length + T for length, count in zip(starts, counts, strict=True) if count]
+            refuse_overflow(max(going, default=0), self.capacity)
+            # A row that ended with its slots full has its last one overwritten, which nobody reads again.
+            starts = [min(length, self.capacity - T) for length in starts]
+        own = {"input_ids": ids, "logit_rows": logit_rows, **self.place(starts, T)}
+        bound = self.steps.get((B, tuple(outputs))) or self.bind_step(B, tuple(outputs))
+        results = bound({**self.context.inputs, **own})
         # Padding was written beyond a row's length, where its next tokens overwrite it unread.
-        self.lengths = self.lengths.copy()
-        self.lengths[:B] += counts
+        self.lengths[:B] = grown
         return results
 
     def step_row(
@@ -246,15 +251,14 @@ class SlotCache(Cache):
     ) -> dict[str, Array]:
         """Run tokens of one row on top of what it holds, as a batch of one; return the named outputs."""
         T = len(tokens)
-        refuse_overflow(int(self.lengths[row]) + T, self.capacity)
+        refuse_overflow(self.lengths[row] + T, self.capacity)
         inputs = {
             "input_ids": np.asarray([tokens], np.int64),
             "logit_rows": np.asarray(logit_rows, np.int64),
-            **self.place(range(row, row + 1), T),
+            **self.place(self.lengths[row : row + 1], T, row),
         }
         buffers = {name: buffer.row(row) for name, buffer in self.buffers.items()}
         results = self.program.run(inputs, buffers, outputs)
-        self.lengths = self.lengths.copy()
         self.lengths[row] += T
         return results
 
@@ -262,63 +266,52 @@ class SlotCache(Cache):
         """Overwrite a row with the first `length` tokens of another one."""
         for slots in self.slots:
             slots.copy_rows(source, target, min(length, slots.shape[2]))
-        self.lengths = self.lengths.copy()
         self.lengths[target] = length
 
     def truncate_row(self, row: int, length: int) -> None:
         """Forget all but the first `length` tokens of a row."""
-        self.lengths = self.lengths.copy()
-        self.lengths[row] = min(int(self.lengths[row]), length)
+        self.lengths[row] = min(self.lengths[row], length)
 
     def find_kept(self, row: int, length: int) -> int:
         """Return `length`, or 0 where what a window then needs of a row is gone."""
         return length
 
     def bind_step(self, rows: int, outputs: tuple[str, ...]) -> BoundGraph:
-        """Return the graph bound to the first rows; it is bound once, whatever number of layers it has."""
-        if (rows, outputs) not in self.steps:
-            buffers = self.buffers
-            if rows < len(self.lengths):
-                buffers = {name: buffer.view((rows, *buffer.shape[1:])) for name, buffer in buffers.items()}
-            self.steps[rows, outputs] = self.program.bind(buffers, outputs)
-        return self.steps[rows, outputs]
+        """Return the graph bound to the first rows, for all later steps of as many."""
+        buffers = self.buffers
+        if rows < len(self.lengths):
+            buffers = {name: buffer.view((rows, *buffer.shape[1:])) for name, buffer in buffers.items()}
+        bound = self.steps[rows, outputs] = self.program.bind(buffers, outputs)
+        return bound
 
-    def place(self, rows: range, width: int) -> dict[str, Array]:
-        """Return the inputs that say where `width` tokens of each of some rows go."""
-        lengths = self.lengths[rows.start : rows.stop]
-        if self.find_longest() + width > self.capacity:
-            # A row that ended with its slots full has its last one overwritten, which nobody reads again.
-            lengths = np.minimum(lengths, self.capacity - width).astype(np.int32)
-        return {"past_lengths": lengths}
-
-    def find_longest(self) -> int:
-        """Return the tokens of the longest row."""
-        return int(max(self.lengths.tolist()))  # for few rows a third of numpy's time
+    def place(self, lengths: Sequence[int], width: int, first: int = 0) -> dict[str, Array]:
+        """Return the inputs that say behind how many tokens `width` go, of each row from the first on."""
+        return {"past_lengths": np.array(lengths, np.int32)}
 
     def copy_rows(self, copies: Sequence[tuple[int, int]]) -> None:
         for source, target in copies:
             for slots in self.slots:
-                slots.copy_rows(source, target, min(int(self.lengths[source]), slots.shape[2]))
+                slots.copy_rows(source, target, min(self.lengths[source], slots.shape[2]))
             self.lengths[target] = self.lengths[source]
 
     def spread(self) -> None:
         for (past, present), slots in zip(self.pairs, self.slots, strict=True):
-            spread_rows(slots, len(self.lengths), self.copies, min(int(self.lengths.max()), slots.shape[2]))
+            spread_rows(slots, len(self.lengths), self.copies, min(max(self.lengths), slots.shape[2]))
             self.buffers |= {past.name: slots, present.name: slots}
         self.steps = {}  # which were bound to fewer rows
-        self.lengths = np.repeat(self.lengths, self.copies)
+        self.lengths = [length for length in self.lengths for _ in range(self.copies)]
 
     def truncate(self, length: int) -> int:
-        self.lengths = np.minimum(self.lengths, length)
+        self.lengths = [min(kept, length) for kept in self.lengths]
         return length
 
     def repeat(self, times: int) -> None:
-        for row, length in enumerate(map(int, self.lengths)):
+        for row, length in enumerate(self.lengths):
             for slots in self.slots:
                 if slots.shape[2] >= times * length:
                     for time in range(1, times):
                         slots.copy_slots(row, 0, time * length, length)
-        self.lengths = self.lengths * times
+        self.lengths = [length * times for length in self.lengths]
 
 
 class GroupQueryCache(SlotCache):
@@ -335,15 +328,16 @@ class GroupQueryCache(SlotCache):
         self.recent = [slots for (past, _), slots in pairs if RECENT in past.axis_names()]
 
     def step(
-        self, ids: Array, valid: Array, logit_rows: Array, outputs: Sequence[str] = LOGITS
+        self, ids: Array, valid: Array | None, logit_rows: Array, outputs: Sequence[str] = LOGITS
     ) -> dict[str, Array]:
-        if min(ids.shape) == 1 or not self.lengths.any():
+        if 1 in ids.shape or not any(self.lengths):
             return super().step(ids, valid, logit_rows, outputs)
         if self.context.buffers or tuple(outputs) != LOGITS:
             raise InputError("several tokens on top of a past that see a source run at batch 1 only")
-        T = ids.shape[1]
-        counts = valid.sum(axis=1, dtype=np.int32)
-        refuse_overflow(int((self.lengths + counts).max()), self.capacity)
+        B, T = ids.shape
+        counts = np.full(B, T) if valid is None else valid.sum(axis=1)
+        grown: list[int] = (counts + self.lengths).tolist()
+        refuse_overflow(max(grown), self.capacity)
         logits: dict[int, Array] = {}  # by logit row
         for b in np.flatnonzero(counts):
             wanted = [int(i) for i in logit_rows if i // T == b]
@@ -353,12 +347,12 @@ class GroupQueryCache(SlotCache):
         unread = results[0]  # of a row that takes in nothing
         return {"logits": np.stack([logits.get(int(i), unread) for i in logit_rows])}
 
-    def place(self, rows: range, width: int) -> dict[str, Array]:
-        placed = super().place(rows, width)
+    def place(self, lengths: Sequence[int], width: int, first: int = 0) -> dict[str, Array]:
+        placed = {"past_lengths": np.array(lengths, np.int32)}
         if self.recent:
-            for b, length in zip(rows, placed["past_lengths"], strict=True):
-                self.make_room(b, int(length), width)
-            placed["window_starts"] = self.starts[rows.start : rows.stop]
+            for row, length in enumerate(lengths, first):
+                self.make_room(row, length, width)
+            placed["window_starts"] = self.starts[first : first + len(lengths)]
         return placed
 
     def make_room(self, row: int, length: int, width: int) -> None:
@@ -394,9 +388,8 @@ class GroupQueryCache(SlotCache):
     def find_kept(self, row: int, length: int) -> int:
         if self.recent:
             assert self.artifact.window is not None
-            if self.starts[row] > max(
-                0, length + 1 - self.artifact.window
-            ):  # the first that the next one sees
+            first_seen = max(0, length + 1 - self.artifact.window)  # by the next token
+            if self.starts[row] > first_seen:
                 return 0
         return length
 
@@ -404,15 +397,17 @@ class GroupQueryCache(SlotCache):
         if self.recent:
             assert self.artifact.window is not None
             first_seen = max(0, length + 1 - self.artifact.window)  # by the next token
-            if ((self.lengths > length) & (self.starts > first_seen)).any():
+            if ((np.array(self.lengths) > length) & (self.starts > first_seen)).any():
                 length = 0
                 self.starts[:] = 0
         return super().truncate(length)
 
     def repeat(self, times: int) -> None:
         if self.recent:  # slots that are too few have a text's end, which its repetition has too
-            later = self.lengths * times
-            self.starts = np.where(later > self.recent[0].shape[2], later - self.lengths + self.starts, 0)
+            lengths = np.array(self.lengths)
+            later = lengths * times
+            starts = np.where(later > self.recent[0].shape[2], later - lengths + self.starts, 0)
+            self.starts = starts.astype(np.int32)
         super().repeat(times)
 
 

@@ -6,8 +6,7 @@ N rows, K candidates, V vocabulary
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
-from typing import TypeAlias
+from typing import NamedTuple, TypeAlias
 
 import numpy as np
 import numpy.typing as npt
@@ -15,7 +14,7 @@ import numpy.typing as npt
 from ..backends.backend import Array
 from ..bundle.artifact import CANDIDATES, Artifact
 from .cache import LOGITS
-from .sampling import Logits, Sampling, choose, compute_logprobs
+from .sampling import Logits, Sampling, check_logits, choose, compute_log_sum, compute_logprobs
 
 Mask: TypeAlias = npt.NDArray[np.bool_]
 """Which tokens may come next: (V,)."""
@@ -23,15 +22,14 @@ Mask: TypeAlias = npt.NDArray[np.bool_]
 CANDIDATE = np.dtype([("id", np.int64), ("logit", np.float32), ("log_sum", np.float32)])
 
 
-@dataclass(frozen=True)
-class Chosen:
+class Chosen(NamedTuple):
     """The next token of each row, and what was asked for beside it; None where it was not.
 
     Log-probabilities are the model's own, before any processing.
     """
 
-    tokens: npt.NDArray[np.int64]  # (N,)
-    logprobs: npt.NDArray[np.float64] | None  # (N,)
+    tokens: list[int]
+    logprobs: list[float] | None
     # Ids of the M likeliest tokens, the likeliest first, and their log-probabilities: (N, M) both.
     likeliest: tuple[npt.NDArray[np.int64], npt.NDArray[np.float64]] | None = None
 
@@ -77,21 +75,31 @@ def choose_tokens(
     logits. Candidates give the token that all logits would give, but where more than K of a row's are equal
     at top_k's border.
     """
-    if scores.dtype == CANDIDATE:
+    if scores.dtype.names is not None:
         assert not top_logprobs, "choose_results asks for logits"
         picked = choose(scores["logit"], histories, sampling, generators)
         chosen = scores[np.arange(len(scores)), picked]
-        return Chosen(
-            tokens=chosen["id"],
-            logprobs=chosen["logit"] - chosen["log_sum"].astype(np.float64) if logprobs else None,
-        )
-    allowed = scores if masks is None else np.where(masks, scores, -np.inf).astype(np.float32)
+        own = chosen["logit"] - chosen["log_sum"].astype(np.float64)
+        return Chosen(tokens=chosen["id"].tolist(), logprobs=own.tolist() if logprobs else None)
+    allowed = scores
+    if masks is not None:
+        check_logits(scores)  # of tokens that must not come too
+        allowed = np.where(masks, scores, -np.inf).astype(np.float32)
     tokens = choose(allowed, histories, sampling, generators)
+    likeliest = sampling.greedy and not sampling.processes and masks is None
     return Chosen(
         tokens=tokens,
-        logprobs=compute_logprobs(scores, tokens) if logprobs else None,
+        logprobs=[compute_logprob(scores[b], t, likeliest) for b, t in enumerate(tokens)]
+        if logprobs
+        else None,
         likeliest=find_likeliest(scores, top_logprobs) if top_logprobs else None,
     )
+
+
+def compute_logprob(logits: Logits, token: int, likeliest: bool) -> float:
+    """Return the log-probability that sound logits (V,) give to a token, perhaps the likeliest one."""
+    logit: float = logits.item(token)
+    return logit - compute_log_sum(logits, highest=logit if likeliest else None)
 
 
 def find_likeliest(logits: Logits, count: int) -> tuple[npt.NDArray[np.int64], npt.NDArray[np.float64]]:

@@ -108,8 +108,8 @@ class DecoderRun:
 
         Rows that are not `active` have ended: they neither grow nor count any more.
         """
-        ids = np.asarray(tokens, np.int64)[:, None]
-        valid = np.ones_like(ids, bool) if active is None else np.asarray(active, bool)[:, None]
+        ids = np.array([tokens], np.int64).T
+        valid = None if active is None else np.array([active], bool).T
         return self.step(ids, valid, np.arange(len(tokens)), outputs)
 
     def extend(
@@ -117,8 +117,8 @@ class DecoderRun:
     ) -> Iterator[Array]:
         """Run several tokens behind the cache at batch 1; yield the logits (T, V) behind them in chunks."""
         for start in range(0, len(tokens), chunk):
-            ids = np.asarray([tokens[start : start + chunk]], np.int64)
-            yield self.step(ids, np.ones_like(ids, bool), np.arange(ids.shape[1]), outputs)
+            ids = np.array([tokens[start : start + chunk]], np.int64)
+            yield self.step(ids, None, np.arange(ids.shape[1]), outputs)
 
     def extend_row(self, row: int, tokens: Sequence[int], outputs: Sequence[str] = LOGITS) -> Array:
         """Run tokens of one row, in a cache with fixed slots; return the scores (1, ...) behind the last."""
@@ -147,17 +147,22 @@ class DecoderRun:
             self.cache.repeat(times)
 
     def step(
-        self, ids: Array, valid: Array, logit_rows: Sequence[int] | Array, outputs: Sequence[str] = LOGITS
+        self,
+        ids: Array,
+        valid: Array | None,
+        logit_rows: Sequence[int] | Array,
+        outputs: Sequence[str] = LOGITS,
     ) -> Array:
         """Run the graph once; return the scores (N, ...) of `logit_rows`, flat indices into its B * T."""
         return read_scores(self.run_graph(ids, valid, logit_rows, outputs))
 
     def run_graph(
-        self, ids: Array, valid: Array, logit_rows: Sequence[int] | Array, outputs: Sequence[str]
+        self, ids: Array, valid: Array | None, logit_rows: Sequence[int] | Array, outputs: Sequence[str]
     ) -> dict[str, Array]:
         """Run the graph once; return the named results."""
         self.reservation.use()
-        with self.decoder.turn():
+        with self.decoder.lock:  # `turn`, without a context manager's calls
+            self.decoder.check_open()
             return self.cache.step(ids, valid, np.asarray(logit_rows, np.int64), outputs)
 
     def copy_rows(self, copies: Sequence[tuple[int, int]]) -> None:

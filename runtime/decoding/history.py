@@ -1,40 +1,26 @@
-"""The tokens of a row so far, kept as an array, so that no step converts all of them."""
+"""The tokens of a row so far, as a list and as an array, so that no step converts all of them."""
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Sequence
-from typing import Any, overload
+from collections.abc import Iterable
+from typing import Any
 
 import numpy as np
 import numpy.typing as npt
 
 
-class TokenHistory(Sequence[int]):
-    """A growing sequence of token ids; `np.asarray` of it copies nothing."""
+class TokenHistory(list[int]):
+    """A list of token ids that only grows; `np.asarray` of it converts those that are new since the last."""
 
     def __init__(self, tokens: Iterable[int]) -> None:
-        self._room: npt.NDArray[np.int64] = np.array([*tokens], np.int64)
-        self._length = len(self._room)
-
-    def append(self, token: int) -> None:
-        if self._length == len(self._room):
-            self._room = np.concatenate([self._room, np.empty(max(64, self._length), np.int64)])
-        self._room[self._length] = token
-        self._length += 1
-
-    @overload
-    def __getitem__(self, index: int) -> int: ...
-    @overload
-    def __getitem__(self, index: slice) -> list[int]: ...
-    def __getitem__(self, index: int | slice) -> int | list[int]:
-        found: int | list[int] = self._room[: self._length][index].tolist()
-        return found
-
-    def __iter__(self) -> Iterator[int]:
-        return iter(self[:])
-
-    def __len__(self) -> int:
-        return self._length
+        super().__init__(tokens)
+        self._room = np.empty(0, np.int64)
+        self._converted = 0
 
     def __array__(self, dtype: npt.DTypeLike | None = None, copy: bool | None = None) -> npt.NDArray[Any]:
-        return np.array(self._room[: self._length], dtype, copy=copy)
+        length = len(self)
+        if length > len(self._room):
+            self._room = np.concatenate([self._room, np.empty(length + 64, np.int64)])
+        self._room[self._converted : length] = self[self._converted :]
+        self._converted = length
+        return np.array(self._room[:length], dtype, copy=copy)

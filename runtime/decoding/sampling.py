@@ -70,14 +70,14 @@ class Sampling:
                 " and the logits, or None"
             )
 
-    @property
+    @cached_property
     def greedy(self) -> bool:
         """Whether the likeliest token is always taken."""
         if self.temperature is not None:
             return self.temperature == 0
         return self.top_k is None and self.top_p is None and self.min_p is None
 
-    @property
+    @cached_property
     def processes(self) -> bool:
         """Whether it changes logits in other ways than by leaving out those that are not likely enough."""
         return (
@@ -190,8 +190,8 @@ def choose(
     histories: Sequence[Sequence[int]],
     sampling: Sampling,
     generators: Sequence[np.random.Generator],
-) -> npt.NDArray[np.int64]:
-    """Choose the next token of each row of logits (B, V), processed as by `process`; return (B,) int64.
+) -> list[int]:
+    """Choose the next token of each row of logits (B, V), processed as by `process`.
 
     Greedy takes the first of equal logits. Otherwise each row takes one uniform number from its generator,
     of which there is one per row, and the token at that point of its cumulative distribution.
@@ -199,15 +199,18 @@ def choose(
     if sampling.greedy:
         if sampling.processes:
             logits = process(logits, histories, sampling)
-        likeliest: npt.NDArray[np.int64] = logits.argmax(axis=-1)  # the first NaN of a row that has one
-        if not all(isfinite(row[token]) for row, token in zip(logits, likeliest, strict=True)):
-            check_logits(logits)
+        likeliest = []
+        for b in range(len(logits)):  # numpy's own iteration ends with an IndexError, which takes 10 us
+            row = logits[b]
+            token = int(row.argmax())  # the first NaN of a row that has one
+            if not isfinite(row.item(token)):
+                check_logits(logits)
+            likeliest.append(token)
         return likeliest
     scores = process(logits, histories, sampling)
     if len(generators) != len(scores):
         raise InputError(f"{len(generators)} generators were given for {len(scores)} rows")
-    pairs = zip(scores, generators, strict=True)
-    return np.array([draw(row, generator) for row, generator in pairs], dtype=np.int64)
+    return [draw(row, generator) for row, generator in zip(scores, generators, strict=True)]
 
 
 def log_softmax(logits: Logits) -> npt.NDArray[np.float64]:
@@ -227,19 +230,21 @@ def compute_logprobs(logits: Logits, ids: npt.NDArray[np.int64]) -> npt.NDArray[
     """
     logprobs = np.empty(ids.shape)
     for b, (row, tokens) in enumerate(zip(logits, ids, strict=True)):
-        log_sum = compute_log_sum(np.asarray(row, np.float32))
+        log_sum = compute_log_sum(row)
         if not isfinite(log_sum):
             check_logits(logits)
         logprobs[b] = row[tokens].astype(np.float64) - log_sum
     return logprobs
 
 
-def compute_log_sum(row: npt.NDArray[np.float32]) -> float:
-    """Return the logarithm of the sum of the exponentials of logits (V,).
+def compute_log_sum(row: Logits, highest: float | None = None) -> float:
+    """Return the logarithm of the sum of the exponentials of logits (V,) of any float type.
 
-    It is not finite where the highest is not.
+    It is not finite where the highest is not, which is looked for unless given.
     """
-    highest = float(np.maximum.reduce(row))  # of a row with NaN, NaN
+    row = np.asarray(row, np.float32)
+    if highest is None:
+        highest = float(np.maximum.reduce(row))  # of a row with NaN, NaN
     if abs(highest) < SAFE_EXPONENT:
         return log(np.add.reduce(np.exp(row)))
     if not isfinite(highest):

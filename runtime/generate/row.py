@@ -43,13 +43,15 @@ class Row:
         (self.generator,) = make_generators(request.sampling.seed, [number])
         self.eos = frozenset(() if request.ignore_eos else eos)
         self.limit = request.max_new_tokens
-        self.room = room
+        self.most = min(self.limit, room)
         self.stop = StopStrings(request.stop)
+        self.stops = bool(request.stop)  # whether there is a stop string
         self.stream = tokenizer.stream()
         self.token_ids: list[int] = []
         self.logprobs: list[float] = []
         self.top_logprobs: list[tuple[TopLogprob, ...]] = []
-        self.pieces: list[str] = []
+        self.pieces: list[str] = []  # the text of the tokens that are decoded
+        self._decoded = 0  # of `token_ids`
         self.finish_reason: FinishReason | None = None
         self._reported_tokens = 0  # those that are in chunks already
         self._reported_pieces = 0
@@ -57,7 +59,7 @@ class Row:
     @property
     def most_left(self) -> int:
         """New tokens that may still come."""
-        return min(self.limit, self.room) - len(self.token_ids)
+        return self.most - len(self.token_ids)
 
     @property
     def has_news(self) -> bool:
@@ -69,37 +71,30 @@ class Row:
         return Usage(prompt_tokens=len(self.prompt), completion_tokens=len(self.token_ids))
 
     def take(self, chosen: Chosen, place: int) -> None:
-        """Take the token that was chosen at one place of a step; the last of `pieces` is what it shows."""
+        """Take the token that was chosen at one place of a step."""
         if chosen.logprobs is not None:
-            self.logprobs.append(float(chosen.logprobs[place]))
+            self.logprobs.append(chosen.logprobs[place])
         if chosen.likeliest is not None:
             ids, logprobs = chosen.likeliest
             pairs = zip(ids[place].tolist(), logprobs[place].tolist(), strict=True)
             self.top_logprobs.append(
                 tuple(self._make_top_logprob(token, logprob) for token, logprob in pairs)
             )
-        token = int(chosen.tokens[place])
+        token = chosen.tokens[place]
         self.history.append(token)
         self.token_ids.append(token)
         if self.grammar is not None:
             self.grammar.take(token)
-        # A model may have more rows than its tokenizer has tokens; those beyond spell nothing.
-        piece = self.stop.push(self.stream.push(token) if token < self.tokenizer.vocab_size else "")
-        if self.stop.found is not None:
-            self.finish_reason = "stop"
-        elif token in self.eos:
-            self.finish_reason = "eos"
+        if self.stops:
+            self._decode()
+        if token in self.eos:
+            self.finish("eos")
         elif self.grammar is not None and self.grammar.complete:
-            self.finish_reason = "stop"
-        elif len(self.token_ids) == self.limit:
-            self.finish_reason = "length"
-        elif len(self.token_ids) == self.room:
-            self.finish_reason = "context"
-        if self.finish_reason is not None:
-            piece += self._finish_text()
-            if self.stop.found is not None:  # the last bytes may complete one
-                self.finish_reason = "stop"
-        self.pieces.append(piece)
+            self.finish("stop")
+        elif len(self.token_ids) == self.most:
+            self.finish("length" if self.most == self.limit else "context")
+        elif self.stop.found is not None:
+            self.finish("stop")
 
     def accept(self, drafts: Sequence[int], scores: Array) -> int:
         """Take tokens up to the first that is no draft or ends the row; return how many drafts were right.
@@ -127,14 +122,21 @@ class Row:
         drafts = lookup.draft(most)
         return drafts[: self.grammar.count_allowed(drafts)]
 
+    def finish(self, reason: FinishReason) -> None:
+        """End the answer, by a stop string where its text has one; what was held back of it counts."""
+        self._decode()
+        self.pieces.append(self.stop.push(self.stream.finish()) + self.stop.finish())
+        self.finish_reason = reason if self.stop.found is None else "stop"
+
     def cancel(self) -> None:
-        """End the answer as it is, unless it has ended; what was held back of its text counts."""
+        """End the answer as it is, unless it has ended."""
         if self.finish_reason is None:
-            self.finish_reason = "cancelled"
-            self.pieces.append(self._finish_text())
+            self.finish("cancelled")
+            self.finish_reason = "cancelled"  # also where what was held back ends with a stop string
 
     def make_chunk(self) -> Chunk:
         """Return what came since the last chunk."""
+        self._decode()
         tokens = slice(self._reported_tokens, len(self.token_ids))
         text = "".join(self.pieces[self._reported_pieces :])
         self._reported_tokens = len(self.token_ids)
@@ -149,9 +151,13 @@ class Row:
             index=self.number,
         )
 
-    def _finish_text(self) -> str:
-        """Return the text that was held back, up to a stop string in it."""
-        return self.stop.push(self.stream.finish()) + self.stop.finish()
+    def _decode(self) -> None:
+        """Turn the tokens into text that are not yet. Called where it is looked at: a step has no time."""
+        for token in self.token_ids[self._decoded :]:
+            # A model may have more rows than its tokenizer has tokens; those beyond spell nothing.
+            if token < self.tokenizer.vocab_size:
+                self.pieces.append(self.stop.push(self.stream.push(token)))
+        self._decoded = len(self.token_ids)
 
     def _make_top_logprob(self, token: int, logprob: float) -> TopLogprob:
         text = ""

@@ -413,21 +413,20 @@ class TextGenerator(Model):
         outputs = choose_results(self.artifact, request.sampling, request.top_logprobs)
         start = time.perf_counter()
         scores = run.prefill([row.prompt for row in rows], outputs=outputs)
-        active = [True] * len(rows)
+        going = rows  # without a finish reason
+        active: list[bool] | None = None  # of all rows, those that are going; None while all are
         while True:
-            places = [place for place, active_row in enumerate(active) if active_row]
-            chosen = choose_for_rows(
-                [rows[place] for place in places],
-                scores if len(places) == len(rows) else scores[places],
-            )
-            for number, place in enumerate(places):
-                rows[place].take(chosen, number)
+            chosen = choose_for_rows(going, scores if active is None else scores[active])
             del scores  # the next step's go into the same memory
+            for place, row in enumerate(going):
+                row.take(chosen, place)
             yield time.perf_counter() - start
-            active = [row.finish_reason is None for row in rows]
-            if not any(active):
+            going = [row for row in going if row.finish_reason is None]
+            if not going:
                 return
             start = time.perf_counter()
+            if len(going) < len(rows):
+                active = [row.finish_reason is None for row in rows]
             scores = run.decode([row.token_ids[-1] for row in rows], active, outputs)
 
     def _decode_row(self, row: Row, request: GenerationRequest) -> Generator[float, None, None]:

@@ -36,7 +36,8 @@ def make_weights() -> tuple[dict[str, Callable[[], Array]], dict[str, torch.Tens
 def test_each_weight_is_rounded_for_the_rows_that_it_reads() -> None:
     read, rows = make_weights()
     lines: list[str] = []
-    found = round_weights({**read, "table": read["q"]}, rows, SIZE, lines.append, "int4: GPTQ")
+    shapes = {name: weight().shape for name, weight in read.items()}
+    found = round_weights({**read, "table": read["q"]}, shapes, rows, SIZE, lines.append, "int4: GPTQ")
     assert set(found) == set(rows)
     for name, blocks in found.items():
         alone = quantize(read[name](), 4, SIZE, rows[name].float().numpy())
@@ -51,7 +52,9 @@ def test_each_weight_is_rounded_for_the_rows_that_it_reads() -> None:
 def test_what_takes_long_is_said_with_the_way_out(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(run_gptq, "LONG_SECONDS", 0.0)
     lines: list[str] = []
-    round_weights(*make_weights(), SIZE, lines.append, "int4: GPTQ")
+    read, rows = make_weights()
+    shapes = {name: weight().shape for name, weight in read.items()}
+    round_weights(read, shapes, rows, SIZE, lines.append, "int4: GPTQ")
     (notice,) = [line for line in lines if isinstance(line, Notice)]
     assert notice.startswith("GPTQ takes about ") and "--quantizer rtn" in notice
     assert lines.index(notice) == 0

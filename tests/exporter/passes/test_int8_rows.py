@@ -18,7 +18,7 @@ from hypothesis import strategies as st
 
 from planforge.exporter import export
 from planforge.exporter.checkpoints.source import DEMOS
-from planforge.exporter.passes.int8_encoder import find_linears, quantize_encoder
+from planforge.exporter.passes.int8_encoder import find_attention_products, find_linears, quantize_encoder
 from planforge.exporter.passes.int8_rows import RowProduct, RowRule, choose_product
 from planforge.exporter.passes.weights import attach_parameters
 from planforge.runtime import TextEncoder, Translator
@@ -134,6 +134,34 @@ def test_a_bias_before_a_gelu_is_added_in_passing(rule: RowRule) -> None:
     assert np.median(np.abs(got - want)) <= 1e-5 * np.abs(want).max()
 
 
+def test_attention_s_products_are_told_from_a_gate_s() -> None:
+    """Queries, keys and values read one value, as a GLU's gate and its other half do."""
+    body = """
+        q = MatMul (x, wq)
+        qb = Add (q, bq)
+        k = MatMul (x, wk)
+        kt = Transpose <perm = [0, 2, 1]> (k)
+        v = MatMul (x, wv)
+        scores = MatMul (qb, kt)
+        weights = Softmax (scores)
+        hides = IsNaN (weights)
+        shown = Where (hides, zero, weights)
+        context = MatMul (shown, v)
+        out = MatMul (context, wo)
+        gate = MatMul (out, wg)
+        up = MatMul (out, wu)
+        open = Sigmoid (gate)
+        both = Mul (open, up)
+        y = MatMul (both, wd)
+    """
+    names = ("wq", "wk", "wv", "wo", "wg", "wu", "wd")
+    shapes = dict.fromkeys(names, (K, K)) | {"wd": (K, N)}
+    arrays = {name: normal(*shape, seed=len(shape)) for name, shape in shapes.items()}
+    model = graph(body, **arrays, bq=normal(K), zero=np.zeros(1, np.float32))
+    found = find_attention_products(model.graph)
+    assert {node.inputs[1].name for node in found if node.inputs[1]} == {"wq", "wk", "wv"}
+
+
 rows = st.integers(0, 2**32 - 1).flatmap(
     lambda seed: st.tuples(st.just(seed), st.floats(0.001, 30), st.floats(-5, 5), st.integers(2, 40))
 )
@@ -163,7 +191,7 @@ def test_every_row_keeps_its_range_whatever_the_others_reach(
 def test_alike_rows_share_a_step_and_rows_of_other_sizes_do_not() -> None:
     weight = normal(K, N, seed=2)
     alike, fresh = np.random.default_rng(1).uniform(-1, 1, (2, 1000, K)).astype(np.float32)
-    chosen = choose_product(alike, weight)
+    chosen = choose_product(alike, weight).compensate(alike, weight)
     assert chosen.rule.step is not None and chosen.error is not None
     limit = np.abs(alike if chosen.smoothing is None else alike / chosen.smoothing).max()
     assert limit < chosen.rule.step * 127 < 1.5 * limit  # other rows may reach a little further
@@ -182,7 +210,7 @@ def test_a_column_of_outliers_is_smoothed_and_an_even_matrix_is_not() -> None:
     outliers = x.copy()
     outliers[:, 5] *= 60
     weight[5] /= 60
-    chosen = choose_product(outliers, weight)
+    chosen = choose_product(outliers, weight).compensate(outliers, weight)
     assert chosen.smoothing is not None
     assert chosen.smoothing[5] == chosen.smoothing.max() > 5 * np.median(chosen.smoothing)
     fresh = normal(500, K, seed=3) * np.exp(2 * normal(500, 1, seed=6))

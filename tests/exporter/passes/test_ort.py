@@ -301,12 +301,12 @@ def test_rows_that_see_a_source_take_several_tokens_at_batch_1_only(tiny: Tiny) 
     program = FakeProgram(unused)
     context = Context(buffers={"cross.0.key": program.allocate("cross.0.key", (1, 1))})
     cache = GroupQueryCache(program, tiny.fp32.artifact, 2, CAPACITY, context)
-    cache.lengths[:] = 3
+    cache.lengths = [3, 3]
     ids = np.zeros((2, 2), np.int64)
     with pytest.raises(InputError, match="batch 1 only"):
         cache.step(ids, np.ones_like(ids, bool), np.array([0]))
     cache = GroupQueryCache(program, tiny.fp32.artifact, 2, CAPACITY)
-    cache.lengths[:] = 3
+    cache.lengths = [3, 3]
     with pytest.raises(InputError, match="batch 1 only"):
         cache.step(ids, np.ones_like(ids, bool), np.array([0]), ("logits", "cross_attentions.0"))
 

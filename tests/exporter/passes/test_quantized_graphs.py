@@ -50,7 +50,7 @@ def graph(body: str, parameters: Weights, *, x: str = "n, 256", y: str = "n, 48"
     """A graph of x, and of ids (a, b) if it reads them, with weights attached as an export does it."""
     given = "".join(f", float[{', '.join(map(str, t.shape))}] {name}" for name, t in parameters.items())
     text = f"""
-<ir_version: 10, opset_import: ["" : 20]>
+<ir_version: 10, opset_import: ["" : 20, "com.microsoft" : 1]>
 g (float[{x}] x{", int64[a, b] ids" if "ids" in body else ""}{given}) => (float[{y}] y{more})
 {{
     {body}
@@ -117,6 +117,37 @@ def test_a_product_by_a_quantized_weight(form: str, bits: int, size: int) -> Non
     x = normal(5, K, seed=3) * np.exp(normal(5, K, seed=4))
     bias = given["bias"].numpy() if "bias" in given else 0.0
     assert_product(run_graph(model, x=x)[0], x, weight, size, bias)
+
+
+@BITS
+@pytest.mark.parametrize(
+    ("gelu", "approximate", "left"), [("FastGelu", "tanh", "FastGelu"), ("BiasGelu", "none", "Gelu")]
+)
+def test_a_product_adds_the_bias_of_a_gelu(gelu: str, approximate: str, left: str, bits: int) -> None:
+    given = parameters()
+    body = f"{TURN} product = MatMul (x, turned)\n y = com.microsoft.{gelu} (product, bias)"
+    model = graph(body, given)
+    quantize_weights(model, bits, 64)
+    (product,) = nodes(model, "MatMulNBits")
+    (activation,) = nodes(model, left)
+    assert len(activation.inputs) == 1 and not nodes(model, "Add")
+    x = normal(5, K, seed=3)
+    (got,) = run_graph(model, x=x)
+    (sums,) = run_graph(cut_before(model, activation), x=x)
+    want = torch.nn.functional.gelu(torch.from_numpy(sums), approximate=approximate).numpy()
+    np.testing.assert_allclose(got, want, rtol=1e-4, atol=1e-5)
+    assert_product(sums, x, weight_of(product), 64, given["bias"].numpy())
+
+
+def cut_before(model: ir.Model, node: ir.Node) -> ir.Model:
+    """Return a graph that gives what a node reads, in the place of its own result."""
+    (read,) = node.inputs
+    assert read is not None
+    read.name = "sums"
+    read.shape = node.outputs[0].shape
+    model.graph.outputs[0] = read
+    model.graph.remove(node, safe=True)
+    return model
 
 
 def test_activations_may_have_more_axes() -> None:

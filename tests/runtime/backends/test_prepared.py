@@ -9,21 +9,26 @@ import re
 import shutil
 from collections.abc import Callable
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
+import onnx_ir as ir
 import pytest
 
+from planforge.exporter.passes.weights import add_initializer
 from planforge.runtime import InputError, MemoryLimitError, TextEncoder, TextGenerator, Translator, load
 from planforge.runtime.backends import ort_prepared, prepared
 from planforge.runtime.backends.ort_backend import OrtProgram
 from planforge.runtime.backends.prepared import DATA, GRAPH, STAMP, PreparedGraph, find_cache_folder
 from planforge.runtime.bundle.bundle import Bundle
 from planforge.runtime.errors import BackendError
+from planforge.runtime.opening import count_weight_bytes
 
 from ...helpers.cli import error_line, planforge
+from ...helpers.graphs import normal, parse_graph, replace_graph, run_graph
 
 PROMPT = "And it came to pass"
 
@@ -317,10 +322,20 @@ def test_several_models_share_what_is_prepared(whole_bundle: Path) -> None:
     assert answers == [tuple(generate(whole_bundle, precision="int8", prepared=False)[0][:5])] * 2
 
 
-def test_the_memory_limit_holds(whole_bundle: Path) -> None:
-    generate(whole_bundle, precision="int8", prepared=True)
-    with pytest.raises(MemoryLimitError):
-        load(whole_bundle, precision="int8", memory_limit=100_000)
+def test_the_memory_limit_holds(whole_bundle: Path, opened: list[Path], cache: Path) -> None:
+    """The same one is enough, and the same one is not, as of a model that is not prepared."""
+    manifest = Bundle.open(whole_bundle).manifest
+    weights = count_weight_bytes(manifest, manifest.artifact("decoder.ort.int8"))
+    needed = []
+    for option in (False, True):
+        open_model = partial(TextGenerator.load, whole_bundle, precision="int8", prepared=option)
+        with open_model(memory_limit=weights + 1000) as model, pytest.raises(MemoryLimitError) as caught:
+            model.generate(PROMPT, max_new_tokens=12)
+        needed.append(caught.value.needed)
+        with open_model(memory_limit=needed[-1]) as model:
+            assert model.generate(PROMPT, max_new_tokens=12).token_ids
+    assert needed[0] == needed[1] > weights + 1000
+    assert [path.is_relative_to(cache) for path in opened] == [False, False, True, True]
 
 
 @pytest.mark.parametrize("option", ["never", 2, None])
@@ -369,6 +384,43 @@ def test_a_graph_of_a_new_export_is_another_one(whole_bundle: Path) -> None:
     other = bundle.manifest.artifact("decoder.ort.int4")
     folders = {PreparedGraph.of(bundle, each, {}).folder for each in (artifact, other)}
     assert len(folders) == 2
+
+
+UNALIGNED = """
+<ir_version: 10, opset_import: ["" : 21]>
+g (float[n, 64] x) => (float[n, 260] y) {
+    wide = MatMul (x, first)
+    scaled = Mul (wide, scales)
+    narrow = MatMul (scaled, second)
+    y = MatMul (narrow, third)
+}
+"""
+
+
+def test_a_graph_whose_packed_weights_lie_unaligned_computes_the_same(own_bundle: Path) -> None:
+    """Without the other entry's name ONNX Runtime 1.31 ends the process here, or computes NaN."""
+    shapes = {"first": (64, 260), "scales": (260,), "second": (260, 64), "third": (64, 260)}
+
+    def change(model: ir.Model) -> None:
+        model.graph = parse_graph(UNALIGNED).graph
+        for number, (name, shape) in enumerate(shapes.items()):
+            add_initializer(model.graph, name, ir.tensor(normal(*shape, seed=number), name=name))
+
+    replace_graph(own_bundle, "decoder.ort.fp32", change)
+    bundle = Bundle.open(own_bundle)
+    artifact = bundle.manifest.artifact("decoder.ort.fp32")
+    kept = ort_prepared.find_prepared(bundle, artifact)
+    ort_prepared.make_prepared(bundle, artifact, kept)
+    graph = kept.graph.read_bytes()
+    used = len(ort_prepared.PACKED_ENTRY.findall(graph))
+    assert 0 < used < graph.count(ort_prepared.NAME)
+    program = ort_prepared.open_current(kept, threads=1, verify=True)
+    assert program is not None
+    x = normal(5, 64, seed=9)
+    (found,) = program.session.run(None, {"x": x})
+    (expected,) = run_graph(bundle.path(artifact.file), x=x)
+    np.testing.assert_array_equal(found, expected)
+    program.close()
 
 
 def test_packed_weights_between_two_aligned_addresses_are_passed_over() -> None:

@@ -85,7 +85,7 @@ def test_candidates_give_the_tokens_and_probabilities_of_all_logits(
     # One rounding of a sum of 30 parts and one of its logarithm, at the size of the logits.
     limit = 40 * np.finfo(np.float32).eps * max(1.0, float(np.abs(logits[np.isfinite(logits)]).max()))
     assert chosen.logprobs is not None
-    np.testing.assert_allclose(chosen.logprobs, compute_logprobs(logits, meant), atol=limit)
+    np.testing.assert_allclose(chosen.logprobs, compute_logprobs(logits, np.array(meant)), atol=limit)
 
 
 @pytest.mark.parametrize("bad", [math.nan, math.inf])

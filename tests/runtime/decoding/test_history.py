@@ -23,7 +23,7 @@ def test_it_is_a_list_that_only_grows(prompt: list[int], answer: list[int], wher
     np.testing.assert_array_equal(np.asarray(history, np.int64), np.array(meant, np.int64))
 
 
-def test_reading_all_of_it_copies_nothing() -> None:
+def test_reading_it_again_converts_what_is_new() -> None:
     history = TokenHistory([1, 2, 3])
     history.append(4)
     first = np.asarray(history)

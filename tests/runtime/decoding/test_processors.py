@@ -155,7 +155,7 @@ def test_temperature_0_is_greedy_whatever_else_is_given() -> None:
     logits = np.array([[0.1, 3, 2], [5, 5, 1]], np.float32)
     sampling = Sampling(temperature=0, top_k=2, top_p=0.5, min_p=0.1, seed=1)
     generators = make_generators(1, [0, 1])
-    assert choose(logits, [[0], [0]], sampling, generators).tolist() == [1, 0]
+    assert choose(logits, [[0], [0]], sampling, generators) == [1, 0]
     assert sampling.greedy
 
 

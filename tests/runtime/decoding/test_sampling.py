@@ -129,7 +129,7 @@ def test_greedy_is_torchs_argmax(logits: Float32, data: st.DataObject) -> None:
     expected = torch.from_numpy(reference(logits, histories, sampling)).argmax(-1).numpy()
     ids = choose(logits, histories, sampling, [])
     np.testing.assert_array_equal(ids, expected)
-    assert ids.dtype == np.int64
+    assert all(type(token) is int for token in ids)
 
 
 def test_draws_follow_the_distribution() -> None:

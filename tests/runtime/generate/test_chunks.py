@@ -128,7 +128,7 @@ def test_without_logprobs_none_are_computed(how: dict[str, Any], monkeypatch: py
     def fail(*_: Any) -> None:
         raise AssertionError("computed")
 
-    monkeypatch.setattr(candidates, "compute_logprobs", fail)
+    monkeypatch.setattr(candidates, "compute_logprob", fail)
     found = model.generate("abc", max_new_tokens=8, logprobs=False, **how)
     assert (found.token_ids, found.logprobs, found.top_logprobs) == (wanted.token_ids, (), ())
     with pytest.raises(AssertionError, match="computed"):
