@@ -78,7 +78,7 @@ class BatchRequest(Generic[P, V, R]):
 
     def __post_init__(self) -> None:
         self.missing = len(self.parts)
-        self.order = sorted(range(len(self.parts)), key=lambda part: -self.costs[part])
+        self.order = sorted(range(len(self.parts)), key=lambda part: (-self.costs[part], -part))
 
     def take(self, most: int) -> list[int]:
         """Return parts that cost so much together, at most; they had their turn."""
