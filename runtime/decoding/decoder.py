@@ -12,9 +12,11 @@ import numpy as np
 from ..backends.backend import Array, GraphRunner
 from ..errors import InputError
 from ..memory_budget import Lease, Reservation
-from .cache import LOGITS, NONE_PENDING, Cache, PendingContext, SlotCache, make_cache
+from .cache import LOGITS, NONE_PENDING, Cache, PendingContext
 from .cache_shapes import PREFILL_CHUNK, count_cache_bytes
+from .caches import make_cache
 from .candidates import read_scores
+from .slot_cache import SlotCache
 
 SCORE_CHUNK = 64  # tokens per scoring step: bounds the logits' memory
 NEED_LESS = "Generate fewer tokens, or use smaller batches or fewer beams"  # how to need less memory

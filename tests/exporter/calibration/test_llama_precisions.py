@@ -26,8 +26,8 @@ from planforge.exporter.reference.decoder import make_reference
 from planforge.models import Llama, load_model
 from planforge.runtime.backends.ort_backend import OrtBuffer, OrtCpuBackend
 from planforge.runtime.bundle.bundle import Bundle
-from planforge.runtime.decoding.cache import GroupQueryCache
 from planforge.runtime.decoding.decoder import Decoder, DecoderRun, pad
+from planforge.runtime.decoding.slot_cache import GroupQueryCache
 
 from ...helpers.cache import RoundingCache, in_steps
 

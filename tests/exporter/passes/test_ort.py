@@ -29,8 +29,9 @@ from planforge.exporter.tracing.recipes import decoder as recipes
 from planforge.models import GPT2, load_model
 from planforge.runtime.backends.ort_backend import OrtBuffer, OrtProgram, OrtStep
 from planforge.runtime.bundle.manifest import Artifact
-from planforge.runtime.decoding.cache import Context, GroupQueryCache
+from planforge.runtime.decoding.cache import Context
 from planforge.runtime.decoding.decoder import Decoder, DecoderRun, pad
+from planforge.runtime.decoding.slot_cache import GroupQueryCache
 from planforge.runtime.errors import ContextLengthError, InputError
 
 from ...helpers.cache import RoundingCache, in_steps

@@ -29,9 +29,9 @@ from planforge.models import load_model
 from planforge.runtime import TextGenerator
 from planforge.runtime.backends.ort_backend import OrtBuffer, OrtCpuBackend
 from planforge.runtime.bundle.bundle import Bundle
-from planforge.runtime.decoding.cache import GroupQueryCache
 from planforge.runtime.decoding.cache_shapes import count_cache_bytes
 from planforge.runtime.decoding.decoder import Decoder
+from planforge.runtime.decoding.slot_cache import GroupQueryCache
 from planforge.runtime.diagnostics.golden.files import read_golden
 from planforge.runtime.text.tokenizer import Tokenizer
 

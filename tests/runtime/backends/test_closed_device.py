@@ -18,7 +18,7 @@ from planforge.runtime.backends.ort_backend import OrtCpuBackend
 from planforge.runtime.backends.ort_cuda_backend import OrtCudaBackend
 from planforge.runtime.backends.tensorrt_backend import TensorRtBackend
 from planforge.runtime.bundle.bundle import Bundle
-from planforge.runtime.decoding.cache import make_cache
+from planforge.runtime.decoding.caches import make_cache
 from planforge.runtime.errors import ClosedError
 
 from ...helpers.emulated_cuda import EmulatedCuda

@@ -16,8 +16,9 @@ from planforge.runtime.backends.backend import LoadRequest
 from planforge.runtime.backends.device_buffer import DeviceBuffer
 from planforge.runtime.bundle.bundle import Bundle
 from planforge.runtime.bundle.manifest import Artifact
-from planforge.runtime.decoding.cache import SlotCache, make_cache
 from planforge.runtime.decoding.cache_shapes import count_cache_bytes
+from planforge.runtime.decoding.caches import make_cache
+from planforge.runtime.decoding.slot_cache import SlotCache
 from planforge.runtime.errors import BackendError, InputError, MemoryLimitError, PlanForgeError
 
 from ...helpers.emulated_cuda import EmulatedCuda

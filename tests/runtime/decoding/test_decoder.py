@@ -10,9 +10,11 @@ from hypothesis import strategies as st
 
 from planforge.runtime import errors
 from planforge.runtime.backends.backend import Array, ArrayBuffer, Buffer
-from planforge.runtime.decoding.cache import GrowingCache, SlotCache, make_cache
 from planforge.runtime.decoding.cache_shapes import count_cache_bytes
+from planforge.runtime.decoding.caches import make_cache
 from planforge.runtime.decoding.decoder import Decoder, DecoderRun
+from planforge.runtime.decoding.growing_cache import GrowingCache
+from planforge.runtime.decoding.slot_cache import SlotCache
 
 from ...helpers.decoder_graph import (
     CONTEXT,

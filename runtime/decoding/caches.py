@@ -1,0 +1,30 @@
+"""Which cache a graph's dialect needs."""
+
+from __future__ import annotations
+
+from ..backends.backend import Program
+from ..bundle.manifest import Artifact
+from ..errors import ManifestError
+from .cache import NO_CONTEXT, Cache, Context
+from .cache_shapes import check_memory
+from .growing_cache import GrowingCache
+from .slot_cache import GroupQueryCache, SlotCache
+
+LAYOUTS: dict[str, type[Cache]] = {"portable": GrowingCache, "inplace": SlotCache, "ort": GroupQueryCache}
+
+
+def make_cache(
+    program: Program,
+    artifact: Artifact,
+    batch: int,
+    capacity: int,
+    context: Context = NO_CONTEXT,
+    copies: int = 1,
+) -> Cache:
+    """Return an empty cache for `batch` rows of `capacity` tokens, with room for `copies` times as many."""
+    if artifact.dialect not in LAYOUTS:
+        raise ManifestError(
+            f"artifact {artifact.id} has dialect {artifact.dialect!r}, known are {list(LAYOUTS)}"
+        )
+    check_memory(program, artifact, batch * copies, capacity)
+    return LAYOUTS[artifact.dialect](program, artifact, batch, capacity, context, copies)

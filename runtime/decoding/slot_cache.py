@@ -1,0 +1,218 @@
+"""Keys and values in fixed slots, where each row has a length of its own: the dialects `inplace` and `ort`.
+
+B batch, T tokens of this step
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import numpy as np
+
+from ..backends.backend import Array, BoundGraph, Buffer
+from ..bundle.artifact import RECENT
+from ..errors import InputError
+from .cache import LOGITS, Cache, spread_rows
+from .cache_shapes import SPARE, find_cache_shape, refuse_overflow
+
+
+class SlotCache(Cache):
+    """`inplace`: fixed slots, written where each row's tokens belong; the output is the input's memory."""
+
+    def allocate(self, batch: int) -> None:
+        self.lengths = [0] * batch
+        self.slots: list[Buffer] = []
+        self.steps: dict[tuple[int, tuple[str, ...]], BoundGraph] = {}  # by their rows and outputs
+        self.buffers = dict(self.context.buffers)
+        for spec, out in self.pairs:
+            shape = find_cache_shape(spec, batch * self.copies, self.capacity, self.artifact.window)
+            slots = self.program.allocate(spec.name, shape)
+            used = slots.view((batch, *shape[1:])) if self.copies > 1 else slots
+            self.slots.append(slots)
+            self.buffers |= {spec.name: used, out.name: used}
+
+    def check_room(self, width: int) -> None:
+        refuse_overflow(max(self.lengths) + width, self.capacity)
+
+    def step(
+        self, ids: Array, valid: Array | None, logit_rows: Array, outputs: Sequence[str] = LOGITS
+    ) -> dict[str, Array]:
+        B, T = ids.shape
+        counts = [T] * B if valid is None else valid.sum(axis=1).tolist()
+        starts = self.lengths[:B]
+        grown = [length + count for length, count in zip(starts, counts, strict=True)]
+        if max(starts) + T > self.capacity:
+            going = [length + T for length, count in zip(starts, counts, strict=True) if count]
+            refuse_overflow(max(going, default=0), self.capacity)
+            # A row that ended with its slots full has its last one overwritten, which nobody reads again.
+            starts = [min(length, self.capacity - T) for length in starts]
+        own = {"input_ids": ids, "logit_rows": logit_rows, **self.place(starts, T)}
+        bound = self.steps.get((B, tuple(outputs))) or self.bind_step(B, tuple(outputs))
+        results = bound({**self.context.inputs, **own})
+        # Padding was written beyond a row's length, where its next tokens overwrite it unread.
+        self.lengths[:B] = grown
+        return results
+
+    def step_row(
+        self, row: int, tokens: Sequence[int], logit_rows: Sequence[int], outputs: Sequence[str] = LOGITS
+    ) -> dict[str, Array]:
+        """Run tokens of one row on top of what it holds, as a batch of one; return the named outputs."""
+        T = len(tokens)
+        refuse_overflow(self.lengths[row] + T, self.capacity)
+        inputs = {
+            "input_ids": np.asarray([tokens], np.int64),
+            "logit_rows": np.asarray(logit_rows, np.int64),
+            **self.place(self.lengths[row : row + 1], T, row),
+        }
+        buffers = {name: buffer.row(row) for name, buffer in self.buffers.items()}
+        results = self.program.run(inputs, buffers, outputs)
+        self.lengths[row] += T
+        return results
+
+    def copy_row(self, source: int, target: int, length: int) -> None:
+        """Overwrite a row with the first `length` tokens of another one."""
+        for slots in self.slots:
+            slots.copy_rows(source, target, min(length, slots.shape[2]))
+        self.lengths[target] = length
+
+    def truncate_row(self, row: int, length: int) -> None:
+        """Forget all but the first `length` tokens of a row."""
+        self.lengths[row] = min(self.lengths[row], length)
+
+    def find_kept(self, row: int, length: int) -> int:
+        """Return `length`, or 0 where what a window then needs of a row is gone."""
+        return length
+
+    def bind_step(self, rows: int, outputs: tuple[str, ...]) -> BoundGraph:
+        """Return the graph bound to the first rows, for all later steps of as many."""
+        buffers = self.buffers
+        if rows < len(self.lengths):
+            buffers = {name: buffer.view((rows, *buffer.shape[1:])) for name, buffer in buffers.items()}
+        bound = self.steps[rows, outputs] = self.program.bind(buffers, outputs)
+        return bound
+
+    def place(self, lengths: Sequence[int], width: int, first: int = 0) -> dict[str, Array]:
+        """Return the inputs that say behind how many tokens `width` go, of each row from the first on."""
+        return {"past_lengths": np.array(lengths, np.int32)}
+
+    def copy_rows(self, copies: Sequence[tuple[int, int]]) -> None:
+        for source, target in copies:
+            for slots in self.slots:
+                slots.copy_rows(source, target, min(self.lengths[source], slots.shape[2]))
+            self.lengths[target] = self.lengths[source]
+
+    def spread(self) -> None:
+        for (past, present), slots in zip(self.pairs, self.slots, strict=True):
+            spread_rows(slots, len(self.lengths), self.copies, min(max(self.lengths), slots.shape[2]))
+            self.buffers |= {past.name: slots, present.name: slots}
+        self.steps = {}  # which were bound to fewer rows
+        self.lengths = [length for length in self.lengths for _ in range(self.copies)]
+
+    def truncate(self, length: int) -> int:
+        self.lengths = [min(kept, length) for kept in self.lengths]
+        return length
+
+    def repeat(self, times: int) -> None:
+        for row, length in enumerate(self.lengths):
+            for slots in self.slots:
+                if slots.shape[2] >= times * length:
+                    for time in range(1, times):
+                        slots.copy_slots(row, 0, time * length, length)
+        self.lengths = [length * times for length in self.lengths]
+
+
+class GroupQueryCache(SlotCache):
+    """`ort`: as `inplace`, but several tokens on top of a past go row by row: its kernel takes no more.
+
+    Layers that see a window may have fewer slots, which hold a row's newest tokens: when they are full, what
+    no window will reach is dropped, and the rest moves to their beginning.
+    """
+
+    def allocate(self, batch: int) -> None:
+        super().allocate(batch)
+        self.starts = np.zeros(batch, np.int32)  # the position of each row's first slot of these layers
+        pairs = zip(self.pairs, self.slots, strict=True)
+        self.recent = [slots for (past, _), slots in pairs if RECENT in past.axis_names()]
+
+    def step(
+        self, ids: Array, valid: Array | None, logit_rows: Array, outputs: Sequence[str] = LOGITS
+    ) -> dict[str, Array]:
+        if 1 in ids.shape or not any(self.lengths):
+            return super().step(ids, valid, logit_rows, outputs)
+        if self.context.buffers or tuple(outputs) != LOGITS:
+            raise InputError("several tokens on top of a past that see a source run at batch 1 only")
+        B, T = ids.shape
+        counts = np.full(B, T) if valid is None else valid.sum(axis=1)
+        grown: list[int] = (counts + self.lengths).tolist()
+        refuse_overflow(max(grown), self.capacity)
+        logits: dict[int, Array] = {}  # by logit row
+        for b in np.flatnonzero(counts):
+            wanted = [int(i) for i in logit_rows if i // T == b]
+            rows = [i % T for i in wanted] or [0]  # a graph computes one row at least
+            results = self.step_row(int(b), ids[b, : counts[b]].tolist(), rows, outputs)["logits"]
+            logits |= dict(zip(wanted, results, strict=False))
+        unread = results[0]  # of a row that takes in nothing
+        return {"logits": np.stack([logits.get(int(i), unread) for i in logit_rows])}
+
+    def place(self, lengths: Sequence[int], width: int, first: int = 0) -> dict[str, Array]:
+        placed = {"past_lengths": np.array(lengths, np.int32)}
+        if self.recent:
+            for row, length in enumerate(lengths, first):
+                self.make_room(row, length, width)
+            placed["window_starts"] = self.starts[first : first + len(lengths)]
+        return placed
+
+    def make_room(self, row: int, length: int, width: int) -> None:
+        """Drop a row's oldest slots of layers with windows, if `width` more tokens do not fit behind them."""
+        slots = self.recent[0].shape[2]
+        held = length - int(self.starts[row])
+        if held + width > slots:
+            assert self.artifact.window is not None
+            kept = min(held, self.artifact.window + SPARE)
+            refuse_overflow(kept + width, slots)
+            for buffer in self.recent:
+                buffer.copy_slots(row, held - kept, 0, kept)
+            self.starts[row] += held - kept
+
+    def copy_rows(self, copies: Sequence[tuple[int, int]]) -> None:
+        super().copy_rows(copies)
+        for source, target in copies:
+            self.starts[target] = self.starts[source]
+
+    def spread(self) -> None:
+        super().spread()
+        self.starts = np.repeat(self.starts, self.copies)
+
+    def copy_row(self, source: int, target: int, length: int) -> None:
+        super().copy_row(source, target, length)
+        self.starts[target] = self.starts[source]
+
+    def truncate_row(self, row: int, length: int) -> None:
+        super().truncate_row(row, length)
+        if length == 0:
+            self.starts[row] = 0
+
+    def find_kept(self, row: int, length: int) -> int:
+        if self.recent:
+            assert self.artifact.window is not None
+            first_seen = max(0, length + 1 - self.artifact.window)  # by the next token
+            if self.starts[row] > first_seen:
+                return 0
+        return length
+
+    def truncate(self, length: int) -> int:
+        if self.recent:
+            assert self.artifact.window is not None
+            first_seen = max(0, length + 1 - self.artifact.window)  # by the next token
+            if ((np.array(self.lengths) > length) & (self.starts > first_seen)).any():
+                length = 0
+                self.starts[:] = 0
+        return super().truncate(length)
+
+    def repeat(self, times: int) -> None:
+        if self.recent:  # slots that are too few have a text's end, which its repetition has too
+            lengths = np.array(self.lengths)
+            later = lengths * times
+            starts = np.where(later > self.recent[0].shape[2], later - lengths + self.starts, 0)
+            self.starts = starts.astype(np.int32)
+        super().repeat(times)
