@@ -260,7 +260,7 @@ def test_only_steps_whose_shapes_repeat_wait_for_kernels_of_their_own(demo_bundl
 
 
 PROGRAM = "backends/tensorrt_program.py"
-CACHE = "decoding/cache.py"
+CACHE = "decoding/slot_cache.py"
 LINES = [
     (PROGRAM, "            self.device.synchronise()\n            return {name", "            return {name"),
     (PROGRAM, "if not lane.context.set_input_shape(name, shape):", "if False:"),

@@ -16,9 +16,8 @@ from hypothesis import strategies as st
 from planforge.runtime import Generation, TextGenerator, load
 from planforge.runtime.backends.ort_backend import OrtCpuBackend
 from planforge.runtime.bundle.bundle import Bundle
-from planforge.runtime.decoding.cache import MASKED_COLUMNS
 from planforge.runtime.decoding.decoder import Decoder
-from planforge.runtime.decoding.growing_cache import GrowingCache
+from planforge.runtime.decoding.growing_cache import MASKED_COLUMNS, GrowingCache
 from planforge.runtime.decoding.speculative import MOST_DRAFTS, SIZES, PromptLookup
 from planforge.runtime.errors import InputError
 
