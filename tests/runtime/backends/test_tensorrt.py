@@ -313,8 +313,8 @@ def replace_line(file: str, line: str, instead: str, monkeypatch: pytest.MonkeyP
     monkeypatch.setitem(sys.modules, name, module)
     exec(compile(source.replace(line, instead), str(path), "exec"), module.__dict__)
     if file == CACHE:
-        decoder = sys.modules["planforge.runtime.decoding.decoder"]
-        monkeypatch.setattr(decoder, "make_cache", module.make_cache)
+        caches = sys.modules["planforge.runtime.decoding.caches"]
+        monkeypatch.setitem(caches.LAYOUTS, "inplace", module.SlotCache)
     else:
         monkeypatch.setattr(tensorrt_backend, "TensorRtProgram", module.TensorRtProgram)
 
