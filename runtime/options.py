@@ -234,7 +234,8 @@ class GenerationOptions(TypedDict, total=False):
             names its place. At most one of json_schema, regex, grammar and choices may be given. Tokens that
             lead out of it are never chosen, and the answer ends where nothing may follow ("stop"), at an end
             token where that may, or unfinished at max_new_tokens ("length"). Needs llguidance.
-        regex: a regular expression that the whole answer matches, without look-around and backreferences.
+        regex: a regular expression that the whole answer matches, without look-around and backreferences;
+            \\d is a digit from 0 to 9.
         grammar: a grammar in Lark's form, as llguidance reads it, that the answer follows.
         choices: texts, of which the answer is one.
         ignore_eos: go on behind end tokens, up to max_new_tokens.

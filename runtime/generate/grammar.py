@@ -13,6 +13,7 @@ from threading import Lock
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
+import tokenizers
 
 from ..decoding.candidates import Mask
 from ..errors import BackendUnavailableError, InputError, SchemaError
@@ -23,20 +24,36 @@ from .structure import Structure
 if TYPE_CHECKING:
     import llguidance
 
+HIDDEN = "\ufdd1"  # Unicode keeps it from being a character of any text
 KEPT = 32  # compiled grammars of a model
 # White space between the parts of JSON: little, as some models would go on with it.
 WHITE_SPACE = r" |\t|(\r?\n){1,2}[ \t]{0,20}"
 
 
 class Grammar:
-    """Where one answer is in its grammar."""
+    """Where one answer is in its grammar.
+
+    Args:
+        matcher: llguidance's.
+        kind: the option that says what the answer is.
+        ends: tokens that end the answer.
+        known: how many tokens spell something.
+        vocabulary: how many tokens the model has.
+    """
 
     def __init__(
-        self, matcher: llguidance.LLMatcher, structure: Structure, ends: frozenset[int], vocabulary: int
+        self,
+        matcher: llguidance.LLMatcher,
+        *,
+        kind: str,
+        ends: frozenset[int],
+        known: int,
+        vocabulary: int,
     ) -> None:
         self._matcher = matcher
-        self._structure = structure
+        self._kind = kind
         self._ends = ends
+        self._known = known
         self._vocabulary = vocabulary
 
     @property
@@ -49,8 +66,7 @@ class Grammar:
         bits = np.frombuffer(self._matcher.compute_bitmask(), np.uint8)
         self._check()
         mask = np.zeros(self._vocabulary, np.bool_)
-        allowed = np.unpackbits(bits, bitorder="little", count=min(self._vocabulary, 8 * len(bits)))
-        mask[: len(allowed)] = allowed
+        mask[: self._known] = np.unpackbits(bits, bitorder="little", count=self._known)
         return mask
 
     def take(self, token: int) -> None:
@@ -70,9 +86,8 @@ class Grammar:
 
     def _check(self) -> None:
         if self._matcher.is_error():
-            kind = self._structure.kind
             reason = shorten(self._matcher.get_error())
-            raise InputError(f"the answer can follow its {kind} no further: {reason}; make it simpler")
+            raise InputError(f"the answer can follow its {self._kind} no further: {reason}; make it simpler")
 
 
 class Grammars:
@@ -106,7 +121,13 @@ class Grammars:
             self._compiled.move_to_end(structure)
             if len(self._compiled) > KEPT:
                 self._compiled.popitem(last=False)
-            return Grammar(matcher.deep_copy(), structure, frozenset(self._eos), self._vocabulary)
+            return Grammar(
+                matcher.deep_copy(),
+                kind=structure.kind,
+                ends=frozenset(self._eos),
+                known=min(self._tokenizer.vocab_size, self._vocabulary),
+                vocabulary=self._vocabulary,
+            )
 
     def _compile(self, structure: Structure) -> llguidance.LLMatcher:
         matcher = self._match(write_grammar(structure))
@@ -130,16 +151,40 @@ class Grammars:
     def _match(self, grammar: str) -> llguidance.LLMatcher:
         loaded = load_llguidance()
         if self._tokens is None:
-            count = self._tokenizer.vocab_size
-            self._tokens = loaded.LLTokenizer(
-                self._tokenizer.write_json(),
-                # Without an end token one is made up, behind those that there are.
-                n_vocab=None if self._eos else count + 1,
-                eos_token=self._eos or count,
-            )
+            self._tokens = loaded.LLTokenizer(*self._write_tokens())
         limits = loaded.LLParserLimits(verbose_errors=False)
         matcher: llguidance.LLMatcher = loaded.LLMatcher(self._tokens, grammar, log_level=0, limits=limits)
         return matcher
+
+    def _write_tokens(self) -> tuple[str, None, Sequence[int]]:
+        """Return a tokenizer.json and its end tokens; where the model has none, with one made up."""
+        text = hide_special_tokens(self._tokenizer.write_json(), self._tokenizer.special_tokens)
+        if self._eos:
+            return text, None, self._eos
+        tokens = tokenizers.Tokenizer.from_str(text)
+        tokens.add_special_tokens([HIDDEN])
+        end: int = tokens.token_to_id(HIDDEN)
+        return tokens.to_str(), None, [end]
+
+
+def hide_special_tokens(text: str, special_tokens: Sequence[str]) -> str:
+    """Return a tokenizer.json whose special tokens no text spells.
+
+    llguidance takes the special token where a text must come next that spells it.
+    """
+    content = json.loads(text)
+    hidden = {token: HIDDEN + token for token in special_tokens}
+    for token in content["added_tokens"]:
+        token["content"] = hidden.get(token["content"], token["content"])
+    model = content["model"]
+    if isinstance(model["vocab"], dict):
+        model["vocab"] = {hidden.get(token, token): index for token, index in model["vocab"].items()}
+    else:  # Unigram's
+        model["vocab"] = [[hidden.get(token, token), score] for token, score in model["vocab"]]
+    if model.get("unk_token") is not None:
+        model["unk_token"] = hidden.get(model["unk_token"], model["unk_token"])
+    content["post_processor"] = None
+    return json.dumps(content)
 
 
 def load_llguidance() -> Any:
@@ -154,17 +199,15 @@ def load_llguidance() -> Any:
 
 def write_grammar(structure: Structure) -> str:
     """Return a structure in llguidance's own form."""
-    matcher = load_llguidance().LLMatcher
-    grammar: str
+    loaded = load_llguidance()
+    text = structure.text
     if structure.kind == "json_schema":
         return write_schema_grammar(json.loads(structure.text))
     if structure.kind == "regex":
-        grammar = matcher.grammar_from_regex(structure.text)
+        text = f"start: /{loaded.regex_to_lark(structure.text, use_ascii='d')}/"
     elif structure.kind == "choices":
-        choices = map(json.dumps, json.loads(structure.text))
-        grammar = matcher.grammar_from_lark(f"start: {' | '.join(choices)}")
-    else:
-        grammar = matcher.grammar_from_lark(structure.text)
+        text = f"start: {' | '.join(map(json.dumps, json.loads(structure.text)))}"
+    grammar: str = loaded.LLMatcher.grammar_from_lark(text)
     return grammar
 
 

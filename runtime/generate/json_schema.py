@@ -130,8 +130,7 @@ def find_fault(schema: dict[str, Any], find_error: Callable[[dict[str, Any]], st
     part: Any = schema
     while time.monotonic() < end:
         # What is referred to is looked at before what refers to it.
-        children = sorted(list_children(part), key=rank_child)
-        for key, child in children:
+        for key, child in sorted(list_children(part), key=lambda child: rank_child(child[0], error)):
             if time.monotonic() < end and find_error(remove(schema, (*path, key))) != error:
                 path = (*path, key)
                 part = child
@@ -141,10 +140,13 @@ def find_fault(schema: dict[str, Any], find_error: Callable[[dict[str, Any]], st
     return write_path(path)
 
 
-def rank_child(child: tuple[str | int, Any]) -> int:
-    if child[0] in ("$defs", "definitions"):
+def rank_child(key: str | int, error: str) -> int:
+    """Return when a key is looked at: what the error names sooner than other keys."""
+    if key in ("$defs", "definitions"):
         return 0
-    return 2 if child[0] == "$ref" else 1
+    if key == "$ref":
+        return 3
+    return 1 if str(key) in error else 2
 
 
 def list_children(value: Any) -> list[tuple[str | int, Any]]:

@@ -1,0 +1,55 @@
+"""Grammars over the tokens of several kinds of tokenizers."""
+
+from __future__ import annotations
+
+import re
+from typing import Any
+
+import numpy as np
+import pytest
+
+from planforge.runtime.generate.grammar import Grammars
+from planforge.runtime.generate.structure import Structure
+from planforge.runtime.text.tokenizer import Tokenizer
+
+from ...helpers.chat import byte_level, prefixing
+from ...helpers.generation import TOKENIZER
+
+
+@pytest.mark.parametrize("tokenizer", ["letters", "byte_level", "prefixing"])
+@pytest.mark.parametrize("eos", [(), (3, 5)])
+def test_grammars_know_the_tokens_of_each_kind_of_tokenizer(tokenizer: str, eos: tuple[int, ...]) -> None:
+    kinds = {"byte_level": byte_level, "prefixing": prefixing}
+    ours = Tokenizer(kinds[tokenizer]().to_str().encode()) if tokenizer in kinds else TOKENIZER
+    vocabulary = ours.vocab_size + 40  # rows of a model that stand for nothing
+    generator = np.random.default_rng(0)
+    for regex in ("[abc]{4,9}", "a (b|é|i)+a", "(?s).{3,5}"):
+        if tokenizer == "letters" and "é" in regex:
+            continue
+        grammar = Grammars(ours, eos, vocabulary).start(Structure("regex", regex))
+        tokens: list[int] = []
+        while not grammar.complete:
+            mask = grammar.find_allowed()
+            assert mask.shape == (vocabulary,) and not mask[ours.vocab_size :].any()
+            tokens.append(int(generator.choice(np.flatnonzero(mask))))
+            grammar.take(tokens[-1])
+            if tokens[-1] in eos:
+                break
+        text = ours.decode([token for token in tokens if token not in eos])
+        assert re.fullmatch(regex, text.replace("\r", "\n")), (regex, text)
+
+
+def test_a_grammar_is_compiled_once_and_few_are_kept(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("planforge.runtime.generate.grammar.KEPT", 2)
+    grammars = Grammars(TOKENIZER, (), TOKENIZER.vocab_size)
+    compiled: list[str] = []
+    compile_one = grammars._compile
+
+    def count(structure: Structure) -> Any:
+        compiled.append(structure.text)
+        return compile_one(structure)
+
+    monkeypatch.setattr(grammars, "_compile", count)
+    for regex in "aabacbca":
+        grammars.start(Structure("regex", regex)).take(TOKENIZER.encode(regex)[0])
+    assert "".join(compiled) == "abcba"
