@@ -86,7 +86,7 @@ SCHEMAS: list[dict[str, Any]] = [
         "maxProperties": 1,
     },
 ]
-SCHEMA = {"json_schema": PERSON, "max_new_tokens": 60}
+SCHEMA: dict[str, Any] = {"json_schema": PERSON, "max_new_tokens": 60}
 STRUCTURES: list[dict[str, Any]] = [
     SCHEMA,
     {"regex": r"\d{3}-[a-z]{2,5}(, [A-Z]+)?"},
