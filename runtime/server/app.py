@@ -144,7 +144,8 @@ def list_plain_routes(registry: Registry, metrics: Metrics, settings: ServerSett
         return JSONResponse({"status": "ready" if registry.ready else "not ready", "models": models}, status)
 
     async def show_metrics(request: Request) -> Response:
-        counts = [(name, served.model.count_requests) for name, served in list(registry.loaded.items())]
+        loaded = list(registry.loaded.items())
+        counts = [(name, served.model.count_requests) for name, served in loaded]  # type: ignore[attr-defined]
         return PlainTextResponse(metrics.write(counts), media_type=MEDIA_TYPE)
 
     async def list_models(request: Request) -> Response:

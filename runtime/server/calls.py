@@ -133,7 +133,7 @@ def refuse_constant(name: str) -> NoReturn:
 
 
 @asynccontextmanager
-async def cancel_when_gone(request: Request, cancel: Callable[[], None]) -> AsyncIterator[None]:
+async def cancel_when_gone(request: Request, cancel: Callable[[], object]) -> AsyncIterator[None]:
     """Call `cancel` when the client leaves, or when the block raises."""
 
     async def watch() -> None:

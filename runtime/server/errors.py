@@ -9,12 +9,14 @@ from typing import Any
 from starlette.responses import JSONResponse
 
 from ..errors import (
+    BackendUnavailableError,
     ClosedError,
     ContextLengthError,
     DeadlineError,
     InputError,
     PlanForgeError,
     QueueFullError,
+    SchemaError,
 )
 
 log = logging.getLogger("planforge")
@@ -68,6 +70,9 @@ def find_api_error(error: BaseException) -> ApiError:
         return error
     if isinstance(error, ContextLengthError):
         return ApiError(400, str(error), code="context_length_exceeded")
+    if isinstance(error, SchemaError):
+        param = "tools" if error.path.startswith("tools/") else "response_format"
+        return ApiError(400, str(error), param=param, code="unsupported_schema")
     if isinstance(error, InputError):
         return ApiError(400, str(error), param=find_parameter(str(error)), code="invalid_value")
     if isinstance(error, QueueFullError):
@@ -76,6 +81,8 @@ def find_api_error(error: BaseException) -> ApiError:
         return ApiError(504, str(error), code="timeout")
     if isinstance(error, ClosedError):
         return ApiError(503, "the server is stopping", code="closing", retry=True)
+    if isinstance(error, BackendUnavailableError):  # names the extra to install
+        return ApiError(501, str(error), code="not_installed")
     if isinstance(error, PlanForgeError):
         log.error("a request failed: %s", error)
         return ApiError(500, str(error), code="model_failed")

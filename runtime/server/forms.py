@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import uuid
 from abc import ABC, abstractmethod
 from collections.abc import Iterable, Sequence
 from typing import Any, ClassVar
@@ -43,6 +44,10 @@ class Form(ABC):
     def write_chunk(self, index: int, chunk: Chunk) -> list[dict[str, Any]]:
         """Return the choices of a chunk; of one that shows nothing, none."""
 
+    @abstractmethod
+    def write_end(self, index: int, answer: Generation) -> list[dict[str, Any]]:
+        """Return the choices behind the last chunk."""
+
     def spell(self, token: int) -> str:
         """Return what a token reads as, alone."""
         if token >= self.tokenizer.vocab_size:
@@ -51,18 +56,33 @@ class Form(ABC):
 
 
 class ChatForm(Form):
-    """The form of /v1/chat/completions."""
+    """The form of /v1/chat/completions.
+
+    Args:
+        tokenizer: spells tokens.
+        logprobs: whether answers show log-probabilities.
+        tools: whether the model may call tools. Then what may be a call is held back until its end.
+    """
 
     prefix = "chatcmpl-"
     whole = "chat.completion"
     part = "chat.completion.chunk"
 
+    def __init__(self, tokenizer: Tokenizer, *, logprobs: bool, tools: bool = False) -> None:
+        super().__init__(tokenizer, logprobs=logprobs)
+        self._tools = tools
+        self._held: dict[int, str] = {}  # by answer, what may be a call
+
     def write_answer(self, index: int, answer: Generation) -> dict[str, Any]:
+        message: dict[str, Any] = {"role": "assistant", "content": answer.text, "refusal": None}
+        if answer.tool_calls:
+            message["content"] = split_call(answer.text)[0] or None
+            message["tool_calls"] = write_calls(answer)
         return {
             "index": index,
-            "message": {"role": "assistant", "content": answer.text, "refusal": None},
+            "message": message,
             "logprobs": self._write_logprobs(answer),
-            "finish_reason": FINISH_REASONS[answer.finish_reason],
+            "finish_reason": find_reason(answer),
         }
 
     def write_start(self, index: int) -> list[dict[str, Any]]:
@@ -70,14 +90,23 @@ class ChatForm(Form):
         return [{"index": index, "delta": delta, "logprobs": None, "finish_reason": None}]
 
     def write_chunk(self, index: int, chunk: Chunk) -> list[dict[str, Any]]:
-        choices: list[dict[str, Any]] = []
-        if chunk.text or (self.logprobs and chunk.token_ids):
-            logprobs = self._write_logprobs(chunk)
-            delta = {"content": chunk.text}
-            choices.append({"index": index, "delta": delta, "logprobs": logprobs, "finish_reason": None})
-        if chunk.finish_reason is not None:
-            reason = FINISH_REASONS[chunk.finish_reason]
-            choices.append({"index": index, "delta": {}, "logprobs": None, "finish_reason": reason})
+        text = chunk.text
+        if self._tools:
+            text, self._held[index] = split_call(self._held.get(index, "") + text)
+        if not text and not (self.logprobs and chunk.token_ids):
+            return []
+        logprobs = self._write_logprobs(chunk)
+        return [{"index": index, "delta": {"content": text}, "logprobs": logprobs, "finish_reason": None}]
+
+    def write_end(self, index: int, answer: Generation) -> list[dict[str, Any]]:
+        delta: dict[str, Any] = {}
+        if answer.tool_calls:
+            delta = {"tool_calls": [{"index": i, **call} for i, call in enumerate(write_calls(answer))]}
+        elif self._held.get(index):
+            delta = {"content": self._held[index]}
+        deltas = [delta, {}] if delta else [{}]
+        choices = [{"index": index, "delta": one, "logprobs": None, "finish_reason": None} for one in deltas]
+        choices[-1]["finish_reason"] = find_reason(answer)
         return choices
 
     def _write_logprobs(self, part: Generation | Chunk) -> dict[str, Any] | None:
@@ -115,6 +144,9 @@ class CompletionForm(Form):
             return []
         return [self._write(index, chunk, reason)]
 
+    def write_end(self, index: int, answer: Generation) -> list[dict[str, Any]]:
+        return []
+
     def _write(self, index: int, part: Generation | Chunk, reason: str | None) -> dict[str, Any]:
         logprobs = None
         if self.logprobs:
@@ -132,6 +164,31 @@ class CompletionForm(Form):
                 "text_offset": offsets,
             }
         return {"index": index, "text": part.text, "logprobs": logprobs, "finish_reason": reason}
+
+
+def find_reason(answer: Generation) -> str:
+    """Return OpenAI's word for why an answer ended."""
+    return "tool_calls" if answer.tool_calls else FINISH_REASONS[answer.finish_reason]
+
+
+def split_call(text: str) -> tuple[str, str]:
+    """Return what of an answer is no call of a tool, and the rest, which may be one."""
+    if text.lstrip()[:1] in ("", "{", "["):
+        return "", text
+    before, mark, behind = text.partition("<")
+    return before, mark + behind
+
+
+def write_calls(answer: Generation) -> list[dict[str, Any]]:
+    """Return an answer's calls of tools."""
+    return [
+        {
+            "id": f"call_{uuid.uuid4().hex[:24]}",
+            "type": "function",
+            "function": {"name": call.name, "arguments": call.arguments},
+        }
+        for call in answer.tool_calls
+    ]
 
 
 def write_logprob(text: str, logprob: float) -> dict[str, Any]:

@@ -35,6 +35,7 @@ FAILURES = {
     "415": "The body is not JSON.",
     "429": "Too many requests wait.",
     "500": "The model failed.",
+    "501": "An extra that this needs is not installed.",
     "503": "The model is loading, or the server is stopping.",
     "504": "The answer was not there in time.",
 }

@@ -21,6 +21,7 @@ from .streaming import DONE, EventStream, EventWriter, Feed, write_event
 from .structure import read_structure
 
 COMPLETION_TOKENS = 16  # of a completion that does not say how many, as OpenAI has it
+PARALLEL = "parallel_tool_calls=false goes with a tool_choice that demands a call, of which there is one"
 FORBIDDEN = -100  # a bias that forbids a token, as OpenAI has it
 
 Submit = Callable[[], PendingGeneration]
@@ -38,13 +39,19 @@ async def chat(call: Call) -> Response:
         raise ApiError(400, "max_tokens and max_completion_tokens are the same; give one", param="max_tokens")
     options = read_options(call)
     options["logprobs"] = bool(body.get("logprobs"))
-    options |= call.take("top_logprobs")
+    options |= call.take("top_logprobs", "tools", "tool_choice")
     limit = body.get("max_completion_tokens", body.get("max_tokens"))
     if limit is None and model.defaults.max_new_tokens is None:
         limit = model.max_length
     if limit is not None:
         options["max_new_tokens"] = limit
-    messages = body["messages"]
+    messages = [{**message, "content": message.get("content") or ""} for message in body["messages"]]
+    if (
+        body.get("parallel_tool_calls") is False
+        and body.get("tool_choice", "auto") == "auto"
+        and body.get("tools")
+    ):
+        raise ApiError(400, PARALLEL, param="parallel_tool_calls", code="unsupported_parameter")
     check_size(call, [message.get("content") for message in messages])
     submits = [
         partial(
@@ -52,7 +59,8 @@ async def chat(call: Call) -> Response:
         )
         for number in range(body.get("n", 1))
     ]
-    return await answer(call, submits, ChatForm(model.tokenizer, logprobs=options["logprobs"]))
+    form = ChatForm(model.tokenizer, logprobs=options["logprobs"], tools=bool(body.get("tools")))
+    return await answer(call, submits, form)
 
 
 async def complete(call: Call) -> Response:
@@ -198,6 +206,8 @@ class Exchange:
                 for index, item in await feed.get_all():
                     if item is None:
                         running.discard(index)
+                        end = self.pendings[index].future.result()
+                        lines += map(writer.write, form.write_end(index, end))
                     elif isinstance(item, BaseException):
                         if not started:
                             raise item

@@ -32,10 +32,10 @@ def models(
         **{name: head_bundle(name) for name in ("classifier", "ranker", "tagger", "reader", "pretrained")},
     }
     with ExitStack() as stack:
-        yield {
-            name: stack.enter_context(load(bundle, backend="ort-cpu", precision="fp32"))
-            for name, bundle in bundles.items()
-        }
+        models = {name: load(bundle, backend="ort-cpu", precision="fp32") for name, bundle in bundles.items()}
+        for model in models.values():
+            stack.callback(model.close)
+        yield models
 
 
 @pytest.fixture(scope="module")

@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import json
+import re
 from collections.abc import Iterator
-from typing import Any
+from typing import Any, Literal
 
-import httpx
 import numpy as np
 import openai
+import pydantic
 import pytest
 
 from planforge.runtime import TextGenerator
@@ -19,10 +21,10 @@ SAID: Any = [{"role": "user", "content": "And God said, Let there be light"}]
 
 @pytest.fixture(scope="module")
 def client(server: Address) -> Iterator[openai.OpenAI]:
-    with (
-        httpx.Client(trust_env=False) as http,
-        openai.OpenAI(base_url=f"{server.url}/v1", api_key="none", http_client=http, max_retries=0) as client,
-    ):
+    http = openai.DefaultHttpxClient(trust_env=False)
+    with openai.OpenAI(
+        base_url=f"{server.url}/v1", api_key="none", http_client=http, max_retries=0
+    ) as client:
         yield client
 
 
@@ -63,9 +65,8 @@ def test_embeddings_come_as_base64_unless_asked_otherwise(client: openai.OpenAI)
     texts = ["Birds can fly.", "The baker sells bread."]
     packed = client.embeddings.create(model="minilm", input=texts)
     plain = client.embeddings.create(model="minilm", input=texts, encoding_format="float")
-    np.testing.assert_array_equal(
-        np.float32([one.embedding for one in packed.data]), np.float32([one.embedding for one in plain.data])
-    )
+    vectors = [np.array([one.embedding for one in form.data], np.float32) for form in (packed, plain)]
+    np.testing.assert_array_equal(*vectors)
 
 
 def test_errors_are_openais(client: openai.OpenAI) -> None:
@@ -78,3 +79,49 @@ def test_errors_are_openais(client: openai.OpenAI) -> None:
     with pytest.raises(openai.BadRequestError) as long:
         client.completions.create(model="gpt", prompt="word " * 1000)
     assert long.value.code == "context_length_exceeded"
+
+
+class Person(pydantic.BaseModel):
+    """What an answer is parsed to."""
+
+    name: Literal["Abraham", "Isaac", "Jacob"]
+    is_king: bool
+
+
+def test_an_answer_is_parsed(client: openai.OpenAI) -> None:
+    said: Any = [{"role": "user", "content": "Who was Abraham?"}]
+    for seed in range(3):
+        answer = client.chat.completions.parse(
+            model="llama", messages=said, response_format=Person, temperature=1, seed=seed, max_tokens=200
+        )
+        assert answer.choices[0].finish_reason == "stop"
+        assert isinstance(answer.choices[0].message.parsed, Person)
+
+
+def test_structures_and_what_cannot_be_enforced(client: openai.OpenAI, server: Address) -> None:
+    body: dict[str, Any] = {
+        "model": "llama",
+        "messages": SAID,
+        "temperature": 1,
+        "seed": 1,
+        "max_tokens": 200,
+    }
+    for extra, pattern in (
+        ({"choices": ["light", "darkness"]}, "light|darkness"),
+        ({"regex": "[a-c]{3}"}, "[a-c]{3}"),
+        ({"grammar": 'start: "yes" | "no"'}, "yes|no"),
+    ):
+        text = server.ask("/v1/chat/completions", **body, **extra)["choices"][0]["message"]["content"]
+        assert re.fullmatch(pattern, text), text
+    form = {"type": "json_object"}
+    (choice,) = server.ask("/v1/chat/completions", **body, response_format=form)["choices"]
+    assert choice["finish_reason"] == "length" or isinstance(json.loads(choice["message"]["content"]), dict)
+    schema = {"type": "object", "properties": {"a": {"type": "string", "not": {}}}}
+    refused_form: Any = {"type": "json_schema", "json_schema": {"name": "x", "schema": schema}}
+    with pytest.raises(openai.BadRequestError, match="properties/a/not") as refused:
+        client.chat.completions.create(model="llama", messages=SAID, response_format=refused_form)
+    assert refused.value.param == "response_format"
+    with pytest.raises(openai.BadRequestError, match="does not go with"):
+        client.chat.completions.create(
+            model="llama", messages=SAID, response_format={"type": "json_object"}, extra_body={"regex": "a"}
+        )

@@ -18,7 +18,7 @@ from planforge.runtime.generate.row import Row
 from planforge.runtime.server import ServerSettings
 from planforge.runtime.server.auth import read_keys
 
-from ...helpers.serving import SECONDS, running_server
+from ...helpers.serving import SECONDS, Address, running_server
 
 COMPLETE = "/v1/completions"
 LONG = {"prompt": "And it came to pass", "max_tokens": 230, "ignore_eos": True, "temperature": 0}
@@ -78,10 +78,8 @@ def test_a_key_is_asked_for(gpt_model: TextGenerator, tmp_path: Path) -> None:
         for key in keys:
             header = {"Authorization": f"Bearer {key}"}
             assert server.client.get("/v1/models", headers=header).status_code == 200
-        with httpx.Client(trust_env=False) as http:
-            client = openai.OpenAI(base_url=f"{server.url}/v1", api_key="wrong", http_client=http)
-            with pytest.raises(openai.AuthenticationError):
-                client.models.list()
+        with connect_openai(server, "wrong") as client, pytest.raises(openai.AuthenticationError):
+            client.models.list()
 
 
 def test_keys_come_from_the_environment_too(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -154,6 +152,11 @@ def test_headers_and_connections_have_limits(gpt_model: TextGenerator) -> None:
         wait_until(lambda: httpx.get(f"{server.url}/health", trust_env=False).status_code == 200)
 
 
+def connect_openai(server: Address, key: str = "none") -> openai.OpenAI:
+    http = openai.DefaultHttpxClient(trust_env=False)
+    return openai.OpenAI(base_url=f"{server.url}/v1", api_key=key, http_client=http)
+
+
 def is_closed(connection: Any) -> bool:
     connection.setblocking(False)
     try:
@@ -186,7 +189,7 @@ def test_a_client_that_leaves_frees_its_row(
         assert stayer.is_alive()
         stayer.join(SECONDS)
         assert answers[0]["usage"]["completion_tokens"] == 40
-    expected = gpt_model.generate(LONG["prompt"], max_new_tokens=40, ignore_eos=True)  # type: ignore[arg-type]
+    expected = gpt_model.generate(str(LONG["prompt"]), max_new_tokens=40, ignore_eos=True)
     assert answers[0]["choices"][0]["text"] == expected.text
 
 
@@ -236,8 +239,7 @@ def test_what_fails_in_the_midst_of_a_stream_is_its_last_event(
 ) -> None:
     take = Row.take
     monkeypatch.setattr(Row, "take", lambda row, *a: fail() if len(row.token_ids) == 4 else take(row, *a))
-    with running_server({"gpt": gpt_model}) as server, httpx.Client(trust_env=False) as http:
-        client = openai.OpenAI(base_url=f"{server.url}/v1", api_key="none", http_client=http)
+    with running_server({"gpt": gpt_model}) as server, connect_openai(server) as client:
         stream = client.completions.create(model="gpt", prompt="In the", max_tokens=20, stream=True)
         with pytest.raises(openai.APIError, match="out of order"):
             for _ in stream:

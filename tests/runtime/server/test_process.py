@@ -1,0 +1,150 @@
+"""`planforge serve` as a process: what it says, how it stops; and /openapi.json as a fuzzer reads it."""
+
+from __future__ import annotations
+
+import re
+import signal
+import subprocess
+import sys
+import threading
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+import httpx
+import pytest
+import schemathesis
+from hypothesis import HealthCheck, Phase, given, settings
+from schemathesis.specs.openapi.checks import positive_data_acceptance
+
+from planforge.runtime.commands.serve import list_hosts, name_bundles
+from planforge.runtime.errors import InputError
+from planforge.runtime.server.endpoints import ENDPOINTS
+from planforge.runtime.server.openapi import describe_api
+
+from ...helpers.cli import planforge
+from ...helpers.serving import SECONDS, Address
+
+COMPLETE = "/v1/completions"
+COMMAND = [sys.executable, "-c", "from planforge.exporter.commands import main; main()", "serve"]
+
+
+@contextmanager
+def serving(*arguments: str | Path) -> Iterator[tuple[subprocess.Popen[str], str]]:
+    """Run the command until the block ends; yields it and its address."""
+    process = subprocess.Popen(
+        [*COMMAND, *map(str, arguments), "--port", "0"], stderr=subprocess.PIPE, text=True
+    )
+    try:
+        assert process.stderr is not None
+        match = re.search(r"listening on (http://\S+)", process.stderr.readline())
+        assert match
+        yield process, match[1]
+    finally:
+        process.kill()
+        process.wait()
+        assert process.stderr is not None
+        process.stderr.close()
+
+
+def wait_until_ready(url: str) -> None:
+    end = time.monotonic() + SECONDS
+    while httpx.get(f"{url}/ready", trust_env=False).status_code != 200:
+        assert time.monotonic() < end
+        time.sleep(0.05)
+
+
+@pytest.mark.skipif(sys.platform == "win32", reason="needs signals")
+def test_it_stops_in_order(demo_bundle: Path) -> None:
+    """Running answers are finished, and it ends as a service that was told to."""
+    with serving(f"gpt={demo_bundle}", "--precision", "fp32") as (process, url):
+        wait_until_ready(url)
+        lines: list[str] = []
+
+        def read() -> None:
+            body = {"prompt": "And it", "max_tokens": 240, "ignore_eos": True, "stream": True}
+            with httpx.stream(
+                "POST", url + COMPLETE, json=body, trust_env=False, timeout=SECONDS
+            ) as response:
+                lines.extend(line for line in response.iter_lines() if line)
+
+        reader = threading.Thread(target=read)
+        reader.start()
+        end = time.monotonic() + SECONDS
+        while not lines and time.monotonic() < end:
+            time.sleep(0.01)
+        process.send_signal(signal.SIGTERM)
+        reader.join(SECONDS)
+        assert lines[-1] == "data: [DONE]"
+        assert process.wait(SECONDS) == 0
+        assert process.stderr is not None
+        said = process.stderr.read()
+        assert "gpt: TextGenerator(gpt2" in said
+        assert "Traceback" not in said and "rror" not in said
+
+
+def test_a_model_that_cannot_be_loaded_ends_it(demo_bundle: Path) -> None:
+    done = planforge("serve", demo_bundle, "--precision", "int2", "--port", "0")
+    assert done.returncode == 2
+    assert "int2" in done.stderr and "Traceback" not in done.stderr
+
+
+def test_names_of_bundles(demo_bundle: Path) -> None:
+    assert name_bundles([f"mine={demo_bundle}", str(demo_bundle)]) == {
+        "mine": demo_bundle,
+        demo_bundle.name: demo_bundle,
+    }
+    with pytest.raises(InputError, match="two bundles are called"):
+        name_bundles([str(demo_bundle), str(demo_bundle)])
+
+
+def test_a_server_for_this_machine_answers_to_its_names_alone() -> None:
+    assert list_hosts("127.0.0.1") == ("localhost", "127.0.0.1", "[::1]")
+    assert "127.0.0.2" in list_hosts("127.0.0.2")
+    assert list_hosts("0.0.0.0") == list_hosts("192.168.1.5") == ()
+
+
+def test_every_parameter_is_described() -> None:
+    api = describe_api(ENDPOINTS, has_keys=True)
+    assert api["openapi"].startswith("3.1")
+    for endpoint in ENDPOINTS:
+        operation = api["paths"][endpoint.path]["post"]
+        assert operation["summary"] and set(operation["responses"]) >= {"200", "400", "401", "429", "504"}
+        content = operation["requestBody"]["content"]["application/json"]
+        assert content["schema"] is endpoint.body  # by which requests are checked
+    assert api["security"] == [{"key": []}]
+
+
+def test_a_fuzzer_finds_no_fault(server: Address) -> None:
+    """schemathesis makes bodies that /openapi.json describes; a longer run, with others, is made by hand.
+
+    Such a body may be refused: a schema does not say how long a model's context is.
+    """
+    raw = server.client.get("/openapi.json").json()
+    schema: Any = schemathesis.openapi.from_dict(raw)
+    seen = set()
+    for result in schema.get_all_operations():
+        operation = result.ok()
+        seen.add(operation.path)
+        bounded = settings(
+            max_examples=5,
+            deadline=None,
+            database=None,
+            derandomize=True,
+            phases=[Phase.explicit, Phase.generate],
+            suppress_health_check=list(HealthCheck),
+        )
+
+        @bounded
+        @given(case=operation.as_strategy())
+        def call(case: Any) -> None:
+            if isinstance(case.body, dict):
+                case.body.pop("timeout", None)  # 504 is right where it is 1e-80 s
+            response = case.call(base_url=server.url)
+            assert response.status_code < 500, response.text
+            case.validate_response(response, excluded_checks=[positive_data_acceptance])
+
+        call()
+    assert {endpoint.path for endpoint in ENDPOINTS} <= seen
