@@ -21,6 +21,11 @@ export function keepKey(key) {
   sessionStorage.setItem(KEY, key);
 }
 
+/** Return whether a key was given. */
+export function hasKey() {
+  return sessionStorage.getItem(KEY) !== null;
+}
+
 /** Return the names of the models that are still being loaded. */
 export async function listLoading() {
   const response = await fetch("ready", { cache: "no-store" }).catch(() => null);

@@ -5,13 +5,13 @@ import { announce, make, makeId, sendAtEnter } from "./dom.js";
 import { Meter, Options, describeEnd } from "./options.js";
 import { Panel } from "./panel.js";
 
-const LEAD = "Begin a text; the model continues it. Change it where you like, and let it continue again.";
+const LEAD = "Begin a text and let the model continue it, as often as you like.";
 
 /** A text area whose text grows. */
 export class Complete extends Panel {
   constructor(models) {
     super({ name: "Continue a text", lead: LEAD, models });
-    this.options = new Options();
+    this.options = new Options({ max_tokens: 64 }); // the API's own is 16
     const hint = make("small", { id: makeId("hint") }, "Ctrl+Enter lets the model continue, Esc stops it.");
     const example = "In the beginning";
     this.area = make("textarea", { id: makeId("text"), rows: 12, value: example, "aria-describedby": hint.id });

@@ -4,6 +4,13 @@ import { make, makeSvg, quote, shorten, show } from "./dom.js";
 
 const FONT = "13px system-ui, sans-serif";
 const LABEL = 13; // its height
+const LONGEST_TOKEN = 16; // characters
+
+/** Return a number with so many digits, with a minus sign where it is not zero. */
+export function round(value, digits) {
+  const text = Math.abs(value).toFixed(digits);
+  return value < 0 && Number(text) !== 0 ? `\u2212${text}` : text;
+}
 
 /** Return a percentage in words. */
 export function percent(share) {
@@ -55,7 +62,8 @@ export function drawSimilarities(texts, likeness) {
     head.append(make("th", { scope: "col" }, String(row + 1)));
     const line = make("tr", {}, make("th", { scope: "row" }, `${row + 1} `, quote(shorten(text, 60))));
     likeness[row].forEach((value) => {
-      const cell = make("td", { className: value > 0.6 ? "strong" : "" }, value.toFixed(2));
+      const depth = value > 0.8 ? "strong" : value > 0.55 ? "middle" : "";
+      const cell = make("td", { className: depth }, round(value, 2));
       cell.style.setProperty("--share", Math.max(0, value));
       line.append(cell);
     });
@@ -67,7 +75,7 @@ export function drawSimilarities(texts, likeness) {
 /** Return a picture of the texts as points. */
 export function drawPoints(texts, points, width) {
   const w = Math.min(736, Math.max(280, width));
-  const h = Math.round(w * 0.6);
+  const h = Math.round(w * 0.5);
   const margin = 36;
   const bounds = [0, 1].map((axis) => {
     const parts = points.map((point) => point[axis]);
@@ -123,12 +131,12 @@ function placeLabels(texts, places, w, h) {
 export function drawAttention({ source, target, weights }, width) {
   const measure = document.createElement("canvas").getContext("2d");
   measure.font = FONT;
-  const word = (token) => show(token).replaceAll(" ", "␣");
+  const word = (token) => shorten(show(token).replaceAll(" ", "␣"), LONGEST_TOKEN);
   const longest = (tokens) => Math.max(...tokens.map((token) => measure.measureText(word(token)).width));
   const left = Math.ceil(longest(target)) + 10;
   const cell = Math.min(28, Math.max(15, Math.floor((Math.min(width, 736) - left - 2) / source.length)));
-  const isUpright = longest(source) <= cell; // else the words are turned
-  const top = isUpright ? 24 : Math.ceil(longest(source)) + 10;
+  const fits = (token) => measure.measureText(word(token)).width <= cell; // else its word is turned
+  const top = source.every(fits) ? 24 : Math.ceil(longest(source)) + 10;
   const w = left + cell * source.length + 2;
   const h = top + cell * target.length + 2;
   const label = "Which parts of the text each part of the translation looked at";
@@ -139,7 +147,7 @@ export function drawAttention({ source, target, weights }, width) {
     const x = left + cell * (column + 0.5);
     const upright = { x, y: top - 8, "text-anchor": "middle" };
     const turned = { transform: `translate(${x + 4} ${top - 6}) rotate(-90)` };
-    picture.append(makeSvg("text", isUpright ? upright : turned, word(token)));
+    picture.append(makeSvg("text", fits(token) ? upright : turned, word(token)));
   });
   target.forEach((token, row) => {
     const y = top + cell * (row + 0.5) + 4;

@@ -10,15 +10,15 @@ const OPTIONS = [
   ["seed", "Seed", "the same number gives the same answer again", { min: 0, step: 1, max: Number.MAX_SAFE_INTEGER }],
 ];
 
-/** Number fields for the options of an answer. */
+/** Number fields for the options of an answer; `values` are what they hold at first, by name. */
 export class Options {
-  constructor() {
+  constructor(values = {}) {
     this.fields = new Map();
     this.element = make("div", { className: "options" });
     for (const [name, label, hint, range] of OPTIONS) {
       const id = makeId(name);
       const properties = { id, type: "number", placeholder: "the model's own", "aria-describedby": `${id}-hint` };
-      const field = make("input", { ...properties, ...range });
+      const field = make("input", { ...properties, ...range, value: values[name] ?? "" });
       this.fields.set(name, [field, label]);
       this.element.append(
         make(

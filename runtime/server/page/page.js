@@ -1,6 +1,6 @@
 // Starts the page: which models there are, a tab for each thing they can do, the key, the colours.
 
-import { explain, keepKey, listLoading, listModels } from "./api.js";
+import { explain, hasKey, keepKey, listLoading, listModels } from "./api.js";
 import { Chat } from "./chat.js";
 import { Complete } from "./complete.js";
 import { make, show } from "./dom.js";
@@ -91,7 +91,8 @@ async function start() {
       select(Math.max(0, wanted));
     }
   } catch (error) {
-    trouble = explain(error);
+    const isFirst = error.status === 401 && !hasKey(); // the form that asks for a key says enough
+    trouble = isFirst ? "" : explain(error);
   }
   byId("loading").hidden = true;
   byId("trouble").hidden = trouble === "";

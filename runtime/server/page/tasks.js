@@ -1,7 +1,7 @@
 // The tasks that answer at once: what they ask for, what they send, and what they draw.
 
 import { make } from "./dom.js";
-import { drawAttention, drawBars, drawMarks, drawPoints, drawSimilarities, percent } from "./drawings.js";
+import { drawAttention, drawBars, drawMarks, drawPoints, drawSimilarities, percent, round } from "./drawings.js";
 import { compare, project } from "./pca.js";
 
 const TONES = 6; // colours of marks
@@ -33,9 +33,10 @@ const embeddings = {
     const vectors = [...data].sort((a, b) => a.index - b.index).map(({ embedding }) => embedding);
     const likeness = compare(vectors);
     const { points, kept } = project(vectors);
-    const note = `The nearer two points, the more alike. The picture keeps ${percent(kept)} of the differences.`;
+    const size = vectors[0].length;
+    const note = `Each text is a vector of ${size} numbers; this plane keeps ${percent(kept)} of their differences.`;
     return {
-      summary: describeNearest(likeness, vectors[0].length),
+      summary: describeNearest(likeness),
       parts: [
         drawSimilarities(input, likeness),
         make("h3", {}, "As a picture"),
@@ -45,7 +46,7 @@ const embeddings = {
   },
 };
 
-function describeNearest(likeness, size) {
+function describeNearest(likeness) {
   let best = [0, 1];
   likeness.forEach((row, i) =>
     row.forEach((value, j) => {
@@ -54,8 +55,8 @@ function describeNearest(likeness, size) {
       }
     }),
   );
-  const value = likeness[best[0]][best[1]].toFixed(2);
-  return `Texts ${best[0] + 1} and ${best[1] + 1} are the most alike (${value}). Each is a vector of ${size} numbers.`;
+  const value = round(likeness[best[0]][best[1]], 2);
+  return `Texts ${best[0] + 1} and ${best[1] + 1} are the most alike (${value}).`;
 }
 
 const rerank = {
@@ -77,7 +78,7 @@ const rerank = {
     const rows = results.map(({ index, relevance_score: score }) => [
       documents[index],
       (score - low) / (high - low),
-      score.toFixed(3),
+      round(score, 3),
     ]);
     return { summary: `Best first; a higher score fits better.`, parts: [drawBars(rows)] };
   },
@@ -94,7 +95,7 @@ const classify = {
   draw: ({ data: [{ label, score, probabilities }] }) => {
     const rows = Object.entries(probabilities).sort((a, b) => b[1] - a[1]);
     const areShares = rows.every(([, value]) => value >= 0 && value <= 1);
-    const figure = (value) => (areShares ? percent(value) : value.toFixed(3));
+    const figure = (value) => (areShares ? percent(value) : round(value, 3));
     const most = Math.max(...rows.map(([, value]) => Math.abs(value)));
     const bars = rows.slice(0, MOST_BARS).map(([name, value]) => [
       name,

@@ -31,7 +31,7 @@ def open_page(browser: Browser, server: StandIn) -> Generator[Open, None, None]:
     def open_tab(tab: str = "chat", width: int = 1200, height: int = 800, dark: bool = False) -> Page:
         page = browser.open(f"{server.url}#{tab}", width, height, dark=dark)
         pages.append(page)
-        page.wait(f"{PANEL} ?? document.querySelector('#trouble:not([hidden])')")
+        page.wait(f"{PANEL} ?? document.querySelector('#trouble:not([hidden]), #key:not([hidden])')")
         return page
 
     yield open_tab

@@ -195,6 +195,7 @@ def test_a_text_goes_on_and_is_taken_back(server: StandIn, open_page: Open, tmp_
             {
                 "model": "llama-demo",
                 "prompt": "Once upon",
+                "max_tokens": 64,
                 "stream": True,
                 "stream_options": {"include_usage": True},
             },

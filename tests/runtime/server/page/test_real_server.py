@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 from pathlib import Path
 
-from planforge.runtime import load
+from planforge.runtime import TextEncoder, TextGenerator, Translator
 from planforge.runtime.server import ServerSettings
 
 from ....helpers.browser import Browser
@@ -20,9 +20,9 @@ def test_the_page_talks_with_models(
     llama_demo_bundle: Path, minilm_bundle: Path, dates_bundle: Path, browser: Browser, tmp_path: Path
 ) -> None:
     with (
-        load(llama_demo_bundle, precision="fp32") as llama,
-        load(minilm_bundle) as encoder,
-        load(dates_bundle) as translator,
+        TextGenerator.load(llama_demo_bundle, precision="fp32") as llama,
+        TextEncoder.load(minilm_bundle) as encoder,
+        Translator.load(dates_bundle) as translator,
         running_server(
             {"llama": llama, "minilm": encoder, "dates": translator}, ServerSettings(keys=(KEY,))
         ) as address,

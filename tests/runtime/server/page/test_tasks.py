@@ -23,7 +23,7 @@ ASKED = {
     "translations": {"input": "3 May", "num_beams": 4, "alignment": True},
 }
 SHOWN = {
-    "embeddings": ["Texts 1 and 2 are the most alike (0.97)", "vector of 3 numbers"],
+    "embeddings": ["Texts 1 and 2 are the most alike (0.97)", "a vector of 3 numbers; this plane keeps"],
     "rerank": ["second text\n0.875", "first text\n0.250"],
     "classify": ["label: 75 %", "label\n75 %", "other\n25 %"],
     "tags": ["Found 2 stretches", "text (label)\n98 %"],
