@@ -49,6 +49,7 @@ if TYPE_CHECKING:
     from .generate.row_reader import Prompt
     from .generate.score import Score
     from .generate.text_generator import TextGenerator
+    from .generate.tools import ToolCall
     from .options import (
         AnswerOptions,
         BatchGenerationOptions,
@@ -132,6 +133,7 @@ __all__ = [
     "TextStream",
     "Timings",
     "TokenizerError",
+    "ToolCall",
     "TopLogprob",
     "Translation",
     "TranslationOptions",
@@ -155,6 +157,7 @@ MODULES = {
     "Score": "generate.score",
     **dict.fromkeys(("SelftestResult", "selftest"), "diagnostics.selftest"),
     "TextGenerator": "generate.text_generator",
+    "ToolCall": "generate.tools",
     "TextEncoder": "encode.text_encoder",
     "Translator": "translate.translator",
     **dict.fromkeys(("Chunk", "FinishReason", "TextStream", "TopLogprob", "Usage"), "decoding.chunk"),

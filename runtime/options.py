@@ -234,10 +234,16 @@ class GenerationOptions(TypedDict, total=False):
             names its place. At most one of json_schema, regex, grammar and choices may be given. Tokens that
             lead out of it are never chosen, and the answer ends where nothing may follow ("stop"), at an end
             token where that may, or unfinished at max_new_tokens ("length"). Needs llguidance.
-        regex: a regular expression that the whole answer matches, without look-around and backreferences;
-            \\d is a digit from 0 to 9.
+        regex: a regular expression that the whole answer matches, without look-around and backreferences.
+            Its digits are 0 to 9.
         grammar: a grammar in Lark's form, as llguidance reads it, that the answer follows.
         choices: texts, of which the answer is one.
+        tools: functions that the model may call, in a conversation whose chat template words tools:
+            mappings {"type": "function", "function": {"name", "description", "parameters"}}, where
+            parameters is a JSON schema. The answer's `tool_calls` has the calls that it asks for.
+        tool_choice: "auto", the default, lets the model decide; "none" hides the tools; "required", or
+            {"type": "function", "function": {"name": ...}}, holds the answer to a call whose arguments are
+            valid by the schema.
         ignore_eos: go on behind end tokens, up to max_new_tokens.
         truncation: None refuses a prompt that is too long. "tail" keeps the end of one to which
             max_new_tokens would not fit, half a context of it at least, and the special tokens that begin
@@ -282,6 +288,8 @@ class GenerationOptions(TypedDict, total=False):
     regex: str | None
     grammar: str | None
     choices: Sequence[str] | None
+    tools: Sequence[Mapping[str, Any]] | None
+    tool_choice: Literal["auto", "none", "required"] | Mapping[str, Any] | None
     ignore_eos: bool
     truncation: Literal["tail"] | None
     parse_special: bool

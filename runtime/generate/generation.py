@@ -7,6 +7,7 @@ from dataclasses import asdict, dataclass
 
 from ..decoding.chunk import FinishReason, TopLogprob, Usage
 from .row import Row
+from .tools import ToolCall
 
 
 @dataclass(frozen=True)
@@ -64,6 +65,7 @@ class Generation:
         score: of beam search, the sum of the tokens' log-probabilities / their number ** length_penalty,
             as transformers' sequences_scores; None without beams.
         candidates: the n_best answers of beam search, this one first; empty without beams.
+        tool_calls: calls that the text asks for, where tools were given; the text has them too.
     """
 
     text: str
@@ -79,6 +81,7 @@ class Generation:
     accepted_tokens: int = 0
     score: float | None = None
     candidates: tuple[GenerationCandidate, ...] = ()
+    tool_calls: tuple[ToolCall, ...] = ()
 
     def to_json(self) -> dict[str, object]:
         """Return the fields of `planforge run --json`."""
@@ -88,8 +91,10 @@ class Generation:
 def make_generation(row: Row, seconds: Sequence[float]) -> Generation:
     """Return the answer of a row that has a finish reason, after steps that took these seconds."""
     assert row.finish_reason is not None
+    text = "".join(row.pieces)
+    tools = row.request.tools
     return Generation(
-        text="".join(row.pieces),
+        text=text,
         token_ids=tuple(row.token_ids),
         finish_reason=row.finish_reason,
         logprobs=tuple(row.logprobs),
@@ -100,4 +105,5 @@ def make_generation(row: Row, seconds: Sequence[float]) -> Generation:
         prompt_tokens_reused=row.reused,
         drafted_tokens=row.drafted,
         accepted_tokens=row.accepted,
+        tool_calls=() if tools is None else tools.find_calls(text),
     )

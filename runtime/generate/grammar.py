@@ -18,7 +18,7 @@ import tokenizers
 from ..decoding.candidates import Mask
 from ..errors import BackendUnavailableError, InputError, SchemaError
 from ..text.tokenizer import Tokenizer
-from .json_schema import find_fault
+from .json_schema import JSON_OPTIONS, find_fault
 from .structure import Structure
 
 if TYPE_CHECKING:
@@ -26,8 +26,6 @@ if TYPE_CHECKING:
 
 HIDDEN = "\ufdd1"  # Unicode keeps it from being a character of any text
 KEPT = 32  # compiled grammars of a model
-# White space between the parts of JSON: little, as some models would go on with it.
-WHITE_SPACE = r" |\t|(\r?\n){1,2}[ \t]{0,20}"
 
 
 class Grammar:
@@ -212,8 +210,7 @@ def write_grammar(structure: Structure) -> str:
 
 
 def write_schema_grammar(schema: dict[str, Any]) -> str:
-    options = {"whitespace_pattern": WHITE_SPACE, "lenient": False}
-    grammar: str = load_llguidance().LLMatcher.grammar_from_json_schema(schema, overrides=options)
+    grammar: str = load_llguidance().LLMatcher.grammar_from_json_schema(schema, overrides=JSON_OPTIONS)
     return grammar
 
 

@@ -36,6 +36,8 @@ SCHEMAS = ("additionalItems", "additionalProperties", "items")  # keywords whose
 SCHEMA_LISTS = ("allOf", "anyOf", "items", "oneOf", "prefixItems")
 SCHEMA_MAPS = ("$defs", "definitions", "patternProperties", "properties")
 MAX_DEPTH = 64
+# llguidance's. White space between the parts of JSON is little, as some models would go on with it.
+JSON_OPTIONS = {"whitespace_pattern": r" |\t|(\r?\n){1,2}[ \t]{0,20}", "lenient": False}
 SEARCH_SECONDS = 0.5  # for the place of a fault, after which it is as near as it got
 
 Path = tuple[str | int, ...]

@@ -20,6 +20,7 @@ from ..options import (
     check_whole,
 )
 from .structure import KINDS, Structure, read_structure
+from .tools import Tools, read_tools
 
 BEAMS = ("num_beams", "length_penalty", "early_stopping")
 DRAWING = ("temperature", "top_k", "top_p", "min_p")
@@ -45,6 +46,7 @@ class GenerationRequest:
     logprobs: bool = True
     top_logprobs: int = 0
     structure: Structure | None = None
+    tools: Tools | None = None
     on_token: OnToken | None = None
     progress: ProgressOption = False
     batch_size: int | None = None
@@ -61,8 +63,11 @@ class GenerationRequest:
         check_integer("top_logprobs", self.top_logprobs, 0, "0 gives none")
         if self.on_token is not None and not callable(self.on_token):
             raise InputError(f"on_token={self.on_token!r:.80} must be a function that takes a chunk, or None")
-        if self.structure is not None and self.ignore_eos:
-            raise InputError(f"ignore_eos=True does not go with {self.structure.kind}, which has an end")
+        if self.tools is not None and self.tools.forced and self.structure is not None:
+            raise InputError(f"tool_choice says what the answer is, as {self.structure.kind} does; give one")
+        if self.sampling.structured and self.ignore_eos:
+            name = "tool_choice" if self.structure is None else self.structure.kind
+            raise InputError(f"ignore_eos=True does not go with {name}, whose answers have an end")
 
     @property
     def one_by_one(self) -> bool:
@@ -76,6 +81,8 @@ class GenerationRequest:
         values = {name: getattr(sampling, name) for name in (*drawing, "logit_bias", "logits_processor")}
         for name in ("stop", "speculative", "reuse_prompt", "top_logprobs", "on_token"):
             values[name] = getattr(self, name)
+        if self.tools is not None and self.tools.forced:
+            values["tool_choice"] = ", ".join(self.tools.forced)
         if self.structure is not None:
             values[self.structure.kind] = self.structure.text
         given = [(name, value) for name, value in values.items() if value]
@@ -110,13 +117,16 @@ def resolve_request(
 
 
 def make_request(options: Mapping[str, Any]) -> GenerationRequest:
-    """Return the request that options make, some of which are those of `Sampling` and of `Structure`."""
+    """Return the request that options make, some of them those of `Sampling`, `Structure` and `Tools`."""
     structure = read_structure(options)
+    tools = read_tools(options.get("tools"), options.get("tool_choice"))
     names = {field.name for field in fields(Sampling)}
+    left_out = {*names, *KINDS, "tools", "tool_choice"}
     drawing = {name: value for name, value in options.items() if name in names}
-    others = {name: value for name, value in options.items() if name not in {*names, *KINDS}}
-    sampling = Sampling(**drawing, structured=structure is not None)
-    return GenerationRequest(sampling=sampling, structure=structure, **others)
+    others = {name: value for name, value in options.items() if name not in left_out}
+    structured = structure is not None or (tools is not None and bool(tools.forced))
+    sampling = Sampling(**drawing, structured=structured)
+    return GenerationRequest(sampling=sampling, structure=structure, tools=tools, **others)
 
 
 def read_checkpoint_options(defaults: GenerationDefaults) -> GenerationOptions:

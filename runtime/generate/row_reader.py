@@ -20,6 +20,7 @@ from ..text.tokenizer import Tokenizer
 from .grammar import Grammars
 from .request import GenerationRequest
 from .row import Row
+from .tools import Tools
 
 log = logging.getLogger("planforge")
 
@@ -40,6 +41,8 @@ class RowReader:
 
     def read(self, prompt: Any, request: GenerationRequest, number: int = 0) -> Row:
         """Return the row of a prompt."""
+        if request.tools is not None:
+            raise InputError("tools go with conversations: use chat, stream_chat or submit_chat")
         tokens = self.encode_prompt(prompt, request.parse_special)
         fitting, cut = self._fit(tokens, request.max_new_tokens, request.truncation)
         return self._make_row(fitting, cut, request, number)
@@ -75,7 +78,9 @@ class RowReader:
             return tokens
         return prefix + tokens
 
-    def encode_chat(self, messages: Sequence[Message], parse_special: bool) -> list[int]:
+    def encode_chat(
+        self, messages: Sequence[Message], parse_special: bool, tools: Tools | None = None
+    ) -> list[int]:
         """Return the tokens of a conversation, up to where the model is to answer."""
         if self.chat is None:
             raise InputError(
@@ -83,7 +88,8 @@ class RowReader:
                 " export again from a folder with chat_template.jinja or chat_template in"
                 " tokenizer_config.json"
             )
-        return self.chat.encode(messages, self.tokenizer, parse_special)
+        definitions = () if tools is None else tools.definitions
+        return self.chat.encode(messages, self.tokenizer, parse_special, definitions)
 
     def read_chat(self, messages: Sequence[Message], request: GenerationRequest, number: int = 0) -> Row:
         """Return the row of a conversation.
@@ -92,13 +98,15 @@ class RowReader:
         """
         limit = self.max_length - 1
         if request.truncation is None:
-            tokens = self.encode_chat(messages, request.parse_special)
+            tokens = self.encode_chat(messages, request.parse_special, request.tools)
             dropped = 0
             what = "the conversation has"
             way_out = "Shorten it, or drop its oldest turns by truncation='tail'"
         else:
             room = self.max_length - min(request.max_new_tokens, self.max_length // 2)
-            cut = cut_chat(messages, lambda kept: self.encode_chat(kept, request.parse_special), room)
+            cut = cut_chat(
+                messages, lambda kept: self.encode_chat(kept, request.parse_special, request.tools), room
+            )
             tokens = cut.tokens
             dropped = cut.dropped_tokens
             what = "the last message, with what the system said, has"
@@ -169,6 +177,9 @@ class RowReader:
         return token_id
 
     def _make_row(self, tokens: list[int], cut: int, request: GenerationRequest, number: int = 0) -> Row:
+        structure = request.structure
+        if request.tools is not None and request.tools.forced and self.chat is not None:
+            structure = request.tools.write_structure(self.chat.template)
         return Row(
             tokenizer=self.tokenizer,
             prompt=tokens,
@@ -177,7 +188,7 @@ class RowReader:
             request=request,
             eos=self.defaults.eos,
             number=number,
-            grammar=None if request.structure is None else self.grammars.start(request.structure),
+            grammar=None if structure is None else self.grammars.start(structure),
         )
 
 

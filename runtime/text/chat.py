@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import re
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
@@ -56,27 +57,39 @@ class Chat:
             ) from error
         return ChatTemplate(self.template, self.source)
 
+    @property
+    def words_tools(self) -> bool:
+        """Whether the template tells the model of tools."""
+        return re.search(r"\btools\b", self.template) is not None
+
     def encode(
-        self, messages: Sequence[Message], tokenizer: Tokenizer, parse_special: bool = False
+        self,
+        messages: Sequence[Message],
+        tokenizer: Tokenizer,
+        parse_special: bool = False,
+        tools: Sequence[Mapping[str, Any]] = (),
     ) -> list[int]:
-        """Return the tokens of a conversation, up to where the model is to answer.
+        """Return the tokens of a conversation, up to where the model is to answer; it may call the tools.
 
         The template's own special tokens are read as such. Those that a message spells are plain text, so
         that a user cannot end his turn and speak as another; with `parse_special` they are read too, as
         transformers does by default.
         """
         guard = Guard(() if parse_special else tokenizer.special_tokens)
-        rendered = self._render(check_messages(messages, guard.mark))
+        if tools and not self.words_tools:
+            raise InputError(f"the chat template words no tools ({self.source}); leave tools out")
+        plain_tools = [copy_plain(tool, f"tools[{i}]", guard.mark) for i, tool in enumerate(tools)]
+        rendered = self._render(check_messages(messages, guard.mark), plain_tools)
         if not rendered:
             raise InputError(f"the chat template made nothing of these messages; see {self.source}")
         return guard.encode(rendered, tokenizer)
 
-    def _render(self, messages: list[dict[str, Any]]) -> str:
+    def _render(self, messages: list[dict[str, Any]], tools: list[Any]) -> str:
         """Render contents that are lists of parts as lists, or as texts where the template reads texts."""
         messages = [message if message["content"] else join_parts(message) for message in messages]
         parts = [part for m in messages if isinstance(m["content"], list) for part in m["content"]]
         try:
-            rendered = self._render_once(messages)
+            rendered = self._render_once(messages, tools)
         except InputError:
             if not parts:
                 raise
@@ -84,10 +97,10 @@ class Chat:
             # A template that reads texts alone may write a list as Python would.
             if not any(repr(part) in rendered for part in parts):
                 return rendered
-        return self._render_once([join_parts(message) for message in messages])
+        return self._render_once([join_parts(message) for message in messages], tools)
 
-    def _render_once(self, messages: list[dict[str, Any]]) -> str:
-        own = {"tools": None, "documents": None, "add_generation_prompt": True, "messages": messages}
+    def _render_once(self, messages: list[dict[str, Any]], tools: list[Any]) -> str:
+        own = {"tools": tools or None, "documents": None, "add_generation_prompt": True, "messages": messages}
         return self.compiled.render({**self.tokens, **own})
 
 
@@ -138,6 +151,8 @@ def check_messages(messages: Sequence[Message], mark: Callable[[str], str]) -> l
             raise InputError(f"messages[{number}] is {type(message).__name__}; messages must be {form}")
         for key in ("role", "content"):
             value = message.get(key)
+            if key == "content" and value is None and message.get("tool_calls"):
+                continue  # an assistant's message that calls tools may say nothing else
             if key == "content" and isinstance(value, list | tuple):
                 check_parts(value, f"messages[{number}]['content']")
             elif not isinstance(value, str):
@@ -147,7 +162,24 @@ def check_messages(messages: Sequence[Message], mark: Callable[[str], str]) -> l
         copies = [copy_plain(message, f"messages[{i}]", mark) for i, message in enumerate(messages)]
     except RecursionError as error:
         raise InputError("messages are nested too deep, or contain themselves") from error
-    return [{key: value for key, value in copy.items() if value is not None} for copy in copies]
+    read_arguments(copies)
+    return [
+        {"content": "", **{key: value for key, value in copy.items() if value is not None}} for copy in copies
+    ]
+
+
+def read_arguments(messages: list[dict[str, Any]]) -> None:
+    """Turn the arguments of tool calls from JSON into objects, which templates write as JSON again."""
+    for message in messages:
+        calls = message.get("tool_calls")
+        for call in calls if isinstance(calls, list) else []:
+            function = call.get("function", call) if isinstance(call, dict) else None
+            arguments = function.get("arguments") if isinstance(function, dict) else None
+            if isinstance(function, dict) and isinstance(arguments, str):
+                try:
+                    function["arguments"] = json.loads(arguments)
+                except (ValueError, RecursionError) as error:
+                    raise InputError(f"a tool call's arguments are no JSON: {arguments:.80}") from error
 
 
 def check_parts(parts: Sequence[Any], name: str) -> None:

@@ -135,7 +135,7 @@ def test_the_command_has_the_options_of_the_runtime() -> None:
     from planforge.runtime.options import AnswerOptions, EmbedOptions, FeatureOptions, GenerationOptions
 
     only_python = {"progress", "parse_special", "on_token", "logits_processor", "logit_bias", "logprobs"}
-    only_python |= {"json_schema", "regex", "grammar", "choices"}
+    only_python |= {"json_schema", "regex", "grammar", "choices", "tools", "tool_choice"}
     for task, options in (
         ("generate", GenerationOptions),
         ("embed", EmbedOptions),

@@ -290,7 +290,7 @@ def test_what_a_chat_cannot_do_is_said() -> None:
     with pytest.raises(ContextLengthError, match="neither is ever cut"):
         model.chat(long, max_new_tokens=2, truncation="tail")
     with pytest.raises(InputError, match="unknown option"):
-        model.chat(HELLO, tools=[])  # type: ignore[call-arg]
+        model.chat(HELLO, documents=[])  # type: ignore[call-arg]
     with pytest.raises(InputError, match="chat template made nothing of these messages"):
         generator("inplace", chat=chat_of("{# nothing #}"))[0].chat(HELLO)
     model.close()

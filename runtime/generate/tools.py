@@ -1,0 +1,158 @@
+"""Tools that a model may call: what holds an answer to a call, and the calls that answers have."""
+
+from __future__ import annotations
+
+import json
+import re
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from ..errors import InputError, SchemaError
+from ..suggest import did_you_mean
+from .json_schema import JSON_OPTIONS, read_schema
+from .structure import MAX_LENGTH, Structure
+
+CHOICES = ("auto", "none", "required")
+NO_ARGUMENTS = {"type": "object", "properties": {}, "additionalProperties": False}
+FORM = '{"type": "function", "function": {"name": "...", "parameters": {...}}}'
+
+
+@dataclass(frozen=True)
+class ToolCall:
+    """A call of a tool that an answer asks for.
+
+    Attributes:
+        name: of the function.
+        arguments: a JSON object.
+    """
+
+    name: str
+    arguments: str
+
+
+@dataclass(frozen=True)
+class Tools:
+    """The tools of a conversation.
+
+    Attributes:
+        definitions: as the template gets them.
+        parameters: of each function the JSON schema of its arguments.
+        forced: the functions of which the answer must call one; empty where it need not.
+    """
+
+    definitions: tuple[dict[str, Any], ...]
+    parameters: dict[str, dict[str, Any]]
+    forced: tuple[str, ...]
+
+    def find_calls(self, text: str) -> tuple[ToolCall, ...]:
+        """Return the calls in an answer, in the wordings of Hermes and Qwen, Llama 3 and Mistral."""
+        texts = re.findall(r"<tool_call>(.*?)(?:</tool_call>|$)", text, re.DOTALL)
+        calls: list[ToolCall] = []
+        for one in texts or [re.sub(r"^\s*(\[TOOL_CALLS\]|<\|python_tag\|>)", "", text)]:
+            try:
+                found = json.loads(one)
+            except (ValueError, RecursionError):
+                return ()
+            for call in found if isinstance(found, list) else [found]:
+                name = call.get("name") if isinstance(call, dict) else None
+                if not isinstance(name, str) or name not in self.parameters:
+                    return ()
+                arguments = call.get("arguments", call.get("parameters"))
+                if not isinstance(arguments, dict):
+                    return ()
+                calls.append(ToolCall(name, json.dumps(arguments, ensure_ascii=False)))
+        return tuple(calls)
+
+    def write_structure(self, template: str) -> Structure:
+        """Return what holds an answer to a call, in the wording that a chat template teaches."""
+        if "<tool_call>" in template:
+            start = '"<tool_call>\\n" call "\\n</tool_call>"'
+        elif "[TOOL_CALLS]" in template:
+            start = '"[" call "]"'
+        else:
+            return Structure("json_schema", json.dumps(self._write_schema("parameters")))
+        schema = json.dumps({**self._write_schema("arguments"), "x-guidance": JSON_OPTIONS})
+        return Structure("grammar", f"start: {start}\ncall: %json {schema}")
+
+    def _write_schema(self, key: str) -> dict[str, Any]:
+        """Return the schema of a call of one of the forced functions."""
+        definitions: dict[str, Any] = {}
+        calls = []
+        for number, name in enumerate(self.forced):
+            parameters = move_references(self.parameters[name], f"{number}-")
+            for part, schema in parameters.pop("$defs", {}).items():
+                definitions[f"{number}-{part}"] = schema
+            calls.append(
+                {
+                    "type": "object",
+                    "properties": {"name": {"const": name}, key: parameters},
+                    "required": ["name", key],
+                    "additionalProperties": False,
+                }
+            )
+        return {"anyOf": calls, "$defs": definitions}
+
+
+def read_tools(tools: Any, choice: Any) -> Tools | None:
+    """Return the tools of a call's options; None where there are none, or none may be called."""
+    if tools is None or (isinstance(tools, Sequence) and not tools):
+        if choice not in (None, "auto", "none"):
+            raise InputError(f"tool_choice={choice!r:.80} needs tools")
+        return None
+    if not isinstance(tools, Sequence) or isinstance(tools, str | bytes):
+        raise InputError(f"tools={tools!r:.80} must be a list of {FORM}")
+    parameters: dict[str, dict[str, Any]] = {}
+    for number, tool in enumerate(tools):
+        name, schema = read_tool(tool, number)
+        if name in parameters:
+            raise InputError(f"tools[{number}]: there is a function {name!r} before")
+        parameters[name] = schema
+    if choice == "none":
+        return None
+    return Tools(tuple(map(dict, tools)), parameters, read_choice(choice, parameters))
+
+
+def read_tool(tool: Any, number: int) -> tuple[str, dict[str, Any]]:
+    """Return a tool's name, and the schema of its arguments."""
+    function = tool.get("function") if isinstance(tool, Mapping) else None
+    name = function.get("name") if isinstance(function, Mapping) else None
+    if not isinstance(function, Mapping) or not isinstance(name, str) or not name:
+        raise InputError(f"tools[{number}]={tool!r:.80} must be {FORM}")
+    try:
+        text = read_schema(function.get("parameters") or NO_ARGUMENTS, MAX_LENGTH)
+    except SchemaError as error:
+        place = "/".join(part for part in (f"tools/{number}/function/parameters", error.path) if part)
+        raise SchemaError(f"tools[{number}], {name}: {error}", path=place) from error
+    schema: dict[str, Any] = json.loads(text)
+    return name, schema
+
+
+def read_choice(choice: Any, names: Mapping[str, Any]) -> tuple[str, ...]:
+    """Return the functions of which one must be called."""
+    if choice in (None, "auto"):
+        return ()
+    if choice == "required":
+        return tuple(names)
+    function = choice.get("function") if isinstance(choice, Mapping) else None
+    name = function.get("name") if isinstance(function, Mapping) else None
+    if not isinstance(name, str):
+        form = '{"type": "function", "function": {"name": "..."}}'
+        raise InputError(f"tool_choice={choice!r:.80} must be one of {', '.join(CHOICES)}, or {form}")
+    if name not in names:
+        hint = did_you_mean(name, list(names)) or f"; there are {', '.join(names)}"
+        raise InputError(f"tool_choice names {name!r:.80}, which is none of the tools{hint}")
+    return (name,)
+
+
+def move_references(schema: Any, prefix: str) -> Any:
+    """Return a copy of a schema whose references to its $defs have a prefix."""
+    if isinstance(schema, list):
+        return [move_references(part, prefix) for part in schema]
+    if not isinstance(schema, dict):
+        return schema
+    moved = {key: move_references(part, prefix) for key, part in schema.items()}
+    reference = moved.get("$ref")
+    if isinstance(reference, str) and reference.startswith("#/$defs/"):
+        moved["$ref"] = f"#/$defs/{prefix}{reference.removeprefix('#/$defs/')}"
+    return moved

@@ -1,0 +1,186 @@
+"""Tools: what chat templates get of them, answers that are held to a call, calls that are read back."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable, Iterator
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import jsonschema
+import pytest
+
+from planforge.runtime import InputError, SchemaError, TextGenerator, ToolCall
+from planforge.runtime.generate.tools import Tools, read_tools
+from planforge.runtime.text.chat import Chat
+
+PARAMETERS: dict[str, Any] = {
+    "type": "object",
+    "properties": {"city": {"type": "string", "maxLength": 10}, "unit": {"$ref": "#/$defs/unit"}},
+    "required": ["city", "unit"],
+    "additionalProperties": False,
+    "$defs": {"unit": {"enum": ["C", "F"]}},
+}
+WEATHER = {"type": "function", "function": {"name": "weather", "parameters": PARAMETERS}}
+TOOLS = [WEATHER, {"type": "function", "function": {"name": "now", "description": "What time is it?"}}]
+MESSAGES: list[dict[str, Any]] = [{"role": "user", "content": "Is it warm in Rome?"}]
+# In the style of Hermes and Qwen, Mistral, and Llama 3.
+HERMES = """\
+{%- if tools %}<|im_start|>system
+{% for tool in tools %}{{ tool | tojson }}
+{% endfor %}Call as <tool_call>{"name": ..., "arguments": ...}</tool_call><|im_end|>
+{% endif %}{%- for message in messages %}<|im_start|>{{ message.role }}
+{{ message.content }}
+{%- for call in message.tool_calls or [] %}<tool_call>{{ call.function | tojson }}</tool_call>
+{%- endfor %}<|im_end|>
+{% endfor %}<|im_start|>assistant
+"""
+MISTRAL = "{{ tools | tojson }}{% for m in messages %}[INST]{{ m.content }}[/INST]{% endfor %}[TOOL_CALLS]"
+LLAMA = "{{ tools | tojson }}{% for m in messages %}{{ m.role }}: {{ m.content }}\n{% endfor %}"
+TEMPLATES = {"hermes": HERMES, "mistral": MISTRAL, "llama": LLAMA}
+
+Wear = Callable[[str], TextGenerator]
+
+
+@pytest.fixture(scope="module")
+def plain(llama_demo_bundle: Path) -> Iterator[TextGenerator]:
+    with TextGenerator.load(llama_demo_bundle) as model:
+        yield model
+
+
+@pytest.fixture
+def wear(plain: TextGenerator, monkeypatch: pytest.MonkeyPatch) -> Wear:
+    def put_on(template: str) -> TextGenerator:
+        chat = Chat(template, {}, "chat_template.jinja")
+        rows = replace(plain._rows, chat=chat)
+        monkeypatch.setattr(plain, "_rows", rows)
+        monkeypatch.setattr(plain._submissions, "rows", rows)
+        return plain
+
+    return put_on
+
+
+@pytest.mark.parametrize("template", TEMPLATES)
+@pytest.mark.parametrize("name", [None, "weather"])
+def test_an_answer_is_held_to_a_call(wear: Wear, template: str, name: str | None) -> None:
+    model = wear(TEMPLATES[template])
+    choice: Any = "required" if name is None else {"type": "function", "function": {"name": name}}
+    for seed in range(4):
+        options: dict[str, Any] = {"temperature": 1.0, "seed": seed, "max_new_tokens": 90}
+        answer = model.chat(MESSAGES, tools=TOOLS, tool_choice=choice, **options)
+        assert answer.finish_reason == "stop"
+        (call,) = answer.tool_calls
+        if call.name == "weather":
+            jsonschema.validate(json.loads(call.arguments), PARAMETERS)
+        assert call.name == "weather" or (call.name == "now" and name is None)
+        chunks = list(model.stream_chat(MESSAGES, tools=TOOLS, tool_choice=choice, **options))
+        assert "".join(map(str, chunks)) == answer.text
+    pending = model.submit_chat(MESSAGES, tools=TOOLS, tool_choice=choice, **options)
+    assert pending.result(60).tool_calls == answer.tool_calls
+
+
+def test_an_answer_need_not_call(wear: Wear) -> None:
+    model = wear(HERMES)
+    free = model.chat(MESSAGES, tools=TOOLS, max_new_tokens=8)
+    assert free.tool_calls == () and free.text
+    hidden = model.chat(MESSAGES, tools=TOOLS, tool_choice="none", max_new_tokens=8)
+    assert hidden.usage.prompt_tokens == model.count_tokens(MESSAGES) < free.usage.prompt_tokens
+
+
+def test_calls_and_their_results_reach_the_template() -> None:
+    rendered: list[dict[str, Any]] = []
+    chat = Chat(HERMES, {}, "chat_template.jinja")
+    render = chat.compiled.render
+    chat.compiled.render = lambda variables: rendered.append(variables) or render(variables)  # type: ignore
+    call = {"id": "1", "type": "function", "function": {"name": "weather", "arguments": '{"city": "Rome"}'}}
+    messages = [*MESSAGES, {"role": "assistant", "content": None, "tool_calls": [call]}]
+    messages.append({"role": "tool", "tool_call_id": "1", "content": "21"})
+
+    class Letters:
+        special_tokens = ("<|im_end|>",)
+
+        def encode(self, text: str, parse_special: bool = False) -> list[int]:
+            return [ord(letter) for letter in text]
+
+    text = "".join(map(chr, chat.encode(messages, Letters(), tools=TOOLS)))  # type: ignore[arg-type]
+    assert '<tool_call>{"name": "weather", "arguments": {"city": "Rome"}}</tool_call>' in text
+    assert "<|im_start|>tool\n21<|im_end|>" in text
+    assert json.dumps(WEATHER) in text
+    assert rendered[0]["tools"] == TOOLS
+
+
+@pytest.mark.parametrize(
+    ("text", "names"),
+    [
+        ('<tool_call>\n{"name": "now", "arguments": {}}\n</tool_call>', ["now"]),
+        (
+            'Let me see. <tool_call>{"name": "now", "arguments": {}}</tool_call>\n'
+            '<tool_call>{"name": "weather", "arguments": {"city": "Ro\\u00e9"}}',
+            ["now", "weather"],
+        ),
+        ('{"name": "weather", "parameters": {"city": "Rome"}}', ["weather"]),
+        ('<|python_tag|>{"name": "now", "parameters": {}}', ["now"]),
+        ('[TOOL_CALLS][{"name": "now", "arguments": {}}, {"name": "now", "arguments": {}}]', ["now", "now"]),
+        ('[{"name": "now", "arguments": {}}]', ["now"]),
+        ("It is warm.", []),
+        ("", []),
+        ('{"name": "other", "arguments": {}}', []),
+        ('{"name": "now", "arguments": []}', []),
+        ('{"name": ["now"], "arguments": {}}', []),
+        ('<tool_call>{"name": "now", "argum', []),
+        ("[" * 100_000, []),
+        ("3", []),
+        ("[3]", []),
+    ],
+)
+def test_calls_are_read_from_the_wordings_of_families(text: str, names: list[str]) -> None:
+    tools = read_tools(TOOLS, None)
+    assert isinstance(tools, Tools)
+    calls = tools.find_calls(text)
+    assert [call.name for call in calls] == names
+    assert all(isinstance(json.loads(call.arguments), dict) for call in calls)
+    if '\\u00e9"' in text:
+        assert calls[1] == ToolCall("weather", '{"city": "Roé"}')
+
+
+@pytest.mark.parametrize(
+    ("options", "words"),
+    [
+        ({"tools": [{"name": "now"}]}, r"tools\[0\]=.* must be"),
+        ({"tools": {"a": 1}}, "tools=.* must be a list"),
+        ({"tools": [WEATHER, WEATHER]}, r"tools\[1\]: there is a function 'weather' before"),
+        (
+            {"tools": TOOLS, "tool_choice": "always"},
+            "tool_choice='always' must be one of auto, none",
+        ),
+        ({"tools": TOOLS, "tool_choice": {"function": {"name": "wether"}}}, "did you mean 'weather'"),
+        ({"tool_choice": "required"}, "tool_choice='required' needs tools"),
+        ({"tools": TOOLS, "tool_choice": "required", "regex": "a"}, "tool_choice .* as regex does"),
+        (
+            {"tools": TOOLS, "tool_choice": "required", "num_beams": 2},
+            "tool_choice='weather, now' does not",
+        ),
+        ({"tools": TOOLS, "tool_choice": "required", "ignore_eos": True}, "ignore_eos=True does not go"),
+    ],
+)
+def test_tools_that_cannot_be_used_are_refused(wear: Wear, options: dict[str, Any], words: str) -> None:
+    with pytest.raises(InputError, match=words):
+        wear(HERMES).chat(MESSAGES, **options)
+
+
+def test_a_tools_schema_is_refused_by_its_place(wear: Wear) -> None:
+    tool = {"function": {"name": "a", "parameters": {"properties": {"b": {"not": {}}}}}}
+    with pytest.raises(SchemaError, match=r"tools\[0\], a: .*not is not enforced") as caught:
+        wear(HERMES).chat(MESSAGES, tools=[tool])
+    assert caught.value.path == "tools/0/function/parameters/properties/b/not"
+
+
+def test_what_words_no_tools_refuses_them(plain: TextGenerator) -> None:
+    with pytest.raises(InputError, match="words no tools"):
+        plain.chat(MESSAGES, tools=TOOLS)
+    with pytest.raises(InputError, match="tools go with conversations"):
+        plain.generate("And", tools=TOOLS)
+    with pytest.raises(InputError, match="arguments are no JSON"):
+        call = {"function": {"name": "now", "arguments": "{"}}
+        plain.chat([{"role": "assistant", "tool_calls": [call]}])
