@@ -161,8 +161,7 @@ class Grammars:
             return text, None, self._eos
         tokens = tokenizers.Tokenizer.from_str(text)
         tokens.add_special_tokens([HIDDEN])
-        end: int = tokens.token_to_id(HIDDEN)
-        return tokens.to_str(), None, [end]
+        return tokens.to_str(), None, [tokens.get_vocab()[HIDDEN]]
 
 
 def hide_special_tokens(text: str, special_tokens: Sequence[str]) -> str:
