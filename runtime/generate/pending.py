@@ -31,6 +31,7 @@ class PendingGeneration:
 
     def __init__(self, row: Row, client: str, deadline: float | None) -> None:
         self.future: Future[Generation] = Future()
+        self.future.set_running_or_notify_cancel()  # so its cancel() does nothing; only ours does
         self.client = client
         self.row = row  # belongs to the scheduler's thread from now on
         self.deadline = deadline  # of time.monotonic()

@@ -211,6 +211,7 @@ class Batcher(Generic[P, V, R]):
                 if turn:
                     self._run_turn(turn)
                     self._put_back(turn)
+                turn = []  # while it waits it keeps nothing alive
         except BaseException as stopped:
             log.exception("the batcher stopped")
             error = stopped
@@ -263,7 +264,7 @@ class Batcher(Generic[P, V, R]):
             return turn
 
     def _run_turn(self, turn: Turn[P, V, R]) -> None:
-        self.settings.observe("batch", self._running)
+        self.settings.observe("batch", len(list_requests(turn)))
         missing = dict(enumerate(turn))
         try:
             parts = [request.parts[part] for request, part in turn]

@@ -29,6 +29,9 @@ import numpy.typing as npt
 
 from planforge.runtime import (
     Answers,
+    AsyncTextEncoder,
+    AsyncTextGenerator,
+    AsyncTranslator,
     Chunk,
     Classification,
     ContextLengthError,
@@ -84,6 +87,23 @@ def translate(folder: str, texts: list[str]) -> None:
         print(first.text, rest[0].dropped, done, "".join(str(chunk) for chunk in translator.stream("May")))
 
 
+async def serve(folder: str) -> npt.NDArray[np.float32]:
+    async with await AsyncTextGenerator.load(folder, threads=2) as model:
+        async for chunk in model.stream("Hello", max_new_tokens=8):
+            print(chunk, chunk.finish_reason)
+        answer: Generation = await model.generate("Hello", seed=1)
+        print(answer.text, (await model.chat([{"role": "user", "content": "Hello"}])).text)
+    async with await AsyncTranslator.load(folder) as translator:
+        first: Translation = await translator.translate("May", num_beams=4)
+        rest: list[Translation] = await translator.translate(["May", "June"])
+        print(first.text, rest[0].text, translator.model.submit(["May"], client="me").result()[0].text)
+    encoder = AsyncTextEncoder(TextEncoder.load(folder), client="me")
+    one: Classification = await encoder.classify("a text", pair="another")
+    future = encoder.model.submit("rank", [("what", "text")], timeout=5.0, truncation="head")
+    print(one.label, future.result()[0].score, (await encoder.answer("who?", "context", n_best=2)).best)
+    return await encoder.embed(["a"], normalize=True)
+
+
 def main(folder: str) -> None:
     try:
         model = load(folder, memory_limit=2_000_000_000)
@@ -105,7 +125,16 @@ WRONG = """\
 
 from __future__ import annotations
 
-from planforge.runtime import Generation, TextEncoder, TextGenerator, Translator, load
+from planforge.runtime import (
+    AsyncTextEncoder,
+    AsyncTextGenerator,
+    AsyncTranslator,
+    Generation,
+    TextEncoder,
+    TextGenerator,
+    Translator,
+    load,
+)
 from planforge.runtime import Generator as Missing  # wrong
 
 generator = TextGenerator.load("x")
@@ -156,12 +185,31 @@ encoder.iterate("embedd", ["a"])  # wrong
 encoder.iterate("tag", ["a"], layers="last")  # wrong
 next(encoder.iterate("embed", ["a"])).label  # wrong
 
+encoder.submit("embedd", ["a"])  # wrong
+encoder.submit("tag", ["a"], layers="last")  # wrong
+encoder.submit("embed", ["a"], priority=1)  # wrong
+encoder.submit("embed", ["a"]).result()[0].label  # wrong
+
+translator.submit(["a"], beams=4)  # wrong
+translator.submit(["a"]).text  # wrong
 translator.translate("a", beams=4)  # wrong
 translator.translate("a", truncation="windows")  # wrong
 translator.translate(["a"]).text  # wrong
 translator.translations(["a"])  # wrong
 translator.stream("a", batch_size=4)  # wrong
 "".join(translator.stream("a"))  # wrong
+
+
+async def serve(model: AsyncTextGenerator, encoder: AsyncTextEncoder, translator: AsyncTranslator) -> None:
+    await model.generate("hi", temprature=0.8)  # wrong
+    await model.generate(["a", "b"], batch_size=2)  # wrong
+    model.generate("hi").text  # wrong
+    for chunk in model.stream("hi"):  # wrong
+        print("")
+    (await encoder.classify(["a", "b"])).label  # wrong
+    await encoder.embed(["a"], pooling="sum")  # wrong
+    (await translator.translate(["a"])).text  # wrong
+    other: AsyncTextEncoder = await AsyncTextGenerator.load("x")  # wrong
 """
 
 
@@ -206,7 +254,7 @@ def marked_lines() -> set[int]:
 
 
 def test_the_programs_are_about_as_long_as_they_should_be() -> None:
-    assert 55 <= len([line for line in RIGHT.splitlines() if line.strip()]) <= 80
+    assert 75 <= len([line for line in RIGHT.splitlines() if line.strip()]) <= 110
     assert len(marked_lines()) > 40
 
 
