@@ -145,12 +145,12 @@ def test_requests_with_the_same_outputs_share_batches(encoder: TextEncoder) -> N
         {"pooling": "max"},
         {"truncation": "tail"},
     ]
-    futures = [encoder.submit("embed", ["world"], **each) for each in options]  # type: ignore[call-overload]
+    futures = [encoder.submit("embed", ["world"], **each) for each in options]
     gate.set()
     vectors = [future.result(60)[0].vector for future in futures]
     assert batches == [1, 4]
     for vector, each in zip(vectors, options, strict=True):
-        np.testing.assert_allclose(vector, encoder.embed("world", **each), atol=TIGHT)  # type: ignore[arg-type]
+        np.testing.assert_allclose(vector, encoder.embed("world", **each), atol=TIGHT)
 
 
 def test_a_long_text_takes_turns_with_short_ones(encoder: TextEncoder) -> None:
