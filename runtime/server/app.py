@@ -149,7 +149,7 @@ def list_plain_routes(registry: Registry, metrics: Metrics, settings: ServerSett
         return PlainTextResponse(metrics.write(counts), media_type=MEDIA_TYPE)
 
     async def list_models(request: Request) -> Response:
-        data = [served.to_json() for served in registry.loaded.values()]
+        data = [served.to_json() for served in list(registry.loaded.values())]
         return JSONResponse({"object": "list", "data": data})
 
     async def show_model(request: Request) -> Response:

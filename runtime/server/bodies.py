@@ -63,14 +63,14 @@ PAIR: Schema = array(TEXT, least=2, most=2)
 TOKENS = array({"type": "integer", "minimum": 0, "maximum": 2**31 - 1}, most=MOST_TOKENS)
 MODEL = maybe({"type": "string", "description": "Its name; may be left out where one model alone fits."})
 USER = maybe({"type": "string", "maxLength": 512, "description": "Whose request it is: users take turns."})
-TIMEOUT = maybe({"type": "number", "exclusiveMinimum": 0, "maximum": 86_400, "description": "Seconds."})
+TIMEOUT = number(0.1, 86_400, "Seconds after which the request fails.")
 
 SAMPLING: dict[str, Schema] = {
     "temperature": number(0, 100, "0 takes the likeliest token always."),
     "top_p": share("Draw from the likeliest tokens that together reach this probability."),
     "top_k": whole(1, 2**31 - 1, "Draw from so many likeliest tokens."),
     "min_p": share("Draw from tokens with this share of the likeliest one's probability."),
-    "repetition_penalty": maybe({"type": "number", "exclusiveMinimum": 0, "maximum": 100}),
+    "repetition_penalty": number(0.01, 100, "Above 1 makes tokens less likely that are there already."),
     "no_repeat_ngram_size": whole(1, 2**20),
     "seed": whole(0, 2**63 - 1, "Makes the draws repeatable."),
     "n": whole(1, MOST_ANSWERS, "How many answers."),
@@ -258,11 +258,11 @@ TRANSLATIONS = body(
     input=TEXTS,
     num_beams=whole(1, 64),
     n_best=whole(1, 64),
-    length_penalty=number(-100, 100),
+    length_penalty=number(-10, 10),
     max_new_tokens=whole(1, 2**20),
     min_new_tokens=whole(0, 2**20),
     no_repeat_ngram_size=whole(1, 2**20),
-    repetition_penalty=maybe({"type": "number", "exclusiveMinimum": 0, "maximum": 100}),
+    repetition_penalty=number(0.01, 100, "Above 1 makes tokens less likely that are there already."),
     truncation=choice("head", "tail"),
     alignment=switch("Return what each token looked at; of a bundle exported with cross_attentions."),
 )

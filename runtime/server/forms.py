@@ -12,6 +12,7 @@ from ..generate.generation import Generation
 from ..text.tokenizer import Tokenizer
 
 FINISH_REASONS = {"eos": "stop", "stop": "stop", "length": "length", "context": "length", "cancelled": "stop"}
+LEAST = -9999.0  # a log-probability of what is impossible, as OpenAI has it: JSON has no infinity
 BROKEN = "\ufffd"  # of a token that is part of a character
 
 
@@ -74,7 +75,12 @@ class ChatForm(Form):
         self._held: dict[int, str] = {}  # by answer, what may be a call
 
     def write_answer(self, index: int, answer: Generation) -> dict[str, Any]:
-        message: dict[str, Any] = {"role": "assistant", "content": answer.text, "refusal": None}
+        message: dict[str, Any] = {
+            "role": "assistant",
+            "content": answer.text,
+            "refusal": None,
+            "annotations": [],
+        }
         if answer.tool_calls:
             message["content"] = split_call(answer.text)[0] or None
             message["tool_calls"] = write_calls(answer)
@@ -159,8 +165,11 @@ class CompletionForm(Form):
             self._offsets[index] = offset
             logprobs = {
                 "tokens": tokens,
-                "token_logprobs": list(part.logprobs),
-                "top_logprobs": [{one.text: one.logprob for one in top} for top in part.top_logprobs] or None,
+                "token_logprobs": [max(logprob, LEAST) for logprob in part.logprobs],
+                "top_logprobs": [
+                    {one.text: max(one.logprob, LEAST) for one in top} for top in part.top_logprobs
+                ]
+                or None,
                 "text_offset": offsets,
             }
         return {"index": index, "text": part.text, "logprobs": logprobs, "finish_reason": reason}
@@ -194,4 +203,4 @@ def write_calls(answer: Generation) -> list[dict[str, Any]]:
 def write_logprob(text: str, logprob: float) -> dict[str, Any]:
     """Return a token with its log-probability; its bytes where they are known."""
     known = None if BROKEN in text else list(text.encode())
-    return {"token": text, "logprob": max(logprob, -9999.0), "bytes": known}
+    return {"token": text, "logprob": max(logprob, LEAST), "bytes": known}

@@ -144,7 +144,7 @@ class Registry:
 
     def _find_only(self, capability: str) -> ServedModel:
         able = [
-            served for served in self.loaded.values() if not capability or capability in served.capabilities
+            served for served in list(self.loaded.values()) if not capability or capability in served.capabilities
         ]
         if len(able) == 1 and len(self.loaded) == len(self.names):
             return able[0]

@@ -16,6 +16,7 @@ from .calls import Call, cancel_when_gone, wait_for_all
 from .forms import FINISH_REASONS
 from .vectors import list_texts, make_list
 
+LEAST = -1e30  # JSON has no number below all others, which a search that found nothing gives
 SEARCH = (
     "num_beams",
     "n_best",
@@ -47,12 +48,12 @@ async def translate(call: Call) -> Response:
 
 
 def write_translation(index: int, result: Translation) -> dict[str, Any]:
-    candidates = [{"text": one.text, "score": one.score} for one in result.candidates]
+    candidates = [{"text": one.text, "score": max(one.score, LEAST)} for one in result.candidates]
     reason = FINISH_REASONS[result.finish_reason]
     return {
         "index": index,
         "text": result.text,
-        "score": result.score,
+        "score": max(result.score, LEAST),
         "finish_reason": reason,
         "candidates": candidates,
         "dropped": result.dropped,

@@ -36,7 +36,7 @@ def test_a_chat_is_the_models_own(server: Address, llama: TextGenerator) -> None
     answer = server.ask(CHAT, model="llama", messages=SAID, max_completion_tokens=12, temperature=0)
     expected = llama.chat(SAID, max_new_tokens=12, temperature=0)
     (choice,) = answer["choices"]
-    assert choice["message"] == {"role": "assistant", "content": expected.text, "refusal": None}
+    assert choice["message"]["role"] == "assistant" and choice["message"]["content"] == expected.text
     assert choice["finish_reason"] == "length"
     assert answer["object"] == "chat.completion" and answer["id"].startswith("chatcmpl-")
     assert answer["model"] == "llama" and answer["system_fingerprint"].startswith("fp_")
