@@ -3,15 +3,14 @@
 from __future__ import annotations
 
 import threading
-import time
 from collections.abc import Callable
 from dataclasses import replace
 from typing import Any
 
 from ..decoding.decoder import Decoder
-from ..decoding.sampling import check_positive
 from ..errors import InputError
 from ..options import ScheduleOptions, check_options, check_whole
+from ..scheduling.batcher import find_deadline, observe_nothing
 from .pending import PendingGeneration
 from .request import GenerationRequest
 from .row import Row
@@ -26,10 +25,6 @@ WAYS_OUT = {  # of options that do not go with requests that share an engine
     "reuse_prompt": "what earlier requests computed is found without it; leave it out",
     "on_token": "iterate over what submit returns, or subscribe to it",
 }
-
-
-def observe_nothing(measure: str, value: float) -> None:
-    """Take no measures."""
 
 
 class Submissions:
@@ -62,12 +57,10 @@ class Submissions:
         timeout: float | None = None,
     ) -> PendingGeneration:
         """Let a request wait for its turn; `read` makes its row for the context that requests have."""
-        if timeout is not None:
-            check_positive("timeout", timeout, "None waits as long as it takes")
+        deadline = find_deadline(timeout)
         scheduler = self._open()
         row = read(replace(self.rows, max_length=scheduler.settings.context))
         refuse_options(row.request)
-        deadline = None if timeout is None else time.monotonic() + timeout
         pending = PendingGeneration(row, client, deadline)
         scheduler.submit(pending)
         return pending
