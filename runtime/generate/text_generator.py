@@ -3,24 +3,17 @@
 from __future__ import annotations
 
 import logging
-import time
-from collections.abc import Generator, Iterable, Iterator, Sequence
-from contextlib import AbstractContextManager, closing, nullcontext
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import replace
 from itertools import islice
-from threading import Event
 from typing import TYPE_CHECKING, overload
 
 from ..backends.backend import Backend, LoadRequest
 from ..bundle.bundle import Bundle
 from ..bundle.defaults import GenerationDefaults
 from ..bundle.manifest import Artifact
-from ..decoding.cache_shapes import find_capacity
-from ..decoding.candidates import choose_results
-from ..decoding.chunk import Chunk, TextStream, report_chunk
-from ..decoding.decoder import Decoder, DecoderRun
-from ..decoding.reuse import PromptReuse
-from ..decoding.speculative import PromptLookup
+from ..decoding.chunk import TextStream
+from ..decoding.decoder import Decoder
 from ..errors import ClosedError, InputError
 from ..memory_budget import MemoryBudget
 from ..model import Model
@@ -35,12 +28,13 @@ from ..options import (
 from ..progress import Progress
 from ..text.chat import Chat, Message
 from ..text.tokenizer import Tokenizer
-from .beams import answer_by_beams, resolve_search
-from .generation import Generation, make_generation
+from .beams import resolve_search
+from .generation import Generation
 from .grammar import Grammars
+from .loop import GenerationLoop
 from .pending import PendingGeneration
 from .request import GenerationRequest, describe_request, read_checkpoint_options, resolve_request
-from .row import Row, choose_for_rows
+from .row import Row
 from .row_reader import Prompt, RowReader, count_vocabulary, is_one_prompt
 from .score import Score, score_tokens
 from .submissions import Submissions
@@ -81,7 +75,7 @@ class TextGenerator(Model):
         self._rows = RowReader(
             tokenizer, defaults, max_length, vocabulary, chat, Grammars(tokenizer, defaults.eos, vocabulary)
         )
-        self._reuse = PromptReuse()
+        self._loop = GenerationLoop(decoder, tokenizer, max_length)
         self._submissions = Submissions(decoder, self._rows)
         decoder.budget.make_room_by(self.forget_prompt)
 
@@ -146,7 +140,7 @@ class TextGenerator(Model):
             else:
                 rows = [self._rows.read_numbered(number, one, request) for number, one in enumerate(prompt)]
             for group in list(self._split_rows(rows, request)):
-                answers += self._answer(group, request)
+                answers += self._loop.answer(group, request)
                 report(len(answers))
         return answers[0] if is_one else answers
 
@@ -185,7 +179,7 @@ class TextGenerator(Model):
         """
         request = self._resolve(options, streams=True)
         row = self._rows.read(prompt, request)
-        return TextStream(lambda cancelled: self._make_chunks(row, request, cancelled))
+        return TextStream(lambda cancelled: self._loop.make_chunks(row, request, cancelled))
 
     def chat(self, messages: Sequence[Message], **options: Unpack[GenerationOptions]) -> Generation:
         """Answer a conversation, worded by the checkpoint's chat template.
@@ -208,13 +202,13 @@ class TextGenerator(Model):
             BundleError: the template is unusable.
         """
         request = self._resolve({"generation": "checkpoint", **options})
-        return self._answer([self._rows.read_chat(messages, request)], request)[0]
+        return self._loop.answer([self._rows.read_chat(messages, request)], request)[0]
 
     def stream_chat(self, messages: Sequence[Message], **options: Unpack[GenerationOptions]) -> TextStream:
         """Answer a conversation as `chat` does, a chunk at each step as `stream` does."""
         request = self._resolve({"generation": "checkpoint", **options}, streams=True)
         row = self._rows.read_chat(messages, request)
-        return TextStream(lambda cancelled: self._make_chunks(row, request, cancelled))
+        return TextStream(lambda cancelled: self._loop.make_chunks(row, request, cancelled))
 
     def submit(
         self,
@@ -299,14 +293,14 @@ class TextGenerator(Model):
 
     def forget_prompt(self) -> None:
         """Free what was kept of earlier prompts: by reuse_prompt=True, and of submitted requests."""
-        self._reuse.drop()
+        self._loop.reuse.drop()
         self._submissions.free_memory()
 
     def close(self) -> None:
         """Free the engine. Later calls raise ClosedError; closing twice is fine."""
         self._submissions.close()
         self.decoder.close()
-        self._reuse.drop()
+        self._loop.reuse.drop()
 
     def _resolve(
         self, options: GenerationOptions, *, streams: bool = False, several: bool = False
@@ -343,20 +337,13 @@ class TextGenerator(Model):
                 yield group
                 group = []
             if not group:
-                self.decoder.check_memory(request.num_beams, self._count_capacity([row], request))
+                self.decoder.check_memory(request.num_beams, self._loop.count_capacity([row], request))
             group = [*group, row]
         if group:
             yield group
 
     def _fits(self, rows: Sequence[Row], request: GenerationRequest) -> bool:
-        return self.decoder.fits(len(rows) * request.num_beams, self._count_capacity(rows, request))
-
-    def _count_capacity(self, rows: Sequence[Row], request: GenerationRequest) -> int:
-        """Return how many tokens each row of a cache has that these share."""
-        if request.reuse_prompt:
-            return self.max_length
-        lengths = [len(row.prompt) for row in rows]
-        return find_capacity(self.artifact, lengths, [row.most_left for row in rows])
+        return self.decoder.fits(len(rows) * request.num_beams, self._loop.count_capacity(rows, request))
 
     def _iterate(
         self, numbered: Iterator[tuple[int, Prompt]], request: GenerationRequest, progress: Progress
@@ -367,7 +354,7 @@ class TextGenerator(Model):
             while True:
                 rows, error = self._rows.read_some(islice(numbered, size), request)
                 for group in self._split_rows(rows, request):
-                    answers = self._answer(group, request)
+                    answers = self._loop.answer(group, request)
                     done += len(answers)
                     progress(done)
                     yield from answers
@@ -375,86 +362,3 @@ class TextGenerator(Model):
                     raise error
                 if len(rows) < size:
                     return
-
-    def _answer(self, rows: list[Row], request: GenerationRequest) -> list[Generation]:
-        """Answer prompts that run together."""
-        if request.search is not None:
-            return answer_by_beams(self.decoder, self.tokenizer, rows, request.search, request.logprobs)
-        seconds = []
-        for step_seconds in self._take_steps(rows, request):
-            seconds.append(step_seconds)
-            if request.on_token is not None:
-                for row in rows:
-                    if row.has_news:
-                        report_chunk(row.make_chunk, row.cancel, request.on_token)
-        return [make_generation(row, seconds) for row in rows]
-
-    def _make_chunks(
-        self, row: Row, request: GenerationRequest, cancelled: Event
-    ) -> Generator[Chunk, None, None]:
-        with closing(self._take_steps([row], request)) as steps:
-            while row.finish_reason is None:
-                if cancelled.is_set():
-                    row.cancel()
-                    yield row.make_chunk()
-                    return
-                next(steps)
-                yield report_chunk(row.make_chunk, row.cancel, request.on_token)
-
-    def _take_steps(self, rows: list[Row], request: GenerationRequest) -> Generator[float, None, None]:
-        """Decode until every row has a finish reason; yield each step's seconds."""
-        if request.one_by_one:
-            return self._decode_row(rows[0], request)
-        return self._decode_batch(rows, request)
-
-    def _decode_batch(self, rows: list[Row], request: GenerationRequest) -> Generator[float, None, None]:
-        """Add a new token to each row at each step; yield each step's seconds."""
-        run = self.decoder.start(len(rows), self._count_capacity(rows, request))
-        outputs = choose_results(self.artifact, request.sampling, request.top_logprobs)
-        start = time.perf_counter()
-        scores = run.prefill([row.prompt for row in rows], outputs=outputs)
-        going = rows  # without a finish reason
-        active: list[bool] | None = None  # of all rows, those that are going; None while all are
-        while True:
-            chosen = choose_for_rows(going, scores if active is None else scores[active])
-            del scores  # the next step's go into the same memory
-            for place, row in enumerate(going):
-                row.take(chosen, place)
-            yield time.perf_counter() - start
-            going = [row for row in going if row.finish_reason is None]
-            if not going:
-                return
-            start = time.perf_counter()
-            if len(going) < len(rows):
-                active = [row.finish_reason is None for row in rows]
-            scores = run.decode([row.token_ids[-1] for row in rows], active, outputs)
-
-    def _decode_row(self, row: Row, request: GenerationRequest) -> Generator[float, None, None]:
-        """Decode one row, which may reuse a cache and draft tokens; yield each step's seconds."""
-        with self._start_run(row, request) as (run, row.reused):
-            lookup = PromptLookup(row.history) if request.speculative else None
-            drafts: list[int] = []
-            outputs = choose_results(self.artifact, request.sampling, request.top_logprobs)
-            start = time.perf_counter()
-            scores = run.prefill([row.prompt[row.reused :]], outputs=outputs)
-            while True:
-                accepted = row.accept(drafts, scores)
-                del scores  # the next step's go into the same memory
-                yield time.perf_counter() - start
-                if row.finish_reason is not None:
-                    return
-                start = time.perf_counter()
-                if lookup is not None:
-                    if drafts:
-                        lookup.learn(accepted)
-                        run.truncate(len(row.history) - 1)
-                    drafts = row.guess(lookup)
-                (scores,) = run.extend([row.token_ids[-1], *drafts], 1 + len(drafts), outputs)
-
-    def _start_run(
-        self, row: Row, request: GenerationRequest
-    ) -> AbstractContextManager[tuple[DecoderRun, int]]:
-        """Return a run of batch 1 for a row, and how many tokens of its prompt it holds."""
-        if request.reuse_prompt:
-            return self._reuse.run(row.history, lambda: self.decoder.start(1, self.max_length))
-        return nullcontext((self.decoder.start(1, self._count_capacity([row], request)), 0))
