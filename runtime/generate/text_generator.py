@@ -103,6 +103,11 @@ class TextGenerator(Model):
         """Whether the bundle has a chat template, which `chat` needs."""
         return self._rows.chat is not None
 
+    @property
+    def has_tools(self) -> bool:
+        """Whether the bundle's chat template words tools."""
+        return self._rows.chat is not None and self._rows.chat.words_tools
+
     @overload  # a str is a sequence of str too; it counts as one prompt
     def generate(  # type: ignore[overload-overlap]
         self, prompt: Prompt, **options: Unpack[BatchGenerationOptions]

@@ -75,6 +75,7 @@ class ServedModel:
                 entry["mask_token"] = model.tokenizer.spell(model.defaults.tokens["mask"])
         if isinstance(model, TextGenerator):
             entry["context_length"] = self.context
+            entry["tools"] = model.has_tools
         if isinstance(model, Translator):
             entry["context_length"] = model.max_length
             entry["languages"] = list(model.languages)
@@ -144,7 +145,9 @@ class Registry:
 
     def _find_only(self, capability: str) -> ServedModel:
         able = [
-            served for served in list(self.loaded.values()) if not capability or capability in served.capabilities
+            served
+            for served in list(self.loaded.values())
+            if not capability or capability in served.capabilities
         ]
         if len(able) == 1 and len(self.loaded) == len(self.names):
             return able[0]

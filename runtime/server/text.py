@@ -37,6 +37,9 @@ async def chat(call: Call) -> Response:
         )
     if "max_tokens" in body and "max_completion_tokens" in body:
         raise ApiError(400, "max_tokens and max_completion_tokens are the same; give one", param="max_tokens")
+    if body.get("tools") and not model.has_tools:
+        message = f"the chat template of the model {call.served.name!r} words no tools; leave tools out"
+        raise ApiError(400, message, param="tools", code="unsupported_parameter")
     options = read_options(call)
     options["logprobs"] = bool(body.get("logprobs"))
     options |= call.take("top_logprobs", "tools", "tool_choice")

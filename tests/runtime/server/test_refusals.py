@@ -87,6 +87,8 @@ def test_an_unknown_parameter_is_refused_by_its_name(server: Address, path: str)
         ("store", True),
         ("functions", []),
         ("audio", {}),
+        ("tools", [{"type": "function", "function": {"name": "look"}}]),
+        ("tool_choice", "required"),
         ("temperature", -0.1),
         ("temperature", "hot"),
         ("top_p", 0),
