@@ -6,9 +6,11 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
+from ..errors import InputError
 from ..options import check_whole
 
 MEGABYTE = 2**20
+LONGEST = 86_400.0  # seconds
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -50,3 +52,5 @@ class ServerSettings:
     def __post_init__(self) -> None:
         for name in ("queue_size", "body_bytes", "header_bytes", "connections", "readers"):
             check_whole(name, getattr(self, name), 1)
+        if not 0 < self.timeout <= LONGEST:  # NaN is not either
+            raise InputError(f"timeout={self.timeout!r} must be over 0 and at most {LONGEST:g} seconds")

@@ -21,6 +21,7 @@ from schemathesis.specs.openapi.checks import positive_data_acceptance
 
 from planforge.runtime.commands.serve import list_hosts, name_bundles
 from planforge.runtime.errors import InputError
+from planforge.runtime.server import ServerSettings
 from planforge.runtime.server.endpoints import ENDPOINTS
 from planforge.runtime.server.openapi import describe_api
 
@@ -89,6 +90,12 @@ def test_a_model_that_cannot_be_loaded_ends_it(demo_bundle: Path) -> None:
     done = planforge("serve", demo_bundle, "--precision", "int2", "--port", "0")
     assert done.returncode == 2
     assert "int2" in done.stderr and "Traceback" not in done.stderr
+
+
+def test_settings_out_of_range() -> None:
+    for timeout in (0, -1, float("nan"), float("inf")):
+        with pytest.raises(InputError, match="timeout"):
+            ServerSettings(timeout=timeout)
 
 
 def test_names_of_bundles(demo_bundle: Path) -> None:
