@@ -111,7 +111,9 @@ class ChatForm(Form):
         elif self._held.get(index):
             delta = {"content": self._held[index]}
         deltas = [delta, {}] if delta else [{}]
-        choices = [{"index": index, "delta": one, "logprobs": None, "finish_reason": None} for one in deltas]
+        choices: list[dict[str, Any]] = [
+            {"index": index, "delta": one, "logprobs": None, "finish_reason": None} for one in deltas
+        ]
         choices[-1]["finish_reason"] = find_reason(answer)
         return choices
 

@@ -66,7 +66,7 @@ def test_embeddings_come_as_base64_unless_asked_otherwise(client: openai.OpenAI)
     packed = client.embeddings.create(model="minilm", input=texts)
     plain = client.embeddings.create(model="minilm", input=texts, encoding_format="float")
     vectors = [np.array([one.embedding for one in form.data], np.float32) for form in (packed, plain)]
-    np.testing.assert_array_equal(*vectors)
+    np.testing.assert_array_equal(vectors[0], vectors[1])
 
 
 def test_errors_are_openais(client: openai.OpenAI) -> None:
