@@ -68,6 +68,10 @@ class MemoryBudget:
         """Return the bytes that a call can have when it runs alone; None without a limit."""
         return None if self.limit is None else max(0, self.limit - self.weight_bytes)
 
+    def has_room(self, count: int) -> bool:
+        """Return whether a call could hold so many bytes now, without waiting."""
+        return not self._is_short_of(count)
+
     def count_held(self) -> int:
         """Return the bytes that calls hold now, without the weights."""
         return sum(reservation.count for reservation in list(self._held))

@@ -63,6 +63,10 @@ class Decoder(GraphRunner):
         count = count_cache_bytes(self.artifact, batch, capacity) + context_bytes
         self.budget.check(count, name_cache(batch, capacity), NEED_LESS)
 
+    def has_room(self, batch: int, capacity: int) -> bool:
+        """Return whether `memory_limit` has room for a run beside what other calls hold now."""
+        return self.budget.has_room(count_cache_bytes(self.artifact, batch, capacity))
+
     def fits(self, batch: int, capacity: int) -> bool:
         """Return whether `memory_limit` has room for a run that is alone."""
         available = self.budget.count_available()

@@ -82,18 +82,18 @@ class SharedSeats(Seats):
         if best in free and common >= LEAST_OVERLAP * len(best.tokens):
             seat = best
         else:
-            seat = next((one for one in free if not len(one.tokens)), free[0])
+            seat = min(free, key=lambda one: one.row)
             self._keep(seat, best)
             if seat is not best:
                 self.run.copy_row(best.row, seat.row, common)
         self.run.slots.truncate_row(seat.row, common)
-        seat.tokens = TokenHistory(known[:common])
+        seat.tokens = TokenHistory(known[:common].tolist())
         seat.taken = True
         self._use(seat)
-        if common == len(best.tokens) and best in self.kept:
-            best.last_use = 0  # the seat has all of it
-        else:
+        if common and best is not seat:
             self._use(best)
+            if common == len(best.tokens) and not best.taken:
+                best.last_use = 0  # the seat has all of it
         return seat, common
 
     def prefill(self, seat: Seat, tokens: Sequence[int], outputs: Sequence[str] = LOGITS) -> Array:
@@ -123,16 +123,18 @@ class SharedSeats(Seats):
         self._time += 1
         seat.last_use = self._time
 
-    def _keep(self, seat: Seat, source: Seat | None = None) -> None:
-        """Save what a free seat holds, before it is written over, in place of what was unused the longest."""
-        places = [one for one in self.kept if one is not source]
-        if len(seat.tokens) < LEAST_KEPT or not places:
-            return
+    def _keep(self, seat: Seat, *others: Seat) -> None:
+        """Save what a free row holds, before it is written over, where what was unused the longest is.
+
+        Rows that no request has keep prompts too; `others` stay as they are.
+        """
+        rows = [one for one in self.seats + self.kept if one is not seat]
+        places = [one for one in rows if not one.taken and one not in others]
         held = np.asarray(seat.tokens)
-        if any(one.count_common(held) == len(held) for one in self.seats + self.kept if one is not seat):
+        if len(held) < LEAST_KEPT or not places or any(one.count_common(held) == len(held) for one in rows):
             return
         oldest = min(places, key=lambda one: one.last_use)
-        self.run.copy_row(seat.row, oldest.row, len(seat.tokens))
+        self.run.copy_row(seat.row, oldest.row, len(held))
         oldest.tokens = seat.tokens
         oldest.last_use = seat.last_use
 
@@ -142,11 +144,12 @@ class SharedSeats(Seats):
         holes = [seat for seat in self.seats[:taken] if not seat.taken]
         beyond = [seat for seat in self.seats[taken:] if seat.taken]
         for hole, seat in zip(holes, reversed(beyond), strict=True):
-            self._keep(hole)
+            self._keep(hole, *holes)
             self.run.copy_row(seat.row, hole.row, len(seat.tokens))
             # The seat goes with its request; the hole, now behind, has what the seat had: nothing of worth.
             seat.row, hole.row = hole.row, seat.row
             hole.tokens = TokenHistory(())
+            hole.last_use = 0
             self.run.slots.truncate_row(hole.row, 0)
         self.seats.sort(key=lambda seat: seat.row)
 
@@ -185,6 +188,11 @@ class SeparateSeats(Seats):
 
 def make_seats(decoder: Decoder, running: int, kept: int, capacity: int) -> Seats:
     """Return seats for `running` requests of up to `capacity` tokens, and rows that keep `kept` prompts."""
-    if decoder.artifact.dialect == "portable":
+    if is_separate(decoder):
         return SeparateSeats(decoder, running, capacity)
     return SharedSeats(decoder, running, kept, capacity)
+
+
+def is_separate(decoder: Decoder) -> bool:
+    """Return whether each request needs a cache of its own."""
+    return decoder.artifact.dialect == "portable"

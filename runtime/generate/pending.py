@@ -6,7 +6,7 @@ import time
 from collections.abc import Callable, Iterator
 from concurrent.futures import Future
 from queue import SimpleQueue
-from threading import Lock
+from threading import RLock
 
 from ..decoding.chunk import Chunk
 from ..decoding.seats import Seat
@@ -44,7 +44,7 @@ class PendingGeneration:
         self.prefilled = 0  # tokens of the prompt that are computed
         self._listener: Callable[[Chunk], None] | None = None
         self._ended = False
-        self._lock = Lock()  # of the two above
+        self._lock = RLock()  # of the two above; a listener may subscribe another
 
     def result(self, timeout: float | None = None) -> Generation:
         """Return the answer when it is there.
@@ -71,12 +71,19 @@ class PendingGeneration:
                 listener(self.row.make_chunk())
 
     def __iter__(self) -> Iterator[Chunk]:
-        """Yield the chunks, the last of which has the finish reason; raise what ended the request."""
+        """Yield the chunks, the last of which has the finish reason; raise what ended the request.
+
+        Who leaves the loop before its end cancels the request.
+        """
         chunks: SimpleQueue[Chunk | None] = SimpleQueue()
         self.subscribe(chunks.put)
         self.future.add_done_callback(lambda _: chunks.put(None))
-        while (chunk := chunks.get()) is not None:
-            yield chunk
+        try:
+            while (chunk := chunks.get()) is not None:
+                yield chunk
+        except GeneratorExit:
+            self.cancel()
+            raise
         self.future.result()
 
     def tell(self) -> None:
@@ -86,10 +93,13 @@ class PendingGeneration:
                 self._listener(self.row.make_chunk())
 
     def finish(self) -> None:
-        """Give out the last chunk and the answer."""
-        with self._lock:
-            self._ended = True
-            if self._listener is not None:
-                self._listener(self.row.make_chunk())
+        """Give out the last chunk and the answer, or the error that the listener raises."""
         seconds = [self.first_token - self.begun, self.last_token - self.first_token]
-        self.future.set_result(make_generation(self.row, seconds if self.first_token else [0.0]))
+        answer = make_generation(self.row, seconds if self.first_token else [0.0])
+        self._ended = True
+        try:
+            self.tell()
+        except Exception as error:
+            self.future.set_exception(error)
+        else:
+            self.future.set_result(answer)

@@ -15,9 +15,10 @@ from ..backends.backend import Array
 from ..decoding.cache_shapes import PREFILL_CHUNK, count_cache_bytes
 from ..decoding.candidates import Chosen
 from ..decoding.decoder import Decoder
-from ..decoding.seats import Seats, make_seats
+from ..decoding.seats import Seats, is_separate, make_seats
 from ..errors import ClosedError, DeadlineError
 from ..options import Observer
+from ..scheduling.batcher import observe_nothing
 from ..scheduling.queue import FairQueue
 from .pending import PendingGeneration
 from .row import Row, choose_for_rows
@@ -28,6 +29,7 @@ log = logging.getLogger("planforge")
 # 124M parameters on two cores by 20 ms, where a step of 8 rows takes 12. 64 tokens would be 36 ms, and first
 # tokens of long prompts come a quarter sooner.
 SHARED_CHUNK = 32
+POLL = 0.05  # seconds after which a request that waits for memory looks again
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -56,6 +58,7 @@ class GenerationScheduler:
         self.waiting: FairQueue[PendingGeneration] = FairQueue(settings.queue_size)
         self.starting: list[PendingGeneration] = []  # whose prompts are not computed; the first came first
         self.running: list[PendingGeneration] = []  # that get a token at each step
+        self._observer = settings.observe
         self._changed = threading.Condition()
         self._closed = False
         self._seats: Seats | None = None
@@ -68,8 +71,9 @@ class GenerationScheduler:
                 raise ClosedError
             self.waiting.put(pending, pending.client)
             if self._thread is None:
-                self._thread = threading.Thread(target=self._run, name="planforge-scheduler", daemon=True)
-                self._thread.start()
+                thread = threading.Thread(target=self._run, name="planforge-scheduler", daemon=True)
+                thread.start()
+                self._thread = thread
             self._changed.notify()
 
     def count_requests(self) -> tuple[int, int]:
@@ -142,6 +146,10 @@ class GenerationScheduler:
         """Compute some of the prompts that are not computed yet, the first one first."""
         left = SHARED_CHUNK if self.running else PREFILL_CHUNK
         while self.starting and left > 0:
+            if not self._has_room():
+                with self._changed:
+                    self._changed.wait(POLL)
+                return
             one = self.starting[0]
             try:
                 left -= self._prefill_piece(one, left)
@@ -161,27 +169,33 @@ class GenerationScheduler:
         scores = seats.prefill(one.seat, piece)
         one.prefilled += len(piece)
         if one.prefilled == len(one.row.prompt):
+            self.running.append(one)  # first: who is in neither list is taken for ended
             self.starting.remove(one)
-            self.running.append(one)
-            self.settings.observe("prompt", len(one.row.prompt))
-            self.settings.observe("reused", one.row.reused)
+            self._observe("prompt", len(one.row.prompt))
+            self._observe("reused", one.row.reused)
             self._take_tokens([one], scores)
         return len(piece)
 
     def _decode(self) -> None:
-        """Compute a token for each running request."""
-        if not self.running:
-            return
+        """Compute a token for each running request; of a step that fails, for each by itself."""
         running = list(self.running)
-        tokens = [one.row.token_ids[-1] for one in running]
-        try:
-            scores = self._open_seats().decode([one.seat for one in running if one.seat], tokens)
-        except Exception as error:
-            for one in running:
-                self._fail(one, error)
+        if not running:
             return
-        self.settings.observe("batch", len(running))
-        self._take_tokens(running, scores)
+        try:
+            self._decode_together(running)
+        except Exception as error:
+            log.debug("a step of %d requests failed: %s", len(running), error)
+            for one in running:
+                try:
+                    self._decode_together([one])
+                except Exception as own_error:
+                    self._fail(one, own_error)
+
+    def _decode_together(self, ones: list[PendingGeneration]) -> None:
+        tokens = [one.row.token_ids[-1] for one in ones]
+        scores = self._open_seats().decode([one.seat for one in ones if one.seat], tokens)
+        self._observe("batch", len(ones))
+        self._take_tokens(ones, scores)
 
     def _take_tokens(self, ones: list[PendingGeneration], scores: Array) -> None:
         """Choose each request's next token, and tell who listens; requests that choose alike together."""
@@ -211,10 +225,10 @@ class GenerationScheduler:
         one.row.take(chosen, place)
         now = time.perf_counter()
         if one.first_token:
-            self.settings.observe("between_tokens", now - one.last_token)
+            self._observe("between_tokens", now - one.last_token)
         else:
             one.first_token = now
-            self.settings.observe("first_token", now - one.submitted)
+            self._observe("first_token", now - one.submitted)
         one.last_token = now
         if one.row.finish_reason is None:
             one.tell()
@@ -223,7 +237,7 @@ class GenerationScheduler:
 
     def _finish(self, one: PendingGeneration) -> None:
         self._leave(one)
-        self.settings.observe("context", len(one.row.history))
+        self._observe("context", len(one.row.history))
         one.finish()
 
     def _fail(self, one: PendingGeneration, error: BaseException) -> None:
@@ -246,10 +260,35 @@ class GenerationScheduler:
             self._fail(one, error)
         self._seats = None
 
+    def _observe(self, measure: str, value: float) -> None:
+        """Tell the caller's observer; one that raises is told no more."""
+        try:
+            self._observer(measure, value)
+        except Exception:
+            log.exception("the observer of measures raised, and gets no more")
+            self._observer = observe_nothing
+
+    def _has_room(self) -> bool:
+        """Return whether the next request gets its memory without waiting, which would stop all others."""
+        if self._seats is None:
+            rows = 1 if is_separate(self.decoder) else self.rows + self.kept
+        elif is_separate(self.decoder) and self.starting[0].seat is None:
+            rows = 1
+        else:
+            return True
+        return self.decoder.has_room(rows, self.settings.context)
+
     def _open_seats(self) -> Seats:
         """Return the seats, whose cache is made when the first request needs it."""
         if self._seats is None:
-            self._seats = make_seats(self.decoder, self.rows, self.kept, self.settings.context)
+            context = self.settings.context
+            log.info(
+                "%d requests share a cache of %d tokens each, %d more rows keep prompts",
+                self.rows,
+                context,
+                self.kept,
+            )
+            self._seats = make_seats(self.decoder, self.rows, self.kept, context)
         return self._seats
 
 
@@ -267,6 +306,6 @@ def count_rows(decoder: Decoder, settings: ScheduleSettings) -> tuple[int, int]:
 def describe_choice(row: Row) -> object:
     """Return what is equal of rows whose tokens can be chosen together: those that take the likeliest."""
     request = row.request
-    if request.sampling.greedy and not request.sampling.processes:
+    if request.sampling.greedy and not request.sampling.processes and row.grammar is None:
         return request.logprobs, request.top_logprobs
     return id(row)

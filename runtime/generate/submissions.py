@@ -58,11 +58,14 @@ class Submissions:
     ) -> PendingGeneration:
         """Let a request wait for its turn; `read` makes its row for the context that requests have."""
         deadline = find_deadline(timeout)
-        scheduler = self._open()
-        row = read(replace(self.rows, max_length=scheduler.settings.context))
+        with self._lock:
+            if self._settings is None:
+                self._settings = self._read({})
+            settings = self._settings
+        row = read(replace(self.rows, max_length=settings.context))
         refuse_options(row.request)
         pending = PendingGeneration(row, client, deadline)
-        scheduler.submit(pending)
+        self._open(settings).submit(pending)
         return pending
 
     def count(self) -> tuple[int, int]:
@@ -77,13 +80,13 @@ class Submissions:
     def close(self) -> None:
         """End all requests."""
         with self._lock:
-            if self._scheduler is not None:
-                self._scheduler.close()
+            scheduler = self._scheduler
+        if scheduler is not None:
+            scheduler.close()
 
-    def _open(self) -> GenerationScheduler:
+    def _open(self, settings: ScheduleSettings) -> GenerationScheduler:
         with self._lock:
             if self._scheduler is None:
-                settings = self._settings or self._read({})
                 self._scheduler = GenerationScheduler(self.decoder, settings)
             return self._scheduler
 

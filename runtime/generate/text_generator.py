@@ -303,8 +303,8 @@ class TextGenerator(Model):
 
     def close(self) -> None:
         """Free the engine. Later calls raise ClosedError; closing twice is fine."""
+        self.decoder.close()  # first: it wakes a scheduler that waits for memory
         self._submissions.close()
-        self.decoder.close()
         self._loop.reuse.drop()
 
     def _resolve(

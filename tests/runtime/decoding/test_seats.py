@@ -113,14 +113,20 @@ def test_a_prompt_that_begins_like_a_running_or_an_ended_one_is_not_computed_aga
     assert_close(seats.prefill(third, [3]), expected([*shared, 2, 3])[-1:])
 
 
+@pytest.mark.parametrize(("running", "kept"), [(1, 2), (3, 0), (2, 1)])
 @pytest.mark.parametrize(("asked", "held"), [(3, LEAST_KEPT), (2, LEAST_KEPT), (1, LEAST_KEPT), (0, 0)])
-def test_what_was_unused_for_the_longest_time_makes_room(asked: int, held: int) -> None:
-    seats = make("inplace", kept=2, running=1)
-    for start in (0, 1, 2, 3):  # one has the row for requests, two are kept: the first is gone
+def test_what_was_unused_for_the_longest_time_makes_room(
+    running: int, kept: int, asked: int, held: int
+) -> None:
+    """Rows that no request has keep prompts too, so three rows keep three."""
+    seats = make("inplace", kept, running)
+    for start in (0, 1, 2, 3):
         seat, _ = seats.take([*long_prompt(start), start]) or pytest.fail("no seat")
         seats.prefill(seat, [*long_prompt(start), start])
+        seats.decode([seat], [1])
         seats.leave(seat)
-    assert seats.take([*long_prompt(asked), 9]) == (seat, held)
+    _, found = seats.take([*long_prompt(asked), 9]) or pytest.fail("no seat")
+    assert found == held
 
 
 def test_a_chat_survives_a_stranger_that_shares_its_instructions() -> None:

@@ -391,3 +391,116 @@ def test_many_threads_submit_at_once() -> None:
         for thread in threads:
             thread.join(PATIENCE)
         assert not wrong
+
+
+def test_a_listener_that_raises_at_the_end_of_a_cancelled_request_harms_nobody() -> None:
+    def refuse(chunk: Chunk) -> None:
+        raise ArithmeticError("gone")
+
+    with gated(running=1) as (model, gate):
+        running = model.submit("abc", max_new_tokens=6)
+        gate.wait()
+        waiting = [model.submit("bcd", max_new_tokens=2) for _ in range(3)]
+        waiting[1].subscribe(refuse)
+        for one in waiting[:2]:
+            one.cancel()
+        gate.open()
+        assert len(running.result(PATIENCE).token_ids) == 6
+        assert waiting[0].result(PATIENCE).finish_reason == "cancelled"
+        with pytest.raises(ArithmeticError, match="gone"):
+            waiting[1].result(PATIENCE)
+        assert len(waiting[2].result(PATIENCE).token_ids) == 2
+        assert len(model.submit("abc", max_new_tokens=3).result(PATIENCE).token_ids) == 3
+
+
+def test_an_observer_that_raises_is_told_no_more(caplog: pytest.LogCaptureFixture) -> None:
+    def refuse(measure: str, value: float) -> None:
+        raise ArithmeticError(measure)
+
+    with generator("inplace")[0] as model:
+        model.schedule(observe=refuse)
+        for _ in range(2):
+            assert len(model.submit("abc", max_new_tokens=3).result(PATIENCE).token_ids) == 3
+    assert [record.message for record in caplog.records].count(
+        "the observer of measures raised, and gets no more"
+    ) == 1
+
+
+def test_a_model_closes_while_a_callback_submits_again() -> None:
+    refused: list[BaseException] = []
+
+    def submit_again(_: object) -> None:
+        try:
+            model.submit("abc")
+        except ClosedError as error:
+            refused.append(error)
+
+    with gated(running=1) as (model, gate):
+        pending = [model.submit("abc", max_new_tokens=50) for _ in range(2)]
+        for one in pending:
+            one.future.add_done_callback(submit_again)
+        gate.wait()
+        closing = threading.Thread(target=model.close)
+        closing.start()
+        gate.open()
+        closing.join(PATIENCE)
+        assert not closing.is_alive()
+    assert len(refused) == 2
+
+
+@pytest.mark.parametrize("dialect", DIALECTS)
+def test_a_request_that_waits_for_memory_keeps_its_deadline_and_can_be_closed(dialect: str) -> None:
+    model, _ = generator(dialect, memory_limit=count_cache_bytes(artifact(dialect), 1, CONTEXT))
+    stream = model.stream("abcdefgh" * 4, max_new_tokens=30)
+    next(stream)  # holds the memory
+    late = model.submit("abc", timeout=0.2)
+    with pytest.raises(DeadlineError):
+        late.result(PATIENCE)
+    stream.close()
+    assert len(model.submit("abc", max_new_tokens=2).result(PATIENCE).token_ids) == 2
+    stream = model.stream("abcdefgh" * 4, max_new_tokens=30)
+    next(stream)
+    waiting = model.submit("abc")
+    closing = threading.Thread(target=model.close)
+    closing.start()
+    closing.join(PATIENCE)
+    assert not closing.is_alive()
+    with pytest.raises(ClosedError):
+        waiting.result(PATIENCE)
+
+
+def test_a_step_that_fails_is_tried_for_each_request_by_itself() -> None:
+    model, steps = generator("inplace")
+    graph = steps.graph
+
+    def fail_for_k(given: Any) -> Any:
+        if given["input_ids"].shape[1] == 1 and LETTERS.index("k") in given["input_ids"]:
+            raise BackendError("planted")
+        return graph(given)
+
+    steps.graph = fail_for_k
+    no_k = {"logit_bias": {LETTERS.index("k"): -np.inf}, "max_new_tokens": 8}
+    only_k = {"logit_bias": {token: -np.inf for token in range(len(LETTERS)) if LETTERS[token] != "k"}}
+    with model, generator("inplace")[0] as alone:
+        pending = [model.submit("abc", **no_k), model.submit("abc", **only_k), model.submit("bca", **no_k)]
+        with pytest.raises(BackendError, match="planted"):
+            pending[1].result(PATIENCE)
+        assert_same(pending[0].result(PATIENCE), alone.generate("abc", **no_k))
+        assert_same(pending[2].result(PATIENCE), alone.generate("bca", **no_k))
+
+
+def test_who_leaves_the_loop_over_chunks_cancels() -> None:
+    with generator("inplace")[0] as model:
+        pending = model.submit("abc", max_new_tokens=60)
+        for _ in pending:
+            break
+        assert pending.result(PATIENCE).finish_reason in ("cancelled", "length", "context")
+        assert pending.cancelled
+
+
+def test_a_refused_request_leaves_the_settings_open() -> None:
+    with generator("inplace")[0] as model:
+        with pytest.raises(InputError):
+            model.submit("")
+        model.schedule(running=2)
+        assert len(model.submit("abc", max_new_tokens=2).result(PATIENCE).token_ids) == 2
