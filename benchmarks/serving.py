@@ -58,15 +58,15 @@ def list_gaps(times: Sequence[float]) -> list[float]:
 
 
 @contextmanager
-def run_server(command: Sequence[str | Path], port: int, log: Path) -> Iterator[int]:
-    """Run a server until the block ends; yield its port when it answers."""
+def run_server(command: Sequence[str | Path], port: int, log: Path, ready: str) -> Iterator[int]:
+    """Run a server until the block ends; yield its port when the path `ready` answers."""
     environment = {**os.environ, "TOKENIZERS_PARALLELISM": "false"}
     environment.pop("PYTHONDONTWRITEBYTECODE", None)
     with log.open("wb") as output:
         process = subprocess.Popen(list(map(str, command)), stdout=output, stderr=output, env=environment)
     try:
         deadline = time.monotonic() + START_PATIENCE
-        while not is_ready(port):
+        while not is_ready(port, ready):
             if process.poll() is not None or time.monotonic() > deadline:
                 raise RuntimeError(f"the server did not start; see {log}")
             time.sleep(0.1)
@@ -76,11 +76,11 @@ def run_server(command: Sequence[str | Path], port: int, log: Path) -> Iterator[
         process.wait(30)
 
 
-def is_ready(port: int) -> bool:
+def is_ready(port: int, path: str) -> bool:
     """Return whether a server answers that its models are loaded."""
     try:
         connection = http.client.HTTPConnection("127.0.0.1", port, timeout=2)
-        connection.request("GET", "/v1/models")
+        connection.request("GET", path)
         return connection.getresponse().status == 200
     except OSError:
         return False
@@ -283,7 +283,7 @@ def main() -> None:
 
     port = find_port()
     command = serve_planforge([f"gpt2={bundle}", f"embedder={embedder}"], port)
-    with run_server(command, port, work / "logs" / "serving-planforge.log"):
+    with run_server(command, port, work / "logs" / "serving-planforge.log", "/ready"):
         results["planforge"] = {
             name: middle(values) for name, values in measure_server(port, Prompts(), rounds).items()
         }
@@ -293,7 +293,7 @@ def main() -> None:
         (weights,) = (work / "gpt2-124m" / "llama.cpp-q8_0").glob("*.gguf")
         port = find_port()
         command = serve_llama(arguments.llama_server, weights, port)
-        with run_server(command, port, work / "logs" / "serving-llama.log"):
+        with run_server(command, port, work / "logs" / "serving-llama.log", "/health"):
             results["llama.cpp"] = {
                 name: middle(values) for name, values in measure_server(port, Prompts(), rounds).items()
             }
