@@ -139,7 +139,7 @@ def list_plain_routes(registry: Registry, metrics: Metrics, settings: ServerSett
         return JSONResponse({"status": "ok"})
 
     async def say_ready(request: Request) -> Response:
-        models = {name: "ready" if name in registry.loaded else "loading" for name in registry.names}
+        models = {name: registry.find_state(name) for name in registry.names}
         status = 200 if registry.ready else 503
         return JSONResponse({"status": "ready" if registry.ready else "not ready", "models": models}, status)
 
@@ -239,7 +239,7 @@ class Guard:
                 " answers to any name",
             )
         client = scope["client"][0] if scope.get("client") else ""
-        path = scope["path"]
+        path = scope["path"].removeprefix(scope.get("root_path", ""))  # of an application that it is part of
         if rules.keys and path not in OPEN and not is_page_file(path):
             known = rules.keys.find_client(headers.get("authorization"))
             if known is None:

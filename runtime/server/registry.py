@@ -94,6 +94,7 @@ class Registry:
         self.names = list(models)
         self.loaded: dict[str, ServedModel] = {}
         self.failure: Exception | None = None
+        self._failed = ""  # the model that could not be loaded
         self.closing = False
         self._loaders: dict[str, Loader] = {}
         for name, model in models.items():
@@ -107,6 +108,12 @@ class Registry:
         """Whether every model is loaded, and the server goes on."""
         return len(self.loaded) == len(self.names) and not self.closing
 
+    def find_state(self, name: str) -> str:
+        """Return "ready", "loading" or "failed"."""
+        if name == self._failed:
+            return "failed"
+        return "ready" if name in self.loaded else "loading"
+
     def load(self) -> None:
         """Load the models that are not loaded yet; what fails is kept in `failure`."""
         for name, loader in self._loaders.items():
@@ -115,8 +122,9 @@ class Registry:
             try:
                 self._add(name, loader())
             except Exception as error:
-                log.debug("%s was not loaded", name, exc_info=error)
+                log.error("the model %s could not be loaded: %s", name, error)
                 self.failure = error
+                self._failed = name
                 return
 
     def close(self) -> None:
@@ -136,6 +144,8 @@ class Registry:
             served = self.loaded[name]
             check_capability(served, capability)
             return served
+        if name == self._failed:
+            raise ApiError(503, f"the model {name!r} could not be loaded", param="model", code="not_loaded")
         if name in self.names:
             raise ApiError(503, f"the model {name!r} is loading", param="model", code="loading", retry=True)
         known = ", ".join(map(repr, self.names))
