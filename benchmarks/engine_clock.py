@@ -11,7 +11,9 @@ import numpy as np
 class EngineClock:
     """Measures the calling thread's CPU time from step to step, and how much of it the engine takes.
 
-    Meaningful with one thread: the engine's own threads are not counted.
+    Meaningful with one thread: the engine's own threads are not counted. What comes before the first step
+    and behind the last is not counted either: the prompt's tokens, and the text of an answer that is not
+    streamed, which is decoded at its end.
 
     Args:
         program: an `OrtProgram`, whose steps are watched from now on.

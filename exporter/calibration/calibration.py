@@ -225,7 +225,7 @@ def choose_row_products(
     rows = sample_rows(model, [names[0] for names in found], run)
     found = {names: linears for names, linears in found.items() if names[0] in rows}
     attention = find_attention_products(graph)
-    count = StageCounter(progress, f"{stage}: steps", "weights")
+    count = StageCounter(progress, f"{stage}: choosing scales", "weights")
     total = sum(map(len, found))
     products: dict[tuple[str, ...], RowProduct] = {}
     for names, linears in found.items():

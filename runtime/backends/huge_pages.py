@@ -16,9 +16,10 @@ import os
 import re
 import threading
 import time
+import weakref
 from collections.abc import Iterator, Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, ClassVar
 
 import numpy as np
 
@@ -29,13 +30,15 @@ PROCESS = Path("/proc/self")
 # The ranges of addresses in /proc/self/maps that are written to, private, and no file's; but no stack.
 ANONYMOUS = re.compile(r"^([0-9a-f]+)-([0-9a-f]+) rw-p 0+ 00:00 0 *(?:\[heap\]|\[anon:.*\])?$", re.MULTILINE)
 MADV_COLLAPSE = 25  # since Linux 6.1
+LARGEST = 4 * 2**20  # bytes; where pages have 64 KiB, huge ones have 512 MiB, which weights rarely fill
 # Of an entry in /proc/self/pagemap, of 64 bits: the page is in memory, and no other process has it too.
 PRESENT = 1 << 63
 EXCLUSIVE = 1 << 56
 
 # Measured with GPT-2 124M on two cores: 5 ms of one core for each 2 MiB. A token takes 14 % less time in
 # int8, 9 % in int4, 5 % in fp32, so that it pays after 200 to 700 tokens. So a process has to compute twice
-# as long first, and to begin another piece of work then: one that answers once and ends never pays.
+# as long first: most that answer once and end never pay. Whether it has is looked at when the shapes of a
+# graph's inputs change, for instance with the next prompt, and not at each step.
 SECONDS_PER_BYTE = 5e-3 / 2**21
 PATIENCE = 2
 # Until a block has been moved, whoever reads it waits. With as long a pause before each, the longest of the
@@ -44,13 +47,20 @@ PAUSE = 5e-3
 
 
 class HugePages:
-    """The memory that appears in a `with` block, which opens a graph, and is moved into huge pages later.
+    """The process's new memory of a `with` block, which opens a graph: it is moved into huge pages later.
 
-    Where the kernel has none, or an administrator wants none, nothing happens.
+    Most of it is the graph's weights; what other threads allocate meanwhile is moved too. Where the kernel
+    has no huge pages, or an administrator wants none, nothing happens.
+
+    Args:
+        wanted: False for a graph whose weights the processor does not read; nothing happens then.
     """
 
-    def __init__(self) -> None:
-        self.size = read_huge_page_size()
+    opened: ClassVar[weakref.WeakSet[HugePages]] = weakref.WeakSet()
+    noting = threading.Lock()  # so that of graphs that are opened at once, one notes a block
+
+    def __init__(self, wanted: bool = True) -> None:
+        self.size = read_huge_page_size() if wanted else 0
         self.blocks: list[int] = []  # that are still to be moved
         self.due = 0.0  # by the process's own clock
 
@@ -59,7 +69,10 @@ class HugePages:
         return self
 
     def __exit__(self, *error: object) -> None:
-        self.blocks = sorted(self.list_blocks() - self.before)
+        with self.noting:
+            noted = [other.blocks for other in self.opened]
+            self.blocks = sorted((self.list_blocks() - self.before).difference(*noted))
+            self.opened.add(self)
         self.before.clear()
         self.due = time.process_time() + PATIENCE * SECONDS_PER_BYTE * self.size * len(self.blocks)
 
@@ -78,19 +91,28 @@ class HugePages:
         if self.blocks and time.process_time() >= self.due:
             arguments = (self.blocks, self.size)
             self.blocks = []
-            threading.Thread(
+            thread = threading.Thread(
                 target=collapse, args=arguments, name="planforge-huge-pages", daemon=True
-            ).start()
+            )
+            try:
+                thread.start()
+            except RuntimeError as error:  # the process may have no more, or ends
+                log.debug("no huge pages: %s", error)
+
+    def forget(self) -> None:
+        """Leave the memory alone, which was freed: other graphs may get it."""
+        self.blocks = []
 
 
 def read_huge_page_size() -> int:
-    """Return the bytes of a huge page; 0 where this process cannot or shall not have any."""
+    """Return the bytes of a huge page; 0 where this process cannot or shall not have any, or it is vast."""
     try:
         if "[never]" in (SYSTEM / "enabled").read_text(encoding="ascii"):
             return 0
-        return int((SYSTEM / "hpage_pmd_size").read_text(encoding="ascii"))
+        size = int((SYSTEM / "hpage_pmd_size").read_text(encoding="ascii"))
     except (OSError, ValueError):
         return 0
+    return size if size <= LARGEST else 0
 
 
 def find_blocks(maps: str, size: int) -> Iterator[int]:
@@ -110,16 +132,22 @@ def collapse(blocks: Sequence[int], size: int) -> None:
         madvise = find_madvise()
         with (PROCESS / "pagemap").open("rb", buffering=0) as pagemap:
             for block in blocks:
+                time.sleep(PAUSE)
                 if not is_resident(pagemap.fileno(), block, size):
                     continue
-                time.sleep(PAUSE)
                 if madvise(block, size, MADV_COLLAPSE) == 0:
                     moved += 1
-                elif ctypes.get_errno() in (errno.ENOMEM, errno.EBUSY):
-                    break  # no huge page is free, or the process may not have more memory
-    except OSError as error:
-        log.debug("no huge pages: %s", error)
-    log.debug("%d MiB of weights are in huge pages", moved * size // 2**20)
+                    continue
+                error = ctypes.get_errno()
+                if error == errno.EINVAL and moved == 0:
+                    break  # the kernel does not know this advice
+                if error == errno.EBUSY:
+                    break  # the process may not have more memory
+                if error == errno.ENOMEM and is_resident(pagemap.fileno(), block, size):
+                    break  # no huge page is free; where the block is gone, it was freed just now
+    except OSError as failure:
+        log.debug("no huge pages: %s", failure)
+    log.debug("%d MiB were moved into huge pages", moved * size // 2**20)
 
 
 def find_madvise() -> Any:

@@ -77,7 +77,8 @@ class OrtProgram:
         if optimized:  # and saved by ONNX Runtime
             options.graph_optimization_level = import_onnxruntime().GraphOptimizationLevel.ORT_DISABLE_ALL
         self.dtypes: dict[str, np.dtype[Any]] = {}
-        with wrap_ort_errors(f"ONNX Runtime cannot load {path.name}"), HugePages() as self.huge_pages:
+        self.huge_pages = HugePages(wanted=tuple(providers) == CPU)
+        with wrap_ort_errors(f"ONNX Runtime cannot load {path.name}"), self.huge_pages:
             self.session = make_session(path, options, providers, disabled)
         for tensor in (*self.session.get_inputs(), *self.session.get_outputs()):
             if tensor.type not in NUMPY_TYPES:
@@ -127,6 +128,7 @@ class OrtProgram:
     def close(self) -> None:
         """Drop the session, which bindings keep too. Closing twice is fine."""
         self.session = None
+        self.huge_pages.forget()
         for step in self.steps:
             step.binding = None
 
@@ -158,6 +160,8 @@ class OrtStep:
         # A step that runs keeps both, also where another thread closes meanwhile.
         session = self.program.find_session()
         binding = self.binding
+        if not self.inputs:  # at the first call, and where all inputs are in buffers
+            return self.run_first(session, binding, inputs)
         for name, array in inputs.items():
             bound = self.inputs.get(name)
             if bound is None or bound.shape != array.shape:
@@ -171,7 +175,10 @@ class OrtStep:
         return dict(self.results)
 
     def run_first(self, session: Any, binding: Any, inputs: Arrays) -> dict[str, Array]:
-        """Run on inputs of shapes that the last call did not have; ONNX Runtime allocates the results."""
+        """Run on inputs of shapes that the last call did not have, or on none.
+
+        ONNX Runtime allocates the results.
+        """
         self.program.huge_pages.collapse_when_due()
         # Rows one behind the other, else ONNX Runtime would bind a copy, which no later call writes to.
         bound = {

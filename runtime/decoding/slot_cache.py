@@ -155,7 +155,7 @@ class GroupQueryCache(SlotCache):
         return {"logits": np.stack([logits.get(int(i), unread) for i in logit_rows])}
 
     def place(self, lengths: Sequence[int], width: int, first: int = 0) -> dict[str, Array]:
-        placed = {"past_lengths": np.array(lengths, np.int32)}
+        placed = super().place(lengths, width, first)
         if self.recent:
             for row, length in enumerate(lengths, first):
                 self.make_room(row, length, width)

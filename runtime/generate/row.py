@@ -43,9 +43,9 @@ class Row:
         (self.generator,) = make_generators(request.sampling.seed, [number])
         self.eos = frozenset(() if request.ignore_eos else eos)
         self.limit = request.max_new_tokens
-        self.most = min(self.limit, room)
+        self.max_new_tokens = min(self.limit, room)
         self.stop = StopStrings(request.stop)
-        self.stops = bool(request.stop)  # whether there is a stop string
+        self.has_stop_strings = bool(request.stop)
         self.stream = tokenizer.stream()
         self.token_ids: list[int] = []
         self.logprobs: list[float] = []
@@ -59,7 +59,7 @@ class Row:
     @property
     def most_left(self) -> int:
         """New tokens that may still come."""
-        return self.most - len(self.token_ids)
+        return self.max_new_tokens - len(self.token_ids)
 
     @property
     def has_news(self) -> bool:
@@ -85,16 +85,16 @@ class Row:
         self.token_ids.append(token)
         if self.grammar is not None:
             self.grammar.take(token)
-        if self.stops:
+        if self.has_stop_strings:
             self._decode()
         if token in self.eos:
-            self.finish("eos")
+            self._finish("eos")
         elif self.grammar is not None and self.grammar.complete:
-            self.finish("stop")
-        elif len(self.token_ids) == self.most:
-            self.finish("length" if self.most == self.limit else "context")
+            self._finish("stop")
+        elif len(self.token_ids) == self.max_new_tokens:
+            self._finish("length" if self.max_new_tokens == self.limit else "context")
         elif self.stop.found is not None:
-            self.finish("stop")
+            self._finish("stop")
 
     def accept(self, drafts: Sequence[int], scores: Array) -> int:
         """Take tokens up to the first that is no draft or ends the row; return how many drafts were right.
@@ -122,7 +122,7 @@ class Row:
         drafts = lookup.draft(most)
         return drafts[: self.grammar.count_allowed(drafts)]
 
-    def finish(self, reason: FinishReason) -> None:
+    def _finish(self, reason: FinishReason) -> None:
         """End the answer, by a stop string where its text has one; what was held back of it counts."""
         self._decode()
         self.pieces.append(self.stop.push(self.stream.finish()) + self.stop.finish())
@@ -131,7 +131,7 @@ class Row:
     def cancel(self) -> None:
         """End the answer as it is, unless it has ended."""
         if self.finish_reason is None:
-            self.finish("cancelled")
+            self._finish("cancelled")
             self.finish_reason = "cancelled"  # also where what was held back ends with a stop string
 
     def make_chunk(self) -> Chunk:
@@ -152,12 +152,12 @@ class Row:
         )
 
     def _decode(self) -> None:
-        """Turn the tokens into text that are not yet. Called where it is looked at: a step has no time."""
+        """Decode the tokens that have no text yet; done when the text is read, so steps stay short."""
         for token in self.token_ids[self._decoded :]:
+            self._decoded += 1  # first, so that no token is decoded twice, whatever is raised below
             # A model may have more rows than its tokenizer has tokens; those beyond spell nothing.
             if token < self.tokenizer.vocab_size:
                 self.pieces.append(self.stop.push(self.stream.push(token)))
-        self._decoded = len(self.token_ids)
 
     def _make_top_logprob(self, token: int, logprob: float) -> TopLogprob:
         text = ""

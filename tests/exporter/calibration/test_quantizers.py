@@ -144,7 +144,7 @@ def test_an_encoder_s_rows_are_chosen_by_what_weights_are_and_progress_is_told(
     assert list(by_gptq) == names and worths == [ATTENTION_WORTH, CONSTANT_WORTH]
     counted = [line for line in lines if isinstance(line, CountedLine)]
     assert [line for line in counted if line.done == line.total] == [
-        "calibrating int8: steps: 5 of 5 weights",
+        "calibrating int8: choosing scales: 5 of 5 weights",
         "calibrating int8: GPTQ: 5 of 5 weights",
     ]
     (notice,) = [line for line in lines if isinstance(line, Notice)]

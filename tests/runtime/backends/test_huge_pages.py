@@ -9,6 +9,7 @@ import threading
 import time
 from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import onnx
@@ -16,7 +17,7 @@ import pytest
 from numpy.typing import NDArray
 from onnx import TensorProto, helper
 
-from planforge.runtime.backends import huge_pages
+from planforge.runtime.backends import huge_pages, ort_backend
 from planforge.runtime.backends.huge_pages import HugePages, collapse, find_blocks, read_huge_page_size
 from planforge.runtime.backends.ort_backend import OrtProgram
 
@@ -50,7 +51,9 @@ def memory() -> NDArray[np.uint8]:
     """Four blocks: two that are full, one of which a page is touched, and one that is not."""
     if read_huge_page_size() != HUGE:
         pytest.skip("huge pages here are of another size, or there are none")
-    array = np.frombuffer(mmap.mmap(-1, 5 * HUGE, flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS), np.uint8)
+    pages = mmap.mmap(-1, 5 * HUGE, flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS)
+    pages.madvise(mmap.MADV_NOHUGEPAGE)  # small ones, also where "always" is set
+    array = np.frombuffer(pages, np.uint8)
     begin = -array.ctypes.data % HUGE
     blocks = array[begin : begin + 4 * HUGE]
     blocks[: 2 * HUGE] = 7
@@ -67,15 +70,27 @@ def list_addresses(memory: NDArray[np.uint8]) -> list[int]:
     return [memory.ctypes.data + i * HUGE for i in range(4)]
 
 
-def test_full_blocks_become_huge_and_others_stay_untouched(memory: NDArray[np.uint8]) -> None:
-    address = memory.ctypes.data
+def test_full_blocks_become_huge_and_others_stay_untouched(
+    monkeypatch: pytest.MonkeyPatch, memory: NDArray[np.uint8]
+) -> None:
+    addresses = list_addresses(memory)
     madvise = huge_pages.find_madvise()
-    if madvise(address, HUGE, huge_pages.MADV_COLLAPSE) != 0:
-        pytest.skip("this kernel does not move memory into huge pages when asked to")
+    asked: list[int] = []
+
+    def noted(address: int, size: int, advice: int) -> int:
+        asked.append(address)
+        return int(madvise(address, size, advice))
+
     huge = read_kib("AnonHugePages")
     resident = read_kib("Rss")
-    collapse(list_addresses(memory), HUGE)
-    assert read_kib("AnonHugePages") - huge == HUGE // 1024
+    # Of the full blocks alone: the kernel may begin with what it is allowed to by itself.
+    assert madvise(addresses[0], 2 * HUGE, mmap.MADV_HUGEPAGE) == 0
+    if madvise(addresses[0], HUGE, huge_pages.MADV_COLLAPSE) != 0:
+        pytest.skip("this kernel does not move memory into huge pages when asked to")
+    monkeypatch.setattr(huge_pages, "find_madvise", lambda: noted)
+    collapse(addresses, HUGE)
+    assert asked == addresses[:2]
+    assert read_kib("AnonHugePages") - huge == 2 * HUGE // 1024
     assert read_kib("Rss") - resident < 1024
     assert (memory[: 2 * HUGE] == 7).all()
     assert memory[2 * HUGE :].sum() == 7
@@ -94,13 +109,26 @@ def refuse(monkeypatch: pytest.MonkeyPatch, number: int) -> list[int]:
     return asked
 
 
-@pytest.mark.parametrize(("number", "count"), [(errno.ENOMEM, 1), (errno.EBUSY, 1), (errno.EINVAL, 2)])
-def test_a_kernel_that_refuses_is_left_alone_where_memory_is_short(
+@pytest.mark.parametrize(
+    ("number", "count"), [(errno.ENOMEM, 1), (errno.EBUSY, 1), (errno.EINVAL, 1), (errno.EAGAIN, 2)]
+)
+def test_a_kernel_that_refuses_is_left_alone_where_memory_is_short_or_it_is_old(
     monkeypatch: pytest.MonkeyPatch, memory: NDArray[np.uint8], number: int, count: int
 ) -> None:
     asked = refuse(monkeypatch, number)
     collapse(list_addresses(memory), HUGE)
     assert asked == list_addresses(memory)[:count]
+
+
+def test_a_block_that_is_freed_meanwhile_does_not_stop_the_others(
+    monkeypatch: pytest.MonkeyPatch, memory: NDArray[np.uint8]
+) -> None:
+    asked = refuse(monkeypatch, errno.ENOMEM)
+    addresses = list_addresses(memory)[:2]
+    resident = iter([True, False, True, True])  # the first when it is looked at, and again; then the second
+    monkeypatch.setattr(huge_pages, "is_resident", lambda *_: next(resident))
+    collapse(addresses, HUGE)
+    assert asked == addresses and list(resident) == []
 
 
 def test_memory_that_is_gone_is_not_asked_for(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -110,9 +138,9 @@ def test_memory_that_is_gone_is_not_asked_for(monkeypatch: pytest.MonkeyPatch) -
     assert asked == []
 
 
-def make_system(folder: Path, enabled: str) -> Path:
+def make_system(folder: Path, enabled: str, size: int = HUGE) -> Path:
     (folder / "enabled").write_text(enabled + "\n", encoding="ascii")
-    (folder / "hpage_pmd_size").write_text(f"{HUGE}\n", encoding="ascii")
+    (folder / "hpage_pmd_size").write_text(f"{size}\n", encoding="ascii")
     return folder
 
 
@@ -123,6 +151,10 @@ def test_nothing_happens_without_huge_pages_or_proc(monkeypatch: pytest.MonkeyPa
     assert read_huge_page_size() == 0
     monkeypatch.setattr(huge_pages, "SYSTEM", make_system(tmp_path, "always [madvise] never"))
     assert read_huge_page_size() == HUGE
+    assert HugePages(wanted=False).size == 0
+    monkeypatch.setattr(huge_pages, "SYSTEM", make_system(tmp_path, "[always] madvise never", 512 * MIB))
+    assert read_huge_page_size() == 0  # where pages have 64 KiB
+    monkeypatch.setattr(huge_pages, "SYSTEM", make_system(tmp_path, "always [madvise] never"))
     monkeypatch.setattr(huge_pages, "PROCESS", tmp_path / "missing")
     with HugePages() as pages:
         pass
@@ -165,14 +197,71 @@ def test_only_new_memory_is_moved_once_and_after_twice_its_cost(
     assert collapsed == [[0x600000, 0x800000]]
 
 
-def test_a_graph_looks_when_its_shapes_change_and_not_at_each_step(
-    tmp_path: Path, collapsed: list[list[int]]
+def test_graphs_that_are_opened_at_once_do_not_note_the_same_memory(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
+    monkeypatch.setattr(huge_pages, "SYSTEM", make_system(tmp_path, "[always] madvise never"))
+    monkeypatch.setattr(huge_pages, "PROCESS", tmp_path)
+    maps = tmp_path / "maps"
+    maps.write_text("", encoding="ascii")
+    with HugePages() as one:
+        with HugePages() as other:
+            maps.write_text("00200000-00600000 rw-p 00000000 00:00 0 \n", encoding="ascii")
+        maps.write_text("00200000-00800000 rw-p 00000000 00:00 0 \n", encoding="ascii")
+    assert (other.blocks, one.blocks) == ([0x200000, 0x400000], [0x600000])
+    other.forget()  # its graph is closed: the memory may be another one's
+    maps.write_text("", encoding="ascii")
+    with HugePages() as later:
+        maps.write_text("00200000-00800000 rw-p 00000000 00:00 0 \n", encoding="ascii")
+    assert later.blocks == [0x200000, 0x400000]
+
+
+def test_where_no_thread_can_start_the_graph_runs_on(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    class Refused:
+        def __init__(self, **options: object) -> None:
+            pass
+
+        def start(self) -> None:
+            raise RuntimeError("can't start new thread")
+
+    program = open_abs(tmp_path)
+    program.huge_pages.blocks = [0]
+    program.huge_pages.due = 0.0
+    monkeypatch.setattr(threading, "Thread", Refused)
+    found = program.run({"x": np.array([-1, 2], np.float32)}, {})
+    np.testing.assert_array_equal(found["y"], [1, 2])
+    assert program.huge_pages.blocks == []
+    program.close()
+
+
+@pytest.mark.parametrize(("provider", "size"), [("CPUExecutionProvider", HUGE), ("CUDAExecutionProvider", 0)])
+def test_only_graphs_of_the_cpu_have_memory_to_move(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path, provider: str, size: int
+) -> None:
+    def make_session(path: Path, options: object, providers: list[str], disabled: object) -> Any:
+        assert providers == [provider]
+        return original(path, options)
+
+    original = ort_backend.make_session
+    monkeypatch.setattr(ort_backend, "make_session", make_session)
+    monkeypatch.setattr(huge_pages, "SYSTEM", make_system(tmp_path, "[always] madvise never"))
+    program = open_abs(tmp_path, providers=[provider])
+    assert program.huge_pages.size == size
+    program.close()
+
+
+def open_abs(folder: Path, **options: Any) -> OrtProgram:
     x, y = (helper.make_tensor_value_info(name, TensorProto.FLOAT, ["N"]) for name in "xy")
     graph = helper.make_graph([helper.make_node("Abs", ["x"], ["y"])], "g", [x], [y])
     model = helper.make_model(graph, opset_imports=[helper.make_opsetid("", 18)], ir_version=9)
-    onnx.save(model, tmp_path / "model.onnx")
-    program = OrtProgram(tmp_path / "model.onnx", threads=1)
+    onnx.save(model, folder / "model.onnx")
+    return OrtProgram(folder / "model.onnx", threads=1, **options)
+
+
+def test_a_graph_looks_when_its_shapes_change_and_not_at_each_step(
+    tmp_path: Path, collapsed: list[list[int]]
+) -> None:
+    program = open_abs(tmp_path)
     program.huge_pages.due = 0.0
     step = program.bind({})
     for number, width in enumerate([3, 3, 4]):

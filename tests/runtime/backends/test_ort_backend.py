@@ -83,6 +83,19 @@ def test_a_bound_graph_computes_what_a_run_computes(tmp_path: Path) -> None:
         step({"y": full(7, 2, 3)})
 
 
+def test_a_graph_whose_only_input_is_a_buffer_computes_it_at_each_step(tmp_path: Path) -> None:
+    program = OrtProgram(onnx_file(tmp_path, "Abs", {"x": ROW, "y": ROW}), threads=1)
+    x = program.allocate("x", (2, 3))
+    step = program.bind({"x": x})
+    kept = []
+    for value in range(3):
+        x.array[...] = -value
+        kept.append(step({})["y"])
+    for value, result in enumerate(kept):
+        np.testing.assert_array_equal(result, full(value, 2, 3))
+    program.close()
+
+
 def test_a_bound_graph_leaves_alone_what_somebody_still_has(tmp_path: Path) -> None:
     program = OrtProgram(onnx_file(tmp_path, "Add", ADD), threads=1)
     step = program.bind({})

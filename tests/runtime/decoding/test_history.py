@@ -23,6 +23,25 @@ def test_it_is_a_list_that_only_grows(prompt: list[int], answer: list[int], wher
     np.testing.assert_array_equal(np.asarray(history, np.int64), np.array(meant, np.int64))
 
 
+@given(
+    st.lists(st.integers(0, 2**40), max_size=20),
+    st.lists(st.tuples(st.integers(0, 2**40), st.booleans()), min_size=65, max_size=200),
+)
+def test_it_may_be_read_as_an_array_at_any_time(prompt: list[int], answer: list[tuple[int, bool]]) -> None:
+    history = TokenHistory(prompt)
+    meant = list(prompt)
+    reads = []
+    for token, is_read in answer:
+        history.append(token)
+        meant.append(token)
+        if is_read:
+            reads.append((np.asarray(history), list(meant)))
+            np.testing.assert_array_equal(*reads[-1])
+    np.testing.assert_array_equal(np.asarray(history), meant)
+    for read, then in reads:  # what was read stays
+        np.testing.assert_array_equal(read, then)
+
+
 def test_reading_it_again_converts_what_is_new() -> None:
     history = TokenHistory([1, 2, 3])
     history.append(4)
