@@ -12,7 +12,7 @@ EXTRAS = {
     "cpu": {"onnxruntime"},
     "chat": {"jinja2"},
     "grammar": {"llguidance"},
-    "serve": {*CLI, "anyio", "h11", "jinja2", "starlette", "uvicorn"},
+    "serve": {*CLI, "anyio", "h11", "jinja2", "llguidance", "starlette", "uvicorn"},
     "verify": VERIFY,
     "plot": {"matplotlib"},
     "fit": {*CLI, "matplotlib", "onnx", "onnx_ir", "onnxruntime", "sklearn"},
