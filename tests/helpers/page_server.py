@@ -123,7 +123,7 @@ class Handler(BaseHTTPRequestHandler):
         while (piece := self.next_piece()) not in (END, CUT, None):
             if isinstance(piece, str):
                 count += 1
-                text = {"delta": {"content": piece}} if chat else {"text": piece}
+                text: dict[str, Any] = {"delta": {"content": piece}} if chat else {"text": piece}
                 piece = {"choices": [{"index": 0, **text, "finish_reason": None}]}
             self.send_event(json.dumps(piece))
         if piece == END:

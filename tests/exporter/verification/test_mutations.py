@@ -19,7 +19,8 @@ from planforge.exporter.verification.bisect import (
     Culprit,
 )
 from planforge.exporter.verification.structure import READING
-from planforge.runtime.decoding import cache
+from planforge.runtime.decoding.growing_cache import GrowingCache
+from planforge.runtime.decoding.slot_cache import SlotCache
 from planforge.runtime.diagnostics.metrics import Comparison
 
 from ...helpers.faults import (
@@ -212,26 +213,26 @@ def test_healthy_graphs_have_no_node_at_fault(ground: Callable[[str], Ground], f
 
 def stale_row(monkeypatch: pytest.MonkeyPatch) -> None:
     """The last row's newest key and value are written over the ones before."""
-    honest = cache.SlotCache.step
+    honest = SlotCache.step
 
     def step(self: Any, *args: Any) -> Any:
         results = honest(self, *args)
         self.lengths[-1] -= 1
         return results
 
-    monkeypatch.setattr(cache.SlotCache, "step", step)
+    monkeypatch.setattr(SlotCache, "step", step)
 
 
 def stale_buffers(monkeypatch: pytest.MonkeyPatch) -> None:
     """A step does not see what the last one wrote."""
-    honest = cache.GrowingCache.step
+    honest = GrowingCache.step
 
     def step(self: Any, *args: Any) -> Any:
         results = honest(self, *args)
         self.past, self.present = self.present, self.past
         return results
 
-    monkeypatch.setattr(cache.GrowingCache, "step", step)
+    monkeypatch.setattr(GrowingCache, "step", step)
 
 
 @pytest.mark.parametrize(
@@ -268,7 +269,7 @@ def test_beams_whose_cache_rows_are_not_copied_are_caught(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     own = ground("translation")
-    monkeypatch.setattr(cache.SlotCache, "copy_rows", lambda self, copies: None)
+    monkeypatch.setattr(SlotCache, "copy_rows", lambda self, copies: None)
     artifact = own.bundle.manifest.artifact("decoder.inplace.fp32")
     failed, culprit = own.examined(own.bundle, artifact)
     assert {comparison.case.split(",")[0] for comparison in failed} == {"4 beams"}

@@ -6,6 +6,7 @@ import threading
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager
+from functools import partial
 from typing import Any
 
 import numpy as np
@@ -183,6 +184,10 @@ def test_a_deadline_ends_what_runs_and_what_waits() -> None:
 
 def test_clients_take_turns() -> None:
     order: list[str] = []
+
+    def note(client: str, future: object) -> None:
+        order.append(client)
+
     with gated(running=1) as (model, gate):
         first = model.submit("abc", max_new_tokens=1, client="many")
         gate.wait()
@@ -190,7 +195,7 @@ def test_clients_take_turns() -> None:
         pending.append(model.submit("abc", max_new_tokens=1, client="one"))
         clients = ["many", "many", "many", "one"]
         for number, one in enumerate(pending):
-            one.future.add_done_callback(lambda _, number=number: order.append(clients[number]))
+            one.future.add_done_callback(partial(note, clients[number]))
         gate.open()
         for one in (first, *pending):
             one.result(PATIENCE)
@@ -232,7 +237,7 @@ def test_logits_of_one_row_that_are_nan_fail_that_request_alone() -> None:
         return results
 
     steps.graph = spoil
-    forbid_k = {"logit_bias": {LETTERS.index("k"): -np.inf}, "max_new_tokens": 8}
+    forbid_k: dict[str, Any] = {"logit_bias": {LETTERS.index("k"): -np.inf}, "max_new_tokens": 8}
     with model, generator("inplace")[0] as alone:
         sound = model.submit("abc", **forbid_k)
         spoilt = model.submit("abk")
@@ -479,8 +484,8 @@ def test_a_step_that_fails_is_tried_for_each_request_by_itself() -> None:
         return graph(given)
 
     steps.graph = fail_for_k
-    no_k = {"logit_bias": {LETTERS.index("k"): -np.inf}, "max_new_tokens": 8}
-    only_k = {"logit_bias": {token: -np.inf for token in range(len(LETTERS)) if LETTERS[token] != "k"}}
+    no_k: dict[str, Any] = {"logit_bias": {LETTERS.index("k"): -np.inf}, "max_new_tokens": 8}
+    only_k: dict[str, Any] = {"logit_bias": {i: -np.inf for i, letter in enumerate(LETTERS) if letter != "k"}}
     with model, generator("inplace")[0] as alone:
         pending = [model.submit("abc", **no_k), model.submit("abc", **only_k), model.submit("bca", **no_k)]
         with pytest.raises(BackendError, match="planted"):

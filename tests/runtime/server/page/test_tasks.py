@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import re
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -13,7 +14,7 @@ from ....helpers.page import PANEL, TABS, Open, ask, do_task, wait_for_text
 from ....helpers.page_answers import VECTORS, make_answers
 from ....helpers.page_server import END, StandIn
 
-ASKED = {
+ASKED: dict[str, dict[str, Any]] = {
     "embeddings": {"input": ["a b", "c", "d", "e", "f"]},
     "rerank": {"query": "who?", "documents": ["first text", "second text"], "top_n": 2},
     "classify": {"input": "Good."},
@@ -39,7 +40,7 @@ def test_a_task_sends_and_draws(tab: str, server: StandIn, open_page: Open, tmp_
     page = open_page(tab)
     do_task(page, tab)
     model = "transformer-demo" if tab == "translations" else "bert-demo"
-    assert server.bodies == [(f"/v1/{tab}", {"model": model, **ASKED[tab]})]
+    assert server.bodies == [(f"/v1/{tab}", {"model": model} | ASKED[tab])]
     text = re.sub(r"\s*\n\s*", "\n", page.text())
     for words in SHOWN[tab]:
         assert words in text, (words, text)
