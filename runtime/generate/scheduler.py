@@ -86,11 +86,15 @@ class GenerationScheduler:
             if not self.is_busy:
                 self._seats = None
 
-    def close(self) -> None:
-        """End all requests with a ClosedError."""
+    def stop(self) -> None:
+        """Take no more requests, and end all before the next step; wait for nothing."""
         with self._changed:
             self._closed = True
             self._changed.notify()
+
+    def close(self) -> None:
+        """End all requests with a ClosedError."""
+        self.stop()
         if self._thread is not None and self._thread is not threading.current_thread():
             self._thread.join()
 

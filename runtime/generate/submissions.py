@@ -77,6 +77,11 @@ class Submissions:
         if self._scheduler is not None:
             self._scheduler.free_memory()
 
+    def stop(self) -> None:
+        """Take no more requests; wait for nothing."""
+        if self._scheduler is not None:
+            self._scheduler.stop()
+
     def close(self) -> None:
         """End all requests."""
         with self._lock:

@@ -303,7 +303,8 @@ class TextGenerator(Model):
 
     def close(self) -> None:
         """Free the engine. Later calls raise ClosedError; closing twice is fine."""
-        self.decoder.close()  # first: it wakes a scheduler that waits for memory
+        self._submissions.stop()
+        self.decoder.close()  # before the scheduler's end is waited for: it may wait for memory itself
         self._submissions.close()
         self._loop.reuse.drop()
 

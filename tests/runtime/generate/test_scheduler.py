@@ -294,6 +294,10 @@ def test_a_model_that_closes_ends_all_and_takes_no_more() -> None:
         gate.wait()
         closing = threading.Thread(target=model.close)
         closing.start()
+        with pytest.raises(ClosedError):
+            while True:
+                pending.append(model.submit("abc"))
+                time.sleep(0.001)
         gate.open()
         closing.join(PATIENCE)
         for one in pending:
