@@ -126,7 +126,8 @@ def name_bundles(arguments: list[str]) -> dict[str, Path]:
     for argument in arguments:
         name, equals, folder = argument.partition("=")
         if not equals or Path(argument).exists():
-            name, folder = Path(argument).resolve().name, argument
+            name = Path(argument).resolve().name
+            folder = argument
         if not name:
             raise InputError(f"{argument!r} has no name before its '='")
         if name in folders:
