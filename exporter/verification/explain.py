@@ -24,6 +24,7 @@ from ..errors import VerificationError
 from ..execution.trial import Key, Trial
 from ..graphs import describe_in_fp32
 from ..limits import CAPS
+from ..passes.biases import split_bias_gelus
 from ..passes.weight_files import load_graph
 from ..precisions import PRECISIONS
 from ..reference.fitted_head import HEAD
@@ -139,6 +140,8 @@ def convert_references(
     """Return the references: PyTorch, and a healthy graph in fp32 and in the artifact's precision."""
     full_artifact = describe_in_fp32(artifact)
     full = convert_graph(healthy, full_artifact, calibration)
+    if PRECISIONS[artifact.precision].is_quantized:  # its products have the biases, the GELUs none
+        split_bias_gelus(full.graph)
     own = convert_graph(healthy, artifact, calibration)
     rounding = calibration.make_rounding(artifact.precision)
     return [

@@ -78,8 +78,8 @@ def is_running(pid: int) -> bool:
         return False
 
 
-# What an export says while a graph is traced: the reference is computed meanwhile.
-BESIDE_TRACING = "(computing the reference in PyTorch|tracing decoder.portable)"
+# What an export says while a graph is traced: the reference is loaded and computed meanwhile.
+BESIDE_TRACING = "(reading weights|computing the reference in PyTorch|tracing decoder.portable)"
 
 
 @pytest.mark.parametrize(

@@ -5,13 +5,16 @@ from __future__ import annotations
 import asyncio
 import socket
 import threading
+import time
 from collections.abc import Generator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any
 
 import httpx
+import pytest
 
+from planforge.runtime.generate.row import Row
 from planforge.runtime.model import Model
 from planforge.runtime.server import ServerSettings, make_app
 from planforge.runtime.server.process import make_server
@@ -69,3 +72,14 @@ def running_server(
             server.should_exit = True
             thread.join(SECONDS)
             assert not thread.is_alive()
+
+
+def slow_down(monkeypatch: pytest.MonkeyPatch, seconds: float = 0.02) -> None:
+    """Let each token take so long at least."""
+    take = Row.take
+
+    def take_slowly(row: Row, *arguments: Any) -> None:
+        time.sleep(seconds)
+        take(row, *arguments)
+
+    monkeypatch.setattr(Row, "take", take_slowly)

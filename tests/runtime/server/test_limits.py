@@ -18,7 +18,7 @@ from planforge.runtime.generate.row import Row
 from planforge.runtime.server import ServerSettings
 from planforge.runtime.server.auth import read_keys
 
-from ...helpers.serving import SECONDS, Address, running_server
+from ...helpers.serving import SECONDS, Address, running_server, slow_down
 
 COMPLETE = "/v1/completions"
 LONG = {"prompt": "And it came to pass", "max_tokens": 230, "ignore_eos": True, "temperature": 0}
@@ -50,17 +50,6 @@ def wait_until(is_true: Callable[[], bool]) -> None:
     while not is_true():
         assert time.monotonic() < end
         time.sleep(0.005)
-
-
-def slow_down(monkeypatch: pytest.MonkeyPatch, seconds: float = 0.02) -> None:
-    """Let each token take so long at least."""
-    take = Row.take
-
-    def take_slowly(row: Row, *arguments: Any) -> None:
-        time.sleep(seconds)
-        take(row, *arguments)
-
-    monkeypatch.setattr(Row, "take", take_slowly)
 
 
 def test_a_key_is_asked_for(gpt_model: TextGenerator, tmp_path: Path) -> None:

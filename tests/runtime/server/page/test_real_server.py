@@ -5,19 +5,26 @@ from __future__ import annotations
 import json
 from pathlib import Path
 
+import pytest
+
 from planforge.runtime import TextEncoder, TextGenerator, Translator
 from planforge.runtime.server import ServerSettings
 
 from ....helpers.browser import Browser
 from ....helpers.page import PANEL, ask, do_task, fill, press_button, wait_for_text
-from ....helpers.serving import running_server
+from ....helpers.serving import running_server, slow_down
 
 QUESTION = "And God said, Let there be light: and there was light."
 KEY = "a-key"
 
 
 def test_the_page_talks_with_models(
-    llama_demo_bundle: Path, minilm_bundle: Path, dates_bundle: Path, browser: Browser, tmp_path: Path
+    llama_demo_bundle: Path,
+    minilm_bundle: Path,
+    dates_bundle: Path,
+    browser: Browser,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     with (
         TextGenerator.load(llama_demo_bundle, precision="fp32") as llama,
@@ -43,10 +50,12 @@ def test_the_page_talks_with_models(
         assert figures.startswith(f"{len(expected.token_ids)} tokens · ")
         page.screenshot(tmp_path / "chat.png")
         fill(page, "Longest answer", "400")
-        press_button(page, "Regenerate")
-        page.wait("document.querySelector('.assistant .text').textContent.length > 5")
-        page.press("Escape")
-        page.wait("document.querySelector('.assistant').innerText.includes('Stopped.')")
+        with monkeypatch.context() as slower:
+            slow_down(slower, seconds=0.2)  # so that the answer still runs when Escape is pressed
+            press_button(page, "Regenerate")
+            page.wait("document.querySelector('.assistant .text').textContent.length > 5")
+            page.press("Escape")
+            page.wait("document.querySelector('.assistant').innerText.includes('Stopped.')")
         do_task(page, "embeddings")
         likeness = encoder.embed(["a b", "c"])
         shown = page.evaluate(f"{PANEL}.querySelectorAll('tbody td')[1].textContent")
