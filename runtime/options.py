@@ -317,34 +317,6 @@ class BatchGenerationOptions(GenerationOptions, total=False):
     batch_size: int | None
 
 
-Observer: TypeAlias = Callable[[str, float], None]
-"""Gets the name of a measure and its value; called in the engine's thread, so it must return at once."""
-
-
-class ScheduleOptions(TypedDict, total=False):
-    """How requests that were submitted share a model; see `TextGenerator.submit`.
-
-    Attributes:
-        running: the most requests that are answered at a time; 8, or as many as the bundle allows. With a
-            memory_limit fewer, where their caches do not fit.
-        context: tokens of a request, prompt and answer; the model's unless given. Each running request may
-            take the memory of so many.
-        prefix_memory: bytes for the keys and values that earlier requests computed, for later ones that begin
-            alike: a chat that goes on, instructions that many share. 256 MB unless given; what was unused for
-            the longest time makes room. Rows of `context` tokens are kept, as many as fit.
-        queue_size: the most requests that wait; further ones are refused. 128 unless given.
-        observe: called with measures: "first_token" (seconds since the request was submitted),
-            "between_tokens" (seconds), "batch" (requests in a step), "prompt" and "reused" (tokens of a
-            prompt, and how many of them were computed before), "context" (tokens of a request that ended).
-    """
-
-    running: int
-    context: int
-    prefix_memory: int
-    queue_size: int
-    observe: Observer
-
-
 def list_options(options: type) -> tuple[str, ...]:
     """Return the names of the options that a TypedDict has, those it inherits first."""
     return tuple(options.__annotations__)
@@ -381,6 +353,12 @@ def check_whole(
     allowed = f"of at least {least}" if most is None else f"from {least} to {most}"
     note = f" ({what})" if what else ""
     raise InputError(f"{name}={value!r} must be {'None or ' if optional else ''}an integer {allowed}{note}")
+
+
+def check_switch(name: str, value: Any) -> None:
+    """Refuse what is neither True nor False."""
+    if not isinstance(value, bool):
+        raise InputError(f"{name}={value!r:.80} must be True or False")
 
 
 def check_batch_size(batch_size: int | None, most: int) -> int:

@@ -25,10 +25,13 @@ class Seat:
         self.run = run
         self.taken = False
         self.tokens = TokenHistory(())  # whose keys and values the row has
+        self.scope = ""  # of the prompts that may use them
         self.last_use = 0
 
-    def count_common(self, prompt: npt.NDArray[np.int64]) -> int:
-        """Return how many tokens of the row a prompt begins with."""
+    def count_common(self, prompt: npt.NDArray[np.int64], scope: str) -> int:
+        """Return how many tokens of the row a prompt begins with, where it may use them."""
+        if scope != self.scope:
+            return 0
         shorter = min(len(self.tokens), len(prompt))
         different = np.flatnonzero(np.asarray(self.tokens)[:shorter] != prompt[:shorter])
         return int(different[0]) if len(different) else shorter
@@ -38,8 +41,11 @@ class Seats(ABC):
     """The seats of one decoder; see `make_seats`."""
 
     @abstractmethod
-    def take(self, prompt: Sequence[int]) -> tuple[Seat, int] | None:
-        """Return a free seat, and how many tokens of the prompt (never all) it holds; None without one."""
+    def take(self, prompt: Sequence[int], scope: str = "") -> tuple[Seat, int] | None:
+        """Return a free seat, and how many tokens of the prompt (never all) it holds; None without one.
+
+        Only prompts of the same scope use what one of them computed.
+        """
 
     @abstractmethod
     def prefill(self, seat: Seat, tokens: Sequence[int], outputs: Sequence[str] = LOGITS) -> Array:
@@ -72,13 +78,13 @@ class SharedSeats(Seats):
         self.kept = [Seat(running + row, self.run) for row in range(kept)]
         self._time = 0  # counts uses
 
-    def take(self, prompt: Sequence[int]) -> tuple[Seat, int] | None:
+    def take(self, prompt: Sequence[int], scope: str = "") -> tuple[Seat, int] | None:
         free = [seat for seat in self.seats if not seat.taken]
         if not free:
             return None
         known = np.asarray(prompt, np.int64)[:-1]  # the last token's scores are wanted
-        best = max(self.seats + self.kept, key=lambda seat: seat.count_common(known))
-        common = self.run.slots.find_kept(best.row, best.count_common(known))
+        best = max(self.seats + self.kept, key=lambda seat: seat.count_common(known, scope))
+        common = self.run.slots.find_kept(best.row, best.count_common(known, scope))
         if best in free and common >= LEAST_OVERLAP * len(best.tokens):
             seat = best
         else:
@@ -88,6 +94,7 @@ class SharedSeats(Seats):
                 self.run.copy_row(best.row, seat.row, common)
         self.run.slots.truncate_row(seat.row, common)
         seat.tokens = TokenHistory(known[:common].tolist())
+        seat.scope = scope
         seat.taken = True
         self._use(seat)
         if common and best is not seat:
@@ -131,11 +138,14 @@ class SharedSeats(Seats):
         rows = [one for one in self.seats + self.kept if one is not seat]
         places = [one for one in rows if not one.taken and one not in others]
         held = np.asarray(seat.tokens)
-        if len(held) < LEAST_KEPT or not places or any(one.count_common(held) == len(held) for one in rows):
+        if len(held) < LEAST_KEPT or not places:
+            return
+        if any(one.count_common(held, seat.scope) == len(held) for one in rows):
             return
         oldest = min(places, key=lambda one: one.last_use)
         self.run.copy_row(seat.row, oldest.row, len(held))
         oldest.tokens = seat.tokens
+        oldest.scope = seat.scope
         oldest.last_use = seat.last_use
 
     def _close_gaps(self) -> None:
@@ -162,7 +172,7 @@ class SeparateSeats(Seats):
         self.capacity = capacity
         self.free = running
 
-    def take(self, prompt: Sequence[int]) -> tuple[Seat, int] | None:
+    def take(self, prompt: Sequence[int], scope: str = "") -> tuple[Seat, int] | None:
         if not self.free:
             return None
         seat = Seat(0, self.decoder.start(1, self.capacity))

@@ -17,6 +17,7 @@ from ..options import (
     ProgressOption,
     check_choice,
     check_options,
+    check_switch,
     check_whole,
 )
 from .structure import KINDS, Structure, read_structure
@@ -57,9 +58,7 @@ class GenerationRequest:
         check_choice("truncation", self.truncation, (None, "tail"))
         check_choice("speculative", self.speculative, (None, "prompt-lookup"))
         for name in SWITCHES:
-            value = getattr(self, name)
-            if not isinstance(value, bool):
-                raise InputError(f"{name}={value!r:.80} must be True or False")
+            check_switch(name, getattr(self, name))
         check_integer("top_logprobs", self.top_logprobs, 0, "0 gives none")
         if self.on_token is not None and not callable(self.on_token):
             raise InputError(f"on_token={self.on_token!r:.80} must be a function that takes a chunk, or None")

@@ -17,8 +17,8 @@ from ..decoding.candidates import Chosen
 from ..decoding.decoder import Decoder
 from ..decoding.seats import Seats, is_separate, make_seats
 from ..errors import ClosedError, DeadlineError
-from ..options import Observer
 from ..scheduling.batcher import observe_nothing
+from ..scheduling.options import Observer
 from ..scheduling.queue import FairQueue
 from .pending import PendingGeneration
 from .row import Row, choose_for_rows
@@ -40,6 +40,8 @@ class ScheduleSettings:
     context: int
     prefix_memory: int
     queue_size: int
+    share_prompts: bool
+    divide_queue: bool
     observe: Observer
 
 
@@ -55,7 +57,9 @@ class GenerationScheduler:
         self.decoder = decoder
         self.settings = settings
         self.rows, self.kept = count_rows(decoder, settings)
-        self.waiting: FairQueue[PendingGeneration] = FairQueue(settings.queue_size)
+        self.waiting: FairQueue[PendingGeneration] = FairQueue(
+            settings.queue_size, divided=settings.divide_queue
+        )
         self.starting: list[PendingGeneration] = []  # whose prompts are not computed; the first came first
         self.running: list[PendingGeneration] = []  # that get a token at each step
         self._observer = settings.observe
@@ -69,7 +73,8 @@ class GenerationScheduler:
         with self._changed:
             if self._closed:
                 raise ClosedError
-            self.waiting.put(pending, pending.client)
+            free = self.rows - len(self.starting) - len(self.running)
+            self.waiting.put(pending, pending.client, spare=free)
             if self._thread is None:
                 thread = threading.Thread(target=self._run, name="planforge-scheduler", daemon=True)
                 thread.start()
@@ -164,7 +169,7 @@ class GenerationScheduler:
         """Compute some of a prompt, or all that is left; return how many tokens that were."""
         seats = self._open_seats()
         if one.seat is None:
-            taken = seats.take(one.row.prompt)
+            taken = seats.take(one.row.prompt, "" if self.settings.share_prompts else one.client)
             assert taken is not None  # there are as many seats as requests may run
             one.seat, one.prefilled = taken
             one.begun = time.perf_counter()

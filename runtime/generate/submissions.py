@@ -9,13 +9,15 @@ from typing import Any
 
 from ..decoding.decoder import Decoder
 from ..errors import InputError
-from ..options import ScheduleOptions, check_options, check_whole
+from ..options import check_options, check_switch, check_whole
 from ..scheduling.batcher import find_deadline, observe_nothing
+from ..scheduling.options import ScheduleOptions
+from ..scheduling.queue import count_places
 from .pending import PendingGeneration
 from .request import GenerationRequest
 from .row import Row
 from .row_reader import RowReader
-from .scheduler import GenerationScheduler, ScheduleSettings
+from .scheduler import GenerationScheduler, ScheduleSettings, count_rows
 
 RUNNING = 8
 PREFIX_MEMORY = 256_000_000  # bytes
@@ -58,10 +60,7 @@ class Submissions:
     ) -> PendingGeneration:
         """Let a request wait for its turn; `read` makes its row for the context that requests have."""
         deadline = find_deadline(timeout)
-        with self._lock:
-            if self._settings is None:
-                self._settings = self._read({})
-            settings = self._settings
+        settings = self._find_settings()
         row = read(replace(self.rows, max_length=settings.context))
         refuse_options(row.request)
         pending = PendingGeneration(row, client, deadline)
@@ -71,6 +70,12 @@ class Submissions:
     def count(self) -> tuple[int, int]:
         """Return how many requests wait, and how many are being answered."""
         return (0, 0) if self._scheduler is None else self._scheduler.count_requests()
+
+    def count_places(self) -> int:
+        """Return how many requests a client may submit at once, where no others run or wait."""
+        settings = self._find_settings()
+        rows, _ = count_rows(self.decoder, settings)
+        return count_places(settings.queue_size + rows, settings.divide_queue)
 
     def free_memory(self) -> None:
         """Drop what earlier requests left, unless a request runs."""
@@ -89,6 +94,12 @@ class Submissions:
         if scheduler is not None:
             scheduler.close()
 
+    def _find_settings(self) -> ScheduleSettings:
+        with self._lock:
+            if self._settings is None:
+                self._settings = self._read({})
+            return self._settings
+
     def _open(self, settings: ScheduleSettings) -> GenerationScheduler:
         with self._lock:
             if self._scheduler is None:
@@ -104,6 +115,8 @@ class Submissions:
             "context": context,
             "prefix_memory": PREFIX_MEMORY,
             "queue_size": QUEUE_SIZE,
+            "share_prompts": True,
+            "divide_queue": False,
             "observe": observe_nothing,
             **options,
         }
@@ -111,6 +124,8 @@ class Submissions:
         check_whole("context", settings["context"], 2, context, what="the model's context")
         check_whole("prefix_memory", settings["prefix_memory"], 0)
         check_whole("queue_size", settings["queue_size"], 1)
+        for name in ("share_prompts", "divide_queue"):
+            check_switch(name, settings[name])
         return ScheduleSettings(**settings)
 
 

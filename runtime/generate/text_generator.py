@@ -21,11 +21,11 @@ from ..opening import check_weights, choose_length, count_weight_bytes, list_tok
 from ..options import (
     BatchGenerationOptions,
     GenerationOptions,
-    ScheduleOptions,
     check_batch_size,
     check_not_pair,
 )
 from ..progress import Progress
+from ..scheduling.options import ScheduleOptions
 from ..text.chat import Chat, Message
 from ..text.tokenizer import Tokenizer
 from .beams import resolve_search
@@ -267,6 +267,10 @@ class TextGenerator(Model):
     def count_requests(self) -> tuple[int, int]:
         """Return how many submitted requests wait, and how many are being answered."""
         return self._submissions.count()
+
+    def count_places(self) -> int:
+        """Return how many requests a client may submit at once, where no others run or wait."""
+        return self._submissions.count_places()
 
     def score(self, text: Prompt, *, parse_special: bool = False) -> Score:
         """Return the log-probability of each of the text's tokens after the first, given those before it.

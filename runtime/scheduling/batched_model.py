@@ -6,8 +6,9 @@ from typing import Any, ClassVar
 
 from ..errors import InputError
 from ..model import Model
-from ..options import Observer
+from ..options import check_switch
 from .batcher import Batcher, BatchSettings, observe_nothing
+from .options import Observer
 
 QUEUE_SIZE = 1024
 
@@ -22,6 +23,7 @@ class BatchedModel(Model):
         self,
         *,
         queue_size: int = QUEUE_SIZE,
+        divide_queue: bool = False,
         turn_tokens: int | None = None,
         observe: Observer = observe_nothing,
     ) -> None:
@@ -29,6 +31,8 @@ class BatchedModel(Model):
 
         Args:
             queue_size: the most requests that wait; further ones are refused.
+            divide_queue: whether a client may have only as many requests waiting as places are left for
+                others, so that none fills the queue.
             turn_tokens: tokens of texts that run before another request has its turn. More cost less time
                 for each text, and let a short request wait longer behind a long one. A longer text, or a
                 longer window of a text, has a turn of its own.
@@ -37,8 +41,10 @@ class BatchedModel(Model):
         """
         if not callable(observe):
             raise InputError(f"observe={observe!r:.80} must be a function that takes a measure and its value")
+        check_switch("divide_queue", divide_queue)
         turn = self._TURN_TOKENS if turn_tokens is None else turn_tokens
-        self._batcher.configure(BatchSettings(queue_size=queue_size, turn=turn, observe=observe))
+        settings = BatchSettings(queue_size=queue_size, divide_queue=divide_queue, turn=turn, observe=observe)
+        self._batcher.configure(settings)
 
     def count_requests(self) -> tuple[int, int]:
         """Return how many submitted requests wait, and how many run."""

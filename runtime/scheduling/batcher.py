@@ -16,7 +16,8 @@ from typing import Any, Generic, TypeAlias, TypeVar
 
 from ..decoding.sampling import check_positive
 from ..errors import ClosedError, DeadlineError, InputError
-from ..options import Observer, check_whole
+from ..options import check_whole
+from .options import Observer
 from .queue import FairQueue
 
 log = logging.getLogger("planforge")
@@ -38,6 +39,7 @@ class BatchSettings:
 
     Attributes:
         queue_size: the most requests that wait.
+        divide_queue: whether a client may have only as many of them as places are left for others.
         turn: the most that the parts of one turn cost together, in the unit of the model's `cost`; a part
             that costs more has a turn of its own.
         observe: called in the engine's thread with measures of "batch" (requests in a turn) and "context"
@@ -46,6 +48,7 @@ class BatchSettings:
 
     queue_size: int
     turn: int
+    divide_queue: bool = False
     observe: Observer = observe_nothing
 
     def __post_init__(self) -> None:
@@ -146,7 +149,9 @@ class Batcher(Generic[P, V, R]):
             if self._thread is not None:
                 raise InputError("schedule() comes before the first submit(), which began already")
             self.settings = settings
-            self._waiting: FairQueue[BatchRequest[P, V, R]] = FairQueue(settings.queue_size)
+            self._waiting: FairQueue[BatchRequest[P, V, R]] = FairQueue(
+                settings.queue_size, divided=settings.divide_queue
+            )
 
     def submit(
         self,
@@ -177,7 +182,7 @@ class Batcher(Generic[P, V, R]):
         if not parts:
             request.future.set_result([])
             return request.future
-        if len(self._waiting) >= self.settings.queue_size:
+        if self._waiting.find_refusal(client) is not None:
             self._end_unwanted()
         with self._changed:
             if self._closed:

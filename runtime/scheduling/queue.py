@@ -20,22 +20,44 @@ class FairQueue(Generic[T]):
 
     Args:
         limit: the most requests that wait.
+        divided: whether a client may have only as many of them as places are left for others. One alone fills
+            half of the queue, two a third each, and the last place is for a client that has none waiting.
     """
 
-    def __init__(self, limit: int) -> None:
+    def __init__(self, limit: int, *, divided: bool = False) -> None:
         check_whole("queue_size", limit, 1)
         self.limit = limit
+        self.divided = divided
         self._by_client: OrderedDict[str, deque[T]] = OrderedDict()  # the client whose turn it is first
         self._count = 0
 
     def __len__(self) -> int:
         return self._count
 
-    def put(self, item: T, client: str = "") -> None:
-        """Let a request wait; raises a QueueFullError where too many do."""
-        if self._count >= self.limit:
-            raise QueueFullError(f"{self.limit} requests wait already; try again later")
+    def put(self, item: T, client: str = "", *, spare: int = 0) -> None:
+        """Let a request wait; raises a QueueFullError where too many do.
+
+        Args:
+            item: the request.
+            client: whose it is.
+            spare: how many more than the limit may wait, as their turn comes at once.
+        """
+        refusal = self.find_refusal(client, spare=spare)
+        if refusal is not None:
+            raise QueueFullError(refusal)
         self.put_back(item, client)
+
+    def find_refusal(self, client: str = "", *, spare: int = 0) -> str | None:
+        """Return why a client's next request could not wait; None where it could."""
+        places = self.limit + spare - self._count
+        if places < 1:
+            return f"{self._count} requests wait already; try again later"
+        waiting = len(self._by_client.get(client, ()))
+        if self.divided and waiting >= places:
+            return (
+                f"{waiting} requests of this client wait already, and others need places too; try again later"
+            )
+        return None
 
     def put_back(self, item: T, client: str = "") -> None:
         """Let a request that was taken wait again, behind its client's others, however many there are."""
@@ -69,3 +91,8 @@ class FairQueue(Generic[T]):
                 del self._by_client[client]
         self._count -= len(wanted)
         return [lines[line][1][n] for n, line in wanted]
+
+
+def count_places(limit: int, divided: bool) -> int:
+    """Return how many of a queue's places one client may have if nobody else has any."""
+    return (limit + 1) // 2 if divided else limit

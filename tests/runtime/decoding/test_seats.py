@@ -113,6 +113,18 @@ def test_a_prompt_that_begins_like_a_running_or_an_ended_one_is_not_computed_aga
     assert_close(seats.prefill(third, [3]), expected([*shared, 2, 3])[-1:])
 
 
+def test_what_a_scope_computed_is_its_own() -> None:
+    """A prompt of another scope begins anew, and takes nothing from the first scope that it could keep."""
+    seats = make("inplace", kept=2, running=2)
+    shared = long_prompt(1)
+    for scope, held in (("a", 0), ("b", 0), ("a", len(shared)), ("", 0), ("b", len(shared))):
+        seat, found = seats.take([*shared, 1], scope) or pytest.fail("no seat")
+        assert found == held
+        scores = seats.prefill(seat, [*shared, 1][found:])
+        assert_close(scores, expected([*shared, 1])[-1:])
+        seats.leave(seat)
+
+
 @pytest.mark.parametrize(("running", "kept"), [(1, 2), (3, 0), (2, 1)])
 @pytest.mark.parametrize(("asked", "held"), [(3, LEAST_KEPT), (2, LEAST_KEPT), (1, LEAST_KEPT), (0, 0)])
 def test_what_was_unused_for_the_longest_time_makes_room(

@@ -212,6 +212,24 @@ def test_too_many_requests_are_refused() -> None:
             model.submit("abc")
 
 
+@pytest.mark.parametrize(("divided", "places"), [(False, 5), (True, 3)])
+def test_a_client_may_submit_as_many_at_once_as_are_counted(divided: bool, places: int) -> None:
+    """Those that start at once need no place in the queue; a divided queue keeps places for others."""
+    with gated(running=2, queue_size=3, divide_queue=divided) as (model, _):
+        assert model.count_places() == places
+        for _ in range(places):
+            model.submit("abc", max_new_tokens=1, client="one")
+
+
+def test_prompts_are_shared_by_clients_or_by_each_with_itself() -> None:
+    prompt = "abcdefgh" * 5
+    for share, expected in ((True, [0, 39, 39]), (False, [0, 0, 39])):
+        with generator("inplace")[0] as model:
+            model.schedule(share_prompts=share)
+            answers = [model.submit(prompt, max_new_tokens=1, client=name).result(PATIENCE) for name in "aba"]
+        assert [answer.prompt_tokens_reused for answer in answers] == expected
+
+
 def test_a_failing_engine_ends_its_requests_and_the_next_ones_go_on() -> None:
     model, steps = generator("inplace")
     with model:
@@ -359,6 +377,8 @@ def test_what_a_submitted_request_cannot_have_is_refused_at_the_call(
         ({"context": CONTEXT + 1}, f"context={CONTEXT + 1} must be an integer from 2 to {CONTEXT}"),
         ({"prefix_memory": -1}, "prefix_memory=-1"),
         ({"queue_size": 0}, "queue_size=0"),
+        ({"share_prompts": "no"}, "share_prompts='no' must be True or False"),
+        ({"divide_queue": 1}, "divide_queue=1 must be True or False"),
         ({"runing": 2}, "did you mean 'running'"),
     ],
 )

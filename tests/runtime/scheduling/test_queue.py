@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given, strategies
 
 from planforge.runtime import InputError, QueueFullError
-from planforge.runtime.scheduling.queue import FairQueue
+from planforge.runtime.scheduling.queue import FairQueue, count_places
 
 Item = tuple[str, int]  # whose it is, and its number
 
@@ -94,6 +94,42 @@ def test_it_is_bounded() -> None:
     with pytest.raises(QueueFullError):
         queue.put("fourth", "d")
     assert [queue.take() for _ in range(3)] == ["second", "third", "first"]
+
+
+@given(clients=strategies.lists(strategies.sampled_from("abc")), limit=strategies.integers(1, 9))
+def test_a_divided_queue_keeps_places_for_others(clients: list[str], limit: int) -> None:
+    queue: FairQueue[Item] = FairQueue(limit, divided=True)
+    counts: dict[str, int] = defaultdict(int)
+    for client in clients:
+        free = limit - len(queue)
+        try:
+            queue.put((client, counts[client]), client)
+        except QueueFullError:
+            assert counts[client] >= free
+        else:
+            counts[client] += 1
+            assert counts[client] <= free
+    assert all(count <= count_places(limit, divided=True) for count in counts.values())
+
+
+def test_a_client_alone_has_the_places_that_are_counted() -> None:
+    for limit, divided, places in ((9, True, 5), (8, True, 4), (1, True, 1), (9, False, 9)):
+        queue: FairQueue[int] = FairQueue(limit, divided=divided)
+        for number in range(places):
+            queue.put(number, "a")
+        with pytest.raises(QueueFullError):
+            queue.put(0, "a")
+        assert count_places(limit, divided) == places
+        if divided and limit > 1:
+            queue.put(0, "b")
+
+
+def test_places_beyond_the_limit_for_those_whose_turn_comes_at_once() -> None:
+    queue: FairQueue[int] = FairQueue(1)
+    for number in range(3):
+        queue.put(number, spare=2)
+    with pytest.raises(QueueFullError, match="3 requests wait already"):
+        queue.put(3, spare=2)
 
 
 def test_what_is_put_back_waits_behind_its_client_s_others() -> None:
