@@ -8,6 +8,7 @@ from concurrent.futures import Future
 from typing import TYPE_CHECKING, Generic, TypeVar
 
 from ..model import Model
+from .loop_calls import get_loop_calls
 
 if TYPE_CHECKING:
     from typing_extensions import Self
@@ -63,21 +64,12 @@ async def run_in_thread(function: Callable[[], T], undo: Callable[[T], object] |
 
 async def wait_for_result(future: Future[T], cancel: Callable[[], object]) -> T:
     """Return a future's result when it is there; call `cancel` where nobody waits for it any more."""
-    loop = asyncio.get_running_loop()
+    calls = get_loop_calls()
     done = asyncio.Event()
-    future.add_done_callback(lambda _: call_in_loop(loop, done.set))
+    future.add_done_callback(lambda _: calls.call(done.set))
     try:
         await done.wait()
     except asyncio.CancelledError:
         cancel()
         raise
     return future.result()
-
-
-def call_in_loop(loop: asyncio.AbstractEventLoop, function: Callable[[], object]) -> None:
-    """Call a function in the thread of an event loop, unless that has ended: then nobody waits."""
-    try:
-        loop.call_soon_threadsafe(function)
-    except RuntimeError:
-        if not loop.is_closed():
-            raise

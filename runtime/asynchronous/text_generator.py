@@ -14,7 +14,8 @@ from ..generate.pending import PendingGeneration
 from ..generate.row_reader import Prompt
 from ..generate.text_generator import TextGenerator
 from ..text.chat import Message
-from .model import AsyncModel, call_in_loop, run_in_thread, wait_for_result
+from .loop_calls import get_loop_calls
+from .model import AsyncModel, run_in_thread, wait_for_result
 
 if TYPE_CHECKING:
     from typing_extensions import Self, Unpack
@@ -59,10 +60,10 @@ class AsyncTextStream(AsyncIterator[Chunk]):
 
     async def _start(self) -> PendingGeneration:
         pending = await run_in_thread(self._submit, PendingGeneration.cancel)
-        loop = asyncio.get_running_loop()
+        calls = get_loop_calls()
         put = self._chunks.put_nowait  # the request does not keep this stream alive
-        pending.subscribe(lambda chunk: call_in_loop(loop, partial(put, chunk)))
-        pending.future.add_done_callback(lambda _: call_in_loop(loop, partial(put, None)))
+        pending.subscribe(lambda chunk: calls.call(partial(put, chunk)))
+        pending.future.add_done_callback(lambda _: calls.call(partial(put, None)))
         if self._cancelled:
             pending.cancel()
         return pending

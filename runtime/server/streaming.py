@@ -5,46 +5,58 @@ from __future__ import annotations
 import asyncio
 import json
 from collections.abc import AsyncGenerator, Sequence
-from contextlib import aclosing, suppress
+from contextlib import aclosing
 from functools import partial
-from typing import Any
+from typing import Any, TypeAlias
 
 from starlette.responses import Response
 from starlette.types import Receive, Scope, Send
 
+from ..asynchronous.loop_calls import get_loop_calls
 from ..decoding.chunk import Chunk
 from ..generate.pending import PendingGeneration
 
 DONE = b"data: [DONE]\n\n"
 
 
+Item: TypeAlias = "tuple[int, Chunk | BaseException | None]"
+
+
 class Feed:
-    """What several pending answers give out, in one queue of the event loop's.
+    """What several pending answers give out, for one coroutine.
 
     Each item is an answer's index with a chunk, or with None at its end, or with what went wrong.
     """
 
     def __init__(self, pendings: Sequence[PendingGeneration]) -> None:
-        self._loop = asyncio.get_running_loop()
-        self._items: asyncio.Queue[tuple[int, Chunk | BaseException | None]] = asyncio.Queue()
+        self._calls = get_loop_calls()
+        self._items: list[Item] = []
+        self._waiting: asyncio.Future[None] | None = None
         for index, pending in enumerate(pendings):
             pending.subscribe(partial(self._put, index))
             pending.future.add_done_callback(partial(self._end, index))
 
-    async def get_all(self) -> list[tuple[int, Chunk | BaseException | None]]:
+    async def get_all(self) -> list[Item]:
         """Return what there is, at least one item."""
-        items = [await self._items.get()]
-        while not self._items.empty():
-            items.append(self._items.get_nowait())
+        if not self._items:
+            self._waiting = asyncio.get_running_loop().create_future()
+            await self._waiting
+        items = self._items
+        self._items = []
         return items
 
     def _put(self, index: int, item: Chunk | BaseException | None) -> None:
         """Take an item, in the engine's thread."""
-        with suppress(RuntimeError):  # the loop is closed: nobody listens
-            self._loop.call_soon_threadsafe(self._items.put_nowait, (index, item))
+        self._calls.call(partial(self._accept, (index, item)))
 
     def _end(self, index: int, future: Any) -> None:
         self._put(index, future.exception())
+
+    def _accept(self, item: Item) -> None:
+        """Take an item, in the event loop's thread."""
+        self._items.append(item)
+        if self._waiting is not None and not self._waiting.done():
+            self._waiting.set_result(None)
 
 
 def write_event(value: Any) -> bytes:
