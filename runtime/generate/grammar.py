@@ -7,10 +7,12 @@ from __future__ import annotations
 
 import json
 import re
+import threading
 from collections import OrderedDict
-from collections.abc import Sequence
-from threading import Lock
-from typing import TYPE_CHECKING, Any
+from collections.abc import Callable, Sequence
+from concurrent.futures import Future
+from functools import partial
+from typing import TYPE_CHECKING, Any, TypeVar
 
 import numpy as np
 import tokenizers
@@ -24,8 +26,16 @@ from .structure import Structure
 if TYPE_CHECKING:
     import llguidance
 
+T = TypeVar("T")
 HIDDEN = "\ufdd1"  # Unicode keeps it from being a character of any text
-KEPT = 32  # compiled grammars of a model
+KEPT = 16  # compiled grammars of a model
+# Work that llguidance may do before the first token. What real schemas of hundreds of patterns and formats
+# need is half of it; its default is five times as much, and keeps 200 MB of one expression.
+COMPILE_FUEL = 200_000
+# Compiling goes down a grammar's rules by recursion, 4 kB for each, and one too few bytes end the process. A
+# grammar of MAX_LENGTH characters has up to 19,000 rules. Memory that is not touched costs nothing.
+STACK_BYTES = 256 * 2**20
+STACK_LOCK = threading.Lock()  # held while new threads have such a stack
 
 
 class Grammar:
@@ -91,6 +101,8 @@ class Grammar:
 class Grammars:
     """Compiles grammars for the tokens of one model, and keeps those used last; safe to use from threads.
 
+    Who waits for a grammar delays nobody who needs another one.
+
     Args:
         tokenizer: the model's.
         eos: tokens that end an answer.
@@ -102,8 +114,9 @@ class Grammars:
         self._eos = [token for token in eos if token < tokenizer.vocab_size]
         self._vocabulary = vocabulary
         self._tokens: llguidance.LLTokenizer | None = None
-        self._compiled: OrderedDict[Structure, llguidance.LLMatcher] = OrderedDict()
-        self._lock = Lock()
+        self._compiled: OrderedDict[Structure, Future[llguidance.LLMatcher]] = OrderedDict()
+        self._lock = threading.Lock()
+        self._tokens_lock = threading.Lock()
 
     def start(self, structure: Structure) -> Grammar:
         """Return the beginning of a grammar.
@@ -112,20 +125,31 @@ class Grammars:
             InputError: the grammar cannot be used; of a schema a `SchemaError`.
             BackendUnavailableError: llguidance is missing.
         """
+        return Grammar(
+            self._find(structure).deep_copy(),
+            kind=structure.kind,
+            ends=frozenset(self._eos),
+            known=min(self._tokenizer.vocab_size, self._vocabulary),
+            vocabulary=self._vocabulary,
+        )
+
+    def _find(self, structure: Structure) -> llguidance.LLMatcher:
+        """Return a compiled grammar, when it is there; one that fails is tried anew at the next time."""
         with self._lock:
-            matcher = self._compiled.get(structure)
-            if matcher is None:
-                matcher = self._compiled[structure] = self._compile(structure)
+            compiled = self._compiled.get(structure)
+            if compiled is None:
+                compiled = run_with_deep_stack(partial(self._compile, structure))
+                self._compiled[structure] = compiled
             self._compiled.move_to_end(structure)
             if len(self._compiled) > KEPT:
                 self._compiled.popitem(last=False)
-            return Grammar(
-                matcher.deep_copy(),
-                kind=structure.kind,
-                ends=frozenset(self._eos),
-                known=min(self._tokenizer.vocab_size, self._vocabulary),
-                vocabulary=self._vocabulary,
-            )
+        try:
+            return compiled.result()
+        except BaseException:
+            with self._lock:
+                if self._compiled.get(structure) is compiled:
+                    del self._compiled[structure]
+            raise
 
     def _compile(self, structure: Structure) -> llguidance.LLMatcher:
         matcher = self._match(write_grammar(structure))
@@ -148,9 +172,10 @@ class Grammars:
 
     def _match(self, grammar: str) -> llguidance.LLMatcher:
         loaded = load_llguidance()
-        if self._tokens is None:
-            self._tokens = loaded.LLTokenizer(*self._write_tokens())
-        limits = loaded.LLParserLimits(verbose_errors=False)
+        with self._tokens_lock:
+            if self._tokens is None:
+                self._tokens = loaded.LLTokenizer(*self._write_tokens())
+        limits = loaded.LLParserLimits(verbose_errors=False, initial_lexer_fuel=COMPILE_FUEL)
         matcher: llguidance.LLMatcher = loaded.LLMatcher(self._tokens, grammar, log_level=0, limits=limits)
         return matcher
 
@@ -162,6 +187,25 @@ class Grammars:
         tokens = tokenizers.Tokenizer.from_str(text)
         tokens.add_special_tokens([HIDDEN])
         return tokens.to_str(), None, [tokens.get_vocab()[HIDDEN]]
+
+
+def run_with_deep_stack(function: Callable[[], T]) -> Future[T]:
+    """Run a function in a thread of its own that may recurse deeply; return its result to come."""
+    future: Future[T] = Future()
+
+    def run() -> None:
+        try:
+            future.set_result(function())
+        except BaseException as error:
+            future.set_exception(error)
+
+    with STACK_LOCK:
+        usual = threading.stack_size(STACK_BYTES)
+        try:
+            threading.Thread(target=run, name="planforge-grammar", daemon=True).start()
+        finally:
+            threading.stack_size(usual)
+    return future
 
 
 def hide_special_tokens(text: str, special_tokens: Sequence[str]) -> str:

@@ -3,13 +3,15 @@
 from __future__ import annotations
 
 import re
+import threading
 from typing import Any
 
 import numpy as np
 import pytest
 
+from planforge.runtime.errors import InputError
 from planforge.runtime.generate.grammar import Grammars
-from planforge.runtime.generate.structure import Structure
+from planforge.runtime.generate.structure import MAX_LENGTH, Structure
 from planforge.runtime.text.tokenizer import Tokenizer
 
 from ...helpers.chat import byte_level, prefixing
@@ -53,3 +55,49 @@ def test_a_grammar_is_compiled_once_and_few_are_kept(monkeypatch: pytest.MonkeyP
     for regex in "aabacbca":
         grammars.start(Structure("regex", regex)).take(TOKENIZER.encode(regex)[0])
     assert "".join(compiled) == "abcba"
+
+
+def test_a_slow_grammar_delays_no_other_one(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Who asks for the same one meanwhile waits for it too; one that fails is tried again."""
+    grammars = Grammars(TOKENIZER, (), TOKENIZER.vocab_size)
+    go_on = threading.Event()
+    compiled: list[str] = []
+    compile_one = grammars._compile
+
+    def compile_slowly(structure: Structure) -> Any:
+        compiled.append(structure.text)
+        assert structure.text != "aab" or go_on.wait(20)
+        return compile_one(structure)
+
+    monkeypatch.setattr(grammars, "_compile", compile_slowly)
+    waiting = [threading.Thread(target=lambda: grammars.start(Structure("regex", "aab"))) for _ in range(2)]
+    for thread in waiting:
+        thread.start()
+    grammars.start(Structure("regex", "ba"))
+    assert all(thread.is_alive() for thread in waiting)
+    go_on.set()
+    for thread in waiting:
+        thread.join(20)
+    assert sorted(compiled) == ["aab", "ba"]
+    for _ in range(2):
+        with pytest.raises(InputError, match="regex cannot be used"):
+            grammars.start(Structure("regex", "(?=a)"))
+    assert compiled.count("(?=a)") == 2
+
+
+def test_a_long_chain_of_rules_ends_no_process() -> None:
+    """llguidance goes down the chain by recursion."""
+    rules = [f"{name(number)}:{name(number + 1)}?" for number in range(14_000)]
+    text = "\n".join(["start:a", *rules, f'{name(14_000)}:"b"'])
+    assert MAX_LENGTH * 0.7 < len(text) < MAX_LENGTH
+    grammar = Grammars(TOKENIZER, (), TOKENIZER.vocab_size).start(Structure("grammar", text))
+    assert grammar.find_allowed()[TOKENIZER.encode("b")[0]]
+
+
+def name(number: int) -> str:
+    """Return the short name of a rule."""
+    letters = "abcdefghijklmnopqrstuvwxyz"
+    text = letters[number % 26]
+    while number := number // 26:
+        text += letters[number % 26]
+    return text
