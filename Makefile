@@ -78,6 +78,21 @@ build/genai-venv/.ready: benchmarks/requirements-genai.txt
 	@build/genai-venv/bin/pip install -q --disable-pip-version-check -r benchmarks/requirements-genai.txt
 	@touch $@
 
+.PHONY: clients
+clients: .venv/.ready-dev build/clients/.ready ## OpenAI's client for Node, LangChain and llm-comply ask a server of the demo's bundles
+	@ls $(CHAT)/manifest.json $(BUNDLE)/manifest.json $(ENCODER)/manifest.json > /dev/null || { echo "make demo comes first"; exit 1; }
+	$(BIN)/python -m tests.clients
+
+build/clients/.ready: tests/clients/package.json tests/clients/requirements.txt
+	@command -v node > /dev/null && command -v npm > /dev/null || { echo "make clients needs node and npm"; exit 1; }
+	@echo "Installing what is written for OpenAI's API into build/clients (once) ..."
+	@mkdir -p build/clients
+	@cp tests/clients/package.json build/clients
+	@cd build/clients && npm install --silent --no-audit --no-fund
+	@$(PYTHON) -m venv --clear build/clients/venv
+	@build/clients/venv/bin/pip install -q --disable-pip-version-check -r tests/clients/requirements.txt
+	@touch $@
+
 .PHONY: gpu
 gpu: build/gpu-venv/.ready ## on a machine with an NVIDIA GPU: the tests and benchmarks that need one
 	build/gpu-venv/bin/planforge doctor

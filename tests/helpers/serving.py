@@ -3,12 +3,15 @@
 from __future__ import annotations
 
 import asyncio
+import re
 import socket
+import subprocess
 import threading
 import time
 from collections.abc import Generator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any
 
 import httpx
@@ -19,6 +22,8 @@ from planforge.runtime.model import Model
 from planforge.runtime.server import ServerSettings, make_app
 from planforge.runtime.server.process import make_server
 from planforge.runtime.server.registry import Loader
+
+from .cli import COMMAND
 
 SECONDS = 60.0  # that a test waits at most
 
@@ -72,6 +77,31 @@ def running_server(
             server.should_exit = True
             thread.join(SECONDS)
             assert not thread.is_alive()
+
+
+@contextmanager
+def serving(*arguments: str | Path) -> Generator[tuple[subprocess.Popen[str], str], None, None]:
+    """Run `planforge serve` until the block ends; yields its process and its address."""
+    command = [*COMMAND, "serve", *map(str, arguments), "--port", "0"]
+    process = subprocess.Popen(command, stderr=subprocess.PIPE, text=True)
+    assert process.stderr is not None
+    try:
+        line = process.stderr.readline()
+        match = re.search(r"listening on (http://\S+)", line)
+        assert match, line
+        yield process, match[1]
+    finally:
+        process.kill()
+        process.wait()
+        process.stderr.close()
+
+
+def wait_until_ready(url: str) -> None:
+    """Wait until a server has loaded its models."""
+    end = time.monotonic() + SECONDS
+    while httpx.get(f"{url}/ready", trust_env=False).status_code != 200:
+        assert time.monotonic() < end
+        time.sleep(0.05)
 
 
 def slow_down(monkeypatch: pytest.MonkeyPatch, seconds: float = 0.02) -> None:

@@ -2,14 +2,12 @@
 
 from __future__ import annotations
 
-import re
+import contextlib
+import json
 import signal
-import subprocess
 import sys
 import threading
 import time
-from collections.abc import Iterator
-from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -26,48 +24,24 @@ from planforge.runtime.server.endpoints import ENDPOINTS
 from planforge.runtime.server.openapi import describe_api
 
 from ...helpers.cli import planforge
-from ...helpers.serving import SECONDS, Address
+from ...helpers.serving import SECONDS, Address, serving, wait_until_ready
 
 COMPLETE = "/v1/completions"
-COMMAND = [sys.executable, "-c", "from planforge.exporter.commands import main; main()", "serve"]
-
-
-@contextmanager
-def serving(*arguments: str | Path) -> Iterator[tuple[subprocess.Popen[str], str]]:
-    """Run the command until the block ends; yields it and its address."""
-    process = subprocess.Popen(
-        [*COMMAND, *map(str, arguments), "--port", "0"], stderr=subprocess.PIPE, text=True
-    )
-    try:
-        assert process.stderr is not None
-        match = re.search(r"listening on (http://\S+)", process.stderr.readline())
-        assert match
-        yield process, match[1]
-    finally:
-        process.kill()
-        process.wait()
-        assert process.stderr is not None
-        process.stderr.close()
-
-
-def wait_until_ready(url: str) -> None:
-    end = time.monotonic() + SECONDS
-    while httpx.get(f"{url}/ready", trust_env=False).status_code != 200:
-        assert time.monotonic() < end
-        time.sleep(0.05)
 
 
 @pytest.mark.skipif(sys.platform == "win32", reason="needs signals")
 def test_it_stops_in_order(demo_bundle: Path) -> None:
-    """Running answers are finished, and it ends as a service that was told to."""
-    with serving(f"gpt={demo_bundle}", "--precision", "fp32") as (process, url):
+    """What runs and what waits is answered whole, nothing new is, and it ends as a service that was told to."""
+    body = {"prompt": "And it", "max_tokens": 240, "ignore_eos": True, "seed": 1, "n": 3}
+    options = ("--precision", "fp32", "--parallel", "1")  # so that two of the three answers wait
+    with serving(f"gpt={demo_bundle}", *options) as (process, url):
         wait_until_ready(url)
+        expected = httpx.post(url + COMPLETE, json=body, trust_env=False, timeout=SECONDS).json()["choices"]
         lines: list[str] = []
 
         def read() -> None:
-            body = {"prompt": "And it", "max_tokens": 240, "ignore_eos": True, "stream": True}
             with httpx.stream(
-                "POST", url + COMPLETE, json=body, trust_env=False, timeout=SECONDS
+                "POST", url + COMPLETE, json={**body, "stream": True}, trust_env=False, timeout=SECONDS
             ) as response:
                 lines.extend(line for line in response.iter_lines() if line)
 
@@ -75,10 +49,21 @@ def test_it_stops_in_order(demo_bundle: Path) -> None:
         reader.start()
         end = time.monotonic() + SECONDS
         while not lines and time.monotonic() < end:
-            time.sleep(0.01)
+            time.sleep(0.005)
         process.send_signal(signal.SIGTERM)
+        time.sleep(0.05)
+        with contextlib.suppress(httpx.TransportError):  # it may have ceased to listen
+            late = httpx.post(url + COMPLETE, json=body, trust_env=False, timeout=SECONDS)
+            assert late.status_code == 503
+            assert late.json()["error"]["code"] == "closing" and late.headers["retry-after"]
+        assert "data: [DONE]" not in lines  # so far
         reader.join(SECONDS)
         assert lines[-1] == "data: [DONE]"
+        events = [json.loads(line.removeprefix("data: ")) for line in lines[:-1]]
+        choices = [choice for event in events for choice in event["choices"]]
+        for index, choice in enumerate(expected):
+            text = "".join(one["text"] for one in choices if one["index"] == index)
+            assert text == choice["text"]
         assert process.wait(SECONDS) == 0
         assert process.stderr is not None
         said = process.stderr.read()
