@@ -3,14 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from concurrent.futures import Future
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Literal, overload
 
 from ..backends.backend import Array
 from ..errors import ClosedError
 from ..scheduling.batched_model import QUEUE_SIZE, BatchedModel, refuse_options
-from ..scheduling.batcher import Batcher, BatchSettings
+from ..scheduling.batcher import Batcher, BatchSettings, PendingResults
 from ..text.reading import Item
 from .requests import Collector, PieceInput
 from .results import (
@@ -71,7 +70,7 @@ class SubmittingEncoder(BatchedModel):
         client: str = ...,
         timeout: float | None = ...,
         **options: Unpack[EmbedOptions],
-    ) -> Future[list[Embedding]]: ...
+    ) -> PendingResults[Embedding]: ...
     @overload
     def submit(
         self,
@@ -81,7 +80,7 @@ class SubmittingEncoder(BatchedModel):
         client: str = ...,
         timeout: float | None = ...,
         **options: Unpack[FeatureOptions],
-    ) -> Future[list[Features]]: ...
+    ) -> PendingResults[Features]: ...
     @overload
     def submit(
         self,
@@ -91,7 +90,7 @@ class SubmittingEncoder(BatchedModel):
         client: str = ...,
         timeout: float | None = ...,
         **options: Unpack[EncoderOptions],
-    ) -> Future[list[Classification]]: ...
+    ) -> PendingResults[Classification]: ...
     @overload
     def submit(
         self,
@@ -101,7 +100,7 @@ class SubmittingEncoder(BatchedModel):
         client: str = ...,
         timeout: float | None = ...,
         **options: Unpack[EncoderOptions],
-    ) -> Future[list[Ranked]]: ...
+    ) -> PendingResults[Ranked]: ...
     @overload
     def submit(
         self,
@@ -111,7 +110,7 @@ class SubmittingEncoder(BatchedModel):
         client: str = ...,
         timeout: float | None = ...,
         **options: Unpack[EncoderOptions],
-    ) -> Future[list[NextSentence]]: ...
+    ) -> PendingResults[NextSentence]: ...
     @overload
     def submit(
         self,
@@ -121,7 +120,7 @@ class SubmittingEncoder(BatchedModel):
         client: str = ...,
         timeout: float | None = ...,
         **options: Unpack[FillMaskOptions],
-    ) -> Future[list[FilledMask]]: ...
+    ) -> PendingResults[FilledMask]: ...
     @overload
     def submit(
         self,
@@ -131,7 +130,7 @@ class SubmittingEncoder(BatchedModel):
         client: str = ...,
         timeout: float | None = ...,
         **options: Unpack[EncoderOptions],
-    ) -> Future[list[Tags]]: ...
+    ) -> PendingResults[Tags]: ...
     @overload
     def submit(
         self,
@@ -141,7 +140,7 @@ class SubmittingEncoder(BatchedModel):
         client: str = ...,
         timeout: float | None = ...,
         **options: Unpack[AnswerOptions],
-    ) -> Future[list[Answers]]: ...
+    ) -> PendingResults[Answers]: ...
     def submit(
         self,
         task: str,
@@ -150,7 +149,7 @@ class SubmittingEncoder(BatchedModel):
         client: str = "",
         timeout: float | None = None,
         **options: Any,
-    ) -> Future[Any]:
+    ) -> PendingResults[Any]:
         """Let the engine run a task beside the requests of other callers, and return at once.
 
         Texts are read and tokenized in the caller's thread; the engine runs in one of its own. Requests whose

@@ -33,6 +33,16 @@ def observe_nothing(measure: str, value: float) -> None:
     """Take no measures."""
 
 
+class PendingResults(Future[list[R]]):
+    """The results of a request, when they are there.
+
+    Attributes:
+        tokens: that the model reads for it; of a text that is read in windows, some several times.
+    """
+
+    tokens = 0
+
+
 @dataclass(frozen=True, kw_only=True)
 class BatchSettings:
     """How requests share an engine.
@@ -73,13 +83,14 @@ class BatchRequest(Generic[P, V, R]):
     add: Add[V, R]
     client: str
     deadline: float | None  # of time.monotonic()
-    future: Future[list[R]] = field(default_factory=Future)
+    future: PendingResults[R] = field(default_factory=PendingResults)
     results: dict[int, R] = field(default_factory=dict)
     missing: int = 0  # parts without an output
     order: list[int] = field(default_factory=list)
     ended: bool = False
 
     def __post_init__(self) -> None:
+        self.future.tokens = sum(self.costs)
         self.missing = len(self.parts)
         self.order = sorted(range(len(self.parts)), key=lambda part: (-self.costs[part], -part))
 
@@ -161,7 +172,7 @@ class Batcher(Generic[P, V, R]):
         *,
         client: str = "",
         timeout: float | None = None,
-    ) -> Future[list[R]]:
+    ) -> PendingResults[R]:
         """Let a request wait for its turn; raises a QueueFullError or a ClosedError.
 
         `Future.cancel` ends it at the next turn; a deadline that passed ends it there with a DeadlineError.

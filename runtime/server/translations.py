@@ -43,8 +43,7 @@ async def translate(call: Call) -> Response:
     if call.body.get("alignment"):
         for entry, text in zip(data, texts, strict=True):
             entry["alignment"] = await call.run(partial(read_alignment, translator, text, options))
-    read = await call.run(lambda: sum(map(translator.count_tokens, texts)))
-    return make_list(call, data, read)
+    return make_list(call, data, future.tokens)
 
 
 def write_translation(index: int, result: Translation) -> dict[str, Any]:

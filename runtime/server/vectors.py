@@ -4,12 +4,13 @@ from __future__ import annotations
 
 import base64
 from collections.abc import Sequence
+from functools import partial
 from typing import Any
 
 from starlette.responses import JSONResponse, Response
 
 from ..encode.results import Answers, Classification, Embedding, FilledMask, Ranked, Result, Tags
-from ..encode.text_encoder import TextEncoder
+from ..scheduling.batcher import PendingResults
 from .calls import Call, cancel_when_gone, wait_for_all
 
 LONG = ("truncation", "stride")  # options of every task
@@ -17,25 +18,14 @@ LONG = ("truncation", "stride")  # options of every task
 
 async def run_task(call: Call, task: str, items: Sequence[Any], **options: Any) -> tuple[list[Any], int]:
     """Return the results of a task in the order of its texts or pairs, and how many tokens were read."""
-    encoder: Any = (
-        call.served.model
-    )  # a TextEncoder, as its capabilities say; the task's type is not known here
+    encoder: Any = call.served.model  # a TextEncoder, as its capabilities say; the task's type varies
     options |= call.take(*LONG)
 
-    def submit() -> tuple[Any, int]:
-        future = encoder.submit(task, items, client=call.client, timeout=call.timeout, **options)
-        return future, count_tokens(encoder, items)
-
-    future, tokens = await call.run(submit)
+    submit = partial(encoder.submit, task, items, client=call.client, timeout=call.timeout, **options)
+    future: PendingResults[Any] = await call.run(submit)
     async with cancel_when_gone(call.request, future.cancel):
         (results,) = await wait_for_all([future])
-    return results, tokens
-
-
-def count_tokens(encoder: TextEncoder, items: Sequence[str | Sequence[str]]) -> int:
-    """Return how many tokens the texts have, of which the model sees no more than it is long."""
-    texts = [text for item in items for text in ([item] if isinstance(item, str) else item)]
-    return sum(map(encoder.count_tokens, texts))
+    return results, future.tokens
 
 
 def list_texts(given: str | Sequence[str]) -> list[str]:

@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import time
 from collections.abc import Generator, Iterable, Iterator, Mapping, Sequence
-from concurrent.futures import Future
 from dataclasses import dataclass, replace
 from threading import Event
 from typing import TYPE_CHECKING, overload
@@ -28,7 +27,7 @@ from ..opening import check_weights, choose_length, count_weight_bytes, open_pro
 from ..options import BatchTranslationOptions, TranslationOptions, check_batch_size, check_options
 from ..progress import Progress
 from ..scheduling.batched_model import QUEUE_SIZE, BatchedModel, refuse_options
-from ..scheduling.batcher import Batcher, BatchSettings
+from ..scheduling.batcher import Batcher, BatchSettings, PendingResults
 from ..text.batching import group_by_length
 from ..text.reading import check_each, check_text, count_read_ahead, run_in_chunks, run_one_or_all
 from ..text.tokenizer import Tokenizer
@@ -183,7 +182,7 @@ class Translator(BatchedModel):
         client: str = "",
         timeout: float | None = None,
         **options: Unpack[BatchTranslationOptions],
-    ) -> Future[list[Translation]]:
+    ) -> PendingResults[Translation]:
         """Let the engine translate texts beside those of other callers, and return at once.
 
         Texts are read and tokenized in the caller's thread; the engine runs in one of its own. Texts with the
