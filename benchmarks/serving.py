@@ -30,10 +30,12 @@ from typing import Any
 
 from planforge.runtime import TextEncoder, TextGenerator
 
+from .case import Entry, Work
 from .common import write_result
 from .machine import measure_machine
 from .process import ROOT
 from .texts import sentences
+from .workshop import Workshop
 
 CLIENTS = 8
 PROMPT = 32
@@ -250,12 +252,17 @@ def middle(rounds: Sequence[Any]) -> Any:
     return round(statistics.median(rounds), 3)
 
 
-def find_bundle(folder: Path) -> Path:
-    """Return the newest bundle of the suite's in a folder."""
-    bundles = sorted(folder.glob("PlanForge-int8*/manifest.json"), key=lambda path: path.stat().st_mtime)
-    if not bundles:
-        raise SystemExit(f"{folder} has no int8 bundle; run python -m benchmarks --cases decode,encode first")
-    return bundles[-1].parent
+def prepare_bundles(work: Path) -> tuple[Path, Path]:
+    """Return the bundles of a generator and an embedder, both 8-bit; exported at the first call."""
+    nothing = Work("generate", ())
+    trained = {"source": "bert-demo", "verify": True}
+    entries = [
+        Entry("planforge", "int8", "gpt2-124m", nothing),
+        Entry("planforge", "int8", "bert-demo", nothing, prepare=trained),
+    ]
+    workshop = Workshop(work)
+    generator, embedder = (workshop.prepare(entry).folder for entry in entries)
+    return generator, embedder
 
 
 def main() -> None:
@@ -266,8 +273,7 @@ def main() -> None:
     arguments = parser.parse_args()
     work: Path = arguments.work
     rounds: int = arguments.rounds
-    bundle = find_bundle(work / "gpt2-124m")
-    embedder = find_bundle(work / "bert-demo")
+    bundle, embedder = prepare_bundles(work)
     texts = sentences(2000, work)
     results: dict[str, Any] = {"machine": measure_machine(len(os.sched_getaffinity(0)))}
 
