@@ -306,6 +306,21 @@ def test_a_long_prompt_goes_in_between_the_steps_of_the_others(dialect: str) -> 
     assert [len(fed) for fed in steps.fed[first_piece + 1 : second_piece]] == [1]
 
 
+def test_a_short_prompt_does_not_wait_for_the_whole_of_a_long_one() -> None:
+    first_tokens: list[str] = []
+    with gated(running=3) as (model, gate):
+        running = model.submit("abc", max_new_tokens=60)
+        gate.wait()
+        long = model.submit("abcdefghij" * 6, max_new_tokens=1)
+        short = model.submit("jihg", max_new_tokens=1)
+        long.future.add_done_callback(lambda _: first_tokens.append("long"))
+        short.future.add_done_callback(lambda _: first_tokens.append("short"))
+        gate.open()
+        for one in (running, long, short):
+            one.result(PATIENCE)
+    assert first_tokens == ["short", "long"]
+
+
 def test_a_model_that_closes_ends_all_and_takes_no_more() -> None:
     with gated(running=1) as (model, gate):
         pending = [model.submit("abc", max_new_tokens=50) for _ in range(2)]
