@@ -278,6 +278,18 @@ def measure_server(port: int, prompts: Prompts, rounds: int) -> dict[str, Any]:
     }
 
 
+def write_gguf(work: Path) -> Path:
+    """Return GPT-2 124M as llama.cpp's server reads it; the package gguf writes it at the first call."""
+    from .systems.llama_cpp import FILE, LlamaCpp
+
+    folder = work / "gpt2-124m" / "llama-server-q8_0"
+    if not (folder / FILE).exists():
+        folder.mkdir(parents=True, exist_ok=True)
+        checkpoint = Workshop(work).checkpoint("gpt2-124m")
+        LlamaCpp().prepare(checkpoint, "generate", "q8_0", folder, {"vocabulary": True})
+    return folder / FILE
+
+
 def middle(rounds: Sequence[Any]) -> Any:
     """Return the medians of what several rounds measured."""
     if isinstance(rounds[0], dict):
@@ -329,9 +341,8 @@ def main() -> None:
         measure_embeddings(port, texts[:256])
         results["planforge"]["texts_per_s"] = round(measure_embeddings(port, texts), 1)
     if arguments.llama_server is not None:
-        (weights,) = (work / "gpt2-124m" / "llama.cpp-q8_0").glob("*.gguf")
         port = find_port()
-        command = serve_llama(arguments.llama_server, weights, port)
+        command = serve_llama(arguments.llama_server, write_gguf(work), port)
         with run_server(command, port, work / "logs" / "serving-llama.log", "/health"):
             results["llama.cpp"] = {
                 name: middle(values) for name, values in measure_server(port, Prompts(), rounds).items()

@@ -20,7 +20,10 @@ ARCHITECTURES = ("gpt2", "llama", "qwen2")  # called the same by transformers an
 
 
 class LlamaCpp(System):
-    """Beside fp32 weights its cache and attention are fp32, else its defaults: fp16 and flash attention."""
+    """Beside fp32 weights its cache and attention are fp32, else its defaults: fp16 and flash attention.
+
+    With the setting "vocabulary" its file has the tokens too, which its server needs.
+    """
 
     name = "llama.cpp"
     packages = ("llama_cpp_python", "gguf", "torch", "safetensors")
@@ -46,7 +49,10 @@ class LlamaCpp(System):
         writer = gguf.GGUFWriter(out / FILE, config["model_type"])
         describe(writer, config)
         writer.add_vocab_size(config["vocab_size"])
-        writer.add_tokenizer_model("no_vocab")  # it is given ids
+        if settings.get("vocabulary"):
+            add_vocabulary(writer, checkpoint)
+        else:
+            writer.add_tokenizer_model("no_vocab")  # it is given ids
         writer.add_file_type(
             gguf.LlamaFileType[f"MOSTLY_{FORMATS[precision]}".replace("MOSTLY_F32", "ALL_F32")]
         )
@@ -63,6 +69,20 @@ class LlamaCpp(System):
 
     def generate(self, model: Path, precision: str, threads: int, settings: Mapping[str, Any]) -> Session:
         return Generator(model / FILE, precision, threads, settings["batch"], settings["tokens"])
+
+
+def add_vocabulary(writer: Any, checkpoint: Path) -> None:
+    """Write GPT-2's tokens into a GGUF file, for a server that answers in text."""
+    numbers = json.loads((checkpoint / "vocab.json").read_text(encoding="utf-8"))
+    tokens = sorted(numbers, key=numbers.__getitem__)
+    merges = (checkpoint / "merges.txt").read_text(encoding="utf-8").splitlines()
+    end = numbers["<|endoftext|>"]
+    writer.add_tokenizer_model("gpt2")
+    writer.add_tokenizer_pre("gpt-2")
+    writer.add_token_list(tokens)
+    writer.add_token_types([3 if number == end else 1 for number in range(len(tokens))])  # 3: control
+    writer.add_token_merges([line for line in merges if line and not line.startswith("#version")])
+    writer.add_eos_token_id(end)
 
 
 def describe(writer: Any, config: Mapping[str, Any]) -> None:
