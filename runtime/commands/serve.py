@@ -55,12 +55,28 @@ PrefixOption = Annotated[
         minimum=0,
     ),
 ]
+SharePromptsOption = Annotated[
+    bool | None,
+    limit_option(
+        "Whether a key's requests may reuse what another key's computed, and so tell that they begin alike.",
+        "--share-prompts/--no-share-prompts",
+        show_default="not where there are several keys",
+    ),
+]
 QueueOption = Annotated[int, limit_option("Requests of a model that wait.", show_default=True, minimum=1)]
 TimeoutOption = Annotated[float, limit_option("Seconds after which a request fails.", show_default=True)]
+WriteTimeoutOption = Annotated[
+    float,
+    limit_option(
+        "Seconds in which a client must take something of its answer, or be cut off.", show_default=True
+    ),
+]
 GraceOption = Annotated[
     int,
     limit_option(
-        "Seconds that running answers have when the server is to stop.", show_default=True, minimum=0
+        "Seconds that running answers have when the server is to stop; 0 stops at once.",
+        show_default=True,
+        minimum=0,
     ),
 ]
 BodyOption = Annotated[int, limit_option("Megabytes of a request.", show_default=True, minimum=1)]
@@ -82,8 +98,10 @@ def serve(
     parallel: ParallelOption = None,
     ctx_size: ContextOption = None,
     prefix_memory: PrefixOption = None,
+    share_prompts: SharePromptsOption = None,
     queue_size: QueueOption = 128,
     timeout: TimeoutOption = 600.0,
+    write_timeout: WriteTimeoutOption = 60.0,
     grace: GraceOption = 30,
     max_body: BodyOption = 8,
     max_connections: ConnectionsOption = 512,
@@ -103,9 +121,11 @@ def serve(
         schedule={name: value for name, value in schedule.items() if value is not None},
         queue_size=queue_size,
         timeout=timeout,
+        write_seconds=write_timeout,
         body_bytes=max_body * 2**20,
         connections=max_connections,
         grace=grace,
+        share_prompts=share_prompts,
         hosts=() if keys else list_hosts(host),
         origins=tuple(cors_origin or ()),
         page=not no_page,
@@ -115,6 +135,8 @@ def serve(
         for name, folder in name_bundles(bundles).items()
     }
     with contextlib.closing(open_socket(host, port)) as listener:
+        if not keys and not settings.hosts:
+            say(f"warning: no key is asked for, and other machines may reach {host}; see --api-key-file")
         run_server(make_app(loaders, settings), settings, listener)
 
 
@@ -181,9 +203,11 @@ def run_server(app: Starlette, settings: ServerSettings, listener: socket.socket
     from ..server.process import make_server
 
     host, port = listener.getsockname()[:2]
-    shown = f"[{host}]" if ":" in host else host
-    say(f"listening on http://{shown}:{port}")
-    server = make_server(app, settings)
+    url = f"http://[{host}]:{port}" if ":" in host else f"http://{host}:{port}"
+    say(f"listening on {url}")
+    names = app.state.registry.names
+    models = "1 model" if len(names) == 1 else f"{len(names)} models"
+    server = make_server(app, settings, lambda: say(f"Ready: {models} at {url} (Ctrl-C stops it)"))
     with contextlib.suppress(KeyboardInterrupt):  # it has stopped in order; Terminated is one too
         asyncio.run(server.serve([listener]))
     if app.state.registry.failure is not None:

@@ -46,6 +46,14 @@ class PendingGeneration:
         self._ended = False
         self._lock = RLock()  # of the two above; a listener may subscribe another
 
+    def __repr__(self) -> str:
+        state = "ended" if self.done() else "running" if self.first_token else "waiting"
+        return f"PendingGeneration({state}, {len(self.row.token_ids)} tokens)"
+
+    def done(self) -> bool:
+        """Return whether the answer, or what went wrong, is there."""
+        return self.future.done()
+
     def result(self, timeout: float | None = None) -> Generation:
         """Return the answer when it is there.
 

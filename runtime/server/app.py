@@ -9,38 +9,26 @@ from collections.abc import AsyncIterator, Awaitable, Callable, Mapping, Sequenc
 from pathlib import Path
 
 from starlette.applications import Starlette
-from starlette.datastructures import Headers
 from starlette.exceptions import HTTPException
 from starlette.middleware import Middleware
 from starlette.middleware.cors import CORSMiddleware
 from starlette.requests import Request
 from starlette.responses import FileResponse, JSONResponse, PlainTextResponse, Response
 from starlette.routing import BaseRoute, Route
-from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from ..model import Model
 from .auth import KeyRing
 from .calls import Call, Readers, read_body, read_parameters
 from .endpoints import ENDPOINTS, Endpoint
 from .errors import ApiError, find_api_error
+from .guard import TYPES, Guard, Rules
 from .metrics import MEDIA_TYPE, Metrics
 from .openapi import describe_api
 from .registry import Loader, Registry
 from .settings import ServerSettings
+from .structure import asks_for_grammar
 
 PAGE = Path(__file__).parent / "page"
-TYPES = {".html": "text/html", ".css": "text/css", ".js": "text/javascript", ".svg": "image/svg+xml"}
-# Paths that need no key, beside the page's files: they say nothing that a key protects.
-OPEN = ("/", "/health", "/ready")
-SECURITY = (
-    (b"x-content-type-options", b"nosniff"),
-    (
-        b"content-security-policy",
-        b"default-src 'self'; frame-ancestors 'none'; base-uri 'none'; form-action 'none'",
-    ),
-    (b"referrer-policy", b"no-referrer"),
-)
-
 Handler = Callable[[Request], Awaitable[Response]]
 
 
@@ -48,7 +36,8 @@ def make_app(models: Mapping[str, Model | Loader], settings: ServerSettings | No
     """Return a server of models as an ASGI application.
 
     Args:
-        models: by their names; of a function that loads one, the model is there some time after the start.
+        models: by their names; of a function that loads one, the model is there some time after the start,
+            when it has run once. One that is loaded already is taken as it is, and never closed.
         settings: see `ServerSettings`.
 
     Returns:
@@ -58,7 +47,7 @@ def make_app(models: Mapping[str, Model | Loader], settings: ServerSettings | No
     metrics = Metrics()
     registry = Registry(models, settings, metrics)
     readers = Readers(settings.readers)
-    guard = Guard.Rules(KeyRing(settings.keys), settings.hosts, metrics)
+    rules = Rules(KeyRing(settings.keys), settings.hosts, metrics)
 
     @contextlib.asynccontextmanager
     async def run(app: Starlette) -> AsyncIterator[None]:
@@ -71,7 +60,7 @@ def make_app(models: Mapping[str, Model | Loader], settings: ServerSettings | No
         await loop.run_in_executor(None, registry.close)
         readers.close()
 
-    middleware = [Middleware(Guard, rules=guard)]
+    middleware = [Middleware(Guard, rules=rules)]
     if settings.origins:
         middleware.insert(0, allow_origins(settings.origins))
     routes = [*list_plain_routes(registry, metrics, settings)]
@@ -110,16 +99,15 @@ def make_handler(endpoint: Endpoint, registry: Registry, readers: Readers) -> Ha
         served = None
         try:
             data = await read_body(request, settings)
-            pool = readers.choose(len(data))
-            body = await read_parameters(data, endpoint.body, pool)
+            body = await read_parameters(data, endpoint.body, readers.choose(len(data)))
             served = registry.find(body.get("model"), endpoint.capability)
             call = Call(
                 request=request,
                 body=body,
                 served=served,
-                client=f"{request.state.client} {body.get('user', '')}",
+                client=request.state.client,
                 timeout=min(body.get("timeout", settings.timeout), settings.timeout),
-                readers=pool,
+                readers=readers.choose(len(data), has_grammar=asks_for_grammar(body)),
             )
             return await endpoint.handle(call)
         except Exception as error:
@@ -149,11 +137,10 @@ def list_plain_routes(registry: Registry, metrics: Metrics, settings: ServerSett
         return PlainTextResponse(metrics.write(counts), media_type=MEDIA_TYPE)
 
     async def list_models(request: Request) -> Response:
-        data = [served.to_json() for served in list(registry.loaded.values())]
-        return JSONResponse({"object": "list", "data": data})
+        return JSONResponse({"object": "list", "data": [registry.describe(name) for name in registry.names]})
 
     async def show_model(request: Request) -> Response:
-        return JSONResponse(registry.find(request.path_params["name"]).to_json())
+        return JSONResponse(registry.describe(request.path_params["name"]))
 
     async def show_api(request: Request) -> Response:
         return JSONResponse(api)
@@ -191,70 +178,3 @@ async def answer_http_error(request: Request, error: Exception) -> Response:
 
 async def answer_error(request: Request, error: Exception) -> Response:
     return find_api_error(error).to_response()
-
-
-class Guard:
-    """Refuses who has no key, or calls the server by a name that is not its own; counts the answers.
-
-    A page of another site may let its own name point here (DNS rebinding); its requests have that name.
-    """
-
-    class Rules:
-        """Who may call."""
-
-        def __init__(self, keys: KeyRing, hosts: Sequence[str], metrics: Metrics) -> None:
-            self.keys = keys
-            self.hosts = hosts
-            self.metrics = metrics
-
-    def __init__(self, app: ASGIApp, rules: Rules) -> None:
-        self.app = app
-        self.rules = rules
-
-    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        """Pass a request on, or refuse it."""
-        if scope["type"] != "http":
-            await self.app(scope, receive, send)
-            return
-        refusal = self.check(scope)
-
-        async def count_and_send(message: Message) -> None:
-            if message["type"] == "http.response.start":
-                message["headers"] = [*message.get("headers", ()), *SECURITY]
-                self.rules.metrics.count_request(find_route(scope), message["status"])
-            await send(message)
-
-        app = self.app if refusal is None else refusal.to_response()
-        await app(scope, receive, count_and_send)
-
-    def check(self, scope: Scope) -> ApiError | None:
-        """Return why a request is refused, if it is."""
-        headers = Headers(scope=scope)
-        rules = self.rules
-        host = headers.get("host", "").rpartition(":")[0] or headers.get("host", "")
-        if rules.hosts and host.lower() not in rules.hosts:
-            return ApiError(
-                403,
-                f"this server is not called {host!r:.200} but {', '.join(rules.hosts)}; with an API key it"
-                " answers to any name",
-            )
-        client = scope["client"][0] if scope.get("client") else ""
-        path = scope["path"].removeprefix(scope.get("root_path", ""))  # of an application that it is part of
-        if rules.keys and path not in OPEN and not is_page_file(path):
-            known = rules.keys.find_client(headers.get("authorization"))
-            if known is None:
-                return ApiError(401, "a key is needed: Authorization: Bearer KEY", code="invalid_api_key")
-            client = known
-        scope.setdefault("state", {})["client"] = client
-        return None
-
-
-def is_page_file(path: str) -> bool:
-    """Return whether a path is of the page's folder, whether there is such a file or not."""
-    return path.count("/") == 1 and Path(path).suffix in TYPES
-
-
-def find_route(scope: Scope) -> str:
-    """Return the route of a request; of paths that there are not, one name for all."""
-    route = scope.get("route")
-    return getattr(route, "path", "other")

@@ -8,6 +8,7 @@ import os
 from pathlib import Path
 
 from ..errors import DataError, InputError
+from .errors import ApiError
 
 VARIABLE = "PLANFORGE_API_KEY"
 
@@ -16,11 +17,18 @@ def read_keys(path: Path | None) -> tuple[str, ...]:
     """Return the keys of a file, one a line, and that of the environment; "#" begins a comment's line.
 
     Raises:
-        InputError: the file has no key; a server that was to ask for one would ask for none.
+        InputError: there is no such file, or no key in it; a server that was to ask for one would ask for
+            none.
     """
     keys = [os.environ[VARIABLE]] if os.environ.get(VARIABLE) else []
     if path is not None:
-        lines = [line.strip() for line in path.read_text(encoding="utf-8").splitlines()]
+        try:
+            text = path.read_text(encoding="utf-8")
+        except (FileNotFoundError, IsADirectoryError) as error:
+            raise InputError(f"{path}, which is to hold API keys, is no file") from error
+        except UnicodeDecodeError as error:
+            raise InputError(f"{path}, which is to hold API keys, is not text in UTF-8") from error
+        lines = [line.strip() for line in text.splitlines()]
         found = [line for line in lines if line and not line.startswith("#")]
         if not found:
             raise InputError(f"{path} has no API key; write one a line")
@@ -28,7 +36,7 @@ def read_keys(path: Path | None) -> tuple[str, ...]:
     for key in keys:
         if not key.isascii() or not key.isprintable() or " " in key:
             raise DataError("an API key must be of printable ASCII characters without spaces")
-    return tuple(keys)
+    return tuple(dict.fromkeys(keys))
 
 
 class KeyRing:
@@ -40,14 +48,16 @@ class KeyRing:
     def __bool__(self) -> bool:
         return bool(self._digests)
 
-    def find_client(self, authorization: str | None) -> str | None:
-        """Return a name for whom an Authorization header is from; None where its key is none of ours."""
+    def find_client(self, authorization: str | None) -> str:
+        """Return a name for whom an Authorization header is from; raise an ApiError where that is nobody."""
         scheme, _, key = (authorization or "").partition(" ")
         given = hash_key(key.strip())
         # All are compared, so that the time says nothing.
         same = [hmac.compare_digest(given, digest) for digest in self._digests]
-        if scheme.lower() != "bearer" or not any(same):
-            return None
+        if scheme.lower() != "bearer" or not key.strip():
+            raise ApiError(401, "a key is needed: Authorization: Bearer KEY", code="invalid_api_key")
+        if not any(same):
+            raise ApiError(401, "the key is none of those that this server accepts", code="invalid_api_key")
         return f"key {same.index(True)}"
 
 

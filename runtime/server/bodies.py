@@ -11,6 +11,12 @@ MOST_TEXTS = 2048  # of a request, as OpenAI has it
 MOST_TOKENS = 2**20
 MOST_ANSWERS = 128
 UNSUPPORTED = "this server does not support other values"
+HINTS = {  # where to put what is looked for at the wrong place
+    "json_schema": 'a schema goes into response_format={"type": "json_schema", "json_schema": {"name": ...,'
+    ' "schema": ...}}',
+    "functions": "give them as tools",
+    "function_call": "give it as tool_choice",
+}
 
 
 def maybe(schema: Schema) -> Schema:
@@ -23,6 +29,7 @@ def number(least: float, most: float, text: str = "") -> Schema:
 
 
 def share(text: str) -> Schema:
+    """Return the schema of a probability that is not 0."""
     return maybe({"type": "number", "exclusiveMinimum": 0, "maximum": 1, "description": text})
 
 
@@ -54,6 +61,7 @@ def body(required: tuple[str, ...], **properties: Schema) -> Schema:
         "properties": {"model": MODEL, **properties, "user": USER, "timeout": TIMEOUT},
         "required": list(required),
         "additionalProperties": False,
+        "x-hints": HINTS,
     }
 
 
@@ -62,17 +70,21 @@ TEXTS: Schema = {"anyOf": [TEXT, array(TEXT)]}
 PAIR: Schema = array(TEXT, least=2, most=2)
 TOKENS = array({"type": "integer", "minimum": 0, "maximum": 2**31 - 1}, most=MOST_TOKENS)
 MODEL = maybe({"type": "string", "description": "Its name; may be left out where one model alone fits."})
-USER = maybe({"type": "string", "maxLength": 512, "description": "Whose request it is: users take turns."})
+USER = maybe(
+    {"type": "string", "maxLength": 512, "description": "Has no effect: keys take turns, not users."}
+)
 TIMEOUT = number(0.1, 86_400, "Seconds after which the request fails.")
 
 SAMPLING: dict[str, Schema] = {
     "temperature": number(0, 100, "0 takes the likeliest token always."),
-    "top_p": share("Draw from the likeliest tokens that together reach this probability."),
+    "top_p": number(
+        0, 1, "Draw from the likeliest tokens that together reach this probability; 0 is the likeliest."
+    ),
     "top_k": whole(1, 2**31 - 1, "Draw from so many likeliest tokens."),
     "min_p": share("Draw from tokens with this share of the likeliest one's probability."),
     "repetition_penalty": number(0.01, 100, "Above 1 makes tokens less likely that are there already."),
     "no_repeat_ngram_size": whole(1, 2**20),
-    "seed": whole(0, 2**63 - 1, "Makes the draws repeatable."),
+    "seed": whole(-(2**63), 2**63 - 1, "Makes the draws repeatable."),
     "n": whole(1, MOST_ANSWERS, "How many answers."),
     "stop": maybe(
         {

@@ -50,19 +50,25 @@ class Call:
 
 
 class Readers:
-    """Threads that read what takes longer than the event loop may: large bodies have one of their own."""
+    """Threads that read what takes longer than the event loop may.
+
+    Large bodies have one of their own, and grammars too: neither delays what is read soon.
+    """
 
     def __init__(self, count: int) -> None:
         self._usual = ThreadPoolExecutor(count, "planforge-reader")
         self._large = ThreadPoolExecutor(1, "planforge-large-reader")
+        self._grammars = ThreadPoolExecutor(1, "planforge-grammar-reader")
 
-    def choose(self, size: int) -> Executor:
+    def choose(self, size: int, *, has_grammar: bool = False) -> Executor:
         """Return the threads for a body of so many bytes."""
-        return self._large if size > LARGE else self._usual
+        if size > LARGE:
+            return self._large
+        return self._grammars if has_grammar else self._usual
 
     def close(self) -> None:
         """End the threads when they are done with what they do."""
-        for pool in (self._usual, self._large):
+        for pool in (self._usual, self._large, self._grammars):
             pool.shutdown(wait=False, cancel_futures=True)
 
 

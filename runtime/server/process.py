@@ -2,6 +2,11 @@
 
 from __future__ import annotations
 
+import asyncio
+import logging
+import math
+import socket
+from collections.abc import Callable
 from types import FrameType
 
 import uvicorn
@@ -11,15 +16,28 @@ from .limits import bound_connections
 from .registry import Registry
 from .settings import ServerSettings
 
+log = logging.getLogger("planforge")
+
 KEEP_ALIVE_SECONDS = 15
+LEFT_SECONDS = 5  # for what ends after its client was cut off
 
 
 class Server(uvicorn.Server):
-    """uvicorn's server, whose requests are refused once it is to stop, and which stops if a model fails."""
+    """uvicorn's server, whose requests are refused once it is to stop, and which stops if a model fails.
 
-    def __init__(self, config: uvicorn.Config, registry: Registry) -> None:
+    Args:
+        config: uvicorn's.
+        registry: has the models.
+        tell_ready: called once, when all models are loaded.
+    """
+
+    def __init__(
+        self, config: uvicorn.Config, registry: Registry, tell_ready: Callable[[], object] | None
+    ) -> None:
         super().__init__(config)
         self.registry = registry
+        self.grace = registry.settings.grace
+        self.tell_ready = tell_ready
 
     def handle_exit(self, sig: int, frame: FrameType | None) -> None:
         """Take a signal that asks to stop."""
@@ -30,11 +48,30 @@ class Server(uvicorn.Server):
         """Return whether to stop; called ten times a second."""
         if self.registry.failure is not None:
             self.should_exit = True
+        if self.registry.ready and self.tell_ready is not None:
+            self.tell_ready()
+            self.tell_ready = None
         return await super().on_tick(counter)
 
+    async def shutdown(self, sockets: list[socket.socket] | None = None) -> None:
+        """Stop; what is answered then may go on for the grace."""
+        timer = asyncio.get_running_loop().call_later(self.grace, self.cut_off)
+        await super().shutdown(sockets)
+        timer.cancel()
 
-def make_server(app: Starlette, settings: ServerSettings) -> Server:
-    """Return a server of an application that `make_app` returned."""
+    def cut_off(self) -> None:
+        """End the connections that are left; their requests are cancelled as those of clients that left."""
+        connections = list(self.server_state.connections)
+        if connections:
+            log.warning("answers cut off after a grace of %g s: %d", self.grace, len(connections))
+        for connection in connections:
+            connection.transport.abort()
+
+
+def make_server(
+    app: Starlette, settings: ServerSettings, tell_ready: Callable[[], object] | None = None
+) -> Server:
+    """Return a server of an application that `make_app` returned; see `Server`."""
     config = uvicorn.Config(
         app,
         http=bound_connections(settings),
@@ -45,7 +82,7 @@ def make_server(app: Starlette, settings: ServerSettings) -> Server:
         server_header=False,
         proxy_headers=False,
         timeout_keep_alive=KEEP_ALIVE_SECONDS,
-        timeout_graceful_shutdown=max(1, round(settings.grace)),
+        timeout_graceful_shutdown=math.ceil(settings.grace) + LEFT_SECONDS,
         h11_max_incomplete_event_size=settings.header_bytes,
     )
-    return Server(config, app.state.registry)
+    return Server(config, app.state.registry, tell_ready)

@@ -9,7 +9,7 @@ from collections.abc import Callable, Mapping
 from contextlib import suppress
 from dataclasses import dataclass
 from importlib.metadata import version
-from typing import Any, TypeAlias
+from typing import Any, NoReturn, TypeAlias
 
 from ..encode.text_encoder import TextEncoder
 from ..errors import InputError
@@ -20,9 +20,11 @@ from ..translate.translator import Translator
 from .errors import ApiError
 from .metrics import Metrics
 from .settings import ServerSettings
+from .warm_up import warm_up
 
 log = logging.getLogger("planforge")
 
+OWNER = "planforge"
 LEAST_BYTES = 65_536  # of a prompt that are always read: a few tokens may stand for very long words
 
 Loader: TypeAlias = Callable[[], Model]
@@ -62,7 +64,7 @@ class ServedModel:
             "id": self.name,
             "object": "model",
             "created": self.created,
-            "owned_by": "planforge",
+            "owned_by": OWNER,
             "capabilities": list(self.capabilities),
             "family": model.family,
             "precision": model.artifact.precision,
@@ -92,14 +94,15 @@ class Registry:
         self.settings = settings
         self.metrics = metrics
         self.names = list(models)
+        self.created = int(time.time())
         self.loaded: dict[str, ServedModel] = {}
         self.failure: Exception | None = None
-        self._failed = ""  # the model that could not be loaded
+        self._failed: str | None = None  # the model that could not be loaded
         self.closing = False
         self._loaders: dict[str, Loader] = {}
         for name, model in models.items():
             if isinstance(model, Model):
-                self._add(name, model)
+                self.loaded[name] = self._schedule(name, model)
             else:
                 self._loaders[name] = model
 
@@ -114,13 +117,23 @@ class Registry:
             return "failed"
         return "ready" if name in self.loaded else "loading"
 
+    def describe(self, name: str) -> dict[str, Any]:
+        """Return a model's entry in /v1/models, which has its place there while it loads too."""
+        if name not in self.names:
+            self._refuse_unknown(name)
+        state = self.find_state(name)
+        if name in self.loaded:
+            return {**self.loaded[name].to_json(), "status": state}
+        entry = {"id": name, "object": "model", "created": self.created, "owned_by": OWNER}
+        return {**entry, "capabilities": [], "status": state}
+
     def load(self) -> None:
         """Load the models that are not loaded yet; what fails is kept in `failure`."""
         for name, loader in self._loaders.items():
             if self.closing:
                 return
             try:
-                self._add(name, loader())
+                self._load(name, loader)
             except Exception as error:
                 log.error("the model %s could not be loaded: %s", name, error)
                 self.failure = error
@@ -148,6 +161,9 @@ class Registry:
             raise ApiError(503, f"the model {name!r} could not be loaded", param="model", code="not_loaded")
         if name in self.names:
             raise ApiError(503, f"the model {name!r} is loading", param="model", code="loading", retry=True)
+        self._refuse_unknown(name)
+
+    def _refuse_unknown(self, name: str) -> NoReturn:
         known = ", ".join(map(repr, self.names))
         raise ApiError(
             404, f"there is no model {name!r:.200}; there are: {known}", param="model", code="model_not_found"
@@ -166,19 +182,37 @@ class Registry:
         names = ", ".join(repr(served.name) for served in able) or "none"
         raise ApiError(400, f"model is missing; those that can do this are: {names}", param="model")
 
-    def _add(self, name: str, model: Model) -> None:
-        options: dict[str, Any] = {"queue_size": self.settings.queue_size}
+    def _load(self, name: str, loader: Loader) -> None:
+        """Load a model and let it run once, so that its first request finds all in its place."""
+        model = loader()
+        try:
+            served = self._schedule(name, model)
+            warm_up(model, served.capabilities)
+        except BaseException:
+            model.close()
+            raise
+        self.loaded[name] = served
+
+    def _schedule(self, name: str, model: Model) -> ServedModel:
+        """Say how requests share a model."""
+        settings = self.settings
+        several = settings.has_several_clients
+        options: dict[str, Any] = {"queue_size": settings.queue_size, "divide_queue": several}
 
         def observe(measure: str, value: float) -> None:
-            self.metrics.observe(name, measure, value)
+            if name in self.loaded:  # the warm-up is no request
+                self.metrics.observe(name, measure, value)
 
         context = most_bytes = 0
         if isinstance(model, TextGenerator):
-            options |= self.settings.schedule
-            context = self.settings.schedule.get("context", model.max_length)
+            options["share_prompts"] = (
+                not several if settings.share_prompts is None else settings.share_prompts
+            )
+            options |= settings.schedule
+            context = settings.schedule.get("context", model.max_length)
             most_bytes = max(context * measure_longest_token(model.tokenizer), LEAST_BYTES)
         model.schedule(**options, observe=observe)  # type: ignore[attr-defined]  # of all three classes
-        self.loaded[name] = ServedModel(
+        return ServedModel(
             name=name,
             model=model,
             capabilities=list_capabilities(model),

@@ -95,6 +95,8 @@ def check_object(value: Mapping[str, Any], schema: Schema, name: str) -> None:
             check(member, properties[key], place)
         elif others is False:
             hint = did_you_mean(key, properties) or "."
+            if key in schema.get("x-hints", {}):
+                hint = f"; {schema['x-hints'][key]}."
             known = ", ".join(properties)
             raise ApiError(
                 400,

@@ -27,5 +27,12 @@ def read_structure(body: Mapping[str, Any]) -> dict[str, Any]:
     return options
 
 
+def asks_for_grammar(body: Mapping[str, Any]) -> bool:
+    """Return whether a grammar must be compiled, which may take a second, before an answer begins."""
+    form = body.get("response_format", {"type": "text"})["type"]
+    called = body.get("tool_choice") not in (None, "auto", "none")
+    return form != "text" or called or any(name in body for name in ("regex", "grammar", "choices"))
+
+
 def refuse(name: str, reason: str) -> NoReturn:
     raise ApiError(400, f"{name} {reason}", param=name, code="invalid_value")

@@ -22,6 +22,7 @@ from .structure import read_structure
 
 COMPLETION_TOKENS = 16  # of a completion that does not say how many, as OpenAI has it
 PARALLEL = "parallel_tool_calls=false goes with a tool_choice that demands a call, of which there is one"
+SEEDS = 2**64
 FORBIDDEN = -100  # a bias that forbids a token, as OpenAI has it
 
 Submit = Callable[[], PendingGeneration]
@@ -128,6 +129,11 @@ def read_options(call: Call) -> dict[str, Any]:
         "seed",
         "ignore_eos",
     )
+    if options.get("top_p") == 0:  # leaves the likeliest token alone
+        del options["top_p"]
+        options["temperature"] = 0.0
+    if "seed" in options:
+        options["seed"] %= SEEDS  # negative ones have their own draws too
     if body.get("stop"):
         options["stop"] = body["stop"]
     if body.get("logit_bias"):
@@ -150,6 +156,19 @@ def read_bias(given: dict[str, float]) -> dict[int, float]:
     return bias
 
 
+def check_places(call: Call, count: int) -> None:
+    """Refuse more answers to one request than there is ever room for."""
+    places = get_generator(call).count_places()
+    if count > 1 and count > places:
+        raise ApiError(
+            400,
+            f"{count} answers, n for each prompt, are more than the {places} that may run (--parallel) and"
+            " wait (--queue-size) here; ask for fewer",
+            param="n" if "n" in call.body else "prompt",
+            code="invalid_value",
+        )
+
+
 def submit_all(submits: Sequence[Submit]) -> list[PendingGeneration]:
     """Submit all, or, where one is refused, none."""
     pendings: list[PendingGeneration] = []
@@ -165,6 +184,7 @@ def submit_all(submits: Sequence[Submit]) -> list[PendingGeneration]:
 
 async def answer(call: Call, submits: Sequence[Submit], form: Form) -> Response:
     """Submit the requests, and return their answers, whole or as they come."""
+    check_places(call, len(submits))
     pendings = await call.run(partial(submit_all, submits))
     exchange = Exchange(call, pendings, form)
     if not call.body.get("stream"):

@@ -161,11 +161,13 @@ def test_a_request_that_waits_can_be_cancelled_and_has_no_tokens() -> None:
         gate.wait()
         waiting = model.submit("bcd")
         assert model.count_requests() == (1, 1)
+        assert repr(waiting) == "PendingGeneration(waiting, 0 tokens)" and not waiting.done()
         waiting.cancel()
         gate.open()
         assert waiting.result(PATIENCE).token_ids == ()
         assert list(waiting)[-1].finish_reason == "cancelled"
         assert len(running.result(PATIENCE).token_ids) == 3
+        assert repr(running) == "PendingGeneration(ended, 3 tokens)" and running.done()
 
 
 def test_a_deadline_ends_what_runs_and_what_waits() -> None:

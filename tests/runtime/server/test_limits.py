@@ -13,7 +13,7 @@ import httpx
 import openai
 import pytest
 
-from planforge.runtime import BackendError, InputError, TextGenerator, load
+from planforge.runtime import BackendError, ClosedError, InputError, TextGenerator, load
 from planforge.runtime.generate.row import Row
 from planforge.runtime.server import ServerSettings
 from planforge.runtime.server.auth import read_keys
@@ -21,7 +21,12 @@ from planforge.runtime.server.auth import read_keys
 from ...helpers.serving import SECONDS, Address, running_server, slow_down
 
 COMPLETE = "/v1/completions"
-LONG = {"prompt": "And it came to pass", "max_tokens": 230, "ignore_eos": True, "temperature": 0}
+LONG: dict[str, Any] = {
+    "prompt": "And it came to pass",
+    "max_tokens": 230,
+    "ignore_eos": True,
+    "temperature": 0,
+}
 HEAD = b"POST /v1/completions HTTP/1.1\r\nHost: 127.0.0.1\r\nContent-Type: application/json\r\n"
 
 Load = Callable[[], TextGenerator]
@@ -59,11 +64,16 @@ def test_a_key_is_asked_for(gpt_model: TextGenerator, tmp_path: Path) -> None:
     with running_server({"gpt": gpt_model}, ServerSettings(keys=keys)) as server:
         for path in ("/health", "/ready", "/"):
             assert server.client.get(path).status_code == 200
-        for header in ({}, {"Authorization": "Bearer first"}, {"Authorization": "first-key"}):
+        for header, message in (
+            ({}, "a key is needed"),
+            ({"Authorization": "first-key"}, "a key is needed"),
+            ({"Authorization": "Bearer first"}, "the key is none of those"),
+        ):
             for path in ("/v1/models", "/metrics", "/openapi.json", "/v1/nothing"):
                 response = server.client.get(path, headers=header)
                 assert response.status_code == 401
                 assert response.json()["error"]["code"] == "invalid_api_key"
+                assert response.json()["error"]["message"].startswith(message)
         for key in keys:
             header = {"Authorization": f"Bearer {key}"}
             assert server.client.get("/v1/models", headers=header).status_code == 200
@@ -77,13 +87,31 @@ def test_keys_come_from_the_environment_too(tmp_path: Path, monkeypatch: pytest.
     (tmp_path / "empty").write_text("# nothing\n")
     with pytest.raises(InputError, match="has no API key"):
         read_keys(tmp_path / "empty")
+    (tmp_path / "latin").write_bytes(b"caf\xe9")
+    for path, message in (
+        (tmp_path / "none", "is no file"),
+        (tmp_path, "is no file"),
+        (tmp_path / "latin", "UTF-8"),
+    ):
+        with pytest.raises(InputError, match=message):
+            read_keys(path)
 
 
 def test_another_name_than_the_servers_is_refused(gpt_model: TextGenerator) -> None:
     """A page whose name was made to point here (DNS rebinding) sends its own."""
-    with running_server({"gpt": gpt_model}) as server:
-        assert server.client.get("/v1/models", headers={"Host": "evil.example"}).status_code == 403
-        assert server.client.get("/v1/models", headers={"Host": "localhost:80"}).status_code == 200
+    settings = ServerSettings(hosts=("localhost", "127.0.0.1", "[::1]"))
+    with running_server({"gpt": gpt_model}, settings) as server:
+        for host, status in (
+            ("evil.example", 403),
+            ("evil.example:8080", 403),
+            ("localhost", 200),
+            ("LOCALHOST:80", 200),
+            ("[::1]", 200),
+            ("[::1]:80", 200),
+            ("[::1", 403),
+            ("", 403),
+        ):
+            assert server.client.get("/v1/models", headers={"Host": host}).status_code == status, host
         assert "access-control-allow-origin" not in server.client.get("/health").headers
 
 
@@ -200,9 +228,14 @@ def test_a_full_queue_and_a_deadline(gpt_model: TextGenerator, monkeypatch: pyte
         assert refused.headers["retry-after"] == "1" and refused.json()["error"]["code"] == "queue_full"
         waiter.join(SECONDS)
         assert waiting[0].status_code == 504 and waiting[0].json()["error"]["code"] == "timeout"
-        assert server.post(COMPLETE, **LONG, n=3).status_code == 429  # none of the three stays
+        assert server.post(COMPLETE, **LONG, n=2).status_code == 429  # neither of the two stays
         wait_until(lambda: gpt_model.count_requests() == (0, 0))
         running.join(SECONDS)
+        for body in ({"n": 3}, {"prompt": ["a", "b", "c"]}):  # more than ever fit
+            refused = server.post(COMPLETE, **{**LONG, **body})
+            assert refused.status_code == 400 and refused.json()["error"]["param"] == next(iter(body))
+            assert "the 2 that may run" in refused.json()["error"]["message"]
+        assert len(server.ask(COMPLETE, **{**LONG, "max_tokens": 1}, n=2)["choices"]) == 2
 
 
 def test_a_model_that_fails_answers_500_to_its_own_requests(
@@ -247,9 +280,32 @@ def test_it_answers_while_a_model_loads(load_gpt: Load) -> None:
         assert server.client.get("/ready").status_code == 503
         refused = server.post(COMPLETE, model="gpt", prompt="In the")
         assert refused.status_code == 503 and refused.json()["error"]["code"] == "loading"
+        (entry,) = server.client.get("/v1/models").json()["data"]
+        assert (entry["id"], entry["object"], entry["status"]) == ("gpt", "model", "loading")
+        assert server.client.get("/v1/models/gpt").json() == entry
         go_on.set()
         wait_until(lambda: server.client.get("/ready").status_code == 200)
+        assert server.client.get("/v1/models/gpt").json()["status"] == "ready"
+        assert "planforge_generated_tokens_total{" not in server.client.get("/metrics").text  # of the warm-up
         assert server.post(COMPLETE, model="gpt", prompt="In the").status_code == 200
+
+
+def test_a_model_that_cannot_run_is_never_ready(load_gpt: Load, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A step is computed before clients are told that it can be."""
+    monkeypatch.setattr("planforge.runtime.server.process.Server.on_tick", stay)
+    broken = load_gpt()
+    monkeypatch.setattr(broken.decoder.program, "run", fail)
+    with running_server({"gpt": lambda: broken}) as server:
+        wait_until(lambda: server.client.get("/ready").json()["models"] == {"gpt": "failed"})
+        assert server.client.get("/ready").status_code == 503
+        assert server.client.get("/v1/models/gpt").json()["status"] == "failed"
+    with pytest.raises(ClosedError):
+        broken.generate("In the")
+
+
+async def stay(server: Any, counter: int) -> bool:
+    """Stop when told to alone, though a model failed."""
+    return bool(server.should_exit)
 
 
 def test_metrics_are_prometheus(gpt_model: TextGenerator) -> None:

@@ -80,6 +80,15 @@ def test_an_unknown_parameter_is_refused_by_its_name(server: Address, path: str)
 
 
 @pytest.mark.parametrize(
+    ("name", "hint"),
+    [("json_schema", "response_format"), ("functions", "tools"), ("function_call", "tool_choice")],
+)
+def test_what_is_at_the_wrong_place_is_told_the_right_one(server: Address, name: str, hint: str) -> None:
+    error = read_error(server.post("/v1/completions", **MINIMAL["/v1/completions"], **{name: {}}), 400)
+    assert error["param"] == name and hint in error["message"].partition("There are")[0]
+
+
+@pytest.mark.parametrize(
     ("name", "value"),
     [
         ("presence_penalty", 0.5),
@@ -91,11 +100,14 @@ def test_an_unknown_parameter_is_refused_by_its_name(server: Address, path: str)
         ("tool_choice", "required"),
         ("temperature", -0.1),
         ("temperature", "hot"),
-        ("top_p", 0),
+        ("top_p", -0.1),
+        ("top_p", 1.1),
+        ("max_tokens", 0),
         ("n", 0),
         ("stop", ["a"] * 17),
         ("top_logprobs", 21),
-        ("seed", -1),
+        ("seed", 2**63),
+        ("seed", -(2**63) - 1),
         ("messages", []),
         ("messages", [{"role": "king", "content": "a"}]),
         ("messages", [{"role": "user", "content": [{"type": "image_url", "image_url": {"url": "x"}}]}]),

@@ -150,6 +150,11 @@ def test_stop_bias_and_the_options_of_ours(server: Address, gpt: TextGenerator) 
         ({"repetition_penalty": 1.5}, {"repetition_penalty": 1.5}),
         ({"no_repeat_ngram_size": 2}, {"no_repeat_ngram_size": 2}),
         ({"temperature": 0.9, "top_k": 5, "min_p": 0.1, "top_p": 0.8, "seed": 2},) * 2,
+        ({"temperature": 1.5, "top_p": 0, "seed": 2}, {}),
+        *(
+            ({"temperature": 0.9, "seed": seed}, {"temperature": 0.9, "seed": drawn})
+            for seed, drawn in ((-1, 2**64 - 1), (-(2**63), 2**63), (2**63 - 1, 2**63 - 1))
+        ),
     ]
     for body, options in cases:
         sent = {"temperature": 0, **body}
