@@ -22,6 +22,7 @@ from ..errors import (
 log = logging.getLogger("planforge")
 
 RETRY_SECONDS = 1  # after which a client may try again what was refused for want of room
+PLACE = re.compile(r"texts\[\d+\]: ")  # which of several texts an error is about
 FIRST_NAME = re.compile(r"(\w+)(?:=| is | names |\[)")  # a message about an option begins with its name
 NAMES = {
     "max_new_tokens": "max_tokens",
@@ -92,7 +93,8 @@ def find_api_error(error: BaseException) -> ApiError:
 
 def find_parameter(message: str) -> str | None:
     """Return the parameter that the message of an InputError begins with."""
-    match = FIRST_NAME.match(message)
+    place = PLACE.match(message)
+    match = FIRST_NAME.match(message, 0 if place is None else place.end())
     if match is None:
-        return None
+        return None if place is None else "input"
     return NAMES.get(match[1], match[1])

@@ -9,7 +9,7 @@ import subprocess
 import threading
 import time
 from collections.abc import Generator, Mapping
-from contextlib import contextmanager
+from contextlib import closing, contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -17,6 +17,7 @@ from typing import Any
 import httpx
 import pytest
 
+from planforge.runtime.commands.serve import open_socket
 from planforge.runtime.generate.row import Row
 from planforge.runtime.model import Model
 from planforge.runtime.server import ServerSettings, make_app
@@ -64,7 +65,7 @@ def running_server(
     settings = settings or ServerSettings(hosts=("127.0.0.1", "localhost"))
     app = make_app(models, settings)
     server = make_server(app, settings)
-    with socket.create_server(("127.0.0.1", 0)) as listener:
+    with closing(open_socket("127.0.0.1", 0)) as listener:  # as the command has it
         port = listener.getsockname()[1]
         thread = threading.Thread(target=lambda: asyncio.run(server.serve([listener])))
         thread.start()

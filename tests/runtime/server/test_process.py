@@ -1,37 +1,34 @@
-"""`planforge serve` as a process: what it says, how it stops; and /openapi.json as a fuzzer reads it."""
+"""`planforge serve` as a process: what it says, how it stops; and what /openapi.json says."""
 
 from __future__ import annotations
 
 import contextlib
 import json
 import signal
+import socket
 import sys
 import threading
 import time
 from pathlib import Path
-from typing import Any
 
 import httpx
 import pytest
-import schemathesis
-from hypothesis import HealthCheck, Phase, given, settings
-from schemathesis.specs.openapi.checks import positive_data_acceptance
 
-from planforge.runtime.commands.serve import list_hosts, name_bundles
+from planforge.runtime.commands.serve import list_hosts, name_bundles, open_socket
 from planforge.runtime.errors import InputError
 from planforge.runtime.server import ServerSettings
 from planforge.runtime.server.endpoints import ENDPOINTS
 from planforge.runtime.server.openapi import describe_api
 
 from ...helpers.cli import planforge
-from ...helpers.serving import SECONDS, Address, serving, wait_until_ready
+from ...helpers.serving import SECONDS, serving, wait_until_ready
 
 COMPLETE = "/v1/completions"
 
 
 @pytest.mark.skipif(sys.platform == "win32", reason="needs signals")
 def test_it_stops_in_order(demo_bundle: Path) -> None:
-    """What runs and what waits is answered whole, nothing new is, and it ends as a service that was told to."""
+    """What runs and waits is answered whole, what comes then is not, and it ends as if told to by a user."""
     body = {"prompt": "And it", "max_tokens": 240, "ignore_eos": True, "seed": 1, "n": 3}
     options = ("--precision", "fp32", "--parallel", "1")  # so that two of the three answers wait
     with serving(f"gpt={demo_bundle}", *options) as (process, url):
@@ -98,6 +95,12 @@ def test_a_server_for_this_machine_answers_to_its_names_alone() -> None:
     assert list_hosts("0.0.0.0") == list_hosts("192.168.1.5") == ()
 
 
+def test_answers_are_sent_without_delay() -> None:
+    """asyncio turns Nagle's algorithm, which costs 40 ms, off where a socket's protocol is said."""
+    with contextlib.closing(open_socket("127.0.0.1", 0)) as listener:
+        assert listener.proto == socket.IPPROTO_TCP
+
+
 def test_every_parameter_is_described() -> None:
     api = describe_api(ENDPOINTS, has_keys=True)
     assert api["openapi"].startswith("3.1")
@@ -107,36 +110,3 @@ def test_every_parameter_is_described() -> None:
         content = operation["requestBody"]["content"]["application/json"]
         assert content["schema"] is endpoint.body  # by which requests are checked
     assert api["security"] == [{"key": []}]
-
-
-def test_a_fuzzer_finds_no_fault(server: Address) -> None:
-    """schemathesis makes bodies that /openapi.json describes; a longer run, with others, is made by hand.
-
-    Such a body may be refused: a schema does not say how long a model's context is.
-    """
-    raw = server.client.get("/openapi.json").json()
-    schema: Any = schemathesis.openapi.from_dict(raw)
-    seen = set()
-    for result in schema.get_all_operations():
-        operation = result.ok()
-        seen.add(operation.path)
-        bounded = settings(
-            max_examples=5,
-            deadline=None,
-            database=None,
-            derandomize=True,
-            phases=[Phase.explicit, Phase.generate],
-            suppress_health_check=list(HealthCheck),
-        )
-
-        @bounded
-        @given(case=operation.as_strategy())
-        def call(case: Any) -> None:
-            if isinstance(case.body, dict):
-                case.body.pop("timeout", None)  # 504 is right where it is 1e-80 s
-            response = case.call(base_url=server.url)
-            assert response.status_code < 500, response.text
-            case.validate_response(response, excluded_checks=[positive_data_acceptance])
-
-        call()
-    assert {endpoint.path for endpoint in ENDPOINTS} <= seen
