@@ -185,10 +185,13 @@ class BatchTranslationOptions(TranslationOptions, total=False):
     """The options of the methods of `Translator` that take several texts.
 
     Attributes:
+        alignment: give what each token of a translation looked at; of a bundle that was exported with
+            `--outputs cross_attentions`.
         progress: True counts finished texts on stderr; a callable gets their number.
         batch_size: the most texts that run together; as many as the bundle allows unless given.
     """
 
+    alignment: bool
     progress: ProgressOption
     batch_size: int | None
 

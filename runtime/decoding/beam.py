@@ -194,8 +194,15 @@ class BeamSearch:
         self._finished[source] = [Hypothesis(token_ids, score, "cancelled", logprobs)]
         self.active[source] = False
 
+    def drop(self, source: int) -> None:
+        """End a source's search without a result; nothing happens if it has ended."""
+        n = self.search.num_beams
+        if self.active[source * n]:
+            self._finished[source] = []
+            self.active[source * n : source * n + n] = [False] * n
+
     def list_hypotheses(self) -> list[list[Hypothesis]]:
-        """Return each source's finished hypotheses, n_best at most, best first."""
+        """Return each source's finished hypotheses, n_best at most, best first; none of one dropped."""
         return [finished[: self.search.n_best] for finished in self._finished]
 
     def _advance_source(self, source: int, first: int, logits: Logits) -> list[tuple[int, int]]:

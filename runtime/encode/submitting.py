@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any, Literal, overload
 from ..backends.backend import Array
 from ..errors import ClosedError
 from ..scheduling.batched_model import QUEUE_SIZE, BatchedModel, refuse_options
-from ..scheduling.batcher import Batcher, BatchSettings, PendingResults
+from ..scheduling.batcher import Batcher, BatchSettings, IsWanted, PendingResults
 from ..text.reading import Item
 from .requests import Collector, PieceInput
 from .results import (
@@ -57,8 +57,9 @@ class SubmittingEncoder(BatchedModel):
         self._batcher: Batcher[PieceInput, list[Array], Result] = Batcher(self._run_pieces, len, settings)
 
     def _run_pieces(
-        self, kind: BatchKind, pieces: Sequence[PieceInput]
+        self, kind: BatchKind, pieces: Sequence[PieceInput], is_wanted: IsWanted
     ) -> Iterator[Mapping[int, list[Array]]]:
+        del is_wanted  # a turn is short
         return self._tasks.run_pieces(pieces, kind.roles, kind.batch_size)
 
     @overload

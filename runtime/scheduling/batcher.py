@@ -26,6 +26,9 @@ P = TypeVar("P")  # a part of a request
 V = TypeVar("V")  # what the engine makes of a part
 R = TypeVar("R")  # one of a request's results, made of one or several parts
 
+IsWanted: TypeAlias = Callable[[int], bool]
+"""Returns whether anybody still waits for a part of a turn."""
+
 Add: TypeAlias = Callable[[int, V], "tuple[int, R] | None"]
 
 
@@ -116,6 +119,17 @@ class BatchRequest(Generic[P, V, R]):
         if self._end():
             self.future.set_exception(error)
 
+    @property
+    def is_wanted(self) -> bool:
+        """Whether it was not cancelled, and its deadline has not passed."""
+        if self.future.cancelled():
+            return False
+        return self.deadline is None or time.monotonic() <= self.deadline
+
+    def fail_late(self) -> None:
+        """End the request because of its deadline, unless it was cancelled."""
+        self.fail(DeadlineError("the request's deadline passed before its answer was there"))
+
     def _end(self) -> bool:
         """Return whether the future may be set: the request had neither ended before nor been cancelled."""
         if self.ended:
@@ -135,14 +149,15 @@ class Batcher(Generic[P, V, R]):
 
     Args:
         run: runs parts of one kind together, and yields outputs by the parts' indices as they are computed.
-            If it fails, the requests are run one by one, so that only those fail that are to blame.
+            It may leave out parts that are not wanted any more, as a function says that it is given. If it
+            fails, the requests are run one by one, so that only those fail that are to blame.
         cost: what a part costs, such as its tokens.
         settings: how requests share the engine.
     """
 
     def __init__(
         self,
-        run: Callable[[Any, Sequence[P]], Iterable[Mapping[int, V]]],
+        run: Callable[[Any, Sequence[P], IsWanted], Iterable[Mapping[int, V]]],
         cost: Callable[[P], int],
         settings: BatchSettings,
     ) -> None:
@@ -248,15 +263,10 @@ class Batcher(Generic[P, V, R]):
 
     def _end_unwanted(self) -> None:
         """End requests that wait though they were cancelled, or though their deadline passed."""
-        now = time.monotonic()
-
-        def is_unwanted(request: BatchRequest[P, V, R]) -> bool:
-            return request.future.cancelled() or (request.deadline is not None and now > request.deadline)
-
         with self._changed:
-            unwanted = self._waiting.remove(is_unwanted)
+            unwanted = self._waiting.remove(lambda request: not request.is_wanted)
         for request in unwanted:
-            request.fail(DeadlineError("the request's deadline passed before its answer was there"))
+            request.fail_late()
 
     def _take_turn(self) -> Turn[P, V, R]:
         """Take the next request from those that wait, and others of its kind that the budget has room for."""
@@ -284,7 +294,7 @@ class Batcher(Generic[P, V, R]):
         missing = dict(enumerate(turn))
         try:
             parts = [request.parts[part] for request, part in turn]
-            for outputs in self._run_parts(turn[0][0].kind, parts):
+            for outputs in self._run_parts(turn[0][0].kind, parts, lambda index: turn[index][0].is_wanted):
                 for index, output in outputs.items():
                     self._accept(*missing.pop(index), output)
         except Exception as error:
@@ -307,12 +317,16 @@ class Batcher(Generic[P, V, R]):
             self.settings.observe("context", sum(request.costs))
 
     def _put_back(self, turn: Turn[P, V, R]) -> None:
-        """Let requests that have parts left wait for their next turn."""
+        """Let requests that have parts left wait for their next turn, but for those that are unwanted."""
+        going = [request for request in list_requests(turn) if not request.ended]
+        unwanted = [request for request in going if not request.is_wanted]
         with self._changed:
             self._running = 0
-            for request in list_requests(turn):
-                if request.order and not request.ended:
+            for request in going:
+                if request.order and request not in unwanted:
                     self._waiting.put_back(request, request.client)
+        for request in unwanted:
+            request.fail_late()
 
 
 def list_requests(turn: Iterable[tuple[BatchRequest[P, V, R], int]]) -> list[BatchRequest[P, V, R]]:

@@ -10,7 +10,7 @@ from starlette.responses import JSONResponse, Response
 from ..errors import InputError
 from ..generate.text_generator import TextGenerator
 from ..text.tokenizer import Tokenizer
-from ..translate.results import Translation
+from ..translate.results import Alignment, Translation
 from ..translate.translator import Translator
 from .calls import Call, cancel_when_gone, wait_for_all
 from .forms import FINISH_REASONS
@@ -34,34 +34,36 @@ async def translate(call: Call) -> Response:
     translator = call.served.model
     assert isinstance(translator, Translator)  # its tasks say so
     texts = list_texts(call.body["input"])
-    options = call.take(*SEARCH)
+    options = call.take(*SEARCH, "alignment")
     submit = partial(translator.submit, texts, client=call.client, timeout=call.timeout, **options)
     future = await call.run(submit)
     async with cancel_when_gone(call.request, future.cancel):
         (results,) = await wait_for_all([future])
-    data = [write_translation(index, result) for index, result in enumerate(results)]
-    if call.body.get("alignment"):
-        for entry, text in zip(data, texts, strict=True):
-            entry["alignment"] = await call.run(partial(read_alignment, translator, text, options))
-    return make_list(call, data, future.tokens)
+
+    def write() -> Response:  # alignments take longer to write than the event loop may
+        data = [write_translation(index, result) for index, result in enumerate(results)]
+        return make_list(call, data, future.tokens)
+
+    return await call.run(write)
 
 
 def write_translation(index: int, result: Translation) -> dict[str, Any]:
     candidates = [{"text": one.text, "score": max(one.score, LEAST)} for one in result.candidates]
-    reason = FINISH_REASONS[result.finish_reason]
-    return {
+    entry = {
         "index": index,
         "text": result.text,
         "score": max(result.score, LEAST),
-        "finish_reason": reason,
+        "finish_reason": FINISH_REASONS[result.finish_reason],
         "candidates": candidates,
         "dropped": result.dropped,
     }
+    if result.alignment is not None:
+        entry["alignment"] = write_alignment(result.alignment)
+    return entry
 
 
-def read_alignment(translator: Translator, text: str, options: dict[str, Any]) -> dict[str, Any]:
+def write_alignment(alignment: Alignment) -> dict[str, Any]:
     """Return the tokens of a text and of its translation, and how much each of these looked at those."""
-    alignment = translator.align(text, **options)
     weights = [[round(float(share), 4) for share in row] for row in alignment.averaged()]
     return {"source": list(alignment.source), "target": list(alignment.target), "weights": weights}
 

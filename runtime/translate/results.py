@@ -5,7 +5,7 @@ L layers, H heads, S source tokens, T target tokens
 
 from __future__ import annotations
 
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, field, replace
 from typing import TypeAlias
 
 import numpy as np
@@ -43,32 +43,6 @@ class Candidate:
 
 
 @dataclass(frozen=True)
-class Translation:
-    """What a text was translated to.
-
-    Attributes:
-        text: the best translation, without special tokens.
-        token_ids: its tokens, the end token included.
-        score: the sum of its tokens' log-probabilities / their number ** length_penalty.
-        finish_reason: "eos", "length" (max_new_tokens) or "cancelled" (by on_token).
-        candidates: the n best, this one first.
-        dropped: tokens of the text that truncation left out.
-    """
-
-    text: str
-    token_ids: tuple[int, ...]
-    score: float
-    finish_reason: FinishReason
-    candidates: tuple[Candidate, ...]
-    timings: TranslationTimings
-    dropped: int = 0
-
-    def to_json(self) -> dict[str, object]:
-        """Return the fields of `planforge run --json`."""
-        return asdict(self)
-
-
-@dataclass(frozen=True)
 class Alignment:
     """How much each target token looked at each source token.
 
@@ -98,3 +72,33 @@ class Alignment:
             chosen = chosen[:, [head]]
         average: Array = chosen.mean((0, 1))
         return average
+
+
+@dataclass(frozen=True)
+class Translation:
+    """What a text was translated to.
+
+    Attributes:
+        text: the best translation, without special tokens.
+        token_ids: its tokens, the end token included.
+        score: the sum of its tokens' log-probabilities / their number ** length_penalty.
+        finish_reason: "eos", "length" (max_new_tokens) or "cancelled" (by on_token).
+        candidates: the n best, this one first.
+        dropped: tokens of the text that truncation left out.
+        alignment: what its tokens looked at; None unless asked for by alignment=True.
+    """
+
+    text: str
+    token_ids: tuple[int, ...]
+    score: float
+    finish_reason: FinishReason
+    candidates: tuple[Candidate, ...]
+    timings: TranslationTimings
+    dropped: int = 0
+    alignment: Alignment | None = field(default=None, compare=False)  # its arrays have no one truth value
+
+    def to_json(self) -> dict[str, object]:
+        """Return the fields of `planforge run --json`, which has no alignments."""
+        fields = asdict(replace(self, alignment=None))
+        del fields["alignment"]
+        return fields

@@ -17,7 +17,7 @@ class TranslationRow:
         self.row = row
         self.finish_reason: FinishReason | None = None
         self._source_tokens = source_tokens
-        self._number = number
+        self.number = number
         self._vocab_size = tokenizer.vocab_size
         self._text = tokenizer.stream()
         self._told = 0  # tokens that are in chunks already
@@ -42,7 +42,7 @@ class TranslationRow:
             top_logprobs=(),
             finish_reason=self.finish_reason,
             usage=Usage(prompt_tokens=self._source_tokens, completion_tokens=self._told),
-            index=self._number,
+            index=self.number,
         )
 
     def report(self, beams: BeamSearch, on_token: OnToken | None) -> Chunk:

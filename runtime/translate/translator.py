@@ -5,54 +5,46 @@ B sources of a batch, L layers, H heads, S source tokens, T target tokens
 
 from __future__ import annotations
 
-import time
-from collections.abc import Generator, Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, replace
-from threading import Event
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import replace
 from typing import TYPE_CHECKING, overload
-
-import numpy as np
 
 from ..backends.backend import Backend, LoadRequest
 from ..bundle.bundle import Bundle
 from ..bundle.defaults import GenerationDefaults
 from ..bundle.manifest import Artifact
-from ..decoding.beam import BeamSearch, Hypothesis, Search, make_search
-from ..decoding.cache_shapes import count_cache_bytes
-from ..decoding.chunk import Chunk, OnToken, TextStream
-from ..decoding.decoder import Decoder, DecoderRun
+from ..decoding.beam import Search, make_search
+from ..decoding.chunk import TextStream
+from ..decoding.decoder import Decoder
 from ..errors import ClosedError, InputError, ManifestError
 from ..memory_budget import MemoryBudget
 from ..opening import check_weights, choose_length, count_weight_bytes, open_programs
-from ..options import BatchTranslationOptions, TranslationOptions, check_batch_size, check_options
+from ..options import (
+    BatchTranslationOptions,
+    TranslationOptions,
+    check_batch_size,
+    check_options,
+    check_switch,
+)
 from ..progress import Progress
 from ..scheduling.batched_model import QUEUE_SIZE, BatchedModel, refuse_options
-from ..scheduling.batcher import Batcher, BatchSettings, PendingResults
-from ..text.batching import group_by_length
+from ..scheduling.batcher import Batcher, BatchSettings, IsWanted, PendingResults
 from ..text.reading import check_each, check_text, count_read_ahead, run_in_chunks, run_one_or_all
 from ..text.tokenizer import Tokenizer
-from .results import Alignment, Candidate, Translation, TranslationTimings
-from .row import TranslationRow
+from .loop import BatchKind, TranslationLoop
+from .results import Alignment, Translation
 from .source_encoder import SourceEncoder, check_same_export
 from .sources import Source, SourceReader, open_tokenizers
 
 if TYPE_CHECKING:
     from typing_extensions import Self, Unpack
 
-NOT_OF_THE_SEARCH = ("truncation", "parse_special", "on_token", "batch_size", "progress")
+NOT_OF_THE_SEARCH = ("truncation", "parse_special", "on_token", "alignment", "batch_size", "progress")
 TURN_TOKENS = 512  # of sources that are translated to their ends before others have their turn
 WAYS_OUT = {  # of options that do not go with requests that share an engine
     "on_token": "use translate or stream",
     "progress": "a callback of the future that it returns tells when all are done",
 }
-
-
-@dataclass(frozen=True)
-class BatchKind:
-    """What is equal of texts that are translated together: their search, and how many at most."""
-
-    search: Search
-    max_batch: int
 
 
 class Translator(BatchedModel):
@@ -81,10 +73,9 @@ class Translator(BatchedModel):
         self.start = defaults.decoder_start
         self.source_eos = defaults.source_eos
         self.max_length = max_length
+        self._loop = TranslationLoop(encoder, decoder, tokenizers, self.start)
         settings = BatchSettings(queue_size=QUEUE_SIZE, turn=TURN_TOKENS)
-        self._batcher: Batcher[Source, Translation, Translation] = Batcher(
-            lambda kind, sources: self._translate_all(sources, kind), len, settings
-        )
+        self._batcher: Batcher[Source, Translation, Translation] = Batcher(self._run_turn, len, settings)
 
     @classmethod
     def _open(cls, bundle: Bundle, engine: Backend, request: LoadRequest) -> Self:
@@ -162,12 +153,12 @@ class Translator(BatchedModel):
         on_token = options.get("on_token")
         reader = self._make_reader(options)
         batch_size = options.get("batch_size")
-        kind = self._make_kind(search, batch_size)
+        kind = self._make_kind(search, options)
         checked = check_each(texts, check_text)
         report = Progress(options.get("progress", False))
 
         def run_chunk(done: int, chunk: Sequence[str]) -> Iterator[dict[int, Translation]]:
-            yield from self._translate_all(reader.read_all(chunk, done), kind, done, on_token)
+            yield from self._loop.translate_all(reader.read_all(chunk, done), kind, done, on_token)
 
         def run() -> Iterator[Translation]:
             yield from run_in_chunks(checked, count_read_ahead(batch_size), report, run_chunk)
@@ -187,12 +178,12 @@ class Translator(BatchedModel):
 
         Texts are read and tokenized in the caller's thread; the engine runs in one of its own. Texts with the
         same options and of similar length are translated together, and to their ends before others have
-        their turn. Results are those of `translate`. `Future.cancel` ends a request at the next turn.
+        their turn. Results are those of `translate`. `Future.cancel` ends a request within a step.
 
         Args:
             texts: several texts.
             client: whose request it is: where requests wait, clients take turns.
-            timeout: seconds after which a request that still waits fails with a DeadlineError.
+            timeout: seconds after which the request fails with a DeadlineError.
             **options: see `BatchTranslationOptions`; without on_token and progress.
 
         Raises:
@@ -201,11 +192,11 @@ class Translator(BatchedModel):
         """
         refuse_options(options, WAYS_OUT)
         search = self._make_search(options)
-        kind = self._make_kind(search, options.get("batch_size"))
+        kind = self._make_kind(search, options)
         reader = self._make_reader(options)
         sources = reader.read_all(check_each(texts, check_text))
         reader.report()
-        self._limit_batch(search, max(map(len, sources), default=1), 1)
+        self._loop.limit_batch(search, max(map(len, sources), default=1), 1)
         return self._batcher.submit(kind, sources, client=client, timeout=timeout)
 
     def stream(self, text: str, **options: Unpack[TranslationOptions]) -> TextStream:
@@ -225,8 +216,8 @@ class Translator(BatchedModel):
         reader = self._make_reader(options)
         source = reader.read(check_text(text))
         reader.report()
-        self._limit_batch(search, len(source.tokens), 1)
-        return TextStream(lambda cancelled: self._make_chunks(source, search, on_token, cancelled))
+        self._loop.limit_batch(search, len(source.tokens), 1)
+        return TextStream(lambda cancelled: self._loop.make_chunks(source, search, on_token, cancelled))
 
     def align(self, text: str, **options: Unpack[TranslationOptions]) -> Alignment:
         """Return what each token of a text's translation looked at.
@@ -239,22 +230,10 @@ class Translator(BatchedModel):
             InputError: the bundle's graph does not give its attention, which needs an export with
                 `--outputs cross_attentions`.
         """
-        outputs = [s.name for s in self.artifact.outputs if s.role.startswith("cross_attention.")]
-        if not outputs:
-            raise InputError(
-                "this bundle does not give its attention; export it again with --outputs cross_attentions"
-            )
         check_options(options, TranslationOptions)
-        source = self._make_reader(options).read(check_text(text)).tokens
-        target = self.translate(text, **options).token_ids
-        run = self.decoder.start(1, len(target), self.encoder.prepare([source]))
-        ids = np.asarray([[self.start, *target[:-1]]], np.int64)
-        results = run.run_graph(ids, np.ones_like(ids, bool), [0], outputs)
-        return Alignment(
-            tuple(self.source_tokenizer.spell_all(source)),
-            tuple(self.target_tokenizer.spell_all(list(target))),
-            np.concatenate([results[name] for name in outputs]).astype(np.float32),
-        )
+        alignment = self.translate(text, alignment=True, **options).alignment
+        assert alignment is not None
+        return alignment
 
     def count_tokens(self, text: str, *, parse_special: bool = False) -> int:
         """Return how many tokens the model reads of a text, those that begin and end it included."""
@@ -300,98 +279,19 @@ class Translator(BatchedModel):
             )
         return search
 
-    def _make_kind(self, search: Search, batch_size: int | None) -> BatchKind:
+    def _make_kind(self, search: Search, options: BatchTranslationOptions) -> BatchKind:
         """Check how many texts may run together: each takes num_beams rows of the decoder."""
-        rows = check_batch_size(batch_size, self.encoder.max_batch)
-        return BatchKind(search, min(rows, self.decoder.artifact.axis("batch").max // search.num_beams))
-
-    def _start_run(self, sources: Sequence[Sequence[int]], search: Search) -> DecoderRun:
-        rows = len(sources) * search.num_beams
-        return self.decoder.start(rows, search.max_new_tokens, self.encoder.prepare(sources))
-
-    def _translate_all(
-        self, sources: Sequence[Source], kind: BatchKind, first: int = 0, on_token: OnToken | None = None
-    ) -> Iterator[dict[int, Translation]]:
-        """Yield the translations of each batch by their number, that of the first source being `first`."""
-        lengths = [len(source) for source in sources]
-        groups = group_by_length(lengths, self._limit_batch(kind.search, max(lengths), kind.max_batch))
-        for group in sorted(groups, key=min):  # what was read first is computed first
-            yield self._translate_batch({first + i: sources[i] for i in group}, kind.search, on_token)
-
-    def _translate_batch(
-        self, sources: Mapping[int, Source], search: Search, on_token: OnToken | None
-    ) -> dict[int, Translation]:
-        """Translate texts that run together, by their number in the call."""
-        rows = [
-            TranslationRow(self.target_tokenizer, len(source.tokens), row=row, number=number)
-            for row, (number, source) in enumerate(sources.items())
-        ]
-        beams = BeamSearch([[self.start]] * len(sources), search)
-        start = time.perf_counter()
-        run = self._start_run([source.tokens for source in sources.values()], search)
-        encode = time.perf_counter() - start
-        decode = 0.0
-        while not beams.done:
-            start = time.perf_counter()
-            take_step(run, beams)
-            decode += time.perf_counter() - start
-            if on_token is not None:
-                for row in rows:
-                    if row.finish_reason is None:
-                        row.report(beams, on_token)
-        hypotheses = beams.list_hypotheses()
-        tokens = sum(len(best[0].token_ids) for best in hypotheses)
-        timings = TranslationTimings(encode * 1e3, decode * 1e3, tokens / (encode + decode))
-        translations = {}
-        for (number, source), best_hypotheses in zip(sources.items(), hypotheses, strict=True):
-            candidates = tuple(self._make_candidate(hypothesis) for hypothesis in best_hypotheses)
-            best = candidates[0]
-            translations[number] = Translation(
-                text=best.text,
-                token_ids=best.token_ids,
-                score=best.score,
-                finish_reason=best.finish_reason,
-                candidates=candidates,
-                timings=timings,
-                dropped=source.dropped,
+        rows = check_batch_size(options.get("batch_size"), self.encoder.max_batch)
+        most = min(rows, self.decoder.artifact.axis("batch").max // search.num_beams)
+        alignment = options.get("alignment", False)
+        check_switch("alignment", alignment)
+        if alignment and not self._loop.attentions:
+            raise InputError(
+                "this bundle does not give its attention; export it again with --outputs cross_attentions"
             )
-        return translations
+        return BatchKind(search, most, alignment)
 
-    def _make_candidate(self, hypothesis: Hypothesis) -> Candidate:
-        text = self.target_tokenizer.decode_known(hypothesis.token_ids)
-        return Candidate(text, hypothesis.token_ids, hypothesis.score, hypothesis.finish_reason)
-
-    def _make_chunks(
-        self, source: Source, search: Search, on_token: OnToken | None, cancelled: Event
-    ) -> Generator[Chunk, None, None]:
-        """Yield the chunks of a greedy translation; the last one has the finish reason."""
-        row = TranslationRow(self.target_tokenizer, len(source.tokens))
-        beams = BeamSearch([[self.start]], search)
-        run: DecoderRun | None = None
-        while row.finish_reason is None:
-            if cancelled.is_set():
-                beams.cancel(0)
-                yield row.make_chunk(beams)
-                return
-            if run is None:
-                run = self._start_run([source.tokens], search)
-            take_step(run, beams)
-            yield row.report(beams, on_token)
-
-    def _limit_batch(self, search: Search, source_tokens: int, limit: int) -> int:
-        """Return how many sources of a length, `limit` at most, fit memory_limit; refuse where none does."""
-        rows = search.num_beams
-        source = self.encoder.count_context_bytes(1, source_tokens)
-        self.decoder.check_memory(rows, search.max_new_tokens, source)
-        available = self.decoder.budget.count_available()
-        if available is None:
-            return limit
-        needed = count_cache_bytes(self.artifact, rows, search.max_new_tokens) + source
-        return min(limit, available // needed)
-
-
-def take_step(run: DecoderRun, beams: BeamSearch) -> None:
-    """Feed a search's tokens to a decoder, and the decoder's logits to the search."""
-    copies = beams.advance(run.decode(beams.tokens))
-    if not beams.done:
-        run.copy_rows(copies)
+    def _run_turn(
+        self, kind: BatchKind, sources: Sequence[Source], is_wanted: IsWanted
+    ) -> Iterator[Mapping[int, Translation]]:
+        return self._loop.translate_all(sources, kind, is_wanted=is_wanted)

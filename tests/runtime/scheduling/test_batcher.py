@@ -5,7 +5,7 @@ from __future__ import annotations
 import concurrent.futures
 import threading
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import CancelledError, Future
 from typing import Any
 
@@ -31,11 +31,13 @@ class HeldEngine:
         self.began = threading.Semaphore(0)
         self.may_end = threading.Semaphore(0)
 
-    def run(self, kind: object, parts: Sequence[str]) -> Iterator[dict[int, str]]:
+    def run(
+        self, kind: object, parts: Sequence[str], is_wanted: Callable[[int], bool]
+    ) -> Iterator[dict[int, str]]:
         self.turns.append((kind, list(parts)))
         self.began.release()
         assert self.may_end.acquire(timeout=PATIENCE)
-        for index in reversed(range(len(parts))):  # outputs come in any order
+        for index in filter(is_wanted, reversed(range(len(parts)))):  # outputs come in any order
             if parts[index] in self.bad:
                 raise RuntimeError(f"{parts[index]} is bad")
             yield {index: parts[index].upper()}
@@ -204,6 +206,20 @@ def test_the_rest_of_a_large_request_can_be_cancelled() -> None:
     assert large.cancel()
     assert case.finish() == [["a", "b"]]
     assert concurrent.futures.wait([large], PATIENCE).not_done == set()
+
+
+def test_a_turn_that_runs_asks_what_is_still_wanted() -> None:
+    case = Case(turn=10)
+    gone, late, wanted = case.submit(list("ab")), case.submit(["c"], timeout=0.5), case.submit(["d"])
+    case.engine.let(1)
+    assert case.engine.wait() == list("abcd")
+    assert gone.cancel()
+    time.sleep(0.6)
+    case.finish()
+    assert wanted.result() == ["D"]
+    with pytest.raises(DeadlineError, match="deadline passed"):
+        late.result()
+    assert concurrent.futures.wait([gone], PATIENCE).not_done == set()
 
 
 def test_a_deadline_that_passed_ends_what_waits() -> None:

@@ -138,6 +138,15 @@ def test_attention_is_that_of_pytorch(dates_bundle: Path) -> None:
     """Whose attention is compared with transformers' by tests/models/test_marian.py."""
     with Translator.load(dates_bundle) as model:
         found = model.align("the 3rd of May, 1998")
+        texts = ["July 9 2007", "the 3rd of May, 1998"]
+        submitted = model.submit(texts, alignment=True, num_beams=2).result(60)
+        alone = [model.align(text, num_beams=2) for text in texts]
+        assert "alignment" not in submitted[0].to_json()
+        assert model.translate(texts)[0].alignment is None
+    for result, alignment in zip(submitted, alone, strict=True):
+        assert result.alignment is not None
+        assert (result.alignment.source, result.alignment.target) == (alignment.source, alignment.target)
+        np.testing.assert_allclose(result.alignment.weights, alignment.weights, atol=1e-5)
     assert "".join(found.source) == "the 3rd of may, 1998</s>"
     assert "".join(found.target) == "1998-05-03</s>"
     folder = find_demo("transformer-demo")
@@ -157,8 +166,11 @@ def test_attention_is_that_of_pytorch(dates_bundle: Path) -> None:
 
 
 def test_attention_needs_its_export(model: Translator) -> None:
-    with pytest.raises(InputError, match="--outputs cross_attentions"):
-        model.align("hello")
+    for ask in (model.align, lambda text: model.submit([text], alignment=True)):
+        with pytest.raises(InputError, match="--outputs cross_attentions"):
+            ask("hello")
+    with pytest.raises(InputError, match="alignment=1 must be True or False"):
+        model.submit(["hello"], alignment=1)  # type: ignore[arg-type]
 
 
 def test_fp16_runs_too(dates_bundle: Path) -> None:
@@ -376,6 +388,6 @@ def test_graphs_of_different_exports_are_refused(
 def test_results_are_plain_data(model: Translator) -> None:
     result = model.translate(SENTENCES[8], num_beams=2, n_best=2)
     value = json.loads(json.dumps(result.to_json()))
-    assert list(value) == [field.name for field in dataclasses.fields(result)]
+    assert [*value, "alignment"] == [field.name for field in dataclasses.fields(result)]
     assert [c["text"] for c in value["candidates"]] == [c.text for c in result.candidates]
     assert result.timings.tokens_per_s > 0

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import threading
 from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
@@ -74,6 +75,42 @@ def test_a_cancelled_stream_takes_no_further_step(
     assert calls == ["encoder", "decoder", "decoder"]
     assert (last.token_ids, last.finish_reason, last.usage.completion_tokens) == ((), "cancelled", 2)
     assert tuple(token for chunk in first for token in chunk.token_ids) == whole.token_ids[:2]
+
+
+@pytest.mark.parametrize("num_beams", [1, 3])
+def test_a_submitted_request_that_is_cancelled_takes_no_further_step(
+    model: Translator, long_texts: list[str], monkeypatch: pytest.MonkeyPatch, num_beams: int
+) -> None:
+    """What runs beside it goes on to its end, and is what it is alone."""
+    calls = calls_of(model, monkeypatch)
+    (alone,) = model.translate(long_texts[:1], num_beams=num_beams)
+    steps_alone = calls.count("decoder")
+    calls.clear()
+    program: Any = model.decoder.program
+    execute = program.execute
+    entered = {1: threading.Event(), 3: threading.Event()}  # steps at which the engine is held
+    may_go_on = {1: threading.Event(), 3: threading.Event()}
+
+    def hold(*arguments: Any) -> Any:
+        step = calls.count("decoder") + 1
+        if step in entered:
+            entered[step].set()
+            assert may_go_on[step].wait(20)
+        return execute(*arguments)
+
+    monkeypatch.setattr(program, "execute", hold)
+    first = model.submit(long_texts[2:], num_beams=num_beams)
+    assert entered[1].wait(20)
+    stays, leaves = (model.submit([text], num_beams=num_beams) for text in long_texts[:2])
+    assert first.cancel()
+    may_go_on[1].set()
+    assert entered[3].wait(20)  # the second step of the turn that both share
+    assert leaves.cancel()
+    may_go_on[3].set()
+    (result,) = stays.result(20)
+    assert result.token_ids == alone.token_ids
+    assert result.score == pytest.approx(alone.score, abs=1e-5)
+    assert calls == ["encoder", "decoder", "encoder", *["decoder"] * steps_alone]
 
 
 def test_on_token_gets_each_texts_chunks(model: Translator, long_texts: list[str]) -> None:
