@@ -4,27 +4,31 @@ from __future__ import annotations
 
 import json
 import re
+import threading
 from collections.abc import Iterator
+from pathlib import Path
 from typing import Any, Literal
 
+import httpx
 import numpy as np
 import openai
 import pydantic
 import pytest
 
 from planforge.runtime import TextGenerator
+from planforge.runtime.generate.pending import PendingGeneration
+from planforge.runtime.server import ServerSettings
 
-from ...helpers.serving import Address
+from ...helpers.openai_client import connect_openai
+from ...helpers.serving import SECONDS, Address, running_server, slow_down
+from .test_limits import wait_until
 
 SAID: Any = [{"role": "user", "content": "And God said, Let there be light"}]
 
 
 @pytest.fixture(scope="module")
 def client(server: Address) -> Iterator[openai.OpenAI]:
-    http = openai.DefaultHttpxClient(trust_env=False)
-    with openai.OpenAI(
-        base_url=f"{server.url}/v1", api_key="none", http_client=http, max_retries=0
-    ) as client:
+    with connect_openai(server) as client:
         yield client
 
 
@@ -95,7 +99,53 @@ def test_an_answer_is_parsed(client: openai.OpenAI) -> None:
             model="llama", messages=said, response_format=Person, temperature=1, seed=seed, max_tokens=200
         )
         assert answer.choices[0].finish_reason == "stop"
-        assert isinstance(answer.choices[0].message.parsed, Person)
+        parsed = answer.choices[0].message.parsed
+        assert isinstance(parsed, Person)
+        with client.chat.completions.stream(
+            model="llama", messages=said, response_format=Person, temperature=1, seed=seed, max_tokens=200
+        ) as stream:
+            assert stream.get_final_completion().choices[0].message.parsed == parsed
+
+
+def test_the_client_asks_again_while_a_model_loads_and_while_the_queue_is_full(
+    demo_bundle: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Its first request is refused each time, and what refused it ends only when it has been."""
+    go_on = threading.Event()
+    running: list[PendingGeneration] = []
+    refusals: list[int] = []
+
+    def load_late() -> TextGenerator:
+        assert go_on.wait(SECONDS)
+        return model
+
+    def see(response: httpx.Response) -> None:
+        if response.status_code in (429, 503):
+            assert response.headers["retry-after"] == "0.02"
+            refusals.append(response.status_code)
+            go_on.set()
+            for pending in running:
+                pending.cancel()
+
+    monkeypatch.setattr("planforge.runtime.server.errors.RETRY_SECONDS", 0.02)
+    slow_down(monkeypatch)
+    settings = ServerSettings(schedule={"running": 1}, queue_size=1)
+    http = openai.DefaultHttpxClient(trust_env=False, event_hooks={"response": [see]})
+    ask: dict[str, Any] = {"model": "gpt", "prompt": "And it came to pass", "temperature": 0, "max_tokens": 5}
+    with (
+        TextGenerator.load(demo_bundle, backend="ort-cpu") as model,
+        running_server({"gpt": load_late}, settings) as server,
+        connect_openai(server, http_client=http, max_retries=1000) as client,
+    ):
+        loaded = client.completions.create(**ask)
+        assert set(refusals) == {503}
+        refusals.clear()
+        for waiting in (0, 1):
+            running.append(model.submit("And it came to pass", ignore_eos=True))
+            wait_until(lambda: model.count_requests() == (waiting, 1))  # noqa: B023  # called at once
+        queued = client.completions.create(**ask)
+        assert set(refusals) == {429}
+    assert loaded.choices[0].text == queued.choices[0].text
 
 
 def test_structures_and_what_cannot_be_enforced(client: openai.OpenAI, server: Address) -> None:

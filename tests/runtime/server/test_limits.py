@@ -18,7 +18,8 @@ from planforge.runtime.generate.row import Row
 from planforge.runtime.server import ServerSettings
 from planforge.runtime.server.auth import read_keys
 
-from ...helpers.serving import SECONDS, Address, running_server, slow_down
+from ...helpers.openai_client import connect_openai
+from ...helpers.serving import SECONDS, running_server, slow_down
 
 COMPLETE = "/v1/completions"
 LONG: dict[str, Any] = {
@@ -167,11 +168,6 @@ def test_headers_and_connections_have_limits(gpt_model: TextGenerator) -> None:
         for connection in slow + many:
             connection.close()
         wait_until(lambda: httpx.get(f"{server.url}/health", trust_env=False).status_code == 200)
-
-
-def connect_openai(server: Address, key: str = "none") -> openai.OpenAI:
-    http = openai.DefaultHttpxClient(trust_env=False)
-    return openai.OpenAI(base_url=f"{server.url}/v1", api_key=key, http_client=http)
 
 
 def is_closed(connection: Any) -> bool:
