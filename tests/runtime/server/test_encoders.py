@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import base64
+from collections.abc import Callable
+from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
-from sentence_transformers import SentenceTransformer
+from sentence_transformers import CrossEncoder, SentenceTransformer
 
 from planforge.runtime import TextGenerator, Translator
 
@@ -44,18 +46,23 @@ def test_dimensions_shorten_and_normalize(server: Address, models: dict[str, Any
     np.testing.assert_allclose(read_vectors(answer), expected, atol=1e-6)
 
 
-def test_ranks(server: Address, models: dict[str, Any]) -> None:
-    body: dict[str, Any] = {"model": "ranker", "query": "Who sells food?", "documents": TEXTS[:3]}
-    answer = server.ask("/v1/rerank", **body, return_documents=True)
-    expected = models["ranker"].rank("Who sells food?", TEXTS[:3])
-    assert [row["index"] for row in answer["results"]] == [one.index for one in expected]
-    scores = [row["relevance_score"] for row in answer["results"]]
-    assert scores == pytest.approx([one.score for one in expected], abs=1e-6)
-    assert [row["document"]["text"] for row in answer["results"]] == [one.text for one in expected]
-    (best,) = server.ask("/v1/rerank", **{**body, "documents": [{"text": t} for t in TEXTS[:3]]}, top_n=1)[
+def test_ranks_are_sentence_transformers(server: Address, head_bundle: Callable[[str], Path]) -> None:
+    checkpoint = head_bundle("ranker").with_name("ranker")
+    query = "the world?"
+    documents = ["hello world, not it!", "Paris is it", "我在北京 café", "the plan is it. " * 30, "the"]
+    expected = CrossEncoder(str(checkpoint), device="cpu").rank(query, documents, show_progress_bar=False)
+    assert np.ptp([row["score"] for row in expected]) > 0.05
+    body: dict[str, Any] = {"model": "ranker", "query": query, "documents": documents}
+    results = server.ask("/v1/rerank", **body, return_documents=True)["results"]
+    assert [row["index"] for row in results] == [row["corpus_id"] for row in expected]
+    scores = [row["relevance_score"] for row in results]
+    assert scores == pytest.approx([row["score"] for row in expected], abs=1e-5)
+    assert [row["document"]["text"] for row in results] == [documents[row["index"]] for row in results]
+    (best,) = server.ask("/v1/rerank", **{**body, "documents": [{"text": t} for t in documents]}, top_n=1)[
         "results"
     ]
-    assert best == {key: value for key, value in answer["results"][0].items() if key != "document"}
+    assert best["index"] == results[0]["index"] and "document" not in best
+    assert best["relevance_score"] == pytest.approx(scores[0], abs=1e-6)
 
 
 def test_classes_tags_answers_and_masks(server: Address, models: dict[str, Any]) -> None:
