@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import re
 import sys
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -86,11 +86,20 @@ SCHEMAS: list[dict[str, Any]] = [
         "maxProperties": 1,
     },
 ]
+REGEXES = [
+    r"[0-9]\d{3}-[a-z]{1,9}",
+    "(yes|no), (sir|madam)!?",
+    r"[^\x00-\x7f]{1,3}",
+    r"(?i)the (lord|king)",
+    r"a/b\n?",
+    r"^\w{1,8}$",
+]
+CHOICES = ["yes", "yes, sir", "no", 'né\n"\\']
 SCHEMA: dict[str, Any] = {"json_schema": PERSON, "max_new_tokens": 60}
 STRUCTURES: list[dict[str, Any]] = [
     SCHEMA,
     {"regex": r"\d{3}-[a-z]{2,5}(, [A-Z]+)?"},
-    {"choices": ["yes", "yes, sir", "no", 'né\n"\\']},
+    {"choices": CHOICES},
     {"grammar": 'start: "(" start ")" | /[0-9]+/', "max_new_tokens": 8},
 ]
 
@@ -98,7 +107,10 @@ STRUCTURES: list[dict[str, Any]] = [
 @pytest.fixture(scope="module")
 def models(demo_bundle: Path, llama_demo_bundle: Path) -> Iterator[dict[str, TextGenerator]]:
     with TextGenerator.load(demo_bundle) as gpt2, TextGenerator.load(llama_demo_bundle) as llama:
-        yield {"gpt2": gpt2, "llama": llama}
+        models = {"gpt2": gpt2, "llama": llama}
+        for model in models.values():
+            model.schedule(queue_size=1000)
+        yield models
 
 
 @pytest.fixture(scope="module")
@@ -111,51 +123,50 @@ def is_whole(answer: Generation) -> bool:
 
 
 @pytest.mark.parametrize("name", ["gpt2", "llama"])
-def test_of_a_thousand_answers_at_temperature_1_each_whole_one_is_valid(
+def test_of_a_thousand_submitted_answers_at_temperature_1_each_whole_one_is_valid(
     models: dict[str, TextGenerator], name: str
 ) -> None:
-    texts = set()
-    whole = 0
-    for number, schema in enumerate(SCHEMAS):
-        answers = models[name].generate(
-            ["And the LORD said"] * 32,
-            json_schema=schema,
+    """Answers of every structure share the engine."""
+    structures: list[dict[str, Any]] = [{"json_schema": schema} for schema in SCHEMAS]
+    structures += [{"regex": regex} for regex in REGEXES]
+    structures += [{"choices": CHOICES}]
+    asked = [(number, structure) for number in range(24) for structure in structures]
+    pending = [
+        models[name].submit(
+            "And the LORD said",
+            number=number,
             temperature=1.0,
-            seed=number,
+            seed=1,
             max_new_tokens=48,
             logprobs=False,
+            **structure,
         )
-        for answer in answers:
-            if is_whole(answer):
-                whole += 1
-                texts.add(answer.text)
-                jsonschema.validate(
-                    json.loads(answer.text), schema, format_checker=jsonschema.FormatChecker()
-                )
-    assert whole > 0.95 * 32 * len(SCHEMAS)
+        for number, structure in asked
+    ]
+    texts = set()
+    whole = 0
+    for one, (_, structure) in zip(pending, asked, strict=True):
+        answer = one.result(60)
+        if is_whole(answer):
+            whole += 1
+            texts.add(answer.text)
+            check_structure(answer.text, **structure)
+    assert whole > 0.95 * len(asked) > 500
     assert len(texts) > whole / 4
 
 
-@pytest.mark.parametrize(
-    "regex",
-    [
-        r"[0-9]\d{3}-[a-z]{1,9}",
-        "(yes|no), (sir|madam)!?",
-        r"[^\x00-\x7f]{1,3}",
-        r"(?i)the (lord|king)",
-        r"a/b\n?",
-        r"^\w{1,8}$",
-    ],
-)
-def test_answers_match_the_whole_expression(model: TextGenerator, regex: str) -> None:
-    answers = model.generate(["And"] * 8, regex=regex, temperature=1.0, seed=2, max_new_tokens=24)
-    assert any(map(is_whole, answers))
-    for answer in answers:
-        assert not is_whole(answer) or re.fullmatch(regex, answer.text, re.ASCII if "d" in regex else 0)
+def check_structure(text: str, json_schema: Any = None, regex: str = "", choices: Sequence[str] = ()) -> None:
+    """Fail where a text has not the structure that was asked for."""
+    if json_schema is not None:
+        jsonschema.validate(json.loads(text), json_schema, format_checker=jsonschema.FormatChecker())
+    elif regex:
+        assert re.fullmatch(regex, text, re.ASCII if "d" in regex else 0)
+    else:
+        assert text in choices
 
 
 def test_answers_are_one_of_the_choices(model: TextGenerator) -> None:
-    choices = ["yes", "yes, sir", "no", 'né\n"\\', "<|endoftext|>"]
+    choices = [*CHOICES, "<|endoftext|>"]
     answers = model.generate(["And"] * 24, choices=choices, temperature=3.0, seed=1)
     assert {answer.text for answer in answers} <= set(choices)
     assert len({answer.text for answer in answers}) > 1
