@@ -17,6 +17,7 @@ from starlette.responses import FileResponse, JSONResponse, PlainTextResponse, R
 from starlette.routing import BaseRoute, Route
 
 from ..model import Model
+from .answers import Health, ModelList, Readiness
 from .auth import KeyRing
 from .calls import Call, Readers, read_body, read_parameters
 from .endpoints import ENDPOINTS, Endpoint
@@ -124,12 +125,16 @@ def list_plain_routes(registry: Registry, metrics: Metrics, settings: ServerSett
     api = describe_api(ENDPOINTS, bool(settings.keys))
 
     async def say_health(request: Request) -> Response:
-        return JSONResponse({"status": "ok"})
+        answer: Health = {"status": "ok"}
+        return JSONResponse(answer)
 
     async def say_ready(request: Request) -> Response:
-        models = {name: registry.find_state(name) for name in registry.names}
-        status = 200 if registry.ready else 503
-        return JSONResponse({"status": "ready" if registry.ready else "not ready", "models": models}, status)
+        is_ready = registry.ready
+        answer: Readiness = {
+            "status": "ready" if is_ready else "not ready",
+            "models": {name: registry.find_state(name) for name in registry.names},
+        }
+        return JSONResponse(answer, 200 if is_ready else 503)
 
     async def show_metrics(request: Request) -> Response:
         loaded = list(registry.loaded.items())
@@ -137,7 +142,11 @@ def list_plain_routes(registry: Registry, metrics: Metrics, settings: ServerSett
         return PlainTextResponse(metrics.write(counts), media_type=MEDIA_TYPE)
 
     async def list_models(request: Request) -> Response:
-        return JSONResponse({"object": "list", "data": [registry.describe(name) for name in registry.names]})
+        answer: ModelList = {
+            "object": "list",
+            "data": [registry.describe(name) for name in registry.names],
+        }
+        return JSONResponse(answer)
 
     async def show_model(request: Request) -> Response:
         return JSONResponse(registry.describe(request.path_params["name"]))

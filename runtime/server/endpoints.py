@@ -4,10 +4,13 @@ from __future__ import annotations
 
 from collections.abc import Awaitable, Callable
 from dataclasses import dataclass
+from typing import Any
 
 from starlette.responses import Response
 
-from . import bodies, text, translations, vectors
+from ..encode.results import Answer, Answers, Classification, FilledMask, Tags
+from . import answers, bodies, text, translations, vectors
+from .answers import ListOf
 from .calls import Call
 from .schema import Schema
 
@@ -20,14 +23,16 @@ class Endpoint:
         capability: what the model must be able to do; "" is anything.
         body: the schema of a request's parameters.
         handle: makes the answer.
-        answer: the members that an answer always has.
+        answer: the type of an answer, of `answers`.
+        event: the type of a stream's events, where the route has streams.
     """
 
     path: str
     capability: str
     body: Schema
     handle: Callable[[Call], Awaitable[Response]]
-    answer: tuple[str, ...]
+    answer: Any
+    event: Any = None
 
     @property
     def summary(self) -> str:
@@ -35,18 +40,33 @@ class Endpoint:
         return (self.handle.__doc__ or "").partition("\n")[0]
 
 
-ANSWER = ("id", "object", "created", "model", "choices", "usage")
-LIST = ("object", "data", "model", "usage")
 ENDPOINTS = (
-    Endpoint("/v1/chat/completions", "chat", bodies.CHAT, text.chat, ANSWER),
-    Endpoint("/v1/completions", "completions", bodies.COMPLETION, text.complete, ANSWER),
-    Endpoint("/v1/embeddings", "embeddings", bodies.EMBEDDINGS, vectors.embed, LIST),
-    Endpoint("/v1/rerank", "rerank", bodies.RERANK, vectors.rerank, ("model", "results", "usage")),
-    Endpoint("/v1/classify", "classify", bodies.CLASSIFY, vectors.classify, LIST),
-    Endpoint("/v1/tags", "tags", bodies.TAGS, vectors.tag, LIST),
-    Endpoint("/v1/answers", "answers", bodies.ANSWERS, vectors.answer, LIST),
-    Endpoint("/v1/fill-mask", "fill-mask", bodies.FILL_MASK, vectors.fill_mask, LIST),
-    Endpoint("/v1/translations", "translations", bodies.TRANSLATIONS, translations.translate, LIST),
-    Endpoint("/tokenize", "", bodies.TOKENIZE, translations.tokenize, ("model", "tokens", "count")),
-    Endpoint("/detokenize", "", bodies.DETOKENIZE, translations.detokenize, ("model", "content")),
+    Endpoint("/v1/chat/completions", "chat", bodies.CHAT, text.chat, answers.ChatAnswer, answers.ChatEvent),
+    Endpoint(
+        "/v1/completions",
+        "completions",
+        bodies.COMPLETION,
+        text.complete,
+        answers.CompletionAnswer,
+        answers.CompletionEvent,
+    ),
+    Endpoint(
+        "/v1/embeddings", "embeddings", bodies.EMBEDDINGS, vectors.embed, ListOf(answers.EmbeddingEntry)
+    ),
+    Endpoint("/v1/rerank", "rerank", bodies.RERANK, vectors.rerank, answers.RerankAnswer),
+    Endpoint("/v1/classify", "classify", bodies.CLASSIFY, vectors.classify, ListOf(Classification)),
+    Endpoint("/v1/tags", "tags", bodies.TAGS, vectors.tag, ListOf(Tags)),
+    Endpoint(
+        "/v1/answers", "answers", bodies.ANSWERS, vectors.answer, ListOf(Answers, {"best": Answer | None})
+    ),
+    Endpoint("/v1/fill-mask", "fill-mask", bodies.FILL_MASK, vectors.fill_mask, ListOf(FilledMask)),
+    Endpoint(
+        "/v1/translations",
+        "translations",
+        bodies.TRANSLATIONS,
+        translations.translate,
+        ListOf(answers.TranslationEntry),
+    ),
+    Endpoint("/tokenize", "", bodies.TOKENIZE, translations.tokenize, answers.TokenizeAnswer),
+    Endpoint("/detokenize", "", bodies.DETOKENIZE, translations.detokenize, answers.DetokenizeAnswer),
 )

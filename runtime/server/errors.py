@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import logging
 import re
-from typing import Any
 
 from starlette.responses import JSONResponse
 
@@ -18,6 +17,7 @@ from ..errors import (
     QueueFullError,
     SchemaError,
 )
+from .answers import ErrorAnswer
 
 log = logging.getLogger("planforge")
 
@@ -48,7 +48,7 @@ class ApiError(Exception):
         self.code = code
         self.retry = retry
 
-    def to_json(self) -> dict[str, Any]:
+    def to_json(self) -> ErrorAnswer:
         """Return the body of the answer."""
         kind = "invalid_request_error" if self.status < 500 else "server_error"
         if self.status == 401:

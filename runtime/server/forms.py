@@ -4,14 +4,33 @@ from __future__ import annotations
 
 import uuid
 from abc import ABC, abstractmethod
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from typing import Any, ClassVar
 
 from ..decoding.chunk import Chunk, TopLogprob
 from ..generate.generation import Generation
 from ..text.tokenizer import Tokenizer
+from .answers import (
+    ChatChoice,
+    ChatLogprobs,
+    ChosenLogprob,
+    CompletionChoice,
+    CompletionLogprobs,
+    Delta,
+    FinishReason,
+    Message,
+    StreamedChatChoice,
+    TokenLogprob,
+    ToolCall,
+)
 
-FINISH_REASONS = {"eos": "stop", "stop": "stop", "length": "length", "context": "length", "cancelled": "stop"}
+FINISH_REASONS: dict[str, FinishReason] = {
+    "eos": "stop",
+    "stop": "stop",
+    "length": "length",
+    "context": "length",
+    "cancelled": "stop",
+}
 LEAST = -9999.0  # a log-probability of what is impossible, as OpenAI has it: JSON has no infinity
 BROKEN = "\ufffd"  # of a token that is part of a character
 
@@ -34,19 +53,19 @@ class Form(ABC):
         self.logprobs = logprobs
 
     @abstractmethod
-    def write_answer(self, index: int, answer: Generation) -> dict[str, Any]:
+    def write_answer(self, index: int, answer: Generation) -> Mapping[str, Any]:
         """Return the choice of a whole answer."""
 
     @abstractmethod
-    def write_start(self, index: int) -> list[dict[str, Any]]:
+    def write_start(self, index: int) -> Sequence[Mapping[str, Any]]:
         """Return the choices before the first chunk."""
 
     @abstractmethod
-    def write_chunk(self, index: int, chunk: Chunk) -> list[dict[str, Any]]:
+    def write_chunk(self, index: int, chunk: Chunk) -> Sequence[Mapping[str, Any]]:
         """Return the choices of a chunk; of one that shows nothing, none."""
 
     @abstractmethod
-    def write_end(self, index: int, answer: Generation) -> list[dict[str, Any]]:
+    def write_end(self, index: int, answer: Generation) -> Sequence[Mapping[str, Any]]:
         """Return the choices behind the last chunk."""
 
     def spell(self, token: int) -> str:
@@ -74,8 +93,8 @@ class ChatForm(Form):
         self._tools = tools
         self._held: dict[int, str] = {}  # by answer, what may be a call
 
-    def write_answer(self, index: int, answer: Generation) -> dict[str, Any]:
-        message: dict[str, Any] = {
+    def write_answer(self, index: int, answer: Generation) -> ChatChoice:
+        message: Message = {
             "role": "assistant",
             "content": answer.text,
             "refusal": None,
@@ -91,11 +110,11 @@ class ChatForm(Form):
             "finish_reason": find_reason(answer),
         }
 
-    def write_start(self, index: int) -> list[dict[str, Any]]:
-        delta = {"role": "assistant", "content": "", "refusal": None}
+    def write_start(self, index: int) -> list[StreamedChatChoice]:
+        delta: Delta = {"role": "assistant", "content": "", "refusal": None}
         return [{"index": index, "delta": delta, "logprobs": None, "finish_reason": None}]
 
-    def write_chunk(self, index: int, chunk: Chunk) -> list[dict[str, Any]]:
+    def write_chunk(self, index: int, chunk: Chunk) -> list[StreamedChatChoice]:
         text = chunk.text
         if self._tools:
             text, self._held[index] = split_call(self._held.get(index, "") + text)
@@ -104,28 +123,28 @@ class ChatForm(Form):
         logprobs = self._write_logprobs(chunk)
         return [{"index": index, "delta": {"content": text}, "logprobs": logprobs, "finish_reason": None}]
 
-    def write_end(self, index: int, answer: Generation) -> list[dict[str, Any]]:
-        delta: dict[str, Any] = {}
+    def write_end(self, index: int, answer: Generation) -> list[StreamedChatChoice]:
+        delta: Delta = {}
         if answer.tool_calls:
-            delta = {"tool_calls": [{"index": i, **call} for i, call in enumerate(write_calls(answer))]}
+            calls = write_calls(answer)
+            delta = {"tool_calls": [{"index": number, **call} for number, call in enumerate(calls)]}
         elif self._held.get(index):
             delta = {"content": self._held[index]}
-        deltas = [delta, {}] if delta else [{}]
-        choices: list[dict[str, Any]] = [
+        deltas: list[Delta] = [delta, {}] if delta else [{}]
+        choices: list[StreamedChatChoice] = [
             {"index": index, "delta": one, "logprobs": None, "finish_reason": None} for one in deltas
         ]
         choices[-1]["finish_reason"] = find_reason(answer)
         return choices
 
-    def _write_logprobs(self, part: Generation | Chunk) -> dict[str, Any] | None:
+    def _write_logprobs(self, part: Generation | Chunk) -> ChatLogprobs | None:
         if not self.logprobs:
             return None
         tops: Iterable[Sequence[TopLogprob]] = part.top_logprobs or [()] * len(part.token_ids)
-        content = []
+        content: list[ChosenLogprob] = []
         for token, logprob, top in zip(part.token_ids, part.logprobs, tops, strict=True):
-            entry = write_logprob(self.spell(token), logprob)
-            entry["top_logprobs"] = [write_logprob(one.text, one.logprob) for one in top]
-            content.append(entry)
+            likeliest = [write_logprob(one.text, one.logprob) for one in top]
+            content.append({**write_logprob(self.spell(token), logprob), "top_logprobs": likeliest})
         return {"content": content, "refusal": None}
 
 
@@ -140,23 +159,23 @@ class CompletionForm(Form):
         super().__init__(tokenizer, logprobs=logprobs)
         self._offsets: dict[int, int] = {}  # characters of each answer's chunks
 
-    def write_answer(self, index: int, answer: Generation) -> dict[str, Any]:
+    def write_answer(self, index: int, answer: Generation) -> CompletionChoice:
         return self._write(index, answer, FINISH_REASONS[answer.finish_reason])
 
-    def write_start(self, index: int) -> list[dict[str, Any]]:
+    def write_start(self, index: int) -> list[CompletionChoice]:
         return []
 
-    def write_chunk(self, index: int, chunk: Chunk) -> list[dict[str, Any]]:
+    def write_chunk(self, index: int, chunk: Chunk) -> list[CompletionChoice]:
         reason = None if chunk.finish_reason is None else FINISH_REASONS[chunk.finish_reason]
         if not chunk.text and reason is None and not (self.logprobs and chunk.token_ids):
             return []
         return [self._write(index, chunk, reason)]
 
-    def write_end(self, index: int, answer: Generation) -> list[dict[str, Any]]:
+    def write_end(self, index: int, answer: Generation) -> list[CompletionChoice]:
         return []
 
-    def _write(self, index: int, part: Generation | Chunk, reason: str | None) -> dict[str, Any]:
-        logprobs = None
+    def _write(self, index: int, part: Generation | Chunk, reason: FinishReason | None) -> CompletionChoice:
+        logprobs: CompletionLogprobs | None = None
         if self.logprobs:
             tokens = [self.spell(token) for token in part.token_ids]
             offsets = []
@@ -177,7 +196,7 @@ class CompletionForm(Form):
         return {"index": index, "text": part.text, "logprobs": logprobs, "finish_reason": reason}
 
 
-def find_reason(answer: Generation) -> str:
+def find_reason(answer: Generation) -> FinishReason:
     """Return OpenAI's word for why an answer ended."""
     return "tool_calls" if answer.tool_calls else FINISH_REASONS[answer.finish_reason]
 
@@ -190,7 +209,7 @@ def split_call(text: str) -> tuple[str, str]:
     return before, mark + behind
 
 
-def write_calls(answer: Generation) -> list[dict[str, Any]]:
+def write_calls(answer: Generation) -> list[ToolCall]:
     """Return an answer's calls of tools."""
     return [
         {
@@ -202,7 +221,7 @@ def write_calls(answer: Generation) -> list[dict[str, Any]]:
     ]
 
 
-def write_logprob(text: str, logprob: float) -> dict[str, Any]:
+def write_logprob(text: str, logprob: float) -> TokenLogprob:
     """Return a token with its log-probability; its bytes where they are known."""
     known = None if BROKEN in text else list(text.encode())
     return {"token": text, "logprob": max(logprob, LEAST), "bytes": known}

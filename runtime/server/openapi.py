@@ -1,30 +1,17 @@
-"""/openapi.json, made of the tables by which requests are checked."""
+"""/openapi.json, made of the tables by which requests are checked, and of the answers' types."""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 from importlib.metadata import version
 from typing import Any
 
+from .answers import ErrorAnswer, Health, ModelEntry, ModelList, Readiness
 from .endpoints import Endpoint
-from .schema import Schema
+from .guard import OPEN
+from .type_schemas import TypeSchemas
 
-ERROR: Schema = {
-    "type": "object",
-    "properties": {
-        "error": {
-            "type": "object",
-            "properties": {
-                "message": {"type": "string"},
-                "type": {"type": "string"},
-                "param": {"type": ["string", "null"]},
-                "code": {"type": ["string", "null"]},
-            },
-            "required": ["message", "type", "param", "code"],
-        }
-    },
-    "required": ["error"],
-}
 FAILURES = {
     "400": "A parameter that cannot be used.",
     "401": "No key that this server accepts.",
@@ -39,49 +26,96 @@ FAILURES = {
     "503": "The model is loading, or the server is stopping.",
     "504": "The answer was not there in time.",
 }
-PLAIN = {
-    "/health": ("Say that the server runs.", "application/json", ()),
-    "/ready": ("Say whether all models are loaded.", "application/json", ("503",)),
-    "/metrics": ("Return counts for Prometheus.", "text/plain", ("401", "403")),
-    "/v1/models": ("List the models.", "application/json", ("401", "403")),
-    "/openapi.json": ("Return this description.", "application/json", ("401", "403")),
-}
+EVERYWHERE = ("401", "403")
+
+
+@dataclass(frozen=True)
+class Page:
+    """A route that says something of the server itself.
+
+    Attributes:
+        answers: by status, the type of the answer; None is text.
+        failures: statuses with which it may be refused.
+        parameter: of its path, if it has one.
+    """
+
+    path: str
+    summary: str
+    answers: Mapping[str, Any]
+    failures: Sequence[str] = EVERYWHERE
+    parameter: str = ""
+
+
+PAGES = (
+    Page("/health", "Say that the server runs.", {"200": Health}, ("403",)),
+    Page(
+        "/ready",
+        "Say whether all models are loaded, and have run once.",
+        {"200": Readiness, "503": Readiness},
+        ("403",),
+    ),
+    Page("/metrics", "Return counts for Prometheus.", {"200": None}),
+    Page("/v1/models", "List the models.", {"200": ModelList}),
+    Page("/v1/models/{name}", "Describe a model.", {"200": ModelEntry}, (*EVERYWHERE, "404"), "name"),
+    Page("/openapi.json", "Return this description.", {"200": Mapping[str, Any]}),
+)
 
 
 def describe_api(endpoints: Sequence[Endpoint], has_keys: bool) -> dict[str, Any]:
     """Return the description of all routes."""
-    paths: dict[str, Any] = {}
-    for path, (summary, media_type, failures) in PLAIN.items():
-        responses = {"200": {"description": "Done.", "content": {media_type: {}}}}
-        paths[path] = {"get": {"summary": summary, "responses": responses | describe_failures(failures)}}
+    schemas = TypeSchemas()
+    failures = {status: describe_failure(status, schemas) for status in FAILURES}
+    paths: dict[str, Any] = {page.path: {"get": describe_page(page, schemas, failures)} for page in PAGES}
     for endpoint in endpoints:
-        content: dict[str, Any] = {
-            "application/json": {"schema": {"type": "object", "required": list(endpoint.answer)}}
-        }
-        if "stream" in endpoint.body["properties"]:
-            content["text/event-stream"] = {}
-        paths[endpoint.path] = {
-            "post": {
-                "summary": endpoint.summary,
-                "requestBody": {"required": True, "content": {"application/json": {"schema": endpoint.body}}},
-                "responses": {
-                    "200": {"description": "Done.", "content": content},
-                    **describe_failures(FAILURES),
-                },
-            }
-        }
+        paths[endpoint.path] = {"post": describe_endpoint(endpoint, schemas, failures)}
     api: dict[str, Any] = {
         "openapi": "3.1.0",
         "info": {"title": "PlanForge", "version": version("planforge")},
         "paths": paths,
-        "components": {"schemas": {"Error": ERROR}},
+        "components": {"schemas": schemas.named},
     }
     if has_keys:
         api["components"]["securitySchemes"] = {"key": {"type": "http", "scheme": "bearer"}}
         api["security"] = [{"key": []}]
+        for path in OPEN:
+            if path in paths:
+                paths[path]["get"]["security"] = []
     return api
 
 
-def describe_failures(statuses: Any) -> dict[str, Any]:
-    schema = {"application/json": {"schema": {"$ref": "#/components/schemas/Error"}}}
-    return {status: {"description": FAILURES[status], "content": schema} for status in statuses}
+def describe_page(page: Page, schemas: TypeSchemas, failures: Mapping[str, Any]) -> dict[str, Any]:
+    """Return the operation of a route that says something of the server itself."""
+    responses = {status: failures[status] for status in page.failures}
+    for status, kind in page.answers.items():
+        media_type = "text/plain" if kind is None else "application/json"
+        schema = {"type": "string"} if kind is None else schemas.describe(kind)
+        description = "Done." if status == "200" else FAILURES[status]
+        responses[status] = {"description": description, "content": {media_type: {"schema": schema}}}
+    operation: dict[str, Any] = {"summary": page.summary, "responses": responses}
+    if page.parameter:
+        place = {"name": page.parameter, "in": "path", "required": True, "schema": {"type": "string"}}
+        operation["parameters"] = [place]
+    return operation
+
+
+def describe_endpoint(
+    endpoint: Endpoint, schemas: TypeSchemas, failures: Mapping[str, Any]
+) -> dict[str, Any]:
+    """Return the operation of a route that a model answers."""
+    content: dict[str, Any] = {"application/json": {"schema": schemas.describe(endpoint.answer)}}
+    if endpoint.event is not None:
+        content["text/event-stream"] = {
+            "schema": {"type": "string", "description": 'Events "data: ..." of JSON, and "data: [DONE]".'},
+            "x-event": schemas.describe(endpoint.event),
+        }
+    return {
+        "summary": endpoint.summary,
+        "requestBody": {"required": True, "content": {"application/json": {"schema": endpoint.body}}},
+        "responses": {"200": {"description": "Done.", "content": content}, **failures},
+    }
+
+
+def describe_failure(status: str, schemas: TypeSchemas) -> dict[str, Any]:
+    """Return the answer of a status other than 200."""
+    content = {"application/json": {"schema": schemas.describe(ErrorAnswer)}}
+    return {"description": FAILURES[status], "content": content}

@@ -17,6 +17,7 @@ from ..generate.text_generator import TextGenerator
 from ..model import Model
 from ..text.tokenizer import Tokenizer
 from ..translate.translator import Translator
+from .answers import ModelEntry, State
 from .errors import ApiError
 from .metrics import Metrics
 from .settings import ServerSettings
@@ -57,15 +58,16 @@ class ServedModel:
     context: int = 0
     most_bytes: int = 0
 
-    def to_json(self) -> dict[str, Any]:
+    def to_json(self) -> ModelEntry:
         """Return its entry in /v1/models."""
         model = self.model
-        entry: dict[str, Any] = {
+        entry: ModelEntry = {
             "id": self.name,
             "object": "model",
             "created": self.created,
             "owned_by": OWNER,
             "capabilities": list(self.capabilities),
+            "status": "ready",
             "family": model.family,
             "precision": model.artifact.precision,
             "backend": model.backend,
@@ -111,21 +113,26 @@ class Registry:
         """Whether every model is loaded, and the server goes on."""
         return len(self.loaded) == len(self.names) and not self.closing
 
-    def find_state(self, name: str) -> str:
+    def find_state(self, name: str) -> State:
         """Return "ready", "loading" or "failed"."""
         if name == self._failed:
             return "failed"
         return "ready" if name in self.loaded else "loading"
 
-    def describe(self, name: str) -> dict[str, Any]:
+    def describe(self, name: str) -> ModelEntry:
         """Return a model's entry in /v1/models, which has its place there while it loads too."""
         if name not in self.names:
             self._refuse_unknown(name)
-        state = self.find_state(name)
         if name in self.loaded:
-            return {**self.loaded[name].to_json(), "status": state}
-        entry = {"id": name, "object": "model", "created": self.created, "owned_by": OWNER}
-        return {**entry, "capabilities": [], "status": state}
+            return self.loaded[name].to_json()
+        return {
+            "id": name,
+            "object": "model",
+            "created": self.created,
+            "owned_by": OWNER,
+            "capabilities": [],
+            "status": self.find_state(name),
+        }
 
     def load(self) -> None:
         """Load the models that are not loaded yet; what fails is kept in `failure`."""

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import json
-from collections.abc import AsyncGenerator, Sequence
+from collections.abc import AsyncGenerator, Mapping, Sequence
 from contextlib import aclosing
 from functools import partial
 from typing import Any, TypeAlias
@@ -77,7 +77,7 @@ class EventWriter:
         self._head = f'data: {head},"choices":['.encode()
         self._tail = f"]{ending}}}\n\n".encode()
 
-    def write(self, choice: dict[str, Any]) -> bytes:
+    def write(self, choice: Mapping[str, Any]) -> bytes:
         """Return the event of a choice."""
         text = json.dumps(choice, ensure_ascii=False, separators=(",", ":"))
         return self._head + text.encode() + self._tail

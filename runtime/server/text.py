@@ -14,6 +14,7 @@ from starlette.responses import JSONResponse, Response
 from ..generate.generation import Generation
 from ..generate.pending import PendingGeneration
 from ..generate.text_generator import TextGenerator
+from .answers import GenerationUsage
 from .calls import Call, cancel_when_gone, wait_for_all
 from .errors import ApiError, find_api_error
 from .forms import ChatForm, CompletionForm, Form
@@ -260,7 +261,7 @@ class Exchange:
             "system_fingerprint": self.call.served.fingerprint,
         }
 
-    def _count_tokens(self, answers: Sequence[Generation]) -> dict[str, Any]:
+    def _count_tokens(self, answers: Sequence[Generation]) -> GenerationUsage:
         """Return the usage: a prompt that has several answers counts once."""
         prompts = answers[:: self.call.body.get("n", 1)]
         prompt = sum(one.usage.prompt_tokens for one in prompts)

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from functools import partial
-from typing import Any
 
 from starlette.responses import JSONResponse, Response
 
@@ -12,6 +11,13 @@ from ..generate.text_generator import TextGenerator
 from ..text.tokenizer import Tokenizer
 from ..translate.results import Alignment, Translation
 from ..translate.translator import Translator
+from .answers import (
+    AlignmentEntry,
+    CandidateEntry,
+    DetokenizeAnswer,
+    TokenizeAnswer,
+    TranslationEntry,
+)
 from .calls import Call, cancel_when_gone, wait_for_all
 from .forms import FINISH_REASONS
 from .vectors import list_texts, make_list
@@ -47,9 +53,11 @@ async def translate(call: Call) -> Response:
     return await call.run(write)
 
 
-def write_translation(index: int, result: Translation) -> dict[str, Any]:
-    candidates = [{"text": one.text, "score": max(one.score, LEAST)} for one in result.candidates]
-    entry = {
+def write_translation(index: int, result: Translation) -> TranslationEntry:
+    candidates: list[CandidateEntry] = [
+        {"text": one.text, "score": max(one.score, LEAST)} for one in result.candidates
+    ]
+    entry: TranslationEntry = {
         "index": index,
         "text": result.text,
         "score": max(result.score, LEAST),
@@ -62,7 +70,7 @@ def write_translation(index: int, result: Translation) -> dict[str, Any]:
     return entry
 
 
-def write_alignment(alignment: Alignment) -> dict[str, Any]:
+def write_alignment(alignment: Alignment) -> AlignmentEntry:
     """Return the tokens of a text and of its translation, and how much each of these looked at those."""
     weights = [[round(float(share), 4) for share in row] for row in alignment.averaged()]
     return {"source": list(alignment.source), "target": list(alignment.target), "weights": weights}
@@ -73,7 +81,8 @@ async def tokenize(call: Call) -> Response:
     tokenizer = get_tokenizer(call)
     special = call.body.get("parse_special", False)
     tokens = await call.run(partial(tokenizer.encode, call.body["content"], parse_special=special))
-    return JSONResponse({"model": call.served.name, "tokens": tokens, "count": len(tokens)})
+    answer: TokenizeAnswer = {"model": call.served.name, "tokens": tokens, "count": len(tokens)}
+    return JSONResponse(answer)
 
 
 async def detokenize(call: Call) -> Response:
@@ -85,7 +94,8 @@ async def detokenize(call: Call) -> Response:
             f"tokens has an id beyond the tokenizer's, which are 0 to {tokenizer.vocab_size - 1}"
         )
     content = await call.run(partial(tokenizer.decode, tokens))
-    return JSONResponse({"model": call.served.name, "content": content})
+    answer: DetokenizeAnswer = {"model": call.served.name, "content": content}
+    return JSONResponse(answer)
 
 
 def get_tokenizer(call: Call) -> Tokenizer:

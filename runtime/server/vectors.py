@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import base64
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from functools import partial
 from typing import Any
 
@@ -11,6 +11,7 @@ from starlette.responses import JSONResponse, Response
 
 from ..encode.results import Answers, Classification, Embedding, FilledMask, Ranked, Result, Tags
 from ..scheduling.batcher import PendingResults
+from .answers import EmbeddingEntry, RankedDocument, RerankAnswer, Usage
 from .calls import Call, cancel_when_gone, wait_for_all
 
 LONG = ("truncation", "stride")  # options of every task
@@ -32,9 +33,9 @@ def list_texts(given: str | Sequence[str]) -> list[str]:
     return [given] if isinstance(given, str) else list(given)
 
 
-def make_list(call: Call, data: list[dict[str, Any]], tokens: int) -> JSONResponse:
+def make_list(call: Call, data: Sequence[Mapping[str, Any]], tokens: int) -> JSONResponse:
     """Return the answer of a route that has an entry for each text."""
-    usage = {"prompt_tokens": tokens, "total_tokens": tokens}
+    usage: Usage = {"prompt_tokens": tokens, "total_tokens": tokens}
     return JSONResponse({"object": "list", "data": data, "model": call.served.name, "usage": usage})
 
 
@@ -45,7 +46,7 @@ async def embed(call: Call) -> Response:
     write = write_base64 if call.body.get("encoding_format") == "base64" else write_floats
 
     def make() -> JSONResponse:  # a thousand vectors take longer to write than the event loop may
-        data = [
+        data: list[EmbeddingEntry] = [
             {"object": "embedding", "index": index, "embedding": write(result)}
             for index, result in enumerate(results)
         ]
@@ -71,14 +72,15 @@ async def rerank(call: Call) -> Response:
     results: list[Ranked]
     results, tokens = await run_task(call, "rank", [(query, document) for document in documents])
     order = sorted(range(len(results)), key=lambda index: -results[index].score)[: call.body.get("top_n")]
-    rows: list[dict[str, Any]] = [
+    rows: list[RankedDocument] = [
         {"index": index, "relevance_score": results[index].score} for index in order
     ]
     if call.body.get("return_documents"):
         for row in rows:
             row["document"] = {"text": documents[row["index"]]}
-    usage = {"prompt_tokens": tokens, "total_tokens": tokens}
-    return JSONResponse({"model": call.served.name, "results": rows, "usage": usage})
+    usage: Usage = {"prompt_tokens": tokens, "total_tokens": tokens}
+    answer: RerankAnswer = {"model": call.served.name, "results": rows, "usage": usage}
+    return JSONResponse(answer)
 
 
 async def run_and_list(call: Call, task: str, items: Sequence[Any], **options: Any) -> JSONResponse:

@@ -34,10 +34,10 @@ def make_answer(text: str, *calls: ToolCall) -> Generation:
     )
 
 
-def stream(form: ChatForm, answer: Generation) -> list[dict[str, Any]]:
+def stream(form: ChatForm, answer: Generation) -> list[Any]:
     """Return the choices of an answer that comes three letters at a time."""
     pieces = [answer.text[i : i + 3] for i in range(0, len(answer.text), 3)]
-    choices = []
+    choices: list[Any] = []
     for piece in pieces:
         choices += form.write_chunk(0, Chunk(piece, (), (), (), None, Usage(1, 1)))
     return choices + form.write_end(0, answer)

@@ -36,11 +36,6 @@ def read_error(response: Any, status: int) -> dict[str, Any]:
     return error
 
 
-@pytest.mark.parametrize("path", MINIMAL)
-def test_a_minimal_body_is_enough(server: Address, path: str) -> None:
-    server.ask(path, **MINIMAL[path])
-
-
 def test_every_route_has_a_minimal_body() -> None:
     assert list(MINIMAL) == [one.path for one in ENDPOINTS]
 
