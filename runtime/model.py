@@ -29,6 +29,7 @@ class Model(ABC):
         backend: the engine that runs it, such as "ort-cpu"; set by `load`.
         family: the model's family, such as "gpt2"; set by `load`.
         threads: how many the engine uses; None on a GPU.
+        prepared: whether its weights are those that `planforge prepare` has kept.
     """
 
     _TASK: ClassVar[str]  # of the bundles that the class runs
@@ -36,6 +37,7 @@ class Model(ABC):
     backend: str = ""
     family: str = ""
     threads: int | None = None
+    prepared: bool = False
 
     @classmethod
     def load(cls: type[C], bundle: str | Path, **options: Unpack[LoadOptions]) -> C:
@@ -69,6 +71,7 @@ class Model(ABC):
         model.family = bundle.manifest.family
         threads = getattr(engine, "threads", None)  # engines on a GPU have none
         model.threads = threads.count if isinstance(threads, Threads) else None
+        model.prepared = getattr(engine, "uses_prepared", False)
         return model
 
     @classmethod
@@ -89,6 +92,8 @@ class Model(ABC):
         parts = [self.family, self.artifact.id, self.backend]
         if self.threads is not None:
             parts.append(f"{self.threads} thread{'' if self.threads == 1 else 's'}")
+        if self.prepared:
+            parts.append("prepared weights")
         return f"{type(self).__name__}({', '.join(part for part in parts if part)})"
 
     def __enter__(self: C) -> C:

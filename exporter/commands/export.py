@@ -35,7 +35,8 @@ def export(
         str | None,
         make_option(
             "Of an encoder, beside its last hidden state and heads: hidden_states (of all layers),"
-            " hidden_states.3, pooler_output. Of an encoder-decoder: cross_attentions."
+            " hidden_states.3, pooler_output, several separated by commas. Of an encoder-decoder:"
+            " cross_attentions."
         ),
     ] = None,
     exporter: Annotated[

@@ -11,23 +11,24 @@ OutputOption = Annotated[Path, make_option("The bundle's folder.", "--output", "
 PrecisionsOption = Annotated[
     str | None,
     make_option(
-        "fp32, fp16, int8, int4, and with keys and values in int8 fp32-kv8, int8-kv8, int4-kv8; the"
-        " first is what run takes.",
+        "Of fp32, fp16, int8, int4, and with keys and values in int8 fp32-kv8, int8-kv8, int4-kv8, several"
+        " separated by commas; the first is what run takes.",
         show_default="fp32, and fp16 but for cpu",
     ),
 ]
 TargetsOption = Annotated[
     str | None,
     make_option(
-        "cpu, cuda (ONNX Runtime), portable (ONNX for any engine), rtx (a plan for RTX GPUs),"
-        " jetpack6.2, tensorrt11, ... (for the GPU here).",
+        "Of cpu, cuda (ONNX Runtime), portable (ONNX for any engine), rtx (a plan for RTX GPUs),"
+        " jetpack6.2, tensorrt11, ... (for the GPU here), several separated by commas.",
         show_default="cpu,rtx",
     ),
 ]
 SmOption = Annotated[
     str | None,
     make_option(
-        "GPU architectures: sm75 (RTX 20), sm80 (A100), sm86 (RTX 30), sm89 (RTX 40), sm120 (RTX 50), sm121.",
+        "GPU architectures, separated by commas: sm75 (RTX 20), sm80 (A100), sm86 (RTX 30), sm89 (RTX 40),"
+        " sm120 (RTX 50), sm121.",
         show_default="all",
     ),
 ]

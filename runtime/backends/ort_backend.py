@@ -241,9 +241,10 @@ class OrtCpuBackend:
         self.threads = choose_threads(threads)
         self.verify = verify
         self.prepared = prepared
+        self.uses_prepared = False
 
     def __str__(self) -> str:
-        return str(self.threads)
+        return f"{self.threads}; its weights were prepared" if self.uses_prepared else str(self.threads)
 
     def artifact(self, bundle: Bundle, graph: str, precision: str | None) -> Artifact:
         return choose_artifact(bundle, graph, precision, CPU_DIALECTS)
@@ -257,6 +258,7 @@ class OrtCpuBackend:
             make = self.prepared is True
             program = open_prepared(bundle, artifact, self.threads.count, verify=self.verify, make=make)
             if program is not None:
+                self.uses_prepared = True
                 return program
         path = bundle.path(artifact.file, verify=self.verify)
         with bundle.check_meanwhile(artifact.data, verify=self.verify):

@@ -135,7 +135,7 @@ def serve(
         for name, folder in name_bundles(bundles).items()
     }
     with contextlib.closing(open_socket(host, port)) as listener:
-        if not keys and not settings.hosts:
+        if is_open(settings):
             say(f"warning: no key is asked for, and other machines may reach {host}; see --api-key-file")
         run_server(make_app(loaders, settings), settings, listener)
 
@@ -177,6 +177,11 @@ def list_hosts(host: str) -> tuple[str, ...]:
     with contextlib.suppress(ValueError):
         local = ipaddress.ip_address(host).is_loopback
     return tuple(dict.fromkeys(("localhost", "127.0.0.1", "[::1]", host))) if local else ()
+
+
+def is_open(settings: ServerSettings) -> bool:
+    """Return whether whoever reaches the server may use it, from other machines too."""
+    return not settings.keys and not settings.hosts
 
 
 def open_socket(host: str, port: int) -> socket.socket:

@@ -76,12 +76,17 @@ def test_a_prepared_model_answers_with_the_same_bits(
 
 
 def test_encoders_and_translators_are_prepared_too(
-    minilm_bundle: Path, dates_bundle: Path, opened: list[Path], cache: Path
+    minilm_bundle: Path, dates_bundle: Path, opened: list[Path], cache: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
+    """And say so."""
+    caplog.set_level(logging.INFO, logger="planforge")
     vectors = []
     translations = []
     for option in (False, True, "auto"):
+        caplog.clear()
         with TextEncoder.load(minilm_bundle, backend="ort-cpu", prepared=option) as encoder:
+            assert encoder.prepared == bool(option) == ("prepared weights" in repr(encoder))
+            assert ("its weights were prepared" in caplog.text) == bool(option)
             vectors.append(encoder.embed(["Wings lift the plane.", "Bread"]))
         with Translator.load(
             dates_bundle, backend="ort-cpu", precision="fp32", prepared=option

@@ -14,7 +14,7 @@ from pathlib import Path
 import httpx
 import pytest
 
-from planforge.runtime.commands.serve import list_hosts, name_bundles, open_socket
+from planforge.runtime.commands.serve import is_open, list_hosts, name_bundles, open_socket
 from planforge.runtime.errors import InputError
 from planforge.runtime.server import ServerSettings
 from planforge.runtime.server.endpoints import ENDPOINTS
@@ -65,6 +65,7 @@ def test_it_stops_in_order(demo_bundle: Path) -> None:
         assert process.stderr is not None
         said = process.stderr.read()
         assert "gpt: TextGenerator(gpt2" in said
+        assert f"Ready: 1 model at {url} (Ctrl-C stops it)" in said
         assert "Traceback" not in said and "rror" not in said
 
 
@@ -75,9 +76,12 @@ def test_a_model_that_cannot_be_loaded_ends_it(demo_bundle: Path) -> None:
 
 
 def test_settings_out_of_range() -> None:
-    for timeout in (0, -1, float("nan"), float("inf")):
-        with pytest.raises(InputError, match="timeout"):
-            ServerSettings(timeout=timeout)
+    for seconds in (0, -1, float("nan"), float("inf")):
+        for name in ("timeout", "write_seconds"):
+            with pytest.raises(InputError, match=name):
+                ServerSettings(**{name: seconds})  # type: ignore[arg-type]
+    with pytest.raises(InputError, match="grace=-1"):
+        ServerSettings(grace=-1)
 
 
 def test_names_of_bundles(demo_bundle: Path) -> None:
@@ -93,6 +97,9 @@ def test_a_server_for_this_machine_answers_to_its_names_alone() -> None:
     assert list_hosts("127.0.0.1") == ("localhost", "127.0.0.1", "[::1]")
     assert "127.0.0.2" in list_hosts("127.0.0.2")
     assert list_hosts("0.0.0.0") == list_hosts("192.168.1.5") == ()
+    assert is_open(ServerSettings(hosts=list_hosts("0.0.0.0")))
+    assert not is_open(ServerSettings(hosts=list_hosts("localhost")))
+    assert not is_open(ServerSettings(keys=("k",)))
 
 
 def test_answers_are_sent_without_delay() -> None:
