@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
 import pytest
@@ -179,32 +178,3 @@ def test_a_completions_logprobs(server: Address, gpt: TextGenerator) -> None:
     parts = [event["choices"][0]["logprobs"] for event in read_events(server, COMPLETE, **body)]
     assert [token for part in parts for token in part["tokens"]] == logprobs["tokens"]
     assert [offset for part in parts for offset in part["text_offset"]] == logprobs["text_offset"]
-
-
-def test_concurrent_requests_get_what_they_get_alone(server: Address, models: dict[str, Any]) -> None:
-    """16 requests of three kinds at a time, token for token and number for number."""
-    places = ("wilderness", "city", "house", "sea", "field", "mountain")
-    requests: list[tuple[str, dict[str, Any]]] = []
-    for number, place in enumerate(places):
-        draws = {"max_tokens": 24, "temperature": 0.8, "seed": number}
-        said = [{"role": "user", "content": f"Who went into the {place}?"}]
-        requests.append((CHAT, {"model": "llama", "messages": said, "logprobs": True, **draws}))
-        requests.append((COMPLETE, {"model": "gpt", "prompt": f"And he went into the {place}", **draws}))
-        requests.append(("/v1/translations", {"input": f"the {number + 1}th of May, 1998", "num_beams": 2}))
-    requests = requests[:16]
-    alone = [server.ask(path, **body) for path, body in requests]
-    with ThreadPoolExecutor(len(requests)) as pool:
-        together = list(pool.map(lambda one: server.ask(one[0], **one[1]), requests))
-    for one, other in zip(alone, together, strict=True):
-        if "data" in one:
-            assert [entry["text"] for entry in one["data"]] == [entry["text"] for entry in other["data"]]
-            continue
-        assert [list_answer(choice) for choice in one["choices"]] == [
-            list_answer(choice) for choice in other["choices"]
-        ]
-
-
-def list_answer(choice: dict[str, Any]) -> list[str]:
-    if "text" in choice:
-        return [choice["text"]]
-    return [entry["token"] for entry in choice["logprobs"]["content"]]
