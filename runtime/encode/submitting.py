@@ -30,7 +30,7 @@ if TYPE_CHECKING:
 
     from ..options import AnswerOptions, EmbedOptions, EncoderOptions, FeatureOptions, FillMaskOptions
 
-TURN_TOKENS = 2048
+TURN_TOKENS = 512
 WAYS_OUT = {"progress": "a callback of the future that it returns tells when all are done"}
 
 

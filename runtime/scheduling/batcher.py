@@ -105,6 +105,11 @@ class BatchRequest(Generic[P, V, R]):
             most -= self.costs[taken[-1]]
         return taken
 
+    @property
+    def next_cost(self) -> int:
+        """What the next part costs."""
+        return self.costs[self.order[-1]]
+
     def accept(self, part: int, output: V) -> None:
         """Take what the engine made of a part; the last one ends the request."""
         result = self.add(part, output)
@@ -269,24 +274,28 @@ class Batcher(Generic[P, V, R]):
             request.fail_late()
 
     def _take_turn(self) -> Turn[P, V, R]:
-        """Take the next request from those that wait, and others of its kind that the budget has room for."""
+        """Take the next request from those that wait, and others of its kind that the budget has room for.
+
+        Those of similar cost come first, whoever's they are: the first keeps all turns fair.
+        """
         with self._changed:
             if not self._waiting:
                 return []
             first = self._waiting.take()
             left = self.settings.turn
-            turn = [(first, part) for part in first.take(left) or [first.order.pop()]]
-            left -= sum(first.costs[part] for _, part in turn)
-
-            def joins(request: BatchRequest[P, V, R]) -> bool:
-                nonlocal left
-                taken = request.take(left) if request.kind == first.kind else []
+            parts = first.take(left) or [first.order.pop()]
+            turn = [(first, part) for part in parts]
+            left -= sum(first.costs[part] for part in parts)
+            like = [request for request in self._waiting if request.kind == first.kind]
+            cost = first.costs[parts[-1]]
+            like.sort(key=lambda request: abs(request.next_cost - cost))  # padding costs time too
+            for request in like:
+                taken = request.take(left)
+                turn += [(request, part) for part in taken]
                 left -= sum(request.costs[part] for part in taken)
-                turn.extend((request, part) for part in taken)
-                return bool(taken)
-
-            self._waiting.remove(joins)
-            self._running = len(list_requests(turn))
+            joined = {request for request, _ in turn}
+            self._waiting.remove(joined.__contains__)
+            self._running = len(joined)
             return turn
 
     def _run_turn(self, turn: Turn[P, V, R]) -> None:

@@ -3,13 +3,15 @@
 from __future__ import annotations
 
 from collections import OrderedDict, deque
-from collections.abc import Callable
-from typing import Generic, TypeVar
+from collections.abc import Callable, Iterator
+from itertools import zip_longest
+from typing import Any, Generic, TypeVar
 
 from ..errors import QueueFullError
 from ..options import check_whole
 
 T = TypeVar("T")
+MISSING: Any = object()  # behind the requests of a client that has fewer than another
 
 
 class FairQueue(Generic[T]):
@@ -73,24 +75,27 @@ class FairQueue(Generic[T]):
             self._by_client[client] = items  # behind the other clients
         return item
 
+    def __iter__(self) -> Iterator[T]:
+        """Yield every client's first request, then the second ones, and so on."""
+        lines = zip_longest(*self._by_client.values(), fillvalue=MISSING)
+        for items in lines:
+            yield from (item for item in items if item is not MISSING)
+
     def remove(self, is_wanted: Callable[[T], bool]) -> list[T]:
         """Return the requests of which this is true; they wait no longer.
 
-        It is asked once of each, of every client's first request, then of the second ones, and so on, and
-        requests are returned in that order. Whose turn it is stays as it was.
+        They are returned in the order in which the queue yields them. Whose turn it is stays as it was.
         """
-        lines = [(client, list(items)) for client, items in self._by_client.items()]
-        places = sorted((n, line) for line, (_, items) in enumerate(lines) for n in range(len(items)))
-        wanted = [(n, line) for n, line in places if is_wanted(lines[line][1][n])]
-        gone = set(wanted)
-        for line, (client, items) in enumerate(lines):
-            kept = deque(item for n, item in enumerate(items) if (n, line) not in gone)
+        wanted = [item for item in self if is_wanted(item)]
+        gone = set(map(id, wanted))
+        for client, items in list(self._by_client.items()):
+            kept = deque(item for item in items if id(item) not in gone)
             if kept:
                 self._by_client[client] = kept
             else:
                 del self._by_client[client]
         self._count -= len(wanted)
-        return [lines[line][1][n] for n, line in wanted]
+        return wanted
 
 
 def count_places(limit: int, divided: bool) -> int:

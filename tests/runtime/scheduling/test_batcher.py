@@ -108,6 +108,17 @@ def test_parts_of_similar_cost_run_together() -> None:
     assert case.finish() == [["b", "d", "ee"], ["aaa", "ccc"]]
 
 
+def test_requests_of_similar_cost_run_together() -> None:
+    case = Case(turn=6)
+    for text in ("aa", "bbbb", "cc", "dd"):
+        case.submit([text])
+    case.engine.let(1)
+    assert sorted(case.engine.wait()) == ["aa", "cc", "dd"]
+    case.engine.let(1)
+    assert case.engine.wait() == ["bbbb"]
+    case.finish()
+
+
 def test_clients_take_turns() -> None:
     case = Case(turn=1)
     for number in range(3):
