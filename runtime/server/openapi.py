@@ -103,15 +103,14 @@ def describe_endpoint(
 ) -> dict[str, Any]:
     """Return the operation of a route that a model answers."""
     content: dict[str, Any] = {"application/json": {"schema": schemas.describe(endpoint.answer)}}
+    done = "Done."
     if endpoint.event is not None:
-        content["text/event-stream"] = {
-            "schema": {"type": "string", "description": 'Events "data: ..." of JSON, and "data: [DONE]".'},
-            "x-event": schemas.describe(endpoint.event),
-        }
+        done = 'Done; a stream has events "data: " and JSON as x-event says, and "data: [DONE]" at its end.'
+        content["text/event-stream"] = {"x-event": schemas.describe(endpoint.event)}
     return {
         "summary": endpoint.summary,
         "requestBody": {"required": True, "content": {"application/json": {"schema": endpoint.body}}},
-        "responses": {"200": {"description": "Done.", "content": content}, **failures},
+        "responses": {"200": {"description": done, "content": content}, **failures},
     }
 
 
