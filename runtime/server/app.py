@@ -106,6 +106,7 @@ def make_handler(endpoint: Endpoint, registry: Registry, readers: Readers) -> Ha
                 request=request,
                 body=body,
                 served=served,
+                size=len(data),
                 client=request.state.client,
                 timeout=min(body.get("timeout", settings.timeout), settings.timeout),
                 readers=readers.choose(len(data), has_grammar=asks_for_grammar(body)),

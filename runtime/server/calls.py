@@ -8,16 +8,20 @@ from collections.abc import AsyncIterator, Callable, Sequence
 from concurrent.futures import Executor, Future, ThreadPoolExecutor
 from contextlib import asynccontextmanager
 from dataclasses import dataclass
+from functools import partial
 from typing import Any, NoReturn, TypeVar
 
+import anyio
 from starlette.requests import ClientDisconnect, Request
 
+from ..asynchronous.loop_calls import get_loop_calls
 from .errors import ApiError
 from .registry import ServedModel
 from .schema import Schema, check
 from .settings import ServerSettings
 
 T = TypeVar("T")
+SHORT = 2_048  # bytes of a body with so little text that it is tokenized in 0.1 ms
 SMALL = 32_768  # bytes of a body that the event loop's thread parses itself
 LARGE = 262_144  # bytes of a body that delays no smaller one
 
@@ -28,6 +32,7 @@ class Call:
 
     Attributes:
         body: its parameters; those that were null are left out.
+        size: bytes of the body.
         client: whose it is: clients take turns where requests wait.
         timeout: seconds that it may take.
     """
@@ -35,6 +40,7 @@ class Call:
     request: Request
     body: dict[str, Any]
     served: ServedModel
+    size: int
     client: str
     timeout: float
     readers: Executor
@@ -47,6 +53,10 @@ class Call:
     async def run(self, function: Callable[[], T]) -> T:
         """Run what takes longer than the event loop may, such as reading a prompt, in another thread."""
         return await asyncio.get_running_loop().run_in_executor(self.readers, function)
+
+    async def run_here_if_short(self, function: Callable[[], T]) -> T:
+        """Run what takes as long as the body is large: of a short one less than to wake another thread."""
+        return function() if self.size <= SHORT else await self.run(function)
 
 
 class Readers:
@@ -108,8 +118,9 @@ async def read_body(request: Request, settings: ServerSettings) -> bytes:
     if length.isdecimal() and int(length) > limit:
         refuse_large(limit)
     try:
-        await asyncio.wait_for(read(), settings.body_seconds)
-    except asyncio.TimeoutError:
+        with anyio.fail_after(settings.body_seconds):
+            await read()
+    except TimeoutError:
         raise ApiError(408, f"the body did not come within {settings.body_seconds:g} s") from None
     except ClientDisconnect:
         raise ApiError(400, "the client left before its request was whole") from None
@@ -159,19 +170,23 @@ async def cancel_when_gone(request: Request, cancel: Callable[[], object]) -> As
 
 async def wait_for_all(futures: Sequence[Future[T]]) -> list[T]:
     """Return the results of all; raise the first error as soon as it is there. It cancels none."""
-    waiting = [asyncio.wrap_future(future) for future in futures]
-    for each in waiting:
-        each.add_done_callback(retrieve_error)
-    await asyncio.wait(waiting, return_when=asyncio.FIRST_EXCEPTION)
-    for each in waiting:
-        if each.cancelled():
+    ended = asyncio.get_running_loop().create_future()
+    calls = get_loop_calls()
+    left = len(futures)
+
+    def accept(future: Future[T]) -> None:
+        nonlocal left
+        left -= 1
+        is_last = not left or future.cancelled() or future.exception() is not None
+        if is_last and not ended.done():
+            ended.set_result(None)
+
+    for future in futures:
+        future.add_done_callback(lambda done: calls.call(partial(accept, done)))
+    await ended
+    for future in futures:
+        if future.cancelled():
             raise ApiError(499, "the client left")
-        if each.done() and (error := each.exception()) is not None:
+        if future.done() and (error := future.exception()) is not None:
             raise error
-    return [each.result() for each in waiting]
-
-
-def retrieve_error(future: asyncio.Future[Any]) -> None:
-    """Look at a future's error, which asyncio else reports as one that nobody looked at."""
-    if not future.cancelled():
-        future.exception()
+    return [future.result() for future in futures]

@@ -14,6 +14,7 @@ from ..scheduling.batcher import PendingResults
 from .answers import EmbeddingEntry, RankedDocument, RerankAnswer, Usage
 from .calls import Call, cancel_when_gone, wait_for_all
 
+FEW = 4  # vectors that are written in less time than it takes to wake another thread
 LONG = ("truncation", "stride")  # options of every task
 
 
@@ -21,9 +22,8 @@ async def run_task(call: Call, task: str, items: Sequence[Any], **options: Any) 
     """Return the results of a task in the order of its texts or pairs, and how many tokens were read."""
     encoder: Any = call.served.model  # a TextEncoder, as its capabilities say; the task's type varies
     options |= call.take(*LONG)
-
     submit = partial(encoder.submit, task, items, client=call.client, timeout=call.timeout, **options)
-    future: PendingResults[Any] = await call.run(submit)
+    future: PendingResults[Any] = await call.run_here_if_short(submit)
     async with cancel_when_gone(call.request, future.cancel):
         (results,) = await wait_for_all([future])
     return results, future.tokens
@@ -45,14 +45,16 @@ async def embed(call: Call) -> Response:
     results, tokens = await run_task(call, "embed", list_texts(call.body["input"]), **options)
     write = write_base64 if call.body.get("encoding_format") == "base64" else write_floats
 
-    def make() -> JSONResponse:  # a thousand vectors take longer to write than the event loop may
+    def make() -> JSONResponse:
         data: list[EmbeddingEntry] = [
             {"object": "embedding", "index": index, "embedding": write(result)}
             for index, result in enumerate(results)
         ]
         return make_list(call, data, tokens)
 
-    return await call.run(make)
+    if len(results) <= FEW:
+        return make()
+    return await call.run(make)  # a thousand vectors take longer to write than the event loop may
 
 
 def write_floats(result: Embedding) -> list[float]:
