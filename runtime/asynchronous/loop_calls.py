@@ -31,6 +31,7 @@ class LoopCalls:
         except RuntimeError:
             if not loop.is_closed():
                 raise
+            self._functions.clear()
 
     def _run(self) -> None:
         self._woken = False  # first, so that what comes from here on wakes the loop again
@@ -39,7 +40,7 @@ class LoopCalls:
                 self._functions.popleft()()
         finally:
             if self._functions:  # one raised, which asyncio reports; the others are not to blame
-                self.call(self._functions.popleft())
+                asyncio.get_running_loop().call_soon(self._run)
 
 
 _calls: weakref.WeakKeyDictionary[asyncio.AbstractEventLoop, LoopCalls] = weakref.WeakKeyDictionary()

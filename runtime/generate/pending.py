@@ -104,9 +104,10 @@ class PendingGeneration:
         """Give out the last chunk and the answer, or the error that the listener raises."""
         seconds = [self.first_token - self.begun, self.last_token - self.first_token]
         answer = make_generation(self.row, seconds if self.first_token else [0.0])
-        self._ended = True
         try:
-            self.tell()
+            with self._lock:  # who subscribes meanwhile gets the last chunk once
+                self._ended = True
+                self.tell()
         except Exception as error:
             self.future.set_exception(error)
         else:

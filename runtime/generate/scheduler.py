@@ -158,8 +158,9 @@ class GenerationScheduler:
         while self.starting and left > 0:
             one = self._choose_prompt()
             if not self._has_room(one):
-                with self._changed:
-                    self._changed.wait(POLL)
+                if not self.running:
+                    with self._changed:
+                        self._changed.wait(POLL)
                 return
             try:
                 left -= self._prefill_piece(one, left)

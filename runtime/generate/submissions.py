@@ -8,7 +8,7 @@ from dataclasses import replace
 from typing import Any
 
 from ..decoding.decoder import Decoder
-from ..errors import InputError
+from ..errors import ClosedError, InputError
 from ..options import check_options, check_switch, check_whole
 from ..scheduling.batcher import find_deadline, observe_nothing
 from ..scheduling.options import ScheduleOptions
@@ -43,6 +43,7 @@ class Submissions:
         self._lock = threading.Lock()
         self._settings: ScheduleSettings | None = None
         self._scheduler: GenerationScheduler | None = None
+        self._closed = False
 
     def configure(self, options: ScheduleOptions) -> None:
         """Say how requests share the engine, before the first is submitted."""
@@ -84,15 +85,16 @@ class Submissions:
 
     def stop(self) -> None:
         """Take no more requests; wait for nothing."""
+        with self._lock:
+            self._closed = True
         if self._scheduler is not None:
             self._scheduler.stop()
 
     def close(self) -> None:
         """End all requests."""
-        with self._lock:
-            scheduler = self._scheduler
-        if scheduler is not None:
-            scheduler.close()
+        self.stop()
+        if self._scheduler is not None:
+            self._scheduler.close()
 
     def _find_settings(self) -> ScheduleSettings:
         with self._lock:
@@ -102,6 +104,8 @@ class Submissions:
 
     def _open(self, settings: ScheduleSettings) -> GenerationScheduler:
         with self._lock:
+            if self._closed:
+                raise ClosedError
             if self._scheduler is None:
                 self._scheduler = GenerationScheduler(self.decoder, settings)
             return self._scheduler

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import gc
 from collections.abc import Callable, Coroutine
+from functools import partial
 from pathlib import Path
 from typing import Any, TypeVar
 
@@ -21,6 +22,7 @@ from planforge.runtime import (
     TextGenerator,
     Translator,
 )
+from planforge.runtime.asynchronous.loop_calls import get_loop_calls
 from planforge.runtime.asynchronous.model import run_in_thread
 
 T = TypeVar("T")
@@ -307,3 +309,25 @@ def test_what_nobody_waits_for_is_undone() -> None:
         await wait_until(lambda: undone == ["a model"])
 
     run(main())
+
+
+def test_calls_from_threads_keep_their_order_when_one_raises() -> None:
+    seen: list[int] = []
+    troubles: list[BaseException] = []
+
+    async def run() -> None:
+        loop = asyncio.get_running_loop()
+        loop.set_exception_handler(lambda _, context: troubles.append(context["exception"]))
+        calls = get_loop_calls()
+        ended = asyncio.Event()
+        for number in range(5):
+            calls.call(partial(seen.append, number))
+            if number == 1:
+                calls.call(partial(int, "no number"))
+        calls.call(ended.set)
+        await ended.wait()
+        assert get_loop_calls() is calls
+
+    asyncio.run(run())
+    assert seen == [0, 1, 2, 3, 4]
+    assert [type(trouble) for trouble in troubles] == [ValueError]
