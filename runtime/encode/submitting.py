@@ -9,9 +9,10 @@ from typing import TYPE_CHECKING, Any, Literal, overload
 from ..backends.backend import Array
 from ..errors import ClosedError
 from ..scheduling.batched_model import QUEUE_SIZE, BatchedModel, refuse_options
-from ..scheduling.batcher import Batcher, BatchSettings, IsWanted, PendingResults
-from ..text.reading import Item
-from .requests import Collector, PieceInput
+from ..scheduling.batcher import Batcher, BatchSettings, IsWanted, PendingResults, find_deadline
+from ..scheduling.steps import Steps, run_all
+from ..text.reading import READ_AHEAD, STEP_CHARACTERS, Item, split_into_chunks
+from .requests import Collector, PieceInput, TextRequest
 from .results import (
     Answers,
     Classification,
@@ -171,15 +172,32 @@ class SubmittingEncoder(BatchedModel):
             InputError: as `iterate`, also for what is wrong with a text.
             QueueFullError: too many requests wait.
         """
+        steps = self.submit_in_steps(task, texts, client=client, deadline=find_deadline(timeout), **options)
+        return run_all(steps)
+
+    def submit_in_steps(
+        self,
+        task: str,
+        texts: Iterable[Any],
+        *,
+        client: str = "",
+        deadline: float | None = None,
+        **options: Any,
+    ) -> Steps[PendingResults[Any]]:
+        """Do what `submit` does, by a deadline of time.monotonic(), in steps that each read some texts."""
         if self._tasks.encoder.closed:
             raise ClosedError
         refuse_options(options, WAYS_OUT)
         wanted = self._tasks.make_task(task, texts, options)
-        requests = self._tasks.make_requests(0, list(wanted.items), wanted)
+        requests: list[TextRequest] = []
+        for chunk in split_into_chunks(wanted.items, READ_AHEAD, STEP_CHARACTERS):
+            if requests:
+                yield
+            requests += self._tasks.make_requests(len(requests), chunk, wanted)
         collector = Collector(wanted, requests)
         dropped = [request.fitted.dropped for request in requests]
         shortened = sum(1 for count in dropped if count)
         self._tasks.report_dropped(len(requests), shortened, sum(dropped), wanted.reading.truncation)
         kind = BatchKind(wanted.roles, wanted.reading.batch_size)
         pieces = collector.list_inputs()
-        return self._batcher.submit(kind, pieces, collector.add, client=client, timeout=timeout)
+        return self._batcher.submit(kind, pieces, collector.add, client=client, deadline=deadline)

@@ -133,6 +133,12 @@ class Grammars:
             vocabulary=self._vocabulary,
         )
 
+    def has(self, structure: Structure) -> bool:
+        """Return whether `start` has nothing to compile."""
+        with self._lock:
+            compiled = self._compiled.get(structure)
+        return compiled is not None and compiled.done()
+
     def _find(self, structure: Structure) -> llguidance.LLMatcher:
         """Return a compiled grammar, when it is there; one that fails is tried anew at the next time."""
         with self._lock:

@@ -20,6 +20,7 @@ from ..text.tokenizer import Tokenizer
 from .grammar import Grammars
 from .request import GenerationRequest
 from .row import Row
+from .structure import Structure
 from .tools import Tools
 
 log = logging.getLogger("planforge")
@@ -127,6 +128,12 @@ class RowReader:
             )
         return self._make_row(tokens, dropped, request, number)
 
+    def find_structure(self, request: GenerationRequest) -> Structure | None:
+        """Return what an answer must be; None where it may be anything."""
+        if request.tools is not None and request.tools.forced and self.chat is not None:
+            return request.tools.write_structure(self.chat.template)
+        return request.structure
+
     def _encode_own(self, prompt: Any, parse_special: bool) -> list[int]:
         """Return a text's own tokens, or token ids as they are."""
         if isinstance(prompt, str):
@@ -177,9 +184,7 @@ class RowReader:
         return token_id
 
     def _make_row(self, tokens: list[int], cut: int, request: GenerationRequest, number: int = 0) -> Row:
-        structure = request.structure
-        if request.tools is not None and request.tools.forced and self.chat is not None:
-            structure = request.tools.write_structure(self.chat.template)
+        structure = self.find_structure(request)
         return Row(
             tokenizer=self.tokenizer,
             prompt=tokens,

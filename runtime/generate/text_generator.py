@@ -260,6 +260,15 @@ class TextGenerator(Model):
             lambda rows: rows.read_chat(messages, request, number), client, timeout
         )
 
+    def has_compiled(self, **options: Unpack[GenerationOptions]) -> bool:
+        """Return whether `submit` has no grammar to compile for these options, which may take a second.
+
+        Raises:
+            InputError: as `generate`, but for what is wrong with the grammar.
+        """
+        structure = self._rows.find_structure(resolve_request(options, self._checkpoint))
+        return structure is None or self._rows.grammars.has(structure)
+
     def schedule(self, **options: Unpack[ScheduleOptions]) -> None:
         """Say how submitted requests share the engine, before the first; see `ScheduleOptions`."""
         self._submissions.configure(options)

@@ -191,7 +191,7 @@ class Batcher(Generic[P, V, R]):
         add: Add[V, R] | None = None,
         *,
         client: str = "",
-        timeout: float | None = None,
+        deadline: float | None = None,
     ) -> PendingResults[R]:
         """Let a request wait for its turn; raises a QueueFullError or a ClosedError.
 
@@ -203,9 +203,8 @@ class Batcher(Generic[P, V, R]):
             add: gets the index of each part and its output, in any order, in the engine's thread; returns a
                 result and its number when one is complete. Without it outputs are the results.
             client: whose request it is.
-            timeout: seconds until its deadline.
+            deadline: of time.monotonic().
         """
-        deadline = find_deadline(timeout)
         costs = [self._cost(part) for part in parts]
         request: BatchRequest[P, V, R] = BatchRequest(
             kind, parts, costs, add or keep_output, client, deadline

@@ -19,15 +19,15 @@ from starlette.routing import BaseRoute, Route
 from ..model import Model
 from .answers import Health, ModelList, Readiness
 from .auth import KeyRing
-from .calls import Call, Readers, read_body, read_parameters
+from .calls import Call, read_body, read_parameters
 from .endpoints import ENDPOINTS, Endpoint
 from .errors import ApiError, find_api_error
 from .guard import TYPES, Guard, Rules
 from .metrics import MEDIA_TYPE, Metrics
 from .openapi import describe_api
+from .readers import Readers
 from .registry import Loader, Registry
 from .settings import ServerSettings
-from .structure import asks_for_grammar
 
 PAGE = Path(__file__).parent / "page"
 Handler = Callable[[Request], Awaitable[Response]]
@@ -47,7 +47,7 @@ def make_app(models: Mapping[str, Model | Loader], settings: ServerSettings | No
     settings = settings or ServerSettings()
     metrics = Metrics()
     registry = Registry(models, settings, metrics)
-    readers = Readers(settings.readers)
+    readers = Readers(settings)
     rules = Rules(KeyRing(settings.keys), settings.hosts, metrics)
 
     @contextlib.asynccontextmanager
@@ -100,7 +100,9 @@ def make_handler(endpoint: Endpoint, registry: Registry, readers: Readers) -> Ha
         served = None
         try:
             data = await read_body(request, settings)
-            body = await read_parameters(data, endpoint.body, readers.choose(len(data)))
+            arrival = time.monotonic()
+            latest = arrival + settings.timeout
+            body = await read_parameters(request, data, endpoint.body, readers, latest)
             served = registry.find(body.get("model"), endpoint.capability)
             call = Call(
                 request=request,
@@ -108,8 +110,9 @@ def make_handler(endpoint: Endpoint, registry: Registry, readers: Readers) -> Ha
                 served=served,
                 size=len(data),
                 client=request.state.client,
-                timeout=min(body.get("timeout", settings.timeout), settings.timeout),
-                readers=readers.choose(len(data), has_grammar=asks_for_grammar(body)),
+                deadline=min(arrival + body.get("timeout", settings.timeout), latest),
+                most_bytes=settings.body_bytes,
+                readers=readers,
             )
             return await endpoint.handle(call)
         except Exception as error:

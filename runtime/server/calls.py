@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import asyncio
 import json
+import time
 from collections.abc import AsyncIterator, Callable, Sequence
-from concurrent.futures import Executor, Future, ThreadPoolExecutor
+from concurrent.futures import Future
 from contextlib import asynccontextmanager
 from dataclasses import dataclass
 from functools import partial
@@ -15,15 +16,19 @@ import anyio
 from starlette.requests import ClientDisconnect, Request
 
 from ..asynchronous.loop_calls import get_loop_calls
+from ..errors import DeadlineError
+from ..scheduling.steps import Steps, run_all
 from .errors import ApiError
+from .readers import Job, Lane, Readers
 from .registry import ServedModel
 from .schema import Schema, check
 from .settings import ServerSettings
 
 T = TypeVar("T")
-SHORT = 2_048  # bytes of a body with so little text that it is tokenized in 0.1 ms
+SHORT = 2_048  # bytes of text that is tokenized in 0.1 ms
 SMALL = 32_768  # bytes of a body that the event loop's thread parses itself
-LARGE = 262_144  # bytes of a body that delays no smaller one
+LATE = "the request's deadline passed before it was read"
+GONE = "the client left"
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -34,7 +39,8 @@ class Call:
         body: its parameters; those that were null are left out.
         size: bytes of the body.
         client: whose it is: clients take turns where requests wait.
-        timeout: seconds that it may take.
+        deadline: of time.monotonic(), by which its answer must be there.
+        most_bytes: of texts that may be read for it, also where one is read several times.
     """
 
     request: Request
@@ -42,48 +48,67 @@ class Call:
     served: ServedModel
     size: int
     client: str
-    timeout: float
-    readers: Executor
+    deadline: float
+    most_bytes: int
+    readers: Readers
+
+    @property
+    def timeout(self) -> float:
+        """The seconds that are left to it; raises a DeadlineError where there are none."""
+        left = self.deadline - time.monotonic()
+        if left <= 0:
+            raise DeadlineError(LATE)
+        return left
 
     def take(self, *names: str, **renamed: str) -> dict[str, Any]:
         """Return the parameters of these names that were given, as options; `option="name"` renames one."""
         options = {name: self.body[name] for name in names if name in self.body}
         return options | {to: self.body[name] for to, name in renamed.items() if name in self.body}
 
-    async def run(self, function: Callable[[], T]) -> T:
-        """Run what takes longer than the event loop may, such as reading a prompt, in another thread."""
-        return await asyncio.get_running_loop().run_in_executor(self.readers, function)
+    async def read(self, steps: Steps[T], size: int) -> T:
+        """Run the steps that read so many bytes: of few in less time than it takes to wake another thread."""
+        if size <= SHORT:
+            return run_all(steps)
+        return await self.run_steps(steps, self.readers.choose(size))
 
-    async def run_here_if_short(self, function: Callable[[], T]) -> T:
-        """Run what takes as long as the body is large: of a short one less than to wake another thread."""
-        return function() if self.size <= SHORT else await self.run(function)
+    async def run(self, function: Callable[[], T], *, begun: bool = False) -> T:
+        """Run what takes longer than the event loop may in another thread; see `run_steps`."""
+        lane = self.readers.choose(self.size)
+        return await self.run_steps(make_step(function), lane, begun=begun)
 
+    async def run_steps(self, steps: Steps[T], lane: Lane, *, begun: bool = False) -> T:
+        """Run steps in another thread, as long as the client is there and its deadline has not passed.
 
-class Readers:
-    """Threads that read what takes longer than the event loop may.
-
-    Large bodies have one of their own, and grammars too: neither delays what is read soon.
-    """
-
-    def __init__(self, count: int) -> None:
-        self._usual = ThreadPoolExecutor(count, "planforge-reader")
-        self._large = ThreadPoolExecutor(1, "planforge-large-reader")
-        self._grammars = ThreadPoolExecutor(1, "planforge-grammar-reader")
-
-    def choose(self, size: int, *, has_grammar: bool = False) -> Executor:
-        """Return the threads for a body of so many bytes."""
-        if size > LARGE:
-            return self._large
-        return self._grammars if has_grammar else self._usual
-
-    def close(self) -> None:
-        """End the threads when they are done with what they do."""
-        for pool in (self._usual, self._large, self._grammars):
-            pool.shutdown(wait=False, cancel_futures=True)
+        A full queue refuses them, unless the request was answered in part (`begun`).
+        """
+        return await run_steps(self.request, Job(steps, self.client), lane, self.deadline, begun=begun)
 
 
-async def read_parameters(data: bytes, schema: Schema, readers: Executor) -> dict[str, Any]:
-    """Return the parameters of a body, without those that are null."""
+def make_step(function: Callable[[], T]) -> Steps[T]:
+    """Return a function as the only step."""
+    return function()
+    yield
+
+
+async def run_steps(request: Request, job: Job[T], lane: Lane, deadline: float, *, begun: bool = False) -> T:
+    """Return the result of a request's job; end it when the client leaves or the deadline passes."""
+    left = deadline - time.monotonic()
+    if left <= 0:
+        raise DeadlineError(LATE)
+    lane.put(job, begun=begun)
+    timer = asyncio.get_running_loop().call_later(left, lambda: lane.stop(job, DeadlineError(LATE)))
+    try:
+        async with cancel_when_gone(request, lambda: lane.stop(job, ApiError(499, GONE))):
+            (result,) = await wait_for_all([job.future])
+        return result
+    finally:
+        timer.cancel()
+
+
+async def read_parameters(
+    request: Request, data: bytes, schema: Schema, readers: Readers, deadline: float
+) -> dict[str, Any]:
+    """Return the parameters of a request's body, without those that are null."""
 
     def parse() -> dict[str, Any]:
         value = parse_json(data)
@@ -94,7 +119,8 @@ async def read_parameters(data: bytes, schema: Schema, readers: Executor) -> dic
 
     if len(data) <= SMALL:
         return parse()
-    return await asyncio.get_running_loop().run_in_executor(readers, parse)
+    job = Job(make_step(parse), request.state.client)
+    return await run_steps(request, job, readers.choose(len(data)), deadline)
 
 
 async def read_body(request: Request, settings: ServerSettings) -> bytes:
@@ -186,7 +212,7 @@ async def wait_for_all(futures: Sequence[Future[T]]) -> list[T]:
     await ended
     for future in futures:
         if future.cancelled():
-            raise ApiError(499, "the client left")
+            raise ApiError(499, GONE)
         if future.done() and (error := future.exception()) is not None:
             raise error
     return [future.result() for future in futures]

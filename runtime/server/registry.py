@@ -27,6 +27,7 @@ log = logging.getLogger("planforge")
 
 OWNER = "planforge"
 LEAST_BYTES = 65_536  # of a prompt that are always read: a few tokens may stand for very long words
+LEAST_WINDOWED = 262_144  # of a text for an encoder, which reads a long one in windows
 
 Loader: TypeAlias = Callable[[], Model]
 # Tasks of encoders that need a head, and what clients call them.
@@ -47,7 +48,7 @@ class ServedModel:
         capabilities: what it can be asked for: the last words of the routes that it answers.
         fingerprint: another model, version or precision has another one.
         context: tokens of a request to a text generator; 0 of other models.
-        most_bytes: of a prompt: more cannot be so few tokens.
+        most_bytes: of a prompt or a text: more are not tokenized.
     """
 
     name: str
@@ -56,7 +57,7 @@ class ServedModel:
     created: int
     fingerprint: str
     context: int = 0
-    most_bytes: int = 0
+    most_bytes: int = LEAST_BYTES
 
     def to_json(self) -> ModelEntry:
         """Return its entry in /v1/models."""
@@ -210,14 +211,13 @@ class Registry:
             if name in self.loaded:  # the warm-up is no request
                 self.metrics.observe(name, measure, value)
 
-        context = most_bytes = 0
+        context = 0
         if isinstance(model, TextGenerator):
             options["share_prompts"] = (
                 not several if settings.share_prompts is None else settings.share_prompts
             )
             options |= settings.schedule
             context = settings.schedule.get("context", model.max_length)
-            most_bytes = max(context * measure_longest_token(model.tokenizer), LEAST_BYTES)
         model.schedule(**options, observe=observe)  # type: ignore[attr-defined]  # of all three classes
         return ServedModel(
             name=name,
@@ -226,7 +226,7 @@ class Registry:
             created=int(time.time()),
             fingerprint=make_fingerprint(model),
             context=context,
-            most_bytes=most_bytes,
+            most_bytes=limit_text(model, context),
         )
 
 
@@ -254,6 +254,16 @@ def check_capability(served: ServedModel, capability: str) -> None:
         able = ", ".join(served.capabilities)
         message = f"the model {served.name!r} cannot do {capability!r}; it can do: {able}"
         raise ApiError(400, message, param="model", code="wrong_model")
+
+
+def limit_text(model: Model, context: int) -> int:
+    """Return how many bytes a prompt or a text may have: at least what the model's tokens may spell."""
+    if isinstance(model, TextGenerator):
+        return max(context * measure_longest_token(model.tokenizer), LEAST_BYTES)
+    if isinstance(model, Translator):
+        return max(model.max_length * measure_longest_token(model.source_tokenizer), LEAST_BYTES)
+    assert isinstance(model, TextEncoder)
+    return max(model.defaults.max_length * measure_longest_token(model.tokenizer), LEAST_WINDOWED)
 
 
 def measure_longest_token(tokenizer: Tokenizer) -> int:

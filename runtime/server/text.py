@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import time
 import uuid
-from collections.abc import AsyncGenerator, Callable, Sequence
+from collections.abc import AsyncGenerator, Callable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
 from typing import Any
@@ -14,19 +14,20 @@ from starlette.responses import JSONResponse, Response
 from ..generate.generation import Generation
 from ..generate.pending import PendingGeneration
 from ..generate.text_generator import TextGenerator
+from ..scheduling.steps import Steps
 from .answers import GenerationUsage
-from .calls import Call, cancel_when_gone, wait_for_all
+from .calls import SMALL, Call, cancel_when_gone, wait_for_all
 from .errors import ApiError, find_api_error
 from .forms import ChatForm, CompletionForm, Form
 from .streaming import DONE, EventStream, EventWriter, Feed, write_event
-from .structure import read_structure
+from .structure import asks_for_grammar, read_structure
 
 COMPLETION_TOKENS = 16  # of a completion that does not say how many, as OpenAI has it
 PARALLEL = "parallel_tool_calls=false goes with a tool_choice that demands a call, of which there is one"
 SEEDS = 2**64
 FORBIDDEN = -100  # a bias that forbids a token, as OpenAI has it
 
-Submit = Callable[[], PendingGeneration]
+Submit = Callable[..., PendingGeneration]
 
 
 async def chat(call: Call) -> Response:
@@ -59,13 +60,11 @@ async def chat(call: Call) -> Response:
         raise ApiError(400, PARALLEL, param="parallel_tool_calls", code="unsupported_parameter")
     check_size(call, [message.get("content") for message in messages])
     submits = [
-        partial(
-            model.submit_chat, messages, number=number, client=call.client, timeout=call.timeout, **options
-        )
+        partial(model.submit_chat, messages, number=number, client=call.client, **options)
         for number in range(body.get("n", 1))
     ]
     form = ChatForm(model.tokenizer, logprobs=options["logprobs"], tools=bool(body.get("tools")))
-    return await answer(call, submits, form)
+    return await answer(call, submits, form, compiles=must_compile(call, options))
 
 
 async def complete(call: Call) -> Response:
@@ -79,11 +78,12 @@ async def complete(call: Call) -> Response:
     for prompt in list_prompts(body["prompt"]):
         check_size(call, [prompt])
     submits = [
-        partial(model.submit, prompt, number=number, client=call.client, timeout=call.timeout, **options)
+        partial(model.submit, prompt, number=number, client=call.client, **options)
         for prompt in list_prompts(body["prompt"])
         for number in range(body.get("n", 1))
     ]
-    return await answer(call, submits, CompletionForm(model.tokenizer, logprobs=options["logprobs"]))
+    form = CompletionForm(model.tokenizer, logprobs=options["logprobs"])
+    return await answer(call, submits, form, compiles=must_compile(call, options))
 
 
 def get_generator(call: Call) -> TextGenerator:
@@ -170,12 +170,21 @@ def check_places(call: Call, count: int) -> None:
         )
 
 
-def submit_all(submits: Sequence[Submit]) -> list[PendingGeneration]:
-    """Submit all, or, where one is refused, none."""
+def must_compile(call: Call, options: Mapping[str, Any]) -> bool:
+    """Return whether a grammar must be compiled before an answer begins; of a large one it may be."""
+    if not asks_for_grammar(call.body):
+        return False
+    return call.size > SMALL or not get_generator(call).has_compiled(**options)
+
+
+def submit_all(call: Call, submits: Sequence[Submit]) -> Steps[list[PendingGeneration]]:
+    """Submit all, or, where one is refused, none: one in each step, as each reads its prompt."""
     pendings: list[PendingGeneration] = []
     try:
-        for submit in submits:
-            pendings.append(submit())
+        for number, submit in enumerate(submits):
+            if number:
+                yield
+            pendings.append(submit(timeout=call.timeout))
     except BaseException:
         for pending in pendings:
             pending.cancel()
@@ -183,10 +192,11 @@ def submit_all(submits: Sequence[Submit]) -> list[PendingGeneration]:
     return pendings
 
 
-async def answer(call: Call, submits: Sequence[Submit], form: Form) -> Response:
+async def answer(call: Call, submits: Sequence[Submit], form: Form, *, compiles: bool) -> Response:
     """Submit the requests, and return their answers, whole or as they come."""
     check_places(call, len(submits))
-    pendings = await call.run(partial(submit_all, submits))
+    lane = call.readers.choose(call.size, compiles=compiles)
+    pendings = await call.run_steps(submit_all(call, submits), lane)
     exchange = Exchange(call, pendings, form)
     if not call.body.get("stream"):
         return JSONResponse(await exchange.collect())

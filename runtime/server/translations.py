@@ -18,8 +18,9 @@ from .answers import (
     TokenizeAnswer,
     TranslationEntry,
 )
-from .calls import Call, cancel_when_gone, wait_for_all
+from .calls import Call, cancel_when_gone, make_step, wait_for_all
 from .forms import FINISH_REASONS
+from .text_sizes import measure_texts
 from .vectors import list_texts, make_list
 
 LEAST = -1e30  # JSON has no number below all others, which a search that found nothing gives
@@ -41,8 +42,8 @@ async def translate(call: Call) -> Response:
     assert isinstance(translator, Translator)  # its tasks say so
     texts = list_texts(call.body["input"])
     options = call.take(*SEARCH, "alignment")
-    submit = partial(translator.submit, texts, client=call.client, timeout=call.timeout, **options)
-    future = await call.run(submit)
+    steps = translator.submit_in_steps(texts, client=call.client, deadline=call.deadline, **options)
+    future = await call.read(steps, measure_texts(call, texts))
     async with cancel_when_gone(call.request, future.cancel):
         (results,) = await wait_for_all([future])
 
@@ -50,7 +51,7 @@ async def translate(call: Call) -> Response:
         data = [write_translation(index, result) for index, result in enumerate(results)]
         return make_list(call, data, future.tokens)
 
-    return await call.run(write)
+    return await call.run(write, begun=True)
 
 
 def write_translation(index: int, result: Translation) -> TranslationEntry:
@@ -80,7 +81,9 @@ async def tokenize(call: Call) -> Response:
     """Return the token ids of a text, without those that a model puts before or behind it."""
     tokenizer = get_tokenizer(call)
     special = call.body.get("parse_special", False)
-    tokens = await call.run(partial(tokenizer.encode, call.body["content"], parse_special=special))
+    content = call.body["content"]
+    steps = make_step(partial(tokenizer.encode, content, parse_special=special))
+    tokens = await call.read(steps, measure_texts(call, [content], ("content", "")))
     answer: TokenizeAnswer = {"model": call.served.name, "tokens": tokens, "count": len(tokens)}
     return JSONResponse(answer)
 

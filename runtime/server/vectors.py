@@ -4,26 +4,38 @@ from __future__ import annotations
 
 import base64
 from collections.abc import Mapping, Sequence
-from functools import partial
 from typing import Any
 
 from starlette.responses import JSONResponse, Response
 
 from ..encode.results import Answers, Classification, Embedding, FilledMask, Ranked, Result, Tags
 from ..scheduling.batcher import PendingResults
+from ..scheduling.steps import Steps
 from .answers import EmbeddingEntry, RankedDocument, RerankAnswer, Usage
 from .calls import Call, cancel_when_gone, wait_for_all
+from .text_sizes import measure_texts
 
 FEW = 4  # vectors that are written in less time than it takes to wake another thread
 LONG = ("truncation", "stride")  # options of every task
 
 
-async def run_task(call: Call, task: str, items: Sequence[Any], **options: Any) -> tuple[list[Any], int]:
-    """Return the results of a task in the order of its texts or pairs, and how many tokens were read."""
-    encoder: Any = call.served.model  # a TextEncoder, as its capabilities say; the task's type varies
+async def run_task(
+    call: Call,
+    task: str,
+    items: Sequence[Any],
+    names: tuple[str, str] = ("input", "input"),
+    **options: Any,
+) -> tuple[list[Any], int]:
+    """Return the results of a task in the order of its texts or pairs, and how many tokens were read.
+
+    `names` are those of the parameters that have the texts; of pairs, the first and the second ones.
+    """
+    encoder: Any = call.served.model  # a TextEncoder, as its capabilities say
     options |= call.take(*LONG)
-    submit = partial(encoder.submit, task, items, client=call.client, timeout=call.timeout, **options)
-    future: PendingResults[Any] = await call.run_here_if_short(submit)
+    steps: Steps[PendingResults[Any]] = encoder.submit_in_steps(
+        task, items, client=call.client, deadline=call.deadline, **options
+    )
+    future = await call.read(steps, measure_texts(call, items, names))
     async with cancel_when_gone(call.request, future.cancel):
         (results,) = await wait_for_all([future])
     return results, future.tokens
@@ -54,7 +66,7 @@ async def embed(call: Call) -> Response:
 
     if len(results) <= FEW:
         return make()
-    return await call.run(make)  # a thousand vectors take longer to write than the event loop may
+    return await call.run(make, begun=True)  # a thousand vectors take longer to write than the event loop may
 
 
 def write_floats(result: Embedding) -> list[float]:
@@ -72,7 +84,8 @@ async def rerank(call: Call) -> Response:
     query = call.body["query"]
     documents = [each if isinstance(each, str) else each["text"] for each in call.body["documents"]]
     results: list[Ranked]
-    results, tokens = await run_task(call, "rank", [(query, document) for document in documents])
+    pairs = [(query, document) for document in documents]
+    results, tokens = await run_task(call, "rank", pairs, ("query", "documents"))
     order = sorted(range(len(results)), key=lambda index: -results[index].score)[: call.body.get("top_n")]
     rows: list[RankedDocument] = [
         {"index": index, "relevance_score": results[index].score} for index in order
@@ -85,9 +98,15 @@ async def rerank(call: Call) -> Response:
     return JSONResponse(answer)
 
 
-async def run_and_list(call: Call, task: str, items: Sequence[Any], **options: Any) -> JSONResponse:
-    """Return the results of a task in their own form."""
-    results, tokens = await run_task(call, task, items, **options)
+async def run_and_list(
+    call: Call,
+    task: str,
+    items: Sequence[Any],
+    names: tuple[str, str] = ("input", "input"),
+    **options: Any,
+) -> JSONResponse:
+    """Return the results of a task in their own form; the arguments are those of `run_task`."""
+    results, tokens = await run_task(call, task, items, names, **options)
     data = [{"index": index, **write_result(result)} for index, result in enumerate(results)]
     return make_list(call, data, tokens)
 
@@ -118,7 +137,8 @@ async def tag(call: Call) -> Response:
 async def answer(call: Call) -> Response:
     """Return the stretches of each context that answer a question."""
     pairs = [(call.body["question"], context) for context in list_texts(call.body["context"])]
-    return await run_and_list(call, "answer", pairs, **call.take("n_best", "max_answer_tokens"))
+    options = call.take("n_best", "max_answer_tokens")
+    return await run_and_list(call, "answer", pairs, ("question", "context"), **options)
 
 
 async def fill_mask(call: Call) -> Response:

@@ -13,6 +13,7 @@ from ..progress import Progress
 READ_AHEAD = 1024  # texts that are sorted by length together
 READ_AHEAD_BATCHES = 8  # or fewer, where a caller says how many run together
 READ_AHEAD_CHARACTERS = 200_000  # or fewer texts that together have so many: their outputs are held
+STEP_CHARACTERS = 50_000  # that are tokenized before something else may have its turn
 Item: TypeAlias = str | tuple[str, str]  # a text, or a pair
 
 R = TypeVar("R")
@@ -27,14 +28,16 @@ def count_read_ahead(batch_size: int | None) -> int:
     return 1 if batch_size == 1 else min(READ_AHEAD, READ_AHEAD_BATCHES * batch_size)
 
 
-def split_into_chunks(items: Iterable[ItemT], most: int) -> Iterator[list[ItemT]]:
-    """Yield the items in lists: at most `most`, or of `READ_AHEAD_CHARACTERS` together."""
+def split_into_chunks(
+    items: Iterable[ItemT], most: int, most_characters: int = READ_AHEAD_CHARACTERS
+) -> Iterator[list[ItemT]]:
+    """Yield the items in lists: at most `most`, or of so many characters together."""
     chunk: list[ItemT] = []
     characters = 0
     for item in items:
         chunk.append(item)
         characters += len(item) if isinstance(item, str) else sum(map(len, item))
-        if len(chunk) == most or characters >= READ_AHEAD_CHARACTERS:
+        if len(chunk) == most or characters >= most_characters:
             yield chunk
             chunk = []
             characters = 0

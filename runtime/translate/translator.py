@@ -28,8 +28,18 @@ from ..options import (
 )
 from ..progress import Progress
 from ..scheduling.batched_model import QUEUE_SIZE, BatchedModel, refuse_options
-from ..scheduling.batcher import Batcher, BatchSettings, IsWanted, PendingResults
-from ..text.reading import check_each, check_text, count_read_ahead, run_in_chunks, run_one_or_all
+from ..scheduling.batcher import Batcher, BatchSettings, IsWanted, PendingResults, find_deadline
+from ..scheduling.steps import Steps, run_all
+from ..text.reading import (
+    READ_AHEAD,
+    STEP_CHARACTERS,
+    check_each,
+    check_text,
+    count_read_ahead,
+    run_in_chunks,
+    run_one_or_all,
+    split_into_chunks,
+)
 from ..text.tokenizer import Tokenizer
 from .loop import BatchKind, TranslationLoop
 from .results import Alignment, Translation
@@ -190,14 +200,29 @@ class Translator(BatchedModel):
             InputError: as `translate`.
             QueueFullError: too many requests wait.
         """
+        return run_all(self.submit_in_steps(texts, client=client, deadline=find_deadline(timeout), **options))
+
+    def submit_in_steps(
+        self,
+        texts: Iterable[str],
+        *,
+        client: str = "",
+        deadline: float | None = None,
+        **options: Unpack[BatchTranslationOptions],
+    ) -> Steps[PendingResults[Translation]]:
+        """Do what `submit` does, by a deadline of time.monotonic(), in steps that each read some texts."""
         refuse_options(options, WAYS_OUT)
         search = self._make_search(options)
         kind = self._make_kind(search, options)
         reader = self._make_reader(options)
-        sources = reader.read_all(check_each(texts, check_text))
+        sources: list[Source] = []
+        for chunk in split_into_chunks(check_each(texts, check_text), READ_AHEAD, STEP_CHARACTERS):
+            if sources:
+                yield
+            sources += reader.read_all(chunk, len(sources))
         reader.report()
         self._loop.limit_batch(search, max(map(len, sources), default=1), 1)
-        return self._batcher.submit(kind, sources, client=client, timeout=timeout)
+        return self._batcher.submit(kind, sources, client=client, deadline=deadline)
 
     def stream(self, text: str, **options: Unpack[TranslationOptions]) -> TextStream:
         """Translate one text greedily, a chunk as soon as it is there; `translate`'s options, but for beams.

@@ -12,7 +12,7 @@ from typing import Any
 import pytest
 
 from planforge.runtime import ClosedError, DeadlineError, InputError, QueueFullError
-from planforge.runtime.scheduling.batcher import Batcher, BatchSettings
+from planforge.runtime.scheduling.batcher import Batcher, BatchSettings, find_deadline
 
 PATIENCE = 30.0  # seconds, after which a test that would hang fails
 
@@ -62,8 +62,10 @@ class Case:
         self.first = self.submit(["first"])
         assert self.engine.wait() == ["first"]
 
-    def submit(self, parts: Sequence[str], kind: object = "kind", **options: Any) -> Future[list[str]]:
-        return self.batcher.submit(kind, parts, **options)
+    def submit(
+        self, parts: Sequence[str], kind: object = "kind", timeout: Any = None, **options: Any
+    ) -> Future[list[str]]:
+        return self.batcher.submit(kind, parts, deadline=find_deadline(timeout), **options)
 
     def finish(self) -> list[list[str]]:
         """Let all turns run; return the parts of those after the first."""

@@ -1,0 +1,43 @@
+"""How much text a request may have: what is too long is refused before its tokens fill the memory."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from typing import TypeAlias
+
+from .calls import Call
+from .errors import ApiError
+
+Item: TypeAlias = str | tuple[str, str]
+
+
+def measure_texts(call: Call, items: Iterable[Item], names: tuple[str, str] = ("input", "input")) -> int:
+    """Return the bytes of texts, or of pairs; refuse a text that is too long, and too many together.
+
+    Args:
+        call: the request.
+        items: what is tokenized: a query counts with each document that it is paired with.
+        names: of the parameters that have the texts; of pairs, the first and the second ones.
+    """
+    total = 0
+    for item in items:
+        for name, text in zip(names, (item,) if isinstance(item, str) else item, strict=False):
+            size = len(text.encode())
+            if size > call.served.most_bytes:
+                raise ApiError(
+                    400,
+                    f"{name} has a text of {size} bytes; the model {call.served.name!r} is given texts of at"
+                    f" most {call.served.most_bytes} bytes, whatever truncation says. Send it in parts",
+                    param=name,
+                    code="context_length_exceeded",
+                )
+            total += size
+            if total > call.most_bytes:
+                raise ApiError(
+                    413,
+                    f"{name} brings more than the {call.most_bytes} bytes of text that are read for a"
+                    " request; what is paired with several texts is read with each. Send fewer at a time",
+                    param=name,
+                    code="too_large",
+                )
+    return total
