@@ -9,6 +9,7 @@ from typing import Any, ClassVar
 
 from ..decoding.chunk import Chunk, TopLogprob
 from ..generate.generation import Generation
+from ..generate.tools import cut_calls, split_call
 from ..text.tokenizer import Tokenizer
 from .answers import (
     ChatChoice,
@@ -81,7 +82,7 @@ class ChatForm(Form):
     Args:
         tokenizer: spells tokens.
         logprobs: whether answers show log-probabilities.
-        tools: whether the model may call tools. Then what may be a call is held back until its end.
+        tools: whether the model may call tools. Then what may be a call is held back.
     """
 
     prefix = "chatcmpl-"
@@ -92,6 +93,7 @@ class ChatForm(Form):
         super().__init__(tokenizer, logprobs=logprobs)
         self._tools = tools
         self._held: dict[int, str] = {}  # by answer, what may be a call
+        self._shown: dict[int, int] = {}  # and how many characters its chunks have
 
     def write_answer(self, index: int, answer: Generation) -> ChatChoice:
         message: Message = {
@@ -101,7 +103,7 @@ class ChatForm(Form):
             "annotations": [],
         }
         if answer.tool_calls:
-            message["content"] = split_call(answer.text)[0] or None
+            message["content"] = cut_calls(answer.text) or None
             message["tool_calls"] = write_calls(answer)
         return {
             "index": index,
@@ -117,25 +119,34 @@ class ChatForm(Form):
     def write_chunk(self, index: int, chunk: Chunk) -> list[StreamedChatChoice]:
         text = chunk.text
         if self._tools:
-            text, self._held[index] = split_call(self._held.get(index, "") + text)
+            text = self._release(index, text)
         if not text and not (self.logprobs and chunk.token_ids):
             return []
         logprobs = self._write_logprobs(chunk)
         return [{"index": index, "delta": {"content": text}, "logprobs": logprobs, "finish_reason": None}]
 
     def write_end(self, index: int, answer: Generation) -> list[StreamedChatChoice]:
-        delta: Delta = {}
+        deltas: list[Delta] = []
+        if self._tools:
+            text = cut_calls(answer.text) if answer.tool_calls else answer.text
+            if rest := text[self._shown.get(index, 0) :]:
+                deltas.append({"content": rest})
         if answer.tool_calls:
             calls = write_calls(answer)
-            delta = {"tool_calls": [{"index": number, **call} for number, call in enumerate(calls)]}
-        elif self._held.get(index):
-            delta = {"content": self._held[index]}
-        deltas: list[Delta] = [delta, {}] if delta else [{}]
+            deltas.append({"tool_calls": [{"index": number, **call} for number, call in enumerate(calls)]})
+        deltas.append({})
         choices: list[StreamedChatChoice] = [
             {"index": index, "delta": one, "logprobs": None, "finish_reason": None} for one in deltas
         ]
         choices[-1]["finish_reason"] = find_reason(answer)
         return choices
+
+    def _release(self, index: int, text: str) -> str:
+        """Return what a chunk shows: of what was held back and of its text all that is surely no call."""
+        shown = self._shown.get(index, 0)
+        text, self._held[index] = split_call(self._held.get(index, "") + text, is_start=not shown)
+        self._shown[index] = shown + len(text)
+        return text
 
     def _write_logprobs(self, part: Generation | Chunk) -> ChatLogprobs | None:
         if not self.logprobs:
@@ -199,14 +210,6 @@ class CompletionForm(Form):
 def find_reason(answer: Generation) -> FinishReason:
     """Return OpenAI's word for why an answer ended."""
     return "tool_calls" if answer.tool_calls else FINISH_REASONS[answer.finish_reason]
-
-
-def split_call(text: str) -> tuple[str, str]:
-    """Return what of an answer is no call of a tool, and the rest, which may be one."""
-    if text.lstrip()[:1] in ("", "{", "["):
-        return "", text
-    before, mark, behind = text.partition("<")
-    return before, mark + behind
 
 
 def write_calls(answer: Generation) -> list[ToolCall]:

@@ -63,7 +63,8 @@ async def chat(call: Call) -> Response:
         partial(model.submit_chat, messages, number=number, client=call.client, **options)
         for number in range(body.get("n", 1))
     ]
-    form = ChatForm(model.tokenizer, logprobs=options["logprobs"], tools=bool(body.get("tools")))
+    may_call = bool(body.get("tools")) and body.get("tool_choice") != "none"
+    form = ChatForm(model.tokenizer, logprobs=options["logprobs"], tools=may_call)
     return await answer(call, submits, form, compiles=must_compile(call, options))
 
 

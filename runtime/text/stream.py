@@ -93,7 +93,7 @@ class StopStrings:
             self.found = text[start:end]
             self._held = ""
             return text[:start]
-        shown = len(text) - max((_count_overlap(text, string) for string in self._strings), default=0)
+        shown = len(text) - max((count_overlap(text, string) for string in self._strings), default=0)
         self._held = text[shown:]
         return text[:shown]
 
@@ -130,7 +130,7 @@ def _is_byte(piece: str) -> bool:
     return len(piece) == len("<0x00>") and piece.startswith("<0x") and piece.endswith(">")
 
 
-def _count_overlap(text: str, string: str) -> int:
+def count_overlap(text: str, string: str) -> int:
     """Return how many characters at the end of ``text`` could begin ``string``."""
     longest = min(len(text), len(string) - 1)
     return next((n for n in range(longest, 0, -1) if text.endswith(string[:n])), 0)
