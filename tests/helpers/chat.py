@@ -2,14 +2,20 @@
 
 from __future__ import annotations
 
+import dataclasses
 import functools
+import os
+import shutil
 from collections.abc import Callable
+from pathlib import Path
 from typing import Any
 
 import tokenizers
 import transformers
 from tokenizers import decoders, models, normalizers, pre_tokenizers
 
+from planforge.runtime.bundle.bundle import Bundle, compute_sha256
+from planforge.runtime.bundle.manifest import FileEntry
 from planforge.runtime.text.tokenizer import Tokenizer
 
 from .text import byte_alphabet
@@ -92,6 +98,17 @@ LOOPS = """\
 {% endif %}
 """
 TEMPLATES = {"chatml": CHATML, "llama": LLAMA, "mistral": MISTRAL, "loops": LOOPS}
+# Words tools, in the style of Hermes and Qwen.
+HERMES = """\
+{%- if tools %}<|im_start|>system
+{% for tool in tools %}{{ tool | tojson }}
+{% endfor %}Call as <tool_call>{"name": ..., "arguments": ...}</tool_call><|im_end|>
+{% endif %}{%- for message in messages %}<|im_start|>{{ message.role }}
+{{ message.content }}
+{%- for call in message.tool_calls or [] %}<tool_call>{{ call.function | tojson }}</tool_call>
+{%- endfor %}<|im_end|>
+{% endfor %}<|im_start|>assistant
+"""
 # Contents that are lists of parts, in the style of models that see pictures too.
 EITHER = """\
 {{- bos_token }}
@@ -170,3 +187,18 @@ def load_reference(kind: str, template: str | None = None) -> Any:
     return transformers.PreTrainedTokenizerFast(
         tokenizer_object=KINDS[kind](), chat_template=template, unk_token="<unk>", **ROLES
     )
+
+
+def copy_with_template(bundle: Path, folder: Path, template: str) -> Path:
+    """Return a copy of a bundle with another chat template; the two share their other files."""
+    shutil.copytree(bundle, folder, copy_function=os.link)
+    manifest = Bundle.open(folder).manifest
+    name = manifest.tokenizer["chat_template"]["file"]
+    path = folder / name
+    path.unlink()
+    path.write_text(template, encoding="utf-8")
+    files = {**manifest.files, name: FileEntry(compute_sha256(path), path.stat().st_size)}
+    (folder / "manifest.json").unlink()
+    changed = dataclasses.replace(manifest, files=files)
+    (folder / "manifest.json").write_text(changed.to_json(), encoding="utf-8")
+    return folder

@@ -15,6 +15,8 @@ from planforge.runtime import InputError, SchemaError, TextGenerator, ToolCall
 from planforge.runtime.generate.tools import Tools, read_tools
 from planforge.runtime.text.chat import Chat
 
+from ...helpers.chat import HERMES
+
 PARAMETERS: dict[str, Any] = {
     "type": "object",
     "properties": {"city": {"type": "string", "maxLength": 10}, "unit": {"$ref": "#/$defs/unit"}},
@@ -25,17 +27,7 @@ PARAMETERS: dict[str, Any] = {
 WEATHER = {"type": "function", "function": {"name": "weather", "parameters": PARAMETERS}}
 TOOLS = [WEATHER, {"type": "function", "function": {"name": "now", "description": "What time is it?"}}]
 MESSAGES: list[dict[str, Any]] = [{"role": "user", "content": "Is it warm in Rome?"}]
-# In the style of Hermes and Qwen, Mistral, and Llama 3.
-HERMES = """\
-{%- if tools %}<|im_start|>system
-{% for tool in tools %}{{ tool | tojson }}
-{% endfor %}Call as <tool_call>{"name": ..., "arguments": ...}</tool_call><|im_end|>
-{% endif %}{%- for message in messages %}<|im_start|>{{ message.role }}
-{{ message.content }}
-{%- for call in message.tool_calls or [] %}<tool_call>{{ call.function | tojson }}</tool_call>
-{%- endfor %}<|im_end|>
-{% endfor %}<|im_start|>assistant
-"""
+# In the style of Mistral and Llama 3, beside Hermes and Qwen.
 MISTRAL = "{{ tools | tojson }}{% for m in messages %}[INST]{{ m.content }}[/INST]{% endfor %}[TOOL_CALLS]"
 LLAMA = "{{ tools | tojson }}{% for m in messages %}{{ m.role }}: {{ m.content }}\n{% endfor %}"
 TEMPLATES = {"hermes": HERMES, "mistral": MISTRAL, "llama": LLAMA}

@@ -1,0 +1,110 @@
+"""OpenAI's client gets calls of tools over HTTP: forced ones, and those that an answer has beside text."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import jsonschema
+import openai
+import pytest
+
+from planforge.runtime import TextGenerator
+
+from ...helpers.chat import HERMES, copy_with_template
+from ...helpers.openai_client import connect_openai
+from ...helpers.serving import running_server
+
+PARAMETERS: dict[str, Any] = {
+    "type": "object",
+    "properties": {"city": {"type": "string", "maxLength": 10}, "unit": {"enum": ["C", "F"]}},
+    "required": ["city", "unit"],
+    "additionalProperties": False,
+}
+WEATHER = {"type": "function", "function": {"name": "weather", "parameters": PARAMETERS, "strict": True}}
+NOW = {"type": "function", "function": {"name": "now", "description": "What time is it?"}}
+SAID = [{"role": "user", "content": "Is it warm in Rome?"}]
+BODY: dict[str, Any] = {"model": "hermes", "messages": SAID, "tools": [WEATHER, NOW], "max_tokens": 120}
+FORCED: dict[str, Any] = {**BODY, "tool_choice": "required", "temperature": 1, "seed": 1}
+CALL = '<tool_call>{"name": "now", "arguments": {}}</tool_call>'
+
+
+@pytest.fixture(scope="module")
+def client(llama_demo_bundle: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[openai.OpenAI]:
+    folder = tmp_path_factory.mktemp("tools") / "hermes"
+    bundle = copy_with_template(llama_demo_bundle, folder, HERMES)
+    with (
+        TextGenerator.load(bundle, backend="ort-cpu", precision="fp32") as model,
+        running_server({"hermes": model}) as server,
+        connect_openai(server) as client,
+    ):
+        yield client
+
+
+def read_stream(client: openai.OpenAI, body: dict[str, Any], count: int) -> list[dict[str, Any]]:
+    """Return the text, the calls and the finish reason of each answer of a stream."""
+    answers: list[dict[str, Any]] = [{"content": "", "calls": [], "reason": None} for _ in range(count)]
+    for chunk in client.chat.completions.create(**body, stream=True):
+        for choice in chunk.choices:
+            answer = answers[choice.index]
+            assert answer["reason"] is None  # nothing comes behind it
+            answer["content"] += choice.delta.content or ""
+            answer["reason"] = choice.finish_reason
+            for call in choice.delta.tool_calls or []:
+                assert call.index == len(answer["calls"]) and call.id
+                answer["calls"].append((call.function.name, call.function.arguments))
+    return answers
+
+
+def list_answers(client: openai.OpenAI, body: dict[str, Any]) -> list[dict[str, Any]]:
+    """Return the same of answers that come whole."""
+    return [
+        {
+            "content": choice.message.content or "",
+            "calls": [(c.function.name, c.function.arguments) for c in choice.message.tool_calls or []],
+            "reason": choice.finish_reason,
+        }
+        for choice in client.chat.completions.create(**body).choices
+    ]
+
+
+def test_a_forced_call_comes_whole_and_streamed(client: openai.OpenAI) -> None:
+    whole = list_answers(client, {**FORCED, "n": 2})
+    for answer in whole:
+        ((name, arguments),) = answer["calls"]
+        schema = PARAMETERS if name == "weather" else {"type": "object", "maxProperties": 0}
+        jsonschema.validate(json.loads(arguments), schema)
+        assert (answer["content"], answer["reason"]) == ("", "tool_calls")
+    assert whole[0] != whole[1]  # of two draws
+    assert read_stream(client, {**FORCED, "n": 2}, 2) == whole
+
+
+def test_a_named_tool_is_called_and_its_result_goes_back(client: openai.OpenAI) -> None:
+    named = {"type": "function", "function": {"name": "weather"}}
+    answer = client.chat.completions.create(**{**FORCED, "tool_choice": named})
+    message = answer.choices[0].message
+    assert message.tool_calls is not None
+    (call,) = message.tool_calls
+    assert call.type == "function" and call.function.name == "weather"
+    result = {"role": "tool", "tool_call_id": call.id, "content": "21"}
+    history = [*SAID, message.model_dump(), result]  # as it came, with all its fields
+    further = client.chat.completions.create(**{**BODY, "messages": history, "max_tokens": 4})
+    assert answer.usage is not None and further.usage is not None
+    assert further.usage.prompt_tokens > answer.usage.prompt_tokens + 10
+
+
+@pytest.mark.parametrize("content", ["a < b. See [1] now. ", ""])
+def test_what_an_answer_says_beside_a_call_is_not_lost(client: openai.OpenAI, content: str) -> None:
+    body = {**BODY, "tools": [NOW], "extra_body": {"choices": [content + CALL]}}
+    expected = [{"content": content, "calls": [("now", "{}")], "reason": "tool_calls"}]
+    assert list_answers(client, body) == expected
+    assert read_stream(client, body, 1) == expected
+
+
+def test_where_no_tool_may_be_called_a_call_is_text(client: openai.OpenAI) -> None:
+    body = {**BODY, "tool_choice": "none", "extra_body": {"choices": [CALL]}}
+    expected = [{"content": CALL, "calls": [], "reason": "stop"}]
+    assert list_answers(client, body) == expected
+    assert read_stream(client, body, 1) == expected
