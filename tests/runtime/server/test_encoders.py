@@ -40,6 +40,30 @@ def test_embeddings_are_sentence_transformers(
     assert answer["object"] == "list" and answer["usage"] == {"prompt_tokens": read, "total_tokens": read}
 
 
+def test_texts_that_are_read_in_several_steps(server: Address, models: dict[str, Any]) -> None:
+    texts = [f"{word} " + "a " * 26_000 for word in ("wings", "bread", "birds")]
+    answer = server.ask("/v1/embeddings", model="minilm", input=texts)
+    np.testing.assert_allclose(read_vectors(answer), models["minilm"].embed(texts), atol=1e-6)
+    refused = server.post("/v1/fill-mask", model="pretrained", input=[f"[MASK] {texts[0]}", texts[1]])
+    assert refused.status_code == 400 and refused.json()["error"]["message"].startswith("texts[1]: ")
+
+
+def test_more_text_than_is_ever_read(server: Address) -> None:
+    for path, model, body, status, param in (
+        ("/v1/embeddings", "minilm", {"input": ["a", "a " * 150_000], "truncation": "head"}, 400, "input"),
+        ("/v1/classify", "classifier", {"input": [["a", "a " * 150_000]]}, 400, "input"),
+        ("/v1/answers", "reader", {"question": "Who?", "context": "a " * 150_000}, 400, "context"),
+        ("/v1/translations", "dates", {"input": "a" * 70_000, "truncation": "head"}, 400, "input"),
+        ("/tokenize", "gpt", {"content": "a " * 40_000}, 400, "content"),
+        ("/v1/rerank", "ranker", {"query": "a " * 100_000, "documents": ["b"] * 2000}, 413, "query"),
+    ):
+        refused = server.post(path, model=model, **body)
+        assert refused.status_code == status, path
+        error = refused.json()["error"]
+        assert error["param"] == param
+        assert error["code"] == ("too_large" if status == 413 else "context_length_exceeded")
+
+
 def test_dimensions_shorten_and_normalize(server: Address, models: dict[str, Any]) -> None:
     answer = server.ask("/v1/embeddings", model="minilm", input=TEXTS[0], dimensions=64)
     expected = models["minilm"].embed(TEXTS[:1], truncate_dim=64)
