@@ -5,7 +5,7 @@ PlanForgeError                       base of all; its message is one line that n
 │   ├── BundleNotFoundError          no folder of that name, or no manifest in it
 │   ├── ManifestError                manifest.json is malformed or of an unknown format
 │   └── IntegrityError               a listed file is missing, changed, or leaves the folder
-├── InputError                       what the caller passed in (also a ValueError)
+├── InputError                       what the caller passed in (also a ValueError)   .option
 │   ├── ContextLengthError           more tokens than the model's context   .tokens .limit
 │   ├── SchemaError                  a JSON schema that cannot be enforced   .path
 │   └── DataError                    a line or a row that was read cannot be used
@@ -53,16 +53,24 @@ class IntegrityError(BundleError):
 
 
 class InputError(PlanForgeError, ValueError):
-    """An argument that cannot be used: names it, what it was, and what is allowed."""
+    """An argument that cannot be used: names it, what it was, and what is allowed.
+
+    Attributes:
+        option: the argument, such as "top_k" or "texts[2]"; None where it is no single one.
+    """
 
     exit_code = 2
+
+    def __init__(self, message: str, *, option: str | None = None) -> None:
+        super().__init__(message)
+        self.option = option
 
 
 class ContextLengthError(InputError):
     """More tokens than the model's context holds."""
 
-    def __init__(self, message: str, *, tokens: int, limit: int) -> None:
-        super().__init__(message)
+    def __init__(self, message: str, *, tokens: int, limit: int, option: str | None = None) -> None:
+        super().__init__(message, option=option)
         self.tokens = tokens
         self.limit = limit
 
@@ -74,8 +82,8 @@ class SchemaError(InputError):
         path: where in the schema, such as "properties/name/pattern"; "" for the schema itself.
     """
 
-    def __init__(self, message: str, *, path: str) -> None:
-        super().__init__(message)
+    def __init__(self, message: str, *, path: str, option: str = "json_schema") -> None:
+        super().__init__(message, option=option)
         self.path = path
 
 

@@ -331,7 +331,7 @@ def check_options(given: Iterable[str], options: type) -> None:
     for name in given:
         if name not in known:
             hint = did_you_mean(name, known) or "."
-            raise InputError(f"unknown option {name!r}{hint} There are: {', '.join(known)}")
+            raise InputError(f"unknown option {name!r}{hint} There are: {', '.join(known)}", option=name)
 
 
 def check_choice(name: str, value: Any, allowed: Collection[Any]) -> None:
@@ -341,7 +341,7 @@ def check_choice(name: str, value: Any, allowed: Collection[Any]) -> None:
         choices = ", ".join(map(repr, allowed))
         names = [choice for choice in allowed if isinstance(choice, str)]
         hint = did_you_mean(value, names) if isinstance(value, str) else ""
-        raise InputError(f"{name}={value!r} is not one of {choices}{hint}")
+        raise InputError(f"{name}={value!r} is not one of {choices}{hint}", option=name)
 
 
 def check_whole(
@@ -355,13 +355,14 @@ def check_whole(
         return
     allowed = f"of at least {least}" if most is None else f"from {least} to {most}"
     note = f" ({what})" if what else ""
-    raise InputError(f"{name}={value!r} must be {'None or ' if optional else ''}an integer {allowed}{note}")
+    kind = "None or an integer" if optional else "an integer"
+    raise InputError(f"{name}={value!r} must be {kind} {allowed}{note}", option=name)
 
 
 def check_switch(name: str, value: Any) -> None:
     """Refuse what is neither True nor False."""
     if not isinstance(value, bool):
-        raise InputError(f"{name}={value!r:.80} must be True or False")
+        raise InputError(f"{name}={value!r:.80} must be True or False", option=name)
 
 
 def check_batch_size(batch_size: int | None, most: int) -> int:
@@ -372,7 +373,8 @@ def check_batch_size(batch_size: int | None, most: int) -> int:
     if batch_size > most:
         raise InputError(
             f"batch_size={batch_size} is more than the {most} rows that this bundle allows; ask for fewer, or"
-            " export it again with a larger max_batch"
+            " export it again with a larger max_batch",
+            option="batch_size",
         )
     return batch_size
 

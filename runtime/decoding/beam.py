@@ -55,26 +55,30 @@ class Search:
         if self.n_best > self.num_beams:
             raise InputError(
                 f"n_best is {self.n_best}; it must be at most num_beams, {self.num_beams}; lower it, or "
-                f"search with num_beams={self.n_best}"
+                f"search with num_beams={self.n_best}",
+                option="n_best",
             )
         if not isinstance(self.early_stopping, bool) and self.early_stopping != "never":
             raise InputError(
                 f"early_stopping is {self.early_stopping!r}; it must be True, False or 'never'; False "
-                "is the usual choice"
+                "is the usual choice",
+                option="early_stopping",
             )
         penalty = self.length_penalty
         is_finite = is_number(penalty) and math.isfinite(penalty)
         if not is_finite or abs(penalty) * math.log(self.max_new_tokens) > math.log(MAX_PENALTY):
             raise InputError(
                 f"length_penalty is {penalty!r}; it must be a number for which max_new_tokens "
-                f"({self.max_new_tokens}) to its power stays within 1e-30 and 1e30; 0.0 disables it"
+                f"({self.max_new_tokens}) to its power stays within 1e-30 and 1e30; 0.0 disables it",
+                option="length_penalty",
             )
         check_positive("repetition_penalty", self.repetition_penalty, "1.0 disables it")
         least = self.constraints.min_new_tokens
         if least > self.max_new_tokens:
             raise InputError(
                 f"min_new_tokens is {least}; it must be at most max_new_tokens, {self.max_new_tokens}; "
-                "lower the one or raise the other"
+                "lower the one or raise the other",
+                option="min_new_tokens",
             )
 
 
@@ -225,7 +229,8 @@ class BeamSearch:
         if not running and not finished:
             raise InputError(
                 f"the constraints leave no token at position {length} of source {source}; loosen "
-                "no_repeat_ngram_size or suppressed, or raise num_beams"
+                "no_repeat_ngram_size or suppressed, or raise num_beams",
+                option="no_repeat_ngram_size",
             )
         if not running or self._has_ended(finished, running[0], length, self._limits[source]):
             self.active[first : first + n] = [False] * n

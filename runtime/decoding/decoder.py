@@ -55,7 +55,8 @@ class Decoder(GraphRunner):
         if num_beams > rows:
             raise InputError(
                 f"num_beams={num_beams} is more than the {rows} rows that this bundle allows; ask for fewer,"
-                " or export it again with a larger max_batch"
+                " or export it again with a larger max_batch",
+                option="num_beams",
             )
 
     def check_memory(self, batch: int, capacity: int, context_bytes: int = 0) -> None:

@@ -27,6 +27,7 @@ from .processors import (
 )
 
 Logits = npt.NDArray[np.floating]
+PROCESSORS = ("logit_bias", "no_repeat_ngram_size", "repetition_penalty")  # the likeliest to blame first
 FLOAT32_MAX = float(np.finfo(np.float32).max)
 # Below this the sum of exponentials needs no shift by the highest logit: 2^60 of them can be added in
 # float32, and above -40 what counts in the sum does not vanish.
@@ -67,7 +68,8 @@ class Sampling:
         if self.logits_processor is not None and not callable(self.logits_processor):
             raise InputError(
                 f"logits_processor is {self.logits_processor!r:.80}; it must be a function of the token ids"
-                " and the logits, or None"
+                " and the logits, or None",
+                option="logits_processor",
             )
 
     @cached_property
@@ -101,7 +103,8 @@ class Sampling:
         if self.logit_bias and (highest := max(self.logit_bias)) >= V:
             raise InputError(
                 f"logit_bias names token {highest}, but the model's tokens are 0 to {V - 1}; take the ids "
-                "from the model's own tokenizer"
+                "from the model's own tokenizer",
+                option="logit_bias",
             )
 
 
@@ -135,7 +138,7 @@ def process(
     if sampling.temperature is not None:
         with np.errstate(over="ignore", divide="ignore", invalid="ignore"):  # looked at below
             scores /= np.float32(sampling.temperature)
-        check_scores(scores, sampling)
+        check_scores(scores, sampling, ("temperature", *PROCESSORS))
     if sampling.top_k is not None:
         keep_top_k(scores, sampling.top_k)
     if sampling.top_p is not None and sampling.top_p < 1.0:
@@ -162,27 +165,30 @@ def run_processors(
             forbid_repeats(row[None], [history], sampling.no_repeat_ngram_size)
         if sampling.logits_processor is not None:
             run_processor(sampling.logits_processor, history, row)
-    check_scores(scores, sampling)
+    check_scores(scores, sampling, PROCESSORS)
 
 
-def check_scores(scores: npt.NDArray[np.float32], sampling: Sampling) -> None:
-    """Refuse scores from which nothing can be chosen; the model's own logits were sound."""
+def check_scores(scores: npt.NDArray[np.float32], sampling: Sampling, applied: Sequence[str]) -> None:
+    """Refuse scores from which nothing can be chosen; the model's own logits were sound.
+
+    The error is about the first of the options that were applied which changes them.
+    """
     highest = scores.max(axis=-1)  # NaN of a row with NaN
     if np.isfinite(highest).all():
         return
     defaults = Sampling()
-    changed = [
-        f"{name}={getattr(sampling, name)!r:.40}"
-        for name in ("temperature", "repetition_penalty", "no_repeat_ngram_size", "logit_bias")
-        if getattr(sampling, name) != getattr(defaults, name)
-    ]
+    names = [name for name in applied if getattr(sampling, name) != getattr(defaults, name)]
+    changed = [f"{name}={getattr(sampling, name)!r:.40}" for name in names]
     if sampling.logits_processor is not None:
+        names.append("logits_processor")
         changed.append("logits_processor")
     if sampling.structured:
         changed.append("the structure of the answer")
     empty = np.isneginf(highest[~np.isfinite(highest)]).all()
     outcome = "leaves no token to choose" if empty else "takes the logits out of float32"
-    raise InputError(f"{' with '.join(changed)} {outcome}; use values that change less")
+    raise InputError(
+        f"{' with '.join(changed)} {outcome}; use values that change less", option=names[0] if names else None
+    )
 
 
 def choose(
@@ -281,14 +287,14 @@ def is_number(value: Any) -> bool:
 def check_positive(name: str, value: Any, way_out: str, most: float = FLOAT32_MAX) -> None:
     allowed = "a finite number over 0" if most == FLOAT32_MAX else f"over 0 and at most {most:g}"
     if not is_number(value) or not 0 < value <= most:
-        raise InputError(f"{name} is {value!r}; it must be {allowed}; {way_out}")
+        raise InputError(f"{name} is {value!r}; it must be {allowed}; {way_out}", option=name)
 
 
 def check_integer(name: str, value: Any, least: int, way_out: str) -> None:
     """Refuse what is not an integer from `least`; True and False are none."""
     integer = isinstance(value, Integral) and not isinstance(value, bool)
     if not integer or value < least:
-        raise InputError(f"{name} is {value!r}; it must be an integer from {least}; {way_out}")
+        raise InputError(f"{name} is {value!r}; it must be an integer from {least}; {way_out}", option=name)
 
 
 def check_bias(bias: Any) -> None:
@@ -296,11 +302,19 @@ def check_bias(bias: Any) -> None:
     if bias is None:
         return
     if not isinstance(bias, Mapping):
-        raise InputError(f"logit_bias is {bias!r:.80}; it must map token ids to numbers; None adds nothing")
+        raise InputError(
+            f"logit_bias is {bias!r:.80}; it must map token ids to numbers; None adds nothing",
+            option="logit_bias",
+        )
     for token, added in bias.items():
-        check_integer("a token of logit_bias", token, 0, "leave it out")
+        if not isinstance(token, Integral) or isinstance(token, bool) or token < 0:
+            raise InputError(
+                f"a token of logit_bias is {token!r}; it must be an integer from 0; leave it out",
+                option="logit_bias",
+            )
         if not is_number(added) or not -np.inf <= added <= FLOAT32_MAX:
             raise InputError(
                 f"logit_bias[{token}] is {added!r}; it must be a number, or -inf to forbid the token;"
-                " None adds nothing"
+                " None adds nothing",
+                option="logit_bias",
             )

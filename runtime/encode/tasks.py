@@ -97,7 +97,9 @@ class Tasks(RequestRunner):
         in_graph = pooling is None and "sentence_embedding" in self.roles and (unit or not defaults.normalize)
         role = "sentence_embedding" if in_graph else f"hidden.{last}"
         if not in_graph and pooling is None and defaults.pooling not in POOLINGS:
-            raise InputError(f"normalize={normalize!r} needs a pooling: one of {', '.join(POOLINGS)}")
+            raise InputError(
+                f"normalize={normalize!r} needs a pooling: one of {', '.join(POOLINGS)}", option="normalize"
+            )
         how = pooling or defaults.pooling
         before = self.find_prompt(options.get("prompt_name"), options.get("prompt"))
         width = self.encoder.artifact.output(role).axes[-1]
@@ -126,7 +128,8 @@ class Tasks(RequestRunner):
         if name not in self.defaults.prompts:
             known = ", ".join(map(repr, self.defaults.prompts)) or "none"
             raise InputError(
-                f"prompt_name={name!r} is not one of this model's prompts: {known}; prompt= takes a text"
+                f"prompt_name={name!r} is not one of this model's prompts: {known}; prompt= takes a text",
+                option="prompt_name",
             )
         return self.defaults.prompts[name]
 

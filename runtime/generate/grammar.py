@@ -43,7 +43,7 @@ class Grammar:
 
     Args:
         matcher: llguidance's.
-        kind: the option that says what the answer is.
+        option: the one that says what the answer is.
         ends: tokens that end the answer.
         known: how many tokens spell something.
         vocabulary: how many tokens the model has.
@@ -53,13 +53,13 @@ class Grammar:
         self,
         matcher: llguidance.LLMatcher,
         *,
-        kind: str,
+        option: str,
         ends: frozenset[int],
         known: int,
         vocabulary: int,
     ) -> None:
         self._matcher = matcher
-        self._kind = kind
+        self._option = option
         self._ends = ends
         self._known = known
         self._vocabulary = vocabulary
@@ -95,7 +95,10 @@ class Grammar:
     def _check(self) -> None:
         if self._matcher.is_error():
             reason = shorten(self._matcher.get_error())
-            raise InputError(f"the answer can follow its {self._kind} no further: {reason}; make it simpler")
+            raise InputError(
+                f"the answer can follow its {self._option} no further: {reason}; make it simpler",
+                option=self._option,
+            )
 
 
 class Grammars:
@@ -127,7 +130,7 @@ class Grammars:
         """
         return Grammar(
             self._find(structure).deep_copy(),
-            kind=structure.kind,
+            option=structure.name,
             ends=frozenset(self._eos),
             known=min(self._tokenizer.vocab_size, self._vocabulary),
             vocabulary=self._vocabulary,
@@ -163,18 +166,18 @@ class Grammars:
             self._refuse(structure, matcher.get_error())
         matcher.compute_bitmask()  # kept for all answers
         if matcher.is_error() or matcher.is_stopped():
-            raise make_error(structure.kind, f"{structure.kind} allows no text", "")
+            raise make_error(structure, "allows no text")
         return matcher
 
     def _refuse(self, structure: Structure, error: str) -> None:
         reason = shorten(error)
         if structure.kind != "json_schema":
-            raise make_error(structure.kind, f"{structure.kind} cannot be used: {reason}", "")
+            raise make_error(structure, f"cannot be used: {reason}")
         path = find_fault(
             json.loads(structure.text), lambda schema: self._match(write_schema_grammar(schema)).get_error()
         )
         place = f" at {path}" if path else ""
-        raise make_error(structure.kind, f"json_schema cannot be enforced{place}: {reason}", path)
+        raise make_error(structure, f"cannot be enforced{place}: {reason}", path)
 
     def _match(self, grammar: str) -> llguidance.LLMatcher:
         loaded = load_llguidance()
@@ -276,5 +279,8 @@ def shorten(error: str) -> str:
     return line
 
 
-def make_error(kind: str, message: str, path: str) -> InputError:
-    return SchemaError(message, path=path) if kind == "json_schema" else InputError(message)
+def make_error(structure: Structure, reason: str, path: str = "") -> InputError:
+    message = f"{structure.name} {reason}"
+    if structure.kind == "json_schema":
+        return SchemaError(message, path=path, option=structure.name)
+    return InputError(message, option=structure.name)

@@ -81,7 +81,10 @@ def read_schema(schema: Any, max_length: int) -> str:
     """Return a schema, a mapping or its JSON, as JSON; refuse keywords that could not be enforced."""
     if isinstance(schema, str):
         if len(schema) > max_length:
-            raise InputError(f"json_schema has {len(schema)} characters; at most {max_length} are allowed")
+            raise InputError(
+                f"json_schema has {len(schema)} characters; at most {max_length} are allowed",
+                option="json_schema",
+            )
         text = schema
     else:
         text = write_schema(schema)

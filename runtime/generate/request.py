@@ -61,12 +61,20 @@ class GenerationRequest:
             check_switch(name, getattr(self, name))
         check_integer("top_logprobs", self.top_logprobs, 0, "0 gives none")
         if self.on_token is not None and not callable(self.on_token):
-            raise InputError(f"on_token={self.on_token!r:.80} must be a function that takes a chunk, or None")
+            raise InputError(
+                f"on_token={self.on_token!r:.80} must be a function that takes a chunk, or None",
+                option="on_token",
+            )
         if self.tools is not None and self.tools.forced and self.structure is not None:
-            raise InputError(f"tool_choice says what the answer is, as {self.structure.kind} does; give one")
+            raise InputError(
+                f"tool_choice says what the answer is, as {self.structure.kind} does; give one",
+                option="tool_choice",
+            )
         if self.sampling.structured and self.ignore_eos:
             name = "tool_choice" if self.structure is None else self.structure.kind
-            raise InputError(f"ignore_eos=True does not go with {name}, whose answers have an end")
+            raise InputError(
+                f"ignore_eos=True does not go with {name}, whose answers have an end", option="ignore_eos"
+            )
 
     @property
     def one_by_one(self) -> bool:

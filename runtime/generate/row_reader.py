@@ -43,7 +43,9 @@ class RowReader:
     def read(self, prompt: Any, request: GenerationRequest, number: int = 0) -> Row:
         """Return the row of a prompt."""
         if request.tools is not None:
-            raise InputError("tools go with conversations: use chat, stream_chat or submit_chat")
+            raise InputError(
+                "tools go with conversations: use chat, stream_chat or submit_chat", option="tools"
+            )
         tokens = self.encode_prompt(prompt, request.parse_special)
         fitting, cut = self._fit(tokens, request.max_new_tokens, request.truncation)
         return self._make_row(fitting, cut, request, number)
@@ -73,7 +75,7 @@ class RowReader:
             if self.defaults.eos:
                 eos = self.tokenizer.spell(self.defaults.eos[0])
                 way_out = f"; to begin from nothing, use {eos!r} with parse_special=True (--parse-special)"
-            raise InputError(f"the prompt is empty{way_out}")
+            raise InputError(f"the prompt is empty{way_out}", option="prompt")
         prefix = list(self.defaults.prefix)
         if not isinstance(prompt, str) or tokens[: len(prefix)] == prefix:
             return tokens
@@ -125,6 +127,7 @@ class RowReader:
                 f" for the answer. {way_out}",
                 tokens=len(tokens),
                 limit=limit,
+                option="messages",
             )
         return self._make_row(tokens, dropped, request, number)
 
@@ -142,12 +145,14 @@ class RowReader:
             if prompt.ndim != 1 or not np.issubdtype(prompt.dtype, np.integer):
                 raise InputError(
                     f"an array of shape {prompt.shape} and {prompt.dtype} is no prompt, which has one axis of"
-                    " integers; several prompts are a list of arrays"
+                    " integers; several prompts are a list of arrays",
+                    option="prompt",
                 )
             prompt = prompt.tolist()
         if not isinstance(prompt, Sequence) or isinstance(prompt, bytes | bytearray):
             raise InputError(
-                f"a prompt must be a str or a sequence of token ids, not {type(prompt).__name__}"
+                f"a prompt must be a str or a sequence of token ids, not {type(prompt).__name__}",
+                option="prompt",
             )
         return [self._check_token(token) for token in prompt]
 
@@ -162,6 +167,7 @@ class RowReader:
                 " (--truncation tail)",
                 tokens=len(tokens),
                 limit=self.max_length - 1,
+                option="prompt",
             )
         keep = self.max_length - min(max_new_tokens, self.max_length // 2)
         if len(tokens) <= keep:
@@ -174,12 +180,15 @@ class RowReader:
 
     def _check_token(self, token: Any) -> int:
         if not isinstance(token, Integral) or isinstance(token, bool):
-            raise InputError(f"a prompt's token ids must be integers, not {type(token).__name__}")
+            raise InputError(
+                f"a prompt's token ids must be integers, not {type(token).__name__}", option="prompt"
+            )
         token_id = int(token)
         if not 0 <= token_id < self.vocabulary:
             raise InputError(
                 f"a prompt has the token id {token_id}, but the model's are 0 to {self.vocabulary - 1}; take"
-                " the ids from the model's own tokenizer"
+                " the ids from the model's own tokenizer",
+                option="prompt",
             )
         return token_id
 

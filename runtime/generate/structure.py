@@ -20,12 +20,19 @@ class Structure:
     """What an answer must be.
 
     Attributes:
-        kind: the option that says it, one of `KINDS`.
+        kind: how it is said, one of `KINDS`.
         text: a JSON schema, a regular expression, a Lark grammar, or a list of choices as JSON.
+        option: the one that says it, which errors name; "" is the one of the kind's name.
     """
 
     kind: str
     text: str
+    option: str = ""
+
+    @property
+    def name(self) -> str:
+        """The option that says it."""
+        return self.option or self.kind
 
 
 def read_structure(options: Mapping[str, Any]) -> Structure | None:
@@ -49,7 +56,7 @@ def read_structure(options: Mapping[str, Any]) -> Structure | None:
 def read_text(kind: str, value: Any) -> str:
     """Return a regular expression or a grammar that is a text."""
     if not isinstance(value, str) or not value:
-        raise InputError(f"{kind}={value!r:.80} must be a text that is not empty, or None")
+        raise InputError(f"{kind}={value!r:.80} must be a text that is not empty, or None", option=kind)
     check_text(value)
     return value
 
@@ -57,14 +64,20 @@ def read_text(kind: str, value: Any) -> str:
 def read_choices(choices: Any) -> str:
     """Return choices as JSON."""
     if not isinstance(choices, Sequence) or isinstance(choices, str | bytes) or not choices:
-        raise InputError(f"choices={choices!r:.80} must be a list of texts, of which one at least, or None")
+        raise InputError(
+            f"choices={choices!r:.80} must be a list of texts, of which one at least, or None",
+            option="choices",
+        )
     for number, choice in enumerate(choices):
         if not isinstance(choice, str) or not choice:
-            raise InputError(f"choices[{number}]={choice!r:.80} must be a text that is not empty")
+            name = f"choices[{number}]"
+            raise InputError(f"{name}={choice!r:.80} must be a text that is not empty", option=name)
         check_text(choice, number)
     return json.dumps(list(choices))
 
 
-def check_length(kind: str, text: str) -> None:
+def check_length(option: str, text: str) -> None:
     if len(text) > MAX_LENGTH:
-        raise InputError(f"{kind} has {len(text)} characters; at most {MAX_LENGTH} are allowed")
+        raise InputError(
+            f"{option} has {len(text)} characters; at most {MAX_LENGTH} are allowed", option=option
+        )

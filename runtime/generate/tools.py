@@ -12,7 +12,7 @@ from ..errors import InputError, SchemaError
 from ..suggest import did_you_mean
 from ..text.stream import count_overlap
 from .json_schema import JSON_OPTIONS, read_schema
-from .structure import MAX_LENGTH, Structure
+from .structure import MAX_LENGTH, Structure, check_length
 
 CHOICES = ("auto", "none", "required")
 NO_ARGUMENTS = {"type": "object", "properties": {}, "additionalProperties": False}
@@ -75,9 +75,9 @@ class Tools:
         elif "[TOOL_CALLS]" in template:
             start = '"[" call "]"'
         else:
-            return Structure("json_schema", json.dumps(self._write_schema("parameters")))
+            return Structure("json_schema", json.dumps(self._write_schema("parameters")), "tools")
         schema = json.dumps({**self._write_schema("arguments"), "x-guidance": JSON_OPTIONS})
-        return Structure("grammar", f"start: {start}\ncall: %json {schema}")
+        return Structure("grammar", f"start: {start}\ncall: %json {schema}", "tools")
 
     def _write_schema(self, key: str) -> dict[str, Any]:
         """Return the schema of a call of one of the forced functions."""
@@ -133,19 +133,37 @@ def read_tools(tools: Any, choice: Any) -> Tools | None:
     """Return the tools of a call's options; None where there are none, or none may be called."""
     if tools is None or (isinstance(tools, Sequence) and not tools):
         if choice not in (None, "auto", "none"):
-            raise InputError(f"tool_choice={choice!r:.80} needs tools")
+            raise InputError(f"tool_choice={choice!r:.80} needs tools", option="tool_choice")
         return None
     if not isinstance(tools, Sequence) or isinstance(tools, str | bytes):
-        raise InputError(f"tools={tools!r:.80} must be a list of {FORM}")
+        raise InputError(f"tools={tools!r:.80} must be a list of {FORM}", option="tools")
     parameters: dict[str, dict[str, Any]] = {}
     for number, tool in enumerate(tools):
         name, schema = read_tool(tool, number)
         if name in parameters:
-            raise InputError(f"tools[{number}]: there is a function {name!r} before")
+            raise InputError(
+                f"tools[{number}]: there is a function {name!r} before",
+                option=f"tools[{number}].function.name",
+            )
         parameters[name] = schema
     if choice == "none":
         return None
-    return Tools(tuple(map(dict, tools)), parameters, read_choice(choice, parameters))
+    forced = read_choice(choice, parameters)
+    if not forced:
+        check_not_strict(tools)
+    return Tools(tuple(map(dict, tools)), parameters, forced)
+
+
+def check_not_strict(tools: Sequence[Mapping[str, Any]]) -> None:
+    """Refuse tools whose arguments are to be valid for sure where the model need not call one."""
+    for number, tool in enumerate(tools):
+        if tool["function"].get("strict"):
+            raise InputError(
+                f"tools[{number}].function.strict=True is kept only where a call is demanded: an answer that"
+                ' may be a text is not held to the schema. Leave strict out, or give tool_choice="required"'
+                " or a function's name",
+                option=f"tools[{number}].function.strict",
+            )
 
 
 def read_tool(tool: Any, number: int) -> tuple[str, dict[str, Any]]:
@@ -153,12 +171,14 @@ def read_tool(tool: Any, number: int) -> tuple[str, dict[str, Any]]:
     function = tool.get("function") if isinstance(tool, Mapping) else None
     name = function.get("name") if isinstance(function, Mapping) else None
     if not isinstance(function, Mapping) or not isinstance(name, str) or not name:
-        raise InputError(f"tools[{number}]={tool!r:.80} must be {FORM}")
+        raise InputError(f"tools[{number}]={tool!r:.80} must be {FORM}", option=f"tools[{number}]")
+    option = f"tools[{number}].function.parameters"
     try:
         text = read_schema(function.get("parameters") or NO_ARGUMENTS, MAX_LENGTH)
     except SchemaError as error:
         place = "/".join(part for part in (f"tools/{number}/function/parameters", error.path) if part)
-        raise SchemaError(f"tools[{number}], {name}: {error}", path=place) from error
+        raise SchemaError(f"tools[{number}], {name}: {error}", path=place, option=option) from error
+    check_length(option, text)
     schema: dict[str, Any] = json.loads(text)
     return name, schema
 
@@ -173,10 +193,14 @@ def read_choice(choice: Any, names: Mapping[str, Any]) -> tuple[str, ...]:
     name = function.get("name") if isinstance(function, Mapping) else None
     if not isinstance(name, str):
         form = '{"type": "function", "function": {"name": "..."}}'
-        raise InputError(f"tool_choice={choice!r:.80} must be one of {', '.join(CHOICES)}, or {form}")
+        raise InputError(
+            f"tool_choice={choice!r:.80} must be one of {', '.join(CHOICES)}, or {form}", option="tool_choice"
+        )
     if name not in names:
         hint = did_you_mean(name, list(names)) or f"; there are {', '.join(names)}"
-        raise InputError(f"tool_choice names {name!r:.80}, which is none of the tools{hint}")
+        raise InputError(
+            f"tool_choice names {name!r:.80}, which is none of the tools{hint}", option="tool_choice"
+        )
     return (name,)
 
 

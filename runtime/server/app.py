@@ -116,7 +116,7 @@ def make_handler(endpoint: Endpoint, registry: Registry, readers: Readers) -> Ha
             )
             return await endpoint.handle(call)
         except Exception as error:
-            return find_api_error(error).to_response()
+            return find_api_error(error, endpoint.names).to_response()
         finally:
             if served is not None:
                 registry.metrics.observe(served.name, "request", time.perf_counter() - began)

@@ -11,6 +11,7 @@ MOST_TEXTS = 2048  # of a request, as OpenAI has it
 MOST_TOKENS = 2**20
 MOST_ANSWERS = 128
 UNSUPPORTED = "this server does not support other values"
+LIMITS = {"array": "maxItems", "object": "maxProperties", "string": "maxLength"}
 HINTS = {  # where to put what is looked for at the wrong place
     "json_schema": 'a schema goes into response_format={"type": "json_schema", "json_schema": {"name": ...,'
     ' "schema": ...}}',
@@ -48,6 +49,11 @@ def choice(*values: str, text: str = "") -> Schema:
 def only(value: Any, kind: str) -> Schema:
     """Return the schema of a parameter of OpenAI's whose effect there is not: its neutral value is fine."""
     return maybe({"type": kind, "enum": [value], "x-refusal": UNSUPPORTED})
+
+
+def nothing(kind: str) -> Schema:
+    """Return the schema of what OpenAI's clients send back of an answer although it is null or empty."""
+    return maybe({"type": kind, LIMITS[kind]: 0, "x-refusal": UNSUPPORTED})
 
 
 def array(items: Schema, least: int = 1, most: int = MOST_TEXTS) -> Schema:
@@ -102,6 +108,10 @@ SAMPLING: dict[str, Schema] = {
             "description": "Is added to the logits of token ids; -100 forbids one.",
         }
     ),
+    "truncation": choice(
+        "tail", text="Drop the beginning of a prompt, or a conversation's oldest turns, that is too long."
+    ),
+    "parse_special": switch("Read special tokens that a prompt or a message spells as such."),
     "ignore_eos": switch("Go on behind end tokens."),
     "stream": switch("Send the answer as it comes, as server-sent events."),
     "stream_options": maybe(
@@ -137,9 +147,15 @@ NAMED_TOOL: Schema = {
     "type": "object",
     "properties": {
         "type": {"type": "string", "enum": ["function"]},
-        "function": {"type": "object", "properties": {"name": {"type": "string"}}, "required": ["name"]},
+        "function": {
+            "type": "object",
+            "properties": {"name": {"type": "string"}},
+            "required": ["name"],
+            "additionalProperties": False,
+        },
     },
     "required": ["type", "function"],
+    "additionalProperties": False,
 }
 RESPONSE_FORMAT = maybe(
     {
@@ -187,14 +203,45 @@ CONTENT: Schema = {
         {"type": "null"},
     ]
 }
+CALLED: Schema = {
+    "type": "object",
+    "properties": {
+        "id": maybe({"type": "string"}),
+        "type": choice("function"),
+        "function": {
+            "type": "object",
+            "properties": {
+                "name": {"type": "string", "minLength": 1, "maxLength": 64},
+                "arguments": {"type": "string", "description": "A JSON object."},
+            },
+            "required": ["name", "arguments"],
+            "additionalProperties": False,
+        },
+    },
+    "required": ["function"],
+    "additionalProperties": False,
+}
 MESSAGE: Schema = {
     "type": "object",
     "properties": {
         "role": {"type": "string", "enum": ["system", "developer", "user", "assistant", "tool"]},
         "content": CONTENT,
+        "name": maybe(
+            {
+                "type": "string",
+                "maxLength": 64,
+                "description": "Whose it is, for chat templates that word it.",
+            }
+        ),
+        "tool_calls": maybe(array(CALLED, least=0, most=128)),
+        "tool_call_id": maybe({"type": "string", "description": "Which call a tool's message answers."}),
+        "refusal": nothing("string"),
+        "annotations": nothing("array"),
+        "audio": nothing("object"),
+        "function_call": nothing("object"),
     },
     "required": ["role"],
-    "additionalProperties": True,
+    "additionalProperties": False,
 }
 CHAT = body(
     ("messages",),

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Awaitable, Callable
-from dataclasses import dataclass
+from collections.abc import Awaitable, Callable, Mapping
+from dataclasses import dataclass, field
 from typing import Any
 
 from starlette.responses import Response
@@ -25,6 +25,8 @@ class Endpoint:
         handle: makes the answer.
         answer: the type of an answer, of `answers`.
         event: the type of a stream's events, where the route has streams.
+        names: of its parameters, by those of the options or arguments of ours that get them, where the two
+            differ: errors are about ours.
     """
 
     path: str
@@ -33,6 +35,7 @@ class Endpoint:
     handle: Callable[[Call], Awaitable[Response]]
     answer: Any
     event: Any = None
+    names: Mapping[str, str] = field(default_factory=dict)
 
     @property
     def summary(self) -> str:
@@ -40,8 +43,17 @@ class Endpoint:
         return (self.handle.__doc__ or "").partition("\n")[0]
 
 
+INPUT = {"texts": "input"}
 ENDPOINTS = (
-    Endpoint("/v1/chat/completions", "chat", bodies.CHAT, text.chat, answers.ChatAnswer, answers.ChatEvent),
+    Endpoint(
+        "/v1/chat/completions",
+        "chat",
+        bodies.CHAT,
+        text.chat,
+        answers.ChatAnswer,
+        answers.ChatEvent,
+        names=text.NAMES,
+    ),
     Endpoint(
         "/v1/completions",
         "completions",
@@ -49,23 +61,51 @@ ENDPOINTS = (
         text.complete,
         answers.CompletionAnswer,
         answers.CompletionEvent,
+        names=text.NAMES,
     ),
     Endpoint(
-        "/v1/embeddings", "embeddings", bodies.EMBEDDINGS, vectors.embed, ListOf(answers.EmbeddingEntry)
+        "/v1/embeddings",
+        "embeddings",
+        bodies.EMBEDDINGS,
+        vectors.embed,
+        ListOf(answers.EmbeddingEntry),
+        names={**INPUT, "truncate_dim": "dimensions"},
     ),
-    Endpoint("/v1/rerank", "rerank", bodies.RERANK, vectors.rerank, answers.RerankAnswer),
-    Endpoint("/v1/classify", "classify", bodies.CLASSIFY, vectors.classify, ListOf(Classification)),
-    Endpoint("/v1/tags", "tags", bodies.TAGS, vectors.tag, ListOf(Tags)),
     Endpoint(
-        "/v1/answers", "answers", bodies.ANSWERS, vectors.answer, ListOf(Answers, {"best": Answer | None})
+        "/v1/rerank",
+        "rerank",
+        bodies.RERANK,
+        vectors.rerank,
+        answers.RerankAnswer,
+        names={"first": "query", "texts": "documents"},
     ),
-    Endpoint("/v1/fill-mask", "fill-mask", bodies.FILL_MASK, vectors.fill_mask, ListOf(FilledMask)),
+    Endpoint(
+        "/v1/classify",
+        "classify",
+        bodies.CLASSIFY,
+        vectors.classify,
+        ListOf(Classification),
+        names={**INPUT, "first": "input"},
+    ),
+    Endpoint("/v1/tags", "tags", bodies.TAGS, vectors.tag, ListOf(Tags), names=INPUT),
+    Endpoint(
+        "/v1/answers",
+        "answers",
+        bodies.ANSWERS,
+        vectors.answer,
+        ListOf(Answers, {"best": Answer | None}),
+        names={"first": "question", "texts": "context"},
+    ),
+    Endpoint(
+        "/v1/fill-mask", "fill-mask", bodies.FILL_MASK, vectors.fill_mask, ListOf(FilledMask), names=INPUT
+    ),
     Endpoint(
         "/v1/translations",
         "translations",
         bodies.TRANSLATIONS,
         translations.translate,
         ListOf(answers.TranslationEntry),
+        names=INPUT,
     ),
     Endpoint("/tokenize", "", bodies.TOKENIZE, translations.tokenize, answers.TokenizeAnswer),
     Endpoint("/detokenize", "", bodies.DETOKENIZE, translations.detokenize, answers.DetokenizeAnswer),

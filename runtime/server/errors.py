@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import logging
-import re
+from collections.abc import Mapping
 
 from starlette.responses import JSONResponse
 
@@ -22,12 +22,6 @@ from .answers import ErrorAnswer
 log = logging.getLogger("planforge")
 
 RETRY_SECONDS = 1  # after which a client may try again what was refused for want of room
-PLACE = re.compile(r"texts\[\d+\]: ")  # which of several texts an error is about
-FIRST_NAME = re.compile(r"(\w+)(?:=| is | names |\[)")  # a message about an option begins with its name
-NAMES = {
-    "max_new_tokens": "max_tokens",
-    "truncate_dim": "dimensions",
-}  # of ours that a client knows otherwise
 
 
 class ApiError(Exception):
@@ -65,17 +59,16 @@ class ApiError(Exception):
         return JSONResponse(self.to_json(), self.status, headers)
 
 
-def find_api_error(error: BaseException) -> ApiError:
-    """Return what a client reads of an error; what it could not have caused goes to the log as well."""
+def find_api_error(error: BaseException, names: Mapping[str, str] | None = None) -> ApiError:
+    """Return what a client reads of an error; what it could not have caused goes to the log as well.
+
+    `names` are those that a route has for options of ours: see `Endpoint`.
+    """
     if isinstance(error, ApiError):
         return error
-    if isinstance(error, ContextLengthError):
-        return ApiError(400, str(error), code="context_length_exceeded")
-    if isinstance(error, SchemaError):
-        param = "tools" if error.path.startswith("tools/") else "response_format"
-        return ApiError(400, str(error), param=param, code="unsupported_schema")
     if isinstance(error, InputError):
-        return ApiError(400, str(error), param=find_parameter(str(error)), code="invalid_value")
+        param = find_parameter(error.option, names or {})
+        return ApiError(400, str(error), param=param, code=find_code(error))
     if isinstance(error, QueueFullError):
         return ApiError(429, str(error), code="queue_full", retry=True)
     if isinstance(error, DeadlineError):
@@ -91,10 +84,15 @@ def find_api_error(error: BaseException) -> ApiError:
     return ApiError(500, "the request failed; the server's log says why", code="internal_error")
 
 
-def find_parameter(message: str) -> str | None:
-    """Return the parameter that the message of an InputError begins with."""
-    place = PLACE.match(message)
-    match = FIRST_NAME.match(message, 0 if place is None else place.end())
-    if match is None:
-        return None if place is None else "input"
-    return NAMES.get(match[1], match[1])
+def find_code(error: InputError) -> str:
+    """Return the code of what a request cannot be answered for."""
+    if isinstance(error, ContextLengthError):
+        return "context_length_exceeded"
+    return "unsupported_schema" if isinstance(error, SchemaError) else "invalid_value"
+
+
+def find_parameter(option: str | None, names: Mapping[str, str]) -> str | None:
+    """Return the parameter of a route that an option of ours, such as "texts[2]", comes from."""
+    if option is None:
+        return None
+    return names.get(option.partition("[")[0], option)

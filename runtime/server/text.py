@@ -27,6 +27,9 @@ PARALLEL = "parallel_tool_calls=false goes with a tool_choice that demands a cal
 SEEDS = 2**64
 FORBIDDEN = -100  # a bias that forbids a token, as OpenAI has it
 
+# Options of ours that a client knows by other names.
+NAMES = {"max_new_tokens": "max_tokens", "json_schema": "response_format"}
+
 Submit = Callable[..., PendingGeneration]
 
 
@@ -51,6 +54,7 @@ async def chat(call: Call) -> Response:
         limit = model.max_length
     if limit is not None:
         options["max_new_tokens"] = limit
+    check_messages(call)
     messages = [{**message, "content": message.get("content") or ""} for message in body["messages"]]
     if (
         body.get("parallel_tool_calls") is False
@@ -58,7 +62,7 @@ async def chat(call: Call) -> Response:
         and body.get("tools")
     ):
         raise ApiError(400, PARALLEL, param="parallel_tool_calls", code="unsupported_parameter")
-    check_size(call, [message.get("content") for message in messages])
+    check_size(call, "messages", list_texts(messages))
     submits = [
         partial(model.submit_chat, messages, number=number, client=call.client, **options)
         for number in range(body.get("n", 1))
@@ -77,7 +81,7 @@ async def complete(call: Call) -> Response:
     options["logprobs"] = "logprobs" in body
     options["top_logprobs"] = body.get("logprobs", 0)
     for prompt in list_prompts(body["prompt"]):
-        check_size(call, [prompt])
+        check_size(call, "prompt", [prompt])
     submits = [
         partial(model.submit, prompt, number=number, client=call.client, **options)
         for prompt in list_prompts(body["prompt"])
@@ -99,7 +103,28 @@ def list_prompts(prompt: Any) -> list[Any]:
     return list(prompt)
 
 
-def check_size(call: Call, texts: Sequence[Any]) -> None:
+def list_texts(messages: Sequence[Mapping[str, Any]]) -> list[Any]:
+    """Return the texts of a conversation, of which some may be lists of parts."""
+    calls = [called for message in messages for called in message.get("tool_calls") or ()]
+    arguments = [called["function"]["arguments"] for called in calls]
+    return [message["content"] for message in messages] + arguments
+
+
+def check_messages(call: Call) -> None:
+    """Refuse calls of tools and their results where they have no effect."""
+    for number, message in enumerate(call.body["messages"]):
+        for name, role in (("tool_calls", "assistant"), ("tool_call_id", "tool")):
+            if message.get(name) is not None and message["role"] != role:
+                place = f"messages[{number}].{name}"
+                reason = f"{place} goes with the role {role!r}, not {message['role']!r}"
+                raise ApiError(400, reason, param=place, code="invalid_value")
+        if message.get("tool_calls") and not get_generator(call).has_tools:
+            place = f"messages[{number}].tool_calls"
+            reason = f"the chat template of the model {call.served.name!r} words no tools; leave {place} out"
+            raise ApiError(400, reason, param=place, code="unsupported_parameter")
+
+
+def check_size(call: Call, name: str, texts: Sequence[Any]) -> None:
     """Refuse a prompt that cannot fit the context, before its tokens fill the memory; texts may be parts."""
     served = call.served
     parts = [part for text in texts for part in (text if isinstance(text, list) else [text])]
@@ -109,7 +134,8 @@ def check_size(call: Call, texts: Sequence[Any]) -> None:
         raise ApiError(
             400,
             f"the prompt has {size} bytes, of which the context of {served.context} tokens holds no more than"
-            f" {served.most_bytes}",
+            f" {served.most_bytes}, and no more is read, whatever truncation says; shorten it",
+            param=name,
             code="context_length_exceeded",
         )
 
@@ -130,6 +156,8 @@ def read_options(call: Call) -> dict[str, Any]:
         "no_repeat_ngram_size",
         "seed",
         "ignore_eos",
+        "truncation",
+        "parse_special",
     )
     if options.get("top_p") == 0:  # leaves the likeliest token alone
         del options["top_p"]
@@ -246,7 +274,7 @@ class Exchange:
                     elif isinstance(item, BaseException):
                         if not started:
                             raise item
-                        lines.append(write_event(find_api_error(item).to_json()))
+                        lines.append(write_event(find_api_error(item, NAMES).to_json()))
                         self.cancel()
                         yield b"".join(lines)
                         return

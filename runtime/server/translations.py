@@ -94,7 +94,8 @@ async def detokenize(call: Call) -> Response:
     tokens = call.body["tokens"]
     if any(token >= tokenizer.vocab_size for token in tokens):
         raise InputError(
-            f"tokens has an id beyond the tokenizer's, which are 0 to {tokenizer.vocab_size - 1}"
+            f"tokens has an id beyond the tokenizer's, which are 0 to {tokenizer.vocab_size - 1}",
+            option="tokens",
         )
     content = await call.run(partial(tokenizer.decode, tokens))
     answer: DetokenizeAnswer = {"model": call.served.name, "content": content}

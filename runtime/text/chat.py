@@ -77,11 +77,15 @@ class Chat:
         """
         guard = Guard(() if parse_special else tokenizer.special_tokens)
         if tools and not self.words_tools:
-            raise InputError(f"the chat template words no tools ({self.source}); leave tools out")
+            raise InputError(
+                f"the chat template words no tools ({self.source}); leave tools out", option="tools"
+            )
         plain_tools = [copy_plain(tool, f"tools[{i}]", guard.mark) for i, tool in enumerate(tools)]
         rendered = self._render(check_messages(messages, guard.mark), plain_tools)
         if not rendered:
-            raise InputError(f"the chat template made nothing of these messages; see {self.source}")
+            raise InputError(
+                f"the chat template made nothing of these messages; see {self.source}", option="messages"
+            )
         return guard.encode(rendered, tokenizer)
 
     def _render(self, messages: list[dict[str, Any]], tools: list[Any]) -> str:
@@ -143,12 +147,15 @@ def check_messages(messages: Sequence[Message], mark: Callable[[str], str]) -> l
     """Return the messages in plain types, every text through `mark`; keys without a value are left out."""
     form = 'a list of {"role": "user", "content": "..."}'
     if not isinstance(messages, Sequence) or isinstance(messages, str | bytes):
-        raise InputError(f"messages must be {form}, not {type(messages).__name__}")
+        raise InputError(f"messages must be {form}, not {type(messages).__name__}", option="messages")
     if not messages:
-        raise InputError(f"messages is empty; it must be {form}")
+        raise InputError(f"messages is empty; it must be {form}", option="messages")
     for number, message in enumerate(messages):
         if not isinstance(message, Mapping):
-            raise InputError(f"messages[{number}] is {type(message).__name__}; messages must be {form}")
+            raise InputError(
+                f"messages[{number}] is {type(message).__name__}; messages must be {form}",
+                option=f"messages[{number}]",
+            )
         for key in ("role", "content"):
             value = message.get(key)
             if key == "content" and value is None and message.get("tool_calls"):
@@ -157,11 +164,14 @@ def check_messages(messages: Sequence[Message], mark: Callable[[str], str]) -> l
                 check_parts(value, f"messages[{number}]['content']")
             elif not isinstance(value, str):
                 got = type(value).__name__ if key in message else "missing"
-                raise InputError(f"messages[{number}]: {key!r} must be a text, but is {got}")
+                raise InputError(
+                    f"messages[{number}]: {key!r} must be a text, but is {got}",
+                    option=f"messages[{number}].{key}",
+                )
     try:
         copies = [copy_plain(message, f"messages[{i}]", mark) for i, message in enumerate(messages)]
     except RecursionError as error:
-        raise InputError("messages are nested too deep, or contain themselves") from error
+        raise InputError("messages are nested too deep, or contain themselves", option="messages") from error
     read_arguments(copies)
     return [
         {"content": "", **{key: value for key, value in copy.items() if value is not None}} for copy in copies
@@ -179,7 +189,9 @@ def read_arguments(messages: list[dict[str, Any]]) -> None:
                 try:
                     function["arguments"] = json.loads(arguments)
                 except (ValueError, RecursionError) as error:
-                    raise InputError(f"a tool call's arguments are no JSON: {arguments:.80}") from error
+                    raise InputError(
+                        f"a tool call's arguments are no JSON: {arguments:.80}", option="messages"
+                    ) from error
 
 
 def check_parts(parts: Sequence[Any], name: str) -> None:
@@ -187,15 +199,19 @@ def check_parts(parts: Sequence[Any], name: str) -> None:
     form = '{"type": "text", "text": "..."}'
     for number, part in enumerate(parts):
         if not isinstance(part, Mapping):
-            raise InputError(f"{name}[{number}] is {type(part).__name__}; a content's parts must be {form}")
+            raise InputError(
+                f"{name}[{number}] is {type(part).__name__}; a content's parts must be {form}",
+                option="messages",
+            )
         if part.get("type") != "text":
             raise InputError(
                 f"{name}[{number}] has the type {part.get('type')!r}; the model reads text only: give parts"
-                f" {form}"
+                f" {form}",
+                option="messages",
             )
         if not isinstance(part.get("text"), str):
             got = type(part["text"]).__name__ if "text" in part else "missing"
-            raise InputError(f"{name}[{number}]: 'text' must be a text, but is {got}")
+            raise InputError(f"{name}[{number}]: 'text' must be a text, but is {got}", option="messages")
 
 
 def join_parts(message: dict[str, Any]) -> dict[str, Any]:
@@ -216,7 +232,8 @@ def copy_plain(value: Any, name: str, mark: Callable[[str], str]) -> Any:
     if isinstance(value, Mapping) and all(type(key) is str for key in value):
         return {key: copy_plain(item, f"{name}[{key!r}]", mark) for key, item in value.items()}
     raise InputError(
-        f"{name} is {type(value).__name__}; messages hold texts, numbers, lists and mappings of them"
+        f"{name} is {type(value).__name__}; messages hold texts, numbers, lists and mappings of them",
+        option=name.partition("[")[0],
     )
 
 

@@ -73,11 +73,14 @@ class ChatTemplate:
         except (SecurityError, OverflowError, MemoryError, RecursionError) as error:
             raise BundleError(f"{self.source}: the chat template is stopped: {join_lines(error)}") from error
         except Refused as error:
-            raise InputError(f"the chat template refuses the messages: {join_lines(error)}") from error
+            raise InputError(
+                f"the chat template refuses the messages: {join_lines(error)}", option="messages"
+            ) from error
         except Exception as error:  # whatever its operators and filters raise
             raise InputError(
                 f"the chat template cannot render these messages: {join_lines(error)}; give them the roles"
-                f" and keys that {self.source} reads"
+                f" and keys that {self.source} reads",
+                option="messages",
             ) from error
         return "".join(pieces)
 

@@ -133,6 +133,7 @@ def leave_room(first: Sequence[int], room: int, length: int) -> int:
             f" it may have {room // 2}. Shorten it, or use truncation='head'",
             tokens=length,
             limit=room,
+            option="first",
         )
     return room - len(first)
 
@@ -143,7 +144,8 @@ def split_windows(length: int, room: int, stride: int | None, max_length: int) -
         stride = min(max_length // 4, room - 1)
     if not 0 <= stride < room:
         raise InputError(
-            f"stride={stride!r} must be from 0 to {room - 1}: tokens that two neighbouring windows share"
+            f"stride={stride!r} must be from 0 to {room - 1}: tokens that two neighbouring windows share",
+            option="stride",
         )
     starts = [*range(0, length - room, room - stride), length - room]
     return [range(start, start + room) for start in starts]

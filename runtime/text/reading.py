@@ -74,9 +74,16 @@ def name_item(name: str) -> Iterator[None]:
     try:
         yield
     except ContextLengthError as error:
-        raise ContextLengthError(f"{name}: {error}", tokens=error.tokens, limit=error.limit) from error
+        raise ContextLengthError(
+            f"{name}: {error}", tokens=error.tokens, limit=error.limit, option=find_item_option(error, name)
+        ) from error
     except InputError as error:
-        raise InputError(f"{name}: {error}") from error
+        raise InputError(f"{name}: {error}", option=find_item_option(error, name)) from error
+
+
+def find_item_option(error: InputError, name: str) -> str:
+    """Return what an error about one of several texts is about: an option, or the text by its name."""
+    return name if error.option in (None, "prompt") else error.option
 
 
 class Pair(tuple[str, str]):

@@ -69,11 +69,14 @@ class StopStrings:
         if isinstance(stop, str):
             strings = [stop]
         if not isinstance(strings, Sequence) or not all(isinstance(string, str) for string in strings):
-            raise InputError(f"stop is {stop!r}; it must be a string, a list of strings, or None")
+            raise InputError(
+                f"stop is {stop!r}; it must be a string, a list of strings, or None", option="stop"
+            )
         if "" in strings:
             raise InputError(
                 "stop contains an empty string, which every text begins with; remove it, "
-                "or pass stop=None to stop at no string"
+                "or pass stop=None to stop at no string",
+                option="stop",
             )
         self._strings = tuple(strings)
         self._held = ""

@@ -293,7 +293,10 @@ class Translator(BatchedModel):
         search = make_search(replace(self.defaults, max_new_tokens=min(usual, room)), **given)
         self.decoder.check_beams(search.num_beams)
         if search.max_new_tokens > room:
-            raise InputError(f"max_new_tokens={search.max_new_tokens} is more than the model's {room}")
+            raise InputError(
+                f"max_new_tokens={search.max_new_tokens} is more than the model's {room}",
+                option="max_new_tokens",
+            )
         on_token = options.get("on_token")
         if on_token is not None and not callable(on_token):
             raise InputError(f"on_token={on_token!r:.80} must be a function that takes a chunk, or None")
@@ -312,7 +315,8 @@ class Translator(BatchedModel):
         check_switch("alignment", alignment)
         if alignment and not self._loop.attentions:
             raise InputError(
-                "this bundle does not give its attention; export it again with --outputs cross_attentions"
+                "this bundle does not give its attention; export it again with --outputs cross_attentions",
+                option="alignment",
             )
         return BatchKind(search, most, alignment)
 

@@ -65,6 +65,19 @@ def test_what_is_at_the_wrong_place_is_told_the_right_one(server: Address, name:
         ("audio", {}),
         ("tools", [{"type": "function", "function": {"name": "look"}}]),
         ("tool_choice", "required"),
+        ("messages", [{"role": "user", "content": "a", "nonsense": 1}]),
+        ("messages", [{"role": "user", "content": "a", "audio": {"id": "x"}}]),
+        ("messages", [{"role": "user", "content": "a", "tool_calls": 5}]),
+        ("messages", [{"role": "assistant", "tool_calls": [{"function": {"name": "a", "arguments": "{}"}}]}]),
+        ("messages", [{"role": "user", "content": "a", "name": 1}]),
+        ("messages", [{"role": "user", "content": "word " * 1000}]),
+        ("messages", [{"role": "user", "content": "word " * 20_000}]),
+        ("regex", "("),
+        ("regex", "[^\\s\\S]"),
+        ("grammar", "start: nothing"),
+        ("response_format", {"type": "json_schema", "json_schema": {"schema": {"not": {}}}}),
+        ("choices", [""]),
+        ("truncation", "head"),
         ("temperature", -0.1),
         ("temperature", "hot"),
         ("top_p", -0.1),
@@ -88,7 +101,43 @@ def test_what_is_out_of_range_or_not_supported_is_refused(server: Address, name:
         server.post("/v1/chat/completions", **{**MINIMAL["/v1/chat/completions"], name: value}), 400
     )
     assert error["type"] == "invalid_request_error"
-    assert (error["param"] or "").startswith(name)
+    assert error["param"].startswith(name)
+
+
+@pytest.mark.parametrize(
+    ("path", "extra", "param"),
+    [
+        ("/v1/completions", {"prompt": ""}, "prompt"),
+        ("/v1/completions", {"prompt": [2**20]}, "prompt"),
+        ("/v1/completions", {"prompt": "word " * 1000}, "prompt"),
+        ("/v1/completions", {"prompt": "word " * 20_000}, "prompt"),
+        ("/v1/embeddings", {"dimensions": 2**20}, "dimensions"),
+        ("/v1/embeddings", {"prompt_name": "nobody"}, "prompt_name"),
+        ("/v1/rerank", {"query": "word " * 1000, "truncation": "windows"}, "query"),
+        ("/v1/answers", {"question": "word " * 1000, "truncation": "windows"}, "question"),
+        ("/v1/tags", {"input": "a " * 1000, "truncation": "windows", "stride": 2**20}, "stride"),
+        ("/v1/fill-mask", {"input": "no mask"}, "input"),
+        ("/v1/fill-mask", {"top_k": 1000}, "top_k"),
+        ("/v1/translations", {"max_new_tokens": 2**20}, "max_new_tokens"),
+        ("/v1/translations", {"min_new_tokens": 2**20}, "min_new_tokens"),
+        ("/v1/translations", {"n_best": 3, "num_beams": 2}, "n_best"),
+        ("/v1/translations", {"input": ["a", "b" * 1000]}, "input"),
+        ("/v1/translations", {"input": ["a", ""]}, "input"),
+        ("/detokenize", {"tokens": [2**30]}, "tokens"),
+    ],
+)
+def test_what_a_model_cannot_use_is_refused_by_its_name(
+    server: Address, path: str, extra: dict[str, Any], param: str
+) -> None:
+    error = read_error(server.post(path, **{**MINIMAL[path], **extra}), 400)
+    assert error["param"] == param, error
+
+
+def test_a_bias_that_forbids_all_is_refused_by_its_name(server: Address, gpt: TextGenerator) -> None:
+    bias = {str(token): -100 for token in range(gpt.tokenizer.vocab_size)}
+    body = {**MINIMAL["/v1/completions"], "temperature": 0.5, "logit_bias": bias}
+    error = read_error(server.post("/v1/completions", **body), 400)
+    assert error["param"] == "logit_bias"
 
 
 def test_parameters_that_go_together(server: Address) -> None:
@@ -172,5 +221,23 @@ def test_a_prompt_that_is_too_long(server: Address, gpt: TextGenerator) -> None:
     assert error["code"] == "context_length_exceeded"
 
 
-def test_an_empty_prompt(server: Address) -> None:
-    read_error(server.post("/v1/completions", model="gpt", prompt=""), 400)
+def test_the_ways_out_that_errors_name_are_open(server: Address, gpt: TextGenerator) -> None:
+    long = "word " * 1000
+    text = {"model": "gpt", "max_tokens": 2, "temperature": 0}
+    error = read_error(server.post("/v1/completions", prompt=long, **text), 400)
+    assert "truncation='tail'" in error["message"]
+    answer = server.ask("/v1/completions", prompt=long, truncation="tail", **text)
+    expected = gpt.generate(long, max_new_tokens=2, truncation="tail")
+    assert answer["choices"][0]["text"] == expected.text
+    assert answer["usage"]["prompt_tokens"] == gpt.max_length - 2
+    error = read_error(server.post("/v1/completions", prompt="", **text), 400)
+    assert "parse_special=True" in error["message"]
+    answer = server.ask("/v1/completions", prompt="<|endoftext|>", parse_special=True, **text)
+    assert answer["usage"]["prompt_tokens"] == 1
+    said = [{"role": "user", "content": long}, {"role": "assistant", "content": "a"}, *SAID]
+    error = read_error(server.post("/v1/chat/completions", model="llama", messages=said), 400)
+    assert "truncation='tail'" in error["message"]
+    chat = {"model": "llama", "max_tokens": 1}
+    kept = server.ask("/v1/chat/completions", messages=SAID, **chat)["usage"]
+    cut = server.ask("/v1/chat/completions", messages=said, truncation="tail", **chat)["usage"]
+    assert cut["prompt_tokens"] == kept["prompt_tokens"]

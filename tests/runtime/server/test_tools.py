@@ -23,11 +23,18 @@ PARAMETERS: dict[str, Any] = {
     "required": ["city", "unit"],
     "additionalProperties": False,
 }
-WEATHER = {"type": "function", "function": {"name": "weather", "parameters": PARAMETERS, "strict": True}}
+WEATHER = {"type": "function", "function": {"name": "weather", "parameters": PARAMETERS}}
+STRICT = {"type": "function", "function": {"name": "weather", "parameters": PARAMETERS, "strict": True}}
 NOW = {"type": "function", "function": {"name": "now", "description": "What time is it?"}}
 SAID = [{"role": "user", "content": "Is it warm in Rome?"}]
 BODY: dict[str, Any] = {"model": "hermes", "messages": SAID, "tools": [WEATHER, NOW], "max_tokens": 120}
-FORCED: dict[str, Any] = {**BODY, "tool_choice": "required", "temperature": 1, "seed": 1}
+FORCED: dict[str, Any] = {
+    **BODY,
+    "tools": [STRICT, NOW],
+    "tool_choice": "required",
+    "temperature": 1,
+    "seed": 1,
+}
 CALL = '<tool_call>{"name": "now", "arguments": {}}</tool_call>'
 
 
@@ -108,3 +115,27 @@ def test_where_no_tool_may_be_called_a_call_is_text(client: openai.OpenAI) -> No
     expected = [{"content": CALL, "calls": [], "reason": "stop"}]
     assert list_answers(client, body) == expected
     assert read_stream(client, body, 1) == expected
+
+
+@pytest.mark.parametrize(
+    ("extra", "param"),
+    [
+        ({"tools": [NOW, STRICT]}, "tools[1].function.strict"),
+        ({"tools": [NOW, STRICT], "tool_choice": "auto"}, "tools[1].function.strict"),
+        ({"tools": [NOW, NOW]}, "tools[1].function.name"),
+        ({"tool_choice": {"type": "function", "function": {"name": "then"}}}, "tool_choice"),
+        (
+            {"tool_choice": {"type": "function", "function": {"name": "now", "a": 1}}},
+            "tool_choice.function.a",
+        ),
+        ({"tool_choice": "required", "extra_body": {"ignore_eos": True}}, "ignore_eos"),
+        ({"messages": [{**SAID[0], "tool_calls": []}]}, "messages[0].tool_calls"),
+        ({"messages": [{**SAID[0], "tool_call_id": "1"}]}, "messages[0].tool_call_id"),
+    ],
+)
+def test_what_cannot_be_kept_is_refused_by_its_name(
+    client: openai.OpenAI, extra: dict[str, Any], param: str
+) -> None:
+    with pytest.raises(openai.BadRequestError) as refused:
+        client.chat.completions.create(**{**BODY, **extra})
+    assert refused.value.param == param
