@@ -187,8 +187,13 @@ class Registry:
             return able[0]
         if len(self.loaded) < len(self.names):
             raise ApiError(503, "the models are loading", code="loading", retry=True)
-        names = ", ".join(repr(served.name) for served in able) or "none"
-        raise ApiError(400, f"model is missing; those that can do this are: {names}", param="model")
+        if not able:
+            raise ApiError(
+                400, f"none of the models here can do {capability!r}", param="model", code="wrong_model"
+            )
+        names = ", ".join(repr(served.name) for served in able)
+        message = f"model is missing; those that can do this are: {names}"
+        raise ApiError(400, message, param="model", code="invalid_value")
 
     def _load(self, name: str, loader: Loader) -> None:
         """Load a model and let it run once, so that its first request finds all in its place."""
