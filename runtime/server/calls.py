@@ -113,7 +113,7 @@ async def read_parameters(
     def parse() -> dict[str, Any]:
         value = parse_json(data)
         if not isinstance(value, dict):
-            raise ApiError(400, "the body must be a JSON object")
+            raise ApiError(400, "the body must be a JSON object", code="invalid_json")
         check(value, schema, "")
         return {name: given for name, given in value.items() if given is not None}
 
@@ -128,7 +128,8 @@ async def read_body(request: Request, settings: ServerSettings) -> bytes:
     media_type = request.headers.get("content-type", "").partition(";")[0].strip().lower()
     if media_type != "application/json":
         # Pages of other origins can send other types without asking the server first.
-        raise ApiError(415, f"the Content-Type must be application/json, not {media_type!r:.80}")
+        reason = f"the Content-Type must be application/json, not {media_type!r:.80}"
+        raise ApiError(415, reason, code="not_json")
     limit = settings.body_bytes
     length = request.headers.get("content-length", "0")
     parts: list[bytes] = []
@@ -147,7 +148,8 @@ async def read_body(request: Request, settings: ServerSettings) -> bytes:
         with anyio.fail_after(settings.body_seconds):
             await read()
     except TimeoutError:
-        raise ApiError(408, f"the body did not come within {settings.body_seconds:g} s") from None
+        reason = f"the body did not come within {settings.body_seconds:g} s"
+        raise ApiError(408, reason, code="too_slow") from None
     except ClientDisconnect:
         raise ApiError(400, "the client left before its request was whole") from None
     return b"".join(parts)

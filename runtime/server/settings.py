@@ -20,8 +20,8 @@ class ServerSettings:
     Attributes:
         keys: the API keys that it accepts; without any it asks for none.
         schedule: the options of each text generator's `schedule`, such as `running`.
-        queue_size: the most requests of a model that wait.
-        timeout: seconds after which a request fails; one may ask for fewer.
+        queue_size: the most requests of a model that wait; as many may wait to be read.
+        timeout: seconds after its body came in which a request must be answered; one may ask for fewer.
         body_bytes: the most of a request's body.
         body_seconds: in which a body must have come.
         header_bytes: the most of a request's line and headers.

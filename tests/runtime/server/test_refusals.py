@@ -186,7 +186,14 @@ def test_another_type_than_json_is_refused(server: Address) -> None:
     content = json.dumps(MINIMAL["/v1/embeddings"])
     for media_type in ("text/plain", "application/x-www-form-urlencoded", ""):
         headers = {"Content-Type": media_type}
-        read_error(server.client.post("/v1/embeddings", content=content, headers=headers), 415)
+        error = read_error(server.client.post("/v1/embeddings", content=content, headers=headers), 415)
+        assert error["code"] == "not_json"
+
+
+def test_a_model_must_be_named_where_several_can_do_it(server: Address) -> None:
+    error = read_error(server.post("/v1/embeddings", input="a"), 400)
+    assert (error["param"], error["code"]) == ("model", "invalid_value")
+    assert "'minilm', 'classifier'" in error["message"]
 
 
 def test_an_unknown_model_path_and_method(server: Address) -> None:
