@@ -131,7 +131,7 @@ async function expectErrors() {
     [{ ...completion, model: "gpt-4" }, OpenAI.NotFoundError, "model_not_found", "model"],
     [{ ...completion, presence_penalty: 1 }, OpenAI.BadRequestError, "invalid_value", "presence_penalty"],
     [{ ...completion, temperature: -1 }, OpenAI.BadRequestError, "invalid_value", "temperature"],
-    [{ ...completion, prompt: "word ".repeat(1000) }, OpenAI.BadRequestError, "context_length_exceeded", null],
+    [{ ...completion, prompt: "word ".repeat(1000) }, OpenAI.BadRequestError, "context_length_exceeded", "prompt"],
   ];
   for (const [body, kind, code, param] of cases) {
     await assert.rejects(client.completions.create(body), (error) => {
