@@ -57,11 +57,11 @@ class StreamedToolCall(ToolCall):
 
 
 class TokenLogprob(TypedDict):
-    """A token and its log-probability; bytes are null of a token that is part of a character."""
+    """A token and its log-probability; one that is part of a character reads as its bytes."""
 
     token: str
     logprob: float
-    bytes: list[int] | None
+    bytes: list[int]
 
 
 class ChosenLogprob(TokenLogprob):

@@ -24,6 +24,7 @@ from .answers import (
     TokenLogprob,
     ToolCall,
 )
+from .spelled_tokens import PlacedToken, TokenPlaces, spell_token
 
 FINISH_REASONS: dict[str, FinishReason] = {
     "eos": "stop",
@@ -33,7 +34,7 @@ FINISH_REASONS: dict[str, FinishReason] = {
     "cancelled": "stop",
 }
 LEAST = -9999.0  # a log-probability of what is impossible, as OpenAI has it: JSON has no infinity
-BROKEN = "\ufffd"  # of a token that is part of a character
+BYTES = "bytes:"  # before the bytes of a token that is part of a character, in completions
 
 
 class Form(ABC):
@@ -68,12 +69,6 @@ class Form(ABC):
     @abstractmethod
     def write_end(self, index: int, answer: Generation) -> Sequence[Mapping[str, Any]]:
         """Return the choices behind the last chunk."""
-
-    def spell(self, token: int) -> str:
-        """Return what a token reads as, alone."""
-        if token >= self.tokenizer.vocab_size:
-            return ""
-        return self.tokenizer.decode([token]) or self.tokenizer.spell(token)
 
 
 class ChatForm(Form):
@@ -154,9 +149,13 @@ class ChatForm(Form):
         tops: Iterable[Sequence[TopLogprob]] = part.top_logprobs or [()] * len(part.token_ids)
         content: list[ChosenLogprob] = []
         for token, logprob, top in zip(part.token_ids, part.logprobs, tops, strict=True):
-            likeliest = [write_logprob(one.text, one.logprob) for one in top]
-            content.append({**write_logprob(self.spell(token), logprob), "top_logprobs": likeliest})
+            likeliest = [self._write_token(one.token_id, one.logprob) for one in top]
+            content.append({**self._write_token(token, logprob), "top_logprobs": likeliest})
         return {"content": content, "refusal": None}
+
+    def _write_token(self, token: int, logprob: float) -> TokenLogprob:
+        text, content = spell_token(self.tokenizer, token)
+        return {"token": text, "logprob": max(logprob, LEAST), "bytes": list(content)}
 
 
 class CompletionForm(Form):
@@ -168,43 +167,52 @@ class CompletionForm(Form):
 
     def __init__(self, tokenizer: Tokenizer, *, logprobs: bool) -> None:
         super().__init__(tokenizer, logprobs=logprobs)
-        self._offsets: dict[int, int] = {}  # characters of each answer's chunks
+        self._places: dict[int, TokenPlaces] = {}  # of the tokens of each answer
 
     def write_answer(self, index: int, answer: Generation) -> CompletionChoice:
-        return self._write(index, answer, FINISH_REASONS[answer.finish_reason])
+        return self._write(index, answer)
 
     def write_start(self, index: int) -> list[CompletionChoice]:
         return []
 
     def write_chunk(self, index: int, chunk: Chunk) -> list[CompletionChoice]:
-        reason = None if chunk.finish_reason is None else FINISH_REASONS[chunk.finish_reason]
-        if not chunk.text and reason is None and not (self.logprobs and chunk.token_ids):
-            return []
-        return [self._write(index, chunk, reason)]
+        choice = self._write(index, chunk)
+        return [choice] if chunk.text or chunk.finish_reason is not None else []
 
     def write_end(self, index: int, answer: Generation) -> list[CompletionChoice]:
         return []
 
-    def _write(self, index: int, part: Generation | Chunk, reason: FinishReason | None) -> CompletionChoice:
+    def _write(self, index: int, part: Generation | Chunk) -> CompletionChoice:
+        """Return a choice with the tokens whose text it has, and the last one with those that have none."""
         logprobs: CompletionLogprobs | None = None
         if self.logprobs:
-            tokens = [self.spell(token) for token in part.token_ids]
-            offsets = []
-            offset = self._offsets.get(index, 0)
-            for token in tokens:
-                offsets.append(offset)
-                offset += len(token)
-            self._offsets[index] = offset
-            logprobs = {
-                "tokens": tokens,
-                "token_logprobs": [max(logprob, LEAST) for logprob in part.logprobs],
-                "top_logprobs": [
-                    {one.text: max(one.logprob, LEAST) for one in top} for top in part.top_logprobs
-                ]
-                or None,
-                "text_offset": offsets,
-            }
-        return {"index": index, "text": part.text, "logprobs": logprobs, "finish_reason": reason}
+            if index not in self._places:
+                self._places[index] = TokenPlaces(self.tokenizer)
+            logprobs = self._write_logprobs(self._places[index].take(part))
+        return {
+            "index": index,
+            "text": part.text,
+            "logprobs": logprobs,
+            "finish_reason": None if part.finish_reason is None else FINISH_REASONS[part.finish_reason],
+        }
+
+    def _write_logprobs(self, tokens: Sequence[PlacedToken]) -> CompletionLogprobs:
+        return {
+            "tokens": [spell_token(self.tokenizer, one.token, BYTES)[0] for one in tokens],
+            "token_logprobs": [max(one.logprob, LEAST) for one in tokens],
+            "top_logprobs": [self._write_likeliest(one.likeliest) for one in tokens if one.likeliest] or None,
+            "text_offset": [one.offset for one in tokens],
+        }
+
+    def _write_likeliest(self, likeliest: Sequence[TopLogprob]) -> dict[str, float]:
+        """Return the likeliest tokens; one that reads like a likelier one is spelled as in the vocabulary."""
+        written: dict[str, float] = {}
+        for one in likeliest:
+            text = spell_token(self.tokenizer, one.token_id, BYTES)[0]
+            if text in written and one.token_id < self.tokenizer.vocab_size:
+                text = self.tokenizer.spell(one.token_id)
+            written.setdefault(text, max(one.logprob, LEAST))
+        return written
 
 
 def find_reason(answer: Generation) -> FinishReason:
@@ -222,9 +230,3 @@ def write_calls(answer: Generation) -> list[ToolCall]:
         }
         for call in answer.tool_calls
     ]
-
-
-def write_logprob(text: str, logprob: float) -> TokenLogprob:
-    """Return a token with its log-probability; its bytes where they are known."""
-    known = None if BROKEN in text else list(text.encode())
-    return {"token": text, "logprob": max(logprob, LEAST), "bytes": known}

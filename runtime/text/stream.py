@@ -38,7 +38,7 @@ class IncrementalDecoder:
         if self._tokenizer.byte_level:
             return self._utf8.decode(encode_piece(piece))
         self._held.append(token_id)
-        if self._tokenizer.byte_fallback and _is_byte(piece):
+        if self._tokenizer.byte_fallback and is_byte(piece):
             return ""  # one bad byte spoils its whole run of byte tokens, so the run stays whole
         return self._release(final=False)
 
@@ -129,7 +129,8 @@ def _make_byte_alphabet() -> dict[str, int]:
 _BYTE_OF = _make_byte_alphabet()
 
 
-def _is_byte(piece: str) -> bool:
+def is_byte(piece: str) -> bool:
+    """Return whether a vocabulary with byte fallback spells a byte as ``piece``, such as ``<0xE2>``."""
     return len(piece) == len("<0x00>") and piece.startswith("<0x") and piece.endswith(">")
 
 

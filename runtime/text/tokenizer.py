@@ -14,7 +14,7 @@ import tokenizers
 from tokenizers import decoders, models
 
 from ..errors import InputError, TokenizerError
-from .stream import IncrementalDecoder
+from .stream import IncrementalDecoder, encode_piece, is_byte
 
 MAX_BYTES = 256 * 2**20
 WAY_OUT = "save it again with save_pretrained of transformers, or copy the file once more"
@@ -88,6 +88,17 @@ class Tokenizer:
     def spell(self, token_id: int) -> str:
         """Return how the vocabulary spells an id, special tokens too, such as ``"<|endoftext|>"``."""
         return self._plain.id_to_token(self._check_id(token_id)) or ""
+
+    def find_bytes(self, token_id: int) -> bytes:
+        """Return the bytes that a token adds to a text, which may be part of a character; of some none."""
+        piece = self.find_piece(token_id)
+        if piece is None:
+            return b""
+        if self.byte_level:
+            return encode_piece(piece)
+        if self.byte_fallback and is_byte(piece):
+            return bytes.fromhex(piece[3:5])
+        return self.decode([token_id]).encode()
 
     def spell_all(self, ids: Sequence[int]) -> list[str]:
         """Return the spelling of each id, to be shown."""

@@ -7,13 +7,13 @@ from typing import Any
 
 import pytest
 
-from planforge.runtime.decoding.chunk import Chunk, Usage
+from planforge.runtime.decoding.chunk import Chunk, TopLogprob, Usage
 from planforge.runtime.generate.generation import Generation, Timings
 from planforge.runtime.generate.tools import read_tools
-from planforge.runtime.server.forms import ChatForm
+from planforge.runtime.server.forms import ChatForm, CompletionForm
 from planforge.runtime.text.tokenizer import Tokenizer
 
-from ...helpers.text import byte_level
+from ...helpers.text import END, byte_level, metaspace
 
 CALL = '<tool_call>\n{"name": "look", "arguments": {"at": "sea"}}\n</tool_call>'
 BARE = '{"name": "look", "parameters": {"at": "sea"}}'
@@ -112,3 +112,91 @@ def test_without_tools_nothing_is_held_back(tokenizer: Tokenizer) -> None:
     form = ChatForm(tokenizer, logprobs=False)
     assert join_text(stream(form, BARE, 3)) == BARE
     assert len(form.write_end(0, replace(make_answer(BARE), tool_calls=()))) == 1
+
+
+def make_spelled(tokenizer: Tokenizer, pieces: list[str], text: str) -> Generation:
+    """Return an answer of these tokens, each with itself and the first one as the likeliest."""
+    ids = [tokenizer.find_id(piece) for piece in pieces]
+    assert None not in ids
+    tokens = tuple(int(token or 0) for token in ids)
+    likeliest = tuple(
+        tuple(
+            TopLogprob(token_id=one, text="", logprob=-float(n))
+            for n, one in enumerate({token: 0, tokens[0]: 0})
+        )
+        for token in tokens
+    )
+    logprobs = tuple(-float(number) for number in range(len(tokens)))
+    return replace(make_answer(text), token_ids=tokens, logprobs=logprobs, top_logprobs=likeliest)
+
+
+def list_chunks(tokenizer: Tokenizer, answer: Generation) -> list[Chunk]:
+    """Return an answer's chunks, of a token each."""
+    decoder = tokenizer.stream()
+    left = answer.text
+    chunks = []
+    for number, token in enumerate(answer.token_ids):
+        is_last = number == len(answer.token_ids) - 1
+        text = decoder.push(token) + (decoder.finish() if is_last else "")
+        shown = text if left.startswith(text) else ""  # a stop string's is held back
+        left = left.removeprefix(shown)
+        one = slice(number, number + 1)
+        reason = answer.finish_reason if is_last else None
+        chunks.append(
+            Chunk(
+                shown, (token,), answer.logprobs[one], answer.top_logprobs[one], reason, Usage(1, number + 1)
+            )
+        )
+    assert left == ""
+    return chunks
+
+
+@pytest.mark.parametrize(
+    ("pieces", "text", "tokens", "offsets"),
+    [
+        (["a", "Ã", "©", "!"], "aé!", ["a", r"bytes:\xc3", r"bytes:\xa9", "!"], [0, 1, 1, 2]),
+        (["a", "b", "c", "d"], "ab", ["a", "b", "c", "d"], [0, 1, 2, 2]),  # "cd" stopped it
+        (["a", "Ã"], "a\ufffd", ["a", r"bytes:\xc3"], [0, 1]),
+        (["日本", END], "日本", ["日本", END], [0, 2]),
+    ],
+)
+def test_a_completions_tokens_have_their_places_in_its_text(
+    tokenizer: Tokenizer, pieces: list[str], text: str, tokens: list[str], offsets: list[int]
+) -> None:
+    answer = make_spelled(tokenizer, pieces, text)
+    whole = CompletionForm(tokenizer, logprobs=True).write_answer(0, answer)
+    logprobs: Any = whole["logprobs"]
+    assert (logprobs["tokens"], logprobs["text_offset"]) == (tokens, offsets)
+    assert max(offsets) <= len(text)
+    assert logprobs["token_logprobs"] == list(answer.logprobs)
+    assert [set(top) for top in logprobs["top_logprobs"]] == [{token, tokens[0]} for token in tokens]
+    form = CompletionForm(tokenizer, logprobs=True)
+    parts: list[Any] = [
+        choice for chunk in list_chunks(tokenizer, answer) for choice in form.write_chunk(0, chunk)
+    ]
+    assert "".join(part["text"] for part in parts) == text
+    for name in ("tokens", "token_logprobs", "top_logprobs", "text_offset"):
+        streamed = [entry for part in parts for entry in part["logprobs"][name] or []]
+        assert streamed == logprobs[name]
+    end = 0
+    for part in parts[:-1]:  # each has the tokens of its own text
+        end += len(part["text"])
+        assert all(offset < end for offset in part["logprobs"]["text_offset"])
+
+
+def test_a_chats_tokens_have_their_bytes(tokenizer: Tokenizer) -> None:
+    answer = make_spelled(tokenizer, ["a", "Ã", "©"], "aé")
+    choice = ChatForm(tokenizer, logprobs=True).write_answer(0, answer)
+    assert choice["logprobs"] is not None
+    content = choice["logprobs"]["content"]
+    assert [one["token"] for one in content] == ["a", r"\xc3", r"\xa9"]
+    assert bytes(byte for one in content for byte in one["bytes"]).decode() == "aé"
+    assert [top["token"] for top in content[2]["top_logprobs"]] == [r"\xa9", "a"]
+
+
+def test_likely_tokens_that_read_alike_are_told_apart() -> None:
+    tokenizer = Tokenizer(metaspace().to_str().encode())
+    answer = make_spelled(tokenizer, ["▁a", "a"], "aa")
+    choice = CompletionForm(tokenizer, logprobs=True).write_answer(0, answer)
+    assert choice["logprobs"] is not None
+    assert choice["logprobs"]["top_logprobs"] == [{"a": 0.0}, {"a": 0.0, "▁a": -1.0}]
