@@ -53,14 +53,22 @@ class TextRequest:
     """One text, or a pair, as the encoder gets it; `number` is its index in the call.
 
     `rows` are, of each piece, the positions whose masked-word logits are wanted; no other task has any.
+    `first` and `second` are kept for tasks that need them: they take 100 bytes for each token.
     """
 
     number: int
     item: tuple[str, str | None]
-    first: Encoding
+    first: Encoding | None
     second: Encoding | None
     fitted: FittedText
     rows: Sequence[list[int]] = ()
+
+    @property
+    def encoding(self) -> Encoding:
+        """The tokens of the text that the results are about: the second of a pair."""
+        encoding = self.first if self.item[1] is None else self.second
+        assert encoding is not None  # the task needs it
+        return encoding
 
 
 @dataclass(frozen=True)
@@ -72,6 +80,7 @@ class Task(Generic[R]):
     finish: Callable[[TextRequest, Outputs], R]
     reading: Reading
     find_rows: Callable[[TextRequest], list[list[int]]] | None = None
+    needs_tokens: bool = True  # whether results are made of the texts' tokens and places
 
 
 class Collector(Generic[R]):
@@ -195,5 +204,7 @@ class RequestRunner:
                 request = TextRequest(number, pair, first, second, fitted)
                 if task.find_rows is not None:
                     request = replace(request, rows=task.find_rows(request))
+            if not task.needs_tokens:
+                request = replace(request, first=None, second=None)
             requests.append(request)
         return requests

@@ -112,7 +112,7 @@ class Tasks(RequestRunner):
             return Embedding(normalize_vector(vector) if unit else vector, request.fitted.dropped)
 
         prompted = (before + text for text in check_each(texts, check_text))
-        return Task(prompted, (role,), finish, reading)
+        return Task(prompted, (role,), finish, reading, needs_tokens=False)
 
     def find_prompt(self, name: str | None, prompt: str | None) -> str:
         """Return what to put before each text; as in sentence-transformers, prompt takes precedence."""
@@ -141,7 +141,7 @@ class Tasks(RequestRunner):
 
         def finish(request: TextRequest, outputs: Outputs) -> Features:
             states = [combine_layers(arrays, layers) for arrays in outputs]
-            encoding = request.first
+            encoding = request.encoding
             pieces = request.fitted.pieces
             places = place_tokens(pieces, len(encoding))
             kept = [t for t, (piece, _) in enumerate(places) if piece >= 0]
@@ -190,7 +190,7 @@ class Tasks(RequestRunner):
             return Classification(labels[best], float(shares[best]), probabilities, dropped)
 
         items = check_each(texts, check_item, "classify(text, pair=other)")
-        return Task(items, (head,), finish, reading)
+        return Task(items, (head,), finish, reading, needs_tokens=False)
 
     def rank(self, pairs: Iterable[Item], options: EncoderOptions) -> Task[Ranked]:
         reading = self.read_options(options, EncoderOptions, "head")
@@ -206,7 +206,7 @@ class Tasks(RequestRunner):
             return Ranked(request.number, str(request.item[1]), score, request.fitted.dropped)
 
         items = check_each(pairs, check_pair, "rank(query, [text])")
-        return Task(items, (head,), finish, reading)
+        return Task(items, (head,), finish, reading, needs_tokens=False)
 
     def next_sentence(self, pairs: Iterable[Item], options: EncoderOptions) -> Task[NextSentence]:
         reading = self.read_options(options, EncoderOptions, "head")
@@ -217,7 +217,7 @@ class Tasks(RequestRunner):
             return NextSentence(share > 0.5, share, request.fitted.dropped)
 
         items = check_each(pairs, check_pair, "next_sentence(text, other)")
-        return Task(items, (head,), finish, reading)
+        return Task(items, (head,), finish, reading, needs_tokens=False)
 
     def fill_mask(self, texts: Iterable[str], options: FillMaskOptions) -> Task[FilledMask]:
         reading = replace(self.read_options(options, FillMaskOptions, "windows"), parse_special=True)
@@ -231,11 +231,11 @@ class Tasks(RequestRunner):
         check_whole("top_k", top_k, 1, self.tokenizer.vocab_size)
 
         def find_masks(request: TextRequest) -> list[tuple[int, int]]:
-            masked = [t for t, token in enumerate(request.first.ids) if token == mask]
+            masked = [t for t, token in enumerate(request.encoding.ids) if token == mask]
             if not masked:
                 spelled = self.tokenizer.spell(mask)
                 raise InputError(f"the text {request.item[0]!r:.60} has no {spelled} to fill")
-            places = place_tokens(request.fitted.pieces, len(request.first))
+            places = place_tokens(request.fitted.pieces, len(request.encoding))
             return [places[t] for t in masked if places[t][0] >= 0]
 
         def find_rows(request: TextRequest) -> list[list[int]]:
@@ -261,11 +261,11 @@ class Tasks(RequestRunner):
         labels = self.defaults.labels
 
         def finish(request: TextRequest, outputs: Outputs) -> Tags:
-            shares = np.full((len(request.first), len(labels)), np.nan, np.float32)
+            encoding = request.encoding
+            shares = np.full((len(encoding), len(labels)), np.nan, np.float32)
             for t, (piece, position) in enumerate(place_tokens(request.fitted.pieces, len(shares))):
                 if piece >= 0:
                     shares[t] = softmax(outputs[piece][0][position])
-            encoding = request.first
             entities = find_entities(request.item[0], shares, encoding.offsets, encoding.words, labels)
             return Tags(entities, request.fitted.dropped)
 
@@ -280,10 +280,9 @@ class Tasks(RequestRunner):
         check_whole("max_answer_tokens", max_answer_tokens, 1)
 
         def finish(request: TextRequest, outputs: Outputs) -> Answers:
-            assert request.second is not None  # check_pair saw to it
             return find_answers(
                 str(request.item[1]),
-                request.second.offsets,
+                request.encoding.offsets,
                 request.fitted.pieces,
                 outputs,
                 n_best=n_best,
