@@ -34,6 +34,10 @@ def verify(
     inputs: Annotated[
         Path | None, make_option("Of an .onnx file: a .npz with an array per input.", show_default="made up")
     ] = None,
+    seed: Annotated[int, make_option("Draws the batches of random shapes.", show_default=True)] = 0,
+    deep: Annotated[
+        bool, make_option("Export every graph again, and compare node for node.", "--deep")
+    ] = False,
     as_json: JsonOption = False,
 ) -> None:
     """Compare every graph with PyTorch, or golden data where it is absent; exit 1 if one differs.
@@ -57,6 +61,8 @@ def verify(
                 only=only or (),
                 against=against,
                 inputs=inputs,
+                seed=seed,
+                deep=deep,
                 progress=progress,
             )
         except PlanForgeError as error:  # CI must not find the files of an earlier run

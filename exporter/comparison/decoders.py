@@ -18,13 +18,15 @@ from ...runtime.bundle.manifest import Artifact
 from ...runtime.decoding.decoder import Decoder, pad
 from ...runtime.diagnostics.golden.cases import Case
 from ...runtime.diagnostics.golden.decoders import Context, fill_context, make_cases
+from ...runtime.diagnostics.golden.draws import PREFIX as DRAWN
 from ...runtime.diagnostics.golden.files import Arrays
-from ...runtime.diagnostics.metrics import Outcome, judge_outcome, measure
+from ...runtime.diagnostics.metrics import DrawMetrics, Outcome, Spot, judge_outcome, measure
 from ..execution.trial import Step, Trial, count_positions
 from ..limits import COUNTED, Gaps, compute_limits
 from ..precisions import PRECISIONS
 from ..reference.decoder_samples import Expectation, open_plain_tokenizer, to_arrays
 from ..reference.passages import TextMetrics, measure_text, read_passages
+from .draws import find_text, make_draw_trial
 from .examiner import Examiner, Limits, OpenProgram
 
 if TYPE_CHECKING:
@@ -68,7 +70,8 @@ class DecoderExaminer(Examiner[Decoder]):
     def choose_limits(self, precision: str, gaps: Gaps) -> dict[str, float]:
         of_logits = compute_limits(precision, gaps.get(""))
         of_texts = compute_limits(precision, gaps.get("text"), TextMetrics.LIMITED)
-        return of_logits | of_texts
+        of_draws = compute_limits(precision, gaps.get(DRAWN), DrawMetrics.LIMITED)
+        return of_logits | of_texts | {f"{DRAWN}{name}": limit for name, limit in of_draws.items()}
 
     def open(self, artifact: Artifact, open_program: OpenProgram) -> Decoder:
         return Decoder(open_program(artifact), artifact)
@@ -123,13 +126,14 @@ class DecoderExaminer(Examiner[Decoder]):
             run.prefill(prompts)
             run.decode(last)
 
-        def read(text: Sequence[int], model: ReferenceModel, rounding: Rounding | None) -> object:
-            from ..reference.decoder import make_reference
-
-            return make_reference(model, rounding).compute_logits(text, slice(None))
-
         steps = (Step("prefill", prefill), Step("decode", decode))
-        return Trial(drive, steps, tuple(partial(read, text) for text in texts))
+        return Trial(drive, steps, tuple(partial(read_text, text) for text in texts))
+
+    def make_spot_trial(self, artifact: Artifact, spot: Spot) -> Trial | None:
+        draws = self.expected.draws
+        assert draws is not None  # nothing else has spots
+        reading = partial(read_text, find_text(draws, spot, artifact))
+        return make_draw_trial(artifact, draws, spot, reading)
 
     def choose_trial_texts(self, whole: bool) -> list[list[int]]:
         """Return the tokens of a trial's texts."""
@@ -140,3 +144,10 @@ class DecoderExaminer(Examiner[Decoder]):
             [*sample.prompt, *sample.continuation][: length + 1]
             for sample, length in zip((longest_first[0], longest_first[-1]), TRIAL_TOKENS, strict=True)
         ]
+
+
+def read_text(text: Sequence[int], model: ReferenceModel, rounding: Rounding | None) -> object:
+    """Run PyTorch over a text."""
+    from ..reference.decoder import make_reference
+
+    return make_reference(model, rounding).compute_logits(text, slice(None))

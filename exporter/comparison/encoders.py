@@ -15,11 +15,11 @@ from ...runtime.bundle.bundle import Bundle
 from ...runtime.bundle.manifest import Artifact, TensorSpec
 from ...runtime.diagnostics.golden import encoders as golden
 from ...runtime.diagnostics.golden.cases import Case
-from ...runtime.diagnostics.golden.files import Arrays
-from ...runtime.diagnostics.metrics import Metrics, VectorMetrics
+from ...runtime.diagnostics.golden.files import Arrays, choose_evenly
+from ...runtime.diagnostics.metrics import Metrics, Spot, VectorMetrics
 from ...runtime.encode.encoder import Encoder
 from ...runtime.text.long_text import Piece
-from ..execution.trial import Step, Trial, count_positions
+from ..execution.trial import PADDING, Step, Trial, count_positions
 from ..limits import Gaps, compute_limits
 from ..reference.encoder_samples import Expectation, compute_outputs, run_model
 from ..reference.fitted_head import HEAD, LinearHead
@@ -29,6 +29,8 @@ from .examiner import Examiner, Limits, OpenProgram
 if TYPE_CHECKING:
     from ..reference.model import ReferenceModel
     from ..reference.rounding import Rounding
+
+COMPARED = 256  # tokens of a row in a trial, the first and last among them
 
 
 @dataclass(frozen=True)
@@ -53,7 +55,7 @@ class EncoderExaminer(Examiner[Encoder]):
 
     def measure_gaps(self, model: ReferenceModel, rounding: Rounding) -> Gaps:
         assert is_module(model)
-        samples = self.expected.samples
+        samples = (*self.expected.samples, *self.expected.drawn)
         specs = self.specs
         with rounding.apply(model):
             head = LinearHead.load(self.bundle)
@@ -118,6 +120,23 @@ class EncoderExaminer(Examiner[Encoder]):
         step = Step("batch", count_positions(np.arange(lengths.max()) < lengths[:, None]))
         return Trial(drive, (step,), tuple(partial(read, sample.piece) for sample in samples))
 
+    def make_spot_trial(self, artifact: Artifact, spot: Spot) -> Trial | None:
+        number, _, row = spot
+        samples = [self.expected.pool[i] for i in self.expected.batches[number]]
+        piece = samples[row].piece
+
+        def drive(program: Program) -> None:
+            golden.run_batch(Encoder(program, artifact, self.padding), samples)
+
+        def read(model: ReferenceModel, rounding: Rounding | None) -> object:
+            return run_model(model, piece)
+
+        positions = np.full((len(samples), max(map(len, samples))), PADDING)
+        compared = list(choose_evenly(len(piece), COMPARED))
+        positions[row, compared] = compared
+        step = Step(f"batch of {len(samples)}", positions)
+        return Trial(drive, (step,), tuple(read if i == row else None for i in range(len(samples))))
+
     def choose_trial_samples(self) -> list[golden.Sample]:
         """Return two texts and a single token."""
         *texts, single, _ = self.expected.samples
@@ -138,13 +157,16 @@ def add_fitted_head(
     encoder = old.open(artifact, lambda each: OrtCpuBackend().open(old.bundle, each))
     roles = [s.role for s in artifact.outputs if s.role.startswith(("hidden.", "sentence_embedding"))]
     last = max(int(role.removeprefix("hidden.")) for role in roles if role.startswith("hidden."))
-    samples = []
-    for sample in old.expected.samples:
+
+    def add_logits(sample: golden.Sample) -> golden.Sample:
         (arrays,) = encoder.run_batch([sample.piece], roles)
         states = dict(zip(roles, arrays, strict=True))
         by_layer = [states.get(f"hidden.{layer}", np.empty(0)) for layer in range(last + 1)]
         logits = head.compute_logits(by_layer, states.get("sentence_embedding"))
-        samples.append(replace(sample, outputs={**sample.outputs, spec.name: logits}))
+        return replace(sample, outputs={**sample.outputs, spec.name: logits})
+
+    samples = tuple(map(add_logits, old.expected.samples))
+    drawn = tuple(map(add_logits, old.expected.drawn))
     encoder.close()
-    examiner = EncoderExaminer(new, replace(old.expected, samples=tuple(samples)))
+    examiner = EncoderExaminer(new, replace(old.expected, samples=samples, drawn=drawn))
     return examiner, {name: {**examiner.choose_limits(name, {}), **own} for name, own in limits.items()}

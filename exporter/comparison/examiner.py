@@ -13,7 +13,7 @@ from ...runtime.bundle.bundle import Bundle
 from ...runtime.bundle.manifest import Artifact
 from ...runtime.diagnostics.golden.cases import Case
 from ...runtime.diagnostics.golden.files import Arrays
-from ...runtime.diagnostics.metrics import Comparison, Outcome
+from ...runtime.diagnostics.metrics import Comparison, Outcome, Spot
 from ...runtime.progress import CountedLine
 from ..execution.node_executor import ROUNDING_ENGINE, ExecutedProgram, NotFiniteError
 from ..execution.trial import Trial
@@ -85,6 +85,10 @@ class Examiner(ABC, Generic[EngineT]):
     @abstractmethod
     def make_trial(self, artifact: Artifact, whole: bool = False) -> Trial:
         """Return a trial: a little real text to run through a graph; as much as ranges need if `whole`."""
+
+    def make_spot_trial(self, artifact: Artifact, spot: Spot) -> Trial | None:
+        """Return the trial of the spot where a case of many runs failed first; None without one."""
+        return None
 
     def compare(
         self, artifact: Artifact, limits: Limits, progress: Progress = lambda _: None

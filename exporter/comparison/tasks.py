@@ -19,7 +19,7 @@ if TYPE_CHECKING:
 
 AnyExaminer: TypeAlias = Examiner[Any]
 
-Expect: TypeAlias = "Callable[[ReferenceModel, Bundle, Sequence[str], Report], Any]"
+Expect: TypeAlias = "Callable[[ReferenceModel, Bundle, Sequence[str], Report, int], Any]"
 # What examines it, what computes the model's results, and what reads them from golden data.
 EXAMINERS: dict[str, tuple[type[AnyExaminer], Expect, Callable[[Arrays], Any]]] = {
     "text-generation": (DecoderExaminer, decoder_samples.expect, decoder_samples.from_arrays),
@@ -29,13 +29,17 @@ EXAMINERS: dict[str, tuple[type[AnyExaminer], Expect, Callable[[Arrays], Any]]] 
 
 
 def examine_model(
-    bundle: Bundle, model: ReferenceModel, texts: Sequence[str], progress: Progress = lambda _: None
+    bundle: Bundle,
+    model: ReferenceModel,
+    texts: Sequence[str],
+    progress: Progress = lambda _: None,
+    seed: int = 0,
 ) -> AnyExaminer:
-    """Return the bundle's examiner, with what the model computes for the texts."""
+    """Return the bundle's examiner, with what the model computes for the texts and for what a seed draws."""
     kind, expect, _ = EXAMINERS[bundle.manifest.task]
     stage = "computing the reference in PyTorch"
     progress(stage)
-    return kind(bundle, expect(model, bundle, texts, StageCounter(progress, stage, "parts")))
+    return kind(bundle, expect(model, bundle, texts, StageCounter(progress, stage, "parts"), seed))
 
 
 def examine_golden(bundle: Bundle, arrays: Arrays) -> AnyExaminer:

@@ -27,6 +27,7 @@ Key = tuple[int, str]  # a step of a trial, and a value's name
 PADDING = -1
 # Runs PyTorch over a text, with keys and values rounded as a precision rounds them, or as they are.
 Reading: TypeAlias = "Callable[[Any, Rounding | None], object]"
+Choose: TypeAlias = "Callable[[int, Array], Array | None]"  # what to keep of a step's result
 
 
 @dataclass(frozen=True)
@@ -34,7 +35,14 @@ class Step:
     """One run of the graph."""
 
     name: str  # "prefill", "decode", ...
-    positions: Integers  # (B, T) which token of its row's text stands there; `PADDING` where none does
+    # (B, T) which token of its row's text stands there; `PADDING` where none does that is compared
+    positions: Integers
+    rows: tuple[int, ...] | None = None  # of the texts, where not all of them run
+
+    @property
+    def is_compared(self) -> bool:
+        """Whether any of its tokens is."""
+        return bool((self.positions != PADDING).any())
 
 
 @dataclass(frozen=True)
@@ -43,14 +51,24 @@ class Trial:
 
     drive: Callable[[Program], None]  # the runtime's own code, running a program
     steps: tuple[Step, ...]  # the runs of the graph that `drive` makes, in their order
-    read: tuple[Reading, ...]  # runs PyTorch over each row's text alone
+    # Runs PyTorch over each row's text alone; None for a row that is not compared.
+    read: tuple[Reading | None, ...]
 
-    def collect_values(self, model: ir.Model, artifact: Artifact) -> dict[Key, Array]:
-        """Return every result of every node in every step."""
+    def collect_values(
+        self, model: ir.Model, artifact: Artifact, choose: Choose | None = None
+    ) -> dict[Key, Array]:
+        """Return every result of every node in every step that is compared, at the tokens.
+
+        `choose` returns what else to keep of a step's result, or None to keep nothing of it.
+        """
         found: dict[Key, Array] = {}
 
         def keep(node: ir.Node, name: str, array: Array) -> None:
-            found[program.runs - 1, name] = array
+            step = program.runs - 1
+            if self.steps[step].is_compared:
+                chosen = (choose or self.remove_padding)(step, array)
+                if chosen is not None:
+                    found[step, name] = chosen
 
         program = ExecutedProgram(model, artifact, keep)
         self.drive(program)
@@ -77,7 +95,8 @@ class Trial:
         try:
             for run in self.read:
                 found.append({})
-                run(model, rounding)
+                if run is not None:
+                    run(model, rounding)
         finally:
             hook.remove()
         return found
@@ -85,13 +104,17 @@ class Trial:
     def gather_results(self, step: int, results: Sequence[Mapping[str, Array]], path: str) -> Array | None:
         """Return a module's results at the tokens of a step, one below the other; None if a text has none."""
         rows = []
-        for positions, found in zip(self.steps[step].positions, results, strict=True):
-            array = found.get(path)
+        own = self.steps[step].rows
+        texts = results if own is None else [results[row] for row in own]
+        for positions, found in zip(self.steps[step].positions, texts, strict=True):
             wanted = positions[positions != PADDING]
-            if array is None or array.ndim < 2 or len(array) <= wanted.max(initial=0):
+            if not wanted.size:
+                continue
+            array = found.get(path)
+            if array is None or array.ndim < 2 or len(array) <= wanted.max():
                 return None
             rows.append(array[wanted])
-        return np.concatenate(rows)
+        return np.concatenate(rows) if rows else None
 
     def select_tokens(self, step: int, array: Array) -> Array | None:
         """Return a result (B, T, ...) or (B, H, T, ...) at the same tokens; None if it has another shape."""
@@ -100,6 +123,17 @@ class Trial:
         if array.ndim == 4 and (array.shape[0], array.shape[2]) == (B, T):
             array = array.swapaxes(1, 2)  # (B, T, H, ...)
         return array[positions != PADDING] if array.shape[:2] == (B, T) else None
+
+    def remove_padding(self, step: int, array: Array) -> Array:
+        """Return a result at the tokens: nobody reads what a graph makes of padding, and rounding changes it.
+
+        Of one with another shape the rows are kept of which any token is compared.
+        """
+        tokens = self.select_tokens(step, array)
+        if tokens is not None:
+            return tokens
+        compared = (self.steps[step].positions != PADDING).any(axis=1)
+        return array[compared] if array.ndim and len(array) == len(compared) else array
 
 
 def count_positions(valid: npt.NDArray[np.bool_]) -> Integers:

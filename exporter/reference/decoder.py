@@ -18,9 +18,11 @@ from ...models import GrowingCache, KeyValue
 from ...models.language_model import LanguageModel
 from ...runtime.decoding.decoder import pad
 from ...runtime.diagnostics.golden.decoders import Context
+from ...runtime.diagnostics.golden.draws import PREFIX
 from ...runtime.diagnostics.metrics import Logits, measure
 from ..limits import Gaps
 from .decoder_samples import CONTEXT_ROWS, Expectation
+from .draw import measure_draws
 from .passages import measure_text
 from .piecewise import PiecewiseCache
 from .rounding import RoundedCache, Rounding
@@ -126,9 +128,11 @@ class Reference:
                 got.append(rounded.compute_context_logits(expected.context, len(last)))
                 want.append(last)
             texts = (rounded.compute_logits(passage.tokens[:-1], slice(None)) for passage in passages)
-            text: Gaps = {"text": measure_text(texts, passages)} if passages else {}
+            gaps: Gaps = {"text": measure_text(texts, passages)} if passages else {}
+            if expected.draws is not None:
+                gaps[PREFIX] = measure_draws(rounded, expected.draws)
         worst = max(measure(a, b).mean_kl for a, b in zip(got, want, strict=True))
-        return {"": replace(measure(np.concatenate(got), np.concatenate(want)), mean_kl=worst), **text}
+        return {"": replace(measure(np.concatenate(got), np.concatenate(want)), mean_kl=worst), **gaps}
 
 
 class HubReference(Reference):

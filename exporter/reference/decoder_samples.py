@@ -36,9 +36,10 @@ class Expectation(Golden):
     texts: tuple[tuple[int, ...], ...] = ()  # more, to calibrate with; golden data does without
 
     def thin(self, texts: int) -> Expectation:
-        """Return at most so many samples and passages, and no context, which takes as long as all of them."""
+        """Return at most so many samples and passages, without what takes as long as all of them."""
         return replace(
             self,
+            draws=None,
             samples=self.samples[-texts:],
             context=Context(),
             passages=tuple(self.passages[i] for i in choose_evenly(len(self.passages), texts)),
@@ -46,10 +47,18 @@ class Expectation(Golden):
 
 
 def expect(
-    model: ReferenceModel, bundle: Bundle, texts: Sequence[str], report: Report = report_nothing
+    model: ReferenceModel,
+    bundle: Bundle,
+    texts: Sequence[str],
+    report: Report = report_nothing,
+    seed: int = 0,
 ) -> Expectation:
-    """Compute samples of unequal length, one of a single token, and a full context; report the parts."""
+    """Compute samples of unequal length, one of a single token, a full context, and drawn batches.
+
+    The parts are reported.
+    """
     from .decoder import make_reference
+    from .draw import draw_for_decoder
 
     reference = make_reference(model)
     context = bundle.manifest.max_length
@@ -60,7 +69,7 @@ def expect(
     chosen = [tokens[: max(1, longest // (1 + i % 3))] for i, tokens in enumerate(encoded)]
     chosen.append(encoded[0][:1])
     judged, others = cut_passages(encoded, context)
-    parts = PartCounter(report, 2 + len(chosen) + len(judged))  # the continuations and the context are one
+    parts = PartCounter(report, 3 + len(chosen) + len(judged))  # the continuations and the context are one
     continuations = reference.continue_greedily(chosen, steps)
     parts.finish_one()
     samples = []
@@ -84,6 +93,9 @@ def expect(
         logits = reference.compute_logits(tokens[:-1], slice(None))
         passages.append(make_passage(tokens, logits, len(judged)))
         parts.finish_one()
+    rows = max(artifact.axis("batch").max for artifact in bundle.manifest.artifacts)
+    draws = draw_for_decoder(reference, text, context, rows, seed)
+    parts.finish_one()
     return Expectation(
         samples=tuple(samples),
         passages=tuple(passages),
@@ -91,6 +103,7 @@ def expect(
         context_logits=end,
         edges=tuple(edges),
         edge_logits=edge_logits,
+        draws=draws,
         texts=tuple(others),
     )
 

@@ -5,9 +5,12 @@ T tokens, E hidden size
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
+
+import numpy as np
 
 from ...runtime.bundle.bundle import Bundle
 from ...runtime.bundle.defaults import EncoderDefaults
@@ -19,6 +22,7 @@ from ...runtime.progress import PartCounter, Report, report_nothing
 from ...runtime.text.long_text import Piece, fit
 from ...runtime.text.tokenizer import Tokenizer
 from ..errors import VerificationError
+from .draw import Random, count_tokens, count_weights, draw_rows, draw_text, list_sizes
 from .fitted_head import HEAD, LinearHead
 
 if TYPE_CHECKING:
@@ -29,6 +33,7 @@ if TYPE_CHECKING:
 TEXT_TOKENS = 48  # at most; several lengths below that are used
 JUDGED = 1 / 3  # of a long text; the rest is to calibrate with
 CALIBRATION_TOKENS = 64  # of a sequence
+DRAWN = 12  # sequences of random lengths
 POSITIONS = 12  # compared in each sequence, the first and last among them
 
 
@@ -40,25 +45,65 @@ class Expectation(Golden):
 
 
 def expect(
-    model: ReferenceModel, bundle: Bundle, texts: Sequence[str], report: Report = report_nothing
+    model: ReferenceModel,
+    bundle: Bundle,
+    texts: Sequence[str],
+    report: Report = report_nothing,
+    seed: int = 0,
 ) -> Expectation:
-    """Compute the reference in PyTorch for every output of the bundle's graph; report the sequences."""
+    """Compute the reference in PyTorch for every output of the bundle's graph; report the sequences.
+
+    Sequences of any length, and padded batches of them, are drawn from a seed.
+    """
     manifest = bundle.manifest
     assert manifest.encoder is not None
     tokenizer = Tokenizer.from_file(bundle.path(str(manifest.tokenizer["files"][0])))
     specs = manifest.artifacts[0].outputs
     has_segments = any(spec.role == "segments" for spec in manifest.artifacts[0].inputs)
     head = LinearHead.load(bundle)
-    samples = []
     encoded = [tokenizer.encode(text) for text in texts]
     pieces = cut_pieces(encoded, manifest.encoder, has_segments)
-    parts = PartCounter(report, len(pieces))
-    for piece in pieces:
+    random = np.random.default_rng(seed)
+    weights = count_weights(model)
+    drawn = draw_pieces(random, encoded, manifest.encoder, has_segments, weights)
+    parts = PartCounter(report, len(pieces) + len(drawn))
+
+    def compute(piece: Piece) -> Sample:
         positions = choose_evenly(len(piece), POSITIONS)
-        samples.append(Sample(piece, positions, compute_outputs(model, piece, positions, specs, head)))
+        sample = Sample(piece, positions, compute_outputs(model, piece, positions, specs, head))
         parts.finish_one()
-    per_token = tuple(spec.name for spec in specs if is_per_token(spec))
-    return Expectation(tuple(samples), per_token, tuple(cut_calibration_pieces(encoded, manifest.encoder)))
+        return sample
+
+    lengths = [len(piece) for piece in (*drawn, *pieces[-2:])]
+    rows = max(artifact.axis("batch").max for artifact in manifest.artifacts)
+    return Expectation(
+        samples=tuple(map(compute, pieces)),
+        per_token=tuple(spec.name for spec in specs if is_per_token(spec)),
+        texts=tuple(cut_calibration_pieces(encoded, manifest.encoder)),
+        drawn=tuple(map(compute, drawn)),
+        batches=draw_rows(random, lengths, list_sizes(rows)[1:], weights),
+        seed=seed,
+    )
+
+
+def draw_pieces(
+    random: Random,
+    encoded: Sequence[Sequence[int]],
+    defaults: EncoderDefaults,
+    has_segments: bool,
+    weights: int,
+) -> list[Piece]:
+    """Return sequences of all lengths, evenly spread by their logarithm, every third of them a pair."""
+    real = [token for ids in encoded for token in ids]
+    steps = np.linspace(0, math.log(defaults.max_length), DRAWN + 1)
+    lengths = np.exp(random.uniform(steps[:-1], steps[1:]))
+    lengths *= min(1.0, count_tokens(weights) / 2 / float(lengths.sum()))
+    pieces = []
+    for number, length in enumerate(lengths.round().astype(int).tolist()):
+        first = draw_text(random, real, length)
+        second = draw_text(random, real, length) if has_segments and number % 3 == 2 else None
+        pieces.append(cut_piece(defaults, first, second, length))
+    return pieces
 
 
 def cut_pieces(

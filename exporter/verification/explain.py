@@ -7,12 +7,15 @@ from __future__ import annotations
 
 import dataclasses
 from collections.abc import Callable, Mapping, Sequence
+from functools import partial
 from typing import TYPE_CHECKING, TypeAlias
 
 import onnx_ir as ir
 
+from ...runtime.backends.backend import Array
 from ...runtime.bundle.bundle import Bundle
 from ...runtime.bundle.manifest import Artifact, Manifest
+from ...runtime.diagnostics.metrics import Spot
 from ...runtime.errors import PlanForgeError
 from ..calibration.calibration import Calibration
 from ..calibration.convert import convert_graph
@@ -21,7 +24,7 @@ from ..checkpoints.source import Source
 from ..comparison.examiner import Progress
 from ..comparison.tasks import AnyExaminer
 from ..errors import VerificationError
-from ..execution.trial import Key, Trial
+from ..execution.trial import PADDING, Key, Trial
 from ..graphs import describe_in_fp32
 from ..limits import CAPS
 from ..passes.biases import split_bias_gelus
@@ -30,7 +33,7 @@ from ..precisions import PRECISIONS
 from ..reference.fitted_head import HEAD
 from ..reference.model import is_module, wake
 from ..tracing.modules import find_results_by_scope, find_scope, read_results
-from .bisect import Band, Bands, Culprit, find_culprit, make_module_bands, make_node_bands, remove_padding
+from .bisect import Band, Bands, Culprit, find_culprit, make_module_bands, make_node_bands
 from .report import VerificationReport
 from .structure import READING
 
@@ -61,6 +64,7 @@ NO_REFERENCE = (
 
 # Gives healthy graphs with their weights, in fp32, by their recipes' ids.
 Tracer: TypeAlias = Callable[[Sequence[str]], Mapping[str, ir.Model]]
+MakeTrial: TypeAlias = Callable[[Artifact], Trial]
 
 
 def explain(
@@ -100,14 +104,20 @@ def explain(
         try:
             graph = load_graph(bundle.path(artifact.file))
             traced = remove_fitted_head(artifact, manifest)
-            trial = examiner.make_trial(traced)
-            if healthy:
-                assert model is not None and is_module(model) and calibration is not None
-                fresh = healthy[artifact.recipe_id]
-                references = convert_references(traced, trial, fresh, model, calibration)
-            else:
-                references = find_references(examiner, traced, graph, sound, model, calibration)
-            culprit = find_culprit(graph, traced, trial, references)
+            culprit = None
+            for make_trial in list_trials(examiner, report, artifact.id):
+                trial = make_trial(traced)
+                if healthy:
+                    assert model is not None and is_module(model) and calibration is not None
+                    fresh = healthy[artifact.recipe_id]
+                    references = convert_references(traced, trial, fresh, model, calibration)
+                else:
+                    references = find_references(
+                        examiner, make_trial, traced, graph, sound, model, calibration
+                    )
+                culprit = find_culprit(graph, traced, trial, references)
+                if culprit is not None:
+                    break
         except (PlanForgeError, ValueError) as error:
             unexplained[artifact.id] = f"no node can be named: {error}"
             continue
@@ -116,6 +126,19 @@ def explain(
         elif artifact.id not in read:  # what was read there names its node
             unexplained[artifact.id] = explain_no_culprit(artifact, manifest, bool(healthy))
     return dataclasses.replace(report, culprits=tuple(culprits), unexplained=unexplained)
+
+
+def list_trials(examiner: AnyExaminer, report: VerificationReport, artifact: str) -> list[MakeTrial]:
+    """Return what makes trials of a graph that failed: a short one, then those of the rows that failed."""
+    spots = [c.spot for c in report.comparisons if c.artifact == artifact and c.spot is not None]
+    of_spots = [partial(make_spot_trial, examiner, spot=spot) for spot in spots]
+    return [examiner.make_trial, *of_spots]
+
+
+def make_spot_trial(examiner: AnyExaminer, artifact: Artifact, spot: Spot) -> Trial:
+    trial = examiner.make_spot_trial(artifact, spot)
+    assert trial is not None  # a case of this examiner has told the spot
+    return trial
 
 
 def explain_no_culprit(artifact: Artifact, manifest: Manifest, traced: bool) -> str:
@@ -152,6 +175,7 @@ def convert_references(
 
 def find_references(
     examiner: AnyExaminer,
+    make_trial: MakeTrial,
     artifact: Artifact,
     graph: ir.Model,
     sound: Sequence[Artifact],
@@ -161,7 +185,7 @@ def find_references(
     """Return all references for a graph that failed; `sound` are the bundle's in fp32 that did not."""
     nodes: Bands = {}
     modules: Bands = {}
-    trial = examiner.make_trial(artifact)
+    trial = make_trial(artifact)
     twin = next((other for other in sound if other.recipe_id == artifact.recipe_id), None)
     if twin is not None and artifact.precision != "fp32":
         nodes = make_hidden_bands(examiner, trial, artifact.precision, twin)
@@ -173,7 +197,7 @@ def find_references(
             modules = make_module_bands(trial, model, rounding, results)
     if not modules and artifact.precision == "fp32":
         others = [other for other in sound if other.graph == artifact.graph and other.id != artifact.id]
-        modules = make_sibling_bands(examiner, graph, others[0]) if others else {}
+        modules = make_sibling_bands(examiner, make_trial, trial, graph, others[0]) if others else {}
     if not nodes and not modules:
         raise VerificationError(NO_REFERENCE if artifact.precision == "fp32" else ADD_FP32)
     return [nodes, modules]
@@ -184,12 +208,12 @@ def make_hidden_bands(examiner: AnyExaminer, trial: Trial, precision: str, twin:
 
     In scores, and in keys laid out for a product, padding cannot be told apart.
     """
-    values = trial.collect_values(load_graph(examiner.bundle.path(twin.file)), twin)
-    return {
-        key: Band(remove_padding(trial, key[0], array), CAPS[precision]["max_error"], twin.id)
-        for key, array in values.items()
-        if array.ndim == 3 and trial.select_tokens(key[0], array) is not None
-    }
+
+    def choose(step: int, array: Array) -> Array | None:
+        return trial.select_tokens(step, array) if array.ndim == 3 else None
+
+    values = trial.collect_values(load_graph(examiner.bundle.path(twin.file)), twin, choose)
+    return {key: Band(array, CAPS[precision]["max_error"], twin.id) for key, array in values.items()}
 
 
 def find_module_results(graph: ir.Model, paths: Sequence[str] = ()) -> Mapping[str, str]:
@@ -198,21 +222,33 @@ def find_module_results(graph: ir.Model, paths: Sequence[str] = ()) -> Mapping[s
     return read_results(graph) or find_results_by_scope(graph.graph, paths)
 
 
-def make_sibling_bands(examiner: AnyExaminer, graph: ir.Model, other: Artifact) -> dict[Key, Band]:
+def make_sibling_bands(
+    examiner: AnyExaminer, make_trial: MakeTrial, trial: Trial, graph: ir.Model, other: Artifact
+) -> dict[Key, Band]:
     """Return bands of modules' results, from the same model in another dialect in fp32 that has passed."""
     sibling = load_graph(examiner.bundle.path(other.file))
-    trial = examiner.make_trial(other)
+    others = make_trial(other)
     own = find_module_results(graph)
     theirs = {path: name for name, path in find_module_results(sibling).items()}
-    values = trial.collect_values(sibling, other)
+    values = others.collect_values(sibling, other, others.select_tokens)
     bands: dict[Key, Band] = {}
-    for step in range(len(trial.steps)):
+    for step, twin in pair_steps(trial, others):
         for name, path in own.items():
-            array = values.get((step, theirs.get(path, "")))
-            tokens = None if array is None else trial.select_tokens(step, array)
+            tokens = values.get((twin, theirs.get(path, "")))
             if tokens is not None:
                 bands[step, name] = Band(tokens, CAPS["fp32"]["max_error"], other.id)
     return bands
+
+
+def pair_steps(trial: Trial, other: Trial) -> list[tuple[int, int]]:
+    """Return the runs of two trials that compare the same tokens: a dialect may take one row at a time."""
+
+    def list_compared(one: Trial) -> list[tuple[int, list[int]]]:
+        steps = enumerate(one.steps)
+        return [(i, s.positions[s.positions != PADDING].tolist()) for i, s in steps if s.is_compared]
+
+    both = zip(list_compared(trial), list_compared(other), strict=False)
+    return [(mine, theirs) for (mine, tokens), (theirs, same) in both if tokens == same]
 
 
 def make_tracer(manifest: Manifest, source: Source, model: ReferenceModel) -> Tracer:

@@ -67,6 +67,7 @@ def verify(
     only: Sequence[str] = (),
     against: str | Path | None = None,
     inputs: str | Path | None = None,
+    seed: int = 0,
     progress: Progress = lambda _: None,
 ) -> VerificationReport:
     """Compare every ONNX graph of a bundle with the model it was exported from.
@@ -84,6 +85,8 @@ def verify(
         only: ids of the graphs to compare, such as "decoder.ort.int8"; all when empty.
         against: for an .onnx file, another one with the same inputs and outputs to compare it with.
         inputs: for an .onnx file, a .npz with an array for each input; made up unless given.
+        seed: decides which batches, lengths and split points are drawn, beside the fixed ones; needs the
+            checkpoint, as golden data keeps those of the export.
         progress: called with a line when a stage begins, and while it goes on. Some lines are a
             `planforge.runtime.progress.CountedLine`: they know how much is done, and of how much.
 
@@ -96,6 +99,8 @@ def verify(
         raise InputError(f"limit of {bad[0]!r} must be 0 or more")
     if unknown := set(limits) - ERRORS:
         raise InputError(f"limit of {min(unknown)!r}: what can be limited is {', '.join(sorted(ERRORS))}")
+    if seed < 0:
+        raise InputError(f"seed={seed} must be 0 or more")
     if backend not in ("auto", "ort-cpu"):
         raise InputError(
             f"backend={backend!r}: verify runs on 'ort-cpu' only; `planforge selftest {bundle} --backend"
@@ -111,21 +116,21 @@ def verify(
     progress("checking files")
     opened.verify_files()
     wanted = restrict_to(opened, only)
-    report = tighten_limits(verify_bundle(wanted, source, prompts, progress), limits)
+    report = tighten_limits(verify_bundle(wanted, source, prompts, progress, seed), limits)
     if report.passed:  # a graph that was changed is named by its node, rather than by its plan
         check_plan_names(opened)
     return report
 
 
 def verify_bundle(
-    opened: Bundle, source: str | Path | None, prompts: str | Path | None, progress: Progress
+    opened: Bundle, source: str | Path | None, prompts: str | Path | None, progress: Progress, seed: int
 ) -> VerificationReport:
     """Verify a bundle with its checkpoint, or with golden data where that is absent."""
     if (source is not None or prompts is not None) and not is_described_bundle(opened):
         raise VerificationError(OLDER.format(opened.folder))
     checkpoint = find_recorded_source(opened) if source is None else find_given_source(opened, source)
     if checkpoint is not None:
-        return verify_with_pytorch(opened, checkpoint, prompts, progress)
+        return verify_with_pytorch(opened, checkpoint, prompts, progress, seed)
     if prompts is not None:
         raise VerificationError("--prompts needs the checkpoint; pass --source MODEL")
     return verify_with_golden_data(opened, progress)
@@ -149,12 +154,12 @@ def verify_with_golden_data(opened: Bundle, progress: Progress) -> VerificationR
 
 
 def verify_with_pytorch(
-    opened: Bundle, checkpoint: Source, prompts: str | Path | None, progress: Progress
+    opened: Bundle, checkpoint: Source, prompts: str | Path | None, progress: Progress, seed: int
 ) -> VerificationReport:
     """Verify a bundle with its checkpoint, whose hash was compared with the manifest's."""
     model = load_model_to_compare(opened, checkpoint)
     texts = read_prompts(prompts, checkpoint.folder)
-    examiner = examine_model(opened, model, texts, progress)
+    examiner = examine_model(opened, model, texts, progress, seed)
     give_back_memory()
     calibration = read_calibration(opened, model)
     report, _ = verify_model(examiner, model, calibration, progress)

@@ -103,6 +103,10 @@ class Cache(ABC):
         """
 
     @abstractmethod
+    def truncate_row(self, row: int, length: int) -> None:
+        """Forget all but the first `length` tokens of a row."""
+
+    @abstractmethod
     def repeat(self, times: int) -> None:
         """Let every row hold its keys and values so many times, one behind the other; for comparisons.
 

@@ -148,6 +148,10 @@ class DecoderRun:
         """Forget all but the first `length` tokens of every row, or all; see `Cache.truncate`."""
         return self.cache.truncate(length)
 
+    def truncate_row(self, row: int, length: int) -> None:
+        """Forget all but the first `length` tokens of a row, for comparisons."""
+        self.cache.truncate_row(row, length)
+
     def repeat(self, times: int) -> None:
         """Let the cache hold what it holds so many times; see `Cache.repeat`."""
         with self.decoder.turn():

@@ -92,6 +92,10 @@ class GrowingCache(Cache):
         self.forgotten = self.columns - len(self.find_seen_columns())
         return length
 
+    def truncate_row(self, row: int, length: int) -> None:
+        mask = self.mask[row, : self.columns]
+        mask[mask.cumsum() > length] = 0
+
     def find_seen_columns(self) -> Array:
         return np.flatnonzero(self.mask[:, : self.columns].any(axis=0))
 

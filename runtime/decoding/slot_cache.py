@@ -76,7 +76,6 @@ class SlotCache(Cache):
         self.lengths[target] = length
 
     def truncate_row(self, row: int, length: int) -> None:
-        """Forget all but the first `length` tokens of a row."""
         self.lengths[row] = min(self.lengths[row], length)
 
     def find_kept(self, row: int, length: int) -> int:

@@ -7,8 +7,8 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass
-from typing import Any, ClassVar, Protocol
+from dataclasses import dataclass, replace
+from typing import Any, ClassVar, Protocol, TypeAlias
 
 import numpy as np
 import numpy.typing as npt
@@ -16,6 +16,7 @@ import numpy.typing as npt
 from ..decoding.sampling import log_softmax
 
 Logits = npt.NDArray[np.float32]
+Spot: TypeAlias = tuple[int, int, int]  # of a case of many runs: a run, a step of it, and a row
 
 LIKELIEST = 5  # tokens that are compared as a set
 SPREAD_OF_LARGEST = 0.05  # a tensor's spread is at least this share of its largest number: sums round by that
@@ -71,6 +72,17 @@ class ScoreMetrics(PlainFields):
     LIMITED: ClassVar[tuple[str, ...]] = ("score_error",)
 
 
+@dataclass(frozen=True)
+class DrawMetrics(PlainFields):
+    """How far some logits are from the reference's in batches that were drawn at random."""
+
+    max_error: float  # the largest difference of two logits, in units of their spread
+    finite: bool  # no NaN and no infinity on either side
+    rows: int  # that were compared
+
+    LIMITED: ClassVar[tuple[str, ...]] = ("max_error",)
+
+
 class Measured(Protocol):
     """What all metrics have: whether everything was finite, and the names of those that have a limit."""
 
@@ -90,6 +102,7 @@ class Outcome:
     failures: tuple[str, ...] = ()  # what exceeds them, in words
     errors: tuple[float, ...] = ()  # `max_error` of each decode step, where there are steps
     divergence: Mapping[str, Any] | None = None  # where the engine, free to choose, left PyTorch's tokens
+    spot: Spot | None = None  # where a case of many runs failed first
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -243,6 +256,12 @@ def judge_outcome(
         failures=(*exceeded, *failures),
         errors=tuple(errors),
     )
+
+
+def locate_failure(outcome: Outcome, where: str, spot: Spot) -> Outcome:
+    """Return an outcome that failed, with the words for the place where it did so first, and the place."""
+    first, *others = outcome.failures
+    return replace(outcome, failures=(f"{first}, {where}", *others), spot=spot)
 
 
 def judge(metrics: Measured, limits: Mapping[str, float]) -> tuple[str, ...]:

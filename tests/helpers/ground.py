@@ -14,6 +14,7 @@ import onnx_ir as ir
 from planforge.exporter.calibration.calibration import read_calibration
 from planforge.exporter.calibration.prompts import read_prompts
 from planforge.exporter.comparison.tasks import examine_model
+from planforge.exporter.execution.trial import Trial
 from planforge.exporter.graphs import describe_in_fp32
 from planforge.exporter.tracing.modules import read_results
 from planforge.exporter.verification.bisect import (
@@ -23,12 +24,11 @@ from planforge.exporter.verification.bisect import (
     make_module_bands,
     make_node_bands,
 )
+from planforge.exporter.verification.meant import read_meant
+from planforge.exporter.verification.read_rows import make_row_reader
+from planforge.exporter.verification.reading import compute_scales_to_compare, list_tensors_to_compare
 from planforge.exporter.verification.structure import compare_structure
-from planforge.exporter.verification.verify import (
-    compute_scales_to_compare,
-    find_recorded_source,
-    list_tensors_to_compare,
-)
+from planforge.exporter.verification.verify import find_recorded_source
 from planforge.models import load_model
 from planforge.runtime.bundle.bundle import Bundle
 from planforge.runtime.bundle.manifest import Artifact
@@ -57,6 +57,8 @@ class Ground:
         self.calibration = read_calibration(self.bundle, self.model)
         self.tensors = list_tensors_to_compare(self.bundle, self.model)
         self.scales = compute_scales_to_compare(self.examiner, self.model)
+        self.meant = read_meant(self.model, is_ours=True)
+        self.rows = make_row_reader(self.examiner, self.model)
         self.limits = functools.cache(self._limits)
         self.sound_references = functools.cache(
             lambda name: self.make_references(self.bundle.manifest.artifact(name))
@@ -67,9 +69,9 @@ class Ground:
         gaps = {} if rounding is None else self.examiner.measure_gaps(self.model, rounding)
         return self.examiner.choose_limits(precision, gaps)
 
-    def make_references(self, artifact: Artifact) -> list[Bands]:
+    def make_references(self, artifact: Artifact, trial: Trial | None = None) -> list[Bands]:
         """What a graph's nodes are held against, run as the runtime runs them now."""
-        trial = self.examiner.make_trial(artifact)
+        trial = trial or self.examiner.make_trial(artifact)
         full_id = f"{artifact.recipe_id}.fp32"
         own, full = (
             ir.load(self.bundle.path(self.bundle.manifest.artifact(name).file))
@@ -99,10 +101,16 @@ class Ground:
         """The comparisons of a graph of a bundle like this one that fail, and the node at fault."""
         examiner = dataclasses.replace(self.examiner, bundle=bundle)
         comparisons = [
-            compare_structure(bundle, artifact, self.tensors, self.scales),
+            compare_structure(bundle, artifact, self.tensors, self.scales, self.meant, self.rows),
             *examiner.compare(artifact, self.limits(artifact.precision)),
         ]
         trial = examiner.make_trial(artifact)
         graph = ir.load(bundle.path(artifact.file))
         culprit = find_culprit(graph, artifact, trial, references or self.sound_references(artifact.id))
+        for comparison in comparisons:
+            if culprit is None and comparison.spot is not None:
+                spot_trial = examiner.make_spot_trial(artifact, comparison.spot)
+                assert spot_trial is not None
+                own = self.make_references(artifact, spot_trial)
+                culprit = find_culprit(graph, artifact, spot_trial, own)
         return [comparison for comparison in comparisons if not comparison.passed], culprit

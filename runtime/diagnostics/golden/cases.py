@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import TypeAlias
 
@@ -29,3 +29,13 @@ def skip_too_long(artifact: Artifact, what: str, tokens: int) -> Skipped:
 def find_room(artifact: Artifact) -> int:
     """Return the most tokens of one sequence."""
     return artifact.axis("tokens").max
+
+
+def name_sizes(sizes: Sequence[int]) -> str:
+    """Return sizes in words: "1 to 8, 16 and 32 rows"."""
+    run = 1
+    while run < len(sizes) and sizes[run] == sizes[0] + run:
+        run += 1
+    first = str(sizes[0]) if run == 1 else f"{sizes[0]} to {sizes[run - 1]}"
+    *others, last = [first, *map(str, sizes[run:])]
+    return f"{', '.join(others)} and {last} rows" if others else f"{last} rows"

@@ -6,7 +6,7 @@ V vocabulary
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 import numpy as np
@@ -16,8 +16,10 @@ from ...bundle.manifest import Artifact
 from ...decoding.decoder import Decoder
 from ...text.tokenizer import Tokenizer
 from ..metrics import Logits, Metrics, Outcome, judge_outcome, measure, measure_max_error
+from . import draws
 from .cases import Case, Skipped, find_room, skip_too_long
 from .divergence import add_divergence, follow
+from .draws import Draws, find_skipped_draws, make_draw_cases
 from .files import Arrays, choose_evenly
 
 GOLDEN_STEPS = 3  # logits kept per sample: a row of GPT-2's has 200 KB
@@ -65,6 +67,9 @@ class Golden:
     context_logits: Logits  # (N, V) PyTorch's at the context's last positions
     edges: tuple[int, ...]  # lengths of prompts at which a plan's tuning or a chunk of the prefill changes
     edge_logits: Logits  # (len(edges), V) that follow so many tokens of the context
+    # Batches of random shapes; None in golden data of earlier versions, and where a decoder of a few texts is
+    # all that is compared.
+    draws: Draws | None = field(default=None, kw_only=True)
 
 
 def to_arrays(golden: Golden) -> dict[str, npt.NDArray[Any]]:
@@ -79,7 +84,7 @@ def to_arrays(golden: Golden) -> dict[str, npt.NDArray[Any]]:
     }
     for i, sample in enumerate(golden.samples):
         arrays |= {f"sample.{i}.{name}": np.array(value) for name, value in vars(sample.thin()).items()}
-    return arrays
+    return arrays | draws.to_arrays(golden.draws)
 
 
 def from_arrays(arrays: Arrays) -> Golden:
@@ -104,6 +109,7 @@ def from_arrays(arrays: Arrays) -> Golden:
         context_logits=arrays["context.logits"],
         edges=tuple(arrays["edges"].tolist()),
         edge_logits=arrays["edges.logits"],
+        draws=draws.from_arrays(arrays),
     )
 
 
@@ -142,6 +148,8 @@ def make_cases(
         cases[name_prompts(edges)] = compare_edges
     if len(golden.context) <= room:
         cases["full context"] = compare_full_context
+    if golden.draws is not None:
+        cases |= make_draw_cases(decoder, golden.draws, limits)
     return cases
 
 
@@ -155,7 +163,7 @@ def find_skipped(artifact: Artifact, golden: Golden) -> list[Skipped]:
         skipped.append(skip_too_long(artifact, name_prompts(beyond), max(beyond)))
     if len(golden.context) > room:
         skipped.append(skip_too_long(artifact, "full context", len(golden.context)))
-    return skipped
+    return skipped + find_skipped_draws(artifact, golden.draws)
 
 
 def name_prompts(edges: Sequence[int]) -> str:

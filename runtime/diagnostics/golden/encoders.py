@@ -6,7 +6,7 @@ T tokens, R chosen positions, E hidden size
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any, TypeAlias
 
 import numpy as np
@@ -15,8 +15,17 @@ from ...backends.backend import Array
 from ...bundle.manifest import Artifact, TensorSpec
 from ...encode.encoder import Encoder
 from ...text.long_text import Piece
-from ..metrics import Metrics, Outcome, VectorMetrics, judge, measure, measure_vectors
-from .cases import Case, Skipped, find_room, skip_too_long
+from ..metrics import (
+    Metrics,
+    Outcome,
+    Spot,
+    VectorMetrics,
+    judge,
+    locate_failure,
+    measure,
+    measure_vectors,
+)
+from .cases import Case, Skipped, find_room, name_sizes, skip_too_long
 from .files import Arrays, choose_evenly
 
 Outputs: TypeAlias = dict[str, Array]  # by the name of the graph's output
@@ -50,33 +59,58 @@ class Golden:
 
     samples: tuple[Sample, ...]  # texts, a pair; then a single token, and a full sequence
     per_token: tuple[str, ...]  # names of the outputs that have a result per token
+    # Sequences of any length, and padded batches of any size: the number in `pool` of what each row holds.
+    # Earlier versions have none.
+    drawn: tuple[Sample, ...] = field(default=(), kw_only=True)
+    batches: tuple[tuple[int, ...], ...] = field(default=(), kw_only=True)
+    seed: int = field(default=0, kw_only=True)  # that decided them
+
+    @property
+    def pool(self) -> tuple[Sample, ...]:
+        """The drawn sequences, a single token, and a full sequence."""
+        return (*self.drawn, *self.samples[-2:])
 
 
 def to_arrays(golden: Golden) -> dict[str, Array]:
     """Return sequences and some of PyTorch's results, as golden data stores them."""
     arrays: dict[str, Array] = {"per_token": np.array(golden.per_token)}
-    for i, sample in enumerate(golden.samples):
-        thin = sample.thin(golden.per_token)
-        arrays |= {
-            f"sample.{i}.ids": np.array(thin.piece.ids),
-            f"sample.{i}.segments": np.array(thin.piece.segments),
-            f"sample.{i}.positions": np.array(thin.positions),
-        }
-        arrays |= {f"sample.{i}.output.{name}": array for name, array in thin.outputs.items()}
+    arrays |= {f"batch.{i}": np.array(rows) for i, rows in enumerate(golden.batches)}
+    arrays["seed"] = np.array(golden.seed)
+    for kind, samples in (("sample", golden.samples), ("drawn", golden.drawn)):
+        for i, sample in enumerate(samples):
+            thin = sample.thin(golden.per_token)
+            arrays |= {
+                f"{kind}.{i}.ids": np.array(thin.piece.ids),
+                f"{kind}.{i}.segments": np.array(thin.piece.segments),
+                f"{kind}.{i}.positions": np.array(thin.positions),
+            }
+            arrays |= {f"{kind}.{i}.output.{name}": array for name, array in thin.outputs.items()}
     return arrays
 
 
 def from_arrays(arrays: Arrays) -> Golden:
     """Return the golden data that `to_arrays` stored; a KeyError names an array that is missing."""
+    batches = range(sum(name.startswith("batch.") for name in arrays))
+    return Golden(
+        read_samples(arrays, "sample"),
+        tuple(str(name) for name in arrays["per_token"]),
+        drawn=read_samples(arrays, "drawn"),
+        batches=tuple(tuple(arrays[f"batch.{i}"].tolist()) for i in batches),
+        seed=int(arrays.get("seed", 0)),
+    )
+
+
+def read_samples(arrays: Arrays, kind: str) -> tuple[Sample, ...]:
+    """Return the samples whose arrays' names begin with `kind`."""
     samples = []
-    for i in range(sum(name.endswith(".ids") for name in arrays)):
-        ids = arrays[f"sample.{i}.ids"].tolist()
-        segments = arrays[f"sample.{i}.segments"].tolist()
-        positions = tuple(arrays[f"sample.{i}.positions"].tolist())
-        stem = f"sample.{i}.output."
+    for i in range(sum(name.startswith(f"{kind}.") and name.endswith(".ids") for name in arrays)):
+        ids = arrays[f"{kind}.{i}.ids"].tolist()
+        segments = arrays[f"{kind}.{i}.segments"].tolist()
+        positions = tuple(arrays[f"{kind}.{i}.positions"].tolist())
+        stem = f"{kind}.{i}.output."
         outputs = {name.removeprefix(stem): a for name, a in arrays.items() if name.startswith(stem)}
         samples.append(Sample(Piece(ids, segments, range(0), None), positions, outputs))
-    return Golden(tuple(samples), tuple(str(name) for name in arrays["per_token"]))
+    return tuple(samples)
 
 
 def make_cases(encoder: Encoder, golden: Golden, limits: Mapping[str, float]) -> dict[str, Case]:
@@ -94,7 +128,50 @@ def make_cases(encoder: Encoder, golden: Golden, limits: Mapping[str, float]) ->
     cases["1 token"] = make_batch_case(encoder, [single], limits)
     if len(full) <= room:
         cases[f"{len(full)} tokens"] = make_batch_case(encoder, [full], limits)
+    if batches := list_batches(encoder.artifact, golden):
+        sizes = sorted({len(rows) for rows in batches.values()})
+        name = f"batches of {name_sizes(sizes)}, padded, drawn with seed {golden.seed}"
+        cases[name] = make_drawn_case(encoder, batches, limits)
     return cases
+
+
+def list_batches(artifact: Artifact, golden: Golden) -> dict[int, list[Sample]]:
+    """Return the drawn batches, by their numbers, as far as a graph takes so many rows and tokens."""
+    rows = artifact.axis("batch")
+    room = find_room(artifact)
+    batches = {number: [golden.pool[i] for i in batch] for number, batch in enumerate(golden.batches)}
+    return {
+        number: batch
+        for number, batch in batches.items()
+        if rows.min <= len(batch) <= rows.max and max(map(len, batch)) <= room
+    }
+
+
+def make_drawn_case(
+    encoder: Encoder, batches: Mapping[int, Sequence[Sample]], limits: Mapping[str, float]
+) -> Case:
+    """Return the case of padded batches, of which the first row that is over its limits is told."""
+
+    def run() -> Outcome:
+        got: list[Outputs] = []
+        want: list[Sample] = []
+        spot: Spot | None = None
+        for number, batch in batches.items():
+            outputs = run_batch(encoder, batch)
+            got += outputs
+            want += batch
+            for row, (one, sample) in enumerate(zip(outputs, batch, strict=True)):
+                if spot is None and compare_outputs([one], [sample], encoder.artifact, limits).failures:
+                    spot = (number, 0, row)
+        outcome = compare_outputs(got, want, encoder.artifact, limits)
+        if not outcome.failures or spot is None:
+            return outcome
+        number, _, row = spot
+        lengths = ", ".join(str(len(sample)) for sample in batches[number])
+        where = f"at first in row {row} of a batch of {len(batches[number])}, of {lengths} tokens"
+        return locate_failure(outcome, where, spot)
+
+    return run
 
 
 def find_skipped(artifact: Artifact, golden: Golden) -> list[Skipped]:
@@ -106,6 +183,12 @@ def find_skipped(artifact: Artifact, golden: Golden) -> list[Skipped]:
         skipped.append(skip_too_long(artifact, f"{len(long)} of {len(texts)} texts", max(long)))
     if len(full) > room:
         skipped.append(skip_too_long(artifact, "a full sequence", len(full)))
+    left = [
+        rows for number, rows in enumerate(golden.batches) if number not in list_batches(artifact, golden)
+    ]
+    if left:
+        needed = max(len(golden.pool[i]) for rows in left for i in rows)
+        skipped.append(skip_too_long(artifact, f"{len(left)} of {len(golden.batches)} drawn batches", needed))
     return skipped
 
 

@@ -1,0 +1,118 @@
+"""Trials of drawn batches and single steps of a decoder, to look for the fault of the row that failed.
+
+B rows, T tokens of a run
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from itertools import islice
+
+import numpy as np
+
+from ...runtime.backends.backend import Program
+from ...runtime.bundle.manifest import Artifact
+from ...runtime.decoding.cache_shapes import PREFILL_CHUNK
+from ...runtime.decoding.decoder import Decoder, pad
+from ...runtime.diagnostics.golden.draws import (
+    STEPS,
+    Batch,
+    Draws,
+    list_steps,
+    plan_steps,
+    start_rows,
+    take_step,
+)
+from ...runtime.diagnostics.metrics import Spot
+from ..execution.trial import PADDING, Integers, Reading, Step, Trial
+
+COMPARED = 256  # tokens of the row; of a longer one only the step that failed is compared
+
+
+def make_draw_trial(artifact: Artifact, draws: Draws, spot: Spot, reading: Reading) -> Trial:
+    """Return the trial of the spot where a drawn batch, or the single steps, failed first.
+
+    Of all rows that run, the one that failed is compared. `reading` runs PyTorch over its text.
+    """
+    number, step, row = spot
+    if number == STEPS:
+        return make_step_trial(artifact, draws, step, row, reading)
+    return make_batch_trial(artifact, draws, draws.batches[number], step, row, reading)
+
+
+def make_batch_trial(
+    artifact: Artifact, draws: Draws, batch: Batch, step: int, row: int, reading: Reading
+) -> Trial:
+    """Return the trial of the first steps of a batch, up to one of them."""
+
+    def drive(program: Program) -> None:
+        run = Decoder(program, artifact).start(len(batch.texts), batch.columns)
+        for rows in islice(list_steps(draws, batch), step + 1):
+            take_step(run, rows)
+
+    steps = []
+    begins = (0,) * len(batch.texts)
+    for number, ends in enumerate(batch.ends[: step + 1]):
+        is_compared = number == step or batch.ends[step][row] <= COMPARED
+        name = f"step {number} of a batch of {len(batch.texts)}"
+        for rows, positions in list_runs(artifact, begins, ends):
+            own = np.array(rows) == row
+            kept = np.where(own[:, None] & is_compared, positions, PADDING)
+            steps.append(Step(name, kept, rows))
+        begins = ends
+    readings = [reading if number == row else None for number in range(len(batch.texts))]
+    return Trial(drive, tuple(steps), tuple(readings))
+
+
+def list_runs(
+    artifact: Artifact, begins: Sequence[int], ends: Sequence[int]
+) -> Iterator[tuple[tuple[int, ...], Integers]]:
+    """Yield the rows and the positions (B, T) of each run of the graph that a step of a batch makes."""
+    spans = [range(begin, end) for begin, end in zip(begins, ends, strict=True)]
+    ids, valid = pad(spans, artifact.padding_side)
+    positions = np.where(valid, ids, PADDING)
+    every = tuple(range(len(spans)))
+    for start in range(0, positions.shape[1], PREFILL_CHUNK):
+        piece = positions[:, start : start + PREFILL_CHUNK]
+        has_past = start > 0 or any(begins)
+        if artifact.dialect == "ort" and has_past and 1 not in piece.shape:  # row by row
+            for row in every:
+                own = piece[row][piece[row] != PADDING]
+                if own.size:
+                    yield (row,), own[None]
+        else:
+            yield every, piece
+
+
+def make_step_trial(artifact: Artifact, draws: Draws, step: int, row: int, reading: Reading) -> Trial:
+    """Return the trial of one of the single steps, behind pasts that are read at once."""
+    planned = plan_steps(artifact, draws)
+    pasts = [past + step for past in planned.pasts]
+    text = draws.texts[0]
+    capacity = planned.pasts[-1] + planned.count
+
+    def drive(program: Program) -> None:
+        run = start_rows(Decoder(program, artifact), text, pasts, capacity)
+        run.decode([text[past] for past in pasts])
+
+    every = tuple(range(len(pasts)))
+    lengths = [max(pasts)] if artifact.window is None else pasts  # as `start_rows` reads them
+    before = [
+        Step("past", np.full((1, min(PREFILL_CHUNK, length - start)), PADDING), (0,))
+        for length in lengths
+        for start in range(0, length, PREFILL_CHUNK)
+    ]
+    positions = np.full((len(pasts), 1), PADDING)
+    positions[row] = pasts[row]
+    last = Step(f"single step at position {pasts[row]}", positions, every)
+    readings = [reading if number == row else None for number in every]
+    return Trial(drive, (*before, last), tuple(readings))
+
+
+def find_text(draws: Draws, spot: Spot, artifact: Artifact) -> tuple[int, ...]:
+    """Return what the row that failed had read."""
+    number, step, row = spot
+    if number == STEPS:
+        return draws.texts[0][: plan_steps(artifact, draws).pasts[row] + step + 1]
+    batch = draws.batches[number]
+    return draws.texts[batch.texts[row]][: batch.ends[step][row]]

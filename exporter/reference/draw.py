@@ -1,0 +1,222 @@
+"""Draws batches, lengths, pasts and split points at random, from the whole range that a bundle allows.
+
+B rows of a batch, K tokens whose logits are known
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from typing import TYPE_CHECKING, TypeAlias
+
+import numpy as np
+
+from ...runtime.diagnostics.golden.draws import Batch, Draws, measure_error
+from ...runtime.diagnostics.metrics import DrawMetrics, Logits, measure_scale
+from ..errors import VerificationError
+from .passages import LOGITS_BYTES
+
+if TYPE_CHECKING:
+    from .decoder import Reference
+    from .model import ReferenceModel
+
+Random: TypeAlias = np.random.Generator
+
+# A model's weights times the tokens that it reads: with two cores PyTorch takes some 3 seconds for so many,
+# and once more for each precision. It is counted and not timed: a seed draws the same on any machine.
+WORK = 2.6e11
+STEP_WORK = 3e10  # weights times single steps, which read all weights each: 5 seconds
+MOST_STEP_ROWS = 8
+MOST_TOKENS = 4096
+LEAST_TOKENS = 256  # however large the model
+TEXTS = 8  # of different tokens; the first is as long as all others together
+SMALL_SIZES = 8  # batches of every size up to this one are run, and then powers of two
+PHRASE = 32  # tokens at most that follow each other as in real text
+KNOWN_TOKENS = 256  # of the vocabulary, whose logits are compared
+
+
+def count_weights(model: ReferenceModel) -> int:
+    return max(1, sum(parameter.numel() for _, parameter in model.named_parameters()))
+
+
+def count_tokens(weights: int) -> int:
+    """Return how many tokens a model of so many weights reads of what is drawn."""
+    return int(np.clip(WORK / weights, LEAST_TOKENS, MOST_TOKENS))
+
+
+def count_step_rows(weights: int, length: int) -> int:
+    """Return how many rows divide the single steps at all positions of a text among them: few take longer."""
+    return min(MOST_STEP_ROWS, math.ceil(length * weights / STEP_WORK))
+
+
+def list_sizes(most: int) -> list[int]:
+    """Return the sizes of batches up to the largest one."""
+    powers = [2**power for power in range(4, most.bit_length())]
+    return [*range(1, min(SMALL_SIZES, most) + 1), *powers]
+
+
+def draw_batches(
+    random: Random, lengths: Sequence[int], sizes: Sequence[int], room: int, context: int
+) -> tuple[Batch, ...]:
+    """Return two batches of every size whose longest rows stand in different places: any other is padded.
+
+    Args:
+        random: draws.
+        lengths: of the texts, of which the first is the longest.
+        sizes: of the batches.
+        room: the tokens of a batch with its padding, about.
+        context: the most tokens of a row, padding included.
+    """
+    batches = []
+    for size in sizes:
+        most = min(lengths[0], max(4, room // size))
+        places = random.permutation(size)[:2]
+        # The longest row of the first is long, that of the second of any length.
+        for place, least in zip(places, (max(1, most // 2), 1), strict=False):
+            longest = draw_length(random, least, most)
+            batches.append(draw_batch(random, lengths, size, int(place), longest, context))
+    if lengths[0] > 1 and max(sizes) > 1:  # padding as long as there can be
+        batches.append(draw_batch(random, lengths, 2, int(random.integers(2)), lengths[0], context))
+    return tuple(batches)
+
+
+def draw_length(random: Random, least: int, most: int) -> int:
+    """Return a length, of which any size is as likely as one twice as large."""
+    return round(float(np.exp(random.uniform(np.log(least), np.log(most)))))
+
+
+def draw_batch(
+    random: Random, lengths: Sequence[int], size: int, place: int, longest: int, context: int
+) -> Batch:
+    """Return a batch whose row `place` reads `longest` tokens, and the others fewer where there are fewer.
+
+    Steps of one or two parts come first, and then some single tokens.
+    """
+    others = random.permutation(np.arange(1, len(lengths))).tolist()
+    texts = []
+    totals = []
+    for row in range(size):
+        # Only the first text is long enough for any length. Its beginnings are other rows' as well.
+        text = 0 if row == place or not others or random.random() < 1 / 3 else others[row % len(others)]
+        most = max(1, min(lengths[text], longest - 1))
+        texts.append(int(text))
+        totals.append(longest if row == place else draw_length(random, 1, most))
+    # A row takes part in every step: the shortest has few tokens, or more steps make it longer.
+    steps = int(random.integers(2, 6))
+    steps = min(
+        steps, min(totals) if random.random() < 1 / 3 else min(lengths[text] for text in texts), longest
+    )
+    totals = [max(total, steps) for total in totals]
+    batch = Batch(tuple(texts), draw_ends(random, totals, steps, parts=min(2, steps)))
+    if batch.columns > context:
+        batch = Batch(tuple(texts), draw_ends(random, totals, steps, parts=1))
+    return batch
+
+
+def draw_ends(random: Random, totals: Sequence[int], steps: int, parts: int) -> tuple[tuple[int, ...], ...]:
+    """Return how many tokens of each row have been read behind each step; those after `parts` are single."""
+    by_row = []
+    for total in totals:
+        wide = total - (steps - parts)
+        cuts = random.choice(np.arange(1, wide), parts - 1, replace=False) if parts > 1 else np.array([], int)
+        by_row.append([*sorted(cuts.tolist()), *range(wide, total + 1)])
+    return tuple(tuple(int(end) for end in ends) for ends in zip(*by_row, strict=True))
+
+
+def draw_text(random: Random, real: Sequence[int], length: int) -> tuple[int, ...]:
+    """Return so many tokens: phrases of real text in a random order."""
+    text: list[int] = []
+    while len(text) < length:
+        start = int(random.integers(len(real)))
+        text += real[start : start + int(random.integers(1, PHRASE + 1))]
+    return tuple(text[:length])
+
+
+def draw_rows(
+    random: Random, lengths: Sequence[int], sizes: Sequence[int], weights: int
+) -> tuple[tuple[int, ...], ...]:
+    """Return which of some sequences stand in the rows of batches, two of every size.
+
+    Their longest rows stand in different places, and all others are padded.
+
+    Args:
+        random: draws.
+        lengths: of the sequences, of which the last is the longest.
+        sizes: of the batches.
+        weights: of the model.
+    """
+    room = min(lengths[-1], count_tokens(weights) // 4)  # tokens of a batch with its padding, about
+    by_length = np.argsort(lengths, kind="stable").tolist()
+    batches = []
+
+    def add(size: int, place: int, longest: int) -> None:
+        shorter = [i for i in by_length if lengths[i] < lengths[longest]] or [longest]
+        rows = [shorter[i] for i in random.integers(len(shorter), size=size)]
+        rows[place] = longest
+        batches.append(tuple(rows))
+
+    for size in sizes:
+        fitting = [i for i in by_length if lengths[i] * size <= room] or by_length[:2]
+        places = random.permutation(size).tolist()
+        add(size, places[0], fitting[-1])
+        add(size, places[1], fitting[int(random.integers(len(fitting)))])
+    if sizes:  # padding as long as there can be
+        widest = [i for i in by_length if 2 * lengths[i] <= count_tokens(weights)] or by_length[:2]
+        add(2, int(random.integers(2)), widest[-1])
+    return tuple(batches)
+
+
+def draw_for_decoder(
+    reference: Reference, real: Sequence[int], context: int, max_batch: int, seed: int
+) -> Draws:
+    """Draw texts and batches for a decoder, and compute what PyTorch makes of the texts.
+
+    Args:
+        reference: the model in PyTorch.
+        real: tokens of real text.
+        context: the most tokens of a row.
+        max_batch: the most rows of a batch.
+        seed: decides all that is drawn.
+    """
+    random = np.random.default_rng(seed)
+    weights = count_weights(reference.model)
+    longest = min(context, count_tokens(weights) // 2)
+    lengths = [longest, *[max(1, longest // (TEXTS - 1))] * (TEXTS - 1)]
+    texts = tuple(draw_text(random, real, length) for length in lengths)
+    vocabulary = reference.compute_logits(texts[0][:1], slice(None)).shape[1]
+    columns = np.sort(random.choice(vocabulary, min(KNOWN_TOKENS, vocabulary), replace=False))
+    logits = tuple(compute_columns(reference, text, columns.tolist()) for text in texts)
+    if not all(np.isfinite(array).all() for array in logits):
+        raise VerificationError("the PyTorch model's own logits are not finite; check its weights")
+    return Draws(
+        seed=seed,
+        texts=texts,
+        columns=tuple(columns.tolist()),
+        logits=logits,
+        scale=measure_scale(np.concatenate(logits)),
+        batches=draw_batches(random, lengths, list_sizes(max_batch), longest // 2, context),
+        step_rows=count_step_rows(weights, longest),
+    )
+
+
+def compute_columns(reference: Reference, text: Sequence[int], columns: Sequence[int]) -> Logits:
+    """Return the logits (T, K) of some tokens behind each token of a text, in bounded memory."""
+    found: list[Logits] = []
+    done = 0
+    rows = 1  # until the size of the vocabulary is known
+    while done < len(text):
+        end = min(done + rows, len(text))
+        logits = reference.compute_logits(text[:end], slice(done, None))
+        found.append(logits[:, list(columns)])
+        rows = max(1, LOGITS_BYTES // (4 * logits.shape[1]))
+        done = end
+    return np.concatenate(found)
+
+
+def measure_draws(reference: Reference, draws: Draws) -> DrawMetrics:
+    """Measure how far a rounded model is from what `draws` hold."""
+    errors = [
+        measure_error(compute_columns(reference, text, draws.columns), logits, draws.scale)
+        for text, logits in zip(draws.texts, draws.logits, strict=True)
+    ]
+    return DrawMetrics(max(errors), math.isfinite(max(errors)), sum(map(len, draws.texts)))

@@ -1,0 +1,251 @@
+"""Batches, lengths, pasts and split points that an export drew at random, and a decoder that runs them.
+
+B rows of a batch, K tokens whose logits are known, R rows of the single steps
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+
+import numpy as np
+import numpy.typing as npt
+
+from ...bundle.manifest import Artifact
+from ...decoding.cache_shapes import PREFILL_CHUNK
+from ...decoding.decoder import Decoder, DecoderRun
+from ..metrics import DrawMetrics, Logits, Outcome, Spot, judge_outcome, locate_failure
+from .cases import Case, Skipped, find_room, name_sizes, skip_too_long
+from .files import Arrays
+
+Floats = npt.NDArray[np.float64]
+
+PREFIX = "drawn."  # of the limits' names
+
+
+@dataclass(frozen=True)
+class Batch:
+    """Rows that a decoder reads together, in several steps."""
+
+    texts: tuple[int, ...]  # which of the texts each row reads
+    ends: tuple[tuple[int, ...], ...]  # of each step, how many tokens each row has read behind it
+
+    @property
+    def columns(self) -> int:
+        """How many tokens wide a cache gets in which all rows are padded in each step."""
+        begins = ((0,) * len(self.texts), *self.ends)
+        return sum(
+            max(after - before for before, after in zip(*ends, strict=True))
+            for ends in zip(begins, self.ends, strict=False)
+        )
+
+
+@dataclass(frozen=True)
+class Draws:
+    """Texts that were drawn from a seed, what PyTorch makes of them, and the batches that read them."""
+
+    seed: int
+    texts: tuple[tuple[int, ...], ...]  # the first is the longest, its beginnings are rows too
+    columns: tuple[int, ...]  # tokens whose logits are known
+    logits: tuple[Logits, ...]  # of each text (T, K), behind each of its tokens
+    scale: float  # the unit of an error
+    batches: tuple[Batch, ...]
+    step_rows: int  # that take single steps together, each at positions of its own
+
+
+def to_arrays(draws: Draws | None) -> dict[str, npt.NDArray[np.generic]]:
+    """Return the draws as golden data stores them."""
+    if draws is None:
+        return {}
+    arrays: dict[str, npt.NDArray[np.generic]] = {
+        "drawn.seed": np.array(draws.seed),
+        "drawn.columns": np.array(draws.columns),
+        "drawn.scale": np.array(draws.scale),
+        "drawn.step_rows": np.array(draws.step_rows),
+    }
+    for i, (text, logits) in enumerate(zip(draws.texts, draws.logits, strict=True)):
+        arrays |= {f"drawn.text.{i}": np.array(text), f"drawn.logits.{i}": logits}
+    for i, batch in enumerate(draws.batches):
+        arrays |= {f"drawn.batch.{i}": np.array(batch.texts), f"drawn.ends.{i}": np.array(batch.ends)}
+    return arrays
+
+
+def from_arrays(arrays: Arrays) -> Draws | None:
+    """Return the draws that `to_arrays` stored; None where an earlier export made none."""
+    if "drawn.seed" not in arrays:
+        return None
+    texts = range(sum(name.startswith("drawn.text.") for name in arrays))
+    batches = range(sum(name.startswith("drawn.batch.") for name in arrays))
+    return Draws(
+        seed=int(arrays["drawn.seed"]),
+        texts=tuple(tuple(arrays[f"drawn.text.{i}"].tolist()) for i in texts),
+        columns=tuple(arrays["drawn.columns"].tolist()),
+        logits=tuple(arrays[f"drawn.logits.{i}"] for i in texts),
+        scale=float(arrays["drawn.scale"]),
+        batches=tuple(
+            Batch(
+                tuple(arrays[f"drawn.batch.{i}"].tolist()),
+                tuple(tuple(ends) for ends in arrays[f"drawn.ends.{i}"].tolist()),
+            )
+            for i in batches
+        ),
+        step_rows=int(arrays["drawn.step_rows"]),
+    )
+
+
+def make_draw_cases(decoder: Decoder, draws: Draws, limits: Mapping[str, float]) -> dict[str, Case]:
+    """Return what is compared, by name, as far as the decoder takes so many rows and tokens."""
+    batches = [number for number, batch in enumerate(draws.batches) if fits(decoder.artifact, batch)]
+    steps = plan_steps(decoder.artifact, draws)
+    cases: dict[str, Case] = {}
+
+    def compare_batches() -> Outcome:
+        errors: dict[Spot, float] = {}
+        for number in batches:
+            batch = draws.batches[number]
+            errors |= {(number, *place): error for place, error in measure_batch(decoder, draws, batch)}
+        return judge_errors(errors, draws, limits)
+
+    def compare_steps() -> Outcome:
+        errors = {(STEPS, *place): error for place, error in measure_steps(decoder, draws, steps)}
+        return judge_errors(errors, draws, limits)
+
+    if batches:
+        sizes = sorted({len(draws.batches[number].texts) for number in batches})
+        cases[f"batches of {name_sizes(sizes)}, padded, drawn with seed {draws.seed}"] = compare_batches
+    if steps.count:
+        cases[name_steps(steps)] = compare_steps
+    return cases
+
+
+STEPS = -1  # stands for the single steps where a number names a batch
+
+
+def fits(artifact: Artifact, batch: Batch) -> bool:
+    """Tell whether a graph takes so many rows and tokens."""
+    rows = artifact.axis("batch")
+    return rows.min <= len(batch.texts) <= rows.max and batch.columns <= find_room(artifact)
+
+
+def find_skipped_draws(artifact: Artifact, draws: Draws | None) -> list[Skipped]:
+    """Return what `make_draw_cases` leaves out."""
+    if draws is None:
+        return []
+    left = [batch for batch in draws.batches if not fits(artifact, batch)]
+    skipped = []
+    if left:
+        what = f"{len(left)} of {len(draws.batches)} drawn batches"
+        skipped.append(skip_too_long(artifact, what, max(batch.columns for batch in left)))
+    return skipped
+
+
+@dataclass(frozen=True)
+class Steps:
+    """Single steps at every position but the first, which the rows divide among them."""
+
+    pasts: tuple[int, ...]  # how many tokens each row has read before its first step
+    count: int  # steps of each row; 0 where there are none
+
+
+def plan_steps(artifact: Artifact, draws: Draws) -> Steps:
+    """Divide the positions of the longest text among as many rows as the graph takes."""
+    length = min(len(draws.texts[0]), find_room(artifact))
+    most = artifact.axis("batch").max
+    rows = min(draws.step_rows, most, length - 1)
+    if rows < max(1, artifact.axis("batch").min):
+        return Steps((), 0)
+    count = math.ceil((length - 1) / rows)
+    return Steps(tuple(min(1 + row * count, length - count) for row in range(rows)), count)
+
+
+def name_steps(steps: Steps) -> str:
+    last = steps.pasts[-1] + steps.count - 1
+    rows = len(steps.pasts)
+    return f"single steps at positions 1 to {last}, {rows} row{'s' if rows > 1 else ''}"
+
+
+Errors = Iterator[tuple[tuple[int, int], float]]  # by the step and the row
+
+
+def measure_batch(decoder: Decoder, draws: Draws, batch: Batch) -> Errors:
+    """Yield the largest error behind each step of each row of a batch."""
+    run = decoder.start(len(batch.texts), batch.columns)
+    for step, rows in enumerate(list_steps(draws, batch)):
+        got = take_step(run, rows)[:, draws.columns]
+        for row, (text, end) in enumerate(zip(batch.texts, batch.ends[step], strict=True)):
+            yield (step, row), measure_error(got[row], draws.logits[text][end - 1], draws.scale)
+
+
+def list_steps(draws: Draws, batch: Batch) -> Iterator[list[tuple[int, ...]]]:
+    """Yield the tokens that each row reads in each step."""
+    begins = [0] * len(batch.texts)
+    for ends in batch.ends:
+        spans = zip(batch.texts, begins, ends, strict=True)
+        yield [draws.texts[text][begin:end] for text, begin, end in spans]
+        begins = list(ends)
+
+
+def take_step(run: DecoderRun, rows: Sequence[Sequence[int]]) -> Logits:
+    """Run each row's tokens on top of what it has read; return the logits (B, V) behind the last of each."""
+    if max(map(len, rows)) == 1:
+        return run.decode([tokens[0] for tokens in rows])
+    return run.prefill(rows)
+
+
+def measure_steps(decoder: Decoder, draws: Draws, steps: Steps) -> Errors:
+    """Yield the error behind each single step of each row."""
+    text = draws.texts[0]
+    run = start_rows(decoder, text, steps.pasts, steps.pasts[-1] + steps.count)
+    for step in range(steps.count):
+        places = [past + step for past in steps.pasts]
+        got = run.decode([text[place] for place in places])[:, draws.columns]
+        for row, place in enumerate(places):
+            yield (step, row), measure_error(got[row], draws.logits[0][place], draws.scale)
+
+
+def start_rows(decoder: Decoder, text: Sequence[int], pasts: Sequence[int], capacity: int) -> DecoderRun:
+    """Return a run whose rows have read so many tokens of the same text."""
+    if decoder.artifact.window is None:
+        run = decoder.start(1, capacity, copies=len(pasts))
+        run.prefill([text[: max(pasts)]])
+        run.spread()
+        for row, past in enumerate(pasts):
+            run.truncate_row(row, past)
+        return run
+    run = decoder.start(len(pasts), capacity)  # what a window needs of shorter ones is gone
+    for row, past in enumerate(pasts):
+        for start in range(0, past, PREFILL_CHUNK):
+            run.extend_row(row, text[start : min(start + PREFILL_CHUNK, past)])
+    return run
+
+
+def measure_error(got: Logits, want: Logits, scale: float) -> float:
+    """Return the largest difference in units of `scale`; infinite where a number is not finite."""
+    error = float(np.abs(got.astype(np.float64) - want).max()) / scale
+    return error if math.isfinite(error) else math.inf
+
+
+def judge_errors(errors: Mapping[Spot, float], draws: Draws, limits: Mapping[str, float]) -> Outcome:
+    """Return the outcome of errors by their spots, with the first that is over the limit."""
+    limit = limits[f"{PREFIX}max_error"]
+    over = [spot for spot, error in errors.items() if not error <= limit]
+    worst = max(errors.values())
+    metrics = DrawMetrics(worst, math.isfinite(worst), len(errors))
+    outcome = judge_outcome(metrics, limits, PREFIX)
+    return locate_failure(outcome, f"at first {describe_spot(draws, over[0])}", over[0]) if over else outcome
+
+
+def describe_spot(draws: Draws, spot: Spot) -> str:
+    """Return a spot in words."""
+    number, step, row = spot
+    if number == STEPS:
+        return f"in single step {step} of row {row}"
+    batch = draws.batches[number]
+    begin = batch.ends[step - 1][row] if step else 0
+    lengths = ", ".join(map(str, batch.ends[step]))
+    end = batch.ends[step][row] - 1
+    return (
+        f"in row {row} of a batch of {len(batch.texts)}, in the step of its tokens {begin} to {end}, where"
+        f" the rows have read {lengths}"
+    )

@@ -1,0 +1,94 @@
+"""Faults that show only in some batches, rows or positions."""
+
+from __future__ import annotations
+
+import numpy as np
+import onnx_ir as ir
+
+from .faults import Plant, constant, node_of
+
+LATE, EARLY = 100, 199  # positions
+
+
+def put_before(model: ir.Model, target: ir.Node, *nodes: ir.Node) -> None:
+    """Insert nodes, named, before another one."""
+    for number, node in enumerate(nodes):
+        for value in node.outputs:
+            value.name = value.name or f"{target.name}_planted_{number}"
+    model.graph.insert_before(target, list(nodes))
+
+
+def is_single_step(model: ir.Model) -> list[ir.Node]:
+    """Nodes whose last result says whether the step has one token, as a tensor of no axes."""
+    ids = next(value for value in model.graph.inputs if value.name == "input_ids")
+    width = ir.node("Shape", [ids], {"start": 1, "end": 2})
+    return [width, ir.node("Equal", [width.outputs[0], constant(model, "one_token", np.array([1]))])]
+
+
+def late_slot(model: ir.Model) -> None:
+    """Keys of layer 0 go one slot too far in single steps at positions 100 to 199."""
+    scatter = node_of(model, "h.0.attn", "TensorScatter")
+    places = scatter.inputs[2]
+    nodes = is_single_step(model)
+    at_least = ir.node("GreaterOrEqual", [places, constant(model, "late", np.array(LATE))])
+    at_most = ir.node("LessOrEqual", [places, constant(model, "early", np.array(EARLY))])
+    inside = ir.node("And", [at_least.outputs[0], at_most.outputs[0]])
+    both = ir.node("And", [inside.outputs[0], nodes[-1].outputs[0]])
+    further = ir.node("Cast", [both.outputs[0]], {"to": int(ir.DataType.INT64)})
+    moved = ir.node("Add", [places, further.outputs[0]])
+    put_before(model, scatter, *nodes, at_least, at_most, inside, both, further, moved)
+    scatter.replace_input_with(2, moved.outputs[0])
+
+
+def late_total(model: ir.Model) -> None:
+    """`late_slot` where the kernel places keys by the rows' lengths: each counts one token more."""
+    attention = node_of(model, "h.0.attn", "GroupQueryAttention")
+    lengths = attention.inputs[5]
+    nodes = is_single_step(model)
+    at_least = ir.node("GreaterOrEqual", [lengths, constant(model, "late", np.array(LATE, np.int32))])
+    at_most = ir.node("LessOrEqual", [lengths, constant(model, "early", np.array(EARLY, np.int32))])
+    inside = ir.node("And", [at_least.outputs[0], at_most.outputs[0]])
+    both = ir.node("And", [inside.outputs[0], nodes[-1].outputs[0]])
+    further = ir.node("Cast", [both.outputs[0]], {"to": int(ir.DataType.INT32)})
+    moved = ir.node("Add", [lengths, further.outputs[0]])
+    put_before(model, attention, *nodes, at_least, at_most, inside, both, further, moved)
+    attention.replace_input_with(5, moved.outputs[0])
+
+
+def positions_of_four(model: ir.Model) -> None:
+    """Positions are one too small in batches of 4."""
+    gather = node_of(model, "wpe", "Gather")
+    ids = next(value for value in model.graph.inputs if value.name == "input_ids")
+    rows = ir.node("Shape", [ids], {"start": 0, "end": 1})
+    four = ir.node("Equal", [rows.outputs[0], constant(model, "four", np.array([4]))])
+    less = ir.node("Cast", [four.outputs[0]], {"to": int(ir.DataType.INT64)})
+    late = ir.node("Sub", [gather.inputs[1], less.outputs[0]])
+    floor = ir.node("Max", [late.outputs[0], constant(model, "no_position", np.array(0))])
+    put_before(model, gather, rows, four, less, late, floor)
+    gather.replace_input_with(1, floor.outputs[0])
+
+
+def unmasked(axis: int, first: int, last: int) -> Plant:
+    """The padding of some rows (axis 0), or at some columns (axis 1), is not masked."""
+
+    def plant(model: ir.Model) -> None:
+        mask = next(value for value in model.graph.inputs if value.name == "attention_mask")
+        cast = next(node for node, _ in mask.uses() if node.op_type == "Cast")
+        users = list(cast.outputs[0].uses())
+        size = ir.node("Shape", [mask], {"start": axis, "end": axis + 1})
+        flat = ir.node("Squeeze", [size.outputs[0]])
+        zero, one = (constant(model, f"number_{n}", np.array(n)) for n in (0, 1))
+        places = ir.node("Range", [zero, flat.outputs[0], one])
+        after = ir.node(
+            "GreaterOrEqual", [places.outputs[0], constant(model, "first_place", np.array(first))]
+        )
+        before = ir.node("LessOrEqual", [places.outputs[0], constant(model, "last_place", np.array(last))])
+        chosen = ir.node("And", [after.outputs[0], before.outputs[0]])
+        wide = ir.node("Unsqueeze", [chosen.outputs[0], constant(model, "other_axis", np.array([1 - axis]))])
+        seen = ir.node("Or", [cast.outputs[0], wide.outputs[0]])
+        nodes = (size, flat, places, after, before, chosen, wide, seen)
+        put_before(model, users[0][0], *nodes)
+        for user, index in users:
+            user.replace_input_with(index, seen.outputs[0])
+
+    return plant
