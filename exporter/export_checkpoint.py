@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 
 from ..runtime.errors import InputError
@@ -35,6 +35,7 @@ def export(
     force: bool = False,
     prompts: str | Path | None = None,
     quantizer: str = "gptq",
+    accept: Mapping[str, float] | None = None,
     progress: Progress = lambda _: None,
 ) -> ExportResult:
     """Export a checkpoint into a bundle, build its plans, and verify it against PyTorch.
@@ -56,6 +57,9 @@ def export(
         force: replace the bundle that is at `output`; it stays whole until the new one is.
         prompts: a file with one prompt per line to verify with, instead of the built-in ones.
         quantizer: "gptq" keeps products with real text close; "rtn" rounds to the nearest, in no time.
+        accept: losses to accept of every precision but fp32, such as {"top1_changes": 0.03}, in place of the
+            usual caps where they are larger. The bundle keeps them. What PyTorch, rounded the same way, does
+            not lose itself is refused all the same.
         progress: called with a line as stages begin and go on; some are a `CountedLine`.
 
     Raises:
@@ -73,6 +77,7 @@ def export(
         force=force,
         prompts=prompts,
         quantizer=quantizer,
+        accept=accept,
     )
     source = resolve_source(model)
     if choose_exporter(exporter, source.folder, outputs) == "optimum":

@@ -4,12 +4,13 @@ from __future__ import annotations
 
 import logging
 import tempfile
-from collections.abc import Sequence
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from pathlib import Path
 
-from ..runtime.errors import InputError
+from ..runtime.errors import InputError, PlanForgeError
 from .checkpoints.source import Source, resolve_source
-from .errors import CheckpointError
+from .errors import CheckpointError, shorten_error
 from .imported.folder import has_weights, read_folder
 from .imported.optimum import choose_task, export_with_optimum
 from .pipeline import ExportResult, write_bundle
@@ -37,6 +38,7 @@ def import_folder(
     force: bool = False,
     prompts: str | Path | None = None,
     quantizer: str = "gptq",
+    accept: Mapping[str, float] | None = None,
     progress: Progress = lambda _: None,
 ) -> ExportResult:
     """Make a bundle of what optimum-cli, or save_pretrained of an ORTModel, wrote.
@@ -51,7 +53,7 @@ def import_folder(
         source: the checkpoint, whose weights transformers reads for verification; by default `folder`. Where
             it has none, the bundle is compared with the folder's graphs as they are.
         precision: fp32, fp16, int8, int4; by default as in `export`, like target, sms, max_batch, verify,
-            force, prompts, quantizer and progress.
+            force, prompts, quantizer, accept and progress.
         max_length: context in tokens, at most the model's; by default that, of a decoder at most 4,096.
 
     Raises:
@@ -69,6 +71,7 @@ def import_folder(
         force=force,
         prompts=prompts,
         quantizer=quantizer,
+        accept=accept,
     )
     check_import(request)
     at = Path(folder)
@@ -103,7 +106,22 @@ def import_graphs(folder: Path, source: Source, request: Request, progress: Prog
                 " model; --source CHECKPOINT does that",
                 source.folder,
             )
-    return write_bundle(ImportedGraphs(source, graphs, request, shared=request.verify), request, progress)
+    with refuse_damaged_graphs(folder):
+        return write_bundle(ImportedGraphs(source, graphs, request, shared=request.verify), request, progress)
+
+
+@contextmanager
+def refuse_damaged_graphs(folder: Path) -> Iterator[None]:
+    """Turn what onnx_ir, its passes and ONNX Runtime raise of a stranger's graph into one line."""
+    try:
+        yield
+    except (PlanForgeError, OSError):
+        raise
+    except Exception as error:
+        raise CheckpointError(
+            f"the graphs of {folder} cannot be taken over ({type(error).__name__}:"
+            f" {shorten_error(error):.300}); export them again with optimum-cli"
+        ) from error
 
 
 def export_and_import(

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import math
+from collections.abc import Mapping, Sequence
+from types import MappingProxyType
 from typing import TypeAlias
 
 from ..runtime.diagnostics.metrics import Measured, Metrics
@@ -25,20 +27,27 @@ CAPS |= {"fp32-kv8": CAPS["int8"], "int8-kv8": CAPS["int8"], "int4-kv8": CAPS["i
 GAP_FACTOR = 3.0  # an engine may differ by this much more than rounding does in PyTorch
 # These grow with the square of the values' error, so three times the error is nine times as much.
 QUADRATIC = ("mean_kl", "cosine_gap", "mean_cosine_gap", "text_kl")
-# Shares of a text of some hundred words: one more or less says nothing of the engine, so the cap alone holds.
+# Shares of a text of some hundred words: one more or less says nothing of the engine.
 COUNTED = ("top1_changes", "perplexity_change")
+DEVIATIONS = 2.58  # of a counted share, that another text of as many tokens may have: 99 of 100 are inside
 MOST = {"mean_cosine_gap": "cosine_gap"}  # a case has some of the vectors: their mean is at most the largest
 
 Gaps: TypeAlias = "dict[str, Measured]"  # by the beginning of their limits' names
+Accepted: TypeAlias = "Mapping[str, float]"  # by metrics' names, in place of their caps where it is larger
+NOTHING_ACCEPTED: Accepted = MappingProxyType({})
 
 
 def compute_limits(
-    precision: str, gap: Measured | None, names: Sequence[str] = Metrics.LIMITED
+    precision: str,
+    gap: Measured | None,
+    names: Sequence[str] = Metrics.LIMITED,
+    accepted: Accepted = NOTHING_ACCEPTED,
 ) -> dict[str, float]:
     """Return a precision's limits: at least fp32's, for an engine adds in another order in every precision.
 
     `gap` has the metrics of PyTorch with weights and results rounded to that precision, against itself
-    unrounded; None for fp32, which rounds nothing. ValueError where it is not finite: it judges nothing.
+    unrounded; of fp32 those against PyTorch in float64, or None where they are not known. ValueError where
+    it is not finite: it judges nothing. `accepted` raises caps, but those of fp32.
     """
     caps = {name: CAPS[precision][name] for name in names}
     if gap is None:
@@ -47,7 +56,30 @@ def compute_limits(
         raise ValueError(f"rounded to {precision}, the PyTorch model itself is not finite")
     limits = {}
     for name, cap in caps.items():
-        factor = GAP_FACTOR ** (2 if name in QUADRATIC else 1)
-        lost = factor * getattr(gap, MOST.get(name, name))
-        limits[name] = cap if name in COUNTED else max(CAPS["fp32"][name], min(cap, lost))
+        own = getattr(gap, MOST.get(name, name))
+        least = CAPS["fp32"][name]
+        if precision == "fp32":
+            limits[name] = max(least, find_factor(name) * own)
+            continue
+        cap = max(cap, accepted.get(name, 0.0))
+        if name == "top1_changes":
+            # Where PyTorch itself changes more of them, no more than that is held against an engine.
+            limits[name] = find_upper_bound(max(own, least, min(cap, GAP_FACTOR * own)), gap.rows)
+        elif name in COUNTED:
+            limits[name] = cap
+        else:
+            limits[name] = max(least, min(cap, find_factor(name) * own))
     return limits
+
+
+def find_factor(name: str) -> float:
+    """Return how many times PyTorch's own loss an engine may lose."""
+    return GAP_FACTOR ** (2 if name in QUADRATIC else 1)
+
+
+def find_upper_bound(share: float, count: int) -> float:
+    """Return the largest share that `count` draws may show where it is really `share`: Wilson's interval."""
+    z = DEVIATIONS
+    middle = share + z**2 / (2 * count)
+    half = z * math.sqrt(share * (1 - share) / count + z**2 / (4 * count**2))
+    return min(1.0, (middle + half) / (1 + z**2 / count))

@@ -32,6 +32,7 @@ from .resources import announce_need
 from .targets import find_target
 from .tensorrt.plans import Progress, build_plans
 from .verification.explain import explain
+from .verification.golden_texts import add_golden_texts
 from .verification.report import keep_checks
 from .verification.verify import verify_model
 
@@ -103,6 +104,9 @@ def stage_bundle(
     """Write all of a bundle's files to a folder beside it, and verify them."""
     checkpoint = provider.checkpoint
     manifest = begin_manifest(checkpoint, artifacts, staging, request.output)
+    if request.verify:
+        progress("comparing how texts are read")
+        manifest = add_golden_texts(staging, manifest, checkpoint)
 
     def compute_reference() -> AnyExaminer | None:
         if not request.needs_reference:
@@ -123,7 +127,7 @@ def stage_bundle(
             examiner = dataclasses.replace(examiner, bundle=Bundle(staging, manifest))
             builders = int(any(find_target(name).plans for name in request.targets))
             with leave_cores(builders):
-                report, limits = verify_model(examiner, model, calibration, progress)
+                report, limits = verify_model(examiner, model, calibration, progress, request.accepted)
             failed = report.failed_artifacts(manifest)
             if fallback := provider.leave_out(failed):
                 log.debug("did not pass, and is left out: %s", failed)

@@ -2,14 +2,16 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from dataclasses import dataclass
+import math
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
 from pathlib import Path
 
 from ..runtime.backends.tensorrt_library import LIBRARIES, is_installed
 from ..runtime.errors import InputError
 from ..runtime.suggest import did_you_mean
 from .bundle.writer import check_output
+from .limits import TABLE, Accepted
 from .precisions import PRECISIONS, resolve_precisions
 from .targets import find_target
 from .tensorrt.build import resolve_architectures
@@ -30,8 +32,14 @@ class Request:
     max_length: int | None = None
     prompts: str | Path | None = None
     quantizer: str = "gptq"
+    accept: Mapping[str, float] = field(default_factory=dict)
     verify: bool = True
     force: bool = False
+
+    @property
+    def accepted(self) -> dict[str, Accepted]:
+        """What each precision may lose; fp32 loses nothing."""
+        return {name: self.accept for name in self.precisions if name != "fp32" and self.accept}
 
     @property
     def needs_reference(self) -> bool:
@@ -56,6 +64,7 @@ def parse_request(
     force: bool,
     prompts: str | Path | None,
     quantizer: str,
+    accept: Mapping[str, float] | None,
 ) -> Request:
     """Return the choices of an export, checked; an output that must not be replaced is refused too."""
     targets, precisions = choose_targets_and_precisions(target, precision)
@@ -68,6 +77,7 @@ def parse_request(
         max_length=max_length,
         prompts=prompts,
         quantizer=quantizer,
+        accept=dict(accept or {}),
         verify=verify,
         force=force,
     )
@@ -89,6 +99,20 @@ def choose_targets_and_precisions(
     if target is None and precision is not None and "fp16" not in precision:
         targets = ["cpu"]  # plans are built from fp16
     return targets, resolve_precisions(list_usual_precisions(targets) if precision is None else precision)
+
+
+def check_accepted(request: Request) -> None:
+    """Refuse losses that no cap limits, or that nothing is held to."""
+    for name, value in request.accept.items():
+        if name not in TABLE:
+            hint = did_you_mean(name, list(TABLE))
+            raise InputError(f"accept of {name!r}: what is capped is {', '.join(TABLE)}{hint}")
+        if not 0 <= value < math.inf:
+            raise InputError(f"accept of {name!r} must be a number of 0 or more, not {value!r}")
+    if request.accept and not request.verify:
+        raise InputError("accept says what verification lets pass, and --no-verify does without it")
+    if request.accept and not request.accepted:
+        raise InputError("accept is for precisions that lose something, and fp32 alone does not")
 
 
 def list_usual_precisions(targets: Sequence[str]) -> list[str]:
@@ -114,6 +138,7 @@ def check_request(request: Request) -> None:
     if request.quantizer not in QUANTIZERS:
         hint = did_you_mean(request.quantizer, QUANTIZERS)
         raise InputError(f"quantizer {request.quantizer!r} is not one of {', '.join(QUANTIZERS)}{hint}")
+    check_accepted(request)
     if request.max_batch is not None and request.max_batch < 1:
         raise InputError(f"max_batch={request.max_batch} must be at least 1")
     check_output(request.output, request.force)

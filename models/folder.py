@@ -47,7 +47,11 @@ def _read(path: Path, collect: Callable[[list[tuple[str, Any]]], Any] | None = N
     if path.stat().st_size > MAX_JSON_BYTES:
         raise ValueError(f"{path} has {path.stat().st_size} bytes; at most {MAX_JSON_BYTES} are read")
     try:
-        return json.loads(path.read_text(encoding="utf-8"), object_pairs_hook=collect)
+        text = path.read_text(encoding="utf-8")
+        value = json.loads(text, object_pairs_hook=collect)
+        if "\\ud" in text.lower():
+            json.dumps(value, ensure_ascii=False).encode()  # half a surrogate pair is in no text
+        return value
     except (ValueError, RecursionError) as error:  # the latter: nested thousands deep
         raise ValueError(f"{path} is not valid JSON: {error}") from error
 
@@ -137,6 +141,10 @@ def read_headers(folder: Path) -> dict[str, Published]:
                     raise ValueError(
                         f"{folder}: {name} lies in {found[name].path.name} and in {path.name}; {AGAIN}"
                     )
+                if not name.isprintable():
+                    raise ValueError(
+                        f"{path} has a tensor {name!r:.80}, whose name cannot be printed; {AGAIN}"
+                    )
                 part = file.get_slice(name)
                 found[name] = Published(path, tuple(part.get_shape()), str(part.get_dtype()))
     if not (folder / SINGLE).is_file():
@@ -177,4 +185,5 @@ def _opened(path: Path) -> Any:
     try:
         return safe_open(path, framework="pt")
     except (SafetensorError, OSError) as error:
-        raise ValueError(f"{path} is not a whole safetensors file: {error}; {AGAIN}") from error
+        why = " ".join(str(error).split())
+        raise ValueError(f"{path} is not a whole safetensors file: {why}; {AGAIN}") from error

@@ -24,6 +24,20 @@ from __future__ import annotations
 from typing import ClassVar
 
 
+def make_printable(text: str) -> str:
+    r"""Return the text with what a terminal obeys or shows in another order written out, as \x1b.
+
+    Names in a stranger's files get into messages. Line breaks and tabs stay.
+    """
+    if text.isprintable():
+        return text
+    return "".join(sign if sign.isprintable() or sign in "\n\t" else escape(sign) for sign in text)
+
+
+def escape(sign: str) -> str:
+    return sign.encode("unicode_escape").decode("ascii")
+
+
 class PlanForgeError(Exception):
     """Base of every error that PlanForge raises on purpose.
 
@@ -32,6 +46,9 @@ class PlanForgeError(Exception):
     """
 
     exit_code: ClassVar[int] = 1
+
+    def __str__(self) -> str:
+        return make_printable(super().__str__())
 
 
 class BundleError(PlanForgeError):

@@ -9,6 +9,7 @@ import sys
 from collections.abc import Iterator
 from pathlib import Path
 
+NO_LINK = getattr(os, "O_NOFOLLOW", 0)  # a stranger's bundle may have a link to elsewhere in a lock's place
 NO_LOCKS = (errno.ENOLCK, errno.ENOSYS, errno.ENOTSUP)  # of filesystems that have none
 
 
@@ -31,7 +32,7 @@ def acquire(path: Path, *, wait: bool) -> int | None:
     """
     while True:
         try:
-            descriptor = os.open(path, os.O_RDWR | os.O_CREAT, 0o666)
+            descriptor = os.open(path, os.O_RDWR | os.O_CREAT | NO_LINK, 0o666)
         except PermissionError:
             if wait:
                 raise

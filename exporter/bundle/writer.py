@@ -21,7 +21,7 @@ from types import MappingProxyType
 
 from ...runtime.bundle.bundle import Bundle, compute_sha256
 from ...runtime.bundle.json_reader import FILE_NAME
-from ...runtime.bundle.manifest import FORMAT, FileEntry, Manifest
+from ...runtime.bundle.manifest import FORMAT, MAX_BYTES, FileEntry, Manifest
 from ...runtime.signals import hold_signals
 from ..errors import ExporterError, OutputError
 from .locks import acquire, hold_lock, release
@@ -55,7 +55,10 @@ def check_own_bundle(output: Path) -> None:
     """
     way_out = "choose another folder, or remove it yourself"
     try:
-        manifest = json.loads((output / FILE_NAME).read_text(encoding="utf-8"))
+        if not (output / FILE_NAME).is_file():
+            raise ValueError("it has none, or a pipe in its place")
+        with (output / FILE_NAME).open("rb") as file:
+            manifest = json.loads(file.read(MAX_BYTES))
     except (OSError, ValueError, RecursionError) as error:
         raise OutputError(f"{output} exists and is not a bundle, so it is left alone; {way_out}") from error
     if not isinstance(manifest, dict) or not all(
@@ -197,17 +200,44 @@ def commit(staging: Path, manifest: Manifest, output: Path) -> None:
     try:
         for name in staged:
             (output / name).parent.mkdir(exist_ok=True)
-            os.replace(staging / name, output / name)
+            move(staging / name, output / name)
         for folder in OWN_FOLDERS:
             if (output / folder).is_dir():
                 sync(output / folder)
         write_manifest(output, manifest)
     except OSError:
-        for name in staged:  # the old manifest doesn't list them: their names are new
-            (output / name).unlink(missing_ok=True)
-        raise
+        if not is_committed(output, manifest):
+            for name in staged:  # the old manifest doesn't list them: their names are new
+                (output / name).unlink(missing_ok=True)
+            raise
     sync(output)
     remove_unlisted(output, manifest)
+
+
+def move(source: Path, target: Path) -> None:
+    """Move a file to a name that is new, and that nothing lists yet.
+
+    The bundle may be a volume of its own, so that what is beside it lies on another file system: then it is
+    copied.
+    """
+    try:
+        os.replace(source, target)
+    except OSError as error:
+        if error.errno != errno.EXDEV:
+            raise
+        shutil.copyfile(source, target)
+        sync(target)
+
+
+def is_committed(output: Path, manifest: Manifest) -> bool:
+    """Tell whether a manifest is there, though the system said that it could not be put there.
+
+    A network's file system may lose the answer to a rename that was done, and then fail to do it again.
+    """
+    try:
+        return (output / FILE_NAME).read_text(encoding="utf-8") == manifest.to_json()
+    except (OSError, ValueError):
+        return False
 
 
 def refuse_links_and_used_names(output: Path, staged: Sequence[str]) -> None:
@@ -225,7 +255,9 @@ def write_manifest(folder: Path, manifest: Manifest) -> None:
     Manifest.from_json(text)  # what a reader would refuse is not written
     temporary = folder / f"{FILE_NAME}.new"
     try:
-        temporary.write_text(text, encoding="utf-8")
+        temporary.unlink(missing_ok=True)  # left by a killed process, or a stranger's link to elsewhere
+        with temporary.open("x", encoding="utf-8") as file:
+            file.write(text)
         sync(temporary)
         os.replace(temporary, folder / FILE_NAME)
     except BaseException:

@@ -247,16 +247,20 @@ def choose_row_products(
 
 
 def sample_rows(
-    model: nn.Module, weights: Iterable[str], run: Callable[[], None], coarse: bool = False
+    model: nn.Module,
+    weights: Iterable[str],
+    run: Callable[[], None],
+    coarse: bool = False,
+    most: int = CALIBRATION_ROWS,
 ) -> dict[str, Tensor]:
     """Return what each weight's linear reads while PyTorch runs: a sample (M, K) of its rows.
 
-    Linears that read the same, such as queries, keys and values, have one tensor. `coarse` ones are in
-    bfloat16: those of a large model take as much memory as its weights.
+    Linears that read the same, such as queries, keys and values, have one tensor, of at most `most` rows.
+    `coarse` ones are in bfloat16: those of a large model take as much memory as its weights.
     """
     from ..reference.rounding import find_linear
 
-    sampler = RowSampler(coarse)
+    sampler = RowSampler(coarse, most)
     with contextlib.ExitStack() as hooks:
         for name in weights:
             if (linear := find_linear(model, name)) is not None:
@@ -269,8 +273,9 @@ def sample_rows(
 class RowSampler:
     """Samples the rows that linears read; those that read one tensor share a sample."""
 
-    def __init__(self, coarse: bool) -> None:
+    def __init__(self, coarse: bool, most: int) -> None:
         self.coarse = coarse
+        self.most = most
         self.samples: dict[str, SampledRows] = {}  # by the weights' names
         self.last: tuple[Any, SampledRows] | None = None  # the tensor that was read last, and its sample
 
@@ -282,7 +287,7 @@ class RowSampler:
             if self.last is not None and self.last[0] is x:
                 self.samples.setdefault(name, self.last[1])
                 return
-            own = self.samples.setdefault(name, SampledRows())
+            own = self.samples.setdefault(name, SampledRows(self.most))
             own.add(x.reshape(-1, x.shape[-1]).bfloat16() if self.coarse else x.reshape(-1, x.shape[-1]))
             self.last = x, own
 
@@ -290,9 +295,10 @@ class RowSampler:
 
 
 class SampledRows:
-    """Every n-th of the rows that it is given, with n such that at most `CALIBRATION_ROWS` are kept."""
+    """Every n-th of the rows that it is given, with n such that at most `most` are kept."""
 
-    def __init__(self) -> None:
+    def __init__(self, most: int) -> None:
+        self.most = most
         self.parts: list[Tensor] = []
         self.stride = 1
         self.seen = 0
@@ -301,7 +307,7 @@ class SampledRows:
         """Sample rows (M, K)."""
         self.parts.append(rows[-self.seen % self.stride :: self.stride].clone())
         self.seen += len(rows)
-        while sum(map(len, self.parts)) > CALIBRATION_ROWS:
+        while sum(map(len, self.parts)) > self.most:
             self.parts = [self.join()[::2].clone()]
             self.stride *= 2
 

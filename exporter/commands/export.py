@@ -10,6 +10,7 @@ import typer
 from ...runtime.commands.console import show, show_stages, split_names
 from ...runtime.commands.run_options import JsonOption, make_option
 from .options import (
+    AcceptOption,
     ForceOption,
     MaxBatchOption,
     MaxLengthOption,
@@ -20,6 +21,7 @@ from .options import (
     SmOption,
     TargetsOption,
     VerifyOption,
+    parse_metrics,
 )
 
 
@@ -52,6 +54,7 @@ def export(
     verify: VerifyOption = True,
     prompts: PromptsOption = None,
     quantizer: QuantizerOption = "gptq",
+    accept: AcceptOption = None,
     force: ForceOption = False,
     as_json: JsonOption = False,
 ) -> None:
@@ -74,6 +77,7 @@ def export(
             verify=verify,
             prompts=prompts,
             quantizer=quantizer,
+            accept=parse_metrics(accept, "--accept"),
             force=force,
             progress=progress,
         )
@@ -98,6 +102,7 @@ def import_bundle(
     verify: VerifyOption = True,
     prompts: PromptsOption = None,
     quantizer: QuantizerOption = "gptq",
+    accept: AcceptOption = None,
     force: ForceOption = False,
     as_json: JsonOption = False,
 ) -> None:
@@ -118,6 +123,7 @@ def import_bundle(
             verify=verify,
             prompts=prompts,
             quantizer=quantizer,
+            accept=parse_metrics(accept, "--accept"),
             force=force,
             progress=progress,
         )

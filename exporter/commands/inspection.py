@@ -249,9 +249,12 @@ def inspect_onnx(path: Path) -> Inspection:
     except Exception as error:
         raise ExporterError(f"{path} is not an ONNX file: {shorten_error(error)}") from error
     graph = model.graph
+    try:
+        weights = sum(v.const_value.nbytes for v in graph.initializers.values() if v.const_value is not None)
+    except (TypeError, ValueError, OverflowError) as error:  # of a type, or a shape, that there is not
+        raise ExporterError(f"{path} has a weight that cannot be read: {shorten_error(error)}") from error
     counts = Counter(f"{node.domain}.{node.op_type}".removeprefix(".") for node in graph)
     operators = sorted(counts.items(), key=lambda item: (-item[1], item[0]))
-    weights = sum(v.const_value.nbytes for v in graph.initializers.values() if v.const_value is not None)
     opsets = {domain or "ai.onnx": opset for domain, opset in graph.opset_imports.items()}
     rows = [
         (side, str(value.name), str(value.dtype), " x ".join(map(str, value.shape or ())))

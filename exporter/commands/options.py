@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+import math
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Annotated
 
 from ...runtime.commands.run_options import make_option
+from ...runtime.errors import InputError
 
 OutputOption = Annotated[Path, make_option("The bundle's folder.", "--output", "-o")]
 PrecisionsOption = Annotated[
@@ -51,4 +54,27 @@ QuantizerOption = Annotated[
         show_default=True,
     ),
 ]
+AcceptOption = Annotated[
+    list[str] | None,
+    make_option(
+        "METRIC=VALUE, a loss to let pass of every precision but fp32, as in top1_changes=0.03, where PyTorch"
+        " rounded the same way loses as much; the bundle keeps it.",
+        show_default="the usual caps",
+    ),
+]
 ForceOption = Annotated[bool, make_option("Replace the bundle at OUTPUT.", "--force")]
+
+
+def parse_metrics(texts: Sequence[str] | None, option: str) -> dict[str, float]:
+    """Return metrics and numbers of texts such as max_error=0.001."""
+    found = {}
+    for text in texts or ():
+        name, _, value = text.partition("=")
+        try:
+            number = float(value)
+        except ValueError:
+            number = math.nan
+        if not name or not 0 <= number < math.inf:
+            raise InputError(f"{option} {text!r} must be METRIC=VALUE, as in max_error=0.001")
+        found[name] = number
+    return found

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
@@ -11,7 +10,7 @@ import typer
 from ...runtime.commands.console import print_json, print_tables, show_stages
 from ...runtime.commands.run_options import BundleArgument, JsonOption, make_option
 from ...runtime.errors import InputError, PlanForgeError
-from .options import PromptsOption
+from .options import PromptsOption, parse_metrics
 
 if TYPE_CHECKING:
     from ..verification.report import VerificationReport
@@ -49,7 +48,7 @@ def verify(
         from ..verification.report import VerificationReport
         from ..verification.verify import verify as verify_bundle
 
-        wanted = dict(parse_limit(text) for text in limits or [])
+        wanted = parse_metrics(limits, "--limit")
         check_files(report, junit)
         try:
             result = verify_bundle(
@@ -75,18 +74,6 @@ def verify(
         print_tables(make_tables(result))
     if not result.passed:
         raise typer.Exit(1)
-
-
-def parse_limit(text: str) -> tuple[str, float]:
-    """Return the metric and the number of a text such as max_error=0.001."""
-    name, _, value = text.partition("=")
-    try:
-        number = float(value)
-    except ValueError:
-        number = math.nan
-    if not name or not 0 <= number < math.inf:
-        raise InputError(f"--limit {text!r} must be METRIC=VALUE, as in max_error=0.001")
-    return name, number
 
 
 def check_files(report: Path | None, junit: Path | None) -> None:

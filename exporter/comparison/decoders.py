@@ -6,7 +6,7 @@ V vocabulary
 from __future__ import annotations
 
 import logging
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
 from typing import TYPE_CHECKING
@@ -20,14 +20,14 @@ from ...runtime.diagnostics.golden.cases import Case
 from ...runtime.diagnostics.golden.decoders import Context, fill_context, make_cases
 from ...runtime.diagnostics.golden.draws import PREFIX as DRAWN
 from ...runtime.diagnostics.golden.files import Arrays
-from ...runtime.diagnostics.metrics import DrawMetrics, Outcome, Spot, judge_outcome, measure
+from ...runtime.diagnostics.metrics import DrawMetrics, Metrics, Outcome, Spot, judge_outcome, measure
 from ..execution.trial import Step, Trial, count_positions
-from ..limits import COUNTED, Gaps, compute_limits
+from ..limits import COUNTED, Gaps
 from ..precisions import PRECISIONS
 from ..reference.decoder_samples import Expectation, open_plain_tokenizer, to_arrays
 from ..reference.passages import TextMetrics, measure_text, read_passages
 from .draws import find_text, make_draw_trial
-from .examiner import Examiner, Limits, OpenProgram
+from .examiner import Examiner, Limited, Limits, OpenProgram
 
 if TYPE_CHECKING:
     from ..reference.model import ReferenceModel
@@ -67,11 +67,10 @@ class DecoderExaminer(Examiner[Decoder]):
         for tokens in self.expected.texts:
             make_reference(model).compute_logits(tokens, slice(None))
 
-    def choose_limits(self, precision: str, gaps: Gaps) -> dict[str, float]:
-        of_logits = compute_limits(precision, gaps.get(""))
-        of_texts = compute_limits(precision, gaps.get("text"), TextMetrics.LIMITED)
-        of_draws = compute_limits(precision, gaps.get(DRAWN), DrawMetrics.LIMITED)
-        return of_logits | of_texts | {f"{DRAWN}{name}": limit for name, limit in of_draws.items()}
+    def list_limited(self, gaps: Gaps) -> Iterator[Limited]:
+        yield "", gaps.get(""), Metrics.LIMITED
+        yield "", gaps.get("text"), TextMetrics.LIMITED
+        yield DRAWN, gaps.get(DRAWN), DrawMetrics.LIMITED
 
     def open(self, artifact: Artifact, open_program: OpenProgram) -> Decoder:
         return Decoder(open_program(artifact), artifact)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
 from typing import TYPE_CHECKING
@@ -20,11 +20,11 @@ from ...runtime.diagnostics.metrics import Metrics, Spot, VectorMetrics
 from ...runtime.encode.encoder import Encoder
 from ...runtime.text.long_text import Piece
 from ..execution.trial import PADDING, Step, Trial, count_positions
-from ..limits import Gaps, compute_limits
+from ..limits import Gaps
 from ..reference.encoder_samples import Expectation, compute_outputs, run_model
 from ..reference.fitted_head import HEAD, LinearHead
 from ..reference.model import is_module
-from .examiner import Examiner, Limits, OpenProgram
+from .examiner import Examiner, Limited, Limits, OpenProgram
 
 if TYPE_CHECKING:
     from ..reference.model import ReferenceModel
@@ -85,12 +85,9 @@ class EncoderExaminer(Examiner[Encoder]):
         for piece in self.expected.texts:
             run_model(model, piece)
 
-    def choose_limits(self, precision: str, gaps: Gaps) -> dict[str, float]:
-        limits: dict[str, float] = {}
+    def list_limited(self, gaps: Gaps) -> Iterator[Limited]:
         for spec in self.specs:
-            own = compute_limits(precision, gaps.get(spec.name), golden.choose_metrics(spec).LIMITED)
-            limits |= {f"{spec.name}.{metric}": limit for metric, limit in own.items()}
-        return limits
+            yield f"{spec.name}.", gaps.get(spec.name), golden.choose_metrics(spec).LIMITED
 
     def open(self, artifact: Artifact, open_program: OpenProgram) -> Encoder:
         return Encoder(open_program(artifact), artifact, self.padding)

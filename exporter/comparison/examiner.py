@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, ClassVar, Generic, Protocol, TypeAlias, TypeVar
 
@@ -13,11 +13,11 @@ from ...runtime.bundle.bundle import Bundle
 from ...runtime.bundle.manifest import Artifact
 from ...runtime.diagnostics.golden.cases import Case
 from ...runtime.diagnostics.golden.files import Arrays
-from ...runtime.diagnostics.metrics import Comparison, Outcome, Spot
+from ...runtime.diagnostics.metrics import Comparison, Measured, Outcome, Spot
 from ...runtime.progress import CountedLine
 from ..execution.node_executor import ROUNDING_ENGINE, ExecutedProgram, NotFiniteError
 from ..execution.trial import Trial
-from ..limits import Gaps
+from ..limits import NOTHING_ACCEPTED, Accepted, Gaps, compute_limits
 from ..passes.weight_files import load_graph
 
 if TYPE_CHECKING:
@@ -29,6 +29,7 @@ if TYPE_CHECKING:
 Progress = Callable[[str], None]
 OpenProgram: TypeAlias = Callable[[Artifact], Program]
 Limits: TypeAlias = Mapping[str, float]  # by the metrics' names
+Limited: TypeAlias = "tuple[str, Measured | None, Sequence[str]]"
 
 
 class Engine(Protocol):
@@ -67,8 +68,27 @@ class Examiner(ABC, Generic[EngineT]):
         """Run the model over real texts that no comparison uses."""
 
     @abstractmethod
-    def choose_limits(self, precision: str, gaps: Gaps) -> dict[str, float]:
+    def list_limited(self, gaps: Gaps) -> Iterator[Limited]:
+        """Yield how limits' names begin, what rounding does there in PyTorch if known, and the metrics."""
+
+    def choose_limits(
+        self, precision: str, gaps: Gaps, accepted: Accepted = NOTHING_ACCEPTED
+    ) -> dict[str, float]:
         """Return the limits of a precision, from the table of caps and the effect of rounding in PyTorch."""
+        return {
+            f"{prefix}{name}": limit
+            for prefix, gap, names in self.list_limited(gaps)
+            for name, limit in compute_limits(precision, gap, names, accepted).items()
+        }
+
+    def name_losses(self, gaps: Gaps) -> dict[str, float]:
+        """Return what rounding does in PyTorch, by the names of the limits."""
+        return {
+            f"{prefix}{name}": float(getattr(gap, name))
+            for prefix, gap, names in self.list_limited(gaps)
+            if gap is not None
+            for name in names
+        }
 
     @abstractmethod
     def open(self, artifact: Artifact, open_program: OpenProgram) -> EngineT:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, ClassVar
 
@@ -22,13 +22,13 @@ from ...runtime.diagnostics.golden.translators import (
     make_decoder_cases,
     make_encoder_cases,
 )
-from ...runtime.diagnostics.metrics import Metrics, VectorMetrics, measure_scale
+from ...runtime.diagnostics.metrics import Metrics, ScoreMetrics, VectorMetrics, measure_scale
 from ...runtime.translate.source_encoder import SourceEncoder
 from ...runtime.translate.sources import open_tokenizers
 from ..execution.trial import Reading, Step, Trial, count_positions
-from ..limits import Gaps, compute_limits
+from ..limits import CAPS, GAP_FACTOR, NOTHING_ACCEPTED, Accepted, Gaps
 from ..reference.translation_samples import Expectation
-from .examiner import Examiner, Limits, OpenProgram
+from .examiner import Examiner, Limited, Limits, OpenProgram
 
 if TYPE_CHECKING:
     from ..reference.model import ReferenceModel
@@ -68,18 +68,29 @@ class TranslationExaminer(Examiner[Engine]):
             (best,) = reference.search(source, greedy)
             reference.compute_results(source, best.token_ids)
 
-    def choose_limits(self, precision: str, gaps: Gaps) -> dict[str, float]:
-        vectors = VectorMetrics.LIMITED
-        names_by_prefix = {"": Metrics.LIMITED, "cross.": vectors, "attention.": vectors}
-        limits = {
-            f"{prefix}{name}": limit
-            for prefix, names in names_by_prefix.items()
-            for name, limit in compute_limits(precision, gaps.get(prefix), names).items()
-        }
-        # A logit's error moves a token's log-probability by at most twice as much, and so their mean.
+    def list_limited(self, gaps: Gaps) -> Iterator[Limited]:
+        yield "", gaps.get(""), Metrics.LIMITED
+        for prefix in ("cross.", "attention."):
+            yield prefix, gaps.get(prefix), VectorMetrics.LIMITED
+
+    def choose_limits(
+        self, precision: str, gaps: Gaps, accepted: Accepted = NOTHING_ACCEPTED
+    ) -> dict[str, float]:
+        limits = super().choose_limits(precision, gaps, accepted)
+        # A logit's error moves a token's log-probability by at most twice as much, and so their mean. That is
+        # the most: errors of many tokens cancel, so what rounding does to the scores themselves is held to.
         scale = max(measure_scale(sample.logits) for sample in self.expected.samples)
-        limits["score_error"] = 2 * limits["max_error"] * scale
-        return limits
+        most = 2 * limits["max_error"] * scale
+        own = gaps.get("score")
+        if isinstance(own, ScoreMetrics):
+            least = 2 * CAPS["fp32"]["max_error"] * scale
+            most = max(least, min(most, GAP_FACTOR * own.score_error))
+        return {**limits, "score_error": most}
+
+    def name_losses(self, gaps: Gaps) -> dict[str, float]:
+        own = gaps.get("score")
+        score = {"score_error": own.score_error} if isinstance(own, ScoreMetrics) else {}
+        return super().name_losses(gaps) | score
 
     def open(self, artifact: Artifact, open_program: OpenProgram) -> Engine:
         """Open an encoder with the decoder that fits it best, or a decoder with the encoder."""

@@ -119,8 +119,11 @@ def fit_head(
         matrix = compute_features(encoder, rows.texts, features, progress)
     progress("fitting")
     fitted = fit(matrix, rows, test_share, seed)
+    from ..verification.golden_texts import carry_golden_texts
+
     with open_staging_folder(output) as staging:
         manifest = write_bundle(opened, fitted, features, staging, output)
+        manifest = carry_golden_texts(opened, staging, manifest)
         progress("comparing with scikit-learn")
         compare_with_scikit_learn(staging, rows, fitted)
         manifest = verify_graphs(opened, staging, manifest, progress)

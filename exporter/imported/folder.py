@@ -111,6 +111,8 @@ def read_folder(path: Path) -> Folder:
 
 def read_graph(path: Path) -> ir.Model:
     """Load a graph; refuse what is no ONNX file, reads files elsewhere, or is of no text model."""
+    if not path.is_file():
+        raise CheckpointError(f"{path} is no regular file, so it is not read")
     try:
         is_linked = path.is_symlink() or path.stat().st_nlink > 1  # onnx_ir maps nothing through a link
         model = ir.load(path) if is_linked else load_mapped(path)
@@ -118,7 +120,12 @@ def read_graph(path: Path) -> ir.Model:
         raise CheckpointError(f"{path} is not an ONNX file: {shorten_error(error)}") from error
     map_files(model, path)
     if (opset := model.opset_imports.get("", 0)) < LEAST_OPSET:
-        version_converter.convert_version(model, LEAST_OPSET, fallback=True)
+        try:
+            version_converter.convert_version(model, LEAST_OPSET, fallback=True)
+        except Exception as error:  # onnxscript's own
+            raise CheckpointError(
+                f"{path} has opset {opset} and cannot be brought to {LEAST_OPSET}: {shorten_error(error)}"
+            ) from error
         if model.opset_imports.get("", 0) < LEAST_OPSET:
             raise CheckpointError(
                 f"{path} has opset {opset} and cannot be brought to {LEAST_OPSET}; export it again:"
@@ -158,13 +165,14 @@ def map_files(model: ir.Model, path: Path) -> None:
 def map_weight(weight: ir.ExternalTensor, path: Path) -> ir.TensorProtocol:
     """Return a tensor whose file is opened whenever it is read; a small one is read now."""
     location = str(weight.location)
+    shown = location if location.isprintable() else repr(location)
     if (why := explain_refusal(path, location)) is not None:
-        raise CheckpointError(f"{path} has weights in {location}, {why}")
+        raise CheckpointError(f"{path} has weights in {shown}, {why}")
     try:
         array = copy(weight).numpy()
     except Exception as error:  # onnx_ir's own
         raise CheckpointError(
-            f"{path} has weights in {location}, which cannot be read: {shorten_error(error)}"
+            f"{path} has weights in {shown}, which cannot be read: {shorten_error(error)}"
         ) from error
     if weight.nbytes < EXTERNAL_FROM_BYTES:
         return ir.tensor(array.copy(), name=weight.name)

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Iterator, Sequence
+from typing import TypeGuard
 
 import onnx_ir as ir
 
@@ -57,13 +58,18 @@ def compute_shape(node: ir.Node, shapes: Sequence[Shape | None]) -> Shape | None
         return join(known, read_attribute(node, "axis"))
     if node.op_type == "Transpose":
         order = read_attribute(node, "perm", list(reversed(range(len(first)))))
-        return [first[i] for i in order] if isinstance(order, list | tuple) else None
+        return [first[i] for i in order] if is_permutation(order, len(first)) else None
     if node.op_type in BROADCASTING:
         return broadcast(known)
     if node.op_type == "MatMul" and len(known) == 2 and min(map(len, known)) >= 2:
         batch = broadcast([known[0][:-2], known[1][:-2]])
         return [*batch, known[0][-2], known[1][-1]]
     return None
+
+
+def is_permutation(order: object, rank: int) -> TypeGuard[Sequence[int]]:
+    """Tell whether an attribute names each of so many axes once; a damaged node's may be anything."""
+    return isinstance(order, list | tuple) and set(order) == set(range(rank)) and len(order) == rank
 
 
 def join(shapes: Sequence[Shape], axis: object) -> Shape | None:

@@ -18,6 +18,7 @@ import onnx_ir as ir
 
 from ...runtime.errors import InputError
 
+INTEGERS = (onnx.TensorProto.INT32, onnx.TensorProto.INT64)
 SMALL = 4096  # bytes: what is larger is a weight, and isn't read
 # What passes its first input's numbers on, in another form.
 FORMS = ("Cast", "Expand", "Flatten", "Identity", "Reshape", "Squeeze", "Transpose", "Unsqueeze")
@@ -56,6 +57,7 @@ class LintModel:
         if not proto.graph.node and not proto.graph.output:
             raise InputError(f"{path} is not an ONNX file, or is an empty one: it has no graph")
         inside = take_out_weights(proto)
+        forget_long_shapes(proto)
         with suppress(Exception):  # some faults of a graph stop onnx; the rules see the rest
             proto = onnx.shape_inference.infer_shapes(proto, data_prop=True)
         try:
@@ -114,6 +116,19 @@ def take_out_weights(proto: onnx.ModelProto) -> dict[str, bytes]:
             inside[tensor.name] = data
             tensor.ClearField("raw_data")
     return inside
+
+
+def forget_long_shapes(proto: onnx.ModelProto) -> None:
+    """Forget lengths that a damaged graph declares of integers, for which inference would make room.
+
+    It follows the numbers of lists that are shapes, which have a few elements.
+    """
+    graph = proto.graph
+    for value in (*graph.value_info, *graph.input, *graph.output):
+        kind = value.type.tensor_type
+        is_list = len(kind.shape.dim) == 1 and kind.elem_type in INTEGERS
+        if is_list and kind.shape.dim[0].dim_value > SMALL:
+            kind.shape.dim[0].ClearField("dim_value")
 
 
 def names_of(node: ir.Node) -> list[object]:

@@ -54,6 +54,11 @@ def check_weights_missing(model: LintModel, target: Target) -> Iterator[Hit]:
         tensor = value.const_value
         if not isinstance(tensor, ir.ExternalTensor):
             continue
+        if tensor.dtype in (ir.DataType.STRING, ir.DataType.UNDEFINED):
+            yield Hit(
+                f"is of type {tensor.dtype.name.lower()}, which lies in no file", tensor=str(value.name)
+            )
+            continue
         location = str(tensor.location)
         if explain_refusal(model.path, location) is not None:
             continue

@@ -22,6 +22,7 @@ from .weights import MICROSOFT, View, Weight, add_initializer, find_weight
 # What the constants of a product are called, behind its first parameter's name.
 COLUMNS = ".int8.columns"
 UNSMOOTHING = ".unsmoothing"
+JOINED = ".biases"
 
 
 @dataclass(frozen=True)
@@ -158,7 +159,7 @@ def replace_linears(op: Builder, linears: Linears, product: RowProduct) -> None:
     if len(adds) == len(old):
         vectors = [find_vector(add) for add in adds]
         joined = np.concatenate([v.const_value.numpy() for v in vectors if v and v.const_value])
-        bias = op.add_constant(joined, f"{linears.names[0]}.biases") if len(old) > 1 else vectors[0]
+        bias = op.add_constant(joined, f"{linears.names[0]}{JOINED}") if len(old) > 1 else vectors[0]
         old = [add.outputs[0] for add in adds]
     parts: Sequence[ir.Value] = [multiply_rows(op, linears, product, bias)]
     if len(old) > 1:

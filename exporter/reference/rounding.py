@@ -36,10 +36,15 @@ class Rounding:
     products: Mapping[tuple[str, ...], RowProduct] = field(default_factory=dict)
     # Columns of a block in which what a linear of `weights` reads is rounded to int8; 0 rounds none of it.
     activation_block: int = 0
+    exact: bool = False  # whether everything is computed in float64 instead, where fp32 rounds
 
     @contextmanager
     def apply(self, model: nn.Module) -> Iterator[None]:
         """Round the model's weights and results inside the context; tied weights stay tied."""
+        if self.exact:
+            with compute_in_float64(model):
+                yield
+            return
         named = dict(model.named_parameters(remove_duplicate=False))
         exchanged = ExchangedWeights(model)
         hooks: list[RemovableHandle] = []
@@ -65,6 +70,31 @@ class Rounding:
             exchanged.put_back()
             for hook in hooks:
                 hook.remove()
+
+
+@contextmanager
+def compute_in_float64(model: nn.Module) -> Iterator[None]:
+    """Give a model weights and tables in float64 inside the context."""
+    exchanged = ExchangedWeights(model)
+    tables = [
+        (module, name, table)
+        for module in model.modules()
+        for name, table in module.named_buffers(recurse=False)
+        if table.is_floating_point()
+    ]
+    usual = torch.get_default_dtype()
+    try:
+        torch.set_default_dtype(torch.float64)  # of masks, and of whatever else is made meanwhile
+        for parameter in model.parameters():
+            exchanged.put(parameter, parameter.data.double())
+        for module, name, table in tables:
+            setattr(module, name, table.double())
+        yield
+    finally:
+        torch.set_default_dtype(usual)
+        exchanged.put_back()
+        for module, name, table in tables:
+            setattr(module, name, table)
 
 
 class ExchangedWeights:

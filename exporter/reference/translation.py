@@ -16,7 +16,7 @@ from torch import Tensor
 from ...models import KeyValue, PaddedAttention, SourceAttention, Transformer
 from ...runtime.decoding.beam import BeamSearch, Hypothesis, Search
 from ...runtime.decoding.sampling import compute_logprobs
-from ...runtime.diagnostics.metrics import Logits, measure
+from ...runtime.diagnostics.metrics import Logits, ScoreMetrics, measure
 from ..limits import Gaps
 from .rounding import Rounding
 
@@ -96,11 +96,16 @@ class Reference:
         with rounding.apply(self.model):
             both = [self.compute_results(s.source, s.target) for s in samples]
             cross = [self.stack_keys_values(s.source)[:, list(s.positions)] for s in samples]
+            searched = [(s.source, beam) for s in samples for beam in s.beams]
+            scores = [abs(self.score(source, beam.token_ids) - beam.score) for source, beam in searched]
         logits = [logits[list(s.steps)] for (logits, _), s in zip(both, samples, strict=True)]
         gaps: Gaps = {
             "": measure(np.concatenate(logits), np.concatenate([s.logits for s in samples])),
             "cross.": measure_cross(cross, [s.cross for s in samples]),
         }
+        if scores:
+            worst = float(np.max(scores))
+            gaps["score"] = ScoreMetrics(worst, bool(np.isfinite(worst)), len(scores))
         if self.gives_attention:
             looked = [attention[:, :, list(s.steps)] for (_, attention), s in zip(both, samples, strict=True)]
             gaps["attention."] = measure_attention(looked, [s.attention for s in samples])

@@ -25,7 +25,7 @@ if TYPE_CHECKING:
 NEAR = 0.8  # a figure of at least this share of its limit is marked
 CHANGES = {"top1_changes"}  # shown as the share that did not change
 MORE_IS_BETTER = {"top1_agreement", "top5_agreement", "common_prefix"}
-COUNTS = {"rows", "weights"}
+COUNTS = {"rows", "settings", "texts", "weights"}
 NOT_SHOWN = {"finite", "common_prefix_of"}
 
 
@@ -51,7 +51,7 @@ COLUMNS = (
     Column("same tokens", ("common_prefix",)),
     Column("perplexity", ("perplexity_change",), percent=True, brief=True),
     Column("score error", ("score_error",), brief=True),
-    Column("compared", ("rows", "weights")),
+    Column("compared", ("rows", "weights", "settings", "texts")),
 )
 
 

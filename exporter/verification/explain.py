@@ -6,6 +6,7 @@ Graphs of imports cannot be traced again, nor any without PyTorch: they have the
 from __future__ import annotations
 
 import dataclasses
+import math
 from collections.abc import Callable, Mapping, Sequence
 from functools import partial
 from typing import TYPE_CHECKING, TypeAlias
@@ -34,6 +35,7 @@ from ..reference.fitted_head import HEAD
 from ..reference.model import is_module, wake
 from ..tracing.modules import find_results_by_scope, find_scope, read_results
 from .bisect import Band, Bands, Culprit, find_culprit, make_module_bands, make_node_bands
+from .losses import list_exceeded
 from .report import VerificationReport
 from .structure import READING
 
@@ -52,6 +54,15 @@ LOSS = (
     " model on these texts, as of untrained weights (docs/quantize.md): export another one, judge it by texts"
     " of yours with --prompts FILE, or write it without a verdict, --no-verify; else look at what feeds it"
     " (the cache, the padding), or at longer texts"
+)
+LOST = (
+    "this precision loses so much of this model in PyTorch too, rounded in the same way, so neither its graph"
+    " nor its cache is at fault (docs/quantize.md): export another precision, judge it by texts of yours with"
+    " --prompts FILE, or accept the loss by its name, as in --accept {}"
+)
+PADDED = (
+    "single texts pass and padded batches do not, though no node of it left its band there: look at what"
+    " feeds it, the mask of the padding and the rows of the cache"
 )
 ADD_FP32 = (
     "it would be held against the same graph in fp32, if that passed; where it is missing, add fp32 to"
@@ -100,6 +111,9 @@ def explain(
     unexplained: dict[str, str] = {}
     read = {c.artifact for c in report.comparisons if c.backend == READING and not c.passed}
     for artifact in failed:
+        if artifact.id in report.lost:
+            unexplained[artifact.id] = LOST.format(propose_acceptance(report, artifact.id))
+            continue
         progress(f"verifying {artifact.id}: looking for the node at fault")
         try:
             graph = load_graph(bundle.path(artifact.file))
@@ -124,7 +138,7 @@ def explain(
         if culprit is not None:
             culprits.append(culprit)
         elif artifact.id not in read:  # what was read there names its node
-            unexplained[artifact.id] = explain_no_culprit(artifact, manifest, bool(healthy))
+            unexplained[artifact.id] = explain_no_culprit(report, artifact, manifest, bool(healthy))
     return dataclasses.replace(report, culprits=tuple(culprits), unexplained=unexplained)
 
 
@@ -141,8 +155,23 @@ def make_spot_trial(examiner: AnyExaminer, artifact: Artifact, spot: Spot) -> Tr
     return trial
 
 
-def explain_no_culprit(artifact: Artifact, manifest: Manifest, traced: bool) -> str:
+def propose_acceptance(report: VerificationReport, artifact: str) -> str:
+    """Return what --accept would have to be given so that a graph passes, a little rounded up."""
+    wanted: dict[str, float] = {}
+    for comparison in report.comparisons:
+        if comparison.artifact == artifact:
+            for name, value in list_exceeded(comparison).items():
+                metric = name.rpartition(".")[2]
+                wanted[metric] = max(wanted.get(metric, 0.0), math.inf if value is None else value)
+    return " --accept ".join(f"{metric}={1.1 * value:.2g}" for metric, value in wanted.items())
+
+
+def explain_no_culprit(
+    report: VerificationReport, artifact: Artifact, manifest: Manifest, traced: bool
+) -> str:
     """Return the explanation of a failed graph none of whose nodes left its band."""
+    if artifact.id not in report.list_failed_alone():
+        return PADDED
     if not PRECISIONS[artifact.precision].is_quantized:
         return INSIDE
     ids = {other.id for other in manifest.artifacts}

@@ -14,6 +14,7 @@ from ...runtime.diagnostics.golden.files import PREFIX, Arrays, write_golden
 from ...runtime.diagnostics.metrics import Comparison
 from ..comparison.examiner import Limits
 from ..errors import VerificationError
+from ..limits import Accepted
 from .bisect import Culprit
 from .fp32_nodes import Fp32Node
 
@@ -30,6 +31,9 @@ class VerificationReport:
         reference: what a graph was compared with, where it is neither of the usual two.
         precisions: of the graphs, by artifact; an .onnx file has none here.
         unexplained: of graphs that failed and have no culprit, by artifact: why.
+        lost: of graphs that failed, those of which PyTorch itself loses as much by their precision.
+        notes: what is to be known of the model, in words.
+        accepted: what a user lets precisions lose, by precision and metric.
         plans: "not run" where the bundle has plans; empty where it has none.
     """
 
@@ -39,6 +43,9 @@ class VerificationReport:
     fp32_nodes: Mapping[str, tuple[Fp32Node, ...]] = field(default_factory=dict)
     reference: str = ""
     unexplained: Mapping[str, str] = field(default_factory=dict)
+    lost: frozenset[str] = frozenset()
+    notes: tuple[str, ...] = ()
+    accepted: Mapping[str, Accepted] = field(default_factory=dict)
     plans: str = ""
     precisions: Mapping[str, str] = field(default_factory=dict)
 
@@ -78,6 +85,8 @@ class VerificationReport:
             "unexplained": dict(self.unexplained),
             "fp32_nodes": {name: [n.to_json() for n in nodes] for name, nodes in self.fp32_nodes.items()},
         }
+        if self.notes:
+            fields["notes"] = list(self.notes)
         if self.plans:
             fields["plans"] = self.plans
         return fields
@@ -90,6 +99,10 @@ class VerificationReport:
             if not c.passed
         ]
 
+    def list_failed_alone(self) -> frozenset[str]:
+        """Return the graphs that fail with single texts too, not only in padded batches."""
+        return frozenset(c.artifact for c in self.comparisons if not c.passed and "padded" not in c.case)
+
     def gates(self) -> dict[str, dict[str, Any]]:
         """Return for each artifact the limits, and the worst value that any case measured."""
         gates: dict[str, dict[str, Any]] = {}
@@ -100,17 +113,24 @@ class VerificationReport:
             for name in comparison.limits:
                 values = [gate["measured"].get(name, 0.0), comparison.metrics[name]]
                 gate["measured"][name] = None if None in values else max(values)
+            accepted = self.accepted.get(self.precisions.get(comparison.artifact, ""))
+            if accepted:
+                gate["accepted"] = dict(accepted)
         return gates
 
     def raise_if_failed(self, advice: str = "") -> None:
         """Raise a VerificationError that lists every failure, and ends with what a user can do about them."""
         if self.passed:
             return
-        lines = ["the export does not compute the model:", *self.list_failures(), *self.where()]
         failed = frozenset(c.artifact for c in self.comparisons if not c.passed)
+        is_loss = failed <= self.lost
+        what = (
+            "a precision loses too much of the model" if is_loss else "the export does not compute the model"
+        )
+        lines = [f"{what}:", *self.list_failures(), *self.where()]
         bad = {self.precisions[artifact] for artifact in failed if artifact in self.precisions}
         good = sorted(set(self.precisions.values()) - bad)
-        if bad and good:
+        if bad and good and failed <= self.list_failed_alone():
             lines.append(
                 f"{', '.join(good)} passed: {', '.join(sorted(bad))} can be left out by --precision,"
                 " with --target cpu"

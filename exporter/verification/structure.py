@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from typing import Any
 
 import numpy as np
 import onnx_ir as ir
@@ -16,34 +15,65 @@ from ...runtime.backends.backend import Array, Arrays
 from ...runtime.bundle.bundle import Bundle
 from ...runtime.bundle.manifest import Artifact
 from ...runtime.diagnostics.metrics import Comparison
+from ..passes.int8_encoder import COLUMNS, JOINED, UNSMOOTHING
 from ..passes.kv_cache import KEY_SCALE
+from ..passes.quantize import WEIGHT
 from ..passes.weight_files import load_graph
 from ..passes.weights import Stored
-from ..tracing.modules import find_module
+from .activations import find_wrong_activations
+from .attributes import (
+    NORMS,
+    SINGLE,
+    describe_node,
+    find_wrong_attention,
+    find_wrong_cache_scales,
+    find_wrong_epsilons,
+    find_wrong_scales,
+)
+from .finite import find_not_finite, list_constants
+from .meant import Meant
+from .whole_numbers import Rows, check_whole_numbers
 
 READING = "reading the graph"  # in the place of an engine
 CASE = "attributes and weights"
 MOST = 3  # faults of a kind that are reported
-NORMS = ("LayerNormalization", "RMSNormalization", "SimplifiedLayerNormalization")
-EPSILONS = ("layer_norm_eps", "norm_eps", "rms_norm_eps")  # how their settings begin
 FLOATS = (ir.DataType.FLOAT, ir.DataType.FLOAT16)
 PRODUCTS = ("MatMul", "Gemm")
-# Relative tolerances: attributes are stored in fp32, constants may be in fp16.
-SINGLE = 1e-6
-HALF = 2.0**-11
-SCALES_APART = 1.75  # of a cache, from those that real text gives here: other text reaches a little more
+NEAR = 0.1  # of a tensor's length: what is nearer to it was meant to be it
 
 
 def compare_structure(
-    bundle: Bundle, artifact: Artifact, tensors: Arrays | None = None, cache_scales: Arrays | None = None
+    bundle: Bundle,
+    artifact: Artifact,
+    tensors: Arrays | None = None,
+    cache_scales: Arrays | None = None,
+    meant: Meant | None = None,
+    rows: Rows = lambda name: None,
 ) -> Comparison:
-    """Compare a graph's attributes; its weights with the checkpoint's, int8 caches with scales, if given."""
+    """Compare what a graph says with the model, as far as it is given.
+
+    Args:
+        bundle: has the graph.
+        artifact: the graph.
+        tensors: the checkpoint's, to compare weights with.
+        cache_scales: what int8 caches need.
+        meant: what the model says of attributes; without it the config in the manifest counts.
+        rows: gives what a weight's product reads of real text (M, K), by its name.
+    """
     graph = load_graph(bundle.path(artifact.file)).graph
-    weights = [] if tensors is None else list(check_weights(graph, tensors))
-    ours = not bundle.manifest.source.get("exporter")  # others scale where they like
+    is_ours = not bundle.manifest.source.get("exporter")  # others scale, and name their weights, as they like
+    weights: list[str] = []
+    if tensors is not None:
+        products = artifact.quantization.get("rows", {})
+        weights += check_weights(graph, tensors, products, is_ours)
+        weights += check_whole_numbers(graph, tensors, products, rows, is_ours)
+    config = bundle.manifest.config
     failures = [
-        *shorten(find_wrong_epsilons(graph, bundle.manifest.config)),
-        *shorten(find_wrong_scales(graph, bundle.manifest.config) if ours else ()),
+        *shorten(find_wrong_epsilons(graph, config, meant)),
+        *shorten(find_wrong_scales(graph, config) if is_ours else ()),
+        *shorten(() if meant is None else find_wrong_attention(graph, meant, bundle.manifest.max_length)),
+        *shorten(() if meant is None else find_wrong_activations(graph, meant)),
+        *shorten(find_not_finite(graph)),
         *shorten(filter(None, weights)),
         *shorten(find_wrong_cache_scales(graph, cache_scales or {})),
     ]
@@ -106,95 +136,97 @@ def find_different_attributes(node: ir.Node, other: ir.Node) -> Iterator[tuple[s
                 yield key, one, two
 
 
-def find_wrong_epsilons(graph: ir.Graph, config: Mapping[str, Any]) -> Iterator[str]:
-    """Yield the normalisations whose epsilon is not the config's."""
-    meant = next((float(value) for name, value in config.items() if name.startswith(EPSILONS)), None)
-    if meant is None:
-        return
-    for node in graph:
-        epsilon = find_epsilon(node)
-        if epsilon is not None and not math.isclose(epsilon, meant, rel_tol=SINGLE):
-            yield f"{describe_node(node)} has epsilon {epsilon:g}, the model's is {meant:g}"
-
-
-def find_epsilon(node: ir.Node) -> float | None:
-    """Return a normalisation's epsilon: the attribute, or the number added to a mean of squares."""
-    if node.op_type in NORMS:
-        return node.attributes["epsilon"].as_float() if "epsilon" in node.attributes else 1e-5
-    mean = node.inputs[0].producer() if node.op_type == "Add" and node.inputs[0] is not None else None
-    added = node.inputs[1].const_value if mean is not None and node.inputs[1] is not None else None
-    if mean is None or mean.op_type != "ReduceMean" or added is None or added.size != 1:
-        return None
-    return float(added.numpy().item())
-
-
-def find_wrong_scales(graph: ir.Graph, config: Mapping[str, Any]) -> Iterator[str]:
-    """Yield attention whose scores are not scaled as the config says, by 1 / sqrt(head size) by default."""
-    for node in graph:
-        size = find_head_size(node)
-        scale = find_attention_scale(node)
-        if size is None or scale is None:
-            continue
-        meant = config.get("attention_scale") or size**-0.5
-        if not math.isclose(scale, meant, rel_tol=HALF if isinstance(scale, np.float16) else SINGLE):
-            yield f"{describe_node(node)} has scale {scale:g}, heads of {size} need {meant:g}"
-
-
-def find_wrong_cache_scales(graph: ir.Graph, meant: Arrays) -> Iterator[str]:
-    """Yield scales far from what the model's keys and values need: steps too coarse, or values clipped."""
-    for node in graph:
-        if node.op_type != "GroupQueryAttention" or len(node.inputs) < KEY_SCALE + 2:
-            continue
-        for cache, scale in zip(node.inputs[3:5], node.inputs[KEY_SCALE : KEY_SCALE + 2], strict=True):
-            wanted = None if cache is None else meant.get(str(cache.name))
-            if wanted is None or scale is None or scale.const_value is None:
-                continue
-            found = scale.const_value.numpy()
-            if found.shape != wanted.shape:
-                yield f"{describe_node(node)} has {scale.name!r} of shape {found.shape}, not {wanted.shape}"
-                continue
-            with np.errstate(all="ignore"):
-                apart = float(np.exp(np.median(np.abs(np.log(found / wanted)))))
-            if not apart <= SCALES_APART:  # NaN is not
-                yield f"{describe_node(node)} has {scale.name!r}, {apart:.3g} times off what real text needs"
-
-
-def find_head_size(node: ir.Node) -> int | None:
-    """Return the head size of a node that scales attention; None for others, or if the graph does not say."""
-    index = {"Attention": 0, "GroupQueryAttention": 3}.get(node.op_type)
-    value = None if index is None else node.inputs[index]
-    if node.op_type == "Mul" and node.outputs[0].shape is not None and len(node.outputs[0].shape) in (4, 5):
-        value = node.outputs[0]  # (B, H, T, D), or (B, K, H / K, T, D)
-    last = None if value is None or value.shape is None else value.shape[-1]
-    if not isinstance(last, int):
-        return None
-    return last // node.attributes.get_int("q_num_heads", 1)  # of joined heads
-
-
-def find_attention_scale(node: ir.Node) -> float | np.floating[Any] | None:
-    """Return attention's scale: the attribute, or the one number that heads are multiplied by."""
-    if node.op_type != "Mul":
-        return node.attributes["scale"].as_float() if "scale" in node.attributes else None
-    factor = node.inputs[1].const_value if node.inputs[1] is not None else None
-    if factor is None or factor.size != 1:
-        return None
-    number: np.floating[Any] = factor.numpy().flat[0]
-    return number
-
-
-def check_weights(graph: ir.Graph, tensors: Arrays) -> Iterator[str]:
-    """Yield what is wrong with each weight that is kept as floats, or ""."""
-    for value, constant, node in list_weights(graph):
+def check_weights(
+    graph: ir.Graph, tensors: Arrays, products: Mapping[str, object], is_ours: bool
+) -> Iterator[str]:
+    """Yield what is wrong with each weight that is kept as floats, or ""; see `check_whole_numbers`."""
+    known = set(list_parts_of_whole_numbers(graph))
+    by_size: dict[int, list[str]] = {}
+    for value, constant, node in list_constants(graph):
         stored = Stored.read(value)
-        weight = f"weight {value.name!r} of {describe_node(node)}"
+        words = f"weight {value.name!r} of {describe_node(node)}"
         if stored.parameter in tensors:
             meant = stored.of(tensors[stored.parameter], constant.shape.numpy())
             fault = describe_difference(constant.numpy(), meant)
             if isinstance(constant, ir.ExternalTensor):
                 constant.release()  # what is mapped counts as this process's memory
-            yield f"{weight} {fault}" if fault else ""
-        elif len(constant.shape) == 2 and any(use.node.op_type in PRODUCTS for use in value.uses()):
-            yield f"{weight} is no tensor of the checkpoint"
+        elif value in known or constant.size == 1:  # numbers that one computes with are no weights
+            continue
+        elif str(value.name).endswith(JOINED):
+            fault = describe_joined_biases(str(value.name), constant.numpy(), tensors, products)
+        elif is_ours:
+            fault = "is no tensor of the checkpoint"
+        else:
+            by_size = by_size or index_by_size(tensors)
+            fault = describe_unnamed(value, constant.numpy(), tensors, by_size)
+        yield f"{words} {fault}" if fault else ""
+
+
+def list_parts_of_whole_numbers(graph: ir.Graph) -> Iterator[ir.Value]:
+    """Yield the constants that belong to weights in whole numbers, or to a cache: other checks read them."""
+    for node in graph:
+        read: list[ir.Value | None] = []
+        if WEIGHT in node.metadata_props:
+            read = [node.inputs[2]]
+        elif node.op_type == "MatMulIntegerToFloat":
+            read = list(node.inputs[3:4])
+            name = str(node.inputs[1].name if node.inputs[1] is not None else "").partition(COLUMNS)[0]
+            read.append(graph.initializers.get(name + UNSMOOTHING))
+        elif node.op_type == "GroupQueryAttention":
+            read = list(node.inputs[KEY_SCALE : KEY_SCALE + 2])
+        yield from (value for value in read if value is not None)
+
+
+def describe_joined_biases(name: str, got: Array, tensors: Arrays, products: Mapping[str, object]) -> str:
+    """Return how the biases of an encoder's linears, one behind the other, differ from the checkpoint's."""
+    first = name.removesuffix(JOINED)
+    weights = next((names for each in products if (names := each.split("+"))[0] == first), [])
+    biases = [f"{weight.removesuffix('weight')}bias" for weight in weights]
+    if not biases or any(bias not in tensors for bias in biases):
+        return "is of no product that the manifest names"
+    return describe_difference(got, np.concatenate([tensors[bias] for bias in biases]))
+
+
+def index_by_size(tensors: Arrays) -> dict[int, list[str]]:
+    """Return the names of tensors by how many numbers they have."""
+    found: dict[int, list[str]] = {}
+    for name in tensors:
+        found.setdefault(tensors[name].size, []).append(name)
+    return found
+
+
+def describe_unnamed(value: ir.Value, got: Array, tensors: Arrays, by_size: dict[int, list[str]]) -> str:
+    """Return how a constant of another exporter's, under a name of its own, differs from the checkpoint.
+
+    It may be any tensor of as many numbers. If it is none it must not be near one; and vectors that are
+    added to products, or scale norms, must be one, like matrices that are multiplied by.
+    """
+    nearest = ""
+    for name in by_size.get(got.size, []):
+        meant = tensors[name].reshape(-1)
+        fault = describe_difference(got.reshape(-1), meant, f"the checkpoint's {name!r}")
+        if not fault:
+            return ""
+        off = float(np.linalg.norm(got.reshape(-1).astype(np.float64) - meant))
+        if off <= NEAR * float(np.linalg.norm(meant.astype(np.float64))):
+            nearest = fault
+    if nearest:
+        return nearest
+    is_weight = any(reads_as_weight(use.node, value) for use in value.uses())
+    return "is no tensor of the checkpoint" if is_weight else ""
+
+
+def reads_as_weight(node: ir.Node, value: ir.Value) -> bool:
+    """Tell whether a node multiplies by a matrix, adds a vector to a product, or scales a norm by it."""
+    rank = 0 if value.shape is None else len(value.shape)
+    if node.op_type in PRODUCTS or node.op_type == "MatMulNBits":
+        return rank == 2 or (rank == 1 and node.op_type != "MatMul")
+    if node.op_type in NORMS:
+        return True
+    if node.op_type != "Add" or rank != 1:
+        return False
+    others = [other.producer() for other in node.inputs if other is not None and other is not value]
+    return any(other is not None and other.op_type in PRODUCTS for other in others)
 
 
 def describe_difference(got: Array, meant: Array, whose: str = "the checkpoint's") -> str:
@@ -207,8 +239,3 @@ def describe_difference(got: Array, meant: Array, whose: str = "the checkpoint's
     off = np.abs(got.astype(np.float64) - meant).max()
     largest = np.abs(meant).max()
     return f"is not {whose}: off by up to {off:.3g} of {largest:.3g}"
-
-
-def describe_node(node: ir.Node) -> str:
-    where = f" of {find_module(node)}" if find_module(node) else ""
-    return f"node {node.name!r} ({node.op_type}){where}"

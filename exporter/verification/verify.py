@@ -10,34 +10,33 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from ...runtime.backends.backend import Array
 from ...runtime.bundle.bundle import Bundle
 from ...runtime.diagnostics.golden.files import find_golden, read_golden
+from ...runtime.diagnostics.golden.texts import compare_texts
 from ...runtime.diagnostics.metrics import Comparison, Metrics, Outcome, ScoreMetrics, VectorMetrics
 from ...runtime.errors import BackendError, InputError
-from ...runtime.progress import CountedLine
-from ..calibration.calibration import Calibration, compute_cache_scales, read_calibration
+from ..calibration.calibration import Calibration, read_calibration
 from ..calibration.prompts import read_prompts
 from ..checkpoints.source import Source, resolve_source, restore_argument
-from ..comparison.decoders import ENOUGH, DecoderExaminer
 from ..comparison.examiner import Progress
 from ..comparison.tasks import AnyExaminer, examine_golden, examine_model
 from ..errors import SourceError, VerificationError
 from ..execution.node_executor import ROUNDING_ENGINE
-from ..graphs import list_tensors
+from ..limits import NOTHING_ACCEPTED, Accepted
 from ..memory import give_back_memory
 from ..passes.weight_files import load_graph
-from ..passes.weights import LazyArrays, is_described, read_array
-from ..precisions import PRECISIONS
-from ..reference.fitted_head import LinearHead
+from ..passes.weights import is_described
 from ..reference.model import load_our_model, rest
 from ..reference.passages import TextMetrics
 from ..tensorrt.build import check_plan_names
+from .deep import compare_deeply, refuse_deep
+from .derivation import compare_with_checkpoint
 from .explain import explain, make_tracer
 from .files import RUNNING, verify_file
 from .fp32_nodes import list_fp32_nodes
+from .losses import add_losses, judge_by_float64, read_accepted
+from .reading import compare_by_reading
 from .report import VerificationReport
-from .structure import CASE, compare_structure
 
 if TYPE_CHECKING:
     from ..reference.model import ReferenceModel
@@ -68,6 +67,7 @@ def verify(
     against: str | Path | None = None,
     inputs: str | Path | None = None,
     seed: int = 0,
+    deep: bool = False,
     progress: Progress = lambda _: None,
 ) -> VerificationReport:
     """Compare every ONNX graph of a bundle with the model it was exported from.
@@ -87,6 +87,8 @@ def verify(
         inputs: for an .onnx file, a .npz with an array for each input; made up unless given.
         seed: decides which batches, lengths and split points are drawn, beside the fixed ones; needs the
             checkpoint, as golden data keeps those of the export.
+        deep: also make every graph from the checkpoint again, with the same choices, and compare them node
+            for node; needs the checkpoint, and takes as long as an export.
         progress: called with a line when a stage begins, and while it goes on. Some lines are a
             `planforge.runtime.progress.CountedLine`: they know how much is done, and of how much.
 
@@ -107,8 +109,8 @@ def verify(
             f" {backend}` holds another engine against golden data, on the machine that has it"
         )
     if Path(bundle).suffix == ".onnx" and not Path(bundle).is_dir():
-        if source is not None or prompts is not None or only:
-            raise InputError("source, prompts and only are for a bundle, not for an .onnx file")
+        if source is not None or prompts is not None or only or deep:
+            raise InputError("source, prompts, only and deep are for a bundle, not for an .onnx file")
         return tighten_limits(verify_file(Path(bundle), against, inputs, progress), limits)
     if against is not None or inputs is not None:
         raise InputError("against and inputs are for an .onnx file; a bundle has its own")
@@ -116,24 +118,36 @@ def verify(
     progress("checking files")
     opened.verify_files()
     wanted = restrict_to(opened, only)
-    report = tighten_limits(verify_bundle(wanted, source, prompts, progress, seed), limits)
+    report = tighten_limits(verify_bundle(wanted, source, prompts, progress, seed, deep), limits)
     if report.passed:  # a graph that was changed is named by its node, rather than by its plan
         check_plan_names(opened)
     return report
 
 
 def verify_bundle(
-    opened: Bundle, source: str | Path | None, prompts: str | Path | None, progress: Progress, seed: int
+    opened: Bundle,
+    source: str | Path | None,
+    prompts: str | Path | None,
+    progress: Progress,
+    seed: int,
+    deep: bool,
 ) -> VerificationReport:
     """Verify a bundle with its checkpoint, or with golden data where that is absent."""
     if (source is not None or prompts is not None) and not is_described_bundle(opened):
         raise VerificationError(OLDER.format(opened.folder))
     checkpoint = find_recorded_source(opened) if source is None else find_given_source(opened, source)
-    if checkpoint is not None:
-        return verify_with_pytorch(opened, checkpoint, prompts, progress, seed)
-    if prompts is not None:
+    if checkpoint is None and prompts is not None:
         raise VerificationError("--prompts needs the checkpoint; pass --source MODEL")
-    return verify_with_golden_data(opened, progress)
+    if deep:
+        refuse_deep(opened, checkpoint is not None)
+    progress("comparing tokenizer and settings")
+    files = [] if checkpoint is None else compare_with_checkpoint(opened, checkpoint)
+    files += compare_texts(opened)[0]
+    if checkpoint is None:
+        report = verify_with_golden_data(opened, progress)
+    else:
+        report = verify_with_pytorch(opened, checkpoint, prompts, progress, seed, deep)
+    return dataclasses.replace(report, comparisons=(*files, *report.comparisons))
 
 
 def verify_with_golden_data(opened: Bundle, progress: Progress) -> VerificationReport:
@@ -154,7 +168,12 @@ def verify_with_golden_data(opened: Bundle, progress: Progress) -> VerificationR
 
 
 def verify_with_pytorch(
-    opened: Bundle, checkpoint: Source, prompts: str | Path | None, progress: Progress, seed: int
+    opened: Bundle,
+    checkpoint: Source,
+    prompts: str | Path | None,
+    progress: Progress,
+    seed: int,
+    deep: bool = False,
 ) -> VerificationReport:
     """Verify a bundle with its checkpoint, whose hash was compared with the manifest's."""
     model = load_model_to_compare(opened, checkpoint)
@@ -162,11 +181,15 @@ def verify_with_pytorch(
     examiner = examine_model(opened, model, texts, progress, seed)
     give_back_memory()
     calibration = read_calibration(opened, model)
-    report, _ = verify_model(examiner, model, calibration, progress)
+    report, _ = verify_model(examiner, model, calibration, progress, read_accepted(opened.manifest))
     tracer = None
     if not opened.manifest.source.get("exporter"):  # another's graphs cannot be traced again
         tracer = make_tracer(opened.manifest, checkpoint, model)
-    return explain(examiner, report, progress, model, calibration, tracer)
+    report = explain(examiner, report, progress, model, calibration, tracer)
+    if not deep or tracer is None:
+        return report
+    again = compare_deeply(opened, calibration, tracer, progress)
+    return dataclasses.replace(report, comparisons=(*report.comparisons, *again))
 
 
 def load_model_to_compare(bundle: Bundle, checkpoint: Source) -> ReferenceModel:
@@ -264,22 +287,30 @@ def find_recorded_source(bundle: Bundle) -> Source | None:
 
 
 def verify_model(
-    examiner: AnyExaminer, model: ReferenceModel, calibration: Calibration, progress: Progress
+    examiner: AnyExaminer,
+    model: ReferenceModel,
+    calibration: Calibration,
+    progress: Progress,
+    accepted: Mapping[str, Accepted] | None = None,
 ) -> tuple[VerificationReport, dict[str, dict[str, float]]]:
     """Compare every graph with the model; return what each metric was held to, by precision, as well.
 
-    While the graphs run the model may rest: who computes with it afterwards calls `wake`.
+    `accepted` has what a user lets each precision lose. While the graphs run the model may rest: who computes
+    with it afterwards calls `wake`.
     """
     from ..reference.onnx_reference import OnnxGraphs
 
     # What rounding does to another exporter's graphs is not known.
     reference = model.reference if isinstance(model, OnnxGraphs) else ""
 
+    losses: dict[str, dict[str, float]] = {}
+
     def choose_limits(precision: str) -> dict[str, float]:
         progress(f"computing what {precision} may lose")
         rounding = None if reference else calibration.make_rounding(precision)
         gaps = {} if rounding is None else examiner.measure_gaps(model, rounding)
-        return examiner.choose_limits(precision, gaps)
+        losses[precision] = examiner.name_losses(gaps)
+        return examiner.choose_limits(precision, gaps, (accepted or {}).get(precision, NOTHING_ACCEPTED))
 
     precisions = sorted({artifact.precision for artifact in examiner.bundle.manifest.artifacts})
     try:
@@ -288,44 +319,9 @@ def verify_model(
         raise VerificationError(str(error)) from error
     give_back_memory()
     report = compare_all(examiner, limits, progress, None if reference else model)
-    return dataclasses.replace(report, reference=reference), limits
-
-
-def list_tensors_to_compare(bundle: Bundle, model: ReferenceModel) -> Mapping[str, Array]:
-    """Return what to compare weights with: the checkpoint's tensors, and scikit-learn's for a fitted head."""
-    tensors = list_tensors(model)
-    head = LinearHead.load(bundle)
-    if head is not None:
-        import torch
-
-        tensors |= {"head.weight": torch.from_numpy(head.weight), "head.bias": torch.from_numpy(head.bias)}
-    return LazyArrays(tensors, read_array)
-
-
-def compute_scales_to_compare(examiner: AnyExaminer, model: ReferenceModel) -> dict[str, Array]:
-    """Return what the int8 caches' scales are compared with; nothing where there is too little real text."""
-    artifacts = examiner.bundle.manifest.artifacts
-    if not any(PRECISIONS[artifact.precision].cache_bits for artifact in artifacts):
-        return {}
-    assert isinstance(examiner, DecoderExaminer)
-    enough = sum(map(len, examiner.expected.texts)) >= ENOUGH
-    return compute_cache_scales(examiner, model) if enough else {}
-
-
-def compare_by_reading(
-    examiner: AnyExaminer, progress: Progress, model: ReferenceModel | None
-) -> dict[str, Comparison]:
-    """Compare what every graph's file says, by the graph's id: see `compare_structure`."""
-    bundle = examiner.bundle
-    tensors = None if model is None else list_tensors_to_compare(bundle, model)
-    scales = None if model is None else compute_scales_to_compare(examiner, model)
-    read = {}
-    artifacts = bundle.manifest.artifacts
-    for number, artifact in enumerate(artifacts):
-        line = f"comparing {CASE}: {artifact.id}"
-        progress(CountedLine(line, number, len(artifacts), "graphs"))
-        read[artifact.id] = compare_structure(bundle, artifact, tensors, scales)
-    return read
+    report = judge_by_float64(examiner, model, report, limits, progress)
+    report = add_losses(dataclasses.replace(report, reference=reference, accepted=accepted or {}), losses)
+    return report, limits
 
 
 def compare_all(

@@ -80,13 +80,13 @@ class OrtProgram:
         self.huge_pages = HugePages(wanted=tuple(providers) == CPU)
         with wrap_ort_errors(f"ONNX Runtime cannot load {path.name}"), self.huge_pages:
             self.session = make_session(path, options, providers, disabled)
-        for tensor in (*self.session.get_inputs(), *self.session.get_outputs()):
-            if tensor.type not in NUMPY_TYPES:
-                raise BackendError(
-                    f"{path.name}: {tensor.name} has type {tensor.type}, which is not supported"
-                )
-            self.dtypes[tensor.name] = NUMPY_TYPES[tensor.type]
-        self.output_names = [tensor.name for tensor in self.session.get_outputs()]
+            self.output_names = [tensor.name for tensor in self.session.get_outputs()]
+            tensors = (*self.session.get_inputs(), *self.session.get_outputs())
+            types = {tensor.name: tensor.type for tensor in tensors}
+        for name, kind in types.items():
+            if kind not in NUMPY_TYPES:
+                raise BackendError(f"{path.name}: {name} has type {kind}, which is not supported")
+            self.dtypes[name] = NUMPY_TYPES[kind]
         self.steps: weakref.WeakSet[OrtStep] = weakref.WeakSet()  # that were bound for many runs
 
     def allocate(self, name: str, shape: Shape) -> OrtBuffer:
@@ -330,8 +330,11 @@ def wrap_ort_errors(doing: str) -> Iterator[None]:
 
 def raise_ort_error(doing: str, error: Exception) -> NoReturn:
     """Raise an exception of ONNX Runtime as a BackendError, in one line; any other as it is."""
-    # Session creation raises ONNX Runtime's own exceptions, a run with IO binding RuntimeError.
-    if isinstance(error, RuntimeError) or type(error).__module__.startswith("onnxruntime"):
+    # Session creation raises ONNX Runtime's own exceptions, a run with IO binding RuntimeError; a damaged
+    # graph's names may be no text.
+    if isinstance(error, RuntimeError | UnicodeDecodeError) or type(error).__module__.startswith(
+        "onnxruntime"
+    ):
         raise BackendError(f"{doing}: {' '.join(str(error).split())}") from error
     raise error
 

@@ -6,6 +6,7 @@ import hashlib
 import json
 import logging
 import os
+import secrets
 from pathlib import Path
 
 log = logging.getLogger("planforge")
@@ -27,11 +28,13 @@ class RuntimeCache:
 
     def load(self) -> bytes | None:
         """Return what was saved; None where it cannot be used."""
+        if not self.path.is_file():  # nor is a pipe waited for
+            return None
         try:
             with self.path.open("rb") as file:
                 said = json.loads(file.readline(4096))
                 content = file.read(MOST_BYTES)
-        except (OSError, ValueError):
+        except (OSError, ValueError, RecursionError):
             return None
         sha256 = hashlib.sha256(content).hexdigest()
         if said != {**self.belongs_to, "sha256": sha256}:
@@ -47,9 +50,10 @@ class RuntimeCache:
         if sha256 == self.loaded or not content:
             return
         head = json.dumps({**self.belongs_to, "sha256": sha256}).encode() + b"\n"
-        partial = self.path.with_name(f".{self.path.name}.{os.getpid()}")
+        partial = self.path.with_name(f".{self.path.name}.{secrets.token_hex(6)}")
         try:
-            partial.write_bytes(head + content)
+            with partial.open("xb") as file:  # never through a link
+                file.write(head + content)
             os.replace(partial, self.path)
         except OSError as error:
             log.info("%s cannot be kept: %s", self.path.name, error.strerror)

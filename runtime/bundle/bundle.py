@@ -14,6 +14,8 @@ from .json_reader import FILE_NAME
 from .manifest import MAX_BYTES, Manifest
 
 WAY_OUT = "copy it once more, or export again"
+MOST_BYTES = 2**30  # of a tokenizer, a template or golden data; what claims more is not even hashed
+LARGE = ("onnx/", "plans/")  # whose files may have any size
 ALWAYS_HASHED_BYTES = 256 * 2**20  # above this, ONNX files and data are hashed only when asked
 
 
@@ -36,6 +38,14 @@ def describe_checkpoint(folder: Path) -> str:
     if any(folder.glob("*.onnx")):
         return f"{folder} holds a model from optimum, not a bundle; first: planforge import {name} -o BUNDLE"
     return f"{folder} is a checkpoint, not a bundle; first: planforge export {name} -o BUNDLE"
+
+
+def refuse_odd_files(folder: Path, path: Path) -> None:
+    """Refuse a pipe or a device, whose reading may never end, and a link that leaves the folder."""
+    if path.exists() and not path.is_dir() and not path.is_file():
+        raise IntegrityError(f"{path} is no regular file, so it is not read")
+    if not path.resolve().is_relative_to(folder.resolve()):
+        raise IntegrityError(f"{path} is a link that leaves the bundle")
 
 
 class Bundle:
@@ -61,6 +71,7 @@ class Bundle:
                 f"{folder} is not a folder; `planforge export MODEL -o {folder}` makes a bundle"
             )
         try:
+            refuse_odd_files(folder, path)
             with path.open("rb") as file:
                 content = file.read(MAX_BYTES + 1)
         except OSError as error:
@@ -86,8 +97,13 @@ class Bundle:
         the file is not listed, missing, changed, or a link that leaves the folder.
         """
         path = self.locate(name)
-        if not (verify or self.manifest.files[name].bytes <= ALWAYS_HASHED_BYTES or name[:5] != "onnx/"):
+        size = self.manifest.files[name].bytes
+        if not (verify or size <= ALWAYS_HASHED_BYTES or name[:5] != "onnx/"):
             return path
+        if size > MOST_BYTES and not name.startswith(LARGE):
+            raise IntegrityError(
+                f"{self.folder}: {name} has {size} bytes; only weights and plans have more than {MOST_BYTES}"
+            )
         stat = path.stat()
         state = (stat.st_ino, stat.st_size, stat.st_mtime_ns)
         if self._hashed.get(name) != state:

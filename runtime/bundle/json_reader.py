@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Mapping
 from pathlib import PurePosixPath
 from typing import Any, TypeVar
@@ -13,6 +14,14 @@ FILE_NAME = "manifest.json"
 T = TypeVar("T")
 
 _MISSING: Any = object()
+
+
+def parse_json(text: str) -> Any:
+    """Return a JSON text's value; refuse half a surrogate pair, which no file and no terminal takes, too."""
+    value = json.loads(text)
+    if "\\ud" in text.lower():
+        json.dumps(value, ensure_ascii=False).encode()
+    return value
 
 
 class Reader:
@@ -65,4 +74,6 @@ def check_file_name(name: str) -> str:
     leaves = path.is_absolute() or ".." in path.parts or not path.parts
     if leaves or any(sign in name for sign in "\\:\0"):
         raise IntegrityError(f"{FILE_NAME} names {name!r}, which is not a path inside the bundle")
+    if not name.isprintable():
+        raise IntegrityError(f"{FILE_NAME} names {name!r}, which has characters that cannot be seen")
     return str(path)

@@ -10,7 +10,7 @@ from typing import Any
 from ..errors import ManifestError
 from .artifact import DTYPES, SLOTS, Artifact, Axis, TensorSpec
 from .defaults import EncoderDefaults, GenerationDefaults
-from .json_reader import FILE_NAME, Reader, check_file_name
+from .json_reader import FILE_NAME, Reader, check_file_name, parse_json
 from .plan import Plan, PlanWeight
 
 __all__ = ["DTYPES", "SLOTS", "Artifact", "Axis", "FileEntry", "Manifest", "Plan", "PlanWeight", "TensorSpec"]
@@ -81,7 +81,7 @@ class Manifest:
     @staticmethod
     def from_json(text: str) -> Manifest:
         try:
-            r = Reader(json.loads(text), "manifest")
+            r = Reader(parse_json(text), "manifest")
         except (ValueError, RecursionError) as error:  # the latter: nested thousands deep
             raise ManifestError(f"{FILE_NAME} is not valid JSON: {error}") from error
         if r.get("format", int) != FORMAT:

@@ -20,7 +20,7 @@ import typer
 from rich.console import Console, RenderableType
 from rich.text import Text
 
-from ..errors import PlanForgeError
+from ..errors import PlanForgeError, make_printable
 from ..signals import Terminated, describe_changes, forget_changes
 from .extras import find_extra
 from .stages import Stages
@@ -88,7 +88,7 @@ def end_with_exit_code(context: typer.Context) -> Iterator[None]:
         raise typer.Exit(INTERRUPTED) from None
     except OSError as error:
         where = f"{error.filename}: " if error.filename else ""
-        fail(f"{where}{error.strerror or error}", FAILED, error)
+        fail(make_printable(f"{where}{error.strerror or error}"), FAILED, error)
 
 
 def fail(message: str, code: int, error: BaseException) -> None:

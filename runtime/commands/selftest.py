@@ -31,7 +31,8 @@ def selftest(
 ) -> None:
     """Compare this machine's engine with PyTorch's answers, kept at export; exit 1 if one differs.
 
-    Logits, greedy tokens, embeddings. Every file is hashed first. Needs neither torch nor onnx.
+    Texts to ids and back, chats, logits, greedy tokens, embeddings. Every file is hashed first. Needs neither
+    torch nor onnx.
     """
     with show_stages() as progress:
         from ..bundle.bundle import Bundle
@@ -57,6 +58,9 @@ def tabulate_selftest(name: str, result: SelftestResult) -> list[RenderableType]
     columns = ("case", "closest metric", "measured", "limit", "tokens", "result")
     title = f"{verdict}: {name} on {result.backend} against PyTorch's answers, {result.seconds:.1f} s"
     tables: list[RenderableType] = [Text(title, style="bold")]
+    if result.texts:
+        rows = [make_text_row(comparison) for comparison in result.texts]
+        tables.append(FittingTable(result.texts[0].artifact, ["case", "compared", "result"], rows))
     for artifact in result.artifacts:
         rows = [make_row(comparison) for comparison in result.comparisons if comparison.artifact == artifact]
         has_tokens = any(row[4] for row in rows)
@@ -64,6 +68,12 @@ def tabulate_selftest(name: str, result: SelftestResult) -> list[RenderableType]
         cells = [[row[index] for index in shown] for row in rows]
         tables.append(FittingTable(artifact, [columns[index] for index in shown], cells))
     return tables
+
+
+def make_text_row(comparison: Comparison) -> list[str]:
+    """Return the row of a comparison of texts: how many of what were compared."""
+    ((unit, count),) = comparison.metrics.items()
+    return [comparison.case, f"{count} {unit}", "passed" if comparison.passed else "FAILED"]
 
 
 def make_row(comparison: Comparison) -> list[str]:
@@ -110,7 +120,7 @@ def list_remarks(result: SelftestResult) -> Iterator[str]:
     """Yield what failed, what was another token by rounding alone, and what was not compared."""
     if not result.comparisons:
         yield "nothing was compared, which is no pass"
-    for comparison in result.comparisons:
+    for comparison in (*result.texts, *result.comparisons):
         where = f"{comparison.artifact}, {comparison.case}"
         yield from (f"FAILED: {where}: {failure}" for failure in comparison.failures)
         if comparison.passed and (flip := comparison.divergence):

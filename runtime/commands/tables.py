@@ -10,6 +10,8 @@ from rich.padding import Padding
 from rich.table import Table
 from rich.text import Text
 
+from ..errors import make_printable
+
 if TYPE_CHECKING:
     from rich.console import Console, ConsoleOptions, JustifyMethod, RenderResult
 
@@ -29,9 +31,9 @@ class FittingTable(Table):
         self, title: str, columns: Sequence[str], rows: Iterable[Sequence[str]], numbers: Collection[str] = ()
     ) -> None:
         super().__init__(show_header=any(columns), box=None, pad_edge=False)
-        self._title = title
+        self._title = make_printable(title)
         self._headings = list(columns)
-        self._texts = [list(row) for row in rows]
+        self._texts = [list(map(make_printable, row)) for row in rows]
         for column in columns:
             justify: JustifyMethod = "right" if column in numbers else "left"
             self.add_column(column, overflow="fold", justify=justify, vertical="bottom" if numbers else "top")

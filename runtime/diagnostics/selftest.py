@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any, TypeAlias
 
 from ..backends.backend import LoadRequest
 from ..bundle.bundle import Bundle
-from ..bundle.manifest import Artifact
+from ..bundle.manifest import Artifact, Manifest
 from ..errors import BundleError
 from ..load import find_class
 
@@ -34,7 +34,9 @@ class SelftestResult:
         backend: the engine.
         artifacts: ids of the graphs that ran; of a plan, the one that it was built from.
         comparisons: one per graph and case, with what was measured and what is allowed.
-        skipped: golden data that is too large for the graphs, or for their plans.
+        texts: how texts and chats are read and written, compared with the golden texts.
+        skipped: golden data that is too large for the graphs, or for their plans; golden texts that are not
+            there.
         seconds: for everything, hashing the files and loading the engine included.
     """
 
@@ -43,12 +45,14 @@ class SelftestResult:
     comparisons: tuple[Comparison, ...]
     skipped: tuple[Skipped, ...]
     seconds: float
+    texts: tuple[Comparison, ...] = ()
 
     @property
     def passed(self) -> bool:
         """Whether something was compared of every graph, and nothing failed."""
         compared = {comparison.artifact for comparison in self.comparisons}
-        return compared == set(self.artifacts) and all(c.passed for c in self.comparisons)
+        all_passed = all(c.passed for c in (*self.texts, *self.comparisons))
+        return compared == set(self.artifacts) and all_passed
 
     def to_json(self) -> dict[str, object]:
         """Return the fields of `planforge selftest --json`."""
@@ -56,6 +60,7 @@ class SelftestResult:
             "passed": self.passed,
             "backend": self.backend,
             "artifacts": list(self.artifacts),
+            "texts": [comparison.to_json() for comparison in self.texts],
             "comparisons": [comparison.to_json() for comparison in self.comparisons],
             "skipped": [asdict(each) for each in self.skipped],
             "seconds": round(self.seconds, 3),
@@ -80,9 +85,10 @@ def selftest(
 ) -> SelftestResult:
     """Compare logits and tokens on one engine with those that PyTorch gave at export.
 
-    The model is opened as `load` opens it, after every file of the bundle was hashed, and driven through
-    the runtime's own loops: caches, padded batches, greedy text. An engine, free to choose, may leave
-    PyTorch's tokens where two logits inside their limits could have changed places.
+    Before, texts become ids, ids become texts, and chats are rendered: all as at export. The model is opened
+    as `load` opens it, after every file of the bundle was hashed, and driven through the runtime's own loops:
+    caches, padded batches, greedy text. An engine, free to choose, may leave PyTorch's tokens where two
+    logits inside their limits could have changed places.
 
     Args:
         bundle: the folder that `planforge export` wrote.
@@ -96,6 +102,8 @@ def selftest(
         BackendUnavailableError: the backend cannot run here; says what is missing.
         BackendError: the engine does not load a graph, or fails while running.
     """
+    from .golden.files import name_damage
+    from .golden.texts import compare_texts
     from .metrics import Comparison
 
     started = time.perf_counter()
@@ -104,11 +112,13 @@ def selftest(
     arrays, limits = load_golden(opened)
     progress("checking files")
     opened.verify_files()
+    progress("comparing how texts are read")
+    texts, not_read = compare_texts(opened)
     progress("loading it")
 
     comparisons = []
     request = LoadRequest(backend=backend, precision=precision, device=device)
-    with model_class._load(opened, request) as model:
+    with name_damage(opened), model_class._load(opened, request) as model:
         try:
             subjects = SUBJECTS[opened.manifest.task](model, arrays, limits)
         except KeyError as error:
@@ -121,12 +131,18 @@ def selftest(
                 comparisons.append(
                     Comparison(artifact=name, backend=model.backend, case=case, **vars(outcome))
                 )
+        # Of a graph that failed its own cases say more.
+        compare_answers = ANSWERS.get(opened.manifest.task)
+        if compare_answers is not None and all(comparison.passed for comparison in comparisons):
+            progress("texts to texts")
+            texts += compare_answers(model, opened.manifest, arrays, limits)
     return SelftestResult(
         backend=model.backend,
         artifacts=tuple(subject.artifact.id for subject in subjects),
         comparisons=tuple(comparisons),
-        skipped=tuple(each for subject in subjects for each in subject.skipped),
+        skipped=(*not_read, *(each for subject in subjects for each in subject.skipped)),
         seconds=time.perf_counter() - started,
+        texts=tuple(texts),
     )
 
 
@@ -203,4 +219,28 @@ SUBJECTS: dict[str, Callable[[Any, Arrays, Limits], list[Subject]]] = {
     "text-generation": prepare_generator,
     "text-encoding": prepare_encoder,
     "translation": prepare_translator,
+}
+
+
+def compare_generator(
+    model: TextGenerator, manifest: Manifest, arrays: Arrays, limits: Limits
+) -> list[Comparison]:
+    """Let a language model continue texts."""
+    from .golden import answers
+
+    return answers.compare_generator(model, manifest, arrays, limits)
+
+
+def compare_translator(
+    model: Translator, manifest: Manifest, arrays: Arrays, limits: Limits
+) -> list[Comparison]:
+    """Let an encoder-decoder translate texts."""
+    from .golden import answers
+
+    return answers.compare_translator(model, manifest, arrays, limits)
+
+
+ANSWERS: dict[str, Callable[[Any, Manifest, Arrays, Limits], list[Comparison]]] = {
+    "text-generation": compare_generator,
+    "translation": compare_translator,
 }

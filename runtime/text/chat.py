@@ -32,6 +32,7 @@ class Chat:
     template: str
     tokens: Mapping[str, str]  # special ones by the names that the template has for them, such as bos_token
     source: str  # what errors call the template
+    clock: Callable[[str], str] | None = None  # in place of the machine's: the time in a format of strftime
 
     @classmethod
     def of(cls, bundle: Bundle) -> Chat | None:
@@ -88,6 +89,11 @@ class Chat:
             )
         return guard.encode(rendered, tokenizer)
 
+    def render(self, messages: Sequence[Message], tools: Sequence[Mapping[str, Any]] = ()) -> str:
+        """Return the text of a conversation, up to where the model is to answer."""
+        plain_tools = [copy_plain(tool, f"tools[{i}]", str) for i, tool in enumerate(tools)]
+        return self._render(check_messages(messages, str), plain_tools)
+
     def _render(self, messages: list[dict[str, Any]], tools: list[Any]) -> str:
         """Render contents that are lists of parts as lists, or as texts where the template reads texts."""
         messages = [message if message["content"] else join_parts(message) for message in messages]
@@ -104,7 +110,10 @@ class Chat:
         return self._render_once([join_parts(message) for message in messages], tools)
 
     def _render_once(self, messages: list[dict[str, Any]], tools: list[Any]) -> str:
-        own = {"tools": tools or None, "documents": None, "add_generation_prompt": True, "messages": messages}
+        own: dict[str, Any] = {"tools": tools or None, "documents": None, "messages": messages}
+        own["add_generation_prompt"] = True
+        if self.clock is not None:
+            own["strftime_now"] = self.clock
         return self.compiled.render({**self.tokens, **own})
 
 

@@ -1,8 +1,7 @@
 """Renders a checkpoint's chat template as transformers does, in jinja2's sandbox and within limits.
 
 A template is data from elsewhere. It reaches no file, no attribute that begins with "_" and no method that
-changes what it was given; loops in loops, and text that doubles again and again, end in an error. What one
-call of a filter or method makes is limited by memory alone.
+changes what it was given. What it may spend in time and memory is in template_limits.py.
 Needs jinja2, which nothing else of the runtime loads.
 """
 
@@ -10,7 +9,7 @@ from __future__ import annotations
 
 import json
 import threading
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Collection, Mapping
 from datetime import datetime
 from importlib.metadata import version
 from typing import Any, NoReturn
@@ -26,16 +25,18 @@ from jinja2.utils import Namespace
 from jinja2.visitor import NodeTransformer
 
 from ..errors import BackendUnavailableError, BundleError, InputError
+from .template_limits import CALL_STEPS, Budget, LimitError, Weight, check_size, list_generators
 from .tokenizer import join_lines
 
 LEAST_VERSION = (3, 1, 6)  # those before have known ways out of the sandbox
-MAX_STEPS = 1_000_000  # turns of loops, and calls, which take as long as so many turns:
-CALL_STEPS = 10
-MAX_LENGTH = 2**24  # characters of what is rendered, elements of what operators make
-MAX_BITS = 4096  # of integers that operators make
-# Filters that no template can name: they stand between loops or `~` and their operands.
+MAX_CHARACTERS = 2**20  # of what is rendered, and for each character of the messages so many more:
+CHARACTERS_EACH = 16
+# Filters that no template can name: they stand between loops, `~`, comparisons, keys or slices, and their
+# operands.
 COUNTED = "counted steps"
 JOINED = "joined texts"
+READ = "read whole"
+COPIED = "copied"
 
 
 class ChatTemplate:
@@ -65,21 +66,23 @@ class ChatTemplate:
         length = 0
         try:
             with self._lock:
-                self._environment.steps = 0
+                self._environment.budget.steps = 0
+                given = Weight([variables])
+                most = MAX_CHARACTERS + CHARACTERS_EACH * given.nested
                 for piece in self._template.generate(variables):
                     length += len(piece)
-                    check_size("what is rendered", length, MAX_LENGTH, "characters")
+                    check_size("what is rendered", length, most, "characters")
                     pieces.append(piece)
-        except (SecurityError, OverflowError, MemoryError, RecursionError) as error:
+        except (LimitError, SecurityError, OverflowError, MemoryError, RecursionError) as error:
             raise BundleError(f"{self.source}: the chat template is stopped: {join_lines(error)}") from error
         except Refused as error:
             raise InputError(
-                f"the chat template refuses the messages: {join_lines(error)}", option="messages"
+                f"the chat template refuses the messages: {join_lines(error):.500}", option="messages"
             ) from error
         except Exception as error:  # whatever its operators and filters raise
             raise InputError(
-                f"the chat template cannot render these messages: {join_lines(error)}; give them the roles"
-                f" and keys that {self.source} reads",
+                f"the chat template cannot render these messages: {join_lines(error):.500}; give them the"
+                f" roles and keys that {self.source} reads",
                 option="messages",
             ) from error
         return "".join(pieces)
@@ -90,14 +93,29 @@ class Refused(jinja2.TemplateError):
 
 
 class Sandbox(ImmutableSandboxedEnvironment):
-    """transformers' environment, which counts steps."""
+    """transformers' environment, in which everything is paid for."""
 
-    intercepted_binops = frozenset(["+", "*", "**"])
+    intercepted_binops = frozenset(["+", "*", "**", "%"])
 
     def __init__(self) -> None:
-        super().__init__(trim_blocks=True, lstrip_blocks=True, extensions=[Generation, loopcontrols])
-        self.steps = 0  # since a rendering began
-        self.filters |= {"tojson": write_json, COUNTED: self.count_steps, JOINED: join_texts}
+        self.budget = Budget()
+        super().__init__(
+            trim_blocks=True,
+            lstrip_blocks=True,
+            extensions=[Generation, loopcontrols],
+            optimized=False,  # nothing is computed while it is compiled, where nobody counts
+            finalize=self.budget.write,
+        )
+        self.filters["tojson"] = write_json
+        for functions in (self.filters, self.tests):
+            for name, function in list(functions.items()):
+                functions[name] = self.budget.guard(name, function)
+        self.filters |= {
+            COUNTED: self.budget.count_steps,
+            JOINED: self.budget.join,
+            READ: self.budget.read,
+            COPIED: self.budget.copy,
+        }
         del self.globals["lipsum"]
         self.globals |= {
             "raise_exception": raise_exception,
@@ -111,39 +129,27 @@ class Sandbox(ImmutableSandboxedEnvironment):
         bounded.set_environment(self)
         return bounded
 
-    def step(self, count: int = 1) -> None:
-        self.steps += count
-        check_size("its work", self.steps, MAX_STEPS, "steps")
-
-    def count_steps(self, values: Iterable[Any]) -> Iterator[Any]:
-        for value in values:
-            self.step()
-            yield value
-
     def call(self, context: Context, called: Any, /, *args: Any, **kwargs: Any) -> Any:
-        self.step(CALL_STEPS)
-        return super().call(context, called, *args, **kwargs)
+        self.budget.step(CALL_STEPS)
+
+        def make() -> Any:
+            return super(Sandbox, self).call(context, called, *whole, **named)
+
+        whole = list_generators(args)
+        named = dict(zip(kwargs, list_generators(kwargs.values()), strict=True))
+        method = getattr(called, "__wrapped__", called)  # the sandbox wraps str.format
+        receiver = getattr(method, "__self__", None)
+        if not isinstance(receiver, str | bytes | int | float | Collection):
+            return make()  # a macro, or one of the functions above
+        return self.budget.call(method.__name__, receiver, [*whole, *named.values()], make)
 
     def call_binop(self, context: Context, operator: str, left: Any, right: Any) -> Any:
-        if isinstance(left, int) and isinstance(right, int):
-            bits = left.bit_length(), right.bit_length()
-            most = sum(bits)
-            if operator == "**":
-                most = bits[0] * abs(right)
-            elif operator == "+":
-                most = max(bits)
-            check_size(f"a number from {operator!r}", most, MAX_BITS, "bits")
-        elif operator == "+" and isinstance(left, Sequence) and isinstance(right, Sequence):
-            check_size("'+'", len(left) + len(right), MAX_LENGTH, "elements")
-        elif operator == "*":
-            for values, times in ((left, right), (right, left)):
-                if isinstance(values, Sequence) and isinstance(times, int):
-                    check_size("'*'", len(values) * times, MAX_LENGTH, "elements")
+        self.budget.check_operands(operator, left, right)
         return super().call_binop(context, operator, left, right)
 
 
 class Bounds(NodeTransformer):
-    """Puts filters that count between a template's loops and `~`, and their operands."""
+    """Puts filters that count between operands and what takes their time without a call."""
 
     def visit_For(self, node: nodes.For) -> nodes.Node:  # noqa: N802 (jinja2's way to name them)
         self.generic_visit(node)
@@ -153,6 +159,26 @@ class Bounds(NodeTransformer):
     def visit_Concat(self, node: nodes.Concat) -> nodes.Node:  # noqa: N802
         self.generic_visit(node)
         return add_filter(nodes.List(node.nodes, lineno=node.lineno), JOINED)
+
+    def visit_Compare(self, node: nodes.Compare) -> nodes.Node:  # noqa: N802
+        self.generic_visit(node)
+        node.expr = add_filter(node.expr, READ)
+        for operand in node.ops:
+            operand.expr = add_filter(operand.expr, READ)
+        return node
+
+    def visit_Pair(self, node: nodes.Pair) -> nodes.Node:  # noqa: N802
+        self.generic_visit(node)
+        node.key = add_filter(node.key, READ)  # it is hashed
+        return node
+
+    def visit_Getitem(self, node: nodes.Getitem) -> nodes.Node:  # noqa: N802
+        self.generic_visit(node)
+        if isinstance(node.arg, nodes.Slice):
+            node.node = add_filter(node.node, COPIED)
+        elif node.ctx == "load" and not isinstance(node.arg, nodes.Const):
+            node.arg = add_filter(node.arg, READ)
+        return node
 
 
 def add_filter(node: nodes.Node, name: str) -> nodes.Filter:
@@ -194,13 +220,6 @@ def make_dict(*args: Any, **kwargs: Any) -> dict[Any, Any]:
     return dict(*args, **kwargs)
 
 
-def join_texts(values: Sequence[Any]) -> str:
-    """Join the operands of `~`."""
-    texts = [str(value) for value in values]
-    check_size("'~'", sum(map(len, texts)), MAX_LENGTH, "characters")
-    return "".join(texts)
-
-
 def write_json(
     value: Any,
     ensure_ascii: bool = False,
@@ -220,8 +239,3 @@ def raise_exception(message: Any) -> NoReturn:
 
 def format_now(form: str) -> str:
     return datetime.now().strftime(form)
-
-
-def check_size(what: str, size: int, most: int, unit: str) -> None:
-    if size > most:
-        raise SecurityError(f"{what} has more than {most} {unit}")

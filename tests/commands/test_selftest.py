@@ -21,10 +21,16 @@ def test_a_bundle_that_passes(demo_bundle: Path) -> None:
     assert done.returncode == 0, done.stderr
     assert [line.rpartition(" (")[0] for line in done.stderr.splitlines()] == [
         "checking files",
+        "comparing how texts are read",
         "loading it",
         "decoder.portable.fp16",
+        "texts to texts",
     ]
-    title, _, graph, header, *rows, _, untested = done.stdout.splitlines()
+    title, texts, graph, untested = done.stdout.strip().split("\n\n")
+    name, _, *text_rows = texts.splitlines()
+    assert name == "manifest and tokenizer"
+    assert [row.split()[-1] for row in text_rows] == ["passed"] * 5
+    graph, header, *rows = graph.splitlines()
     assert title.startswith(f"passed: {demo_bundle.name} on ort-cpu against PyTorch's answers, ")
     assert graph == "decoder.portable.fp16"
     assert header.split()[:3] == ["case", "closest", "metric"]
@@ -39,7 +45,7 @@ def test_json_has_every_comparison(demo_bundle: Path) -> None:
     done = planforge("selftest", demo_bundle, "--backend", "ort-cpu", "--json")
     assert done.returncode == 0, done.stderr
     found = json.loads(done.stdout)
-    assert list(found) == ["passed", "backend", "artifacts", "comparisons", "skipped", "seconds"]
+    assert list(found) == [*("passed", "backend", "artifacts", "texts", "comparisons", "skipped", "seconds")]
     assert (found["passed"], found["backend"], found["skipped"]) == (True, "ort-cpu", [])
     assert found["artifacts"] == ["decoder.ort.fp32"]
     for comparison in found["comparisons"]:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -11,6 +10,7 @@ from typing import Any
 import tokenizers
 from tokenizers import AddedToken, decoders, models, normalizers, pre_tokenizers, processors
 
+from ....runtime.bundle.json_reader import parse_json
 from ....runtime.errors import TokenizerError
 from ....runtime.text.tokenizer import WAY_OUT, Tokenizer, join_lines, parse, read, wrap_tokenizer_errors
 
@@ -291,7 +291,7 @@ def read_json_object(path: Path) -> dict[str, Any]:
     if not path.is_file():
         return {}
     try:
-        value = json.loads(read(path))
+        value = parse_json(read(path).decode())
     except (ValueError, RecursionError) as error:
         raise TokenizerError(f"{path} is not JSON: {join_lines(error)}; {WAY_OUT}") from error
     if not isinstance(value, dict):

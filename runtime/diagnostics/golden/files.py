@@ -3,16 +3,20 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping
+import zipfile
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import numpy.typing as npt
 
-from ...bundle.bundle import Bundle
+from ...bundle.bundle import WAY_OUT, Bundle
+from ...errors import BundleError, PlanForgeError
 
 Arrays = Mapping[str, npt.NDArray[Any]]
+MOST_BYTES = 2**29  # of all arrays, unpacked
 PREFIX = "checks/golden-"  # of its name in a bundle
 
 
@@ -22,10 +26,51 @@ def write_golden(path: Path, arrays: Arrays, limits: Mapping[str, Mapping[str, f
 
 
 def read_golden(path: Path) -> tuple[dict[str, npt.NDArray[Any]], dict[str, dict[str, float]]]:
-    """Read what `write_golden` wrote; a KeyError says that it has no limits."""
-    with np.load(path, allow_pickle=False) as file:
-        arrays = {name: file[name] for name in file.files}
-    return arrays, json.loads(str(arrays.pop("limits")))
+    """Read what `write_golden` wrote; a KeyError says that it has no limits.
+
+    Raises a BundleError where the file is damaged, or would take more than `MOST_BYTES` of memory.
+    """
+    try:
+        with zipfile.ZipFile(path) as archive:
+            size = sum(member.file_size for member in archive.infolist())
+            if size > MOST_BYTES:
+                raise ValueError(f"its arrays have {size} bytes, and at most {MOST_BYTES} are read")
+        with np.load(path, allow_pickle=False) as file:
+            arrays = {name: file[name] for name in file.files}
+        if others := [name for name, array in arrays.items() if not isinstance(array, np.ndarray)]:
+            raise ValueError(f"{others[0]!r} is no array")
+        return arrays, read_limits(str(arrays.pop("limits")))
+    except KeyError:
+        raise
+    except Exception as error:  # whatever zipfile, zlib and numpy raise
+        raise BundleError(f"{path} is no golden data: {join_lines(error)}; {WAY_OUT}") from error
+
+
+def read_limits(text: str) -> dict[str, dict[str, float]]:
+    """Return the limits by precision and metric; a ValueError says that they are none."""
+    limits = json.loads(text)
+    rows = limits.values() if isinstance(limits, dict) else [None]
+    if not all(isinstance(row, dict) and set(map(type, row.values())) <= {int, float} for row in rows):
+        raise ValueError("its limits are not numbers by precision and metric")
+    return limits  # type: ignore[no-any-return]
+
+
+@contextmanager
+def name_damage(bundle: Bundle) -> Iterator[None]:
+    """Turn what comes of golden data that does not fit the bundle's graphs into an error that says so."""
+    try:
+        yield
+    except PlanForgeError:
+        raise
+    except (ArithmeticError, AttributeError, LookupError, MemoryError, TypeError, ValueError) as error:
+        raise BundleError(
+            f"the golden data of {bundle.folder} does not fit its graphs: {join_lines(error):.300}; {WAY_OUT}"
+        ) from error
+
+
+def join_lines(error: Exception) -> str:
+    """Return an error's text in one line."""
+    return " ".join(str(error).split()) or type(error).__name__
 
 
 def choose_evenly(count: int, most: int) -> tuple[int, ...]:

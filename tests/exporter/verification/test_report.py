@@ -260,7 +260,7 @@ def test_verify_writes_the_page_and_the_xml_of_what_failed(
         assert words in text, words
     assert "mean_error is" in text and "decoder.portable.fp32" not in text
     suites = ElementTree.parse(junit).getroot()
-    assert [suite.get("name") for suite in suites] == ["decoder.ort.fp32"]
+    assert [suite.get("name") for suite in suites] == ["manifest and tokenizer", "decoder.ort.fp32"]
     assert int(suites.get("failures", "0")) > 0
 
 

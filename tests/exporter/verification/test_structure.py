@@ -17,8 +17,11 @@ from planforge.exporter.passes import tables
 from planforge.exporter.passes.fp16 import convert_to_fp16
 from planforge.exporter.passes.fp16_ranges import Choice
 from planforge.exporter.passes.weights import Stored
-from planforge.exporter.verification.structure import compare_structure, find_wrong_epsilons
-from planforge.exporter.verification.verify import find_recorded_source, list_tensors_to_compare
+from planforge.exporter.verification.attributes import find_wrong_epsilons
+from planforge.exporter.verification.meant import read_meant
+from planforge.exporter.verification.reading import list_tensors_to_compare
+from planforge.exporter.verification.structure import compare_structure
+from planforge.exporter.verification.verify import find_recorded_source
 from planforge.models import (
     BertConfig,
     GPT2Config,
@@ -37,8 +40,10 @@ def faults_read(bundle: Path, artifact: str) -> tuple[str, ...]:
     opened = Bundle.open(bundle)
     source = find_recorded_source(opened)
     assert source is not None
-    tensors = list_tensors_to_compare(opened, load_model(source.folder))
-    return compare_structure(opened, opened.manifest.artifact(artifact), tensors).failures
+    model = load_model(source.folder)
+    tensors = list_tensors_to_compare(opened, model)
+    meant = read_meant(model, is_ours=True)
+    return compare_structure(opened, opened.manifest.artifact(artifact), tensors, meant=meant).failures
 
 
 @pytest.mark.parametrize(

@@ -1,0 +1,103 @@
+"""Makes a bundle's graphs from the checkpoint once more, and compares them node for node with its own."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Mapping
+from importlib.metadata import version
+from typing import TYPE_CHECKING
+
+import onnx_ir as ir
+
+from ...runtime.bundle.bundle import Bundle
+from ...runtime.bundle.manifest import Artifact, Manifest
+from ...runtime.diagnostics.metrics import Comparison
+from ..calibration.calibration import Calibration
+from ..calibration.convert import convert_graph
+from ..comparison.examiner import Progress
+from ..errors import VerificationError
+from ..passes.canonical import Difference, compare_graphs
+from ..passes.fp16_ranges import choose_fp32_nodes
+from ..passes.weight_files import load_graph
+from ..reference.fitted_head import HEAD
+from .attributes import describe_node
+from .structure import report_reading, shorten
+
+if TYPE_CHECKING:
+    from .explain import Tracer
+
+CASE = "node for node, as exported again"
+
+
+def refuse_deep(bundle: Bundle, has_checkpoint: bool) -> None:
+    """Refuse to make graphs again that cannot be."""
+    exporter = bundle.manifest.source.get("exporter")
+    if exporter:
+        raise VerificationError(
+            f"--deep makes graphs from the checkpoint again, and {exporter} made those of {bundle.folder}:"
+            " leave it out; all else is compared without"
+        )
+    if not has_checkpoint:
+        raise VerificationError("--deep makes graphs from the checkpoint again; pass --source MODEL")
+
+
+def compare_deeply(
+    bundle: Bundle, calibration: Calibration, trace: Tracer, progress: Progress
+) -> list[Comparison]:
+    """Compare each graph with what this version exports from the checkpoint, with the same choices."""
+    artifacts = bundle.manifest.artifacts
+    recipes = list(dict.fromkeys(artifact.recipe_id for artifact in artifacts))
+    progress(f"tracing {', '.join(recipes)} again")
+    traced = trace(recipes)
+    found = []
+    for artifact in artifacts:
+        progress(f"comparing {CASE}: {artifact.id}")
+        found.append(compare_artifact(bundle, artifact, traced[artifact.recipe_id], calibration))
+    return found
+
+
+def compare_artifact(
+    bundle: Bundle, artifact: Artifact, traced: ir.Model, calibration: Calibration
+) -> Comparison:
+    """Compare a graph with a healthy one in fp32, which is converted to its precision."""
+    names = [spec.name for spec in artifact.outputs if spec.role != HEAD]  # that was fitted afterwards
+    bare = dataclasses.replace(artifact, outputs=tuple(s for s in artifact.outputs if s.name in names))
+    meant = convert_graph(traced, bare, calibration)
+    graph = load_graph(bundle.path(artifact.file)).graph
+    faults = [describe(difference) for difference in compare_graphs(graph, meant.graph, names)]
+    if artifact.precision == "fp16":
+        faults += list_missing_fp32(traced, artifact, calibration)
+    faults = shorten(faults)
+    if faults and (other := describe_tools(bundle.manifest)):
+        faults.append(other)
+    return report_reading(artifact.id, CASE, len(graph), faults)
+
+
+def describe(difference: Difference) -> str:
+    """Return a difference in words, with its node and module."""
+    if difference.node is None:
+        where = "" if difference.other is None else f"before {describe_node(difference.other)}: "
+        return f"the graph {where}{difference.what}"
+    return f"{describe_node(difference.node)} {difference.what}"
+
+
+def list_missing_fp32(traced: ir.Model, artifact: Artifact, calibration: Calibration) -> list[str]:
+    """Return the nodes that must be in fp32 whatever they calculate, and are not marked so."""
+    must = choose_fp32_nodes(traced.graph, {})
+    chosen = calibration.fp32_nodes.get(artifact.recipe_id, {})
+    return [
+        f"node {name!r} is not in fp32: {choice.reason}"
+        for name, choice in must.items()
+        if name not in chosen
+    ]
+
+
+def describe_tools(manifest: Manifest) -> str:
+    """Return which tools made the bundle in another version than is here; "" if none."""
+    tools: Mapping[str, str] = {name: version(name) for name in ("planforge", "torch", "onnx")}
+    apart = [
+        f"{name} {manifest.tools[name]}, here is {own}"
+        for name, own in tools.items()
+        if manifest.tools.get(name, own) != own
+    ]
+    return f"the bundle was made with {'; '.join(apart)}, which may write other graphs" if apart else ""

@@ -1,0 +1,295 @@
+"""Writes golden texts: what transformers, or tokenizers alone, makes of texts and chats at export."""
+
+from __future__ import annotations
+
+import dataclasses
+import importlib.util
+import logging
+import warnings
+from collections.abc import Iterator, Mapping, Sequence
+from importlib.metadata import version
+from pathlib import Path
+from typing import Any, Protocol
+
+import tokenizers
+
+from ...runtime.bundle.bundle import Bundle
+from ...runtime.bundle.manifest import Manifest
+from ...runtime.diagnostics.golden.texts import (
+    PREFIX,
+    GoldenChat,
+    GoldenInput,
+    GoldenText,
+    GoldenTexts,
+    compare_with,
+    describe_settings,
+    find_texts,
+    hash_files,
+    read_texts,
+    tell_fixed_time,
+)
+from ...runtime.errors import InputError
+from ...runtime.text.chat import Chat
+from ...runtime.text.piece_tokenizer import PIECES
+from ...runtime.text.tokenizer import Tokenizer, parse, wrap_tokenizer_errors
+from ..bundle.writer import list_file_entries
+from ..checkpoints.checkpoint import Checkpoint
+from ..checkpoints.tokenizers.files import Frame
+from ..errors import VerificationError, shorten_error
+from .golden_samples import PAIRS, TEXTS, make_chats, make_special_texts, make_vocabulary_texts
+
+log = logging.getLogger("planforge")
+
+
+class Reference(Protocol):
+    """What gives the ids and texts that the runtime is compared with."""
+
+    name: str
+
+    def encode(self, text: str) -> list[int]:
+        """Return a text's ids; special tokens that it spells are read as such."""
+
+    def frame(self, text: str, pair: str | None) -> list[int]:
+        """Return the ids of a text or a pair with the special tokens around them."""
+
+    def decode(self, ids: Sequence[int]) -> str:
+        """Return the text of ids, without special tokens."""
+
+
+class PlainReference:
+    """The library tokenizers, with a tokenizer.json."""
+
+    def __init__(self, data: bytes, source: str) -> None:
+        self.name = f"tokenizers {tokenizers.__version__}"
+        self._tokenizer = parse(data, source)
+        self._source = source
+
+    def encode(self, text: str) -> list[int]:
+        with wrap_tokenizer_errors(self._source):
+            return self._tokenizer.encode(text, add_special_tokens=False).ids
+
+    def frame(self, text: str, pair: str | None) -> list[int]:
+        with wrap_tokenizer_errors(self._source):
+            return self._tokenizer.encode(text, pair).ids
+
+    def decode(self, ids: Sequence[int]) -> str:
+        with wrap_tokenizer_errors(self._source):
+            return self._tokenizer.decode(list(ids), skip_special_tokens=True)
+
+
+class OwnReference:
+    """The runtime's own tokenizer of pieces, where transformers is not at hand."""
+
+    name = "PlanForge"
+
+    def __init__(self, tokenizer: Tokenizer) -> None:
+        self._tokenizer = tokenizer
+
+    def encode(self, text: str) -> list[int]:
+        return self._tokenizer.encode(text, parse_special=True)
+
+    def frame(self, text: str, pair: str | None) -> list[int]:
+        return self.encode(text)
+
+    def decode(self, ids: Sequence[int]) -> str:
+        return self._tokenizer.decode(ids)
+
+
+class TransformersReference:
+    """transformers' tokenizer of a checkpoint, on one of its two sides."""
+
+    def __init__(self, tokenizer: Any, side: str) -> None:
+        self.name = f"transformers {version('transformers')}"
+        self._tokenizer = tokenizer
+        self._side = side
+
+    def encode(self, text: str) -> list[int]:
+        return self._encode(text, None, False)
+
+    def frame(self, text: str, pair: str | None) -> list[int]:
+        return self._encode(text, pair, True)
+
+    def decode(self, ids: Sequence[int]) -> str:
+        text: str = self._tokenizer.decode(
+            list(ids), skip_special_tokens=True, clean_up_tokenization_spaces=False
+        )
+        return text
+
+    def _encode(self, text: str, pair: str | None, with_frame: bool) -> list[int]:
+        given = {"text_target": text} if self._side == "target" else {"text": text}
+        if pair is not None:
+            given["text_pair"] = pair
+        ids: list[int] = self._tokenizer(**given, add_special_tokens=with_frame)["input_ids"]
+        return ids
+
+
+def load_transformers_tokenizer(folder: Path) -> Any:
+    """Return transformers' tokenizer of a checkpoint; None where it is not installed or cannot read it."""
+    if importlib.util.find_spec("transformers") is None:
+        return None
+    from transformers import AutoTokenizer
+    from transformers.utils import logging as transformers_logging
+
+    before = transformers_logging.get_verbosity()
+    transformers_logging.set_verbosity_error()
+    try:
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")
+            return AutoTokenizer.from_pretrained(folder, local_files_only=True, trust_remote_code=False)
+    except Exception as error:  # whatever a file brings it to
+        log.debug("transformers reads no tokenizer of %s: %s", folder, shorten_error(error))
+        return None
+    finally:
+        transformers_logging.set_verbosity(before)
+
+
+def add_golden_texts(staging: Path, manifest: Manifest, checkpoint: Checkpoint) -> Manifest:
+    """Write golden texts below `staging`, and return the manifest that lists them.
+
+    Raises:
+        VerificationError: the runtime makes something else of them; names the first text.
+    """
+    bundle = Bundle(staging, manifest)
+    golden = make_golden_texts(bundle, checkpoint)
+    comparisons, _ = compare_with(bundle, golden)
+    faults = [f"{c.case}: {fault}" for c in comparisons for fault in c.failures]
+    if faults:
+        raise VerificationError("\n  ".join(["the runtime does not read the checkpoint's texts:", *faults]))
+    return write_golden_texts(staging, manifest, golden)
+
+
+def write_golden_texts(staging: Path, manifest: Manifest, golden: GoldenTexts) -> Manifest:
+    """Write the file, and return the manifest that lists it."""
+    (staging / "checks").mkdir(exist_ok=True)
+    path = staging / f"{PREFIX}{manifest.export_id[:8]}.json"
+    path.write_text(golden.to_json(), encoding="utf-8")
+    return dataclasses.replace(manifest, files=list_file_entries(staging, known=manifest.files))
+
+
+def carry_golden_texts(opened: Bundle, staging: Path, manifest: Manifest) -> Manifest:
+    """Write the golden texts of another bundle with the same tokenizer, if it has some, for new settings."""
+    file = find_texts(opened)
+    if file is None:
+        return manifest
+    golden = dataclasses.replace(read_texts(file), settings=describe_settings(manifest))
+    return write_golden_texts(staging, manifest, golden)
+
+
+def make_golden_texts(bundle: Bundle, checkpoint: Checkpoint) -> GoldenTexts:
+    """Ask the references for the ids, texts and chats of the golden set."""
+    references = make_references(checkpoint)
+    sides = []
+    for reference, tokenizer in zip(references, checkpoint.tokenizers, strict=True):
+        texts: list[str] = [*TEXTS, *make_special_texts(tokenizer), *make_vocabulary_texts(tokenizer)]
+        sides.append(tuple(make_text(reference, text) for text in dict.fromkeys(texts)))
+    chat = Chat.of(bundle)
+    chats: list[GoldenChat] = []
+    chat_reference = ""
+    if chat is not None:
+        chat_reference, chats = make_golden_chats(chat, checkpoint, references[0])
+    return GoldenTexts(
+        reference=references[0].name,
+        chat_reference=chat_reference,
+        hashes=hash_files(bundle),
+        settings=describe_settings(bundle.manifest),
+        sides=tuple(sides),
+        inputs=tuple(make_inputs(references[0], checkpoint)),
+        chats=tuple(chats),
+    )
+
+
+def make_references(checkpoint: Checkpoint) -> list[Reference]:
+    """Return what gives the ids of each side.
+
+    A tokenizer.json of the checkpoint's own is read by tokenizers alone, as transformers reads it. What the
+    exporter made of other files is held against transformers, where that is installed.
+    """
+    folder = checkpoint.folder
+    own = any((folder / name).is_file() for name in ("tokenizer.json", "tokenizer.source.json"))
+    theirs = None if own else load_transformers_tokenizer(folder)
+    found: list[Reference] = []
+    for side, tokenizer in zip(("source", "target"), checkpoint.tokenizers, strict=False):
+        if theirs is not None:
+            found.append(TransformersReference(theirs, side))
+        elif checkpoint.tokenizer_kind == PIECES:
+            found.append(OwnReference(tokenizer))
+        else:
+            data = list(checkpoint.tokenizer_files.values())[len(found)]
+            found.append(PlainReference(data, str(folder)))
+    return found
+
+
+def make_text(reference: Reference, text: str) -> GoldenText:
+    ids = reference.encode(text)
+    return GoldenText(text, tuple(ids), reference.decode(ids))
+
+
+def make_inputs(reference: Reference, checkpoint: Checkpoint) -> Iterator[GoldenInput]:
+    """Yield texts with the tokens that the checkpoint puts around them."""
+    encoder = checkpoint.encoder
+    if encoder is None:
+        end = None if checkpoint.generation is None else checkpoint.generation.source_eos
+        for text in TEXTS:
+            ids = reference.frame(text, None)
+            suffix = len(checkpoint.frame.suffix)
+            if end is None:
+                ids = ids[: len(ids) - suffix]  # a prompt goes on
+            elif ids[-1:] != [end]:
+                ids = [*ids, end]
+            if len(ids) > (end is not None) + len(checkpoint.frame.prefix):
+                yield GoldenInput(text, None, tuple(ids))
+        return
+    if checkpoint.frame == Frame():  # nothing is put around a text but by the runtime
+        return
+    before = encoder.prompts.get(encoder.default_prompt or "", "")
+    for text in TEXTS:
+        yield GoldenInput(text, None, tuple(reference.frame(before + text, None)))
+    if checkpoint.frame.between:
+        for text, pair in PAIRS:
+            yield GoldenInput(text, pair, tuple(reference.frame(text, pair)))
+
+
+def make_golden_chats(
+    chat: Chat, checkpoint: Checkpoint, reference: Reference
+) -> tuple[str, list[GoldenChat]]:
+    """Return the chats as transformers renders them, where it is installed, and who rendered them."""
+    theirs = load_transformers_tokenizer(checkpoint.folder)
+    if theirs is not None and theirs.chat_template is None:
+        theirs = None
+    name = "PlanForge" if theirs is None else f"transformers {version('transformers')}"
+    fixed = dataclasses.replace(chat, clock=tell_fixed_time)
+    chats = []
+    for messages, tools in make_chats(checkpoint.tokenizers[0], chat.words_tools):
+        if theirs is None:
+            rendered = render_here(fixed, messages, tools)
+        else:
+            rendered = render_there(theirs, messages, tools)
+        ids = () if rendered is None else tuple(reference.encode(rendered))
+        chats.append(GoldenChat(tuple(messages), tuple(tools), rendered, ids))
+    return name, chats
+
+
+def render_here(
+    chat: Chat, messages: Sequence[Mapping[str, Any]], tools: Sequence[Mapping[str, Any]]
+) -> str | None:
+    try:
+        return chat.render(messages, tools)
+    except InputError:
+        return None
+
+
+def render_there(
+    tokenizer: Any, messages: Sequence[Mapping[str, Any]], tools: Sequence[Mapping[str, Any]]
+) -> str | None:
+    """Return a conversation as transformers renders it; None where the template refuses it."""
+    try:
+        rendered: str = tokenizer.apply_chat_template(
+            list(messages),
+            tools=list(tools) or None,
+            tokenize=False,
+            add_generation_prompt=True,
+            strftime_now=tell_fixed_time,
+        )
+    except Exception:  # jinja2's own, and Python's of what a template does
+        return None
+    return rendered

@@ -1,0 +1,143 @@
+"""What PyTorch itself loses by a precision, beside what a graph loses: which of the two a failure is."""
+
+from __future__ import annotations
+
+import dataclasses
+import logging
+import math
+from collections.abc import Mapping
+from typing import TYPE_CHECKING
+
+from ...runtime.bundle.manifest import Manifest
+from ...runtime.diagnostics.metrics import Comparison
+from ..comparison.examiner import Limits, Progress
+from ..comparison.tasks import AnyExaminer
+from ..limits import CAPS, GAP_FACTOR, MOST, Accepted, find_factor
+from ..reference.model import is_module, rest, wake
+from .report import VerificationReport
+
+if TYPE_CHECKING:
+    from ..reference.model import ReferenceModel
+
+log = logging.getLogger("planforge")
+
+Losses = Mapping[str, float]  # PyTorch's own, by the limits' names
+
+
+def list_exceeded(comparison: Comparison) -> dict[str, float | None]:
+    """Return the metrics of a comparison that are over their limits; None where one is not finite."""
+    return {
+        name: comparison.metrics[name]
+        for name, limit in comparison.limits.items()
+        if name in comparison.metrics
+        and not (comparison.metrics[name] is not None and comparison.metrics[name] <= limit)
+    }
+
+
+def add_losses(report: VerificationReport, losses: Mapping[str, Losses]) -> VerificationReport:
+    """Return the report with what PyTorch itself loses by each precision, and what fails for that alone."""
+
+    def tell(comparison: Comparison) -> Comparison:
+        precision = report.precisions.get(comparison.artifact, "")
+        return tell_losses(comparison, losses.get(precision, {}), precision)
+
+    lost = find_lost_artifacts(report, losses)
+    return dataclasses.replace(report, comparisons=tuple(map(tell, report.comparisons)), lost=lost)
+
+
+def tell_losses(comparison: Comparison, losses: Losses, precision: str) -> Comparison:
+    """Return a comparison whose failures tell what PyTorch itself loses, where that is known."""
+    failures = list(comparison.failures)
+    for name in list_exceeded(comparison).keys() & losses.keys():
+        output, _, metric = name.rpartition(".")
+        begins = (f"{name} is ", f"{output}: {metric} is ")
+        own = f" (PyTorch itself, in {precision}: {losses[name]:.3g})"
+        failures = [failure + own if failure.startswith(begins) else failure for failure in failures]
+    return dataclasses.replace(comparison, failures=tuple(failures))
+
+
+def is_lost_in_pytorch(comparison: Comparison, losses: Losses) -> bool:
+    """Tell whether PyTorch, rounded the same way, loses about as much as a graph that failed."""
+    exceeded = list_exceeded(comparison)
+    if not exceeded or len(exceeded) < len(comparison.failures):
+        return False
+
+    def is_lost(name: str, value: float | None) -> bool:
+        metric = name.rpartition(".")[2]
+        own = losses.get(name.removesuffix(metric) + MOST.get(metric, metric))
+        return value is not None and own is not None and value <= find_factor(metric) * own
+
+    return all(is_lost(name, value) for name, value in exceeded.items())
+
+
+def find_lost_artifacts(report: VerificationReport, losses: Mapping[str, Losses]) -> frozenset[str]:
+    """Return the graphs that failed only where PyTorch itself loses as much by their precision."""
+    failed: dict[str, list[Comparison]] = {}
+    for comparison in report.comparisons:
+        if not comparison.passed:
+            failed.setdefault(comparison.artifact, []).append(comparison)
+    return frozenset(
+        artifact
+        for artifact, comparisons in failed.items()
+        if all(is_lost_in_pytorch(one, losses.get(report.precisions[artifact], {})) for one in comparisons)
+    )
+
+
+def read_accepted(manifest: Manifest) -> dict[str, Accepted]:
+    """Return what a user has let each precision lose, as the graphs' gates keep it."""
+    return {artifact.precision: artifact.gate.get("accepted", {}) for artifact in manifest.artifacts}
+
+
+def judge_by_float64(
+    examiner: AnyExaminer,
+    model: ReferenceModel,
+    report: VerificationReport,
+    limits: dict[str, dict[str, float]],
+    progress: Progress,
+) -> VerificationReport:
+    """Return the report with fp32 graphs that failed held to fp32's own rounding, where that is larger.
+
+    PyTorch in float64 is the witness. The limits of fp32 grow in place.
+    """
+    from ..reference.rounding import Rounding
+
+    failed = [
+        artifact
+        for artifact in report.failed_artifacts(examiner.bundle.manifest)
+        if artifact.precision == "fp32"
+        and all(c.limits for c in report.comparisons if c.artifact == artifact.id and not c.passed)
+    ]
+    if not failed or not is_module(model):
+        return report
+    progress("computing what fp32 itself loses, beside float64")
+    wake(model)
+    gaps = examiner.measure_gaps(model, Rounding(exact=True))
+    if not examiner.runs_model:
+        rest(model)
+    own = examiner.choose_limits("fp32", gaps)
+    grown = {name: limit for name, limit in own.items() if limit > limits["fp32"].get(name, 0.0)}
+    if not grown:
+        return report
+    limits["fp32"] = own
+    comparisons = list(report.comparisons)
+    for artifact in failed:
+        again = {(c.backend, c.case): c for c in examiner.compare(artifact, own, progress)}
+        comparisons = [
+            again.get((c.backend, c.case), c) if c.artifact == artifact.id else c for c in comparisons
+        ]
+    losses = examiner.name_losses(gaps)
+    note = describe_rounding(losses, grown)
+    log.warning("%s", note)
+    return dataclasses.replace(report, comparisons=tuple(comparisons), notes=(*report.notes, note))
+
+
+def describe_rounding(losses: Losses, grown: Limits) -> str:
+    """Return what it means that fp32 itself is unsure."""
+    usual_by_name = {name: CAPS["fp32"].get(name.rpartition(".")[2], math.inf) for name in grown}
+    name = max(grown, key=lambda name: losses[name] / usual_by_name[name])
+    usual = usual_by_name[name]
+    return (
+        f"this model amplifies rounding: PyTorch's own fp32 differs from float64 by a {name} of"
+        f" {losses[name]:.3g}, and at most {usual:.3g} is usual. On any engine, and in PyTorch, its fp32"
+        f" results are no surer than that, and its fp32 graphs are allowed {GAP_FACTOR:g} times as much"
+    )

@@ -1,0 +1,68 @@
+"""Compares what the graphs of a bundle say, without running them, with the model that they come from."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import TYPE_CHECKING
+
+from ...runtime.backends.backend import Array
+from ...runtime.bundle.bundle import Bundle
+from ...runtime.diagnostics.metrics import Comparison
+from ...runtime.progress import CountedLine
+from ..calibration.calibration import compute_cache_scales
+from ..comparison.decoders import ENOUGH, DecoderExaminer
+from ..comparison.examiner import Progress
+from ..comparison.tasks import AnyExaminer
+from ..graphs import list_tensors
+from ..passes.weights import LazyArrays, read_array
+from ..precisions import PRECISIONS
+from ..reference.fitted_head import LinearHead
+from ..reference.model import is_module
+from .meant import read_meant
+from .read_rows import make_row_reader
+from .structure import CASE, compare_structure
+from .whole_numbers import Rows
+
+if TYPE_CHECKING:
+    from ..reference.model import ReferenceModel
+
+
+def list_tensors_to_compare(bundle: Bundle, model: ReferenceModel) -> Mapping[str, Array]:
+    """Return what to compare weights with: the checkpoint's tensors, and scikit-learn's for a fitted head."""
+    tensors = list_tensors(model)
+    head = LinearHead.load(bundle)
+    if head is not None:
+        import torch
+
+        tensors |= {"head.weight": torch.from_numpy(head.weight), "head.bias": torch.from_numpy(head.bias)}
+    return LazyArrays(tensors, read_array)
+
+
+def compute_scales_to_compare(examiner: AnyExaminer, model: ReferenceModel) -> dict[str, Array]:
+    """Return what the int8 caches' scales are compared with; nothing where there is too little real text."""
+    artifacts = examiner.bundle.manifest.artifacts
+    if not any(PRECISIONS[artifact.precision].cache_bits for artifact in artifacts):
+        return {}
+    assert isinstance(examiner, DecoderExaminer)
+    enough = sum(map(len, examiner.expected.texts)) >= ENOUGH
+    return compute_cache_scales(examiner, model) if enough else {}
+
+
+def compare_by_reading(
+    examiner: AnyExaminer, progress: Progress, model: ReferenceModel | None
+) -> dict[str, Comparison]:
+    """Compare what every graph's file says, by the graph's id: see `compare_structure`."""
+    bundle = examiner.bundle
+    tensors = None if model is None else list_tensors_to_compare(bundle, model)
+    scales = None if model is None else compute_scales_to_compare(examiner, model)
+    meant = None
+    if model is not None and is_module(model):
+        meant = read_meant(model, not bundle.manifest.source.get("exporter"))
+    rows: Rows = make_row_reader(examiner, model) if model is not None else lambda name: None
+    read = {}
+    artifacts = bundle.manifest.artifacts
+    for number, artifact in enumerate(artifacts):
+        line = f"comparing {CASE}: {artifact.id}"
+        progress(CountedLine(line, number, len(artifacts), "graphs"))
+        read[artifact.id] = compare_structure(bundle, artifact, tensors, scales, meant, rows)
+    return read

@@ -1,0 +1,384 @@
+"""Golden texts: ids, texts and rendered chats, kept at export, and what the runtime makes of the same.
+
+They come from transformers or from the library tokenizers, not from the runtime that is compared with them.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import asdict, dataclass, replace
+from pathlib import Path
+from typing import Any
+
+from ...bundle.bundle import Bundle
+from ...bundle.json_reader import Reader
+from ...bundle.manifest import Manifest
+from ...errors import BackendUnavailableError, BundleError, InputError, TokenizerError
+from ...generate.grammar import Grammars
+from ...generate.row_reader import RowReader
+from ...text.chat import Chat
+from ...text.long_text import fit
+from ...text.tokenizer import Tokenizer
+from ...translate.sources import SourceReader, open_tokenizers
+from ..differences import describe_differences
+from ..metrics import Comparison
+from .cases import Skipped
+
+PREFIX = "checks/texts-"  # of the file's name in a bundle
+FORMAT = 1
+MAX_BYTES = 16 * 2**20
+FILES = "manifest and tokenizer"  # in the place of a graph's id
+READING = "the runtime"  # in the place of an engine
+AT_EXPORT = "at export it was"
+NO_LIMIT = 10**9  # tokens
+MOST = 3  # texts of a case that are told
+SHOWN = 40  # characters of a text
+
+
+@dataclass(frozen=True)
+class GoldenText:
+    """A text, its ids, special tokens that it spells read as such, and the text of these ids."""
+
+    text: str
+    ids: tuple[int, ...]
+    decoded: str
+
+
+@dataclass(frozen=True)
+class GoldenInput:
+    """A text, or for an encoder a pair, and all ids that the model reads of it."""
+
+    text: str
+    pair: str | None
+    ids: tuple[int, ...]
+
+
+@dataclass(frozen=True)
+class GoldenChat:
+    """A conversation, its text up to where the model is to answer, and the ids of that text."""
+
+    messages: tuple[Mapping[str, Any], ...]
+    tools: tuple[Mapping[str, Any], ...]
+    rendered: str | None  # None where the template refuses it
+    ids: tuple[int, ...]
+
+
+@dataclass(frozen=True)
+class GoldenTexts:
+    """What every reader of a bundle must make of the same texts and chats.
+
+    Attributes:
+        reference: what gave the ids, such as "tokenizers 0.23.3".
+        chat_reference: what rendered the chats.
+        hashes: of the tokenizers' files and the chat template, in the manifest's order.
+        settings: what else decides how texts are read and answers are written, as plain JSON.
+        sides: the texts of each tokenizer, a source's and a target's.
+        inputs: texts with all that is put around them.
+        chats: empty without a chat template.
+    """
+
+    reference: str
+    chat_reference: str
+    hashes: tuple[str, ...]
+    settings: Mapping[str, Any]
+    sides: tuple[tuple[GoldenText, ...], ...]
+    inputs: tuple[GoldenInput, ...]
+    chats: tuple[GoldenChat, ...]
+
+    def to_json(self) -> str:
+        """Return the content of the file."""
+        value = {"format": FORMAT, **asdict(self)}
+        return json.dumps(value, ensure_ascii=False, separators=(",", ":")) + "\n"
+
+    @staticmethod
+    def from_json(text: str) -> GoldenTexts:
+        """Read what `to_json` wrote; a ValueError, TypeError or LookupError where it is damaged."""
+        value = json.loads(text)
+        if value["format"] != FORMAT:
+            raise ValueError(f"format {value['format']!r} is not {FORMAT}")
+        return GoldenTexts(
+            reference=str(value["reference"]),
+            chat_reference=str(value["chat_reference"]),
+            hashes=tuple(map(str, value["hashes"])),
+            settings=dict(value["settings"]),
+            sides=tuple(
+                tuple(GoldenText(str(t["text"]), read_ids(t["ids"]), str(t["decoded"])) for t in side)
+                for side in value["sides"]
+            ),
+            inputs=tuple(
+                GoldenInput(
+                    text=str(one["text"]),
+                    pair=None if one["pair"] is None else str(one["pair"]),
+                    ids=read_ids(one["ids"]),
+                )
+                for one in value["inputs"]
+            ),
+            chats=tuple(
+                GoldenChat(
+                    messages=read_messages(chat["messages"]),
+                    tools=tuple(map(dict, chat["tools"])),
+                    rendered=None if chat["rendered"] is None else str(chat["rendered"]),
+                    ids=read_ids(chat["ids"]),
+                )
+                for chat in value["chats"]
+            ),
+        )
+
+
+def read_ids(values: Any) -> tuple[int, ...]:
+    if not all(type(value) is int for value in values):
+        raise ValueError("an id is no integer")
+    return tuple(values)
+
+
+def read_messages(values: Any) -> tuple[Mapping[str, Any], ...]:
+    if not values:
+        raise ValueError("a chat has no message")
+    return tuple(map(dict, values))
+
+
+def tell_fixed_time(form: str) -> str:
+    """Return a day and hour in which every chat of golden texts is rendered, whatever the day is."""
+    from datetime import datetime
+
+    return datetime(2026, 2, 3, 16, 5, 6).strftime(form)
+
+
+def find_texts(bundle: Bundle) -> Path | None:
+    """Return the file of a bundle's golden texts, hashed; None where it has none."""
+    names = [name for name in bundle.manifest.files if name.startswith(PREFIX)]
+    return bundle.path(names[0]) if names else None
+
+
+def read_texts(path: Path) -> GoldenTexts:
+    """Read the file of golden texts."""
+    try:
+        if path.stat().st_size > MAX_BYTES:
+            raise ValueError(f"more than {MAX_BYTES} bytes")
+        return GoldenTexts.from_json(path.read_text(encoding="utf-8"))
+    except (ValueError, TypeError, LookupError, RecursionError) as error:
+        raise BundleError(
+            f"{path} has no golden texts that this version reads ({type(error).__name__}:"
+            f" {str(error)[:200]}); export the bundle again"
+        ) from error
+
+
+def open_text_tokenizers(bundle: Bundle) -> list[Tokenizer]:
+    """Return a bundle's tokenizers: one, or the source's and the target's."""
+    if bundle.manifest.task == "translation":
+        return list(open_tokenizers(bundle))
+    return [Tokenizer.from_file(bundle.path(str(bundle.manifest.tokenizer["files"][0])))]
+
+
+def describe_settings(manifest: Manifest) -> dict[str, Any]:
+    """Return, as plain JSON, what decides beside files how texts are read and answers are written."""
+    defaults = manifest.generation or manifest.encoder
+    assert defaults is not None  # a manifest has one of the two
+    template = manifest.tokenizer.get("chat_template")
+    settings = {
+        "family": manifest.family,
+        "task": manifest.task,
+        "tokenizer": {name: manifest.tokenizer.get(name) for name in ("kind", "vocab_size")},
+        "chat_template": None if template is None else {"tokens": read_template_tokens(template)},
+        "encoder" if manifest.generation is None else "generation": asdict(defaults),
+    }
+    plain: dict[str, Any] = json.loads(json.dumps(settings))
+    return plain
+
+
+def read_template_tokens(template: Any) -> dict[str, str]:
+    """Return the special tokens of a manifest's chat template by the names that it has for them."""
+    return dict(Reader(template, "tokenizer.chat_template").texts("tokens"))
+
+
+def hash_files(bundle: Bundle) -> tuple[str, ...]:
+    """Return the sha256 of the tokenizers' files and of the chat template, as they are."""
+    paths = [bundle.path(name) for name in list_files(bundle.manifest)]
+    return tuple(hashlib.sha256(path.read_bytes()).hexdigest() for path in paths)
+
+
+def list_files(manifest: Manifest) -> list[str]:
+    names = [str(name) for name in manifest.tokenizer["files"]]
+    template = manifest.tokenizer.get("chat_template")
+    return names if template is None else [*names, str(template["file"])]
+
+
+def compare_texts(bundle: Bundle) -> tuple[list[Comparison], list[Skipped]]:
+    """Compare the runtime with a bundle's golden texts, and say which cannot be compared here."""
+    file = find_texts(bundle)
+    if file is None:
+        return [], [Skipped(FILES, "texts and chats", "the bundle has no golden texts; export it again")]
+    return compare_with(bundle, read_texts(file))
+
+
+def compare_with(bundle: Bundle, golden: GoldenTexts) -> tuple[list[Comparison], list[Skipped]]:
+    """Compare the runtime with golden texts."""
+    comparisons = [make_comparison("files and settings", "settings", *compare_settings(bundle, golden))]
+    tokenizers = open_text_tokenizers(bundle)
+    names = ("",) if len(golden.sides) == 1 else ("source's ", "target's ")
+    for name, tokenizer, texts in zip(names, tokenizers, golden.sides, strict=False):
+        faults = list(filter(None, (compare_ids(tokenizer, text, golden.reference) for text in texts)))
+        comparisons.append(make_comparison(f"{name}texts to ids", "texts", len(texts), faults))
+        faults = list(filter(None, (compare_decoded(tokenizer, text, golden.reference) for text in texts)))
+        comparisons.append(make_comparison(f"{name}ids to texts", "texts", len(texts), faults))
+    read_input = make_input_reader(bundle.manifest, tokenizers[0])
+    faults = [compare_input(read_input, one, tokenizers[0], golden.reference) for one in golden.inputs]
+    comparisons.append(
+        make_comparison("texts as the model reads them", "texts", len(faults), list(filter(None, faults)))
+    )
+    if not golden.chats:
+        return comparisons, []
+    try:
+        faults = compare_chats(bundle, tokenizers[0], golden)
+    except BackendUnavailableError as error:  # no jinja2
+        return comparisons, [Skipped(FILES, f"{len(golden.chats)} chats", str(error))]
+    comparisons.append(make_comparison("chats", "texts", len(golden.chats), faults))
+    return comparisons, []
+
+
+def make_comparison(case: str, unit: str, count: int, faults: Sequence[str]) -> Comparison:
+    """Return what comparing so many texts or settings has found; `MOST` faults are told."""
+    told = list(faults) if len(faults) <= MOST else [*faults[:MOST], f"and {len(faults) - MOST} more like it"]
+    return Comparison({unit: count}, {}, tuple(told), artifact=FILES, backend=READING, case=case)
+
+
+def compare_settings(bundle: Bundle, golden: GoldenTexts) -> tuple[int, list[str]]:
+    """Compare the manifest's settings, and the files' hashes, with those of the export."""
+    settings = describe_settings(bundle.manifest)
+    # Of settings that a later version has, an earlier one wrote nothing.
+    known = {
+        part: {name: value[name] for name in value if name in golden.settings[part]}
+        if isinstance(value, Mapping) and isinstance(golden.settings.get(part), Mapping)
+        else value
+        for part, value in settings.items()
+        if part in golden.settings
+    }
+    faults = describe_differences(known, golden.settings, AT_EXPORT)
+    names = list_files(bundle.manifest)
+    hashes = hash_files(bundle)
+    if len(hashes) != len(golden.hashes):
+        faults.append(f"{len(hashes)} files read and write texts, {AT_EXPORT} {len(golden.hashes)}")
+    for name, got, meant in zip(names, hashes, golden.hashes, strict=False):
+        if got != meant:
+            faults.append(f"{name} is another file than at export, though the manifest lists its hash")
+    return len(settings) + len(hashes), faults
+
+
+def compare_ids(tokenizer: Tokenizer, golden: GoldenText, reference: str) -> str:
+    """Return how a text's ids differ, or ""."""
+    try:
+        got = tokenizer.encode(golden.text, parse_special=True)
+    except (InputError, TokenizerError) as error:
+        return f"{show(golden.text)} has no ids here: {error}"
+    return describe_ids(golden.text, got, golden.ids, tokenizer, reference)
+
+
+def describe_ids(
+    text: str, got: Sequence[int], meant: Sequence[int], tokenizer: Tokenizer, reference: str
+) -> str:
+    """Return which token of a text is the first that is another one, or ""."""
+    if tuple(got) == tuple(meant):
+        return ""
+    place = next((i for i, (a, b) in enumerate(zip(got, meant, strict=False)) if a != b), None)
+    if place is None:
+        return f"{show(text)} has {len(got)} tokens, by {reference} {len(meant)}"
+    here, there = (
+        f"{ids[place]} ({tokenizer.spell(ids[place])!r})"
+        if 0 <= ids[place] < tokenizer.vocab_size
+        else str(ids[place])
+        for ids in (got, meant)
+    )
+    return f"token {place} of {show(text)} is {here}, by {reference} {there}"
+
+
+def compare_decoded(tokenizer: Tokenizer, golden: GoldenText, reference: str) -> str:
+    """Return how the text of ids differs, or ""."""
+    try:
+        got = tokenizer.decode(golden.ids)
+    except (InputError, TokenizerError) as error:
+        return f"the ids of {show(golden.text)} have no text here: {error}"
+    if got == golden.decoded:
+        return ""
+    return f"the ids of {show(golden.text)} are the text {show(got)}, by {reference} {show(golden.decoded)}"
+
+
+def compare_input(
+    read_input: Callable[[GoldenInput], list[int]], golden: GoldenInput, tokenizer: Tokenizer, reference: str
+) -> str:
+    """Return how the ids that the model reads of a text differ, or ""."""
+    try:
+        got = read_input(golden)
+    except (InputError, TokenizerError) as error:
+        return f"{show(golden.text)} is not read: {error}"
+    return describe_ids(golden.text, got, golden.ids, tokenizer, reference)
+
+
+def make_input_reader(manifest: Manifest, tokenizer: Tokenizer) -> Callable[[GoldenInput], list[int]]:
+    """Return what gives all ids that a model reads of a text, as its class does."""
+    if manifest.encoder is not None:
+        defaults = manifest.encoder
+        before = defaults.prompts.get(defaults.default_prompt or "", "")
+
+        def read_encoder_input(one: GoldenInput) -> list[int]:
+            text = before + one.text if one.pair is None else one.text
+            second = None if one.pair is None else tokenizer.encode(one.pair, parse_special=True)
+            fitted = fit(
+                tokenizer.encode(text, parse_special=True),
+                second,
+                max_length=NO_LIMIT,
+                tokens=defaults.tokens,
+                truncation=None,
+                separators=defaults.separators,
+            )
+            return fitted.pieces[0].ids
+
+        return read_encoder_input
+    generation = manifest.generation
+    assert generation is not None  # what is no encoder has it
+    if manifest.task == "translation":
+        reader = SourceReader(tokenizer, generation, NO_LIMIT, truncation=None, parse_special=True)
+        return lambda one: reader.read(one.text).tokens
+    vocabulary = tokenizer.vocab_size
+    rows = RowReader(
+        tokenizer, generation, NO_LIMIT, vocabulary, None, Grammars(tokenizer, generation.eos, vocabulary)
+    )
+    return lambda one: rows.encode_prompt(one.text, parse_special=True)
+
+
+def compare_chats(bundle: Bundle, tokenizer: Tokenizer, golden: GoldenTexts) -> list[str]:
+    """Return which conversations are rendered otherwise, or become other ids."""
+    chat = Chat.of(bundle)
+    if chat is None:
+        return [f"there is no chat template, {AT_EXPORT} there"]
+    fixed = replace(chat, clock=tell_fixed_time)
+    return list(filter(None, (compare_chat(fixed, tokenizer, one, golden) for one in golden.chats)))
+
+
+def compare_chat(chat: Chat, tokenizer: Tokenizer, one: GoldenChat, golden: GoldenTexts) -> str:
+    """Return how a conversation is rendered otherwise, or ""."""
+    name = f"the chat that ends with {show(str(one.messages[-1].get('content')))}"
+    try:
+        rendered = chat.render(one.messages, one.tools)
+        ids = chat.encode(one.messages, tokenizer, parse_special=True, tools=one.tools)
+    except InputError as error:
+        return (
+            "" if one.rendered is None else f"{name} is refused, not so by {golden.chat_reference}: {error}"
+        )
+    if one.rendered is None:
+        return f"{name} is rendered, {golden.chat_reference} refused it"
+    if rendered == one.rendered:
+        return describe_ids(one.rendered, ids, one.ids, tokenizer, golden.reference)
+    pairs = enumerate(zip(rendered, one.rendered, strict=False))
+    place = next((i for i, (a, b) in pairs if a != b), min(len(rendered), len(one.rendered)))
+    begin = max(0, place - 10)
+    return (
+        f"{name} is from character {begin} on {show(rendered[begin:])}, by {golden.chat_reference}"
+        f" {show(one.rendered[begin:])}"
+    )
+
+
+def show(text: str) -> str:
+    """Return a text as messages quote it, cut where it is long."""
+    return repr(text) if len(text) <= SHOWN else f"{text[:SHOWN]!r}..."

@@ -1,0 +1,342 @@
+"""Faults beside the graphs, with every hash put right: verify and selftest catch each, and name it."""
+
+from __future__ import annotations
+
+import json
+import shutil
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from planforge.exporter import VerificationReport, verify
+from planforge.exporter.verification import verify as verify_module
+from planforge.runtime import SelftestResult
+from planforge.runtime.bundle.bundle import Bundle
+from planforge.runtime.diagnostics import selftest as selftest_module
+from planforge.runtime.diagnostics.golden.texts import FILES, find_texts
+from planforge.runtime.diagnostics.metrics import Comparison
+from planforge.runtime.diagnostics.selftest import selftest
+from planforge.runtime.errors import BundleError
+
+from ...helpers.plans import with_manifest
+from ...helpers.selftest import mend
+
+Edit = Callable[[Path], None]
+NATIVE = ("gpt2", "llama", "classifier", "marian", "dates")
+
+
+@pytest.fixture
+def found(request: pytest.FixtureRequest) -> Callable[[str], tuple[Path, str | Path]]:
+    """A sound bundle by its name, and its checkpoint. Don't change them."""
+
+    def find(name: str) -> tuple[Path, str | Path]:
+        demos = {"gpt2": "demo_bundle", "llama": "llama_demo_bundle", "dates": "dates_bundle"}
+        argument = {"gpt2": "gpt2-demo", "llama": "llama-demo", "dates": "transformer-demo"}
+        if name in demos:
+            return request.getfixturevalue(demos[name]), argument[name]
+        if name == "marian":
+            bundle: Path = request.getfixturevalue("marian_bundle")
+            return bundle, bundle.parent / "marian"
+        if name.startswith("imported "):
+            kind = name.removeprefix("imported ")
+            return request.getfixturevalue("imported")(kind), request.getfixturevalue("exported") / kind
+        bundle = request.getfixturevalue("head_bundle")(name)
+        return bundle, bundle.parent / name
+
+    return find
+
+
+@pytest.fixture
+def without_graphs(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Leaves out what the graphs compute, which takes the time and has tests of its own."""
+    passed = VerificationReport(True, (Comparison({}, {}, (), artifact="x", backend="x", case="x"),))
+    monkeypatch.setattr(verify_module, "verify_with_pytorch", lambda *_: passed)
+    monkeypatch.setattr(verify_module, "verify_with_golden_data", lambda *_: passed)
+    nothing: dict[str, Any] = dict.fromkeys(selftest_module.SUBJECTS, lambda *_: [])
+    monkeypatch.setattr(selftest_module, "SUBJECTS", nothing)
+
+
+def told(result: VerificationReport | SelftestResult) -> str:
+    """All failures, a line each."""
+    comparisons = result.texts if isinstance(result, SelftestResult) else result.comparisons
+    return "\n".join(f"{c.case}: {failure}" for c in comparisons for failure in c.failures)
+
+
+# What changes a bundle
+
+
+def edit_tokenizer(change: Callable[[dict[str, Any]], None], number: int = 0) -> Edit:
+    def edit(bundle: Path) -> None:
+        name = Bundle.open(bundle).manifest.tokenizer["files"][number]
+        value = json.loads((bundle / name).read_text(encoding="utf-8"))
+        change(value)
+        (bundle / name).write_text(json.dumps(value), encoding="utf-8")
+        mend(bundle, name)
+
+    return edit
+
+
+def edit_template(before: str, after: str) -> Edit:
+    def edit(bundle: Path) -> None:
+        name = Bundle.open(bundle).manifest.tokenizer["chat_template"]["file"]
+        text = (bundle / name).read_text(encoding="utf-8")
+        assert before in text
+        (bundle / name).write_text(text.replace(before, after), encoding="utf-8")
+        mend(bundle, name)
+
+    return edit
+
+
+def set_default(part: str, name: str, value: Any) -> Edit:
+    def change(manifest: dict[str, Any]) -> None:
+        assert manifest[part][name] != value
+        manifest[part][name] = value
+
+    def edit(bundle: Path) -> None:
+        with_manifest(bundle, change)
+
+    return edit
+
+
+def exchange_merges(first: int, second: int) -> Callable[[dict[str, Any]], None]:
+    def change(value: dict[str, Any]) -> None:
+        merges = value["model"]["merges"]
+        merges[first], merges[second] = merges[second], merges[first]
+
+    return change
+
+
+def keep_case(value: dict[str, Any]) -> None:
+    assert value["normalizer"]["lowercase"] is True
+    value["normalizer"]["lowercase"] = False
+
+
+def exchange_pieces(value: dict[str, Any]) -> None:
+    pieces = value["model"]["vocab"]
+    spelled = {piece: index for index, (piece, _) in enumerate(pieces)}
+    one, other = spelled["▁the"], spelled["▁a"]
+    pieces[one], pieces[other] = pieces[other], pieces[one]
+
+
+def make_plain(value: dict[str, Any]) -> None:
+    """A special token that is one no longer."""
+    token = next(token for token in value["added_tokens"] if token["special"])
+    token["special"] = False
+
+
+def drop_template(bundle: Path) -> None:
+    with_manifest(bundle, lambda manifest: manifest["tokenizer"].pop("chat_template"))
+
+
+@dataclass(frozen=True)
+class Fault:
+    """A fault, and what each of both must say of it."""
+
+    bundle: str
+    name: str
+    plant: Edit
+    verify: str
+    selftest: str
+
+
+FAULTS = [
+    Fault(
+        *("gpt2", "two merges exchanged", edit_tokenizer(exchange_merges(0, 8))),
+        'model.merges[0] is ["i", "n"], the checkpoint\'s is ["t", "h"]',
+        "texts to ids: token ",
+    ),
+    Fault(
+        *("gpt2", "two merges whose order seldom matters", edit_tokenizer(exchange_merges(0, 2))),
+        'model.merges[0] is ["Ġth", "e"], the checkpoint\'s is ["t", "h"]',
+        "is another file than at export, though the manifest lists its hash",
+    ),
+    Fault(
+        *("classifier", "no lower-casing", edit_tokenizer(keep_case)),
+        "normalizer.lowercase is false, the checkpoint's is true",
+        "of 'NASA LAUNCHED A ROCKET' ",
+    ),
+    Fault(
+        *("llama", "an altered chat template", edit_template("'<|im_end|>\\n'", "'<|im_end|>'")),
+        "line 2 from character",
+        "the chat that ends with 'Who are you?' is from character",
+    ),
+    Fault(
+        *("llama", "another word in the chat template", edit_template("assistant", "helper")),
+        "line 5 from character",
+        "im_start|>helper",
+    ),
+    Fault(
+        *("llama", "no chat template", drop_template),
+        "there is no chat template",
+        "there is no chat template",
+    ),
+    Fault(
+        *("gpt2", "another end token", set_default("generation", "eos", [5])),
+        "generation.eos is [5] ('%'), the checkpoint's is [0] ('<|endoftext|>')",
+        "generation.eos is [5], at export it was [0]",
+    ),
+    Fault(
+        *("classifier", "pooling by CLS instead of mean", set_default("encoder", "pooling", "cls")),
+        'encoder.pooling is "cls", the checkpoint\'s is "mean"',
+        'encoder.pooling is "cls", at export it was "mean"',
+    ),
+    Fault(
+        *("marian", "other beams", set_default("generation", "num_beams", 3)),
+        "generation.num_beams is 3, the checkpoint's is 1",
+        "generation.num_beams is 3, at export it was 1",
+    ),
+    Fault(
+        *("dates", "another length", set_default("generation", "max_new_tokens", 9)),
+        "generation.max_new_tokens is 9, the checkpoint's is 15",
+        "generation.max_new_tokens is 9, at export it was 15",
+    ),
+    Fault(
+        *("gpt2", "a token before every prompt", set_default("generation", "prefix", [7])),
+        'generation.prefix is [7] ("\'")',
+        "texts as the model reads them: token 0 of ",
+    ),
+    Fault(
+        *(
+            "classifier",
+            "classes exchanged",
+            set_default("encoder", "labels", ["LABEL_1", "LABEL_0", "LABEL_2"]),
+        ),
+        'encoder.labels is ["LABEL_1", "LABEL_0", "LABEL_2"], the checkpoint\'s is ["LABEL_0"',
+        "encoder.labels is ",
+    ),
+    Fault(
+        *(
+            "classifier",
+            "several labels",
+            set_default("encoder", "problem_type", "multi_label_classification"),
+        ),
+        "encoder.problem_type is",
+        "encoder.problem_type is",
+    ),
+    Fault(
+        *("classifier", "a prompt", set_default("encoder", "prompts", {"query": "find: "})),
+        "encoder.prompts.query is",
+        "encoder.prompts.query is",
+    ),
+    Fault(
+        *("marian", "two pieces exchanged", edit_tokenizer(exchange_pieces)),
+        "model.vocab[",
+        "source's texts to ids: token ",
+    ),
+    Fault(
+        *("dates", "a target's special token that is plain", edit_tokenizer(make_plain, 1)),
+        "special is false, the checkpoint's is true",
+        "target's ids to texts: the ids of ",
+    ),
+]
+
+
+@pytest.mark.parametrize("fault", FAULTS, ids=[f"{fault.bundle}: {fault.name}" for fault in FAULTS])
+@pytest.mark.usefixtures("without_graphs")
+def test_a_fault_is_caught_and_named_by_both(
+    fault: Fault, found: Callable[[str], tuple[Path, str | Path]], tmp_path: Path
+) -> None:
+    sound, source = found(fault.bundle)
+    bundle = Path(shutil.copytree(sound, tmp_path / "bundle"))
+    fault.plant(bundle)
+    (only, *_) = (artifact.id for artifact in Bundle.open(bundle).manifest.artifacts)
+    for report in (verify(bundle, source=source), verify(bundle, source=source, only=[only])):
+        assert not report.passed and report.with_pytorch
+        assert fault.verify in told(report)
+    result = selftest(bundle, "ort-cpu")
+    assert not result.passed
+    assert fault.selftest in told(result)
+
+
+@pytest.mark.parametrize("name", NATIVE)
+@pytest.mark.usefixtures("without_graphs")
+def test_what_was_exported_is_the_checkpoints(
+    name: str, found: Callable[[str], tuple[Path, str | Path]]
+) -> None:
+    bundle, source = found(name)
+    report = verify(bundle, source=source)
+    assert report.passed, told(report)
+    compared = {c.case: sum(c.metrics.values()) for c in report.comparisons if c.artifact == FILES}
+    assert compared["tokenizer"] >= 3 and compared["settings"] > 20
+    assert compared["texts as the model reads them"] > 30
+    assert (compared.get("chats", 0) >= 5) == (name == "llama")
+    result = selftest(bundle, "ort-cpu")
+    assert result.passed and not result.skipped
+    cases = [c.case for c in result.texts]
+    assert all(case in compared for case in cases if case != "texts to texts")
+    assert ("texts to texts" in cases) == (name in ("gpt2", "llama", "dates"))
+
+
+IMPORTED_FAULTS = [
+    ("llama", set_default("generation", "prefix", []), "generation.prefix is []", "generation.prefix is []"),
+    ("electra", set_default("encoder", "labels", ["a", "b", "c"]), "encoder.labels is", "encoder.labels is"),
+    ("mpnet", set_default("encoder", "pooling", "cls"), "encoder.pooling is", "encoder.pooling is"),
+    (
+        "t5",
+        set_default("generation", "num_beams", 4),
+        "generation.num_beams is 4",
+        "generation.num_beams is 4",
+    ),
+    ("bart", edit_tokenizer(exchange_merges(0, 8)), "model.merges[0]", "texts to ids: token "),
+]
+
+
+@pytest.mark.parametrize(
+    ("name", "plant", "by_verify", "by_selftest"), IMPORTED_FAULTS, ids=[name for name, *_ in IMPORTED_FAULTS]
+)
+@pytest.mark.usefixtures("without_graphs")
+def test_imports_too(
+    name: str,
+    plant: Edit,
+    by_verify: str,
+    by_selftest: str,
+    found: Callable[[str], tuple[Path, str | Path]],
+    tmp_path: Path,
+) -> None:
+    """A sound one passes first."""
+    sound, source = found(f"imported {name}")
+    report = verify(sound, source=source)
+    assert report.passed, told(report)
+    assert selftest(sound, "ort-cpu").passed
+    bundle = Path(shutil.copytree(sound, tmp_path / "bundle"))
+    plant(bundle)
+    assert by_verify in told(verify(bundle, source=source))
+    assert by_selftest in told(selftest(bundle, "ort-cpu"))
+
+
+@pytest.mark.usefixtures("without_graphs")
+def test_without_the_checkpoint_golden_texts_tell(
+    demo_bundle: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(verify_module, "find_recorded_source", lambda bundle: None)
+    assert verify(demo_bundle).passed
+    bundle = Path(shutil.copytree(demo_bundle, tmp_path / "bundle"))
+    set_default("generation", "eos", [5])(bundle)
+    assert "generation.eos is [5], at export it was [0]" in told(verify(bundle))
+
+
+@pytest.mark.usefixtures("without_graphs")
+def test_a_bundle_without_golden_texts_says_so(own_bundle: Path) -> None:
+    """As one that an earlier version exported."""
+    file = find_texts(Bundle.open(own_bundle))
+    assert file is not None
+    name = file.relative_to(own_bundle).as_posix()
+    with_manifest(own_bundle, lambda manifest: manifest["files"].pop(name))
+    result = selftest(own_bundle, "ort-cpu")
+    assert result.passed
+    assert [each.reason for each in result.skipped] == ["the bundle has no golden texts; export it again"]
+    assert verify(own_bundle).passed
+
+
+@pytest.mark.parametrize("content", ["", "[]", "{}", '{"format": 2}', "[" * 10_000])
+def test_golden_texts_that_cannot_be_read_are_one_line(content: str, own_bundle: Path) -> None:
+    file = find_texts(Bundle.open(own_bundle))
+    assert file is not None
+    file.write_text(content, encoding="utf-8")
+    mend(own_bundle, file.relative_to(own_bundle).as_posix())
+    with pytest.raises(BundleError, match="has no golden texts that this version reads") as caught:
+        selftest(own_bundle, "ort-cpu")
+    assert "\n" not in str(caught.value)

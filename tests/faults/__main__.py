@@ -1,0 +1,110 @@
+"""`make fuzz`: damages files, kills commands, and works under load, each for long."""
+
+from __future__ import annotations
+
+import argparse
+import gc
+import os
+import sys
+import time
+from pathlib import Path
+
+from ..helpers.paths import ROOT
+from .child import run_kind
+from .doors import DECODER, KINDS
+from .kills import COMMANDS, fill_disk, kill_command
+from .material import make_material
+from .work import run_all
+
+
+def load_modules() -> None:
+    """Import what the doors need, so that no child does."""
+    import onnxruntime
+
+    import planforge.exporter.commands.bench
+    import planforge.exporter.commands.inspection
+    import planforge.exporter.fitting.fitting
+    import planforge.exporter.fitting.labelled_texts
+    import planforge.exporter.import_folder
+    import planforge.exporter.linting
+    import planforge.exporter.tracing.onnx_export
+    import planforge.models.checkpoint
+    import planforge.runtime.diagnostics.selftest
+    import planforge.runtime.encode.text_encoder
+    import planforge.runtime.generate.text_generator
+    import planforge.runtime.text.chat_template
+    import planforge.runtime.translate.translator  # noqa: F401
+
+    onnxruntime.set_default_logger_severity(4)
+
+
+def fuzz_files(options: argparse.Namespace, material: Path) -> list[str]:
+    """Damage files of each kind, print a line about each, and return what was found."""
+    findings = []
+    for name in options.only.split(","):
+        began = time.monotonic()
+        tally = run_kind(KINDS[name], options.count, options.seed, material, options.start)
+        ends = ", ".join(f"{end} {count}" for end, count in tally.ends.most_common())
+        print(
+            f"{name}: {tally.cases} cases in {time.monotonic() - began:.0f} s; slowest {tally.slowest:.1f} s;"
+            f" most memory {tally.most_bytes / 1e6:.0f} MB; {ends}",
+            flush=True,
+        )
+        findings += tally.findings
+        for finding in tally.findings:
+            print(f"  FOUND {finding}", flush=True)
+    return findings
+
+
+def kill_all(options: argparse.Namespace, material: Path) -> list[str]:
+    """Kill every command at random points, and fill its disk; return what was found."""
+    findings = []
+    for name in options.commands.split(","):
+        for what, run in (("killed", kill_command), ("full disk", fill_disk)):
+            outcome = run(COMMANDS[name], material, options.points, options.seed)
+            print(
+                f"{name}, {what}: {outcome.killed} times ended early, {outcome.finished} times done; the old"
+                f" bundle {outcome.old} times, the new one {outcome.new} times",
+                flush=True,
+            )
+            findings += outcome.findings
+            for finding in outcome.findings:
+                print(f"  FOUND {finding}", flush=True)
+    return findings
+
+
+def main() -> None:
+    """Damage files, kill commands, work under load; end with 1 where anything was found."""
+    parser = argparse.ArgumentParser(prog="python -m tests.faults", description=__doc__)
+    parser.add_argument("parts", nargs="*", default=["files", "kills", "work"], help="files, kills, work")
+    parser.add_argument("--count", type=int, default=8000, help="damaged files of each kind")
+    parser.add_argument("--seed", type=int, default=int(time.time()))
+    parser.add_argument("--start", type=int, default=0, help="the number of the first case")
+    parser.add_argument("--only", default=",".join(KINDS), help="kinds of files, by commas")
+    parser.add_argument("--points", type=int, default=100, help="at which each command is killed")
+    parser.add_argument("--commands", default=",".join(COMMANDS), help="those that are killed, by commas")
+    parser.add_argument("--minutes", type=float, default=10, help="of work in threads and processes")
+    parser.add_argument("--material", type=Path, default=ROOT / "build/fuzz", help="sound bundles to damage")
+    options = parser.parse_args()
+    material = options.material.resolve()
+    os.environ["PLANFORGE_FAULTS_MATERIAL"] = str(material)
+    make_material(material)
+    load_modules()
+    gc.freeze()  # what was imported is nobody's litter, in no child
+    print(
+        f"seed {options.seed}; a case again: files --seed {options.seed} --only KIND --start NUMBER --count 1"
+    )
+    findings = []
+    if "files" in options.parts:
+        findings += fuzz_files(options, material)
+    if "kills" in options.parts:
+        findings += kill_all(options, material)
+    if "work" in options.parts:
+        found = run_all(material / DECODER / "bundle", options.minutes * 60)
+        print("\n".join(f"  FOUND {line}" for line in found) or "work: answers as alone, nothing left")
+        findings += found
+    sys.exit(bool(findings))
+
+
+if __name__ == "__main__":
+    main()

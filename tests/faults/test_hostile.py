@@ -1,0 +1,328 @@
+"""Bundles from strangers: links, pipes, devices, sparse terabytes, bombs, names that deceive, deep JSON."""
+
+from __future__ import annotations
+
+import errno
+import hashlib
+import json
+import os
+import sys
+import threading
+import zipfile
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+from planforge.exporter.bundle.locks import hold_lock
+from planforge.exporter.bundle.writer import check_output, install, open_staging_folder, replace_manifest
+from planforge.exporter.checkpoints.source import find_demo
+from planforge.exporter.errors import OutputError
+from planforge.exporter.imported.folder import read_folder
+from planforge.runtime.backends.runtime_cache import RuntimeCache
+from planforge.runtime.bundle.bundle import Bundle
+from planforge.runtime.diagnostics.golden import files
+from planforge.runtime.diagnostics.golden.files import read_golden
+from planforge.runtime.errors import BundleError, IntegrityError, ManifestError, PlanForgeError
+from planforge.runtime.text.chat import Chat
+from planforge.runtime.text.tokenizer import Tokenizer
+
+from ..helpers.staging import stage, whole
+
+pytestmark = pytest.mark.skipif(sys.platform == "win32", reason="has no pipes and devices among its files")
+SOON = 5.0  # seconds, after which a hang is one
+
+
+@pytest.fixture
+def folder(tmp_path: Path) -> Path:
+    """A small bundle whose files are not read as what they are named."""
+    output = tmp_path / "bundle"
+    with open_staging_folder(output) as staging:
+        install(staging, stage(staging, "old"), output)
+    return output
+
+
+def within(seconds: float, call: Callable[[], Any]) -> Any:
+    """The result of a call, or what it raised; an error where it takes longer."""
+    found: list[Any] = []
+
+    def run() -> None:
+        try:
+            found.append(call())
+        except Exception as error:
+            found.append(error)
+
+    thread = threading.Thread(target=run, daemon=True)
+    thread.start()
+    thread.join(seconds)
+    assert found, f"no end in {seconds} s"
+    return found[0]
+
+
+def make_pipe(path: Path) -> None:
+    path.unlink()
+    os.mkfifo(path)
+
+
+def change(folder: Path, **keys: Any) -> None:
+    manifest = folder / "manifest.json"
+    manifest.write_text(json.dumps(json.loads(manifest.read_text()) | keys))
+
+
+def test_a_pipe_in_the_place_of_any_file_is_not_waited_for(folder: Path) -> None:
+    names = [*Bundle.open(folder).manifest.files, "manifest.json"]
+    for name in names:
+        content = (folder / name).read_bytes()
+        make_pipe(folder / name)
+        error = within(SOON, lambda: Bundle.open(folder).verify_files())
+        assert isinstance(error, IntegrityError) and name in str(error)
+        if name != names[-1]:
+            (folder / name).unlink()
+            (folder / name).write_bytes(content)
+    assert isinstance(within(SOON, lambda: check_output(folder, force=True)), OutputError)
+
+
+def test_a_pipe_in_the_place_of_a_graph_is_not_imported(tmp_path: Path) -> None:
+    (tmp_path / "config.json").write_text("{}")
+    os.mkfifo(tmp_path / "model.onnx")
+    error = within(SOON, lambda: read_folder(tmp_path).graph)
+    assert "model.onnx is no regular file" in str(error)
+
+
+def test_a_manifest_that_is_a_link_out_of_the_folder_is_not_read(folder: Path, tmp_path: Path) -> None:
+    (folder / "manifest.json").rename(tmp_path / "secret.json")
+    (folder / "manifest.json").symlink_to(tmp_path / "secret.json")
+    with pytest.raises(IntegrityError, match=r"manifest\.json is a link that leaves the bundle"):
+        Bundle.open(folder)
+    (folder / "manifest.json").unlink()
+    (folder / "manifest.json").symlink_to("/dev/zero")
+    with pytest.raises(IntegrityError, match="no regular file"):
+        Bundle.open(folder)
+    (folder / "manifest.json").unlink()
+    (tmp_path / "secret.json").rename(folder / "real.json")
+    (folder / "manifest.json").symlink_to("real.json")  # as volumes of Kubernetes are made
+    assert whole(folder) == "old"
+
+
+def test_nothing_is_written_through_a_strangers_links(folder: Path, tmp_path: Path) -> None:
+    """A bundle may come with links where a temporary file, or a lock, is going to be."""
+    precious = tmp_path / "precious"
+    precious.write_text("mine")
+    (folder / "manifest.json.new").symlink_to(precious)
+    replace_manifest(folder, lambda manifest: manifest)
+    assert precious.read_text() == "mine"
+    assert not (folder / "manifest.json").is_symlink() and whole(folder) == "old"
+    (folder / ".lock").symlink_to(tmp_path / "made")
+    with pytest.raises(OSError), hold_lock(folder / ".lock"):
+        pass
+    with pytest.raises(OutputError, match="cannot be written"):
+        replace_manifest(folder, lambda manifest: manifest)
+    assert not (tmp_path / "made").exists()
+
+
+def test_kernels_that_a_stranger_put_beside_a_plan_are_passed_over(tmp_path: Path) -> None:
+    cache = RuntimeCache(tmp_path / "a.plan", "1.7.1.116", "sm86")
+    os.mkfifo(cache.path)
+    assert within(SOON, cache.load) is None
+    cache.path.unlink()
+    cache.path.write_text("[" * 4000)
+    assert cache.load() is None
+    cache.path.unlink()
+    (tmp_path / "precious").write_text("mine")
+    cache.path.symlink_to(tmp_path / "precious")
+    cache.save(b"kernels")
+    assert (tmp_path / "precious").read_text() == "mine"
+    assert RuntimeCache(tmp_path / "a.plan", "1.7.1.116", "sm86").load() == b"kernels"
+
+
+def test_sparse_terabytes_are_not_hashed(folder: Path) -> None:
+    (name,) = [name for name in Bundle.open(folder).manifest.files if name.startswith("tokenizer/")]
+    with (folder / name).open("r+b") as file:
+        file.truncate(2**40)
+    listed = json.loads((folder / "manifest.json").read_text())["files"]
+    change(folder, files=listed | {name: {"sha256": listed[name]["sha256"], "bytes": 2**40}})
+    error = within(SOON, lambda: Bundle.open(folder).path(name))
+    assert isinstance(error, IntegrityError) and "only weights and plans have more" in str(error)
+
+
+@pytest.mark.parametrize(
+    ("name", "words"),
+    [
+        ("onnx/\u202egnp.exe", "cannot be seen"),
+        ("onnx/\x1b[2Jred", "cannot be seen"),
+        ("onnx/two\nlines", "cannot be seen"),
+        ("onnx/zero\u200bwidth", "cannot be seen"),
+        ("onnx/\ud800", "surrogates not allowed|cannot be seen"),
+        ("\uff0e\uff0e/outside", "is missing"),  # wide dots are letters of a name, here as on every disk
+        ("onnx/..\u2215outside", "is missing"),  # and so is a slash of mathematics
+        ("onnx/e\u0301.onnx", "is missing"),
+    ],
+)
+def test_names_do_not_deceive(folder: Path, name: str, words: str) -> None:
+    listed = json.loads((folder / "manifest.json").read_text())["files"]
+    change(folder, files=listed | {name: {"sha256": "0" * 64, "bytes": 1}})
+    with pytest.raises((IntegrityError, ManifestError), match=words) as caught:
+        Bundle.open(folder).verify_files()
+    assert all(sign.isprintable() for sign in str(caught.value))
+
+
+def test_what_a_terminal_obeys_is_written_out_in_errors(folder: Path) -> None:
+    change(folder, task="\x1b]0;owned\x07\u202e")
+    from planforge.runtime import load
+
+    with pytest.raises(ManifestError, match=r"\\x1b\]0;owned\\x07\\u202e"):
+        load(folder)
+    assert str(PlanForgeError("a\x1b[2J\n  b\tc é 我")) == "a\\x1b[2J\n  b\tc é 我"
+
+
+@pytest.mark.parametrize(
+    "deep", ["[" * 100_000, '{"a":' * 100_000, '{"format": ' + "[" * 9_000 + "]" * 9_000 + "}"]
+)
+def test_deep_json_is_refused(folder: Path, deep: str) -> None:
+    (folder / "manifest.json").write_text(deep)
+    with pytest.raises(BundleError):
+        Bundle.open(folder)
+    with pytest.raises(OutputError):
+        check_output(folder, force=True)
+
+
+def write_members(path: Path, **members: bytes) -> Path:
+    with zipfile.ZipFile(path, "w", zipfile.ZIP_DEFLATED) as archive:
+        for name, content in members.items():
+            archive.writestr(f"{name}.npy", content)
+    return path
+
+
+def test_golden_data_that_unpacks_to_more_than_is_sound_is_refused(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    assert files.MOST_BYTES < 10**9
+    monkeypatch.setattr(files, "MOST_BYTES", 2**24)
+    path = write_members(tmp_path / "golden.npz", a=bytes(2**24), b=b"1")
+    assert path.stat().st_size < 2**16
+    with pytest.raises(BundleError, match="no golden data: its arrays have 16777217 bytes"):
+        read_golden(path)
+
+
+@pytest.mark.parametrize("shape", ["(1000000000000,)", "(-1,)", "(4611686018427387904, 4)"])
+def test_an_array_that_claims_what_is_not_there_is_refused(tmp_path: Path, shape: str) -> None:
+    head = f"{{'descr': '<f4', 'fortran_order': False, 'shape': {shape}}}".ljust(117).encode() + b"\n"
+    path = write_members(tmp_path / "golden.npz", a=b"\x93NUMPY\x01\x00\x76\x00" + head)
+    with pytest.raises(BundleError, match="no golden data"):
+        read_golden(path)
+
+
+def test_golden_data_is_never_unpickled(tmp_path: Path) -> None:
+    path = tmp_path / "golden.npz"
+    np.savez(path, limits=np.array([{"a": 1}], object), allow_pickle=True)
+    with pytest.raises(BundleError, match="Object arrays cannot be loaded"):
+        read_golden(path)
+
+
+# Each took more than 5 s or 1 GB while calls of filters and methods were not counted by what they make.
+BURNING = (
+    "{{ 'ab' | center(999999999) }}",
+    "{{ 'ab'.ljust(999999999) }}",
+    "{{ '%999999999d' % 1 }}",
+    "{{ '{0:>{1}}'.format(1, 999999999) }}",
+    "{{ '{0:999999999}'.format(1) }}",
+    "{{ 1.5 | round(999999999) }}",
+    "{{ 1.to_bytes(999999999, 'big') }}".replace("1.to", "(1).to"),
+    "{{ [[1]] | tojson(indent=999999999) }}",
+    "{{ ('a\n' * 99999) | indent(99999) }}",
+    "{{ ('a' * 99999) | replace('a', 'b' * 99999) }}",
+    "{{ ('a' * 99999) | join('b' * 99999) }}",
+    "{{ (['a' * 999999] * 9999) | map('upper') | join }}",
+    "{{ ['a'] | batch(999999999, 'b') | list }}",
+    "{% set n = namespace(x='a' * 999999) %}{% for i in range(99999) %}{% if n.x == n.x[1:] %}"
+    "{% endif %}{% endfor %}",
+    "{% set n = namespace(x=[1]) %}{% for i in range(60) %}{% set n.x = [n.x, n.x] %}{% endfor %}{{ n.x }}",
+    "{% set n = namespace(x=[1], y=[1]) %}{% for i in range(60) %}{% set n.x = [n.x, n.x] %}"
+    "{% set n.y = [n.y, n.y] %}{% endfor %}{{ n.x == n.y }}",
+    "{% set n = namespace(x='a' * 99999) %}{% for i in range(60) %}{% set y %}{{ n.x }}{{ n.x }}{% endset %}"
+    "{% set n.x = y %}{% endfor %}{{ n.x }}",
+    "{% for i in range(99999) %}{{ ('a' * 16777216) | length }}{% endfor %}",
+)
+
+
+@pytest.mark.parametrize("template", BURNING)
+def test_a_template_that_would_burn_time_or_memory_is_stopped(template: str) -> None:
+    chat = Chat(template, {}, "chat_template.jinja")
+    tokenizer = Tokenizer.from_file(find_demo("gpt2-demo") / "tokenizer.json")
+    error = within(SOON, lambda: chat.encode([{"role": "user", "content": "hi"}], tokenizer))
+    assert isinstance(error, BundleError) and "the chat template is stopped" in str(error)
+
+
+def test_hashes_bind_what_a_link_inside_or_a_second_name_leads_to(folder: Path, tmp_path: Path) -> None:
+    """A hard link cannot be told from a file; what counts is that its content is what the manifest lists."""
+    (name,) = [name for name in Bundle.open(folder).manifest.files if name.startswith("onnx/a")]
+    content = (folder / name).read_bytes()
+    (tmp_path / "other").write_bytes(content)
+    (folder / name).unlink()
+    os.link(tmp_path / "other", folder / name)
+    assert Bundle.open(folder).path(name).read_bytes() == content
+    (tmp_path / "other").write_bytes(bytes(len(content)))
+    with pytest.raises(IntegrityError, match="has changed"):
+        Bundle.open(folder).path(name)
+    assert hashlib.sha256(content).hexdigest() == Bundle.open(folder).manifest.files[name].sha256
+
+
+def test_a_folder_that_is_read_only_is_one_line(folder: Path) -> None:
+    if os.geteuid() == 0:
+        read_only = Path("/proc/planforge")  # root writes everywhere but here
+        with pytest.raises(OutputError, match="cannot be written"), open_staging_folder(read_only):
+            pass
+        return
+    folder.chmod(0o500)
+    try:
+        with pytest.raises(OutputError, match="cannot be written: Permission denied; nothing was changed"):
+            replace_manifest(folder, lambda manifest: manifest)
+        assert whole(folder) == "old"
+    finally:
+        folder.chmod(0o700)
+
+
+def test_a_bundle_on_a_file_system_of_its_own_is_replaced(
+    folder: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A container's volume is mounted where the bundle is: nothing can be renamed into it."""
+    replace = os.replace
+
+    def refuse_to_cross(source: Path, target: Path) -> None:
+        if folder in Path(target).parents and folder not in Path(source).parents:
+            raise OSError(errno.EXDEV, os.strerror(errno.EXDEV), str(source))
+        replace(source, target)
+
+    monkeypatch.setattr(os, "replace", refuse_to_cross)
+    with open_staging_folder(folder) as staging:
+        install(staging, stage(staging, "new"), folder)
+    assert whole(folder) == "new"
+    assert len([path for path in folder.rglob("*") if path.is_file()]) == 4
+
+
+@pytest.mark.parametrize("number", [errno.EIO, errno.ESTALE, errno.ENOENT])
+@pytest.mark.parametrize("done", [False, True])
+def test_a_rename_that_fails_or_whose_answer_is_lost_leaves_a_whole_bundle(
+    folder: Path, monkeypatch: pytest.MonkeyPatch, number: int, done: bool
+) -> None:
+    """A network's file system may have renamed the manifest, and say that it has not."""
+    replace = os.replace
+
+    def lose(source: Path, target: Path) -> None:
+        if Path(target).name != "manifest.json" or done:
+            replace(source, target)
+        if Path(target).name == "manifest.json":
+            raise OSError(number, os.strerror(number), str(target))
+
+    monkeypatch.setattr(os, "replace", lose)
+    with open_staging_folder(folder) as staging:
+        manifest = stage(staging, "new")
+        if done:
+            install(staging, manifest, folder)
+        else:
+            with pytest.raises(OSError):
+                install(staging, manifest, folder)
+    assert whole(folder) == ("new" if done else "old")
+    assert len([path for path in folder.rglob("*") if path.is_file()]) == 4

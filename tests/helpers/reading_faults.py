@@ -1,0 +1,193 @@
+"""Faults to plant that only reading a graph shows in every precision."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+import onnx_ir as ir
+
+from planforge.exporter.passes.int8_encoder import COLUMNS
+from planforge.exporter.tracing.modules import find_module
+
+from .faults import Plant, constant, node_of
+from .graphs import nodes
+
+MATRIX = {"MatMulNBits": 1, "GatherBlockQuantized": 0, "MatMulIntegerToFloat": 1}  # where they read integers
+SCALE = {"MatMulNBits": 2, "GatherBlockQuantized": 2, "MatMulIntegerToFloat": 3}
+Change = Callable[[npt.NDArray[Any]], None]
+
+
+@dataclass(frozen=True)
+class ReadFault:
+    """A fault, the graph that it is planted in, and words of what reading must say of it."""
+
+    name: str
+    plant: Plant
+    words: tuple[str, ...]
+
+
+def change_constant(node: ir.Node, index: int, change: Change) -> None:
+    """Change what a node reads as a constant."""
+    value = node.inputs[index]
+    assert value is not None and value.const_value is not None
+    array = value.const_value.numpy().copy()
+    change(array)
+    value.const_value = ir.tensor(array, name=value.name)
+
+
+def quantized(model: ir.Model, module: str) -> ir.Node:
+    return node_of(model, module, *MATRIX)
+
+
+def doubled_scales(module: str, share: float = 0.0) -> Plant:
+    """The scale of a block twice as large, or those of a share of all blocks."""
+
+    def plant(model: ir.Model) -> None:
+        def double(scale: npt.NDArray[Any]) -> None:
+            count = max(1, round(share * scale.size))
+            scale.reshape(-1)[np.random.default_rng(0).choice(scale.size, count, replace=False)] *= 2
+
+        node = quantized(model, module)
+        change_constant(node, SCALE[node.op_type], double)
+
+    return plant
+
+
+def changed_codes(module: str, change: Change) -> Plant:
+    """Other integers."""
+
+    def plant(model: ir.Model) -> None:
+        node = quantized(model, module)
+        change_constant(node, MATRIX[node.op_type], change)
+
+    return plant
+
+
+def exchanged_rows(one: int, other: int) -> Plant:
+    """Two words of the table, with their scales, in each other's places."""
+
+    def exchange(array: npt.NDArray[Any]) -> None:
+        array[[one, other]] = array[[other, one]]
+
+    def plant(model: ir.Model) -> None:
+        table = nodes(model, "GatherBlockQuantized")[0]
+        change_constant(table, 0, exchange)
+        change_constant(table, 2, exchange)
+
+    return plant
+
+
+def word_is_nan(word: int) -> Plant:
+    """The scale of a word's embedding is NaN."""
+
+    def plant(model: ir.Model) -> None:
+        def spoil(scale: npt.NDArray[Any]) -> None:
+            scale[word] = np.nan
+
+        change_constant(nodes(model, "GatherBlockQuantized")[0], 2, spoil)
+
+    return plant
+
+
+def own_vector(module: str, op_types: tuple[str, ...], index: int, factor: float = 1.004) -> Plant:
+    """A vector that a node reads is 0.4 % off, under a name of its own."""
+
+    def plant(model: ir.Model) -> None:
+        node = node_of(model, module, *op_types)
+        value = node.inputs[index]
+        assert value is not None and value.const_value is not None
+        array = value.const_value.numpy()
+        node.replace_input_with(index, constant(model, "mine", (array * factor).astype(array.dtype)))
+
+    return plant
+
+
+def attribute(op_type: str, name: str, value: int | float, number: int = 1) -> Plant:
+    """One attribute of one of several like nodes is another."""
+
+    def plant(model: ir.Model) -> None:
+        kind = ir.AttrInt64 if isinstance(value, int) else ir.AttrFloat32
+        nodes(model, op_type)[number].attributes[name] = kind(name, value)  # type: ignore[operator]
+
+    return plant
+
+
+def exact_gelu(model: ir.Model) -> None:
+    """GELU as such instead of its form by tanh, which differs by 5e-4 at most."""
+    for node in [node for node in model.graph if node.op_type in ("Gelu", "FastGelu")][:1]:
+        inputs: list[ir.Value | None] = [node.inputs[0]]
+        if len(node.inputs) > 1:
+            add = ir.node("Add", [*node.inputs])
+            add.outputs[0].type = node.outputs[0].type
+            model.graph.insert_before(node, add)
+            inputs = [add.outputs[0]]
+        exact = ir.node("Gelu", inputs, {"approximate": "none"}, name="exact")
+        exact.outputs[0].type = node.outputs[0].type
+        exact.outputs[0].shape = node.outputs[0].shape
+        exact.metadata_props.update(node.metadata_props)
+        model.graph.insert_before(node, exact)
+        ir.convenience.replace_all_uses_with(node.outputs[0], exact.outputs[0])
+        model.graph.remove(node, safe=True)
+
+
+def exchanged_columns(module: str) -> Plant:
+    """Two results of an encoder's product in each other's places, with their scales."""
+
+    def plant(model: ir.Model) -> None:
+        node = quantized(model, module)
+
+        def exchange(array: npt.NDArray[Any]) -> None:
+            array[..., [0, 1]] = array[..., [1, 0]]
+
+        change_constant(node, 1, exchange)
+        change_constant(node, 3, exchange)
+
+    return plant
+
+
+def changed_unsmoothing(module: str) -> Plant:
+    """What one column of an encoder's rows is multiplied by is 2 % off."""
+
+    def plant(model: ir.Model) -> None:
+        columns = quantized(model, module).inputs[1]
+        assert columns is not None
+        name = str(columns.name).partition(COLUMNS)[0] + ".unsmoothing"
+        value = model.graph.initializers[name]
+        assert value.const_value is not None
+        array = value.const_value.numpy().copy()
+        array[0] *= 1.02
+        value.const_value = ir.tensor(array, name=name)
+
+    return plant
+
+
+def other_rotary_base(model: ir.Model) -> None:
+    """An imported model's positions turn by powers of 10,100 instead of 10,000."""
+    for value in list(model.graph.initializers.values()):
+        tensor = value.const_value
+        if tensor is not None and tensor.size > 1 and "rotary" in find_module(next(iter(value.uses())).node):
+            array = tensor.numpy().astype(np.float64)
+            other = array ** (np.log(10_100) / np.log(10_000))
+            value.const_value = ir.tensor(other.astype(tensor.numpy().dtype), name=value.name)
+            return
+    raise AssertionError("no constant of positions")
+
+
+def other_epsilon(module: str) -> Plant:
+    """What an imported RMSNorm adds under its root is 1e-5 instead of 1e-6."""
+
+    def plant(model: ir.Model) -> None:
+        for node in model.graph:
+            mean = None if node.op_type != "Add" or node.inputs[0] is None else node.inputs[0].producer()
+            if mean is not None and mean.op_type == "ReduceMean" and find_module(node) == module:
+                old = ir.convenience.get_const_tensor(node.inputs[1])
+                assert old is not None
+                node.replace_input_with(1, constant(model, "wrong", np.array(1e-5, old.numpy().dtype)))
+                return
+        raise AssertionError(f"no epsilon of {module}")
+
+    return plant
