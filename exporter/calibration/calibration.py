@@ -249,7 +249,7 @@ def choose_row_products(
 def sample_rows(
     model: nn.Module,
     weights: Iterable[str],
-    run: Callable[[], None],
+    run: Callable[[], object],
     coarse: bool = False,
     most: int = CALIBRATION_ROWS,
 ) -> dict[str, Tensor]:

@@ -141,8 +141,8 @@ def list_their_layers(model: nn.Module, config: Any) -> Iterator[AttentionMeant]
     if not isinstance(heads, int) or not isinstance(width, int) or not isinstance(count, int):
         return
     size = getattr(config, "head_dim", None) or width // heads
-    found = {float(m.scaling) for m in model.modules() if isinstance(getattr(m, "scaling", None), float)}
-    scales = tuple(found | {size**-0.5, 1.0})  # their graphs may scale the queries before
+    own = {value for m in model.modules() if isinstance(value := getattr(m, "scaling", None), float)}
+    scales = tuple(own | {size**-0.5, 1.0})  # their graphs may scale the queries before
     kinds = getattr(config, "layer_types", None) or [SLIDING] * count
     window = getattr(config, "sliding_window", None)
     if getattr(config, "use_sliding_window", True) is False:

@@ -109,10 +109,10 @@ def list_whole_numbers(graph: ir.Graph, products: Mapping[str, object]) -> list[
             read = read_columns
         else:
             continue
-        constants = [get_constant(node.inputs[place]) for place in places]
-        key = (node.op_type == "GatherBlockQuantized", *map(locate, constants))
+        integers, scale = (get_constant(node.inputs[place]) for place in places)
+        key = (node.op_type == "GatherBlockQuantized", locate(integers), locate(scale))
         if key not in found:
-            found[key] = read(graph, node, *constants, joined)
+            found[key] = read(graph, node, integers, scale, joined)
     tables = {weight.names for weight in found.values() if weight.node.op_type == "GatherBlockQuantized"}
     return [keep_table(weight) if weight.names in tables else weight for weight in found.values()]
 
@@ -137,14 +137,14 @@ def locate(tensor: ir.TensorProtocol) -> object:
 def read_blocks(
     graph: ir.Graph,
     node: ir.Node,
-    packed: ir.TensorProtocol,
+    integers: ir.TensorProtocol,
     scale: ir.TensorProtocol,
     joined: Mapping[str, tuple[str, ...]],
 ) -> WholeNumbers:
     """Return the weight of a MatMulNBits or a GatherBlockQuantized."""
     bits = node.attributes["bits"].as_int()
     size = node.attributes["block_size"].as_int()
-    codes = packed.numpy()
+    codes = integers.numpy()
     codes = codes.reshape(len(codes), -1)
     columns = codes.shape[1] * 8 // bits
 
@@ -152,7 +152,8 @@ def read_blocks(
         some = codes[rows]
         if bits == 4:  # the first of two is the low half
             some = np.stack([some & 15, some >> 4], axis=-1).reshape(len(some), columns)
-        return some.astype(np.int16) - np.int16(1 << (bits - 1))
+        centred: npt.NDArray[np.int16] = some.astype(np.int16) - np.int16(1 << (bits - 1))
+        return centred
 
     is_table = node.op_type == "GatherBlockQuantized"
     return WholeNumbers(
@@ -169,7 +170,7 @@ def read_blocks(
 def read_columns(
     graph: ir.Graph,
     node: ir.Node,
-    columns: ir.TensorProtocol,
+    integers: ir.TensorProtocol,
     scale: ir.TensorProtocol,
     joined: Mapping[str, tuple[str, ...]],
 ) -> WholeNumbers:
@@ -178,7 +179,7 @@ def read_columns(
     name = str(value.name if value is not None else "").partition(COLUMNS)[0]
     unsmoothing = graph.initializers.get(name + UNSMOOTHING)
     constant = None if unsmoothing is None else unsmoothing.const_value
-    codes = columns.numpy().T
+    codes = integers.numpy().T
     return WholeNumbers(
         node=node,
         names=joined.get(name, (name,)),

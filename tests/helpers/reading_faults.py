@@ -110,8 +110,8 @@ def attribute(op_type: str, name: str, value: int | float, number: int = 1) -> P
     """One attribute of one of several like nodes is another."""
 
     def plant(model: ir.Model) -> None:
-        kind = ir.AttrInt64 if isinstance(value, int) else ir.AttrFloat32
-        nodes(model, op_type)[number].attributes[name] = kind(name, value)  # type: ignore[operator]
+        wrong = ir.AttrInt64(name, value) if isinstance(value, int) else ir.AttrFloat32(name, value)
+        nodes(model, op_type)[number].attributes[name] = wrong
 
     return plant
 
@@ -184,7 +184,9 @@ def other_epsilon(module: str) -> Plant:
         for node in model.graph:
             mean = None if node.op_type != "Add" or node.inputs[0] is None else node.inputs[0].producer()
             if mean is not None and mean.op_type == "ReduceMean" and find_module(node) == module:
-                old = ir.convenience.get_const_tensor(node.inputs[1])
+                epsilon = node.inputs[1]
+                assert epsilon is not None
+                old = ir.convenience.get_const_tensor(epsilon)
                 assert old is not None
                 node.replace_input_with(1, constant(model, "wrong", np.array(1e-5, old.numpy().dtype)))
                 return

@@ -17,6 +17,7 @@ from planforge.exporter.calibration.calibration import sample_rows
 from planforge.exporter.checkpoints.source import DEMOS
 from planforge.exporter.import_folder import import_folder
 from planforge.exporter.reference.decoder import make_reference
+from planforge.exporter.reference.model import is_module
 from planforge.exporter.verification.gptq_bound import measure_losses
 from planforge.exporter.verification.meant import read_meant
 from planforge.exporter.verification.reading import list_tensors_to_compare
@@ -57,6 +58,7 @@ class Reader:
         assert source is not None
         self.model = load_model_to_compare(self.bundle, source)
         self.tensors = list_tensors_to_compare(self.bundle, self.model)
+        assert is_module(self.model)
         self.meant = read_meant(self.model, not self.bundle.manifest.source.get("exporter"))
         self.rows = functools.cache(lambda name: None if rows is None else rows(self.model, name))
 
@@ -208,7 +210,7 @@ LLAMA = [
 ]
 
 
-def named(faults: list[ReadFault]) -> Any:
+def named(faults: list[ReadFault]) -> pytest.MarkDecorator:
     return pytest.mark.parametrize("fault", faults, ids=lambda fault: fault.name)
 
 
