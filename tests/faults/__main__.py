@@ -5,22 +5,22 @@ from __future__ import annotations
 import argparse
 import gc
 import os
+import subprocess
 import sys
 import time
 from pathlib import Path
+
+os.environ["OPENBLAS_NUM_THREADS"] = "1"  # before numpy is imported: what forks must have one thread
 
 from ..helpers.paths import ROOT
 from .child import run_kind
 from .doors import DECODER, KINDS
 from .kills import COMMANDS, fill_disk, kill_command
-from .material import make_material
 from .work import run_all
 
 
 def load_modules() -> None:
-    """Import what the doors need, so that no child does."""
-    import onnxruntime
-
+    """Import what the doors need, so that no child does; ONNX Runtime would begin a thread."""
     import planforge.exporter.commands.bench
     import planforge.exporter.commands.inspection
     import planforge.exporter.fitting.fitting
@@ -34,8 +34,6 @@ def load_modules() -> None:
     import planforge.runtime.generate.text_generator
     import planforge.runtime.text.chat_template
     import planforge.runtime.translate.translator  # noqa: F401
-
-    onnxruntime.set_default_logger_severity(4)
 
 
 def fuzz_files(options: argparse.Namespace, material: Path) -> list[str]:
@@ -88,7 +86,9 @@ def main() -> None:
     options = parser.parse_args()
     material = options.material.resolve()
     os.environ["PLANFORGE_FAULTS_MATERIAL"] = str(material)
-    make_material(material)
+    if not (material / "done").exists():
+        print(f"exporting sound bundles to {material}", file=sys.stderr)
+        subprocess.run([sys.executable, "-m", "tests.faults.material", material], cwd=ROOT, check=True)
     load_modules()
     gc.freeze()  # what was imported is nobody's litter, in no child
     print(

@@ -154,6 +154,9 @@ def run_batch(kind: Any, numbers: range, seed: int, material: Path, home: Path, 
     errors = os.open(home / "errors", os.O_WRONLY | os.O_CREAT | os.O_TRUNC)
     os.dup2(errors, 2)
     faulthandler.enable(2)
+    import onnxruntime  # begins a thread, so the parent has not imported it
+
+    onnxruntime.set_default_logger_severity(4)
     used = read_memory("VmSize")
     resource.setrlimit(resource.RLIMIT_AS, (used + ROOM, used + ROOM))
     resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
@@ -178,11 +181,19 @@ def run_kind(kind: Any, count: int, seed: int, material: Path, start: int = 0) -
     return tally
 
 
+def fork() -> int:
+    """Fork a process of one thread: a lock that another one held then would be held in the child forever."""
+    sys.stdout.flush()
+    threads = os.listdir("/proc/self/task")
+    if len(threads) > 1:
+        raise RuntimeError(f"a process of {len(threads)} threads is not forked; what began the others?")
+    return os.fork()
+
+
 def follow(tally: Tally, kind: Any, numbers: range, seed: int, material: Path, home: Path) -> int:
     """Run cases in a child until it ends; return how many it began."""
     reader, writer = os.pipe()
-    sys.stdout.flush()
-    pid = os.fork()
+    pid = fork()
     if pid == 0:
         os.close(reader)
         try:

@@ -7,7 +7,6 @@ import random
 import resource
 import shutil
 import signal
-import sys
 import tempfile
 import time
 import traceback
@@ -17,6 +16,7 @@ from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
+from .child import fork
 from .doors import DECODER, ENCODER, PLAIN
 
 LATE = 0.3  # of a command's time, in which half of the points are: files are written at its end
@@ -78,12 +78,10 @@ def fit_head(material: Path, bundle: Path) -> None:
 
 def set_default(material: Path, bundle: Path) -> None:
     """Set a default as `bench --set-default` does after it has measured."""
-    from planforge.exporter.commands import bench as command
-    from planforge.runtime.diagnostics import bench
+    from planforge.exporter.commands.bench import record_default
 
-    found = SimpleNamespace(best_default=lambda: SimpleNamespace(precision="fp16"))
-    bench.bench = lambda *arguments, **options: found  # type: ignore[assignment]
-    command.bench(bundle, set_default=True)
+    measured: Any = SimpleNamespace(best_default=lambda: SimpleNamespace(precision="fp16"))
+    record_default(bundle, measured)
 
 
 def prepare(material: Path, bundle: Path) -> None:
@@ -109,8 +107,7 @@ COMMANDS = {
 
 def start(command: Command, material: Path, bundle: Path, limit: int = 0) -> int:
     """Run a command in a child; return its number. `limit` bounds every file, as a full disk does."""
-    sys.stdout.flush()
-    pid = os.fork()
+    pid = fork()
     if pid:
         return pid
     code = 70
@@ -152,10 +149,10 @@ def answer(bundle: Path) -> Any:
 
 
 def is_whole(bundle: Path, expected: Any) -> bool:
-    """Check a bundle in a child: forked processes must not have run an engine before."""
+    """Check a bundle in a child: an engine begins threads, and what forks must have one."""
     from planforge.runtime.bundle.bundle import Bundle
 
-    pid = os.fork()
+    pid = fork()
     if pid == 0:
         code = 1
         try:
@@ -173,7 +170,7 @@ def compute_answer(bundle: Path) -> Any:
     import json
 
     reader, writer = os.pipe()
-    pid = os.fork()
+    pid = fork()
     if pid == 0:
         os.close(reader)
         with os.fdopen(writer, "w") as file:
