@@ -143,14 +143,13 @@ class Budget:
 
     def guard(self, name: str, function: Callable[..., Any]) -> Callable[..., Any]:
         """Return a filter or test that is paid for."""
+        first = int(hasattr(function, "jinja_pass_arg"))  # behind jinja2's context or environment
 
         @wraps(function)
         def guarded(*arguments: Any, **options: Any) -> Any:
             whole = list_generators(arguments)
             named = dict(zip(options, list_generators(options.values()), strict=True))
-            given = [value for value in whole if is_data(value)]
-            receiver, *others = given or [None]
-            others += named.values()
+            receiver, *others = [*whole[first:], *named.values()]
             return self.call(name, receiver, others, lambda: function(*whole, **named))
 
         return guarded
@@ -188,11 +187,6 @@ class Budget:
         if not isinstance(value, str):
             check_size("'{{ }}'", Weight([value]).text_length, MAX_MADE, "characters")
         return self.read(value)
-
-
-def is_data(value: Any) -> bool:
-    """Tell whether a filter's argument is a template's own, not jinja2's context or environment."""
-    return value is None or isinstance(value, str | bytes | int | float | Collection)
 
 
 def list_generators(values: Iterable[Any]) -> list[Any]:

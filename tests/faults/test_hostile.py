@@ -25,7 +25,13 @@ from planforge.runtime.backends.runtime_cache import RuntimeCache
 from planforge.runtime.bundle.bundle import Bundle
 from planforge.runtime.diagnostics.golden import files
 from planforge.runtime.diagnostics.golden.files import read_golden
-from planforge.runtime.errors import BundleError, IntegrityError, ManifestError, PlanForgeError
+from planforge.runtime.errors import (
+    BundleError,
+    IntegrityError,
+    ManifestError,
+    PlanForgeError,
+    TokenizerError,
+)
 from planforge.runtime.text.chat import Chat
 from planforge.runtime.text.tokenizer import Tokenizer
 
@@ -188,6 +194,21 @@ def test_deep_json_is_refused(folder: Path, deep: str) -> None:
         check_output(folder, force=True)
 
 
+@pytest.mark.parametrize("number", ["1e400", "1" + "0" * 400, "NaN", "-Infinity"])
+def test_numbers_that_nobody_can_write_again_are_refused(folder: Path, number: str) -> None:
+    text = (folder / "manifest.json").read_text()
+    (folder / "manifest.json").write_text(text.replace('"config": {}', f'"config": {{"eps": {number}}}'))
+    with pytest.raises(ManifestError, match=r"manifest\.json is not valid JSON: .* is no finite number"):
+        Bundle.open(folder)
+
+
+def test_a_token_with_a_large_id_is_refused_before_a_list_of_all_ids_is_made() -> None:
+    value = json.loads((find_demo("gpt2-demo") / "tokenizer.json").read_text())
+    value["model"]["vocab"] |= {"far": 2**31}
+    with pytest.raises(TokenizerError, match="a token with the id 2147483648, above 16777215"):
+        Tokenizer(json.dumps(value).encode())
+
+
 def write_members(path: Path, **members: bytes) -> Path:
     with zipfile.ZipFile(path, "w", zipfile.ZIP_DEFLATED) as archive:
         for name, content in members.items():
@@ -231,6 +252,7 @@ BURNING = (
     "{{ 1.5 | round(999999999) }}",
     "{{ 1.to_bytes(999999999, 'big') }}".replace("1.to", "(1).to"),
     "{{ [[1]] | tojson(indent=999999999) }}",
+    "{{ self | indent(999999999) }}",
     "{{ ('a\n' * 99999) | indent(99999) }}",
     "{{ ('a' * 99999) | replace('a', 'b' * 99999) }}",
     "{{ ('a' * 99999) | join('b' * 99999) }}",
