@@ -176,7 +176,8 @@ class Tokenizer:
 
     @cached_property
     def _parsing(self) -> tokenizers.Tokenizer:
-        return tokenizers.Tokenizer.from_str(self._plain.to_str())  # the flag is not saved with it
+        with wrap_tokenizer_errors(self._source):
+            return tokenizers.Tokenizer.from_str(self._plain.to_str())  # the flag is not saved with it
 
     @cached_property
     def _unknown(self) -> int | None:
