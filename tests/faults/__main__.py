@@ -4,18 +4,20 @@ from __future__ import annotations
 
 import argparse
 import gc
+import json
 import os
 import subprocess
 import sys
 import time
+from dataclasses import asdict
 from pathlib import Path
 
 os.environ["OPENBLAS_NUM_THREADS"] = "1"  # before numpy is imported: what forks must have one thread
 
 from ..helpers.paths import ROOT
-from .child import run_kind
+from .child import Tally, run_kind
 from .doors import DECODER, KINDS
-from .kills import COMMANDS, fill_disk, kill_command
+from .kills import COMMANDS, Outcome, fill_disk, kill_command
 from .work import run_all
 
 
@@ -50,6 +52,7 @@ def fuzz_files(options: argparse.Namespace, material: Path) -> list[str]:
             f" most memory {tally.most_bytes / 1e6:.0f} MB; {ends}",
             flush=True,
         )
+        record(options, "files", name, tally)
         findings += tally.findings
         for finding in tally.findings:
             print(f"  FOUND {finding}", flush=True)
@@ -67,10 +70,20 @@ def kill_all(options: argparse.Namespace, material: Path) -> list[str]:
                 f" bundle {outcome.old} times, the new one {outcome.new} times",
                 flush=True,
             )
+            record(options, what, name, outcome)
             findings += outcome.findings
             for finding in outcome.findings:
                 print(f"  FOUND {finding}", flush=True)
     return findings
+
+
+def record(options: argparse.Namespace, part: str, name: str, result: Tally | Outcome) -> None:
+    """Write what became of a part, beside what a file has of others."""
+    if options.record is None:
+        return
+    kept = json.loads(options.record.read_text()) if options.record.exists() else {}
+    kept.setdefault(part, {})[name] = {"seed": options.seed, "start": options.start, **asdict(result)}
+    options.record.write_text(json.dumps(kept, indent=1) + "\n")
 
 
 def main() -> None:
@@ -84,6 +97,7 @@ def main() -> None:
     parser.add_argument("--points", type=int, default=100, help="at which each command is killed")
     parser.add_argument("--commands", default=",".join(COMMANDS), help="those that are killed, by commas")
     parser.add_argument("--minutes", type=float, default=10, help="of work in threads and processes")
+    parser.add_argument("--record", type=Path, help="a file of JSON that gets the numbers")
     parser.add_argument("--material", type=Path, default=ROOT / "build/fuzz", help="sound bundles to damage")
     options = parser.parse_args()
     material = options.material.resolve()
