@@ -2,17 +2,19 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 import os
 import random
 import resource
 import shutil
 import signal
+import subprocess
 import sys
 import tempfile
 import time
 import traceback
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
 from types import SimpleNamespace
@@ -22,6 +24,7 @@ from .child import fork, judge
 from .doors import DECODER, ENCODER, PLAIN
 
 LATE = 0.3  # of a command's time, in which half of the points are: files are written at its end
+BEYOND = 1.1  # points are drawn up to so many times the time that it took alone
 
 
 @dataclass(frozen=True)
@@ -31,7 +34,7 @@ class Command:
     name: str
     subject: str
     run: Callable[[Path, Path], object]  # gets the material of its subject and the bundle
-    largest: int = 0  # bytes that its files may have when the disk is to be full; 0 where that is not tried
+    largest: int = 100_000  # bytes that its files may have when the disk is to be full
 
 
 @dataclass
@@ -97,12 +100,12 @@ def prepare(material: Path, bundle: Path) -> None:
 COMMANDS = {
     command.name: command
     for command in (
-        Command("export", DECODER, export, largest=100_000),
-        Command("import", ENCODER, import_again, largest=100_000),
-        Command("build", DECODER, build, largest=100_000),
-        Command("fit-head", PLAIN, fit_head, largest=100_000),
+        Command("export", DECODER, export),
+        Command("import", ENCODER, import_again),
+        Command("build", DECODER, build),
+        Command("fit-head", PLAIN, fit_head),
         Command("bench --set-default", DECODER, set_default, largest=4_000),
-        Command("prepare", DECODER, prepare, largest=100_000),
+        Command("prepare", DECODER, prepare),
     )
 }
 
@@ -217,7 +220,7 @@ def kill_command(command: Command, material: Path, points: int, seed: int) -> Ou
             bundle = make_folder(command, material, home)
             before = (bundle / "manifest.json").read_bytes()
             late = point % 2 * (1 - LATE)
-            delay = seconds * (late + chance.random() * (1 - late))
+            delay = BEYOND * seconds * (late + chance.random() * (1 - late))
             pid = start(command, material, bundle)
             time.sleep(delay)
             os.kill(pid, signal.SIGKILL)
@@ -247,26 +250,61 @@ def check_mended(command: Command, material: Path, bundle: Path, expected: Any, 
 
 
 def fill_disk(command: Command, material: Path, points: int, seed: int) -> Outcome:
-    """Let a command's files end at so many sizes, as on a full disk; look what there is then."""
+    """Let a command's disk be full at so many sizes; look what there is then.
+
+    Where a disk of memory can be mounted, every other point has one; else no file may be longer than a limit.
+    """
     chance = random.Random(f"full {seed} {command.name}")
     outcome = Outcome()
-    with tempfile.TemporaryDirectory(prefix="planforge-full-") as folder:
+    with tempfile.TemporaryDirectory(prefix="planforge-full-") as folder, mount_disk(folder) as disk:
         home = Path(folder, "home")
         expected = compute_answer(make_folder(command, material, home))
-        for _ in range(points if command.largest else 0):
-            limit = chance.randrange(1, command.largest)
-            bundle = make_folder(command, material, home)
+        for point in range(points):
+            place = disk / "home" if disk is not None and point % 2 else home
+            bundle = make_folder(command, material, place)
             before = (bundle / "manifest.json").read_bytes()
+            limit = 0
+            if place != home:
+                used = shutil.disk_usage(place).used
+                remount(disk, f"size={used + chance.randrange(used)}")
+            else:
+                limit = chance.randrange(1, command.largest)
             _, status = os.waitpid(start(command, material, bundle, limit), 0)
+            if place != home:
+                remount(disk, f"size={DISK}")
             code = os.waitstatus_to_exitcode(status)
             outcome.finished += code == 0
             outcome.killed += code == 1
-            said = (home / "said").read_text()
+            where = f"{command.name}, " + (
+                f"files of {limit} bytes" if limit else f"a full disk, point {point}"
+            )
             if code not in (0, 1):
-                outcome.findings.append(f"{command.name}, files of {limit} bytes: {code}: {said[-300:]}")
+                outcome.findings.append(f"{where}: {code}: {bundle.with_name('said').read_text()[-300:]}")
             is_new = (bundle / "manifest.json").read_bytes() != before
             outcome.new += is_new
             outcome.old += not is_new
             if not is_whole(bundle, expected):
-                outcome.findings.append(f"{command.name}, files of {limit} bytes: not whole")
+                outcome.findings.append(f"{where}: not whole")
     return outcome
+
+
+DISK = 2**30  # bytes of the disk while nothing is tried on it
+
+
+@contextlib.contextmanager
+def mount_disk(folder: str | Path) -> Iterator[Path | None]:
+    """Yield a disk of memory, mounted in a folder; None where that is not allowed."""
+    disk = Path(folder, "disk")
+    disk.mkdir()
+    mount = ["mount", "-t", "tmpfs", "-o", f"size={DISK}", "tmpfs", disk]
+    if sys.platform != "linux" or subprocess.run(mount, capture_output=True).returncode != 0:
+        yield None
+        return
+    try:
+        yield disk
+    finally:
+        subprocess.run(["umount", disk], check=True)
+
+
+def remount(disk: Path | None, options: str) -> None:
+    subprocess.run(["mount", "-o", f"remount,{options}", str(disk)], check=True)

@@ -2,14 +2,16 @@
 
 from __future__ import annotations
 
+import contextlib
 import errno
 import hashlib
 import json
 import os
+import shutil
 import sys
 import threading
 import zipfile
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -36,6 +38,7 @@ from planforge.runtime.text.chat import Chat
 from planforge.runtime.text.tokenizer import Tokenizer
 
 from ..helpers.staging import stage, whole
+from .kills import mount_disk, remount
 
 pytestmark = pytest.mark.skipif(sys.platform == "win32", reason="has no pipes and devices among its files")
 SOON = 5.0  # seconds, after which a hang is one
@@ -291,19 +294,36 @@ def test_hashes_bind_what_a_link_inside_or_a_second_name_leads_to(folder: Path, 
     assert hashlib.sha256(content).hexdigest() == Bundle.open(folder).manifest.files[name].sha256
 
 
-def test_a_folder_that_is_read_only_is_one_line(folder: Path) -> None:
-    if os.geteuid() == 0:
-        read_only = Path("/proc/planforge")  # root writes everywhere but here
-        with pytest.raises(OutputError, match="cannot be written"), open_staging_folder(read_only):
-            pass
-        return
-    folder.chmod(0o500)
-    try:
-        with pytest.raises(OutputError, match="cannot be written: Permission denied; nothing was changed"):
-            replace_manifest(folder, lambda manifest: manifest)
-        assert whole(folder) == "old"
-    finally:
+def test_a_folder_that_is_read_only_is_one_line(folder: Path, tmp_path: Path) -> None:
+    with make_read_only(folder, tmp_path) as (bundle, reason):
+        for change in (
+            lambda: replace_manifest(bundle, lambda manifest: manifest),
+            lambda: install_again(bundle),
+        ):
+            with pytest.raises(OutputError, match=f"cannot be written: {reason}; nothing was changed"):
+                change()
+            assert whole(bundle) == "old"
+
+
+@contextlib.contextmanager
+def make_read_only(folder: Path, beside: Path) -> Iterator[tuple[Path, str]]:
+    """Yield a bundle that cannot be written to, and why: root, whom no mode stops, needs a disk for that."""
+    if os.geteuid() != 0:
+        folder.chmod(0o500)
+        yield folder, "Permission denied"
         folder.chmod(0o700)
+        return
+    with mount_disk(beside) as disk:
+        if disk is None:
+            pytest.skip("root, and nothing can be mounted: what it could not write to cannot be made")
+        shutil.copytree(folder, disk / "bundle")
+        remount(disk, "ro")
+        yield disk / "bundle", "Read-only file system"
+
+
+def install_again(bundle: Path) -> None:
+    with open_staging_folder(bundle) as staging:
+        install(staging, stage(staging, "new"), bundle)
 
 
 def test_a_bundle_on_a_file_system_of_its_own_is_replaced(
@@ -348,3 +368,34 @@ def test_a_rename_that_fails_or_whose_answer_is_lost_leaves_a_whole_bundle(
                 install(staging, manifest, folder)
     assert whole(folder) == ("new" if done else "old")
     assert len([path for path in folder.rglob("*") if path.is_file()]) == 4
+
+
+@pytest.mark.parametrize(
+    ("number", "done"),
+    [(errno.ESTALE, True), (errno.ENOENT, True), (errno.ENOTEMPTY, False), (errno.EXDEV, False)],
+)
+def test_a_new_bundle_is_there_whole_or_not_at_all(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, number: int, done: bool
+) -> None:
+    """Its folder is renamed into place, which fails over one that another process made meanwhile."""
+    rename = os.rename
+
+    def lose(source: Path, target: Path) -> None:
+        if done:
+            rename(source, target)
+        raise OSError(number, os.strerror(number), str(source), None, str(target))
+
+    output = tmp_path / "bundle"
+    monkeypatch.setattr(os, "rename", lose)
+    if done:
+        with open_staging_folder(output) as staging:
+            install(staging, stage(staging, "new"), output)
+        assert whole(output) == "new"
+    else:
+        with (
+            pytest.raises(OutputError, match=r"cannot be written: .*; nothing was changed"),
+            open_staging_folder(output) as staging,
+        ):
+            install(staging, stage(staging, "new"), output)
+        assert not output.exists()
+    assert not list(tmp_path.glob(".bundle.partial-*"))
