@@ -26,29 +26,13 @@ NUMBER = re.compile("[0-9]+")
 SLOW = 10
 QUICK = 100
 QUICK_NAMES = frozenset(
-    (
-        *(
-            "capitalize",
-            "count",
-            "default",
-            "d",
-            "e",
-            "escape",
-            "endswith",
-            "find",
-            "length",
-            "lower",
-            "lstrip",
-        ),
-        *("replace", "rstrip", "safe", "startswith", "string", "strip", "tojson", "trim", "upper"),
-    )
+    {"capitalize", "count", "d", "default", "e", "endswith", "escape", "find", "length", "lower", "lstrip"}
+    | {"replace", "rstrip", "safe", "startswith", "string", "strip", "tojson", "trim", "upper"}
 )
 # Whose numbers say how much is made, and whose texts are put between or into others.
 GROWING = frozenset(
-    (
-        *("batch", "center", "expandtabs", "format", "format_map", "indent", "ljust", "rjust", "round"),
-        *("slice", "to_bytes", "tojson", "zfill", "%"),
-    )
+    {"%", "batch", "center", "expandtabs", "format", "format_map", "indent", "ljust", "rjust", "round"}
+    | {"slice", "to_bytes", "tojson", "zfill"}
 )
 FORMATS = frozenset(("format", "format_map", "%"))
 SPREADING = frozenset(("indent", "join", "translate", "urlize", "wordwrap", "xmlattr"))

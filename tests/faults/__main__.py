@@ -9,7 +9,6 @@ import os
 import subprocess
 import sys
 import time
-from dataclasses import asdict
 from pathlib import Path
 
 os.environ["OPENBLAS_NUM_THREADS"] = "1"  # before numpy is imported: what forks must have one thread
@@ -82,7 +81,7 @@ def record(options: argparse.Namespace, part: str, name: str, result: Tally | Ou
     if options.record is None:
         return
     kept = json.loads(options.record.read_text()) if options.record.exists() else {}
-    kept.setdefault(part, {})[name] = {"seed": options.seed, "start": options.start, **asdict(result)}
+    kept.setdefault(part, {})[name] = {"seed": options.seed, "start": options.start, **vars(result)}
     options.record.write_text(json.dumps(kept, indent=1) + "\n")
 
 
