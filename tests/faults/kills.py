@@ -2,25 +2,24 @@
 
 from __future__ import annotations
 
-import contextlib
 import json
 import os
 import random
 import resource
 import shutil
 import signal
-import subprocess
 import sys
 import tempfile
 import time
 import traceback
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from dataclasses import dataclass, field
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
 from .child import fork, judge
+from .disks import DISK, mount_disk, remount
 from .doors import DECODER, ENCODER, PLAIN
 
 LATE = 0.3  # of a command's time, in which half of the points are: files are written at its end
@@ -286,25 +285,3 @@ def fill_disk(command: Command, material: Path, points: int, seed: int) -> Outco
             if not is_whole(bundle, expected):
                 outcome.findings.append(f"{where}: not whole")
     return outcome
-
-
-DISK = 2**30  # bytes of the disk while nothing is tried on it
-
-
-@contextlib.contextmanager
-def mount_disk(folder: str | Path) -> Iterator[Path | None]:
-    """Yield a disk of memory, mounted in a folder; None where that is not allowed."""
-    disk = Path(folder, "disk")
-    disk.mkdir()
-    mount = ["mount", "-t", "tmpfs", "-o", f"size={DISK}", "tmpfs", disk]
-    if sys.platform != "linux" or subprocess.run(mount, capture_output=True).returncode != 0:
-        yield None
-        return
-    try:
-        yield disk
-    finally:
-        subprocess.run(["umount", disk], check=True)
-
-
-def remount(disk: Path | None, options: str) -> None:
-    subprocess.run(["mount", "-o", f"remount,{options}", str(disk)], check=True)

@@ -38,7 +38,7 @@ from planforge.runtime.text.chat import Chat
 from planforge.runtime.text.tokenizer import Tokenizer
 
 from ..helpers.staging import stage, whole
-from .kills import mount_disk, remount
+from .disks import mount_disk, remount
 
 pytestmark = pytest.mark.skipif(sys.platform == "win32", reason="has no pipes and devices among its files")
 SOON = 5.0  # seconds, after which a hang is one
@@ -70,21 +70,20 @@ def within(seconds: float, call: Callable[[], Any]) -> Any:
     return found[0]
 
 
-def make_pipe(path: Path) -> None:
-    path.unlink()
-    os.mkfifo(path)
-
-
 def change(folder: Path, **keys: Any) -> None:
     manifest = folder / "manifest.json"
     manifest.write_text(json.dumps(json.loads(manifest.read_text()) | keys))
 
 
-def test_a_pipe_in_the_place_of_any_file_is_not_waited_for(folder: Path) -> None:
+@pytest.mark.parametrize("make", [lambda path: os.mkfifo(path), lambda path: path.symlink_to("/dev/zero")])
+def test_a_pipe_or_device_in_the_place_of_any_file_is_not_waited_for(
+    folder: Path, make: Callable[[Path], None]
+) -> None:
     names = [*Bundle.open(folder).manifest.files, "manifest.json"]
     for name in names:
         content = (folder / name).read_bytes()
-        make_pipe(folder / name)
+        (folder / name).unlink()
+        make(folder / name)
         error = within(SOON, lambda: Bundle.open(folder).verify_files())
         assert isinstance(error, IntegrityError) and name in str(error)
         if name != names[-1]:
