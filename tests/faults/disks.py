@@ -8,7 +8,6 @@ import sys
 from collections.abc import Iterator
 from pathlib import Path
 
-
 DISK = 2**30  # bytes of the disk while nothing is tried on it
 
 
