@@ -16,7 +16,7 @@ def mount_disk(folder: str | Path) -> Iterator[Path | None]:
     """Yield a disk of memory, mounted in a folder; None where that is not allowed."""
     disk = Path(folder, "disk")
     disk.mkdir()
-    mount = ["mount", "-t", "tmpfs", "-o", f"size={DISK}", "tmpfs", disk]
+    mount = ["mount", "-t", "tmpfs", "-o", f"size={DISK}", "tmpfs", str(disk)]
     if sys.platform != "linux" or subprocess.run(mount, capture_output=True).returncode != 0:
         yield None
         return

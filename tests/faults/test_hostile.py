@@ -295,12 +295,9 @@ def test_hashes_bind_what_a_link_inside_or_a_second_name_leads_to(folder: Path, 
 
 def test_a_folder_that_is_read_only_is_one_line(folder: Path, tmp_path: Path) -> None:
     with make_read_only(folder, tmp_path) as (bundle, reason):
-        for change in (
-            lambda: replace_manifest(bundle, lambda manifest: manifest),
-            lambda: install_again(bundle),
-        ):
+        for write in (write_same_manifest, install_again):
             with pytest.raises(OutputError, match=f"cannot be written: {reason}; nothing was changed"):
-                change()
+                write(bundle)
             assert whole(bundle) == "old"
 
 
@@ -318,6 +315,10 @@ def make_read_only(folder: Path, beside: Path) -> Iterator[tuple[Path, str]]:
         shutil.copytree(folder, disk / "bundle")
         remount(disk, "ro")
         yield disk / "bundle", "Read-only file system"
+
+
+def write_same_manifest(bundle: Path) -> None:
+    replace_manifest(bundle, lambda manifest: manifest)
 
 
 def install_again(bundle: Path) -> None:
