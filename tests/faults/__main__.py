@@ -43,7 +43,7 @@ def fuzz_files(options: argparse.Namespace, material: Path) -> list[str]:
     for name in options.only.split(","):
         began = time.monotonic()
         kind = KINDS[name]
-        count = options.count // 10 if kind.slow else options.count
+        count = max(1, options.count // 10) if kind.slow else options.count
         tally = run_kind(kind, count, options.seed, material, options.start)
         ends = ", ".join(f"{end} {count}" for end, count in tally.ends.most_common())
         print(

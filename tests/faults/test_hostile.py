@@ -13,9 +13,11 @@ import threading
 import zipfile
 from collections.abc import Callable, Iterator
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
+import onnx
 import pytest
 
 from planforge.exporter.bundle.locks import hold_lock
@@ -23,10 +25,14 @@ from planforge.exporter.bundle.writer import check_output, install, open_staging
 from planforge.exporter.checkpoints.source import find_demo
 from planforge.exporter.errors import OutputError
 from planforge.exporter.imported.folder import read_folder
+from planforge.exporter.linting import lint
 from planforge.runtime.backends.runtime_cache import RuntimeCache
+from planforge.runtime.bundle.artifact import TensorSpec
 from planforge.runtime.bundle.bundle import Bundle
+from planforge.runtime.bundle.defaults import EncoderDefaults
 from planforge.runtime.diagnostics.golden import files
 from planforge.runtime.diagnostics.golden.files import read_golden
+from planforge.runtime.encode.encoder import check_manifest
 from planforge.runtime.errors import (
     BundleError,
     IntegrityError,
@@ -209,6 +215,32 @@ def test_a_token_with_a_large_id_is_refused_before_a_list_of_all_ids_is_made() -
     value["model"]["vocab"] |= {"far": 2**31}
     with pytest.raises(TokenizerError, match="a token with the id 2147483648, above 16777215"):
         Tokenizer(json.dumps(value).encode())
+
+
+def test_a_tokenizer_of_which_two_tokens_have_one_id_is_one_line() -> None:
+    """The library reads it, and does not read what it writes of it."""
+    value = json.loads((find_demo("gpt2-demo") / "tokenizer.json").read_text())
+    vocabulary = value["model"]["vocab"]
+    merged = "".join(value["model"]["merges"][0])
+    vocabulary[merged.replace(" ", "")] = vocabulary["a"]
+    with pytest.raises(TokenizerError, match=r"is unusable: Token .* out of vocabulary"):
+        Tokenizer(json.dumps(value).encode()).encode("a", parse_special=True)
+
+
+def test_a_weight_of_texts_is_linted(tmp_path: Path) -> None:
+    texts = onnx.helper.make_tensor("texts", onnx.TensorProto.STRING, [1], [b"a" * 2**21])
+    output = onnx.helper.make_tensor_value_info("out", onnx.TensorProto.STRING, [1])
+    node = onnx.helper.make_node("Identity", ["texts"], ["out"])
+    graph = onnx.helper.make_graph([node], "graph", [], [output], [texts])
+    onnx.save(onnx.helper.make_model(graph, ir_version=10), tmp_path / "model.onnx")
+    lint(tmp_path / "model.onnx")
+
+
+def test_an_encoder_with_an_input_that_nobody_knows_is_refused() -> None:
+    spec = TensorSpec("more", "i/../s", "int64", (1, 1))
+    artifact = SimpleNamespace(id="encoder.ort.fp32", inputs=[spec], outputs=[])
+    with pytest.raises(ManifestError, match=r"an input 'i/../s'; known are ids, mask, segments, logit_rows"):
+        check_manifest(artifact, EncoderDefaults(max_length=8, tokens={}), {})  # type: ignore[arg-type]
 
 
 def write_members(path: Path, **members: bytes) -> Path:
