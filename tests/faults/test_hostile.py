@@ -228,7 +228,7 @@ def test_a_tokenizer_of_which_two_tokens_have_one_id_is_one_line() -> None:
 
 
 def test_a_weight_of_texts_is_linted(tmp_path: Path) -> None:
-    texts = onnx.helper.make_tensor("texts", onnx.TensorProto.STRING, [1], [b"a" * 2**21])
+    texts = onnx.numpy_helper.from_array(np.array(["a" * 2**21], object), "texts")
     output = onnx.helper.make_tensor_value_info("out", onnx.TensorProto.STRING, [1])
     node = onnx.helper.make_node("Identity", ["texts"], ["out"])
     graph = onnx.helper.make_graph([node], "graph", [], [output], [texts])
