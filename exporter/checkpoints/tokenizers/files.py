@@ -171,7 +171,7 @@ def _lower_case(tokenizer: tokenizers.Tokenizer, folder: Path) -> None:
 
 def _build_wordpiece(path: Path, unknown: str, settings: Mapping[str, Any]) -> tokenizers.Tokenizer:
     """Build BERT's tokenizer, as transformers does from a vocab.txt."""
-    kind = str(settings.get("tokenizer_class", "BertTokenizer"))
+    kind = " ".join(str(settings.get("tokenizer_class", "BertTokenizer")).split())
     if kind.removesuffix("Fast").removesuffix("Tokenizer") not in _BERT_LIKE:
         raise TokenizerError(
             f"{path} belongs to a {kind}, which is not BERT's; "
