@@ -263,14 +263,16 @@ def test_a_stale_cache_is_caught(
     table.append(row_of("GPT-2", artifact, f"in the decoder: {name}", failed, culprit))
 
 
+@pytest.mark.parametrize("precision", ["fp32", "fp16"])
 def test_beams_whose_cache_rows_are_not_copied_are_caught(
     ground: Callable[[str], Ground],
     table: list[tuple[str, str, str, str]],
     monkeypatch: pytest.MonkeyPatch,
+    precision: str,
 ) -> None:
     own = ground("translation")
     monkeypatch.setattr(SlotCache, "copy_rows", lambda self, copies: None)
-    artifact = own.bundle.manifest.artifact("decoder.inplace.fp32")
+    artifact = own.bundle.manifest.artifact(f"decoder.inplace.{precision}")
     failed, culprit = own.examined(own.bundle, artifact)
     assert {comparison.case.split(",")[0] for comparison in failed} == {"4 beams"}
     assert culprit is None  # the graph is sound
