@@ -74,7 +74,7 @@ def test_the_option_names_what_is_wrong_with_it(tmp_path: Path) -> None:
 
 
 def test_a_model_that_amplifies_rounding_is_exported_and_says_so(tmp_path: Path) -> None:
-    """Weights of standard deviation 0.7, whose fp32 in PyTorch is further from float64 than the usual limit."""
+    """Weights of standard deviation 0.7, whose fp32 in PyTorch is far from float64."""
     folder = tmp_path / "unsure"
     shutil.copytree(find_demo("gpt2-demo"), folder)
     settings = TINY | {"vocab_size": 2048, "n_embd": 128, "n_head": 8, "n_layer": 6, "initializer_range": 0.7}
