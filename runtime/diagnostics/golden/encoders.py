@@ -25,7 +25,7 @@ from ..metrics import (
     measure,
     measure_vectors,
 )
-from .cases import Case, Skipped, find_room, name_sizes, skip_too_long
+from .cases import Case, Skipped, find_room, name_sizes, skip_batches, skip_too_long
 from .files import Arrays, choose_evenly
 
 Outputs: TypeAlias = dict[str, Array]  # by the name of the graph's output
@@ -188,8 +188,9 @@ def find_skipped(artifact: Artifact, golden: Golden) -> list[Skipped]:
         rows for number, rows in enumerate(golden.batches) if number not in list_batches(artifact, golden)
     ]
     if left:
-        needed = max(len(golden.pool[i]) for rows in left for i in rows)
-        skipped.append(skip_too_long(artifact, f"{len(left)} of {len(golden.batches)} drawn batches", needed))
+        what = f"{len(left)} of {len(golden.batches)} drawn batches"
+        longest = max(len(golden.pool[i]) for rows in left for i in rows)
+        skipped.append(skip_batches(artifact, what, max(map(len, left)), longest))
     return skipped
 
 
