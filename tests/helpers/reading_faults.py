@@ -28,6 +28,7 @@ class ReadFault:
     name: str
     plant: Plant
     words: tuple[str, ...]
+    missed: bool = False  # by versions that read weights in floats alone
 
 
 def change_constant(node: ir.Node, index: int, change: Change) -> None:

@@ -23,6 +23,7 @@ from planforge.runtime.decoding.growing_cache import GrowingCache
 from planforge.runtime.decoding.slot_cache import SlotCache
 from planforge.runtime.diagnostics.metrics import Comparison
 
+from ...helpers.fault_table import write_table
 from ...helpers.faults import (
     Fault,
     epsilon,
@@ -37,9 +38,7 @@ from ...helpers.faults import (
     transposed,
 )
 from ...helpers.ground import Ground
-from ...helpers.paths import ROOT
 
-TABLE = ROOT / "build" / "planted-faults.md"
 PRODUCT = ("MatMul",)
 NORM = ("LayerNormalization",)
 
@@ -65,13 +64,9 @@ def table() -> Iterator[list[tuple[str, str, str, str]]]:
     """Rows of graph, fault, what caught it, node named; written when the module is through."""
     rows: list[tuple[str, str, str, str]] = []
     yield rows
-    head = ("graph", "fault", "caught by", "node named")
-    lines = [" | ".join(row) for row in (head, ("---",) * len(head), *sorted(rows))]
-    TABLE.parent.mkdir(exist_ok=True)
     named = sum(row[-1] != "none" for row in rows)  # each test asserts that the name is right
-    share = f"{named} of {len(rows)} are named rightly."
-    text = "\n".join(f"| {line} |" for line in lines)
-    TABLE.write_text(f"{text}\n\n{share}\n", encoding="utf-8")
+    last = f"{named} of {len(rows)} are named rightly."
+    write_table("planted-faults", ("graph", "fault", "caught by", "node named"), rows, last)
 
 
 def decoder_faults(artifact: str) -> list[Fault]:
