@@ -110,7 +110,8 @@ class DecoderExaminer(Examiner[Decoder]):
             got = fill_context(engine, self.expected)[0]
             return judge_outcome(measure(got, self.expected.context_logits), limits)
 
-        return {"prefill of every position": compare_every_position, "full context": compare_full_context}
+        cases: dict[str, Case] = {"prefill of every position": compare_every_position}
+        return cases | ({"full context": compare_full_context} if self.expected.context else {})
 
     def make_trial(self, artifact: Artifact, whole: bool = False) -> Trial:
         """Return a trial of two texts of unequal length as a padded batch, then a token for each on top."""

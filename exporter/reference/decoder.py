@@ -6,7 +6,7 @@ T tokens of one prompt and its continuation, N rows, V vocabulary
 from __future__ import annotations
 
 import inspect
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import replace
 from functools import partial
 from typing import Any
@@ -23,7 +23,7 @@ from ...runtime.diagnostics.metrics import Logits, measure
 from ..limits import Gaps
 from .decoder_samples import CONTEXT_ROWS, Expectation
 from .draw import measure_draws
-from .passages import measure_text
+from .passages import LOGITS_BYTES, measure_text
 from .piecewise import PiecewiseCache
 from .rounding import RoundedCache, Rounding
 
@@ -45,6 +45,8 @@ def make_reference(model: Any, rounding: Rounding | None = None) -> Reference:
 class Reference:
     """The model in PyTorch, in fp32; of a rounding only keys and values are rounded here."""
 
+    repeats = True  # whether keys and values of what is read can fill a longer context
+
     def __init__(self, model: Any, rounding: Rounding | None = None) -> None:
         self.model = model
         self.cache: Callable[..., GrowingCache] = PiecewiseCache
@@ -58,6 +60,19 @@ class Reference:
         x = self.model.hidden_states(ids, self.cache(self.model.empty_past(1), torch.ones_like(ids)))
         logits: Logits = self.model.logits(x[0, rows]).numpy()
         return logits
+
+    @torch.no_grad()
+    def read_logits(self, tokens: Sequence[int]) -> Iterator[Logits]:
+        """Yield the logits (N, V) behind all tokens of a sequence, in order, some at a time."""
+        ids = torch.tensor([list(tokens)])
+        x = self.model.hidden_states(ids, self.cache(self.model.empty_past(1), torch.ones_like(ids)))[0]
+        done = 0
+        rows = 1  # until the size of the vocabulary is known
+        while done < len(tokens):
+            logits = self.model.logits(x[done : done + rows]).numpy()
+            yield logits
+            done += len(logits)
+            rows = max(1, LOGITS_BYTES // logits[0].nbytes)
 
     @torch.no_grad()
     def compute_keys_values(self, tokens: Sequence[int]) -> list[KeyValue]:
@@ -138,8 +153,13 @@ class Reference:
 class HubReference(Reference):
     """A decoder of transformers."""
 
+    repeats = False
+
     def count_read(self, context: int) -> int:
         return context
+
+    def read_logits(self, tokens: Sequence[int]) -> Iterator[Logits]:
+        return read_beginnings(self, tokens)
 
     @torch.no_grad()
     def compute_logits(self, tokens: Sequence[int], rows: slice | list[int]) -> Logits:
@@ -164,3 +184,14 @@ class HubReference(Reference):
                 ids = out.logits[:, -1].argmax(-1, keepdim=True)  # (1, 1)
                 tokens.append(int(ids))
         return continued
+
+
+def read_beginnings(reference: Reference, tokens: Sequence[int]) -> Iterator[Logits]:
+    """Yield what `Reference.read_logits` does, of a model whose hidden states nobody sees."""
+    done = 0
+    rows = 1  # until the size of the vocabulary is known
+    while done < len(tokens):
+        logits = reference.compute_logits(tokens[: done + rows], slice(done, None))
+        yield logits
+        done += len(logits)
+        rows = max(1, LOGITS_BYTES // logits[0].nbytes)
