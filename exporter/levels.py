@@ -59,7 +59,7 @@ LEVELS = {
     for level in (
         Level("quick", "a smoke test", 0, 0, 0, 0, 0, 128, 0, 0),
         Level("standard", "what the model's size allows", 4e10, 128, 5e9, 1.5e9, 8e10, 512, 3.3e10, 256),
-        Level("full", "every case", 2.6e11, 256, 3e10, *[math.inf] * 2, 0, math.inf, 0),
+        Level("full", "every case", 2.6e11, 256, 3e10, math.inf, math.inf, 0, math.inf, 0),
     )
 }
 STANDARD = LEVELS["standard"]

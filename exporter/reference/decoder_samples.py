@@ -144,7 +144,7 @@ def floor(count: float, most: int) -> int:
 def thin_passages(passages: Sequence[tuple[int, ...]], tokens: float) -> list[tuple[int, ...]]:
     """Return some of the passages, of about so many tokens together; at least one, cut where it is longer."""
     longest = max(map(len, passages))
-    count = max(1, floor(tokens // longest, len(passages)))
+    count = max(1, floor(tokens / longest, len(passages)))
     return [passages[i][: max(2, floor(tokens, longest))] for i in choose_evenly(len(passages), count)]
 
 
