@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import json
 from pathlib import Path
 
@@ -26,7 +27,7 @@ def test_no_level_computes_more_than_the_next(weights: int) -> None:
         )
         for level in LEVELS.values()
     ]
-    for less, more in zip(costs, costs[1:], strict=False):
+    for less, more in itertools.pairwise(costs):
         assert all(a <= b for a, b in zip(less, more, strict=True))
 
 
