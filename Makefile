@@ -78,6 +78,10 @@ build/genai-venv/.ready: benchmarks/requirements-genai.txt
 	@build/genai-venv/bin/pip install -q --disable-pip-version-check -r benchmarks/requirements-genai.txt
 	@touch $@
 
+.PHONY: fuzz
+fuzz: .venv/.ready-dev ## damaged files, killed commands, full disks, work at full load: over an hour; docs/security.md
+	$(BIN)/python -m tests.faults --record build/faults.json
+
 .PHONY: clients
 clients: .venv/.ready-dev build/clients/.ready ## OpenAI's client for Node, LangChain and llm-comply ask a server of the demo's bundles
 	@ls $(CHAT)/manifest.json $(BUNDLE)/manifest.json $(ENCODER)/manifest.json > /dev/null || { echo "make demo comes first"; exit 1; }

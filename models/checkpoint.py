@@ -361,7 +361,12 @@ def check_tables(folder: Path, model: Model, tables: Mapping[str, Tensor]) -> No
 def empty_model(description: Description) -> Model:
     """Create the model on the meta device: its tensors have no memory and no values yet."""
     with torch.device("meta"), NoNormalValues():
-        return description.family.model(description.config)
+        try:
+            return description.family.model(description.config)
+        except TypeError as error:
+            if "Overflow when unpacking" not in str(error):
+                raise
+            raise ValueError(f"{description.folder}: config.json has a size that no tensor has") from error
 
 
 class NoNormalValues(TorchFunctionMode):

@@ -193,7 +193,11 @@ def commit(staging: Path, manifest: Manifest, output: Path) -> None:
     if not output.exists():
         write_manifest(staging, manifest)
         sync(staging)
-        os.rename(staging, output)
+        try:
+            os.rename(staging, output)
+        except OSError:
+            if not is_committed(output, manifest):
+                raise
         sync(output.parent)
         return
     refuse_links_and_used_names(output, staged)

@@ -237,7 +237,7 @@ class Trials:
         largest = {True: 0.0, False: 0.0}
         doubt = 0.0
         for gap in gaps(rounding).values():
-            for name in gap.LIMITED:
+            for name in self.caps.keys() & set(gap.LIMITED):  # scores of searches follow from the logits
                 share = getattr(gap, name) / self.caps[name]
                 is_counted = name in COUNTED
                 largest[is_counted] = max(largest[is_counted], math.inf if math.isnan(share) else share)

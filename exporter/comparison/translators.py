@@ -80,12 +80,15 @@ class TranslationExaminer(Examiner[Engine]):
         # A logit's error moves a token's log-probability by at most twice as much, and so their mean. That is
         # the most: errors of many tokens cancel, so what rounding does to the scores themselves is held to.
         scale = max(measure_scale(sample.logits) for sample in self.expected.samples)
-        most = 2 * limits["max_error"] * scale
+        bound = 2 * limits["max_error"] * scale
+        most = bound
         own = gaps.get("score")
         if isinstance(own, ScoreMetrics):
             least = 2 * CAPS["fp32"]["max_error"] * scale
             most = max(least, min(most, GAP_FACTOR * own.score_error))
-        return {**limits, "score_error": most}
+        # Beams that are as good as equal swap, and the one that is kept may end worse by more than its score
+        # is off: another target is held to the bound of two scores.
+        return {**limits, "score_error": most, "target_loss": 2 * bound}
 
     def name_losses(self, gaps: Gaps) -> dict[str, float]:
         own = gaps.get("score")

@@ -35,14 +35,15 @@ class Step:
     """One run of the graph."""
 
     name: str  # "prefill", "decode", ...
-    # (B, T) which token of its row's text stands there; `PADDING` where none does that is compared
+    # (B, T) which token of its row's text stands there; `PADDING` where none does that is compared.
+    # Without any, (0, 0), what runs is no text, and all is compared.
     positions: Integers
     rows: tuple[int, ...] | None = None  # of the texts, where not all of them run
 
     @property
     def is_compared(self) -> bool:
         """Whether any of its tokens is."""
-        return bool((self.positions != PADDING).any())
+        return not self.positions.size or bool((self.positions != PADDING).any())
 
 
 @dataclass(frozen=True)

@@ -98,7 +98,12 @@ def check_weights_twice(model: LintModel, target: Target) -> Iterator[Hit]:
 
 def list_large_weights(model: LintModel) -> list[tuple[ir.Value, ir.TensorProtocol]]:
     pairs = [(value, value.const_value) for value in model.list_weights()]
-    return [(value, tensor) for value, tensor in pairs if tensor is not None and tensor.nbytes >= LARGE]
+    return [(value, tensor) for value, tensor in pairs if tensor is not None and is_large(tensor)]
+
+
+def is_large(tensor: ir.TensorProtocol) -> bool:
+    """Tell whether a tensor has many bytes; those of texts are not counted."""
+    return tensor.dtype != ir.DataType.STRING and tensor.nbytes >= LARGE
 
 
 def map_bytes(model: LintModel, name: str, tensor: ir.TensorProtocol) -> npt.NDArray[np.uint8] | None:

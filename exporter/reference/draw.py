@@ -56,7 +56,13 @@ def list_sizes(most: int) -> list[int]:
 
 
 def draw_batches(
-    random: Random, lengths: Sequence[int], sizes: Sequence[int], room: int, context: int, alike: int = 2
+    random: Random,
+    lengths: Sequence[int],
+    sizes: Sequence[int],
+    room: int,
+    context: int,
+    parts: int,
+    alike: int = 2,
 ) -> tuple[Batch, ...]:
     """Return batches of every size whose longest rows stand in different places: any other is padded.
 
@@ -66,6 +72,7 @@ def draw_batches(
         sizes: of the batches.
         room: the tokens of a batch with its padding, about.
         context: the most tokens of a row, padding included.
+        parts: in how many steps of several tokens a row reads its text at most.
         alike: how many batches of a size there are, one or two.
     """
     batches = []
@@ -75,9 +82,9 @@ def draw_batches(
         # The longest row of the first is long, that of the second of any length.
         for place, least in zip(places, (max(1, most // 2), 1), strict=False):
             longest = draw_length(random, least, most)
-            batches.append(draw_batch(random, lengths, size, int(place), longest, context))
+            batches.append(draw_batch(random, lengths, size, int(place), longest, context, parts))
     if lengths[0] > 1 and max(sizes) > 1:  # padding as long as there can be
-        batches.append(draw_batch(random, lengths, 2, int(random.integers(2)), lengths[0], context))
+        batches.append(draw_batch(random, lengths, 2, int(random.integers(2)), lengths[0], context, parts))
     return tuple(batches)
 
 
@@ -87,7 +94,7 @@ def draw_length(random: Random, least: int, most: int) -> int:
 
 
 def draw_batch(
-    random: Random, lengths: Sequence[int], size: int, place: int, longest: int, context: int
+    random: Random, lengths: Sequence[int], size: int, place: int, longest: int, context: int, parts: int
 ) -> Batch:
     """Return a batch whose row `place` reads `longest` tokens, and the others fewer where there are fewer.
 
@@ -108,7 +115,7 @@ def draw_batch(
         steps, min(totals) if random.random() < 1 / 3 else min(lengths[text] for text in texts), longest
     )
     totals = [max(total, steps) for total in totals]
-    batch = Batch(tuple(texts), draw_ends(random, totals, steps, parts=min(2, steps)))
+    batch = Batch(tuple(texts), draw_ends(random, totals, steps, parts=min(parts, steps)))
     if batch.columns > context:
         batch = Batch(tuple(texts), draw_ends(random, totals, steps, parts=1))
     return batch
@@ -171,7 +178,13 @@ def draw_rows(
 
 
 def draw_for_decoder(
-    reference: Reference, real: Sequence[int], context: int, max_batch: int, seed: int, level: Level = FULL
+    reference: Reference,
+    real: Sequence[int],
+    context: int,
+    max_batch: int,
+    seed: int,
+    parts: int,
+    level: Level = FULL,
 ) -> Draws:
     """Draw texts and batches for a decoder, and compute what PyTorch makes of the texts.
 
@@ -181,6 +194,8 @@ def draw_for_decoder(
         context: the most tokens of a row.
         max_batch: the most rows of a batch.
         seed: decides all that is drawn.
+        parts: in how many steps of several tokens a row reads its text at most. After more than one there is
+            padding between a row's tokens.
         level: how much is drawn.
     """
     random = np.random.default_rng(seed)
@@ -201,7 +216,7 @@ def draw_for_decoder(
         columns=tuple(columns.tolist()),
         logits=logits,
         scale=measure_scale(np.concatenate(logits)),
-        batches=draw_batches(random, lengths, sizes, longest // 2, context, alike),
+        batches=draw_batches(random, lengths, sizes, longest // 2, context, parts, alike),
         step_rows=count_step_rows(weights, longest, level),
     )
 

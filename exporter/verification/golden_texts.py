@@ -5,6 +5,7 @@ from __future__ import annotations
 import dataclasses
 import importlib.util
 import logging
+import re
 import warnings
 from collections.abc import Iterator, Mapping, Sequence
 from importlib.metadata import version
@@ -39,6 +40,8 @@ from ..errors import VerificationError, shorten_error
 from .golden_samples import PAIRS, TEXTS, make_chats, make_special_texts, make_vocabulary_texts
 
 log = logging.getLogger("planforge")
+NOW = "strftime_now"
+ASKS_TIME = re.compile(NOW + r"\(\s*(['\"])(.*?)\1\s*\)")
 
 
 class Reference(Protocol):
@@ -254,7 +257,7 @@ def make_golden_chats(
 ) -> tuple[str, list[GoldenChat]]:
     """Return the chats as transformers renders them, where it is installed, and who rendered them."""
     theirs = load_transformers_tokenizer(checkpoint.folder)
-    if theirs is not None and theirs.chat_template is None:
+    if theirs is not None and (theirs.chat_template is None or NOW in fix_time(str(theirs.chat_template))):
         theirs = None
     name = "PlanForge" if theirs is None else f"transformers {version('transformers')}"
     fixed = dataclasses.replace(chat, clock=tell_fixed_time)
@@ -286,10 +289,15 @@ def render_there(
         rendered: str = tokenizer.apply_chat_template(
             list(messages),
             tools=list(tools) or None,
+            chat_template=fix_time(tokenizer.get_chat_template(tools=list(tools) or None)),
             tokenize=False,
             add_generation_prompt=True,
-            strftime_now=tell_fixed_time,
         )
     except Exception:  # jinja2's own, and Python's of what a template does
         return None
     return rendered
+
+
+def fix_time(template: str) -> str:
+    """Return a template that says a fixed day where it asks for the time: transformers knows only today."""
+    return ASKS_TIME.sub(lambda asked: repr(tell_fixed_time(asked[2])), template)

@@ -20,6 +20,7 @@ from ..passes.kv_cache import KEY_SCALE
 from ..passes.quantize import WEIGHT
 from ..passes.weight_files import load_graph
 from ..passes.weights import Stored
+from ..tracing.modules import find_module
 from .activations import find_wrong_activations
 from .attributes import (
     NORMS,
@@ -212,8 +213,19 @@ def describe_unnamed(value: ir.Value, got: Array, tensors: Arrays, by_size: dict
             nearest = fault
     if nearest:
         return nearest
+    if all(has_no_effect(use.node, use.idx, got, tensors) for use in value.uses()):
+        return ""
     is_weight = any(reads_as_weight(use.node, value) for use in value.uses())
     return "is no tensor of the checkpoint" if is_weight else ""
+
+
+def has_no_effect(node: ir.Node, index: int, got: Array, tensors: Arrays) -> bool:
+    """Tell whether a constant is a norm's scale of ones or bias of zeros that the checkpoint does without."""
+    if node.op_type not in NORMS:
+        return False
+    is_bias = index == (3 if node.op_type.startswith("Skip") else 2)
+    own = f"{find_module(node)}.{'bias' if is_bias else 'weight'}"
+    return bool((got == (0 if is_bias else 1)).all()) and not any(name.endswith(own) for name in tensors)
 
 
 def reads_as_weight(node: ir.Node, value: ir.Value) -> bool:

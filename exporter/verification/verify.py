@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from ...runtime.bundle.bundle import Bundle
-from ...runtime.diagnostics.golden.files import find_golden, read_golden
+from ...runtime.diagnostics.golden.files import find_golden, name_damage, read_golden
 from ...runtime.diagnostics.golden.texts import compare_texts
 from ...runtime.diagnostics.metrics import Comparison, Metrics, Outcome, ScoreMetrics, VectorMetrics
 from ...runtime.errors import BackendError, InputError
@@ -162,15 +162,16 @@ def verify_with_golden_data(opened: Bundle, progress: Progress) -> VerificationR
         raise VerificationError(
             f"{opened.folder} has no golden data and its checkpoint is not at hand; pass --source MODEL"
         )
-    arrays, usual = read_golden(file)
-    try:
-        examiner = examine_golden(opened, arrays)
-    except KeyError as error:
-        raise VerificationError(
-            f"the golden data of {opened.folder} is that of another PlanForge, without {error}: pass --source"
-            " MODEL, or export again"
-        ) from error
-    return explain(examiner, compare_all(examiner, usual, progress), progress)
+    with name_damage(opened):
+        try:
+            arrays, usual = read_golden(file)
+            examiner = examine_golden(opened, arrays)
+        except KeyError as error:
+            raise VerificationError(
+                f"the golden data of {opened.folder} is that of another PlanForge, without {error}: pass"
+                " --source MODEL, or export again"
+            ) from error
+        return explain(examiner, compare_all(examiner, usual, progress), progress)
 
 
 def verify_with_pytorch(

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import math
 from collections.abc import Mapping
 from pathlib import PurePosixPath
 from typing import Any, TypeVar
@@ -17,11 +18,27 @@ _MISSING: Any = object()
 
 
 def parse_json(text: str) -> Any:
-    """Return a JSON text's value; refuse half a surrogate pair, which no file and no terminal takes, too."""
-    value = json.loads(text)
+    """Return a JSON text's value.
+
+    Refuses what can be read and not written again: numbers that are infinite or NaN, and half a surrogate
+    pair, which no file and no terminal takes.
+    """
+    value = json.loads(text, parse_float=parse_float, parse_int=parse_int, parse_constant=parse_float)
     if "\\ud" in text.lower():
         json.dumps(value, ensure_ascii=False).encode()
     return value
+
+
+def parse_float(text: str) -> float:
+    number = float(text)
+    if not math.isfinite(number):
+        raise ValueError(f"{text:.20} is no finite number")
+    return number
+
+
+def parse_int(text: str) -> int:
+    parse_float(text)
+    return int(text)
 
 
 class Reader:

@@ -20,6 +20,8 @@ from ..memory_budget import MemoryBudget
 from ..text.batching import TOKEN_BUDGET, group_by_length
 from ..text.long_text import Piece
 
+INPUTS = ("ids", "mask", "segments", "logit_rows")  # the roles that a graph's inputs may have
+
 
 class Encoder(GraphRunner):
     """An opened encoder graph, which pads with the token `pad`."""
@@ -83,7 +85,7 @@ class Encoder(GraphRunner):
             segments[b, : len(piece)] = piece.segments
         # A graph with a masked-word head always computes one row at least.
         flat = [b * T + t for b, positions in enumerate(rows or ()) for t in positions] or [0]
-        values = {"ids": ids, "mask": mask, "segments": segments, "logit_rows": np.asarray(flat, np.int64)}
+        values = dict(zip(INPUTS, (ids, mask, segments, np.asarray(flat, np.int64)), strict=True))
         specs = [self.artifact.output(role) for role in roles]
         with self.turn():
             outputs = self.program.run(
@@ -105,6 +107,10 @@ class Encoder(GraphRunner):
 
 def check_manifest(artifact: Artifact, defaults: EncoderDefaults, config: Mapping[str, Any]) -> None:
     """Refuse a manifest whose parts contradict each other, before anything relies on them."""
+    if unknown := [spec.role for spec in artifact.inputs if spec.role not in INPUTS]:
+        raise ManifestError(
+            f"artifact {artifact.id} has an input {unknown[0]!r}; known are {', '.join(INPUTS)}"
+        )
     roles = {spec.role for spec in artifact.outputs}
     if not defaults.heads and not any(re.fullmatch(r"hidden\.\d+", role) for role in roles):
         raise ManifestError(f"artifact {artifact.id} has neither an output with a hidden state nor a head")

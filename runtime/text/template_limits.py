@@ -26,29 +26,13 @@ NUMBER = re.compile("[0-9]+")
 SLOW = 10
 QUICK = 100
 QUICK_NAMES = frozenset(
-    (
-        *(
-            "capitalize",
-            "count",
-            "default",
-            "d",
-            "e",
-            "escape",
-            "endswith",
-            "find",
-            "length",
-            "lower",
-            "lstrip",
-        ),
-        *("replace", "rstrip", "safe", "startswith", "string", "strip", "tojson", "trim", "upper"),
-    )
+    {"capitalize", "count", "d", "default", "e", "endswith", "escape", "find", "length", "lower", "lstrip"}
+    | {"replace", "rstrip", "safe", "startswith", "string", "strip", "tojson", "trim", "upper"}
 )
 # Whose numbers say how much is made, and whose texts are put between or into others.
 GROWING = frozenset(
-    (
-        *("batch", "center", "expandtabs", "format", "format_map", "indent", "ljust", "rjust", "round"),
-        *("slice", "to_bytes", "tojson", "zfill", "%"),
-    )
+    {"%", "batch", "center", "expandtabs", "format", "format_map", "indent", "ljust", "rjust", "round"}
+    | {"slice", "to_bytes", "tojson", "zfill"}
 )
 FORMATS = frozenset(("format", "format_map", "%"))
 SPREADING = frozenset(("indent", "join", "translate", "urlize", "wordwrap", "xmlattr"))
@@ -143,14 +127,13 @@ class Budget:
 
     def guard(self, name: str, function: Callable[..., Any]) -> Callable[..., Any]:
         """Return a filter or test that is paid for."""
+        first = int(hasattr(function, "jinja_pass_arg"))  # behind jinja2's context or environment
 
         @wraps(function)
         def guarded(*arguments: Any, **options: Any) -> Any:
             whole = list_generators(arguments)
             named = dict(zip(options, list_generators(options.values()), strict=True))
-            given = [value for value in whole if is_data(value)]
-            receiver, *others = given or [None]
-            others += named.values()
+            receiver, *others = [*whole[first:], *named.values()]
             return self.call(name, receiver, others, lambda: function(*whole, **named))
 
         return guarded
@@ -188,11 +171,6 @@ class Budget:
         if not isinstance(value, str):
             check_size("'{{ }}'", Weight([value]).text_length, MAX_MADE, "characters")
         return self.read(value)
-
-
-def is_data(value: Any) -> bool:
-    """Tell whether a filter's argument is a template's own, not jinja2's context or environment."""
-    return value is None or isinstance(value, str | bytes | int | float | Collection)
 
 
 def list_generators(values: Iterable[Any]) -> list[Any]:

@@ -17,6 +17,7 @@ from ..errors import InputError, TokenizerError
 from .stream import IncrementalDecoder, encode_piece, is_byte
 
 MAX_BYTES = 256 * 2**20
+MAX_IDS = 2**24
 WAY_OUT = "save it again with save_pretrained of transformers, or copy the file once more"
 
 
@@ -175,7 +176,8 @@ class Tokenizer:
 
     @cached_property
     def _parsing(self) -> tokenizers.Tokenizer:
-        return tokenizers.Tokenizer.from_str(self._plain.to_str())  # the flag is not saved with it
+        with wrap_tokenizer_errors(self._source):
+            return tokenizers.Tokenizer.from_str(self._plain.to_str())  # the flag is not saved with it
 
     @cached_property
     def _unknown(self) -> int | None:
@@ -230,7 +232,15 @@ def parse(data: bytes, source: str) -> tokenizers.Tokenizer:
         tokenizer.no_padding()
         if isinstance(tokenizer.model, models.BPE):
             tokenizer.model.dropout = None
-        return tokenizer
+    check_ids(tokenizer, source)
+    return tokenizer
+
+
+def check_ids(tokenizer: tokenizers.Tokenizer, source: str) -> None:
+    """Refuse ids so large that writing the tokenizer, which lists all that are missing, takes gigabytes."""
+    highest = count_ids(tokenizer) - 1
+    if highest >= MAX_IDS:
+        raise TokenizerError(f"{source} has a token with the id {highest}, above {MAX_IDS - 1}; {WAY_OUT}")
 
 
 def count_ids(tokenizer: tokenizers.Tokenizer) -> int:

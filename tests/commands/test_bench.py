@@ -130,12 +130,16 @@ def test_a_default_that_cannot_be_written_leaves_the_bundle_as_it_was(
     def full(*given: object, **options: object) -> int:
         raise OSError(errno.ENOSPC, "No space left on device")
 
-    def half_full(path: Path, text: str, **options: object) -> int:
-        path.write_bytes(text.encode()[:100])
+    opens = Path.open
+
+    def half_full(path: Path, mode: str = "r", **options: Any) -> Any:
+        if mode != "x":
+            return opens(path, mode, **options)
+        path.write_bytes(b"{")
         return full()
 
     if call == "write":
-        monkeypatch.setattr(Path, "write_text", half_full)
+        monkeypatch.setattr(Path, "open", half_full)
     else:
         monkeypatch.setattr(os, call, full)
     with pytest.raises(OutputError, match=r"manifest\.json cannot be written: No space left"):

@@ -4,23 +4,24 @@ from __future__ import annotations
 
 import argparse
 import gc
+import json
 import os
+import subprocess
 import sys
 import time
 from pathlib import Path
 
+os.environ["OPENBLAS_NUM_THREADS"] = "1"  # before numpy is imported: what forks must have one thread
+
 from ..helpers.paths import ROOT
-from .child import run_kind
+from .child import Tally, run_kind
 from .doors import DECODER, KINDS
-from .kills import COMMANDS, fill_disk, kill_command
-from .material import make_material
+from .kills import COMMANDS, Outcome, fill_disk, kill_command
 from .work import run_all
 
 
 def load_modules() -> None:
-    """Import what the doors need, so that no child does."""
-    import onnxruntime
-
+    """Import what the doors need, so that no child does; ONNX Runtime would begin a thread."""
     import planforge.exporter.commands.bench
     import planforge.exporter.commands.inspection
     import planforge.exporter.fitting.fitting
@@ -35,21 +36,22 @@ def load_modules() -> None:
     import planforge.runtime.text.chat_template
     import planforge.runtime.translate.translator  # noqa: F401
 
-    onnxruntime.set_default_logger_severity(4)
-
 
 def fuzz_files(options: argparse.Namespace, material: Path) -> list[str]:
     """Damage files of each kind, print a line about each, and return what was found."""
     findings = []
     for name in options.only.split(","):
         began = time.monotonic()
-        tally = run_kind(KINDS[name], options.count, options.seed, material, options.start)
+        kind = KINDS[name]
+        count = max(1, options.count // 10) if kind.slow else options.count
+        tally = run_kind(kind, count, options.seed, material, options.start)
         ends = ", ".join(f"{end} {count}" for end, count in tally.ends.most_common())
         print(
             f"{name}: {tally.cases} cases in {time.monotonic() - began:.0f} s; slowest {tally.slowest:.1f} s;"
             f" most memory {tally.most_bytes / 1e6:.0f} MB; {ends}",
             flush=True,
         )
+        record(options, "files", name, tally)
         findings += tally.findings
         for finding in tally.findings:
             print(f"  FOUND {finding}", flush=True)
@@ -67,10 +69,20 @@ def kill_all(options: argparse.Namespace, material: Path) -> list[str]:
                 f" bundle {outcome.old} times, the new one {outcome.new} times",
                 flush=True,
             )
+            record(options, what, name, outcome)
             findings += outcome.findings
             for finding in outcome.findings:
                 print(f"  FOUND {finding}", flush=True)
     return findings
+
+
+def record(options: argparse.Namespace, part: str, name: str, result: Tally | Outcome) -> None:
+    """Write what became of a part, beside what a file has of others."""
+    if options.record is None:
+        return
+    kept = json.loads(options.record.read_text()) if options.record.exists() else {}
+    kept.setdefault(part, {})[name] = {"seed": options.seed, "start": options.start, **vars(result)}
+    options.record.write_text(json.dumps(kept, indent=1) + "\n")
 
 
 def main() -> None:
@@ -84,11 +96,14 @@ def main() -> None:
     parser.add_argument("--points", type=int, default=100, help="at which each command is killed")
     parser.add_argument("--commands", default=",".join(COMMANDS), help="those that are killed, by commas")
     parser.add_argument("--minutes", type=float, default=10, help="of work in threads and processes")
+    parser.add_argument("--record", type=Path, help="a file of JSON that gets the numbers")
     parser.add_argument("--material", type=Path, default=ROOT / "build/fuzz", help="sound bundles to damage")
     options = parser.parse_args()
     material = options.material.resolve()
     os.environ["PLANFORGE_FAULTS_MATERIAL"] = str(material)
-    make_material(material)
+    if not (material / "done").exists():
+        print(f"exporting sound bundles to {material}", file=sys.stderr)
+        subprocess.run([sys.executable, "-m", "tests.faults.material", material], cwd=ROOT, check=True)
     load_modules()
     gc.freeze()  # what was imported is nobody's litter, in no child
     print(

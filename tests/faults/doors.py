@@ -38,6 +38,7 @@ class Kind:
     change: Callable[[Mutator, bytes], bytes]
     doors: Sequence[Door]
     subjects: Sequence[str] = ALL
+    slow: bool = False  # takes so long that a run has a tenth as many of its cases
 
 
 def use(model: Any) -> None:
@@ -75,6 +76,21 @@ def test_itself(folder: Path) -> None:
     from planforge.runtime.diagnostics.selftest import selftest
 
     selftest(folder, backend="ort-cpu")
+
+
+def compare_golden_texts(folder: Path) -> None:
+    from planforge.runtime.bundle.bundle import Bundle
+    from planforge.runtime.diagnostics.golden.texts import compare_texts
+
+    compare_texts(Bundle.open(folder))
+
+
+def read_plans(folder: Path) -> None:
+    """Look for the name of the graph in each plan, as verify does."""
+    from planforge.exporter.tensorrt.build import check_plan_names
+    from planforge.runtime.bundle.bundle import Bundle
+
+    check_plan_names(Bundle.open(folder))
 
 
 def verify_golden(folder: Path) -> None:
@@ -255,13 +271,14 @@ KINDS = {
     for kind in (
         Kind("manifest", "bundle", ("manifest.json",), JSON, (load_and_use, load_any_backend, inspect, lint)),
         Kind("golden", "bundle", GOLDEN, Mutator.change_npz, (test_itself,)),
-        Kind("golden-of-verify", "bundle", GOLDEN, Mutator.change_npz, (verify_golden,)),
+        Kind("golden-of-verify", "bundle", GOLDEN, Mutator.change_npz, (verify_golden,), slow=True),
+        Kind("golden-texts", "bundle", ("checks/texts-*.json",), JSON, (compare_golden_texts,)),
         Kind(
             "plan",
             "bundle",
             ("plans/*.plan",),
-            Mutator.change_bytes,
-            (inspect, load_any_backend),
+            Mutator.change_head,
+            (inspect, load_any_backend, read_plans),
             subjects=(DECODER,),
         ),
         Kind("bundle-tokenizer", "bundle", ("tokenizer/tokenizer*.json",), JSON, (load_and_use,)),
@@ -294,16 +311,15 @@ KINDS = {
 def damage(kind: Kind, number: int, seed: int, material: Path, case: Path) -> tuple[Path, Door, str]:
     """Write the damaged copy number so and so of a kind; return its folder, its door, and what it is."""
     mutator = Mutator(hash_seed(seed, kind.name, number))
-    subjects = [name for name in kind.subjects if (material / name / kind.part).is_dir()]
-    subject = mutator.random.choice(subjects)
+    found = {name: find_files(kind, material / name / kind.part) for name in kind.subjects}
+    subject = mutator.random.choice([name for name, files in found.items() if files])
     folder = case / "subject"
     source = material / subject / kind.part
-    if kind.part == "import" or kind.name == "golden-of-verify":  # which refuse hard links
+    if kind.part == "import" or kind.slow:  # which refuse hard links
         shutil.copytree(source, folder)
     else:
         copy_linked(source, folder)
-    files = sorted(path for pattern in kind.patterns for path in folder.glob(pattern))
-    path = mutator.random.choice(files)
+    path = folder / mutator.random.choice(found[subject])
     content = path.read_bytes()
     path.unlink()
     path.write_bytes(kind.change(mutator, content))
@@ -311,6 +327,11 @@ def damage(kind: Kind, number: int, seed: int, material: Path, case: Path) -> tu
         list_anew(folder, path)
     door = mutator.random.choice(list(kind.doors))
     return folder, door, f"{kind.name} {number}: {subject}, {path.name}, {door.__name__}"
+
+
+def find_files(kind: Kind, source: Path) -> list[Path]:
+    """Return the files of one kind in a folder, below it."""
+    return sorted(path.relative_to(source) for pattern in kind.patterns for path in source.glob(pattern))
 
 
 def hash_seed(*words: object) -> int:

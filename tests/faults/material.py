@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import shutil
+import sys
 from pathlib import Path
 
 from ..helpers.models import one_layer_gpt2, tiny_bert, write_wordpiece
@@ -14,11 +15,9 @@ PROMPT = "In the beginning\tgod\nAnd it came to pass\tpeople\n"
 
 
 def make_material(folder: Path) -> None:
-    """Export a decoder, two encoders and a translator of random weights, unless they are there."""
+    """Export a decoder, two encoders and a translator of random weights."""
     from planforge.exporter import export
 
-    if (folder / "done").exists():
-        return
     shutil.rmtree(folder, ignore_errors=True)
     folder.mkdir(parents=True)
     checkpoint = one_layer_gpt2(folder / "decoder/checkpoint")
@@ -69,3 +68,7 @@ def make_import(folder: Path) -> None:
     (graph,) = (folder / "bundle/onnx").glob("encoder.portable.fp32*.onnx")
     model = onnx.load(graph)
     onnx.save(model, folder / "import/model.onnx", save_as_external_data=True, location="model.onnx_data")
+
+
+if __name__ == "__main__":
+    make_material(Path(sys.argv[1]))

@@ -93,6 +93,12 @@ class Mutator:
                 del content[place:]
         return bytes(content)
 
+    def change_head(self, data: bytes) -> bytes:
+        """Change the beginning of a large file, or, now and then, any of it."""
+        if self.random.randrange(4) == 0:
+            return self.change_bytes(data)
+        return self.change_bytes(data[:2048]) + data[2048:]
+
     def change_json(self, data: bytes) -> bytes:
         """Change a JSON document at some places, or, now and then, its text."""
         kind = self.random.randrange(20)

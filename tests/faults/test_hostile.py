@@ -2,18 +2,22 @@
 
 from __future__ import annotations
 
+import contextlib
 import errno
 import hashlib
 import json
 import os
+import shutil
 import sys
 import threading
 import zipfile
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
+import onnx
 import pytest
 
 from planforge.exporter.bundle.locks import hold_lock
@@ -21,15 +25,26 @@ from planforge.exporter.bundle.writer import check_output, install, open_staging
 from planforge.exporter.checkpoints.source import find_demo
 from planforge.exporter.errors import OutputError
 from planforge.exporter.imported.folder import read_folder
+from planforge.exporter.linting import lint
 from planforge.runtime.backends.runtime_cache import RuntimeCache
+from planforge.runtime.bundle.artifact import TensorSpec
 from planforge.runtime.bundle.bundle import Bundle
+from planforge.runtime.bundle.defaults import EncoderDefaults
 from planforge.runtime.diagnostics.golden import files
 from planforge.runtime.diagnostics.golden.files import read_golden
-from planforge.runtime.errors import BundleError, IntegrityError, ManifestError, PlanForgeError
+from planforge.runtime.encode.encoder import check_manifest
+from planforge.runtime.errors import (
+    BundleError,
+    IntegrityError,
+    ManifestError,
+    PlanForgeError,
+    TokenizerError,
+)
 from planforge.runtime.text.chat import Chat
 from planforge.runtime.text.tokenizer import Tokenizer
 
 from ..helpers.staging import stage, whole
+from .disks import mount_disk, remount
 
 pytestmark = pytest.mark.skipif(sys.platform == "win32", reason="has no pipes and devices among its files")
 SOON = 5.0  # seconds, after which a hang is one
@@ -61,21 +76,20 @@ def within(seconds: float, call: Callable[[], Any]) -> Any:
     return found[0]
 
 
-def make_pipe(path: Path) -> None:
-    path.unlink()
-    os.mkfifo(path)
-
-
 def change(folder: Path, **keys: Any) -> None:
     manifest = folder / "manifest.json"
     manifest.write_text(json.dumps(json.loads(manifest.read_text()) | keys))
 
 
-def test_a_pipe_in_the_place_of_any_file_is_not_waited_for(folder: Path) -> None:
+@pytest.mark.parametrize("make", [lambda path: os.mkfifo(path), lambda path: path.symlink_to("/dev/zero")])
+def test_a_pipe_or_device_in_the_place_of_any_file_is_not_waited_for(
+    folder: Path, make: Callable[[Path], None]
+) -> None:
     names = [*Bundle.open(folder).manifest.files, "manifest.json"]
     for name in names:
         content = (folder / name).read_bytes()
-        make_pipe(folder / name)
+        (folder / name).unlink()
+        make(folder / name)
         error = within(SOON, lambda: Bundle.open(folder).verify_files())
         assert isinstance(error, IntegrityError) and name in str(error)
         if name != names[-1]:
@@ -188,6 +202,47 @@ def test_deep_json_is_refused(folder: Path, deep: str) -> None:
         check_output(folder, force=True)
 
 
+@pytest.mark.parametrize("number", ["1e400", "1" + "0" * 400, "NaN", "-Infinity"])
+def test_numbers_that_nobody_can_write_again_are_refused(folder: Path, number: str) -> None:
+    text = (folder / "manifest.json").read_text()
+    (folder / "manifest.json").write_text(text.replace('"config": {}', f'"config": {{"eps": {number}}}'))
+    with pytest.raises(ManifestError, match=r"manifest\.json is not valid JSON: .* is no finite number"):
+        Bundle.open(folder)
+
+
+def test_a_token_with_a_large_id_is_refused_before_a_list_of_all_ids_is_made() -> None:
+    value = json.loads((find_demo("gpt2-demo") / "tokenizer.json").read_text())
+    value["model"]["vocab"] |= {"far": 2**31}
+    with pytest.raises(TokenizerError, match="a token with the id 2147483648, above 16777215"):
+        Tokenizer(json.dumps(value).encode())
+
+
+def test_a_tokenizer_of_which_two_tokens_have_one_id_is_one_line() -> None:
+    """The library reads it, and does not read what it writes of it."""
+    value = json.loads((find_demo("gpt2-demo") / "tokenizer.json").read_text())
+    vocabulary = value["model"]["vocab"]
+    merged = "".join(value["model"]["merges"][0])
+    vocabulary[merged.replace(" ", "")] = vocabulary["a"]
+    with pytest.raises(TokenizerError, match=r"is unusable: Token .* out of vocabulary"):
+        Tokenizer(json.dumps(value).encode()).encode("a", parse_special=True)
+
+
+def test_a_weight_of_texts_is_linted(tmp_path: Path) -> None:
+    texts = onnx.numpy_helper.from_array(np.array(["a" * 2**21], object), "texts")
+    output = onnx.helper.make_tensor_value_info("out", onnx.TensorProto.STRING, [1])
+    node = onnx.helper.make_node("Identity", ["texts"], ["out"])
+    graph = onnx.helper.make_graph([node], "graph", [], [output], [texts])
+    onnx.save(onnx.helper.make_model(graph, ir_version=10), tmp_path / "model.onnx")
+    lint(tmp_path / "model.onnx")
+
+
+def test_an_encoder_with_an_input_that_nobody_knows_is_refused() -> None:
+    spec = TensorSpec("more", "i/../s", "int64", (1, 1))
+    artifact = SimpleNamespace(id="encoder.ort.fp32", inputs=[spec], outputs=[])
+    with pytest.raises(ManifestError, match=r"an input 'i/../s'; known are ids, mask, segments, logit_rows"):
+        check_manifest(artifact, EncoderDefaults(max_length=8, tokens={}), {})  # type: ignore[arg-type]
+
+
 def write_members(path: Path, **members: bytes) -> Path:
     with zipfile.ZipFile(path, "w", zipfile.ZIP_DEFLATED) as archive:
         for name, content in members.items():
@@ -231,6 +286,7 @@ BURNING = (
     "{{ 1.5 | round(999999999) }}",
     "{{ 1.to_bytes(999999999, 'big') }}".replace("1.to", "(1).to"),
     "{{ [[1]] | tojson(indent=999999999) }}",
+    "{{ self | indent(999999999) }}",
     "{{ ('a\n' * 99999) | indent(99999) }}",
     "{{ ('a' * 99999) | replace('a', 'b' * 99999) }}",
     "{{ ('a' * 99999) | join('b' * 99999) }}",
@@ -269,19 +325,37 @@ def test_hashes_bind_what_a_link_inside_or_a_second_name_leads_to(folder: Path, 
     assert hashlib.sha256(content).hexdigest() == Bundle.open(folder).manifest.files[name].sha256
 
 
-def test_a_folder_that_is_read_only_is_one_line(folder: Path) -> None:
-    if os.geteuid() == 0:
-        read_only = Path("/proc/planforge")  # root writes everywhere but here
-        with pytest.raises(OutputError, match="cannot be written"), open_staging_folder(read_only):
-            pass
-        return
-    folder.chmod(0o500)
-    try:
-        with pytest.raises(OutputError, match="cannot be written: Permission denied; nothing was changed"):
-            replace_manifest(folder, lambda manifest: manifest)
-        assert whole(folder) == "old"
-    finally:
+def test_a_folder_that_is_read_only_is_one_line(folder: Path, tmp_path: Path) -> None:
+    with make_read_only(folder, tmp_path) as (bundle, reason):
+        for write in (write_same_manifest, install_again):
+            with pytest.raises(OutputError, match=f"cannot be written: {reason}; nothing was changed"):
+                write(bundle)
+            assert whole(bundle) == "old"
+
+
+@contextlib.contextmanager
+def make_read_only(folder: Path, beside: Path) -> Iterator[tuple[Path, str]]:
+    """Yield a bundle that cannot be written to, and why: root, whom no mode stops, needs a disk for that."""
+    if os.geteuid() != 0:
+        folder.chmod(0o500)
+        yield folder, "Permission denied"
         folder.chmod(0o700)
+        return
+    with mount_disk(beside) as disk:
+        if disk is None:
+            pytest.skip("root, and nothing can be mounted: what it could not write to cannot be made")
+        shutil.copytree(folder, disk / "bundle")
+        remount(disk, "ro")
+        yield disk / "bundle", "Read-only file system"
+
+
+def write_same_manifest(bundle: Path) -> None:
+    replace_manifest(bundle, lambda manifest: manifest)
+
+
+def install_again(bundle: Path) -> None:
+    with open_staging_folder(bundle) as staging:
+        install(staging, stage(staging, "new"), bundle)
 
 
 def test_a_bundle_on_a_file_system_of_its_own_is_replaced(
@@ -326,3 +400,34 @@ def test_a_rename_that_fails_or_whose_answer_is_lost_leaves_a_whole_bundle(
                 install(staging, manifest, folder)
     assert whole(folder) == ("new" if done else "old")
     assert len([path for path in folder.rglob("*") if path.is_file()]) == 4
+
+
+@pytest.mark.parametrize(
+    ("number", "done"),
+    [(errno.ESTALE, True), (errno.ENOENT, True), (errno.ENOTEMPTY, False), (errno.EXDEV, False)],
+)
+def test_a_new_bundle_is_there_whole_or_not_at_all(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, number: int, done: bool
+) -> None:
+    """Its folder is renamed into place, which fails over one that another process made meanwhile."""
+    rename = os.rename
+
+    def lose(source: Path, target: Path) -> None:
+        if done:
+            rename(source, target)
+        raise OSError(number, os.strerror(number), str(source), None, str(target))
+
+    output = tmp_path / "bundle"
+    monkeypatch.setattr(os, "rename", lose)
+    if done:
+        with open_staging_folder(output) as staging:
+            install(staging, stage(staging, "new"), output)
+        assert whole(output) == "new"
+    else:
+        with (
+            pytest.raises(OutputError, match=r"cannot be written: .*; nothing was changed"),
+            open_staging_folder(output) as staging,
+        ):
+            install(staging, stage(staging, "new"), output)
+        assert not output.exists()
+    assert not list(tmp_path.glob(".bundle.partial-*"))

@@ -12,7 +12,15 @@ from tokenizers import AddedToken, decoders, models, normalizers, pre_tokenizers
 
 from ....runtime.bundle.json_reader import parse_json
 from ....runtime.errors import TokenizerError
-from ....runtime.text.tokenizer import WAY_OUT, Tokenizer, join_lines, parse, read, wrap_tokenizer_errors
+from ....runtime.text.tokenizer import (
+    WAY_OUT,
+    Tokenizer,
+    check_ids,
+    join_lines,
+    parse,
+    read,
+    wrap_tokenizer_errors,
+)
 
 _ROLES = ("bos", "eos", "unk", "sep", "pad", "cls", "mask")
 _BERT_NAMES = {"unk": "[UNK]", "sep": "[SEP]", "pad": "[PAD]", "cls": "[CLS]", "mask": "[MASK]"}
@@ -52,6 +60,7 @@ def build_tokenizer_json(folder: Path) -> bytes:
             f"{folder} has neither tokenizer.json nor vocab.json with merges.txt nor vocab.txt; {WAY_OUT}"
         )
     _lower_case(tokenizer, folder)
+    check_ids(tokenizer, str(folder))
     return tokenizer.to_str().encode()
 
 
@@ -162,7 +171,7 @@ def _lower_case(tokenizer: tokenizers.Tokenizer, folder: Path) -> None:
 
 def _build_wordpiece(path: Path, unknown: str, settings: Mapping[str, Any]) -> tokenizers.Tokenizer:
     """Build BERT's tokenizer, as transformers does from a vocab.txt."""
-    kind = str(settings.get("tokenizer_class", "BertTokenizer"))
+    kind = " ".join(str(settings.get("tokenizer_class", "BertTokenizer")).split())
     if kind.removesuffix("Fast").removesuffix("Tokenizer") not in _BERT_LIKE:
         raise TokenizerError(
             f"{path} belongs to a {kind}, which is not BERT's; "

@@ -26,6 +26,14 @@ def skip_too_long(artifact: Artifact, what: str, tokens: int) -> Skipped:
     return Skipped(artifact.id, what, f"{tokens} tokens are needed, it takes {find_room(artifact)}")
 
 
+def skip_batches(artifact: Artifact, what: str, rows: int, tokens: int) -> Skipped:
+    """Return the entry of batches that need more rows or tokens than a graph, or its plan, takes."""
+    batch = artifact.axis("batch")
+    takes = f"{batch.min} to {batch.max}" if batch.min < batch.max else str(batch.max)
+    reason = f"up to {rows} rows of {tokens} tokens are needed, it takes {takes} of {find_room(artifact)}"
+    return Skipped(artifact.id, what, reason)
+
+
 def find_room(artifact: Artifact) -> int:
     """Return the most tokens of one sequence."""
     return artifact.axis("tokens").max

@@ -16,7 +16,7 @@ from ...bundle.manifest import Artifact
 from ...decoding.cache_shapes import PREFILL_CHUNK
 from ...decoding.decoder import Decoder, DecoderRun
 from ..metrics import DrawMetrics, Logits, Outcome, Spot, judge_outcome, locate_failure
-from .cases import Case, Skipped, find_room, name_sizes, skip_too_long
+from .cases import Case, Skipped, find_room, name_sizes, skip_batches
 from .files import Arrays
 
 Floats = npt.NDArray[np.float64]
@@ -136,7 +136,8 @@ def find_skipped_draws(artifact: Artifact, draws: Draws | None) -> list[Skipped]
     skipped = []
     if left:
         what = f"{len(left)} of {len(draws.batches)} drawn batches"
-        skipped.append(skip_too_long(artifact, what, max(batch.columns for batch in left)))
+        rows = max(len(batch.texts) for batch in left)
+        skipped.append(skip_batches(artifact, what, rows, max(batch.columns for batch in left)))
     return skipped
 
 
@@ -172,7 +173,7 @@ def measure_batch(decoder: Decoder, draws: Draws, batch: Batch) -> Errors:
     """Yield the largest error behind each step of each row of a batch."""
     run = decoder.start(len(batch.texts), batch.columns)
     for step, rows in enumerate(list_steps(draws, batch)):
-        got = take_step(run, rows)[:, draws.columns]
+        got = keep_known(take_step(run, rows), draws)
         for row, (text, end) in enumerate(zip(batch.texts, batch.ends[step], strict=True)):
             yield (step, row), measure_error(got[row], draws.logits[text][end - 1], draws.scale)
 
@@ -193,13 +194,20 @@ def take_step(run: DecoderRun, rows: Sequence[Sequence[int]]) -> Logits:
     return run.prefill(rows)
 
 
+def keep_known(logits: Logits, draws: Draws) -> Logits:
+    """Return the logits (B, K) of the known tokens; NaN in rows of which any other is not finite."""
+    known = logits[:, draws.columns]
+    known[~np.isfinite(logits).all(axis=1)] = np.nan
+    return known
+
+
 def measure_steps(decoder: Decoder, draws: Draws, steps: Steps) -> Errors:
     """Yield the error behind each single step of each row."""
     text = draws.texts[0]
     run = start_rows(decoder, text, steps.pasts, steps.pasts[-1] + steps.count)
     for step in range(steps.count):
         places = [past + step for past in steps.pasts]
-        got = run.decode([text[place] for place in places])[:, draws.columns]
+        got = keep_known(run.decode([text[place] for place in places]), draws)
         for row, place in enumerate(places):
             yield (step, row), measure_error(got[row], draws.logits[0][place], draws.scale)
 

@@ -25,7 +25,7 @@ from ..metrics import (
     measure,
     measure_vectors,
 )
-from .cases import Case, Skipped, find_room, name_sizes, skip_too_long
+from .cases import Case, Skipped, find_room, name_sizes, skip_batches, skip_too_long
 from .files import Arrays, choose_evenly
 
 Outputs: TypeAlias = dict[str, Array]  # by the name of the graph's output
@@ -163,7 +163,8 @@ def make_drawn_case(
             for row, (one, sample) in enumerate(zip(outputs, batch, strict=True)):
                 if spot is None and compare_outputs([one], [sample], encoder.artifact, limits).failures:
                     spot = (number, 0, row)
-        outcome = compare_outputs(got, want, encoder.artifact, limits)
+        # The mean's limit is what real texts may lose; of random tokens each vector is judged alone.
+        outcome = compare_outputs(got, want, encoder.artifact, limits, of_texts=False)
         if not outcome.failures or spot is None:
             return outcome
         number, _, row = spot
@@ -187,8 +188,9 @@ def find_skipped(artifact: Artifact, golden: Golden) -> list[Skipped]:
         rows for number, rows in enumerate(golden.batches) if number not in list_batches(artifact, golden)
     ]
     if left:
-        needed = max(len(golden.pool[i]) for rows in left for i in rows)
-        skipped.append(skip_too_long(artifact, f"{len(left)} of {len(golden.batches)} drawn batches", needed))
+        what = f"{len(left)} of {len(golden.batches)} drawn batches"
+        longest = max(len(golden.pool[i]) for rows in left for i in rows)
+        skipped.append(skip_batches(artifact, what, max(map(len, left)), longest))
     return skipped
 
 
@@ -216,12 +218,17 @@ def run_batch(encoder: Encoder, samples: Sequence[Sample]) -> list[Outputs]:
 
 
 def compare_outputs(
-    got: Sequence[Outputs], samples: Sequence[Sample], artifact: Artifact, limits: Mapping[str, float]
+    got: Sequence[Outputs],
+    samples: Sequence[Sample],
+    artifact: Artifact,
+    limits: Mapping[str, float],
+    of_texts: bool = True,
 ) -> Outcome:
-    """Return the outcome of every output of `samples`."""
+    """Return the outcome of every output of `samples`; the mean of vectors counts only `of_texts`."""
     metrics: dict[str, Any] = {}
     failures: list[str] = []
-    for name, measured in measure_all(got, [s.outputs for s in samples], artifact.outputs).items():
+    want = [sample.outputs for sample in samples]
+    for name, measured in measure_all(got, want, artifact.outputs, of_texts).items():
         own = {metric: limits[f"{name}.{metric}"] for metric in measured.LIMITED}
         failures += [f"{name}: {failure}" for failure in judge(measured, own)]
         metrics |= {f"{name}.{key}": value for key, value in measured.to_json().items()}
@@ -229,7 +236,7 @@ def compare_outputs(
 
 
 def measure_all(
-    got: Sequence[Outputs], want: Sequence[Outputs], specs: Sequence[TensorSpec]
+    got: Sequence[Outputs], want: Sequence[Outputs], specs: Sequence[TensorSpec], of_texts: bool = True
 ) -> dict[str, Metrics | VectorMetrics]:
     """Return the metrics of each output over all sequences."""
     metrics: dict[str, Metrics | VectorMetrics] = {}
@@ -243,7 +250,7 @@ def measure_all(
         if choose_metrics(spec) is Metrics:
             metrics[spec.name] = measure(a, b)
         else:
-            metrics[spec.name] = measure_vectors(a, b, of_texts=not is_per_token(spec))
+            metrics[spec.name] = measure_vectors(a, b, of_texts=of_texts and not is_per_token(spec))
     return metrics
 
 

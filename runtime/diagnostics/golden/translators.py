@@ -146,7 +146,7 @@ def make_beams_case(
     """
 
     def run() -> Outcome:
-        allowed = limits["score_error"]
+        allowed = limits.get("target_loss", 2 * limits["score_error"])  # earlier golden data has only this
         errors = []
         failures = []
         for sample, got in zip(samples, engine.search(samples, golden.search), strict=True):
@@ -159,10 +159,10 @@ def make_beams_case(
             second = sample.beams[min(1, len(sample.beams) - 1)]
             # Of a target without a known score, check only that PyTorch hardly preferred its own.
             lost = best.score - known.get(got[0].token_ids, second.score)
-            if got[0].token_ids != best.token_ids and not lost <= 2 * allowed:
+            if got[0].token_ids != best.token_ids and not lost <= allowed:
                 failures.append(
                     f"the best target is {list(got[0].token_ids)}, PyTorch's is {list(best.token_ids)},"
-                    f" better by {lost:.3g} (at most {2 * allowed:.3g} is rounding)"
+                    f" better by {lost:.3g} (at most {allowed:.3g} is rounding)"
                 )
         if not errors:
             failures.append("none of the targets is known, so no score could be compared")

@@ -60,6 +60,7 @@ def test_the_calibration_gets_it(tmp_path: Path, monkeypatch: pytest.MonkeyPatch
         make_graphs=lambda recipes, progress, compute: ({}, "examiner"),
     )
     monkeypatch.setattr(pipeline, "begin_manifest", lambda *arguments: None)
+    monkeypatch.setattr(pipeline, "add_golden_texts", lambda *arguments: None)
     monkeypatch.setattr(pipeline, "calibrate", reach)
     request = Request(output=tmp_path, targets=("cpu",), precisions=("int4",), quantizer="rtn")
     with pytest.raises(ReachedError) as found:

@@ -68,7 +68,10 @@ def table() -> Iterator[list[tuple[str, str, str, str]]]:
     head = ("graph", "fault", "caught by", "node named")
     lines = [" | ".join(row) for row in (head, ("---",) * len(head), *sorted(rows))]
     TABLE.parent.mkdir(exist_ok=True)
-    TABLE.write_text("\n".join(f"| {line} |" for line in lines) + "\n", encoding="utf-8")
+    named = sum(row[-1] != "none" for row in rows)  # each test asserts that the name is right
+    share = f"{named} of {len(rows)} are named rightly."
+    text = "\n".join(f"| {line} |" for line in lines)
+    TABLE.write_text(f"{text}\n\n{share}\n", encoding="utf-8")
 
 
 def decoder_faults(artifact: str) -> list[Fault]:
@@ -263,14 +266,16 @@ def test_a_stale_cache_is_caught(
     table.append(row_of("GPT-2", artifact, f"in the decoder: {name}", failed, culprit))
 
 
+@pytest.mark.parametrize("precision", ["fp32", "fp16"])
 def test_beams_whose_cache_rows_are_not_copied_are_caught(
     ground: Callable[[str], Ground],
     table: list[tuple[str, str, str, str]],
     monkeypatch: pytest.MonkeyPatch,
+    precision: str,
 ) -> None:
     own = ground("translation")
     monkeypatch.setattr(SlotCache, "copy_rows", lambda self, copies: None)
-    artifact = own.bundle.manifest.artifact("decoder.inplace.fp32")
+    artifact = own.bundle.manifest.artifact(f"decoder.inplace.{precision}")
     failed, culprit = own.examined(own.bundle, artifact)
     assert {comparison.case.split(",")[0] for comparison in failed} == {"4 beams"}
     assert culprit is None  # the graph is sound

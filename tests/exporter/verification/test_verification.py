@@ -307,6 +307,8 @@ def test_every_case_of_the_issue_is_compared(demo_bundle: Path) -> None:
                 "prompts of 128, 129 tokens",
                 "full context",
                 "real text, every token",
+                "batches of 1 to 8 rows, padded, drawn with seed 0",
+                "single steps at positions 1 to 255, 1 row",
             }
         assert (
             dialect == "ort"

@@ -1,0 +1,88 @@
+"""What a precision may lose: limits, counts with their intervals, accepted losses, fp32's own rounding."""
+
+from __future__ import annotations
+
+import json
+import math
+import shutil
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from planforge.exporter import export
+from planforge.exporter.checkpoints.source import find_demo
+from planforge.exporter.limits import CAPS, compute_limits, find_upper_bound
+from planforge.exporter.reference.passages import TextMetrics
+from planforge.runtime.bundle.bundle import Bundle
+from planforge.runtime.diagnostics.metrics import Metrics
+from planforge.runtime.errors import InputError
+
+from ...helpers.cli import error_line
+from ...helpers.models import TINY, random_gpt2
+
+FP16_LOSS = Metrics(0.144, 0.01, 1e-5, 1.0, 1.0, 0.0, True, 100)  # of a model that fp16 changes by 0.144
+
+
+def lose_text(share: float, rows: int) -> TextMetrics:
+    return TextMetrics(text_kl=1e-4, top1_changes=share, perplexity_change=1e-4, finite=True, rows=rows)
+
+
+def test_a_count_may_be_what_chance_makes_of_its_share_and_no_more() -> None:
+    share, rows = 0.02, 800
+    bound = find_upper_bound(share, rows)
+    # Counts of so many tokens, drawn: 99 of 100 are inside on both sides together, so 199 of 200 below.
+    drawn = np.random.default_rng(0).binomial(rows, share, 20_000) / rows
+    assert 0.99 < (drawn <= bound).mean() < 0.9999
+    assert find_upper_bound(share, 100 * rows) < 1.1 * share  # many tokens leave little to chance
+    assert compute_limits("int8", lose_text(0.03, rows), TextMetrics.LIMITED)["top1_changes"] > 0.0302
+
+
+def test_an_accepted_loss_takes_the_place_of_its_cap_and_of_no_other() -> None:
+    usual = compute_limits("fp16", FP16_LOSS)
+    assert usual["max_error"] == CAPS["fp16"]["max_error"]
+    accepted = compute_limits("fp16", FP16_LOSS, accepted={"max_error": 0.2})
+    assert accepted == {**usual, "max_error": 0.2}
+    least = compute_limits("fp16", FP16_LOSS, accepted={"max_error": 0.01})
+    assert least == usual  # a smaller one makes nothing stricter
+    sound = Metrics(1e-4, 1e-5, 1e-10, 1.0, 1.0, 0.0, True, 100)
+    own = 3 * sound.max_error  # what PyTorch itself does not lose is a fault, accepted or not
+    assert compute_limits("fp16", sound, accepted={"max_error": 5.0})["max_error"] == pytest.approx(own)
+
+
+@pytest.mark.parametrize(
+    ("accept", "precision", "verify", "message"),
+    [
+        ({"max_eror": 0.2}, ["int8"], True, "accept of 'max_eror': what is capped is .*max_error"),
+        ({"max_error": -1.0}, ["int8"], True, "accept of 'max_error' must be a number of 0 or more"),
+        ({"max_error": math.nan}, ["int8"], True, "accept of 'max_error' must be a number of 0 or more"),
+        ({"max_error": 0.2}, ["int8"], False, "--no-verify does without it"),
+        ({"max_error": 0.2}, ["fp32"], True, "fp32 alone does not"),
+    ],
+)
+def test_what_cannot_be_accepted_is_refused_by_name(
+    accept: dict[str, float], precision: list[str], verify: bool, message: str, tmp_path: Path
+) -> None:
+    with pytest.raises(InputError, match=message):
+        export("gpt2-demo", tmp_path / "b", precision=precision, target=["cpu"], verify=verify, accept=accept)
+    assert not (tmp_path / "b").exists()
+
+
+def test_the_option_names_what_is_wrong_with_it(tmp_path: Path) -> None:
+    line = error_line("export", "gpt2-demo", "-o", str(tmp_path / "b"), "--accept", "top1_changes", code=2)
+    assert "--accept 'top1_changes' must be METRIC=VALUE" in line
+
+
+def test_a_model_that_amplifies_rounding_is_exported_and_says_so(tmp_path: Path) -> None:
+    """Weights of standard deviation 0.7, whose fp32 in PyTorch is far from float64."""
+    folder = tmp_path / "unsure"
+    shutil.copytree(find_demo("gpt2-demo"), folder)
+    settings = TINY | {"vocab_size": 2048, "n_embd": 128, "n_head": 8, "n_layer": 6, "initializer_range": 0.7}
+    random_gpt2(seed=1, **settings).save_pretrained(folder)
+    bundle = export(folder, tmp_path / "bundle", precision=["fp32"], target=["cpu"]).bundle
+    (artifact,) = Bundle.open(bundle).manifest.artifacts
+    usual = CAPS["fp32"]["max_error"]
+    assert artifact.gate["passed"] and artifact.gate["measured"]["max_error"] > usual
+    report = json.loads(next((bundle / "checks").glob("parity-*.json")).read_text(encoding="utf-8"))
+    (note,) = report["notes"]
+    assert note.startswith("this model amplifies rounding: PyTorch's own fp32 differs from float64 by a ")
