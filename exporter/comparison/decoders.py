@@ -53,10 +53,18 @@ class DecoderExaminer(Examiner[Decoder]):
         from ..reference.decoder import make_reference
 
         expected = self.expected
+        reference = make_reference(model)
         if rounding.weights and not rounding.cache_scales:
             # Rounded weights lose as much at any position: the context would only take as long as all else.
             expected = replace(expected, context=Context())
-        return make_reference(model).measure_gaps(expected, rounding)
+        elif rounding.dtype is not None and expected.left_out and self.ends_like_passages():
+            return reference.measure_gaps(expected.thin_for_gap(), rounding, ends=True)
+        return reference.measure_gaps(expected, rounding)
+
+    def ends_like_passages(self) -> bool:
+        """Tell whether so little of the context is read that the end of real text stands for its end."""
+        read = len(self.expected.context.tokens)
+        return read <= 2 * max((len(passage.tokens) for passage in self.expected.passages), default=0)
 
     def thin(self, texts: int) -> DecoderExaminer:
         return replace(self, expected=self.expected.thin(texts))

@@ -7,12 +7,14 @@ from __future__ import annotations
 
 import inspect
 from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import replace
 from functools import partial
 from typing import Any
 
 import numpy as np
 import torch
+from torch import nn
 
 from ...models import GrowingCache, KeyValue
 from ...models.language_model import LanguageModel
@@ -61,18 +63,10 @@ class Reference:
         logits: Logits = self.model.logits(x[0, rows]).numpy()
         return logits
 
-    @torch.no_grad()
-    def read_logits(self, tokens: Sequence[int]) -> Iterator[Logits]:
-        """Yield the logits (N, V) behind all tokens of a sequence, in order, some at a time."""
-        ids = torch.tensor([list(tokens)])
-        x = self.model.hidden_states(ids, self.cache(self.model.empty_past(1), torch.ones_like(ids)))[0]
-        done = 0
-        rows = 1  # until the size of the vocabulary is known
-        while done < len(tokens):
-            logits = self.model.logits(x[done : done + rows]).numpy()
-            yield logits
-            done += len(logits)
-            rows = max(1, LOGITS_BYTES // logits[0].nbytes)
+    def compute_columns(self, tokens: Sequence[int], columns: Sequence[int]) -> Logits:
+        """Return the logits (T, K) of K tokens behind each token of a sequence."""
+        with keep_columns(self.model.lm_head, columns):
+            return self.compute_logits(tokens, slice(None))
 
     @torch.no_grad()
     def compute_keys_values(self, tokens: Sequence[int]) -> list[KeyValue]:
@@ -123,11 +117,12 @@ class Reference:
             tokens.append(ids)
         return torch.cat(tokens, dim=1).tolist()
 
-    def measure_gaps(self, expected: Expectation, rounding: Rounding) -> Gaps:
+    def measure_gaps(self, expected: Expectation, rounding: Rounding, ends: bool = False) -> Gaps:
         """Compare the rounded model with itself unrounded.
 
         For fp16, rounding the weights alone is not enough: a checkpoint in fp16 would allow no difference.
-        A case has some of the samples, or the context: the mean KL is that of the worst of them.
+        A case has some of the samples, or the context: the mean KL is that of the worst of them. With `ends`
+        the ends of passages are such cases too, in place of a context's end.
         """
         rounded = type(self)(self.model, rounding)
         passages = expected.passages
@@ -142,8 +137,16 @@ class Reference:
             if expected.context:
                 got.append(rounded.compute_context_logits(expected.context, len(last)))
                 want.append(last)
-            texts = (rounded.compute_logits(passage.tokens[:-1], slice(None)) for passage in passages)
-            gaps: Gaps = {"text": measure_text(texts, passages)} if passages else {}
+
+            def read_passages() -> Iterator[Logits]:
+                for passage in passages:
+                    logits = rounded.compute_logits(passage.tokens[:-1], slice(None))
+                    if ends:
+                        got.append(logits[passage.rows[-CONTEXT_ROWS:]])
+                        want.append(passage.logits[-CONTEXT_ROWS:])
+                    yield logits
+
+            gaps: Gaps = {"text": measure_text(read_passages(), passages)} if passages else {}
             if expected.draws is not None:
                 gaps[PREFIX] = measure_draws(rounded, expected.draws)
         worst = max(measure(a, b).mean_kl for a, b in zip(got, want, strict=True))
@@ -158,8 +161,8 @@ class HubReference(Reference):
     def count_read(self, context: int) -> int:
         return context
 
-    def read_logits(self, tokens: Sequence[int]) -> Iterator[Logits]:
-        return read_beginnings(self, tokens)
+    def compute_columns(self, tokens: Sequence[int], columns: Sequence[int]) -> Logits:
+        return compute_whole_columns(self, tokens, columns)
 
     @torch.no_grad()
     def compute_logits(self, tokens: Sequence[int], rows: slice | list[int]) -> Logits:
@@ -186,12 +189,25 @@ class HubReference(Reference):
         return continued
 
 
-def read_beginnings(reference: Reference, tokens: Sequence[int]) -> Iterator[Logits]:
-    """Yield what `Reference.read_logits` does, of a model whose hidden states nobody sees."""
+@contextmanager
+def keep_columns(head: nn.Linear, columns: Sequence[int]) -> Iterator[None]:
+    """Let a model's head compute the logits of these tokens alone; what hooks see of it stays the same."""
+    whole = head.weight
+    head.weight = nn.Parameter(whole[list(columns)], requires_grad=False)
+    try:
+        yield
+    finally:
+        head.weight = whole
+
+
+def compute_whole_columns(reference: Reference, tokens: Sequence[int], columns: Sequence[int]) -> Logits:
+    """Return what `Reference.compute_columns` does, of a model whose head nobody sees, in bounded memory."""
+    found: list[Logits] = []
     done = 0
     rows = 1  # until the size of the vocabulary is known
     while done < len(tokens):
         logits = reference.compute_logits(tokens[: done + rows], slice(done, None))
-        yield logits
+        found.append(logits[:, list(columns)])
         done += len(logits)
         rows = max(1, LOGITS_BYTES // logits[0].nbytes)
+    return np.concatenate(found)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any
@@ -48,6 +49,11 @@ class Expectation(Golden):
             context=Context(),
             passages=tuple(self.passages[i] for i in choose_evenly(len(self.passages), texts)),
         )
+
+    def thin_for_gap(self) -> Expectation:
+        """Return half of the passages, without the context."""
+        few = choose_evenly(len(self.passages), math.ceil(len(self.passages) / 2))
+        return replace(self, context=Context(), passages=tuple(self.passages[i] for i in few))
 
 
 def expect(

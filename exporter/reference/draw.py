@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, TypeAlias
 import numpy as np
 
 from ...runtime.diagnostics.golden.draws import Batch, Draws, measure_error
-from ...runtime.diagnostics.metrics import DrawMetrics, Logits, measure_scale
+from ...runtime.diagnostics.metrics import DrawMetrics, measure_scale
 from ..errors import VerificationError
 from ..levels import FULL, Level
 
@@ -205,7 +205,7 @@ def draw_for_decoder(
     texts = tuple(draw_text(random, real, length) for length in lengths)
     vocabulary = reference.compute_logits(texts[0][:1], slice(None)).shape[1]
     columns = np.sort(random.choice(vocabulary, min(KNOWN_TOKENS, vocabulary), replace=False))
-    logits = tuple(compute_columns(reference, text, columns.tolist()) for text in texts)
+    logits = tuple(reference.compute_columns(text, columns.tolist()) for text in texts)
     if not all(np.isfinite(array).all() for array in logits):
         raise VerificationError("the PyTorch model's own logits are not finite; check its weights")
     sizes = list_sizes(max_batch)
@@ -221,15 +221,10 @@ def draw_for_decoder(
     )
 
 
-def compute_columns(reference: Reference, text: Sequence[int], columns: Sequence[int]) -> Logits:
-    """Return the logits (T, K) of some tokens behind each token of a text, in bounded memory."""
-    return np.concatenate([logits[:, list(columns)] for logits in reference.read_logits(text)])
-
-
 def measure_draws(reference: Reference, draws: Draws) -> DrawMetrics:
     """Measure how far a rounded model is from what `draws` hold."""
     errors = [
-        measure_error(compute_columns(reference, text, draws.columns), logits, draws.scale)
+        measure_error(reference.compute_columns(text, draws.columns), logits, draws.scale)
         for text, logits in zip(draws.texts, draws.logits, strict=True)
     ]
     return DrawMetrics(max(errors), math.isfinite(max(errors)), sum(map(len, draws.texts)))

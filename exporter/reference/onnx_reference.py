@@ -15,7 +15,7 @@ from ...runtime.diagnostics.metrics import Logits
 from ..imported.branches import SWITCH
 from ..imported.folder import LAYERS, Folder
 from ..imported.plain_attention import CROSS, STATES
-from .decoder import Reference, read_beginnings
+from .decoder import Reference, compute_whole_columns
 from .transformers_reference import name_results
 from .translation import UncachedReference
 
@@ -74,8 +74,8 @@ class OnnxDecoder(Reference):
     def count_read(self, context: int) -> int:
         return context
 
-    def read_logits(self, tokens: Sequence[int]) -> Iterator[Logits]:
-        return read_beginnings(self, tokens)
+    def compute_columns(self, tokens: Sequence[int], columns: Sequence[int]) -> Logits:
+        return compute_whole_columns(self, tokens, columns)
 
     def compute_logits(self, tokens: Sequence[int], rows: slice | list[int]) -> Logits:
         found: Logits = self.model.run({"input_ids": np.array([list(tokens)])})["logits"][0, rows]

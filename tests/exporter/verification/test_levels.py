@@ -2,16 +2,26 @@
 
 from __future__ import annotations
 
+import contextlib
+import dataclasses
 import itertools
 import json
 from pathlib import Path
 
 import pytest
+import torch
 
 from planforge.exporter import verify
+from planforge.exporter.calibration.prompts import read_prompts
+from planforge.exporter.comparison.tasks import examine_model
 from planforge.exporter.levels import FULL, LEVELS, STANDARD, parse_verify
+from planforge.exporter.reference.decoder import make_reference
 from planforge.exporter.reference.decoder_samples import thin_passages
 from planforge.exporter.reference.draw import count_alike, count_step_rows, count_tokens
+from planforge.exporter.reference.rounding import Rounding
+from planforge.exporter.verification.verify import find_recorded_source
+from planforge.models import load_model
+from planforge.runtime.bundle.bundle import Bundle
 from planforge.runtime.errors import InputError
 
 
@@ -65,3 +75,43 @@ def test_a_quick_verdict_says_what_it_left_out(demo_bundle: Path) -> None:
     assert quick.describe_level().startswith("Verified at the level quick: a smoke test, without ")
     assert json.loads(json.dumps(quick.to_json()))["left_out"] == list(quick.left_out)
     assert quick.gates()[only[0]]["level"] == "quick"
+
+
+def test_a_level_that_leaves_out_measures_less_of_fp16_and_judges_by_as_much(demo_bundle: Path) -> None:
+    bundle = Bundle.open(demo_bundle)
+    source = find_recorded_source(bundle)
+    assert source is not None
+    model = load_model(source.folder)
+    texts = [text[:400] for text in read_prompts(None, source.folder)]
+    least = dataclasses.replace(
+        STANDARD, draw_work=1.0, least_drawn=32, text_work=0.0, least_text=768, context_work=0.0
+    )
+    examiner = examine_model(bundle, model, texts, level=least)
+    expected = examiner.expected
+    rounding = Rounding(dtype=torch.float16)
+    reference = make_reference(model)
+    gaps = examiner.measure_gaps(model, rounding)
+    whole = reference.measure_gaps(expected, rounding)
+    assert gaps["text"].rows < whole["text"].rows
+    alone = reference.measure_gaps(dataclasses.replace(expected.thin_for_gap(), passages=()), rounding)
+    assert gaps[""].max_error >= alone[""].max_error  # the ends of passages are judged beside the samples
+    assert gaps[""].rows > alone[""].rows
+    # A much longer context is read than a passage: its own end is measured.
+    long = dataclasses.replace(expected.context, tokens=expected.context.tokens * 3, repeats=1, tail=())
+    long_examiner = dataclasses.replace(examiner, expected=dataclasses.replace(expected, context=long))
+    assert not long_examiner.ends_like_passages()
+
+
+def test_the_logits_of_some_tokens_are_those_of_all(demo_bundle: Path) -> None:
+    source = find_recorded_source(Bundle.open(demo_bundle))
+    assert source is not None
+    model = load_model(source.folder)
+    head = model.lm_head.weight
+    for rounding in (None, Rounding(dtype=torch.float16)):
+        reference = make_reference(model, rounding)
+        with contextlib.nullcontext() if rounding is None else rounding.apply(model):
+            whole = reference.compute_logits([5, 7, 9, 4], slice(None))
+            some = reference.compute_columns([5, 7, 9, 4], [3, 0, 8])
+        # One product may be added in another order, and in fp16 then be rounded to the next number.
+        assert some == pytest.approx(whole[:, [3, 0, 8]], abs=1e-5, rel=1e-5 if rounding is None else 2**-10)
+    assert model.lm_head.weight is head
