@@ -1,0 +1,121 @@
+"""Graphs that are made from the checkpoint once more show where a bundle's own are others."""
+
+from __future__ import annotations
+
+import shutil
+from collections.abc import Callable, Mapping
+from pathlib import Path
+
+import numpy as np
+import onnx_ir as ir
+import pytest
+
+from planforge.exporter import verify
+from planforge.exporter.calibration.calibration import Calibration, read_calibration
+from planforge.exporter.errors import VerificationError
+from planforge.exporter.verification.deep import compare_artifact
+from planforge.exporter.verification.explain import make_tracer
+from planforge.exporter.verification.verify import find_recorded_source, load_model_to_compare
+from planforge.runtime.bundle.bundle import Bundle
+
+from ...helpers.faults import Plant, constant
+from ...helpers.graphs import nodes, replace_graph
+
+ARTIFACTS = ("decoder.portable.fp16", "decoder.inplace.fp32")
+
+
+def times_one(model: ir.Model) -> None:
+    """A multiplication that changes nothing today."""
+    add = nodes(model, "Add")[-1]
+    (result,) = add.outputs
+    users = list(result.uses())
+    one = constant(model, "one", np.array(1, result.dtype.numpy() if result.dtype else np.float32))
+    product = ir.node("Mul", [result, one], name="extra")
+    product.outputs[0].name = "extra_output"
+    model.graph.insert_after(add, product)
+    for user, index in users:
+        user.replace_input_with(index, product.outputs[0])
+
+
+def other_number(model: ir.Model) -> None:
+    """The largest number that a mask adds is another one."""
+    where = next(n for n in nodes(model, "Where") if n.inputs[2] is not None)
+    value = where.inputs[2]
+    assert value is not None and value.dtype is not None
+    where.replace_input_with(2, constant(model, "low", np.array(-20000, value.dtype.numpy())))
+
+
+def other_axis(model: ir.Model) -> None:
+    """An attribute that no other check reads."""
+    node = nodes(model, "Transpose")[0]
+    order = list(node.attributes["perm"].as_ints())
+    node.attributes["perm"] = ir.AttrInt64s("perm", [order[0], order[2], order[1], *order[3:]])
+
+
+def renamed_and_shuffled(model: ir.Model) -> None:
+    """Other names, an Identity, and the terms of a sum in another order: the same computation."""
+    for number, node in enumerate(model.graph):
+        node.name = f"other_{number}"
+    add = next(n for n in nodes(model, "Add") if n.inputs[0] is not n.inputs[1])
+    first, second = add.inputs
+    add.replace_input_with(0, second)
+    add.replace_input_with(1, first)
+    same = ir.node("Identity", [second])
+    same.outputs[0].name = "same_output"
+    model.graph.insert_before(add, same)
+    add.replace_input_with(0, same.outputs[0])
+
+
+@pytest.fixture(scope="module")
+def bundle(demo_bundle: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return Path(shutil.copytree(demo_bundle, tmp_path_factory.mktemp("deep") / "bundle"))
+
+
+@pytest.fixture(scope="module")
+def again(bundle: Path) -> tuple[Mapping[str, ir.Model], Calibration]:
+    """The graphs of the checkpoint, traced again, and what they are converted with."""
+    opened = Bundle.open(bundle)
+    source = find_recorded_source(opened)
+    assert source is not None
+    model = load_model_to_compare(opened, source)
+    recipes = [opened.manifest.artifact(name).recipe_id for name in ARTIFACTS]
+    return make_tracer(opened.manifest, source, model)(recipes), read_calibration(opened, model)
+
+
+@pytest.mark.parametrize("artifact", ARTIFACTS)
+@pytest.mark.parametrize(
+    ("plant", "word"),
+    [
+        (lambda model: None, ""),
+        (renamed_and_shuffled, ""),
+        (times_one, "is Mul, and Add belongs there"),
+        (other_number, "reads the number -20000 where"),
+        (other_axis, "has perm"),
+    ],
+    ids=["sound", "the same in other words", "one node more", "another number", "another attribute"],
+)
+def test_a_graph_is_what_this_exporter_writes_or_told_where_not(
+    artifact: str, plant: Plant, word: str, bundle: Path, again: tuple[Mapping[str, ir.Model], Calibration]
+) -> None:
+    traced, calibration = again
+    one = Bundle.open(bundle).manifest.artifact(artifact)
+    sound = (bundle / "manifest.json").read_bytes(), (bundle / one.file).read_bytes()
+    replace_graph(bundle, artifact, plant)
+    try:
+        failures = compare_artifact(Bundle.open(bundle), one, traced[one.recipe_id], calibration).failures
+    finally:
+        (bundle / "manifest.json").write_bytes(sound[0])
+        (bundle / one.file).write_bytes(sound[1])
+    assert word in failures[0] if word else failures == ()
+
+
+def test_what_cannot_be_made_again_is_refused(
+    bundle: Path, imported: Callable[[str], Path], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    with pytest.raises(VerificationError, match="optimum made those of"):
+        verify(imported("llama"), deep=True)
+    monkeypatch.setattr("planforge.exporter.verification.verify.find_recorded_source", lambda bundle: None)
+    with pytest.raises(
+        VerificationError, match="--deep makes graphs from the checkpoint again; pass --source"
+    ):
+        verify(bundle, deep=True)
