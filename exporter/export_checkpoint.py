@@ -31,7 +31,7 @@ def export(
     outputs: Sequence[str] = (),
     exporter: str = "auto",
     optimum_python: str | None = None,
-    verify: bool = True,
+    verify: bool | str = True,
     force: bool = False,
     prompts: str | Path | None = None,
     quantizer: str = "gptq",
@@ -53,7 +53,8 @@ def export(
             embeddings), "pooler_output"; of an encoder-decoder "cross_attentions".
         exporter: "planforge", "optimum", or "auto": optimum for what has no reference model here.
         optimum_python: the python of an environment that has optimum-onnx; by default this one.
-        verify: compare every graph with PyTorch, and keep nothing if one differs.
+        verify: compare every graph with PyTorch, and keep nothing if one differs: "quick", a smoke test;
+            "standard", or True, what the model's size allows; "full", every case; False compares nothing.
         force: replace the bundle that is at `output`; it stays whole until the new one is.
         prompts: a file with one prompt per line to verify with, instead of the built-in ones.
         quantizer: "gptq" keeps products with real text close; "rtn" rounds to the nearest, in no time.

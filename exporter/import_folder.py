@@ -34,7 +34,7 @@ def import_folder(
     sms: Sequence[str] | None = None,
     max_batch: int | None = None,
     max_length: int | None = None,
-    verify: bool = True,
+    verify: bool | str = True,
     force: bool = False,
     prompts: str | Path | None = None,
     quantizer: str = "gptq",

@@ -24,6 +24,7 @@ from .checkpoints.checkpoint import Checkpoint
 from .comparison.tasks import AnyExaminer, examine_model
 from .errors import BuildError
 from .graphs import plan_artifacts
+from .levels import STANDARD
 from .linting import lint
 from .precisions import PRECISIONS
 from .processes import ChildGroup, leave_cores
@@ -112,7 +113,8 @@ def stage_bundle(
         if not request.needs_reference:
             return None
         model = provider.load_reference(progress)
-        return examine_model(Bundle(staging, manifest), model, texts, progress)
+        level = request.level or STANDARD  # without a verdict, it is for calibration alone
+        return examine_model(Bundle(staging, manifest), model, texts, progress, level=level)
 
     recipes = list(dict.fromkeys(artifact.recipe_id for artifact in artifacts))
     graphs, examiner = provider.make_graphs(recipes, progress, compute_reference)

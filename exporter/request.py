@@ -11,6 +11,7 @@ from ..runtime.backends.tensorrt_library import LIBRARIES, is_installed
 from ..runtime.errors import InputError
 from ..runtime.suggest import did_you_mean
 from .bundle.writer import check_output
+from .levels import STANDARD, Level, parse_verify
 from .limits import TABLE, Accepted
 from .precisions import PRECISIONS, resolve_precisions
 from .targets import find_target
@@ -33,8 +34,13 @@ class Request:
     prompts: str | Path | None = None
     quantizer: str = "gptq"
     accept: Mapping[str, float] = field(default_factory=dict)
-    verify: bool = True
+    level: Level | None = STANDARD  # of the verification; None does without
     force: bool = False
+
+    @property
+    def verify(self) -> bool:
+        """Whether the graphs are compared with the model."""
+        return self.level is not None
 
     @property
     def accepted(self) -> dict[str, Accepted]:
@@ -60,7 +66,7 @@ def parse_request(
     sms: Sequence[str] | None,
     max_batch: int | None,
     max_length: int | None,
-    verify: bool,
+    verify: bool | str,
     force: bool,
     prompts: str | Path | None,
     quantizer: str,
@@ -78,7 +84,7 @@ def parse_request(
         prompts=prompts,
         quantizer=quantizer,
         accept=dict(accept or {}),
-        verify=verify,
+        level=parse_verify(verify),
         force=force,
     )
     check_request(request)

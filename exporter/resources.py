@@ -144,7 +144,7 @@ def name_way_out(
     weights: Weights, checkpoint: Checkpoint, artifacts: Sequence[Artifact], request: Request
 ) -> str:
     """Return what a user can do who has too little memory."""
-    unverified = replace(request, verify=False)
+    unverified = replace(request, level=None)
     if not request.verify or unverified.needs_reference:
         return "close other programs, or export on a larger machine"
     less = format_bytes(estimate_need(weights, checkpoint, artifacts, unverified).memory)

@@ -32,6 +32,7 @@ class LanguageModel(nn.Module, ABC):
     """The steps of a decoder; a model adds `hidden_states` and `logits`."""
 
     config: CacheSizes
+    lm_head: nn.Linear  # its results are the logits, by token
 
     def forward(
         self,

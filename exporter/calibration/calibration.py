@@ -184,7 +184,7 @@ def compute_cache_scales(examiner: AnyExaminer, model: ReferenceModel) -> dict[s
 
     assert isinstance(examiner, DecoderExaminer)
     reference = make_reference(model)
-    context = len(examiner.expected.context)
+    context = examiner.bundle.manifest.max_length
     largest: dict[str, Array] = {}
     text = [token for tokens in examiner.expected.texts for token in tokens]
     for start in range(0, len(text), context):

@@ -42,7 +42,9 @@ MaxLengthOption = Annotated[
     int | None,
     make_option("Context in tokens.", show_default="the model's, at most 4,096"),
 ]
-VerifyOption = Annotated[bool, make_option("Compare every graph with PyTorch.", show_default=True)]
+LEVELS = "quick, a smoke test; standard, what the model's size allows; full, every case."
+VerifyOption = Annotated[str, make_option(f"Compare every graph with PyTorch: {LEVELS}", show_default=True)]
+NoVerifyOption = Annotated[bool, make_option("Compare no graph with PyTorch.", "--no-verify")]
 PromptsOption = Annotated[
     Path | None, make_option("A prompt a line, to verify with.", show_default="built-in texts")
 ]

@@ -47,7 +47,10 @@ def describe_verdict(artifact: Artifact) -> str:
         words.append(f"KL of the next token {worst['mean_kl']:.2g} nats")
     if not words and "max_error" in worst:
         words.append(f"largest error {worst['max_error']:.2g} of the spread")
-    return f"{'passed' if artifact.passed else 'FAILED'}: {', '.join(words)}"
+    verdict = "passed" if artifact.passed else "FAILED"
+    if artifact.gate.get("level") == "quick":
+        verdict += " (quick, a smoke test)"
+    return f"{verdict}: {', '.join(words)}"
 
 
 def list_plan_rows(manifest: Manifest) -> list[tuple[str, str, str]]:

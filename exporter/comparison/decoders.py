@@ -53,10 +53,18 @@ class DecoderExaminer(Examiner[Decoder]):
         from ..reference.decoder import make_reference
 
         expected = self.expected
+        reference = make_reference(model)
         if rounding.weights and not rounding.cache_scales:
             # Rounded weights lose as much at any position: the context would only take as long as all else.
             expected = replace(expected, context=Context())
-        return make_reference(model).measure_gaps(expected, rounding)
+        elif rounding.dtype is not None and expected.left_out and self.ends_like_passages():
+            return reference.measure_gaps(expected.thin_for_gap(), rounding, ends=True)
+        return reference.measure_gaps(expected, rounding)
+
+    def ends_like_passages(self) -> bool:
+        """Tell whether so little of the context is read that the end of real text stands for its end."""
+        read = len(self.expected.context.tokens)
+        return read <= 2 * max((len(passage.tokens) for passage in self.expected.passages), default=0)
 
     def thin(self, texts: int) -> DecoderExaminer:
         return replace(self, expected=self.expected.thin(texts))
@@ -110,7 +118,8 @@ class DecoderExaminer(Examiner[Decoder]):
             got = fill_context(engine, self.expected)[0]
             return judge_outcome(measure(got, self.expected.context_logits), limits)
 
-        return {"prefill of every position": compare_every_position, "full context": compare_full_context}
+        cases: dict[str, Case] = {"prefill of every position": compare_every_position}
+        return cases | ({"full context": compare_full_context} if self.expected.context else {})
 
     def make_trial(self, artifact: Artifact, whole: bool = False) -> Trial:
         """Return a trial of two texts of unequal length as a padded batch, then a token for each on top."""

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, ClassVar, Generic, Protocol, TypeAlias, TypeVar
 
 from ...runtime.backends.backend import Program
@@ -17,6 +17,7 @@ from ...runtime.diagnostics.metrics import Comparison, Measured, Outcome, Spot
 from ...runtime.progress import CountedLine
 from ..execution.node_executor import ROUNDING_ENGINE, ExecutedProgram, NotFiniteError
 from ..execution.trial import Trial
+from ..levels import FULL, Level
 from ..limits import NOTHING_ACCEPTED, Accepted, Gaps, compute_limits
 from ..passes.weight_files import load_graph
 
@@ -49,6 +50,7 @@ class Examiner(ABC, Generic[EngineT]):
 
     bundle: Bundle
     expected: Any  # the model's results
+    level: Level = field(default=FULL, kw_only=True)  # how much of it was computed
     open_other: OpenProgram | None = None  # opens what a trial's graph runs with; else the bundle's file is
 
     @abstractmethod

@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Any, TypeAlias
 from ...runtime.bundle.bundle import Bundle
 from ...runtime.diagnostics.golden.files import Arrays
 from ...runtime.progress import Report, StageCounter
+from ..levels import FULL, Level
 from ..reference import decoder_samples, encoder_samples, translation_samples
 from .decoders import DecoderExaminer
 from .encoders import EncoderExaminer
@@ -19,7 +20,7 @@ if TYPE_CHECKING:
 
 AnyExaminer: TypeAlias = Examiner[Any]
 
-Expect: TypeAlias = "Callable[[ReferenceModel, Bundle, Sequence[str], Report, int], Any]"
+Expect: TypeAlias = "Callable[[ReferenceModel, Bundle, Sequence[str], Report, int, Level], Any]"
 # What examines it, what computes the model's results, and what reads them from golden data.
 EXAMINERS: dict[str, tuple[type[AnyExaminer], Expect, Callable[[Arrays], Any]]] = {
     "text-generation": (DecoderExaminer, decoder_samples.expect, decoder_samples.from_arrays),
@@ -34,12 +35,14 @@ def examine_model(
     texts: Sequence[str],
     progress: Progress = lambda _: None,
     seed: int = 0,
+    level: Level = FULL,
 ) -> AnyExaminer:
     """Return the bundle's examiner, with what the model computes for the texts and for what a seed draws."""
     kind, expect, _ = EXAMINERS[bundle.manifest.task]
     stage = "computing the reference in PyTorch"
     progress(stage)
-    return kind(bundle, expect(model, bundle, texts, StageCounter(progress, stage, "parts"), seed))
+    report = StageCounter(progress, stage, "parts")
+    return kind(bundle, expect(model, bundle, texts, report, seed, level), level=level)
 
 
 def examine_golden(bundle: Bundle, arrays: Arrays) -> AnyExaminer:

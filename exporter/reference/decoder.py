@@ -6,13 +6,15 @@ T tokens of one prompt and its continuation, N rows, V vocabulary
 from __future__ import annotations
 
 import inspect
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import replace
 from functools import partial
 from typing import Any
 
 import numpy as np
 import torch
+from torch import nn
 
 from ...models import GrowingCache, KeyValue
 from ...models.language_model import LanguageModel
@@ -23,7 +25,7 @@ from ...runtime.diagnostics.metrics import Logits, measure
 from ..limits import Gaps
 from .decoder_samples import CONTEXT_ROWS, Expectation
 from .draw import measure_draws
-from .passages import measure_text
+from .passages import LOGITS_BYTES, measure_text
 from .piecewise import PiecewiseCache
 from .rounding import RoundedCache, Rounding
 
@@ -45,6 +47,8 @@ def make_reference(model: Any, rounding: Rounding | None = None) -> Reference:
 class Reference:
     """The model in PyTorch, in fp32; of a rounding only keys and values are rounded here."""
 
+    repeats = True  # whether keys and values of what is read can fill a longer context
+
     def __init__(self, model: Any, rounding: Rounding | None = None) -> None:
         self.model = model
         self.cache: Callable[..., GrowingCache] = PiecewiseCache
@@ -58,6 +62,11 @@ class Reference:
         x = self.model.hidden_states(ids, self.cache(self.model.empty_past(1), torch.ones_like(ids)))
         logits: Logits = self.model.logits(x[0, rows]).numpy()
         return logits
+
+    def compute_columns(self, tokens: Sequence[int], columns: Sequence[int]) -> Logits:
+        """Return the logits (T, K) of K tokens behind each token of a sequence."""
+        with keep_columns(self.model.lm_head, columns):
+            return self.compute_logits(tokens, slice(None))
 
     @torch.no_grad()
     def compute_keys_values(self, tokens: Sequence[int]) -> list[KeyValue]:
@@ -108,11 +117,12 @@ class Reference:
             tokens.append(ids)
         return torch.cat(tokens, dim=1).tolist()
 
-    def measure_gaps(self, expected: Expectation, rounding: Rounding) -> Gaps:
+    def measure_gaps(self, expected: Expectation, rounding: Rounding, ends: bool = False) -> Gaps:
         """Compare the rounded model with itself unrounded.
 
         For fp16, rounding the weights alone is not enough: a checkpoint in fp16 would allow no difference.
-        A case has some of the samples, or the context: the mean KL is that of the worst of them.
+        A case has some of the samples, or the context: the mean KL is that of the worst of them. With `ends`
+        the ends of passages are such cases too, in place of a context's end.
         """
         rounded = type(self)(self.model, rounding)
         passages = expected.passages
@@ -127,8 +137,16 @@ class Reference:
             if expected.context:
                 got.append(rounded.compute_context_logits(expected.context, len(last)))
                 want.append(last)
-            texts = (rounded.compute_logits(passage.tokens[:-1], slice(None)) for passage in passages)
-            gaps: Gaps = {"text": measure_text(texts, passages)} if passages else {}
+
+            def read_passages() -> Iterator[Logits]:
+                for passage in passages:
+                    logits = rounded.compute_logits(passage.tokens[:-1], slice(None))
+                    if ends:
+                        got.append(logits[passage.rows[-CONTEXT_ROWS:]])
+                        want.append(passage.logits[-CONTEXT_ROWS:])
+                    yield logits
+
+            gaps: Gaps = {"text": measure_text(read_passages(), passages)} if passages else {}
             if expected.draws is not None:
                 gaps[PREFIX] = measure_draws(rounded, expected.draws)
         worst = max(measure(a, b).mean_kl for a, b in zip(got, want, strict=True))
@@ -138,8 +156,13 @@ class Reference:
 class HubReference(Reference):
     """A decoder of transformers."""
 
+    repeats = False
+
     def count_read(self, context: int) -> int:
         return context
+
+    def compute_columns(self, tokens: Sequence[int], columns: Sequence[int]) -> Logits:
+        return compute_whole_columns(self, tokens, columns)
 
     @torch.no_grad()
     def compute_logits(self, tokens: Sequence[int], rows: slice | list[int]) -> Logits:
@@ -164,3 +187,27 @@ class HubReference(Reference):
                 ids = out.logits[:, -1].argmax(-1, keepdim=True)  # (1, 1)
                 tokens.append(int(ids))
         return continued
+
+
+@contextmanager
+def keep_columns(head: nn.Linear, columns: Sequence[int]) -> Iterator[None]:
+    """Let a model's head compute the logits of these tokens alone; what hooks see of it stays the same."""
+    whole = head.weight
+    head.weight = nn.Parameter(whole[list(columns)], requires_grad=False)
+    try:
+        yield
+    finally:
+        head.weight = whole
+
+
+def compute_whole_columns(reference: Reference, tokens: Sequence[int], columns: Sequence[int]) -> Logits:
+    """Return what `Reference.compute_columns` does, of a model whose head nobody sees, in bounded memory."""
+    found: list[Logits] = []
+    done = 0
+    rows = 1  # until the size of the vocabulary is known
+    while done < len(tokens):
+        logits = reference.compute_logits(tokens[: done + rows], slice(done, None))
+        found.append(logits[:, list(columns)])
+        done += len(logits)
+        rows = max(1, LOGITS_BYTES // logits[0].nbytes)
+    return np.concatenate(found)

@@ -12,9 +12,9 @@ from typing import TYPE_CHECKING, TypeAlias
 import numpy as np
 
 from ...runtime.diagnostics.golden.draws import Batch, Draws, measure_error
-from ...runtime.diagnostics.metrics import DrawMetrics, Logits, measure_scale
+from ...runtime.diagnostics.metrics import DrawMetrics, measure_scale
 from ..errors import VerificationError
-from .passages import LOGITS_BYTES
+from ..levels import FULL, Level
 
 if TYPE_CHECKING:
     from .decoder import Reference
@@ -22,13 +22,8 @@ if TYPE_CHECKING:
 
 Random: TypeAlias = np.random.Generator
 
-# A model's weights times the tokens that it reads: with two cores PyTorch takes some 3 seconds for so many,
-# and once more for each precision. It is counted and not timed: a seed draws the same on any machine.
-WORK = 2.6e11
-STEP_WORK = 3e10  # weights times single steps, which read all weights each: 5 seconds
 MOST_STEP_ROWS = 8
 MOST_TOKENS = 4096
-LEAST_TOKENS = 256  # however large the model
 TEXTS = 8  # of different tokens; the first is as long as all others together
 SMALL_SIZES = 8  # batches of every size up to this one are run, and then powers of two
 PHRASE = 32  # tokens at most that follow each other as in real text
@@ -39,14 +34,19 @@ def count_weights(model: ReferenceModel) -> int:
     return max(1, sum(parameter.numel() for _, parameter in model.named_parameters()))
 
 
-def count_tokens(weights: int) -> int:
+def count_tokens(weights: int, level: Level) -> int:
     """Return how many tokens a model of so many weights reads of what is drawn."""
-    return int(np.clip(WORK / weights, LEAST_TOKENS, MOST_TOKENS))
+    return int(np.clip(level.draw_work / weights, level.least_drawn, MOST_TOKENS))
 
 
-def count_step_rows(weights: int, length: int) -> int:
+def count_step_rows(weights: int, length: int, level: Level) -> int:
     """Return how many rows divide the single steps at all positions of a text among them: few take longer."""
-    return min(MOST_STEP_ROWS, math.ceil(length * weights / STEP_WORK))
+    return min(MOST_STEP_ROWS, math.ceil(length * weights / level.step_work))
+
+
+def count_alike(weights: int, sizes: Sequence[int], level: Level) -> int:
+    """Return how many batches of each size are drawn."""
+    return 2 if 2 * len(sizes) * weights <= level.batch_work else 1
 
 
 def list_sizes(most: int) -> list[int]:
@@ -56,9 +56,15 @@ def list_sizes(most: int) -> list[int]:
 
 
 def draw_batches(
-    random: Random, lengths: Sequence[int], sizes: Sequence[int], room: int, context: int, parts: int
+    random: Random,
+    lengths: Sequence[int],
+    sizes: Sequence[int],
+    room: int,
+    context: int,
+    parts: int,
+    alike: int = 2,
 ) -> tuple[Batch, ...]:
-    """Return two batches of every size whose longest rows stand in different places: any other is padded.
+    """Return batches of every size whose longest rows stand in different places: any other is padded.
 
     Args:
         random: draws.
@@ -67,11 +73,12 @@ def draw_batches(
         room: the tokens of a batch with its padding, about.
         context: the most tokens of a row, padding included.
         parts: in how many steps of several tokens a row reads its text at most.
+        alike: how many batches of a size there are, one or two.
     """
     batches = []
     for size in sizes:
         most = min(lengths[0], max(4, room // size))
-        places = random.permutation(size)[:2]
+        places = random.permutation(size)[:alike]
         # The longest row of the first is long, that of the second of any length.
         for place, least in zip(places, (max(1, most // 2), 1), strict=False):
             longest = draw_length(random, least, most)
@@ -134,9 +141,9 @@ def draw_text(random: Random, real: Sequence[int], length: int) -> tuple[int, ..
 
 
 def draw_rows(
-    random: Random, lengths: Sequence[int], sizes: Sequence[int], weights: int
+    random: Random, lengths: Sequence[int], sizes: Sequence[int], weights: int, level: Level = FULL
 ) -> tuple[tuple[int, ...], ...]:
-    """Return which of some sequences stand in the rows of batches, two of every size.
+    """Return which of some sequences stand in the rows of batches, one or two of every size.
 
     Their longest rows stand in different places, and all others are padded.
 
@@ -145,8 +152,10 @@ def draw_rows(
         lengths: of the sequences, of which the last is the longest.
         sizes: of the batches.
         weights: of the model.
+        level: how much is drawn.
     """
-    room = min(lengths[-1], count_tokens(weights) // 4)  # tokens of a batch with its padding, about
+    tokens = count_tokens(weights, level)
+    room = min(lengths[-1], tokens // 4)  # tokens of a batch with its padding, about
     by_length = np.argsort(lengths, kind="stable").tolist()
     batches = []
 
@@ -160,15 +169,22 @@ def draw_rows(
         fitting = [i for i in by_length if lengths[i] * size <= room] or by_length[:2]
         places = random.permutation(size).tolist()
         add(size, places[0], fitting[-1])
-        add(size, places[1], fitting[int(random.integers(len(fitting)))])
+        if count_alike(weights, sizes, level) == 2:
+            add(size, places[1], fitting[int(random.integers(len(fitting)))])
     if sizes:  # padding as long as there can be
-        widest = [i for i in by_length if 2 * lengths[i] <= count_tokens(weights)] or by_length[:2]
+        widest = [i for i in by_length if 2 * lengths[i] <= tokens] or by_length[:2]
         add(2, int(random.integers(2)), widest[-1])
     return tuple(batches)
 
 
 def draw_for_decoder(
-    reference: Reference, real: Sequence[int], context: int, max_batch: int, seed: int, parts: int
+    reference: Reference,
+    real: Sequence[int],
+    context: int,
+    max_batch: int,
+    seed: int,
+    parts: int,
+    level: Level = FULL,
 ) -> Draws:
     """Draw texts and batches for a decoder, and compute what PyTorch makes of the texts.
 
@@ -180,46 +196,35 @@ def draw_for_decoder(
         seed: decides all that is drawn.
         parts: in how many steps of several tokens a row reads its text at most. After more than one there is
             padding between a row's tokens.
+        level: how much is drawn.
     """
     random = np.random.default_rng(seed)
     weights = count_weights(reference.model)
-    longest = min(context, count_tokens(weights) // 2)
+    longest = min(context, count_tokens(weights, level) // 2)
     lengths = [longest, *[max(1, longest // (TEXTS - 1))] * (TEXTS - 1)]
     texts = tuple(draw_text(random, real, length) for length in lengths)
     vocabulary = reference.compute_logits(texts[0][:1], slice(None)).shape[1]
     columns = np.sort(random.choice(vocabulary, min(KNOWN_TOKENS, vocabulary), replace=False))
-    logits = tuple(compute_columns(reference, text, columns.tolist()) for text in texts)
+    logits = tuple(reference.compute_columns(text, columns.tolist()) for text in texts)
     if not all(np.isfinite(array).all() for array in logits):
         raise VerificationError("the PyTorch model's own logits are not finite; check its weights")
+    sizes = list_sizes(max_batch)
+    alike = count_alike(weights, sizes, level)
     return Draws(
         seed=seed,
         texts=texts,
         columns=tuple(columns.tolist()),
         logits=logits,
         scale=measure_scale(np.concatenate(logits)),
-        batches=draw_batches(random, lengths, list_sizes(max_batch), longest // 2, context, parts),
-        step_rows=count_step_rows(weights, longest),
+        batches=draw_batches(random, lengths, sizes, longest // 2, context, parts, alike),
+        step_rows=count_step_rows(weights, longest, level),
     )
-
-
-def compute_columns(reference: Reference, text: Sequence[int], columns: Sequence[int]) -> Logits:
-    """Return the logits (T, K) of some tokens behind each token of a text, in bounded memory."""
-    found: list[Logits] = []
-    done = 0
-    rows = 1  # until the size of the vocabulary is known
-    while done < len(text):
-        end = min(done + rows, len(text))
-        logits = reference.compute_logits(text[:end], slice(done, None))
-        found.append(logits[:, list(columns)])
-        rows = max(1, LOGITS_BYTES // (4 * logits.shape[1]))
-        done = end
-    return np.concatenate(found)
 
 
 def measure_draws(reference: Reference, draws: Draws) -> DrawMetrics:
     """Measure how far a rounded model is from what `draws` hold."""
     errors = [
-        measure_error(compute_columns(reference, text, draws.columns), logits, draws.scale)
+        measure_error(reference.compute_columns(text, draws.columns), logits, draws.scale)
         for text, logits in zip(draws.texts, draws.logits, strict=True)
     ]
     return DrawMetrics(max(errors), math.isfinite(max(errors)), sum(map(len, draws.texts)))

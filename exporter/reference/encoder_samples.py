@@ -6,7 +6,7 @@ T tokens, E hidden size
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
@@ -22,7 +22,8 @@ from ...runtime.progress import PartCounter, Report, report_nothing
 from ...runtime.text.long_text import Piece, fit
 from ...runtime.text.tokenizer import Tokenizer
 from ..errors import VerificationError
-from .draw import Random, count_tokens, count_weights, draw_rows, draw_text, list_sizes
+from ..levels import FULL, Level
+from .draw import Random, count_alike, count_tokens, count_weights, draw_rows, draw_text, list_sizes
 from .fitted_head import HEAD, LinearHead
 
 if TYPE_CHECKING:
@@ -42,6 +43,7 @@ class Expectation(Golden):
     """What every engine must reproduce."""
 
     texts: tuple[Piece, ...] = ()  # beside the samples', to calibrate with; golden data does without
+    left_out: tuple[str, ...] = ()  # what the level of verification does without, in words
 
 
 def expect(
@@ -50,10 +52,11 @@ def expect(
     texts: Sequence[str],
     report: Report = report_nothing,
     seed: int = 0,
+    level: Level = FULL,
 ) -> Expectation:
     """Compute the reference in PyTorch for every output of the bundle's graph; report the sequences.
 
-    Sequences of any length, and padded batches of them, are drawn from a seed.
+    Sequences of any length, and padded batches of them, are drawn from a seed. A level may have fewer.
     """
     manifest = bundle.manifest
     assert manifest.encoder is not None
@@ -62,10 +65,13 @@ def expect(
     has_segments = any(spec.role == "segments" for spec in manifest.artifacts[0].inputs)
     head = LinearHead.load(bundle)
     encoded = [tokenizer.encode(text) for text in texts]
-    pieces = cut_pieces(encoded, manifest.encoder, has_segments)
-    random = np.random.default_rng(seed)
     weights = count_weights(model)
-    drawn = draw_pieces(random, encoded, manifest.encoder, has_segments, weights)
+    every = cut_pieces(encoded, manifest.encoder, has_segments)
+    pieces = thin_pieces(every, level.count_samples(weights, TEXT_TOKENS))
+    random = np.random.default_rng(seed)
+    drawn: list[Piece] = []
+    if level.draw_work:
+        drawn = draw_pieces(random, encoded, manifest.encoder, has_segments, weights, level)
     parts = PartCounter(report, len(pieces) + len(drawn))
 
     def compute(piece: Piece) -> Sample:
@@ -76,14 +82,40 @@ def expect(
 
     lengths = [len(piece) for piece in (*drawn, *pieces[-2:])]
     rows = max(artifact.axis("batch").max for artifact in manifest.artifacts)
+    sizes = list_sizes(rows)[1:]
+    batches = draw_rows(random, lengths, sizes, weights, level) if drawn else ()
     return Expectation(
         samples=tuple(map(compute, pieces)),
         per_token=tuple(spec.name for spec in specs if is_per_token(spec)),
         texts=tuple(cut_calibration_pieces(encoded, manifest.encoder)),
         drawn=tuple(map(compute, drawn)),
-        batches=draw_rows(random, lengths, list_sizes(rows)[1:], weights),
+        batches=batches,
         seed=seed,
+        left_out=tuple(describe_left_out(len(pieces), len(every), bool(drawn), weights, sizes, level)),
     )
+
+
+def thin_pieces(pieces: list[Piece], count: float) -> list[Piece]:
+    """Return about so many of the texts, and the pair, the token and the full sequence behind them."""
+    texts = pieces[:-3]
+    if len(texts) <= count:
+        return pieces
+    return [*(texts[i] for i in choose_evenly(len(texts), int(count))), *pieces[-3:]]
+
+
+def describe_left_out(
+    compared: int, every: int, drawn: bool, weights: int, sizes: Sequence[int], level: Level
+) -> Iterator[str]:
+    """Yield what the level leaves out of the cases that "full" has."""
+    if compared < every:
+        yield f"{every - compared} of {every} texts"
+    if not drawn:
+        yield "drawn sequences and batches"
+        return
+    if count_tokens(weights, level) < count_tokens(weights, FULL):
+        yield f"drawn sequences beyond {count_tokens(weights, level):,} tokens together"
+    if count_alike(weights, sizes, level) < count_alike(weights, sizes, FULL):
+        yield "a second drawn batch of each size"
 
 
 def draw_pieces(
@@ -92,12 +124,13 @@ def draw_pieces(
     defaults: EncoderDefaults,
     has_segments: bool,
     weights: int,
+    level: Level,
 ) -> list[Piece]:
     """Return sequences of all lengths, evenly spread by their logarithm, every third of them a pair."""
     real = [token for ids in encoded for token in ids]
     steps = np.linspace(0, math.log(defaults.max_length), DRAWN + 1)
     lengths = np.exp(random.uniform(steps[:-1], steps[1:]))
-    lengths *= min(1.0, count_tokens(weights) / 2 / float(lengths.sum()))
+    lengths *= min(1.0, count_tokens(weights, level) / 2 / float(lengths.sum()))
     pieces = []
     for number, length in enumerate(lengths.round().astype(int).tolist()):
         first = draw_text(random, real, length)

@@ -15,7 +15,7 @@ from ...runtime.diagnostics.metrics import Logits
 from ..imported.branches import SWITCH
 from ..imported.folder import LAYERS, Folder
 from ..imported.plain_attention import CROSS, STATES
-from .decoder import Reference
+from .decoder import Reference, compute_whole_columns
 from .transformers_reference import name_results
 from .translation import UncachedReference
 
@@ -69,8 +69,13 @@ def run_encoder(graphs: OnnxGraphs, piece: Piece) -> tuple[list[torch.Tensor], d
 class OnnxDecoder(Reference):
     """A decoder's graph; sequences are computed at once and without a past."""
 
+    repeats = False
+
     def count_read(self, context: int) -> int:
         return context
+
+    def compute_columns(self, tokens: Sequence[int], columns: Sequence[int]) -> Logits:
+        return compute_whole_columns(self, tokens, columns)
 
     def compute_logits(self, tokens: Sequence[int], rows: slice | list[int]) -> Logits:
         found: Logits = self.model.run({"input_ids": np.array([list(tokens)])})["logits"][0, rows]

@@ -193,7 +193,22 @@ class RoundResults(TorchDispatchMode):
             is_view = tensor.untyped_storage().data_ptr() in shared  # rounded already
             return tensor if is_view or not tensor.is_floating_point() else round_to(self.dtype, tensor)
 
-        return tree_map_only(Tensor, round_result, out)
+        with use_one_thread():
+            return tree_map_only(Tensor, round_result, out)
+
+
+@contextmanager
+def use_one_thread() -> Iterator[None]:
+    """Compute with one thread inside the context.
+
+    Rounding a result takes less time than threads that wait for each other while other work runs.
+    """
+    threads = torch.get_num_threads()
+    torch.set_num_threads(1)
+    try:
+        yield
+    finally:
+        torch.set_num_threads(threads)
 
 
 def round_to(dtype: torch.dtype, tensor: Tensor) -> Tensor:

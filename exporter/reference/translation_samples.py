@@ -19,6 +19,7 @@ from ...runtime.diagnostics.golden.translators import MAX_BATCH
 from ...runtime.progress import PartCounter, Report, report_nothing
 from ...runtime.translate.sources import open_tokenizers
 from ..errors import VerificationError
+from ..levels import FULL, Level
 
 if TYPE_CHECKING:
     from .model import ReferenceModel
@@ -37,6 +38,7 @@ class Expectation(Golden):
 
     reference: Reference | None = None  # the model in PyTorch, where it is available
     texts: tuple[tuple[int, ...], ...] = ()  # other sources, to calibrate with; golden data does without
+    left_out: tuple[str, ...] = ()  # what the level of verification does without, in words
 
 
 def expect(
@@ -45,9 +47,11 @@ def expect(
     texts: Sequence[str],
     report: Report = report_nothing,
     seed: int = 0,
+    level: Level = FULL,
 ) -> Expectation:
     """Compute the reference in PyTorch for texts of unequal length; report the parts."""
     del seed  # nothing is drawn
+    from .draw import count_weights
     from .translation import make_reference
 
     defaults = bundle.manifest.generation
@@ -64,6 +68,9 @@ def expect(
         raise VerificationError("the texts to verify with have no tokens that this model knows")
     most = min(SOURCE_TOKENS, longest - 1)
     judged, others = split_sources(encoded, most)
+    every = len(judged)
+    few = min(every, level.count_samples(count_weights(model), SOURCE_TOKENS + DECODE_STEPS))
+    judged = [judged[i] for i in choose_evenly(every, int(few))]
     sources = [(*t[: max(1, most // (1 + i % 3))], end) for i, t in enumerate(judged)]
     steps = min(DECODE_STEPS, longest)
     searched = range(max(0, len(sources) - MAX_BATCH), len(sources))
@@ -84,7 +91,8 @@ def expect(
     last = tuple(range(longest - min(CONTEXT_ROWS, longest), longest))
     samples.append(make_sample(reference, full, target, last))
     parts.finish_one()
-    return Expectation(tuple(samples), search, reference, tuple((*t, end) for t in others))
+    left_out = (f"{every - len(judged)} of {every} sources",) if len(judged) < every else ()
+    return Expectation(tuple(samples), search, reference, tuple((*t, end) for t in others), left_out)
 
 
 def split_sources(

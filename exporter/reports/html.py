@@ -176,7 +176,8 @@ def summarize(report: VerificationReport, graphs: Sequence[Graph]) -> str:
         return f"Nothing was compared with {against}."
     failed = sum(graph.failed for graph in graphs)
     if not failed:
-        return f"{comparisons} of {total} with {against}, all within their limits."
+        passed = f"{comparisons} of {total} with {against}, all within their limits."
+        return f"{passed} {report.describe_level()}".strip()
     wrong = sum(graph.failed > 0 for graph in graphs)
     return f"{failed} of {comparisons} with {against} went wrong, in {wrong} of {total}."
 

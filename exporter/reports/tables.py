@@ -163,7 +163,8 @@ def find_main_engine(comparisons: Sequence[Comparison]) -> str:
 def describe_verdict(report: VerificationReport) -> str:
     """Return a line such as "passed: 44 comparisons with PyTorch"."""
     comparisons = pluralize(len(report.comparisons), "comparison")
-    return f"{'passed' if report.passed else 'FAILED'}: {comparisons} with {report.against}"
+    smoke = " (quick, a smoke test)" if report.level == "quick" else ""
+    return f"{'passed' if report.passed else 'FAILED'}{smoke}: {comparisons} with {report.against}"
 
 
 def pluralize(count: int, thing: str) -> str:
@@ -233,6 +234,7 @@ def collect_details(report: VerificationReport) -> dict[str, list[str]]:
     """Return the details that a table has no room for, as lines by title."""
     kept = [describe_nodes_in_fp32(artifact, nodes) for artifact, nodes in report.fp32_nodes.items() if nodes]
     return {
+        "how much was compared": [report.describe_level()] if report.level else [],
         "what failed": report.list_failures(),
         "where": report.where(),
         "what stays in fp32": kept,

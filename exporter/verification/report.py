@@ -14,6 +14,7 @@ from ...runtime.diagnostics.golden.files import PREFIX, Arrays, write_golden
 from ...runtime.diagnostics.metrics import Comparison
 from ..comparison.examiner import Limits
 from ..errors import VerificationError
+from ..levels import LEVELS
 from ..limits import Accepted
 from .bisect import Culprit
 from .fp32_nodes import Fp32Node
@@ -34,6 +35,8 @@ class VerificationReport:
         lost: of graphs that failed, those of which PyTorch itself loses as much by their precision.
         notes: what is to be known of the model, in words.
         accepted: what a user lets precisions lose, by precision and metric.
+        level: how much was compared with PyTorch; empty where golden data was.
+        left_out: what that level does without, in words.
         plans: "not run" where the bundle has plans; empty where it has none.
     """
 
@@ -46,6 +49,8 @@ class VerificationReport:
     lost: frozenset[str] = frozenset()
     notes: tuple[str, ...] = ()
     accepted: Mapping[str, Accepted] = field(default_factory=dict)
+    level: str = ""
+    left_out: tuple[str, ...] = ()
     plans: str = ""
     precisions: Mapping[str, str] = field(default_factory=dict)
 
@@ -69,6 +74,13 @@ class VerificationReport:
         failed = {comparison.artifact for comparison in self.comparisons if not comparison.passed}
         return [artifact for artifact in manifest.artifacts if artifact.id in failed]
 
+    def describe_level(self) -> str:
+        """Return how much was compared, in a sentence; empty where golden data decided that."""
+        if not self.level:
+            return ""
+        left_out = f", without {'; '.join(self.left_out)}" if self.left_out else ""
+        return f"Verified at the level {self.level}: {LEVELS[self.level].meaning}{left_out}."
+
     def where(self) -> list[str]:
         """Return what is known of each graph that failed."""
         found = [str(culprit) for culprit in self.culprits]
@@ -87,6 +99,8 @@ class VerificationReport:
         }
         if self.notes:
             fields["notes"] = list(self.notes)
+        if self.level:
+            fields |= {"level": self.level, "left_out": list(self.left_out)}
         if self.plans:
             fields["plans"] = self.plans
         return fields
@@ -113,6 +127,8 @@ class VerificationReport:
             for name in comparison.limits:
                 values = [gate["measured"].get(name, 0.0), comparison.metrics[name]]
                 gate["measured"][name] = None if None in values else max(values)
+            if self.level:
+                gate |= {"level": self.level, "left_out": list(self.left_out)}
             accepted = self.accepted.get(self.precisions.get(comparison.artifact, ""))
             if accepted:
                 gate["accepted"] = dict(accepted)

@@ -22,6 +22,7 @@ from ..comparison.examiner import Progress
 from ..comparison.tasks import AnyExaminer, examine_golden, examine_model
 from ..errors import SourceError, VerificationError
 from ..execution.node_executor import ROUNDING_ENGINE
+from ..levels import STANDARD, Level, find_level
 from ..limits import NOTHING_ACCEPTED, Accepted
 from ..memory import give_back_memory
 from ..passes.weight_files import load_graph
@@ -68,6 +69,7 @@ def verify(
     inputs: str | Path | None = None,
     seed: int = 0,
     deep: bool = False,
+    level: str = STANDARD.name,
     progress: Progress = lambda _: None,
 ) -> VerificationReport:
     """Compare every ONNX graph of a bundle with the model it was exported from.
@@ -89,6 +91,8 @@ def verify(
             checkpoint, as golden data keeps those of the export.
         deep: also make every graph from the checkpoint again, with the same choices, and compare them node
             for node; needs the checkpoint, and takes as long as an export.
+        level: how much is compared with the checkpoint: "quick", a smoke test; "standard", what the model's
+            size allows; "full", every case. Golden data has what the export's level kept.
         progress: called with a line when a stage begins, and while it goes on. Some lines are a
             `planforge.runtime.progress.CountedLine`: they know how much is done, and of how much.
 
@@ -103,14 +107,15 @@ def verify(
         raise InputError(f"limit of {min(unknown)!r}: what can be limited is {', '.join(sorted(ERRORS))}")
     if seed < 0:
         raise InputError(f"seed={seed} must be 0 or more")
+    budget = find_level(level)
     if backend not in ("auto", "ort-cpu"):
         raise InputError(
             f"backend={backend!r}: verify runs on 'ort-cpu' only; `planforge selftest {bundle} --backend"
             f" {backend}` holds another engine against golden data, on the machine that has it"
         )
     if Path(bundle).suffix == ".onnx" and not Path(bundle).is_dir():
-        if source is not None or prompts is not None or only or deep:
-            raise InputError("source, prompts, only and deep are for a bundle, not for an .onnx file")
+        if source is not None or prompts is not None or only or deep or budget is not STANDARD:
+            raise InputError("source, prompts, only, deep and level are for a bundle, not for an .onnx file")
         return tighten_limits(verify_file(Path(bundle), against, inputs, progress), limits)
     if against is not None or inputs is not None:
         raise InputError("against and inputs are for an .onnx file; a bundle has its own")
@@ -118,7 +123,7 @@ def verify(
     progress("checking files")
     opened.verify_files()
     wanted = restrict_to(opened, only)
-    report = tighten_limits(verify_bundle(wanted, source, prompts, progress, seed, deep), limits)
+    report = tighten_limits(verify_bundle(wanted, source, prompts, progress, seed, deep, budget), limits)
     if report.passed:  # a graph that was changed is named by its node, rather than by its plan
         check_plan_names(opened)
     return report
@@ -131,6 +136,7 @@ def verify_bundle(
     progress: Progress,
     seed: int,
     deep: bool,
+    level: Level,
 ) -> VerificationReport:
     """Verify a bundle with its checkpoint, or with golden data where that is absent."""
     if (source is not None or prompts is not None) and not is_described_bundle(opened):
@@ -146,7 +152,7 @@ def verify_bundle(
     if checkpoint is None:
         report = verify_with_golden_data(opened, progress)
     else:
-        report = verify_with_pytorch(opened, checkpoint, prompts, progress, seed, deep)
+        report = verify_with_pytorch(opened, checkpoint, prompts, progress, seed, level, deep)
     return dataclasses.replace(report, comparisons=(*files, *report.comparisons))
 
 
@@ -174,12 +180,13 @@ def verify_with_pytorch(
     prompts: str | Path | None,
     progress: Progress,
     seed: int,
+    level: Level = STANDARD,
     deep: bool = False,
 ) -> VerificationReport:
     """Verify a bundle with its checkpoint, whose hash was compared with the manifest's."""
     model = load_model_to_compare(opened, checkpoint)
     texts = read_prompts(prompts, checkpoint.folder)
-    examiner = examine_model(opened, model, texts, progress, seed)
+    examiner = examine_model(opened, model, texts, progress, seed, level)
     give_back_memory()
     calibration = read_calibration(opened, model)
     report, _ = verify_model(examiner, model, calibration, progress, read_accepted(opened.manifest))
@@ -321,8 +328,14 @@ def verify_model(
     give_back_memory()
     report = compare_all(examiner, limits, progress, None if reference else model)
     report = judge_by_float64(examiner, model, report, limits, progress)
-    report = add_losses(dataclasses.replace(report, reference=reference, accepted=accepted or {}), losses)
-    return report, limits
+    report = dataclasses.replace(
+        report,
+        reference=reference,
+        accepted=accepted or {},
+        level=examiner.level.name,
+        left_out=examiner.expected.left_out,
+    )
+    return add_losses(report, losses), limits
 
 
 def compare_all(

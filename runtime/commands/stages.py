@@ -20,7 +20,7 @@ from rich.progress import (
 
 from ..progress import CountedLine, Notice, describe_count
 
-COUNT_SECONDS = 30.0  # between two lines that say how many texts are done
+COUNT_SECONDS = 30.0  # between two lines that say how much is done
 SPEED_SECONDS = 3600.0  # how far back a bar looks to say how long the rest will take
 
 
@@ -28,9 +28,10 @@ class Stages:
     """Shows which stage a command is in.
 
     A stage's line may go on behind ": " with what changes within it, such as a case of many; a terminal
-    shows all of it, and of a `CountedLine` how much is done and how long the rest will take; a file only the
-    stage, once, when it ends. Stages of other threads, such as a plan that is built beside the verification,
-    have a bar of their own, or are printed when they begin. A `Notice` is printed as it is.
+    shows all of it, and of a `CountedLine` how much is done and how long the rest will take; a file the
+    stage, when it ends, and before that, each half minute, what a `CountedLine` counts. Stages of other
+    threads, such as a plan that is built beside the verification, have a bar of their own, or are printed
+    when they begin. A `Notice` is printed as it is.
     """
 
     def __init__(self, console: Console) -> None:
@@ -42,6 +43,7 @@ class Stages:
         self._stage = ""
         self._began = time.monotonic()
         self._counted = time.monotonic()
+        self._pace: Pace | None = None
 
     def __call__(self, line: str) -> None:
         """Show that a stage begins, or goes on with something else behind its ": "."""
@@ -59,6 +61,22 @@ class Stages:
             self._say_stage()
             self._stage = stage
             self._began = time.monotonic()
+            self._counted = self._began
+            self._pace = None
+        if isinstance(line, CountedLine) and not self._console.is_terminal:
+            self._say_count(line)
+
+    def _say_count(self, line: CountedLine) -> None:
+        """Print what is done of the stage and about how long the rest will take, where that was long ago."""
+        if self._pace is None or self._pace.counted != name_counted(line):
+            self._pace = Pace(line)
+        if time.monotonic() - self._counted < COUNT_SECONDS:
+            return
+        self._counted = time.monotonic()
+        count = describe_count(line.done, line.total, line.unit)
+        left = self._pace.estimate_left(line.done)
+        rest = "" if left is None else f", about {left:.0f} s left"
+        self._print(f"{self._stage}: {count}{rest} ({self._counted - self._began:.0f} s)")
 
     def count(self, done: int) -> None:
         """Show how many texts are done: on a terminal at once, in a file every half minute."""
@@ -114,6 +132,27 @@ class Stages:
             if thread not in self._rows:
                 self._rows[thread] = Bar(self._bars)
             self._rows[thread].show(line)
+
+
+def name_counted(line: CountedLine) -> tuple[str, int, str]:
+    """Return what a line counts: its stage, how much there is, and the unit."""
+    return line.partition(": ")[0], line.total, line.unit
+
+
+class Pace:
+    """How fast what is counted gets done, from the first line on that counts it."""
+
+    def __init__(self, line: CountedLine) -> None:
+        self.counted = name_counted(line)
+        self._first = line.done
+        self._began = time.monotonic()
+
+    def estimate_left(self, done: int) -> float | None:
+        """Return about how many seconds the rest will take; None as long as nothing got done."""
+        if done <= self._first:
+            return None
+        _, total, _ = self.counted
+        return (time.monotonic() - self._began) * (total - done) / (done - self._first)
 
 
 class Bar:

@@ -136,6 +136,29 @@ def test_off_a_terminal_counts_are_no_lines_and_notices_are() -> None:
     assert re.fullmatch(r"writing ONNX files \(\d+\.\d s\)", wrote)
 
 
+def test_off_a_terminal_what_is_done_and_left_is_said_each_half_minute(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    now = [100.0]
+    monkeypatch.setattr(time, "monotonic", lambda: now[0])
+    file = io.StringIO()
+    stages = stages_of(file)
+    for done in range(5):
+        stages(CountedLine(f"verifying decoder: case {done}", done, 8, "cases"))
+        now[0] += 16.0
+    stages(CountedLine("computing: 0 of 9 parts", 0, 9, "parts"))
+    now[0] += 40.0
+    stages(CountedLine("computing: 0 of 9 parts", 0, 9, "parts"))  # nothing tells how long it will take
+    stages.end()
+    assert file.getvalue().splitlines() == [
+        "verifying decoder: 2 of 8 cases, about 96 s left (32 s)",  # a case takes 16 s
+        "verifying decoder: 4 of 8 cases, about 64 s left (64 s)",
+        "verifying decoder (80.0 s)",
+        "computing: 0 of 9 parts (40 s)",
+        "computing (40.0 s)",
+    ]
+
+
 def test_a_callable_that_takes_lines_gets_lines(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(time, "monotonic", lambda: 100.0)  # all at once: only the ends are told
     lines: list[str] = []

@@ -15,6 +15,7 @@ from planforge.exporter.checkpoints.checkpoint import Checkpoint
 from planforge.exporter.checkpoints.source import resolve_source
 from planforge.exporter.errors import OutputError
 from planforge.exporter.graphs import plan_artifacts
+from planforge.exporter.levels import parse_verify
 from planforge.exporter.request import Request
 from planforge.exporter.resources import PROCESS, RESULT, TRACER, Need, Weights, announce_need, estimate_need
 from planforge.runtime.progress import Notice
@@ -30,7 +31,7 @@ def checkpoint() -> Checkpoint:
 
 
 def make_request(*precisions: str, verify: bool = True, target: str = "cpu", output: str = "B") -> Request:
-    return Request(output=Path(output), targets=(target,), precisions=precisions, verify=verify)
+    return Request(output=Path(output), targets=(target,), precisions=precisions, level=parse_verify(verify))
 
 
 def estimate(checkpoint: Checkpoint, *precisions: str, **choices: Any) -> Need:

@@ -146,7 +146,7 @@ def make_cases(
         cases[f"parts of {PART} tokens, batch 1 and {len(samples[-most:])}"] = compare_parts
     if edges:
         cases[name_prompts(edges)] = compare_edges
-    if len(golden.context) <= room:
+    if 0 < len(golden.context) <= room:
         cases["full context"] = compare_full_context
     if golden.draws is not None:
         cases |= make_draw_cases(decoder, golden.draws, limits)

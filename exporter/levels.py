@@ -1,0 +1,80 @@
+"""How much a verification computes: three levels, whose costs are counted in weights times tokens.
+
+What is counted and not timed is the same on any machine. A small model has all cases at `standard` too.
+"""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+
+from ..runtime.errors import InputError
+from ..runtime.suggest import did_you_mean
+
+
+@dataclass(frozen=True)
+class Level:
+    """The budgets of one level; each work is a model's weights times the tokens that it reads.
+
+    Attributes:
+        name: what a user calls it.
+        meaning: what a passed verdict of this level says.
+        draw_work: of drawn texts; 0 draws none.
+        least_drawn: tokens that are drawn however large the model is.
+        step_work: of single steps, which read all weights each.
+        batch_work: weights times the drawn batches; at least one batch of each size is drawn.
+        text_work: of real text, of which every token is predicted, and of the prompts.
+        least_text: tokens of real text that are read however large the model is.
+        context_work: of a long context, of which as many tokens are read.
+        least_context: tokens of it that are read however large the model is; 0 leaves it out.
+    """
+
+    name: str
+    meaning: str
+    draw_work: float
+    least_drawn: int
+    step_work: float
+    batch_work: float
+    text_work: float
+    least_text: int
+    context_work: float
+    least_context: int
+
+    def count_text(self, weights: int) -> float:
+        """Return how many tokens of real text a model of so many weights reads."""
+        return max(self.least_text, self.text_work / weights)
+
+    def count_context(self, weights: int) -> float:
+        """Return how many tokens of a context it reads at most."""
+        return max(self.least_context, self.context_work / weights)
+
+    def count_samples(self, weights: int, tokens: int) -> float:
+        """Return how many texts of up to so many tokens it reads, for which it is asked token by token."""
+        return max(LEAST_SAMPLES, self.count_text(weights) / tokens)
+
+
+LEAST_SAMPLES = 3  # one of a batch's rows is a single token, and two others are padded
+LEVELS = {
+    level.name: level
+    for level in (
+        Level("quick", "a smoke test", 0, 0, 0, 0, 0, 128, 0, 0),
+        Level("standard", "what the model's size allows", 4e10, 128, 5e9, 1.5e9, 8e10, 512, 3.3e10, 256),
+        Level("full", "every case", 2.6e11, 256, 3e10, math.inf, math.inf, 0, math.inf, 0),
+    )
+}
+STANDARD = LEVELS["standard"]
+FULL = LEVELS["full"]
+
+
+def find_level(name: str) -> Level:
+    """Return the level of a name; an InputError says which there are."""
+    if name not in LEVELS:
+        raise InputError(f"level {name!r} is not one of {', '.join(LEVELS)}{did_you_mean(name, LEVELS)}")
+    return LEVELS[name]
+
+
+def parse_verify(verify: bool | str) -> Level | None:
+    """Return the level that an export's `verify` names: True is "standard", False verifies nothing."""
+    if isinstance(verify, bool):
+        return STANDARD if verify else None
+    return find_level(verify)

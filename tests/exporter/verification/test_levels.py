@@ -1,0 +1,122 @@
+"""How much each level of verification computes, and what it says of that."""
+
+from __future__ import annotations
+
+import contextlib
+import dataclasses
+import itertools
+import json
+from pathlib import Path
+
+import pytest
+import torch
+
+from planforge.exporter import verify
+from planforge.exporter.calibration.prompts import read_prompts
+from planforge.exporter.comparison.decoders import DecoderExaminer
+from planforge.exporter.comparison.tasks import examine_model
+from planforge.exporter.levels import FULL, LEVELS, STANDARD, parse_verify
+from planforge.exporter.reference.decoder import make_reference
+from planforge.exporter.reference.decoder_samples import thin_passages
+from planforge.exporter.reference.draw import count_alike, count_step_rows, count_tokens
+from planforge.exporter.reference.rounding import Rounding
+from planforge.exporter.verification.verify import find_recorded_source
+from planforge.models import load_model
+from planforge.models.language_model import LanguageModel
+from planforge.runtime.bundle.bundle import Bundle
+from planforge.runtime.errors import InputError
+
+
+@pytest.mark.parametrize("weights", [10**6, 124 * 10**6, 10**9, 7 * 10**9])
+def test_no_level_computes_more_than_the_next(weights: int) -> None:
+    sizes = list(range(1, 9))
+    costs = [
+        (
+            level.count_text(weights),
+            level.count_context(weights),
+            count_tokens(weights, level),
+            count_alike(weights, sizes, level),
+        )
+        for level in LEVELS.values()
+    ]
+    for less, more in itertools.pairwise(costs):
+        assert all(a <= b for a, b in zip(less, more, strict=True))
+
+
+def test_the_work_of_standard_is_bounded_by_the_weights_alone() -> None:
+    for weights in (10**8, 10**9, 10**10):
+        assert count_tokens(weights, STANDARD) <= max(STANDARD.least_drawn, STANDARD.draw_work / weights)
+        assert STANDARD.count_context(weights) * weights <= STANDARD.context_work + 256 * weights
+        assert count_step_rows(weights, count_tokens(weights, STANDARD) // 2, STANDARD) <= 8
+
+
+def test_passages_are_thinned_to_so_many_tokens() -> None:
+    passages = [tuple(range(100))] * 5
+    assert thin_passages(passages, FULL.count_text(10**9)) == passages
+    assert list(map(len, thin_passages(passages, 250))) == [100, 100]
+    assert list(map(len, thin_passages(passages, 30))) == [30]
+
+
+def test_what_verify_takes() -> None:
+    assert parse_verify(True) is STANDARD and parse_verify(False) is None and parse_verify("full") is FULL
+    with pytest.raises(InputError, match="level 'ful' is not one of quick, standard, full; did you mean"):
+        parse_verify("ful")
+
+
+def test_a_quick_verdict_says_what_it_left_out(demo_bundle: Path) -> None:
+    only = ["decoder.ort.fp32"]
+    quick = verify(demo_bundle, only=only, level="quick")
+    usual = verify(demo_bundle, only=only)
+    assert quick.passed and usual.passed
+    assert quick.level == "quick" and usual.level == "standard"
+    cases = {comparison.case for comparison in quick.comparisons}
+    assert {"attributes and weights", "prefill and decode, batch 1"} < cases
+    assert len(quick.comparisons) < len(usual.comparisons)
+    assert "full context" not in cases and not [case for case in cases if "drawn" in case]
+    assert "drawn batches, and single steps at every position" in quick.left_out
+    assert quick.describe_level().startswith("Verified at the level quick: a smoke test, without ")
+    assert json.loads(json.dumps(quick.to_json()))["left_out"] == list(quick.left_out)
+    assert quick.gates()[only[0]]["level"] == "quick"
+
+
+def test_a_level_that_leaves_out_measures_less_of_fp16_and_judges_by_as_much(demo_bundle: Path) -> None:
+    bundle = Bundle.open(demo_bundle)
+    source = find_recorded_source(bundle)
+    assert source is not None
+    model = load_model(source.folder)
+    texts = [text[:400] for text in read_prompts(None, source.folder)]
+    least = dataclasses.replace(
+        STANDARD, draw_work=1.0, least_drawn=32, text_work=0.0, least_text=768, context_work=0.0
+    )
+    examiner = examine_model(bundle, model, texts, level=least)
+    assert isinstance(examiner, DecoderExaminer)
+    expected = examiner.expected
+    rounding = Rounding(dtype=torch.float16)
+    reference = make_reference(model)
+    gaps = examiner.measure_gaps(model, rounding)
+    whole = reference.measure_gaps(expected, rounding)
+    assert gaps["text"].rows < whole["text"].rows
+    alone = reference.measure_gaps(dataclasses.replace(expected.thin_for_gap(), passages=()), rounding)
+    for metric in ("max_error", "mean_kl"):  # the ends of passages are judged beside the samples
+        assert getattr(gaps[""], metric) >= getattr(alone[""], metric)
+    assert gaps[""].rows > alone[""].rows
+    # A much longer context is read than a passage: its own end is measured.
+    long = dataclasses.replace(expected.context, tokens=expected.context.tokens * 3, repeats=1, tail=())
+    long_examiner = dataclasses.replace(examiner, expected=dataclasses.replace(expected, context=long))
+    assert not long_examiner.ends_like_passages()
+
+
+def test_the_logits_of_some_tokens_are_those_of_all(demo_bundle: Path) -> None:
+    source = find_recorded_source(Bundle.open(demo_bundle))
+    assert source is not None
+    model = load_model(source.folder)
+    assert isinstance(model, LanguageModel)
+    head = model.lm_head.weight
+    for rounding in (None, Rounding(dtype=torch.float16)):
+        reference = make_reference(model, rounding)
+        with contextlib.nullcontext() if rounding is None else rounding.apply(model):
+            whole = reference.compute_logits([5, 7, 9, 4], slice(None))
+            some = reference.compute_columns([5, 7, 9, 4], [3, 0, 8])
+        # One product may be added in another order, and in fp16 then be rounded to the next number.
+        assert some == pytest.approx(whole[:, [3, 0, 8]], abs=1e-5, rel=1e-5 if rounding is None else 2**-10)
+    assert model.lm_head.weight is head
