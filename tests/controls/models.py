@@ -29,6 +29,9 @@ from ..helpers.models import (
 
 FAMILIES = ("GPT-2", "Llama", "BERT", "Transformer")
 SPREADS = (0.01, 0.02, 0.05, 0.15, 0.3, 0.7)  # of weights: published models begin with 0.02
+# Scores of attention stay below the 30,000 by which masks lower them: beyond that a graph is not the model.
+STRONG = 10.0
+MILD = 3.0
 OUTLIERS = ("none", "columns", "weights", "norms")
 LEAST_TOKENS = 257  # of byte-level BPE without merges
 MOST_TOKENS = 2048  # of gpt2-demo's tokenizer
@@ -76,7 +79,7 @@ def write_control(number: int, folder: Path) -> Control:
     folder.mkdir(parents=True)
     draw = {"GPT-2": draw_gpt2, "Llama": draw_llama, "BERT": draw_bert, "Transformer": draw_translator}[family]
     kind, shape, model = draw(random, turn, folder)
-    draw_weights(model, random, spread, outliers)
+    draw_weights(model, random, spread, outliers, MILD if spread == max(SPREADS) else STRONG)
     if hasattr(model, "save_pretrained"):
         model.save_pretrained(folder)
     else:
@@ -132,7 +135,7 @@ def draw_llama(random: np.random.Generator, turn: int, folder: Path) -> tuple[st
     }
     if "head_dim" in LLAMAS[name][1]:  # which need not be the hidden size over the heads
         shape["head_dim"] = size
-        shape["hidden_size"] = draw_width(random, turn)
+        shape["hidden_size"] = heads * (int(random.integers(5, 33)) if is_odd(turn) else BLOCK)
     if "longrope" in str(LLAMAS[name][1]):  # its factors are as many as half the rotated numbers
         shape |= {"num_attention_heads": 4, "num_key_value_heads": 2, "hidden_size": 64}
     model = tiny_llama(folder, name, num_hidden_layers=2, **SHALLOW.get(name, {}), **shape)
@@ -198,8 +201,8 @@ def draw_translator(
     return "Transformer", shape, random_transformer(**shape)
 
 
-def draw_weights(model: nn.Module, random: np.random.Generator, spread: float, outliers: str) -> None:
-    """Give every matrix numbers of a spread, vectors a little noise, and some numbers many times as large."""
+def draw_weights(model: nn.Module, random: np.random.Generator, spread: float, outliers: str, times: float) -> None:
+    """Give every matrix numbers of a spread, vectors a little noise, and some numbers `times` as large."""
     generator = torch.Generator().manual_seed(int(random.integers(2**31)))
     with torch.no_grad():
         for name, parameter in model.named_parameters():
@@ -208,13 +211,13 @@ def draw_weights(model: nn.Module, random: np.random.Generator, spread: float, o
             if parameter.ndim == 1:
                 parameter.add_(noise * (min(spread, 0.1) if is_bias else 0.1))
                 if outliers == "norms" and not is_bias:
-                    parameter[:: max(1, len(parameter) // 2)] *= 10
+                    parameter[:: max(1, len(parameter) // 2)] *= times
                 continue
             parameter.copy_(noise * spread)
             if outliers == "columns":
-                parameter[:, :: max(1, parameter.shape[1] // 2)] *= 10
+                parameter[:, :: max(1, parameter.shape[1] // 2)] *= times
             if outliers == "weights":
-                parameter.view(-1)[:: max(1, parameter.numel() // 8)] *= 30
+                parameter.view(-1)[:: max(1, parameter.numel() // 8)] *= 3 * times
 
 
 def write_bpe(folder: Path, count: int) -> None:
