@@ -8,13 +8,19 @@ import math
 from collections.abc import Mapping
 from typing import TYPE_CHECKING
 
+import numpy as np
+
 from ...runtime.bundle.manifest import Manifest
 from ...runtime.diagnostics.metrics import Comparison
+from ..calibration.calibration import Calibration
 from ..comparison.examiner import Limits, Progress
 from ..comparison.tasks import AnyExaminer
 from ..limits import CAPS, GAP_FACTOR, MOST, Accepted, find_factor
+from ..passes.quantize import Blocks
+from ..passes.weight_files import load_graph
 from ..reference.model import is_module, rest, wake
 from .report import VerificationReport
+from .whole_numbers import WholeNumbers, list_whole_numbers
 
 if TYPE_CHECKING:
     from ..reference.model import ReferenceModel
@@ -81,6 +87,45 @@ def find_lost_artifacts(report: VerificationReport, losses: Mapping[str, Losses]
         for artifact, comparisons in failed.items()
         if all(is_lost_in_pytorch(one, losses.get(report.precisions[artifact], {})) for one in comparisons)
     )
+
+
+def measure_gptq_losses(
+    examiner: AnyExaminer, model: ReferenceModel, calibration: Calibration, report: VerificationReport
+) -> dict[str, Losses]:
+    """Return what PyTorch loses by the int4 of graphs that failed, by their precisions.
+
+    Limits come from weights that are rounded to the nearest, so that a damaged graph sets none for itself.
+    GPTQ can lose more than that. The graph's own weights tell it, and no graph is asked whose weights are
+    not what GPTQ can make of the checkpoint's: that is a failure of reading, which has no limits.
+    """
+    losses: dict[str, Losses] = {}
+    for artifact in report.failed_artifacts(examiner.bundle.manifest):
+        failed = [c for c in report.comparisons if c.artifact == artifact.id and not c.passed]
+        if artifact.quantization.get("bits") != 4 or not all(c.limits for c in failed):
+            continue
+        graph = load_graph(examiner.bundle.path(artifact.file)).graph
+        rounded = {w.names[0]: read_rounded(w) for w in list_whole_numbers(graph, {}) if w.may_be_gptq}
+        blocks = calibration.blocks[4]
+        known = {name: own for name, own in rounded.items() if name in blocks.bits}
+        own = dataclasses.replace(
+            calibration, blocks={**calibration.blocks, 4: dataclasses.replace(blocks, compensated=known)}
+        )
+        rounding = own.make_rounding(artifact.precision)
+        assert rounding is not None
+        wake(model)
+        named = examiner.name_losses(examiner.measure_gaps(model, rounding))
+        earlier = losses.get(artifact.precision, {})
+        losses[artifact.precision] = {name: max(loss, earlier.get(name, 0.0)) for name, loss in named.items()}
+        if not examiner.runs_model:
+            rest(model)
+    return losses
+
+
+def read_rounded(weight: WholeNumbers) -> Blocks:
+    """Return the numbers and scales of a graph's weight."""
+    N, count = weight.scale.shape
+    codes = np.concatenate([weight.read_codes(rows) for rows in weight.list_pieces()]).astype(np.int8)
+    return Blocks(codes.reshape(N, count, weight.columns // count), weight.scale, weight.bits)
 
 
 def read_accepted(manifest: Manifest) -> dict[str, Accepted]:

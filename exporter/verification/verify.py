@@ -34,7 +34,7 @@ from .derivation import compare_with_checkpoint
 from .explain import explain, make_tracer
 from .files import RUNNING, verify_file
 from .fp32_nodes import list_fp32_nodes
-from .losses import add_losses, judge_by_float64, read_accepted
+from .losses import add_losses, judge_by_float64, measure_gptq_losses, read_accepted
 from .reading import compare_by_reading
 from .report import VerificationReport
 
@@ -321,6 +321,8 @@ def verify_model(
     give_back_memory()
     report = compare_all(examiner, limits, progress, None if reference else model)
     report = judge_by_float64(examiner, model, report, limits, progress)
+    if not reference:
+        losses |= measure_gptq_losses(examiner, model, calibration, report)
     report = add_losses(dataclasses.replace(report, reference=reference, accepted=accepted or {}), losses)
     return report, limits
 

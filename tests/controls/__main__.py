@@ -1,4 +1,4 @@
-"""`make controls`: sound checkpoints of random shapes and weights, which verification must not call faulty."""
+"""`make controls`: sound checkpoints of random shapes and weights, none of which is to be called faulty."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ def main() -> None:
     parser = argparse.ArgumentParser(prog="python -m tests.controls", description=__doc__)
     parser.add_argument("--first", type=int, default=0, help="the number of the first control")
     parser.add_argument("--count", type=int, default=CONTROLS)
-    parser.add_argument("--record", type=Path, help="a file of JSON that gets the verdicts, beside its others")
+    parser.add_argument("--record", type=Path, help="a file of JSON that gets the verdicts")
     options = parser.parse_args()
     warnings.simplefilter("ignore")
     records: dict[int, Any] = {}

@@ -68,7 +68,9 @@ def list_precisions(folder: Path) -> list[str]:
 
 def judge_precision(report: VerificationReport, precision: str) -> dict[str, Any]:
     """Return the verdict about the graphs in a precision, with what failed and what it was told to be."""
-    failed = [c for c in report.comparisons if report.precisions.get(c.artifact) == precision and not c.passed]
+    failed = [
+        c for c in report.comparisons if report.precisions.get(c.artifact) == precision and not c.passed
+    ]
     artifacts = {comparison.artifact for comparison in failed}
     others = [c for c in report.comparisons if c.artifact not in report.precisions and not c.passed]
     if not failed and not others:

@@ -77,7 +77,9 @@ def write_control(number: int, folder: Path) -> Control:
     spread = SPREADS[turn % len(SPREADS)]
     outliers = OUTLIERS[(turn + turn // len(SPREADS)) % len(OUTLIERS)]
     folder.mkdir(parents=True)
-    draw = {"GPT-2": draw_gpt2, "Llama": draw_llama, "BERT": draw_bert, "Transformer": draw_translator}[family]
+    draw = {"GPT-2": draw_gpt2, "Llama": draw_llama, "BERT": draw_bert, "Transformer": draw_translator}[
+        family
+    ]
     kind, shape, model = draw(random, turn, folder)
     draw_weights(model, random, spread, outliers, MILD if spread == max(SPREADS) else STRONG)
     if hasattr(model, "save_pretrained"):
@@ -201,7 +203,9 @@ def draw_translator(
     return "Transformer", shape, random_transformer(**shape)
 
 
-def draw_weights(model: nn.Module, random: np.random.Generator, spread: float, outliers: str, times: float) -> None:
+def draw_weights(
+    model: nn.Module, random: np.random.Generator, spread: float, outliers: str, times: float
+) -> None:
     """Give every matrix numbers of a spread, vectors a little noise, and some numbers `times` as large."""
     generator = torch.Generator().manual_seed(int(random.integers(2**31)))
     with torch.no_grad():

@@ -9,7 +9,6 @@ from __future__ import annotations
 import functools
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
-from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -62,7 +61,9 @@ def judged(tmp_path_factory: pytest.TempPathFactory) -> Callable[[str], Judged]:
 def test_a_sound_model_is_not_called_faulty(family: str, judged: Callable[[str], Judged]) -> None:
     record = judged(family).record
     assert record["family"] == family
-    assert {name: verdict for name, verdict in record["verdicts"].items() if verdict["verdict"] != PASSED} == {}
+    assert {
+        name: verdict for name, verdict in record["verdicts"].items() if verdict["verdict"] != PASSED
+    } == {}
     assert {"fp32", "fp16", "int8", "int4"} <= record["verdicts"].keys()
 
 
