@@ -29,7 +29,7 @@ TARGETS = ["cpu", "portable"]
 
 
 def judge_control(number: int, work: Path) -> dict[str, Any]:
-    """Export and verify the checkpoint of a number in an empty folder; return what it is and every verdict."""
+    """Export and verify the checkpoint of a number in a folder; return what it is and all verdicts."""
     began = time.process_time()
     checkpoint = work / f"control-{number}"
     control = write_control(number, checkpoint)
@@ -68,11 +68,10 @@ def list_precisions(folder: Path) -> list[str]:
 
 def judge_precision(report: VerificationReport, precision: str) -> dict[str, Any]:
     """Return the verdict about the graphs in a precision, with what failed and what it was told to be."""
-    failed = [
-        c for c in report.comparisons if report.precisions.get(c.artifact) == precision and not c.passed
-    ]
+    wrong = [comparison for comparison in report.comparisons if not comparison.passed]
+    failed = [c for c in wrong if report.precisions.get(c.artifact) == precision]
+    others = [c for c in wrong if c.artifact not in report.precisions]
     artifacts = {comparison.artifact for comparison in failed}
-    others = [c for c in report.comparisons if c.artifact not in report.precisions and not c.passed]
     if not failed and not others:
         return {"verdict": PASSED}
     failures = [f"{c.artifact}, {c.case}: {failure}" for c in (*failed, *others) for failure in c.failures]
