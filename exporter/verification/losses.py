@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import dataclasses
 import logging
-import math
 from collections.abc import Mapping
 from typing import TYPE_CHECKING
 
@@ -13,7 +12,7 @@ import numpy as np
 from ...runtime.bundle.manifest import Manifest
 from ...runtime.diagnostics.metrics import Comparison
 from ..calibration.calibration import Calibration
-from ..comparison.examiner import Limits, Progress
+from ..comparison.examiner import Progress
 from ..comparison.tasks import AnyExaminer
 from ..limits import CAPS, GAP_FACTOR, MOST, Accepted, find_factor
 from ..passes.quantize import Blocks
@@ -188,15 +187,16 @@ def judge_by_float64(
             again.get((c.backend, c.case), c) if c.artifact == artifact.id else c for c in comparisons
         ]
     losses = examiner.name_losses(gaps)
-    note = describe_rounding(losses, grown)
+    note = describe_rounding(losses)
     log.warning("%s", note)
     return dataclasses.replace(report, comparisons=tuple(comparisons), notes=(*report.notes, note))
 
 
-def describe_rounding(losses: Losses, grown: Limits) -> str:
+def describe_rounding(losses: Losses) -> str:
     """Return what it means that fp32 itself is unsure."""
-    usual_by_name = {name: CAPS["fp32"].get(name.rpartition(".")[2], math.inf) for name in grown}
-    name = max(grown, key=lambda name: losses[name] / usual_by_name[name])
+    caps = CAPS["fp32"]
+    usual_by_name = {name: caps[metric] for name in losses if (metric := name.rpartition(".")[2]) in caps}
+    name = max(usual_by_name, key=lambda name: losses[name] / usual_by_name[name])
     usual = usual_by_name[name]
     return (
         f"this model amplifies rounding: PyTorch's own fp32 differs from float64 by a {name} of"
