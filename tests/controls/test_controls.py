@@ -14,7 +14,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from planforge.exporter.limits import QUADRATIC
+from planforge.exporter.limits import GAP_FACTOR, QUADRATIC
 from planforge.exporter.limits import TABLE as CAPPED
 from planforge.runtime.backends.backend import Array, Arrays, BoundGraph, Buffers
 from planforge.runtime.backends.ort_backend import OrtCpuBackend
@@ -61,10 +61,8 @@ def judged(tmp_path_factory: pytest.TempPathFactory) -> Callable[[str], Judged]:
 def test_a_sound_model_is_not_called_faulty(family: str, judged: Callable[[str], Judged]) -> None:
     record = judged(family).record
     assert record["family"] == family
-    assert {
-        name: verdict for name, verdict in record["verdicts"].items() if verdict["verdict"] != PASSED
-    } == {}
     assert {"fp32", "fp16", "int8", "int4"} <= record["verdicts"].keys()
+    assert [verdict for verdict in record["verdicts"].values() if verdict["verdict"] != PASSED] == []
 
 
 class NoisyProgram:
@@ -179,6 +177,10 @@ def test_noise_three_times_as_large_as_what_a_limit_lets_pass_is_caught(
         for artifact in {(a.graph, a.precision): a for a in artifacts}.values():
             limits += measure_limits(ground, artifact)
     assert [limit for limit in limits if not limit.sound <= limit.allowed] == []
+    # PyTorch rounds weights, and what linears read, as the engine does, so that it loses as much.
+    alike = [one for one in limits if one.artifact == "decoder.ort.int8" and one.name == "max_error"]
+    sound = [one.sound for one in alike]
+    assert [one.allowed / GAP_FACTOR for one in alike] == pytest.approx(sound, rel=0.1)
     limits = [limit for limit in limits if limit.is_measured]
     assert {limit.metric for limit in limits} == {*CAPPED, "score_error"} - NOT_MEASURED
     assert [limit for limit in limits if limit.caught is None] == []
