@@ -14,7 +14,7 @@ import torch
 from torch import nn
 
 from planforge.exporter.checkpoints.source import find_demo
-from planforge.models import save_model
+from planforge.models import Transformer, save_model
 
 from ..helpers.llamas import LLAMAS, SHALLOW, tiny_llama
 from ..helpers.marian import write_marian_tokenizer
@@ -82,10 +82,10 @@ def write_control(number: int, folder: Path) -> Control:
     ]
     kind, shape, model = draw(random, turn, folder)
     draw_weights(model, random, spread, outliers, MILD if spread == max(SPREADS) else STRONG)
-    if hasattr(model, "save_pretrained"):
-        model.save_pretrained(folder)
-    else:
+    if isinstance(model, Transformer):
         save_model(model, folder)
+    else:
+        model.save_pretrained(folder)
     return Control(number, family, kind, shape, spread, outliers)
 
 
@@ -108,7 +108,7 @@ def is_odd(turn: int) -> bool:
     return turn % 4 == 3
 
 
-def draw_gpt2(random: np.random.Generator, turn: int, folder: Path) -> tuple[str, dict[str, Any], nn.Module]:
+def draw_gpt2(random: np.random.Generator, turn: int, folder: Path) -> tuple[str, dict[str, Any], Any]:
     heads, size = draw_heads(random, turn)
     tokens = int(random.integers(LEAST_TOKENS, MOST_TOKENS + 1))
     write_bpe(folder, tokens)
@@ -124,7 +124,7 @@ def draw_gpt2(random: np.random.Generator, turn: int, folder: Path) -> tuple[str
     return "GPT2LMHeadModel", shape, random_gpt2(bos_token_id=0, eos_token_id=0, **shape)
 
 
-def draw_llama(random: np.random.Generator, turn: int, folder: Path) -> tuple[str, dict[str, Any], nn.Module]:
+def draw_llama(random: np.random.Generator, turn: int, folder: Path) -> tuple[str, dict[str, Any], Any]:
     groups, size = draw_heads(random, turn)
     heads = groups * int(random.integers(1, 4))
     name = list(LLAMAS)[(turn * 7) % len(LLAMAS)]  # 7 and their number share no factor: each once
@@ -144,7 +144,7 @@ def draw_llama(random: np.random.Generator, turn: int, folder: Path) -> tuple[st
     return name, shape, model
 
 
-def draw_bert(random: np.random.Generator, turn: int, folder: Path) -> tuple[str, dict[str, Any], nn.Module]:
+def draw_bert(random: np.random.Generator, turn: int, folder: Path) -> tuple[str, dict[str, Any], Any]:
     heads, size = draw_heads(random, turn)
     kind = ENCODERS[turn % len(ENCODERS)]
     write_wordpiece(folder)
@@ -164,9 +164,7 @@ def draw_bert(random: np.random.Generator, turn: int, folder: Path) -> tuple[str
     return kind, shape, random_bert(kind, noise=0.0, **shape)
 
 
-def draw_translator(
-    random: np.random.Generator, turn: int, folder: Path
-) -> tuple[str, dict[str, Any], nn.Module]:
+def draw_translator(random: np.random.Generator, turn: int, folder: Path) -> tuple[str, dict[str, Any], Any]:
     heads, size = draw_heads(random, turn)
     shape: dict[str, Any] = {
         "d_model": heads * size,
