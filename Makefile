@@ -82,6 +82,10 @@ build/genai-venv/.ready: benchmarks/requirements-genai.txt
 fuzz: .venv/.ready-dev ## damaged files, killed commands, full disks, work at full load: over an hour; docs/security.md
 	$(BIN)/python -m tests.faults --record build/faults.json
 
+.PHONY: controls
+controls: .venv/.ready-dev ## 60 sound checkpoints, drawn at random, none of which may be called faulty: 20 minutes; docs/verification.md
+	$(BIN)/python -m tests.controls --record build/controls.json
+
 .PHONY: clients
 clients: .venv/.ready-dev build/clients/.ready ## OpenAI's client for Node, LangChain and llm-comply ask a server of the demo's bundles
 	@ls $(CHAT)/manifest.json $(BUNDLE)/manifest.json $(ENCODER)/manifest.json > /dev/null || { echo "make demo comes first"; exit 1; }

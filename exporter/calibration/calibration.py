@@ -76,9 +76,10 @@ class Calibration:
             return None
         if precision == "fp16":
             return Rounding(torch.float16)
-        weights = dequantize(self.blocks[kind.weight_bits]) if kind.weight_bits else {}
+        blocks = self.blocks[kind.weight_bits] if kind.weight_bits else None
         return Rounding(
-            weights=weights,
+            weights={} if blocks is None else dequantize(blocks),
+            activation_block=0 if blocks is None else blocks.size,
             cache_scales=self.cache_scales if kind.cache_bits else {},
             products=self.products if precision == "int8" else {},
         )

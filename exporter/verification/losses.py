@@ -4,23 +4,29 @@ from __future__ import annotations
 
 import dataclasses
 import logging
-import math
 from collections.abc import Mapping
 from typing import TYPE_CHECKING
 
+import numpy as np
+
 from ...runtime.bundle.manifest import Manifest
 from ...runtime.diagnostics.metrics import Comparison
-from ..comparison.examiner import Limits, Progress
+from ..calibration.calibration import Calibration
+from ..comparison.examiner import Progress
 from ..comparison.tasks import AnyExaminer
 from ..limits import CAPS, GAP_FACTOR, MOST, Accepted, find_factor
+from ..passes.quantize import Blocks
+from ..passes.weight_files import load_graph
 from ..reference.model import is_module, rest, wake
 from .report import VerificationReport
+from .whole_numbers import WholeNumbers, list_whole_numbers
 
 if TYPE_CHECKING:
     from ..reference.model import ReferenceModel
 
 log = logging.getLogger("planforge")
 
+TOKEN = "new token "  # how the failure begins of a text whose tokens are not PyTorch's
 Losses = Mapping[str, float]  # PyTorch's own, by the limits' names
 
 
@@ -53,13 +59,19 @@ def tell_losses(comparison: Comparison, losses: Losses, precision: str) -> Compa
         begins = (f"{name} is ", f"{output}: {metric} is ")
         own = f" (PyTorch itself, in {precision}: {losses[name]:.3g})"
         failures = [failure + own if failure.startswith(begins) else failure for failure in failures]
+    if are_tokens_lost(comparison, losses):
+        own = f" (PyTorch itself, in {precision}: max_error {losses['max_error']:.3g})"
+        failures = [failure + own if failure.startswith(TOKEN) else failure for failure in failures]
     return dataclasses.replace(comparison, failures=tuple(failures))
 
 
 def is_lost_in_pytorch(comparison: Comparison, losses: Losses) -> bool:
     """Tell whether PyTorch, rounded the same way, loses about as much as a graph that failed."""
     exceeded = list_exceeded(comparison)
-    if not exceeded or len(exceeded) < len(comparison.failures):
+    tokens = [failure for failure in comparison.failures if failure.startswith(TOKEN)]
+    if len(exceeded) + len(tokens) < len(comparison.failures):
+        return False
+    if tokens and not are_tokens_lost(comparison, losses):
         return False
 
     def is_lost(name: str, value: float | None) -> bool:
@@ -68,6 +80,16 @@ def is_lost_in_pytorch(comparison: Comparison, losses: Losses) -> bool:
         return value is not None and own is not None and value <= find_factor(metric) * own
 
     return all(is_lost(name, value) for name, value in exceeded.items())
+
+
+def are_tokens_lost(comparison: Comparison, losses: Losses) -> bool:
+    """Tell whether logits that are off as PyTorch's own, rounded, may swap the tokens that a graph swaps."""
+    limit = comparison.limits.get("max_error")
+    own = losses.get("max_error")
+    if comparison.divergence is None or not limit or own is None:
+        return False
+    explained = comparison.divergence["allowed"] * find_factor("max_error") * own / limit
+    return bool(comparison.divergence["margin"] <= explained)
 
 
 def find_lost_artifacts(report: VerificationReport, losses: Mapping[str, Losses]) -> frozenset[str]:
@@ -81,6 +103,45 @@ def find_lost_artifacts(report: VerificationReport, losses: Mapping[str, Losses]
         for artifact, comparisons in failed.items()
         if all(is_lost_in_pytorch(one, losses.get(report.precisions[artifact], {})) for one in comparisons)
     )
+
+
+def measure_gptq_losses(
+    examiner: AnyExaminer, model: ReferenceModel, calibration: Calibration, report: VerificationReport
+) -> dict[str, Losses]:
+    """Return what PyTorch loses by the int4 of graphs that failed, by their precisions.
+
+    Limits come from weights that are rounded to the nearest, so that a damaged graph sets none for itself.
+    GPTQ can lose more than that. The graph's own weights tell it, and no graph is asked whose weights are
+    not what GPTQ can make of the checkpoint's: that is a failure of reading, which has no limits.
+    """
+    losses: dict[str, Losses] = {}
+    for artifact in report.failed_artifacts(examiner.bundle.manifest):
+        failed = [c for c in report.comparisons if c.artifact == artifact.id and not c.passed]
+        if artifact.quantization.get("bits") != 4 or not all(c.limits for c in failed):
+            continue
+        graph = load_graph(examiner.bundle.path(artifact.file)).graph
+        rounded = {w.names[0]: read_rounded(w) for w in list_whole_numbers(graph, {}) if w.may_be_gptq}
+        blocks = calibration.blocks[4]
+        known = {name: own for name, own in rounded.items() if name in blocks.bits}
+        own = dataclasses.replace(
+            calibration, blocks={**calibration.blocks, 4: dataclasses.replace(blocks, compensated=known)}
+        )
+        rounding = own.make_rounding(artifact.precision)
+        assert rounding is not None
+        wake(model)
+        named = examiner.name_losses(examiner.measure_gaps(model, rounding))
+        earlier = losses.get(artifact.precision, {})
+        losses[artifact.precision] = {name: max(loss, earlier.get(name, 0.0)) for name, loss in named.items()}
+        if not examiner.runs_model:
+            rest(model)
+    return losses
+
+
+def read_rounded(weight: WholeNumbers) -> Blocks:
+    """Return the numbers and scales of a graph's weight."""
+    N, count = weight.scale.shape
+    codes = np.concatenate([weight.read_codes(rows) for rows in weight.list_pieces()]).astype(np.int8)
+    return Blocks(codes.reshape(N, count, weight.columns // count), weight.scale, weight.bits)
 
 
 def read_accepted(manifest: Manifest) -> dict[str, Accepted]:
@@ -126,15 +187,16 @@ def judge_by_float64(
             again.get((c.backend, c.case), c) if c.artifact == artifact.id else c for c in comparisons
         ]
     losses = examiner.name_losses(gaps)
-    note = describe_rounding(losses, grown)
+    note = describe_rounding(losses)
     log.warning("%s", note)
     return dataclasses.replace(report, comparisons=tuple(comparisons), notes=(*report.notes, note))
 
 
-def describe_rounding(losses: Losses, grown: Limits) -> str:
+def describe_rounding(losses: Losses) -> str:
     """Return what it means that fp32 itself is unsure."""
-    usual_by_name = {name: CAPS["fp32"].get(name.rpartition(".")[2], math.inf) for name in grown}
-    name = max(grown, key=lambda name: losses[name] / usual_by_name[name])
+    caps = CAPS["fp32"]
+    usual_by_name = {name: caps[metric] for name in losses if (metric := name.rpartition(".")[2]) in caps}
+    name = max(usual_by_name, key=lambda name: losses[name] / usual_by_name[name])
     usual = usual_by_name[name]
     return (
         f"this model amplifies rounding: PyTorch's own fp32 differs from float64 by a {name} of"

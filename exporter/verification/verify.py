@@ -35,7 +35,7 @@ from .derivation import compare_with_checkpoint
 from .explain import explain, make_tracer
 from .files import RUNNING, verify_file
 from .fp32_nodes import list_fp32_nodes
-from .losses import add_losses, judge_by_float64, read_accepted
+from .losses import Losses, add_losses, judge_by_float64, measure_gptq_losses, read_accepted
 from .reading import compare_by_reading
 from .report import VerificationReport
 
@@ -311,7 +311,7 @@ def verify_model(
     # What rounding does to another exporter's graphs is not known.
     reference = model.reference if isinstance(model, OnnxGraphs) else ""
 
-    losses: dict[str, dict[str, float]] = {}
+    losses: dict[str, Losses] = {}
 
     def choose_limits(precision: str) -> dict[str, float]:
         progress(f"computing what {precision} may lose")
@@ -335,6 +335,8 @@ def verify_model(
         level=examiner.level.name,
         left_out=examiner.expected.left_out,
     )
+    if not reference:
+        losses |= measure_gptq_losses(examiner, model, calibration, report)
     return add_losses(report, losses), limits
 
 

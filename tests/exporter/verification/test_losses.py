@@ -14,8 +14,9 @@ from planforge.exporter import export
 from planforge.exporter.checkpoints.source import find_demo
 from planforge.exporter.limits import CAPS, compute_limits, find_upper_bound
 from planforge.exporter.reference.passages import TextMetrics
+from planforge.exporter.verification.losses import describe_rounding, is_lost_in_pytorch, tell_losses
 from planforge.runtime.bundle.bundle import Bundle
-from planforge.runtime.diagnostics.metrics import Metrics
+from planforge.runtime.diagnostics.metrics import Comparison, Metrics
 from planforge.runtime.errors import InputError
 
 from ...helpers.cli import error_line
@@ -71,6 +72,29 @@ def test_what_cannot_be_accepted_is_refused_by_name(
 def test_the_option_names_what_is_wrong_with_it(tmp_path: Path) -> None:
     line = error_line("export", "gpt2-demo", "-o", str(tmp_path / "b"), "--accept", "top1_changes", code=2)
     assert "--accept 'top1_changes' must be METRIC=VALUE" in line
+
+
+def test_what_exceeds_its_cap_most_describes_fp32s_own_rounding() -> None:
+    losses = {"max_error": 3e-4, "cross.max_error": 5e-4, "score_error": 0.1}  # scores have no cap
+    assert "a cross.max_error of 0.0005, and at most 0.0001 is usual" in describe_rounding(losses)
+
+
+@pytest.mark.parametrize(("margin", "is_lost"), [(6.0, True), (6.1, False)])
+def test_tokens_that_pytorchs_own_loss_can_swap_are_a_loss(margin: float, is_lost: bool) -> None:
+    limit, own, scale = 1.0, 2.0, 0.5
+    outcome = Comparison(
+        artifact="decoder.ort.int8",
+        backend="ort-cpu",
+        case="greedy",
+        metrics={"max_error": 3.0},
+        limits={"max_error": limit},
+        failures=("max_error is 3, at most 1 is allowed", "new token 3 is 7, PyTorch's is 5 by a margin"),
+        divergence={"margin": margin, "allowed": 2 * limit * scale},
+    )
+    losses = {"max_error": own}  # each of two logits may be off by 3 * own * scale
+    assert is_lost_in_pytorch(outcome, losses) is is_lost
+    told = tell_losses(outcome, losses, "int8").failures
+    assert ["PyTorch itself, in int8" in line for line in told] == [True, is_lost]
 
 
 def test_a_model_that_amplifies_rounding_is_exported_and_says_so(tmp_path: Path) -> None:
