@@ -324,7 +324,7 @@ def read_calibration(bundle: Bundle, model: ReferenceModel) -> Calibration:
 
     So a graph whose weights are damaged does not set its own limits; the scales of a cache and the
     smoothing are the graph's, and only the caps hold them. int4 is rounded without GPTQ here, which
-    loses a little more than the graph may.
+    on most texts loses a little more than the graph may.
     """
     tensors = dict(model.named_parameters(remove_duplicate=False))
     read = {name: partial(read_array, tensor) for name, tensor in tensors.items()}  # the model may rest

@@ -77,9 +77,7 @@ def write_control(number: int, folder: Path) -> Control:
     spread = SPREADS[turn % len(SPREADS)]
     outliers = OUTLIERS[(turn + turn // len(SPREADS)) % len(OUTLIERS)]
     folder.mkdir(parents=True)
-    draw = {"GPT-2": draw_gpt2, "Llama": draw_llama, "BERT": draw_bert, "Transformer": draw_translator}[
-        family
-    ]
+    draw = (draw_gpt2, draw_llama, draw_bert, draw_translator)[number % len(FAMILIES)]
     kind, shape, model = draw(random, turn, folder)
     draw_weights(model, random, spread, outliers, MILD if spread == max(SPREADS) else STRONG)
     if isinstance(model, Transformer):

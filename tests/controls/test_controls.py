@@ -7,6 +7,7 @@ build/smallest-faults.md.
 from __future__ import annotations
 
 import functools
+import json
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -23,7 +24,8 @@ from planforge.runtime.diagnostics.metrics import Outcome
 
 from ..helpers.ground import Ground
 from ..helpers.paths import ROOT
-from .judging import PASSED, judge_control
+from .__main__ import CONTROLS as ALL
+from .judging import FALSE_ALARM, PASSED, format_table, judge_control
 
 TABLE = ROOT / "build" / "smallest-faults.md"
 CONTROLS = {"GPT-2": 4, "BERT": 2, "Transformer": 3}
@@ -63,6 +65,17 @@ def test_a_sound_model_is_not_called_faulty(family: str, judged: Callable[[str],
     assert record["family"] == family
     assert {"fp32", "fp16", "int8", "int4"} <= record["verdicts"].keys()
     assert [verdict for verdict in record["verdicts"].values() if verdict["verdict"] != PASSED] == []
+
+
+def test_the_page_shows_what_all_controls_gave() -> None:
+    text = (ROOT / "benchmarks/results/controls.json").read_text(encoding="utf-8")
+    records = json.loads(text)["controls"]
+    assert [record["number"] for record in records] == list(range(ALL))
+    verdicts = [verdict["verdict"] for record in records for verdict in record["verdicts"].values()]
+    assert FALSE_ALARM not in verdicts
+    page = (ROOT / "docs/verification.md").read_text(encoding="utf-8")
+    assert format_table(records) in page
+    assert f"{len(verdicts)} pairs of a model" in page
 
 
 class NoisyProgram:
