@@ -413,7 +413,7 @@ WRONG: list[tuple[tuple[str | int, ...], object, str]] = [
             ["b", "1", "x", 3],
             ["b", 1.5, 2, 3],
             ["b", 1, 2, True],
-            ["b", 1, 2, float("inf")],
+            ["b", 1, 2, 2.5],
             ["b", 1, None, 3],
             *("b", None, 1.5, True, -1),
         )
