@@ -62,6 +62,7 @@ LEVELS = {
         Level("full", "every case", 2.6e11, 256, 3e10, math.inf, math.inf, 0, math.inf, 0),
     )
 }
+QUICK = LEVELS["quick"]
 STANDARD = LEVELS["standard"]
 FULL = LEVELS["full"]
 
@@ -71,6 +72,11 @@ def find_level(name: str) -> Level:
     if name not in LEVELS:
         raise InputError(f"level {name!r} is not one of {', '.join(LEVELS)}{did_you_mean(name, LEVELS)}")
     return LEVELS[name]
+
+
+def describe_quick(name: str) -> str:
+    """Return what follows "passed" of a level that says little; "" of the others, and where there is none."""
+    return f" ({QUICK.name}, {QUICK.meaning})" if name == QUICK.name else ""
 
 
 def parse_verify(verify: bool | str) -> Level | None:

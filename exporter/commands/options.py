@@ -9,6 +9,7 @@ from typing import Annotated
 
 from ...runtime.commands.run_options import make_option
 from ...runtime.errors import InputError
+from ..levels import LEVELS
 
 OutputOption = Annotated[Path, make_option("The bundle's folder.", "--output", "-o")]
 PrecisionsOption = Annotated[
@@ -42,8 +43,10 @@ MaxLengthOption = Annotated[
     int | None,
     make_option("Context in tokens.", show_default="the model's, at most 4,096"),
 ]
-LEVELS = "quick, a smoke test; standard, what the model's size allows; full, every case."
-VerifyOption = Annotated[str, make_option(f"Compare every graph with PyTorch: {LEVELS}", show_default=True)]
+LEVELS_HELP = "; ".join(f"{level.name}, {level.meaning}" for level in LEVELS.values()) + "."
+VerifyOption = Annotated[
+    str, make_option(f"Compare every graph with PyTorch: {LEVELS_HELP}", show_default=True)
+]
 NoVerifyOption = Annotated[bool, make_option("Compare no graph with PyTorch.", "--no-verify")]
 PromptsOption = Annotated[
     Path | None, make_option("A prompt a line, to verify with.", show_default="built-in texts")

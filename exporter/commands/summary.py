@@ -8,6 +8,7 @@ from pathlib import Path
 
 from ...runtime.bundle.bundle import Bundle
 from ...runtime.bundle.manifest import Artifact, Manifest
+from ..levels import describe_quick
 from .inspection import Inspection, describe_extras, describe_memory, describe_ranges, find_worst, sum_sizes
 
 
@@ -48,9 +49,7 @@ def describe_verdict(artifact: Artifact) -> str:
     if not words and "max_error" in worst:
         words.append(f"largest error {worst['max_error']:.2g} of the spread")
     verdict = "passed" if artifact.passed else "FAILED"
-    if artifact.gate.get("level") == "quick":
-        verdict += " (quick, a smoke test)"
-    return f"{verdict}: {', '.join(words)}"
+    return f"{verdict}{describe_quick(artifact.gate.get('level', ''))}: {', '.join(words)}"
 
 
 def list_plan_rows(manifest: Manifest) -> list[tuple[str, str, str]]:

@@ -10,7 +10,7 @@ import typer
 from ...runtime.commands.console import print_json, print_tables, show_stages
 from ...runtime.commands.run_options import BundleArgument, JsonOption, make_option
 from ...runtime.errors import InputError, PlanForgeError
-from .options import LEVELS, PromptsOption, parse_metrics
+from .options import LEVELS_HELP, PromptsOption, parse_metrics
 
 if TYPE_CHECKING:
     from ..verification.report import VerificationReport
@@ -37,7 +37,9 @@ def verify(
     deep: Annotated[
         bool, make_option("Export every graph again, and compare node for node.", "--deep")
     ] = False,
-    level: Annotated[str, make_option(f"How much is compared: {LEVELS}", show_default=True)] = "standard",
+    level: Annotated[
+        str, make_option(f"How much is compared: {LEVELS_HELP}", show_default=True)
+    ] = "standard",
     as_json: JsonOption = False,
 ) -> None:
     """Compare every graph with PyTorch, or golden data where it is absent; exit 1 if one differs.

@@ -14,6 +14,7 @@ from rich.table import Table
 from rich.text import Text
 
 from ...runtime.diagnostics.metrics import Comparison
+from ..levels import describe_quick
 from ..verification.fp32_nodes import Fp32Node
 from .output import make_printable
 
@@ -163,8 +164,8 @@ def find_main_engine(comparisons: Sequence[Comparison]) -> str:
 def describe_verdict(report: VerificationReport) -> str:
     """Return a line such as "passed: 44 comparisons with PyTorch"."""
     comparisons = pluralize(len(report.comparisons), "comparison")
-    smoke = " (quick, a smoke test)" if report.level == "quick" else ""
-    return f"{'passed' if report.passed else 'FAILED'}{smoke}: {comparisons} with {report.against}"
+    verdict = "passed" if report.passed else "FAILED"
+    return f"{verdict}{describe_quick(report.level)}: {comparisons} with {report.against}"
 
 
 def pluralize(count: int, thing: str) -> str:

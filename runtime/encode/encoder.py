@@ -85,7 +85,7 @@ class Encoder(GraphRunner):
             segments[b, : len(piece)] = piece.segments
         # A graph with a masked-word head always computes one row at least.
         flat = [b * T + t for b, positions in enumerate(rows or ()) for t in positions] or [0]
-        values = dict(zip(INPUTS, (ids, mask, segments, np.asarray(flat, np.int64)), strict=True))
+        values = {"ids": ids, "mask": mask, "segments": segments, "logit_rows": np.asarray(flat, np.int64)}
         specs = [self.artifact.output(role) for role in roles]
         with self.turn():
             outputs = self.program.run(
