@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import shutil
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -21,15 +21,17 @@ from planforge.runtime.diagnostics.metrics import Comparison
 from planforge.runtime.diagnostics.selftest import selftest
 from planforge.runtime.errors import BundleError
 
+from ...helpers.fault_table import Row, collect_table
 from ...helpers.plans import with_manifest
 from ...helpers.selftest import mend
 
 Edit = Callable[[Path], None]
+FindBundle = Callable[[str], tuple[Path, str | Path]]
 NATIVE = ("gpt2", "llama", "classifier", "marian", "dates")
 
 
 @pytest.fixture
-def found(request: pytest.FixtureRequest) -> Callable[[str], tuple[Path, str | Path]]:
+def find_bundle(request: pytest.FixtureRequest) -> FindBundle:
     """A sound bundle by its name, and its checkpoint. Don't change them."""
 
     def find(name: str) -> tuple[Path, str | Path]:
@@ -63,6 +65,11 @@ def told(result: VerificationReport | SelftestResult) -> str:
     """All failures, a line each."""
     comparisons = result.texts if isinstance(result, SelftestResult) else result.comparisons
     return "\n".join(f"{c.case}: {failure}" for c in comparisons for failure in c.failures)
+
+
+def find_line(text: str, part: str) -> str:
+    """Return the first line that has a part."""
+    return next(line for line in text.splitlines() if part in line)
 
 
 # What changes a bundle
@@ -140,96 +147,134 @@ class Fault:
     plant: Edit
     verify: str
     selftest: str
+    missed_before: bool = False  # by the verification that compared graphs alone
+
+
+@pytest.fixture(scope="module")
+def table() -> Iterator[list[Row]]:
+    with collect_table("text-faults", ("bundle", "fault", "verify", "selftest", "missed before")) as rows:
+        yield rows
 
 
 FAULTS = [
     Fault(
-        *("gpt2", "two merges exchanged", edit_tokenizer(exchange_merges(0, 8))),
-        'model.merges[0] is ["i", "n"], the checkpoint\'s is ["t", "h"]',
-        "texts to ids: token ",
+        bundle="gpt2",
+        name="two merges exchanged",
+        plant=edit_tokenizer(exchange_merges(0, 8)),
+        verify='model.merges[0] is ["i", "n"], the checkpoint\'s is ["t", "h"]',
+        selftest="texts to ids: token ",
+        missed_before=True,
     ),
     Fault(
-        *("gpt2", "two merges whose order seldom matters", edit_tokenizer(exchange_merges(0, 2))),
-        'model.merges[0] is ["Ġth", "e"], the checkpoint\'s is ["t", "h"]',
-        "is another file than at export, though the manifest lists its hash",
+        bundle="gpt2",
+        name="two merges whose order seldom matters",
+        plant=edit_tokenizer(exchange_merges(0, 2)),
+        verify='model.merges[0] is ["Ġth", "e"], the checkpoint\'s is ["t", "h"]',
+        selftest="is another file than at export, though the manifest lists its hash",
     ),
     Fault(
-        *("classifier", "no lower-casing", edit_tokenizer(keep_case)),
-        "normalizer.lowercase is false, the checkpoint's is true",
-        "of 'NASA LAUNCHED A ROCKET' ",
+        bundle="classifier",
+        name="no lower-casing",
+        plant=edit_tokenizer(keep_case),
+        verify="normalizer.lowercase is false, the checkpoint's is true",
+        selftest="of 'NASA LAUNCHED A ROCKET' ",
+        missed_before=True,
     ),
     Fault(
-        *("llama", "an altered chat template", edit_template("'<|im_end|>\\n'", "'<|im_end|>'")),
-        "line 2 from character",
-        "the chat that ends with 'Who are you?' is from character",
+        bundle="llama",
+        name="an altered chat template",
+        plant=edit_template("'<|im_end|>\\n'", "'<|im_end|>'"),
+        verify="line 2 from character",
+        selftest="the chat that ends with 'Who are you?' is from character",
+        missed_before=True,
     ),
     Fault(
-        *("llama", "another word in the chat template", edit_template("assistant", "helper")),
-        "line 5 from character",
-        "im_start|>helper",
+        bundle="llama",
+        name="another word in the chat template",
+        plant=edit_template("assistant", "helper"),
+        verify="line 5 from character",
+        selftest="im_start|>helper",
     ),
     Fault(
-        *("llama", "no chat template", drop_template),
-        "there is no chat template",
-        "there is no chat template",
+        bundle="llama",
+        name="no chat template",
+        plant=drop_template,
+        verify="there is no chat template",
+        selftest="there is no chat template",
     ),
     Fault(
-        *("gpt2", "another end token", set_default("generation", "eos", [5])),
-        "generation.eos is [5] ('%'), the checkpoint's is [0] ('<|endoftext|>')",
-        "generation.eos is [5], at export it was [0]",
+        bundle="gpt2",
+        name="another end token",
+        plant=set_default("generation", "eos", [5]),
+        verify="generation.eos is [5] ('%'), the checkpoint's is [0] ('<|endoftext|>')",
+        selftest="generation.eos is [5], at export it was [0]",
+        missed_before=True,
     ),
     Fault(
-        *("classifier", "pooling by CLS instead of mean", set_default("encoder", "pooling", "cls")),
-        'encoder.pooling is "cls", the checkpoint\'s is "mean"',
-        'encoder.pooling is "cls", at export it was "mean"',
+        bundle="classifier",
+        name="pooling by CLS instead of mean",
+        plant=set_default("encoder", "pooling", "cls"),
+        verify='encoder.pooling is "cls", the checkpoint\'s is "mean"',
+        selftest='encoder.pooling is "cls", at export it was "mean"',
+        missed_before=True,
     ),
     Fault(
-        *("marian", "other beams", set_default("generation", "num_beams", 3)),
-        "generation.num_beams is 3, the checkpoint's is 1",
-        "generation.num_beams is 3, at export it was 1",
+        bundle="marian",
+        name="other beams",
+        plant=set_default("generation", "num_beams", 3),
+        verify="generation.num_beams is 3, the checkpoint's is 1",
+        selftest="generation.num_beams is 3, at export it was 1",
+        missed_before=True,
     ),
     Fault(
-        *("dates", "another length", set_default("generation", "max_new_tokens", 9)),
-        "generation.max_new_tokens is 9, the checkpoint's is 15",
-        "generation.max_new_tokens is 9, at export it was 15",
+        bundle="dates",
+        name="another length",
+        plant=set_default("generation", "max_new_tokens", 9),
+        verify="generation.max_new_tokens is 9, the checkpoint's is 15",
+        selftest="generation.max_new_tokens is 9, at export it was 15",
     ),
     Fault(
-        *("gpt2", "a token before every prompt", set_default("generation", "prefix", [7])),
-        'generation.prefix is [7] ("\'")',
-        "texts as the model reads them: token 0 of ",
+        bundle="gpt2",
+        name="a token before every prompt",
+        plant=set_default("generation", "prefix", [7]),
+        verify='generation.prefix is [7] ("\'")',
+        selftest="texts as the model reads them: token 0 of ",
+        missed_before=True,
     ),
     Fault(
-        *(
-            "classifier",
-            "classes exchanged",
-            set_default("encoder", "labels", ["LABEL_1", "LABEL_0", "LABEL_2"]),
-        ),
-        'encoder.labels is ["LABEL_1", "LABEL_0", "LABEL_2"], the checkpoint\'s is ["LABEL_0"',
-        "encoder.labels is ",
+        bundle="classifier",
+        name="classes exchanged",
+        plant=set_default("encoder", "labels", ["LABEL_1", "LABEL_0", "LABEL_2"]),
+        verify='encoder.labels is ["LABEL_1", "LABEL_0", "LABEL_2"], the checkpoint\'s is ["LABEL_0"',
+        selftest="encoder.labels is ",
     ),
     Fault(
-        *(
-            "classifier",
-            "several labels",
-            set_default("encoder", "problem_type", "multi_label_classification"),
-        ),
-        "encoder.problem_type is",
-        "encoder.problem_type is",
+        bundle="classifier",
+        name="several labels",
+        plant=set_default("encoder", "problem_type", "multi_label_classification"),
+        verify="encoder.problem_type is",
+        selftest="encoder.problem_type is",
     ),
     Fault(
-        *("classifier", "a prompt", set_default("encoder", "prompts", {"query": "find: "})),
-        "encoder.prompts.query is",
-        "encoder.prompts.query is",
+        bundle="classifier",
+        name="a prompt",
+        plant=set_default("encoder", "prompts", {"query": "find: "}),
+        verify="encoder.prompts.query is",
+        selftest="encoder.prompts.query is",
     ),
     Fault(
-        *("marian", "two pieces exchanged", edit_tokenizer(exchange_pieces)),
-        "model.vocab[",
-        "source's texts to ids: token ",
+        bundle="marian",
+        name="two pieces exchanged",
+        plant=edit_tokenizer(exchange_pieces),
+        verify="model.vocab[",
+        selftest="source's texts to ids: token ",
     ),
     Fault(
-        *("dates", "a target's special token that is plain", edit_tokenizer(make_plain, 1)),
-        "special is false, the checkpoint's is true",
-        "target's ids to texts: the ids of ",
+        bundle="dates",
+        name="a target's special token that is plain",
+        plant=edit_tokenizer(make_plain, 1),
+        verify="special is false, the checkpoint's is true",
+        selftest="target's ids to texts: the ids of ",
     ),
 ]
 
@@ -237,9 +282,9 @@ FAULTS = [
 @pytest.mark.parametrize("fault", FAULTS, ids=[f"{fault.bundle}: {fault.name}" for fault in FAULTS])
 @pytest.mark.usefixtures("without_graphs")
 def test_a_fault_is_caught_and_named_by_both(
-    fault: Fault, found: Callable[[str], tuple[Path, str | Path]], tmp_path: Path
+    fault: Fault, find_bundle: FindBundle, tmp_path: Path, table: list[Row]
 ) -> None:
-    sound, source = found(fault.bundle)
+    sound, source = find_bundle(fault.bundle)
     bundle = Path(shutil.copytree(sound, tmp_path / "bundle"))
     fault.plant(bundle)
     (only, *_) = (artifact.id for artifact in Bundle.open(bundle).manifest.artifacts)
@@ -249,14 +294,16 @@ def test_a_fault_is_caught_and_named_by_both(
     result = selftest(bundle, "ort-cpu")
     assert not result.passed
     assert fault.selftest in told(result)
+    told_by_verify = find_line(told(report), fault.verify)
+    told_by_selftest = find_line(told(result), fault.selftest)
+    missed_before = "yes" if fault.missed_before else ""
+    table.append((fault.bundle, fault.name, told_by_verify, told_by_selftest, missed_before))
 
 
 @pytest.mark.parametrize("name", NATIVE)
 @pytest.mark.usefixtures("without_graphs")
-def test_what_was_exported_is_the_checkpoints(
-    name: str, found: Callable[[str], tuple[Path, str | Path]]
-) -> None:
-    bundle, source = found(name)
+def test_what_was_exported_is_the_checkpoints(name: str, find_bundle: FindBundle) -> None:
+    bundle, source = find_bundle(name)
     report = verify(bundle, source=source)
     assert report.passed, told(report)
     compared = {c.case: sum(c.metrics.values()) for c in report.comparisons if c.artifact == FILES}
@@ -293,11 +340,11 @@ def test_imports_too(
     plant: Edit,
     by_verify: str,
     by_selftest: str,
-    found: Callable[[str], tuple[Path, str | Path]],
+    find_bundle: FindBundle,
     tmp_path: Path,
 ) -> None:
     """A sound one passes first."""
-    sound, source = found(f"imported {name}")
+    sound, source = find_bundle(f"imported {name}")
     report = verify(sound, source=source)
     assert report.passed, told(report)
     assert selftest(sound, "ort-cpu").passed
