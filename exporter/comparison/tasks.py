@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
-from typing import TYPE_CHECKING, Any, TypeAlias
+from collections.abc import Sequence
+from typing import TYPE_CHECKING, Any, Protocol, TypeAlias
 
 from ...runtime.bundle.bundle import Bundle
 from ...runtime.diagnostics.golden.files import Arrays
@@ -20,12 +20,32 @@ if TYPE_CHECKING:
 
 AnyExaminer: TypeAlias = Examiner[Any]
 
-Expect: TypeAlias = "Callable[[ReferenceModel, Bundle, Sequence[str], Report, int, Level], Any]"
-# What examines it, what computes the model's results, and what reads them from golden data.
-EXAMINERS: dict[str, tuple[type[AnyExaminer], Expect, Callable[[Arrays], Any]]] = {
-    "text-generation": (DecoderExaminer, decoder_samples.expect, decoder_samples.from_arrays),
-    "text-encoding": (EncoderExaminer, encoder_samples.expect, encoder_samples.from_arrays),
-    "translation": (TranslationExaminer, translation_samples.expect, translation_samples.from_arrays),
+
+class Samples(Protocol):
+    """A module that asks PyTorch what a task's graphs must reproduce."""
+
+    def choose_questions(
+        self, model: ReferenceModel, bundle: Bundle, texts: Sequence[str], seed: int, level: Level
+    ) -> Any:
+        """Return what to ask: besides the model, all that the answers depend on."""
+
+    def answer(self, model: ReferenceModel, questions: Any, report: Report) -> Any:
+        """Return what the model computes."""
+
+    def restore(self, model: ReferenceModel, questions: Any, arrays: Arrays) -> Any:
+        """Return the same, computed in an earlier run."""
+
+    def to_arrays(self, expected: Any, whole: bool) -> Arrays:
+        """Return what the model computed, as a file can keep it."""
+
+    def from_arrays(self, arrays: Arrays) -> Any:
+        """Return what golden data keeps of it."""
+
+
+TASKS: dict[str, tuple[type[AnyExaminer], Samples]] = {
+    "text-generation": (DecoderExaminer, decoder_samples),
+    "text-encoding": (EncoderExaminer, encoder_samples),
+    "translation": (TranslationExaminer, translation_samples),
 }
 
 
@@ -38,14 +58,15 @@ def examine_model(
     level: Level = FULL,
 ) -> AnyExaminer:
     """Return the bundle's examiner, with what the model computes for the texts and for what a seed draws."""
-    kind, expect, _ = EXAMINERS[bundle.manifest.task]
+    kind, samples = TASKS[bundle.manifest.task]
     stage = "computing the reference in PyTorch"
     progress(stage)
-    report = StageCounter(progress, stage, "parts")
-    return kind(bundle, expect(model, bundle, texts, report, seed, level), level=level)
+    questions = samples.choose_questions(model, bundle, texts, seed, level)
+    expected = samples.answer(model, questions, StageCounter(progress, stage, "parts"))
+    return kind(bundle, expected, level=level)
 
 
 def examine_golden(bundle: Bundle, arrays: Arrays) -> AnyExaminer:
     """Return the bundle's examiner, with the results that golden data keeps; KeyError if one is missing."""
-    kind, _, read = EXAMINERS[bundle.manifest.task]
-    return kind(bundle, read(arrays))
+    kind, samples = TASKS[bundle.manifest.task]
+    return kind(bundle, samples.from_arrays(arrays))
