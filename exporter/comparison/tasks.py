@@ -10,6 +10,7 @@ from ...runtime.diagnostics.golden.files import Arrays
 from ...runtime.progress import Report, StageCounter
 from ..levels import FULL, Level
 from ..reference import decoder_samples, encoder_samples, translation_samples
+from ..reference.kept_answers import KEPT, compute_key, keep_answers, read_answers, read_limit
 from .decoders import DecoderExaminer
 from .encoders import EncoderExaminer
 from .examiner import Examiner, Progress
@@ -56,13 +57,27 @@ def examine_model(
     progress: Progress = lambda _: None,
     seed: int = 0,
     level: Level = FULL,
+    checkpoint: str = "",
 ) -> AnyExaminer:
-    """Return the bundle's examiner, with what the model computes for the texts and for what a seed draws."""
+    """Return the bundle's examiner, with what the model computes for the texts and for what a seed draws.
+
+    `checkpoint` is the hash of the files that the model was loaded from. With it the model's answers are
+    kept, and those of an earlier run are taken; but "full" asks anew.
+    """
     kind, samples = TASKS[bundle.manifest.task]
+    questions = samples.choose_questions(model, bundle, texts, seed, level)
+    key = ""
+    if checkpoint and level is not FULL and read_limit():
+        key = compute_key(checkpoint, model, questions)
+        if (arrays := read_answers(key)) is not None:
+            progress(f"PyTorch's answers: {KEPT}")
+            expected = samples.restore(model, questions, arrays)
+            return kind(bundle, expected, level=level, answers_kept=True)
     stage = "computing the reference in PyTorch"
     progress(stage)
-    questions = samples.choose_questions(model, bundle, texts, seed, level)
     expected = samples.answer(model, questions, StageCounter(progress, stage, "parts"))
+    if key:
+        keep_answers(key, samples.to_arrays(expected, whole=True))
     return kind(bundle, expected, level=level)
 
 
