@@ -34,7 +34,7 @@ log = logging.getLogger("planforge")
 
 KEPT = "kept from an earlier run"
 SETTING = "PLANFORGE_ANSWERS_MB"
-USUAL_MB = 4096.0
+USUAL_MB = 4000.0
 FILE_NAME = re.compile(r"[0-9a-f]{64}|\.[0-9a-f]{64}\.[0-9a-f]{12}")  # whole, or being written
 DIGEST_BYTES = 32
 PIECE_BYTES = 2**20  # that are hashed at once
@@ -99,7 +99,7 @@ def hash_weights(model: ReferenceModel) -> str:
     digest = hashlib.sha256()
     for name, tensor in (*model.named_parameters(), *model.named_buffers()):
         digest.update(f"{name} {tensor.dtype} {tuple(tensor.shape)}\n".encode())
-        digest.update(tensor.detach().contiguous().reshape(-1).view(torch.uint8).numpy())
+        digest.update(tensor.detach().contiguous().reshape(-1).view(torch.uint8).numpy().data)
     return digest.hexdigest()
 
 
@@ -109,9 +109,9 @@ def hash_code() -> str:
     from ... import models, runtime
 
     digest = hashlib.sha256()
-    exporter = Path(__file__).parents[1]
-    for folder in (exporter, *models.__path__, *runtime.__path__):
-        for path in sorted(Path(folder).rglob("*.py")):
+    own = Path(__file__).parents[1]
+    for folder in (own, *map(Path, models.__path__), *map(Path, runtime.__path__)):
+        for path in sorted(folder.rglob("*.py")):
             content = hashlib.sha256(path.read_bytes()).hexdigest()
             digest.update(f"{path.relative_to(folder).as_posix()} {content}\n".encode())
     return digest.hexdigest()

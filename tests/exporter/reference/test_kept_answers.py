@@ -42,7 +42,11 @@ from ...helpers.models import tiny_bert, write_wordpiece
 
 TEXTS = ["And it came to pass in those days.", "He said unto them, Go ye into the city."]
 KEYS = tuple(digit * 64 for digit in "abcdef")
-ARRAYS = {"whole": np.arange(5000), "none": np.empty((0, 3), np.float32), "names": np.array(["a", "bc"])}
+ARRAYS: Arrays = {
+    "whole": np.arange(5000),
+    "none": np.empty((0, 3), np.float32),
+    "names": np.array(["a", "bc"]),
+}
 
 
 @pytest.fixture(autouse=True)
@@ -80,7 +84,7 @@ class Asked:
         self.hash = self.source.compute_sha256()
 
     def ask(self, **changes: Any) -> Examiner[Any]:
-        usual = {"texts": TEXTS, "seed": 0, "level": QUICK, "checkpoint": self.hash}
+        usual: dict[str, Any] = {"texts": TEXTS, "seed": 0, "level": QUICK, "checkpoint": self.hash}
         with count_calls() as called:
             examiner = examine_model(self.bundle, self.model, **usual | changes)
         assert bool(called) != examiner.answers_kept
@@ -132,7 +136,7 @@ def test_whatever_differs_is_asked_anew(head_bundle: Callable[[str], Path], fold
         assert asked.ask(**changes).answers_kept
     assert not asked.ask(level=FULL).answers_kept
     assert not asked.ask(checkpoint="0" * 64).answers_kept  # another config.json
-    weight = next(asked.model.parameters())
+    _, weight = next(asked.model.named_parameters())
     with torch.no_grad():
         weight.view(-1)[7] += 1e-3
     assert not asked.ask().answers_kept
@@ -203,7 +207,7 @@ def test_a_damaged_file_is_no_answer(damage: str, folder: Path) -> None:
     content = bytearray(path.read_bytes())
     if damage in ("begin", "middle", "end"):
         content[{"begin": 3, "middle": len(content) // 2, "end": -1}[damage]] ^= 1
-    changed = {
+    changed: dict[str, bytes | bytearray] = {
         "cut": content[: len(content) // 2],
         "emptied": b"",
         "longer": content + b"more",
