@@ -26,7 +26,7 @@ def main() -> None:
     parser.add_argument("--record", type=Path, help="a file of JSON that gets the verdicts")
     options = parser.parse_args()
     warnings.simplefilter("ignore")
-    os.environ["PLANFORGE_ANSWERS_MB"] = "0"  # PyTorch answers anew, and the user's cache folder stays as it is
+    os.environ["PLANFORGE_ANSWERS_MB"] = "0"  # PyTorch answers anew; the cache folder stays as it is
     records: dict[int, Any] = {}
     if options.record is not None and options.record.exists():
         records = {record["number"]: record for record in json.loads(options.record.read_text())["controls"]}
