@@ -70,7 +70,7 @@ def examine_model(
     if checkpoint and level is not FULL and read_limit():
         key = compute_key(checkpoint, model, questions)
         if (arrays := read_answers(key)) is not None:
-            progress(f"PyTorch's answers: {KEPT}")
+            progress(f"reading PyTorch's answers, {KEPT}")
             expected = samples.restore(model, questions, arrays)
             return kind(bundle, expected, level=level, answers_kept=True)
     stage = "computing the reference in PyTorch"
