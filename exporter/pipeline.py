@@ -114,7 +114,8 @@ def stage_bundle(
             return None
         model = provider.load_reference(progress)
         level = request.level or STANDARD  # without a verdict, it is for calibration alone
-        return examine_model(Bundle(staging, manifest), model, texts, progress, level=level)
+        files = manifest.source["sha256"]
+        return examine_model(Bundle(staging, manifest), model, texts, progress, level=level, checkpoint=files)
 
     recipes = list(dict.fromkeys(artifact.recipe_id for artifact in artifacts))
     graphs, examiner = provider.make_graphs(recipes, progress, compute_reference)

@@ -23,6 +23,8 @@ Once: TypeAlias = AbstractContextManager[tuple[Path, bool]]
 # Set before any test module imports the libraries that read them.
 os.environ["HF_HUB_OFFLINE"] = "1"  # a test that would download fails at once
 os.environ["TOKENIZERS_PARALLELISM"] = "false"  # else tokenizers warns after a fork
+# PyTorch answers each test anew, and nothing of the user's is read; tests of kept answers turn them on.
+os.environ["PLANFORGE_ANSWERS_MB"] = "0"
 # One thread each: two workers on two cores would only wait for each other.
 os.environ.setdefault("OMP_NUM_THREADS", "1")
 

@@ -21,7 +21,7 @@ from ...runtime.encode.encoder import Encoder
 from ...runtime.text.long_text import Piece
 from ..execution.trial import PADDING, Step, Trial, count_positions
 from ..limits import Gaps
-from ..reference.encoder_samples import Expectation, compute_outputs, run_model
+from ..reference.encoder_samples import Expectation, compute_outputs, run_model, to_arrays
 from ..reference.fitted_head import HEAD, LinearHead
 from ..reference.model import is_module
 from .examiner import Examiner, Limited, Limits, OpenProgram
@@ -40,7 +40,7 @@ class EncoderExaminer(Examiner[Encoder]):
     expected: Expectation
 
     def collect_golden(self) -> Arrays:
-        return golden.to_arrays(self.expected)
+        return to_arrays(self.expected)
 
     @property
     def specs(self) -> Sequence[TensorSpec]:

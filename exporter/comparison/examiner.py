@@ -51,6 +51,7 @@ class Examiner(ABC, Generic[EngineT]):
     bundle: Bundle
     expected: Any  # the model's results
     level: Level = field(default=FULL, kw_only=True)  # how much of it was computed
+    answers_kept: bool = field(default=False, kw_only=True)  # whether an earlier run computed the results
     open_other: OpenProgram | None = None  # opens what a trial's graph runs with; else the bundle's file is
 
     @abstractmethod

@@ -2,14 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
-from typing import TYPE_CHECKING, Any, TypeAlias
+from collections.abc import Sequence
+from typing import TYPE_CHECKING, Any, Protocol, TypeAlias
 
 from ...runtime.bundle.bundle import Bundle
 from ...runtime.diagnostics.golden.files import Arrays
 from ...runtime.progress import Report, StageCounter
 from ..levels import FULL, Level
 from ..reference import decoder_samples, encoder_samples, translation_samples
+from ..reference.kept_answers import KEPT, compute_key, keep_answers, read_answers, read_limit
 from .decoders import DecoderExaminer
 from .encoders import EncoderExaminer
 from .examiner import Examiner, Progress
@@ -20,12 +21,32 @@ if TYPE_CHECKING:
 
 AnyExaminer: TypeAlias = Examiner[Any]
 
-Expect: TypeAlias = "Callable[[ReferenceModel, Bundle, Sequence[str], Report, int, Level], Any]"
-# What examines it, what computes the model's results, and what reads them from golden data.
-EXAMINERS: dict[str, tuple[type[AnyExaminer], Expect, Callable[[Arrays], Any]]] = {
-    "text-generation": (DecoderExaminer, decoder_samples.expect, decoder_samples.from_arrays),
-    "text-encoding": (EncoderExaminer, encoder_samples.expect, encoder_samples.from_arrays),
-    "translation": (TranslationExaminer, translation_samples.expect, translation_samples.from_arrays),
+
+class Samples(Protocol):
+    """A module that asks PyTorch what a task's graphs must reproduce."""
+
+    def choose_questions(
+        self, model: ReferenceModel, bundle: Bundle, texts: Sequence[str], seed: int, level: Level
+    ) -> Any:
+        """Return what to ask: besides the model, all that the answers depend on."""
+
+    def answer(self, model: ReferenceModel, questions: Any, report: Report) -> Any:
+        """Return what the model computes."""
+
+    def restore(self, model: ReferenceModel, questions: Any, arrays: Arrays) -> Any:
+        """Return the same, computed in an earlier run."""
+
+    def to_arrays(self, expected: Any, whole: bool) -> Arrays:
+        """Return what the model computed, as a file can keep it."""
+
+    def from_arrays(self, arrays: Arrays) -> Any:
+        """Return what golden data keeps of it."""
+
+
+TASKS: dict[str, tuple[type[AnyExaminer], Samples]] = {
+    "text-generation": (DecoderExaminer, decoder_samples),
+    "text-encoding": (EncoderExaminer, encoder_samples),
+    "translation": (TranslationExaminer, translation_samples),
 }
 
 
@@ -36,16 +57,31 @@ def examine_model(
     progress: Progress = lambda _: None,
     seed: int = 0,
     level: Level = FULL,
+    checkpoint: str = "",
 ) -> AnyExaminer:
-    """Return the bundle's examiner, with what the model computes for the texts and for what a seed draws."""
-    kind, expect, _ = EXAMINERS[bundle.manifest.task]
+    """Return the bundle's examiner, with what the model computes for the texts and for what a seed draws.
+
+    `checkpoint` is the hash of the files that the model was loaded from. With it the model's answers are
+    kept, and those of an earlier run are taken; but "full" asks anew.
+    """
+    kind, samples = TASKS[bundle.manifest.task]
+    questions = samples.choose_questions(model, bundle, texts, seed, level)
+    key = ""
+    if checkpoint and level is not FULL and read_limit():
+        key = compute_key(checkpoint, model, questions)
+        if (arrays := read_answers(key)) is not None:
+            progress(f"reading PyTorch's answers, {KEPT}")
+            expected = samples.restore(model, questions, arrays)
+            return kind(bundle, expected, level=level, answers_kept=True)
     stage = "computing the reference in PyTorch"
     progress(stage)
-    report = StageCounter(progress, stage, "parts")
-    return kind(bundle, expect(model, bundle, texts, report, seed, level), level=level)
+    expected = samples.answer(model, questions, StageCounter(progress, stage, "parts"))
+    if key:
+        keep_answers(key, samples.to_arrays(expected, whole=True))
+    return kind(bundle, expected, level=level)
 
 
 def examine_golden(bundle: Bundle, arrays: Arrays) -> AnyExaminer:
     """Return the bundle's examiner, with the results that golden data keeps; KeyError if one is missing."""
-    kind, _, read = EXAMINERS[bundle.manifest.task]
-    return kind(bundle, read(arrays))
+    kind, samples = TASKS[bundle.manifest.task]
+    return kind(bundle, samples.from_arrays(arrays))

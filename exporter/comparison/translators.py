@@ -15,7 +15,7 @@ from ...runtime.decoding.decoder import Decoder, pad
 from ...runtime.diagnostics.golden.cases import Case
 from ...runtime.diagnostics.golden.files import Arrays
 from ...runtime.diagnostics.golden.translation_engine import Engine
-from ...runtime.diagnostics.golden.translations import Sample, to_arrays
+from ...runtime.diagnostics.golden.translations import Sample
 from ...runtime.diagnostics.golden.translators import (
     make_at_once_case,
     make_cross_case,
@@ -27,7 +27,7 @@ from ...runtime.translate.source_encoder import SourceEncoder
 from ...runtime.translate.sources import open_tokenizers
 from ..execution.trial import Reading, Step, Trial, count_positions
 from ..limits import CAPS, GAP_FACTOR, NOTHING_ACCEPTED, Accepted, Gaps
-from ..reference.translation_samples import Expectation
+from ..reference.translation_samples import Expectation, to_arrays
 from .examiner import Examiner, Limited, Limits, OpenProgram
 
 if TYPE_CHECKING:

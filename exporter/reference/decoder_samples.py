@@ -23,8 +23,8 @@ from . import passages
 from .passages import Passage, cut_passages, make_passage
 
 if TYPE_CHECKING:
-    from ...runtime.diagnostics.golden.draws import Draws
     from .decoder import Reference
+    from .draw import Drawing
     from .model import ReferenceModel
 
 DECODE_STEPS = 16
@@ -56,93 +56,144 @@ class Expectation(Golden):
         return replace(self, context=Context(), passages=tuple(self.passages[i] for i in few))
 
 
-def expect(
-    model: ReferenceModel,
-    bundle: Bundle,
-    texts: Sequence[str],
-    report: Report = report_nothing,
-    seed: int = 0,
-    level: Level = FULL,
-) -> Expectation:
-    """Compute samples of unequal length, one of a single token, a full context, and drawn batches.
+@dataclass(frozen=True)
+class Questions:
+    """What PyTorch is asked: besides the model, all that its answers depend on."""
 
-    The parts are reported. A level below "full" has fewer of them.
+    prompts: tuple[tuple[int, ...], ...]  # to continue; the last has a single token
+    steps: int  # of each continuation
+    passages: tuple[tuple[int, ...], ...]  # of which every token is predicted
+    context: Context  # whose end is read; an empty one is not
+    edges: tuple[int, ...]  # how many of the edge tokens are read
+    edge_tokens: tuple[int, ...]
+    drawing: Drawing | None  # None where nothing is drawn
+    texts: tuple[tuple[int, ...], ...]  # as in an `Expectation`
+    left_out: tuple[str, ...]
+
+
+def choose_questions(
+    model: ReferenceModel, bundle: Bundle, texts: Sequence[str], seed: int = 0, level: Level = FULL
+) -> Questions:
+    """Choose samples of unequal length, one of a single token, a full context, and what is drawn.
+
+    A level below "full" has fewer of them.
     """
     from .decoder import make_reference
-    from .draw import count_weights, draw_for_decoder
+    from .draw import Drawing, count_weights
 
     reference = make_reference(model)
     weights = count_weights(model)
-    context = bundle.manifest.max_length
-    tuned = {artifact.axis("tokens").opt for artifact in bundle.manifest.artifacts}
+    manifest = bundle.manifest
+    context = manifest.max_length
+    rows = max(artifact.axis("batch").max for artifact in manifest.artifacts)
     encoded = [tokens for tokens in map(open_plain_tokenizer(bundle).encode, texts) if tokens]
+    text = tuple(token for tokens in encoded for token in tokens)
     steps = min(DECODE_STEPS + 1, context // 2)
-    longest = min(PROMPT_TOKENS, context - steps)
-    few = choose_evenly(len(encoded), floor(level.count_samples(weights, PROMPT_TOKENS) - 1, len(encoded)))
-    chosen = [encoded[k][: max(1, longest // (1 + i % 3))] for i, k in enumerate(few)]
-    chosen.append(encoded[0][:1])
+    prompts = choose_prompts(encoded, min(PROMPT_TOKENS, context - steps), level, weights)
     passages_of_all, others = cut_passages(encoded, context)
     judged = thin_passages(passages_of_all, level.count_text(weights))
-    parts = PartCounter(report, 3 + len(chosen) + len(judged))  # the continuations and the context are one
-    continuations = reference.continue_greedily(chosen, steps)
+    filled = fill_for_level(reference, text, context, level, weights)
+    edges = list_edges(bundle, len(filled.tokens))
+    drawing = None
+    if level.draw_work:
+        # Another exporter's mask of a window may count the cache's columns; that is right as long as no
+        # padding stands between a row's tokens, and `generate` leaves none there.
+        parts = 1 if manifest.source.get("exporter") else 2
+        drawing = Drawing(text, context, rows, seed, parts, level)
+    left_out = describe_left_out(
+        counts={
+            "prompts": (len(prompts) - 1, len(encoded)),
+            "passages of real text": (len(judged), len(passages_of_all)),
+        },
+        context=(len(filled), len(filled.tokens), min(context, reference.count_read(context))),
+        full_context=context,
+        weights=weights,
+        sizes=rows,
+        level=level,
+    )
+    return Questions(
+        prompts=tuple(prompts),
+        steps=steps,
+        passages=tuple(judged),
+        context=filled,
+        edges=edges,
+        edge_tokens=(filled.tokens or text)[: max(edges, default=1)],
+        drawing=drawing,
+        texts=tuple(others),
+        left_out=tuple(left_out),
+    )
+
+
+def answer(model: ReferenceModel, questions: Questions, report: Report = report_nothing) -> Expectation:
+    """Compute what PyTorch answers; report the parts."""
+    from .decoder import make_reference
+    from .draw import draw_for_decoder
+
+    # The continuations, the context with the edges, and what is drawn are a part each.
+    parts = PartCounter(report, 3 + len(questions.prompts) + len(questions.passages))
+    reference = make_reference(model)
+    samples = answer_prompts(reference, questions, parts)
+    context = questions.context
+    end = samples[-1].logits[:0]
+    if context:
+        end = reference.compute_context_logits(context, min(CONTEXT_ROWS, len(context) - 1))
+    edge_rows = [edge - 1 for edge in questions.edges]
+    edge_logits = reference.compute_logits(questions.edge_tokens, edge_rows)
+    parts.finish_one()
+    predicted = []
+    for tokens in questions.passages:
+        logits = reference.compute_logits(tokens[:-1], slice(None))
+        predicted.append(make_passage(tokens, logits, len(questions.passages)))
+        parts.finish_one()
+    draws = None
+    if questions.drawing is not None:
+        draws = draw_for_decoder(reference, questions.drawing)
+    parts.finish_one()
+    return Expectation(
+        samples=tuple(samples),
+        passages=tuple(predicted),
+        context=context,
+        context_logits=end,
+        edges=questions.edges,
+        edge_logits=edge_logits,
+        draws=draws,
+        texts=questions.texts,
+        left_out=questions.left_out,
+    )
+
+
+def answer_prompts(reference: Reference, questions: Questions, parts: PartCounter) -> list[Sample]:
+    """Continue the prompts, and compute the logits of each continuation at once."""
+    steps = questions.steps
+    continuations = reference.continue_greedily(questions.prompts, steps)
     parts.finish_one()
     samples = []
-    for prompt, continuation in zip(chosen, continuations, strict=True):
+    for prompt, continuation in zip(questions.prompts, continuations, strict=True):
         logits = reference.compute_logits([*prompt, *continuation[:-1]], slice(len(prompt) - 1, None))
         if not np.isfinite(logits).all():
             raise VerificationError("the PyTorch model's own logits are not finite; check its weights")
         best = np.sort(logits, axis=-1)[:, -2:]
         margins = tuple(float(margin) for margin in best[:, 1] - best[:, 0])
-        samples.append(Sample(tuple(prompt), tuple(continuation), margins, tuple(range(steps)), logits))
+        samples.append(Sample(prompt, tuple(continuation), margins, tuple(range(steps)), logits))
         parts.finish_one()
-    text = [token for tokens in encoded for token in tokens]
-    filled = fill_for_level(reference, text, context, level, weights)
-    end = samples[-1].logits[:0]
-    if filled:
-        end = reference.compute_context_logits(filled, min(CONTEXT_ROWS, len(filled) - 1))
-    known = len(filled.tokens)
-    edges = sorted({n for edge in (*tuned, PREFILL_CHUNK) for n in (edge, edge + 1) if n < known})
-    edge_logits = reference.compute_logits(
-        (filled.tokens or text)[: max(edges, default=1)], [n - 1 for n in edges]
-    )
-    parts.finish_one()
-    passages = []
-    for tokens in judged:
-        logits = reference.compute_logits(tokens[:-1], slice(None))
-        passages.append(make_passage(tokens, logits, len(judged)))
-        parts.finish_one()
-    rows = max(artifact.axis("batch").max for artifact in bundle.manifest.artifacts)
-    draws = None
-    if level.draw_work:
-        # Another exporter's mask of a window may count the cache's columns; that is right as long as no
-        # padding stands between a row's tokens, and `generate` leaves none there.
-        most = 1 if bundle.manifest.source.get("exporter") else 2
-        draws = draw_for_decoder(reference, text, context, rows, seed, most, level)
-    parts.finish_one()
-    return Expectation(
-        samples=tuple(samples),
-        passages=tuple(passages),
-        context=filled,
-        context_logits=end,
-        edges=tuple(edges),
-        edge_logits=edge_logits,
-        draws=draws,
-        texts=tuple(others),
-        left_out=tuple(
-            describe_left_out(
-                counts={
-                    "prompts": (len(few), len(encoded)),
-                    "passages of real text": (len(judged), len(passages_of_all)),
-                },
-                context=(len(filled), known, min(context, reference.count_read(context))),
-                full_context=context,
-                draws=draws,
-                weights=weights,
-                sizes=rows,
-                level=level,
-            )
-        ),
-    )
+    return samples
+
+
+def choose_prompts(
+    encoded: Sequence[Sequence[int]], longest: int, level: Level, weights: int
+) -> list[tuple[int, ...]]:
+    """Return the beginnings of some texts, of three lengths, and a single token."""
+    count = floor(level.count_samples(weights, PROMPT_TOKENS) - 1, len(encoded))
+    few = choose_evenly(len(encoded), count)
+    chosen = [tuple(encoded[k][: max(1, longest // (1 + i % 3))]) for i, k in enumerate(few)]
+    return [*chosen, tuple(encoded[0][:1])]
+
+
+def list_edges(bundle: Bundle, known: int) -> tuple[int, ...]:
+    """Return the lengths of prompts at which something changes, below that of the known text."""
+    tuned = {artifact.axis("tokens").opt for artifact in bundle.manifest.artifacts}
+    lengths = {length for edge in (*tuned, PREFILL_CHUNK) for length in (edge, edge + 1)}
+    return tuple(sorted(length for length in lengths if length < known))
 
 
 def floor(count: float, most: int) -> int:
@@ -180,7 +231,6 @@ def describe_left_out(
     counts: Mapping[str, tuple[int, int]],
     context: tuple[int, int, int],
     full_context: int,
-    draws: Draws | None,
     weights: int,
     sizes: int,
     level: Level,
@@ -191,12 +241,11 @@ def describe_left_out(
         counts: how many of each kind are compared, and how many there are.
         context: how long the context is that is filled, how much of it is read, and how much "full" reads.
         full_context: how long it would be.
-        draws: what is drawn.
         weights: of the model.
         sizes: the most rows of a batch.
         level: how much is computed.
     """
-    from .draw import count_alike, count_tokens, list_sizes
+    from .draw import count_alike, count_longest, list_sizes
 
     for what, (some, every) in counts.items():
         if some < every:
@@ -208,11 +257,11 @@ def describe_left_out(
         yield f"positions {length:,} to {full_context - 1:,} of a context"
     elif read < usually_read:
         yield f"reading {usually_read:,} tokens of a context: {read:,} are, and stand in it more than once"
-    if draws is None:
+    if not level.draw_work:
         yield "drawn batches, and single steps at every position"
         return
-    longest = len(draws.texts[0])
-    usual = min(full_context, count_tokens(weights, FULL) // 2)
+    longest = count_longest(weights, full_context, level)
+    usual = count_longest(weights, full_context, FULL)
     if longest < usual:
         yield f"drawn rows and single steps of {longest + 1:,} to {usual:,} tokens"
     if count_alike(weights, list_sizes(sizes), level) == 1:
@@ -233,10 +282,16 @@ def open_plain_tokenizer(bundle: Bundle) -> Tokenizer:
     return Tokenizer.from_file(bundle.path(str(bundle.manifest.tokenizer["files"][0])))
 
 
-def to_arrays(expected: Expectation) -> dict[str, npt.NDArray[Any]]:
-    """Return samples, passages and some of the logits, as golden data keeps them."""
-    return golden.to_arrays(expected) | passages.to_arrays(expected.passages)
+def to_arrays(expected: Expectation, whole: bool = False) -> dict[str, npt.NDArray[Any]]:
+    """Return samples, passages and some of the logits, as golden data keeps them; all of them if `whole`."""
+    return golden.to_arrays(expected, whole) | passages.to_arrays(expected.passages, whole)
 
 
 def from_arrays(arrays: Arrays) -> Expectation:
     return Expectation(**vars(golden.from_arrays(arrays)), passages=passages.from_arrays(arrays))
+
+
+def restore(model: ReferenceModel, questions: Questions, arrays: Arrays) -> Expectation:
+    """Return what `answer` does, from whole arrays of an earlier run."""
+    del model
+    return replace(from_arrays(arrays), texts=questions.texts, left_out=questions.left_out)

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
+from dataclasses import dataclass
 from typing import TYPE_CHECKING, TypeAlias
 
 import numpy as np
@@ -30,6 +31,28 @@ PHRASE = 32  # tokens at most that follow each other as in real text
 KNOWN_TOKENS = 256  # of the vocabulary, whose logits are compared
 
 
+@dataclass(frozen=True)
+class Drawing:
+    """What is drawn for a decoder.
+
+    Attributes:
+        real: tokens of real text, of which phrases are drawn.
+        context: the most tokens of a row.
+        max_batch: the most rows of a batch.
+        seed: decides all that is drawn.
+        parts: in how many steps of several tokens a row reads its text at most. After more than one there is
+            padding between a row's tokens.
+        level: how much is drawn.
+    """
+
+    real: tuple[int, ...]
+    context: int
+    max_batch: int
+    seed: int
+    parts: int
+    level: Level
+
+
 def count_weights(model: ReferenceModel) -> int:
     return max(1, sum(parameter.numel() for _, parameter in model.named_parameters()))
 
@@ -37,6 +60,11 @@ def count_weights(model: ReferenceModel) -> int:
 def count_tokens(weights: int, level: Level) -> int:
     """Return how many tokens a model of so many weights reads of what is drawn."""
     return int(np.clip(level.draw_work / weights, level.least_drawn, MOST_TOKENS))
+
+
+def count_longest(weights: int, context: int, level: Level) -> int:
+    """Return how many tokens the longest text has that is drawn for a decoder."""
+    return min(context, count_tokens(weights, level) // 2)
 
 
 def count_step_rows(weights: int, length: int, level: Level) -> int:
@@ -177,47 +205,29 @@ def draw_rows(
     return tuple(batches)
 
 
-def draw_for_decoder(
-    reference: Reference,
-    real: Sequence[int],
-    context: int,
-    max_batch: int,
-    seed: int,
-    parts: int,
-    level: Level = FULL,
-) -> Draws:
-    """Draw texts and batches for a decoder, and compute what PyTorch makes of the texts.
-
-    Args:
-        reference: the model in PyTorch.
-        real: tokens of real text.
-        context: the most tokens of a row.
-        max_batch: the most rows of a batch.
-        seed: decides all that is drawn.
-        parts: in how many steps of several tokens a row reads its text at most. After more than one there is
-            padding between a row's tokens.
-        level: how much is drawn.
-    """
-    random = np.random.default_rng(seed)
+def draw_for_decoder(reference: Reference, drawing: Drawing) -> Draws:
+    """Draw texts and batches for a decoder, and compute what PyTorch makes of the texts."""
+    random = np.random.default_rng(drawing.seed)
     weights = count_weights(reference.model)
-    longest = min(context, count_tokens(weights, level) // 2)
+    longest = count_longest(weights, drawing.context, drawing.level)
     lengths = [longest, *[max(1, longest // (TEXTS - 1))] * (TEXTS - 1)]
-    texts = tuple(draw_text(random, real, length) for length in lengths)
+    texts = tuple(draw_text(random, drawing.real, length) for length in lengths)
     vocabulary = reference.compute_logits(texts[0][:1], slice(None)).shape[1]
     columns = np.sort(random.choice(vocabulary, min(KNOWN_TOKENS, vocabulary), replace=False))
     logits = tuple(reference.compute_columns(text, columns.tolist()) for text in texts)
     if not all(np.isfinite(array).all() for array in logits):
         raise VerificationError("the PyTorch model's own logits are not finite; check its weights")
-    sizes = list_sizes(max_batch)
-    alike = count_alike(weights, sizes, level)
+    sizes = list_sizes(drawing.max_batch)
+    alike = count_alike(weights, sizes, drawing.level)
+    room = longest // 2
     return Draws(
-        seed=seed,
+        seed=drawing.seed,
         texts=texts,
         columns=tuple(columns.tolist()),
         logits=logits,
         scale=measure_scale(np.concatenate(logits)),
-        batches=draw_batches(random, lengths, sizes, longest // 2, context, parts, alike),
-        step_rows=count_step_rows(weights, longest, level),
+        batches=draw_batches(random, lengths, sizes, room, drawing.context, drawing.parts, alike),
+        step_rows=count_step_rows(weights, longest, drawing.level),
     )
 
 

@@ -7,11 +7,12 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
 import numpy as np
 
+from ...runtime.backends.backend import Array
 from ...runtime.bundle.bundle import Bundle
 from ...runtime.bundle.defaults import EncoderDefaults
 from ...runtime.bundle.manifest import TensorSpec
@@ -46,24 +47,31 @@ class Expectation(Golden):
     left_out: tuple[str, ...] = ()  # what the level of verification does without, in words
 
 
-def expect(
-    model: ReferenceModel,
-    bundle: Bundle,
-    texts: Sequence[str],
-    report: Report = report_nothing,
-    seed: int = 0,
-    level: Level = FULL,
-) -> Expectation:
-    """Compute the reference in PyTorch for every output of the bundle's graph; report the sequences.
+@dataclass(frozen=True)
+class Questions:
+    """What PyTorch is asked: besides the model, all that its answers depend on."""
 
-    Sequences of any length, and padded batches of them, are drawn from a seed. A level may have fewer.
+    pieces: tuple[Piece, ...]  # of real text
+    drawn: tuple[Piece, ...]
+    batches: tuple[tuple[int, ...], ...]  # of the drawn ones
+    seed: int  # that decided what is drawn
+    outputs: tuple[TensorSpec, ...]  # of the graph
+    head: LinearHead | None  # that was fitted to the model
+    texts: tuple[Piece, ...]  # as in an `Expectation`
+    left_out: tuple[str, ...]
+
+
+def choose_questions(
+    model: ReferenceModel, bundle: Bundle, texts: Sequence[str], seed: int = 0, level: Level = FULL
+) -> Questions:
+    """Choose sequences of real text, and draw some of any length, and padded batches of them, from a seed.
+
+    A level below "full" has fewer of them.
     """
     manifest = bundle.manifest
     assert manifest.encoder is not None
     tokenizer = Tokenizer.from_file(bundle.path(str(manifest.tokenizer["files"][0])))
-    specs = manifest.artifacts[0].outputs
     has_segments = any(spec.role == "segments" for spec in manifest.artifacts[0].inputs)
-    head = LinearHead.load(bundle)
     encoded = [tokenizer.encode(text) for text in texts]
     weights = count_weights(model)
     every = cut_pieces(encoded, manifest.encoder, has_segments)
@@ -72,26 +80,40 @@ def expect(
     drawn: list[Piece] = []
     if level.draw_work:
         drawn = draw_pieces(random, encoded, manifest.encoder, has_segments, weights, level)
-    parts = PartCounter(report, len(pieces) + len(drawn))
-
-    def compute(piece: Piece) -> Sample:
-        positions = choose_evenly(len(piece), POSITIONS)
-        sample = Sample(piece, positions, compute_outputs(model, piece, positions, specs, head))
-        parts.finish_one()
-        return sample
-
     lengths = [len(piece) for piece in (*drawn, *pieces[-2:])]
     rows = max(artifact.axis("batch").max for artifact in manifest.artifacts)
     sizes = list_sizes(rows)[1:]
-    batches = draw_rows(random, lengths, sizes, weights, level) if drawn else ()
-    return Expectation(
-        samples=tuple(map(compute, pieces)),
-        per_token=tuple(spec.name for spec in specs if is_per_token(spec)),
-        texts=tuple(cut_calibration_pieces(encoded, manifest.encoder)),
-        drawn=tuple(map(compute, drawn)),
-        batches=batches,
+    return Questions(
+        pieces=tuple(pieces),
+        drawn=tuple(drawn),
+        batches=draw_rows(random, lengths, sizes, weights, level) if drawn else (),
         seed=seed,
+        outputs=tuple(manifest.artifacts[0].outputs),
+        head=LinearHead.load(bundle),
+        texts=tuple(cut_calibration_pieces(encoded, manifest.encoder)),
         left_out=tuple(describe_left_out(len(pieces), len(every), bool(drawn), weights, sizes, level)),
+    )
+
+
+def answer(model: ReferenceModel, questions: Questions, report: Report = report_nothing) -> Expectation:
+    """Compute every output of the bundle's graph in PyTorch; report the sequences."""
+    parts = PartCounter(report, len(questions.pieces) + len(questions.drawn))
+    specs = questions.outputs
+
+    def compute(piece: Piece) -> Sample:
+        positions = choose_evenly(len(piece), POSITIONS)
+        sample = Sample(piece, positions, compute_outputs(model, piece, positions, specs, questions.head))
+        parts.finish_one()
+        return sample
+
+    return Expectation(
+        samples=tuple(map(compute, questions.pieces)),
+        per_token=tuple(spec.name for spec in specs if is_per_token(spec)),
+        texts=questions.texts,
+        drawn=tuple(map(compute, questions.drawn)),
+        batches=questions.batches,
+        seed=questions.seed,
+        left_out=questions.left_out,
     )
 
 
@@ -230,5 +252,15 @@ def compute_outputs(
     return outputs
 
 
+def to_arrays(expected: Expectation, whole: bool = False) -> dict[str, Array]:
+    return golden.to_arrays(expected, whole)
+
+
 def from_arrays(arrays: Arrays) -> Expectation:
     return Expectation(**vars(golden.from_arrays(arrays)))
+
+
+def restore(model: ReferenceModel, questions: Questions, arrays: Arrays) -> Expectation:
+    """Return what `answer` does, from whole arrays of an earlier run."""
+    del model
+    return replace(from_arrays(arrays), texts=questions.texts, left_out=questions.left_out)

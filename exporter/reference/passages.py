@@ -106,12 +106,12 @@ def read_passages(decoder: Decoder, passages: Sequence[Passage]) -> Iterator[Log
         yield np.concatenate(list(run.extend(passage.tokens[:-1], PREFILL_CHUNK)))
 
 
-def to_arrays(passages: Sequence[Passage]) -> dict[str, npt.NDArray[Any]]:
-    """Return the passages as golden data keeps them."""
+def to_arrays(passages: Sequence[Passage], whole: bool = False) -> dict[str, npt.NDArray[Any]]:
+    """Return the passages as golden data keeps them, or `whole`."""
     arrays: dict[str, npt.NDArray[Any]] = {}
     for i, passage in enumerate(passages):
-        thin = passage.thin()
-        arrays |= {f"passage.{i}.{name}": np.asarray(value) for name, value in vars(thin).items()}
+        stored = passage if whole else passage.thin()
+        arrays |= {f"passage.{i}.{name}": np.asarray(value) for name, value in vars(stored).items()}
     return arrays
 
 

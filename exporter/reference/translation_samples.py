@@ -4,9 +4,10 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
+import numpy.typing as npt
 
 from ...runtime.bundle.bundle import Bundle
 from ...runtime.bundle.defaults import GenerationDefaults
@@ -41,24 +42,37 @@ class Expectation(Golden):
     left_out: tuple[str, ...] = ()  # what the level of verification does without, in words
 
 
-def expect(
-    model: ReferenceModel,
-    bundle: Bundle,
-    texts: Sequence[str],
-    report: Report = report_nothing,
-    seed: int = 0,
-    level: Level = FULL,
-) -> Expectation:
-    """Compute the reference in PyTorch for texts of unequal length; report the parts."""
-    del seed  # nothing is drawn
+@dataclass(frozen=True)
+class Questions:
+    """What PyTorch is asked: besides the model, all that its answers depend on."""
+
+    sources: tuple[tuple[int, ...], ...]  # the last is the end token alone
+    searched: range  # of these sources, those for which beams are searched
+    full: tuple[int, ...]  # a source as long as one may be, whose target is too
+    steps: int  # of the other targets
+    defaults: GenerationDefaults
+    gives_attention: bool  # whether a graph does
+    texts: tuple[tuple[int, ...], ...]  # as in an `Expectation`
+    left_out: tuple[str, ...]
+
+    def make_reference(self, model: ReferenceModel) -> Reference:
+        """Return the model as it is asked."""
+        from .translation import make_reference
+
+        assert self.defaults.decoder_start is not None
+        return make_reference(model, self.defaults.decoder_start, self.gives_attention)
+
+
+def choose_questions(
+    model: ReferenceModel, bundle: Bundle, texts: Sequence[str], seed: int = 0, level: Level = FULL
+) -> Questions:
+    """Choose sources of unequal length, one of a single token, and a full one; nothing is drawn."""
+    del seed
     from .draw import count_weights
-    from .translation import make_reference
 
     defaults = bundle.manifest.generation
-    assert defaults is not None and defaults.decoder_start is not None and defaults.source_eos is not None
+    assert defaults is not None and defaults.source_eos is not None
     roles = [spec.role for artifact in bundle.manifest.artifacts for spec in artifact.outputs]
-    gives_attention = any(role.startswith("cross_attention.") for role in roles)
-    reference = make_reference(model, defaults.decoder_start, gives_attention)
     end = defaults.source_eos
     tokenizer, _ = open_tokenizers(bundle)
     encoder = next(a for a in bundle.manifest.artifacts if a.graph == "encoder")
@@ -72,27 +86,39 @@ def expect(
     few = min(every, level.count_samples(count_weights(model), SOURCE_TOKENS + DECODE_STEPS))
     judged = [judged[i] for i in choose_evenly(every, int(few))]
     sources = [(*t[: max(1, most // (1 + i % 3))], end) for i, t in enumerate(judged)]
-    steps = min(DECODE_STEPS, longest)
-    searched = range(max(0, len(sources) - MAX_BATCH), len(sources))
-    parts = PartCounter(report, len(sources) + len(searched) + 2)
+    text = [token for tokens in judged for token in tokens[:most]]
+    return Questions(
+        sources=(*sources, (end,)),
+        searched=range(max(0, len(sources) - MAX_BATCH), len(sources)),
+        full=(*(text * (longest // len(text) + 1))[: longest - 1], end),
+        steps=min(DECODE_STEPS, longest),
+        defaults=defaults,
+        gives_attention=any(role.startswith("cross_attention.") for role in roles),
+        texts=tuple((*t, end) for t in others),
+        left_out=(f"{every - len(judged)} of {every} sources",) if len(judged) < every else (),
+    )
+
+
+def answer(model: ReferenceModel, questions: Questions, report: Report = report_nothing) -> Expectation:
+    """Compute what PyTorch answers; report the parts."""
+    parts = PartCounter(report, len(questions.sources) + len(questions.searched) + 1)
+    reference = questions.make_reference(model)
     samples = []
-    for source in (*sources, (end,)):
-        samples.append(make_greedy_sample(reference, source, defaults, steps))
+    for source in questions.sources:
+        samples.append(make_greedy_sample(reference, source, questions.defaults, questions.steps))
         parts.finish_one()
-    search = make_search(defaults, steps, NUM_BEAMS)
-    for i in searched:
+    search = make_search(questions.defaults, questions.steps, NUM_BEAMS)
+    for i in questions.searched:
         beams = tuple(reference.search(samples[i].source, search))
         samples[i] = replace(samples[i], beams=beams)
         parts.finish_one()
-    text = [token for tokens in judged for token in tokens[:most]]
-    full = (*(text * (longest // len(text) + 1))[: longest - 1], end)
     written = [token for s in samples for token in s.target]
+    longest = len(questions.full)
     target = tuple((written * (longest // len(written) + 1))[:longest])
     last = tuple(range(longest - min(CONTEXT_ROWS, longest), longest))
-    samples.append(make_sample(reference, full, target, last))
+    samples.append(make_sample(reference, questions.full, target, last))
     parts.finish_one()
-    left_out = (f"{every - len(judged)} of {every} sources",) if len(judged) < every else ()
-    return Expectation(tuple(samples), search, reference, tuple((*t, end) for t in others), left_out)
+    return Expectation(tuple(samples), search, reference, questions.texts, questions.left_out)
 
 
 def split_sources(
@@ -136,5 +162,16 @@ def make_search(defaults: GenerationDefaults, steps: int, beams: int) -> Search:
     return Search(num_beams=beams, n_best=beams, max_new_tokens=steps, constraints=constraints)
 
 
+def to_arrays(expected: Expectation, whole: bool = False) -> dict[str, npt.NDArray[Any]]:
+    return translations.to_arrays(expected, whole)
+
+
 def from_arrays(arrays: Arrays) -> Expectation:
     return Expectation(**vars(translations.from_arrays(arrays)))
+
+
+def restore(model: ReferenceModel, questions: Questions, arrays: Arrays) -> Expectation:
+    """Return what `answer` does, from whole arrays of an earlier run."""
+    reference = questions.make_reference(model)
+    known = from_arrays(arrays)
+    return replace(known, reference=reference, texts=questions.texts, left_out=questions.left_out)

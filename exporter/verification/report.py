@@ -16,6 +16,7 @@ from ..comparison.examiner import Limits
 from ..errors import VerificationError
 from ..levels import LEVELS
 from ..limits import Accepted
+from ..reference.kept_answers import KEPT
 from .bisect import Culprit
 from .fp32_nodes import Fp32Node
 
@@ -37,6 +38,7 @@ class VerificationReport:
         accepted: what a user lets precisions lose, by precision and metric.
         level: how much was compared with PyTorch; empty where golden data was.
         left_out: what that level does without, in words.
+        answers_kept: whether PyTorch's answers are those of an earlier run.
         plans: "not run" where the bundle has plans; empty where it has none.
     """
 
@@ -51,6 +53,7 @@ class VerificationReport:
     accepted: Mapping[str, Accepted] = field(default_factory=dict)
     level: str = ""
     left_out: tuple[str, ...] = ()
+    answers_kept: bool = False
     plans: str = ""
     precisions: Mapping[str, str] = field(default_factory=dict)
 
@@ -75,11 +78,17 @@ class VerificationReport:
         return [artifact for artifact in manifest.artifacts if artifact.id in failed]
 
     def describe_level(self) -> str:
-        """Return how much was compared, in a sentence; empty where golden data decided that."""
+        """Return how much was compared, in words; empty where golden data decided that."""
         if not self.level:
             return ""
         left_out = f", without {'; '.join(self.left_out)}" if self.left_out else ""
-        return f"Verified at the level {self.level}: {LEVELS[self.level].meaning}{left_out}."
+        kept = f" PyTorch's answers were {KEPT}." if self.answers_kept else ""
+        return f"Verified at the level {self.level}: {LEVELS[self.level].meaning}{left_out}.{kept}"
+
+    def describe_effort(self) -> dict[str, Any]:
+        """Return how much was compared, as JSON and manifests tell it."""
+        effort: dict[str, Any] = {"level": self.level, "left_out": list(self.left_out)}
+        return effort | ({"answers": KEPT} if self.answers_kept else {})
 
     def where(self) -> list[str]:
         """Return what is known of each graph that failed."""
@@ -100,7 +109,7 @@ class VerificationReport:
         if self.notes:
             fields["notes"] = list(self.notes)
         if self.level:
-            fields |= {"level": self.level, "left_out": list(self.left_out)}
+            fields |= self.describe_effort()
         if self.plans:
             fields["plans"] = self.plans
         return fields
@@ -128,7 +137,7 @@ class VerificationReport:
                 values = [gate["measured"].get(name, 0.0), comparison.metrics[name]]
                 gate["measured"][name] = None if None in values else max(values)
             if self.level:
-                gate |= {"level": self.level, "left_out": list(self.left_out)}
+                gate |= self.describe_effort()
             accepted = self.accepted.get(self.precisions.get(comparison.artifact, ""))
             if accepted:
                 gate["accepted"] = dict(accepted)

@@ -186,7 +186,8 @@ def verify_with_pytorch(
     """Verify a bundle with its checkpoint, whose hash was compared with the manifest's."""
     model = load_model_to_compare(opened, checkpoint)
     texts = read_prompts(prompts, checkpoint.folder)
-    examiner = examine_model(opened, model, texts, progress, seed, level)
+    recorded = str(opened.manifest.source["sha256"])  # the checkpoint's
+    examiner = examine_model(opened, model, texts, progress, seed, level, recorded)
     give_back_memory()
     calibration = read_calibration(opened, model)
     report, _ = verify_model(examiner, model, calibration, progress, read_accepted(opened.manifest))
@@ -334,6 +335,7 @@ def verify_model(
         accepted=accepted or {},
         level=examiner.level.name,
         left_out=examiner.expected.left_out,
+        answers_kept=examiner.answers_kept,
     )
     if not reference:
         losses |= measure_gptq_losses(examiner, model, calibration, report)

@@ -11,6 +11,7 @@ import sys
 import time
 from pathlib import Path
 
+os.environ["PLANFORGE_ANSWERS_MB"] = "0"  # PyTorch answers anew; the cache folder stays as it is
 os.environ["OPENBLAS_NUM_THREADS"] = "1"  # before numpy is imported: what forks must have one thread
 
 from ..helpers.paths import ROOT

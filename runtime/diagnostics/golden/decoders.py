@@ -72,18 +72,19 @@ class Golden:
     draws: Draws | None = field(default=None, kw_only=True)
 
 
-def to_arrays(golden: Golden) -> dict[str, npt.NDArray[Any]]:
-    """Return samples, tokens and some of the logits, as golden data stores them."""
+def to_arrays(golden: Golden, whole: bool = False) -> dict[str, npt.NDArray[Any]]:
+    """Return samples, tokens and some of the logits, as golden data stores them; all logits if `whole`."""
     arrays: dict[str, npt.NDArray[Any]] = {
         "context.tokens": np.array(golden.context.tokens),
         "context.repeats": np.array(golden.context.repeats),
         "context.tail": np.array(golden.context.tail, np.int64),
-        "context.logits": golden.context_logits[-GOLDEN_STEPS:],
+        "context.logits": golden.context_logits if whole else golden.context_logits[-GOLDEN_STEPS:],
         "edges": np.array(golden.edges, np.int64),
         "edges.logits": golden.edge_logits,
     }
     for i, sample in enumerate(golden.samples):
-        arrays |= {f"sample.{i}.{name}": np.array(value) for name, value in vars(sample.thin()).items()}
+        stored = sample if whole else sample.thin()
+        arrays |= {f"sample.{i}.{name}": np.asarray(value) for name, value in vars(stored).items()}
     return arrays | draws.to_arrays(golden.draws)
 
 

@@ -71,20 +71,20 @@ class Golden:
         return (*self.drawn, *self.samples[-2:])
 
 
-def to_arrays(golden: Golden) -> dict[str, Array]:
-    """Return sequences and some of PyTorch's results, as golden data stores them."""
+def to_arrays(golden: Golden, whole: bool = False) -> dict[str, Array]:
+    """Return sequences and some of PyTorch's results, as golden data stores them; all if `whole`."""
     arrays: dict[str, Array] = {"per_token": np.array(golden.per_token)}
     arrays |= {f"batch.{i}": np.array(rows) for i, rows in enumerate(golden.batches)}
     arrays["seed"] = np.array(golden.seed)
     for kind, samples in (("sample", golden.samples), ("drawn", golden.drawn)):
         for i, sample in enumerate(samples):
-            thin = sample.thin(golden.per_token)
+            stored = sample if whole else sample.thin(golden.per_token)
             arrays |= {
-                f"{kind}.{i}.ids": np.array(thin.piece.ids),
-                f"{kind}.{i}.segments": np.array(thin.piece.segments),
-                f"{kind}.{i}.positions": np.array(thin.positions),
+                f"{kind}.{i}.ids": np.array(stored.piece.ids),
+                f"{kind}.{i}.segments": np.array(stored.piece.segments),
+                f"{kind}.{i}.positions": np.array(stored.positions),
             }
-            arrays |= {f"{kind}.{i}.output.{name}": array for name, array in thin.outputs.items()}
+            arrays |= {f"{kind}.{i}.output.{name}": array for name, array in stored.outputs.items()}
     return arrays
 
 

@@ -89,8 +89,8 @@ def find_worst(measured: Sequence[VectorMetrics]) -> VectorMetrics:
     )
 
 
-def to_arrays(golden: Golden) -> dict[str, npt.NDArray[Any]]:
-    """Return sources, targets and some of the numbers, as golden data stores them."""
+def to_arrays(golden: Golden, whole: bool = False) -> dict[str, npt.NDArray[Any]]:
+    """Return sources, targets and some of the numbers, as golden data stores them; all if `whole`."""
     search = golden.search
     arrays: dict[str, npt.NDArray[Any]] = {
         "search": np.array([search.num_beams, search.max_new_tokens]),
@@ -98,9 +98,9 @@ def to_arrays(golden: Golden) -> dict[str, npt.NDArray[Any]]:
         "suppressed": np.array(search.constraints.suppressed, np.int64),
     }
     for i, sample in enumerate(golden.samples):
-        thin = sample.thin()
+        stored = sample if whole else sample.thin()
         for name in ("source", "target", "margins", "steps", "logits", "positions", "cross", "attention"):
-            arrays[f"sample.{i}.{name}"] = np.array(getattr(thin, name))
+            arrays[f"sample.{i}.{name}"] = np.asarray(getattr(stored, name))
         for k, beam in enumerate(sample.beams):
             arrays[f"sample.{i}.beam.{k}"] = np.array(beam.token_ids)
             arrays[f"sample.{i}.beam_score.{k}"] = np.array(beam.score)

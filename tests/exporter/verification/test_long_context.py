@@ -11,7 +11,13 @@ import torch
 import transformers
 
 from planforge.exporter.checkpoints.source import find_demo
-from planforge.exporter.reference.decoder_samples import CONTEXT_ROWS, Expectation, expect, fill_context
+from planforge.exporter.reference.decoder_samples import (
+    CONTEXT_ROWS,
+    Expectation,
+    answer,
+    choose_questions,
+    fill_context,
+)
 from planforge.models import load_model
 from planforge.runtime import TextGenerator
 from planforge.runtime.bundle.bundle import Bundle
@@ -42,7 +48,8 @@ def texts() -> list[str]:
 
 @pytest.fixture(scope="module")
 def expected(folder: Path, texts: list[str]) -> Expectation:
-    return expect(load_model(folder / "checkpoint"), Bundle.open(folder / "bundle"), texts)
+    model = load_model(folder / "checkpoint")
+    return answer(model, choose_questions(model, Bundle.open(folder / "bundle"), texts))
 
 
 def test_a_text_fills_the_context() -> None:
@@ -101,7 +108,7 @@ def test_positions_that_are_wrong_far_away_alone_are_seen(
     tables: Any = model.rotary
     assert len(tables.cos) == CONTEXT
     tables.cos[2400:] = tables.cos[2300:2400].clone()
-    wrong = expect(model, Bundle.open(folder / "bundle"), texts)
+    wrong = answer(model, choose_questions(model, Bundle.open(folder / "bundle"), texts))
     assert np.abs(wrong.context_logits - expected.context_logits).max() > 10 * LIMIT
     np.testing.assert_array_equal(wrong.edge_logits, expected.edge_logits)
 
