@@ -26,8 +26,10 @@ from .errors import BuildError
 from .graphs import plan_artifacts
 from .levels import STANDARD
 from .linting import lint
+from .memory import give_back_memory
 from .precisions import PRECISIONS
 from .processes import ChildGroup, leave_cores
+from .reference.model import rest
 from .request import Request
 from .resources import announce_need
 from .targets import find_target
@@ -122,6 +124,8 @@ def stage_bundle(
     if examiner is not None:
         model = provider.load_reference(progress)
         calibration = calibrate(examiner, model, graphs, progress, request.quantizer)
+        rest(model)  # only its weights are read, while they are written
+        give_back_memory()
     manifest = stage_graphs(staging, manifest, graphs, calibration, progress)
     report = None
     with plans_beside(staging, manifest, checkpoint, request, progress) as plans:

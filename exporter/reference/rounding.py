@@ -16,11 +16,14 @@ from torch.utils._pytree import tree_leaves, tree_map_only
 from torch.utils.hooks import RemovableHandle
 
 from ...models.attention import PLAIN, AttentionKind
+from ..memory import give_back_mapped_pages
 from ..passes.int8_rows import RowProduct
 from .model import find_published
 from .piecewise import PiecewiseCache
 
 Array = npt.NDArray[np.float32]
+
+GIVE_BACK_BYTES = 2**28  # of weights that others stand in for; then pages of their files are given back
 
 
 @dataclass(frozen=True)
@@ -49,8 +52,9 @@ class Rounding:
         exchanged = ExchangedWeights(model)
         hooks: list[RemovableHandle] = []
         try:
-            for name, array in self.weights.items():
-                exchanged.put(named[name], torch.from_numpy(array))
+            for name in self.weights:
+                exchanged.release(named[name])
+                exchanged.put(named[name], torch.from_numpy(self.weights[name]))
             if self.activation_block:
                 hooks += round_activations(model, self.weights, self.activation_block)
             for names, product in self.products.items():
@@ -111,11 +115,21 @@ class ExchangedWeights:
             if name in published
         }
         self._originals: dict[nn.Parameter, Tensor] = {}
+        self._exchanged = 0  # bytes since pages of files were given back
+
+    def release(self, parameter: nn.Parameter) -> None:
+        """Let a parameter be read from its files, if it lies there, until others stand in for it."""
+        if parameter not in self._originals and parameter in self._published:
+            parameter.data = self._originals[parameter] = self._published[parameter]
 
     def put(self, parameter: nn.Parameter, data: Tensor) -> None:
         """Let a parameter hold other data."""
         self._originals.setdefault(parameter, self._published.get(parameter, parameter.data))
         parameter.data = data
+        self._exchanged += data.nbytes
+        if self._exchanged >= GIVE_BACK_BYTES:
+            self._exchanged = 0
+            give_back_mapped_pages()
 
     def put_back(self) -> None:
         """Let every parameter hold its own data again; what comes from files becomes fp32."""
