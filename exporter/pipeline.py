@@ -24,7 +24,7 @@ from .checkpoints.checkpoint import Checkpoint
 from .comparison.tasks import AnyExaminer, examine_model
 from .errors import BuildError
 from .graphs import plan_artifacts
-from .levels import STANDARD
+from .levels import CALIBRATION, STANDARD
 from .linting import lint
 from .memory import give_back_memory
 from .precisions import PRECISIONS
@@ -115,7 +115,8 @@ def stage_bundle(
         if not request.needs_reference:
             return None
         model = provider.load_reference(progress)
-        level = request.level or STANDARD  # without a verdict, it is for calibration alone
+        # Without a verdict it is for calibration alone. That of encoders reads what is drawn, too.
+        level = request.level or (CALIBRATION if checkpoint.task == "text-generation" else STANDARD)
         return examine_model(Bundle(staging, manifest), model, texts, progress, level=level)
 
     recipes = list(dict.fromkeys(artifact.recipe_id for artifact in artifacts))
