@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterator, Mapping
+from collections.abc import Collection, Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from typing import Any
@@ -52,9 +52,9 @@ class Rounding:
         exchanged = ExchangedWeights(model)
         hooks: list[RemovableHandle] = []
         try:
-            for name in self.weights:
-                exchanged.release(named[name])
-                exchanged.put(named[name], torch.from_numpy(self.weights[name]))
+            exchanged.release([named[name] for name in self.weights])
+            for name, array in self.weights.items():
+                exchanged.put(named[name], torch.from_numpy(array))
             if self.activation_block:
                 hooks += round_activations(model, self.weights, self.activation_block)
             for names, product in self.products.items():
@@ -117,10 +117,11 @@ class ExchangedWeights:
         self._originals: dict[nn.Parameter, Tensor] = {}
         self._exchanged = 0  # bytes since pages of files were given back
 
-    def release(self, parameter: nn.Parameter) -> None:
-        """Let a parameter be read from its files, if it lies there, until others stand in for it."""
-        if parameter not in self._originals and parameter in self._published:
-            parameter.data = self._originals[parameter] = self._published[parameter]
+    def release(self, parameters: Iterable[nn.Parameter]) -> None:
+        """Let parameters be read from their files, where they lie there, until others stand in for them."""
+        for parameter in parameters:
+            if parameter in self._published:
+                parameter.data = self._originals[parameter] = self._published[parameter]
 
     def put(self, parameter: nn.Parameter, data: Tensor) -> None:
         """Let a parameter hold other data."""
@@ -134,9 +135,10 @@ class ExchangedWeights:
     def put_back(self) -> None:
         """Let every parameter hold its own data again; what comes from files becomes fp32."""
         for parameter, original in self._originals.items():
-            if parameter in self._published:
-                original = original.to(torch.float32).contiguous()
             parameter.data = original
+        for parameter in self._originals:  # when nothing stands in for any of them any more
+            if parameter in self._published:
+                parameter.data = parameter.data.to(torch.float32).contiguous()
 
 
 def find_linear(model: nn.Module, weight: str) -> nn.Linear | None:

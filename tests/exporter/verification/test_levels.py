@@ -112,6 +112,7 @@ def test_calibration_measures_the_same_without_a_verdict(demo_bundle: Path) -> N
     source = find_recorded_source(bundle)
     assert source is not None
     model = load_model(source.folder)
+    assert isinstance(model, LanguageModel)
     texts = [text[:400] for text in read_prompts(None, source.folder)]
     small = [dataclasses.replace(level, text_work=0.0) for level in (STANDARD, CALIBRATION)]
     usual, alone = (examine_model(bundle, model, texts, level=level) for level in small)
@@ -121,7 +122,7 @@ def test_calibration_measures_the_same_without_a_verdict(demo_bundle: Path) -> N
     rounding = Rounding(weights={"lm_head.weight": model.lm_head.weight.numpy() * np.float32(1.01)})
     gaps = usual.thin(8).measure_gaps(model, rounding)
     assert gaps == alone.thin(8).measure_gaps(model, rounding)
-    assert gaps[""].max_error > 0
+    assert 0 < getattr(gaps[""], "max_error") < 1  # noqa: B009 - a measure of several kinds
 
 
 def test_the_logits_of_some_tokens_are_those_of_all(demo_bundle: Path) -> None:
