@@ -24,10 +24,12 @@ from .checkpoints.checkpoint import Checkpoint
 from .comparison.tasks import AnyExaminer, examine_model
 from .errors import BuildError
 from .graphs import plan_artifacts
-from .levels import STANDARD
+from .levels import CALIBRATION, STANDARD
 from .linting import lint
+from .memory import give_back_memory
 from .precisions import PRECISIONS
 from .processes import ChildGroup, leave_cores
+from .reference.model import rest
 from .request import Request
 from .resources import announce_need
 from .targets import find_target
@@ -113,7 +115,8 @@ def stage_bundle(
         if not request.needs_reference:
             return None
         model = provider.load_reference(progress)
-        level = request.level or STANDARD  # without a verdict, it is for calibration alone
+        # Without a verdict it is for calibration alone. That of encoders reads what is drawn, too.
+        level = request.level or (CALIBRATION if checkpoint.task == "text-generation" else STANDARD)
         files = manifest.source["sha256"]
         return examine_model(Bundle(staging, manifest), model, texts, progress, level=level, checkpoint=files)
 
@@ -123,6 +126,8 @@ def stage_bundle(
     if examiner is not None:
         model = provider.load_reference(progress)
         calibration = calibrate(examiner, model, graphs, progress, request.quantizer)
+        rest(model)  # only its weights are read, while they are written
+        give_back_memory()
     manifest = stage_graphs(staging, manifest, graphs, calibration, progress)
     report = None
     with plans_beside(staging, manifest, checkpoint, request, progress) as plans:

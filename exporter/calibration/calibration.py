@@ -19,6 +19,7 @@ from ..comparison.tasks import AnyExaminer
 from ..errors import ExportError
 from ..execution.node_executor import ExecutedProgram, NotFiniteError
 from ..graphs import describe_in_fp32
+from ..memory import give_back_memory
 from ..passes.fp16_ranges import Choice, choose_fp32_nodes, read_choices
 from ..passes.int8_encoder import UNSMOOTHING, Linears, find_attention_products, find_linears
 from ..passes.int8_rows import (
@@ -33,7 +34,7 @@ from ..passes.quantize import dequantize, find_lookups, read_stored_bits
 from ..passes.weight_files import load_graph
 from ..passes.weights import read_array
 from ..precisions import PRECISIONS
-from ..reference.model import is_module
+from ..reference.model import is_module, rest, wake
 from .blocks import Measure, QuantizedWeights, choose_blocks, select_known_weights
 from .run_gptq import count_operations, round_groups
 
@@ -126,13 +127,15 @@ def calibrate(
         if 8 in bits and manifest.task == "text-encoding":
             products = choose_row_products(model, in_ort[0].graph, run, quantizer == "gptq", progress)
         weights = select_known_weights(in_ort, model)
-        sample = partial(sample_rows, model, run=run, coarse=True) if quantizer == "gptq" else None
+        sample = partial(sample_rows_to_rest, model, run) if quantizer == "gptq" else None
         measures = make_measures(examiner, model)
         tables = {str(table.name) for graph in in_ort for _, table in find_lookups(graph.graph)}
         for b in bits:
             by_rows = {name for names in products for name in names} if b == 8 else set()
             by_blocks = {name: read for name, read in weights.items() if name not in by_rows}
             blocks[b] = choose_blocks(by_blocks, b, sample, measures, tables, progress)
+            wake(model)
+            give_back_memory()
     fp32_nodes = {}
     for artifact in manifest.artifacts:
         if artifact.precision == "fp16":
@@ -247,6 +250,16 @@ def choose_row_products(
     return dict(zip(groups, round_groups(compensate, groups, progress, f"{stage}: GPTQ"), strict=True))
 
 
+def sample_rows_to_rest(
+    model: nn.Module, run: Callable[[], object], weights: Iterable[str]
+) -> dict[str, Tensor]:
+    """Return coarse rows of what each weight's linear reads; the model, which is then only read, rests."""
+    rows = sample_rows(model, weights, run, coarse=True)
+    rest(model)
+    give_back_memory()
+    return rows
+
+
 def sample_rows(
     model: nn.Module,
     weights: Iterable[str],
@@ -316,7 +329,9 @@ class SampledRows:
         """Return the sample (M, K)."""
         import torch
 
-        return torch.cat(self.parts)
+        if len(self.parts) > 1:
+            self.parts = [torch.cat(self.parts)]
+        return self.parts[0]
 
 
 def read_calibration(bundle: Bundle, model: ReferenceModel) -> Calibration:

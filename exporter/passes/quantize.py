@@ -24,6 +24,7 @@ from .weights import (
     Weight,
     add_initializer,
     find_weight,
+    make_lazy_tensor,
 )
 
 Array = npt.NDArray[np.float32]
@@ -187,7 +188,9 @@ def quantize_weights(
 def make_tensors(name: str, blocks: Blocks) -> tuple[ir.TensorProtocol, ir.TensorProtocol]:
     """Return the tensors for the weights file: (N, K / b, bytes) uint8 and (N, K / b) float32."""
     stem = f"{name}.int{blocks.bits}"
-    return ir.tensor(blocks.pack(), name=stem), ir.tensor(blocks.scale, name=f"{stem}.scale")
+    shape = (*blocks.scale.shape, blocks.size * blocks.bits // 8)
+    packed = make_lazy_tensor(blocks.pack, shape, np.dtype(np.uint8), stem)  # else all are there twice
+    return packed, ir.tensor(blocks.scale, name=f"{stem}.scale")
 
 
 def replace_product(graph: ir.Graph, node: ir.Node, weight: Weight, blocks: Blocks) -> None:

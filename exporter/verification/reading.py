@@ -14,6 +14,7 @@ from ..comparison.decoders import ENOUGH, DecoderExaminer
 from ..comparison.examiner import Progress
 from ..comparison.tasks import AnyExaminer
 from ..graphs import list_tensors
+from ..memory import give_back_mapped_pages
 from ..passes.weights import LazyArrays, read_array
 from ..precisions import PRECISIONS
 from ..reference.fitted_head import LinearHead
@@ -65,4 +66,5 @@ def compare_by_reading(
         line = f"comparing {CASE}: {artifact.id}"
         progress(CountedLine(line, number, len(artifacts), "graphs"))
         read[artifact.id] = compare_structure(bundle, artifact, tensors, scales, meant, rows)
+        give_back_mapped_pages()
     return read

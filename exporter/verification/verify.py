@@ -27,7 +27,7 @@ from ..limits import NOTHING_ACCEPTED, Accepted
 from ..memory import give_back_memory
 from ..passes.weight_files import load_graph
 from ..passes.weights import is_described
-from ..reference.model import load_our_model, rest
+from ..reference.model import load_our_model, rest, wake
 from ..reference.passages import TextMetrics
 from ..tensorrt.build import check_plan_names
 from .deep import compare_deeply, refuse_deep
@@ -309,6 +309,7 @@ def verify_model(
     """
     from ..reference.onnx_reference import OnnxGraphs
 
+    wake(model)
     # What rounding does to another exporter's graphs is not known.
     reference = model.reference if isinstance(model, OnnxGraphs) else ""
 
