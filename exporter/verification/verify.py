@@ -35,7 +35,7 @@ from .derivation import compare_with_checkpoint
 from .explain import explain, make_tracer
 from .files import RUNNING, verify_file
 from .fp32_nodes import list_fp32_nodes
-from .losses import Losses, add_losses, judge_by_float64, measure_gptq_losses, read_accepted
+from .losses import Losses, add_losses, adopt_stored_weights, judge_by_float64, read_accepted
 from .reading import compare_by_reading
 from .report import VerificationReport
 
@@ -171,7 +171,8 @@ def verify_with_golden_data(opened: Bundle, progress: Progress) -> VerificationR
                 f"the golden data of {opened.folder} is that of another PlanForge, without {error}: pass"
                 " --source MODEL, or export again"
             ) from error
-        return explain(examiner, compare_all(examiner, usual, progress), progress)
+        read = compare_by_reading(examiner, progress, None)
+        return explain(examiner, compare_all(examiner, read, usual, progress), progress)
 
 
 def verify_with_pytorch(
@@ -311,6 +312,8 @@ def verify_model(
     # What rounding does to another exporter's graphs is not known.
     reference = model.reference if isinstance(model, OnnxGraphs) else ""
 
+    read = compare_by_reading(examiner, progress, None if reference else model)
+    calibration = adopt_stored_weights(calibration, examiner.bundle, read)
     losses: dict[str, Losses] = {}
 
     def choose_limits(precision: str) -> dict[str, float]:
@@ -326,7 +329,7 @@ def verify_model(
     except ValueError as error:
         raise VerificationError(str(error)) from error
     give_back_memory()
-    report = compare_all(examiner, limits, progress, None if reference else model)
+    report = compare_all(examiner, read, limits, progress, None if reference else model)
     report = judge_by_float64(examiner, model, report, limits, progress)
     report = dataclasses.replace(
         report,
@@ -335,20 +338,18 @@ def verify_model(
         level=examiner.level.name,
         left_out=examiner.expected.left_out,
     )
-    if not reference:
-        losses |= measure_gptq_losses(examiner, model, calibration, report)
     return add_losses(report, losses), limits
 
 
 def compare_all(
     examiner: AnyExaminer,
+    read: Mapping[str, Comparison],
     limits: Mapping[str, Mapping[str, float]],
     progress: Progress,
     model: ReferenceModel | None = None,
 ) -> VerificationReport:
-    """Compare every graph in every case; with PyTorch's model, which may `rest` then, the weights too."""
+    """Compare every graph in every case, beside what was `read`; PyTorch's model may `rest` meanwhile."""
     bundle = examiner.bundle
-    read = compare_by_reading(examiner, progress, model)
     if model is not None and not examiner.runs_model:
         rest(model)
         give_back_memory()
