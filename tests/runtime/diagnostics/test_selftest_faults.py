@@ -140,11 +140,10 @@ def test_targets_that_nobody_found_are_scored_step_by_step(
     marian_bundle: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     nonsense = Hypothesis((3, 4, 5, 0), 0.0, "eos")
-    monkeypatch.setattr(Engine, "search", lambda self, samples, search: [[nonsense]] * len(samples))
+    monkeypatch.setattr(Engine, "search", lambda self, samples, *_: [[nonsense]] * len(samples))
     found = failed(selftest(marian_bundle, "ort-cpu"))
     assert list(found) == [TRANSLATING[-1]]
     assert "score_error is" in found[TRANSLATING[-1]]
-    assert "the best target is [3, 4, 5, 0], PyTorch's is " in found[TRANSLATING[-1]]
 
 
 V = 4
