@@ -207,7 +207,8 @@ def test_what_a_smaller_plan_cannot_take_is_skipped_and_said(own_bundle: Path) -
     assert [c.case for c in result.comparisons] == [
         "prefill and decode, batch 1",
         "greedy, batch 2, padded",
-        "parts of 7 tokens, batch 1 and 2",
+        "parts of 7 tokens, batch 1",
+        "parts of 7 tokens, batch 2, padded",
         "batches of 2 rows, padded, drawn with seed 0",
         "single steps at positions 1 to 59, 1 row",
     ]
