@@ -171,8 +171,7 @@ def verify_with_golden_data(opened: Bundle, progress: Progress) -> VerificationR
                 f"the golden data of {opened.folder} is that of another PlanForge, without {error}: pass"
                 " --source MODEL, or export again"
             ) from error
-        read = compare_by_reading(examiner, progress, None)
-        return explain(examiner, compare_all(examiner, read, usual, progress), progress)
+        return explain(examiner, compare_all(examiner, usual, progress), progress)
 
 
 def verify_with_pytorch(
@@ -329,7 +328,7 @@ def verify_model(
     except ValueError as error:
         raise VerificationError(str(error)) from error
     give_back_memory()
-    report = compare_all(examiner, read, limits, progress, None if reference else model)
+    report = compare_all(examiner, limits, progress, None if reference else model, read)
     report = judge_by_float64(examiner, model, report, limits, progress)
     report = dataclasses.replace(
         report,
@@ -343,13 +342,15 @@ def verify_model(
 
 def compare_all(
     examiner: AnyExaminer,
-    read: Mapping[str, Comparison],
     limits: Mapping[str, Mapping[str, float]],
     progress: Progress,
     model: ReferenceModel | None = None,
+    read: Mapping[str, Comparison] | None = None,
 ) -> VerificationReport:
-    """Compare every graph in every case, beside what was `read`; PyTorch's model may `rest` meanwhile."""
+    """Compare every graph in every case. With PyTorch's model it was `read` before; the model may `rest`."""
     bundle = examiner.bundle
+    if read is None:
+        read = compare_by_reading(examiner, progress, None)
     if model is not None and not examiner.runs_model:
         rest(model)
         give_back_memory()

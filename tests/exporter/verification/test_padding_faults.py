@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import shutil
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -104,7 +105,7 @@ def test_only_what_single_texts_lose_too_may_be_a_loss_of_the_precision(
     """Logits of another token, in int8 and of batches of at least so many rows: no node is at fault."""
     usual = DecoderRun.step
 
-    def step(self: DecoderRun, ids: Array, *given: Array) -> Array:
+    def step(self: DecoderRun, ids: Array, *given: Any) -> Array:
         logits = usual(self, ids, *given)
         is_wrong = self.decoder.artifact.precision == "int8" and len(ids) >= rows
         return np.roll(logits, 1, axis=-1) if is_wrong else logits
