@@ -8,7 +8,7 @@ import logging
 import math
 from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, NamedTuple
 
 from ...runtime.bundle.bundle import Bundle
 from ...runtime.diagnostics.golden.files import find_golden, name_damage, read_golden
@@ -189,11 +189,11 @@ def verify_with_pytorch(
     examiner = examine_model(opened, model, texts, progress, seed, level)
     give_back_memory()
     calibration = read_calibration(opened, model)
-    report, _ = verify_model(examiner, model, calibration, progress, read_accepted(opened.manifest))
+    judged = verify_model(examiner, model, calibration, progress, read_accepted(opened.manifest))
     tracer = None
     if not opened.manifest.source.get("exporter"):  # another's graphs cannot be traced again
         tracer = make_tracer(opened.manifest, checkpoint, model)
-    report = explain(examiner, report, progress, model, calibration, tracer)
+    report = explain(examiner, judged.report, progress, model, judged.calibration, tracer)
     if not deep or tracer is None:
         return report
     again = compare_deeply(opened, calibration, tracer, progress)
@@ -294,14 +294,22 @@ def find_recorded_source(bundle: Bundle) -> Source | None:
     return None
 
 
+class Judged(NamedTuple):
+    """A verdict, and what it rests on."""
+
+    report: VerificationReport
+    limits: dict[str, dict[str, float]]  # what each metric was held to, by precision
+    calibration: Calibration  # with the weights that GPTQ chose
+
+
 def verify_model(
     examiner: AnyExaminer,
     model: ReferenceModel,
     calibration: Calibration,
     progress: Progress,
     accepted: Mapping[str, Accepted] | None = None,
-) -> tuple[VerificationReport, dict[str, dict[str, float]]]:
-    """Compare every graph with the model; return what each metric was held to, by precision, as well.
+) -> Judged:
+    """Compare every graph with the model.
 
     `accepted` has what a user lets each precision lose. While the graphs run the model may rest: who computes
     with it afterwards calls `wake`.
@@ -337,7 +345,7 @@ def verify_model(
         level=examiner.level.name,
         left_out=examiner.expected.left_out,
     )
-    return add_losses(report, losses), limits
+    return Judged(add_losses(report, losses), limits, calibration)
 
 
 def compare_all(
