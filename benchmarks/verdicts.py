@@ -23,17 +23,18 @@ from .common import RESULTS, environment, measure_command_cost
 class Size:
     """A model, and the graphs that are exported of it."""
 
-    make: Callable[..., Path]  # its checkpoint in a folder
+    make: Callable[[Path], Path]  # its checkpoint in a folder
     weights: int  # of the model
     choices: tuple[str, ...]  # of planforge export
 
 
 FLOAT_AND_INT8 = ("--target", "cpu,portable", "--precision", "fp32,fp16,int8")
 INT8_AND_INT4 = ("--target", "cpu", "--precision", "int8,int4")
-GPT2_MEDIUM = {"n_embd": 1024, "n_layer": 24, "n_head": 16}
 SIZES = {
-    "gpt2-124m": Size(RANDOM["gpt2-124m-peaked"], 124_439_808, FLOAT_AND_INT8),
-    "gpt2-355m": Size(partial(gpt2, peaked=True, **GPT2_MEDIUM), 354_823_168, FLOAT_AND_INT8),
+    "gpt2-124m": Size(partial(gpt2, peaked=True), 124_439_808, FLOAT_AND_INT8),
+    "gpt2-355m": Size(
+        partial(gpt2, peaked=True, n_embd=1024, n_layer=24, n_head=16), 354_823_168, FLOAT_AND_INT8
+    ),
     "qwen2.5-0.5b": Size(RANDOM["qwen2.5-0.5b-sure"], 494_032_768, INT8_AND_INT4),
     "llama-3.2-1b": Size(RANDOM["llama-3.2-1b-sure"], 1_235_814_400, INT8_AND_INT4),
 }

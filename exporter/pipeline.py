@@ -135,17 +135,18 @@ def stage_bundle(
             examiner = dataclasses.replace(examiner, bundle=Bundle(staging, manifest))
             builders = int(any(find_target(name).plans for name in request.targets))
             with leave_cores(builders):
-                report, limits = verify_model(examiner, model, calibration, progress, request.accepted)
+                judged = verify_model(examiner, model, calibration, progress, request.accepted)
+            report = judged.report
             failed = report.failed_artifacts(manifest)
             if fallback := provider.leave_out(failed):
                 log.debug("did not pass, and is left out: %s", failed)
                 return StagedBundle(manifest, report, fallback)
             # Another exporter's graphs cannot be traced again.
             tracer = None if checkpoint.exporter else lambda recipes: graphs
-            report = explain(examiner, report, progress, model, calibration, tracer)
+            report = explain(examiner, report, progress, model, judged.calibration, tracer)
             if not report.passed:
                 return StagedBundle(manifest, report)
-            manifest = keep_checks(staging, manifest, report, examiner.collect_golden(), limits)
+            manifest = keep_checks(staging, manifest, report, examiner.collect_golden(), judged.limits)
         built = plans.result()
     files = list_file_entries(staging, known=manifest.files)
     manifest = dataclasses.replace(manifest, plans=tuple(built), files=files)

@@ -338,8 +338,8 @@ def read_calibration(bundle: Bundle, model: ReferenceModel) -> Calibration:
     """Return what a bundle's graphs were calibrated to, with weights rounded again from the model's own.
 
     So a graph whose weights are damaged does not set its own limits; the scales of a cache and the
-    smoothing are the graph's, and only the caps hold them. int4 is rounded without GPTQ here, which
-    on most texts loses a little more than the graph may.
+    smoothing are the graph's, and only the caps hold them. Nothing is rounded with GPTQ here: what it chose
+    is read from graphs that are sound, by `adopt_stored_weights`.
     """
     tensors = dict(model.named_parameters(remove_duplicate=False))
     read = {name: partial(read_array, tensor) for name, tensor in tensors.items()}  # the model may rest

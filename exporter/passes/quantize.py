@@ -19,7 +19,7 @@ from .gptq import round_to_nearest, round_with_gptq
 from .tables import replace_by_parts
 from .weights import (
     MICROSOFT,
-    LazyArrays,
+    LazyMapping,
     View,
     Weight,
     add_initializer,
@@ -65,7 +65,7 @@ class Blocks:
 
 def dequantize(weights: Mapping[str, Blocks]) -> Mapping[str, Array]:
     """Return weights as the fp32 numbers (N, K) that they stand for, each made when it is asked for."""
-    return LazyArrays(weights, Blocks.dequantize)
+    return LazyMapping(weights, Blocks.dequantize)
 
 
 def quantize(weight: Array, bits: int, size: int, seen: Array | None = None) -> Blocks:

@@ -15,7 +15,7 @@ from ..comparison.examiner import Progress
 from ..comparison.tasks import AnyExaminer
 from ..graphs import list_tensors
 from ..memory import give_back_mapped_pages
-from ..passes.weights import LazyArrays, read_array
+from ..passes.weights import LazyMapping, read_array
 from ..precisions import PRECISIONS
 from ..reference.fitted_head import LinearHead
 from ..reference.model import is_module
@@ -36,7 +36,7 @@ def list_tensors_to_compare(bundle: Bundle, model: ReferenceModel) -> Mapping[st
         import torch
 
         tensors |= {"head.weight": torch.from_numpy(head.weight), "head.bias": torch.from_numpy(head.bias)}
-    return LazyArrays(tensors, read_array)
+    return LazyMapping(tensors, read_array)
 
 
 def compute_scales_to_compare(examiner: AnyExaminer, model: ReferenceModel) -> dict[str, Array]:

@@ -8,7 +8,7 @@ import logging
 import math
 from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, NamedTuple
 
 from ...runtime.bundle.bundle import Bundle
 from ...runtime.diagnostics.golden.files import find_golden, name_damage, read_golden
@@ -35,7 +35,7 @@ from .derivation import compare_with_checkpoint
 from .explain import explain, make_tracer
 from .files import RUNNING, verify_file
 from .fp32_nodes import list_fp32_nodes
-from .losses import Losses, add_losses, judge_by_float64, measure_gptq_losses, read_accepted
+from .losses import Losses, add_losses, adopt_stored_weights, judge_by_float64, read_accepted
 from .reading import compare_by_reading
 from .report import VerificationReport
 
@@ -190,11 +190,11 @@ def verify_with_pytorch(
     examiner = examine_model(opened, model, texts, progress, seed, level, recorded)
     give_back_memory()
     calibration = read_calibration(opened, model)
-    report, _ = verify_model(examiner, model, calibration, progress, read_accepted(opened.manifest))
+    judged = verify_model(examiner, model, calibration, progress, read_accepted(opened.manifest))
     tracer = None
     if not opened.manifest.source.get("exporter"):  # another's graphs cannot be traced again
         tracer = make_tracer(opened.manifest, checkpoint, model)
-    report = explain(examiner, report, progress, model, calibration, tracer)
+    report = explain(examiner, judged.report, progress, model, judged.calibration, tracer)
     if not deep or tracer is None:
         return report
     again = compare_deeply(opened, calibration, tracer, progress)
@@ -295,14 +295,22 @@ def find_recorded_source(bundle: Bundle) -> Source | None:
     return None
 
 
+class Judged(NamedTuple):
+    """A verdict, and what it rests on."""
+
+    report: VerificationReport
+    limits: dict[str, dict[str, float]]  # what each metric was held to, by precision
+    calibration: Calibration  # with the weights that GPTQ chose
+
+
 def verify_model(
     examiner: AnyExaminer,
     model: ReferenceModel,
     calibration: Calibration,
     progress: Progress,
     accepted: Mapping[str, Accepted] | None = None,
-) -> tuple[VerificationReport, dict[str, dict[str, float]]]:
-    """Compare every graph with the model; return what each metric was held to, by precision, as well.
+) -> Judged:
+    """Compare every graph with the model.
 
     `accepted` has what a user lets each precision lose. While the graphs run the model may rest: who computes
     with it afterwards calls `wake`.
@@ -313,6 +321,8 @@ def verify_model(
     # What rounding does to another exporter's graphs is not known.
     reference = model.reference if isinstance(model, OnnxGraphs) else ""
 
+    read = compare_by_reading(examiner, progress, None if reference else model)
+    calibration = adopt_stored_weights(calibration, examiner.bundle, read)
     losses: dict[str, Losses] = {}
 
     def choose_limits(precision: str) -> dict[str, float]:
@@ -328,7 +338,7 @@ def verify_model(
     except ValueError as error:
         raise VerificationError(str(error)) from error
     give_back_memory()
-    report = compare_all(examiner, limits, progress, None if reference else model)
+    report = compare_all(examiner, limits, progress, None if reference else model, read)
     report = judge_by_float64(examiner, model, report, limits, progress)
     report = dataclasses.replace(
         report,
@@ -338,9 +348,7 @@ def verify_model(
         left_out=examiner.expected.left_out,
         answers_kept=examiner.answers_kept,
     )
-    if not reference:
-        losses |= measure_gptq_losses(examiner, model, calibration, report)
-    return add_losses(report, losses), limits
+    return Judged(add_losses(report, losses), limits, calibration)
 
 
 def compare_all(
@@ -348,10 +356,12 @@ def compare_all(
     limits: Mapping[str, Mapping[str, float]],
     progress: Progress,
     model: ReferenceModel | None = None,
+    read: Mapping[str, Comparison] | None = None,
 ) -> VerificationReport:
-    """Compare every graph in every case; with PyTorch's model, which may `rest` then, the weights too."""
+    """Compare every graph in every case. With PyTorch's model it was `read` before; the model may `rest`."""
     bundle = examiner.bundle
-    read = compare_by_reading(examiner, progress, model)
+    if read is None:
+        read = compare_by_reading(examiner, progress, None)
     if model is not None and not examiner.runs_model:
         rest(model)
         give_back_memory()

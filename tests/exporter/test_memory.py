@@ -20,7 +20,7 @@ from planforge.exporter.calibration import blocks
 from planforge.exporter.comparison.decoders import DecoderExaminer
 from planforge.exporter.memory import give_back_mapped_pages
 from planforge.exporter.passes import weights
-from planforge.exporter.passes.weights import LazyArrays, ParameterTensor, read_array
+from planforge.exporter.passes.weights import LazyMapping, ParameterTensor, read_array
 from planforge.exporter.reference import piecewise
 from planforge.exporter.reference.model import load_our_model, rest, wake
 from planforge.exporter.reference.piecewise import PiecewiseCache
@@ -144,7 +144,7 @@ def test_a_model_rests_in_its_files_and_wakes_as_it_was(written: Path) -> None:
     rest(model)
     assert {parameter.dtype for parameter in model.parameters()} == {torch.bfloat16}
     assert model.lm_head.weight is model.embed_tokens.weight  # type: ignore[union-attr]
-    arrays = LazyArrays(dict(model.named_parameters()), read_array)
+    arrays = LazyMapping(dict(model.named_parameters()), read_array)
     for name, array in arrays.items():
         np.testing.assert_array_equal(array, before[name].numpy())
     np.testing.assert_array_equal(stored.numpy(), written_before)
