@@ -76,7 +76,7 @@ def test_the_page_shows_what_all_controls_gave() -> None:
     assert [record["number"] for record in records] == list(range(ALL))
     verdicts = [verdict["verdict"] for record in records for verdict in record["verdicts"].values()]
     assert FALSE_ALARM not in verdicts
-    page = (ROOT / "docs/verification.md").read_text(encoding="utf-8")
+    page = (ROOT / "docs/evidence.md").read_text(encoding="utf-8")
     assert format_table(records) in page
     assert f"{len(verdicts)} pairs of a model" in page
 
