@@ -20,6 +20,7 @@ from ...runtime.diagnostics.golden.translation_engine import Engine
 from ...runtime.diagnostics.golden.translations import Sample
 from ...runtime.diagnostics.golden.translators import (
     SEARCH,
+    list_searched,
     make_at_once_case,
     make_cross_case,
     make_decoder_cases,
@@ -103,6 +104,26 @@ class TranslationExaminer(Examiner[Engine]):
         own = gaps.get("score")
         score = {"score_error": own.score_error} if isinstance(own, ScoreMetrics) else {}
         return super().name_losses(gaps) | score
+
+    def measure_failed_search(self, artifact: Artifact, rounding: Rounding) -> dict[str, float]:
+        """Return what rounding does in PyTorch to the targets that a graph's own search finds.
+
+        A search that leaves PyTorch's may come to targets at which the model is less sure.
+        """
+        reference = self.expected.reference
+        assert reference is not None
+        engine = self.open(artifact, lambda other: OrtCpuBackend().open(self.bundle, other))
+        try:
+            samples = list_searched(engine, self.expected)
+            found = engine.search(samples, self.expected.search)
+        finally:
+            engine.close()
+        searched = [
+            (sample, replace(target, score=reference.score(sample.source, target.token_ids)))
+            for sample, targets in zip(samples, found, strict=True)
+            for target in targets
+        ]
+        return self.name_losses(reference.measure_rounded_searches(searched, rounding))
 
     def open(self, artifact: Artifact, open_program: OpenProgram) -> Engine:
         """Open an encoder with the decoder that fits it best, or a decoder with the encoder."""

@@ -111,6 +111,14 @@ class Reference:
             gaps["attention."] = measure_attention(looked, [s.attention for s in samples])
         return gaps
 
+    def measure_rounded_searches(
+        self, searched: Sequence[tuple[Sample, Hypothesis]], rounding: Rounding
+    ) -> Gaps:
+        """Compare the rounded model with itself unrounded along targets of beam searches."""
+        with rounding.apply(self.model):
+            found = [self.compute_results(s.source, beam.token_ids)[0] for s, beam in searched]
+        return self.measure_searches(searched, found)
+
     def measure_searches(
         self, searched: Sequence[tuple[Sample, Hypothesis]], found: Sequence[Logits]
     ) -> Gaps:

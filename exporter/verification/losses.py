@@ -12,10 +12,12 @@ import numpy.typing as npt
 
 from ...runtime.bundle.bundle import Bundle
 from ...runtime.bundle.manifest import Manifest
+from ...runtime.diagnostics.golden.translators import BEAMS
 from ...runtime.diagnostics.metrics import Comparison
 from ..calibration.calibration import Calibration
 from ..comparison.examiner import Progress
 from ..comparison.tasks import AnyExaminer
+from ..comparison.translators import TranslationExaminer
 from ..limits import CAPS, GAP_FACTOR, MOST, Accepted, find_factor
 from ..passes.int8_rows import RowProduct
 from ..passes.quantize import Blocks
@@ -107,6 +109,22 @@ def find_lost_artifacts(report: VerificationReport, losses: Mapping[str, Losses]
         for artifact, comparisons in failed.items()
         if all(is_lost_in_pytorch(one, losses.get(report.precisions[artifact], {})) for one in comparisons)
     )
+
+
+def add_losses_of_searches(
+    examiner: AnyExaminer, report: VerificationReport, losses: dict[str, Losses], calibration: Calibration
+) -> None:
+    """Let the losses tell, too, what rounding does along the searches of graphs that failed in one."""
+    if not isinstance(examiner, TranslationExaminer):
+        return
+    for artifact in report.failed_artifacts(examiner.bundle.manifest):
+        cases = [c.case for c in report.comparisons if c.artifact == artifact.id and not c.passed]
+        rounding = calibration.make_rounding(artifact.precision)
+        if rounding is None or not any(BEAMS in case for case in cases):
+            continue
+        along = examiner.measure_failed_search(artifact, rounding)
+        known = losses[artifact.precision]
+        losses[artifact.precision] = {**known, **{n: max(own, known.get(n, 0.0)) for n, own in along.items()}}
 
 
 def adopt_stored_weights(

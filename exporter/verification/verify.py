@@ -35,7 +35,14 @@ from .derivation import compare_with_checkpoint
 from .explain import explain, make_tracer
 from .files import RUNNING, verify_file
 from .fp32_nodes import list_fp32_nodes
-from .losses import Losses, add_losses, adopt_stored_weights, judge_by_float64, read_accepted
+from .losses import (
+    Losses,
+    add_losses,
+    add_losses_of_searches,
+    adopt_stored_weights,
+    judge_by_float64,
+    read_accepted,
+)
 from .reading import compare_by_reading
 from .report import VerificationReport
 
@@ -348,6 +355,8 @@ def verify_model(
         left_out=examiner.expected.left_out,
         answers_kept=examiner.answers_kept,
     )
+    if not reference:
+        add_losses_of_searches(examiner, report, losses, calibration)
     return Judged(add_losses(report, losses), limits, calibration)
 
 

@@ -18,6 +18,7 @@ from .translations import Golden, Sample, measure_attention, measure_cross
 MAX_BATCH = 4  # of the padded cases, or the graphs' largest
 
 SEARCH = "search."  # how the names of what is measured along a beam search begin
+BEAMS = "beams, batch"  # in the name of the case of a search
 
 Score = Callable[[Sample, "tuple[int, ...]"], float]
 Start = Callable[[Sequence[Sample], int], Follower]  # gets the number of beams
@@ -53,9 +54,7 @@ def make_decoder_cases(
     samples = [sample for sample in (*texts, single) if fits(engine, sample)]
     most = count_sources(engine)
     batch = samples[-most:]
-    beams = golden.search.num_beams
-    at_a_time = min(most, engine.decoder.artifact.axis("batch").max // beams)
-    searched = [sample for sample in samples if sample.beams][:at_a_time]
+    searched = list_searched(engine, golden)
 
     def compare_steps(samples: Sequence[Sample]) -> Outcome:
         parts = [(engine.force_tokens(s), s.logits) for s in samples]
@@ -79,9 +78,16 @@ def make_decoder_cases(
     if fits(engine, full):
         cases[f"full target of {len(full.target)} tokens"] = lambda: compare_steps([full])
     if searched:
-        name = f"{beams} beams, batch {len(searched)}, padded"
+        name = f"{golden.search.num_beams} {BEAMS} {len(searched)}, padded"
         cases[name] = make_beams_case(engine, searched, golden, limits, score, start)
     return cases
+
+
+def list_searched(engine: Engine, golden: Golden) -> list[Sample]:
+    """Return the samples for which beams are searched, as one batch."""
+    samples = [sample for sample in golden.samples[:-1] if fits(engine, sample) and sample.beams]
+    rows = engine.decoder.artifact.axis("batch").max
+    return samples[: min(count_sources(engine), rows // golden.search.num_beams)]
 
 
 def find_skipped(engine: Engine, golden: Golden) -> list[Skipped]:
