@@ -50,6 +50,7 @@ def compare_structure(
     cache_scales: Arrays | None = None,
     meant: Meant | None = None,
     rows: Rows = lambda name: None,
+    same_texts: bool = False,
 ) -> Comparison:
     """Compare what a graph says with the model, as far as it is given.
 
@@ -60,6 +61,7 @@ def compare_structure(
         cache_scales: what int8 caches need.
         meant: what the model says of attributes; without it the config in the manifest counts.
         rows: gives what a weight's product reads of real text (M, K), by its name.
+        same_texts: whether `cache_scales` come from the texts that the export had.
     """
     graph = load_graph(bundle.path(artifact.file)).graph
     is_ours = not bundle.manifest.source.get("exporter")  # others scale, and name their weights, as they like
@@ -76,7 +78,7 @@ def compare_structure(
         *shorten(() if meant is None else find_wrong_activations(graph, meant)),
         *shorten(find_not_finite(graph)),
         *shorten(filter(None, weights)),
-        *shorten(find_wrong_cache_scales(graph, cache_scales or {})),
+        *shorten(find_wrong_cache_scales(graph, cache_scales or {}, same_texts)),
     ]
     return report_reading(artifact.id, "attributes" if tensors is None else CASE, len(weights), failures)
 

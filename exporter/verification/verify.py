@@ -17,6 +17,7 @@ from ...runtime.diagnostics.metrics import Comparison, Metrics, Outcome, ScoreMe
 from ...runtime.errors import BackendError, InputError
 from ..calibration.calibration import Calibration, read_calibration
 from ..calibration.prompts import read_prompts
+from ..calibration.repeat import repeat_calibration
 from ..checkpoints.source import Source, resolve_source, restore_argument
 from ..comparison.examiner import Progress
 from ..comparison.tasks import AnyExaminer, examine_golden, examine_model
@@ -188,7 +189,8 @@ def verify_with_pytorch(
     texts = read_prompts(prompts, checkpoint.folder)
     examiner = examine_model(opened, model, texts, progress, seed, level)
     give_back_memory()
-    calibration = read_calibration(opened, model)
+    as_read = read_calibration(opened, model)
+    calibration = repeat_calibration(examiner, model, as_read)
     report, _ = verify_model(examiner, model, calibration, progress, read_accepted(opened.manifest))
     tracer = None
     if not opened.manifest.source.get("exporter"):  # another's graphs cannot be traced again
@@ -196,7 +198,7 @@ def verify_with_pytorch(
     report = explain(examiner, report, progress, model, calibration, tracer)
     if not deep or tracer is None:
         return report
-    again = compare_deeply(opened, calibration, tracer, progress)
+    again = compare_deeply(opened, as_read, tracer, progress)
     return dataclasses.replace(report, comparisons=(*report.comparisons, *again))
 
 
@@ -326,7 +328,7 @@ def verify_model(
     except ValueError as error:
         raise VerificationError(str(error)) from error
     give_back_memory()
-    report = compare_all(examiner, limits, progress, None if reference else model)
+    report = compare_all(examiner, limits, progress, None if reference else model, calibration)
     report = judge_by_float64(examiner, model, report, limits, progress)
     report = dataclasses.replace(
         report,
@@ -345,10 +347,11 @@ def compare_all(
     limits: Mapping[str, Mapping[str, float]],
     progress: Progress,
     model: ReferenceModel | None = None,
+    calibration: Calibration | None = None,
 ) -> VerificationReport:
     """Compare every graph in every case; with PyTorch's model, which may `rest` then, the weights too."""
     bundle = examiner.bundle
-    read = compare_by_reading(examiner, progress, model)
+    read = compare_by_reading(examiner, progress, model, calibration)
     if model is not None and not examiner.runs_model:
         rest(model)
         give_back_memory()
