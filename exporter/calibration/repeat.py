@@ -26,9 +26,7 @@ RELATIVE = 0.01
 ALIKE = 0.9
 
 
-def repeat_calibration(
-    examiner: AnyExaminer, model: ReferenceModel, calibration: Calibration
-) -> Calibration:
+def repeat_calibration(examiner: AnyExaminer, model: ReferenceModel, calibration: Calibration) -> Calibration:
     """Return what graphs were calibrated to, with a cache's scales computed again where the texts are the same.
 
     With other texts than the export's, such as a user's prompts, the scales stay those of the graphs.

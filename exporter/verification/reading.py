@@ -69,7 +69,5 @@ def compare_by_reading(
     for number, artifact in enumerate(artifacts):
         line = f"comparing {CASE}: {artifact.id}"
         progress(CountedLine(line, number, len(artifacts), "graphs"))
-        read[artifact.id] = compare_structure(
-            bundle, artifact, tensors, scales, meant, rows, same_texts
-        )
+        read[artifact.id] = compare_structure(bundle, artifact, tensors, scales, meant, rows, same_texts)
     return read
