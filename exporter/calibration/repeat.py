@@ -1,4 +1,4 @@
-"""What an export calibrated, computed from the checkpoint again: a damaged graph must not set its own limits."""
+"""What an export calibrated, computed again: a damaged graph must not set its own limits."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ ALIKE = 0.9
 
 
 def repeat_calibration(examiner: AnyExaminer, model: ReferenceModel, calibration: Calibration) -> Calibration:
-    """Return what graphs were calibrated to, with a cache's scales computed again where the texts are the same.
+    """Return what graphs were calibrated to, with a cache's scales computed again from the same texts.
 
     With other texts than the export's, such as a user's prompts, the scales stay those of the graphs.
     """

@@ -210,6 +210,6 @@ def describe_scales(found: Array, wanted: Array, same_texts: bool) -> str:
         return ""
     first = int(np.argmax(far))
     return (
-        f", {int(far.sum())} of whose {len(far)} channels are not what the export's texts need: channel {first}"
-        f" has {found[first]:.4g}, not {wanted[first]:.4g}"
+        f", {int(far.sum())} of whose {len(far)} channels are not what the export's texts need: channel"
+        f" {first} has {found[first]:.4g}, not {wanted[first]:.4g}"
     )

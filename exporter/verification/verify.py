@@ -36,6 +36,7 @@ from .derivation import compare_with_checkpoint
 from .explain import explain, make_tracer
 from .files import RUNNING, verify_file
 from .fp32_nodes import list_fp32_nodes
+from .golden_answers import compare_golden
 from .losses import Losses, add_losses, judge_by_float64, measure_gptq_losses, read_accepted
 from .reading import compare_by_reading
 from .report import VerificationReport
@@ -149,12 +150,16 @@ def verify_bundle(
         refuse_deep(opened, checkpoint is not None)
     progress("comparing tokenizer and settings")
     files = [] if checkpoint is None else compare_with_checkpoint(opened, checkpoint)
-    files += compare_texts(opened)[0]
+    texts, skipped = compare_texts(opened)
+    files += texts
     if checkpoint is None:
         report = verify_with_golden_data(opened, progress)
     else:
         report = verify_with_pytorch(opened, checkpoint, prompts, progress, seed, level, deep)
-    return dataclasses.replace(report, comparisons=(*files, *report.comparisons))
+    notes = [f"{one.artifact}: {one.case} are not compared, as {one.reason}" for one in skipped]
+    return dataclasses.replace(
+        report, comparisons=(*files, *report.comparisons), notes=(*report.notes, *notes)
+    )
 
 
 def verify_with_golden_data(opened: Bundle, progress: Progress) -> VerificationReport:
@@ -191,15 +196,15 @@ def verify_with_pytorch(
     give_back_memory()
     as_read = read_calibration(opened, model)
     calibration = repeat_calibration(examiner, model, as_read)
-    report, _ = verify_model(examiner, model, calibration, progress, read_accepted(opened.manifest))
+    accepted = read_accepted(opened.manifest)
+    report, limits = verify_model(examiner, model, calibration, progress, accepted)
+    golden = compare_golden(examiner, model, limits, accepted, progress)
     tracer = None
     if not opened.manifest.source.get("exporter"):  # another's graphs cannot be traced again
         tracer = make_tracer(opened.manifest, checkpoint, model)
     report = explain(examiner, report, progress, model, calibration, tracer)
-    if not deep or tracer is None:
-        return report
-    again = compare_deeply(opened, as_read, tracer, progress)
-    return dataclasses.replace(report, comparisons=(*report.comparisons, *again))
+    again = compare_deeply(opened, as_read, tracer, progress) if deep and tracer is not None else []
+    return dataclasses.replace(report, comparisons=(*golden, *report.comparisons, *again))
 
 
 def load_model_to_compare(bundle: Bundle, checkpoint: Source) -> ReferenceModel:

@@ -120,7 +120,7 @@ def test_modules_are_held_to_what_rounding_the_cache_does(ground: Ground) -> Non
 
 
 def small_channels(cache: str, channels: slice, factor: float) -> Plant:
-    """Some channels of a layer's keys or values whose scale is too small, so that large numbers are clipped."""
+    """Some channels of a layer's keys or values whose scale is too small, which clips large numbers."""
 
     def change(scale: Any) -> Any:
         scale[channels] *= factor
