@@ -156,7 +156,9 @@ def verify_bundle(
         report = verify_with_golden_data(opened, progress)
     else:
         report = verify_with_pytorch(opened, checkpoint, prompts, progress, seed, level, deep)
-    notes = [f"{one.artifact}: {one.case} are not compared, as {one.reason}" for one in skipped]
+    notes = [f"{one.artifact}: {one.what} are not compared: {one.reason}" for one in skipped]
+    for note in notes:
+        log.warning("%s", note)
     return dataclasses.replace(
         report, comparisons=(*files, *report.comparisons), notes=(*report.notes, *notes)
     )
