@@ -54,12 +54,14 @@ def compare_by_reading(
     """Compare what every graph's file says, by the graph's id: see `compare_structure`."""
     bundle = examiner.bundle
     tensors = None if model is None else list_tensors_to_compare(bundle, model)
+    scales: Mapping[str, Array] = {}
+    products = None
     same_texts = calibration is not None and bool(calibration.texts)
-    if same_texts:
-        assert calibration is not None
-        scales: Mapping[str, Array] = calibration.cache_scales
-    else:
-        scales = {} if model is None else compute_scales_to_compare(examiner, model)
+    if calibration is not None and same_texts:
+        scales = calibration.cache_scales
+        products = calibration.products
+    elif model is not None:
+        scales = compute_scales_to_compare(examiner, model)
     meant = None
     if model is not None and is_module(model):
         meant = read_meant(model, not bundle.manifest.source.get("exporter"))
@@ -69,5 +71,14 @@ def compare_by_reading(
     for number, artifact in enumerate(artifacts):
         line = f"comparing {CASE}: {artifact.id}"
         progress(CountedLine(line, number, len(artifacts), "graphs"))
-        read[artifact.id] = compare_structure(bundle, artifact, tensors, scales, meant, rows, same_texts)
+        read[artifact.id] = compare_structure(
+            bundle,
+            artifact,
+            tensors,
+            scales,
+            meant,
+            rows,
+            same_texts,
+            products if artifact.precision == "int8" else None,
+        )
     return read
