@@ -186,7 +186,7 @@ def find_wrong_cache_scales(graph: ir.Graph, meant: Arrays, same_texts: bool) ->
             continue
         for cache, scale in zip(node.inputs[3:5], node.inputs[KEY_SCALE : KEY_SCALE + 2], strict=True):
             wanted = None if cache is None else meant.get(str(cache.name))
-            if wanted is None:
+            if cache is None or wanted is None:
                 continue
             constant = None if scale is None else ir.convenience.get_const_tensor(scale)
             if scale is None or constant is None:

@@ -5,9 +5,9 @@ Who has no checkpoint trusts golden data alone: `selftest`, and `verify` without
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import replace
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, TypeAlias
 
 import numpy as np
 import numpy.typing as npt
@@ -268,7 +268,9 @@ def answer_translator(
     return replace(golden, samples=tuple(map(answer, golden.samples)))
 
 
-ANSWERS = {
+Answer: TypeAlias = "Callable[[Any, AnyExaminer, ReferenceModel, bool], Any]"
+
+ANSWERS: dict[str, Answer] = {
     "text-generation": answer_decoder,
     "text-encoding": answer_encoder,
     "translation": answer_translator,

@@ -61,31 +61,33 @@ def smooth_otherwise(model: ir.Model) -> None:
     change_weight(model.graph.initializers[name], change)
 
 
+def read_number(node: ir.Node, place: int) -> Array:
+    value = node.inputs[place]
+    assert value is not None and value.const_value is not None
+    return value.const_value.numpy()
+
+
 def find_product(model: ir.Model, with_step: bool) -> ir.Node:
     """The first product with one step for all rows, or with a step for each."""
-    for node in model.graph:
-        if node.op_type == "MatMulIntegerToFloat":
-            step = ir.convenience.get_const_tensor(node.inputs[2])
-            assert step is not None
-            if (step.numpy().item() != 1.0) == with_step:
-                return node
-    raise AssertionError("there is no such product")
+    products = [node for node in model.graph if node.op_type == "MatMulIntegerToFloat"]
+    return next(node for node in products if (read_number(node, 2).item() != 1.0) == with_step)
 
 
 def clip_rows(model: ir.Model) -> None:
     """Rows are read in steps of 0.6 of the right ones, so that the largest numbers are clipped."""
     node = find_product(model, with_step=True)
-    quantizer = node.inputs[0].producer()  # type: ignore[union-attr]
-    step = constant(model, "step", 0.6 * ir.convenience.get_const_tensor(node.inputs[2]).numpy())  # type: ignore[union-attr]
+    assert node.inputs[0] is not None
+    quantizer = node.inputs[0].producer()
+    assert quantizer is not None
+    step = constant(model, "step", np.asarray(0.6 * read_number(node, 2), np.float32))
     node.replace_input_with(2, step)
-    quantizer.replace_input_with(1, step)  # type: ignore[union-attr]
+    quantizer.replace_input_with(1, step)
 
 
 def move_zero(model: ir.Model) -> None:
     node = find_product(model, with_step=False)
-    zero = ir.convenience.get_const_tensor(node.inputs[4])
-    assert zero is not None
-    node.replace_input_with(4, constant(model, "zero", (zero.numpy() - 20).astype(np.uint8)))
+    zero = np.asarray(read_number(node, 4) - 20, np.uint8)
+    node.replace_input_with(4, constant(model, "zero", zero))
 
 
 FAULTS: dict[str, tuple[Callable[[ir.Model], None], str]] = {
