@@ -51,6 +51,11 @@ OLDER = (
     " it again, or leave out --source and --prompts to compare it with its golden data"
 )
 
+OTHER_TEXTS = (
+    "what int8 rounds by was chosen at export with other texts than verification has, so that it is held to"
+    " them loosely, or not at all: --prompts FILE with the texts of the export holds each number to its own"
+)
+
 # Metrics that a user can limit: of the others more is better, or they count.
 ERRORS = {
     field.name
@@ -200,6 +205,9 @@ def verify_with_pytorch(
     calibration = repeat_calibration(examiner, model, as_read)
     accepted = read_accepted(opened.manifest)
     report, limits = verify_model(examiner, model, calibration, progress, accepted)
+    if (calibration.cache_scales or calibration.products) and not calibration.texts:
+        log.warning("%s", OTHER_TEXTS)
+        report = dataclasses.replace(report, notes=(*report.notes, OTHER_TEXTS))
     golden = compare_golden(examiner, model, limits, accepted, progress)
     tracer = None
     if not opened.manifest.source.get("exporter"):  # another's graphs cannot be traced again
