@@ -355,9 +355,10 @@ def read_calibration(bundle: Bundle, model: ReferenceModel) -> Calibration:
             bits = int(artifact.quantization["bits"])
             size = int(artifact.quantization["block_size"])
             weights = blocks.setdefault(bits, QuantizedWeights(size, {}, read))
-            for name, own in read_stored_bits(graph).items():
+            others = artifact.quantization.get("other_bits", {})
+            for name in read_stored_bits(graph):
                 if name in tensors:  # an import's may be none of the model's
-                    weights.bits[name] = own
+                    weights.bits[name] = others.get(name, bits)
         for key, rule in artifact.quantization.get("rows", {}).items():
             names = tuple(key.split("+"))
             weight = np.concatenate([tensors[name].detach().numpy() for name in names]).T  # (K, N)

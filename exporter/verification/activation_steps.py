@@ -58,5 +58,6 @@ def find_wrong_rule(node: ir.Node, rule: RowRule) -> Iterator[str]:
         return
     for place in (read_number(node.inputs[2]), read_number(quantizer.inputs[1])):
         if place is None or not math.isclose(place, rule.step, rel_tol=2 * RELATIVE):
-            yield f"reads rows in steps of {place}, the export's texts give {rule.step:.4g}"
+            found = "no constant" if place is None else f"{place:.4g}"
+            yield f"reads rows in steps of {found}, the export's texts give {rule.step:.4g}"
             return
