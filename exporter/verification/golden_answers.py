@@ -17,12 +17,13 @@ from ...runtime.decoding.sampling import compute_logprobs
 from ...runtime.diagnostics.golden.decoders import Sample
 from ...runtime.diagnostics.golden.draws import PREFIX as DRAWN
 from ...runtime.diagnostics.golden.draws import Draws
-from ...runtime.diagnostics.golden.files import Arrays, find_golden, read_golden
+from ...runtime.diagnostics.golden.files import Arrays, find_golden, name_damage, read_golden
 from ...runtime.diagnostics.metrics import Comparison, measure_scale
 from ...runtime.errors import BundleError
 from ..comparison.decoders import ENOUGH
 from ..comparison.examiner import Limits, Progress
 from ..comparison.tasks import EXAMINERS, AnyExaminer
+from ..errors import shorten_error
 from ..levels import QUICK
 from ..limits import CAPS, NOTHING_ACCEPTED, Accepted, find_factor, find_upper_bound
 from ..reference import decoder_samples, encoder_samples, translation_samples
@@ -61,13 +62,14 @@ def compare_golden(
         return [report("file", 0, [GONE])] if was_verified(bundle.manifest) else []
     progress("comparing golden data")
     name = file.relative_to(bundle.folder).as_posix()
-    try:
-        arrays, usual = read_golden(file)
-        meant = answer_again(examiner, arrays, model)
-    except (BundleError, LookupError, ValueError) as error:
-        return [report("file", 0, [f"{name} cannot be compared: {error}"])]
     near = max(NEAR, limits.get("fp32", {}).get("max_error", 0.0))
-    answers = [f"{name}: {fault}" for fault in compare_arrays(arrays, meant, near)]
+    try:
+        with name_damage(bundle):
+            arrays, usual = read_golden(file)
+            meant = answer_again(examiner, arrays, model)
+            answers = [f"{name}: {fault}" for fault in compare_arrays(arrays, meant, near)]
+    except (BundleError, RuntimeError) as error:  # the latter is PyTorch's, of shapes that do not fit
+        return [report("file", 0, [f"{name} cannot be compared: {shorten_error(error)}"])]
     loose = list(list_loose_limits(usual, limits, accepted))
     if any(precision == "fp32" for precision, _ in loose) and is_module(model):
         limits = {**limits, "fp32": choose_fp32_limits(examiner, model)}
@@ -183,6 +185,9 @@ def answer_decoder(
     if is_quick:
         return golden
     context = golden.context
+    longest = examiner.bundle.manifest.max_length
+    if len(context) > longest:
+        raise ValueError(f"its context has {len(context)} tokens, and the model takes {longest}")
     rows = len(golden.context_logits)
     edges = golden.edges
     return replace(
@@ -248,12 +253,13 @@ def answer_translator(
 ) -> translation_samples.Expectation:
     """Ask an encoder-decoder for the results of the same sources and targets."""
     reference = examiner.expected.reference
+    search = examiner.expected.search
 
     def answer(sample: Any) -> Any:
         every = tuple(range(len(sample.target)))
         again = translation_samples.make_sample(reference, sample.source, sample.target, every)
         is_whole = len(sample.margins) == len(every)  # else they are of its last steps
-        beams = reference.search(sample.source, golden.search) if sample.beams else ()
+        beams = reference.search(sample.source, search) if sample.beams else ()
         # Of two beams that are as good the other may come first: then the scores alone tell them apart.
         scored = tuple(replace(kept, score=own.score) for kept, own in zip(sample.beams, beams, strict=True))
         return replace(
@@ -265,7 +271,7 @@ def answer_translator(
             beams=scored,
         )
 
-    return replace(golden, samples=tuple(map(answer, golden.samples)))
+    return replace(golden, search=search, samples=tuple(map(answer, golden.samples)))
 
 
 Answer: TypeAlias = "Callable[[Any, AnyExaminer, ReferenceModel, bool], Any]"

@@ -192,3 +192,29 @@ def test_fp32_limits_that_only_float64_explains_are_no_fault(find: Find, tmp_pat
     found = compare_golden(examiner, model, tight, {}, lambda _: None)
     assert next(c for c in found if c.case == "limits").passed
     assert json.dumps([c.to_json() for c in found])
+
+
+@pytest.mark.parametrize(
+    "change",
+    [
+        {"context.repeats": np.array(10**9)},
+        {"sample.0.logits": np.array(["a"])},
+        {"sample.0.prompt": np.array([10**6])},
+        {"sample.0.steps": np.array([1000])},
+        {"edges": np.array([-5])},
+    ],
+    ids=lambda change: next(iter(change)),
+)
+def test_golden_data_that_fits_nothing_is_one_line(
+    change: dict[str, Any], find: Find, tmp_path: Path
+) -> None:
+    bundle, checkpoint = find("gpt2")
+    examiner, model = examine(bundle, checkpoint, QUICK, ["Wings lift the plane."])
+    damaged = Path(shutil.copytree(bundle, tmp_path / "damaged"))
+    change_golden(damaged, lambda arrays, limits: arrays.update(change))
+    opened = dataclasses.replace(examiner, bundle=Bundle.open(damaged), level=STANDARD)
+    found = compare_golden(opened, model, {}, {}, lambda _: None)
+    fault = found[0].failures[0]
+    assert fault.startswith("checks/golden-") and "\n" not in fault
+    # What has another shape, or other places, is compared, and is another answer.
+    assert (" cannot be compared: " in fault) == ("logits" not in fault)
