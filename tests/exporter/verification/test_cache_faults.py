@@ -14,8 +14,11 @@ import pytest
 
 from planforge.exporter import export, verify
 from planforge.exporter.calibration.calibration import Calibration, hash_texts, read_calibration
+from planforge.exporter.calibration.prompts import read_prompts
 from planforge.exporter.calibration.repeat import repeat_calibration
+from planforge.exporter.checkpoints.source import DEMOS
 from planforge.exporter.verification.structure import READING, compare_structure
+from planforge.exporter.verification.verify import OTHER_TEXTS
 from planforge.runtime.bundle.bundle import Bundle
 
 from ...conftest import Once
@@ -195,3 +198,14 @@ def test_verify_reads_the_scales_of_a_cache(cache_bundle: Path, tmp_path: Path) 
     (failure,) = [f for c in report.comparisons if c.backend == READING for f in c.failures]
     assert "of h.2.attn has 'cache.2.key.scale', 256 of whose 256 channels are not" in failure
     assert not [culprit for culprit in report.culprits if culprit.layer != 2]
+
+
+def test_a_verdict_says_that_its_texts_are_others(cache_bundle: Path, tmp_path: Path) -> None:
+    """Their scales may differ rightly, so the graph's own count, and nothing is refused."""
+    texts = read_prompts(None, DEMOS / "gpt2-demo")
+    (tmp_path / "prompts.txt").write_text("\n".join(text.replace("\n", " ") for text in texts[::2]))
+    report = verify(
+        cache_bundle, source="gpt2-demo", only=[ARTIFACT], prompts=tmp_path / "prompts.txt", level="quick"
+    )
+    assert report.passed
+    assert OTHER_TEXTS in report.notes
