@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import contextlib
+import hashlib
+import json
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field, replace
 from functools import partial
@@ -65,6 +67,7 @@ class Calibration:
     products: Mapping[tuple[str, ...], RowProduct] = field(default_factory=dict)
     # of graphs in fp16, by their recipe's id: nodes that stay in fp32, or are scaled
     fp32_nodes: Mapping[str, Mapping[str, Choice]] = field(default_factory=dict)
+    texts: str = ""  # the hash of those that decided; empty where that is not known
 
     def make_rounding(self, precision: str) -> Rounding | None:
         """Return what PyTorch has to round to lose what a precision loses; None for fp32."""
@@ -96,7 +99,11 @@ class Calibration:
                 found |= {"other_bits": others}
         if self.products and artifact.precision == "int8":
             found["rows"] = {"+".join(names): product.to_json() for names, product in self.products.items()}
-        return found | ({"cache_bits": kind.cache_bits} if kind.cache_bits else {})
+        if kind.cache_bits:
+            found["cache_bits"] = kind.cache_bits
+        if self.texts and ("rows" in found or kind.cache_bits):
+            found["texts"] = self.texts
+        return found
 
 
 def calibrate(
@@ -143,7 +150,13 @@ def calibrate(
             graph = graphs[artifact.recipe_id].graph
             ranges = measure_ranges(examiner, artifact, graphs)
             fp32_nodes[artifact.recipe_id] = choose_fp32_nodes(graph, ranges)
-    return Calibration(blocks, scales, products, fp32_nodes)
+    return Calibration(blocks, scales, products, fp32_nodes, hash_texts(examiner))
+
+
+def hash_texts(examiner: AnyExaminer) -> str:
+    """Return the sha256 of the tokens that an examiner's model is calibrated with."""
+    ids = [list(getattr(text, "ids", text)) for text in examiner.expected.texts]
+    return hashlib.sha256(json.dumps(ids).encode()).hexdigest()
 
 
 def make_measures(examiner: AnyExaminer, model: ReferenceModel) -> list[Measure]:
@@ -337,9 +350,9 @@ class SampledRows:
 def read_calibration(bundle: Bundle, model: ReferenceModel) -> Calibration:
     """Return what a bundle's graphs were calibrated to, with weights rounded again from the model's own.
 
-    So a graph whose weights are damaged does not set its own limits; the scales of a cache and the
-    smoothing are the graph's, and only the caps hold them. Nothing is rounded with GPTQ here: what it chose
-    is read from graphs that are sound, by `adopt_stored_weights`.
+    So a graph whose weights are damaged does not set its own limits. The scales of a cache and the
+    smoothing are the graph's: `repeat_calibration` computes them again. Nothing is rounded with GPTQ here:
+    what it chose is read from graphs that are sound, by `adopt_stored_weights`.
     """
     tensors = dict(model.named_parameters(remove_duplicate=False))
     read = {name: partial(read_array, tensor) for name, tensor in tensors.items()}  # the model may rest
@@ -357,9 +370,10 @@ def read_calibration(bundle: Bundle, model: ReferenceModel) -> Calibration:
             bits = int(artifact.quantization["bits"])
             size = int(artifact.quantization["block_size"])
             weights = blocks.setdefault(bits, QuantizedWeights(size, {}, read))
-            for name, own in read_stored_bits(graph).items():
+            others = artifact.quantization.get("other_bits", {})
+            for name in read_stored_bits(graph):
                 if name in tensors:  # an import's may be none of the model's
-                    weights.bits[name] = own
+                    weights.bits[name] = others.get(name, bits)
         for key, rule in artifact.quantization.get("rows", {}).items():
             names = tuple(key.split("+"))
             weight = np.concatenate([tensors[name].detach().numpy() for name in names]).T  # (K, N)

@@ -10,7 +10,8 @@ from typing import Any
 import numpy as np
 import onnx_ir as ir
 
-from ...runtime.backends.backend import Arrays
+from ...runtime.backends.backend import Array, Arrays
+from ..calibration.repeat import find_far_channels
 from ..passes.kv_cache import KEY_SCALE
 from ..tracing.modules import find_module
 from .meant import AttentionMeant, Meant
@@ -175,20 +176,40 @@ def compare_attributes(node: ir.Node, wanted: Mapping[str, tuple[Any, ...]]) -> 
             yield f"{describe_node(node)} has {name} {got}, the model's is {meant}"
 
 
-def find_wrong_cache_scales(graph: ir.Graph, meant: Arrays) -> Iterator[str]:
-    """Yield scales far from what the model's keys and values need: steps too coarse, or values clipped."""
+def find_wrong_cache_scales(graph: ir.Graph, meant: Arrays, same_texts: bool) -> Iterator[str]:
+    """Yield scales that are not what the model's keys and values need: too coarse, or values clipped.
+
+    With the texts that the export had, each channel has a scale of its own to be held to.
+    """
     for node in graph:
         if node.op_type != "GroupQueryAttention" or len(node.inputs) < KEY_SCALE + 2:
             continue
         for cache, scale in zip(node.inputs[3:5], node.inputs[KEY_SCALE : KEY_SCALE + 2], strict=True):
             wanted = None if cache is None else meant.get(str(cache.name))
-            if wanted is None or scale is None or scale.const_value is None:
+            if cache is None or wanted is None:
                 continue
-            found = scale.const_value.numpy()
-            if found.shape != wanted.shape:
-                yield f"{describe_node(node)} has {scale.name!r} of shape {found.shape}, not {wanted.shape}"
+            constant = None if scale is None else ir.convenience.get_const_tensor(scale)
+            if scale is None or constant is None:
+                yield f"{describe_node(node)} has no constant scale for {cache.name!r}"
                 continue
-            with np.errstate(all="ignore"):
-                apart = float(np.exp(np.median(np.abs(np.log(found / wanted)))))
-            if not apart <= SCALES_APART:  # NaN is not
-                yield f"{describe_node(node)} has {scale.name!r}, {apart:.3g} times off what real text needs"
+            fault = describe_scales(constant.numpy(), wanted, same_texts)
+            if fault:
+                yield f"{describe_node(node)} has {scale.name!r}{fault}"
+
+
+def describe_scales(found: Array, wanted: Array, same_texts: bool) -> str:
+    """Return how a cache's scales differ from those that are wanted; "" if they do not."""
+    if found.shape != wanted.shape:
+        return f" of shape {found.shape}, not {wanted.shape}"
+    if not same_texts:
+        with np.errstate(all="ignore"):
+            apart = float(np.exp(np.median(np.abs(np.log(found / wanted)))))
+        return "" if apart <= SCALES_APART else f", {apart:.3g} times off what real text needs"  # NaN is not
+    far = find_far_channels(found, wanted)
+    if not far.any():
+        return ""
+    first = int(np.argmax(far))
+    return (
+        f", {int(far.sum())} of whose {len(far)} channels are not what the export's texts need: channel"
+        f" {first} has {found[first]:.4g}, not {wanted[first]:.4g}"
+    )

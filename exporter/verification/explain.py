@@ -114,7 +114,9 @@ def explain(
         progress(f"verifying {artifact.id}: looking for the node at fault")
         fresh = healthy.get(artifact.recipe_id)
         try:
-            culprit = search_graph(examiner, report, artifact, manifest, sound, model, calibration, fresh)
+            culprit = None
+            if fresh is not None or artifact.id not in report.lost:
+                culprit = search_graph(examiner, report, artifact, manifest, sound, model, calibration, fresh)
         except (PlanForgeError, ValueError) as error:
             unexplained[artifact.id] = f"no node can be named: {error}"
             continue
@@ -142,7 +144,8 @@ def search_graph(
     """Return the first node at fault in a graph that failed, if one is.
 
     `fresh` is the same graph, traced again and not yet converted, where there is one; else those that are
-    `sound` are the references.
+    `sound` are the references. Where PyTorch loses as much, the graph is held to the fresh one alone: rounding
+    may move a result far from PyTorch's own.
     """
     graph = load_graph(examiner.bundle.path(artifact.file))
     traced = remove_fitted_head(artifact, manifest)
@@ -151,6 +154,8 @@ def search_graph(
         if fresh is not None:
             assert model is not None and is_module(model) and calibration is not None
             references = convert_references(traced, trial, fresh, model, calibration)
+            if artifact.id in report.lost:
+                references = references[:1]
         else:
             references = find_references(examiner, make_trial, traced, graph, sound, model, calibration)
         culprit = find_culprit(graph, traced, trial, references)

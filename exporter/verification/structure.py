@@ -21,6 +21,7 @@ from ..passes.quantize import WEIGHT
 from ..passes.weight_files import load_graph
 from ..passes.weights import Stored
 from ..tracing.modules import find_module
+from .activation_steps import Products, find_wrong_steps
 from .activations import find_wrong_activations
 from .attributes import (
     NORMS,
@@ -50,6 +51,8 @@ def compare_structure(
     cache_scales: Arrays | None = None,
     meant: Meant | None = None,
     rows: Rows = lambda name: None,
+    same_texts: bool = False,
+    row_products: Products | None = None,
 ) -> Comparison:
     """Compare what a graph says with the model, as far as it is given.
 
@@ -60,6 +63,8 @@ def compare_structure(
         cache_scales: what int8 caches need.
         meant: what the model says of attributes; without it the config in the manifest counts.
         rows: gives what a weight's product reads of real text (M, K), by its name.
+        same_texts: whether `cache_scales` come from the texts that the export had.
+        row_products: how those texts have an encoder's int8 products round what they read.
     """
     graph = load_graph(bundle.path(artifact.file)).graph
     is_ours = not bundle.manifest.source.get("exporter")  # others scale, and name their weights, as they like
@@ -76,7 +81,8 @@ def compare_structure(
         *shorten(() if meant is None else find_wrong_activations(graph, meant)),
         *shorten(find_not_finite(graph)),
         *shorten(filter(None, weights)),
-        *shorten(find_wrong_cache_scales(graph, cache_scales or {})),
+        *shorten(find_wrong_cache_scales(graph, cache_scales or {}, same_texts)),
+        *shorten(find_wrong_steps(graph, row_products or {})),
     ]
     return report_reading(artifact.id, "attributes" if tensors is None else CASE, len(weights), failures)
 

@@ -17,6 +17,7 @@ from ...runtime.diagnostics.metrics import Comparison, Metrics, Outcome, ScoreMe
 from ...runtime.errors import BackendError, InputError
 from ..calibration.calibration import Calibration, read_calibration
 from ..calibration.prompts import read_prompts
+from ..calibration.repeat import repeat_calibration
 from ..checkpoints.source import Source, resolve_source, restore_argument
 from ..comparison.examiner import Progress
 from ..comparison.tasks import AnyExaminer, examine_golden, examine_model
@@ -35,6 +36,7 @@ from .derivation import compare_with_checkpoint
 from .explain import explain, make_tracer
 from .files import RUNNING, verify_file
 from .fp32_nodes import list_fp32_nodes
+from .golden_answers import compare_golden
 from .losses import (
     Losses,
     add_losses,
@@ -54,6 +56,11 @@ log = logging.getLogger("planforge")
 OLDER = (
     "{} was exported by an older PlanForge, so its weights cannot be compared with the checkpoint's: export"
     " it again, or leave out --source and --prompts to compare it with its golden data"
+)
+
+OTHER_TEXTS = (
+    "what int8 rounds by was chosen at export with other texts than verification has, so that it is held to"
+    " them loosely, or not at all: --prompts FILE with the texts of the export holds each number to its own"
 )
 
 # Metrics that a user can limit: of the others more is better, or they count.
@@ -155,12 +162,18 @@ def verify_bundle(
         refuse_deep(opened, checkpoint is not None)
     progress("comparing tokenizer and settings")
     files = [] if checkpoint is None else compare_with_checkpoint(opened, checkpoint)
-    files += compare_texts(opened)[0]
+    texts, skipped = compare_texts(opened)
+    files += texts
     if checkpoint is None:
         report = verify_with_golden_data(opened, progress)
     else:
         report = verify_with_pytorch(opened, checkpoint, prompts, progress, seed, level, deep)
-    return dataclasses.replace(report, comparisons=(*files, *report.comparisons))
+    notes = [f"{one.artifact}: {one.what} are not compared: {one.reason}" for one in skipped]
+    for note in notes:
+        log.warning("%s", note)
+    return dataclasses.replace(
+        report, comparisons=(*files, *report.comparisons), notes=(*report.notes, *notes)
+    )
 
 
 def verify_with_golden_data(opened: Bundle, progress: Progress) -> VerificationReport:
@@ -196,16 +209,21 @@ def verify_with_pytorch(
     recorded = str(opened.manifest.source["sha256"])  # the checkpoint's
     examiner = examine_model(opened, model, texts, progress, seed, level, recorded)
     give_back_memory()
-    calibration = read_calibration(opened, model)
-    judged = verify_model(examiner, model, calibration, progress, read_accepted(opened.manifest))
+    as_read = read_calibration(opened, model)
+    calibration = repeat_calibration(examiner, model, as_read)
+    accepted = read_accepted(opened.manifest)
+    judged = verify_model(examiner, model, calibration, progress, accepted)
+    report = judged.report
+    if (calibration.cache_scales or calibration.products) and not calibration.texts:
+        log.warning("%s", OTHER_TEXTS)
+        report = dataclasses.replace(report, notes=(*report.notes, OTHER_TEXTS))
+    golden = compare_golden(examiner, model, judged.limits, accepted, progress)
     tracer = None
     if not opened.manifest.source.get("exporter"):  # another's graphs cannot be traced again
         tracer = make_tracer(opened.manifest, checkpoint, model)
-    report = explain(examiner, judged.report, progress, model, judged.calibration, tracer)
-    if not deep or tracer is None:
-        return report
-    again = compare_deeply(opened, calibration, tracer, progress)
-    return dataclasses.replace(report, comparisons=(*report.comparisons, *again))
+    report = explain(examiner, report, progress, model, judged.calibration, tracer)
+    again = compare_deeply(opened, as_read, tracer, progress) if deep and tracer is not None else []
+    return dataclasses.replace(report, comparisons=(*golden, *report.comparisons, *again))
 
 
 def load_model_to_compare(bundle: Bundle, checkpoint: Source) -> ReferenceModel:
@@ -328,7 +346,7 @@ def verify_model(
     # What rounding does to another exporter's graphs is not known.
     reference = model.reference if isinstance(model, OnnxGraphs) else ""
 
-    read = compare_by_reading(examiner, progress, None if reference else model)
+    read = compare_by_reading(examiner, progress, None if reference else model, calibration)
     calibration = adopt_stored_weights(calibration, examiner.bundle, read)
     losses: dict[str, Losses] = {}
 
