@@ -144,8 +144,8 @@ def search_graph(
     """Return the first node at fault in a graph that failed, if one is.
 
     `fresh` is the same graph, traced again and not yet converted, where there is one; else those that are
-    `sound` are the references. Where PyTorch loses as much, the graph is held to the fresh one alone: rounding
-    may move a result far from PyTorch's own.
+    `sound` are the references. Where PyTorch loses as much, the graph is held to the fresh one alone:
+    rounding may move a result far from PyTorch's own.
     """
     graph = load_graph(examiner.bundle.path(artifact.file))
     traced = remove_fitted_head(artifact, manifest)

@@ -22,7 +22,7 @@ from ...runtime.diagnostics.metrics import Comparison, measure_scale
 from ...runtime.errors import BundleError
 from ..comparison.decoders import ENOUGH
 from ..comparison.examiner import Limits, Progress
-from ..comparison.tasks import EXAMINERS, AnyExaminer
+from ..comparison.tasks import TASKS, AnyExaminer
 from ..errors import shorten_error
 from ..levels import QUICK
 from ..limits import CAPS, NOTHING_ACCEPTED, Accepted, find_factor, find_upper_bound
@@ -165,7 +165,8 @@ def answer_again(examiner: AnyExaminer, arrays: Arrays, model: ReferenceModel) -
         return own
     wake(model)
     task = examiner.bundle.manifest.task
-    golden = EXAMINERS[task][2](arrays)
+    _, samples = TASKS[task]
+    golden = samples.from_arrays(arrays)
     is_quick = examiner.level is QUICK
     meant = ANSWERS[task](golden, examiner, model, is_quick)
     if not examiner.runs_model:
