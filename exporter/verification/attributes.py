@@ -41,7 +41,9 @@ def find_wrong_epsilons(
     graph: ir.Graph, config: Mapping[str, Any], meant: Meant | None = None
 ) -> Iterator[str]:
     """Yield the normalisations whose epsilon is not the model's, or the config's without a model."""
-    setting = next((float(value) for name, value in config.items() if name.startswith(EPSILON_SETTINGS)), None)
+    setting = next(
+        (float(value) for name, value in config.items() if name.startswith(EPSILON_SETTINGS)), None
+    )
     for node in graph:
         epsilon = find_epsilon(node)
         if epsilon is None:

@@ -45,7 +45,7 @@ def find_unknown_numbers(
             if value is None or number is None or value.dtype not in FLOATS:
                 continue
             rounding = HALF if value.dtype == ir.DataType.FLOAT16 else SINGLE
-            if any(is_near(number, x, rounding) or number == np.float16(x) for x in known):
+            if any(is_near(number, x, rounding) or number == round_to_half(x) for x in known):
                 continue
             if meant.is_ours or any(is_near(number, x, NEAR) for x in meant.numbers):
                 yield f"{describe_node(node)} computes with {number:g}, which is no number of the model"
@@ -53,6 +53,12 @@ def find_unknown_numbers(
 
 def is_near(number: float, other: float, apart: float) -> bool:
     return number == other or math.isclose(number, other, rel_tol=apart)
+
+
+def round_to_half(number: float) -> float:
+    """Return a number as fp16 has it; what is beyond its range is infinite."""
+    with np.errstate(over="ignore"):
+        return float(np.float16(number))
 
 
 def list_shifts(graph: ir.Graph) -> Iterator[float]:

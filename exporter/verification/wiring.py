@@ -73,7 +73,7 @@ def describe_foreign(
     modules = find_reading_modules(node, products)
     if not any(modules) or any(owner == module or owner.startswith(f"{module}.") for module in modules):
         return
-    own = [name for module in modules if (name := f"{module}.{kind}") in tensors]
+    own = [f"{module}.{kind}" for module in modules if f"{module}.{kind}" in tensors]
     if own:
         if not any(has_equal(tensors, meant, name) for meant in own):
             yield f"{describe_node(node)} reads {name!r}, where {own[0]!r} belongs"
