@@ -13,7 +13,7 @@ from dataclasses import dataclass, field
 
 import onnx_ir as ir
 
-from .weights import EXTERNAL_FROM_BYTES, Stored
+from .weights import Stored
 
 COMMUTATIVE = ("Add", "And", "Equal", "Max", "Mean", "Min", "Mul", "Or", "Sum", "Xor")
 # What may be left out of a node where it is this: attributes with their defaults, by operator.
@@ -92,7 +92,7 @@ def describe_shape(value: ir.Value) -> str:
 
 
 def key_constant(value: ir.Value, held: Collection[str] = ()) -> str:
-    """Return the key of a constant: its numbers, or of a large one that is `held` the parameter in it.
+    """Return the key of a constant: its numbers, or where it is `held` the parameter in it.
 
     Whether the numbers of those are right others tell, by the checkpoint.
     """
@@ -100,8 +100,7 @@ def key_constant(value: ir.Value, held: Collection[str] = ()) -> str:
     if constant is None:
         return make_key("no constant", str(value.name))
     kind = (str(constant.dtype), str(list(constant.shape.numpy())))
-    is_held = Stored.read(value).parameter in held or str(value.name) in held
-    if constant.nbytes >= EXTERNAL_FROM_BYTES and is_held:
+    if Stored.read(value).parameter in held or str(value.name) in held:
         return make_key("parameter", *kind, describe_parameter(value))
     return make_key("numbers", *kind, hashlib.sha256(constant.numpy().tobytes()).hexdigest())
 

@@ -153,7 +153,7 @@ def list_activations(model: nn.Module) -> Iterator[tuple[str, str]]:
 
 
 def list_our_layers(model: Any, config: Any, side: str = "decoder_") -> Iterator[AttentionMeant]:
-    """Yield what each layer of a model of ours means; of a Transformer each one of its decoder, or encoder."""
+    """Yield what each layer of a model of ours means; of a Transformer those of one side."""
     first = next(n for n in ("n_head", f"{side}heads", "num_attention_heads") if hasattr(config, n))
     count = next(n for n in ("n_layer", f"{side}layers", "num_hidden_layers") if hasattr(config, n))
     width = next(n for n in ("n_embd", "d_model", "hidden_size") if hasattr(config, n))

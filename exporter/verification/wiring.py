@@ -44,7 +44,7 @@ def find_wrong_parameters(
 
 
 def list_parameters(node: ir.Node, value: ir.Value | None, products: Mapping[str, object]) -> list[str]:
-    """Return the parameters that a constant holds, some of them side by side; none for what is no constant."""
+    """Return the parameters that a constant holds, some of them side by side; else none."""
     if value is None or value.const_value is None:
         return []
     joined = {names.split("+")[0]: names.split("+") for names in products}

@@ -32,7 +32,8 @@ def find_wrong_zero_points(graph: ir.Graph, products: Mapping[str, Mapping[str, 
         place = WEIGHTS_ZERO.get(node.op_type)
         zeros = get_input(node, place) if place is not None else None
         if zeros is not None and not is_middle(zeros, node.attributes["bits"].as_int()):
-            yield f"{describe_node(node)} has zero points {zeros.name!r} that are not the middle of its numbers"
+            words = f"has zero points {zeros.name!r} that are not the middle of its numbers"
+            yield f"{describe_node(node)} {words}"
         if node.op_type == "MatMulNBits" and WEIGHT in node.metadata_props and get_input(node, GROUPS):
             yield f"{describe_node(node)} has an order of columns, which no graph of this exporter has"
 
@@ -72,6 +73,7 @@ def check_columns(node: ir.Node, rules: Mapping[str, Mapping[str, Any]]) -> Iter
         yield f"{describe_node(node)} has the step {scale} of its rows, the manifest's is {step:g}"
     rows = get_input(node, 0)
     quantize = None if rows is None else rows.producer()
-    if quantize is not None and quantize.op_type == "QuantizeLinear" and rule.get("step"):
-        if (read_number(get_input(quantize, 1)), read_number(get_input(quantize, 2))) != (scale, zero):
-            yield f"{describe_node(quantize)} rounds by another step or zero point than {describe_node(node)}"
+    if quantize is None or quantize.op_type != "QuantizeLinear" or not rule.get("step"):
+        return
+    if (read_number(get_input(quantize, 1)), read_number(get_input(quantize, 2))) != (scale, zero):
+        yield f"{describe_node(quantize)} rounds by another step or zero point than {describe_node(node)}"
