@@ -164,7 +164,8 @@ def compare_attributes(node: ir.Node, wanted: Mapping[str, tuple[Any, ...]]) -> 
             yield f"{describe_node(node)} has {name} {got}, which no graph of this model has"
         elif not any(is_same(got, x) if isinstance(x, float) else got == x for x in allowed):
             meant = " or ".join(f"{x:g}" if isinstance(x, float) else f"{x}" for x in allowed)
-            yield f"{describe_node(node)} has {name} {got}, the model's is {meant}"
+            found = f"{got:g}" if isinstance(got, float) else f"{got}"
+            yield f"{describe_node(node)} has {name} {found}, the model's is {meant}"
 
 
 def find_wrong_cache_scales(graph: ir.Graph, meant: Arrays) -> Iterator[str]:

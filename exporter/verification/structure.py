@@ -75,14 +75,14 @@ def compare_structure(
         *shorten(find_wrong_epsilons(graph, config, meant)),
         *shorten(() if meant is None else find_wrong_attention(graph, meant, bundle.manifest.max_length)),
         *shorten(() if meant is None else find_wrong_activations(graph, meant)),
+        *shorten(find_not_finite(graph)),
+        *shorten(filter(None, weights)),
+        *shorten(find_wrong_cache_scales(graph, cache_scales or {})),
         *shorten(() if meant is None else find_wrong_caps(graph, meant)),
         *shorten(() if meant is None else find_unknown_numbers(graph, meant, products)),
         *shorten(() if tensors is None else find_wrong_parameters(graph, tensors, products, is_ours)),
         *shorten(find_altered_ids(graph) if is_ours else ()),
         *shorten(find_wrong_zero_points(graph, products)),
-        *shorten(find_not_finite(graph)),
-        *shorten(filter(None, weights)),
-        *shorten(find_wrong_cache_scales(graph, cache_scales or {})),
     ]
     return report_reading(artifact.id, "attributes" if tensors is None else CASE, len(weights), failures)
 
