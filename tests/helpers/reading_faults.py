@@ -271,7 +271,8 @@ def scaled_number(module: str, op_type: str, factor: float) -> Plant:
             for index, value in enumerate(node.inputs):
                 number = ir.convenience.get_const_tensor(value) if value is not None else None
                 is_meant = node.op_type == op_type and find_module(node) == module
-                if is_meant and number is not None and number.size == 1:
+                is_float = number is not None and number.dtype.is_floating_point()
+                if is_meant and is_float and number is not None and number.size == 1:
                     wrong = (factor * number.numpy()).astype(number.numpy().dtype)
                     node.replace_input_with(index, constant(model, "wrong_number", wrong))
                     return
