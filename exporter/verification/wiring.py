@@ -34,10 +34,15 @@ def find_wrong_parameters(
     """
     read: dict[str, ir.Node] = {}
     for node in graph:
-        for value in node.inputs:
+        for index, value in enumerate(node.inputs):
+            is_normalized = (
+                index == 0 and "Normalization" in node.op_type
+            )  # as DeBERTa's table of distances is
             for name in list_parameters(node, value, products):
-                if name in tensors:
-                    read.setdefault(name, node)
+                if name not in tensors:
+                    continue
+                read.setdefault(name, node)
+                if not is_normalized:
                     yield from describe_foreign(node, name, tensors, products, is_ours)
     if is_ours:
         yield from find_unread(read, tensors)

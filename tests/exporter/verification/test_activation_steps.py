@@ -105,8 +105,7 @@ def test_a_fault_of_rows_is_named(name: str, encoder_bundle: Path, tmp_path: Pat
     _, again = repeat(damaged, encoder_bundle.parent / "checkpoint")
     bundle = Bundle.open(damaged)
     read = compare_structure(bundle, bundle.manifest.artifact(ARTIFACT), row_products=again.products)
-    (failure,) = read.failures
-    assert told in failure and "layers." in failure
+    assert any(told in failure and "layers." in failure for failure in read.failures)
 
 
 def test_what_is_calibrated_again_is_what_the_export_has_chosen(encoder_bundle: Path) -> None:
