@@ -66,7 +66,7 @@ def compute_limits(
             # Where PyTorch itself changes more of them, no more than that is held against an engine.
             limits[name] = find_upper_bound(max(own, least, min(cap, GAP_FACTOR * own)), gap.rows)
         elif name in COUNTED:
-            limits[name] = cap
+            limits[name] = max(caps[name], min(cap, find_factor(name) * own))
         else:
             limits[name] = max(least, min(cap, find_factor(name) * own))
     return limits

@@ -56,6 +56,8 @@ def test_an_accepted_loss_takes_the_place_of_its_cap_and_of_no_other() -> None:
     sound = Metrics(1e-4, 1e-5, 1e-10, 1.0, 1.0, 0.0, True, 100)
     own = 3 * sound.max_error  # what PyTorch itself does not lose is a fault, accepted or not
     assert compute_limits("fp16", sound, accepted={"max_error": 5.0})["max_error"] == pytest.approx(own)
+    counted = compute_limits("int8", lose_text(0.03, 800), TextMetrics.LIMITED, {"perplexity_change": 5.0})
+    assert counted["perplexity_change"] == CAPS["int8"]["perplexity_change"]
 
 
 @pytest.mark.parametrize(
