@@ -23,7 +23,7 @@ from .disks import DISK, mount_disk, remount
 from .doors import DECODER, ENCODER, PLAIN
 
 LATE = 0.3  # of a command's time, in which half of the points are: files are written at its end
-BEYOND = 1.1  # points are drawn up to so many times the time that it took alone
+BEYOND = 1.3  # points are drawn up to so many times the time that it took alone
 
 
 @dataclass(frozen=True)
