@@ -19,10 +19,10 @@ ELEMENTWISE = ("Add", "Clip", "Div", "Max", "Min", "Mul", "Pow", "Sub", "Sum", "
 FLOATS = (ir.DataType.FLOAT, ir.DataType.FLOAT16)
 # Numbers of definitions: GELU's and its forms', squares and roots, masks, means, and no change at all.
 COMMON = (
-    *(0.0, 0.5, 1.0, 2.0, 3.0, -1.0, math.sqrt(2), math.sqrt(0.5), math.sqrt(2 / math.pi), 0.044715, 1.702),
-    *(-math.inf, -30000.0, -10000.0, float(np.finfo(np.float16).min), float(np.finfo(np.float32).min)),
-    *(1e-9, 1e-12),
-)
+    0.0, 0.5, 1.0, 2.0, 3.0, -1.0, math.sqrt(2), math.sqrt(0.5), math.sqrt(2 / math.pi), 0.044715, 1.702,
+    -math.inf, -30000.0, -10000.0, float(np.finfo(np.float16).min), float(np.finfo(np.float32).min),
+    1e-9, 1e-12,
+)  # fmt: skip
 NEAR = 0.1  # relative: another exporter's number that is nearer to one of the model's was meant to be it
 
 
