@@ -61,6 +61,7 @@ def verify_model(
         progress(f"computing what {precision} may lose")
         rounding = None if reference else calibration.make_rounding(precision)
         gaps = {} if rounding is None else examiner.measure_gaps(model, rounding)
+        give_back_memory()
         losses[precision] = examiner.name_losses(gaps)
         return examiner.choose_limits(precision, gaps, (accepted or {}).get(precision, NOTHING_ACCEPTED))
 
@@ -69,7 +70,6 @@ def verify_model(
         limits = {precision: choose_limits(precision) for precision in precisions}
     except ValueError as error:
         raise VerificationError(str(error)) from error
-    give_back_memory()
     report = compare_all(examiner, limits, progress, None if reference else model, read)
     report = judge_by_float64(examiner, model, report, limits, progress)
     report = dataclasses.replace(
