@@ -16,7 +16,7 @@ from planforge.exporter.verification.verify import find_recorded_source
 from planforge.runtime.bundle.bundle import Bundle
 
 from .faults import Fault
-from .graphs import replace_graph
+from .graphs import damaged
 
 MISSED = "missed"
 NO_NAME = "no name"
@@ -46,6 +46,9 @@ class Verdict:
     def is_caught(self) -> bool:
         return self.caught_by != MISSED
 
+    def describe_name(self) -> str:
+        return self.named if self.is_right or self.named == NO_NAME else f"{self.named}: WRONG"
+
 
 class PlantedBundle:
     """A copy of a sound bundle, in one graph of which is a fault for a while."""
@@ -60,14 +63,8 @@ class PlantedBundle:
 
     @contextmanager
     def damaged(self, artifact_id: str, fault: Fault) -> Iterator[None]:
-        files = [self.folder / "manifest.json", self.folder / self.manifest.artifact(artifact_id).file]
-        sound = [path.read_bytes() for path in files]
-        try:
-            replace_graph(self.folder, artifact_id, fault.plant)
+        with damaged(self.folder, artifact_id, fault.plant):
             yield
-        finally:
-            for path, content in zip(files, sound, strict=True):
-                path.write_bytes(content)
 
     def verify(self, *artifact_ids: str) -> VerificationReport:
         return verify(self.folder, source=self.source, only=artifact_ids)

@@ -264,9 +264,20 @@ def test_a_planted_fault_is_caught(
     assert judge(family, artifact, fault).is_caught
 
 
-@pytest.mark.parametrize("family", GRAPHS)
-def test_healthy_graphs_have_no_node_at_fault(planted: Callable[[str], PlantedBundle], family: str) -> None:
-    report = planted(family).verify(*GRAPHS[family])
+def list_sound() -> Iterator[tuple[str, list[str]]]:
+    """Yield the graphs that run together: an encoder does with a decoder of its own precision alone."""
+    for family, artifacts in GRAPHS.items():
+        if family == "translation":
+            yield from ((family, [artifact]) for artifact in artifacts)
+        else:
+            yield family, list(artifacts)
+
+
+@pytest.mark.parametrize(("family", "artifacts"), list(list_sound()))
+def test_healthy_graphs_have_no_node_at_fault(
+    planted: Callable[[str], PlantedBundle], family: str, artifacts: list[str]
+) -> None:
+    report = planted(family).verify(*artifacts)
     assert report.list_failures() == []
     assert report.where() == []
 
@@ -368,8 +379,8 @@ def test_padding_on_the_wrong_side_is_caught(planted: Callable[[str], PlantedBun
         report = own.verify("decoder.inplace.fp32")
     finally:
         path.write_text(sound, encoding="utf-8")
-    (said,) = [line for line in report.list_failures() if "padding" in line and "the checkpoint's" in line]
-    assert "decoder.inplace.fp32: the padding side is left" in said
+    said = 'decoder.inplace.fp32: padding_side is "left", the checkpoint\'s is "right"'
+    assert any(said in line for line in report.list_failures())
 
 
 def test_nine_of_ten_are_named_rightly(
@@ -378,10 +389,7 @@ def test_nine_of_ten_are_named_rightly(
     verdicts = [judge(*fault) for fault in PLANTED]
     counts = sum_up(verdicts)
     write_table("named-faults", ("graphs", "planted", "caught", "named rightly"), counts)
-    rows = [
-        (v.graph, v.fault, v.caught_by, v.named if v.is_right else f"WRONG: {v.named}")
-        for v in (*verdicts, *around)
-    ]
+    rows = [(v.graph, v.fault, v.caught_by, v.describe_name()) for v in (*verdicts, *around)]
     write_table("planted-faults", ("graph", "fault", "caught by", "node named"), rows)
     assert {name for name, *_ in counts} > {"fp32", "fp16", "int8", "int4", "fp32-kv8"}
     few = [(name, caught, right) for name, _, caught, right in counts if int(right) < NAMED * int(caught)]

@@ -28,7 +28,7 @@ from planforge.runtime.text.tokenizer import Tokenizer
 
 from ...helpers.fault_table import Row, collect_table
 from ...helpers.faults import Plant, epsilon
-from ...helpers.graphs import replace_graph
+from ...helpers.graphs import damaged
 from ...helpers.llamas import shallow_llama
 from ...helpers.models import tiny_bert, write_wordpiece
 from ...helpers.reading_faults import (
@@ -72,16 +72,9 @@ class Reader:
 
     def read(self, artifact: str, plant: Plant = lambda model: None) -> tuple[str, ...]:
         """What reading a graph of the copy says when a fault is in it."""
-        files = [self.copy / "manifest.json", self.copy / self.bundle.manifest.artifact(artifact).file]
-        sound = [path.read_bytes() for path in files]
-        try:
-            replace_graph(self.copy, artifact, plant)
-            bundle = Bundle.open(self.copy)
+        with damaged(self.copy, artifact, plant) as bundle:
             one = bundle.manifest.artifact(artifact)
             return compare_structure(bundle, one, self.tensors, None, self.meant, self.rows).failures
-        finally:
-            for path, content in zip(files, sound, strict=True):
-                path.write_bytes(content)
 
     def check(self, artifact: str, fault: ReadFault, table: list[Row], model: str) -> None:
         """Hold what reading says against a fault's words, in the first failure that it gives."""
@@ -311,6 +304,7 @@ BERT = [
     ),
     ReadFault("epsilon 1e-5", epsilon("layers.0.attention_norm", 1e-5), ("the model's is 1e-12",)),
 ]
+TWO_NORMS = ("model.layers.0.post_attention_layernorm", "model.layers.1.input_layernorm")
 LLAMA = [
     ReadFault(
         "attention's scale 0.5 % off",
@@ -322,6 +316,12 @@ LLAMA = [
         "epsilon",
         other_epsilon("model.layers.1.input_layernorm"),
         ("layers.1", "the model's is 1e-06"),
+        missed=True,
+    ),
+    ReadFault(
+        "one epsilon in two layers",
+        other_epsilon(*TWO_NORMS),
+        (TWO_NORMS[0], "the model's is 1e-06"),
         missed=True,
     ),
     ReadFault(
@@ -384,6 +384,13 @@ def test_faults_in_an_imported_llama_are_read(
     llama: Reader, fault: ReadFault, table: list[Row], precision: str
 ) -> None:
     llama.check(f"decoder.portable.{precision}", fault, table, "imported Llama")
+
+
+def test_both_norms_with_another_epsilon_are_named(llama: Reader) -> None:
+    failures = llama.read("decoder.portable.fp16", other_epsilon(*TWO_NORMS))
+    assert len(failures) == len(TWO_NORMS)
+    for module, failure in zip(TWO_NORMS, failures, strict=True):
+        assert f" of {module} has epsilon 1e-05" in failure
 
 
 @named(GEMMA)
