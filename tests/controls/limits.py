@@ -9,8 +9,10 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
+from typing import TypeAlias
 
 import numpy as np
+import numpy.typing as npt
 import onnx_ir as ir
 
 from planforge.runtime.backends.ort_backend import OrtCpuBackend
@@ -20,11 +22,11 @@ from planforge.runtime.diagnostics.metrics import Outcome
 
 from ..helpers.faults import Fault, Plant, change_weight
 from ..helpers.ground import Ground
-from ..helpers.reading_faults import MATRIX, SCALE
+from ..helpers.reading_faults import SCALE
 
+Numbers: TypeAlias = "npt.NDArray[np.float64]"
 SLOW = ("greedy", "full", "parts", "prompts", "single steps")  # cases of limits that others have too
-GROWTH = 3.0  # from a size to the next
-MOST = 30.0
+GROWTH = 2.0  # from a size to the next
 TIMES = 3.0  # a fault that is so many times as large as what is allowed has to be caught
 SQUARES = ("mean_kl", "cosine_gap", "mean_cosine_gap", "text_kl")  # grow with the square of an error
 # A sum of n products in another order may differ by n half units in the last place: here of 2,000 in fp32.
@@ -68,15 +70,20 @@ class Limit:
     def power(self) -> int:
         return 2 if self.metric in SQUARES else 1
 
-    def take(self, outcomes: Sequence[Outcome], fault: str) -> None:
-        """Note a fault that this limit catches, if none before was as small."""
+    def take(self, outcomes: Sequence[Outcome], fault: str) -> bool:
+        """Tell whether this limit catches a fault; keep it if none before was as small."""
+        is_caught = False
         words = (f"{self.metric} is ", f"{self.name} is ")
         for outcome in outcomes:
             value = outcome.metrics.get(self.name)
             is_told = any(word in failure for failure in outcome.failures for word in words)
-            if value is not None and is_told and self.allowed < value < self.caught:
+            if value is None or not is_told or not value > self.allowed:
+                continue
+            is_caught = True
+            if value < self.caught:
                 self.caught = value
                 self.fault = fault
+        return is_caught
 
     def list_faults(self) -> Iterator[str]:
         """Yield what is wrong with this limit."""
@@ -130,66 +137,67 @@ class Rounded:
         return least, max(least, TIMES**power * own)
 
 
-def larger_weight(size: float) -> Plant:
-    """The matrix of the product in the middle of the graph is too large."""
+@dataclass(frozen=True)
+class Graded:
+    """A fault of any size.
 
-    def plant(model: ir.Model) -> None:
-        products = [node for node in model.graph if reads_matrix(node)]
-        node = products[len(products) // 2]
-        index = SCALE.get(node.op_type, 1)
-        value = node.inputs[index]
-        assert value is not None
-        change_weight(value, lambda array: array * (1 + size))
+    Attributes:
+        words: what it is; its size goes in.
+        find: gives the constant that it changes; None where a graph has none.
+        change: gives the constant's numbers at a size.
+        most: the largest size.
+    """
 
-    return plant
+    words: str
+    find: Callable[[ir.Model], ir.Value | None]
+    change: Callable[[Numbers, float], Numbers]
+    most: float
 
+    def make(self, size: float) -> Plant:
+        def plant(model: ir.Model) -> None:
+            value = self.find(model)
+            assert value is not None
+            change_weight(value, lambda array: self.change(array, size))
 
-def reads_matrix(node: ir.Node) -> bool:
-    value = node.inputs[1] if node.op_type in ("MatMul", "Gemm", *MATRIX) else None
-    is_table = node.op_type == "GatherBlockQuantized"
-    return value is not None and value.const_value is not None and not is_table
-
-
-def late_positions(size: float) -> Plant:
-    """Every position is a little that of the one before; at 1 it is that."""
-
-    def plant(model: ir.Model) -> None:
-        def mix(table: np.ndarray) -> np.ndarray:
-            before = np.concatenate([table[:1], table[:-1]])
-            return table + min(size, 1.0) * (before - table)
-
-        for node in model.graph:
-            table = node.inputs[0] if node.op_type == "Gather" else None
-            names = ("wpe.weight", "embeddings.positions.weight")
-            if table is not None and str(table.name).startswith(names):
-                change_weight(table, mix)
-                return
-
-    return plant
+        return plant
 
 
-def leaking_mask(size: float) -> Plant:
-    """What is masked counts a little; at 1 as much as the rest."""
-
-    def plant(model: ir.Model) -> None:
-        for node in model.graph:
-            low = node.inputs[2] if node.op_type == "Where" else None
-            if (
-                low is not None
-                and low.const_value is not None
-                and float(low.const_value.numpy().min()) < -1e4
-            ):
-                change_weight(low, lambda array: np.full_like(array, math.log(min(size, 1.0))))
-                return
-
-    return plant
+def find_weight(model: ir.Model) -> ir.Value | None:
+    """Return the matrix, or its scales, of the product in the middle of a graph."""
+    products = [node for node in model.graph if node.op_type in ("MatMul", "Gemm", *SCALE)]
+    values = [
+        node.inputs[SCALE.get(node.op_type, 1)] for node in products if node.op_type != "GatherBlockQuantized"
+    ]
+    weights = [value for value in values if value is not None and value.const_value is not None]
+    return weights[len(weights) // 2]
 
 
-FAULTS: dict[str, Callable[[float], Plant]] = {
-    "a weight {:.2g} times too large": larger_weight,
-    "positions {:.2g} late": late_positions,
-    "a mask that lets {:.2g} pass": leaking_mask,
-}
+def find_positions(model: ir.Model) -> ir.Value | None:
+    """Return the table of positions."""
+    names = ("wpe.weight", "embeddings.positions.weight")
+    tables = [node.inputs[0] for node in model.graph if node.op_type == "Gather"]
+    return next((table for table in tables if table is not None and str(table.name).startswith(names)), None)
+
+
+def find_mask(model: ir.Model) -> ir.Value | None:
+    """Return the number that lowers scores of what is masked."""
+    for node in model.graph:
+        low = node.inputs[2] if node.op_type == "Where" else None
+        if low is not None and low.const_value is not None and low.const_value.numpy().min() < -1e4:
+            return low
+    return None
+
+
+def shift(table: Numbers, size: float) -> Numbers:
+    before = np.concatenate([table[:1], table[:-1]])
+    return table + size * (before - table)
+
+
+FAULTS = (
+    Graded("a weight {:.2g} times too large", find_weight, lambda array, size: array * (1 + size), 30.0),
+    Graded("positions {:.2g} late", find_positions, shift, 1.0),
+    Graded("a mask lets {:.2g} pass", find_mask, lambda a, size: np.full_like(a, math.log(size)), 1.0),
+)
 
 
 def run_cases(ground: Ground, bundle: Bundle, artifact: Artifact) -> list[Outcome]:
@@ -211,7 +219,7 @@ def run_damaged(ground: Ground, artifact: Artifact, plant: Plant) -> list[Outcom
 def measure_limits(ground: Ground, artifact: Artifact) -> list[Limit]:
     """Return every limit of a graph's quick cases, with the smallest fault that it catches."""
     sound = run_cases(ground, ground.bundle, artifact)
-    loud = run_damaged(ground, artifact, larger_weight(MOST))
+    loud = run_damaged(ground, artifact, FAULTS[0].make(FAULTS[0].most))
     # What stays 0 is not measured: mean_cosine_gap, where there are too few texts.
     measured = {name for outcome in loud for name in outcome.limits if outcome.metrics.get(name) != 0}
     rounded = Rounded.measure(ground, artifact.precision)
@@ -226,14 +234,14 @@ def measure_limits(ground: Ground, artifact: Artifact) -> list[Limit]:
         )
         for name, limit in allowed.items()
     ]
+    graph = ir.load(ground.bundle.path(artifact.file))
     least = min(limit.allowed ** (1 / limit.power) for limit in limits)
-    for words, make in FAULTS.items():
-        size = least / 3
-        while size < MOST and (make is larger_weight or size <= GROWTH):
-            outcomes = run_damaged(ground, artifact, make(size))
-            for limit in limits:
-                limit.take(outcomes, words.format(size))
-            if all(limit.fault != "none" for limit in limits) and make is larger_weight:
+    for fault in FAULTS:
+        size = least / 3 if fault.find(graph) is not None else math.inf
+        while size <= fault.most:
+            outcomes = run_damaged(ground, artifact, fault.make(size))
+            caught = [limit.take(outcomes, fault.words.format(size)) for limit in limits]
+            if all(caught):
                 break
             size *= GROWTH
     return limits
