@@ -18,7 +18,7 @@ import onnx_ir as ir
 from planforge.runtime.backends.ort_backend import OrtCpuBackend
 from planforge.runtime.bundle.bundle import Bundle
 from planforge.runtime.bundle.manifest import Artifact
-from planforge.runtime.diagnostics.metrics import Outcome
+from planforge.runtime.diagnostics.metrics import Outcome, measure_scale
 
 from ..helpers.faults import Fault, Plant, change_weight
 from ..helpers.ground import Ground
@@ -26,6 +26,7 @@ from ..helpers.reading_faults import SCALE
 
 Numbers: TypeAlias = "npt.NDArray[np.float64]"
 SLOW = ("greedy", "full", "parts", "prompts", "single steps")  # cases of limits that others have too
+PRODUCTS = ("MatMul", "Gemm", "MatMulNBits", "MatMulIntegerToFloat")
 GROWTH = 2.0  # from a size to the next
 TIMES = 3.0  # a fault that is so many times as large as what is allowed has to be caught
 SQUARES = ("mean_kl", "cosine_gap", "mean_cosine_gap", "text_kl")  # grow with the square of an error
@@ -117,7 +118,7 @@ class Rounded:
             precision,
             ground.examiner.name_losses(gaps),
             gaps["text"].rows if "text" in gaps else 0,
-            max((float(each.std()) for each in logits), default=0.0),
+            max(map(measure_scale, logits), default=0.0),
         )
 
     def bound(self, name: str) -> tuple[float, float]:
@@ -162,14 +163,24 @@ class Graded:
         return plant
 
 
-def find_weight(model: ir.Model) -> ir.Value | None:
-    """Return the matrix, or its scales, of the product in the middle of a graph."""
-    products = [node for node in model.graph if node.op_type in ("MatMul", "Gemm", *SCALE)]
-    values = [
-        node.inputs[SCALE.get(node.op_type, 1)] for node in products if node.op_type != "GatherBlockQuantized"
-    ]
-    weights = [value for value in values if value is not None and value.const_value is not None]
+def list_weights(model: ir.Model) -> list[ir.Value]:
+    """Return the matrices of a graph's products, or their scales, in order."""
+    products = [node for node in model.graph if node.op_type in PRODUCTS]
+    values = [node.inputs[SCALE.get(node.op_type, 1)] for node in products]
+    return [value for value in values if value is not None and value.const_value is not None]
+
+
+def find_weight(model: ir.Model) -> ir.Value:
+    weights = list_weights(model)
     return weights[len(weights) // 2]
+
+
+def find_last_weight(model: ir.Model) -> ir.Value:
+    return list_weights(model)[-1]
+
+
+def enlarge(array: Numbers, size: float) -> Numbers:
+    return array * (1 + size)
 
 
 def find_positions(model: ir.Model) -> ir.Value | None:
@@ -194,7 +205,8 @@ def shift(table: Numbers, size: float) -> Numbers:
 
 
 FAULTS = (
-    Graded("a weight {:.2g} times too large", find_weight, lambda array, size: array * (1 + size), 30.0),
+    Graded("the last weight {:.2g} too large", find_last_weight, enlarge, 30.0),
+    Graded("a weight {:.2g} too large", find_weight, enlarge, 1.0),
     Graded("positions {:.2g} late", find_positions, shift, 1.0),
     Graded("a mask lets {:.2g} pass", find_mask, lambda a, size: np.full_like(a, math.log(size)), 1.0),
 )

@@ -128,15 +128,14 @@ def test_each_limit_follows_from_rounding_and_catches_what_is_three_times_that(
     assert loose == []
 
 
-@pytest.mark.parametrize("times", [20.0, 0.01])
 def test_limits_twenty_times_as_loose_are_told(
-    judged: Callable[[str], Judged], monkeypatch: pytest.MonkeyPatch, times: float
+    judged: Callable[[str], Judged], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """The test above can fail: of each limit alone, and of limits that refuse what is sound."""
+    """The test above can fail, by each limit."""
     ground = judged("GPT-2").ground
     honest = ground.limits
     monkeypatch.setattr(
-        ground, "limits", lambda precision: {name: times * x for name, x in honest(precision).items()}
+        ground, "limits", lambda precision: {name: 20 * x for name, x in honest(precision).items()}
     )
     limits = measure_limits(ground, ground.bundle.manifest.artifact("decoder.ort.int8"))
     told = {limit.name for limit in limits if list(limit.list_faults())}
