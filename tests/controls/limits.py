@@ -27,7 +27,6 @@ from ..helpers.reading_faults import SCALE
 Numbers: TypeAlias = "npt.NDArray[np.float64]"
 SLOW = ("greedy", "full", "parts", "prompts", "single steps")  # cases of limits that others have too
 PRODUCTS = ("MatMul", "Gemm", "MatMulNBits", "MatMulIntegerToFloat")
-GROWTH = 2.0  # from a size to the next
 TIMES = 3.0  # a fault that is so many times as large as what is allowed has to be caught
 SQUARES = ("mean_kl", "cosine_gap", "mean_cosine_gap", "text_kl")  # grow with the square of an error
 # A sum of n products in another order may differ by n half units in the last place: here of 2,000 in fp32.
@@ -147,12 +146,14 @@ class Graded:
         find: gives the constant that it changes; None where a graph has none.
         change: gives the constant's numbers at a size.
         most: the largest size.
+        growth: from a size to the next.
     """
 
     words: str
     find: Callable[[ir.Model], ir.Value | None]
     change: Callable[[Numbers, float], Numbers]
     most: float
+    growth: float = 4.0
 
     def make(self, size: float) -> Plant:
         def plant(model: ir.Model) -> None:
@@ -205,7 +206,7 @@ def shift(table: Numbers, size: float) -> Numbers:
 
 
 FAULTS = (
-    Graded("the last weight {:.2g} too large", find_last_weight, enlarge, 30.0),
+    Graded("the last weight {:.2g} too large", find_last_weight, enlarge, 30.0, growth=2.0),
     Graded("a weight {:.2g} too large", find_weight, enlarge, 1.0),
     Graded("positions {:.2g} late", find_positions, shift, 1.0),
     Graded("a mask lets {:.2g} pass", find_mask, lambda a, size: np.full_like(a, math.log(size)), 1.0),
@@ -249,13 +250,13 @@ def measure_limits(ground: Ground, artifact: Artifact) -> list[Limit]:
     graph = ir.load(ground.bundle.path(artifact.file))
     least = min(limit.allowed ** (1 / limit.power) for limit in limits)
     for fault in FAULTS:
-        size = least / 3 if fault.find(graph) is not None else math.inf
+        size = least / 2 if fault.find(graph) is not None else math.inf
         while size <= fault.most:
             outcomes = run_damaged(ground, artifact, fault.make(size))
             caught = [limit.take(outcomes, fault.words.format(size)) for limit in limits]
             if all(caught):
                 break
-            size *= GROWTH
+            size *= fault.growth
     return limits
 
 
