@@ -15,6 +15,7 @@ from planforge.exporter.verification.structure import READING
 from planforge.exporter.verification.verify import find_recorded_source
 from planforge.runtime.bundle.bundle import Bundle
 
+from .fault_table import Row
 from .faults import Fault
 from .graphs import damaged
 
@@ -101,7 +102,7 @@ def is_named(failure: str, fault: Fault) -> bool:
     return any(f"({op_type})" in failure for op_type in fault.op_types)
 
 
-def sum_up(verdicts: list[Verdict]) -> list[tuple[str, str, str, str]]:
+def sum_up(verdicts: list[Verdict]) -> list[Row]:
     """Return how many faults were planted, caught and named rightly, by precision and in all."""
     precisions = list(dict.fromkeys(verdict.precision for verdict in verdicts))
     groups = {p: [verdict for verdict in verdicts if verdict.precision == p] for p in precisions}
