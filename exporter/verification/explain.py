@@ -33,7 +33,7 @@ from ..passes.weight_files import load_graph
 from ..precisions import PRECISIONS
 from ..reference.fitted_head import HEAD
 from ..reference.model import is_module, wake
-from ..tracing.modules import find_results_by_scope, find_scope, read_results
+from ..tracing.modules import find_module, find_results_by_scope, find_scope, read_results
 from .attributes import describe_node
 from .bisect import Band, Bands, Culprit, find_culprit, make_module_bands, make_node_bands
 from .losses import list_exceeded
@@ -170,7 +170,7 @@ def search_graph(
 def yield_to_what_was_read(
     examiner: AnyExaminer, artifact: Artifact, culprit: Culprit, failures: Sequence[str]
 ) -> Culprit | None:
-    """Return a culprit, or None where its result comes from a node in which reading has found a fault.
+    """Return a culprit, or None where its result comes from a node of another module that was read as wrong.
 
     That one is the first at fault: the numbers of nodes between the results of modules are not known of
     imported graphs, and in fp16 a fault may hide in its own node's band and leave that of a later one.
@@ -179,8 +179,8 @@ def yield_to_what_was_read(
     accused = next((node for node in graph if culprit.value in {value.name for value in node.outputs}), None)
     if accused is None:
         return culprit
-    behind = find_nodes_before(accused)
-    is_read = any(f"{describe_node(node)} " in failure for node in behind for failure in failures)
+    others = [node for node in find_nodes_before(accused) if find_module(node) != culprit.module]
+    is_read = any(f"{describe_node(node)} " in failure for node in others for failure in failures)
     return None if is_read else culprit
 
 

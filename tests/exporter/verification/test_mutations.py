@@ -216,6 +216,7 @@ def translator_faults(artifact: str) -> list[Fault]:
 
 
 def imported_faults(artifact: str) -> list[Fault]:
+    """Faults of another exporter's graph, of which PyTorch knows the results of whole modules alone."""
     first, second = (f"model.layers.{layer}" for layer in (0, 1))
     norms = [f"{first}.post_attention_layernorm", f"{second}.input_layernorm"]
     scores = scaled_number(f"{second}.self_attn", "Mul", 1.005)
@@ -228,9 +229,11 @@ def imported_faults(artifact: str) -> list[Fault]:
         Fault("two weights 1 % off", perturbed(down, up), down, PRODUCT),
         Fault("a weight of another layer", exchanged, f"{first}.self_attn.q_proj", PRODUCT),
         Fault("scores 0.5 % larger", scores, f"{second}.self_attn", ("Mul",)),
-        Fault("one norm's epsilon", other_epsilon(norms[1]), norms[1], ("Add",)),
-        Fault("two norms' epsilon, in two layers", other_epsilon(*norms), norms[0], ("Add",)),
-        Fault("rotary base 10,100", other_rotary_base, "model.rotary_emb", ("Expand", "MatMul")),
+        Fault("one norm's epsilon", other_epsilon(norms[1]), norms[1], ("Add", "Mul")),
+        Fault("two norms' epsilon, in two layers", other_epsilon(*norms), norms[0], ("Add", "Mul")),
+        Fault(
+            "rotary base 10,100", other_rotary_base, "model.rotary_emb", ("Expand", "MatMul", "Cos", "Sin")
+        ),
     ]
 
 
