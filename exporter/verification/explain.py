@@ -33,7 +33,8 @@ from ..passes.weight_files import load_graph
 from ..precisions import PRECISIONS
 from ..reference.fitted_head import HEAD
 from ..reference.model import is_module, wake
-from ..tracing.modules import find_results_by_scope, find_scope, read_results
+from ..tracing.modules import find_module, find_results_by_scope, find_scope, read_results
+from .attributes import describe_node
 from .bisect import Band, Bands, Culprit, find_culprit, make_module_bands, make_node_bands
 from .losses import list_exceeded
 from .report import VerificationReport
@@ -109,7 +110,7 @@ def explain(
             return dataclasses.replace(report, unexplained={artifact.id: why for artifact in failed})
     culprits: list[Culprit] = []
     unexplained: dict[str, str] = {}
-    read = {c.artifact for c in report.comparisons if c.backend == READING and not c.passed}
+    read = {c.artifact: c for c in report.comparisons if c.backend == READING and not c.passed}
     for artifact in failed:
         progress(f"verifying {artifact.id}: looking for the node at fault")
         fresh = healthy.get(artifact.recipe_id)
@@ -120,6 +121,8 @@ def explain(
         except (PlanForgeError, ValueError) as error:
             unexplained[artifact.id] = f"no node can be named: {error}"
             continue
+        if culprit is not None and artifact.id in read:
+            culprit = yield_to_what_was_read(examiner, artifact, culprit, read[artifact.id].failures)
         if culprit is not None:
             culprits.append(culprit)
         elif artifact.id in report.lost:
@@ -162,6 +165,36 @@ def search_graph(
         if culprit is not None:
             return culprit
     return None
+
+
+def yield_to_what_was_read(
+    examiner: AnyExaminer, artifact: Artifact, culprit: Culprit, failures: Sequence[str]
+) -> Culprit | None:
+    """Return a culprit, or None where its result comes from a node of another module that was read as wrong.
+
+    That one is the first at fault: the numbers of nodes between the results of modules are not known of
+    imported graphs, and in fp16 a fault may hide in its own node's band and leave that of a later one.
+    """
+    graph = load_graph(examiner.bundle.path(artifact.file)).graph
+    accused = next((node for node in graph if culprit.value in {value.name for value in node.outputs}), None)
+    if accused is None:
+        return culprit
+    others = [node for node in find_nodes_before(accused) if find_module(node) != culprit.module]
+    is_read = any(f"{describe_node(node)} " in failure for node in others for failure in failures)
+    return None if is_read else culprit
+
+
+def find_nodes_before(node: ir.Node) -> list[ir.Node]:
+    """Return the nodes that a node's results come from, without itself."""
+    found: dict[ir.Node, None] = {}
+    waiting = [node]
+    while waiting:
+        for value in waiting.pop().inputs:
+            before = None if value is None else value.producer()
+            if before is not None and before not in found:
+                found[before] = None
+                waiting.append(before)
+    return list(found)
 
 
 def list_trials(examiner: AnyExaminer, report: VerificationReport, artifact: str) -> list[MakeTrial]:

@@ -35,7 +35,7 @@ from .finite import find_not_finite, list_constants
 from .meant import Meant
 from .numbers import find_unknown_numbers, find_wrong_caps
 from .whole_numbers import Rows, check_whole_numbers
-from .wiring import find_altered_ids, find_wrong_parameters
+from .wiring import find_altered_ids, find_foreign_caches, find_wrong_parameters
 from .zero_points import find_wrong_zero_points
 
 READING = "reading the graph"  # in the place of an engine
@@ -88,6 +88,7 @@ def compare_structure(
         *shorten(() if meant is None else find_unknown_numbers(graph, meant, products)),
         *shorten(() if tensors is None else find_wrong_parameters(graph, tensors, products, is_ours)),
         *shorten(find_altered_ids(graph) if is_ours else ()),
+        *shorten(find_foreign_caches(graph) if is_ours else ()),
         *shorten(find_wrong_zero_points(graph, products)),
     ]
     return report_reading(artifact.id, "attributes" if tensors is None else CASE, len(weights), failures)

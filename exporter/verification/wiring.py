@@ -1,4 +1,4 @@
-"""Reads which parameters a graph's nodes read, and whether ids reach the tables of words as they came.
+"""Reads which parameters and caches a graph's nodes read, and whether ids reach the tables as they came.
 
 Right values do not make a right graph: a product may add another layer's bias, or none.
 """
@@ -15,12 +15,13 @@ from ...runtime.backends.backend import Array, Arrays
 from ..passes.int8_encoder import COLUMNS, JOINED
 from ..passes.quantize import WEIGHT
 from ..passes.weights import Stored
-from ..tracing.modules import MODULE, find_layer, find_scope
+from ..tracing.modules import MODULE, find_layer, find_module, find_scope
 from .attributes import describe_node
 
 FUSED = ("BiasGelu", "FastGelu", "Gelu")  # add the bias of the product before
 LOOKUPS = ("Gather", "GatherBlockQuantized")
 IDS = ("input_ids", "token_type_ids", "decoder_input_ids")  # inputs whose numbers are rows of a table
+CACHE = re.compile(r"(?:cache|past_key_values|present|cross)\.(\d+)\.(?:key|value)")
 SAME = ("Cast", "Identity")  # give the ids that they read
 
 
@@ -125,6 +126,20 @@ def find_unread(read: Mapping[str, ir.Node], tensors: Arrays) -> Iterator[str]:
 def generalize(name: str) -> str:
     """Return a parameter's name without the number of its layer."""
     return re.sub(r"\.\d+\.", ".#.", name)
+
+
+def find_foreign_caches(graph: ir.Graph) -> Iterator[str]:
+    """Yield the nodes that read or give another layer's keys or values, in the cache's names."""
+    for node in graph:
+        layer = find_layer(find_module(node))
+        read = [value for value in node.inputs if value is not None and value.is_graph_input()]
+        given = [value for value in node.outputs if value.is_graph_output()]
+        for value in (*read, *given):
+            cache = CACHE.fullmatch(str(value.name))
+            if cache is None or layer is None or node.op_type == "Shape":
+                continue
+            if int(cache[1]) != layer:
+                yield f"{describe_node(node)} has the cache {value.name!r}, and is in layer {layer}"
 
 
 def find_altered_ids(graph: ir.Graph) -> Iterator[str]:

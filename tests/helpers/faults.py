@@ -23,14 +23,12 @@ class Fault:
         plant: puts it into a graph.
         module: the path of the PyTorch module that must be named; "" for nodes outside of all.
         op_types: one of them must be named.
-        hidden: whether its numbers disappear behind the graph's rounding, so that only reading it shows it.
     """
 
     name: str
     plant: Plant
     module: str
     op_types: tuple[str, ...]
-    hidden: bool = False
 
 
 def node_of(model: ir.Model, module: str, *op_types: str) -> ir.Node:
@@ -230,3 +228,49 @@ def low_padding(model: ir.Model) -> None:
     ir.convenience.replace_all_uses_with(where.outputs[0], added.outputs[0])
     added.replace_input_with(0, where.outputs[0])
     model.graph.insert_after(where, [cast, wide, lower, total, added])
+
+
+def exchanged_weights(*modules: str) -> Plant:
+    """Each of two products reads the other's matrix."""
+
+    def plant(model: ir.Model) -> None:
+        one, other = (node_of(model, module, "MatMul") for module in modules)
+        first, second = one.inputs[1], other.inputs[1]
+        one.replace_input_with(1, second)
+        other.replace_input_with(1, first)
+
+    return plant
+
+
+def rescaled(cache: str, factor: float) -> Plant:
+    """Steps of a cache some times as large: too coarse, or where smaller clipped."""
+
+    def plant(model: ir.Model) -> None:
+        change_weight(model.graph.initializers[f"{cache}.scale"], lambda scale: factor * scale)
+
+    return plant
+
+
+def swapped_scales(module: str) -> Plant:
+    """The scales of keys for values, and the other way round."""
+
+    def plant(model: ir.Model) -> None:
+        node = node_of(model, module, "GroupQueryAttention")
+        keys, values = node.inputs[12:14]
+        node.replace_input_with(12, values)
+        node.replace_input_with(13, keys)
+
+    return plant
+
+
+def exchanged_caches(which: str) -> Plant:
+    """The keys or values of layer 0 are read for those of layer 1, and the other way round."""
+
+    def plant(model: ir.Model) -> None:
+        place = {"key": 3, "value": 4}[which]
+        first, second = (node_of(model, f"h.{layer}.attn", "GroupQueryAttention") for layer in (0, 1))
+        one, other = first.inputs[place], second.inputs[place]
+        first.replace_input_with(place, other)
+        second.replace_input_with(place, one)
+
+    return plant

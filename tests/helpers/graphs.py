@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -31,6 +32,19 @@ def replace_graph(bundle: Path, artifact_id: str, change: Callable[[ir.Model], N
         manifest, files={**manifest.files, manifest.artifact(artifact_id).file: entry}
     )
     (bundle / "manifest.json").write_text(changed.to_json(), encoding="utf-8")
+
+
+@contextmanager
+def damaged(bundle: Path, artifact_id: str, change: Callable[[ir.Model], None]) -> Iterator[Bundle]:
+    """Give the bundle with a fault in one graph, for a while."""
+    files = [bundle / "manifest.json", bundle / Bundle.open(bundle).manifest.artifact(artifact_id).file]
+    sound = [path.read_bytes() for path in files]
+    try:
+        replace_graph(bundle, artifact_id, change)
+        yield Bundle.open(bundle)
+    finally:
+        for path, content in zip(files, sound, strict=True):
+            path.write_bytes(content)
 
 
 def nodes(model: ir.Model, op_type: str) -> list[ir.Node]:

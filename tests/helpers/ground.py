@@ -37,7 +37,7 @@ from planforge.runtime.bundle.manifest import Artifact
 from planforge.runtime.diagnostics.metrics import Comparison
 
 from .faults import Fault
-from .graphs import replace_graph
+from .graphs import damaged
 
 SHORT = 200  # characters of each text to search with, where whole ones decide nothing
 
@@ -96,14 +96,8 @@ class Ground:
     @contextmanager
     def damaged(self, artifact_id: str, fault: Fault) -> Iterator[Bundle]:
         """The copy with a fault in one graph, for a while."""
-        files = [self.copy / "manifest.json", self.copy / self.bundle.manifest.artifact(artifact_id).file]
-        sound = [path.read_bytes() for path in files]
-        try:
-            replace_graph(self.copy, artifact_id, fault.plant)
-            yield Bundle.open(self.copy)
-        finally:
-            for path, content in zip(files, sound, strict=True):
-                path.write_bytes(content)
+        with damaged(self.copy, artifact_id, fault.plant) as bundle:
+            yield bundle
 
     def examined(
         self, bundle: Bundle, artifact: Artifact, references: list[Bands] | None = None

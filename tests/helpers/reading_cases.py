@@ -188,6 +188,7 @@ BERT = [
     ),
     ReadFault("epsilon 1e-5", epsilon("layers.0.attention_norm", 1e-5), ("the model's is 1e-12",)),
 ]
+TWO_NORMS = ("model.layers.0.post_attention_layernorm", "model.layers.1.input_layernorm")
 LLAMA = [
     ReadFault(
         "attention's scale 0.5 % off",
@@ -199,6 +200,12 @@ LLAMA = [
         "epsilon",
         other_epsilon("model.layers.1.input_layernorm"),
         ("layers.1", "the model's is 1e-06"),
+        missed=True,
+    ),
+    ReadFault(
+        "one epsilon in two layers",
+        other_epsilon(*TWO_NORMS),
+        (TWO_NORMS[0], "the model's is 1e-06"),
         missed=True,
     ),
     ReadFault(

@@ -178,22 +178,27 @@ def other_rotary_base(model: ir.Model) -> None:
     raise AssertionError("no constant of positions")
 
 
-def other_epsilon(module: str) -> Plant:
-    """What an imported RMSNorm adds under its root is 1e-5 instead of 1e-6."""
+def other_epsilon(*modules: str) -> Plant:
+    """What some imported RMSNorms add under their roots is 1e-5 instead of 1e-6."""
 
     def plant(model: ir.Model) -> None:
-        for node in model.graph:
-            mean = None if node.op_type != "Add" or node.inputs[0] is None else node.inputs[0].producer()
-            if mean is not None and mean.op_type == "ReduceMean" and find_module(node) == module:
-                epsilon = node.inputs[1]
-                assert epsilon is not None
-                old = ir.convenience.get_const_tensor(epsilon)
-                assert old is not None
-                node.replace_input_with(1, constant(model, "wrong", np.array(1e-5, old.numpy().dtype)))
-                return
-        raise AssertionError(f"no epsilon of {module}")
+        for module in modules:
+            node = next(n for n in model.graph if find_module(n) == module and is_below_root(n))
+            epsilon = node.inputs[1]
+            assert epsilon is not None
+            old = ir.convenience.get_const_tensor(epsilon)
+            assert old is not None
+            wrong = constant(model, f"wrong of {module}", np.array(1e-5, old.numpy().dtype))
+            node.replace_input_with(1, wrong)
 
     return plant
+
+
+def is_below_root(node: ir.Node) -> bool:
+    """Tell whether a node adds to a mean, as the one of an RMSNorm's epsilon does."""
+    value = node.inputs[0] if node.op_type == "Add" else None
+    mean = None if value is None else value.producer()
+    return mean is not None and mean.op_type == "ReduceMean"
 
 
 def zero_points(module: str, other: int, rows: slice) -> Plant:

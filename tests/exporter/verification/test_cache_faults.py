@@ -22,7 +22,17 @@ from planforge.exporter.verification.verify import OTHER_TEXTS
 from planforge.runtime.bundle.bundle import Bundle
 
 from ...conftest import Once
-from ...helpers.faults import Fault, Plant, change_weight, constant, late_positions, node_of, transposed
+from ...helpers.faults import (
+    Fault,
+    Plant,
+    change_weight,
+    constant,
+    late_positions,
+    node_of,
+    rescaled,
+    swapped_scales,
+    transposed,
+)
 from ...helpers.graphs import replace_graph
 from ...helpers.ground import Ground
 
@@ -45,15 +55,6 @@ def ground(cache_bundle: Path, tmp_path_factory: pytest.TempPathFactory) -> Grou
     return Ground(cache_bundle, tmp_path_factory.mktemp("damaged") / "kv8")
 
 
-def rescaled(cache: str, factor: float) -> Plant:
-    """Steps of a cache some times as large: too coarse, or where smaller clipped."""
-
-    def plant(model: ir.Model) -> None:
-        change_weight(model.graph.initializers[f"{cache}.scale"], lambda scale: factor * scale)
-
-    return plant
-
-
 def late_slot(module: str) -> Plant:
     """A layer's attention that begins a slot too late, where there is one."""
 
@@ -71,18 +72,6 @@ def late_slot(module: str) -> Plant:
             each.outputs[0].type = ir.TensorType(ir.DataType.INT64) if each is slots else int32
         model.graph.insert_before(node, nodes)
         node.replace_input_with(5, there.outputs[0])
-
-    return plant
-
-
-def swapped_scales(module: str) -> Plant:
-    """The scales of keys for values, and the other way round."""
-
-    def plant(model: ir.Model) -> None:
-        node = node_of(model, module, ATTENTION)
-        keys, values = node.inputs[12:14]
-        node.replace_input_with(12, values)
-        node.replace_input_with(13, keys)
 
     return plant
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import shutil
 from collections.abc import Callable, Mapping
 from pathlib import Path
@@ -13,15 +14,16 @@ import pytest
 
 from planforge.exporter import export, verify
 from planforge.exporter.calibration.calibration import Calibration, read_calibration
+from planforge.exporter.checkpoints.source import find_demo
 from planforge.exporter.errors import VerificationError
 from planforge.exporter.verification.deep import compare_artifact
 from planforge.exporter.verification.explain import make_tracer
 from planforge.exporter.verification.verify import find_recorded_source, load_model_to_compare
 from planforge.runtime.bundle.bundle import Bundle
 
-from ...helpers.faults import Plant, constant
-from ...helpers.graphs import nodes, replace_graph
-from ...helpers.models import tiny_bert, write_wordpiece
+from ...helpers.faults import Plant, constant, exchanged_caches
+from ...helpers.graphs import damaged, nodes
+from ...helpers.models import TINY, random_gpt2, tiny_bert, write_wordpiece
 
 ARTIFACTS = ("decoder.portable.fp16", "decoder.inplace.fp32")
 
@@ -112,30 +114,82 @@ def test_a_graph_is_what_this_exporter_writes_or_told_where_not(
 ) -> None:
     traced, calibration = again
     one = Bundle.open(bundle).manifest.artifact(artifact)
-    sound = (bundle / "manifest.json").read_bytes(), (bundle / one.file).read_bytes()
-    replace_graph(bundle, artifact, plant)
-    try:
-        failures = compare_artifact(Bundle.open(bundle), one, traced[one.recipe_id], calibration).failures
-    finally:
-        (bundle / "manifest.json").write_bytes(sound[0])
-        (bundle / one.file).write_bytes(sound[1])
+    with damaged(bundle, artifact, plant) as opened:
+        failures = compare_artifact(opened, one, traced[one.recipe_id], calibration).failures
     assert word in failures[0] if word else failures == ()
 
 
-@pytest.mark.parametrize("kind", ["head_bundle", "bert_in_int8"])
-def test_sound_graphs_of_other_families_are_made_again(kind: str, request: pytest.FixtureRequest) -> None:
-    fixture = request.getfixturevalue(kind)
-    folder: Path = fixture("ranker") if kind == "head_bundle" else fixture
+@pytest.fixture(scope="module")
+def gpt2_in_int8(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A random GPT-2 in int4, and with its cache in int8."""
+    folder = tmp_path_factory.mktemp("deep")
+    shutil.copytree(find_demo("gpt2-demo"), folder / "checkpoint")
+    random_gpt2(**TINY | {"vocab_size": 2048}).save_pretrained(folder / "checkpoint")
+    options: dict[str, Any] = {"target": ["cpu"], "precision": ["int4", "fp32-kv8"], "verify": False}
+    export(folder / "checkpoint", folder / "bundle", **options)
+    return folder / "bundle"
+
+
+@pytest.fixture(scope="module")
+def other_family(
+    request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory
+) -> Callable[[str], tuple[Path, Mapping[str, ir.Model], Calibration]]:
+    """A copy of a bundle by its name, its graphs, traced again, and what they are converted with."""
+
+    @functools.cache
+    def make(name: str) -> tuple[Path, Mapping[str, ir.Model], Calibration]:
+        fixture, _, argument = name.partition(":")
+        found = request.getfixturevalue(fixture)
+        folder: Path = found(argument) if argument else found
+        folder = folder / "bundle" if (folder / "bundle").exists() else folder
+        opened = Bundle.open(folder)
+        source = find_recorded_source(opened)
+        assert source is not None
+        model = load_model_to_compare(opened, source)
+        recipes = list(dict.fromkeys(artifact.recipe_id for artifact in opened.manifest.artifacts))
+        copy = Path(shutil.copytree(folder, tmp_path_factory.mktemp("family") / "bundle"))
+        return copy, make_tracer(opened.manifest, source, model)(recipes), read_calibration(opened, model)
+
+    return make
+
+
+def other_epsilon(model: ir.Model) -> None:
+    node = next(n for n in model.graph if "Normalization" in n.op_type)
+    node.attributes["epsilon"] = ir.AttrFloat32("epsilon", 2 * node.attributes["epsilon"].as_float())
+
+
+def other_accuracy(model: ir.Model) -> None:
+    nodes(model, "MatMulNBits")[1].attributes["accuracy_level"] = ir.AttrInt64("accuracy_level", 3)
+
+
+FAMILIES = [
+    ("head_bundle:ranker", "encoder.portable.fp16", times_one, "node 'extra' (Mul) is Mul"),
+    ("bert_in_int8", "encoder.ort.int8", other_epsilon, "(LayerNormalization) of"),
+    ("llama_bundle:qwen3", "decoder.ort.fp32", other_epsilon, "(SimplifiedLayerNormalization) of"),
+    ("marian_bundle", "decoder.inplace.fp16", other_axis, "(Transpose) of decoder.layers.0"),
+    ("marian_bundle", "encoder.portable.fp32", other_number, "reads the number -20000 where"),
+    ("gpt2_in_int8", "decoder.ort.int4", other_accuracy, "(MatMulNBits) of h.0.attn.c_proj has"),
+    ("gpt2_in_int8", "decoder.ort.fp32-kv8", exchanged_caches("key"), "reads the input 'cache.0.key'"),
+    ("gpt2_in_int8", "decoder.ort.fp32-kv8", exchanged_caches("value"), "reads the input 'cache.0.value'"),
+]
+
+
+@pytest.mark.parametrize(("name", "artifact", "plant", "word"), FAMILIES)
+def test_graphs_of_every_family_are_made_again(
+    other_family: Callable[[str], tuple[Path, Mapping[str, ir.Model], Calibration]],
+    name: str,
+    artifact: str,
+    plant: Plant,
+    word: str,
+) -> None:
+    """Sound ones are the same, and one small change is told by its node."""
+    folder, traced, calibration = other_family(name)
     opened = Bundle.open(folder)
-    source = find_recorded_source(opened)
-    assert source is not None
-    model = load_model_to_compare(opened, source)
-    calibration = read_calibration(opened, model)
-    artifacts = opened.manifest.artifacts
-    recipes = list(dict.fromkeys(artifact.recipe_id for artifact in artifacts))
-    traced = make_tracer(opened.manifest, source, model)(recipes)
-    for one in artifacts:
-        assert compare_artifact(opened, one, traced[one.recipe_id], calibration).failures == ()
+    one = opened.manifest.artifact(artifact)
+    assert compare_artifact(opened, one, traced[one.recipe_id], calibration).failures == ()
+    with damaged(folder, artifact, plant) as bundle:
+        first, *_ = compare_artifact(bundle, one, traced[one.recipe_id], calibration).failures
+    assert word in first
 
 
 def test_what_cannot_be_made_again_is_refused(

@@ -28,11 +28,11 @@ from planforge.runtime.text.tokenizer import Tokenizer
 
 from ...helpers.fault_table import Row, collect_table
 from ...helpers.faults import Plant
-from ...helpers.graphs import replace_graph
+from ...helpers.graphs import damaged
 from ...helpers.llamas import shallow_llama
 from ...helpers.models import tiny_bert, write_wordpiece
-from ...helpers.reading_cases import BERT, FP16, GEMMA, INT4, INT8, LLAMA
-from ...helpers.reading_faults import ReadFault
+from ...helpers.reading_cases import BERT, FP16, GEMMA, INT4, INT8, LLAMA, TWO_NORMS
+from ...helpers.reading_faults import ReadFault, other_epsilon
 
 GPT2 = DEMOS / "gpt2-demo"
 LETTERS = 600  # of a text that weights rounded with GPTQ are judged by
@@ -54,16 +54,9 @@ class Reader:
 
     def read(self, artifact: str, plant: Plant = lambda model: None) -> tuple[str, ...]:
         """What reading a graph of the copy says when a fault is in it."""
-        files = [self.copy / "manifest.json", self.copy / self.bundle.manifest.artifact(artifact).file]
-        sound = [path.read_bytes() for path in files]
-        try:
-            replace_graph(self.copy, artifact, plant)
-            bundle = Bundle.open(self.copy)
+        with damaged(self.copy, artifact, plant) as bundle:
             one = bundle.manifest.artifact(artifact)
             return compare_structure(bundle, one, self.tensors, None, self.meant, self.rows).failures
-        finally:
-            for path, content in zip(files, sound, strict=True):
-                path.write_bytes(content)
 
     def check(self, artifact: str, fault: ReadFault, table: list[Row], model: str) -> None:
         """Hold what reading says against a fault's words, in the first failure that it gives."""
@@ -168,6 +161,13 @@ def test_faults_in_an_imported_llama_are_read(
     llama: Reader, fault: ReadFault, table: list[Row], precision: str
 ) -> None:
     llama.check(f"decoder.portable.{precision}", fault, table, "imported Llama")
+
+
+def test_both_norms_with_another_epsilon_are_named(llama: Reader) -> None:
+    failures = llama.read("decoder.portable.fp16", other_epsilon(*TWO_NORMS))
+    assert len(failures) == len(TWO_NORMS)
+    for module, failure in zip(TWO_NORMS, failures, strict=True):
+        assert f" of {module} has epsilon 1e-05" in failure
 
 
 @named(GEMMA)
