@@ -103,18 +103,18 @@ def draw_batches(
         random: draws.
         lengths: of the texts, of which the first is the longest.
         sizes: of the batches.
-        room: the tokens of a batch with its padding, about.
+        room: the tokens of the longer batch of a size with its padding, about.
         context: the most tokens of a row, padding included.
         parts: in how many steps of several tokens a row reads its text at most.
         alike: how many batches of a size there are, one or two.
     """
     batches = []
     for size in sizes:
-        most = min(lengths[0], max(4, room // size))
         places = random.permutation(size)[:alike]
-        # The longest row of the first is long, that of the second of any length.
-        for place, least in zip(places, (max(1, most // 2), 1), strict=False):
-            longest = draw_length(random, least, most)
+        # The longest row of the first is long, that of the second of any length, as a small engine takes too.
+        for place, is_long in zip(places, (True, False), strict=False):
+            most = min(lengths[0], max(4, (room if is_long else lengths[0] // 2) // size))
+            longest = draw_length(random, max(1, most // 2) if is_long else 1, most)
             batches.append(draw_batch(random, lengths, size, int(place), longest, context, parts))
     if lengths[0] > 1 and max(sizes) > 1:  # padding as long as there can be
         batches.append(draw_batch(random, lengths, 2, int(random.integers(2)), lengths[0], context, parts))

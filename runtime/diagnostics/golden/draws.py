@@ -23,6 +23,7 @@ from .files import Arrays
 Floats = npt.NDArray[np.float64]
 
 PREFIX = "drawn."  # of the limits' names
+SPARE = 8  # slots of a cache behind what a batch needs
 REPEATED = "drawn.repeated."  # of the names of arrays
 
 
@@ -211,9 +212,11 @@ def measure_batch(decoder: Decoder, draws: Draws, batch: Batch) -> Errors:
 
 def start_batch(decoder: Decoder, draws: Draws, batch: Batch) -> DecoderRun:
     """Return a run of a batch's rows, which have read their past where they have one."""
+    # A graph that writes a slot too far is told by its results, where the engine itself would raise an error.
+    capacity = min(find_room(decoder.artifact), batch.columns + SPARE)
     if not batch.repeats:
-        return decoder.start(len(batch.texts), batch.columns)
-    run = start_rows(decoder, draws.texts[0], batch.ends[0], batch.columns)
+        return decoder.start(len(batch.texts), capacity)
+    run = start_rows(decoder, draws.texts[0], batch.ends[0], capacity)
     if batch.repeats > 1:
         run.repeat(batch.repeats)
     return run
