@@ -70,10 +70,12 @@ class Draws:
     def find_logits(self, batch: Batch, step: int, row: int) -> Logits:
         """Return PyTorch's logits (K,) behind a step of a row."""
         end = batch.ends[step][row]
-        if batch.repeats < 2:
-            return self.logits[batch.texts[row]][end - 1]
         past = batch.ends[0][row]
-        return self.repeated[past, batch.repeats][end - past - 1]
+        if batch.repeats < 2:
+            found: Logits = self.logits[batch.texts[row]][end - 1]
+        else:
+            found = self.repeated[past, batch.repeats][end - past - 1]
+        return found
 
 
 def to_arrays(draws: Draws | None) -> dict[str, npt.NDArray[np.generic]]:
