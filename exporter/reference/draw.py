@@ -29,7 +29,8 @@ TEXTS = 8  # of different tokens; the first is as long as all others together
 SMALL_SIZES = 8  # batches of every size up to this one are run, and then powers of two
 PHRASE = 32  # tokens at most that follow each other as in real text
 BEGINNING = 48  # tokens of a text at most, whose keys and values fill a longer context several times
-TAIL = 6  # tokens behind a past
+TAIL = 8  # tokens behind a past
+WIDEST = 6  # tokens of the first step behind it, at most
 PLACES = 16  # in the context, where pasts end
 CACHED = 8192  # tokens of a batch's cache, rows and all; one row may have a whole context
 MANY_REPEATS = 32  # from here on every second batch has fewer
@@ -280,7 +281,7 @@ def draw_far_batches(
         pasts[random.integers(size)] = max(fitting)
         if drawing.parts == 1:
             pasts[:] = max(fitting)
-        wide = int(random.integers(2, TAIL))
+        wide = int(random.integers(2, WIDEST + 1))
         ends = [pasts, *(pasts + tokens for tokens in range(wide, TAIL + 1))]
         batches.append(Batch((0,) * size, tuple(tuple(row.tolist()) for row in ends), times))
     return tuple(batches)
