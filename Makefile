@@ -83,7 +83,7 @@ fuzz: .venv/.ready-dev ## damaged files, killed commands, full disks, work at fu
 	$(BIN)/python -m tests.faults --record build/faults.json
 
 .PHONY: controls
-controls: .venv/.ready-dev ## 60 sound checkpoints, drawn at random, none of which may be called faulty: 20 minutes; docs/verification.md
+controls: .venv/.ready-dev ## 60 sound checkpoints, drawn at random, none of which may be called faulty: 20 minutes; docs/evidence.md
 	$(BIN)/python -m tests.controls --record build/controls.json
 
 .PHONY: clients

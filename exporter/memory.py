@@ -5,6 +5,13 @@ from __future__ import annotations
 import contextlib
 import ctypes
 import gc
+import mmap
+import re
+from pathlib import Path
+
+WEIGHTS = (".safetensors", ".data", ".onnx")  # files that are mapped, and never written through a mapping
+REGION = re.compile(r"^([0-9a-f]+)-([0-9a-f]+) (.*)\n", re.MULTILINE)
+CHANGED = re.compile(r"^Anonymous: +([0-9]+) kB", re.MULTILINE)  # pages that are not as in the file
 
 
 def give_back_memory() -> None:
@@ -15,3 +22,28 @@ def give_back_memory() -> None:
     gc.collect()
     with contextlib.suppress(AttributeError, OSError, TypeError):  # another C library
         ctypes.CDLL(None).malloc_trim(0)
+    give_back_mapped_pages()
+
+
+def give_back_mapped_pages() -> None:
+    """Let go of the pages of mapped weights files: the next reader finds them in the system's cache.
+
+    The system takes them back by itself where it is short of memory; until then they count as this
+    process's. Only Linux tells what is mapped.
+    """
+    with contextlib.suppress(AttributeError, OSError, TypeError):
+        library = ctypes.CDLL(None, use_errno=True)
+        for begin, end in find_mapped_weights(Path("/proc/self/smaps").read_text(encoding="utf-8")):
+            library.madvise(ctypes.c_void_p(begin), ctypes.c_size_t(end - begin), mmap.MADV_DONTNEED)
+
+
+def find_mapped_weights(smaps: str) -> list[tuple[int, int]]:
+    """Return the addresses of mapped weights files whose pages are as in the files, by /proc/PID/smaps."""
+    regions = list(REGION.finditer(smaps))
+    ends = [region.start() for region in regions[1:]] + [len(smaps)]
+    found = []
+    for region, end in zip(regions, ends, strict=True):
+        changed = CHANGED.search(smaps, region.end(), end)
+        if region[3].endswith(WEIGHTS) and changed is not None and changed[1] == "0":
+            found.append((int(region[1], 16), int(region[2], 16)))
+    return found

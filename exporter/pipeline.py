@@ -24,10 +24,12 @@ from .checkpoints.checkpoint import Checkpoint
 from .comparison.tasks import AnyExaminer, examine_model
 from .errors import BuildError
 from .graphs import plan_artifacts
-from .levels import STANDARD
+from .levels import CALIBRATION, STANDARD
 from .linting import lint
+from .memory import give_back_memory
 from .precisions import PRECISIONS
 from .processes import ChildGroup, leave_cores
+from .reference.model import rest
 from .request import Request
 from .resources import announce_need
 from .targets import find_target
@@ -113,7 +115,8 @@ def stage_bundle(
         if not request.needs_reference:
             return None
         model = provider.load_reference(progress)
-        level = request.level or STANDARD  # without a verdict, it is for calibration alone
+        # Without a verdict it is for calibration alone. That of encoders reads what is drawn, too.
+        level = request.level or (CALIBRATION if checkpoint.task == "text-generation" else STANDARD)
         files = manifest.source["sha256"]
         return examine_model(Bundle(staging, manifest), model, texts, progress, level=level, checkpoint=files)
 
@@ -123,6 +126,8 @@ def stage_bundle(
     if examiner is not None:
         model = provider.load_reference(progress)
         calibration = calibrate(examiner, model, graphs, progress, request.quantizer)
+        rest(model)  # only its weights are read, while they are written
+        give_back_memory()
     manifest = stage_graphs(staging, manifest, graphs, calibration, progress)
     report = None
     with plans_beside(staging, manifest, checkpoint, request, progress) as plans:
@@ -130,17 +135,18 @@ def stage_bundle(
             examiner = dataclasses.replace(examiner, bundle=Bundle(staging, manifest))
             builders = int(any(find_target(name).plans for name in request.targets))
             with leave_cores(builders):
-                report, limits = verify_model(examiner, model, calibration, progress, request.accepted)
+                judged = verify_model(examiner, model, calibration, progress, request.accepted)
+            report = judged.report
             failed = report.failed_artifacts(manifest)
             if fallback := provider.leave_out(failed):
                 log.debug("did not pass, and is left out: %s", failed)
                 return StagedBundle(manifest, report, fallback)
             # Another exporter's graphs cannot be traced again.
             tracer = None if checkpoint.exporter else lambda recipes: graphs
-            report = explain(examiner, report, progress, model, calibration, tracer)
+            report = explain(examiner, report, progress, model, judged.calibration, tracer)
             if not report.passed:
                 return StagedBundle(manifest, report)
-            manifest = keep_checks(staging, manifest, report, examiner.collect_golden(), limits)
+            manifest = keep_checks(staging, manifest, report, examiner.collect_golden(), judged.limits)
         built = plans.result()
     files = list_file_entries(staging, known=manifest.files)
     manifest = dataclasses.replace(manifest, plans=tuple(built), files=files)

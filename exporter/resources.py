@@ -33,7 +33,8 @@ TRACER = 500_000_000
 # How often all weights in fp32 are there at the same time.
 MODEL = 1.0  # in PyTorch, until graphs run
 COMPARED = 1.3  # a session of ONNX Runtime, and the piece of a weight that it packs
-CALIBRATED = 2.5  # while PyTorch computes with rounded weights
+BLOCKS = 1.6  # while PyTorch computes with weights in int8 or int4, of a model that generates
+CALIBRATED = 2.5  # the same in fp16, and of an encoder, of which more rows of real text are kept
 PLAN = 2.4  # more, while a plan is built beside
 RESULT = 6000  # bytes of logits and what is measured of them, for each word of the vocabulary
 SURELY = 0.9  # of the disk that is said: with less the export cannot end
@@ -97,8 +98,10 @@ def estimate_memory(
     shares = COMPARED
     if checkpoint.task == "translation" or checkpoint.exporter:
         shares += MODEL  # which computes, or is not ours, while graphs run
-    if any(PRECISIONS[artifact.precision].calibrated for artifact in artifacts):
-        shares = max(shares, CALIBRATED)
+    calibrated = [kind for a in artifacts if (kind := PRECISIONS[a.precision]).calibrated]
+    if calibrated:
+        is_light = checkpoint.task != "text-encoding" and all(kind.is_quantized for kind in calibrated)
+        shares = max(shares, BLOCKS if is_light else CALIBRATED)
     vocabulary = 0 if checkpoint.task == "text-encoding" else checkpoint.config.vocab_size
     return max(MODEL * fp32 + tracers, shares * fp32 + beside + RESULT * vocabulary)
 

@@ -41,7 +41,7 @@ DEVIATIONS = 2.0
 
 Measure: TypeAlias = "Callable[[Rounding], Gaps]"
 # Gives the rows (M, K) that weights read, by the weights' names.
-Sample: TypeAlias = "Callable[[Iterable[str]], Mapping[str, Tensor]]"
+Sample: TypeAlias = "Callable[[Iterable[str]], dict[str, Tensor]]"
 
 
 @dataclass(frozen=True)
@@ -252,9 +252,8 @@ class Trials:
         if not own:
             return best
         self.progress(f"{self.stage}: reading text for GPTQ")
-        rows = sample(own)
         stage = f"{self.stage}: GPTQ"
-        done = round_weights(self.weights, self.shapes, rows, best.size, self.progress, stage)
+        done = round_weights(self.weights, self.shapes, sample(own), best.size, self.progress, stage)
         return replace(best, compensated=done)
 
 

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import contextlib
+import hashlib
+import json
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field, replace
 from functools import partial
@@ -19,6 +21,7 @@ from ..comparison.tasks import AnyExaminer
 from ..errors import ExportError
 from ..execution.node_executor import ExecutedProgram, NotFiniteError
 from ..graphs import describe_in_fp32
+from ..memory import give_back_memory
 from ..passes.fp16_ranges import Choice, choose_fp32_nodes, read_choices
 from ..passes.int8_encoder import UNSMOOTHING, Linears, find_attention_products, find_linears
 from ..passes.int8_rows import (
@@ -33,7 +36,7 @@ from ..passes.quantize import dequantize, find_lookups, read_stored_bits
 from ..passes.weight_files import load_graph
 from ..passes.weights import read_array
 from ..precisions import PRECISIONS
-from ..reference.model import is_module
+from ..reference.model import is_module, rest, wake
 from .blocks import Measure, QuantizedWeights, choose_blocks, select_known_weights
 from .run_gptq import count_operations, round_groups
 
@@ -64,6 +67,7 @@ class Calibration:
     products: Mapping[tuple[str, ...], RowProduct] = field(default_factory=dict)
     # of graphs in fp16, by their recipe's id: nodes that stay in fp32, or are scaled
     fp32_nodes: Mapping[str, Mapping[str, Choice]] = field(default_factory=dict)
+    texts: str = ""  # the hash of those that decided; empty where that is not known
 
     def make_rounding(self, precision: str) -> Rounding | None:
         """Return what PyTorch has to round to lose what a precision loses; None for fp32."""
@@ -95,7 +99,11 @@ class Calibration:
                 found |= {"other_bits": others}
         if self.products and artifact.precision == "int8":
             found["rows"] = {"+".join(names): product.to_json() for names, product in self.products.items()}
-        return found | ({"cache_bits": kind.cache_bits} if kind.cache_bits else {})
+        if kind.cache_bits:
+            found["cache_bits"] = kind.cache_bits
+        if self.texts and ("rows" in found or kind.cache_bits):
+            found["texts"] = self.texts
+        return found
 
 
 def calibrate(
@@ -126,13 +134,15 @@ def calibrate(
         if 8 in bits and manifest.task == "text-encoding":
             products = choose_row_products(model, in_ort[0].graph, run, quantizer == "gptq", progress)
         weights = select_known_weights(in_ort, model)
-        sample = partial(sample_rows, model, run=run, coarse=True) if quantizer == "gptq" else None
+        sample = partial(sample_rows_to_rest, model, run) if quantizer == "gptq" else None
         measures = make_measures(examiner, model)
         tables = {str(table.name) for graph in in_ort for _, table in find_lookups(graph.graph)}
         for b in bits:
             by_rows = {name for names in products for name in names} if b == 8 else set()
             by_blocks = {name: read for name, read in weights.items() if name not in by_rows}
             blocks[b] = choose_blocks(by_blocks, b, sample, measures, tables, progress)
+            wake(model)
+            give_back_memory()
     fp32_nodes = {}
     for artifact in manifest.artifacts:
         if artifact.precision == "fp16":
@@ -140,7 +150,13 @@ def calibrate(
             graph = graphs[artifact.recipe_id].graph
             ranges = measure_ranges(examiner, artifact, graphs)
             fp32_nodes[artifact.recipe_id] = choose_fp32_nodes(graph, ranges)
-    return Calibration(blocks, scales, products, fp32_nodes)
+    return Calibration(blocks, scales, products, fp32_nodes, hash_texts(examiner))
+
+
+def hash_texts(examiner: AnyExaminer) -> str:
+    """Return the sha256 of the tokens that an examiner's model is calibrated with."""
+    ids = [list(getattr(text, "ids", text)) for text in examiner.expected.texts]
+    return hashlib.sha256(json.dumps(ids).encode()).hexdigest()
 
 
 def make_measures(examiner: AnyExaminer, model: ReferenceModel) -> list[Measure]:
@@ -247,6 +263,16 @@ def choose_row_products(
     return dict(zip(groups, round_groups(compensate, groups, progress, f"{stage}: GPTQ"), strict=True))
 
 
+def sample_rows_to_rest(
+    model: nn.Module, run: Callable[[], object], weights: Iterable[str]
+) -> dict[str, Tensor]:
+    """Return coarse rows of what each weight's linear reads; the model, which is then only read, rests."""
+    rows = sample_rows(model, weights, run, coarse=True)
+    rest(model)
+    give_back_memory()
+    return rows
+
+
 def sample_rows(
     model: nn.Module,
     weights: Iterable[str],
@@ -316,15 +342,17 @@ class SampledRows:
         """Return the sample (M, K)."""
         import torch
 
-        return torch.cat(self.parts)
+        if len(self.parts) > 1:
+            self.parts = [torch.cat(self.parts)]
+        return self.parts[0]
 
 
 def read_calibration(bundle: Bundle, model: ReferenceModel) -> Calibration:
     """Return what a bundle's graphs were calibrated to, with weights rounded again from the model's own.
 
-    So a graph whose weights are damaged does not set its own limits; the scales of a cache and the
-    smoothing are the graph's, and only the caps hold them. int4 is rounded without GPTQ here, which
-    on most texts loses a little more than the graph may.
+    So a graph whose weights are damaged does not set its own limits. The scales of a cache and the
+    smoothing are the graph's: `repeat_calibration` computes them again. Nothing is rounded with GPTQ here:
+    what it chose is read from graphs that are sound, by `adopt_stored_weights`.
     """
     tensors = dict(model.named_parameters(remove_duplicate=False))
     read = {name: partial(read_array, tensor) for name, tensor in tensors.items()}  # the model may rest
@@ -342,9 +370,10 @@ def read_calibration(bundle: Bundle, model: ReferenceModel) -> Calibration:
             bits = int(artifact.quantization["bits"])
             size = int(artifact.quantization["block_size"])
             weights = blocks.setdefault(bits, QuantizedWeights(size, {}, read))
-            for name, own in read_stored_bits(graph).items():
+            others = artifact.quantization.get("other_bits", {})
+            for name in read_stored_bits(graph):
                 if name in tensors:  # an import's may be none of the model's
-                    weights.bits[name] = own
+                    weights.bits[name] = others.get(name, bits)
         for key, rule in artifact.quantization.get("rows", {}).items():
             names = tuple(key.split("+"))
             weight = np.concatenate([tensors[name].detach().numpy() for name in names]).T  # (K, N)

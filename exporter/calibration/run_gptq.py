@@ -30,7 +30,7 @@ LONG_SECONDS = 10.0  # what takes longer is said before
 def round_weights(
     read: Mapping[str, Read],
     shapes: Mapping[str, Sequence[int]],
-    rows: Mapping[str, Tensor],
+    rows: dict[str, Tensor],
     size: int,
     progress: Callable[[str], None],
     stage: str,
@@ -42,7 +42,7 @@ def round_weights(
     Args:
         read: gives the weights; those without rows are left out.
         shapes: the weights' (N, K).
-        rows: what each weight reads.
+        rows: what each weight reads; those of weights that are done are removed.
         size: columns of a block.
         progress: told how many weights are done, and before that what takes long.
         stage: how its lines begin.
@@ -53,7 +53,8 @@ def round_weights(
 
     def round_group(names: Sequence[str]) -> dict[str, Blocks]:
         weights = [read[name]() for name in names]
-        joined = quantize(np.concatenate(weights), 4, size, rows[names[0]].float().numpy())
+        read_alike = [rows.pop(name) for name in names]
+        joined = quantize(np.concatenate(weights), 4, size, read_alike[0].float().numpy())
         ends = np.cumsum([len(weight) for weight in weights])[:-1]
         parts = zip(np.split(joined.q, ends), np.split(joined.scale, ends), strict=True)
         return {name: Blocks(*part, bits=4) for name, part in zip(names, parts, strict=True)}

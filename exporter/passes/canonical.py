@@ -8,12 +8,12 @@ sorted.
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Iterator
+from collections.abc import Collection, Iterator
 from dataclasses import dataclass, field
 
 import onnx_ir as ir
 
-from .weights import EXTERNAL_FROM_BYTES, Stored
+from .weights import Stored
 
 COMMUTATIVE = ("Add", "And", "Equal", "Max", "Mean", "Min", "Mul", "Or", "Sum", "Xor")
 # What may be left out of a node where it is this: attributes with their defaults, by operator.
@@ -47,13 +47,14 @@ class CanonicalGraph:
     """A graph whose values have keys: equal keys mean equal computations."""
 
     graph: ir.Graph
+    held: Collection[str] = ()  # constants that count by the parameter that they hold, not by their numbers
     keys: dict[ir.Value, str] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
         for value in self.graph.inputs:
             self.keys[value] = make_key("input", str(value.name), str(value.dtype), describe_shape(value))
         for value in self.graph.initializers.values():
-            self.keys[value] = key_constant(value)
+            self.keys[value] = key_constant(value, self.held)
         for node in self.graph:
             for value in node.outputs:
                 self.keys[value] = self.key_result(node, value)
@@ -61,7 +62,7 @@ class CanonicalGraph:
     def key_result(self, node: ir.Node, value: ir.Value) -> str:
         """Return the key of a node's result."""
         if node.op_type == "Constant":
-            return key_constant(value)
+            return key_constant(value, self.held)
         read = [None if x is None else self.keys[x] for x in node.inputs]
         if node.op_type == "Identity" and read[0] is not None:
             return read[0]
@@ -90,18 +91,18 @@ def describe_shape(value: ir.Value) -> str:
     return "" if value.shape is None else str(list(value.shape))
 
 
-def key_constant(value: ir.Value) -> str:
-    """Return the key of a constant: a small one is its numbers, of a large one the parameter that it holds.
+def key_constant(value: ir.Value, held: Collection[str] = ()) -> str:
+    """Return the key of a constant: its numbers, or where it is `held` the parameter in it.
 
-    Whether the numbers of large ones are right others tell, by the checkpoint.
+    Whether the numbers of those are right others tell, by the checkpoint.
     """
     constant = ir.convenience.get_const_tensor(value)
     if constant is None:
         return make_key("no constant", str(value.name))
     kind = (str(constant.dtype), str(list(constant.shape.numpy())))
-    if constant.nbytes < EXTERNAL_FROM_BYTES:
-        return make_key("numbers", *kind, constant.numpy().tobytes().hex())
-    return make_key("parameter", *kind, describe_parameter(value))
+    if Stored.read(value).parameter in held or str(value.name) in held:
+        return make_key("parameter", *kind, describe_parameter(value))
+    return make_key("numbers", *kind, hashlib.sha256(constant.numpy().tobytes()).hexdigest())
 
 
 def describe_parameter(value: ir.Value) -> str:
@@ -128,10 +129,12 @@ def describe_attribute(attribute: ir.Attr) -> str:
     return str(attribute.value)
 
 
-def compare_graphs(graph: ir.Graph, other: ir.Graph, outputs: list[str]) -> Iterator[Difference]:
+def compare_graphs(
+    graph: ir.Graph, other: ir.Graph, outputs: list[str], held: Collection[str] = ()
+) -> Iterator[Difference]:
     """Yield where a graph parts from another one, seen from these outputs; each pair of nodes once."""
-    one = CanonicalGraph(graph)
-    two = CanonicalGraph(other)
+    one = CanonicalGraph(graph, held)
+    two = CanonicalGraph(other, held)
     theirs = {str(value.name): value for value in other.outputs}
     ours = {str(value.name): value for value in graph.outputs}
     seen: set[tuple[ir.Value, ir.Value]] = set()

@@ -19,11 +19,12 @@ from .gptq import round_to_nearest, round_with_gptq
 from .tables import replace_by_parts
 from .weights import (
     MICROSOFT,
-    LazyArrays,
+    LazyMapping,
     View,
     Weight,
     add_initializer,
     find_weight,
+    make_lazy_tensor,
 )
 
 Array = npt.NDArray[np.float32]
@@ -64,7 +65,7 @@ class Blocks:
 
 def dequantize(weights: Mapping[str, Blocks]) -> Mapping[str, Array]:
     """Return weights as the fp32 numbers (N, K) that they stand for, each made when it is asked for."""
-    return LazyArrays(weights, Blocks.dequantize)
+    return LazyMapping(weights, Blocks.dequantize)
 
 
 def quantize(weight: Array, bits: int, size: int, seen: Array | None = None) -> Blocks:
@@ -187,7 +188,9 @@ def quantize_weights(
 def make_tensors(name: str, blocks: Blocks) -> tuple[ir.TensorProtocol, ir.TensorProtocol]:
     """Return the tensors for the weights file: (N, K / b, bytes) uint8 and (N, K / b) float32."""
     stem = f"{name}.int{blocks.bits}"
-    return ir.tensor(blocks.pack(), name=stem), ir.tensor(blocks.scale, name=f"{stem}.scale")
+    shape = (*blocks.scale.shape, blocks.size * blocks.bits // 8)
+    packed = make_lazy_tensor(blocks.pack, shape, np.dtype(np.uint8), stem)  # else all are there twice
+    return packed, ir.tensor(blocks.scale, name=f"{stem}.scale")
 
 
 def replace_product(graph: ir.Graph, node: ir.Node, weight: Weight, blocks: Blocks) -> None:

@@ -28,6 +28,7 @@ PIECE_BYTES = 2**24  # of a parameter that are converted and written at a time
 
 Array = npt.NDArray[Any]
 T = TypeVar("T")
+R = TypeVar("R")
 
 
 def attach_parameters(model: ir.Model, parameters: Mapping[str, Tensor]) -> None:
@@ -95,14 +96,14 @@ class ParameterTensor(ir.LazyTensor):
             ir.Tensor(read_array(tensor[first : first + step])).tofile(file)
 
 
-class LazyArrays(Mapping[str, Array], Generic[T]):
-    """Arrays by name, each made of what it is stored as whenever somebody asks for it."""
+class LazyMapping(Mapping[str, R], Generic[T, R]):
+    """Arrays or the like by name, each made of what it is stored as whenever somebody asks for it."""
 
-    def __init__(self, stored: Mapping[str, T], read: Callable[[T], Array]) -> None:
+    def __init__(self, stored: Mapping[str, T], read: Callable[[T], R]) -> None:
         self._stored = stored
         self._read = read
 
-    def __getitem__(self, name: str) -> Array:
+    def __getitem__(self, name: str) -> R:
         return self._read(self._stored[name])
 
     def __iter__(self) -> Iterator[str]:

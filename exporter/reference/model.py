@@ -41,6 +41,9 @@ def load_our_model(
         published = model if keep_types else load_model(folder, keep_types=True)
     limit_context(model, max_length)
     _published[model] = dict(published.named_parameters())
+    for name, parameter in model.named_parameters():
+        if _published[model][name].dtype == parameter.dtype:  # so that the file is not mapped twice
+            parameter.data = _published[model][name].data
     return model
 
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterator, Mapping
+from collections.abc import Collection, Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from typing import Any
@@ -16,11 +16,14 @@ from torch.utils._pytree import tree_leaves, tree_map_only
 from torch.utils.hooks import RemovableHandle
 
 from ...models.attention import PLAIN, AttentionKind
+from ..memory import give_back_mapped_pages
 from ..passes.int8_rows import RowProduct
 from .model import find_published
 from .piecewise import PiecewiseCache
 
 Array = npt.NDArray[np.float32]
+
+GIVE_BACK_BYTES = 2**28  # of weights that others stand in for; then pages of their files are given back
 
 
 @dataclass(frozen=True)
@@ -49,6 +52,7 @@ class Rounding:
         exchanged = ExchangedWeights(model)
         hooks: list[RemovableHandle] = []
         try:
+            exchanged.release([named[name] for name in self.weights])
             for name, array in self.weights.items():
                 exchanged.put(named[name], torch.from_numpy(array))
             if self.activation_block:
@@ -111,18 +115,30 @@ class ExchangedWeights:
             if name in published
         }
         self._originals: dict[nn.Parameter, Tensor] = {}
+        self._exchanged = 0  # bytes since pages of files were given back
+
+    def release(self, parameters: Iterable[nn.Parameter]) -> None:
+        """Let parameters be read from their files, where they lie there, until others stand in for them."""
+        for parameter in parameters:
+            if parameter in self._published:
+                parameter.data = self._originals[parameter] = self._published[parameter]
 
     def put(self, parameter: nn.Parameter, data: Tensor) -> None:
         """Let a parameter hold other data."""
         self._originals.setdefault(parameter, self._published.get(parameter, parameter.data))
         parameter.data = data
+        self._exchanged += data.nbytes
+        if self._exchanged >= GIVE_BACK_BYTES:
+            self._exchanged = 0
+            give_back_mapped_pages()
 
     def put_back(self) -> None:
         """Let every parameter hold its own data again; what comes from files becomes fp32."""
         for parameter, original in self._originals.items():
-            if parameter in self._published:
-                original = original.to(torch.float32).contiguous()
             parameter.data = original
+        for parameter in self._originals:  # when nothing stands in for any of them any more
+            if parameter in self._published:
+                parameter.data = parameter.data.to(torch.float32).contiguous()
 
 
 def find_linear(model: nn.Module, weight: str) -> nn.Linear | None:

@@ -5,9 +5,10 @@ S source tokens, T target tokens, V vocabulary, L layers, H heads, D head size, 
 
 from __future__ import annotations
 
+import math
 from abc import ABC, abstractmethod
 from collections.abc import Sequence
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Protocol
 
 import numpy as np
 import torch
@@ -16,7 +17,7 @@ from torch import Tensor
 from ...models import KeyValue, PaddedAttention, SourceAttention, Transformer
 from ...runtime.decoding.beam import BeamSearch, Hypothesis, Search
 from ...runtime.decoding.sampling import compute_logprobs
-from ...runtime.diagnostics.metrics import Logits, ScoreMetrics, measure
+from ...runtime.diagnostics.metrics import DrawMetrics, Logits, ScoreMetrics, measure, measure_scale
 from ..limits import Gaps
 from .rounding import Rounding
 
@@ -33,6 +34,11 @@ def make_reference(model: Any, start: int, gives_attention: bool = False) -> Ref
     if isinstance(model, OnnxGraphs):
         return OnnxTranslator(model, start)
     return HubReference(model, start)
+
+
+def compute_score(logits: Logits, target: Sequence[int]) -> float:
+    """Return the mean log-probability of a target's tokens, from its logits (T, V)."""
+    return float(compute_logprobs(logits, np.asarray(target)).mean())
 
 
 class Reference:
@@ -68,26 +74,21 @@ class Reference:
         attention = torch.stack(weights) if weights else torch.zeros(0, 0, len(target), 0)
         return logits[0].numpy(), attention.numpy()
 
+    def start_run(self, source: Sequence[int], beams: int) -> ReferenceRun:
+        """Start a run of so many rows that read one source."""
+        return CachedRun(self.model, self.compute_keys_values(source), beams)
+
     def search(self, source: Sequence[int], search: Search) -> list[Hypothesis]:
-        """Search the best targets, with a copy of the source for every beam."""
+        """Search the best targets."""
         beams = BeamSearch([[self.start]], search)
-        copies = (search.num_beams, 1, 1, 1)
-        memory = [(k.repeat(copies), v.repeat(copies)) for k, v in self.compute_keys_values(source)]
-        everything = SourceAttention(memory, torch.ones(search.num_beams, len(source), dtype=torch.int64))
-        past: list[KeyValue] | None = None
-        with torch.no_grad():
-            while not beams.done:
-                logits, past = self.model.step(torch.tensor(beams.tokens)[:, None], everything, past)
-                parent = list(range(search.num_beams))
-                for origin, row in beams.advance(logits[:, -1].numpy()):
-                    parent[row] = origin
-                past = [(k[parent], v[parent]) for k, v in past]
+        run = self.start_run(source, search.num_beams)
+        while not beams.done:
+            run.copy_rows(beams.advance(run.decode(beams.tokens)))
         return beams.list_hypotheses()[0]
 
     def score(self, source: Sequence[int], target: Sequence[int]) -> float:
         """Return the mean log-probability of a target's tokens."""
-        logprobs = compute_logprobs(self.compute_results(source, target)[0], np.asarray(target))
-        return float(logprobs.mean())
+        return compute_score(self.compute_results(source, target)[0], target)
 
     def measure_gaps(self, samples: Sequence[Sample], rounding: Rounding) -> Gaps:
         """Compare the rounded model with itself unrounded; keys are the prefixes of the limits' names."""
@@ -96,20 +97,47 @@ class Reference:
         with rounding.apply(self.model):
             both = [self.compute_results(s.source, s.target) for s in samples]
             cross = [self.stack_keys_values(s.source)[:, list(s.positions)] for s in samples]
-            searched = [(s.source, beam) for s in samples for beam in s.beams]
-            scores = [abs(self.score(source, beam.token_ids) - beam.score) for source, beam in searched]
+            searched = [(s, beam) for s in samples for beam in s.beams]
+            found = [self.compute_results(s.source, beam.token_ids)[0] for s, beam in searched]
         logits = [logits[list(s.steps)] for (logits, _), s in zip(both, samples, strict=True)]
         gaps: Gaps = {
             "": measure(np.concatenate(logits), np.concatenate([s.logits for s in samples])),
             "cross.": measure_cross(cross, [s.cross for s in samples]),
         }
-        if scores:
-            worst = float(np.max(scores))
-            gaps["score"] = ScoreMetrics(worst, bool(np.isfinite(worst)), len(scores))
+        if searched:
+            gaps |= self.measure_searches(searched, found)
         if self.gives_attention:
             looked = [attention[:, :, list(s.steps)] for (_, attention), s in zip(both, samples, strict=True)]
             gaps["attention."] = measure_attention(looked, [s.attention for s in samples])
         return gaps
+
+    def measure_rounded_searches(
+        self, searched: Sequence[tuple[Sample, Hypothesis]], rounding: Rounding
+    ) -> Gaps:
+        """Compare the rounded model with itself unrounded along targets of beam searches."""
+        with rounding.apply(self.model):
+            found = [self.compute_results(s.source, beam.token_ids)[0] for s, beam in searched]
+        return self.measure_searches(searched, found)
+
+    def measure_searches(
+        self, searched: Sequence[tuple[Sample, Hypothesis]], found: Sequence[Logits]
+    ) -> Gaps:
+        """Compare the logits and scores that rounding gives the targets of beam searches."""
+        from ...runtime.diagnostics.golden.draws import measure_error
+        from ...runtime.diagnostics.golden.translators import SEARCH
+
+        scores = []
+        errors = []
+        for (sample, beam), logits in zip(searched, found, strict=True):
+            scores.append(abs(compute_score(logits, beam.token_ids) - beam.score))
+            exact, _ = self.compute_results(sample.source, beam.token_ids)
+            errors.append(measure_error(logits, exact, measure_scale(sample.logits)))
+        worst = float(np.max(scores))
+        error = max(errors)
+        return {
+            "score": ScoreMetrics(worst, math.isfinite(worst), len(scores)),
+            SEARCH: DrawMetrics(error, math.isfinite(error), len(errors)),
+        }
 
 
 class UncachedReference(Reference, ABC):
@@ -127,16 +155,60 @@ class UncachedReference(Reference, ABC):
         logits = self.compute_logits(self.encode(source), [[self.start, *target[:-1]]])
         return logits[0], np.zeros((0, 0, len(target), 0), np.float32)
 
-    def search(self, source: Sequence[int], search: Search) -> list[Hypothesis]:
-        beams = BeamSearch([[self.start]], search)
-        states = self.encode(source)
-        rows: list[list[int]] = [[] for _ in range(search.num_beams)]
-        while not beams.done:
-            rows = [[*row, int(token)] for row, token in zip(rows, beams.tokens, strict=True)]
-            before = list(rows)
-            for origin, row in beams.advance(self.compute_logits(states, rows)[:, -1]):
-                rows[row] = before[origin]
-        return beams.list_hypotheses()[0]
+    def start_run(self, source: Sequence[int], beams: int) -> ReferenceRun:
+        return UncachedRun(self, self.encode(source), beams)
+
+
+class ReferenceRun(Protocol):
+    """Rows of one source, fed a token each at a time."""
+
+    def decode(self, tokens: Sequence[int]) -> Logits:
+        """Return the logits (K, V) that follow a token of each row."""
+
+    def copy_rows(self, copies: Sequence[tuple[int, int]]) -> None:
+        """Copy what rows were fed, as (from, to); never to a row that is copied from."""
+
+
+class CachedRun:
+    """Rows of our own Transformer, with a copy of the source for each."""
+
+    def __init__(self, model: Transformer, source: Sequence[KeyValue], beams: int) -> None:
+        self.model = model
+        copies = (beams, 1, 1, 1)
+        memory = [(k.repeat(copies), v.repeat(copies)) for k, v in source]
+        S = memory[0][0].shape[2]
+        self.everything = SourceAttention(memory, torch.ones(beams, S, dtype=torch.int64))
+        self.past: list[KeyValue] | None = None
+
+    @torch.no_grad()
+    def decode(self, tokens: Sequence[int]) -> Logits:
+        logits, self.past = self.model.step(torch.tensor(tokens)[:, None], self.everything, self.past)
+        last: Logits = logits[:, -1].numpy()
+        return last
+
+    def copy_rows(self, copies: Sequence[tuple[int, int]]) -> None:
+        assert self.past is not None
+        parents = list(range(len(self.past[0][0])))
+        for origin, row in copies:
+            parents[row] = origin
+        self.past = [(k[parents], v[parents]) for k, v in self.past]
+
+
+class UncachedRun:
+    """Rows of another library's model, which computes each step anew."""
+
+    def __init__(self, reference: UncachedReference, states: Any, beams: int) -> None:
+        self.reference = reference
+        self.states = states
+        self.rows: list[list[int]] = [[] for _ in range(beams)]
+
+    def decode(self, tokens: Sequence[int]) -> Logits:
+        self.rows = [[*row, int(token)] for row, token in zip(self.rows, tokens, strict=True)]
+        return self.reference.compute_logits(self.states, self.rows)[:, -1]
+
+    def copy_rows(self, copies: Sequence[tuple[int, int]]) -> None:
+        for origin, row in copies:
+            self.rows[row] = self.rows[origin]
 
 
 class HubReference(UncachedReference):

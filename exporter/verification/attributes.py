@@ -10,7 +10,8 @@ from typing import Any
 import numpy as np
 import onnx_ir as ir
 
-from ...runtime.backends.backend import Arrays
+from ...runtime.backends.backend import Array, Arrays
+from ..calibration.repeat import find_far_channels
 from ..passes.kv_cache import KEY_SCALE
 from ..tracing.modules import find_module
 from .meant import AttentionMeant, Meant
@@ -22,7 +23,7 @@ NORMS = (
     "SkipLayerNormalization",
     "SkipSimplifiedLayerNormalization",
 )
-EPSILONS = ("layer_norm_eps", "norm_eps", "rms_norm_eps")  # how their settings begin
+EPSILON_SETTINGS = ("layer_norm_eps", "norm_eps", "rms_norm_eps")  # how configs' settings of them begin
 # Relative tolerances: attributes are stored in fp32, constants may be in fp16.
 SINGLE = 1e-6
 HALF = 2.0**-11
@@ -41,7 +42,9 @@ def find_wrong_epsilons(
     graph: ir.Graph, config: Mapping[str, Any], meant: Meant | None = None
 ) -> Iterator[str]:
     """Yield the normalisations whose epsilon is not the model's, or the config's without a model."""
-    setting = next((float(value) for name, value in config.items() if name.startswith(EPSILONS)), None)
+    setting = next(
+        (float(value) for name, value in config.items() if name.startswith(EPSILON_SETTINGS)), None
+    )
     for node in graph:
         epsilon = find_epsilon(node)
         if epsilon is None:
@@ -80,41 +83,6 @@ def read_number(value: ir.Value | None) -> float | None:
     return float(constant.numpy().item()) if constant is not None and constant.size == 1 else None
 
 
-def find_wrong_scales(graph: ir.Graph, config: Mapping[str, Any]) -> Iterator[str]:
-    """Yield attention whose scores are not scaled as the config says, by 1 / sqrt(head size) by default."""
-    for node in graph:
-        size = find_head_size(node)
-        scale = find_attention_scale(node)
-        if size is None or scale is None:
-            continue
-        meant = config.get("attention_scale") or size**-0.5
-        if not math.isclose(scale, meant, rel_tol=HALF if isinstance(scale, np.float16) else SINGLE):
-            yield f"{describe_node(node)} has scale {scale:g}, heads of {size} need {meant:g}"
-
-
-def find_head_size(node: ir.Node) -> int | None:
-    """Return the head size of a node that scales attention; None for others, or if the graph does not say."""
-    index = {"Attention": 0, "GroupQueryAttention": 3}.get(node.op_type)
-    value = None if index is None else node.inputs[index]
-    if node.op_type == "Mul" and node.outputs[0].shape is not None and len(node.outputs[0].shape) in (4, 5):
-        value = node.outputs[0]  # (B, H, T, D), or (B, K, H / K, T, D)
-    last = None if value is None or value.shape is None else value.shape[-1]
-    if not isinstance(last, int):
-        return None
-    return last // node.attributes.get_int("q_num_heads", 1)  # of joined heads
-
-
-def find_attention_scale(node: ir.Node) -> float | np.floating[Any] | None:
-    """Return attention's scale: the attribute, or the one number that heads are multiplied by."""
-    if node.op_type != "Mul":
-        return node.attributes["scale"].as_float() if "scale" in node.attributes else None
-    factor = node.inputs[1].const_value if node.inputs[1] is not None else None
-    if factor is None or factor.size != 1:
-        return None
-    number: np.floating[Any] = factor.numpy().flat[0]
-    return number
-
-
 def find_wrong_attention(graph: ir.Graph, meant: Meant, context: int) -> Iterator[str]:
     """Yield attention whose attributes are not the model's; `context` is how many tokens it is run with.
 
@@ -130,11 +98,36 @@ def find_wrong_attention(graph: ir.Graph, meant: Meant, context: int) -> Iterato
                 yield f"{describe_node(node)} has the cache {cache!r}, which is no layer's"
                 continue
             wanted = describe_group_query(node, meant.layers[int(number[1])], context)
-        elif node.op_type == "Attention":
-            wanted = describe_plain(node, meant.layers[0])
         else:
-            continue
+            layer = meant.find_layer(find_module(node))
+            if node.op_type == "Mul" and meant.is_ours and layer is not None:
+                yield from compare_scale(node, layer)
+            if node.op_type != "Attention" or layer is None:
+                continue
+            wanted = describe_plain(node, layer)
         yield from compare_attributes(node, wanted)
+
+
+def compare_scale(node: ir.Node, layer: AttentionMeant) -> Iterator[str]:
+    """Yield in words that heads are multiplied by one number, which is not the scale of their attention."""
+    scale = find_heads_factor(node)
+    if scale is None:
+        return
+    rounding = HALF if isinstance(scale, np.float16) else SINGLE
+    if not any(math.isclose(scale, x, rel_tol=rounding) for x in layer.scales):
+        meant = " or ".join(f"{x:g}" for x in layer.scales)
+        yield f"{describe_node(node)} has scale {scale:g}, the model's is {meant}"
+
+
+def find_heads_factor(node: ir.Node) -> np.floating[Any] | None:
+    """Return the one number that a Mul multiplies heads (B, H, T, D), or (B, K, H / K, T, D), by."""
+    shape = node.outputs[0].shape
+    factor = node.inputs[1].const_value if node.inputs[1] is not None else None
+    is_heads = shape is not None and len(shape) in (4, 5) and isinstance(shape[-1], int)  # scores are not
+    if not is_heads or factor is None or factor.size != 1:
+        return None
+    number: np.floating[Any] = factor.numpy().flat[0]
+    return number
 
 
 def describe_group_query(node: ir.Node, layer: AttentionMeant, context: int) -> dict[str, tuple[Any, ...]]:
@@ -172,23 +165,44 @@ def compare_attributes(node: ir.Node, wanted: Mapping[str, tuple[Any, ...]]) -> 
             yield f"{describe_node(node)} has {name} {got}, which no graph of this model has"
         elif not any(is_same(got, x) if isinstance(x, float) else got == x for x in allowed):
             meant = " or ".join(f"{x:g}" if isinstance(x, float) else f"{x}" for x in allowed)
-            yield f"{describe_node(node)} has {name} {got}, the model's is {meant}"
+            found = f"{got:g}" if isinstance(got, float) else f"{got}"
+            yield f"{describe_node(node)} has {name} {found}, the model's is {meant}"
 
 
-def find_wrong_cache_scales(graph: ir.Graph, meant: Arrays) -> Iterator[str]:
-    """Yield scales far from what the model's keys and values need: steps too coarse, or values clipped."""
+def find_wrong_cache_scales(graph: ir.Graph, meant: Arrays, same_texts: bool) -> Iterator[str]:
+    """Yield scales that are not what the model's keys and values need: too coarse, or values clipped.
+
+    With the texts that the export had, each channel has a scale of its own to be held to.
+    """
     for node in graph:
         if node.op_type != "GroupQueryAttention" or len(node.inputs) < KEY_SCALE + 2:
             continue
         for cache, scale in zip(node.inputs[3:5], node.inputs[KEY_SCALE : KEY_SCALE + 2], strict=True):
             wanted = None if cache is None else meant.get(str(cache.name))
-            if wanted is None or scale is None or scale.const_value is None:
+            if cache is None or wanted is None:
                 continue
-            found = scale.const_value.numpy()
-            if found.shape != wanted.shape:
-                yield f"{describe_node(node)} has {scale.name!r} of shape {found.shape}, not {wanted.shape}"
+            constant = None if scale is None else ir.convenience.get_const_tensor(scale)
+            if scale is None or constant is None:
+                yield f"{describe_node(node)} has no constant scale for {cache.name!r}"
                 continue
-            with np.errstate(all="ignore"):
-                apart = float(np.exp(np.median(np.abs(np.log(found / wanted)))))
-            if not apart <= SCALES_APART:  # NaN is not
-                yield f"{describe_node(node)} has {scale.name!r}, {apart:.3g} times off what real text needs"
+            fault = describe_scales(constant.numpy(), wanted, same_texts)
+            if fault:
+                yield f"{describe_node(node)} has {scale.name!r}{fault}"
+
+
+def describe_scales(found: Array, wanted: Array, same_texts: bool) -> str:
+    """Return how a cache's scales differ from those that are wanted; "" if they do not."""
+    if found.shape != wanted.shape:
+        return f" of shape {found.shape}, not {wanted.shape}"
+    if not same_texts:
+        with np.errstate(all="ignore"):
+            apart = float(np.exp(np.median(np.abs(np.log(found / wanted)))))
+        return "" if apart <= SCALES_APART else f", {apart:.3g} times off what real text needs"  # NaN is not
+    far = find_far_channels(found, wanted)
+    if not far.any():
+        return ""
+    first = int(np.argmax(far))
+    return (
+        f", {int(far.sum())} of whose {len(far)} channels are not what the export's texts need: channel"
+        f" {first} has {found[first]:.4g}, not {wanted[first]:.4g}"
+    )

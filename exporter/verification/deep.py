@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import dataclasses
 from collections.abc import Mapping
 from importlib.metadata import version
 from typing import TYPE_CHECKING
@@ -18,10 +17,13 @@ from ..comparison.examiner import Progress
 from ..errors import VerificationError
 from ..passes.canonical import Difference, compare_graphs
 from ..passes.fp16_ranges import choose_fp32_nodes
+from ..passes.int8_encoder import UNSMOOTHING
+from ..passes.quantize import WEIGHT
 from ..passes.weight_files import load_graph
-from ..reference.fitted_head import HEAD
+from ..passes.weights import Stored
 from .attributes import describe_node
-from .structure import report_reading, shorten
+from .explain import remove_fitted_head
+from .structure import list_weights, report_reading, shorten
 
 if TYPE_CHECKING:
     from .explain import Tracer
@@ -60,17 +62,31 @@ def compare_artifact(
     bundle: Bundle, artifact: Artifact, traced: ir.Model, calibration: Calibration
 ) -> Comparison:
     """Compare a graph with a healthy one in fp32, which is converted to its precision."""
-    names = [spec.name for spec in artifact.outputs if spec.role != HEAD]  # that was fitted afterwards
-    bare = dataclasses.replace(artifact, outputs=tuple(s for s in artifact.outputs if s.name in names))
+    bare = remove_fitted_head(artifact, bundle.manifest)
+    names = [spec.name for spec in bare.outputs]
     meant = convert_graph(traced, bare, calibration)
     graph = load_graph(bundle.path(artifact.file)).graph
-    faults = [describe(difference) for difference in compare_graphs(graph, meant.graph, names)]
+    held = list_held_constants(meant.graph, traced.graph)
+    faults = [describe(difference) for difference in compare_graphs(graph, meant.graph, names, held)]
     if artifact.precision == "fp16":
         faults += list_missing_fp32(traced, artifact, calibration)
     faults = shorten(faults)
     if faults and (other := describe_tools(bundle.manifest)):
         faults.append(other)
     return report_reading(artifact.id, CASE, len(graph), faults)
+
+
+def list_held_constants(graph: ir.Graph, traced: ir.Graph) -> set[str]:
+    """Return the parameters and parts of whole numbers by their names: reading holds what is in them."""
+    tensors = [(value, constant) for value, constant, _ in list_weights(traced)]
+    names = {Stored.read(value).parameter for value, constant in tensors if constant.size > 1}
+    for node in graph:
+        if WEIGHT in node.metadata_props or node.op_type == "MatMulIntegerToFloat":
+            read = [value for value in node.inputs if value is not None and value.const_value is not None]
+            names |= {str(value.name) for value in read if value.const_value and value.const_value.size > 1}
+        if node.op_type == "Mul":
+            names |= {str(x.name) for x in node.inputs if x is not None and str(x.name).endswith(UNSMOOTHING)}
+    return names
 
 
 def describe(difference: Difference) -> str:

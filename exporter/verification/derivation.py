@@ -1,6 +1,7 @@
 """What a bundle has beside its graphs, derived again from the checkpoint and compared.
 
-Tokenizers, chat template, how texts begin and end, how answers are searched, what results mean, the config.
+Tokenizers, chat template, how texts begin and end, how answers are searched, what results mean, the config,
+what the manifest says of each graph.
 """
 
 from __future__ import annotations
@@ -26,6 +27,7 @@ from ..checkpoints.source import Source
 from ..checkpoints.tokenizers.files import find_frame
 from ..errors import raise_checkpoint_errors
 from ..tracing.recipes import Choices
+from .artifacts import compare_artifacts, find_max_batch
 from .explain import read_chosen_outputs
 
 READING = "reading the files"  # in the place of an engine
@@ -47,9 +49,11 @@ def compare_with_checkpoint(bundle: Bundle, source: Source) -> list[Comparison]:
             derived = derive(bundle, source)
     except PlanForgeError as error:
         return [Comparison.from_error(FILES, READING, "the checkpoint's settings", error)]
+    recipes = None if isinstance(derived, ImportedSettings) else derived.recipes
     cases = {
         "chat template": compare_templates(bundle, derived),
         "settings": compare_settings(bundle, derived),
+        "artifacts": compare_artifacts(bundle, recipes),
     }
     if not isinstance(derived, ImportedSettings) or derived.has_tokenizer:
         cases = {"tokenizer": compare_tokenizers(bundle, derived), **cases}
@@ -81,7 +85,7 @@ def derive(bundle: Bundle, source: Source) -> Checkpoint:
     manifest = bundle.manifest
     if manifest.source.get("exporter"):
         return ImportedSettings(source, bundle)
-    return Checkpoint(source, None, manifest.max_length, read_chosen_outputs(manifest))
+    return Checkpoint(source, find_max_batch(manifest), manifest.max_length, read_chosen_outputs(manifest))
 
 
 class ImportedSettings(Checkpoint):

@@ -56,9 +56,9 @@ LOSS = (
     " (the cache, the padding), or at longer texts"
 )
 LOST = (
-    "this precision loses so much of this model in PyTorch too, rounded in the same way, so neither its graph"
-    " nor its cache is at fault (docs/quantize.md): export another precision, judge it by texts of yours with"
-    " --prompts FILE, or accept the loss by its name, as in --accept {}"
+    "this precision loses so much of this model in PyTorch too, rounded in the same way, and no node differs"
+    " by more than its numbers explain (docs/quantize.md): export another precision, judge it by texts of"
+    " yours with --prompts FILE, or accept the loss by its name, as in --accept {}"
 )
 PADDED = (
     "single texts pass and padded batches do not, though no node of it left its band there: look at what"
@@ -111,35 +111,57 @@ def explain(
     unexplained: dict[str, str] = {}
     read = {c.artifact for c in report.comparisons if c.backend == READING and not c.passed}
     for artifact in failed:
-        if artifact.id in report.lost:
-            unexplained[artifact.id] = LOST.format(propose_acceptance(report, artifact.id))
-            continue
         progress(f"verifying {artifact.id}: looking for the node at fault")
+        fresh = healthy.get(artifact.recipe_id)
         try:
-            graph = load_graph(bundle.path(artifact.file))
-            traced = remove_fitted_head(artifact, manifest)
             culprit = None
-            for make_trial in list_trials(examiner, report, artifact.id):
-                trial = make_trial(traced)
-                if healthy:
-                    assert model is not None and is_module(model) and calibration is not None
-                    fresh = healthy[artifact.recipe_id]
-                    references = convert_references(traced, trial, fresh, model, calibration)
-                else:
-                    references = find_references(
-                        examiner, make_trial, traced, graph, sound, model, calibration
-                    )
-                culprit = find_culprit(graph, traced, trial, references)
-                if culprit is not None:
-                    break
+            if fresh is not None or artifact.id not in report.lost:
+                culprit = search_graph(examiner, report, artifact, manifest, sound, model, calibration, fresh)
         except (PlanForgeError, ValueError) as error:
             unexplained[artifact.id] = f"no node can be named: {error}"
             continue
         if culprit is not None:
             culprits.append(culprit)
+        elif artifact.id in report.lost:
+            unexplained[artifact.id] = LOST.format(propose_acceptance(report, artifact.id))
         elif artifact.id not in read:  # what was read there names its node
             unexplained[artifact.id] = explain_no_culprit(report, artifact, manifest, bool(healthy))
-    return dataclasses.replace(report, culprits=tuple(culprits), unexplained=unexplained)
+    # A node at fault is no loss of the precision, however much PyTorch itself loses.
+    lost = report.lost - {culprit.artifact for culprit in culprits}
+    return dataclasses.replace(report, culprits=tuple(culprits), unexplained=unexplained, lost=lost)
+
+
+def search_graph(
+    examiner: AnyExaminer,
+    report: VerificationReport,
+    artifact: Artifact,
+    manifest: Manifest,
+    sound: Sequence[Artifact],
+    model: ReferenceModel | None,
+    calibration: Calibration | None,
+    fresh: ir.Model | None,
+) -> Culprit | None:
+    """Return the first node at fault in a graph that failed, if one is.
+
+    `fresh` is the same graph, traced again and not yet converted, where there is one; else those that are
+    `sound` are the references. Where PyTorch loses as much, the graph is held to the fresh one alone:
+    rounding may move a result far from PyTorch's own.
+    """
+    graph = load_graph(examiner.bundle.path(artifact.file))
+    traced = remove_fitted_head(artifact, manifest)
+    for make_trial in list_trials(examiner, report, artifact.id):
+        trial = make_trial(traced)
+        if fresh is not None:
+            assert model is not None and is_module(model) and calibration is not None
+            references = convert_references(traced, trial, fresh, model, calibration)
+            if artifact.id in report.lost:
+                references = references[:1]
+        else:
+            references = find_references(examiner, make_trial, traced, graph, sound, model, calibration)
+        culprit = find_culprit(graph, traced, trial, references)
+        if culprit is not None:
+            return culprit
+    return None
 
 
 def list_trials(examiner: AnyExaminer, report: VerificationReport, artifact: str) -> list[MakeTrial]:

@@ -40,7 +40,7 @@ def measure_losses(pieces: Iterable[Piece], x: Array) -> Array:
     for errors, steps, beyond in pieces:
         lost = np.square(errors @ x.T).sum(axis=1)
         bound = np.square(steps * (0.5 + beyond)) @ power
-        shares.append(lost / bound)
+        shares.append(lost / np.maximum(bound, np.finfo(np.float32).tiny))  # a row of zeros loses nothing
     return np.concatenate(shares)
 
 

@@ -8,15 +8,21 @@ from collections.abc import Mapping
 from typing import TYPE_CHECKING
 
 import numpy as np
+import numpy.typing as npt
 
+from ...runtime.bundle.bundle import Bundle
 from ...runtime.bundle.manifest import Manifest
+from ...runtime.diagnostics.golden.translators import BEAMS
 from ...runtime.diagnostics.metrics import Comparison
 from ..calibration.calibration import Calibration
 from ..comparison.examiner import Progress
 from ..comparison.tasks import AnyExaminer
+from ..comparison.translators import TranslationExaminer
 from ..limits import CAPS, GAP_FACTOR, MOST, Accepted, find_factor
+from ..passes.int8_rows import RowProduct
 from ..passes.quantize import Blocks
 from ..passes.weight_files import load_graph
+from ..passes.weights import LazyMapping
 from ..reference.model import is_module, rest, wake
 from .report import VerificationReport
 from .whole_numbers import WholeNumbers, list_whole_numbers
@@ -105,43 +111,67 @@ def find_lost_artifacts(report: VerificationReport, losses: Mapping[str, Losses]
     )
 
 
-def measure_gptq_losses(
-    examiner: AnyExaminer, model: ReferenceModel, calibration: Calibration, report: VerificationReport
-) -> dict[str, Losses]:
-    """Return what PyTorch loses by the int4 of graphs that failed, by their precisions.
-
-    Limits come from weights that are rounded to the nearest, so that a damaged graph sets none for itself.
-    GPTQ can lose more than that. The graph's own weights tell it, and no graph is asked whose weights are
-    not what GPTQ can make of the checkpoint's: that is a failure of reading, which has no limits.
-    """
-    losses: dict[str, Losses] = {}
+def add_losses_of_searches(
+    examiner: AnyExaminer, report: VerificationReport, losses: dict[str, Losses], calibration: Calibration
+) -> None:
+    """Let the losses tell, too, what rounding does along the searches of graphs that failed in one."""
+    if not isinstance(examiner, TranslationExaminer):
+        return
     for artifact in report.failed_artifacts(examiner.bundle.manifest):
-        failed = [c for c in report.comparisons if c.artifact == artifact.id and not c.passed]
-        if artifact.quantization.get("bits") != 4 or not all(c.limits for c in failed):
+        cases = [c.case for c in report.comparisons if c.artifact == artifact.id and not c.passed]
+        rounding = calibration.make_rounding(artifact.precision)
+        if rounding is None or not any(BEAMS in case for case in cases):
             continue
-        graph = load_graph(examiner.bundle.path(artifact.file)).graph
-        rounded = {w.names[0]: read_rounded(w) for w in list_whole_numbers(graph, {}) if w.may_be_gptq}
-        blocks = calibration.blocks[4]
-        known = {name: own for name, own in rounded.items() if name in blocks.bits}
-        own = dataclasses.replace(
-            calibration, blocks={**calibration.blocks, 4: dataclasses.replace(blocks, compensated=known)}
-        )
-        rounding = own.make_rounding(artifact.precision)
-        assert rounding is not None
-        wake(model)
-        named = examiner.name_losses(examiner.measure_gaps(model, rounding))
-        earlier = losses.get(artifact.precision, {})
-        losses[artifact.precision] = {name: max(loss, earlier.get(name, 0.0)) for name, loss in named.items()}
-        if not examiner.runs_model:
-            rest(model)
-    return losses
+        along = examiner.measure_failed_search(artifact, rounding)
+        known = losses[artifact.precision]
+        losses[artifact.precision] = {**known, **{n: max(own, known.get(n, 0.0)) for n, own in along.items()}}
 
 
-def read_rounded(weight: WholeNumbers) -> Blocks:
-    """Return the numbers and scales of a graph's weight."""
-    N, count = weight.scale.shape
-    codes = np.concatenate([weight.read_codes(rows) for rows in weight.list_pieces()]).astype(np.int8)
-    return Blocks(codes.reshape(N, count, weight.columns // count), weight.scale, weight.bits)
+def adopt_stored_weights(
+    calibration: Calibration, bundle: Bundle, read: Mapping[str, Comparison]
+) -> Calibration:
+    """Return the calibration with the whole numbers that GPTQ chose, as the graphs store them.
+
+    A checkpoint does not tell what GPTQ makes of it, so export and later verifications alike take the graphs'
+    word, where reading holds it to what GPTQ can do. Of a graph with a fault that was `read`, by the graphs'
+    ids, nothing is taken: it sets no limits for itself, and fails whatever they are.
+    """
+    blocks = dict(calibration.blocks)
+    products = dict(calibration.products)
+    for artifact in bundle.manifest.artifacts:
+        bits = artifact.quantization.get("bits")
+        if bits not in blocks or not read[artifact.id].passed:
+            continue
+        graph = load_graph(bundle.path(artifact.file)).graph
+        rows = artifact.quantization.get("rows", {})
+        stored = [weight for weight in list_whole_numbers(graph, rows) if weight.may_be_gptq]
+        if rows:
+            by_name = {weight.names: weight for weight in stored}
+            for names in by_name.keys() & products.keys():
+                products[names] = read_product(by_name[names], products[names])
+            continue
+        known = {weight.names[0]: weight for weight in stored if weight.names[0] in blocks[bits].bits}
+        compensated = LazyMapping(known, read_blocks)
+        blocks[bits] = dataclasses.replace(blocks[bits], compensated=compensated)
+    return dataclasses.replace(calibration, blocks=blocks, products=products)
+
+
+def read_integers(weight: WholeNumbers) -> npt.NDArray[np.int8]:
+    """Return the integers (N, K) of a graph's weight."""
+    return np.concatenate([weight.read_codes(rows) for rows in weight.list_pieces()]).astype(np.int8)
+
+
+def read_product(weight: WholeNumbers, product: RowProduct) -> RowProduct:
+    """Return an encoder's product as the graph has it; its rule is the manifest's."""
+    columns = np.ascontiguousarray(read_integers(weight).T)  # (K, N)
+    scale = weight.scale[:, 0]
+    return dataclasses.replace(product, smoothing=weight.smoothing, weight=columns, scale=scale)
+
+
+def read_blocks(weight: WholeNumbers) -> Blocks:
+    """Return the blocks of integers, and the scales, of a graph's weight."""
+    q = read_integers(weight).reshape(*weight.scale.shape, -1)
+    return Blocks(q, weight.scale, weight.bits)
 
 
 def read_accepted(manifest: Manifest) -> dict[str, Accepted]:

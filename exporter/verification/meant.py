@@ -2,14 +2,26 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
+from ..tracing.modules import find_layer
+
 if TYPE_CHECKING:
     from torch import nn
 
-EPSILONS = ("eps", "variance_epsilon", "epsilon")  # what modules call it
+OWN_EPSILONS = ("eps", "variance_epsilon", "epsilon")  # what modules call theirs
+# What configs call numbers that embeddings, results of layers and logits are multiplied by.
+SCALES = (
+    "embedding_scale",
+    "residual_scale",
+    "logits_scale",
+    "embedding_multiplier",
+    "residual_multiplier",
+    "logits_scaling",
+)
 # Kinds of activations by the names of their classes, PyTorch's and transformers'.
 KINDS = {
     "BloomGelu": "gelu_tanh",
@@ -47,8 +59,19 @@ class Meant:
     epsilons: Mapping[str, float] = field(default_factory=dict)
     activations: Mapping[str, str] = field(default_factory=dict)
     layers: tuple[AttentionMeant, ...] = ()
+    encoder_layers: tuple[AttentionMeant, ...] = ()  # of an encoder beside the decoder
     has_softcap: bool = False  # some scores or logits go through tanh
+    logits_softcap: float | None = None
+    numbers: frozenset[float] = frozenset()  # that it multiplies by, caps with and adds under roots
     is_ours: bool = True
+
+    def find_layer(self, module: str) -> AttentionMeant | None:
+        """Return what the layer of a module means; without a number all mean the same, or None is known."""
+        layers = self.encoder_layers if module.startswith("encoder.") and self.encoder_layers else self.layers
+        number = find_layer(module)
+        if number is not None:
+            return layers[number] if number < len(layers) else None
+        return layers[0] if len(set(layers)) == 1 else None
 
     def find_epsilons(self, module: str) -> set[float]:
         """Return the epsilons that a normalisation of a module may have."""
@@ -79,21 +102,40 @@ class Meant:
 def read_meant(model: nn.Module, is_ours: bool) -> Meant:
     """Return what a model says, one of ours or of transformers'."""
     config: Any = getattr(model, "config", None)
-    layers = list_our_layers(model, config) if is_ours else list_their_layers(model, config)
+    layers = tuple(list_our_layers(model, config) if is_ours else list_their_layers(model, config))
+    has_encoder = is_ours and hasattr(config, "encoder_heads")
+    encoder_layers = tuple(list_our_layers(model, config, "encoder_")) if has_encoder else ()
     names = ("attention_softcap", "logits_softcap", "attn_logit_softcapping", "final_logit_softcapping")
+    caps = [value for name in names if isinstance(value := getattr(config, name, None), float | int)]
+    epsilons = dict(list_epsilons(model))
+    attention = {scale for layer in (*layers, *encoder_layers) for scale in layer.scales}
     return Meant(
-        epsilons=dict(list_epsilons(model)),
+        epsilons=epsilons,
         activations=dict(list_activations(model)),
-        layers=tuple(layers),
-        has_softcap=any(getattr(config, name, None) for name in names),
+        layers=layers,
+        encoder_layers=encoder_layers,
+        has_softcap=bool(caps),
+        logits_softcap=getattr(config, "logits_softcap", None),
+        numbers=frozenset(
+            {*epsilons.values(), *attention, *map(math.sqrt, attention), *caps, *list_scales(model, config)}
+        ),
         is_ours=is_ours,
     )
+
+
+def list_scales(model: nn.Module, config: Any) -> Iterator[float]:
+    """Yield what a model multiplies embeddings, results of layers and logits by."""
+    for owner in (config, *model.modules()):
+        for name in (*SCALES, "scale"):
+            value = getattr(owner, name, None)
+            if isinstance(value, float | int) and value:
+                yield from (float(value), 1 / value)
 
 
 def list_epsilons(model: nn.Module) -> Iterator[tuple[str, float]]:
     """Yield the paths of normalisations, and their epsilons."""
     for path, module in model.named_modules():
-        for name in EPSILONS:
+        for name in OWN_EPSILONS:
             value = getattr(module, name, None)
             if isinstance(value, float) and "Norm" in type(module).__name__:
                 yield path, value
@@ -110,10 +152,10 @@ def list_activations(model: nn.Module) -> Iterator[tuple[str, str]]:
             yield path, KINDS[name]
 
 
-def list_our_layers(model: Any, config: Any) -> Iterator[AttentionMeant]:
-    """Yield what each layer of a model of ours means; of a Transformer each one of its decoder."""
-    first = next(n for n in ("n_head", "decoder_heads", "num_attention_heads") if hasattr(config, n))
-    count = next(n for n in ("n_layer", "decoder_layers", "num_hidden_layers") if hasattr(config, n))
+def list_our_layers(model: Any, config: Any, side: str = "decoder_") -> Iterator[AttentionMeant]:
+    """Yield what each layer of a model of ours means; of a Transformer those of one side."""
+    first = next(n for n in ("n_head", f"{side}heads", "num_attention_heads") if hasattr(config, n))
+    count = next(n for n in ("n_layer", f"{side}layers", "num_hidden_layers") if hasattr(config, n))
     width = next(n for n in ("n_embd", "d_model", "hidden_size") if hasattr(config, n))
     heads = int(getattr(config, first))
     size = int(getattr(config, "head_dim", getattr(config, width) // heads))

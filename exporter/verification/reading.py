@@ -9,12 +9,13 @@ from ...runtime.backends.backend import Array
 from ...runtime.bundle.bundle import Bundle
 from ...runtime.diagnostics.metrics import Comparison
 from ...runtime.progress import CountedLine
-from ..calibration.calibration import compute_cache_scales
+from ..calibration.calibration import Calibration, compute_cache_scales
 from ..comparison.decoders import ENOUGH, DecoderExaminer
 from ..comparison.examiner import Progress
 from ..comparison.tasks import AnyExaminer
 from ..graphs import list_tensors
-from ..passes.weights import LazyArrays, read_array
+from ..memory import give_back_mapped_pages
+from ..passes.weights import LazyMapping, read_array
 from ..precisions import PRECISIONS
 from ..reference.fitted_head import LinearHead
 from ..reference.model import is_module
@@ -35,7 +36,7 @@ def list_tensors_to_compare(bundle: Bundle, model: ReferenceModel) -> Mapping[st
         import torch
 
         tensors |= {"head.weight": torch.from_numpy(head.weight), "head.bias": torch.from_numpy(head.bias)}
-    return LazyArrays(tensors, read_array)
+    return LazyMapping(tensors, read_array)
 
 
 def compute_scales_to_compare(examiner: AnyExaminer, model: ReferenceModel) -> dict[str, Array]:
@@ -49,12 +50,22 @@ def compute_scales_to_compare(examiner: AnyExaminer, model: ReferenceModel) -> d
 
 
 def compare_by_reading(
-    examiner: AnyExaminer, progress: Progress, model: ReferenceModel | None
+    examiner: AnyExaminer,
+    progress: Progress,
+    model: ReferenceModel | None,
+    calibration: Calibration | None = None,
 ) -> dict[str, Comparison]:
     """Compare what every graph's file says, by the graph's id: see `compare_structure`."""
     bundle = examiner.bundle
     tensors = None if model is None else list_tensors_to_compare(bundle, model)
-    scales = None if model is None else compute_scales_to_compare(examiner, model)
+    scales: Mapping[str, Array] = {}
+    products = None
+    same_texts = calibration is not None and bool(calibration.texts)
+    if calibration is not None and same_texts:
+        scales = calibration.cache_scales
+        products = calibration.products
+    elif model is not None:
+        scales = compute_scales_to_compare(examiner, model)
     meant = None
     if model is not None and is_module(model):
         meant = read_meant(model, not bundle.manifest.source.get("exporter"))
@@ -64,5 +75,15 @@ def compare_by_reading(
     for number, artifact in enumerate(artifacts):
         line = f"comparing {CASE}: {artifact.id}"
         progress(CountedLine(line, number, len(artifacts), "graphs"))
-        read[artifact.id] = compare_structure(bundle, artifact, tensors, scales, meant, rows)
+        read[artifact.id] = compare_structure(
+            bundle,
+            artifact,
+            tensors,
+            scales,
+            meant,
+            rows,
+            same_texts,
+            products if artifact.precision == "int8" else None,
+        )
+        give_back_mapped_pages()
     return read

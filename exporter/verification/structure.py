@@ -21,6 +21,7 @@ from ..passes.quantize import WEIGHT
 from ..passes.weight_files import load_graph
 from ..passes.weights import Stored
 from ..tracing.modules import find_module
+from .activation_steps import Products, find_wrong_steps
 from .activations import find_wrong_activations
 from .attributes import (
     NORMS,
@@ -29,11 +30,13 @@ from .attributes import (
     find_wrong_attention,
     find_wrong_cache_scales,
     find_wrong_epsilons,
-    find_wrong_scales,
 )
 from .finite import find_not_finite, list_constants
 from .meant import Meant
+from .numbers import find_unknown_numbers, find_wrong_caps
 from .whole_numbers import Rows, check_whole_numbers
+from .wiring import find_altered_ids, find_wrong_parameters
+from .zero_points import find_wrong_zero_points
 
 READING = "reading the graph"  # in the place of an engine
 CASE = "attributes and weights"
@@ -50,6 +53,8 @@ def compare_structure(
     cache_scales: Arrays | None = None,
     meant: Meant | None = None,
     rows: Rows = lambda name: None,
+    same_texts: bool = False,
+    row_products: Products | None = None,
 ) -> Comparison:
     """Compare what a graph says with the model, as far as it is given.
 
@@ -60,23 +65,30 @@ def compare_structure(
         cache_scales: what int8 caches need.
         meant: what the model says of attributes; without it the config in the manifest counts.
         rows: gives what a weight's product reads of real text (M, K), by its name.
+        same_texts: whether `cache_scales` come from the texts that the export had.
+        row_products: how those texts have an encoder's int8 products round what they read.
     """
     graph = load_graph(bundle.path(artifact.file)).graph
     is_ours = not bundle.manifest.source.get("exporter")  # others scale, and name their weights, as they like
     weights: list[str] = []
+    products = artifact.quantization.get("rows", {})
     if tensors is not None:
-        products = artifact.quantization.get("rows", {})
         weights += check_weights(graph, tensors, products, is_ours)
         weights += check_whole_numbers(graph, tensors, products, rows, is_ours)
     config = bundle.manifest.config
     failures = [
         *shorten(find_wrong_epsilons(graph, config, meant)),
-        *shorten(find_wrong_scales(graph, config) if is_ours else ()),
         *shorten(() if meant is None else find_wrong_attention(graph, meant, bundle.manifest.max_length)),
         *shorten(() if meant is None else find_wrong_activations(graph, meant)),
         *shorten(find_not_finite(graph)),
         *shorten(filter(None, weights)),
-        *shorten(find_wrong_cache_scales(graph, cache_scales or {})),
+        *shorten(find_wrong_cache_scales(graph, cache_scales or {}, same_texts)),
+        *shorten(find_wrong_steps(graph, row_products or {})),
+        *shorten(() if meant is None else find_wrong_caps(graph, meant)),
+        *shorten(() if meant is None else find_unknown_numbers(graph, meant, products)),
+        *shorten(() if tensors is None else find_wrong_parameters(graph, tensors, products, is_ours)),
+        *shorten(find_altered_ids(graph) if is_ours else ()),
+        *shorten(find_wrong_zero_points(graph, products)),
     ]
     return report_reading(artifact.id, "attributes" if tensors is None else CASE, len(weights), failures)
 

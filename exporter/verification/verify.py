@@ -8,7 +8,7 @@ import logging
 import math
 from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, NamedTuple
 
 from ...runtime.bundle.bundle import Bundle
 from ...runtime.diagnostics.golden.files import find_golden, name_damage, read_golden
@@ -17,6 +17,7 @@ from ...runtime.diagnostics.metrics import Comparison, Metrics, Outcome, ScoreMe
 from ...runtime.errors import BackendError, InputError
 from ..calibration.calibration import Calibration, read_calibration
 from ..calibration.prompts import read_prompts
+from ..calibration.repeat import repeat_calibration
 from ..checkpoints.source import Source, resolve_source, restore_argument
 from ..comparison.examiner import Progress
 from ..comparison.tasks import AnyExaminer, examine_golden, examine_model
@@ -27,7 +28,7 @@ from ..limits import NOTHING_ACCEPTED, Accepted
 from ..memory import give_back_memory
 from ..passes.weight_files import load_graph
 from ..passes.weights import is_described
-from ..reference.model import load_our_model, rest
+from ..reference.model import load_our_model, rest, wake
 from ..reference.passages import TextMetrics
 from ..tensorrt.build import check_plan_names
 from .deep import compare_deeply, refuse_deep
@@ -35,7 +36,15 @@ from .derivation import compare_with_checkpoint
 from .explain import explain, make_tracer
 from .files import RUNNING, verify_file
 from .fp32_nodes import list_fp32_nodes
-from .losses import Losses, add_losses, judge_by_float64, measure_gptq_losses, read_accepted
+from .golden_answers import compare_golden
+from .losses import (
+    Losses,
+    add_losses,
+    add_losses_of_searches,
+    adopt_stored_weights,
+    judge_by_float64,
+    read_accepted,
+)
 from .reading import compare_by_reading
 from .report import VerificationReport
 
@@ -47,6 +56,11 @@ log = logging.getLogger("planforge")
 OLDER = (
     "{} was exported by an older PlanForge, so its weights cannot be compared with the checkpoint's: export"
     " it again, or leave out --source and --prompts to compare it with its golden data"
+)
+
+OTHER_TEXTS = (
+    "what int8 rounds by was chosen at export with other texts than verification has, so that it is held to"
+    " them loosely, or not at all: --prompts FILE with the texts of the export holds each number to its own"
 )
 
 # Metrics that a user can limit: of the others more is better, or they count.
@@ -148,12 +162,18 @@ def verify_bundle(
         refuse_deep(opened, checkpoint is not None)
     progress("comparing tokenizer and settings")
     files = [] if checkpoint is None else compare_with_checkpoint(opened, checkpoint)
-    files += compare_texts(opened)[0]
+    texts, skipped = compare_texts(opened)
+    files += texts
     if checkpoint is None:
         report = verify_with_golden_data(opened, progress)
     else:
         report = verify_with_pytorch(opened, checkpoint, prompts, progress, seed, level, deep)
-    return dataclasses.replace(report, comparisons=(*files, *report.comparisons))
+    notes = [f"{one.artifact}: {one.what} are not compared: {one.reason}" for one in skipped]
+    for note in notes:
+        log.warning("%s", note)
+    return dataclasses.replace(
+        report, comparisons=(*files, *report.comparisons), notes=(*report.notes, *notes)
+    )
 
 
 def verify_with_golden_data(opened: Bundle, progress: Progress) -> VerificationReport:
@@ -189,16 +209,21 @@ def verify_with_pytorch(
     recorded = str(opened.manifest.source["sha256"])  # the checkpoint's
     examiner = examine_model(opened, model, texts, progress, seed, level, recorded)
     give_back_memory()
-    calibration = read_calibration(opened, model)
-    report, _ = verify_model(examiner, model, calibration, progress, read_accepted(opened.manifest))
+    as_read = read_calibration(opened, model)
+    calibration = repeat_calibration(examiner, model, as_read)
+    accepted = read_accepted(opened.manifest)
+    judged = verify_model(examiner, model, calibration, progress, accepted)
+    report = judged.report
+    if (calibration.cache_scales or calibration.products) and not calibration.texts:
+        log.warning("%s", OTHER_TEXTS)
+        report = dataclasses.replace(report, notes=(*report.notes, OTHER_TEXTS))
+    golden = compare_golden(examiner, model, judged.limits, accepted, progress)
     tracer = None
     if not opened.manifest.source.get("exporter"):  # another's graphs cannot be traced again
         tracer = make_tracer(opened.manifest, checkpoint, model)
-    report = explain(examiner, report, progress, model, calibration, tracer)
-    if not deep or tracer is None:
-        return report
-    again = compare_deeply(opened, calibration, tracer, progress)
-    return dataclasses.replace(report, comparisons=(*report.comparisons, *again))
+    report = explain(examiner, report, progress, model, judged.calibration, tracer)
+    again = compare_deeply(opened, as_read, tracer, progress) if deep and tracer is not None else []
+    return dataclasses.replace(report, comparisons=(*golden, *report.comparisons, *again))
 
 
 def load_model_to_compare(bundle: Bundle, checkpoint: Source) -> ReferenceModel:
@@ -295,23 +320,34 @@ def find_recorded_source(bundle: Bundle) -> Source | None:
     return None
 
 
+class Judged(NamedTuple):
+    """A verdict, and what it rests on."""
+
+    report: VerificationReport
+    limits: dict[str, dict[str, float]]  # what each metric was held to, by precision
+    calibration: Calibration  # with the weights that GPTQ chose
+
+
 def verify_model(
     examiner: AnyExaminer,
     model: ReferenceModel,
     calibration: Calibration,
     progress: Progress,
     accepted: Mapping[str, Accepted] | None = None,
-) -> tuple[VerificationReport, dict[str, dict[str, float]]]:
-    """Compare every graph with the model; return what each metric was held to, by precision, as well.
+) -> Judged:
+    """Compare every graph with the model.
 
     `accepted` has what a user lets each precision lose. While the graphs run the model may rest: who computes
     with it afterwards calls `wake`.
     """
     from ..reference.onnx_reference import OnnxGraphs
 
+    wake(model)
     # What rounding does to another exporter's graphs is not known.
     reference = model.reference if isinstance(model, OnnxGraphs) else ""
 
+    read = compare_by_reading(examiner, progress, None if reference else model, calibration)
+    calibration = adopt_stored_weights(calibration, examiner.bundle, read)
     losses: dict[str, Losses] = {}
 
     def choose_limits(precision: str) -> dict[str, float]:
@@ -327,7 +363,7 @@ def verify_model(
     except ValueError as error:
         raise VerificationError(str(error)) from error
     give_back_memory()
-    report = compare_all(examiner, limits, progress, None if reference else model)
+    report = compare_all(examiner, limits, progress, None if reference else model, read)
     report = judge_by_float64(examiner, model, report, limits, progress)
     report = dataclasses.replace(
         report,
@@ -338,8 +374,8 @@ def verify_model(
         answers_kept=examiner.answers_kept,
     )
     if not reference:
-        losses |= measure_gptq_losses(examiner, model, calibration, report)
-    return add_losses(report, losses), limits
+        add_losses_of_searches(examiner, report, losses, calibration)
+    return Judged(add_losses(report, losses), limits, calibration)
 
 
 def compare_all(
@@ -347,10 +383,12 @@ def compare_all(
     limits: Mapping[str, Mapping[str, float]],
     progress: Progress,
     model: ReferenceModel | None = None,
+    read: Mapping[str, Comparison] | None = None,
 ) -> VerificationReport:
-    """Compare every graph in every case; with PyTorch's model, which may `rest` then, the weights too."""
+    """Compare every graph in every case. With PyTorch's model it was `read` before; the model may `rest`."""
     bundle = examiner.bundle
-    read = compare_by_reading(examiner, progress, model)
+    if read is None:
+        read = compare_by_reading(examiner, progress, None)
     if model is not None and not examiner.runs_model:
         rest(model)
         give_back_memory()

@@ -74,7 +74,7 @@ class ScoreMetrics(PlainFields):
 
 @dataclass(frozen=True)
 class DrawMetrics(PlainFields):
-    """How far some logits are from the reference's in batches that were drawn at random."""
+    """How far logits are from the reference's where no more is kept: of drawn batches, along a search."""
 
     max_error: float  # the largest difference of two logits, in units of their spread
     finite: bool  # no NaN and no infinity on either side

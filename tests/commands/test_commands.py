@@ -14,6 +14,7 @@ import torch
 import transformers
 
 from planforge.exporter.commands.summary import summarize_bundle
+from planforge.exporter.verification.golden_answers import GOLDEN
 from planforge.runtime.diagnostics.golden.texts import FILES
 
 from ..helpers.cli import error_line, planforge, planforge_process
@@ -153,9 +154,9 @@ def test_verify_compares_with_the_recorded_source(demo_bundle: Path) -> None:
     assert report["with_pytorch"] is True
     artifacts = {c["artifact"] for c in report["comparisons"]}
     both = {f"decoder.{d}.{p}" for d in ("portable", "inplace") for p in ("fp32", "fp16")}
-    assert artifacts == both | {"decoder.ort.fp32", FILES}
+    assert artifacts == both | {"decoder.ort.fp32", FILES, GOLDEN}
     assert all(c["passed"] and c["metrics"] for c in report["comparisons"])
-    graphs = [c for c in report["comparisons"] if c["artifact"] != FILES]
+    graphs = [c for c in report["comparisons"] if c["artifact"] not in (FILES, GOLDEN)]
     without = {c["case"] for c in graphs if not c["limits"]}
     assert without == {"attributes and weights", "every result of prefill and decode, padded, is finite"}
 

@@ -76,7 +76,8 @@ def judge_precision(report: VerificationReport, precision: str) -> dict[str, Any
         return {"verdict": PASSED}
     failures = [f"{c.artifact}, {c.case}: {failure}" for c in (*failed, *others) for failure in c.failures]
     is_named = not others and artifacts <= report.lost and all("PyTorch itself" in each for each in failures)
-    return {"verdict": LOSS if is_named else FALSE_ALARM, "failures": failures}
+    found = [str(culprit) for culprit in report.culprits if culprit.artifact in artifacts]
+    return {"verdict": LOSS if is_named else FALSE_ALARM, "failures": failures + found}
 
 
 def judge_alone(bundle: Path, precision: str) -> dict[str, Any]:

@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+import mmap
+import re
 import shutil
+import sys
 import weakref
 from pathlib import Path
 from typing import Any
@@ -12,10 +15,12 @@ import onnx_ir as ir
 import pytest
 import torch
 
-from planforge.exporter import export, providers
+from planforge.exporter import export, pipeline, providers
+from planforge.exporter.calibration import blocks
 from planforge.exporter.comparison.decoders import DecoderExaminer
+from planforge.exporter.memory import give_back_mapped_pages
 from planforge.exporter.passes import weights
-from planforge.exporter.passes.weights import LazyArrays, ParameterTensor, read_array
+from planforge.exporter.passes.weights import LazyMapping, ParameterTensor, read_array
 from planforge.exporter.reference import piecewise
 from planforge.exporter.reference.model import load_our_model, rest, wake
 from planforge.exporter.reference.piecewise import PiecewiseCache
@@ -139,7 +144,7 @@ def test_a_model_rests_in_its_files_and_wakes_as_it_was(written: Path) -> None:
     rest(model)
     assert {parameter.dtype for parameter in model.parameters()} == {torch.bfloat16}
     assert model.lm_head.weight is model.embed_tokens.weight  # type: ignore[union-attr]
-    arrays = LazyArrays(dict(model.named_parameters()), read_array)
+    arrays = LazyMapping(dict(model.named_parameters()), read_array)
     for name, array in arrays.items():
         np.testing.assert_array_equal(array, before[name].numpy())
     np.testing.assert_array_equal(stored.numpy(), written_before)
@@ -169,3 +174,72 @@ def test_while_graphs_run_a_verified_model_rests(
     result = export(written / "shards", tmp_path / "B", target=["cpu"], precision=["fp32"])
     assert result.report is not None and result.report.passed
     assert types == [{torch.bfloat16}]
+
+
+def test_while_gptq_rounds_and_files_are_written_the_model_rests_and_nothing_changes(
+    written: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The numbers are those of fp32 weights, whose model holds them all the time."""
+    models: list[Any] = []
+    types: dict[str, set[torch.dtype]] = {}
+    left: list[int] = []
+
+    def load(*arguments: Any, **options: Any) -> Any:
+        models.append(load_our_model(*arguments, **options))
+        return models[-1]
+
+    def watch(module: Any, name: str) -> None:
+        work = getattr(module, name)
+
+        def watched(*arguments: Any) -> Any:
+            types[name] = {parameter.dtype for parameter in models[-1].parameters()}
+            found = work(*arguments)
+            if name == "round_weights":
+                left.append(len(arguments[2]))
+            return found
+
+        monkeypatch.setattr(module, name, watched)
+
+    monkeypatch.setattr(providers, "load_our_model", load)
+    watch(blocks, "round_weights")
+    watch(pipeline, "write_graphs")
+    data = []
+    for folder in ("single", "shards"):
+        bundle = tmp_path / folder
+        export(written / folder, bundle, target=["cpu"], precision=["int4", "int8"], verify=False)
+        data.append({path.name.split("-")[0]: path.read_bytes() for path in bundle.glob("onnx/*.data")})
+    assert types == {name: {torch.bfloat16} for name in ("round_weights", "write_graphs")}
+    assert left == [0, 0]  # rows of weights that are done
+    assert data[0] == data[1]
+    assert len(data[0]) == 2
+
+
+def test_weights_in_fp32_are_mapped_once(written: Path) -> None:
+    model = load_our_model(written / "single", 64)
+    before = {parameter.data_ptr() for parameter in model.parameters()}
+    rest(model)
+    assert before == {parameter.data_ptr() for parameter in model.parameters()}
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="only Linux tells what is mapped")
+def test_pages_of_weights_files_are_given_back_but_those_that_were_changed(tmp_path: Path) -> None:
+    size = 2**22
+    maps = []
+    for name in ("read.safetensors", "changed.safetensors", "other.bin"):
+        (tmp_path / name).write_bytes(b"w" * size)
+        with (tmp_path / name).open("r+b") as file:
+            maps.append(mmap.mmap(file.fileno(), size, flags=mmap.MAP_PRIVATE))
+        assert maps[-1][:].count(b"w") == size
+    maps[1][5:8] = b"own"
+    give_back_mapped_pages()
+
+    def count_resident(name: str) -> int:
+        smaps = Path("/proc/self/smaps").read_text()
+        found = re.search(rf"{re.escape(str(tmp_path / name))}\n(?:.*\n)*?Rss: +([0-9]+) kB", smaps)
+        assert found is not None
+        return 1024 * int(found[1])
+
+    assert count_resident("read.safetensors") == 0
+    assert count_resident("other.bin") == size
+    assert maps[1][:10] == b"wwwwwownww"
+    assert maps[0][:] == b"w" * size

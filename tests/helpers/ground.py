@@ -17,6 +17,7 @@ from planforge.exporter.comparison.tasks import examine_model
 from planforge.exporter.execution.trial import Trial
 from planforge.exporter.graphs import describe_in_fp32
 from planforge.exporter.levels import FULL, Level
+from planforge.exporter.passes.weights import LazyMapping
 from planforge.exporter.tracing.modules import read_results
 from planforge.exporter.verification.bisect import (
     Bands,
@@ -25,6 +26,7 @@ from planforge.exporter.verification.bisect import (
     make_module_bands,
     make_node_bands,
 )
+from planforge.exporter.verification.losses import adopt_stored_weights
 from planforge.exporter.verification.meant import read_meant
 from planforge.exporter.verification.read_rows import make_row_reader
 from planforge.exporter.verification.reading import compute_scales_to_compare, list_tensors_to_compare
@@ -55,15 +57,23 @@ class Ground:
         if not has_quantized_cache:  # its scales are compared with those of 500 tokens or more
             texts = [text[:SHORT] for text in texts]
         self.examiner = examine_model(self.bundle, self.model, texts, level=level)
-        self.calibration = read_calibration(self.bundle, self.model)
         self.tensors = list_tensors_to_compare(self.bundle, self.model)
         self.scales = compute_scales_to_compare(self.examiner, self.model)
         self.meant = read_meant(self.model, is_ours=True)
         self.rows = make_row_reader(self.examiner, self.model)
+        artifacts = {artifact.id: artifact for artifact in self.bundle.manifest.artifacts}
+        read = LazyMapping(artifacts, self.read)  # takes some time, and few graphs' weights are asked for
+        calibration = read_calibration(self.bundle, self.model)
+        self.calibration = adopt_stored_weights(calibration, self.bundle, read)
         self.limits = functools.cache(self._limits)
         self.sound_references = functools.cache(
             lambda name: self.make_references(self.bundle.manifest.artifact(name))
         )
+
+    def read(self, artifact: Artifact, bundle: Bundle | None = None) -> Comparison:
+        """What reading finds in a graph, of the sound bundle unless another is given."""
+        given = (self.tensors, self.scales, self.meant, self.rows)
+        return compare_structure(bundle or self.bundle, artifact, *given)
 
     def _limits(self, precision: str) -> dict[str, float]:
         rounding = self.calibration.make_rounding(precision)
@@ -102,7 +112,7 @@ class Ground:
         """The comparisons of a graph of a bundle like this one that fail, and the node at fault."""
         examiner = dataclasses.replace(self.examiner, bundle=bundle)
         comparisons = [
-            compare_structure(bundle, artifact, self.tensors, self.scales, self.meant, self.rows),
+            self.read(artifact, bundle),
             *examiner.compare(artifact, self.limits(artifact.precision)),
         ]
         trial = examiner.make_trial(artifact)

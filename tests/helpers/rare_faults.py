@@ -104,6 +104,62 @@ def late_positions_behind(least_past: int, rows: int | None, widths: range) -> P
     return plant
 
 
+def early_positions(module: str) -> Plant:
+    """Positions are one too small in batches of several rows."""
+
+    def plant(model: ir.Model) -> None:
+        gather = node_of(model, module, "Gather")
+        ids = next(value for value in model.graph.inputs if value.name == "input_ids")
+        rows = ir.node("Shape", [ids], {"start": 0, "end": 1})
+        many = ir.node("Greater", [rows.outputs[0], constant(model, "one_row", np.array([1]))])
+        less = ir.node("Cast", [many.outputs[0]], {"to": int(ir.DataType.INT64)})
+        late = ir.node("Sub", [gather.inputs[1], less.outputs[0]])
+        floor = ir.node("Max", [late.outputs[0], constant(model, "no_position", np.array(0))])
+        put_before(model, gather, rows, many, less, late, floor)
+        gather.replace_input_with(1, floor.outputs[0])
+
+    return plant
+
+
+def give_all_rows(model: ir.Model, lengths: ir.Value, node: ir.Node, choice: ir.Node) -> ir.Value:
+    """Put nodes before another that give each row the length that is chosen of all; return their result."""
+    count = ir.node("Shape", [lengths])
+    wide = ir.node("Expand", [choice.outputs[0], count.outputs[0]])
+    for value in (choice.outputs[0], wide.outputs[0]):
+        value.type = ir.TensorType(ir.DataType.INT32)
+    put_before(model, node, choice, count, wide)
+    return wide.outputs[0]
+
+
+def length_of_the_first_row(model: ir.Model) -> None:
+    """Each row's past is as long as the first one's."""
+    lengths = next(value for value in model.graph.inputs if value.name == "past_lengths")
+    users = list(lengths.uses())
+    first = ir.node("Gather", [lengths, constant(model, "first_row", np.array([0]))])
+    wide = give_all_rows(model, lengths, users[0][0], first)
+    for user, index in users:
+        user.replace_input_with(index, wide)
+
+
+def length_of_the_longest_row(model: ir.Model) -> None:
+    """Each row's past is as long as the longest."""
+    lengths = next(value for value in model.graph.inputs if value.name == "past_lengths")
+    users = list(lengths.uses())
+    longest = ir.node("ReduceMax", [lengths], {"keepdims": 1})
+    wide = give_all_rows(model, lengths, users[0][0], longest)
+    for user, index in users:
+        user.replace_input_with(index, wide)
+
+
+def seen_as_far_as_the_longest_row(model: ir.Model) -> None:
+    """In layer 0 each row sees as many slots as the longest."""
+    attention = node_of(model, "h.0.attn", "GroupQueryAttention")
+    lengths = attention.inputs[5]
+    assert lengths is not None
+    longest = ir.node("ReduceMax", [lengths], {"keepdims": 1})
+    attention.replace_input_with(5, give_all_rows(model, lengths, attention, longest))
+
+
 def unmasked(axis: int, first: int, last: int) -> Plant:
     """The padding of some rows (axis 0), or at some columns (axis 1), is not masked."""
 

@@ -194,3 +194,107 @@ def other_epsilon(module: str) -> Plant:
         raise AssertionError(f"no epsilon of {module}")
 
     return plant
+
+
+def zero_points(module: str, other: int, rows: slice) -> Plant:
+    """Some rows of a weight count from another number than the middle."""
+
+    def plant(model: ir.Model) -> None:
+        node = quantized(model, module)
+        place = 5 if node.op_type == "MatMulIntegerToFloat" else 3
+        scale = node.inputs[SCALE[node.op_type]]
+        assert scale is not None and scale.shape is not None
+        if place == 5:
+            zeros = np.zeros(scale.shape.numpy()[-1:], np.int8)
+        else:
+            bits = node.attributes["bits"].as_int()
+            N, blocks = scale.shape.numpy()
+            zeros = np.full((N, -(-blocks * bits // 8)), 0x88 if bits == 4 else 128, np.uint8)
+        zeros[rows] = other
+        node.resize_inputs(max(place + 1, len(node.inputs)))
+        flat = zeros if node.op_type == "GatherBlockQuantized" else zeros.reshape(-1)
+        node.replace_input_with(place, constant(model, "zero_points", flat))
+
+    return plant
+
+
+def reads(module: str, index: int, parameter: str | None, *op_types: str) -> Plant:
+    """A node reads another parameter of the model, or none."""
+
+    def plant(model: ir.Model) -> None:
+        other = None if parameter is None else model.graph.initializers[parameter]
+        node_of(model, module, *op_types).replace_input_with(index, other)
+
+    return plant
+
+
+def other_id(word: int, other: int) -> Plant:
+    """A word is read as another one."""
+
+    def plant(model: ir.Model) -> None:
+        table = next(n for n in nodes(model, "Gather") if n.inputs[1] in model.graph.inputs)
+        ids = table.inputs[1]
+        assert ids is not None and ids.dtype is not None
+        kind = ids.dtype.numpy()
+        equal = ir.node("Equal", [ids, constant(model, "word", np.array(word, kind))])
+        chosen = ir.node("Where", [equal.outputs[0], constant(model, "other", np.array(other, kind)), ids])
+        model.graph.insert_before(table, [equal, chosen])
+        table.replace_input_with(1, chosen.outputs[0])
+
+    return plant
+
+
+def behind(module: str, op_type: str, extra: str, *numbers: float) -> Plant:
+    """A node more behind a module's: it clips the result, or adds a number to it."""
+
+    def plant(model: ir.Model) -> None:
+        node = node_of(model, module, op_type)
+        (result,) = node.outputs
+        assert result.dtype is not None
+        kind = result.dtype.numpy()
+        users = list(result.uses())
+        read = [constant(model, f"extra_{i}", np.array(x, kind)) for i, x in enumerate(numbers)]
+        new = ir.node(extra, [result, *read], name="extra")
+        new.outputs[0].type = result.type
+        model.graph.insert_after(node, new)
+        for user, index in users:
+            user.replace_input_with(index, new.outputs[0])
+
+    return plant
+
+
+def scaled_number(module: str, op_type: str, factor: float) -> Plant:
+    """The one number that a module's node computes with is another one."""
+
+    def plant(model: ir.Model) -> None:
+        for node in model.graph:
+            for index, value in enumerate(node.inputs):
+                number = ir.convenience.get_const_tensor(value) if value is not None else None
+                is_meant = node.op_type == op_type and find_module(node) == module
+                is_float = number is not None and number.dtype.is_floating_point()
+                if is_meant and is_float and number is not None and number.size == 1:
+                    wrong = (factor * number.numpy()).astype(number.numpy().dtype)
+                    node.replace_input_with(index, constant(model, "wrong_number", wrong))
+                    return
+        raise AssertionError(f"no number of {module}")
+
+    return plant
+
+
+def summed_epsilon(module: str) -> Plant:
+    """An epsilon is the sum of two constants, ten times as large."""
+
+    def plant(model: ir.Model) -> None:
+        node = node_of(model, module, "Add")
+        epsilon = node.inputs[1]
+        assert epsilon is not None
+        number = ir.convenience.get_const_tensor(epsilon)
+        assert number is not None
+        array = number.numpy()
+        rest = constant(model, "rest", (9 * array).astype(array.dtype))
+        total = ir.node("Add", [epsilon, rest])
+        total.outputs[0].type = epsilon.type
+        model.graph.insert_before(node, total)
+        node.replace_input_with(1, total.outputs[0])
+
+    return plant

@@ -15,7 +15,12 @@ from planforge.runtime.bundle.bundle import Bundle, compute_sha256
 from .plans import with_manifest
 
 DECODING = ["prefill and decode, batch 1", "greedy, batch 2, padded", "greedy, batch 8, padded"]
-DECODING += ["parts of 7 tokens, batch 1 and 7", "prompts of 128, 129 tokens", "full context"]
+DECODING += [
+    "parts of 7 tokens, batch 1",
+    "parts of 7 tokens, batch 7, padded",
+    "prompts of 128, 129 tokens",
+    "full context",
+]
 STEPS = "single steps at positions 1 to 255, 1 row"
 DECODING += ["batches of 1 to 8 rows, padded, drawn with seed 0", STEPS]
 ENCODING = ["one by one", "batch of 3, padded", "1 token", "64 tokens"]

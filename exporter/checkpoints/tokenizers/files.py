@@ -10,17 +10,17 @@ from typing import Any
 import tokenizers
 from tokenizers import AddedToken, decoders, models, normalizers, pre_tokenizers, processors
 
-from ....runtime.bundle.json_reader import parse_json
 from ....runtime.errors import TokenizerError
 from ....runtime.text.tokenizer import (
     WAY_OUT,
     Tokenizer,
     check_ids,
-    join_lines,
     parse,
     read,
     wrap_tokenizer_errors,
 )
+from .byte_level import build_byte_level_bpe, find_bpe_files
+from .read_files import read_json_object, read_text
 
 _ROLES = ("bos", "eos", "unk", "sep", "pad", "cls", "mask")
 _BERT_NAMES = {"unk": "[UNK]", "sep": "[SEP]", "pad": "[PAD]", "cls": "[CLS]", "mask": "[MASK]"}
@@ -35,9 +35,9 @@ _SENTENCE_MODELS = ("bert", "roberta", "distilbert", "camembert", "albert", "xlm
 def build_tokenizer_json(folder: Path) -> bytes:
     """Return the tokenizer.json of a folder in Hugging Face layout, in one canonical form.
 
-    Takes the folder's tokenizer.json, or builds GPT-2's byte-level BPE or BERT's WordPiece from their files.
-    Tokens that tokenizer_config.json or special_tokens_map.json name as special are marked so. Lower-cases
-    where sentence-transformers would.
+    Takes the tokenizer.json, or builds a byte-level BPE, GPT-2's or Qwen2's, or BERT's WordPiece from other
+    files. Tokens that tokenizer_config.json or special_tokens_map.json name as special are marked so.
+    Lower-cases where sentence-transformers would.
     """
     settings = read_settings(folder)
     saved = folder / "tokenizer.json"
@@ -45,8 +45,8 @@ def build_tokenizer_json(folder: Path) -> bytes:
     if saved.is_file():
         tokenizer = parse(read(saved), str(saved))
         _mark_special(tokenizer, list_special_names(settings))
-    elif (files := _find_bpe_files(folder)) is not None:
-        tokenizer = _build_byte_level_bpe(*files, add_prefix_space=settings.get("add_prefix_space") is True)
+    elif (files := find_bpe_files(folder)) is not None:
+        tokenizer = build_byte_level_bpe(*files, settings)
         _add_tokens(tokenizer, folder, settings)
         _mark_special(tokenizer, list_special_names(settings) or ["<|endoftext|>"])
     elif vocab_txt.is_file():
@@ -177,7 +177,7 @@ def _build_wordpiece(path: Path, unknown: str, settings: Mapping[str, Any]) -> t
             f"{path} belongs to a {kind}, which is not BERT's; "
             "save the tokenizer.json with save_pretrained of transformers"
         )
-    _read_text(path)  # refuses what is not UTF-8
+    read_text(path)  # refuses what is not UTF-8
     with wrap_tokenizer_errors(str(path)):
         vocab = models.WordPiece.read_file(str(path))  # a token's id is its last line's number
     if unknown not in vocab:
@@ -217,57 +217,6 @@ def _add_template(tokenizer: tokenizers.Tokenizer, path: Path, names: Mapping[st
         )
 
 
-def _find_bpe_files(folder: Path) -> tuple[Path, Path] | None:
-    for vocab, merges in (("vocab.json", "merges.txt"), ("encoder.json", "vocab.bpe")):
-        if (folder / vocab).is_file() and (folder / merges).is_file():
-            return folder / vocab, folder / merges
-    return None
-
-
-def _build_byte_level_bpe(vocab: Path, merges: Path, add_prefix_space: bool) -> tokenizers.Tokenizer:
-    ids = _read_vocab(vocab)
-    pairs = _read_merges(merges)
-    with wrap_tokenizer_errors(str(merges)):
-        tokenizer = tokenizers.Tokenizer(models.BPE(vocab=ids, merges=pairs))
-    tokenizer.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=add_prefix_space)
-    tokenizer.decoder = decoders.ByteLevel()
-    return tokenizer
-
-
-def _read_vocab(path: Path) -> dict[str, int]:
-    vocab = read_json_object(path)
-    if not all(type(index) is int and 0 <= index < 2**31 for index in vocab.values()):
-        raise TokenizerError(f"{path}: ids must be integers from 0; {WAY_OUT}")
-    if len(set(vocab.values())) != len(vocab):
-        raise TokenizerError(f"{path}: two tokens have the same id; {WAY_OUT}")
-    missing = sum(symbol not in vocab for symbol in pre_tokenizers.ByteLevel.alphabet())
-    if missing:  # tokenizers would drop those bytes from the text and say nothing
-        raise TokenizerError(
-            f"{path}: not a byte-level vocabulary, {missing} of 256 byte symbols are missing; "
-            "save the tokenizer.json with save_pretrained of transformers"
-        )
-    return vocab
-
-
-def _read_merges(path: Path) -> list[tuple[str, str]]:
-    merges = []
-    for number, line in enumerate(_read_text(path).split("\n"), start=1):  # only "\n" ends a merge
-        parts = line.rstrip("\r").split(" ")
-        if parts == [""] or (number == 1 and line.startswith("#version")):
-            continue
-        if len(parts) != 2 or not all(parts):
-            raise TokenizerError(f"{path}, line {number}: a merge is two tokens and one space; {WAY_OUT}")
-        merges.append((parts[0], parts[1]))
-    return merges
-
-
-def _read_text(path: Path) -> str:
-    try:
-        return read(path).decode()
-    except UnicodeDecodeError as error:
-        raise TokenizerError(f"{path} is not UTF-8: {error.reason}; {WAY_OUT}") from error
-
-
 def _add_tokens(tokenizer: tokenizers.Tokenizer, folder: Path, config: Mapping[str, Any]) -> None:
     """Add what was added to a vocabulary after training, each at the id it was given."""
     path = folder / "added_tokens.json"
@@ -293,16 +242,3 @@ def _add_tokens(tokenizer: tokenizers.Tokenizer, folder: Path, config: Mapping[s
                 f"{path} gives {content!r} the id {index}, but after the vocabulary it would be "
                 f"{tokenizer.token_to_id(content)}; {WAY_OUT}"
             )
-
-
-def read_json_object(path: Path) -> dict[str, Any]:
-    """Return the object in a JSON file; empty when there is no such file."""
-    if not path.is_file():
-        return {}
-    try:
-        value = parse_json(read(path).decode())
-    except (ValueError, RecursionError) as error:
-        raise TokenizerError(f"{path} is not JSON: {join_lines(error)}; {WAY_OUT}") from error
-    if not isinstance(value, dict):
-        raise TokenizerError(f"{path} must hold a JSON object; {WAY_OUT}")
-    return value

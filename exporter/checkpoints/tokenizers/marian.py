@@ -21,7 +21,8 @@ from ....runtime.errors import TokenizerError
 from ....runtime.text.piece_tokenizer import ID_ONLY, PIECE_ONLY, SPACE, Charsmap
 from ....runtime.text.tokenizer import join_lines, read
 from ...errors import CheckpointError, raise_checkpoint_errors
-from .files import find_role_names, list_special_names, read_json_object, read_settings
+from .files import find_role_names, list_special_names, read_settings
+from .read_files import read_json_object
 
 WAY_OUT = "take the file from the checkpoint once more"
 NAMES = {"eos": "</s>", "unk": "<unk>", "pad": "<pad>"}

@@ -1,11 +1,12 @@
 """The two graphs of an encoder-decoder on one engine, as golden data drives them.
 
-L layers, H heads, S source tokens
+L layers, H heads, S source tokens, R rows: the beams of all sources, V vocabulary
 """
 
 from __future__ import annotations
 
 from collections.abc import Sequence
+from typing import Protocol
 
 import numpy as np
 
@@ -16,6 +17,18 @@ from ...text.tokenizer import Tokenizer
 from ...translate.source_encoder import SourceEncoder
 from ..metrics import Logits
 from .translations import Sample
+
+
+class Follower(Protocol):
+    """The model in PyTorch, which is fed what an engine's search feeds its rows."""
+
+    errors: list[float]  # the largest of each step and source, in units of the logits' spread
+
+    def compare(self, logits: Logits, tokens: Sequence[int], active: Sequence[bool]) -> None:
+        """Compare the engine's logits (R, V) with the model's, where rows are still searched."""
+
+    def copy_rows(self, copies: Sequence[tuple[int, int]]) -> None:
+        """Copy rows as the engine does."""
 
 
 class Engine:
@@ -73,12 +86,20 @@ class Engine:
         both = np.stack([results[name] for name in names], axis=1)  # (2, L, H, T, S)
         return [row[:, :, list(sample.steps)] for row in both]
 
-    def search(self, samples: Sequence[Sample], search: Search) -> list[list[Hypothesis]]:
+    def search(
+        self, samples: Sequence[Sample], search: Search, follower: Follower | None = None
+    ) -> list[list[Hypothesis]]:
+        """Return the best targets of each sample, with a follower beside the engine, if there is one."""
         beams = BeamSearch([[self.start]] * len(samples), search)
         run = self.start_run([s.source for s in samples], search.num_beams, search.max_new_tokens)
         while not beams.done:
-            copies = beams.advance(run.decode(beams.tokens))
+            logits = run.decode(beams.tokens)
+            if follower is not None:
+                follower.compare(logits, beams.tokens, beams.active)
+            copies = beams.advance(logits)
             run.copy_rows(copies)
+            if follower is not None:
+                follower.copy_rows(copies)
         return beams.list_hypotheses()
 
     def close(self) -> None:

@@ -37,8 +37,10 @@ def test_each_weight_is_rounded_for_the_rows_that_it_reads() -> None:
     read, rows = make_weights()
     lines: list[str] = []
     shapes = {name: weight().shape for name, weight in read.items()}
-    found = round_weights({**read, "table": read["q"]}, shapes, rows, SIZE, lines.append, "int4: GPTQ")
+    left = dict(rows)
+    found = round_weights({**read, "table": read["q"]}, shapes, left, SIZE, lines.append, "int4: GPTQ")
     assert set(found) == set(rows)
+    assert not left, "rows of weights that are done take no memory"
     for name, blocks in found.items():
         alone = quantize(read[name](), 4, SIZE, rows[name].float().numpy())
         np.testing.assert_array_equal(blocks.scale, alone.scale)

@@ -18,6 +18,7 @@ from planforge.exporter.commands.inspection import inspect
 from planforge.exporter.errors import CheckpointError, VerificationError
 from planforge.exporter.imported.folder import read_graph
 from planforge.exporter.linting import lint
+from planforge.exporter.passes.weight_files import load_graph
 from planforge.runtime.bundle.bundle import Bundle
 from planforge.runtime.errors import InputError, IntegrityError
 
@@ -137,3 +138,14 @@ def test_a_bundles_graphs_are_held_to_it_too(head_bundle: Callable[[str], Path],
     file.symlink_to(tmp_path / "graph.onnx")
     with pytest.raises(IntegrityError, match="a link that leaves the bundle"):
         lint(bundle, ["cpu"])
+
+
+def test_weights_whose_file_has_a_second_name_are_read(tmp_path: Path) -> None:
+    """As those of a bundle that was packaged for another runtime, or copied with `cp -l`."""
+    weight = np.arange(64 * 64, dtype=np.float32)
+    (tmp_path / "w.data").write_bytes(weight.tobytes())
+    os.link(tmp_path / "w.data", tmp_path / "second.data")
+    model = load_graph(write_graph(tmp_path, "w.data"))
+    tensor = model.graph.initializers["w"].const_value
+    assert tensor is not None
+    assert np.array_equal(tensor.numpy().ravel(), weight)

@@ -49,6 +49,12 @@ ARRAYS: Arrays = {
 }
 
 
+@pytest.fixture(scope="module")
+def classifier(head_bundle: Callable[[str], Path]) -> Path:
+    """A bundle whose export has kept no answers: it is made before a test names the folder for them."""
+    return head_bundle("classifier")
+
+
 @pytest.fixture(autouse=True)
 def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     """Where answers are kept in a test."""
@@ -108,9 +114,9 @@ def assert_equal(got: Arrays, want: Arrays) -> None:
 
 @pytest.mark.parametrize("task", ["decoder", "encoder", "translator"])
 def test_the_next_run_asks_nothing_and_knows_the_same(
-    task: str, demo_bundle: Path, head_bundle: Callable[[str], Path], dates_bundle: Path
+    task: str, demo_bundle: Path, classifier: Path, dates_bundle: Path
 ) -> None:
-    bundles = {"decoder": demo_bundle, "encoder": head_bundle("classifier"), "translator": dates_bundle}
+    bundles = {"decoder": demo_bundle, "encoder": classifier, "translator": dates_bundle}
     asked = open_asked(bundles[task])
     first = asked.ask(level=STANDARD)
     second = asked.ask(level=STANDARD)
@@ -124,8 +130,8 @@ def test_the_next_run_asks_nothing_and_knows_the_same(
     assert second.expected.left_out == first.expected.left_out
 
 
-def test_whatever_differs_is_asked_anew(head_bundle: Callable[[str], Path], folder: Path) -> None:
-    asked = open_asked(head_bundle("classifier"))
+def test_whatever_differs_is_asked_anew(classifier: Path, folder: Path) -> None:
+    asked = open_asked(classifier)
     assert not asked.ask(level=FULL).answers_kept
     assert not asked.ask(checkpoint="").answers_kept
     assert not folder.exists()
@@ -145,10 +151,8 @@ def test_whatever_differs_is_asked_anew(head_bundle: Callable[[str], Path], fold
     assert not asked.ask().answers_kept
 
 
-def test_another_version_is_asked_anew(
-    head_bundle: Callable[[str], Path], monkeypatch: pytest.MonkeyPatch
-) -> None:
-    asked = open_asked(head_bundle("classifier"))
+def test_another_version_is_asked_anew(classifier: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    asked = open_asked(classifier)
     keys = [compute_key(asked.hash, asked.model, range(3))]
     keys.append(compute_key(asked.hash, asked.model, range(4)))
     monkeypatch.setattr(kept_answers, "find_version", lambda package: "99")
@@ -244,10 +248,10 @@ def test_those_used_longest_ago_go_first(folder: Path, monkeypatch: pytest.Monke
 
 
 def test_where_nothing_can_be_kept_a_run_goes_on(
-    folder: Path, monkeypatch: pytest.MonkeyPatch, head_bundle: Callable[[str], Path]
+    folder: Path, monkeypatch: pytest.MonkeyPatch, classifier: Path
 ) -> None:
-    asked = open_asked(head_bundle("classifier"))
     monkeypatch.setenv(SETTING, "0")
+    asked = open_asked(classifier)
     asked.ask()
     assert not asked.ask().answers_kept and not folder.parent.exists()
     monkeypatch.delenv(SETTING)

@@ -2,16 +2,24 @@
 
 from __future__ import annotations
 
+import dataclasses
 import shutil
 from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import onnx_ir as ir
 import pytest
 
 from planforge.exporter import export, verify
-from planforge.exporter.verification.structure import READING
+from planforge.exporter.calibration.calibration import Calibration, hash_texts, read_calibration
+from planforge.exporter.calibration.prompts import read_prompts
+from planforge.exporter.calibration.repeat import repeat_calibration
+from planforge.exporter.checkpoints.source import DEMOS
+from planforge.exporter.verification.structure import READING, compare_structure
+from planforge.exporter.verification.verify import OTHER_TEXTS
+from planforge.runtime.bundle.bundle import Bundle
 
 from ...conftest import Once
 from ...helpers.faults import Fault, Plant, change_weight, constant, late_positions, node_of, transposed
@@ -114,11 +122,90 @@ def test_modules_are_held_to_what_rounding_the_cache_does(ground: Ground) -> Non
     assert max(allowed.values()) > 1e-2
 
 
+def small_channels(cache: str, channels: slice, factor: float) -> Plant:
+    """Some channels of a layer's keys or values whose scale is too small, which clips large numbers."""
+
+    def change(scale: Any) -> Any:
+        scale[channels] *= factor
+        return scale
+
+    return lambda model: change_weight(model.graph.initializers[f"{cache}.scale"], change)
+
+
+def exchanged_heads(cache: str) -> Plant:
+    """The scales of the first two heads exchanged."""
+
+    def change(scale: Any) -> Any:
+        heads = scale.reshape(4, -1)  # of gpt2-demo
+        return heads[[1, 0, 2, 3]].reshape(scale.shape)
+
+    return lambda model: change_weight(model.graph.initializers[f"{cache}.scale"], change)
+
+
+CHANNELS = {
+    "4 of 256 channels of keys": (small_channels("cache.1.key", slice(10, 14), 1 / 6), "4 of whose 256"),
+    "8 of 256 channels of values": (small_channels("cache.2.value", slice(0, 8), 1 / 3), "8 of whose 256"),
+    "heads exchanged": (exchanged_heads("cache.3.value"), "channels are not what the export's texts need"),
+}
+
+
+@pytest.mark.parametrize("name", CHANNELS)
+def test_each_channel_is_held_to_its_own_scale(ground: Ground, name: str) -> None:
+    """They were passed: limits came from the same scales, and of all scales only a median was compared."""
+    plant, told = CHANNELS[name]
+    with ground.damaged(ARTIFACT, Fault(name, plant, "", ())) as bundle:
+        damaged = read_calibration(bundle, ground.model)
+        again = repeat_calibration(ground.examiner, ground.model, damaged)
+        read = compare_structure(
+            bundle, bundle.manifest.artifact(ARTIFACT), None, again.cache_scales, same_texts=bool(again.texts)
+        )
+    (failure,) = read.failures
+    assert told in failure
+    for cache, scale in again.cache_scales.items():  # what PyTorch rounds with is not the damaged graph's
+        np.testing.assert_allclose(scale, ground.calibration.cache_scales[cache], rtol=1e-4)
+
+
+def test_the_scales_are_computed_again_from_the_texts_of_the_export_alone(ground: Ground) -> None:
+    """Of other texts a graph's scales may differ, and stay what PyTorch rounds with."""
+    manifest = ground.bundle.manifest
+    recorded = {artifact.quantization.get("texts") for artifact in manifest.artifacts} - {None}
+    assert recorded == {hash_texts(ground.examiner)}
+
+    def repeat(texts: str | None, scales: dict[str, Any]) -> Calibration:
+        artifacts = [
+            dataclasses.replace(a, quantization={"cache_bits": 8} | ({"texts": texts} if texts else {}))
+            for a in manifest.artifacts
+        ]
+        bundle = Bundle(ground.bundle.folder, dataclasses.replace(manifest, artifacts=tuple(artifacts)))
+        examiner = dataclasses.replace(ground.examiner, bundle=bundle)
+        return repeat_calibration(examiner, ground.model, Calibration(cache_scales=scales))
+
+    scales = dict(ground.calibration.cache_scales)
+    assert repeat(None, scales).texts  # an older bundle does not tell, and its scales do
+    assert not repeat("another", scales).texts
+    random = np.random.default_rng(0)
+    others = {name: scale * random.uniform(0.8, 1.25, scale.shape) for name, scale in scales.items()}
+    again = repeat(None, others)
+    assert not again.texts
+    assert again.cache_scales is others
+
+
 def test_verify_reads_the_scales_of_a_cache(cache_bundle: Path, tmp_path: Path) -> None:
-    """A step twice as large loses a bit, which the limits, taken with the same steps, would allow."""
+    """A step twice as large loses a bit, which limits that are taken with the same steps would allow."""
     damaged = Path(shutil.copytree(cache_bundle, tmp_path / "damaged"))
     replace_graph(damaged, ARTIFACT, rescaled("cache.2.key", 2.0))
     report = verify(damaged, source="gpt2-demo", only=[ARTIFACT])
     (failure,) = [f for c in report.comparisons if c.backend == READING for f in c.failures]
-    assert "of h.2.attn has 'cache.2.key.scale', 2 times off what real text needs" in failure
+    assert "of h.2.attn has 'cache.2.key.scale', 256 of whose 256 channels are not" in failure
     assert not [culprit for culprit in report.culprits if culprit.layer != 2]
+
+
+def test_a_verdict_says_that_its_texts_are_others(cache_bundle: Path, tmp_path: Path) -> None:
+    """Their scales may differ rightly, so the graph's own count, and nothing is refused."""
+    texts = read_prompts(None, DEMOS / "gpt2-demo")
+    (tmp_path / "prompts.txt").write_text("\n".join(text.replace("\n", " ") for text in texts[::2]))
+    report = verify(
+        cache_bundle, source="gpt2-demo", only=[ARTIFACT], prompts=tmp_path / "prompts.txt", level="quick"
+    )
+    assert report.passed
+    assert OTHER_TEXTS in report.notes

@@ -5,12 +5,13 @@ from __future__ import annotations
 import shutil
 from collections.abc import Callable, Mapping
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import onnx_ir as ir
 import pytest
 
-from planforge.exporter import verify
+from planforge.exporter import export, verify
 from planforge.exporter.calibration.calibration import Calibration, read_calibration
 from planforge.exporter.errors import VerificationError
 from planforge.exporter.verification.deep import compare_artifact
@@ -20,6 +21,7 @@ from planforge.runtime.bundle.bundle import Bundle
 
 from ...helpers.faults import Plant, constant
 from ...helpers.graphs import nodes, replace_graph
+from ...helpers.models import tiny_bert, write_wordpiece
 
 ARTIFACTS = ("decoder.portable.fp16", "decoder.inplace.fp32")
 
@@ -72,6 +74,17 @@ def bundle(demo_bundle: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 @pytest.fixture(scope="module")
+def bert_in_int8(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A random classifier in int8, whose rows are rounded too."""
+    folder = tmp_path_factory.mktemp("deep")
+    tiny_bert(folder / "checkpoint", "BertForSequenceClassification", num_labels=3, num_hidden_layers=1)
+    write_wordpiece(folder / "checkpoint")
+    options: dict[str, Any] = {"target": ["cpu"], "precision": ["int8"], "verify": False}
+    export(folder / "checkpoint", folder / "bundle", **options)
+    return folder / "bundle"
+
+
+@pytest.fixture(scope="module")
 def again(bundle: Path) -> tuple[Mapping[str, ir.Model], Calibration]:
     """The graphs of the checkpoint, traced again, and what they are converted with."""
     opened = Bundle.open(bundle)
@@ -107,6 +120,22 @@ def test_a_graph_is_what_this_exporter_writes_or_told_where_not(
         (bundle / "manifest.json").write_bytes(sound[0])
         (bundle / one.file).write_bytes(sound[1])
     assert word in failures[0] if word else failures == ()
+
+
+@pytest.mark.parametrize("kind", ["head_bundle", "bert_in_int8"])
+def test_sound_graphs_of_other_families_are_made_again(kind: str, request: pytest.FixtureRequest) -> None:
+    fixture = request.getfixturevalue(kind)
+    folder: Path = fixture("ranker") if kind == "head_bundle" else fixture
+    opened = Bundle.open(folder)
+    source = find_recorded_source(opened)
+    assert source is not None
+    model = load_model_to_compare(opened, source)
+    calibration = read_calibration(opened, model)
+    artifacts = opened.manifest.artifacts
+    recipes = list(dict.fromkeys(artifact.recipe_id for artifact in artifacts))
+    traced = make_tracer(opened.manifest, source, model)(recipes)
+    for one in artifacts:
+        assert compare_artifact(opened, one, traced[one.recipe_id], calibration).failures == ()
 
 
 def test_what_cannot_be_made_again_is_refused(

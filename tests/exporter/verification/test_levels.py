@@ -8,6 +8,7 @@ import itertools
 import json
 from pathlib import Path
 
+import numpy as np
 import pytest
 import torch
 
@@ -15,7 +16,7 @@ from planforge.exporter import verify
 from planforge.exporter.calibration.prompts import read_prompts
 from planforge.exporter.comparison.decoders import DecoderExaminer
 from planforge.exporter.comparison.tasks import examine_model
-from planforge.exporter.levels import FULL, LEVELS, STANDARD, parse_verify
+from planforge.exporter.levels import CALIBRATION, FULL, LEVELS, STANDARD, parse_verify
 from planforge.exporter.reference.decoder import make_reference
 from planforge.exporter.reference.decoder_samples import thin_passages
 from planforge.exporter.reference.draw import count_alike, count_tokens
@@ -97,6 +98,24 @@ def test_a_level_that_leaves_out_measures_less_of_fp16_and_judges_by_as_much(dem
     long = dataclasses.replace(expected.context, tokens=expected.context.tokens * 3, repeats=1, tail=())
     long_examiner = dataclasses.replace(examiner, expected=dataclasses.replace(expected, context=long))
     assert not long_examiner.ends_like_passages()
+
+
+def test_calibration_measures_the_same_without_a_verdict(demo_bundle: Path) -> None:
+    bundle = Bundle.open(demo_bundle)
+    source = find_recorded_source(bundle)
+    assert source is not None
+    model = load_model(source.folder)
+    assert isinstance(model, LanguageModel)
+    texts = [text[:400] for text in read_prompts(None, source.folder)]
+    small = [dataclasses.replace(level, text_work=0.0) for level in (STANDARD, CALIBRATION)]
+    usual, alone = (examine_model(bundle, model, texts, level=level) for level in small)
+    assert usual.expected.draws is not None and usual.expected.context
+    assert alone.expected.draws is None and not alone.expected.context
+    assert usual.expected.texts == alone.expected.texts
+    rounding = Rounding(weights={"lm_head.weight": model.lm_head.weight.numpy() * np.float32(1.01)})
+    gaps = usual.thin(8).measure_gaps(model, rounding)
+    assert gaps == alone.thin(8).measure_gaps(model, rounding)
+    assert 0 < getattr(gaps[""], "max_error") < 1  # noqa: B009 - a measure of several kinds
 
 
 def test_the_logits_of_some_tokens_are_those_of_all(demo_bundle: Path) -> None:

@@ -10,18 +10,25 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from planforge.exporter import export
+from planforge.exporter import VerificationReport, export, verify
+from planforge.exporter.calibration.calibration import read_calibration
+from planforge.exporter.calibration.prompts import read_prompts
 from planforge.exporter.checkpoints.source import find_demo
-from planforge.exporter.limits import CAPS, compute_limits, find_upper_bound
+from planforge.exporter.comparison.tasks import examine_model
+from planforge.exporter.limits import CAPS, TABLE, compute_limits, find_upper_bound
 from planforge.exporter.reference.passages import TextMetrics
 from planforge.exporter.verification.losses import describe_rounding, is_lost_in_pytorch, tell_losses
+from planforge.models import load_model
 from planforge.runtime.bundle.bundle import Bundle
 from planforge.runtime.diagnostics.metrics import Comparison, Metrics
 from planforge.runtime.errors import InputError
 
 from ...helpers.cli import error_line
-from ...helpers.models import TINY, random_gpt2
+from ...helpers.graphs import replace_graph
+from ...helpers.models import TINY, random_gpt2, tiny_bert, write_wordpiece
+from ...helpers.reading_faults import doubled_scales
 
+ANY_LOSS = dict.fromkeys(TABLE, 100.0)
 FP16_LOSS = Metrics(0.144, 0.01, 1e-5, 1.0, 1.0, 0.0, True, 100)  # of a model that fp16 changes by 0.144
 
 
@@ -72,6 +79,49 @@ def test_what_cannot_be_accepted_is_refused_by_name(
 def test_the_option_names_what_is_wrong_with_it(tmp_path: Path) -> None:
     line = error_line("export", "gpt2-demo", "-o", str(tmp_path / "b"), "--accept", "top1_changes", code=2)
     assert "--accept 'top1_changes' must be METRIC=VALUE" in line
+
+
+@pytest.fixture(scope="module")
+def lossy(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A tiny BERT whose int8 and int4 GPTQ rounds, exported with whatever that loses."""
+    folder = tmp_path_factory.mktemp("lossy")
+    tiny_bert(folder / "bert", "BertForTokenClassification", intermediate_size=64)
+    write_wordpiece(folder / "bert")
+    precision = ["int8", "int4"]
+    done = export(folder / "bert", folder / "bundle", precision=precision, target=["cpu"], accept=ANY_LOSS)
+    return done.bundle
+
+
+def collect_limits(report: VerificationReport, artifact: str) -> dict[str, float]:
+    comparisons = [comparison for comparison in report.comparisons if comparison.artifact == artifact]
+    return {name: limit for comparison in comparisons for name, limit in comparison.limits.items()}
+
+
+@pytest.mark.parametrize("precision", ["int8", "int4"])
+def test_a_later_verification_has_the_limits_of_the_export_unless_weights_are_damaged(
+    lossy: Path, precision: str, tmp_path: Path
+) -> None:
+    """The checkpoint alone does not tell what GPTQ made of it, and damaged weights set no limits."""
+    bundle = Bundle.open(lossy)
+    artifact = bundle.manifest.artifact(f"encoder.ort.{precision}")
+    report = verify(lossy, only=[artifact.id])
+    assert report.passed
+    limits = collect_limits(report, artifact.id)
+    assert limits == artifact.gate["limits"]
+
+    source = lossy.parent / "bert"
+    model = load_model(source)
+    examiner = examine_model(bundle, model, read_prompts(None, source))
+    rounding = read_calibration(bundle, model).make_rounding(precision)
+    assert rounding is not None
+    nearest = examiner.choose_limits(precision, examiner.measure_gaps(model, rounding), dict(ANY_LOSS))
+    assert nearest["logits.max_error"] != pytest.approx(limits["logits.max_error"], rel=0.01)
+
+    damaged = Path(shutil.copytree(lossy, tmp_path / "damaged"))
+    replace_graph(damaged, artifact.id, doubled_scales("layers.0.intermediate", share=1.0))
+    report = verify(damaged, source=source, only=[artifact.id])
+    assert not report.passed
+    assert collect_limits(report, artifact.id) == pytest.approx(nearest, rel=1e-6)
 
 
 def test_what_exceeds_its_cap_most_describes_fp32s_own_rounding() -> None:

@@ -29,10 +29,12 @@ from planforge.runtime.text.tokenizer import Tokenizer
 from ...helpers.fault_table import Row, collect_table
 from ...helpers.faults import Plant, epsilon
 from ...helpers.graphs import replace_graph
+from ...helpers.llamas import shallow_llama
 from ...helpers.models import tiny_bert, write_wordpiece
 from ...helpers.reading_faults import (
     ReadFault,
     attribute,
+    behind,
     changed_codes,
     changed_unsmoothing,
     doubled_scales,
@@ -40,9 +42,14 @@ from ...helpers.reading_faults import (
     exchanged_columns,
     exchanged_rows,
     other_epsilon,
+    other_id,
     other_rotary_base,
     own_vector,
+    reads,
+    scaled_number,
+    summed_epsilon,
     word_is_nan,
+    zero_points,
 )
 
 GPT2 = DEMOS / "gpt2-demo"
@@ -132,6 +139,16 @@ def llama(exported: Path, tmp_path_factory: pytest.TempPathFactory) -> Reader:
     return Reader(folder / "bundle", folder / "copy")
 
 
+@pytest.fixture(scope="module")
+def gemma(tmp_path_factory: pytest.TempPathFactory) -> Reader:
+    """A random Gemma 2 in fp16, with soft caps and a scale of its embeddings."""
+    folder = tmp_path_factory.mktemp("reading")
+    shallow_llama(folder / "checkpoint", "gemma 2")
+    options: dict[str, Any] = {"target": ["portable"], "precision": ["fp16"], "verify": False}
+    export(folder / "checkpoint", folder / "bundle", **options)
+    return Reader(folder / "bundle", folder / "copy")
+
+
 def a_step_off(codes: Any) -> None:
     codes.reshape(-1)[7] ^= 1
 
@@ -153,6 +170,7 @@ def wrong_rows(codes: Any) -> None:
 GROUP = "GroupQueryAttention"
 OFF = "more than half a step off"
 SCALES = "scales that do not follow from the checkpoint"
+MIDDLE = "are not the middle of its numbers"
 INT8 = [
     ReadFault(
         "a block's scale doubled in c_fc",
@@ -194,7 +212,54 @@ INT8 = [
         "a bias 0.4 % off", own_vector("h.2.attn.c_attn", ("MatMulNBits",), 5), ("'mine'", "is no tensor of")
     ),
 ]
+INT8 += [
+    ReadFault(
+        "a rare word's zero points", zero_points("wte", 118, slice(1990, 1992)), ("wte", MIDDLE), missed=True
+    ),
+    ReadFault(
+        "zero points of a product",
+        zero_points("h.1.mlp.c_fc", 100, slice(0, 20)),
+        ("h.1.mlp.c_fc", MIDDLE),
+        missed=True,
+    ),
+    ReadFault(
+        "another layer's norm",
+        reads("h.1.ln_1", 1, "h.2.ln_1.weight", "LayerNormalization"),
+        ("of h.1.ln_1 reads 'h.2.ln_1.weight'",),
+        missed=True,
+    ),
+    ReadFault(
+        "0.01 added to a norm's result",
+        behind("h.1.ln_2", "LayerNormalization", "Add", 0.01),
+        ("computes with 0.01",),
+        missed=True,
+    ),
+]
 INT4 = [
+    ReadFault(
+        "a block's zero point 7",
+        zero_points("h.1.attn.c_proj", 0x77, slice(5, 6)),
+        ("h.1.attn.c_proj", MIDDLE),
+        missed=True,
+    ),
+    ReadFault(
+        "another module's bias",
+        reads("h.2.mlp.c_proj", 5, "h.1.attn.c_proj.bias", "MatMulNBits"),
+        ("of h.2.mlp.c_proj reads 'h.1.attn.c_proj.bias'",),
+        missed=True,
+    ),
+    ReadFault(
+        "no bias",
+        reads("h.0.attn.c_attn", 5, None, "MatMulNBits"),
+        ("no node reads 'h.0.attn.c_attn.bias'",),
+        missed=True,
+    ),
+    ReadFault(
+        "clipped to 2",
+        behind("h.1.ln_2", "LayerNormalization", "Clip", -2.0, 2.0),
+        ("(Clip) computes with -2",),
+        missed=True,
+    ),
     ReadFault("a block's scale doubled", doubled_scales("h.1.mlp.c_proj"), ("of h.1.mlp.c_proj", SCALES)),
     ReadFault(
         "1 % of a weight's blocks doubled",
@@ -211,6 +276,13 @@ INT4 = [
     ReadFault("a rare word NaN", word_is_nan(1999), ("not finite",)),
 ]
 FP16 = [
+    ReadFault("a rare word as another", other_id(1999, 1998), ("reads ids that", "(Where)"), missed=True),
+    ReadFault(
+        "0.002 behind a GELU",
+        behind("h.1.mlp.activation", "Gelu", "Add", 0.002),
+        ("(Add) computes with 0.002",),
+        missed=True,
+    ),
     ReadFault(
         "a bias 0.4 % off",
         own_vector("h.2.ln_2", ("LayerNormalization",), 2),
@@ -221,6 +293,12 @@ FP16 = [
     ReadFault("epsilon 1e-6", epsilon("h.3.ln_2", 1e-6), ("of h.3.ln_2 has epsilon 1e-06",)),
 ]
 BERT = [
+    ReadFault(
+        "zero points of three columns",
+        zero_points("layers.0.intermediate", 6, slice(3, 6)),
+        ("of layers.0.intermediate", "are not 0"),
+        missed=True,
+    ),
     ReadFault(
         "a column's scale doubled", doubled_scales("layers.0.intermediate"), (SCALES, "layers.0"), missed=True
     ),
@@ -235,6 +313,12 @@ BERT = [
 ]
 LLAMA = [
     ReadFault(
+        "attention's scale 0.5 % off",
+        scaled_number("model.layers.1.self_attn", "Mul", 1.005),
+        ("layers.1.self_attn computes with 0.50", "no number of the model"),
+        missed=True,
+    ),
+    ReadFault(
         "epsilon",
         other_epsilon("model.layers.1.input_layernorm"),
         ("layers.1", "the model's is 1e-06"),
@@ -242,6 +326,23 @@ LLAMA = [
     ),
     ReadFault(
         "rotary base 10,100", other_rotary_base, ("rotary_emb", "inv_freq", "off by up to"), missed=True
+    ),
+]
+
+
+GEMMA = [
+    ReadFault("final cap 3.015", scaled_number("", "Div", 1.005), ("soft cap 3.01", "is 3"), missed=True),
+    ReadFault(
+        "attention's cap 5.1",
+        scaled_number("layers.1.self_attn", "Div", 1.02),
+        ("of layers.1.self_attn has the soft cap 5.", "is 5"),
+        missed=True,
+    ),
+    ReadFault(
+        "embeddings times 1.002", scaled_number("", "Mul", 1.002), ("computes with 8.01",), missed=True
+    ),
+    ReadFault(
+        "epsilon as a sum", summed_epsilon("layers.1.mlp_norm"), ("(Add) computes with 9e-06",), missed=True
     ),
 ]
 
@@ -285,7 +386,12 @@ def test_faults_in_an_imported_llama_are_read(
     llama.check(f"decoder.portable.{precision}", fault, table, "imported Llama")
 
 
-@pytest.mark.parametrize("kind", ["gpt2", "floats", "bert", "llama"])
+@named(GEMMA)
+def test_numbers_of_a_gemma_2_in_fp16_are_read(gemma: Reader, fault: ReadFault, table: list[Row]) -> None:
+    gemma.check("decoder.portable.fp16", fault, table, "Gemma 2")
+
+
+@pytest.mark.parametrize("kind", ["gpt2", "floats", "bert", "llama", "gemma"])
 def test_sound_graphs_are_read_without_a_fault(kind: str, request: pytest.FixtureRequest) -> None:
     reader: Reader = request.getfixturevalue(kind)
     for artifact in reader.bundle.manifest.artifacts:

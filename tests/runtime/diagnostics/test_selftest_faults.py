@@ -8,6 +8,7 @@ from __future__ import annotations
 import json
 from collections.abc import Callable, Sequence
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any, cast
 
 import numpy as np
@@ -17,11 +18,15 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from planforge.runtime.backends.ort_backend import OrtProgram
-from planforge.runtime.decoding.beam import Hypothesis
+from planforge.runtime.decoding.beam import Hypothesis, Search
+from planforge.runtime.decoding.constraints import Constraints
 from planforge.runtime.decoding.decoder import DecoderRun
 from planforge.runtime.diagnostics.golden.decoders import Sample
 from planforge.runtime.diagnostics.golden.divergence import follow
-from planforge.runtime.diagnostics.golden.translation_engine import Engine
+from planforge.runtime.diagnostics.golden.translation_engine import Engine, Follower
+from planforge.runtime.diagnostics.golden.translations import Golden
+from planforge.runtime.diagnostics.golden.translations import Sample as Translated
+from planforge.runtime.diagnostics.golden.translators import make_beams_case
 from planforge.runtime.diagnostics.selftest import selftest
 
 from ...helpers import emulated_gpu as helpers_emulated_gpu
@@ -140,11 +145,10 @@ def test_targets_that_nobody_found_are_scored_step_by_step(
     marian_bundle: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     nonsense = Hypothesis((3, 4, 5, 0), 0.0, "eos")
-    monkeypatch.setattr(Engine, "search", lambda self, samples, search: [[nonsense]] * len(samples))
+    monkeypatch.setattr(Engine, "search", lambda self, samples, *_: [[nonsense]] * len(samples))
     found = failed(selftest(marian_bundle, "ort-cpu"))
     assert list(found) == [TRANSLATING[-1]]
     assert "score_error is" in found[TRANSLATING[-1]]
-    assert "the best target is [3, 4, 5, 0], PyTorch's is " in found[TRANSLATING[-1]]
 
 
 V = 4
@@ -173,3 +177,45 @@ def test_another_token_fails_where_pytorch_was_surer_than_rounding(margin: float
     assert (divergence.want, divergence.got, divergence.margin) == (2, 3, margin)
     assert followed.common_prefix == 0
     assert bool(followed.failures) == (margin > 2e-4)
+
+
+class Searching:
+    """An engine whose search ends on another target than PyTorch's, with logits that are off by an error."""
+
+    def __init__(self, error: float) -> None:
+        self.error = error
+
+    def search(self, samples: Any, search: Any, follower: Any) -> list[list[Hypothesis]]:
+        if follower is not None:
+            follower.errors.append(self.error)
+        return [[Hypothesis((3, 0), -0.9, "eos")] for _ in samples]
+
+
+@pytest.mark.parametrize(
+    ("error", "score", "failures"),
+    [
+        (1e-5, -0.9, ()),  # however much worse than PyTorch's own, -0.1: a near tie was pruned before it
+        (1e-3, -0.9, ("search.max_error is 0.001, at most 0.0001 is allowed",)),
+        (1e-5, -0.8, ("score_error is 0.1, at most 0.0002 is allowed",)),
+        (float("nan"), -0.9, ("search.NaN or infinity in the results",)),
+    ],
+)
+def test_a_search_is_judged_by_its_logits_and_scores_whatever_target_it_finds(
+    error: float, score: float, failures: tuple[str, ...]
+) -> None:
+    nothing = np.zeros((0, 0, 0), np.float32)
+    known = np.zeros((1, V), np.float32)
+    best = Hypothesis((2, 0), -0.1, "eos")
+    sample = Translated((1, 0), (2, 0), (1.0, 1.0), (0,), known, (), nothing, nothing, (best,))
+    golden = Golden((sample,), Search(num_beams=2, constraints=Constraints(eos=(0,))))
+    case = make_beams_case(
+        cast(Engine, Searching(error)),
+        [sample],
+        golden,
+        {"score_error": 2e-4, "search.max_error": 1e-4},
+        score=lambda sample, target: score,
+        start=lambda samples, beams: cast(Follower, SimpleNamespace(errors=[])),
+    )
+    outcome = case()
+    assert outcome.failures[: len(failures)] == failures
+    assert bool(outcome.failures) == bool(failures)

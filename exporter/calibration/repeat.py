@@ -1,0 +1,119 @@
+"""What an export calibrated, computed again: a damaged graph must not set its own limits."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import replace
+from functools import partial
+from typing import TYPE_CHECKING
+
+import numpy as np
+import numpy.typing as npt
+
+from ..comparison.tasks import AnyExaminer
+from ..limits import CAPS
+from ..passes.int8_rows import (
+    ALPHAS,
+    CONSTANT_ALPHAS,
+    RowProduct,
+    RowRule,
+    compute_smoothing,
+    divide,
+    round_product,
+)
+from ..reference.model import is_module
+from .calibration import Calibration, compute_cache_scales, hash_texts, sample_rows
+
+if TYPE_CHECKING:
+    from ..reference.model import ReferenceModel
+
+Array = npt.NDArray[np.float32]
+
+# What other machines' fp32 moves a scale by: an engine's results may be off by the cap of fp32, in units
+# that no largest value is below. A scale that is 1 % off costs nothing beside the headroom of 25 %.
+ABSOLUTE = CAPS["fp32"]["max_error"]  # of a cache's largest scale
+RELATIVE = 0.01
+# Of a graph that does not tell its texts: with other texts few of the largest values are the same.
+ALIKE = 0.9
+
+
+def repeat_calibration(examiner: AnyExaminer, model: ReferenceModel, calibration: Calibration) -> Calibration:
+    """Return what graphs were calibrated to, computed again from the same texts, but for weights.
+
+    That are a cache's scales, and how an encoder's int8 products smooth and round what they read. With other
+    texts than the export's, such as a user's prompts, they stay those of the graphs.
+    """
+    if not calibration.cache_scales and not calibration.products:
+        return calibration
+    texts = hash_texts(examiner)
+    recorded = {artifact.quantization.get("texts") for artifact in examiner.bundle.manifest.artifacts}
+    recorded.discard(None)
+    if recorded and recorded != {texts}:
+        return calibration
+    scales = compute_cache_scales(examiner, model) if calibration.cache_scales else {}
+    products = repeat_products(examiner, model, calibration.products)
+    if not recorded and not are_alike(calibration, scales, products):
+        return calibration
+    return replace(calibration, cache_scales=scales, products=products, texts=texts)
+
+
+def repeat_products(
+    examiner: AnyExaminer, model: ReferenceModel, products: Mapping[tuple[str, ...], RowProduct]
+) -> dict[tuple[str, ...], RowProduct]:
+    """Return an encoder's products with the smoothing and the rule that their rows give.
+
+    How much is smoothed, and whether one step serves all rows, was chosen at export and is taken from there.
+    """
+    if not products or not is_module(model):
+        return dict(products)
+    tensors = dict(model.named_parameters(remove_duplicate=False))
+    run = partial(examiner.run_calibration_texts, model)
+    rows = sample_rows(model, [names[0] for names in products], run)
+    found = {}
+    for names, product in products.items():
+        weight = np.concatenate([tensors[name].detach().numpy() for name in names]).T  # (K, N)
+        found[names] = repeat_product(product, rows[names[0]].numpy(), weight)
+    return found
+
+
+def repeat_product(product: RowProduct, x: Array, weight: Array) -> RowProduct:
+    """Return a product of rows like x (M, K) and a weight (K, N), smoothed as the nearest choice smooths."""
+    smoothing = product.smoothing
+    if smoothing is not None:
+        logs = np.log(smoothing)
+        choices = [compute_smoothing(x, weight, alpha) for alpha in sorted({*ALPHAS, *CONSTANT_ALPHAS})]
+        smoothing = min(choices, key=lambda choice: float(np.median(np.abs(np.log(choice) - logs))))
+    read = divide(x, smoothing)
+    rule = RowRule.of(read) if product.rule.step is None else RowRule.of_all(read)
+    return replace(round_product(weight, smoothing, rule), error=product.error)
+
+
+def are_alike(
+    calibration: Calibration,
+    scales: Mapping[str, Array],
+    products: Mapping[tuple[str, ...], RowProduct],
+) -> bool:
+    """Tell whether so many numbers are the same that they must come from the same texts."""
+    far = [find_far_channels(calibration.cache_scales[name], scale) for name, scale in scales.items()]
+    for names, product in products.items():
+        found = calibration.products[names].smoothing
+        if found is not None and product.smoothing is not None:
+            far.append(find_far_columns(found, product.smoothing))
+    return bool(far) and 1 - float(np.concatenate(far).mean()) >= ALIKE
+
+
+def find_far_columns(found: Array, meant: Array) -> npt.NDArray[np.bool_]:
+    """Tell which columns are smoothed otherwise than the same texts ask for."""
+    if found.shape != meant.shape:
+        return np.ones(meant.shape, bool)
+    far: npt.NDArray[np.bool_] = ~(np.abs(found - meant) <= 2 * RELATIVE * meant)  # NaN is not
+    return far
+
+
+def find_far_channels(found: Array, meant: Array) -> npt.NDArray[np.bool_]:
+    """Tell which of a cache's scales are not those that the same texts need."""
+    if found.shape != meant.shape:
+        return np.ones(meant.shape, bool)
+    allowed = RELATIVE * meant + ABSOLUTE * meant.max()
+    far: npt.NDArray[np.bool_] = ~((np.abs(found - meant) <= allowed) & (found > 0))  # NaN is not
+    return far

@@ -1,0 +1,284 @@
+"""Holds the golden data that an export left to what PyTorch answers now, and its limits to those of today.
+
+Who has no checkpoint trusts golden data alone: `selftest`, and `verify` without it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import replace
+from typing import TYPE_CHECKING, Any, TypeAlias
+
+import numpy as np
+import numpy.typing as npt
+
+from ...runtime.bundle.manifest import Manifest
+from ...runtime.decoding.sampling import compute_logprobs
+from ...runtime.diagnostics.golden.decoders import Sample
+from ...runtime.diagnostics.golden.draws import PREFIX as DRAWN
+from ...runtime.diagnostics.golden.draws import Draws
+from ...runtime.diagnostics.golden.files import Arrays, find_golden, name_damage, read_golden
+from ...runtime.diagnostics.metrics import Comparison, measure_scale
+from ...runtime.errors import BundleError
+from ..comparison.decoders import ENOUGH
+from ..comparison.examiner import Limits, Progress
+from ..comparison.tasks import TASKS, AnyExaminer
+from ..errors import shorten_error
+from ..levels import QUICK
+from ..limits import CAPS, NOTHING_ACCEPTED, Accepted, find_factor, find_upper_bound
+from ..reference import decoder_samples, encoder_samples, translation_samples
+from ..reference.fitted_head import LinearHead
+from ..reference.model import is_module, rest, wake
+from ..reference.passages import Passage
+
+if TYPE_CHECKING:
+    from ..reference.decoder import Reference
+    from ..reference.model import ReferenceModel
+
+GOLDEN = "golden data"  # in the place of a graph's id
+READING = "reading the file"  # in the place of an engine
+# Of an array's root mean square: ten times what engines in fp32 may be off. Another machine's PyTorch is
+# nearer than that, unless the model amplifies rounding; then fp32's own limit counts.
+NEAR = 10 * CAPS["fp32"]["max_error"]
+MOST = 3  # arrays or limits that are told
+ADVICE = "selftest, and verify without the checkpoint, rest on this file: export the checkpoint again"
+GONE = (
+    "the manifest's gates say that the export was verified, and it lists no checks/golden-*.npz:"
+    " without it nothing tests the bundle where the checkpoint is not at hand; export the checkpoint again"
+)
+
+
+def compare_golden(
+    examiner: AnyExaminer,
+    model: ReferenceModel,
+    limits: Mapping[str, Limits],
+    accepted: Mapping[str, Accepted],
+    progress: Progress,
+) -> list[Comparison]:
+    """Compare golden answers with PyTorch's, and golden limits with those that verification sets itself."""
+    bundle = examiner.bundle
+    file = find_golden(bundle)
+    if file is None:
+        return [report("file", 0, [GONE])] if was_verified(bundle.manifest) else []
+    progress("comparing golden data")
+    name = file.relative_to(bundle.folder).as_posix()
+    near = max(NEAR, limits.get("fp32", {}).get("max_error", 0.0))
+    try:
+        with name_damage(bundle):
+            arrays, usual = read_golden(file)
+            meant = answer_again(examiner, arrays, model)
+            answers = [f"{name}: {fault}" for fault in compare_arrays(arrays, meant, near)]
+    except (BundleError, RuntimeError) as error:  # the latter is PyTorch's, of shapes that do not fit
+        return [report("file", 0, [f"{name} cannot be compared: {shorten_error(error)}"])]
+    loose = list(list_loose_limits(usual, limits, accepted))
+    if any(precision == "fp32" for precision, _ in loose) and is_module(model):
+        limits = {**limits, "fp32": choose_fp32_limits(examiner, model)}
+        loose = list(list_loose_limits(usual, limits, accepted))
+    told = [f"{name}: {fault}" for _, fault in loose]
+    return [report("answers", len(meant), answers), report("limits", sum(map(len, usual.values())), told)]
+
+
+def was_verified(manifest: Manifest) -> bool:
+    """Tell whether the export verified the graphs, so that there must be golden data."""
+    return any(artifact.gate for artifact in manifest.artifacts)
+
+
+def report(case: str, count: int, faults: Sequence[str]) -> Comparison:
+    more = [f"and {len(faults) - MOST} more like it"] if len(faults) > MOST else []
+    failures = (*faults[:MOST], *more, ADVICE) if faults else ()
+    return Comparison({case: count}, {}, failures, artifact=GOLDEN, backend=READING, case=case)
+
+
+def compare_arrays(got: Arrays, meant: Arrays, near: float) -> Iterator[str]:
+    """Yield the arrays that are missing or not PyTorch's."""
+    for name, array in meant.items():
+        if name not in got:
+            yield f"{name} is missing"
+        elif got[name].shape != array.shape:
+            yield f"{name} is {got[name].shape}, PyTorch's is {array.shape}"
+        elif array.dtype.kind != "f":
+            if not np.array_equal(got[name], array):
+                yield f"{name} holds other tokens or places than PyTorch's answers"
+        elif array.size:
+            spread = max(float(np.sqrt(np.square(array, dtype=np.float64).mean())), 1e-12)
+            off = float(np.abs(got[name].astype(np.float64) - array).max()) / spread
+            if not off <= near:  # NaN is not
+                yield f"{name} is {off:.3g} of its spread off from PyTorch's, at most {near:.3g} is allowed"
+
+
+def list_loose_limits(
+    usual: Mapping[str, Limits], limits: Mapping[str, Limits], accepted: Mapping[str, Accepted]
+) -> Iterator[tuple[str, str]]:
+    """Yield limits that let more pass than verification does, with their precision.
+
+    Those of another level, or of other drawn texts, are a little larger: as much as an engine may lose more
+    than PyTorch.
+    """
+    for precision, own in limits.items():
+        if precision not in usual:
+            yield precision, f"there are no limits of {precision}"
+            continue
+        missing = [name for name in own if name not in usual[precision] and not name.startswith(DRAWN)]
+        if missing:  # of what is drawn earlier versions have none
+            yield precision, f"there is no limit of {precision}'s {missing[0]}"
+        for name, limit in usual[precision].items():
+            allowed = find_largest_limit(name, own, accepted.get(precision, NOTHING_ACCEPTED))
+            if allowed is not None and not limit <= allowed:  # NaN is not
+                yield (
+                    precision,
+                    f"{precision}'s {name} is limited to {limit:.3g}, verify's limit is {own[name]:.3g}",
+                )
+
+
+def find_largest_limit(name: str, own: Limits, accepted: Accepted) -> float | None:
+    """Return how large a limit may be in golden data; None of what verification here has no limit of."""
+    if name not in own:
+        return None
+    metric = name.rpartition(".")[2]
+    limit = own[name]
+    if metric == "top1_changes":  # fewer tokens have a wider interval
+        limit = find_upper_bound(min(1.0, limit), ENOUGH)
+    return max(find_factor(metric) * limit, accepted.get(metric, 0.0))
+
+
+def choose_fp32_limits(examiner: AnyExaminer, model: ReferenceModel) -> Limits:
+    """Return fp32's limits by PyTorch in float64: an export may have needed them, and this run may not."""
+    from ..reference.rounding import Rounding
+
+    wake(model)
+    gaps = examiner.measure_gaps(model, Rounding(exact=True))
+    if not examiner.runs_model:
+        rest(model)
+    return examiner.choose_limits("fp32", gaps)
+
+
+def answer_again(examiner: AnyExaminer, arrays: Arrays, model: ReferenceModel) -> Arrays:
+    """Return what golden data should hold.
+
+    Where this run has asked PyTorch the same, that is the answer. Else PyTorch is asked once more: at the
+    level quick for the samples alone.
+    """
+    own = examiner.collect_golden()
+    if own.keys() == arrays.keys() and all(
+        np.array_equal(own[name], arrays[name]) for name in own if own[name].dtype.kind != "f"
+    ):
+        return own
+    wake(model)
+    task = examiner.bundle.manifest.task
+    _, samples = TASKS[task]
+    golden = samples.from_arrays(arrays)
+    is_quick = examiner.level is QUICK
+    meant = ANSWERS[task](golden, examiner, model, is_quick)
+    if not examiner.runs_model:
+        rest(model)
+    found = replace(examiner, expected=meant).collect_golden()
+    return {name: found[name] for name in found if not is_quick or name.startswith("sample.")}
+
+
+def answer_decoder(
+    golden: decoder_samples.Expectation, examiner: AnyExaminer, model: ReferenceModel, is_quick: bool
+) -> decoder_samples.Expectation:
+    """Ask a decoder for the logits of the same tokens."""
+    from ..reference.decoder import make_reference
+
+    reference = make_reference(model)
+    golden = replace(golden, samples=tuple(answer_sample(reference, sample) for sample in golden.samples))
+    if is_quick:
+        return golden
+    context = golden.context
+    longest = examiner.bundle.manifest.max_length
+    if len(context) > longest:
+        raise ValueError(f"its context has {len(context)} tokens, and the model takes {longest}")
+    rows = len(golden.context_logits)
+    edges = golden.edges
+    return replace(
+        golden,
+        context_logits=reference.compute_context_logits(context, rows) if rows else golden.context_logits,
+        edge_logits=reference.compute_logits(context.tokens[: max(edges)], [n - 1 for n in edges])
+        if edges
+        else golden.edge_logits,
+        passages=tuple(answer_passage(reference, passage) for passage in golden.passages),
+        draws=None if golden.draws is None else answer_draws(reference, golden.draws),
+    )
+
+
+def answer_sample(reference: Reference, sample: Sample) -> Sample:
+    tokens = [*sample.prompt, *sample.continuation[:-1]]
+    logits = reference.compute_logits(tokens, slice(len(sample.prompt) - 1, None))
+    best = np.sort(logits, axis=-1)[:, -2:]
+    return replace(
+        sample,
+        continuation=tuple(choose_likeliest(logits, np.array(sample.continuation)).tolist()),
+        margins=tuple(float(margin) for margin in best[:, 1] - best[:, 0]),
+        logits=logits[list(sample.steps)],
+    )
+
+
+def answer_passage(reference: Reference, passage: Passage) -> Passage:
+    logits = reference.compute_logits(passage.tokens[:-1], slice(None))
+    logprobs = compute_logprobs(logits, np.asarray(passage.tokens[1:])).astype(np.float32)
+    likeliest = choose_likeliest(logits, passage.likeliest)
+    return replace(passage, likeliest=likeliest, logprobs=logprobs, logits=logits[passage.rows])
+
+
+def answer_draws(reference: Reference, draws: Draws) -> Draws:
+    logits = tuple(reference.compute_columns(text, draws.columns) for text in draws.texts)
+    return replace(draws, logits=logits, scale=measure_scale(np.concatenate(logits)))
+
+
+def choose_likeliest(logits: npt.NDArray[np.float32], tokens: npt.NDArray[Any]) -> npt.NDArray[Any]:
+    """Return the likeliest token of each row; the given one where it is as likely but for rounding."""
+    largest = logits.max(axis=-1)
+    given = np.take_along_axis(logits, tokens[:, None], axis=-1)[:, 0]
+    is_near = largest - given <= NEAR * measure_scale(logits)
+    return np.where(is_near, tokens, logits.argmax(axis=-1))
+
+
+def answer_encoder(
+    golden: encoder_samples.Expectation, examiner: AnyExaminer, model: ReferenceModel, is_quick: bool
+) -> encoder_samples.Expectation:
+    """Ask an encoder for the results of the same sequences."""
+    specs = examiner.bundle.manifest.artifacts[0].outputs
+    head = LinearHead.load(examiner.bundle)
+
+    def answer(sample: Any) -> Any:
+        outputs = encoder_samples.compute_outputs(model, sample.piece, sample.positions, specs, head)
+        return replace(sample, outputs=outputs)
+
+    drawn = golden.drawn if is_quick else tuple(map(answer, golden.drawn))
+    return replace(golden, samples=tuple(map(answer, golden.samples)), drawn=drawn)
+
+
+def answer_translator(
+    golden: translation_samples.Expectation, examiner: AnyExaminer, model: ReferenceModel, is_quick: bool
+) -> translation_samples.Expectation:
+    """Ask an encoder-decoder for the results of the same sources and targets."""
+    reference = examiner.expected.reference
+    search = examiner.expected.search
+
+    def answer(sample: Any) -> Any:
+        every = tuple(range(len(sample.target)))
+        again = translation_samples.make_sample(reference, sample.source, sample.target, every)
+        is_whole = len(sample.margins) == len(every)  # else they are of its last steps
+        beams = reference.search(sample.source, search) if sample.beams else ()
+        # Of two beams that are as good the other may come first: then the scores alone tell them apart.
+        scored = tuple(replace(kept, score=own.score) for kept, own in zip(sample.beams, beams, strict=True))
+        return replace(
+            sample,
+            margins=again.margins if is_whole else sample.margins,
+            logits=again.logits[list(sample.steps)],
+            cross=reference.stack_keys_values(sample.source)[:, list(sample.positions)],
+            attention=again.attention[:, :, list(sample.steps)],
+            beams=scored,
+        )
+
+    return replace(golden, search=search, samples=tuple(map(answer, golden.samples)))
+
+
+Answer: TypeAlias = "Callable[[Any, AnyExaminer, ReferenceModel, bool], Any]"
+
+ANSWERS: dict[str, Answer] = {
+    "text-generation": answer_decoder,
+    "text-encoding": answer_encoder,
+    "translation": answer_translator,
+}
