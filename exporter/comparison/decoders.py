@@ -140,7 +140,7 @@ class DecoderExaminer(Examiner[Decoder]):
     def make_spot_trial(self, artifact: Artifact, spot: Spot) -> Trial | None:
         draws = self.expected.draws
         assert draws is not None  # nothing else has spots
-        reading = partial(read_text, find_text(draws, spot, artifact))
+        reading = partial(read_context, find_text(draws, spot, artifact))
         return make_draw_trial(artifact, draws, spot, reading)
 
     def choose_trial_texts(self, whole: bool) -> list[list[int]]:
@@ -152,6 +152,13 @@ class DecoderExaminer(Examiner[Decoder]):
             [*sample.prompt, *sample.continuation][: length + 1]
             for sample, length in zip((longest_first[0], longest_first[-1]), TRIAL_TOKENS, strict=True)
         ]
+
+
+def read_context(context: Context, model: ReferenceModel, rounding: Rounding | None) -> object:
+    """Run PyTorch over a context; last over what follows that which is there more than once."""
+    from ..reference.decoder import make_reference
+
+    return make_reference(model, rounding).compute_context_logits(context, 1)
 
 
 def read_text(text: Sequence[int], model: ReferenceModel, rounding: Rounding | None) -> object:

@@ -6,7 +6,6 @@ B rows, T tokens of a run
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
-from itertools import islice
 
 import numpy as np
 
@@ -14,12 +13,14 @@ from ...runtime.backends.backend import Program
 from ...runtime.bundle.manifest import Artifact
 from ...runtime.decoding.cache_shapes import PREFILL_CHUNK
 from ...runtime.decoding.decoder import Decoder, pad
+from ...runtime.diagnostics.golden.decoders import Context
 from ...runtime.diagnostics.golden.draws import (
     STEPS,
     Batch,
     Draws,
-    list_steps,
+    list_compared_steps,
     plan_steps,
+    start_batch,
     start_rows,
     take_step,
 )
@@ -46,18 +47,25 @@ def make_batch_trial(
     """Return the trial of the first steps of a batch, up to one of them."""
 
     def drive(program: Program) -> None:
-        run = Decoder(program, artifact).start(len(batch.texts), batch.columns)
-        for rows in islice(list_steps(draws, batch), step + 1):
-            take_step(run, rows)
+        run = start_batch(Decoder(program, artifact), draws, batch)
+        for number, rows in list_compared_steps(draws, batch):
+            if number <= step:
+                take_step(run, rows)
 
     steps = []
     begins = (0,) * len(batch.texts)
+    # PyTorch reads what stands behind a repeated past by itself.
+    known = batch.ends[0][row] if batch.repeats > 1 else 0
     for number, ends in enumerate(batch.ends[: step + 1]):
-        is_compared = number == step or batch.ends[step][row] <= COMPARED
+        if number == 0 and batch.repeats:
+            steps += list_past_steps(artifact, ends)
+            begins = ends
+            continue
+        is_compared = number == step or batch.ends[step][row] - known <= COMPARED
         name = f"step {number} of a batch of {len(batch.texts)}"
         for rows, positions in list_runs(artifact, begins, ends):
-            own = np.array(rows) == row
-            kept = np.where(own[:, None] & is_compared, positions, PADDING)
+            own = np.array(rows)[:, None] == row
+            kept = np.where(own & is_compared & (positions != PADDING), positions - known, PADDING)
             steps.append(Step(name, kept, rows))
         begins = ends
     readings = [reading if number == row else None for number in range(len(batch.texts))]
@@ -96,23 +104,31 @@ def make_step_trial(artifact: Artifact, draws: Draws, step: int, row: int, readi
         run.decode([text[past] for past in pasts])
 
     every = tuple(range(len(pasts)))
-    lengths = [max(pasts)] if artifact.window is None else pasts  # as `start_rows` reads them
-    before = [
-        Step("past", np.full((1, min(PREFILL_CHUNK, length - start)), PADDING), (0,))
-        for length in lengths
-        for start in range(0, length, PREFILL_CHUNK)
-    ]
     positions = np.full((len(pasts), 1), PADDING)
     positions[row] = pasts[row]
     last = Step(f"single step at position {pasts[row]}", positions, every)
     readings = [reading if number == row else None for number in every]
-    return Trial(drive, (*before, last), tuple(readings))
+    return Trial(drive, (*list_past_steps(artifact, pasts), last), tuple(readings))
 
 
-def find_text(draws: Draws, spot: Spot, artifact: Artifact) -> tuple[int, ...]:
+def list_past_steps(artifact: Artifact, pasts: Sequence[int]) -> list[Step]:
+    """Return the runs of the graph that `start_rows` makes; none is compared."""
+    lengths = [max(pasts)] if artifact.window is None else pasts
+    return [
+        Step("past", np.full((1, min(PREFILL_CHUNK, length - start)), PADDING), (0,))
+        for length in lengths
+        for start in range(0, length, PREFILL_CHUNK)
+    ]
+
+
+def find_text(draws: Draws, spot: Spot, artifact: Artifact) -> Context:
     """Return what the row that failed had read."""
     number, step, row = spot
     if number == STEPS:
-        return draws.texts[0][: plan_steps(artifact, draws).pasts[row] + step + 1]
+        return Context(draws.texts[0][: plan_steps(artifact, draws).pasts[row] + step + 1])
     batch = draws.batches[number]
-    return draws.texts[batch.texts[row]][: batch.ends[step][row]]
+    text = draws.texts[batch.texts[row]][: batch.ends[step][row]]
+    if batch.repeats < 2:
+        return Context(text)
+    past = batch.ends[0][row]
+    return Context(text[:past], batch.repeats, text[past:])

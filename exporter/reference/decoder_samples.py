@@ -263,7 +263,7 @@ def describe_left_out(
     longest = count_longest(weights, full_context, level)
     usual = count_longest(weights, full_context, FULL)
     if longest < usual:
-        yield f"drawn rows and single steps of {longest + 1:,} to {usual:,} tokens"
+        yield f"drawn prompts of {longest + 1:,} to {usual:,} tokens, and single steps at each position"
     if count_alike(weights, list_sizes(sizes), level) == 1:
         yield "a second drawn batch of each size"
 

@@ -28,6 +28,12 @@ MOST_TOKENS = 4096
 TEXTS = 8  # of different tokens; the first is as long as all others together
 SMALL_SIZES = 8  # batches of every size up to this one are run, and then powers of two
 PHRASE = 32  # tokens at most that follow each other as in real text
+BEGINNING = 48  # tokens of a text at most, whose keys and values fill a longer context several times
+TAIL = 8  # tokens behind a past
+WIDEST = 6  # tokens of the first step behind it, at most
+PLACES = 16  # in the context, where pasts end
+CACHED = 8192  # tokens of a batch's cache, rows and all; one row may have a whole context
+MANY_REPEATS = 32  # from here on every second batch has fewer
 KNOWN_TOKENS = 256  # of the vocabulary, whose logits are compared
 
 
@@ -98,18 +104,18 @@ def draw_batches(
         random: draws.
         lengths: of the texts, of which the first is the longest.
         sizes: of the batches.
-        room: the tokens of a batch with its padding, about.
+        room: the tokens of the longer batch of a size with its padding, about.
         context: the most tokens of a row, padding included.
         parts: in how many steps of several tokens a row reads its text at most.
         alike: how many batches of a size there are, one or two.
     """
     batches = []
     for size in sizes:
-        most = min(lengths[0], max(4, room // size))
         places = random.permutation(size)[:alike]
-        # The longest row of the first is long, that of the second of any length.
-        for place, least in zip(places, (max(1, most // 2), 1), strict=False):
-            longest = draw_length(random, least, most)
+        # The longest row of the first is long, that of the second of any length, as a small engine takes too.
+        for place, is_long in zip(places, (True, False), strict=False):
+            most = min(lengths[0], max(4, (room if is_long else lengths[0] // 2) // size))
+            longest = draw_length(random, max(1, most // 2) if is_long else 1, most)
             batches.append(draw_batch(random, lengths, size, int(place), longest, context, parts))
     if lengths[0] > 1 and max(sizes) > 1:  # padding as long as there can be
         batches.append(draw_batch(random, lengths, 2, int(random.integers(2)), lengths[0], context, parts))
@@ -219,22 +225,83 @@ def draw_for_decoder(reference: Reference, drawing: Drawing) -> Draws:
         raise VerificationError("the PyTorch model's own logits are not finite; check its weights")
     sizes = list_sizes(drawing.max_batch)
     alike = count_alike(weights, sizes, drawing.level)
-    room = longest // 2
+    room = count_room(weights, longest, len(sizes) * alike, drawing.level)
+    batches = draw_batches(random, lengths, sizes, room, drawing.context, drawing.parts, alike)
+    far = draw_far_batches(random, sizes, longest, drawing, find_most_repeats(reference, longest, drawing))
+    places = sorted({(past, batch.repeats) for batch in far if batch.repeats > 1 for past in batch.ends[0]})
     return Draws(
         seed=drawing.seed,
         texts=texts,
         columns=tuple(columns.tolist()),
         logits=logits,
         scale=measure_scale(np.concatenate(logits)),
-        batches=draw_batches(random, lengths, sizes, room, drawing.context, drawing.parts, alike),
+        batches=(*batches, *far),
         step_rows=count_step_rows(weights, longest, drawing.level),
+        repeated=reference.compute_repeated(texts[0], places, TAIL, columns.tolist()),
     )
+
+
+def count_room(weights: int, longest: int, batches: int, level: Level) -> int:
+    """Return how many tokens a drawn batch has, padding included, unless it is one with a past."""
+    return max(longest // 2, int(level.prefill_work / weights / batches))
+
+
+def find_most_repeats(reference: Reference, longest: int, drawing: Drawing) -> int:
+    """Return how often a text's beginning is there to fill a context; 1 where the text itself has to.
+
+    That is so where it is long enough, and of a model that keys and values cannot be given, or that a window
+    shows what is no more there.
+    """
+    if longest >= drawing.context or longest <= 2 * TAIL or not reference.repeats:
+        return 1
+    if any(reference.model.config.windows):
+        return 1
+    return math.ceil(drawing.context / min(BEGINNING, longest - TAIL))
+
+
+def draw_far_batches(
+    random: Random, sizes: Sequence[int], longest: int, drawing: Drawing, repeats: int
+) -> tuple[Batch, ...]:
+    """Return a batch of every size whose rows have pasts of any length, up to the end of the context.
+
+    A past is read once for all rows, so it costs little. Behind it come a step of several tokens and some
+    single ones.
+    """
+    end = drawing.context if repeats > 1 else longest
+    if end <= TAIL + 1:
+        return ()
+    often = [repeats] if repeats <= MANY_REPEATS else [repeats, math.isqrt(repeats)]
+    places = {times: draw_places(random, (end - TAIL) // times, longest - TAIL) for times in often}
+    batches = []
+    for number, size in enumerate(sizes):
+        times = often[number % len(often)]
+        most = (max(drawing.context, CACHED) // size - TAIL) // times
+        fitting = [past for past in places[times] if past <= most] or [1]
+        pasts = random.choice(fitting, size)
+        pasts[random.integers(size)] = max(fitting)
+        if drawing.parts == 1:
+            pasts[:] = max(fitting)
+        wide = int(random.integers(2, WIDEST + 1))
+        ends = [pasts, *(pasts + tokens for tokens in range(wide, TAIL + 1))]
+        batches.append(Batch((0,) * size, tuple(tuple(row.tolist()) for row in ends), times))
+    return tuple(batches)
+
+
+def draw_places(random: Random, most: int, known: int) -> list[int]:
+    """Return lengths up to the largest one, which is among them: evenly spread, and as many by octaves."""
+    most = max(1, min(most, known))
+    shares = (np.arange(PLACES // 2) + random.uniform(size=(2, PLACES // 2))) / (PLACES // 2)
+    lengths = np.concatenate([shares[0] * most, most ** shares[1], [most]])
+    return sorted({max(1, int(length)) for length in lengths})
 
 
 def measure_draws(reference: Reference, draws: Draws) -> DrawMetrics:
     """Measure how far a rounded model is from what `draws` hold."""
-    errors = [
-        measure_error(reference.compute_columns(text, draws.columns), logits, draws.scale)
+    pairs = [
+        (reference.compute_columns(text, draws.columns), logits)
         for text, logits in zip(draws.texts, draws.logits, strict=True)
     ]
-    return DrawMetrics(max(errors), math.isfinite(max(errors)), sum(map(len, draws.texts)))
+    repeated = reference.compute_repeated(draws.texts[0], draws.repeated, TAIL, draws.columns)
+    pairs += [(logits, draws.repeated[place]) for place, logits in repeated.items()]
+    errors = [measure_error(got, want, draws.scale) for got, want in pairs]
+    return DrawMetrics(max(errors), math.isfinite(max(errors)), sum(len(want) for _, want in pairs))

@@ -68,6 +68,42 @@ def positions_of_four(model: ir.Model) -> None:
     gather.replace_input_with(1, floor.outputs[0])
 
 
+def late_positions_behind(least_past: int, rows: int | None, widths: range) -> Plant:
+    """Positions are one too small in steps of some widths, of so many rows, behind so many tokens or more."""
+
+    def plant(model: ir.Model) -> None:
+        gather = node_of(model, "wpe", "Gather")
+        inputs = {value.name: value for value in model.graph.inputs}
+        sizes = {
+            "rows": ir.node("Shape", [inputs["input_ids"]], {"start": 0, "end": 1}),
+            "width": ir.node("Shape", [inputs["input_ids"]], {"start": 1, "end": 2}),
+            "past": ir.node("Shape", [inputs["past_key_values.0.key"]], {"start": 2, "end": 3}),
+        }
+        bounds = [
+            ("width", "GreaterOrEqual", widths.start),
+            ("width", "Less", widths.stop),
+            ("past", "GreaterOrEqual", least_past),
+        ]
+        if rows is not None:
+            bounds.append(("rows", "Equal", rows))
+        nodes = list(sizes.values())
+        holds = None
+        for number, (size, operator, bound) in enumerate(bounds):
+            limit = constant(model, f"bound_{number}", np.array([bound]))
+            nodes.append(ir.node(operator, [sizes[size].outputs[0], limit]))
+            if holds is not None:
+                nodes.append(ir.node("And", [holds, nodes[-1].outputs[0]]))
+            holds = nodes[-1].outputs[0]
+        assert holds is not None
+        less = ir.node("Cast", [holds], {"to": int(ir.DataType.INT64)})
+        late = ir.node("Sub", [gather.inputs[1], less.outputs[0]])
+        floor = ir.node("Max", [late.outputs[0], constant(model, "first_position", np.array(0))])
+        put_before(model, gather, *nodes, less, late, floor)
+        gather.replace_input_with(1, floor.outputs[0])
+
+    return plant
+
+
 def early_positions(module: str) -> Plant:
     """Positions are one too small in batches of several rows."""
 

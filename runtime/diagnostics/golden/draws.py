@@ -7,7 +7,8 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
+from itertools import islice
 
 import numpy as np
 import numpy.typing as npt
@@ -22,6 +23,8 @@ from .files import Arrays
 Floats = npt.NDArray[np.float64]
 
 PREFIX = "drawn."  # of the limits' names
+SPARE = 8  # slots of a cache behind what a batch needs
+REPEATED = "drawn.repeated."  # of the names of arrays
 
 
 @dataclass(frozen=True)
@@ -30,15 +33,23 @@ class Batch:
 
     texts: tuple[int, ...]  # which of the texts each row reads
     ends: tuple[tuple[int, ...], ...]  # of each step, how many tokens each row has read behind it
+    # Where it is not 0, the first step is a past: it is read once for all rows, and its keys and values are
+    # there so many times.
+    repeats: int = 0
 
     @property
     def columns(self) -> int:
         """How many tokens wide a cache gets in which all rows are padded in each step."""
         begins = ((0,) * len(self.texts), *self.ends)
-        return sum(
+        first, *others = [
             max(after - before for before, after in zip(*ends, strict=True))
             for ends in zip(begins, self.ends, strict=False)
-        )
+        ]
+        return first * max(1, self.repeats) + sum(others)
+
+    def count_past(self, step: int, row: int) -> int:
+        """Return how many tokens a row's cache holds behind a step."""
+        return self.ends[step][row] + self.ends[0][row] * max(0, self.repeats - 1)
 
 
 @dataclass(frozen=True)
@@ -52,6 +63,19 @@ class Draws:
     scale: float  # the unit of an error
     batches: tuple[Batch, ...]
     step_rows: int  # that take single steps together, each at positions of its own
+    # PyTorch's logits (T, K) of the first text's next tokens behind its beginnings, whose keys and values are
+    # there more than once: by the beginning's length, and how often.
+    repeated: Mapping[tuple[int, int], Logits] = field(default_factory=dict)
+
+    def find_logits(self, batch: Batch, step: int, row: int) -> Logits:
+        """Return PyTorch's logits (K,) behind a step of a row."""
+        end = batch.ends[step][row]
+        past = batch.ends[0][row]
+        if batch.repeats < 2:
+            found: Logits = self.logits[batch.texts[row]][end - 1]
+        else:
+            found = self.repeated[past, batch.repeats][end - past - 1]
+        return found
 
 
 def to_arrays(draws: Draws | None) -> dict[str, npt.NDArray[np.generic]]:
@@ -68,6 +92,9 @@ def to_arrays(draws: Draws | None) -> dict[str, npt.NDArray[np.generic]]:
         arrays |= {f"drawn.text.{i}": np.array(text), f"drawn.logits.{i}": logits}
     for i, batch in enumerate(draws.batches):
         arrays |= {f"drawn.batch.{i}": np.array(batch.texts), f"drawn.ends.{i}": np.array(batch.ends)}
+        arrays[f"drawn.repeats.{i}"] = np.array(batch.repeats)
+    for (past, repeats), logits in draws.repeated.items():
+        arrays[f"{REPEATED}{past}.{repeats}"] = logits
     return arrays
 
 
@@ -87,10 +114,17 @@ def from_arrays(arrays: Arrays) -> Draws | None:
             Batch(
                 tuple(arrays[f"drawn.batch.{i}"].tolist()),
                 tuple(tuple(ends) for ends in arrays[f"drawn.ends.{i}"].tolist()),
+                int(arrays.get(f"drawn.repeats.{i}", 0)),  # earlier exports have none
             )
             for i in batches
         ),
         step_rows=int(arrays["drawn.step_rows"]),
+        repeated={
+            (int(past), int(repeats)): logits
+            for name, logits in arrays.items()
+            if name.startswith(REPEATED)
+            for past, repeats in [name.removeprefix(REPEATED).split(".")]
+        },
     )
 
 
@@ -171,11 +205,28 @@ Errors = Iterator[tuple[tuple[int, int], float]]  # by the step and the row
 
 def measure_batch(decoder: Decoder, draws: Draws, batch: Batch) -> Errors:
     """Yield the largest error behind each step of each row of a batch."""
-    run = decoder.start(len(batch.texts), batch.columns)
-    for step, rows in enumerate(list_steps(draws, batch)):
+    run = start_batch(decoder, draws, batch)
+    for step, rows in list_compared_steps(draws, batch):
         got = keep_known(take_step(run, rows), draws)
-        for row, (text, end) in enumerate(zip(batch.texts, batch.ends[step], strict=True)):
-            yield (step, row), measure_error(got[row], draws.logits[text][end - 1], draws.scale)
+        for row in range(len(rows)):
+            yield (step, row), measure_error(got[row], draws.find_logits(batch, step, row), draws.scale)
+
+
+def start_batch(decoder: Decoder, draws: Draws, batch: Batch) -> DecoderRun:
+    """Return a run of a batch's rows, which have read their past where they have one."""
+    # A graph that writes a slot too far is told by its results, where the engine itself would raise an error.
+    capacity = min(find_room(decoder.artifact), batch.columns + SPARE)
+    if not batch.repeats:
+        return decoder.start(len(batch.texts), capacity)
+    run = start_rows(decoder, draws.texts[0], batch.ends[0], capacity)
+    if batch.repeats > 1:
+        run.repeat(batch.repeats)
+    return run
+
+
+def list_compared_steps(draws: Draws, batch: Batch) -> Iterator[tuple[int, list[tuple[int, ...]]]]:
+    """Yield the number of each step behind the past, and the tokens that each row reads in it."""
+    yield from islice(enumerate(list_steps(draws, batch)), 1 if batch.repeats else 0, None)
 
 
 def list_steps(draws: Draws, batch: Batch) -> Iterator[list[tuple[int, ...]]]:
@@ -250,9 +301,9 @@ def describe_spot(draws: Draws, spot: Spot) -> str:
     if number == STEPS:
         return f"in single step {step} of row {row}"
     batch = draws.batches[number]
-    begin = batch.ends[step - 1][row] if step else 0
-    lengths = ", ".join(map(str, batch.ends[step]))
-    end = batch.ends[step][row] - 1
+    lengths = ", ".join(str(batch.count_past(step, each)) for each in range(len(batch.texts)))
+    begin = batch.count_past(step - 1, row) if step else 0
+    end = batch.count_past(step, row) - 1
     return (
         f"in row {row} of a batch of {len(batch.texts)}, in the step of its tokens {begin} to {end}, where"
         f" the rows have read {lengths}"

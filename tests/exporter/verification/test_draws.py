@@ -5,18 +5,24 @@ from __future__ import annotations
 from collections.abc import Iterator
 from pathlib import Path
 
+import numpy as np
 import pytest
 
 from planforge.exporter import export
+from planforge.exporter.levels import STANDARD
+from planforge.exporter.reference import draw
+from planforge.exporter.reference.decoder_samples import Expectation
 
 from ...helpers.fault_table import Row, collect_table
 from ...helpers.faults import Fault, Plant
 from ...helpers.ground import Ground
 from ...helpers.models import tiny_bert, write_wordpiece
-from ...helpers.rare_faults import late_slot, late_total, positions_of_four, unmasked
+from ...helpers.rare_faults import late_positions_behind, late_slot, late_total, positions_of_four, unmasked
 
 LATE = "a cache one slot late, in single steps at positions 100 to 199 alone"
 FOUR = "positions wrong in batches of 4 alone"
+SIX = "positions wrong in single steps of batches of 6 alone, behind 60 tokens or more"
+FEW = "positions wrong in steps of 2 to 6 tokens alone, behind 150 tokens or more"
 FOURTH = "padding of the fourth row unmasked"
 STEPS = "single steps at positions 1 to 255, 1 row"
 BATCHES = "batches of 1 to 8 rows, padded, drawn with seed 0"
@@ -41,6 +47,11 @@ def ground(demo_bundle: Path, tmp_path_factory: pytest.TempPathFactory) -> Groun
         ("decoder.ort.fp32", LATE, late_total, STEPS, "h.0.attn", {"GroupQueryAttention"}),
         ("decoder.portable.fp32", FOUR, positions_of_four, BATCHES, "wpe", {"Gather"}),
         ("decoder.inplace.fp16", FOUR, positions_of_four, BATCHES, "wpe", {"Gather"}),
+        ("decoder.portable.fp32", SIX, late_positions_behind(60, 6, range(1, 2)), BATCHES, "wpe", {"Gather"}),
+        (
+            *("decoder.portable.fp32", FEW, late_positions_behind(150, None, range(2, 7))),
+            *(BATCHES, "wpe", {"Gather"}),
+        ),
         ("decoder.portable.fp32", FOURTH, unmasked(0, 3, 3), BATCHES, "", {"Unsqueeze", "And", "Where"}),
     ],
 )
@@ -60,6 +71,41 @@ def test_a_fault_that_few_texts_show_is_caught_and_named(
     assert culprit is not None
     assert culprit.module == module and culprit.op_type in op_types
     table.append((f"GPT-2 {artifact}", name, case, f"{culprit.op_type} of {module or 'no module'}"))
+
+
+def test_a_model_whose_budget_allows_few_positions_is_held_to_all_of_the_context(
+    demo_bundle: Path, table: list[Row], tmp_path_factory: pytest.TempPathFactory
+) -> None:
+    """As many weights as Qwen2-0.5B has: 64 tokens are drawn, of a context of 256."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(draw, "count_weights", lambda model: 500_000_000)
+        ground = Ground(demo_bundle, tmp_path_factory.mktemp("large") / "copy", STANDARD)
+    expected = ground.examiner.expected
+    assert isinstance(expected, Expectation) and expected.draws is not None
+    assert len(expected.draws.texts[0]) == 64
+    artifact = "decoder.inplace.fp32"
+    with ground.damaged(artifact, Fault("rare", late_slot, "", ())) as bundle:
+        failed, culprit = ground.examined(bundle, bundle.manifest.artifact(artifact))
+    assert BATCHES in {comparison.case for comparison in failed}
+    assert culprit is not None
+    assert culprit.module == "h.0.attn" and culprit.op_type in {"TensorScatter", "Attention"}
+    table.append((f"GPT-2 {artifact}, as of 0.5B", LATE, BATCHES, f"{culprit.op_type} of h.0.attn"))
+
+
+@pytest.mark.parametrize("repeats", [1, 4, 22])
+def test_pasts_of_every_size_of_batch_are_in_all_quarters_of_the_context(repeats: int) -> None:
+    context = 1024 if repeats > 1 else 256
+    quarters: dict[int, set[int]] = {}
+    for seed in range(40):
+        drawing = draw.Drawing((1,), context, 8, seed, parts=2, level=STANDARD)
+        random = np.random.default_rng(seed)
+        for batch in draw.draw_far_batches(random, list(range(1, 9)), 256, drawing, repeats):
+            size = len(batch.texts)
+            pasts = [batch.count_past(0, row) for row in range(size)]
+            assert max(pasts) > 0.75 * context  # the longest row, every time
+            assert batch.columns <= context
+            quarters.setdefault(size, set()).update(4 * past // context for past in pasts)
+    assert all(found == {0, 1, 2, 3} for size, found in quarters.items() if size > 1)
 
 
 @pytest.fixture(scope="module")

@@ -213,7 +213,7 @@ def test_what_a_smaller_plan_cannot_take_is_skipped_and_said(own_bundle: Path) -
         "single steps at positions 1 to 59, 1 row",
     ]
     *others, drawn = result.skipped
-    assert re.fullmatch(r"\d+ of 16 drawn batches", drawn.what) and drawn.reason.endswith(
+    assert re.fullmatch(r"\d+ of 24 drawn batches", drawn.what) and drawn.reason.endswith(
         "it takes 1 to 2 of 60"
     )
     assert [(each.what, each.reason) for each in others] == [
