@@ -141,7 +141,9 @@ class DecoderExaminer(Examiner[Decoder]):
         draws = self.expected.draws
         assert draws is not None  # nothing else has spots
         reading = partial(read_context, find_text(draws, spot, artifact))
-        return make_draw_trial(artifact, draws, spot, reading)
+        return make_draw_trial(
+            artifact, draws, spot, reading, lambda program: (Decoder(program, artifact), None)
+        )
 
     def choose_trial_texts(self, whole: bool) -> list[list[int]]:
         """Return the tokens of a trial's texts."""

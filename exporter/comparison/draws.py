@@ -1,11 +1,12 @@
-"""Trials of drawn batches and single steps of a decoder, to look for the fault of the row that failed.
+"""Trials of drawn batches and single steps, to look for the fault of the row that failed.
 
 B rows, T tokens of a run
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from typing import TypeAlias
 
 import numpy as np
 
@@ -18,6 +19,7 @@ from ...runtime.diagnostics.golden.draws import (
     STEPS,
     Batch,
     Draws,
+    choose_chunk,
     list_compared_steps,
     plan_steps,
     start_batch,
@@ -25,32 +27,45 @@ from ...runtime.diagnostics.golden.draws import (
     take_step,
 )
 from ...runtime.diagnostics.metrics import Spot
+from ...runtime.translate.source_encoder import SourceEncoder
 from ..execution.trial import PADDING, Integers, Reading, Step, Trial
 
 COMPARED = 256  # tokens of the row; of a longer one only the step that failed is compared
 
+# Opens a decoder, and a translator's encoder beside it.
+OpenDecoder: TypeAlias = "Callable[[Program], tuple[Decoder, SourceEncoder | None]]"
 
-def make_draw_trial(artifact: Artifact, draws: Draws, spot: Spot, reading: Reading) -> Trial:
+
+def make_draw_trial(
+    artifact: Artifact, draws: Draws, spot: Spot, reading: Reading, open_decoder: OpenDecoder
+) -> Trial:
     """Return the trial of the spot where a drawn batch, or the single steps, failed first.
 
     Of all rows that run, the one that failed is compared. `reading` runs PyTorch over its text.
     """
     number, step, row = spot
     if number == STEPS:
-        return make_step_trial(artifact, draws, step, row, reading)
-    return make_batch_trial(artifact, draws, draws.batches[number], step, row, reading)
+        return make_step_trial(artifact, draws, step, row, reading, open_decoder)
+    return make_batch_trial(artifact, draws, draws.batches[number], step, row, reading, open_decoder)
 
 
 def make_batch_trial(
-    artifact: Artifact, draws: Draws, batch: Batch, step: int, row: int, reading: Reading
+    artifact: Artifact,
+    draws: Draws,
+    batch: Batch,
+    step: int,
+    row: int,
+    reading: Reading,
+    open_decoder: OpenDecoder,
 ) -> Trial:
     """Return the trial of the first steps of a batch, up to one of them."""
 
     def drive(program: Program) -> None:
-        run = start_batch(Decoder(program, artifact), draws, batch)
+        decoder, encoder = open_decoder(program)
+        run = start_batch(decoder, draws, batch, encoder)
         for number, rows in list_compared_steps(draws, batch):
             if number <= step:
-                take_step(run, rows)
+                take_step(run, rows, has_past=number > 0)
 
     steps = []
     begins = (0,) * len(batch.texts)
@@ -80,8 +95,10 @@ def list_runs(
     ids, valid = pad(spans, artifact.padding_side)
     positions = np.where(valid, ids, PADDING)
     every = tuple(range(len(spans)))
-    for start in range(0, positions.shape[1], PREFILL_CHUNK):
-        piece = positions[:, start : start + PREFILL_CHUNK]
+    rows, width = positions.shape
+    chunk = choose_chunk(artifact, rows, width, any(begins))
+    for start in range(0, width, chunk):
+        piece = positions[:, start : start + chunk]
         has_past = start > 0 or any(begins)
         if artifact.dialect == "ort" and has_past and 1 not in piece.shape:  # row by row
             for row in every:
@@ -92,7 +109,9 @@ def list_runs(
             yield every, piece
 
 
-def make_step_trial(artifact: Artifact, draws: Draws, step: int, row: int, reading: Reading) -> Trial:
+def make_step_trial(
+    artifact: Artifact, draws: Draws, step: int, row: int, reading: Reading, open_decoder: OpenDecoder
+) -> Trial:
     """Return the trial of one of the single steps, behind pasts that are read at once."""
     planned = plan_steps(artifact, draws)
     pasts = [past + step for past in planned.pasts]
@@ -100,7 +119,8 @@ def make_step_trial(artifact: Artifact, draws: Draws, step: int, row: int, readi
     capacity = planned.pasts[-1] + planned.count
 
     def drive(program: Program) -> None:
-        run = start_rows(Decoder(program, artifact), text, pasts, capacity)
+        decoder, encoder = open_decoder(program)
+        run = start_rows(decoder, draws, pasts, capacity, encoder)
         run.decode([text[past] for past in pasts])
 
     every = tuple(range(len(pasts)))

@@ -20,11 +20,11 @@ from ...models import GrowingCache, KeyValue
 from ...models.language_model import LanguageModel
 from ...runtime.decoding.decoder import pad
 from ...runtime.diagnostics.golden.decoders import Context
-from ...runtime.diagnostics.golden.draws import PREFIX
-from ...runtime.diagnostics.metrics import Logits, measure
+from ...runtime.diagnostics.golden.draws import PREFIX, Draws
+from ...runtime.diagnostics.metrics import Logits, measure, measure_scale
 from ..limits import Gaps
 from .decoder_samples import CONTEXT_ROWS, Expectation
-from .draw import measure_draws
+from .draw import TAIL, measure_draws
 from .passages import LOGITS_BYTES, measure_text
 from .piecewise import PiecewiseCache
 from .rounding import RoundedCache, Rounding
@@ -131,6 +131,16 @@ class Reference:
                 )
         return found
 
+    def answer_draws(self, draws: Draws) -> Draws:
+        """Return the draws with the logits of their texts, computed at once."""
+        logits = tuple(self.compute_columns(text, draws.columns) for text in draws.texts)
+        return replace(
+            draws,
+            logits=logits,
+            scale=measure_scale(np.concatenate(logits)),
+            repeated=self.compute_repeated(draws.texts[0], draws.list_repeated(), TAIL, draws.columns),
+        )
+
     @torch.no_grad()
     def continue_greedily(self, prompts: Sequence[Sequence[int]], steps: int) -> list[list[int]]:
         """Return the likeliest continuation of each prompt, token by token through the cache."""
@@ -179,7 +189,7 @@ class Reference:
 
             gaps: Gaps = {"text": measure_text(read_passages(), passages)} if passages else {}
             if expected.draws is not None:
-                gaps[PREFIX] = measure_draws(rounded, expected.draws)
+                gaps[PREFIX] = measure_draws(rounded.answer_draws(expected.draws), expected.draws)
         worst = max(measure(a, b).mean_kl for a, b in zip(got, want, strict=True))
         return {"": replace(measure(np.concatenate(got), np.concatenate(want)), mean_kl=worst), **gaps}
 

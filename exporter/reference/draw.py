@@ -6,14 +6,14 @@ B rows of a batch, K tokens whose logits are known
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, TypeAlias
+from typing import TYPE_CHECKING, Protocol, TypeAlias
 
 import numpy as np
 
 from ...runtime.diagnostics.golden.draws import Batch, Draws, measure_error
-from ...runtime.diagnostics.metrics import DrawMetrics, measure_scale
+from ...runtime.diagnostics.metrics import DrawMetrics
 from ..errors import VerificationError
 from ..levels import FULL, Level
 
@@ -38,11 +38,26 @@ KNOWN_TOKENS = 256  # of the vocabulary, whose logits are compared
 
 
 @dataclass(frozen=True)
+class SourceDrawing:
+    """What is drawn for a translator beside its targets.
+
+    Attributes:
+        real: tokens of real sources, of which phrases are drawn.
+        longest: the most tokens of a source, its end token included.
+        end: the token behind every source.
+    """
+
+    real: tuple[int, ...]
+    longest: int
+    end: int
+
+
+@dataclass(frozen=True)
 class Drawing:
     """What is drawn for a decoder.
 
     Attributes:
-        real: tokens of real text, of which phrases are drawn.
+        real: tokens of real text, of which phrases are drawn; a translator's are targets that it wrote.
         context: the most tokens of a row.
         max_batch: the most rows of a batch.
         seed: decides all that is drawn.
@@ -57,6 +72,7 @@ class Drawing:
     seed: int
     parts: int
     level: Level
+    sources: SourceDrawing | None = None  # of a translator
 
 
 def count_weights(model: ReferenceModel) -> int:
@@ -97,6 +113,7 @@ def draw_batches(
     context: int,
     parts: int,
     alike: int = 2,
+    sources: Sequence[int] = (),
 ) -> tuple[Batch, ...]:
     """Return batches of every size whose longest rows stand in different places: any other is padded.
 
@@ -108,17 +125,24 @@ def draw_batches(
         context: the most tokens of a row, padding included.
         parts: in how many steps of several tokens a row reads its text at most.
         alike: how many batches of a size there are, one or two.
+        sources: the lengths of what a translator reads beside each text. Those of a batch have `room` too.
     """
+
+    def list_others(size: int) -> list[int]:
+        return [text for text in range(1, len(lengths)) if not sources or sources[text] * size <= room]
+
     batches = []
     for size in sizes:
+        others = list_others(size)
         places = random.permutation(size)[:alike]
         # The longest row of the first is long, that of the second of any length, as a small engine takes too.
         for place, is_long in zip(places, (True, False), strict=False):
             most = min(lengths[0], max(4, (room if is_long else lengths[0] // 2) // size))
             longest = draw_length(random, max(1, most // 2) if is_long else 1, most)
-            batches.append(draw_batch(random, lengths, size, int(place), longest, context, parts))
+            batches.append(draw_batch(random, lengths, others, size, int(place), longest, context, parts))
     if lengths[0] > 1 and max(sizes) > 1:  # padding as long as there can be
-        batches.append(draw_batch(random, lengths, 2, int(random.integers(2)), lengths[0], context, parts))
+        place = int(random.integers(2))
+        batches.append(draw_batch(random, lengths, list_others(2), 2, place, lengths[0], context, parts))
     return tuple(batches)
 
 
@@ -128,13 +152,21 @@ def draw_length(random: Random, least: int, most: int) -> int:
 
 
 def draw_batch(
-    random: Random, lengths: Sequence[int], size: int, place: int, longest: int, context: int, parts: int
+    random: Random,
+    lengths: Sequence[int],
+    others: Sequence[int],
+    size: int,
+    place: int,
+    longest: int,
+    context: int,
+    parts: int,
 ) -> Batch:
     """Return a batch whose row `place` reads `longest` tokens, and the others fewer where there are fewer.
 
-    Steps of one or two parts come first, and then some single tokens.
+    Steps of one or two parts come first, and then some single tokens. `others` are the texts that rows may
+    read beside the first.
     """
-    others = random.permutation(np.arange(1, len(lengths))).tolist()
+    others = random.permutation(others).tolist()
     texts = []
     totals = []
     for row in range(size):
@@ -215,30 +247,65 @@ def draw_for_decoder(reference: Reference, drawing: Drawing) -> Draws:
     """Draw texts and batches for a decoder, and compute what PyTorch makes of the texts."""
     random = np.random.default_rng(drawing.seed)
     weights = count_weights(reference.model)
-    longest = count_longest(weights, drawing.context, drawing.level)
-    lengths = [longest, *[max(1, longest // (TEXTS - 1))] * (TEXTS - 1)]
+    lengths = list_lengths(count_longest(weights, drawing.context, drawing.level))
     texts = tuple(draw_text(random, drawing.real, length) for length in lengths)
     vocabulary = reference.compute_logits(texts[0][:1], slice(None)).shape[1]
-    columns = np.sort(random.choice(vocabulary, min(KNOWN_TOKENS, vocabulary), replace=False))
-    logits = tuple(reference.compute_columns(text, columns.tolist()) for text in texts)
-    if not all(np.isfinite(array).all() for array in logits):
-        raise VerificationError("the PyTorch model's own logits are not finite; check its weights")
+    columns = draw_columns(random, vocabulary)
     sizes = list_sizes(drawing.max_batch)
     alike = count_alike(weights, sizes, drawing.level)
-    room = count_room(weights, longest, len(sizes) * alike, drawing.level)
+    room = count_room(weights, lengths[0], len(sizes) * alike, drawing.level)
     batches = draw_batches(random, lengths, sizes, room, drawing.context, drawing.parts, alike)
-    far = draw_far_batches(random, sizes, longest, drawing, find_most_repeats(reference, longest, drawing))
-    places = sorted({(past, batch.repeats) for batch in far if batch.repeats > 1 for past in batch.ends[0]})
-    return Draws(
+    repeats = find_most_repeats(reference, lengths[0], drawing)
+    far = draw_far_batches(random, sizes, lengths[0], drawing, repeats)
+    draws = Draws(
         seed=drawing.seed,
         texts=texts,
-        columns=tuple(columns.tolist()),
-        logits=logits,
-        scale=measure_scale(np.concatenate(logits)),
+        columns=columns,
+        logits=(),
+        scale=1.0,
         batches=(*batches, *far),
-        step_rows=count_step_rows(weights, longest, drawing.level),
-        repeated=reference.compute_repeated(texts[0], places, TAIL, columns.tolist()),
+        step_rows=count_step_rows(weights, lengths[0], drawing.level),
     )
+    return answer_finitely(reference, draws)
+
+
+def list_lengths(longest: int) -> list[int]:
+    """Return the lengths of the drawn texts."""
+    return [longest, *[max(1, longest // (TEXTS - 1))] * (TEXTS - 1)]
+
+
+def draw_columns(random: Random, vocabulary: int) -> tuple[int, ...]:
+    """Return the tokens whose logits are compared."""
+    columns = np.sort(random.choice(vocabulary, min(KNOWN_TOKENS, vocabulary), replace=False))
+    return tuple(columns.tolist())
+
+
+class DrawReference(Protocol):
+    """A model in PyTorch."""
+
+    def answer_draws(self, draws: Draws) -> Draws:
+        """Return the draws with what the model makes of them."""
+
+
+def answer_finitely(reference: DrawReference, draws: Draws) -> Draws:
+    """Return draws with what PyTorch makes of them, which has to be finite."""
+    answered = reference.answer_draws(draws)
+    if not all(np.isfinite(array).all() for array in answered.logits):
+        raise VerificationError("the PyTorch model's own logits are not finite; check its weights")
+    return answered
+
+
+def describe_undrawn(weights: int, context: int, max_batch: int, level: Level) -> Iterator[str]:
+    """Yield what a level leaves out of what is drawn at "full"."""
+    if not level.draw_work:
+        yield "drawn batches, and single steps at every position"
+        return
+    longest = count_longest(weights, context, level)
+    usual = count_longest(weights, context, FULL)
+    if longest < usual:
+        yield f"drawn prompts of {longest + 1:,} to {usual:,} tokens, and single steps at each position"
+    if count_alike(weights, list_sizes(max_batch), level) == 1:
+        yield "a second drawn batch of each size"
 
 
 def count_room(weights: int, longest: int, batches: int, level: Level) -> int:
@@ -295,13 +362,9 @@ def draw_places(random: Random, most: int, known: int) -> list[int]:
     return sorted({max(1, int(length)) for length in lengths})
 
 
-def measure_draws(reference: Reference, draws: Draws) -> DrawMetrics:
-    """Measure how far a rounded model is from what `draws` hold."""
-    pairs = [
-        (reference.compute_columns(text, draws.columns), logits)
-        for text, logits in zip(draws.texts, draws.logits, strict=True)
-    ]
-    repeated = reference.compute_repeated(draws.texts[0], draws.repeated, TAIL, draws.columns)
-    pairs += [(logits, draws.repeated[place]) for place, logits in repeated.items()]
+def measure_draws(rounded: Draws, draws: Draws) -> DrawMetrics:
+    """Measure how far what a rounded model makes of draws is from what the model does."""
+    pairs = [*zip(rounded.logits, draws.logits, strict=True)]
+    pairs += [(logits, draws.repeated[place]) for place, logits in rounded.repeated.items()]
     errors = [measure_error(got, want, draws.scale) for got, want in pairs]
     return DrawMetrics(max(errors), math.isfinite(max(errors)), sum(len(want) for _, want in pairs))
