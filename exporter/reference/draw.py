@@ -247,7 +247,8 @@ def draw_for_decoder(reference: Reference, drawing: Drawing) -> Draws:
     """Draw texts and batches for a decoder, and compute what PyTorch makes of the texts."""
     random = np.random.default_rng(drawing.seed)
     weights = count_weights(reference.model)
-    lengths = list_lengths(count_longest(weights, drawing.context, drawing.level))
+    longest = count_longest(weights, drawing.context, drawing.level)
+    lengths = [longest, *[max(1, longest // (TEXTS - 1))] * (TEXTS - 1)]
     texts = tuple(draw_text(random, drawing.real, length) for length in lengths)
     vocabulary = reference.compute_logits(texts[0][:1], slice(None)).shape[1]
     columns = draw_columns(random, vocabulary)
@@ -267,11 +268,6 @@ def draw_for_decoder(reference: Reference, drawing: Drawing) -> Draws:
         step_rows=count_step_rows(weights, lengths[0], drawing.level),
     )
     return answer_finitely(reference, draws)
-
-
-def list_lengths(longest: int) -> list[int]:
-    """Return the lengths of the drawn texts."""
-    return [longest, *[max(1, longest // (TEXTS - 1))] * (TEXTS - 1)]
 
 
 def draw_columns(random: Random, vocabulary: int) -> tuple[int, ...]:

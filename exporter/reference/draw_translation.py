@@ -19,13 +19,12 @@ from .draw import (
     count_longest,
     count_room,
     count_step_rows,
+    count_tokens,
     count_weights,
     draw_batches,
     draw_columns,
     draw_far_batches,
-    draw_length,
     draw_text,
-    list_lengths,
     list_sizes,
 )
 
@@ -41,7 +40,9 @@ def draw_for_translator(reference: Reference, drawing: Drawing) -> Draws:
     assert drawing.sources is not None
     random = np.random.default_rng(drawing.seed)
     weights = count_weights(reference.model)
-    lengths = list_lengths(count_longest(weights, drawing.context, drawing.level))
+    longest = count_longest(weights, drawing.context, drawing.level)
+    most_of_others = count_tokens(weights, drawing.level) // 2 // (TEXTS - 1)
+    lengths = [longest, *[max(1, min(longest, most_of_others))] * (TEXTS - 1)]
     texts = tuple((reference.start, *draw_text(random, drawing.real, length - 1)) for length in lengths)
     vocabulary = reference.compute_results((drawing.sources.end,), (0,))[0].shape[1]
     columns = draw_columns(random, vocabulary)
@@ -75,6 +76,6 @@ def draw_sources(
     """
     steps = np.linspace(0, math.log(most), TEXTS)
     spread = np.exp(random.uniform(steps[:-1], steps[1:])).round().astype(int).tolist()
-    first = draw_length(random, 1, max(1, min(most, most_of_all)))
+    first = int(random.integers(1, max(1, min(most, most_of_all)) + 1))
     lengths = [first, 1, *spread[1:-1], most]
     return tuple((*draw_text(random, drawing.real, length - 1), drawing.end) for length in lengths)
