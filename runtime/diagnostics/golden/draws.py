@@ -162,9 +162,10 @@ def make_draw_cases(
 
     `encoder` is that of a translator, which reads the sources.
     """
-    batches = list_batches(decoder.artifact, draws, encoder and encoder.artifact)
+    read_by = None if encoder is None else encoder.artifact
+    batches = list_batches(decoder.artifact, draws, read_by)
     steps = plan_steps(decoder.artifact, draws)
-    if encoder is not None and not reads(encoder.artifact, draws.sources[:1]):
+    if read_by is not None and not reads(read_by, draws.sources[:1]):
         steps = Steps((), 0)
     cases: dict[str, Case] = {}
 

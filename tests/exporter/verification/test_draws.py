@@ -114,7 +114,7 @@ def test_golden_answers_behind_repeated_pasts_are_asked_again(large: Ground) -> 
     asked_otherwise = dataclasses.replace(large.examiner, expected=large.examiner.expected.thin(1))
 
     def list_faults(changed: Mapping[str, Any]) -> list[str]:
-        golden = {key: array for key, array in (arrays | changed).items() if array is not None}
+        golden = {key: array for key, array in {**arrays, **changed}.items() if array is not None}
         meant = answer_again(asked_otherwise, golden, large.model)
         return list(compare_arrays(golden, meant, 1e-3))
 
@@ -123,7 +123,7 @@ def test_golden_answers_behind_repeated_pasts_are_asked_again(large: Ground) -> 
     assert fault.startswith(f"{name} is ")
     assert list_faults({name: None}) == [f"{name} is missing"]
     batch = next(key for key, array in arrays.items() if key.startswith("drawn.repeats.") and array > 1)
-    with pytest.raises(ValueError, match="it has drawn texts of .* tokens, and the model takes 256"):
+    with pytest.raises(ValueError, match=r"it has drawn texts of \d+ tokens, and the model takes 256"):
         list_faults({batch: np.array(10**6)})
 
 
