@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
 import numpy as np
 
-from ...runtime.diagnostics.golden.draws import Draws
+from ...runtime.diagnostics.golden.draws import Batch, Draws
 from .draw import (
     SMALL_SIZES,
     TEXTS,
@@ -23,7 +24,9 @@ from .draw import (
     count_weights,
     draw_batches,
     draw_columns,
+    draw_ends,
     draw_far_batches,
+    draw_length,
     draw_text,
     list_sizes,
 )
@@ -53,6 +56,7 @@ def draw_for_translator(reference: Reference, drawing: Drawing) -> Draws:
     sources = draw_sources(random, drawing.sources, most, room // min(SMALL_SIZES, max(sizes)))
     widths = list(map(len, sources))
     batches = draw_batches(random, lengths, sizes, room, drawing.context, drawing.parts, alike, widths)
+    widest = draw_widest_batches(random, lengths) if max(sizes) > 1 else ()
     far = draw_far_batches(random, sizes, lengths[0], drawing, repeats=1)
     draws = Draws(
         seed=drawing.seed,
@@ -60,7 +64,7 @@ def draw_for_translator(reference: Reference, drawing: Drawing) -> Draws:
         columns=columns,
         logits=(),
         scale=1.0,
-        batches=(*batches, *far),
+        batches=(*batches, *widest, *far),
         step_rows=count_step_rows(weights, lengths[0], drawing.level),
         sources=sources,
     )
@@ -79,3 +83,10 @@ def draw_sources(
     first = int(random.integers(1, max(1, min(most, most_of_all)) + 1))
     lengths = [first, 1, *spread[1:-1], most]
     return tuple((*draw_text(random, drawing.real, length - 1), drawing.end) for length in lengths)
+
+
+def draw_widest_batches(random: Random, lengths: Sequence[int]) -> tuple[Batch, ...]:
+    """Return a batch of the shortest source and the longest: as much padding as there can be."""
+    texts = random.permutation([1, TEXTS - 1]).tolist()
+    totals = [draw_length(random, min(2, lengths[text]), lengths[text]) for text in texts]
+    return (Batch(tuple(texts), draw_ends(random, totals, steps=min(2, *totals), parts=1)),)
