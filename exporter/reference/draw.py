@@ -32,7 +32,6 @@ BEGINNING = 48  # tokens of a text at most, whose keys and values fill a longer 
 TAIL = 8  # tokens behind a past
 WIDEST = 6  # tokens of the first step behind it, at most
 PLACES = 16  # in the context, where pasts end
-CACHED = 8192  # tokens of a batch's cache, rows and all; one row may have a whole context
 MANY_REPEATS = 32  # from here on every second batch has fewer
 KNOWN_TOKENS = 256  # of the vocabulary, whose logits are compared
 
@@ -338,7 +337,7 @@ def draw_far_batches(
     batches = []
     for number, size in enumerate(sizes):
         times = often[number % len(often)]
-        most = (max(drawing.context, CACHED) // size - TAIL) // times
+        most = (max(drawing.context, drawing.level.cached) // size - TAIL) // times
         fitting = [past for past in places[times] if past <= most] or [1]
         pasts = random.choice(fitting, size)
         pasts[random.integers(size)] = max(fitting)

@@ -11,7 +11,7 @@ import numpy as np
 import pytest
 
 from planforge.exporter import export
-from planforge.exporter.levels import STANDARD
+from planforge.exporter.levels import FULL, STANDARD
 from planforge.exporter.reference import draw
 from planforge.exporter.reference.decoder_samples import Expectation
 from planforge.exporter.verification.golden_answers import answer_again, compare_arrays
@@ -132,7 +132,7 @@ def test_pasts_of_every_size_of_batch_are_in_all_quarters_of_the_context(repeats
     context = 1024 if repeats > 1 else 256
     quarters: dict[int, set[int]] = {}
     for seed in range(40):
-        drawing = draw.Drawing((1,), context, 8, seed, parts=2, level=STANDARD)
+        drawing = draw.Drawing((1,), context, 8, seed, parts=2, level=FULL)
         random = np.random.default_rng(seed)
         for batch in draw.draw_far_batches(random, list(range(1, 9)), 256, drawing, repeats):
             size = len(batch.texts)
