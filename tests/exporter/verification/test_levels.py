@@ -37,6 +37,7 @@ def test_no_level_computes_more_than_the_next(weights: int) -> None:
             level.count_context(weights),
             count_tokens(weights, level),
             count_alike(weights, sizes, level),
+            level.cached,
         )
         for level in LEVELS.values()
     ]
