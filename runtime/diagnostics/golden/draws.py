@@ -218,14 +218,11 @@ def reads(encoder: Artifact, sources: Sequence[Sequence[int]]) -> bool:
     return rows.min <= len(sources) <= rows.max and max(map(len, sources)) <= find_room(encoder)
 
 
-def find_skipped_draws(
-    artifact: Artifact, draws: Draws | None, encoder: Artifact | None = None
-) -> list[Skipped]:
-    """Return what `make_draw_cases` leaves out."""
+def find_skipped_draws(artifact: Artifact, draws: Draws | None) -> list[Skipped]:
+    """Return what `make_draw_cases` leaves out because of the decoder."""
     if draws is None:
         return []
-    taken = list_batches(artifact, draws, encoder)
-    left = [batch for number, batch in enumerate(draws.batches) if number not in taken]
+    left = [batch for batch in draws.batches if not fits(artifact, batch)]
     skipped = []
     if left:
         what = f"{len(left)} of {len(draws.batches)} drawn batches"

@@ -8,8 +8,9 @@ from dataclasses import replace
 
 import numpy as np
 
+from ...bundle.manifest import Artifact
 from ..metrics import DrawMetrics, Logits, Outcome, ScoreMetrics, Spot, judge_outcome, locate_failure
-from .cases import Case, Skipped, find_room, skip_too_long
+from .cases import Case, Skipped, find_room, skip_batches, skip_too_long
 from .decoders import measure_parts, measure_steps
 from .divergence import add_divergence, follow
 from .draws import Draws, choose_places, find_skipped_draws, make_draw_cases, name_batches, reads
@@ -110,7 +111,18 @@ def find_skipped(engine: Engine, golden: Golden) -> list[Skipped]:
     rows = decoder.axis("batch").max
     if beams > rows:
         skipped.append(Skipped(decoder.id, f"{beams} beams", f"{beams} rows are needed, it takes {rows}"))
-    return skipped + find_skipped_draws(decoder, golden.draws, encoder)
+    return skipped + find_skipped_draws(decoder, golden.draws) + find_skipped_sources(encoder, golden.draws)
+
+
+def find_skipped_sources(encoder: Artifact, draws: Draws | None) -> list[Skipped]:
+    """Return the drawn batches whose sources the encoder does not take."""
+    every = [] if draws is None else [draws.list_sources(batch) for batch in draws.batches]
+    left = [sources for sources in every if not reads(encoder, sources)]
+    if not left:
+        return []
+    longest = max(len(source) for sources in left for source in sources)
+    what = f"{len(left)} of {len(every)} drawn batches"
+    return [skip_batches(encoder, what, max(map(len, left)), longest)]
 
 
 def fits(engine: Engine, sample: Sample) -> bool:

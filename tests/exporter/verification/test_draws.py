@@ -15,6 +15,7 @@ from planforge.exporter.levels import FULL, STANDARD
 from planforge.exporter.reference import draw
 from planforge.exporter.reference.decoder_samples import Expectation
 from planforge.exporter.verification.golden_answers import answer_again, compare_arrays
+from planforge.runtime.diagnostics.selftest import selftest
 
 from ...helpers.fault_table import Row, collect_table
 from ...helpers.faults import Fault, Plant
@@ -173,6 +174,16 @@ def test_padding_of_an_encoder_that_few_batches_have_is_caught_and_named(
 @pytest.fixture(scope="module")
 def translators(dates_bundle: Path, tmp_path_factory: pytest.TempPathFactory) -> Ground:
     return Ground(dates_bundle, tmp_path_factory.mktemp("translators") / "copy", STANDARD)
+
+
+def test_golden_data_shows_a_fault_of_few_translations(translators: Ground) -> None:
+    """Without PyTorch, by `selftest`."""
+    late = Fault("rare", late_total_at("decoder.layers.0.attention", 40, 50), "", ())
+    with translators.damaged("decoder.ort.fp32", late) as bundle:
+        failed = [
+            comparison.case for comparison in selftest(bundle.folder).comparisons if comparison.failures
+        ]
+    assert failed == ["single steps at positions 1 to 63, 1 row"]
 
 
 SOURCE_MASK = "encoder_attention_mask"
