@@ -33,7 +33,7 @@ from planforge.runtime.errors import (
 from ...helpers.emulated_gpu import emulated_gpu
 from ...helpers.models import edit_json
 from ...helpers.plans import of_tensorrt, with_manifest
-from ...helpers.selftest import DECODING, TRANSLATING, bundle_named, copied, failed, mend
+from ...helpers.selftest import DECODING, DRAWN_TARGETS, TRANSLATING, bundle_named, copied, failed, mend
 
 
 def assert_passed(bundle: Path, result: SelftestResult) -> None:
@@ -139,9 +139,8 @@ def test_an_encoder_decoders_plans_pass(marian_bundle: Path) -> None:
     assert_passed(marian_bundle, result)
     assert result.backend == "tensorrt-rtx"
     assert result.artifacts == ("encoder.portable.fp16", "decoder.inplace.fp16")
-    drawn = ["batches of 1 to 8 rows, padded, drawn with seed 0", "single steps at positions 1 to 63, 1 row"]
     cases = [c.case for c in result.comparisons]
-    assert cases[4:] == [drawn[0], *TRANSLATING, *drawn]
+    assert cases[4:] == [DRAWN_TARGETS[0], *TRANSLATING, *DRAWN_TARGETS]
 
 
 def test_an_encoders_plan_of_a_smaller_batch_passes(
