@@ -116,7 +116,7 @@ def run_with(fault: Callable[[Results], None], monkeypatch: pytest.MonkeyPatch) 
             of_the_next_row,
             ("prefill and decode, batch 1", "prompts of 128, 129 tokens", "full context", STEPS),
         ),
-        # The encoder has no logits; rounding to fp16 changes those of drawn targets as much in a random model.
+        # The encoder has no logits; rounding changes those of drawn targets as much in a random model.
         ("marian", scaled, (*ENCODING, *DRAWN_TARGETS)),
         # fp16's limit of a beam's score is wide for a random model.
         ("marian", keys_and_values_swapped, TRANSLATING[-1:]),
