@@ -8,12 +8,12 @@ from pathlib import Path
 from ..runtime.errors import InputError
 from ..runtime.suggest import did_you_mean
 from .checkpoints.checkpoint import Checkpoint
-from .checkpoints.source import resolve_source
+from .checkpoints.source import Source, resolve_source
 from .import_folder import export_and_import
 from .imported.optimum import has_reference_model, refuse_unknown_type
 from .pipeline import ExportResult, write_bundle
 from .providers import TracedGraphs
-from .request import parse_request
+from .request import Request, parse_request
 from .tensorrt.plans import Progress
 
 EXPORTERS = ("auto", "planforge", "optimum")
@@ -55,17 +55,15 @@ def export(
         optimum_python: the python of an environment that has optimum-onnx; by default this one.
         verify: compare every graph with PyTorch, and keep nothing if one differs: "quick", a smoke test;
             "standard", or True, what the model's size allows; "full", every case; False compares nothing.
-        force: replace the bundle that is at `output`; it stays whole until the new one is.
+        force: replace the bundle that is at `output`; it stays as it is until the new one is whole.
         prompts: a file with one prompt per line to verify with, instead of the built-in ones.
         quantizer: "gptq" keeps products with real text close; "rtn" rounds to the nearest, in no time.
-        accept: losses to accept of every precision but fp32, such as {"top1_changes": 0.03}, in place of the
-            usual caps where they are larger. The bundle keeps them. What PyTorch, rounded the same way, does
-            not lose itself is refused all the same.
+        accept: losses above the usual caps to let pass, such as {"top1_changes": 0.03}, of every precision
+            but fp32, where PyTorch rounded the same way loses as much. The bundle keeps them.
         progress: called with a line as stages begin and go on; some are a `CountedLine`.
 
     Raises:
-        PlanForgeError: SourceError, CheckpointError, OutputError, ExportError, BuildError or
-            VerificationError; what was at `output` stays.
+        PlanForgeError: SourceError, CheckpointError, OutputError, ExportError, BuildError, VerificationError.
     """
     request = parse_request(
         output=output,
@@ -80,10 +78,21 @@ def export(
         quantizer=quantizer,
         accept=accept,
     )
-    source = resolve_source(model)
+    return export_source(resolve_source(model), request, exporter, outputs, optimum_python, progress)
+
+
+def export_source(
+    source: Source,
+    request: Request,
+    exporter: str,
+    outputs: Sequence[str],
+    optimum_python: str | None,
+    progress: Progress,
+) -> ExportResult:
+    """Export a checkpoint that was found, natively or through optimum."""
     if choose_exporter(exporter, source.folder, outputs) == "optimum":
         return export_and_import(source, request, optimum_python, progress)
-    checkpoint = Checkpoint(source, max_batch, max_length, tuple(outputs))
+    checkpoint = Checkpoint(source, request.max_batch, request.max_length, tuple(outputs))
     return write_bundle(TracedGraphs(checkpoint, computes=request.needs_reference), request, progress)
 
 

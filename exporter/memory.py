@@ -20,9 +20,14 @@ def give_back_memory() -> None:
     Graphs are full of cycles, and torch and ONNX Runtime leave hundreds of megabytes in glibc's arenas.
     """
     gc.collect()
+    give_back_freed_memory()
+    give_back_mapped_pages()
+
+
+def give_back_freed_memory() -> None:
+    """Give back what is free in glibc's arenas; whatever waits for a collection stays."""
     with contextlib.suppress(AttributeError, OSError, TypeError):  # another C library
         ctypes.CDLL(None).malloc_trim(0)
-    give_back_mapped_pages()
 
 
 def give_back_mapped_pages() -> None:
@@ -35,6 +40,23 @@ def give_back_mapped_pages() -> None:
         library = ctypes.CDLL(None, use_errno=True)
         for begin, end in find_mapped_weights(Path("/proc/self/smaps").read_text(encoding="utf-8")):
             library.madvise(ctypes.c_void_p(begin), ctypes.c_size_t(end - begin), mmap.MADV_DONTNEED)
+
+
+class Reclaimer:
+    """Gives memory back while many weights take the place of others, not only when all have."""
+
+    EVERY = 2**28  # bytes of weights
+
+    def __init__(self) -> None:
+        self._bytes = 0  # since memory was given back
+
+    def count(self, nbytes: int) -> None:
+        """Count a weight of `nbytes` that was read of a file, or that stands in for another."""
+        self._bytes += nbytes
+        if self._bytes >= self.EVERY:
+            self._bytes = 0
+            give_back_freed_memory()
+            give_back_mapped_pages()
 
 
 def find_mapped_weights(smaps: str) -> list[tuple[int, int]]:

@@ -37,7 +37,7 @@ from .tensorrt.plans import Progress, build_plans
 from .verification.explain import explain
 from .verification.golden_texts import add_golden_texts
 from .verification.report import keep_checks
-from .verification.verify import verify_model
+from .verification.verdict import verify_model
 
 if TYPE_CHECKING:
     import onnx_ir as ir

@@ -47,7 +47,6 @@ def verify(
     BUNDLE may also be an .onnx file of any model: ONNX Runtime is compared with the same graph node by node.
     """
     with show_stages() as progress:
-        from ..reports.tables import make_tables
         from ..verification.report import VerificationReport
         from ..verification.verify import verify as verify_bundle
 
@@ -72,12 +71,19 @@ def verify(
             write_files(VerificationReport.of_error(bundle, error), bundle, report, junit)
             raise
         write_files(result, bundle, report, junit)
-    if as_json:
-        print_json(result.to_json())
-    else:
-        print_tables(make_tables(result))
+    print_result(result, as_json)
     if not result.passed:
         raise typer.Exit(1)
+
+
+def print_result(result: VerificationReport, as_json: bool) -> None:
+    """Print JSON, or the tables of every comparison."""
+    if as_json:
+        print_json(result.to_json())
+        return
+    from ..reports.tables import make_tables
+
+    print_tables(make_tables(result))
 
 
 def check_files(report: Path | None, junit: Path | None) -> None:

@@ -101,12 +101,7 @@ def fit_head(
         InputError: a choice, the table or the bundle cannot be used; a row is named by its line.
         ExportError: the graph's classes are not scikit-learn's.
     """
-    if features != EMBEDDING and features not in LAYERS:
-        raise InputError(f"features={features!r} is not one of {', '.join([EMBEDDING, *LAYERS])}")
-    if not isinstance(test_share, float) or not 0 < test_share < 1:
-        raise InputError(f"test_share={test_share!r} must be a number between 0 and 1")
-    if type(seed) is not int or not 0 <= seed < 2**32:
-        raise InputError(f"seed={seed!r} must be an integer from 0 to {2**32 - 1}")
+    check_choices(features, test_share, seed)
     opened = Bundle.open(bundle)
     output = Path(output)
     check_bundle(opened.manifest, opened.folder)
@@ -135,6 +130,16 @@ def fit_head(
     confusion = tuple(map(tuple, fitted.confusion.tolist()))
     training = len(fitted.train)
     return FitResult(output, fitted.labels, fitted.accuracy, confusion, fitted.C, training, output / picture)
+
+
+def check_choices(features: str, test_share: float, seed: int) -> None:
+    """Refuse choices that cannot be carried out."""
+    if features != EMBEDDING and features not in LAYERS:
+        raise InputError(f"features={features!r} is not one of {', '.join([EMBEDDING, *LAYERS])}")
+    if not isinstance(test_share, float) or not 0 < test_share < 1:
+        raise InputError(f"test_share={test_share!r} must be a number between 0 and 1")
+    if type(seed) is not int or not 0 <= seed < 2**32:
+        raise InputError(f"seed={seed!r} must be an integer from 0 to {2**32 - 1}")
 
 
 def check_bundle(manifest: Manifest, folder: Path) -> None:
@@ -333,7 +338,7 @@ def verify_graphs(opened: Bundle, staging: Path, manifest: Manifest, progress: P
     from ..comparison.encoders import EncoderExaminer, add_fitted_head
     from ..reference.encoder_samples import from_arrays
     from ..verification.report import keep_checks
-    from ..verification.verify import compare_all
+    from ..verification.verdict import compare_all
 
     file = find_golden(opened)
     if file is None:

@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, TypeAlias, TypeGuard
 from weakref import WeakKeyDictionary
 
 from ..errors import raise_checkpoint_errors
+from ..memory import Reclaimer
 
 if TYPE_CHECKING:
     from torch import nn
@@ -70,8 +71,10 @@ def wake(model: ReferenceModel) -> None:
     import torch
 
     if is_module(model):
+        reclaimer = Reclaimer()
         for parameter in model.parameters():
             parameter.data = parameter.data.to(torch.float32).contiguous()
+            reclaimer.count(parameter.nbytes)
 
 
 def is_module(model: ReferenceModel) -> TypeGuard[nn.Module]:

@@ -16,14 +16,12 @@ from torch.utils._pytree import tree_leaves, tree_map_only
 from torch.utils.hooks import RemovableHandle
 
 from ...models.attention import PLAIN, AttentionKind
-from ..memory import give_back_mapped_pages
+from ..memory import Reclaimer
 from ..passes.int8_rows import RowProduct
 from .model import find_published
 from .piecewise import PiecewiseCache
 
 Array = npt.NDArray[np.float32]
-
-GIVE_BACK_BYTES = 2**28  # of weights that others stand in for; then pages of their files are given back
 
 
 @dataclass(frozen=True)
@@ -115,7 +113,7 @@ class ExchangedWeights:
             if name in published
         }
         self._originals: dict[nn.Parameter, Tensor] = {}
-        self._exchanged = 0  # bytes since pages of files were given back
+        self._reclaimer = Reclaimer()
 
     def release(self, parameters: Iterable[nn.Parameter]) -> None:
         """Let parameters be read from their files, where they lie there, until others stand in for them."""
@@ -127,10 +125,7 @@ class ExchangedWeights:
         """Let a parameter hold other data."""
         self._originals.setdefault(parameter, self._published.get(parameter, parameter.data))
         parameter.data = data
-        self._exchanged += data.nbytes
-        if self._exchanged >= GIVE_BACK_BYTES:
-            self._exchanged = 0
-            give_back_mapped_pages()
+        self._reclaimer.count(data.nbytes)
 
     def put_back(self) -> None:
         """Let every parameter hold its own data again; what comes from files becomes fp32."""
@@ -139,6 +134,7 @@ class ExchangedWeights:
         for parameter in self._originals:  # when nothing stands in for any of them any more
             if parameter in self._published:
                 parameter.data = parameter.data.to(torch.float32).contiguous()
+                self._reclaimer.count(parameter.nbytes)
 
 
 def find_linear(model: nn.Module, weight: str) -> nn.Linear | None:

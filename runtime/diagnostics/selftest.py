@@ -104,7 +104,6 @@ def selftest(
     """
     from .golden.files import name_damage
     from .golden.texts import compare_texts
-    from .metrics import Comparison
 
     started = time.perf_counter()
     opened = Bundle.open(bundle)
@@ -116,21 +115,12 @@ def selftest(
     texts, not_read = compare_texts(opened)
     progress("loading it")
 
-    comparisons = []
+    comparisons: list[Comparison] = []
     request = LoadRequest(backend=backend, precision=precision, device=device)
     with name_damage(opened), model_class._load(opened, request) as model:
-        try:
-            subjects = SUBJECTS[opened.manifest.task](model, arrays, limits)
-        except KeyError as error:
-            raise make_outdated_error(opened, error) from error
+        subjects = prepare_subjects(model, opened, arrays, limits)
         for subject in subjects:
-            name = subject.artifact.id
-            for case, run in subject.cases.items():
-                progress(f"{name}: {case}")
-                outcome = run()
-                comparisons.append(
-                    Comparison(artifact=name, backend=model.backend, case=case, **vars(outcome))
-                )
+            comparisons += compare_cases(subject, model.backend, progress)
         # Of a graph that failed its own cases say more.
         compare_answers = ANSWERS.get(opened.manifest.task)
         if compare_answers is not None and all(comparison.passed for comparison in comparisons):
@@ -144,6 +134,27 @@ def selftest(
         seconds=time.perf_counter() - started,
         texts=tuple(texts),
     )
+
+
+def prepare_subjects(model: Any, bundle: Bundle, arrays: Arrays, limits: Limits) -> list[Subject]:
+    """Prepare the cases of every graph that an open model runs."""
+    try:
+        return SUBJECTS[bundle.manifest.task](model, arrays, limits)
+    except KeyError as error:
+        raise make_outdated_error(bundle, error) from error
+
+
+def compare_cases(subject: Subject, backend: str, progress: Callable[[str], None]) -> list[Comparison]:
+    """Compare a graph with PyTorch's answers in each of its cases."""
+    from .metrics import Comparison
+
+    name = subject.artifact.id
+    comparisons = []
+    for case, run in subject.cases.items():
+        progress(f"{name}: {case}")
+        outcome = run()
+        comparisons.append(Comparison(artifact=name, backend=backend, case=case, **vars(outcome)))
+    return comparisons
 
 
 def load_golden(bundle: Bundle) -> tuple[Arrays, Limits]:

@@ -70,6 +70,8 @@ class ChatTemplate:
                 given = Weight([variables])
                 most = MAX_CHARACTERS + CHARACTERS_EACH * given.nested
                 for piece in self._template.generate(variables):
+                    if not isinstance(piece, str):  # a block's filter returns whatever it likes
+                        raise TypeError(f"a filter of a block returns a {type(piece).__name__}, no text")
                     length += len(piece)
                     check_size("what is rendered", length, most, "characters")
                     pieces.append(piece)

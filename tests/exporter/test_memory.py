@@ -15,15 +15,16 @@ import onnx_ir as ir
 import pytest
 import torch
 
-from planforge.exporter import export, pipeline, providers
+from planforge.exporter import export, memory, pipeline, providers
 from planforge.exporter.calibration import blocks
 from planforge.exporter.comparison.decoders import DecoderExaminer
-from planforge.exporter.memory import give_back_mapped_pages
+from planforge.exporter.memory import Reclaimer, give_back_mapped_pages
 from planforge.exporter.passes import weights
 from planforge.exporter.passes.weights import LazyMapping, ParameterTensor, read_array
 from planforge.exporter.reference import piecewise
 from planforge.exporter.reference.model import load_our_model, rest, wake
 from planforge.exporter.reference.piecewise import PiecewiseCache
+from planforge.exporter.reference.rounding import ExchangedWeights
 from planforge.models import GrowingCache, Llama, load_model
 
 from ..helpers.llamas import tiny_llama
@@ -152,6 +153,24 @@ def test_a_model_rests_in_its_files_and_wakes_as_it_was(written: Path) -> None:
     assert all(parameter.is_contiguous() for parameter in model.parameters())
     for name, tensor in model.state_dict().items():
         assert tensor.dtype == torch.float32 and torch.equal(tensor, before[name])
+
+
+def test_pages_are_given_back_while_weights_become_fp32(
+    written: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """By `wake`, and by a rounding that ends: else the files of all weights are in memory beside these."""
+    model = load_our_model(written / "shards", 64)
+    given: list[int] = []
+    monkeypatch.setattr(memory, "give_back_mapped_pages", lambda: given.append(1))
+    monkeypatch.setattr(Reclaimer, "EVERY", 2**12)
+    rest(model)
+    wake(model)
+    assert len(given) > 4
+    exchanged = ExchangedWeights(model)
+    exchanged.release(model.parameters())
+    given.clear()
+    exchanged.put_back()
+    assert len(given) > 4
 
 
 def test_while_graphs_run_a_verified_model_rests(

@@ -11,7 +11,7 @@ from torch import Tensor, nn
 from transformers.models.marian.modeling_marian import MarianSinusoidalPositionalEmbedding
 
 from planforge.exporter.tracing.dialects import PortableTargetDecoder, SourceEncoder
-from planforge.models import PaddedAttention, SourceAttention, Transformer, TransformerConfig, save_model
+from planforge.models import PaddedAttention, SourceAttention, Transformer, save_model
 from planforge.models.attention import AttentionCache, KeyValue
 from planforge.models.masked import MASKED
 from planforge.models.transformer import Decoder, Encoder
@@ -378,30 +378,3 @@ def test_modules_of_the_callers_own_are_neither_saved_nor_exported(
             action()
         assert named in str(caught.value)
     assert not (tmp_path / "new").exists()
-
-
-SIZES, SWITCHES = (
-    [name for name, value in vars(TransformerConfig()).items() if type(value) is kind] for kind in (int, bool)
-)
-
-
-@pytest.mark.parametrize(
-    ("name", "value"),
-    [
-        *((name, value) for name in SIZES for value in (0, -1, 1.5, "8", None, True)),
-        *((name, value) for name in SWITCHES for value in ("false", 0, None)),
-        ("encoder_heads", 5),  # does not divide d_model
-        ("decoder_heads", 5),
-        *(("activation", value) for value in ("mish", ["gelu"], None)),
-        *(("positions", value) for value in ("rotary", ["learned"], None, "Learned")),
-        *(("layer_norm_eps", value) for value in (-1e-5, math.nan, math.inf, "1e-5", None, True)),
-    ],
-)
-def test_a_config_that_makes_no_sense_is_refused_by_name(name: str, value: object) -> None:
-    with pytest.raises(ValueError, match=f"{name}="):
-        TransformerConfig(**{"d_model": 32, name: value})  # type: ignore[arg-type]
-
-
-def test_one_embedding_needs_one_vocabulary() -> None:
-    with pytest.raises(ValueError, match="source_vocab_size=60 and target_vocab_size=50 must be equal"):
-        TransformerConfig(source_vocab_size=60, target_vocab_size=50, share_embeddings=True)

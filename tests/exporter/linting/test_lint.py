@@ -2,12 +2,10 @@
 
 from __future__ import annotations
 
-import dataclasses
 import json
 import os
 import subprocess
 import sys
-from collections.abc import Callable
 from pathlib import Path
 
 import numpy as np
@@ -19,12 +17,9 @@ from hypothesis import strategies as st
 from onnx import TensorProto, helper
 from typer.testing import CliRunner
 
-from planforge.exporter.linting import TARGETS, Finding, LintReport, lint
+from planforge.exporter.linting import TARGETS, LintReport, lint
 from planforge.exporter.linting import operator_tables as tables
-from planforge.exporter.linting.lint import choose_graphs, list_graph_targets
 from planforge.exporter.linting.rules import RULES, list_targets_and_rules
-from planforge.exporter.targets import find_targets
-from planforge.runtime.bundle.bundle import Bundle
 from planforge.runtime.errors import BundleError, InputError
 
 from ...helpers.lint import Case, model_of, write_case
@@ -343,67 +338,3 @@ def test_the_command_says_what_it_needs_and_what_it_knows(tmp_path: Path) -> Non
     assert code == 2 and "--rules" in told
     code, out, _ = command("--rules")
     assert code == 0 and all(rule.id in out for rule in RULES) and "jetpack6.2" in out
-
-
-def test_each_graph_of_a_bundle_is_checked_for_the_targets_that_take_it(demo_bundle: Path) -> None:
-    report = lint(demo_bundle, ["rtx", "tensorrt10.3", "cpu"])
-    dialects = {graph: graph.split(".")[1] for graph in report.graphs}
-    assert set(dialects.values()) == {"ort", "portable", "inplace"}
-    takers = {"ort": "cpu", "portable": "tensorrt10.3", "inplace": "rtx"}
-    assert {(dialects[graph], target) for graph, target in report.checked} == set(takers.items())
-    assert report.passed and not any(finding.is_error for finding in report.findings)
-
-
-def test_nothing_is_found_in_a_fresh_bundle(demo_bundle: Path) -> None:
-    report = lint(demo_bundle)
-    assert report.findings == () and {"cpu", "rtx"} <= set(report.targets)
-    assert {graph for graph, _ in report.checked} == set(report.graphs)
-
-
-def test_a_target_that_takes_no_graph_of_a_bundle_is_told_why(demo_bundle: Path) -> None:
-    manifest = Bundle.open(demo_bundle).manifest
-    ort = [artifact for artifact in manifest.artifacts if artifact.dialect == "ort"]
-    portable = [artifact for artifact in manifest.artifacts if artifact.dialect == "portable"]
-    for names, artifacts, expected in (
-        (["rtx"], ort, ort),
-        (["jetpack6.2"], [*ort, *portable], portable),
-        (["rtx"], [*ort, *portable], portable),
-        (["cpu"], [a for a in ort if a.precision == "fp16"], [a for a in ort if a.precision == "fp16"]),
-    ):
-        (target,) = find_targets(names)
-        assert choose_graphs(target, artifacts) == expected
-
-
-def test_of_several_graphs_that_a_target_takes_one_without_errors_is_enough(tmp_path: Path) -> None:
-    graphs = ("onnx/decoder.ort.fp32-1.onnx", "onnx/decoder.ort.int8-1.onnx")
-    fault = Finding(graphs[1], "cpu", "error", "r", "", (), (), "what", "fix", "source")
-    checked = tuple((graph, "cpu") for graph in graphs)
-    report = LintReport(tmp_path, dict.fromkeys(graphs, "decoder"), ("cpu",), checked, (fault,))
-    assert report.passed and not report.matters(fault)
-    assert report.suggest_other(graphs[1], "cpu") == "; use decoder.ort.fp32-1.onnx"
-
-
-@pytest.mark.parametrize(
-    ("graph", "dialect", "precision", "targets"),
-    [
-        ("encoder", "portable", "fp16", ("portable", "rtx")),
-        ("encoder", "portable", "fp32", ("portable",)),
-        ("decoder", "portable", "fp16", ("portable",)),
-        ("decoder", "inplace", "fp16", ("rtx",)),
-        ("encoder", "ort", "fp32", ("cpu",)),
-        ("encoder", "ort", "fp16", ("cuda",)),
-    ],
-)
-def test_a_graph_is_checked_for_those_who_take_it(
-    graph: str, dialect: str, precision: str, targets: tuple[str, ...], demo_bundle: Path
-) -> None:
-    """An encoder has no cache, so rtx builds its plan from the portable graph, when it builds one."""
-    artifact = dataclasses.replace(
-        Bundle.open(demo_bundle).manifest.artifacts[0], graph=graph, dialect=dialect, precision=precision
-    )
-    assert list_graph_targets(artifact) == targets
-
-
-def test_an_encoder_without_a_plan_is_checked_for_rtx(head_bundle: Callable[[str], Path]) -> None:
-    assert Bundle.open(head_bundle("classifier")).manifest.plans == ()
-    assert "rtx" in lint(head_bundle("classifier")).targets

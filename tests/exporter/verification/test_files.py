@@ -290,6 +290,16 @@ def test_an_onnx_file_of_any_model_is_held_against_itself_and_another(
     assert culprit.artifact == damaged.name
 
 
+@pytest.mark.parametrize(
+    "choice",
+    [{"source": "m"}, {"prompts": "p"}, {"only": ["a"]}, {"seed": 1}, {"deep": True}, {"level": "full"}],
+    ids=str,
+)
+def test_what_decides_nothing_of_an_onnx_file_is_refused(choice: dict[str, Any], tmp_path: Path) -> None:
+    with pytest.raises(InputError, match=rf"{next(iter(choice))}.* for a bundle, not for an \.onnx file"):
+        verify(tmp_path / "model.onnx", **choice)
+
+
 def test_what_an_onnx_file_cannot_be_run_with_is_said(demo_bundle: Path, tmp_path: Path) -> None:
     bundle = Bundle.open(demo_bundle)
     decoder = bundle.path(bundle.manifest.artifact("decoder.portable.fp32").file)

@@ -2,7 +2,7 @@ from __future__ import annotations
 
 import copy
 import json
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import replace
 from typing import Any
 
@@ -23,161 +23,7 @@ from planforge.runtime.bundle.manifest import (
 )
 from planforge.runtime.errors import BundleError, IntegrityError, ManifestError
 
-# Written by hand after design.md, "The bundle": order and spelling of all that goes to disk.
-LITERAL: dict[str, Any] = {
-    "format": 1,
-    "family": "gpt2",
-    "task": "text-generation",
-    "export_id": "7f3a",
-    "config": {"n_layer": 1, "activation_function": "gelu_new", "n_inner": None},
-    "generation": {
-        **{
-            "eos": [50256],
-            "prefix": [],
-            "bos": 50256,
-            "pad": None,
-            "decoder_start": None,
-            "source_eos": None,
-        },
-        **{"forced_bos": None, "forced_eos": None, "suppressed": [], "num_beams": 1, "length_penalty": 1.0},
-        **{"early_stopping": False, "no_repeat_ngram_size": None, "min_new_tokens": 0, "renormalize": False},
-        **{"max_new_tokens": None, "max_length": 1024},
-        **{"do_sample": False, "temperature": None, "top_k": None, "top_p": None, "min_p": None},
-        "repetition_penalty": 1.0,
-    },
-    "tokenizer": {"files": ["tokenizer.json"], "vocab_size": 50257},
-    "files": {
-        "onnx/decoder.onnx": {"sha256": "aa", "bytes": 11},
-        "onnx/weights.data": {"sha256": "bb", "bytes": 12},
-        "plans/décodeur.plan": {"sha256": "cc", "bytes": 13},
-        "tokenizer.json": {"sha256": "dd", "bytes": 0},
-    },
-    "artifacts": [
-        {
-            "id": "decoder.inplace.fp16",
-            "graph": "decoder",
-            "dialect": "inplace",
-            "precision": "fp16",
-            "opset": 24,
-            "file": "onnx/decoder.onnx",
-            "data": ["onnx/weights.data"],
-            "padding_side": "right",
-            "inputs": [
-                {
-                    "name": "input_ids",
-                    "role": "ids",
-                    "dtype": "int64",
-                    "axes": [["batch", 1, 1, 8], ["tokens", 1, 128, 1024]],
-                },
-                {
-                    "name": "cache.0.key",
-                    "role": "past.0.key",
-                    "dtype": "float16",
-                    "axes": [["batch", 1, 1, 8], 12, ["slots", 1, 1024, 1024], 64],
-                },
-            ],
-            "outputs": [
-                {
-                    "name": "logits",
-                    "role": "logits",
-                    "dtype": "float32",
-                    "axes": [["rows", 1, 1, 8192], 50257],
-                },
-                {
-                    "name": "present.0.key",
-                    "role": "present.0.key",
-                    "dtype": "float16",
-                    "axes": [["batch", 1, 1, 8], 12, ["slots", 1, 1024, 1024], 64],
-                },
-            ],
-            "aliases": {"present.0.key": "cache.0.key"},
-            "constraints": ["past_lengths + tokens <= slots"],
-            "gate": {"passed": True, "limits": {"logits": 0.02}, "measured": {"logits": 0.001}},
-        }
-    ],
-    "plans": [
-        {
-            "built_from": "decoder.inplace.fp16",
-            "file": "plans/décodeur.plan",
-            "engine": "tensorrt-rtx",
-            "version": "1.7.1.116",
-            "sms": ["sm75", "sm86"],
-            "profiles": [{"name": "decode", "axes": {"tokens": [1, 1, 1]}}],
-        }
-    ],
-    "source": {"argument": "gpt2", "sha256": "ee"},
-    "tools": {"planforge": "0.1.0", "torch": "2.13.0"},
-}
-
-BATCH = Axis("batch", 1, 1, 8)
-SLOTS = Axis("slots", 1, 1024, 1024)
-OBJECT = Manifest(
-    family="gpt2",
-    task="text-generation",
-    export_id="7f3a",
-    config={"n_layer": 1, "activation_function": "gelu_new", "n_inner": None},
-    generation=GenerationDefaults(eos=(50256,), bos=50256, pad=None, max_length=1024),
-    tokenizer={"files": ["tokenizer.json"], "vocab_size": 50257},
-    files={
-        "tokenizer.json": FileEntry("dd", 0),
-        "plans/décodeur.plan": FileEntry("cc", 13),
-        "onnx/weights.data": FileEntry("bb", 12),
-        "onnx/decoder.onnx": FileEntry("aa", 11),
-    },
-    artifacts=(
-        Artifact(
-            graph="decoder",
-            dialect="inplace",
-            precision="fp16",
-            opset=24,
-            file="onnx/decoder.onnx",
-            data=("onnx/weights.data",),
-            padding_side="right",
-            inputs=(
-                TensorSpec("input_ids", "ids", "int64", (BATCH, Axis("tokens", 1, 128, 1024))),
-                TensorSpec("cache.0.key", "past.0.key", "float16", (BATCH, 12, SLOTS, 64)),
-            ),
-            outputs=(
-                TensorSpec("logits", "logits", "float32", (Axis("rows", 1, 1, 8192), 50257)),
-                TensorSpec("present.0.key", "present.0.key", "float16", (BATCH, 12, SLOTS, 64)),
-            ),
-            aliases={"present.0.key": "cache.0.key"},
-            constraints=("past_lengths + tokens <= slots",),
-            gate={"passed": True, "limits": {"logits": 0.02}, "measured": {"logits": 0.001}},
-        ),
-    ),
-    plans=(
-        Plan(
-            built_from="decoder.inplace.fp16",
-            file="plans/décodeur.plan",
-            engine="tensorrt-rtx",
-            version="1.7.1.116",
-            sms=("sm75", "sm86"),
-            profiles=({"name": "decode", "axes": {"tokens": [1, 1, 1]}},),
-        ),
-    ),
-    source={"argument": "gpt2", "sha256": "ee"},
-    tools={"planforge": "0.1.0", "torch": "2.13.0"},
-)
-
-
-def changed(*path: str | int, to: object) -> str:
-    """The JSON of the literal manifest with one value replaced."""
-    value = copy.deepcopy(LITERAL)
-    place: Any = value
-    for key in path[:-1]:
-        place = place[key]
-    place[path[-1]] = to
-    return json.dumps(value)
-
-
-def without(*path: str | int) -> str:
-    value = copy.deepcopy(LITERAL)
-    place: Any = value
-    for key in path[:-1]:
-        place = place[key]
-    del place[path[-1]]
-    return json.dumps(value)
+from ...helpers.manifests import LITERAL, OBJECT, changed, without
 
 
 def test_the_format_on_disk_is_this_one() -> None:
@@ -240,13 +86,10 @@ specs = st.builds(
 tokens = st.integers(0, 2**31)
 
 
-@st.composite
-def manifests(draw: st.DrawFn) -> Manifest:
-    entries = st.builds(FileEntry, sha256=st.text(), bytes=st.integers(0, 2**50))
-    files = draw(st.dictionaries(paths, entries, min_size=1, max_size=4))
-    file = st.sampled_from(sorted(files))
+def make_artifacts(file: st.SearchStrategy[str]) -> st.SearchStrategy[Artifact]:
+    """Return graphs whose files are some of the bundle's."""
     tensors = st.lists(specs, max_size=3).map(tuple)
-    artifacts = st.builds(
+    return st.builds(
         Artifact,
         file=file,
         data=st.lists(file, max_size=2).map(tuple),
@@ -257,7 +100,10 @@ def manifests(draw: st.DrawFn) -> Manifest:
         constraints=st.lists(st.text(), max_size=2).map(tuple),
         gate=json_objects,
     )
-    graphs = draw(st.lists(artifacts, min_size=1, max_size=2).map(tuple))
+
+
+def make_plans(file: st.SearchStrategy[str], graphs: Sequence[Artifact]) -> st.SearchStrategy[Plan]:
+    """Return plans of some of the graphs."""
     weights = st.builds(
         PlanWeight,
         dtype=st.sampled_from(DTYPES),
@@ -270,7 +116,7 @@ def manifests(draw: st.DrawFn) -> Manifest:
         {"name": st.text(), "axes": st.dictionaries(st.text(), lengths, max_size=3)},
         optional={"memory": json_objects},
     )
-    plans = st.builds(
+    return st.builds(
         Plan,
         built_from=st.sampled_from([artifact.id for artifact in graphs]),
         file=file,
@@ -283,27 +129,38 @@ def manifests(draw: st.DrawFn) -> Manifest:
         compatible=st.booleans(),
         sources=st.dictionaries(st.text(), st.text(), max_size=2),
     )
-    built = st.builds(
+
+
+generations = st.builds(
+    GenerationDefaults,
+    eos=st.lists(tokens, max_size=3).map(tuple),
+    bos=st.none() | tokens,
+    pad=st.none() | tokens,
+    max_length=tokens,
+    do_sample=st.booleans(),
+    temperature=st.none() | st.floats(0.1, 2.0),
+    top_k=st.none() | tokens,
+)
+
+
+@st.composite
+def manifests(draw: st.DrawFn) -> Manifest:
+    entries = st.builds(FileEntry, sha256=st.text(), bytes=st.integers(0, 2**50))
+    files = draw(st.dictionaries(paths, entries, min_size=1, max_size=4))
+    file = st.sampled_from(sorted(files))
+    graphs = draw(st.lists(make_artifacts(file), min_size=1, max_size=2).map(tuple))
+    manifest = st.builds(
         Manifest,
         config=json_objects,
-        generation=st.builds(
-            GenerationDefaults,
-            eos=st.lists(tokens, max_size=3).map(tuple),
-            bos=st.none() | tokens,
-            pad=st.none() | tokens,
-            max_length=tokens,
-            do_sample=st.booleans(),
-            temperature=st.none() | st.floats(0.1, 2.0),
-            top_k=st.none() | tokens,
-        ),
+        generation=generations,
         tokenizer=st.fixed_dictionaries({"files": st.lists(file, min_size=1)}, optional={"x": json_values}),
         files=st.just(files),
         artifacts=st.just(graphs),
-        plans=st.lists(plans, max_size=2).map(tuple),
+        plans=st.lists(make_plans(file, graphs), max_size=2).map(tuple),
         source=json_objects,
         tools=st.dictionaries(st.text(), st.text(), max_size=2),
     )
-    return draw(built)
+    return draw(manifest)
 
 
 @settings(deadline=None, max_examples=60)

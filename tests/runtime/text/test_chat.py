@@ -185,6 +185,10 @@ def test_a_template_that_refuses_says_why() -> None:
             chat_of(MISTRAL).encode(messages, ours("byte_level"))
     with pytest.raises(InputError, match=r"cannot render these messages: 'dict object' has no attribute 'x'"):
         rendered("{{ messages[0].x.y }}")
+    with pytest.raises(
+        InputError, match=r"cannot render these messages: a filter .* returns a list, no text"
+    ):
+        rendered("{% filter list %}{{ messages[0].content }}{% endfilter %}")
 
 
 @pytest.mark.parametrize(

@@ -1,0 +1,128 @@
+"""Compares every graph of a bundle with the model, in every case, within what its precision may lose."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Mapping
+from typing import TYPE_CHECKING, NamedTuple
+
+from ...runtime.diagnostics.metrics import Comparison, Outcome
+from ...runtime.errors import BackendError
+from ..calibration.calibration import Calibration
+from ..comparison.examiner import Progress
+from ..comparison.tasks import AnyExaminer
+from ..errors import VerificationError
+from ..execution.node_executor import ROUNDING_ENGINE
+from ..limits import NOTHING_ACCEPTED, Accepted
+from ..memory import give_back_memory
+from ..passes.weight_files import load_graph
+from ..reference.model import rest, wake
+from .files import RUNNING
+from .fp32_nodes import list_fp32_nodes
+from .losses import Losses, add_losses, add_losses_of_searches, adopt_stored_weights, judge_by_float64
+from .reading import compare_by_reading
+from .report import VerificationReport
+
+if TYPE_CHECKING:
+    from ..reference.model import ReferenceModel
+
+
+class Judged(NamedTuple):
+    """A verdict, and what it rests on."""
+
+    report: VerificationReport
+    limits: dict[str, dict[str, float]]  # what each metric was held to, by precision
+    calibration: Calibration  # with the weights that GPTQ chose
+
+
+def verify_model(
+    examiner: AnyExaminer,
+    model: ReferenceModel,
+    calibration: Calibration,
+    progress: Progress,
+    accepted: Mapping[str, Accepted] | None = None,
+) -> Judged:
+    """Compare every graph with the model.
+
+    `accepted` has what a user lets each precision lose. While the graphs run the model may rest: who computes
+    with it afterwards calls `wake`.
+    """
+    from ..reference.onnx_reference import OnnxGraphs
+
+    wake(model)
+    # What rounding does to another exporter's graphs is not known.
+    reference = model.reference if isinstance(model, OnnxGraphs) else ""
+
+    read = compare_by_reading(examiner, progress, None if reference else model, calibration)
+    calibration = adopt_stored_weights(calibration, examiner.bundle, read)
+    losses: dict[str, Losses] = {}
+
+    def choose_limits(precision: str) -> dict[str, float]:
+        progress(f"computing what {precision} may lose")
+        rounding = None if reference else calibration.make_rounding(precision)
+        gaps = {} if rounding is None else examiner.measure_gaps(model, rounding)
+        give_back_memory()
+        losses[precision] = examiner.name_losses(gaps)
+        return examiner.choose_limits(precision, gaps, (accepted or {}).get(precision, NOTHING_ACCEPTED))
+
+    precisions = sorted({artifact.precision for artifact in examiner.bundle.manifest.artifacts})
+    try:
+        limits = {precision: choose_limits(precision) for precision in precisions}
+    except ValueError as error:
+        raise VerificationError(str(error)) from error
+    report = compare_all(examiner, limits, progress, None if reference else model, read)
+    report = judge_by_float64(examiner, model, report, limits, progress)
+    report = dataclasses.replace(
+        report,
+        reference=reference,
+        accepted=accepted or {},
+        level=examiner.level.name,
+        left_out=examiner.expected.left_out,
+        answers_kept=examiner.answers_kept,
+    )
+    if not reference:
+        add_losses_of_searches(examiner, report, losses, calibration)
+    return Judged(add_losses(report, losses), limits, calibration)
+
+
+def compare_all(
+    examiner: AnyExaminer,
+    limits: Mapping[str, Mapping[str, float]],
+    progress: Progress,
+    model: ReferenceModel | None = None,
+    read: Mapping[str, Comparison] | None = None,
+) -> VerificationReport:
+    """Compare every graph in every case. With PyTorch's model it was `read` before; the model may `rest`."""
+    bundle = examiner.bundle
+    if read is None:
+        read = compare_by_reading(examiner, progress, None)
+    if model is not None and not examiner.runs_model:
+        rest(model)
+        give_back_memory()
+    comparisons: list[Comparison] = []
+    nodes_in_fp32 = {}
+    for artifact in bundle.manifest.artifacts:
+        comparisons.append(read[artifact.id])
+        try:
+            comparisons += examiner.compare(artifact, limits[artifact.precision], progress)
+        except BackendError as error:  # of this graph; the others are still judged
+            comparisons.append(Comparison.from_error(artifact.id, "ort-cpu", RUNNING, error))
+            continue
+        if artifact.precision == "fp16":
+            graph = load_graph(bundle.path(artifact.file))
+            trial = examiner.make_trial(artifact)
+            nodes_in_fp32[artifact.id], broken = list_fp32_nodes(graph, artifact, trial)
+            steps = " and ".join(step.name for step in trial.steps)
+            case = f"every result of {steps}, padded, is finite"
+            finite = Outcome({"finite": broken is None}, {}, () if broken is None else (str(broken),))
+            comparisons.append(
+                Comparison(artifact=artifact.id, backend=ROUNDING_ENGINE, case=case, **vars(finite))
+            )
+        give_back_memory()
+    return VerificationReport(
+        model is not None,
+        tuple(comparisons),
+        fp32_nodes=nodes_in_fp32,
+        plans="not run" if bundle.manifest.plans else "",
+        precisions={artifact.id: artifact.precision for artifact in bundle.manifest.artifacts},
+    )
