@@ -23,6 +23,9 @@ class Level:
         least_drawn: tokens that are drawn however large the model is.
         step_work: of single steps, which read all weights each.
         batch_work: weights times the drawn batches; at least one batch of each size is drawn.
+        prefill_work: of the drawn batches' tokens, padding included; a half of the longest text is always
+            allowed for each batch.
+        cached: tokens of a drawn batch's cache, rows and all; one row may have a whole context.
         text_work: of real text, of which every token is predicted, and of the prompts.
         least_text: tokens of real text that are read however large the model is.
         context_work: of a long context, of which as many tokens are read.
@@ -35,6 +38,8 @@ class Level:
     least_drawn: int
     step_work: float
     batch_work: float
+    prefill_work: float
+    cached: int
     text_work: float
     least_text: int
     context_work: float
@@ -57,9 +62,22 @@ LEAST_SAMPLES = 3  # one of a batch's rows is a single token, and two others are
 LEVELS = {
     level.name: level
     for level in (
-        Level("quick", "a smoke test", 0, 0, 0, 0, 0, 128, 0, 0),
-        Level("standard", "what the model's size allows", 4e10, 128, 5e9, 1.5e9, 8e10, 512, 3.3e10, 256),
-        Level("full", "every case", 2.6e11, 256, 3e10, math.inf, math.inf, 0, math.inf, 0),
+        Level("quick", "a smoke test", 0, 0, 0, 0, 0, 0, 0, 128, 0, 0),
+        Level(
+            name="standard",
+            meaning="what the model's size allows",
+            draw_work=4e10,
+            least_drawn=128,
+            step_work=5e9,
+            batch_work=1.5e9,
+            prefill_work=2e10,
+            cached=2048,
+            text_work=8e10,
+            least_text=512,
+            context_work=3.3e10,
+            least_context=256,
+        ),
+        Level("full", "every case", 2.6e11, 256, 3e10, math.inf, 2.6e11, 8192, math.inf, 0, math.inf, 0),
     )
 }
 QUICK = LEVELS["quick"]

@@ -140,8 +140,10 @@ class DecoderExaminer(Examiner[Decoder]):
     def make_spot_trial(self, artifact: Artifact, spot: Spot) -> Trial | None:
         draws = self.expected.draws
         assert draws is not None  # nothing else has spots
-        reading = partial(read_text, find_text(draws, spot, artifact))
-        return make_draw_trial(artifact, draws, spot, reading)
+        reading = partial(read_context, find_text(draws, spot, artifact))
+        return make_draw_trial(
+            artifact, draws, spot, reading, lambda program: (Decoder(program, artifact), None)
+        )
 
     def choose_trial_texts(self, whole: bool) -> list[list[int]]:
         """Return the tokens of a trial's texts."""
@@ -152,6 +154,13 @@ class DecoderExaminer(Examiner[Decoder]):
             [*sample.prompt, *sample.continuation][: length + 1]
             for sample, length in zip((longest_first[0], longest_first[-1]), TRIAL_TOKENS, strict=True)
         ]
+
+
+def read_context(context: Context, model: ReferenceModel, rounding: Rounding | None) -> object:
+    """Run PyTorch over a context; last over what follows that which is there more than once."""
+    from ..reference.decoder import make_reference
+
+    return make_reference(model, rounding).compute_context_logits(context, 1)
 
 
 def read_text(text: Sequence[int], model: ReferenceModel, rounding: Rounding | None) -> object:

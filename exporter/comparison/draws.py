@@ -1,12 +1,12 @@
-"""Trials of drawn batches and single steps of a decoder, to look for the fault of the row that failed.
+"""Trials of drawn batches and single steps, to look for the fault of the row that failed.
 
 B rows, T tokens of a run
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
-from itertools import islice
+from collections.abc import Callable, Iterator, Sequence
+from typing import TypeAlias
 
 import numpy as np
 
@@ -14,50 +14,73 @@ from ...runtime.backends.backend import Program
 from ...runtime.bundle.manifest import Artifact
 from ...runtime.decoding.cache_shapes import PREFILL_CHUNK
 from ...runtime.decoding.decoder import Decoder, pad
+from ...runtime.diagnostics.golden.decoders import Context
 from ...runtime.diagnostics.golden.draws import (
     STEPS,
     Batch,
     Draws,
-    list_steps,
+    choose_chunk,
+    list_compared_steps,
     plan_steps,
+    start_batch,
     start_rows,
     take_step,
 )
 from ...runtime.diagnostics.metrics import Spot
+from ...runtime.translate.source_encoder import SourceEncoder
 from ..execution.trial import PADDING, Integers, Reading, Step, Trial
 
 COMPARED = 256  # tokens of the row; of a longer one only the step that failed is compared
 
+# Opens a decoder, and a translator's encoder beside it.
+OpenDecoder: TypeAlias = "Callable[[Program], tuple[Decoder, SourceEncoder | None]]"
 
-def make_draw_trial(artifact: Artifact, draws: Draws, spot: Spot, reading: Reading) -> Trial:
+
+def make_draw_trial(
+    artifact: Artifact, draws: Draws, spot: Spot, reading: Reading, open_decoder: OpenDecoder
+) -> Trial:
     """Return the trial of the spot where a drawn batch, or the single steps, failed first.
 
     Of all rows that run, the one that failed is compared. `reading` runs PyTorch over its text.
     """
     number, step, row = spot
     if number == STEPS:
-        return make_step_trial(artifact, draws, step, row, reading)
-    return make_batch_trial(artifact, draws, draws.batches[number], step, row, reading)
+        return make_step_trial(artifact, draws, step, row, reading, open_decoder)
+    return make_batch_trial(artifact, draws, draws.batches[number], step, row, reading, open_decoder)
 
 
 def make_batch_trial(
-    artifact: Artifact, draws: Draws, batch: Batch, step: int, row: int, reading: Reading
+    artifact: Artifact,
+    draws: Draws,
+    batch: Batch,
+    step: int,
+    row: int,
+    reading: Reading,
+    open_decoder: OpenDecoder,
 ) -> Trial:
     """Return the trial of the first steps of a batch, up to one of them."""
 
     def drive(program: Program) -> None:
-        run = Decoder(program, artifact).start(len(batch.texts), batch.columns)
-        for rows in islice(list_steps(draws, batch), step + 1):
-            take_step(run, rows)
+        decoder, encoder = open_decoder(program)
+        run = start_batch(decoder, draws, batch, encoder)
+        for number, rows in list_compared_steps(draws, batch):
+            if number <= step:
+                take_step(run, rows, has_past=number > 0)
 
     steps = []
     begins = (0,) * len(batch.texts)
+    # PyTorch reads what stands behind a repeated past by itself.
+    known = batch.ends[0][row] if batch.repeats > 1 else 0
     for number, ends in enumerate(batch.ends[: step + 1]):
-        is_compared = number == step or batch.ends[step][row] <= COMPARED
+        if number == 0 and batch.repeats:
+            steps += list_past_steps(artifact, ends)
+            begins = ends
+            continue
+        is_compared = number == step or batch.ends[step][row] - known <= COMPARED
         name = f"step {number} of a batch of {len(batch.texts)}"
         for rows, positions in list_runs(artifact, begins, ends):
-            own = np.array(rows) == row
-            kept = np.where(own[:, None] & is_compared, positions, PADDING)
+            own = np.array(rows)[:, None] == row
+            kept = np.where(own & is_compared & (positions != PADDING), positions - known, PADDING)
             steps.append(Step(name, kept, rows))
         begins = ends
     readings = [reading if number == row else None for number in range(len(batch.texts))]
@@ -72,8 +95,10 @@ def list_runs(
     ids, valid = pad(spans, artifact.padding_side)
     positions = np.where(valid, ids, PADDING)
     every = tuple(range(len(spans)))
-    for start in range(0, positions.shape[1], PREFILL_CHUNK):
-        piece = positions[:, start : start + PREFILL_CHUNK]
+    rows, width = positions.shape
+    chunk = choose_chunk(artifact, rows, width, any(begins))
+    for start in range(0, width, chunk):
+        piece = positions[:, start : start + chunk]
         has_past = start > 0 or any(begins)
         if artifact.dialect == "ort" and has_past and 1 not in piece.shape:  # row by row
             for row in every:
@@ -84,7 +109,9 @@ def list_runs(
             yield every, piece
 
 
-def make_step_trial(artifact: Artifact, draws: Draws, step: int, row: int, reading: Reading) -> Trial:
+def make_step_trial(
+    artifact: Artifact, draws: Draws, step: int, row: int, reading: Reading, open_decoder: OpenDecoder
+) -> Trial:
     """Return the trial of one of the single steps, behind pasts that are read at once."""
     planned = plan_steps(artifact, draws)
     pasts = [past + step for past in planned.pasts]
@@ -92,27 +119,36 @@ def make_step_trial(artifact: Artifact, draws: Draws, step: int, row: int, readi
     capacity = planned.pasts[-1] + planned.count
 
     def drive(program: Program) -> None:
-        run = start_rows(Decoder(program, artifact), text, pasts, capacity)
+        decoder, encoder = open_decoder(program)
+        run = start_rows(decoder, draws, pasts, capacity, encoder)
         run.decode([text[past] for past in pasts])
 
     every = tuple(range(len(pasts)))
-    lengths = [max(pasts)] if artifact.window is None else pasts  # as `start_rows` reads them
-    before = [
-        Step("past", np.full((1, min(PREFILL_CHUNK, length - start)), PADDING), (0,))
-        for length in lengths
-        for start in range(0, length, PREFILL_CHUNK)
-    ]
     positions = np.full((len(pasts), 1), PADDING)
     positions[row] = pasts[row]
     last = Step(f"single step at position {pasts[row]}", positions, every)
     readings = [reading if number == row else None for number in every]
-    return Trial(drive, (*before, last), tuple(readings))
+    return Trial(drive, (*list_past_steps(artifact, pasts), last), tuple(readings))
 
 
-def find_text(draws: Draws, spot: Spot, artifact: Artifact) -> tuple[int, ...]:
+def list_past_steps(artifact: Artifact, pasts: Sequence[int]) -> list[Step]:
+    """Return the runs of the graph that `start_rows` makes; none is compared."""
+    lengths = [max(pasts)] if artifact.window is None else pasts
+    return [
+        Step("past", np.full((1, min(PREFILL_CHUNK, length - start)), PADDING), (0,))
+        for length in lengths
+        for start in range(0, length, PREFILL_CHUNK)
+    ]
+
+
+def find_text(draws: Draws, spot: Spot, artifact: Artifact) -> Context:
     """Return what the row that failed had read."""
     number, step, row = spot
     if number == STEPS:
-        return draws.texts[0][: plan_steps(artifact, draws).pasts[row] + step + 1]
+        return Context(draws.texts[0][: plan_steps(artifact, draws).pasts[row] + step + 1])
     batch = draws.batches[number]
-    return draws.texts[batch.texts[row]][: batch.ends[step][row]]
+    text = draws.texts[batch.texts[row]][: batch.ends[step][row]]
+    if batch.repeats < 2:
+        return Context(text)
+    past = batch.ends[0][row]
+    return Context(text[:past], batch.repeats, text[past:])

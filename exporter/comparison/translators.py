@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Container, Iterator, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
 from typing import TYPE_CHECKING, ClassVar
@@ -14,7 +14,8 @@ from ...runtime.backends.ort_backend import OrtCpuBackend
 from ...runtime.bundle.manifest import Artifact
 from ...runtime.decoding.decoder import Decoder, pad
 from ...runtime.diagnostics.golden.cases import Case
-from ...runtime.diagnostics.golden.draws import measure_error
+from ...runtime.diagnostics.golden.draws import PREFIX as DRAWN
+from ...runtime.diagnostics.golden.draws import STEPS, measure_error
 from ...runtime.diagnostics.golden.files import Arrays
 from ...runtime.diagnostics.golden.translation_engine import Engine
 from ...runtime.diagnostics.golden.translations import Sample
@@ -31,14 +32,16 @@ from ...runtime.diagnostics.metrics import (
     Logits,
     Metrics,
     ScoreMetrics,
+    Spot,
     VectorMetrics,
     measure_scale,
 )
 from ...runtime.translate.source_encoder import SourceEncoder
 from ...runtime.translate.sources import open_tokenizers
-from ..execution.trial import Reading, Step, Trial, count_positions
+from ..execution.trial import PADDING, Reading, Step, Trial, count_positions
 from ..limits import CAPS, GAP_FACTOR, NOTHING_ACCEPTED, Accepted, Gaps
 from ..reference.translation_samples import Expectation, to_arrays
+from .draws import find_text, make_draw_trial
 from .examiner import Examiner, Limited, Limits, OpenProgram
 
 if TYPE_CHECKING:
@@ -69,7 +72,7 @@ class TranslationExaminer(Examiner[Engine]):
 
     def measure_gaps(self, model: ReferenceModel, rounding: Rounding) -> Gaps:
         assert self.expected.reference is not None
-        return self.expected.reference.measure_gaps(self.expected.samples, rounding)
+        return self.expected.reference.measure_gaps(self.expected.samples, rounding, self.expected.draws)
 
     def run_calibration_texts(self, model: ReferenceModel) -> None:
         """Run PyTorch over the sources to calibrate with, and over its translations of them."""
@@ -84,7 +87,8 @@ class TranslationExaminer(Examiner[Engine]):
         yield "", gaps.get(""), Metrics.LIMITED
         for prefix in ("cross.", "attention."):
             yield prefix, gaps.get(prefix), VectorMetrics.LIMITED
-        yield SEARCH, gaps.get(SEARCH), DrawMetrics.LIMITED
+        for prefix in (SEARCH, DRAWN):
+            yield prefix, gaps.get(prefix), DrawMetrics.LIMITED
 
     def choose_limits(
         self, precision: str, gaps: Gaps, accepted: Accepted = NOTHING_ACCEPTED
@@ -173,31 +177,60 @@ class TranslationExaminer(Examiner[Engine]):
             targets = [target[:length] for target, length in zip(targets, TRIAL_TOKENS, strict=False)]
         prompts = [[self.decoder_start, *target[:-1]] for target in targets]
 
-        def open_engine(program: Program) -> Engine:
-            def open_program(other: Artifact) -> Program:
-                if other == artifact:
-                    return program
-                if self.open_other is not None:
-                    return self.open_other(other)
-                return OrtCpuBackend().open(self.bundle, other)
-
-            return self.open(artifact, open_program)
-
-        def encode(program: Program) -> None:
-            open_engine(program).encoder.encode(sources)
-
         def decode(program: Program) -> None:
-            run = open_engine(program).start_run(sources, 1, max(map(len, targets)) + 1)
+            run = self.open_beside(artifact, program).start_run(sources, 1, max(map(len, targets)) + 1)
             run.prefill(prompts)
             run.decode([target[-1] for target in targets])
 
         if artifact.graph == "encoder":
             step = Step("sources", count_positions(pad(sources, "right")[1]))
-            return Trial(encode, (step,), tuple(self.make_reading(source) for source in sources))
+            return self.make_source_trial(artifact, sources, step, range(len(sources)))
         prefill = count_positions(pad(prompts, artifact.padding_side)[1])
         last = np.array([[len(prompt)] for prompt in prompts])
         readings = [self.make_reading(*pair) for pair in zip(sources, targets, strict=True)]
         return Trial(decode, (Step("prefill", prefill), Step("decode", last)), tuple(readings))
+
+    def make_source_trial(
+        self, artifact: Artifact, sources: Sequence[Sequence[int]], step: Step, compared: Container[int]
+    ) -> Trial:
+        """Return the trial of an encoder that reads sources, of which some rows are compared."""
+
+        def encode(program: Program) -> None:
+            self.open_beside(artifact, program).encoder.encode(sources)
+
+        rows = enumerate(sources)
+        readings = [self.make_reading(source) if row in compared else None for row, source in rows]
+        return Trial(encode, (step,), tuple(readings))
+
+    def make_spot_trial(self, artifact: Artifact, spot: Spot) -> Trial | None:
+        draws = self.expected.draws
+        assert draws is not None  # nothing else has spots
+        number, _, row = spot
+        if artifact.graph == "encoder":
+            sources = draws.list_sources(draws.batches[number])
+            positions = np.full((len(sources), max(map(len, sources))), PADDING)
+            positions[row, : len(sources[row])] = np.arange(len(sources[row]))
+            return self.make_source_trial(artifact, sources, Step("sources", positions), [row])
+
+        def open_decoder(program: Program) -> tuple[Decoder, SourceEncoder]:
+            engine = self.open_beside(artifact, program)
+            return engine.decoder, engine.encoder
+
+        source = draws.sources[0 if number == STEPS else draws.batches[number].texts[row]]
+        target = find_text(draws, spot, artifact).tokens[1:]
+        return make_draw_trial(artifact, draws, spot, self.make_reading(source, target), open_decoder)
+
+    def open_beside(self, artifact: Artifact, program: Program) -> Engine:
+        """Open the graph that a program runs, and the one that it runs with from the bundle."""
+
+        def open_program(other: Artifact) -> Program:
+            if other == artifact:
+                return program
+            if self.open_other is not None:
+                return self.open_other(other)
+            return OrtCpuBackend().open(self.bundle, other)
+
+        return self.open(artifact, open_program)
 
     def make_reading(self, source: Sequence[int], target: Sequence[int] | None = None) -> Reading:
         """Return what runs PyTorch over a source and a target; without one, the encoder alone."""

@@ -6,7 +6,7 @@ T tokens of one prompt and its continuation, N rows, V vocabulary
 from __future__ import annotations
 
 import inspect
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import replace
 from functools import partial
@@ -20,11 +20,11 @@ from ...models import GrowingCache, KeyValue
 from ...models.language_model import LanguageModel
 from ...runtime.decoding.decoder import pad
 from ...runtime.diagnostics.golden.decoders import Context
-from ...runtime.diagnostics.golden.draws import PREFIX
-from ...runtime.diagnostics.metrics import Logits, measure
+from ...runtime.diagnostics.golden.draws import PREFIX, Draws
+from ...runtime.diagnostics.metrics import Logits, measure, measure_scale
 from ..limits import Gaps
 from .decoder_samples import CONTEXT_ROWS, Expectation
-from .draw import measure_draws
+from .draw import TAIL, measure_draws
 from .passages import LOGITS_BYTES, measure_text
 from .piecewise import PiecewiseCache
 from .rounding import RoundedCache, Rounding
@@ -92,13 +92,54 @@ class Reference:
         if context.repeats == 1:
             return self.compute_logits(context.tokens, slice(-rows, None))
         pairs = self.compute_keys_values(context.tokens)
-        times = (1, 1, context.repeats, 1)
+        return self.continue_repeated(pairs, context.repeats, context.tail, rows)
+
+    @torch.no_grad()
+    def continue_repeated(
+        self, pairs: Sequence[KeyValue], repeats: int, tail: Sequence[int], rows: int
+    ) -> Logits:
+        """Return the logits (N, V) of the last rows of tokens behind keys and values that are repeated."""
+        times = (1, 1, repeats, 1)
         past = [(keys.repeat(times), values.repeat(times)) for keys, values in pairs]
-        ids = torch.tensor([context.tail])
-        mask = torch.ones(1, len(context), dtype=torch.long)
+        ids = torch.tensor([list(tail)])
+        mask = torch.ones(1, past[0][0].shape[2] + len(tail), dtype=torch.long)
         x = self.model.hidden_states(ids, self.cache(past, mask))
         logits: Logits = self.model.logits(x[0, -rows:]).numpy()
         return logits
+
+    def compute_repeated(
+        self, text: Sequence[int], places: Iterable[tuple[int, int]], tail: int, columns: Sequence[int]
+    ) -> dict[tuple[int, int], Logits]:
+        """Return the logits (T, K) of K tokens behind each of a text's next T tokens.
+
+        Args:
+            text: what is read.
+            places: the length of a beginning, and how often its keys and values are there.
+            tail: how many tokens follow the beginning.
+            columns: the K tokens.
+        """
+        places = list(places)
+        if not places:
+            return {}
+        pairs = self.compute_keys_values(text[: max(length for length, _ in places)])
+        found = {}
+        with keep_columns(self.model.lm_head, columns):
+            for length, repeats in places:
+                known = [(keys[:, :, :length], values[:, :, :length]) for keys, values in pairs]
+                found[length, repeats] = self.continue_repeated(
+                    known, repeats, text[length : length + tail], tail
+                )
+        return found
+
+    def answer_draws(self, draws: Draws) -> Draws:
+        """Return the draws with the logits of their texts, computed at once."""
+        logits = tuple(self.compute_columns(text, draws.columns) for text in draws.texts)
+        return replace(
+            draws,
+            logits=logits,
+            scale=measure_scale(np.concatenate(logits)),
+            repeated=self.compute_repeated(draws.texts[0], draws.list_repeated(), TAIL, draws.columns),
+        )
 
     @torch.no_grad()
     def continue_greedily(self, prompts: Sequence[Sequence[int]], steps: int) -> list[list[int]]:
@@ -148,7 +189,7 @@ class Reference:
 
             gaps: Gaps = {"text": measure_text(read_passages(), passages)} if passages else {}
             if expected.draws is not None:
-                gaps[PREFIX] = measure_draws(rounded, expected.draws)
+                gaps[PREFIX] = measure_draws(rounded.answer_draws(expected.draws), expected.draws)
         worst = max(measure(a, b).mean_kl for a, b in zip(got, want, strict=True))
         return {"": replace(measure(np.concatenate(got), np.concatenate(want)), mean_kl=worst), **gaps}
 

@@ -245,7 +245,7 @@ def describe_left_out(
         sizes: the most rows of a batch.
         level: how much is computed.
     """
-    from .draw import count_alike, count_longest, list_sizes
+    from .draw import describe_undrawn
 
     for what, (some, every) in counts.items():
         if some < every:
@@ -257,15 +257,7 @@ def describe_left_out(
         yield f"positions {length:,} to {full_context - 1:,} of a context"
     elif read < usually_read:
         yield f"reading {usually_read:,} tokens of a context: {read:,} are, and stand in it more than once"
-    if not level.draw_work:
-        yield "drawn batches, and single steps at every position"
-        return
-    longest = count_longest(weights, full_context, level)
-    usual = count_longest(weights, full_context, FULL)
-    if longest < usual:
-        yield f"drawn rows and single steps of {longest + 1:,} to {usual:,} tokens"
-    if count_alike(weights, list_sizes(sizes), level) == 1:
-        yield "a second drawn batch of each size"
+    yield from describe_undrawn(weights, full_context, sizes, level)
 
 
 def fill_context(text: Sequence[int], length: int, read: int) -> Context:

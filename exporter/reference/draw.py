@@ -6,14 +6,14 @@ B rows of a batch, K tokens whose logits are known
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, TypeAlias
+from typing import TYPE_CHECKING, Protocol, TypeAlias
 
 import numpy as np
 
 from ...runtime.diagnostics.golden.draws import Batch, Draws, measure_error
-from ...runtime.diagnostics.metrics import DrawMetrics, measure_scale
+from ...runtime.diagnostics.metrics import DrawMetrics
 from ..errors import VerificationError
 from ..levels import FULL, Level
 
@@ -28,7 +28,27 @@ MOST_TOKENS = 4096
 TEXTS = 8  # of different tokens; the first is as long as all others together
 SMALL_SIZES = 8  # batches of every size up to this one are run, and then powers of two
 PHRASE = 32  # tokens at most that follow each other as in real text
+BEGINNING = 48  # tokens of a text at most, whose keys and values fill a longer context several times
+TAIL = 8  # tokens behind a past
+WIDEST = 6  # tokens of the first step behind it, at most
+PLACES = 16  # in the context, where pasts end
+MANY_REPEATS = 32  # from here on every second batch has fewer
 KNOWN_TOKENS = 256  # of the vocabulary, whose logits are compared
+
+
+@dataclass(frozen=True)
+class SourceDrawing:
+    """What is drawn for a translator beside its targets.
+
+    Attributes:
+        real: tokens of real sources, of which phrases are drawn.
+        longest: the most tokens of a source, its end token included.
+        end: the token behind every source.
+    """
+
+    real: tuple[int, ...]
+    longest: int
+    end: int
 
 
 @dataclass(frozen=True)
@@ -36,7 +56,7 @@ class Drawing:
     """What is drawn for a decoder.
 
     Attributes:
-        real: tokens of real text, of which phrases are drawn.
+        real: tokens of real text, of which phrases are drawn; a translator's are targets that it wrote.
         context: the most tokens of a row.
         max_batch: the most rows of a batch.
         seed: decides all that is drawn.
@@ -51,6 +71,7 @@ class Drawing:
     seed: int
     parts: int
     level: Level
+    sources: SourceDrawing | None = None  # of a translator
 
 
 def count_weights(model: ReferenceModel) -> int:
@@ -91,6 +112,7 @@ def draw_batches(
     context: int,
     parts: int,
     alike: int = 2,
+    sources: Sequence[int] = (),
 ) -> tuple[Batch, ...]:
     """Return batches of every size whose longest rows stand in different places: any other is padded.
 
@@ -98,21 +120,28 @@ def draw_batches(
         random: draws.
         lengths: of the texts, of which the first is the longest.
         sizes: of the batches.
-        room: the tokens of a batch with its padding, about.
+        room: the tokens of the longer batch of a size with its padding, about.
         context: the most tokens of a row, padding included.
         parts: in how many steps of several tokens a row reads its text at most.
         alike: how many batches of a size there are, one or two.
+        sources: the lengths of what a translator reads beside each text. Those of a batch have `room` too.
     """
+
+    def list_others(size: int) -> list[int]:
+        return [text for text in range(1, len(lengths)) if not sources or sources[text] * size <= room]
+
     batches = []
     for size in sizes:
-        most = min(lengths[0], max(4, room // size))
+        others = list_others(size)
         places = random.permutation(size)[:alike]
-        # The longest row of the first is long, that of the second of any length.
-        for place, least in zip(places, (max(1, most // 2), 1), strict=False):
-            longest = draw_length(random, least, most)
-            batches.append(draw_batch(random, lengths, size, int(place), longest, context, parts))
+        # The longest row of the first is long, that of the second of any length, as a small engine takes too.
+        for place, is_long in zip(places, (True, False), strict=False):
+            most = min(lengths[0], max(4, (room if is_long else lengths[0] // 2) // size))
+            longest = draw_length(random, max(1, most // 2) if is_long else 1, most)
+            batches.append(draw_batch(random, lengths, others, size, int(place), longest, context, parts))
     if lengths[0] > 1 and max(sizes) > 1:  # padding as long as there can be
-        batches.append(draw_batch(random, lengths, 2, int(random.integers(2)), lengths[0], context, parts))
+        place = int(random.integers(2))
+        batches.append(draw_batch(random, lengths, list_others(2), 2, place, lengths[0], context, parts))
     return tuple(batches)
 
 
@@ -122,13 +151,21 @@ def draw_length(random: Random, least: int, most: int) -> int:
 
 
 def draw_batch(
-    random: Random, lengths: Sequence[int], size: int, place: int, longest: int, context: int, parts: int
+    random: Random,
+    lengths: Sequence[int],
+    others: Sequence[int],
+    size: int,
+    place: int,
+    longest: int,
+    context: int,
+    parts: int,
 ) -> Batch:
     """Return a batch whose row `place` reads `longest` tokens, and the others fewer where there are fewer.
 
-    Steps of one or two parts come first, and then some single tokens.
+    Steps of one or two parts come first, and then some single tokens. `others` are the texts that rows may
+    read beside the first.
     """
-    others = random.permutation(np.arange(1, len(lengths))).tolist()
+    others = random.permutation(others).tolist()
     texts = []
     totals = []
     for row in range(size):
@@ -213,28 +250,116 @@ def draw_for_decoder(reference: Reference, drawing: Drawing) -> Draws:
     lengths = [longest, *[max(1, longest // (TEXTS - 1))] * (TEXTS - 1)]
     texts = tuple(draw_text(random, drawing.real, length) for length in lengths)
     vocabulary = reference.compute_logits(texts[0][:1], slice(None)).shape[1]
-    columns = np.sort(random.choice(vocabulary, min(KNOWN_TOKENS, vocabulary), replace=False))
-    logits = tuple(reference.compute_columns(text, columns.tolist()) for text in texts)
-    if not all(np.isfinite(array).all() for array in logits):
-        raise VerificationError("the PyTorch model's own logits are not finite; check its weights")
+    columns = draw_columns(random, vocabulary)
     sizes = list_sizes(drawing.max_batch)
     alike = count_alike(weights, sizes, drawing.level)
-    room = longest // 2
-    return Draws(
+    room = count_room(weights, lengths[0], len(sizes) * alike, drawing.level)
+    batches = draw_batches(random, lengths, sizes, room, drawing.context, drawing.parts, alike)
+    repeats = find_most_repeats(reference, lengths[0], drawing)
+    far = draw_far_batches(random, sizes, lengths[0], drawing, repeats)
+    draws = Draws(
         seed=drawing.seed,
         texts=texts,
-        columns=tuple(columns.tolist()),
-        logits=logits,
-        scale=measure_scale(np.concatenate(logits)),
-        batches=draw_batches(random, lengths, sizes, room, drawing.context, drawing.parts, alike),
-        step_rows=count_step_rows(weights, longest, drawing.level),
+        columns=columns,
+        logits=(),
+        scale=1.0,
+        batches=(*batches, *far),
+        step_rows=count_step_rows(weights, lengths[0], drawing.level),
     )
+    return answer_finitely(reference, draws)
 
 
-def measure_draws(reference: Reference, draws: Draws) -> DrawMetrics:
-    """Measure how far a rounded model is from what `draws` hold."""
-    errors = [
-        measure_error(reference.compute_columns(text, draws.columns), logits, draws.scale)
-        for text, logits in zip(draws.texts, draws.logits, strict=True)
-    ]
-    return DrawMetrics(max(errors), math.isfinite(max(errors)), sum(map(len, draws.texts)))
+def draw_columns(random: Random, vocabulary: int) -> tuple[int, ...]:
+    """Return the tokens whose logits are compared."""
+    columns = np.sort(random.choice(vocabulary, min(KNOWN_TOKENS, vocabulary), replace=False))
+    return tuple(columns.tolist())
+
+
+class DrawReference(Protocol):
+    """A model in PyTorch."""
+
+    def answer_draws(self, draws: Draws) -> Draws:
+        """Return the draws with what the model makes of them."""
+
+
+def answer_finitely(reference: DrawReference, draws: Draws) -> Draws:
+    """Return draws with what PyTorch makes of them, which has to be finite."""
+    answered = reference.answer_draws(draws)
+    if not all(np.isfinite(array).all() for array in answered.logits):
+        raise VerificationError("the PyTorch model's own logits are not finite; check its weights")
+    return answered
+
+
+def describe_undrawn(weights: int, context: int, max_batch: int, level: Level) -> Iterator[str]:
+    """Yield what a level leaves out of what is drawn at "full"."""
+    if not level.draw_work:
+        yield "drawn batches, and single steps at every position"
+        return
+    longest = count_longest(weights, context, level)
+    usual = count_longest(weights, context, FULL)
+    if longest < usual:
+        yield f"drawn prompts of {longest + 1:,} to {usual:,} tokens, and single steps at each position"
+    if count_alike(weights, list_sizes(max_batch), level) == 1:
+        yield "a second drawn batch of each size"
+
+
+def count_room(weights: int, longest: int, batches: int, level: Level) -> int:
+    """Return how many tokens a drawn batch has, padding included, unless it is one with a past."""
+    return max(longest // 2, int(level.prefill_work / weights / batches))
+
+
+def find_most_repeats(reference: Reference, longest: int, drawing: Drawing) -> int:
+    """Return how often a text's beginning is there to fill a context; 1 where the text itself has to.
+
+    That is so where it is long enough, and of a model that keys and values cannot be given, or that a window
+    shows what is no more there.
+    """
+    if longest >= drawing.context or longest <= 2 * TAIL or not reference.repeats:
+        return 1
+    if any(reference.model.config.windows):
+        return 1
+    return math.ceil(drawing.context / min(BEGINNING, longest - TAIL))
+
+
+def draw_far_batches(
+    random: Random, sizes: Sequence[int], longest: int, drawing: Drawing, repeats: int
+) -> tuple[Batch, ...]:
+    """Return a batch of every size whose rows have pasts of any length, up to the end of the context.
+
+    A past is read once for all rows, so it costs little. Behind it come a step of several tokens and some
+    single ones.
+    """
+    end = drawing.context if repeats > 1 else longest
+    if end <= TAIL + 1:
+        return ()
+    often = [repeats] if repeats <= MANY_REPEATS else [repeats, math.isqrt(repeats)]
+    places = {times: draw_places(random, (end - TAIL) // times, longest - TAIL) for times in often}
+    batches = []
+    for number, size in enumerate(sizes):
+        times = often[number % len(often)]
+        most = (max(drawing.context, drawing.level.cached) // size - TAIL) // times
+        fitting = [past for past in places[times] if past <= most] or [1]
+        pasts = random.choice(fitting, size)
+        pasts[random.integers(size)] = max(fitting)
+        if drawing.parts == 1:
+            pasts[:] = max(fitting)
+        wide = int(random.integers(2, WIDEST + 1))
+        ends = [pasts, *(pasts + tokens for tokens in range(wide, TAIL + 1))]
+        batches.append(Batch((0,) * size, tuple(tuple(row.tolist()) for row in ends), times))
+    return tuple(batches)
+
+
+def draw_places(random: Random, most: int, known: int) -> list[int]:
+    """Return lengths up to the largest one, which is among them: evenly spread, and as many by octaves."""
+    most = max(1, min(most, known))
+    shares = (np.arange(PLACES // 2) + random.uniform(size=(2, PLACES // 2))) / (PLACES // 2)
+    lengths = np.concatenate([shares[0] * most, most ** shares[1], [most]])
+    return sorted({max(1, int(length)) for length in lengths})
+
+
+def measure_draws(rounded: Draws, draws: Draws) -> DrawMetrics:
+    """Measure how far what a rounded model makes of draws is from what the model does."""
+    pairs = [*zip(rounded.logits, draws.logits, strict=True)]
+    pairs += [(logits, draws.repeated[place]) for place, logits in rounded.repeated.items()]
+    errors = [measure_error(got, want, draws.scale) for got, want in pairs]
+    return DrawMetrics(max(errors), math.isfinite(max(errors)), sum(len(want) for _, want in pairs))

@@ -8,6 +8,7 @@ from __future__ import annotations
 import math
 from abc import ABC, abstractmethod
 from collections.abc import Sequence
+from dataclasses import replace
 from typing import TYPE_CHECKING, Any, Protocol
 
 import numpy as np
@@ -19,9 +20,11 @@ from ...runtime.decoding.beam import BeamSearch, Hypothesis, Search
 from ...runtime.decoding.sampling import compute_logprobs
 from ...runtime.diagnostics.metrics import DrawMetrics, Logits, ScoreMetrics, measure, measure_scale
 from ..limits import Gaps
+from .draw import measure_draws
 from .rounding import Rounding
 
 if TYPE_CHECKING:
+    from ...runtime.diagnostics.golden.draws import Draws
     from ...runtime.diagnostics.golden.translations import Sample
 
 
@@ -90,8 +93,20 @@ class Reference:
         """Return the mean log-probability of a target's tokens."""
         return compute_score(self.compute_results(source, target)[0], target)
 
-    def measure_gaps(self, samples: Sequence[Sample], rounding: Rounding) -> Gaps:
+    def answer_draws(self, draws: Draws) -> Draws:
+        """Return the draws with what their sources and texts come to, each computed at once."""
+        from ...runtime.diagnostics.golden.draws import choose_places
+
+        pairs = list(zip(draws.sources, draws.texts, strict=True))
+        # The model is fed a target but for its last token, so there has to be one more.
+        logits = [self.compute_results(source, [*text[1:], 0])[0] for source, text in pairs]
+        known = tuple(array[:, list(draws.columns)] for array in logits)
+        cross = (self.stack_keys_values(source)[:, list(choose_places(source))] for source, _ in pairs)
+        return replace(draws, logits=known, scale=measure_scale(np.concatenate(known)), cross=tuple(cross))
+
+    def measure_gaps(self, samples: Sequence[Sample], rounding: Rounding, draws: Draws | None = None) -> Gaps:
         """Compare the rounded model with itself unrounded; keys are the prefixes of the limits' names."""
+        from ...runtime.diagnostics.golden.draws import PREFIX
         from ...runtime.diagnostics.golden.translations import measure_attention, measure_cross
 
         with rounding.apply(self.model):
@@ -99,11 +114,15 @@ class Reference:
             cross = [self.stack_keys_values(s.source)[:, list(s.positions)] for s in samples]
             searched = [(s, beam) for s in samples for beam in s.beams]
             found = [self.compute_results(s.source, beam.token_ids)[0] for s, beam in searched]
+            drawn = None if draws is None else self.answer_draws(draws)
         logits = [logits[list(s.steps)] for (logits, _), s in zip(both, samples, strict=True)]
-        gaps: Gaps = {
-            "": measure(np.concatenate(logits), np.concatenate([s.logits for s in samples])),
-            "cross.": measure_cross(cross, [s.cross for s in samples]),
-        }
+        exact = [s.cross for s in samples]
+        gaps: Gaps = {"": measure(np.concatenate(logits), np.concatenate([s.logits for s in samples]))}
+        if draws is not None and drawn is not None:
+            gaps[PREFIX] = measure_draws(drawn, draws)
+            cross += drawn.cross
+            exact += draws.cross
+        gaps["cross."] = measure_cross(cross, exact)
         if searched:
             gaps |= self.measure_searches(searched, found)
         if self.gives_attention:

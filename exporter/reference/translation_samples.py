@@ -11,6 +11,7 @@ import numpy.typing as npt
 
 from ...runtime.bundle.bundle import Bundle
 from ...runtime.bundle.defaults import GenerationDefaults
+from ...runtime.bundle.manifest import Manifest
 from ...runtime.decoding.beam import Search
 from ...runtime.decoding.constraints import Constraints
 from ...runtime.diagnostics.golden import translations
@@ -23,6 +24,7 @@ from ..errors import VerificationError
 from ..levels import FULL, Level
 
 if TYPE_CHECKING:
+    from .draw import Drawing
     from .model import ReferenceModel
     from .translation import Reference
 
@@ -52,6 +54,7 @@ class Questions:
     steps: int  # of the other targets
     defaults: GenerationDefaults
     gives_attention: bool  # whether a graph does
+    drawing: Drawing | None  # None where nothing is drawn; phrases of PyTorch's targets are its real text
     texts: tuple[tuple[int, ...], ...]  # as in an `Expectation`
     left_out: tuple[str, ...]
 
@@ -66,27 +69,31 @@ class Questions:
 def choose_questions(
     model: ReferenceModel, bundle: Bundle, texts: Sequence[str], seed: int = 0, level: Level = FULL
 ) -> Questions:
-    """Choose sources of unequal length, one of a single token, and a full one; nothing is drawn."""
-    del seed
-    from .draw import count_weights
+    """Choose sources of unequal length, one of a single token, a full one, and what is drawn."""
+    from .draw import count_weights, describe_undrawn
 
-    defaults = bundle.manifest.generation
+    manifest = bundle.manifest
+    defaults = manifest.generation
     assert defaults is not None and defaults.source_eos is not None
-    roles = [spec.role for artifact in bundle.manifest.artifacts for spec in artifact.outputs]
+    roles = [spec.role for artifact in manifest.artifacts for spec in artifact.outputs]
     end = defaults.source_eos
     tokenizer, _ = open_tokenizers(bundle)
-    encoder = next(a for a in bundle.manifest.artifacts if a.graph == "encoder")
+    encoder = next(a for a in manifest.artifacts if a.graph == "encoder")
     longest = encoder.axis("tokens").max
+    rows = encoder.axis("batch").max
     encoded = [tokens for tokens in map(tokenizer.encode, texts) if tokens]
     if not encoded:
         raise VerificationError("the texts to verify with have no tokens that this model knows")
     most = min(SOURCE_TOKENS, longest - 1)
     judged, others = split_sources(encoded, most)
     every = len(judged)
-    few = min(every, level.count_samples(count_weights(model), SOURCE_TOKENS + DECODE_STEPS))
+    weights = count_weights(model)
+    few = min(every, level.count_samples(weights, SOURCE_TOKENS + DECODE_STEPS))
     judged = [judged[i] for i in choose_evenly(every, int(few))]
     sources = [(*t[: max(1, most // (1 + i % 3))], end) for i, t in enumerate(judged)]
     text = [token for tokens in judged for token in tokens[:most]]
+    left_out = [f"{every - len(judged)} of {every} sources"] if len(judged) < every else []
+    left_out += describe_undrawn(weights, longest, rows, level)
     return Questions(
         sources=(*sources, (end,)),
         searched=range(max(0, len(sources) - MAX_BATCH), len(sources)),
@@ -94,14 +101,31 @@ def choose_questions(
         steps=min(DECODE_STEPS, longest),
         defaults=defaults,
         gives_attention=any(role.startswith("cross_attention.") for role in roles),
+        drawing=make_drawing(manifest, tuple(text), end, seed, level) if level.draw_work else None,
         texts=tuple((*t, end) for t in others),
-        left_out=(f"{every - len(judged)} of {every} sources",) if len(judged) < every else (),
+        left_out=tuple(left_out),
     )
+
+
+def make_drawing(manifest: Manifest, real: tuple[int, ...], end: int, seed: int, level: Level) -> Drawing:
+    """Return what is drawn, from tokens of real sources."""
+    from .draw import Drawing, SourceDrawing
+
+    limits = {a.graph: (a.axis("tokens").max, a.axis("batch").max) for a in manifest.artifacts}
+    longest_source, rows = limits["encoder"]
+    longest_target, rows_of_beams = limits["decoder"]
+    # As for imported decoders there is no padding between a row's tokens.
+    parts = 1 if manifest.source.get("exporter") else 2
+    sources = SourceDrawing(real, longest_source, end)
+    return Drawing((), longest_target, min(rows, rows_of_beams), seed, parts, level, sources)
 
 
 def answer(model: ReferenceModel, questions: Questions, report: Report = report_nothing) -> Expectation:
     """Compute what PyTorch answers; report the parts."""
-    parts = PartCounter(report, len(questions.sources) + len(questions.searched) + 1)
+    from .draw_translation import draw_for_translator
+
+    # The full target, and what is drawn, are a part each.
+    parts = PartCounter(report, len(questions.sources) + len(questions.searched) + 2)
     reference = questions.make_reference(model)
     samples = []
     for source in questions.sources:
@@ -118,7 +142,18 @@ def answer(model: ReferenceModel, questions: Questions, report: Report = report_
     last = tuple(range(longest - min(CONTEXT_ROWS, longest), longest))
     samples.append(make_sample(reference, questions.full, target, last))
     parts.finish_one()
-    return Expectation(tuple(samples), search, reference, questions.texts, questions.left_out)
+    draws = None
+    if questions.drawing is not None:
+        draws = draw_for_translator(reference, replace(questions.drawing, real=tuple(written)))
+    parts.finish_one()
+    return Expectation(
+        samples=tuple(samples),
+        search=search,
+        reference=reference,
+        texts=questions.texts,
+        left_out=questions.left_out,
+        draws=draws,
+    )
 
 
 def split_sources(

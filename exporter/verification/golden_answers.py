@@ -33,6 +33,7 @@ from ..reference.passages import Passage
 
 if TYPE_CHECKING:
     from ..reference.decoder import Reference
+    from ..reference.draw import DrawReference
     from ..reference.model import ReferenceModel
 
 GOLDEN = "golden data"  # in the place of a graph's id
@@ -198,7 +199,7 @@ def answer_decoder(
         if edges
         else golden.edge_logits,
         passages=tuple(answer_passage(reference, passage) for passage in golden.passages),
-        draws=None if golden.draws is None else answer_draws(reference, golden.draws),
+        draws=None if golden.draws is None else answer_draws(reference, golden.draws, longest),
     )
 
 
@@ -221,9 +222,12 @@ def answer_passage(reference: Reference, passage: Passage) -> Passage:
     return replace(passage, likeliest=likeliest, logprobs=logprobs, logits=logits[passage.rows])
 
 
-def answer_draws(reference: Reference, draws: Draws) -> Draws:
-    logits = tuple(reference.compute_columns(text, draws.columns) for text in draws.texts)
-    return replace(draws, logits=logits, scale=measure_scale(np.concatenate(logits)))
+def answer_draws(reference: DrawReference, draws: Draws, longest: int) -> Draws:
+    """Ask for the logits of the same drawn texts; a ValueError says that they are longer than a context."""
+    lengths = [*map(len, (*draws.texts, *draws.sources)), *(batch.columns for batch in draws.batches)]
+    if max(lengths) > longest:
+        raise ValueError(f"it has drawn texts of {max(lengths)} tokens, and the model takes {longest}")
+    return reference.answer_draws(draws)
 
 
 def choose_likeliest(logits: npt.NDArray[np.float32], tokens: npt.NDArray[Any]) -> npt.NDArray[Any]:
@@ -272,7 +276,10 @@ def answer_translator(
             beams=scored,
         )
 
-    return replace(golden, search=search, samples=tuple(map(answer, golden.samples)))
+    draws = golden.draws
+    if draws is not None and not is_quick:
+        draws = answer_draws(reference, draws, examiner.bundle.manifest.max_length)
+    return replace(golden, search=search, samples=tuple(map(answer, golden.samples)), draws=draws)
 
 
 Answer: TypeAlias = "Callable[[Any, AnyExaminer, ReferenceModel, bool], Any]"

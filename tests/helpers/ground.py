@@ -16,6 +16,7 @@ from planforge.exporter.calibration.prompts import read_prompts
 from planforge.exporter.comparison.tasks import examine_model
 from planforge.exporter.execution.trial import Trial
 from planforge.exporter.graphs import describe_in_fp32
+from planforge.exporter.levels import FULL, Level
 from planforge.exporter.passes.weights import LazyMapping
 from planforge.exporter.tracing.modules import read_results
 from planforge.exporter.verification.bisect import (
@@ -45,7 +46,7 @@ SHORT = 200  # characters of each text to search with, where whole ones decide n
 class Ground:
     """A healthy bundle, what PyTorch says of it, and what its nodes are held against."""
 
-    def __init__(self, folder: Path, copy: Path) -> None:
+    def __init__(self, folder: Path, copy: Path, level: Level = FULL) -> None:
         self.bundle = Bundle.open(folder)
         self.copy = Path(shutil.copytree(folder, copy))
         source = find_recorded_source(self.bundle)
@@ -55,7 +56,7 @@ class Ground:
         has_quantized_cache = any("cache_bits" in a.quantization for a in self.bundle.manifest.artifacts)
         if not has_quantized_cache:  # its scales are compared with those of 500 tokens or more
             texts = [text[:SHORT] for text in texts]
-        self.examiner = examine_model(self.bundle, self.model, texts)
+        self.examiner = examine_model(self.bundle, self.model, texts, level=level)
         self.tensors = list_tensors_to_compare(self.bundle, self.model)
         self.scales = compute_scales_to_compare(self.examiner, self.model)
         self.meant = read_meant(self.model, is_ours=True)

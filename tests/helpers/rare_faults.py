@@ -40,19 +40,53 @@ def late_slot(model: ir.Model) -> None:
     scatter.replace_input_with(2, moved.outputs[0])
 
 
-def late_total(model: ir.Model) -> None:
-    """`late_slot` where the kernel places keys by the rows' lengths: each counts one token more."""
-    attention = node_of(model, "h.0.attn", "GroupQueryAttention")
-    lengths = attention.inputs[5]
-    nodes = is_single_step(model)
-    at_least = ir.node("GreaterOrEqual", [lengths, constant(model, "late", np.array(LATE, np.int32))])
-    at_most = ir.node("LessOrEqual", [lengths, constant(model, "early", np.array(EARLY, np.int32))])
-    inside = ir.node("And", [at_least.outputs[0], at_most.outputs[0]])
-    both = ir.node("And", [inside.outputs[0], nodes[-1].outputs[0]])
-    further = ir.node("Cast", [both.outputs[0]], {"to": int(ir.DataType.INT32)})
-    moved = ir.node("Add", [lengths, further.outputs[0]])
-    put_before(model, attention, *nodes, at_least, at_most, inside, both, further, moved)
-    attention.replace_input_with(5, moved.outputs[0])
+def late_total_at(module: str, first: int, last: int) -> Plant:
+    """Where the kernel places keys by the rows' lengths: each counts one token more in these single steps."""
+
+    def plant(model: ir.Model) -> None:
+        attention = node_of(model, module, "GroupQueryAttention")
+        lengths = attention.inputs[5]
+        nodes = is_single_step(model)
+        at_least = ir.node("GreaterOrEqual", [lengths, constant(model, "late", np.array(first, np.int32))])
+        at_most = ir.node("LessOrEqual", [lengths, constant(model, "early", np.array(last, np.int32))])
+        inside = ir.node("And", [at_least.outputs[0], at_most.outputs[0]])
+        both = ir.node("And", [inside.outputs[0], nodes[-1].outputs[0]])
+        further = ir.node("Cast", [both.outputs[0]], {"to": int(ir.DataType.INT32)})
+        moved = ir.node("Add", [lengths, further.outputs[0]])
+        put_before(model, attention, *nodes, at_least, at_most, inside, both, further, moved)
+        attention.replace_input_with(5, moved.outputs[0])
+
+    return plant
+
+
+late_total = late_total_at("h.0.attn", LATE, EARLY)  # as `late_slot`
+
+
+def exchanged_sources(count: int) -> Plant:
+    """In layer 0 the first two rows attend to each other's source, where there are so many sources."""
+
+    def plant(model: ir.Model) -> None:
+        inputs = {value.name: value for value in model.graph.inputs}
+        values = inputs["cross.0.value"]
+        users = list(values.uses())
+        zero, one, two, many = (
+            constant(model, f"count_{number}", np.array(number)) for number in (0, 1, 2, count)
+        )
+        size = ir.node("Shape", [values], {"start": 0, "end": 1})
+        flat = ir.node("Squeeze", [size.outputs[0]])
+        places = ir.node("Range", [zero, flat.outputs[0], one])
+        is_many = ir.node("Equal", [flat.outputs[0], many])
+        is_early = ir.node("Less", [places.outputs[0], two])
+        moved = ir.node("And", [is_many.outputs[0], is_early.outputs[0]])
+        other = ir.node("Sub", [one, places.outputs[0]])
+        chosen = ir.node("Where", [moved.outputs[0], other.outputs[0], places.outputs[0]])
+        gathered = ir.node("Gather", [values, chosen.outputs[0]], {"axis": 0})
+        nodes = (size, flat, places, is_many, is_early, moved, other, chosen, gathered)
+        put_before(model, users[0][0], *nodes)
+        for user, index in users:
+            user.replace_input_with(index, gathered.outputs[0])
+
+    return plant
 
 
 def positions_of_four(model: ir.Model) -> None:
@@ -66,6 +100,42 @@ def positions_of_four(model: ir.Model) -> None:
     floor = ir.node("Max", [late.outputs[0], constant(model, "no_position", np.array(0))])
     put_before(model, gather, rows, four, less, late, floor)
     gather.replace_input_with(1, floor.outputs[0])
+
+
+def late_positions_behind(least_past: int, rows: int | None, widths: range) -> Plant:
+    """Positions are one too small in steps of some widths, of so many rows, behind so many tokens or more."""
+
+    def plant(model: ir.Model) -> None:
+        gather = node_of(model, "wpe", "Gather")
+        inputs = {value.name: value for value in model.graph.inputs}
+        sizes = {
+            "rows": ir.node("Shape", [inputs["input_ids"]], {"start": 0, "end": 1}),
+            "width": ir.node("Shape", [inputs["input_ids"]], {"start": 1, "end": 2}),
+            "past": ir.node("Shape", [inputs["past_key_values.0.key"]], {"start": 2, "end": 3}),
+        }
+        bounds = [
+            ("width", "GreaterOrEqual", widths.start),
+            ("width", "Less", widths.stop),
+            ("past", "GreaterOrEqual", least_past),
+        ]
+        if rows is not None:
+            bounds.append(("rows", "Equal", rows))
+        nodes = list(sizes.values())
+        holds = None
+        for number, (size, operator, bound) in enumerate(bounds):
+            limit = constant(model, f"bound_{number}", np.array([bound]))
+            nodes.append(ir.node(operator, [sizes[size].outputs[0], limit]))
+            if holds is not None:
+                nodes.append(ir.node("And", [holds, nodes[-1].outputs[0]]))
+            holds = nodes[-1].outputs[0]
+        assert holds is not None
+        less = ir.node("Cast", [holds], {"to": int(ir.DataType.INT64)})
+        late = ir.node("Sub", [gather.inputs[1], less.outputs[0]])
+        floor = ir.node("Max", [late.outputs[0], constant(model, "first_position", np.array(0))])
+        put_before(model, gather, *nodes, less, late, floor)
+        gather.replace_input_with(1, floor.outputs[0])
+
+    return plant
 
 
 def early_positions(module: str) -> Plant:
@@ -124,11 +194,11 @@ def seen_as_far_as_the_longest_row(model: ir.Model) -> None:
     attention.replace_input_with(5, give_all_rows(model, lengths, attention, longest))
 
 
-def unmasked(axis: int, first: int, last: int) -> Plant:
+def unmasked(axis: int, first: int, last: int, name: str = "attention_mask") -> Plant:
     """The padding of some rows (axis 0), or at some columns (axis 1), is not masked."""
 
     def plant(model: ir.Model) -> None:
-        mask = next(value for value in model.graph.inputs if value.name == "attention_mask")
+        mask = next(value for value in model.graph.inputs if value.name == name)
         cast = next(node for node, _ in mask.uses() if node.op_type == "Cast")
         users = list(cast.outputs[0].uses())
         size = ir.node("Shape", [mask], {"start": axis, "end": axis + 1})

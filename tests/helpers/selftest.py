@@ -26,6 +26,10 @@ DECODING += ["batches of 1 to 8 rows, padded, drawn with seed 0", STEPS]
 ENCODING = ["one by one", "batch of 3, padded", "1 token", "64 tokens"]
 TRANSLATING = ["decode, batch 1", "at once, batch 1", "greedy, batch 3, padded", "full target of 64 tokens"]
 TRANSLATING += ["4 beams, batch 2, padded"]
+DRAWN_TARGETS = [
+    "batches of 1 to 8 rows, padded, drawn with seed 0",
+    "single steps at positions 1 to 63, 1 row",
+]
 
 
 def bundle_named(name: str, request: pytest.FixtureRequest) -> Path:

@@ -42,15 +42,15 @@ class Engine:
         self.start = start
         self.source_tokenizer, self.target_tokenizer = tokenizers
 
-    def read_cross(self, samples: Sequence[Sample]) -> list[Logits]:
-        """Return what the decoder would read of the sources, as one padded batch, at the known positions."""
-        context = self.encoder.encode([s.source for s in samples])
+    def read_cross(self, sources: Sequence[Sequence[int]], places: Sequence[Sequence[int]]) -> list[Logits]:
+        """Return what the decoder would read of sources, as one padded batch, at some places of each."""
+        context = self.encoder.encode(sources)
         tensors = [context.buffers[read.name].numpy() for _, read in self.encoder.reads]
         return [
-            np.stack(
-                [t[b][:, list(s.positions)].swapaxes(0, 1).reshape(len(s.positions), -1) for t in tensors]
-            ).astype(np.float32)
-            for b, s in enumerate(samples)
+            np.stack([t[b][:, list(own)].swapaxes(0, 1).reshape(len(own), -1) for t in tensors]).astype(
+                np.float32
+            )
+            for b, own in enumerate(places)
         ]
 
     def start_run(self, sources: Sequence[Sequence[int]], beams: int, capacity: int) -> DecoderRun:

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 import numpy as np
@@ -16,6 +16,8 @@ import numpy.typing as npt
 from ...decoding.beam import Hypothesis, Search
 from ...decoding.constraints import Constraints
 from ..metrics import Logits, VectorMetrics, measure_vectors
+from . import draws
+from .draws import Draws
 from .files import Arrays, choose_evenly
 
 GOLDEN_STEPS = 3
@@ -61,6 +63,8 @@ class Golden:
 
     samples: tuple[Sample, ...]  # texts; then a source of one token; then the longest source and target
     search: Search  # how `Sample.beams` were found
+    # Batches of random shapes; None in golden data of earlier versions, and where nothing was drawn.
+    draws: Draws | None = field(default=None, kw_only=True)
 
 
 def measure_cross(got: Sequence[Logits], want: Sequence[Logits]) -> VectorMetrics:
@@ -104,7 +108,7 @@ def to_arrays(golden: Golden, whole: bool = False) -> dict[str, npt.NDArray[Any]
         for k, beam in enumerate(sample.beams):
             arrays[f"sample.{i}.beam.{k}"] = np.array(beam.token_ids)
             arrays[f"sample.{i}.beam_score.{k}"] = np.array(beam.score)
-    return arrays
+    return arrays | draws.to_arrays(golden.draws)
 
 
 def from_arrays(arrays: Arrays) -> Golden:
@@ -115,7 +119,8 @@ def from_arrays(arrays: Arrays) -> Golden:
     )
     search = Search(num_beams=beams, n_best=beams, max_new_tokens=steps, constraints=constraints)
     count = sum(name.endswith(".source") for name in arrays)
-    return Golden(tuple(read_sample(arrays, f"sample.{i}") for i in range(count)), search)
+    samples = tuple(read_sample(arrays, f"sample.{i}") for i in range(count))
+    return Golden(samples, search, draws=draws.from_arrays(arrays))
 
 
 def read_sample(arrays: Arrays, stem: str) -> Sample:

@@ -8,10 +8,12 @@ from dataclasses import replace
 
 import numpy as np
 
-from ..metrics import DrawMetrics, Outcome, ScoreMetrics, judge_outcome
-from .cases import Case, Skipped, find_room, skip_too_long
+from ...bundle.manifest import Artifact
+from ..metrics import DrawMetrics, Logits, Outcome, ScoreMetrics, Spot, judge_outcome, locate_failure
+from .cases import Case, Skipped, find_room, skip_batches, skip_too_long
 from .decoders import measure_parts, measure_steps
 from .divergence import add_divergence, follow
+from .draws import Draws, choose_places, find_skipped_draws, make_draw_cases, name_batches, reads
 from .translation_engine import Engine, Follower
 from .translations import Golden, Sample, measure_attention, measure_cross
 
@@ -32,7 +34,7 @@ def make_encoder_cases(engine: Engine, golden: Golden, limits: Mapping[str, floa
     batch = [*texts, single][-count_sources(engine) :]
 
     def compare_one_by_one() -> Outcome:
-        got = [engine.read_cross([sample])[0] for sample in texts]
+        got = [read_cross(engine, [sample])[0] for sample in texts]
         return judge_outcome(measure_cross(got, [s.cross for s in texts]), limits, "cross.")
 
     cases: dict[str, Case] = {"one by one": compare_one_by_one} if texts else {}
@@ -40,6 +42,8 @@ def make_encoder_cases(engine: Engine, golden: Golden, limits: Mapping[str, floa
     cases["1 token"] = make_cross_case(engine, [single], limits)
     if len(full.source) <= room:
         cases[f"{len(full.source)} tokens"] = make_cross_case(engine, [full], limits)
+    if golden.draws is not None and (batches := list_source_batches(engine, golden.draws)):
+        cases[name_batches(golden.draws, batches)] = make_drawn_case(engine, golden.draws, batches, limits)
     return cases
 
 
@@ -80,6 +84,8 @@ def make_decoder_cases(
     if searched:
         name = f"{golden.search.num_beams} {BEAMS} {len(searched)}, padded"
         cases[name] = make_beams_case(engine, searched, golden, limits, score, start)
+    if golden.draws is not None:
+        cases |= make_draw_cases(engine.decoder, golden.draws, limits, engine.encoder)
     return cases
 
 
@@ -105,7 +111,18 @@ def find_skipped(engine: Engine, golden: Golden) -> list[Skipped]:
     rows = decoder.axis("batch").max
     if beams > rows:
         skipped.append(Skipped(decoder.id, f"{beams} beams", f"{beams} rows are needed, it takes {rows}"))
-    return skipped
+    return skipped + find_skipped_draws(decoder, golden.draws) + find_skipped_sources(encoder, golden.draws)
+
+
+def find_skipped_sources(encoder: Artifact, draws: Draws | None) -> list[Skipped]:
+    """Return the drawn batches whose sources the encoder does not take."""
+    every = [] if draws is None else [draws.list_sources(batch) for batch in draws.batches]
+    left = [sources for sources in every if not reads(encoder, sources)]
+    if not left:
+        return []
+    longest = max(len(source) for sources in left for source in sources)
+    what = f"{len(left)} of {len(every)} drawn batches"
+    return [skip_batches(encoder, what, max(map(len, left)), longest)]
 
 
 def fits(engine: Engine, sample: Sample) -> bool:
@@ -123,7 +140,52 @@ def count_sources(engine: Engine) -> int:
 def make_cross_case(engine: Engine, samples: Sequence[Sample], limits: Mapping[str, float]) -> Case:
     """Return the case of what the decoder reads of the sources, as one batch."""
     want = [sample.cross for sample in samples]
-    return lambda: judge_outcome(measure_cross(engine.read_cross(samples), want), limits, "cross.")
+    return lambda: judge_outcome(measure_cross(read_cross(engine, samples), want), limits, "cross.")
+
+
+def read_cross(engine: Engine, samples: Sequence[Sample]) -> list[Logits]:
+    """Return what the decoder would read of the sources, as one batch, at the known positions."""
+    return engine.read_cross([s.source for s in samples], [s.positions for s in samples])
+
+
+def list_source_batches(engine: Engine, draws: Draws) -> list[int]:
+    """Return the numbers of the drawn batches of several sources that the encoder takes."""
+    return [
+        number
+        for number, batch in enumerate(draws.batches)
+        if not batch.repeats and reads(engine.encoder.artifact, draws.list_sources(batch))
+    ]
+
+
+def make_drawn_case(
+    engine: Engine, draws: Draws, batches: Sequence[int], limits: Mapping[str, float]
+) -> Case:
+    """Return the case of drawn batches of sources, of which the first row that is over its limits is told."""
+
+    def run() -> Outcome:
+        got: list[Logits] = []
+        want: list[Logits] = []
+        spot: Spot | None = None
+        for number in batches:
+            sources = draws.list_sources(draws.batches[number])
+            known = [draws.cross[text] for text in draws.batches[number].texts]
+            found = engine.read_cross(sources, [choose_places(source) for source in sources])
+            for row, pair in enumerate(zip(found, known, strict=True)):
+                alone = measure_cross(*([array] for array in pair))
+                if spot is None and judge_outcome(alone, limits, "cross.").failures:
+                    spot = (number, 0, row)
+            got += found
+            want += known
+        outcome = judge_outcome(measure_cross(got, want), limits, "cross.")
+        if not outcome.failures or spot is None:
+            return outcome
+        number, _, row = spot
+        sources = draws.list_sources(draws.batches[number])
+        lengths = ", ".join(str(len(source)) for source in sources)
+        where = f"at first in row {row} of a batch of {len(sources)}, of {lengths} tokens"
+        return locate_failure(outcome, where, spot)
+
+    return run
 
 
 def make_at_once_case(engine: Engine, samples: Sequence[Sample], limits: Mapping[str, float]) -> Case:

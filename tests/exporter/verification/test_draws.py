@@ -2,21 +2,39 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+import dataclasses
+from collections.abc import Iterator, Mapping
 from pathlib import Path
+from typing import Any
 
+import numpy as np
 import pytest
 
 from planforge.exporter import export
+from planforge.exporter.levels import FULL, STANDARD
+from planforge.exporter.reference import draw
+from planforge.exporter.reference.decoder_samples import Expectation
+from planforge.exporter.verification.golden_answers import answer_again, compare_arrays
+from planforge.runtime.diagnostics.selftest import selftest
 
 from ...helpers.fault_table import Row, collect_table
 from ...helpers.faults import Fault, Plant
 from ...helpers.ground import Ground
 from ...helpers.models import tiny_bert, write_wordpiece
-from ...helpers.rare_faults import late_slot, late_total, positions_of_four, unmasked
+from ...helpers.rare_faults import (
+    exchanged_sources,
+    late_positions_behind,
+    late_slot,
+    late_total,
+    late_total_at,
+    positions_of_four,
+    unmasked,
+)
 
 LATE = "a cache one slot late, in single steps at positions 100 to 199 alone"
 FOUR = "positions wrong in batches of 4 alone"
+SIX = "positions wrong in single steps of batches of 6 alone, behind 60 tokens or more"
+FEW = "positions wrong in steps of 2 to 6 tokens alone, behind 150 tokens or more"
 FOURTH = "padding of the fourth row unmasked"
 STEPS = "single steps at positions 1 to 255, 1 row"
 BATCHES = "batches of 1 to 8 rows, padded, drawn with seed 0"
@@ -41,6 +59,11 @@ def ground(demo_bundle: Path, tmp_path_factory: pytest.TempPathFactory) -> Groun
         ("decoder.ort.fp32", LATE, late_total, STEPS, "h.0.attn", {"GroupQueryAttention"}),
         ("decoder.portable.fp32", FOUR, positions_of_four, BATCHES, "wpe", {"Gather"}),
         ("decoder.inplace.fp16", FOUR, positions_of_four, BATCHES, "wpe", {"Gather"}),
+        ("decoder.portable.fp32", SIX, late_positions_behind(60, 6, range(1, 2)), BATCHES, "wpe", {"Gather"}),
+        (
+            *("decoder.portable.fp32", FEW, late_positions_behind(150, None, range(2, 7))),
+            *(BATCHES, "wpe", {"Gather"}),
+        ),
         ("decoder.portable.fp32", FOURTH, unmasked(0, 3, 3), BATCHES, "", {"Unsqueeze", "And", "Where"}),
     ],
 )
@@ -60,6 +83,65 @@ def test_a_fault_that_few_texts_show_is_caught_and_named(
     assert culprit is not None
     assert culprit.module == module and culprit.op_type in op_types
     table.append((f"GPT-2 {artifact}", name, case, f"{culprit.op_type} of {module or 'no module'}"))
+
+
+@pytest.fixture(scope="module")
+def large(demo_bundle: Path, tmp_path_factory: pytest.TempPathFactory) -> Ground:
+    """As many weights as Qwen2-0.5B has: 64 tokens are drawn, of a context of 256."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(draw, "count_weights", lambda model: 500_000_000)
+        return Ground(demo_bundle, tmp_path_factory.mktemp("large") / "copy", STANDARD)
+
+
+def test_a_model_whose_budget_allows_few_positions_is_held_to_all_of_the_context(
+    large: Ground, table: list[Row]
+) -> None:
+    expected = large.examiner.expected
+    assert isinstance(expected, Expectation) and expected.draws is not None
+    assert len(expected.draws.texts[0]) == 64
+    artifact = "decoder.inplace.fp32"
+    with large.damaged(artifact, Fault("rare", late_slot, "", ())) as bundle:
+        failed, culprit = large.examined(bundle, bundle.manifest.artifact(artifact))
+    assert BATCHES in {comparison.case for comparison in failed}
+    assert culprit is not None
+    assert culprit.module == "h.0.attn" and culprit.op_type in {"TensorScatter", "Attention"}
+    table.append((f"GPT-2 {artifact}, as of 0.5B", LATE, BATCHES, f"{culprit.op_type} of h.0.attn"))
+
+
+def test_golden_answers_behind_repeated_pasts_are_asked_again(large: Ground) -> None:
+    """A damaged one is told; so is one that is gone, and a past that the context has no room for."""
+    arrays = large.examiner.collect_golden()
+    name = next(name for name in arrays if name.startswith("drawn.repeated."))
+    asked_otherwise = dataclasses.replace(large.examiner, expected=large.examiner.expected.thin(1))
+
+    def list_faults(changed: Mapping[str, Any]) -> list[str]:
+        golden = {key: array for key, array in {**arrays, **changed}.items() if array is not None}
+        meant = answer_again(asked_otherwise, golden, large.model)
+        return list(compare_arrays(golden, meant, 1e-3))
+
+    assert list_faults({}) == []
+    (fault,) = list_faults({name: arrays[name] + 1})
+    assert fault.startswith(f"{name} is ")
+    assert list_faults({name: None}) == [f"{name} is missing"]
+    batch = next(key for key, array in arrays.items() if key.startswith("drawn.repeats.") and array > 1)
+    with pytest.raises(ValueError, match=r"it has drawn texts of \d+ tokens, and the model takes 256"):
+        list_faults({batch: np.array(10**6)})
+
+
+@pytest.mark.parametrize("repeats", [1, 4, 22])
+def test_pasts_of_every_size_of_batch_are_in_all_quarters_of_the_context(repeats: int) -> None:
+    context = 1024 if repeats > 1 else 256
+    quarters: dict[int, set[int]] = {}
+    for seed in range(40):
+        drawing = draw.Drawing((1,), context, 8, seed, parts=2, level=FULL)
+        random = np.random.default_rng(seed)
+        for batch in draw.draw_far_batches(random, list(range(1, 9)), 256, drawing, repeats):
+            size = len(batch.texts)
+            pasts = [batch.count_past(0, row) for row in range(size)]
+            assert max(pasts) > 0.75 * context  # the longest row, every time
+            assert batch.columns <= context
+            quarters.setdefault(size, set()).update(4 * past // context for past in pasts)
+    assert all(found == {0, 1, 2, 3} for size, found in quarters.items() if size > 1)
 
 
 @pytest.fixture(scope="module")
@@ -87,3 +169,65 @@ def test_padding_of_an_encoder_that_few_batches_have_is_caught_and_named(
     assert culprit is not None
     assert culprit.module == "" and culprit.op_type in {"Unsqueeze", "Where", "Or"}
     table.append((f"BERT {artifact}", name, case, f"{culprit.op_type} of no module"))
+
+
+@pytest.fixture(scope="module")
+def translators(dates_bundle: Path, tmp_path_factory: pytest.TempPathFactory) -> Ground:
+    return Ground(dates_bundle, tmp_path_factory.mktemp("translators") / "copy", STANDARD)
+
+
+def test_golden_data_shows_a_fault_of_few_translations(translators: Ground) -> None:
+    """Without PyTorch, by `selftest`."""
+    late = Fault("rare", late_total_at("decoder.layers.0.attention", 40, 50), "", ())
+    with translators.damaged("decoder.ort.fp32", late) as bundle:
+        failed = [
+            comparison.case for comparison in selftest(bundle.folder).comparisons if comparison.failures
+        ]
+    assert failed == [BATCHES, "single steps at positions 1 to 63, 1 row"]
+
+
+SOURCE_MASK = "encoder_attention_mask"
+SEEN = "source padding from column 24 on is seen"
+MASK_NODES = {"Unsqueeze", "Or", "Where"}
+
+
+@pytest.mark.parametrize(
+    ("artifact", "name", "plant", "case", "module", "op_types"),
+    [
+        (
+            *("decoder.portable.fp32", f"{SEEN} by cross-attention"),
+            *(unmasked(1, 24, 1000, SOURCE_MASK), BATCHES, "", MASK_NODES),
+        ),
+        (
+            *("encoder.portable.fp32", f"{SEEN} by the encoder"),
+            *(unmasked(1, 24, 1000), BATCHES, "", MASK_NODES),
+        ),
+        (
+            *("decoder.portable.fp32", "two rows' sources exchanged in batches of 6 alone"),
+            *(exchanged_sources(6), BATCHES, "decoder.layers.0.cross_attention_residual", {"MatMul"}),
+        ),
+        (
+            *("decoder.ort.fp32", "a cache one slot late, in single steps at positions 40 to 50 alone"),
+            late_total_at("decoder.layers.0.attention", 40, 50),
+            *("single steps at positions 1 to 63, 1 row", "decoder.layers.0.attention"),
+            {"GroupQueryAttention"},
+        ),
+    ],
+)
+def test_a_fault_of_few_translations_is_caught_and_named(
+    translators: Ground,
+    table: list[Row],
+    artifact: str,
+    name: str,
+    plant: Plant,
+    case: str,
+    module: str,
+    op_types: set[str],
+) -> None:
+    with translators.damaged(artifact, Fault("rare", plant, "", ())) as bundle:
+        failed, culprit = translators.examined(bundle, bundle.manifest.artifact(artifact))
+    assert case in {comparison.case for comparison in failed}
+    assert all("drawn." in failure or "drawn with" in c.case for c in failed for failure in c.failures)
+    assert culprit is not None
+    assert culprit.module == module and culprit.op_type in op_types
+    table.append((f"Transformer {artifact}", name, case, f"{culprit.op_type} of {module or 'no module'}"))

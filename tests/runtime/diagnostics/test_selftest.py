@@ -33,7 +33,7 @@ from planforge.runtime.errors import (
 from ...helpers.emulated_gpu import emulated_gpu
 from ...helpers.models import edit_json
 from ...helpers.plans import of_tensorrt, with_manifest
-from ...helpers.selftest import DECODING, TRANSLATING, bundle_named, copied, failed, mend
+from ...helpers.selftest import DECODING, DRAWN_TARGETS, TRANSLATING, bundle_named, copied, failed, mend
 
 
 def assert_passed(bundle: Path, result: SelftestResult) -> None:
@@ -77,7 +77,7 @@ def test_every_task_passes_on_onnx_runtime(
     assert result.seconds > 0
 
 
-@pytest.mark.parametrize(("name", "count"), [("gpt2", 9), ("pretrained", 5), ("marian", 9), ("dates", 10)])
+@pytest.mark.parametrize(("name", "count"), [("gpt2", 9), ("pretrained", 5), ("marian", 12), ("dates", 13)])
 def test_every_case_of_the_export_but_real_text_is_compared(
     name: str, count: int, request: pytest.FixtureRequest
 ) -> None:
@@ -139,7 +139,8 @@ def test_an_encoder_decoders_plans_pass(marian_bundle: Path) -> None:
     assert_passed(marian_bundle, result)
     assert result.backend == "tensorrt-rtx"
     assert result.artifacts == ("encoder.portable.fp16", "decoder.inplace.fp16")
-    assert [c.case for c in result.comparisons][4:] == TRANSLATING
+    cases = [c.case for c in result.comparisons]
+    assert cases[4:] == [DRAWN_TARGETS[0], *TRANSLATING, *DRAWN_TARGETS]
 
 
 def test_an_encoders_plan_of_a_smaller_batch_passes(
@@ -213,7 +214,7 @@ def test_what_a_smaller_plan_cannot_take_is_skipped_and_said(own_bundle: Path) -
         "single steps at positions 1 to 59, 1 row",
     ]
     *others, drawn = result.skipped
-    assert re.fullmatch(r"\d+ of 16 drawn batches", drawn.what) and drawn.reason.endswith(
+    assert re.fullmatch(r"\d+ of 24 drawn batches", drawn.what) and drawn.reason.endswith(
         "it takes 1 to 2 of 60"
     )
     assert [(each.what, each.reason) for each in others] == [
@@ -250,10 +251,12 @@ def test_each_graph_must_be_compared(marian_bundle: Path, tmp_path: Path) -> Non
         result = selftest(bundle)
     assert {c.artifact for c in result.comparisons} == {"encoder.portable.fp16"}
     assert not failed(result) and not result.passed
-    assert [each.artifact for each in result.skipped] == ["encoder.portable.fp16", "decoder.inplace.fp16"]
+    encoder, decoder = "encoder.portable.fp16", "decoder.inplace.fp16"
+    assert [each.artifact for each in result.skipped] == [encoder, encoder, decoder, decoder]
+    assert [each.what.endswith("drawn batches") for each in result.skipped] == [False, True, False, True]
     with emulated_gpu(narrowed(bundle, 1, 50)):  # what is full has 64
         result = selftest(bundle)
-    assert result.passed and [each.what for each in result.skipped][-1] == "1 of 4 targets"
+    assert result.passed and "1 of 4 targets" in [each.what for each in result.skipped]
     assert "4 beams, batch 1, padded" in {c.case for c in result.comparisons}
 
 
