@@ -18,6 +18,7 @@ from torch.overrides import TorchFunctionMode
 from . import bert_names, llama_families, marian_names, modernbert_names
 from .bert import Bert, BertConfig
 from .bert_names import Rename
+from .config_checks import check_depth
 from .encoder import Encoder, EncoderConfig
 from .folder import read_json, read_published_shapes
 from .gpt2 import CONV1D, GPT2, MASK_BUFFERS, GPT2Config
@@ -269,6 +270,7 @@ def describe(folder: Path) -> Description:
         config = family.config(**values)
     except (TypeError, ValueError) as error:
         raise ValueError(f"{folder}: {error}") from error
+    check_depth(folder, config, len(shapes))
     check_vocabulary(folder, config_json, config, shapes)
     return Description(family, config, config_json, folder, modules)
 
@@ -363,8 +365,8 @@ def empty_model(description: Description) -> Model:
     with torch.device("meta"), NoNormalValues():
         try:
             return description.family.model(description.config)
-        except TypeError as error:
-            if "Overflow when unpacking" not in str(error):
+        except (TypeError, RuntimeError) as error:
+            if "verflow" not in str(error):  # of one number, or of a product
                 raise
             raise ValueError(f"{description.folder}: config.json has a size that no tensor has") from error
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from pathlib import Path
 from typing import Any
 
 from .activations import ACTIVATIONS
@@ -49,3 +50,17 @@ def check_bool(config: Any, *names: str) -> None:
     for name in names:
         if type(getattr(config, name)) is not bool:
             raise ValueError(f"{name}={getattr(config, name)!r} must be true or false")
+
+
+DEPTHS = ("n_layer", "num_hidden_layers", "encoder_layers", "decoder_layers")
+
+
+def check_depth(folder: Path, config: Any, tensors: int) -> None:
+    """Raise a ValueError if a config has more layers than the checkpoint has tensors.
+
+    Else a number of ten digits would be believed until all these layers were made.
+    """
+    for name in DEPTHS:
+        layers = getattr(config, name, 0)
+        if layers > tensors:
+            raise ValueError(f"{folder}: {name} is {layers}, and the weights have {tensors} tensors in all")

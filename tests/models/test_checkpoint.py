@@ -286,6 +286,22 @@ def test_a_config_that_contradicts_the_weights_is_refused(folder: Path, tiny: Tr
     assert refusal(folder).count("unexpected: h.1.") == 12
 
 
+@pytest.mark.parametrize(
+    ("setting", "why"),
+    [
+        ({"n_layer": 2**31}, "n_layer is 2147483648, and the weights have 28 tensors in all"),
+        ({"n_embd": 2**31}, "has a size that no tensor has"),
+        ({"n_embd": 2**64}, "has a size that no tensor has"),
+    ],
+)
+def test_sizes_that_no_model_has_are_refused_at_once(
+    folder: Path, tiny: Transformers, setting: dict[str, int], why: str
+) -> None:
+    """Layers are made one by one, so that a number of ten digits would take hours."""
+    edit_config(folder, **setting)
+    assert why in refusal(folder)
+
+
 def test_a_weight_under_both_names_is_refused(folder: Path, tiny: Transformers) -> None:
     edit_weights(folder, **{"ln_f.bias": torch.zeros(32)})
     assert "holds ln_f.bias twice" in refusal(folder)
