@@ -148,7 +148,8 @@ class Mutator:
             value = inner
 
     def change_number(self, number: float) -> float:
-        return self.random.choice((-number, number + 1, number - 1, number * 2, number * 1000, number / 3))
+        third = number / 3 if abs(number) < 2**1000 else number // 3  # which no float is
+        return self.random.choice((-number, number + 1, number - 1, number * 2, number * 1000, third))
 
     def change_text(self, text: str) -> str:
         place = self.random.randrange(len(text) + 1)
