@@ -264,13 +264,13 @@ def describe(folder: Path) -> Description:
         if (ours := rename(name.removeprefix(family.prefix))) is not None
     }
     try:
+        check_depth(config_json)
         values |= {**family.fixed, **family.details(config_json, shapes)}
         if modules is not None:
             values["sentence"] = modules.config
         config = family.config(**values)
     except (TypeError, ValueError) as error:
         raise ValueError(f"{folder}: {error}") from error
-    check_depth(folder, config, len(shapes))
     check_vocabulary(folder, config_json, config, shapes)
     return Description(family, config, config_json, folder, modules)
 

@@ -32,7 +32,7 @@ BEGINNING = 48  # tokens of a text at most, whose keys and values fill a longer 
 TAIL = 8  # tokens behind a past
 WIDEST = 6  # tokens of the first step behind it, at most
 PLACES = 16  # in the context, where pasts end
-MANY_REPEATS = 32  # from here on every second batch has fewer
+MANY_REPEATS = 32  # from here on some batches have fewer
 KNOWN_TOKENS = 256  # of the vocabulary, whose logits are compared
 
 
@@ -332,15 +332,19 @@ def draw_far_batches(
     end = drawing.context if repeats > 1 else longest
     if end <= TAIL + 1:
         return ()
+    if repeats > 1:  # a past is a multiple of it, so each seed has other positions
+        repeats += int(random.integers(repeats // 4 + 1))
     often = [repeats] if repeats <= MANY_REPEATS else [repeats, math.isqrt(repeats)]
     places = {times: draw_places(random, (end - TAIL) // times, longest - TAIL) for times in often}
     batches = []
-    for number, size in enumerate(sizes):
-        times = often[number % len(often)]
+    for size in sizes:
+        times = often[int(random.integers(len(often)))] if len(often) > 1 else repeats
         most = (max(drawing.context, drawing.level.cached) // size - TAIL) // times
         fitting = [past for past in places[times] if past <= most] or [1]
         pasts = random.choice(fitting, size)
-        pasts[random.integers(size)] = max(fitting)
+        place = int(random.integers(size))
+        if size > 1:  # of a single row, the end of the context is a case of its own
+            pasts[place] = max(fitting)
         if drawing.parts == 1:
             pasts[:] = max(fitting)
         wide = int(random.integers(2, WIDEST + 1))

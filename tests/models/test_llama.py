@@ -84,6 +84,12 @@ NO_FACTORS = {"rope_type": "longrope", "rope_theta": 1e4}
             "rope_parameters has no sliding_attention",
         ),
         ("llama 2", {"sliding_window": 8}, "config.json sets sliding_window=8, which is not known for llama"),
+        (
+            "mistral",
+            {"layer_types": None, "num_hidden_layers": 2**31},
+            "models of up to 2000 layers are read",
+        ),
+        ("smollm3", {"no_rope_layers": None, "num_hidden_layers": 2**31}, "num_hidden_layers=2147483648 in"),
         ("mistral", {"sliding_window": -1}, "window=-1 must be an integer of at least 1"),
         ("smollm3", {"no_rope_layers": [1]}, r"no_rope_layers=\[1\] must have 0 or 1 for each of the 3"),
         ("gemma 2", {"query_pre_attn_scalar": 0}, "query_pre_attn_scalar=0 must be a number above 0"),

@@ -268,6 +268,7 @@ def test_unsupported_settings_are_named(folder: Path, tiny: Reference, name: str
         ("d_model", "32", "d_model='32'"),
         ("encoder_attention_heads", 5, "encoder_heads=5"),
         ("decoder_layers", None, "decoder_layers=None"),
+        ("decoder_layers", 2**31, "decoder_layers=2147483648 in config.json"),
         ("scale_embedding", "yes", "scale_embedding='yes'"),
         ("share_encoder_decoder_embeddings", 1, "share_embeddings=1"),
         ("model_type", "mbart", "model_type 'mbart'"),
