@@ -33,7 +33,7 @@ TRACER = 500_000_000
 # How often all weights in fp32 are there at the same time.
 MODEL = 1.0  # in PyTorch, until graphs run
 COMPARED = 1.3  # a session of ONNX Runtime, and the piece of a weight that it packs
-BLOCKS = 1.9  # while PyTorch computes with weights in int8 or int4, of a model that generates
+BLOCKS = 1.5  # while PyTorch computes with weights in int8 or int4, of a model that generates
 CALIBRATED = 2.5  # the same in fp16, and of an encoder, of which more rows of real text are kept
 PLAN = 2.4  # more, while a plan is built beside
 RESULT = 6000  # bytes of logits and what is measured of them, for each word of the vocabulary
