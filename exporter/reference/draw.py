@@ -339,14 +339,14 @@ def draw_far_batches(
     batches = []
     for size in sizes:
         times = often[int(random.integers(len(often)))] if len(often) > 1 else repeats
-        most = (max(drawing.context, drawing.level.cached) // size - TAIL) // times
-        fitting = [past for past in places[times] if past <= most] or [1]
-        pasts = random.choice(fitting, size)
+        room = min(end, max(drawing.context, drawing.level.cached) // size)
+        most = max(1, min((room - TAIL) // times, longest - TAIL))
+        pasts = random.choice([past for past in places[times] if past < most] + [most], size)
         place = int(random.integers(size))
         if size > 1:  # of a single row, the end of the context is a case of its own
-            pasts[place] = max(fitting)
+            pasts[place] = most
         if drawing.parts == 1:
-            pasts[:] = max(fitting)
+            pasts[:] = most
         wide = int(random.integers(2, WIDEST + 1))
         ends = [pasts, *(pasts + tokens for tokens in range(wide, TAIL + 1))]
         batches.append(Batch((0,) * size, tuple(tuple(row.tolist()) for row in ends), times))

@@ -140,7 +140,7 @@ def test_pasts_of_every_size_of_batch_are_in_all_quarters_of_the_context(repeats
             pasts = [batch.count_past(0, row) for row in range(size)]
             if size > 1 and batch.repeats >= repeats:
                 reached = max(drawing.context, drawing.level.cached) // size
-                assert max(pasts) > 0.75 * min(context, reached)  # the longest row, every time
+                assert max(pasts) > 0.75 * min(context, reached)  # one row, every time
             assert batch.columns <= context
             quarters.setdefault(size, set()).update(4 * past // context for past in pasts)
             residues |= {past % repeats for past in pasts}
