@@ -210,7 +210,7 @@ def test_what_a_smaller_plan_cannot_take_is_skipped_and_said(own_bundle: Path) -
         "greedy, batch 2, padded",
         "parts of 7 tokens, batch 1",
         "parts of 7 tokens, batch 2, padded",
-        "batches of 2 rows, padded, drawn with seed 0",
+        "batches of 1 to 2 rows, padded, drawn with seed 0",
         "single steps at positions 1 to 59, 1 row",
     ]
     *others, drawn = result.skipped
@@ -238,7 +238,7 @@ def test_nothing_compared_is_no_pass(own_bundle: Path, monkeypatch: pytest.Monke
     monkeypatch.setattr(
         draws, "plan_steps", lambda artifact, drawn: draws.Steps((), 0)
     )  # as of earlier exports
-    with emulated_gpu(narrowed(own_bundle, 2, 17)):  # the shortest sample has 18
+    with emulated_gpu(narrowed(own_bundle, 2, 8)):  # a drawn past has 8 tokens behind it
         result = selftest(own_bundle)
     assert result.comparisons == () and len(result.skipped) == 4
     assert not result.passed
