@@ -354,10 +354,10 @@ def draw_far_batches(
 
 
 def draw_places(random: Random, most: int, known: int) -> list[int]:
-    """Return lengths up to the largest one, which is among them: evenly spread, and as many by octaves."""
+    """Return lengths of at most `most` and `known`: evenly spread, and as many by octaves."""
     most = max(1, min(most, known))
     shares = (np.arange(PLACES // 2) + random.uniform(size=(2, PLACES // 2))) / (PLACES // 2)
-    lengths = np.concatenate([shares[0] * most, most ** shares[1], [most]])
+    lengths = np.concatenate([shares[0] * most, most ** shares[1]])
     return sorted({max(1, int(length)) for length in lengths})
 
 

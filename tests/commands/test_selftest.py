@@ -41,11 +41,14 @@ def test_a_bundle_that_passes(demo_bundle: Path) -> None:
     assert sum("17 of 17" in row for row in rows) == 2
 
 
+FIELDS = ["passed", "backend", "artifacts", "texts", "comparisons", "skipped", "seconds"]
+
+
 def test_json_has_every_comparison(demo_bundle: Path) -> None:
     done = planforge("selftest", demo_bundle, "--backend", "ort-cpu", "--json")
     assert done.returncode == 0, done.stderr
     found = json.loads(done.stdout)
-    assert list(found) == [*("passed", "backend", "artifacts", "texts", "comparisons", "skipped", "seconds")]
+    assert list(found) == FIELDS
     assert (found["passed"], found["backend"], found["skipped"]) == (True, "ort-cpu", [])
     assert found["artifacts"] == ["decoder.ort.fp32"]
     for comparison in found["comparisons"]:

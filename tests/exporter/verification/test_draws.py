@@ -36,6 +36,7 @@ FOUR = "positions wrong in batches of 4 alone"
 SIX = "positions wrong in single steps of batches of 6 alone, behind 60 tokens or more"
 FEW = "positions wrong in steps of 2 to 6 tokens alone, behind 150 tokens or more"
 FOURTH = "padding of the fourth row unmasked"
+LATE_IN_FEW = late_positions_behind(150, None, range(2, 7))
 STEPS = "single steps at positions 1 to 255, 1 row"
 BATCHES = "batches of 1 to 8 rows, padded, drawn with seed 0"
 
@@ -60,10 +61,7 @@ def ground(demo_bundle: Path, tmp_path_factory: pytest.TempPathFactory) -> Groun
         ("decoder.portable.fp32", FOUR, positions_of_four, BATCHES, "wpe", {"Gather"}),
         ("decoder.inplace.fp16", FOUR, positions_of_four, BATCHES, "wpe", {"Gather"}),
         ("decoder.portable.fp32", SIX, late_positions_behind(60, 6, range(1, 2)), BATCHES, "wpe", {"Gather"}),
-        (
-            *("decoder.portable.fp32", FEW, late_positions_behind(150, None, range(2, 7))),
-            *(BATCHES, "wpe", {"Gather"}),
-        ),
+        ("decoder.portable.fp32", FEW, LATE_IN_FEW, BATCHES, "wpe", {"Gather"}),
         ("decoder.portable.fp32", FOURTH, unmasked(0, 3, 3), BATCHES, "", {"Unsqueeze", "And", "Where"}),
     ],
 )
@@ -200,21 +198,35 @@ MASK_NODES = {"Unsqueeze", "Or", "Where"}
     ("artifact", "name", "plant", "case", "module", "op_types"),
     [
         (
-            *("decoder.portable.fp32", f"{SEEN} by cross-attention"),
-            *(unmasked(1, 24, 1000, SOURCE_MASK), BATCHES, "", MASK_NODES),
+            "decoder.portable.fp32",
+            f"{SEEN} by cross-attention",
+            unmasked(1, 24, 1000, SOURCE_MASK),
+            BATCHES,
+            "",
+            MASK_NODES,
         ),
         (
-            *("encoder.portable.fp32", f"{SEEN} by the encoder"),
-            *(unmasked(1, 24, 1000), BATCHES, "", MASK_NODES),
+            "encoder.portable.fp32",
+            f"{SEEN} by the encoder",
+            unmasked(1, 24, 1000),
+            BATCHES,
+            "",
+            MASK_NODES,
         ),
         (
-            *("decoder.portable.fp32", "two rows' sources exchanged in batches of 6 alone"),
-            *(exchanged_sources(6), BATCHES, "decoder.layers.0.cross_attention_residual", {"MatMul"}),
+            "decoder.portable.fp32",
+            "two rows' sources exchanged in batches of 6 alone",
+            exchanged_sources(6),
+            BATCHES,
+            "decoder.layers.0.cross_attention_residual",
+            {"MatMul"},
         ),
         (
-            *("decoder.ort.fp32", "a cache one slot late, in single steps at positions 40 to 50 alone"),
+            "decoder.ort.fp32",
+            "a cache one slot late, in single steps at positions 40 to 50 alone",
             late_total_at("decoder.layers.0.attention", 40, 50),
-            *("single steps at positions 1 to 63, 1 row", "decoder.layers.0.attention"),
+            "single steps at positions 1 to 63, 1 row",
+            "decoder.layers.0.attention",
             {"GroupQueryAttention"},
         ),
     ],
