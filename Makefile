@@ -170,7 +170,7 @@ train-llama-demo: .venv/.ready-dev
 # names the extra that brings it, and is there once that is installed.
 RESOLVE_DEMO := venv/bin/python -c "from planforge.exporter.checkpoints.source import resolve_source as s; print(s('gpt2-demo').folder)"
 wheel: .venv/.ready-dev $(BUNDLE)/manifest.json ## build both wheels and try them in a fresh environment
-	rm -rf build/lib build/bdist.* build/wheel dist
+	rm -rf build/wheel dist
 	mkdir -p build/wheel
 	$(BIN)/pip wheel -q --disable-pip-version-check --no-deps -w dist . ./models/demos
 	git ls-files --cached --others --exclude-standard $(PACKAGES) | LC_ALL=C sort > build/wheel/files

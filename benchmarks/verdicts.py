@@ -1,6 +1,8 @@
 """What a verdict costs by a model's size: an export with the comparison at `standard`, and one without.
 
-python -m benchmarks.verdicts [--only gpt2-124m,qwen2.5-0.5b] [--work FOLDER]
+With `--levels`, also `planforge verify` of the bundle, at each of these levels.
+
+python -m benchmarks.verdicts [--only gpt2-124m,qwen2.5-0.5b] [--levels quick,standard,full] [--work FOLDER]
 """
 
 from __future__ import annotations
@@ -9,7 +11,7 @@ import argparse
 import json
 import shutil
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
@@ -40,8 +42,8 @@ SIZES = {
 }
 
 
-def measure_size(size: Size, work: Path) -> dict[str, Any]:
-    """Measure both exports of a model, the verified one last; what they write is removed."""
+def measure_size(size: Size, levels: Sequence[str], work: Path) -> dict[str, Any]:
+    """Measure both exports of a model, then `verify` at each level; what they write is removed."""
     checkpoint = size.make(work / "checkpoint")
     planforge = Path(sys.executable).with_name("planforge")
     command: list[str | Path] = [
@@ -55,6 +57,10 @@ def measure_size(size: Size, work: Path) -> dict[str, Any]:
     ]
     without = measure_command_cost([*command, "--no-verify"])
     verified = measure_command_cost([*command, "--verify", "standard"])
+    alone = {
+        level: measure_command_cost([planforge, "verify", work / "bundle", "--level", level], may_object=True)
+        for level in levels
+    }
     shutil.rmtree(work)
     fp32_mb = 4 * size.weights / 1e6
     return {
@@ -62,6 +68,7 @@ def measure_size(size: Size, work: Path) -> dict[str, Any]:
         "choices": " ".join(size.choices),
         "not_verified": without,
         "verified": verified,
+        "verify_alone": alone,
         "verdict_seconds": round(verified["seconds"] - without["seconds"], 1),
         "peak_rss_of_fp32_weights": round(verified["peak_rss_mb"] / fp32_mb, 2),
         "peak_anonymous_of_fp32_weights": round(verified["peak_anonymous_mb"] / fp32_mb, 2),
@@ -72,13 +79,16 @@ def main() -> None:
     """Measure the sizes that are asked for, and write them beside those of other runs."""
     parser = argparse.ArgumentParser(prog="python -m benchmarks.verdicts", description=__doc__)
     parser.add_argument("--only", default=",".join(SIZES), help="names of sizes, by commas")
+    parser.add_argument("--levels", default="", help="quick, standard, full, by commas")
     parser.add_argument("--work", type=Path, default=Path("build/benchmarks"))
     parser.add_argument("--out", type=Path, default=RESULTS / "verdicts.json")
     options = parser.parse_args()
     results = json.loads(options.out.read_text()) if options.out.exists() else {}
     for name in options.only.split(","):
         print(f"measuring {name}", file=sys.stderr)
-        results[name] = {**measure_size(SIZES[name], options.work / f"verdict-{name}"), **environment()}
+        work = options.work / f"verdict-{name}"
+        levels = [level for level in options.levels.split(",") if level]
+        results[name] = {**measure_size(SIZES[name], levels, work), **environment()}
         options.out.write_text(json.dumps(results, indent=2) + "\n")
 
 

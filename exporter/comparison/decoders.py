@@ -86,7 +86,7 @@ class DecoderExaminer(Examiner[Decoder]):
     def list_cases(self, engine: Decoder, artifact: Artifact, limits: Limits) -> dict[str, Case]:
         compared = make_cases(engine, self.expected, limits, open_plain_tokenizer(self.bundle))
         if self.expected.passages and "text_kl" in limits:
-            compared["real text, every token"] = lambda: self.compare_passages(engine, limits)
+            compared["real text"] = lambda: self.compare_passages(engine, limits)
         return compared
 
     def compare_passages(self, engine: Decoder, limits: Limits) -> Outcome:

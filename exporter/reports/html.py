@@ -171,15 +171,14 @@ def summarize(report: VerificationReport, graphs: Sequence[Graph]) -> str:
     """Return the verdict as one sentence."""
     against = report.against
     comparisons = pluralize(len(report.comparisons), "comparison")
-    total = pluralize(len(graphs), "graph")
     if not report.comparisons:
         return f"Nothing was compared with {against}."
     failed = sum(graph.failed for graph in graphs)
     if not failed:
-        passed = f"{comparisons} of {total} with {against}, all within their limits."
+        passed = f"{comparisons} with {against}, all within their limits."
         return f"{passed} {report.describe_level()}".strip()
-    wrong = sum(graph.failed > 0 for graph in graphs)
-    return f"{failed} of {comparisons} with {against} went wrong, in {wrong} of {total}."
+    wrong = ", ".join(graph.name for graph in graphs if graph.failed)
+    return f"{failed} of {comparisons} with {against} went wrong, in {wrong}."
 
 
 def make_graph(anchor: str, name: str, comparisons: Sequence[Comparison]) -> Graph:

@@ -61,19 +61,25 @@ class Culprit:
     def __str__(self) -> str:
         where = f" of {self.module}" if self.module else ""
         layer = "" if self.layer is None else f", layer {self.layer}"
-        low, high = self.range
         text = (
             f"{self.artifact}: node {self.node!r} ({self.op_type}, {self.dtype}){where}{layer} is the first"
-            f" to leave its band, in the {self.step}: its result {self.value!r} is {low:.4g} to {high:.4g}"
+            f" to leave its band, in the {self.step}: its result {self.value!r} is {format_range(self.range)}"
         )
         if self.meant is None:
             return f"{text}, not finite"
+        meant = format_range(self.meant)
+        text += ", the range that is meant" if meant == format_range(self.range) else f", meant {meant}"
         if self.error is None:  # true or false, whole numbers, or an infinity in another place
-            return f"{text}, meant {self.meant[0]:.4g} to {self.meant[1]:.4g}; not that of {self.reference}"
+            return f"{text}; not that of {self.reference}"
         return (
-            f"{text}, meant {self.meant[0]:.4g} to {self.meant[1]:.4g}; off by {self.error:.3g} of their"
-            f" spread from {self.reference} (at most {self.allowed:.3g})"
+            f"{text}; off by {self.error:.3g} of their spread from {self.reference}"
+            f" (at most {self.allowed:.3g})"
         )
+
+
+def format_range(ends: tuple[float, float]) -> str:
+    """Return a range as messages show it, such as "-1.5 to 2.25"."""
+    return f"{ends[0]:.4g} to {ends[1]:.4g}"
 
 
 @dataclass(frozen=True)

@@ -283,14 +283,14 @@ def describe_ids(
         return ""
     place = next((i for i, (a, b) in enumerate(zip(got, meant, strict=False)) if a != b), None)
     if place is None:
-        return f"{show(text)} has {len(got)} tokens, by {reference} {len(meant)}"
+        return f"{show(text)} has {len(got)} tokens; {reference} gives {len(meant)}"
     here, there = (
         f"{ids[place]} ({tokenizer.spell(ids[place])!r})"
         if 0 <= ids[place] < tokenizer.vocab_size
         else str(ids[place])
         for ids in (got, meant)
     )
-    return f"token {place} of {show(text)} is {here}, by {reference} {there}"
+    return f"token {place} of {show(text)} is {here}; {reference} gives {there}"
 
 
 def compare_decoded(tokenizer: Tokenizer, golden: GoldenText, reference: str) -> str:
@@ -301,7 +301,9 @@ def compare_decoded(tokenizer: Tokenizer, golden: GoldenText, reference: str) ->
         return f"the ids of {show(golden.text)} have no text here: {error}"
     if got == golden.decoded:
         return ""
-    return f"the ids of {show(golden.text)} are the text {show(got)}, by {reference} {show(golden.decoded)}"
+    return (
+        f"the ids of {show(golden.text)} are the text {show(got)}; {reference} gives {show(golden.decoded)}"
+    )
 
 
 def compare_input(
@@ -363,9 +365,7 @@ def compare_chat(chat: Chat, tokenizer: Tokenizer, one: GoldenChat, golden: Gold
         rendered = chat.render(one.messages, one.tools)
         ids = chat.encode(one.messages, tokenizer, parse_special=True, tools=one.tools)
     except InputError as error:
-        return (
-            "" if one.rendered is None else f"{name} is refused, not so by {golden.chat_reference}: {error}"
-        )
+        return "" if one.rendered is None else f"{name} is refused here: {error}"
     if one.rendered is None:
         return f"{name} is rendered, {golden.chat_reference} refused it"
     if rendered == one.rendered:
@@ -374,8 +374,8 @@ def compare_chat(chat: Chat, tokenizer: Tokenizer, one: GoldenChat, golden: Gold
     place = next((i for i, (a, b) in pairs if a != b), min(len(rendered), len(one.rendered)))
     begin = max(0, place - 10)
     return (
-        f"{name} is from character {begin} on {show(rendered[begin:])}, by {golden.chat_reference}"
-        f" {show(one.rendered[begin:])}"
+        f"{name} is from character {begin} on {show(rendered[begin:])};"
+        f" {golden.chat_reference} gives {show(one.rendered[begin:])}"
     )
 
 

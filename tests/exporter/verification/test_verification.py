@@ -308,7 +308,7 @@ def test_every_case_of_the_issue_is_compared(demo_bundle: Path) -> None:
                 "parts of 7 tokens, batch 7, padded",
                 "prompts of 128, 129 tokens",
                 "full context",
-                "real text, every token",
+                "real text",
                 "batches of 1 to 8 rows, padded, drawn with seed 0",
                 "single steps at positions 1 to 255, 1 row",
             }
