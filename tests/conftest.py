@@ -246,18 +246,18 @@ def dates_bundle(once: Callable[[str], Once]) -> Path:
 
 @pytest.fixture(scope="session")
 def llama_bundle(once: Callable[[str], Once]) -> Callable[[str], Path]:
-    """A folder by a name of `LLAMAS`: "checkpoint", and its "bundle": every dialect, fp32, not verified.
+    """A folder by a name of `LLAMAS`: "checkpoint", and its "bundle" in its `list_dialects`, fp32, not verified.
 
     Don't change them.
     """
-    from .helpers.llamas import shallow_llama, write_every_dialect
+    from .helpers.llamas import list_dialects, shallow_llama, write_dialects
 
     @functools.cache
     def make(name: str) -> Path:
         with once(f"llama-{name}") as (folder, first):
             if first:
                 shallow_llama(folder / "checkpoint", name)
-                write_every_dialect(folder / "checkpoint", folder / "bundle")
+                write_dialects(folder / "checkpoint", folder / "bundle", list_dialects(name))
         return folder
 
     return make

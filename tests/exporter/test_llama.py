@@ -1,4 +1,4 @@
-"""The Llama family through an export: tokens and logits are those of transformers, in every dialect."""
+"""The Llama family through an export: tokens and logits are those of transformers."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from planforge.exporter.checkpoints.source import Source
 from planforge.exporter.imported.optimum import has_reference_model
 from planforge.runtime import TextGenerator
 
-from ..helpers.llamas import LLAMAS, NEW, WINDOW, Reference, shallow_llama, tiny_llama
+from ..helpers.llamas import LLAMAS, NEW, WINDOW, Reference, list_dialects, shallow_llama, tiny_llama
 from ..helpers.models import edit_json
 from ..helpers.plans import only
 
@@ -28,7 +28,6 @@ AGAIN = "and he said unto them, and he said unto them, and he said"  # what look
 # They have nothing in their graphs that others have not.
 ALIKE = ("qwen2", "ministral", "gemma", "exaone 4, no windows", "seed-oss")
 KINDS = [name for name in LLAMAS if name not in ALIKE]
-DIALECTS = ("ort", "portable", "inplace")
 
 
 @dataclass(frozen=True)
@@ -44,7 +43,7 @@ def references(llama_bundle: Callable[[str], Path]) -> Callable[[str], Reference
     return functools.cache(lambda name: Reference(llama_bundle(name) / "checkpoint"))
 
 
-@pytest.fixture(scope="module", params=[f"{name}: {dialect}" for name in KINDS for dialect in DIALECTS])
+@pytest.fixture(scope="module", params=[f"{name}: {dialect}" for name in KINDS for dialect in list_dialects(name)])
 def pair(
     request: pytest.FixtureRequest,
     llama_bundle: Callable[[str], Path],

@@ -16,7 +16,7 @@ from planforge.runtime.bundle.artifact import RECENT
 from planforge.runtime.decoding.cache_shapes import SPARE, count_cache_bytes, count_recent_slots
 from planforge.runtime.decoding.slot_cache import GroupQueryCache
 
-from ..helpers.llamas import NEW, WINDOW, Reference, shallow_llama, write_every_dialect
+from ..helpers.llamas import NEW, WINDOW, Reference, shallow_llama, write_dialects
 from ..helpers.plans import only
 
 LIMIT = 1e-4  # on logits
@@ -32,7 +32,7 @@ KINDS = ("mistral", "gemma 2", "gemma 3", "exaone 4")
 def folder(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Path:
     folder = tmp_path_factory.mktemp("recent")
     shallow_llama(folder / "checkpoint", request.param, max_position_embeddings=CONTEXT)
-    write_every_dialect(folder / "checkpoint", folder / "bundle")
+    write_dialects(folder / "checkpoint", folder / "bundle", ["ort"])
     return folder
 
 
@@ -127,7 +127,7 @@ def test_slots_in_int8_move_too(tmp_path: Path) -> None:
     held = {}
     for precision in ("fp32", "fp32-kv8"):
         bundle = tmp_path / precision
-        write_every_dialect(tmp_path / "checkpoint", bundle, ["ort"], precision, coarse)
+        write_dialects(tmp_path / "checkpoint", bundle, ["ort"], precision, coarse)
         with TextGenerator.load(bundle) as model:
             run = model.decoder.start(1, CONTEXT)
             run.prefill([LONG[:790]])
@@ -146,6 +146,6 @@ def test_slots_in_int8_move_too(tmp_path: Path) -> None:
 
 def test_slots_that_would_save_nothing_are_all_there(tmp_path: Path) -> None:
     shallow_llama(tmp_path / "checkpoint", "mistral", max_position_embeddings=SLOTS)
-    write_every_dialect(tmp_path / "checkpoint", tmp_path / "bundle")
+    write_dialects(tmp_path / "checkpoint", tmp_path / "bundle", ["ort"])
     with TextGenerator.load(tmp_path / "bundle") as model:
         assert model.artifact.dialect == "ort" and model.artifact.window is None

@@ -33,7 +33,7 @@ from ...helpers.cache import RoundingCache, in_steps
 
 Array = npt.NDArray[np.float32]
 # Windows, biases, and rotations inside and outside of attention.
-KINDS = ("mistral", "qwen3", "gemma 2", "phi-4-mini", "llama with biases")
+KINDS = ("gemma 2", "phi-4-mini", "llama with biases")
 PRECISIONS = ["fp32-kv8", "int8", "int4", "int8-kv8"]
 TEXTS = (DEMOS / "gpt2-demo/prompts.txt").read_text(encoding="utf-8").splitlines()[:4]  # to calibrate with
 ROWS = ([*range(100, 130)], [*range(900, 913)])  # longer than two windows

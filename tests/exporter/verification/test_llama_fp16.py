@@ -23,7 +23,7 @@ from planforge.runtime.bundle.bundle import Bundle
 
 from ...helpers.graphs import normal
 from ...helpers.half import make_prefill, measure_fp32_share
-from ...helpers.llamas import shallow_llama, write_every_dialect
+from ...helpers.llamas import shallow_llama, write_dialects
 from ...helpers.models import edit_weights
 
 TOKENS = [5, 300, 17, 64, 9, 120, 1000, 3]
@@ -100,7 +100,7 @@ def test_squares_of_small_numbers_keep_their_bits(tmp_path: Path) -> None:
     edit_weights(
         tmp_path / "checkpoint", **{name: w / 64 for name, w in weights.items() if name.endswith(added)}
     )
-    write_every_dialect(tmp_path / "checkpoint", tmp_path / "bundle")
+    write_dialects(tmp_path / "checkpoint", tmp_path / "bundle", ["portable"])
     full = ir.load(tmp_path / "bundle/onnx/decoder.portable.onnx")
     want = NodeExecutor(full).run(make_prefill(full, TOKENS * 4))["logits"]
     half = full.clone()

@@ -24,7 +24,7 @@ from planforge.runtime.bundle.bundle import Bundle
 from planforge.runtime.decoding.decoder import Decoder
 from planforge.runtime.diagnostics.golden import decoders as golden
 
-from ...helpers.llamas import shallow_llama, write_every_dialect
+from ...helpers.llamas import shallow_llama, write_dialects
 from ...helpers.plans import only
 
 CONTEXT = 2500
@@ -37,7 +37,7 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     folder = tmp_path_factory.mktemp("long")
     settings = {"max_position_embeddings": CONTEXT, "sliding_window": WINDOW}
     shallow_llama(folder / "checkpoint", "gemma 3", **settings)
-    write_every_dialect(folder / "checkpoint", folder / "bundle")
+    write_dialects(folder / "checkpoint", folder / "bundle", ["ort", "portable", "inplace"])
     return folder
 
 
