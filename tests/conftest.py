@@ -246,7 +246,7 @@ def dates_bundle(once: Callable[[str], Once]) -> Path:
 
 @pytest.fixture(scope="session")
 def llama_bundle(once: Callable[[str], Once]) -> Callable[[str], Path]:
-    """A folder by a name of `LLAMAS`: "checkpoint", and its "bundle" in its `list_dialects`, fp32, not verified.
+    """A folder by a name of `LLAMAS`: "checkpoint", and its "bundle" in `list_dialects`, fp32, unverified.
 
     Don't change them.
     """

@@ -43,7 +43,9 @@ def references(llama_bundle: Callable[[str], Path]) -> Callable[[str], Reference
     return functools.cache(lambda name: Reference(llama_bundle(name) / "checkpoint"))
 
 
-@pytest.fixture(scope="module", params=[f"{name}: {dialect}" for name in KINDS for dialect in list_dialects(name)])
+@pytest.fixture(
+    scope="module", params=[f"{name}: {dialect}" for name in KINDS for dialect in list_dialects(name)]
+)
 def pair(
     request: pytest.FixtureRequest,
     llama_bundle: Callable[[str], Path],

@@ -60,7 +60,11 @@ def imported(
     def bundle(name: str) -> Path:
         with once(f"native-{name}") as (folder, first):
             if first:
-                options: dict[str, Any] = {"precision": ["fp32"], "target": ["cpu", "portable"], "verify": "quick"}
+                options: dict[str, Any] = {
+                    "precision": ["fp32"],
+                    "target": ["cpu", "portable"],
+                    "verify": "quick",
+                }
                 source = llama_bundle(name) / "checkpoint"
                 import_folder(optimums / f"{name}.onnx", folder, source=source, **options)
         return folder

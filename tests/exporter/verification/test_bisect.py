@@ -6,6 +6,7 @@ import json
 import shutil
 from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import onnx_ir as ir
@@ -34,7 +35,7 @@ from ...helpers.graphs import replace_graph
 
 def test_a_fault_is_named_in_the_users_words(own_bundle: Path) -> None:
     replace_graph(own_bundle, "decoder.inplace.fp16", swapped("h.2.attn", "TensorScatter", index=1))
-    report = verify(own_bundle, source="gpt2-demo", only=["decoder.inplace.fp16"])
+    report = verify(own_bundle, source="gpt2-demo", only=["decoder.inplace.fp16"], level="quick")
     (culprit,) = report.culprits
     assert (culprit.artifact, culprit.step) == ("decoder.inplace.fp16", "prefill")
     assert (culprit.module, culprit.layer) == ("h.2.attn", 2)
@@ -95,7 +96,7 @@ def test_verify_names_the_module_in_every_family(
     damaged = Path(shutil.copytree(folder, tmp_path / "damaged"))
     source = "gpt2-demo" if family == "int8" else (folder / str(checkpoint["argument"])).resolve()
     replace_graph(damaged, artifact, plant)
-    report = verify(damaged, source=source, only=[artifact])
+    report = verify(damaged, source=source, only=[artifact], level="quick")
     assert artifact in {c.artifact for c in report.comparisons if not c.passed}
     (culprit,) = report.culprits
     assert (culprit.artifact, culprit.module) == (artifact, module)
@@ -103,7 +104,7 @@ def test_verify_names_the_module_in_every_family(
 
 def test_an_overflow_of_padding_alone_is_found_by_rounding_a_padded_batch(own_bundle: Path) -> None:
     replace_graph(own_bundle, "decoder.portable.fp16", low_padding)
-    report = verify(own_bundle, source="gpt2-demo", only=["decoder.portable.fp16"])
+    report = verify(own_bundle, source="gpt2-demo", only=["decoder.portable.fp16"], level="quick")
     failed = [c for c in report.comparisons if not c.passed and c.case.startswith("every result")]
     assert len(failed) == 1
     assert failed[0].backend == "node by node, rounded to fp16"
@@ -128,7 +129,7 @@ def test_without_pytorch_the_fp32_graph_is_the_reference(
 ) -> None:
     monkeypatch.setattr(verify_module, "find_recorded_source", lambda bundle: None)
     replace_graph(own_bundle, "decoder.portable.fp16", transposed("h.1.attn.c_proj"))
-    report = verify(own_bundle)
+    report = verify(own_bundle, only=["decoder.portable.fp32", "decoder.portable.fp16"])
     assert not report.with_pytorch
     assert "without PyTorch" in report.against
     (culprit,) = report.culprits
@@ -143,7 +144,8 @@ def test_a_changed_checkpoint_is_said_and_golden_data_judges(
     from planforge.exporter.checkpoints.source import DEMOS
 
     checkpoint = Path(shutil.copytree(DEMOS / "gpt2-demo", tmp_path / "checkpoint"))
-    bundle = export(checkpoint, tmp_path / "bundle", target=["cpu"], precision=["fp32"], max_length=64).bundle
+    options: dict[str, Any] = {"target": ["cpu"], "precision": ["fp32"], "max_length": 64, "verify": "quick"}
+    bundle = export(checkpoint, tmp_path / "bundle", **options).bundle
     config = json.loads((checkpoint / "config.json").read_text())
     (checkpoint / "config.json").write_text(json.dumps({**config, "layer_norm_epsilon": 1e-3}))
     report = verify(bundle)
@@ -159,18 +161,18 @@ def test_a_changed_checkpoint_is_said_and_golden_data_judges(
 def test_limits_can_be_tightened_and_not_loosened(
     demo_bundle: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
-    only = ["decoder.portable.fp16"]
-    usual = verify(demo_bundle, only=only)
+    options: dict[str, Any] = {"only": ["decoder.portable.fp16"], "level": "quick"}
+    usual = verify(demo_bundle, **options)
     assert usual.passed
-    strict = verify(demo_bundle, only=only, limits={"max_error": 1e-6, "mean_error": 1.0})
+    strict = verify(demo_bundle, **options, limits={"max_error": 1e-6, "mean_error": 1.0})
     assert not strict.passed
     assert any("at most 1e-06 is wanted" in f for c in strict.comparisons for f in c.failures)
     assert not strict.where()  # nothing is at fault, the user wants more than fp16 can give
-    loose = verify(demo_bundle, only=only, limits={"max_error": 1e9})
+    loose = verify(demo_bundle, **options, limits={"max_error": 1e9})
     assert [c.limits for c in loose.comparisons] == [c.limits for c in usual.comparisons]
     assert "--limit max_error=1e+09 changes nothing" in caplog.text
     with pytest.raises(InputError, match=r"'accuracy'.*max_error"):
-        verify(demo_bundle, only=only, limits={"accuracy": 1.0})
+        verify(demo_bundle, **options, limits={"accuracy": 1.0})
     with pytest.raises(InputError, match=r"no graph 'decoder\.fp64'.*decoder\.ort\.fp32"):
         verify(demo_bundle, only=["decoder.fp64"])
 
@@ -180,7 +182,7 @@ def test_a_graph_that_onnx_runtime_cannot_load_is_said_in_one_line(own_bundle: P
         next(node for node in model.graph if node.op_type == "MatMul").op_type = "MatMull"
 
     replace_graph(own_bundle, "decoder.portable.fp32", break_it)
-    report = verify(own_bundle, source="gpt2-demo", only=["decoder.portable.fp32", "decoder.portable.fp16"])
+    report = verify(own_bundle, source="gpt2-demo", only=["decoder.portable.fp32"], level="quick")
     (failed,) = [c for c in report.comparisons if not c.passed]
     assert (failed.artifact, failed.case) == ("decoder.portable.fp32", "running it at all")
     assert "MatMull" in failed.failures[0]
@@ -192,7 +194,7 @@ def test_a_graph_that_onnx_runtime_cannot_load_is_said_in_one_line(own_bundle: P
 def test_prompts_longer_than_the_context_are_cut(demo_bundle: Path, tmp_path: Path) -> None:
     prompts = tmp_path / "long.txt"
     prompts.write_text("And it came to pass in those days, " * 400 + "\n")
-    assert verify(demo_bundle, prompts=prompts, only=["decoder.ort.fp32"]).passed
+    assert verify(demo_bundle, prompts=prompts, only=["decoder.ort.fp32"], level="quick").passed
 
 
 def test_every_node_of_a_layer_knows_its_module(demo_bundle: Path) -> None:
