@@ -132,7 +132,7 @@ FAULTS = [swap_key_and_value, drop_the_mask, drop_the_segments, change_epsilon, 
 @pytest.mark.parametrize("fault", FAULTS)
 def test_planted_faults_are_caught(own: Path, fault: Callable[[ir.Model], None]) -> None:
     replace_graph(own, "encoder.portable.fp32", fault)
-    report = verify(own)
+    report = verify(own, level="quick")
     assert report.with_pytorch
     failed = [c for c in report.comparisons if not c.passed]
     assert {c.artifact for c in failed} == {"encoder.portable.fp32"}
@@ -149,9 +149,8 @@ def test_golden_data_catches_them_without_pytorch(
     own: Path, fault: Callable[[ir.Model], None], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(verify_module, "find_recorded_source", lambda bundle: None)
-    assert verify(own).passed
     replace_graph(own, "encoder.portable.fp32", fault)
-    report = verify(own)
+    report = verify(own, only=["encoder.portable.fp32"])
     assert not report.with_pytorch
     assert not report.passed
 
@@ -183,7 +182,8 @@ def test_a_score_beyond_fp16_is_found_by_the_executor_alone(own: Path) -> None:
         add.replace_input_with(0, lower.outputs[0])
 
     replace_graph(own, "encoder.portable.fp16", widen)
-    failed = [c for c in verify(own).comparisons if not c.passed]
+    report = verify(own, only=["encoder.portable.fp16"], level="quick")
+    failed = [c for c in report.comparisons if not c.passed]
     # Reading finds the number that was added; of what runs the graph, the executor alone finds it.
     assert {c.backend for c in failed} == {READING, "node by node, rounded to fp16"}
 

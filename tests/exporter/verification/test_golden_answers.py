@@ -165,17 +165,23 @@ def test_limits_of_golden_data_may_be_a_little_larger() -> None:
 
     def check(accepted: dict[str, float], **changed: float) -> list[str]:
         golden = {"int8": own["int8"] | changed}
-        return [fault for _, fault in list_loose_limits(golden, own, {"int8": accepted})]
+        return [fault for _, fault in list_loose_limits(golden, own, {"int8": accepted}, {})]
 
     assert check({}) == [] and check({}, max_error=0.3, mean_kl=9e-3, top1_changes=0.1) == []
     assert check({}, max_error=0.31) == ["int8's max_error is limited to 0.31, verify's limit is 0.1"]
     assert check({}, mean_kl=0.01) and check({}, top1_changes=0.5) and check({}, max_error=float("nan"))
     assert check({"max_error": 0.5}, max_error=0.5) == []
     without = {"int8": {name: limit for name, limit in own["int8"].items() if name != "mean_kl"}}
-    assert [fault for _, fault in list_loose_limits(without, own, {})] == [
+    assert [fault for _, fault in list_loose_limits(without, own, {}, {})] == [
         "there is no limit of int8's mean_kl"
     ]
-    assert [fault for _, fault in list_loose_limits({}, own, {})] == ["there are no limits of int8"]
+    assert [fault for _, fault in list_loose_limits({}, own, {}, {})] == ["there are no limits of int8"]
+
+
+@pytest.mark.parametrize(("limit", "is_loose"), [(CAPS["int8"]["max_error"], False), (1.01, True)])
+def test_limits_of_golden_data_may_reach_their_caps_at_the_level_quick(limit: float, is_loose: bool) -> None:
+    own = {"int8": {"max_error": 0.1}}
+    assert bool(list(list_loose_limits({"int8": {"max_error": limit}}, own, {}, CAPS))) is is_loose
 
 
 def test_fp32_limits_that_only_float64_explains_are_no_fault(find: Find, tmp_path: Path) -> None:

@@ -6,6 +6,7 @@ import json
 import math
 import shutil
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -155,7 +156,8 @@ def test_a_model_that_amplifies_rounding_is_exported_and_says_so(tmp_path: Path)
     shutil.copytree(find_demo("gpt2-demo"), folder)
     settings = TINY | {"vocab_size": 2048, "n_embd": 128, "n_head": 8, "n_layer": 6, "initializer_range": 0.7}
     random_gpt2(seed=1, **settings).save_pretrained(folder)
-    bundle = export(folder, tmp_path / "bundle", precision=["fp32"], target=["cpu"]).bundle
+    options: dict[str, Any] = {"precision": ["fp32"], "target": ["cpu"], "verify": "quick"}
+    bundle = export(folder, tmp_path / "bundle", **options).bundle
     (artifact,) = Bundle.open(bundle).manifest.artifacts
     usual = CAPS["fp32"]["max_error"]
     assert artifact.gate["passed"] and artifact.gate["measured"]["max_error"] > usual

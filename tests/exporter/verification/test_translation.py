@@ -144,7 +144,7 @@ def test_golden_data_catches_planted_faults(
 ) -> None:
     monkeypatch.setattr(verify_module, "find_recorded_source", lambda bundle: None)
     replace_graph(own, artifact, fault)
-    report = verify(own)
+    report = verify(own, only=[artifact])
     assert not report.with_pytorch
     failed = [c for c in report.comparisons if not c.passed]
     assert artifact in {c.artifact for c in failed}
@@ -161,7 +161,8 @@ def test_attention_of_another_layer_is_caught(
     edit_json(bundle / "manifest.json", artifacts=[a for a in artifacts if a["precision"] == "fp32"])
     if not with_pytorch:
         monkeypatch.setattr(verify_module, "find_recorded_source", lambda bundle: None)
-    assert verify(bundle).passed
+    options: dict[str, Any] = {"only": [DECODER], "level": "quick"}
+    assert verify(bundle, **options).passed
 
     def swap(model: ir.Model) -> None:
         at = [i for i, v in enumerate(model.graph.outputs) if str(v.name).startswith("cross_attentions")]
@@ -173,7 +174,7 @@ def test_attention_of_another_layer_is_caught(
         one.name = names[1]
 
     replace_graph(bundle, DECODER, swap)
-    failed = [c for c in verify(bundle).comparisons if not c.passed]
+    failed = [c for c in verify(bundle, **options).comparisons if not c.passed]
     assert [c.case for c in failed] == ["attention, 2 rows of a source"]
 
 
@@ -194,7 +195,7 @@ def test_pytorch_catches_a_cache_whose_rows_stay_where_they_are(
     def no_copies(self: DecoderRun, copies: Sequence[tuple[int, int]]) -> None: ...
 
     monkeypatch.setattr(DecoderRun, "copy_rows", no_copies)
-    report = verify(own, source=marian_bundle.parent / "marian")
+    report = verify(own, source=marian_bundle.parent / "marian", level="quick")
     assert report.with_pytorch
     failed = [c for c in report.comparisons if not c.passed]
     assert [c.case for c in failed] == ["4 beams, batch 2, padded"]
@@ -202,8 +203,8 @@ def test_pytorch_catches_a_cache_whose_rows_stay_where_they_are(
 
 
 def test_fp16_alone_and_the_smallest_sizes(tmp_path: Path) -> None:
-    options = {"precision": ["fp16"], "target": ["portable"], "max_batch": 1, "max_length": 8}
-    bundle = export("transformer-demo", tmp_path / "bundle", **options).bundle  # type: ignore[arg-type]
+    options: dict[str, Any] = {"precision": ["fp16"], "target": ["portable"], "verify": "quick"}
+    bundle = export("transformer-demo", tmp_path / "bundle", max_batch=1, max_length=8, **options).bundle
     artifacts = Bundle.open(bundle).manifest.artifacts
     assert [artifact.id for artifact in artifacts] == ["encoder.portable.fp16", "decoder.portable.fp16"]
     assert all(artifact.gate["passed"] for artifact in artifacts)
