@@ -54,7 +54,11 @@ def test_what_has_no_reference_model_goes_through_optimum(exported: Path, tmp_pa
 
 
 def test_optimums_export_of_our_gpt2_agrees_with_ours(demo_bundle: Path, tmp_path: Path) -> None:
-    options: dict[str, Any] = {"exporter": "optimum", "optimum_python": str(OPTIMUM_PYTHON)}
+    options: dict[str, Any] = {
+        "exporter": "optimum",
+        "optimum_python": str(OPTIMUM_PYTHON),
+        "verify": "quick",
+    }
     precision = ["fp32", "int8"]  # of trained weights
     result = export("gpt2-demo", tmp_path / "bundle", precision=precision, target=["cpu"], **options)
     assert [(a.id, a.passed) for a in result.manifest.artifacts] == [
@@ -72,7 +76,11 @@ def test_optimums_export_of_our_gpt2_agrees_with_ours(demo_bundle: Path, tmp_pat
 
 
 def test_optimums_export_of_our_bert_agrees_with_ours(minilm_bundle: Path, tmp_path: Path) -> None:
-    options: dict[str, Any] = {"exporter": "optimum", "optimum_python": str(OPTIMUM_PYTHON)}
+    options: dict[str, Any] = {
+        "exporter": "optimum",
+        "optimum_python": str(OPTIMUM_PYTHON),
+        "verify": "quick",
+    }
     export("bert-demo", tmp_path / "bundle", precision=["fp32"], target=["cpu"], **options)
     texts = [TEXT, "And", TEXT * 4]
     with TextEncoder.load(minilm_bundle) as ours, TextEncoder.load(tmp_path / "bundle") as theirs:

@@ -25,7 +25,7 @@ PROMPTS = ["Now therefore", "In the beginning God created the heaven", "And"]
 @pytest.fixture(scope="module")
 def bundle(tmp_path_factory: pytest.TempPathFactory) -> Path:
     folder = tmp_path_factory.mktemp("cuda") / "bundle"
-    export("gpt2-demo", folder, target=["cuda"])
+    export("gpt2-demo", folder, target=["cuda"], verify="quick")
     return folder
 
 
