@@ -1,0 +1,76 @@
+"""The folder of a package: written beside its place, then renamed; weights are links where they can be."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import shutil
+from collections.abc import Iterator, Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+import onnx_ir as ir
+
+from ...runtime.bundle.artifact import Artifact
+from ...runtime.bundle.bundle import Bundle
+from ..bundle.writer import open_staging_folder
+from ..errors import OutputError
+from .graphs import name_weights_files
+from .hugging_face import write_json
+
+DESCRIPTION = "planforge.json"  # what was packaged, and what was run with it
+
+
+def check_target(folder: Path) -> None:
+    """Refuse a folder that has anything in it."""
+    if folder.is_symlink() or (folder.exists() and not folder.is_dir()):
+        raise OutputError(f"{folder} is there and is no folder; name another one")
+    if folder.exists() and any(folder.iterdir()):
+        raise OutputError(f"{folder} is not empty; name another folder, or empty this one")
+
+
+@contextlib.contextmanager
+def make_folder(folder: Path) -> Iterator[Path]:
+    """Yield a folder to write in that becomes `folder` when all went well, and vanishes otherwise."""
+    check_target(folder)
+    with open_staging_folder(folder) as staging:
+        yield staging
+        check_target(folder)
+        if folder.exists():
+            folder.rmdir()
+        os.rename(staging, folder)
+
+
+def link_file(source: Path, target: Path) -> None:
+    """Give a file a second name, or copy it where the file system has no hard links, or ends in between."""
+    target.parent.mkdir(parents=True, exist_ok=True)
+    try:
+        os.link(source, target)
+    except OSError:
+        shutil.copyfile(source, target)
+
+
+def write_graph(bundle: Bundle, artifact: Artifact, model: ir.Model, path: Path, weights: str) -> None:
+    """Write a graph, and link the one file of its weights beside it under the name `weights`."""
+    names: dict[str, str] = {}
+    for number, data in enumerate(artifact.data):
+        source = bundle.path(data)
+        name = weights if number == 0 else f"{weights}_{number}"
+        names[source.name] = name
+        link_file(source, path.with_name(name))
+    name_weights_files(model, names)
+    path.parent.mkdir(parents=True, exist_ok=True)
+    ir.save(model, path)
+
+
+def describe(folder: Path, bundle: Bundle, runtime: str, artifacts: Sequence[Artifact], checks: Sequence[Mapping[str, Any]]) -> None:
+    """Write planforge.json: which graphs of which export these are, and what was run with which version."""
+    write_json(
+        folder / DESCRIPTION,
+        {
+            "runtime": runtime,
+            "export_id": bundle.manifest.export_id,
+            "artifacts": [artifact.id for artifact in artifacts],
+            "checks": list(checks),
+        },
+    )

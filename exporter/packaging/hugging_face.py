@@ -1,0 +1,159 @@
+"""The files beside a graph that readers of Hugging Face's folders want: config, tokenizer, generation."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+from ...runtime.bundle.artifact import Artifact
+from ...runtime.bundle.bundle import Bundle
+from ...runtime.bundle.manifest import Manifest
+
+UNLIMITED = 10**30  # transformers' own number for a tokenizer without a longest text
+CAUSAL_HEADS = {"gpt2": "GPT2LMHeadModel"}
+ENCODER_HEADS = {
+    "masked_lm": "ForMaskedLM",
+    "sequence_classification": "ForSequenceClassification",
+    "token_classification": "ForTokenClassification",
+    "question_answering": "ForQuestionAnswering",
+}
+
+
+def describe_decoder(manifest: Manifest, artifact: Artifact) -> dict[str, Any]:
+    """Return config.json of a decoder: the sizes of its cache come from the graph, not from the family."""
+    assert manifest.generation is not None
+    heads, head_size = read_cache_sizes(artifact)
+    layers = count_layers(artifact)
+    query_heads = int(manifest.config.get("n_head") or manifest.config["num_attention_heads"])
+    width = int(manifest.config.get("n_embd") or manifest.config["hidden_size"])
+    if manifest.family == "gpt2":
+        sizes = {"n_layer": layers, "n_head": query_heads, "n_embd": width, "n_positions": manifest.max_length}
+        model_type = "gpt2"
+    else:
+        sizes = {
+            "num_hidden_layers": layers,
+            "num_attention_heads": query_heads,
+            "num_key_value_heads": heads,
+            "head_dim": head_size,
+            "hidden_size": width,
+            "intermediate_size": int(manifest.config["intermediate_size"]),
+            "max_position_embeddings": manifest.max_length,
+        }
+        model_type = "llama"
+    return {
+        "model_type": model_type,
+        "architectures": [CAUSAL_HEADS.get(model_type, "LlamaForCausalLM")],
+        "vocab_size": read_vocabulary_size(artifact),
+        **sizes,
+        **describe_special_tokens(manifest),
+        "use_cache": True,
+    }
+
+
+def describe_special_tokens(manifest: Manifest) -> dict[str, Any]:
+    """Return the ids of special tokens under Hugging Face's names, without those that are not set."""
+    defaults = manifest.generation
+    assert defaults is not None
+    values = {
+        "bos_token_id": defaults.bos,
+        "eos_token_id": list(defaults.eos) if len(defaults.eos) != 1 else defaults.eos[0],
+        "pad_token_id": choose_padding(manifest),
+        "decoder_start_token_id": defaults.decoder_start,
+        "forced_bos_token_id": defaults.forced_bos,
+        "forced_eos_token_id": defaults.forced_eos,
+    }
+    return {name: value for name, value in values.items() if value is not None}
+
+
+def choose_padding(manifest: Manifest) -> int | None:
+    """Return the token that pads rows of a batch; any will do, as the mask hides it."""
+    defaults = manifest.generation
+    assert defaults is not None
+    if defaults.pad is not None:
+        return defaults.pad
+    return defaults.eos[0] if defaults.eos else 0
+
+
+def describe_generation(manifest: Manifest) -> dict[str, Any]:
+    """Return generation_config.json: the checkpoint's sampling, or search, as the bundle has it."""
+    defaults = manifest.generation
+    assert defaults is not None
+    values: dict[str, Any] = {
+        "do_sample": defaults.do_sample,
+        "temperature": defaults.temperature,
+        "top_k": defaults.top_k,
+        "top_p": defaults.top_p,
+        "min_p": defaults.min_p,
+        "repetition_penalty": defaults.repetition_penalty,
+        "num_beams": defaults.num_beams,
+        "length_penalty": defaults.length_penalty,
+        "early_stopping": defaults.early_stopping,
+        "no_repeat_ngram_size": defaults.no_repeat_ngram_size,
+        "max_new_tokens": defaults.max_new_tokens,
+    }
+    if defaults.suppressed:
+        values["bad_words_ids"] = [[token] for token in defaults.suppressed]
+    known = {name: value for name, value in values.items() if value is not None}
+    return describe_special_tokens(manifest) | known
+
+
+def read_cache_sizes(artifact: Artifact) -> tuple[int, int]:
+    """Return a decoder's heads of keys and values, and their size."""
+    axes = artifact.input("past.0.key").axes
+    assert isinstance(axes[1], int) and isinstance(axes[3], int)
+    return axes[1], axes[3]
+
+
+def count_layers(artifact: Artifact) -> int:
+    return sum(spec.role.startswith("past.") and spec.role.endswith(".key") for spec in artifact.inputs)
+
+
+def read_vocabulary_size(artifact: Artifact) -> int:
+    width = artifact.output("logits").axes[-1]
+    assert isinstance(width, int)
+    return width
+
+
+def write_tokenizer(bundle: Bundle, folder: Path) -> list[str]:
+    """Write tokenizer.json, tokenizer_config.json and the chat template; return the names of the files."""
+    manifest = bundle.manifest
+    content = bundle.path(str(manifest.tokenizer["files"][0])).read_bytes()
+    (folder / "tokenizer.json").write_bytes(content)
+    tokens = name_special_tokens(manifest, json.loads(content))
+    config: dict[str, Any] = {
+        "tokenizer_class": "PreTrainedTokenizerFast",
+        "model_max_length": manifest.max_length,
+        "clean_up_tokenization_spaces": False,
+        **tokens,
+    }
+    names = ["tokenizer.json", "tokenizer_config.json"]
+    if "chat_template" in manifest.tokenizer:
+        template = bundle.path(str(manifest.tokenizer["chat_template"]["file"])).read_text(encoding="utf-8")
+        config["chat_template"] = template
+        (folder / "chat_template.jinja").write_text(template, encoding="utf-8")
+        names.append("chat_template.jinja")
+    write_json(folder / "tokenizer_config.json", config)
+    return names
+
+
+def name_special_tokens(manifest: Manifest, tokenizer: Mapping[str, Any]) -> dict[str, str]:
+    """Return the special tokens of a tokenizer.json under the names that Hugging Face gives them."""
+    texts = {int(added["id"]): str(added["content"]) for added in tokenizer.get("added_tokens", [])}
+    if manifest.encoder is not None:
+        named = {f"{role}_token": number for role, number in manifest.encoder.tokens.items()}
+    else:
+        ids = describe_special_tokens(manifest)
+        ends = ids["eos_token_id"]
+        named = {
+            "bos_token": ids.get("bos_token_id"),
+            "eos_token": ends[0] if isinstance(ends, list) and ends else ends,
+            "pad_token": ids.get("pad_token_id"),
+        }
+    tokens = {name: texts[number] for name, number in named.items() if number in texts}
+    return tokens | {str(k): str(v) for k, v in manifest.tokenizer.get("chat_template", {}).get("tokens", {}).items()}
+
+
+def write_json(path: Path, value: Mapping[str, Any]) -> None:
+    path.write_text(json.dumps(value, indent=1, ensure_ascii=False) + "\n", encoding="utf-8")
