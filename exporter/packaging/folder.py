@@ -63,7 +63,13 @@ def write_graph(bundle: Bundle, artifact: Artifact, model: ir.Model, path: Path,
     ir.save(model, path)
 
 
-def describe(folder: Path, bundle: Bundle, runtime: str, artifacts: Sequence[Artifact], checks: Sequence[Mapping[str, Any]]) -> None:
+def describe(
+    folder: Path,
+    bundle: Bundle,
+    runtime: str,
+    artifacts: Sequence[Artifact],
+    checks: Sequence[Mapping[str, Any]],
+) -> None:
     """Write planforge.json: which graphs of which export these are, and what was run with which version."""
     write_json(
         folder / DESCRIPTION,

@@ -126,11 +126,17 @@ def give_logits_an_axis(graph: ir.Graph, batch: ir.Value, tokens: int | ir.Symbo
     width = logits.shape[-1]
     add = Builder(graph, None, PREFIX)
     parts = add("Reshape", logits, add("Concat", batch, LAST, np.array([width]), axis=0))
-    parts.type = logits.type
-    parts.shape = ir.Shape([ids.shape[0], tokens, width])
-    logits.name = f"{PREFIX}_logits"
-    parts.name = "logits"
-    graph.outputs[graph.outputs.index(logits)] = parts
+    replace_output(graph, logits, parts, ir.Shape([ids.shape[0], tokens, width]))
+
+
+def replace_output(graph: ir.Graph, before: ir.Value, after: ir.Value, shape: ir.Shape) -> None:
+    """Let a graph return another value under the same name."""
+    after.type = before.type
+    after.shape = shape
+    name = before.name
+    before.name = f"{PREFIX}_{name}"
+    after.name = name
+    graph.outputs[graph.outputs.index(before)] = after
 
 
 def name_weights_files(model: ir.Model, names: Mapping[str, str]) -> None:
@@ -148,13 +154,16 @@ def name_weights_files(model: ir.Model, names: Mapping[str, str]) -> None:
             )
 
 
-def name_cache_as_hugging_face(graph: ir.Graph, layers: int) -> None:
+def name_cache_as_hugging_face(graph: ir.Graph, layers: int, part: str = "") -> None:
     """Name the cache past_key_values.N.key and present.N.key, and let it grow with every step.
+
+    `part` is "decoder." in a model that has an encoder too: past_key_values.N.decoder.key.
 
     What ONNX Runtime's attention does to slots, it does to a cache without room too: it makes a longer one.
     """
     pairs = [(layer, kind) for layer in range(layers) for kind in ("key", "value")]
-    rename_values(graph, {f"cache.{n}.{kind}": f"past_key_values.{n}.{kind}" for n, kind in pairs})
+    rename_values(graph, {f"cache.{n}.{kind}": f"past_key_values.{n}.{part}{kind}" for n, kind in pairs})
+    rename_values(graph, {f"present.{n}.{kind}": f"present.{n}.{part}{kind}" for n, kind in pairs})
     batch = {"batch": "batch_size"}  # transformers.js looks for this name
     caches = [value for value in graph.inputs if str(value.name).startswith("past_key_values.")]
     presents = [value for value in graph.outputs if str(value.name).startswith("present.")]

@@ -29,7 +29,12 @@ def describe_decoder(manifest: Manifest, artifact: Artifact) -> dict[str, Any]:
     query_heads = int(manifest.config.get("n_head") or manifest.config["num_attention_heads"])
     width = int(manifest.config.get("n_embd") or manifest.config["hidden_size"])
     if manifest.family == "gpt2":
-        sizes = {"n_layer": layers, "n_head": query_heads, "n_embd": width, "n_positions": manifest.max_length}
+        sizes = {
+            "n_layer": layers,
+            "n_head": query_heads,
+            "n_embd": width,
+            "n_positions": manifest.max_length,
+        }
         model_type = "gpt2"
     else:
         sizes = {
@@ -152,7 +157,9 @@ def name_special_tokens(manifest: Manifest, tokenizer: Mapping[str, Any]) -> dic
             "pad_token": ids.get("pad_token_id"),
         }
     tokens = {name: texts[number] for name, number in named.items() if number in texts}
-    return tokens | {str(k): str(v) for k, v in manifest.tokenizer.get("chat_template", {}).get("tokens", {}).items()}
+    return tokens | {
+        str(k): str(v) for k, v in manifest.tokenizer.get("chat_template", {}).get("tokens", {}).items()
+    }
 
 
 def write_json(path: Path, value: Mapping[str, Any]) -> None:

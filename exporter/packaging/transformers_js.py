@@ -6,30 +6,68 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
+import onnx_ir as ir
+
 from ...runtime.bundle.artifact import Artifact
 from ...runtime.bundle.bundle import Bundle
+from .encoders import describe_encoder, name_outputs_as_hugging_face
 from .folder import write_graph
-from .graphs import name_cache_as_hugging_face, read_graph, take_attention_mask
+from .graphs import name_cache_as_hugging_face, read_graph, rename_axes, take_attention_mask
 from .hugging_face import count_layers, describe_decoder, describe_generation, write_json, write_tokenizer
 from .tables import spell_out_tables
+from .translators import convert_decoder, describe_translator, join_cross_attention
 
 SUFFIXES = {"fp32": "", "fp16": "_fp16", "int8": "_int8", "int4": "_q4"}  # of files, by precision
 DTYPES = {"fp32": "fp32", "fp16": "fp16", "int8": "int8", "int4": "q4"}  # as its users name them
+# By task and graph: the file's name without suffix.
+FILES = {
+    ("text-generation", "decoder"): "model",
+    ("text-encoding", "encoder"): "model",
+    ("translation", "encoder"): "encoder_model",
+    ("translation", "decoder"): "decoder_model_merged",
+}
 
 
 def write(bundle: Bundle, artifacts: Sequence[Artifact], folder: Path) -> None:
     """Write onnx/model*.onnx with their weights, config.json and the tokenizer's files."""
+    manifest = bundle.manifest
+    head = next(iter(manifest.encoder.heads), None) if manifest.encoder is not None else None
     external: dict[str, int] = {}
     for artifact in artifacts:
         model = read_graph(bundle, artifact)
-        take_attention_mask(model.graph, all_rows=False)
+        convert(model.graph, artifact, manifest.task, head)
         spell_out_tables(model.graph)
-        name_cache_as_hugging_face(model.graph, count_layers(artifact))
-        name = f"model{SUFFIXES[artifact.precision]}.onnx"
+        name = f"{FILES[manifest.task, artifact.graph]}{SUFFIXES[artifact.precision]}.onnx"
         write_graph(bundle, artifact, model, folder / "onnx" / name, f"{name}_data")
         external[name] = 1
-    config: dict[str, Any] = describe_decoder(bundle.manifest, artifacts[0])
+    config = describe_model(bundle, artifacts, head)
     config["transformers.js_config"] = {"use_external_data_format": external}
     write_json(folder / "config.json", config)
-    write_json(folder / "generation_config.json", describe_generation(bundle.manifest))
+    if manifest.generation is not None:
+        write_json(folder / "generation_config.json", describe_generation(manifest))
     write_tokenizer(bundle, folder)
+
+
+def convert(graph: ir.Graph, artifact: Artifact, task: str, head: str | None) -> None:
+    """Give a graph the inputs and outputs that transformers.js knows."""
+    if task == "text-encoding":
+        name_outputs_as_hugging_face(graph, artifact, head)
+        rename_axes((*graph.inputs, *graph.outputs), {"batch": "batch_size", "tokens": "sequence_length"})
+    elif artifact.graph == "encoder":
+        join_cross_attention(graph)
+    elif task == "translation":
+        convert_decoder(graph, artifact)
+    else:
+        take_attention_mask(graph, all_rows=False)
+        name_cache_as_hugging_face(graph, count_layers(artifact))
+
+
+def describe_model(bundle: Bundle, artifacts: Sequence[Artifact], head: str | None) -> dict[str, Any]:
+    """Return config.json."""
+    manifest = bundle.manifest
+    if manifest.encoder is not None:
+        return describe_encoder(manifest, head)
+    decoder = next(artifact for artifact in artifacts if artifact.graph == "decoder")
+    if manifest.task == "translation":
+        return describe_translator(manifest, decoder)
+    return describe_decoder(manifest, decoder)
