@@ -93,6 +93,15 @@ def roll_to_the_left(
     return add("Sub", count, 1)
 
 
+def add_position_ids(graph: ir.Graph) -> None:
+    """Add an input position_ids (B, T), which some pass and this graph derives from the mask by itself."""
+    if find_value(graph.inputs, "position_ids") is not None:
+        return
+    ids = graph.inputs[0]
+    positions = ir.Value(name="position_ids", shape=ids.shape, type=ids.type)
+    graph.inputs.insert(2, positions)
+
+
 def make_mask_input(graph: ir.Graph, ids: ir.Value) -> ir.Value:
     """Return a new input attention_mask (B, P + T) of int64, the second one."""
     assert ids.shape is not None
