@@ -27,15 +27,23 @@ class GenaiRun:
 
     def prefill(self, prompts: Sequence[Sequence[int]]) -> Logits:
         """Read a prompt in each row; return the logits (B, V) that follow."""
-        import onnxruntime_genai as genai
-        width = max(map(len, prompts))
-        self.generator.append_tokens(np.array([*prompts], np.int32))
+        ids = np.zeros((len(prompts), max(map(len, prompts))), np.int32)
+        for row, prompt in zip(ids, prompts, strict=True):
+            row[: len(prompt)] = prompt
+        self.generator.append_tokens(ids)
         return self.read_logits()
 
     def decode(self, tokens: Sequence[int]) -> Logits:
-        """Read a token in each row; return the logits (B, V) that follow."""
-        self.generator.append_tokens(np.array(tokens, np.int32)[:, None])
+        """Read a token in each row; return the logits (B, V) that follow.
+
+        genai takes no tokens for several rows: there they are those that it chooses itself, greedily.
+        """
+        if self.rows == 1:
+            self.generator.append_tokens(np.array([tokens], np.int32))
+        else:
+            self.generator.generate_next_token()
         return self.read_logits()
 
     def read_logits(self) -> Logits:
-        return np.asarray(self.generator.get_logits(), np.float32).reshape(self.rows, -1)
+        """Return the logits (B, V) of what follows."""
+        return np.array(self.generator.get_logits(), np.float32).reshape(self.rows, -1)
