@@ -34,9 +34,6 @@ from ..reference.fitted_head import HEAD
 from ..tensorrt.plans import Progress
 from .labelled_texts import Table, read_table
 
-if TYPE_CHECKING:
-    import onnx_ir as ir
-
 log = logging.getLogger("planforge")
 
 Array: TypeAlias = npt.NDArray[Any]
@@ -226,6 +223,7 @@ def write_bundle(opened: Bundle, fitted: Fitted, features: str, staging: Path, o
     import onnx_ir as ir
 
     from ..passes.head import AddLinearHead
+    from ..passes.weight_files import move_weights
 
     old = opened.manifest
     assert old.encoder is not None
@@ -287,20 +285,6 @@ def rename_file(export_id: str, name: str) -> str:
     """Return a file's name under another export, so that a new bundle never overwrites an old one's file."""
     stem, _, ending = name.rpartition(".")
     return f"{stem.rpartition('-')[0] or stem}-{export_id[:8]}.{ending}"
-
-
-def move_weights(model: ir.Model, names: Mapping[str, str]) -> None:
-    """Point a graph at its weights under their new names."""
-    import onnx_ir as ir
-
-    for value in model.graph.initializers.values():
-        tensor = value.const_value
-        if isinstance(tensor, ir.ExternalTensor):
-            location = names[str(tensor.location)]
-            shape = ir.Shape(tensor.shape.numpy())
-            value.const_value = ir.ExternalTensor(
-                location, tensor.offset, tensor.length, tensor.dtype, shape=shape, name=str(tensor.name)
-            )
 
 
 def choose_head_inputs(

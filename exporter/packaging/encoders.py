@@ -12,6 +12,7 @@ from ...runtime.bundle.manifest import Manifest
 from ..passes.build import Builder
 from .graphs import PREFIX, find_value, rename_values, replace_input, replace_output
 
+EMBEDDING = "sentence_embedding"  # an output's role, and its name
 CLASSES = {
     "masked_lm": "ForMaskedLM",
     "sequence_classification": "ForSequenceClassification",
@@ -29,31 +30,56 @@ CLASS_NAMES = {
     "mpnet": "MPNet",
     "modernbert": "ModernBert",
 }
-# By a head's role: its name, and the pipeline of transformers that reads it.
-PIPELINES = {
-    "masked_lm": "fill-mask",
-    "sequence_classification": "text-classification",
-    "token_classification": "token-classification",
-    "question_answering": "question-answering",
-}
 
 
-def name_outputs_as_hugging_face(graph: ir.Graph, artifact: Artifact, head: str | None) -> None:
-    """Keep a head's outputs alone, under the names logits or start_logits and end_logits; or the states.
+def find_head(manifest: Manifest) -> str | None:
+    """Return the role of an encoder's head; None where it embeds texts."""
+    assert manifest.encoder is not None
+    return next((head for head in manifest.encoder.heads if head in CLASSES), None)
+
+
+def name_class(manifest: Manifest) -> str:
+    """Return the end of the class that has a head, such as "ForMaskedLM"; "" where there is none."""
+    head = find_head(manifest)
+    return CLASSES[head] if head else ""
+
+
+def name_outputs(manifest: Manifest, artifact: Artifact, *, embedding: bool) -> dict[str, str]:
+    """Return a package's names of an encoder's outputs, by the bundle's; the others are left out.
+
+    They are a head's logits, or start_logits and end_logits; else the states, and with `embedding` that of
+    the text, if there is one.
+    """
+    head = find_head(manifest)
+    if head is None:
+        states = f"hidden.{count_states(artifact)}"
+        names = {spec.role: spec.name for spec in artifact.outputs}
+        found = {names[states]: "last_hidden_state"}
+        return found | ({names[EMBEDDING]: EMBEDDING} if embedding and EMBEDDING in names else {})
+    names = [spec.name for spec in artifact.outputs if spec.role.split(".")[0] == head]
+    return {name: "logits" if len(names) == 1 else name for name in names}
+
+
+def count_states(artifact: Artifact) -> int:
+    """Return the number of the last layer whose states are an output."""
+    layers = [spec.role.removeprefix("hidden.") for spec in artifact.outputs if spec.role.startswith("hidden.")]
+    return max(map(int, layers), default=0)
+
+
+def convert_encoder(
+    graph: ir.Graph, manifest: Manifest, artifact: Artifact, *, embedding: bool = False
+) -> None:
+    """Keep what others read of an encoder's outputs, under their names.
 
     A masked_lm predicts every token (B, T, V), as no input says which ones are wanted.
     """
-    wanted = [spec.name for spec in artifact.outputs if spec.role.split(".")[0] == head] if head else []
-    if not wanted:
-        wanted = [spec.name for spec in artifact.outputs if spec.role in ("sentence_embedding",)]
-        wanted.append("last_hidden_state")
+    names = name_outputs(manifest, artifact, embedding=embedding)
     for value in list(graph.outputs):
-        if value.name not in wanted:
+        if value.name not in names:
             graph.outputs.remove(value)
-    if head == "masked_lm":
+    if find_head(manifest) == "masked_lm":
         predict_every_token(graph, artifact.output("masked_lm").name)
-    if head is not None and len(wanted) == 1:
-        rename_values(graph, {wanted[0]: "logits"})
+    rename_values(graph, names)
 
 
 def predict_every_token(graph: ir.Graph, name: str) -> None:
@@ -71,14 +97,14 @@ def predict_every_token(graph: ir.Graph, name: str) -> None:
     replace_output(graph, logits, parts, ir.Shape([*ids.shape, width]))
 
 
-def describe_encoder(manifest: Manifest, head: str | None) -> dict[str, Any]:
+def describe_encoder(manifest: Manifest) -> dict[str, Any]:
     """Return config.json of an encoder."""
     defaults = manifest.encoder
     assert defaults is not None
     model_type = manifest.family if manifest.family in CLASS_NAMES else "bert"
     config: dict[str, Any] = {
         "model_type": model_type,
-        "architectures": [CLASS_NAMES[model_type] + (CLASSES[head] if head else "Model")],
+        "architectures": [CLASS_NAMES[model_type] + (name_class(manifest) or "Model")],
         "max_position_embeddings": defaults.max_length,
         "pad_token_id": defaults.tokens["pad"],
     }

@@ -5,17 +5,18 @@ from __future__ import annotations
 import contextlib
 import os
 import shutil
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Sequence
+from importlib import metadata
 from pathlib import Path
-from typing import Any
 
 import onnx_ir as ir
 
 from ...runtime.bundle.artifact import Artifact
 from ...runtime.bundle.bundle import Bundle
+from ...runtime.diagnostics.metrics import Comparison
 from ..bundle.writer import open_staging_folder
 from ..errors import OutputError
-from .graphs import name_weights_files
+from ..passes.weight_files import move_weights
 from .hugging_face import write_json
 
 DESCRIPTION = "planforge.json"  # what was packaged, and what was run with it
@@ -55,10 +56,9 @@ def write_graph(bundle: Bundle, artifact: Artifact, model: ir.Model, path: Path,
     names: dict[str, str] = {}
     for number, data in enumerate(artifact.data):
         source = bundle.path(data)
-        name = weights if number == 0 else f"{weights}_{number}"
-        names[source.name] = name
-        link_file(source, path.with_name(name))
-    name_weights_files(model, names)
+        names[source.name] = weights if number == 0 else f"{weights}_{number}"
+        link_file(source, path.with_name(names[source.name]))
+    move_weights(model, names)
     path.parent.mkdir(parents=True, exist_ok=True)
     ir.save(model, path)
 
@@ -68,15 +68,18 @@ def describe(
     bundle: Bundle,
     runtime: str,
     artifacts: Sequence[Artifact],
-    checks: Sequence[Mapping[str, Any]],
+    version: str | None,
+    comparisons: Sequence[Comparison],
 ) -> None:
     """Write planforge.json: which graphs of which export these are, and what was run with which version."""
     write_json(
         folder / DESCRIPTION,
         {
             "runtime": runtime,
+            "planforge": metadata.version("planforge"),
             "export_id": bundle.manifest.export_id,
             "artifacts": [artifact.id for artifact in artifacts],
-            "checks": list(checks),
+            "run_with": version,
+            "comparisons": [comparison.to_json() for comparison in comparisons],
         },
     )

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -19,8 +20,9 @@ from .hugging_face import (
 )
 
 
-def write(bundle: Bundle, artifact: Artifact, folder: Path) -> None:
+def write(bundle: Bundle, artifacts: Sequence[Artifact], folder: Path) -> None:
     """Write model.onnx with its weights, genai_config.json and the tokenizer's files."""
+    (artifact,) = artifacts
     model = read_graph(bundle, artifact)
     take_attention_mask(model.graph, all_rows=False)
     write_graph(bundle, artifact, model, folder / "model.onnx", "model.onnx.data")

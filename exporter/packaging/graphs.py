@@ -6,7 +6,6 @@ B batch, T new tokens, P cached tokens, V vocabulary
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
-from pathlib import Path
 
 import numpy as np
 import onnx_ir as ir
@@ -146,21 +145,6 @@ def replace_output(graph: ir.Graph, before: ir.Value, after: ir.Value, shape: ir
     before.name = f"{PREFIX}_{name}"
     after.name = name
     graph.outputs[graph.outputs.index(before)] = after
-
-
-def name_weights_files(model: ir.Model, names: Mapping[str, str]) -> None:
-    """Let a graph's weights lie in files of other names, by the names of the bundle's."""
-    for value in model.graph.initializers.values():
-        tensor = value.const_value
-        if isinstance(tensor, ir.ExternalTensor):
-            value.const_value = ir.ExternalTensor(
-                names[Path(tensor.location).name],
-                tensor.offset,
-                tensor.length,
-                tensor.dtype,
-                shape=tensor.shape,
-                name=tensor.name or "",
-            )
 
 
 def name_cache_as_hugging_face(graph: ir.Graph, layers: int, part: str = "") -> None:

@@ -10,7 +10,8 @@ import onnx_ir as ir
 
 from ...runtime.bundle.artifact import Artifact
 from ...runtime.bundle.bundle import Bundle
-from .encoders import describe_encoder, name_outputs_as_hugging_face
+from ...runtime.bundle.manifest import Manifest
+from .encoders import convert_encoder, describe_encoder
 from .folder import write_graph
 from .graphs import name_cache_as_hugging_face, read_graph, rename_axes, take_attention_mask
 from .hugging_face import count_layers, describe_decoder, describe_generation, write_json, write_tokenizer
@@ -31,16 +32,15 @@ FILES = {
 def write(bundle: Bundle, artifacts: Sequence[Artifact], folder: Path) -> None:
     """Write onnx/model*.onnx with their weights, config.json and the tokenizer's files."""
     manifest = bundle.manifest
-    head = next(iter(manifest.encoder.heads), None) if manifest.encoder is not None else None
     external: dict[str, int] = {}
     for artifact in artifacts:
         model = read_graph(bundle, artifact)
-        convert(model.graph, artifact, manifest.task, head)
+        convert(model.graph, manifest, artifact)
         spell_out_tables(model.graph)
         name = f"{FILES[manifest.task, artifact.graph]}{SUFFIXES[artifact.precision]}.onnx"
         write_graph(bundle, artifact, model, folder / "onnx" / name, f"{name}_data")
         external[name] = 1
-    config = describe_model(bundle, artifacts, head)
+    config = describe_model(bundle, artifacts)
     config["transformers.js_config"] = {"use_external_data_format": external}
     write_json(folder / "config.json", config)
     if manifest.generation is not None:
@@ -48,25 +48,25 @@ def write(bundle: Bundle, artifacts: Sequence[Artifact], folder: Path) -> None:
     write_tokenizer(bundle, folder)
 
 
-def convert(graph: ir.Graph, artifact: Artifact, task: str, head: str | None) -> None:
+def convert(graph: ir.Graph, manifest: Manifest, artifact: Artifact) -> None:
     """Give a graph the inputs and outputs that transformers.js knows."""
-    if task == "text-encoding":
-        name_outputs_as_hugging_face(graph, artifact, head)
+    if manifest.encoder is not None:
+        convert_encoder(graph, manifest, artifact, embedding=True)
         rename_axes((*graph.inputs, *graph.outputs), {"batch": "batch_size", "tokens": "sequence_length"})
     elif artifact.graph == "encoder":
         join_cross_attention(graph)
-    elif task == "translation":
+    elif manifest.task == "translation":
         convert_decoder(graph, artifact)
     else:
         take_attention_mask(graph, all_rows=False)
         name_cache_as_hugging_face(graph, count_layers(artifact))
 
 
-def describe_model(bundle: Bundle, artifacts: Sequence[Artifact], head: str | None) -> dict[str, Any]:
+def describe_model(bundle: Bundle, artifacts: Sequence[Artifact]) -> dict[str, Any]:
     """Return config.json."""
     manifest = bundle.manifest
     if manifest.encoder is not None:
-        return describe_encoder(manifest, head)
+        return describe_encoder(manifest)
     decoder = next(artifact for artifact in artifacts if artifact.graph == "decoder")
     if manifest.task == "translation":
         return describe_translator(manifest, decoder)

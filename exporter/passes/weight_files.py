@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import stat
+from collections.abc import Mapping
 from pathlib import Path, PurePosixPath
 
 import onnx_ir as ir
@@ -82,3 +83,15 @@ def list_external_tensors(model: ir.Model) -> list[ir.ExternalTensor]:
             elif attribute.type == ir.AttributeType.TENSORS and not attribute.is_ref():
                 found += attribute.value
     return [tensor for tensor in found if isinstance(tensor, ir.ExternalTensor)]
+
+
+def move_weights(model: ir.Model, names: Mapping[str, str]) -> None:
+    """Point a graph at its weights under their new names, by the names of the files that they lie in now."""
+    for value in model.graph.initializers.values():
+        tensor = value.const_value
+        if isinstance(tensor, ir.ExternalTensor):
+            location = names[Path(tensor.location).name]
+            shape = ir.Shape(tensor.shape.numpy())
+            value.const_value = ir.ExternalTensor(
+                location, tensor.offset, tensor.length, tensor.dtype, shape=shape, name=str(tensor.name)
+            )

@@ -1,0 +1,245 @@
+"""What a package's runtime is asked, and how its answers are held to PyTorch's golden data.
+
+B batch, T steps, V vocabulary
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any, TypeAlias
+
+from ...runtime.bundle.artifact import Artifact
+from ...runtime.bundle.bundle import Bundle
+from ...runtime.diagnostics.golden import decoders, encoders, translations
+from ...runtime.diagnostics.golden.cases import find_room
+from ...runtime.diagnostics.golden.divergence import add_divergence, follow
+from ...runtime.diagnostics.golden.texts import (
+    FILES,
+    GoldenTexts,
+    find_texts,
+    open_text_tokenizers,
+    read_texts,
+)
+from ...runtime.diagnostics.metrics import Comparison, Logits, Outcome, judge_outcome
+from ...runtime.diagnostics.selftest import load_golden
+from ...runtime.text.tokenizer import Tokenizer
+from .worker import Question, Worker
+
+Answer: TypeAlias = Mapping[str, Any]
+Limits: TypeAlias = Mapping[str, float]
+Sample: TypeAlias = decoders.Sample | translations.Sample
+Tokens: TypeAlias = Sequence[int]
+READING = "ids of texts"
+CHATS = "chats"
+MOST = 3  # texts that are told of a failure
+
+
+@dataclass(frozen=True)
+class Check:
+    """Questions, and what is judged by their answers."""
+
+    case: str
+    questions: list[Question]
+    judge: Callable[[Sequence[Answer]], Outcome]
+
+
+class Recorded:
+    """Steps that a runtime has made, played back to what steps an engine of ours."""
+
+    def __init__(self, tokens: Sequence[Sequence[int]], logits: Logits) -> None:
+        self.tokens = tokens  # (B, T) that it chose
+        self.logits = logits  # (T, B, V) by which it did
+        self.step = 0
+
+    def decode(self, tokens: Sequence[int]) -> Logits:
+        """Return the logits (B, V) of the next step."""
+        assert list(tokens) == [row[self.step] for row in self.tokens]  # both take the likeliest
+        self.step += 1
+        return self.logits[self.step]
+
+
+def run_checks(
+    worker: Worker, folder: Path, options: Mapping[str, Any], artifact: Artifact, checks: Sequence[Check]
+) -> tuple[str, list[Comparison]]:
+    """Ask a runtime everything at once; return its version, and what came of each check."""
+    questions = [question for check in checks for question in check.questions]
+    answers = worker.ask(folder, options, questions)
+    rest = list(answers.answers)
+    comparisons = []
+    for check in checks:
+        given, rest = rest[: len(check.questions)], rest[len(check.questions) :]
+        outcome = check.judge(given)
+        name = FILES if check.case in (READING, CHATS) else artifact.id
+        comparisons.append(
+            Comparison(artifact=name, backend=answers.version, case=check.case, **vars(outcome))
+        )
+    return answers.version, comparisons
+
+
+def list_decoder_checks(bundle: Bundle, artifact: Artifact) -> list[Check]:
+    """Return the checks of a decoder: PyTorch's tokens fed one by one, and greedy text of padded batches."""
+    arrays, limits = load_golden(bundle)
+    own = limits[artifact.precision]
+    room = find_room(artifact)
+    samples = [sample for sample in decoders.from_arrays(arrays).samples if len(sample) <= room]
+    (tokenizer,) = open_text_tokenizers(bundle)
+    checks = [make_forced_check(samples, [sample.prompt for sample in samples], own)]
+    most = min(decoders.MAX_BATCH, artifact.axis("batch").max)
+    for size in sorted({min(2, most), most}):
+        batch = decoders.make_batch(samples, size)
+        checks.append(
+            make_greedy_check(batch, [sample.prompt for sample in batch], own, (tokenizer, tokenizer))
+        )
+    return checks + list_text_checks(bundle)
+
+
+def list_translator_checks(bundle: Bundle, artifact: Artifact) -> list[Check]:
+    """Return the checks of an encoder-decoder: PyTorch's targets fed one by one, and a padded batch."""
+    arrays, limits = load_golden(bundle)
+    own = limits[artifact.precision]
+    *samples, _ = translations.from_arrays(arrays).samples  # the last is as long as it may be
+    sources = [sample.source for sample in samples]
+    source, target = open_text_tokenizers(bundle)
+    return [
+        make_forced_check(samples, sources, own),
+        make_greedy_check(samples, sources, own, (source, target)),
+    ]
+
+
+def make_forced_check(samples: Sequence[Sample], prompts: Sequence[Tokens], limits: Limits) -> Check:
+    """Return the check of every prompt, or source, alone, continued by PyTorch's tokens."""
+
+    def judge(answers: Sequence[Answer]) -> Outcome:
+        parts = [
+            (answer["logits"][list(sample.steps)], sample.logits)
+            for answer, sample in zip(answers, samples, strict=True)
+        ]
+        errors = decoders.measure_steps(parts)
+        return judge_outcome(decoders.measure_parts(parts), limits, errors=errors)
+
+    questions = [
+        {"kind": "force", "prompt": list(prompt), "continuation": list(sample.continuation)}
+        for sample, prompt in zip(samples, prompts, strict=True)
+    ]
+    return Check("PyTorch's tokens, batch 1", questions, judge)
+
+
+def make_greedy_check(
+    samples: Sequence[Sample],
+    prompts: Sequence[Tokens],
+    limits: Limits,
+    tokenizers: tuple[Tokenizer, Tokenizer],
+) -> Check:
+    """Return the check of a padded batch whose tokens the runtime chooses itself.
+
+    The tokenizers are those of prompts and of continuations.
+    """
+    reader, writer = tokenizers
+
+    def judge(answers: Sequence[Answer]) -> Outcome:
+        (answer,) = answers
+        run = Recorded(answer["tokens"], answer["logits"])
+        followed = follow(run, run.logits[0], samples, limits)
+        outcome = judge_outcome(decoders.measure_parts(followed.parts), limits, failures=followed.failures)
+        texts = [reader.decode(prompt) for prompt in prompts]
+        return add_divergence(outcome, followed, texts, samples, writer.decode_known)
+
+    steps = min(len(sample.continuation) for sample in samples)
+    question = {"kind": "greedy", "prompts": [list(prompt) for prompt in prompts], "steps": steps}
+    return Check(f"greedy, batch {len(samples)}, padded", [question], judge)
+
+
+def list_encoder_checks(bundle: Bundle, artifact: Artifact, names: Mapping[str, str]) -> list[Check]:
+    """Return the checks of an encoder's outputs, by the bundle's names those of the package."""
+    arrays, limits = load_golden(bundle)
+    golden = encoders.from_arrays(arrays)
+    own = limits[artifact.precision]
+    kept = replace(artifact, outputs=tuple(spec for spec in artifact.outputs if spec.name in names))
+    *texts, single, full = golden.samples
+    batch = [*texts, single][-min(encoders.MAX_BATCH, artifact.axis("batch").max) :]
+    batches = {
+        "one by one": [[sample] for sample in (*texts, single)],
+        f"batch of {len(batch)}, padded": [batch],
+        f"{len(full)} tokens": [[full]],
+    }
+    return [make_encode_check(case, parts, kept, own, names) for case, parts in batches.items()]
+
+
+def make_encode_check(
+    case: str,
+    batches: Sequence[Sequence[encoders.Sample]],
+    artifact: Artifact,
+    limits: Limits,
+    names: Mapping[str, str],
+) -> Check:
+    """Return the check of batches of sequences."""
+
+    def judge(answers: Sequence[Answer]) -> Outcome:
+        got = []
+        for answer, batch in zip(answers, batches, strict=True):
+            for row, sample in enumerate(batch):
+                got.append(
+                    {
+                        spec.name: choose_known(answer["outputs"][names[spec.name]][row], spec, sample)
+                        for spec in artifact.outputs
+                    }
+                )
+        samples = [sample for batch in batches for sample in batch]
+        return encoders.compare_outputs(got, samples, artifact, limits)
+
+    questions = [
+        {
+            "kind": "encode",
+            "rows": [list(sample.piece.ids) for sample in batch],
+            "segments": [list(sample.piece.segments) for sample in batch],
+            "outputs": [names[spec.name] for spec in artifact.outputs],
+        }
+        for batch in batches
+    ]
+    return Check(case, questions, judge)
+
+
+def choose_known(array: Logits, spec: Any, sample: encoders.Sample) -> Logits:
+    """Return the results of the tokens that golden data has; all of what is no result per token."""
+    return array[list(sample.positions)] if encoders.is_per_token(spec) else array
+
+
+def list_text_checks(bundle: Bundle) -> list[Check]:
+    """Return the checks of how texts are read and chats are rendered, as golden texts have them."""
+    file = find_texts(bundle)
+    if file is None:
+        return []
+    golden = read_texts(file)
+    checks = [make_reading_check(golden)]
+    plain = [chat for chat in golden.chats if chat.rendered is not None and not chat.tools]
+    if plain:
+        questions = [{"kind": "chat", "messages": [dict(m) for m in chat.messages]} for chat in plain]
+
+        def judge(answers: Sequence[Answer]) -> Outcome:
+            pairs = zip(answers, plain, strict=True)
+            return report_differences([(str(c.messages), a["text"], c.rendered) for a, c in pairs])
+
+        checks.append(Check(CHATS, questions, judge))
+    return checks
+
+
+def make_reading_check(golden: GoldenTexts) -> Check:
+    """Return the check of the ids of golden texts, read by the runtime's own tokenizer."""
+    texts = golden.sides[0]
+
+    def judge(answers: Sequence[Answer]) -> Outcome:
+        (answer,) = answers
+        pairs = zip(answer["ids"], texts, strict=True)
+        return report_differences([(text.text, ids, list(text.ids)) for ids, text in pairs])
+
+    return Check(READING, [{"kind": "read", "texts": [text.text for text in texts]}], judge)
+
+
+def report_differences(rows: Sequence[tuple[str, Any, Any]]) -> Outcome:
+    """Return an outcome that fails with the first texts whose result is not what is wanted."""
+    wrong = [(text, got, want) for text, got, want in rows if got != want]
+    told = [f"{text!r:.60} gives {str(got)[:60]}, wanted is {str(want)[:60]}" for text, got, want in wrong]
+    counts = {"texts": len(rows), "differ": len(wrong)}
+    return Outcome(counts, {}, tuple(told[:MOST]))

@@ -1,0 +1,219 @@
+"""A bundle's verified graphs -> the folder that another runtime reads, run there once."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from ...runtime.bundle.artifact import RECENT, Artifact
+from ...runtime.bundle.bundle import Bundle
+from ...runtime.diagnostics.golden.files import find_golden
+from ...runtime.diagnostics.metrics import Comparison
+from ...runtime.errors import InputError
+from ..errors import VerificationError
+from ..tensorrt.plans import Progress
+from .folder import describe, make_folder
+from .recipes import Recipe, find_recipe
+from .worker import Worker
+
+log = logging.getLogger("planforge")
+
+DIALECT = "ort"
+
+
+@dataclass(frozen=True)
+class PackageResult:
+    """A package, and what was run with it.
+
+    Attributes:
+        folder: what was written.
+        runtime: "genai", "transformers.js", "optimum" or "triton".
+        artifacts: ids of the bundle's graphs that are in it.
+        version: of the runtime that ran them; None where it was not run.
+        comparisons: one of each graph and case, with what was measured and what is allowed.
+        bytes_written: of the files that are no links to the bundle's.
+    """
+
+    folder: Path
+    runtime: str
+    artifacts: tuple[str, ...]
+    version: str | None
+    comparisons: tuple[Comparison, ...]
+    bytes_written: int
+
+    @property
+    def verified(self) -> bool:
+        """Whether the runtime ran the package, and computed what PyTorch did."""
+        return self.version is not None and all(comparison.passed for comparison in self.comparisons)
+
+    def to_json(self) -> dict[str, Any]:
+        """Return the fields of `planforge package --json`."""
+        return {
+            "folder": str(self.folder),
+            "runtime": self.runtime,
+            "artifacts": list(self.artifacts),
+            "version": self.version,
+            "verified": self.verified,
+            "comparisons": [comparison.to_json() for comparison in self.comparisons],
+            "bytes_written": self.bytes_written,
+        }
+
+
+def package(
+    bundle: str | Path,
+    output: str | Path,
+    *,
+    runtime: str,
+    precision: Sequence[str] | None = None,
+    verify: bool = True,
+    runtime_at: str | Path | None = None,
+    progress: Progress = lambda _: None,
+) -> PackageResult:
+    """Write the folder that another runtime reads, with a bundle's graphs, and run it there.
+
+    The graphs compute the same; their inputs, outputs and names are those that the runtime knows. Weights are
+    links to the bundle's files where the file system has them. Where the runtime is installed it runs the
+    folder, and its logits, tokens and vectors are held to the bundle's golden data: what PyTorch answered at
+    export.
+
+    Args:
+        bundle: the folder that `export` or `import_folder` wrote.
+        output: the package's folder, which must not exist, or be empty.
+        runtime: "genai" (onnxruntime-genai), "transformers.js", "optimum" or "triton".
+        precision: those of the graphs; by default all that the runtime takes, or where a package has one
+            alone the bundle's default.
+        verify: whether the package is run in its runtime; it is not where that is not installed, and the
+            result says so.
+        runtime_at: the python of an environment that has the runtime, or for transformers.js a folder whose
+            node_modules has it; by default this python, and the current folder.
+        progress: called with a line when a stage begins.
+
+    Raises:
+        BundleError: a file of the bundle is missing or has changed.
+        InputError: the runtime takes no such task or precision, or is not at `runtime_at`.
+        OutputError: the folder has something in it, or cannot be written.
+        VerificationError: the runtime computes something else, or fails; nothing is left at `output`.
+    """
+    recipe = find_recipe(runtime)
+    opened = Bundle.open(bundle)
+    artifacts = choose_artifacts(opened, recipe, precision)
+    worker = find_worker(opened, recipe, runtime_at) if verify else None
+    progress("checking files")
+    opened.verify_files()
+    with make_folder(Path(output)) as folder:
+        progress(f"writing graphs for {recipe.title}")
+        recipe.write(opened, artifacts, folder)
+        version, comparisons = None, []
+        for precision_name in dict.fromkeys(artifact.precision for artifact in artifacts):
+            if worker is not None:
+                progress(f"running {precision_name} in {recipe.title}")
+                version, compared = run_package(opened, recipe, worker, folder, artifacts, precision_name)
+                comparisons += compared
+        refuse_failures(recipe, comparisons)
+        describe(folder, opened, recipe.title, artifacts, version, comparisons)
+        written = sum(p.stat().st_size for p in folder.rglob("*") if p.is_file() and p.stat().st_nlink == 1)
+    return PackageResult(
+        folder=Path(output),
+        runtime=runtime,
+        artifacts=tuple(artifact.id for artifact in artifacts),
+        version=version,
+        comparisons=tuple(comparisons),
+        bytes_written=written,
+    )
+
+
+def choose_artifacts(bundle: Bundle, recipe: Recipe, precision: Sequence[str] | None) -> list[Artifact]:
+    """Return the graphs of a package; refuse what the runtime does not take, and say what to export."""
+    manifest = bundle.manifest
+    if manifest.task not in recipe.tasks:
+        raise InputError(
+            f"{recipe.title} takes {' and '.join(recipe.tasks)}; {bundle.folder} is a bundle for {manifest.task}"
+        )
+    for name in precision or ():
+        if name not in recipe.precisions:
+            raise InputError(
+                f"precision {name!r}: {recipe.title} takes {', '.join(recipe.precisions)}; export the bundle in"
+                " one of these"
+            )
+    candidates = [a for a in manifest.artifacts if a.dialect == DIALECT and a.precision in recipe.precisions]
+    there = list(dict.fromkeys(artifact.precision for artifact in candidates))
+    if not there:
+        has = ", ".join(artifact.id for artifact in manifest.artifacts)
+        raise InputError(
+            f"{recipe.title} takes graphs of the dialect {DIALECT} in {', '.join(recipe.precisions)};"
+            f" {bundle.folder} has {has}: export with --target cpu"
+        )
+    if missing := [name for name in precision or () if name not in there]:
+        raise InputError(
+            f"{bundle.folder} has no graph in {missing[0]} of the dialect {DIALECT}, only in {', '.join(there)}:"
+            f" export with --target cpu --precision {missing[0]}"
+        )
+    wanted = list(precision or ()) or choose_precisions(manifest.default_precision, there, recipe)
+    if len(wanted) > 1 and not recipe.many:
+        raise InputError(f"a package for {recipe.title} has one precision; {', '.join(wanted)} are {len(wanted)}")
+    chosen = [artifact for artifact in candidates if artifact.precision in wanted]
+    for artifact in chosen:
+        if any(RECENT in spec.axis_names() for spec in artifact.inputs):
+            raise InputError(
+                f"{artifact.id}: layers of its own keep the newest {artifact.window} tokens alone, and"
+                f" {recipe.title} has no caches of two lengths"
+            )
+    return chosen
+
+
+def choose_precisions(default: str | None, there: Sequence[str], recipe: Recipe) -> list[str]:
+    """Return the precisions that are packaged unless some are named."""
+    if recipe.many:
+        return list(there)
+    return [default] if default in there else [there[0]]
+
+
+def find_worker(bundle: Bundle, recipe: Recipe, runtime_at: str | Path | None) -> Worker | None:
+    """Return the runtime that will run the package; warn where it is not installed, or has nothing to do."""
+    if find_golden(bundle) is None:
+        log.warning(
+            "%s has no golden data, as it was exported with --no-verify: the package is not run", bundle.folder
+        )
+        return None
+    worker = recipe.find(None if runtime_at is None else Path(runtime_at))
+    if worker is None:
+        log.warning(
+            "%s is not installed here, so the package is not run: `%s`, or --runtime-at where it is",
+            recipe.title,
+            recipe.install,
+        )
+    return worker
+
+
+def run_package(
+    bundle: Bundle,
+    recipe: Recipe,
+    worker: Worker,
+    folder: Path,
+    artifacts: Sequence[Artifact],
+    precision: str,
+) -> tuple[str, list[Comparison]]:
+    """Run the graphs of a precision in their runtime; return its version, and what came of each case."""
+    from .checks import run_checks
+
+    decides = [a for a in artifacts if a.precision == precision][-1]  # a decoder, where there are two
+    options = recipe.choose_options(bundle, precision)
+    return run_checks(worker, folder, options, decides, recipe.list_checks(bundle, decides))
+
+
+def refuse_failures(recipe: Recipe, comparisons: Sequence[Comparison]) -> None:
+    """Raise what the runtime computed otherwise than PyTorch."""
+    failed = [comparison for comparison in comparisons if not comparison.passed]
+    if not failed:
+        return
+    first = failed[0]
+    precisions = sorted({comparison.artifact for comparison in failed})
+    raise VerificationError(
+        f"{first.artifact} in {recipe.title} {first.backend}: {first.case}: {first.failures[0]}"
+        f" ({len(failed)} of {len(comparisons)} cases failed); package others with --precision, or without"
+        " running it with --no-verify",
+        frozenset(precisions),
+    )

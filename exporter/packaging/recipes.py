@@ -1,0 +1,122 @@
+"""The one table of runtimes that a bundle can be packaged for: what each takes, and how it is run."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+from ...runtime.bundle.artifact import Artifact
+from ...runtime.bundle.bundle import Bundle
+from ...runtime.errors import InputError
+from ...runtime.suggest import did_you_mean
+from . import genai, optimum, transformers_js
+from .checks import Check, list_decoder_checks, list_encoder_checks, list_translator_checks
+from .encoders import name_class, name_outputs
+from .worker import Worker, find_node, find_python
+
+CAUSAL = "text-generation"
+ENCODING = "text-encoding"
+TRANSLATION = "translation"
+
+
+@dataclass(frozen=True)
+class Recipe:
+    """A runtime, and what a package for it is made of."""
+
+    name: str  # as on the command line
+    title: str
+    tasks: tuple[str, ...]
+    precisions: tuple[str, ...]
+    many: bool  # whether one package has graphs in several precisions
+    write: Callable[[Bundle, Sequence[Artifact], Path], None]
+    find: Callable[[Path | None], Worker | None]  # the worker of a runtime that is installed
+    install: str  # what installs it
+    choose_class: Callable[[Bundle], str]  # that its users load the package with
+    dtypes: Mapping[str, str]  # what its users call precisions
+    embedding: bool = False  # whether its users read an encoder's sentence_embedding
+
+    def choose_options(self, bundle: Bundle, precision: str) -> dict[str, Any]:
+        """Return what the worker is told of a package."""
+        return {"class": self.choose_class(bundle), "dtype": self.dtypes.get(precision, precision)}
+
+    def list_checks(self, bundle: Bundle, artifact: Artifact) -> list[Check]:
+        """Return what a graph's package is asked in its runtime."""
+        manifest = bundle.manifest
+        if manifest.task == CAUSAL:
+            return list_decoder_checks(bundle, artifact)
+        if manifest.task == TRANSLATION:
+            return list_translator_checks(bundle, artifact)
+        names = name_outputs(manifest, artifact, embedding=self.embedding)
+        return list_encoder_checks(bundle, artifact, names)
+
+
+def choose_auto_class(bundle: Bundle) -> str:
+    """Return the class of transformers.js, which are named as those of transformers."""
+    task = bundle.manifest.task
+    if task == CAUSAL:
+        return "AutoModelForCausalLM"
+    if task == TRANSLATION:
+        return "AutoModelForSeq2SeqLM"
+    return f"AutoModel{name_class(bundle.manifest)}"
+
+
+def choose_ort_class(bundle: Bundle) -> str:
+    """Return the class of optimum."""
+    if bundle.manifest.task == CAUSAL:
+        return "ORTModelForCausalLM"
+    return f"ORTModel{name_class(bundle.manifest) or 'ForFeatureExtraction'}"
+
+
+RECIPES = {
+    recipe.name: recipe
+    for recipe in (
+        Recipe(
+            name="genai",
+            title="onnxruntime-genai",
+            tasks=(CAUSAL,),
+            precisions=("fp32", "fp16", "int8", "int4"),
+            many=False,
+            write=genai.write,
+            find=partial(find_python, "ask_genai.py", "onnxruntime_genai"),
+            install="pip install onnxruntime-genai",
+            choose_class=lambda bundle: "",
+            dtypes={},
+        ),
+        Recipe(
+            name="transformers.js",
+            title="transformers.js",
+            tasks=(CAUSAL, ENCODING, TRANSLATION),
+            precisions=("fp32", "fp16", "int8", "int4"),
+            many=True,
+            write=transformers_js.write,
+            find=partial(find_node, "ask_transformers_js.mjs"),
+            install="npm install @huggingface/transformers",
+            choose_class=choose_auto_class,
+            dtypes=transformers_js.DTYPES,
+            embedding=True,
+        ),
+        Recipe(
+            name="optimum",
+            title="optimum's ORTModelFor... classes",
+            tasks=(CAUSAL, ENCODING),
+            precisions=("fp32", "fp16", "int8", "int4"),
+            many=False,
+            write=optimum.write,
+            find=partial(find_python, "ask_optimum.py", "optimum.onnxruntime"),
+            install="pip install optimum-onnx 'transformers<4.58'",
+            choose_class=choose_ort_class,
+            dtypes={},
+        ),
+    )
+}
+
+
+def find_recipe(name: str) -> Recipe:
+    """Return the recipe of a runtime's name; refuse an unknown one."""
+    if name not in RECIPES:
+        hint = did_you_mean(name, RECIPES)
+        raise InputError(f"--for {name!r} is not one of {', '.join(RECIPES)}{hint}")
+    return RECIPES[name]

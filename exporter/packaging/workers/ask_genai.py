@@ -1,0 +1,78 @@
+"""Answers questions with onnxruntime-genai.
+
+B batch, T tokens, V vocabulary
+"""
+
+from __future__ import annotations
+
+import json
+from importlib.metadata import version
+from typing import Any
+
+import numpy as np
+import onnxruntime_genai as genai
+from answers import Answer, Answers, answer_questions
+
+
+class Decoder:
+    """A package for onnxruntime-genai."""
+
+    def __init__(self, folder: str, unused: int) -> None:
+        config = genai.Config(folder)
+        # An end token would end a row; what is compared goes on behind it. So it is one that is not chosen.
+        config.overlay(json.dumps({"model": {"eos_token_id": [unused]}}))
+        self.model = genai.Model(config)
+        self.tokenizer = genai.Tokenizer(self.model)
+
+    def start(self, rows: int, room: int) -> Any:
+        options = genai.GeneratorParams(self.model)
+        options.set_search_options(max_length=room, batch_size=rows, do_sample=False, num_beams=1)
+        return genai.Generator(self.model, options)
+
+    def force(self, question: Answer, answers: Answers) -> Answer:
+        """Feed tokens one by one behind a prompt; answer the logits before each."""
+        prompt, continuation = question["prompt"], question["continuation"]
+        generator = self.start(1, len(prompt) + len(continuation))
+        logits = []
+        for tokens in (prompt, *([token] for token in continuation[:-1])):
+            generator.append_tokens(np.array([tokens], np.int32))
+            logits.append(np.array(generator.get_logits(), np.float32).reshape(-1))  # (V,)
+        return {"logits": answers.keep(np.stack(logits))}
+
+    def greedy(self, question: Answer, answers: Answers) -> Answer:
+        """Continue prompts as one padded batch; answer the logits and the likeliest token of each step."""
+        prompts = question["prompts"]
+        width = max(map(len, prompts))
+        generator = self.start(len(prompts), width + question["steps"])
+        ids = np.zeros((len(prompts), width), np.int32)  # padded on the right, with any token
+        for row, prompt in zip(ids, prompts):  # noqa: B905
+            row[: len(prompt)] = prompt
+        generator.append_tokens(ids)
+        logits = []
+        for step in range(question["steps"]):
+            if step:
+                generator.generate_next_token()
+            logits.append(np.array(generator.get_logits(), np.float32).reshape(len(prompts), -1))
+        steps = np.stack(logits)  # (T, B, V)
+        return {"logits": answers.keep(steps), "tokens": steps.argmax(-1).T.tolist()}
+
+    def read(self, question: Answer, answers: Answers) -> Answer:
+        """Answer the ids of texts."""
+        del answers
+        return {"ids": [[int(token) for token in self.tokenizer.encode(text)] for text in question["texts"]]}
+
+    def chat(self, question: Answer, answers: Answers) -> Answer:
+        """Answer a conversation as the chat template renders it."""
+        del answers
+        messages = json.dumps(question["messages"])
+        return {"text": self.tokenizer.apply_chat_template(messages, add_generation_prompt=True)}
+
+
+def open_package(folder: str, options: Answer, questions: list[Answer]) -> tuple[str, Decoder]:
+    del options
+    used = {token for question in questions for token in question.get("continuation", ())}
+    return version("onnxruntime-genai"), Decoder(folder, min(set(range(len(used) + 1)) - used))
+
+
+if __name__ == "__main__":
+    answer_questions(open_package)

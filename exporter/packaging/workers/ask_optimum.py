@@ -1,0 +1,110 @@
+"""Answers questions with optimum's ORTModelFor... classes.
+
+B batch, T tokens, V vocabulary, E width
+"""
+
+from __future__ import annotations
+
+from importlib.metadata import version
+from typing import Any
+
+import numpy as np
+import optimum.onnxruntime as optimum
+import torch
+from answers import Answer, Answers, answer_questions
+from transformers import AutoTokenizer, GenerationConfig, LogitsProcessor, LogitsProcessorList
+
+
+class Forced(LogitsProcessor):
+    """Lets a generation choose given tokens; the logits that are returned are those before."""
+
+    def __init__(self, tokens: list[int], begin: int) -> None:
+        self.tokens = tokens
+        self.begin = begin  # the prompt's length
+
+    def __call__(self, input_ids: torch.Tensor, scores: torch.Tensor) -> torch.Tensor:
+        scores = torch.full_like(scores, -torch.inf)
+        scores[:, self.tokens[input_ids.shape[1] - self.begin]] = 0
+        return scores
+
+
+class Package:
+    """A package for optimum, in the class that its task has."""
+
+    def __init__(self, folder: str, class_name: str) -> None:
+        self.model = getattr(optimum, class_name).from_pretrained(folder, local_files_only=True)
+        self.tokenizer = AutoTokenizer.from_pretrained(folder, local_files_only=True)
+        if getattr(self.model, "generation_config", None) is not None:
+            # Golden tokens are the model's likeliest, without a checkpoint's rules, and go on behind an end.
+            self.model.generation_config = GenerationConfig(pad_token_id=0)
+
+    def generate(self, prompts: list[list[int]], steps: int, forced: list[int] | None) -> tuple[Any, Any]:
+        """Continue prompts, padded on the left; return tokens (B, T) and logits (T, B, V)."""
+        width = max(map(len, prompts))
+        ids = torch.zeros((len(prompts), width), dtype=torch.int64)
+        mask = torch.zeros_like(ids)
+        for row, prompt in enumerate(prompts):
+            ids[row, width - len(prompt) :] = torch.tensor(prompt)
+            mask[row, width - len(prompt) :] = 1
+        processors = LogitsProcessorList([] if forced is None else [Forced(forced, width)])
+        found = self.model.generate(
+            input_ids=ids,
+            attention_mask=mask,
+            max_new_tokens=steps,
+            do_sample=False,
+            num_beams=1,
+            return_dict_in_generate=True,
+            output_logits=True,
+            logits_processor=processors,
+        )
+        return found.sequences[:, width:], torch.stack(found.logits)
+
+    def force(self, question: Answer, answers: Answers) -> Answer:
+        """Feed tokens one by one behind a prompt; answer the logits before each."""
+        continuation = question["continuation"]
+        _, logits = self.generate([question["prompt"]], len(continuation), continuation)
+        return {"logits": answers.keep(logits[:, 0])}
+
+    def greedy(self, question: Answer, answers: Answers) -> Answer:
+        """Continue prompts as one padded batch; answer the logits and the likeliest token of each step."""
+        tokens, logits = self.generate(question["prompts"], question["steps"], None)
+        return {"logits": answers.keep(logits), "tokens": tokens.tolist()}
+
+    def encode(self, question: Answer, answers: Answers) -> Answer:
+        """Answer the outputs of sequences as one batch, padded on the right."""
+        rows, segments = question["rows"], question["segments"]
+        width = max(map(len, rows))
+        ids = np.zeros((len(rows), width), np.int64)
+        mask = np.zeros_like(ids)
+        kinds = np.zeros_like(ids)
+        for row, (tokens, own) in enumerate(zip(rows, segments)):  # noqa: B905
+            ids[row, : len(tokens)] = tokens
+            mask[row, : len(tokens)] = 1
+            kinds[row, : len(own)] = own
+        feeds = {"input_ids": ids, "attention_mask": mask}
+        if "token_type_ids" in self.model.input_names:
+            feeds["token_type_ids"] = kinds
+        found = self.model(**{name: torch.from_numpy(array) for name, array in feeds.items()})
+        return {"outputs": {name: answers.keep(found[name].numpy()) for name in question["outputs"]}}
+
+    def read(self, question: Answer, answers: Answers) -> Answer:
+        """Answer the ids of texts, without what is put around them."""
+        del answers
+        return {"ids": self.tokenizer(question["texts"], add_special_tokens=False)["input_ids"]}
+
+    def chat(self, question: Answer, answers: Answers) -> Answer:
+        """Answer a conversation as the chat template renders it."""
+        del answers
+        messages = question["messages"]
+        text = self.tokenizer.apply_chat_template(messages, tokenize=False, add_generation_prompt=True)
+        return {"text": text}
+
+
+def open_package(folder: str, options: Answer, questions: list[Answer]) -> tuple[str, Package]:
+    del questions
+    names = f"{version('optimum-onnx')}, transformers {version('transformers')}"
+    return names, Package(folder, options["class"])
+
+
+if __name__ == "__main__":
+    answer_questions(open_package)
