@@ -5,9 +5,8 @@ B batch, T steps, V vocabulary
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, replace
-from pathlib import Path
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from typing import Any, TypeAlias
 
 from ...runtime.bundle.artifact import Artifact
@@ -15,34 +14,16 @@ from ...runtime.bundle.bundle import Bundle
 from ...runtime.diagnostics.golden import decoders, encoders, translations
 from ...runtime.diagnostics.golden.cases import find_room
 from ...runtime.diagnostics.golden.divergence import add_divergence, follow
-from ...runtime.diagnostics.golden.texts import (
-    FILES,
-    GoldenTexts,
-    find_texts,
-    open_text_tokenizers,
-    read_texts,
-)
-from ...runtime.diagnostics.metrics import Comparison, Logits, Outcome, judge_outcome
+from ...runtime.diagnostics.golden.texts import open_text_tokenizers
+from ...runtime.diagnostics.metrics import Logits, Outcome, judge_outcome
 from ...runtime.diagnostics.selftest import load_golden
 from ...runtime.text.tokenizer import Tokenizer
-from .worker import Question, Worker
+from .check import Answer, Check
+from .text_checks import list_text_checks
 
-Answer: TypeAlias = Mapping[str, Any]
 Limits: TypeAlias = Mapping[str, float]
 Sample: TypeAlias = decoders.Sample | translations.Sample
 Tokens: TypeAlias = Sequence[int]
-READING = "ids of texts"
-CHATS = "chats"
-MOST = 3  # texts that are told of a failure
-
-
-@dataclass(frozen=True)
-class Check:
-    """Questions, and what is judged by their answers."""
-
-    case: str
-    questions: list[Question]
-    judge: Callable[[Sequence[Answer]], Outcome]
 
 
 class Recorded:
@@ -58,24 +39,6 @@ class Recorded:
         assert list(tokens) == [row[self.step] for row in self.tokens]  # both take the likeliest
         self.step += 1
         return self.logits[self.step]
-
-
-def run_checks(
-    worker: Worker, folder: Path, options: Mapping[str, Any], artifact: Artifact, checks: Sequence[Check]
-) -> tuple[str, list[Comparison]]:
-    """Ask a runtime everything at once; return its version, and what came of each check."""
-    questions = [question for check in checks for question in check.questions]
-    answers = worker.ask(folder, options, questions)
-    rest = list(answers.answers)
-    comparisons = []
-    for check in checks:
-        given, rest = rest[: len(check.questions)], rest[len(check.questions) :]
-        outcome = check.judge(given)
-        name = FILES if check.case in (READING, CHATS) else artifact.id
-        comparisons.append(
-            Comparison(artifact=name, backend=answers.version, case=check.case, **vars(outcome))
-        )
-    return answers.version, comparisons
 
 
 def list_decoder_checks(bundle: Bundle, artifact: Artifact) -> list[Check]:
@@ -204,42 +167,3 @@ def make_encode_check(
 def choose_known(array: Logits, spec: Any, sample: encoders.Sample) -> Logits:
     """Return the results of the tokens that golden data has; all of what is no result per token."""
     return array[list(sample.positions)] if encoders.is_per_token(spec) else array
-
-
-def list_text_checks(bundle: Bundle) -> list[Check]:
-    """Return the checks of how texts are read and chats are rendered, as golden texts have them."""
-    file = find_texts(bundle)
-    if file is None:
-        return []
-    golden = read_texts(file)
-    checks = [make_reading_check(golden)]
-    plain = [chat for chat in golden.chats if chat.rendered is not None and not chat.tools]
-    if plain:
-        questions = [{"kind": "chat", "messages": [dict(m) for m in chat.messages]} for chat in plain]
-
-        def judge(answers: Sequence[Answer]) -> Outcome:
-            pairs = zip(answers, plain, strict=True)
-            return report_differences([(str(c.messages), a["text"], c.rendered) for a, c in pairs])
-
-        checks.append(Check(CHATS, questions, judge))
-    return checks
-
-
-def make_reading_check(golden: GoldenTexts) -> Check:
-    """Return the check of the ids of golden texts, read by the runtime's own tokenizer."""
-    texts = golden.sides[0]
-
-    def judge(answers: Sequence[Answer]) -> Outcome:
-        (answer,) = answers
-        pairs = zip(answer["ids"], texts, strict=True)
-        return report_differences([(text.text, ids, list(text.ids)) for ids, text in pairs])
-
-    return Check(READING, [{"kind": "read", "texts": [text.text for text in texts]}], judge)
-
-
-def report_differences(rows: Sequence[tuple[str, Any, Any]]) -> Outcome:
-    """Return an outcome that fails with the first texts whose result is not what is wanted."""
-    wrong = [(text, got, want) for text, got, want in rows if got != want]
-    told = [f"{text!r:.60} gives {str(got)[:60]}, wanted is {str(want)[:60]}" for text, got, want in wrong]
-    counts = {"texts": len(rows), "differ": len(wrong)}
-    return Outcome(counts, {}, tuple(told[:MOST]))

@@ -15,13 +15,14 @@ from ...runtime.diagnostics.metrics import Comparison
 from ...runtime.errors import InputError
 from ..errors import VerificationError
 from ..tensorrt.plans import Progress
+from .check import run_checks
 from .folder import describe, make_folder
 from .recipes import Recipe, find_recipe
 from .worker import Worker
 
 log = logging.getLogger("planforge")
 
-DIALECT = "ort"
+DIALECT = "ort"  # of graphs whose cache and padding others can be given
 
 
 @dataclass(frozen=True)
@@ -197,8 +198,6 @@ def run_package(
     precision: str,
 ) -> tuple[str, list[Comparison]]:
     """Run the graphs of a precision in their runtime; return its version, and what came of each case."""
-    from .checks import run_checks
-
     decides = [a for a in artifacts if a.precision == precision][-1]  # a decoder, where there are two
     options = recipe.choose_options(bundle, precision)
     return run_checks(worker, folder, options, decides, recipe.list_checks(bundle, decides))

@@ -12,8 +12,11 @@ from ...runtime.bundle.artifact import Artifact
 from ...runtime.bundle.bundle import Bundle
 from ...runtime.errors import InputError
 from ...runtime.suggest import did_you_mean
-from . import genai, optimum, transformers_js
-from .checks import Check, list_decoder_checks, list_encoder_checks, list_translator_checks
+from ..precisions import PRECISIONS
+from . import genai, optimum, transformers_js, triton
+from .answer_checks import list_answer_checks
+from .check import Check
+from .checks import list_decoder_checks, list_encoder_checks, list_translator_checks
 from .encoders import name_class, name_outputs
 from .worker import Worker, find_node, find_python
 
@@ -37,14 +40,21 @@ class Recipe:
     choose_class: Callable[[Bundle], str]  # that its users load the package with
     dtypes: Mapping[str, str]  # what its users call precisions
     embedding: bool = False  # whether its users read an encoder's sentence_embedding
+    takes_texts: bool = False  # whether its models take texts, not tokens
 
     def choose_options(self, bundle: Bundle, precision: str) -> dict[str, Any]:
         """Return what the worker is told of a package."""
-        return {"class": self.choose_class(bundle), "dtype": self.dtypes.get(precision, precision)}
+        return {
+            "class": self.choose_class(bundle),
+            "dtype": self.dtypes.get(precision, precision),
+            "name": triton.name_model(bundle),
+        }
 
     def list_checks(self, bundle: Bundle, artifact: Artifact) -> list[Check]:
         """Return what a graph's package is asked in its runtime."""
         manifest = bundle.manifest
+        if self.takes_texts:
+            return list_answer_checks(bundle, artifact)
         if manifest.task == CAUSAL:
             return list_decoder_checks(bundle, artifact)
         if manifest.task == TRANSLATION:
@@ -109,6 +119,19 @@ RECIPES = {
             install="pip install optimum-onnx 'transformers<4.58'",
             choose_class=choose_ort_class,
             dtypes={},
+        ),
+        Recipe(
+            name="triton",
+            title="Triton",
+            tasks=(CAUSAL, ENCODING, TRANSLATION),
+            precisions=tuple(PRECISIONS),
+            many=False,
+            write=triton.write,
+            find=partial(find_python, "ask_triton.py", "planforge.runtime"),
+            install="pip install planforge",
+            choose_class=lambda bundle: "",
+            dtypes={},
+            takes_texts=True,
         ),
     )
 }

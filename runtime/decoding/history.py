@@ -23,4 +23,5 @@ class TokenHistory(list[int]):
             self._room = np.concatenate([self._room, np.empty(length + 64, np.int64)])
         self._room[self._converted : length] = self[self._converted :]
         self._converted = length
-        return np.array(self._room[:length], dtype, copy=copy)
+        tokens = self._room[:length]
+        return np.asarray(tokens, dtype) if copy is None else np.array(tokens, dtype, copy=copy)

@@ -1,0 +1,53 @@
+"""`planforge package`: a bundle's graphs in the folder that another runtime reads."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from ...runtime.commands.console import print_json, print_tables, show_stages
+from ...runtime.commands.run_options import BundleArgument, JsonOption, make_option
+from ..packaging.names import RUNTIMES
+
+
+def package(
+    bundle: BundleArgument,
+    runtime: Annotated[str, make_option(f"The runtime: {', '.join(RUNTIMES)}.", "--for")],
+    output: Annotated[Path, make_option("The package's folder; new, or empty.", "--output", "-o")],
+    precision: Annotated[
+        str | None,
+        make_option(
+            "Of fp32, fp16, int8 and int4, several separated by commas.",
+            show_default="all for transformers.js, else the bundle's default",
+        ),
+    ] = None,
+    no_verify: Annotated[bool, make_option("Do not run the package in its runtime.", "--no-verify")] = False,
+    runtime_at: Annotated[
+        Path | None,
+        make_option(
+            "A python that has the runtime; for transformers.js a folder whose node_modules has it.",
+            show_default="this python, the current folder",
+        ),
+    ] = None,
+    as_json: JsonOption = False,
+) -> None:
+    """Give another runtime a bundle's graphs, and hold what it computes to PyTorch's answers."""
+    with show_stages() as progress:
+        from ..packaging.package import package as write_package
+        from .inspection import make_package_tables
+
+        result = write_package(
+            bundle,
+            output,
+            runtime=runtime,
+            precision=None if precision is None else precision.split(","),
+            verify=not no_verify,
+            runtime_at=runtime_at,
+            progress=progress,
+        )
+    if as_json:
+        print_json(result.to_json())
+    else:
+        print_tables(make_package_tables(result))

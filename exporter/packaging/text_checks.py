@@ -1,0 +1,53 @@
+"""Checks of texts: how a runtime reads them, and how it renders chats."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+from ...runtime.bundle.bundle import Bundle
+from ...runtime.diagnostics.golden.texts import GoldenTexts, find_texts, read_texts
+from ...runtime.diagnostics.metrics import Outcome
+from .check import Answer, Check
+
+MOST = 3  # texts that are told of a failure
+
+
+def list_text_checks(bundle: Bundle) -> list[Check]:
+    """Return the checks of how texts are read and chats are rendered, as golden texts have them."""
+    file = find_texts(bundle)
+    if file is None:
+        return []
+    golden = read_texts(file)
+    checks = [make_reading_check(golden)]
+    plain = [chat for chat in golden.chats if chat.rendered is not None and not chat.tools]
+    if plain:
+        questions = [{"kind": "chat", "messages": [dict(m) for m in chat.messages]} for chat in plain]
+
+        def judge(answers: Sequence[Answer]) -> Outcome:
+            pairs = zip(answers, plain, strict=True)
+            return report_differences([(str(c.messages), a["text"], c.rendered) for a, c in pairs])
+
+        checks.append(Check("chats", questions, judge, of_files=True))
+    return checks
+
+
+def make_reading_check(golden: GoldenTexts) -> Check:
+    """Return the check of the ids of golden texts, read by the runtime's own tokenizer."""
+    texts = golden.sides[0]
+
+    def judge(answers: Sequence[Answer]) -> Outcome:
+        (answer,) = answers
+        pairs = zip(answer["ids"], texts, strict=True)
+        return report_differences([(text.text, ids, list(text.ids)) for ids, text in pairs])
+
+    question = {"kind": "read", "texts": [text.text for text in texts]}
+    return Check("ids of texts", [question], judge, of_files=True)
+
+
+def report_differences(rows: Sequence[tuple[str, Any, Any]]) -> Outcome:
+    """Return an outcome that fails with the first texts whose result is not what is wanted."""
+    wrong = [(text, got, want) for text, got, want in rows if got != want]
+    told = [f"{text!r:.60} gives {str(got)[:60]}, wanted is {str(want)[:60]}" for text, got, want in wrong]
+    counts = {"texts": len(rows), "differ": len(wrong)}
+    return Outcome(counts, {}, tuple(told[:MOST]))
