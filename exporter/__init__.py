@@ -11,6 +11,7 @@ if TYPE_CHECKING:
     from .fitting.fitting import FitResult, fit_head
     from .linting.lint import lint
     from .linting.report import LintReport
+    from .packaging.package import PackageResult, package
     from .pipeline import ExportResult
     from .tensorrt.plans import BuildResult, build
     from .verification.report import VerificationReport
@@ -21,11 +22,13 @@ __all__ = [
     "ExportResult",
     "FitResult",
     "LintReport",
+    "PackageResult",
     "VerificationReport",
     "build",
     "export",
     "fit_head",
     "lint",
+    "package",
     "verify",
 ]
 
@@ -34,6 +37,7 @@ _HOME = {
     "ExportResult": ".pipeline",
     **dict.fromkeys(("FitResult", "fit_head"), ".fitting.fitting"),
     **dict.fromkeys(("LintReport", "lint"), ".linting"),
+    **dict.fromkeys(("PackageResult", "package"), ".packaging.package"),
     **dict.fromkeys(("BuildResult", "build"), ".tensorrt.plans"),
     "verify": ".verification.verify",
     "VerificationReport": ".verification.report",

@@ -25,6 +25,7 @@ from .export import export, import_bundle
 from .fit_head import fit_head
 from .inspect import inspect
 from .lint import lint
+from .package import package
 from .verify import verify
 
 
@@ -81,6 +82,7 @@ app.command()(inspect)
 app.command()(bench)
 app.command()(prepare)
 app.command()(lint)
+app.command()(package)
 app.command()(doctor)
 app.command()(selftest)
 

@@ -5,16 +5,13 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Annotated
 
-import typer
-
-from ...runtime.commands.console import print_json, print_tables, show_stages
+from ...runtime.commands.console import print_json, print_tables, show_stages, split_names
 from ...runtime.commands.run_options import BundleArgument, JsonOption, make_option
-from ..packaging.names import RUNTIMES
 
 
 def package(
     bundle: BundleArgument,
-    runtime: Annotated[str, make_option(f"The runtime: {', '.join(RUNTIMES)}.", "--for")],
+    runtime: Annotated[str, make_option("The runtime: genai, transformers.js, optimum or triton.", "--for")],
     output: Annotated[Path, make_option("The package's folder; new, or empty.", "--output", "-o")],
     precision: Annotated[
         str | None,
@@ -36,13 +33,13 @@ def package(
     """Give another runtime a bundle's graphs, and hold what it computes to PyTorch's answers."""
     with show_stages() as progress:
         from ..packaging.package import package as write_package
-        from .inspection import make_package_tables
+        from .summary import make_package_tables
 
         result = write_package(
             bundle,
             output,
             runtime=runtime,
-            precision=None if precision is None else precision.split(","),
+            precision=split_names(precision),
             verify=not no_verify,
             runtime_at=runtime_at,
             progress=progress,

@@ -5,11 +5,18 @@ from __future__ import annotations
 import json
 import shlex
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 from ...runtime.bundle.bundle import Bundle
 from ...runtime.bundle.manifest import Artifact, Manifest
+from ...runtime.commands.tables import FittingTable, format_size
 from ..levels import describe_quick
 from .inspection import Inspection, describe_extras, describe_memory, describe_ranges, find_worst, sum_sizes
+
+if TYPE_CHECKING:
+    from rich.console import RenderableType
+
+    from ..packaging.package import PackageResult
 
 
 def summarize_bundle(folder: Path) -> Inspection:
@@ -86,3 +93,19 @@ def list_next_steps(folder: Path, manifest: Manifest) -> list[str]:
     if len({artifact.precision for artifact in manifest.artifacts}) > 1:
         steps.append(f"       planforge bench {bundle} --set-default   # which precision is fastest here?")
     return steps
+
+
+def make_package_tables(result: PackageResult) -> list[RenderableType]:
+    """Return what a package holds, and what came of running it."""
+    from ..reports.tables import make_comparison_table
+
+    rows = [
+        ("for", result.title),
+        ("graphs", ", ".join(result.artifacts)),
+        ("written", f"{format_size(result.bytes_written)} beside links to the bundle's files"),
+        ("run with", result.version or "nothing: it was not run"),
+    ]
+    tables: list[RenderableType] = [FittingTable(f"Package written to {result.folder}", ("", ""), rows)]
+    if result.comparisons:
+        tables.append(make_comparison_table("compared with PyTorch's answers", result.comparisons))
+    return tables

@@ -83,7 +83,11 @@ def make_answer_check(bundle: Bundle, artifact: Artifact) -> Check:
             (text, read_result(result), describe(one))
             for text, result, one in zip(texts, answer["results"], own, strict=True)
         ]
-        failures = [f"{text!r:.60} gives {got!r:.80}, here {want!r:.80}" for text, got, want in rows if not is_close(got, want)]
+        failures = [
+            f"{text!r:.60} gives {got!r:.80}, here {want!r:.80}"
+            for text, got, want in rows
+            if not is_close(got, want)
+        ]
         return Outcome({"texts": len(rows), "differ": len(failures)}, {}, tuple(failures[:MOST]))
 
     question = {"kind": "answer", "texts": texts, "options": [{} for _ in texts]}
@@ -93,7 +97,13 @@ def make_answer_check(bundle: Bundle, artifact: Artifact) -> Check:
 def read_result(outputs: Answer) -> Any:
     """Return a response's one output as plain JSON."""
     (value,) = outputs.values()
-    return json.loads(value) if "RESULT" in outputs else value.reshape(-1).tolist() if "EMBEDDING" in outputs else value
+    return (
+        json.loads(value)
+        if "RESULT" in outputs
+        else value.reshape(-1).tolist()
+        if "EMBEDDING" in outputs
+        else value
+    )
 
 
 def describe(result: Any) -> Any:

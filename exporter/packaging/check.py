@@ -27,9 +27,14 @@ class Check:
 
 
 def run_checks(
-    worker: Worker, folder: Path, options: Mapping[str, Any], artifact: Artifact, checks: Sequence[Check]
+    worker: Worker,
+    folder: Path,
+    options: Mapping[str, Any],
+    artifact: Artifact,
+    checks: Sequence[Check],
+    title: str,
 ) -> tuple[str, list[Comparison]]:
-    """Ask a runtime everything at once; return its version, and what came of each check."""
+    """Ask a runtime, by its title, everything at once; return its version, and what came of each check."""
     questions = [question for check in checks for question in check.questions]
     answers = worker.ask(folder, options, questions)
     rest = list(answers.answers)
@@ -39,6 +44,6 @@ def run_checks(
         outcome = check.judge(given)
         name = FILES if check.of_files else artifact.id
         comparisons.append(
-            Comparison(artifact=name, backend=answers.version, case=check.case, **vars(outcome))
+            Comparison(artifact=name, backend=f"{title} {answers.version}", case=check.case, **vars(outcome))
         )
     return answers.version, comparisons

@@ -62,7 +62,9 @@ def name_outputs(manifest: Manifest, artifact: Artifact, *, embedding: bool) -> 
 
 def count_states(artifact: Artifact) -> int:
     """Return the number of the last layer whose states are an output."""
-    layers = [spec.role.removeprefix("hidden.") for spec in artifact.outputs if spec.role.startswith("hidden.")]
+    layers = [
+        spec.role.removeprefix("hidden.") for spec in artifact.outputs if spec.role.startswith("hidden.")
+    ]
     return max(map(int, layers), default=0)
 
 

@@ -32,6 +32,7 @@ class PackageResult:
     Attributes:
         folder: what was written.
         runtime: "genai", "transformers.js", "optimum" or "triton".
+        title: the runtime's own name.
         artifacts: ids of the bundle's graphs that are in it.
         version: of the runtime that ran them; None where it was not run.
         comparisons: one of each graph and case, with what was measured and what is allowed.
@@ -40,6 +41,7 @@ class PackageResult:
 
     folder: Path
     runtime: str
+    title: str
     artifacts: tuple[str, ...]
     version: str | None
     comparisons: tuple[Comparison, ...]
@@ -113,12 +115,13 @@ def package(
                 progress(f"running {precision_name} in {recipe.title}")
                 version, compared = run_package(opened, recipe, worker, folder, artifacts, precision_name)
                 comparisons += compared
-        refuse_failures(recipe, comparisons)
+        refuse_failures(comparisons)
         describe(folder, opened, recipe.title, artifacts, version, comparisons)
         written = sum(p.stat().st_size for p in folder.rglob("*") if p.is_file() and p.stat().st_nlink == 1)
     return PackageResult(
         folder=Path(output),
         runtime=runtime,
+        title=recipe.title,
         artifacts=tuple(artifact.id for artifact in artifacts),
         version=version,
         comparisons=tuple(comparisons),
@@ -131,13 +134,14 @@ def choose_artifacts(bundle: Bundle, recipe: Recipe, precision: Sequence[str] | 
     manifest = bundle.manifest
     if manifest.task not in recipe.tasks:
         raise InputError(
-            f"{recipe.title} takes {' and '.join(recipe.tasks)}; {bundle.folder} is a bundle for {manifest.task}"
+            f"{recipe.title} takes {' and '.join(recipe.tasks)}; {bundle.folder} is a bundle for"
+            f" {manifest.task}"
         )
     for name in precision or ():
         if name not in recipe.precisions:
             raise InputError(
-                f"precision {name!r}: {recipe.title} takes {', '.join(recipe.precisions)}; export the bundle in"
-                " one of these"
+                f"precision {name!r}: {recipe.title} takes {', '.join(recipe.precisions)}; export the bundle"
+                " in one of these"
             )
     candidates = [a for a in manifest.artifacts if a.dialect == DIALECT and a.precision in recipe.precisions]
     there = list(dict.fromkeys(artifact.precision for artifact in candidates))
@@ -149,12 +153,14 @@ def choose_artifacts(bundle: Bundle, recipe: Recipe, precision: Sequence[str] | 
         )
     if missing := [name for name in precision or () if name not in there]:
         raise InputError(
-            f"{bundle.folder} has no graph in {missing[0]} of the dialect {DIALECT}, only in {', '.join(there)}:"
-            f" export with --target cpu --precision {missing[0]}"
+            f"{bundle.folder} has no graph in {missing[0]} of the dialect {DIALECT}, only in"
+            f" {', '.join(there)}: export with --target cpu --precision {missing[0]}"
         )
     wanted = list(precision or ()) or choose_precisions(manifest.default_precision, there, recipe)
     if len(wanted) > 1 and not recipe.many:
-        raise InputError(f"a package for {recipe.title} has one precision; {', '.join(wanted)} are {len(wanted)}")
+        raise InputError(
+            f"a package for {recipe.title} has one precision; {', '.join(wanted)} are {len(wanted)}"
+        )
     chosen = [artifact for artifact in candidates if artifact.precision in wanted]
     for artifact in chosen:
         if any(RECENT in spec.axis_names() for spec in artifact.inputs):
@@ -176,7 +182,8 @@ def find_worker(bundle: Bundle, recipe: Recipe, runtime_at: str | Path | None) -
     """Return the runtime that will run the package; warn where it is not installed, or has nothing to do."""
     if find_golden(bundle) is None:
         log.warning(
-            "%s has no golden data, as it was exported with --no-verify: the package is not run", bundle.folder
+            "%s has no golden data, as it was exported with --no-verify: the package is not run",
+            bundle.folder,
         )
         return None
     worker = recipe.find(None if runtime_at is None else Path(runtime_at))
@@ -200,10 +207,11 @@ def run_package(
     """Run the graphs of a precision in their runtime; return its version, and what came of each case."""
     decides = [a for a in artifacts if a.precision == precision][-1]  # a decoder, where there are two
     options = recipe.choose_options(bundle, precision)
-    return run_checks(worker, folder, options, decides, recipe.list_checks(bundle, decides))
+    checks = recipe.list_checks(bundle, decides)
+    return run_checks(worker, folder, options, decides, checks, recipe.title)
 
 
-def refuse_failures(recipe: Recipe, comparisons: Sequence[Comparison]) -> None:
+def refuse_failures(comparisons: Sequence[Comparison]) -> None:
     """Raise what the runtime computed otherwise than PyTorch."""
     failed = [comparison for comparison in comparisons if not comparison.passed]
     if not failed:
@@ -211,7 +219,7 @@ def refuse_failures(recipe: Recipe, comparisons: Sequence[Comparison]) -> None:
     first = failed[0]
     precisions = sorted({comparison.artifact for comparison in failed})
     raise VerificationError(
-        f"{first.artifact} in {recipe.title} {first.backend}: {first.case}: {first.failures[0]}"
+        f"{first.artifact} in {first.backend}: {first.case}: {first.failures[0]}"
         f" ({len(failed)} of {len(comparisons)} cases failed); package others with --precision, or without"
         " running it with --no-verify",
         frozenset(precisions),

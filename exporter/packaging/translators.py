@@ -58,7 +58,7 @@ def count_numbers(crosses: list[ir.Value]) -> int:
 
 
 def split_cross_attention(graph: ir.Graph) -> None:
-    """Let a decoder read its keys and values from encoder_hidden_states, as `join_cross_attention` has them."""
+    """Let a decoder read its keys and values from encoder_hidden_states, where the encoder joined them."""
     add = Builder(graph, graph[0], PREFIX)
     crosses = [value for value in graph.inputs if str(value.name).startswith("cross.")]
     shape = ir.Shape(["batch_size", "encoder_sequence_length", count_numbers(crosses)])

@@ -43,7 +43,13 @@ def write(bundle: Bundle, artifacts: Sequence[Artifact], folder: Path) -> None:
     (folder / name / "config.pbtxt").write_text(config, encoding="utf-8")
     if bundle.manifest.encoder is not None:
         graph = f"{name}_graph"
-        write_graph(bundle, decides, read_graph(bundle, decides), folder / graph / "1" / "model.onnx", "model.onnx.data")
+        write_graph(
+            bundle,
+            decides,
+            read_graph(bundle, decides),
+            folder / graph / "1" / "model.onnx",
+            "model.onnx.data",
+        )
         (folder / graph / "config.pbtxt").write_text(describe_graph(decides, graph), encoding="utf-8")
 
 
@@ -110,4 +116,7 @@ def write_tensor(kind: str, name: str, type_name: str, dims: Sequence[int], opti
 
 def write_parameters(values: Mapping[str, str]) -> list[str]:
     """Return the entries of what model.py reads."""
-    return [f'parameters {{ key: "{key}", value: {{ string_value: "{value}" }} }}' for key, value in values.items()]
+    return [
+        f'parameters {{ key: "{key}", value: {{ string_value: "{value}" }} }}'
+        for key, value in values.items()
+    ]

@@ -64,7 +64,9 @@ class Answers:
 def read_arrays(value: Any, folder: Path) -> Any:
     """Return an answer with each array in the place of what stands for it."""
     if isinstance(value, list):
-        return [read_arrays(part, folder) for part in value] if value and isinstance(value[0], dict) else value
+        return (
+            [read_arrays(part, folder) for part in value] if value and isinstance(value[0], dict) else value
+        )
     if not isinstance(value, dict):
         return value
     if value.keys() == {"file", "shape"}:

@@ -208,23 +208,29 @@ def describe_nodes_in_fp32(artifact: str, nodes: Sequence[Fp32Node]) -> str:
 
 def make_tables(report: VerificationReport) -> list[RenderableType]:
     """Return tables for a terminal of 100 columns: verdict, a line per case, and what is wrong in full."""
-    columns = [column for column in choose_columns(report.comparisons) if column.brief]
-    table = Table(title=Text(describe_verdict(report)), title_justify="left", box=None, pad_edge=False)
+    table = make_comparison_table(describe_verdict(report), report.comparisons)
+    details = collect_details(report)
+    return [table, *(make_paragraphs(title, lines) for title, lines in details.items() if lines)]
+
+
+def make_comparison_table(title: str, comparisons: Sequence[Comparison]) -> Table:
+    """Return a table with a line of the main figures of each case."""
+    columns = [column for column in choose_columns(comparisons) if column.brief]
+    table = Table(title=Text(title), title_justify="left", box=None, pad_edge=False)
     table.add_column("", overflow="fold", max_width=44)
     for column in columns:
         table.add_column(column.title, justify="right", no_wrap=True)
     table.add_column("verdict", no_wrap=True)
-    for artifact, comparisons in group_by_artifact(report.comparisons).items():
-        engine = find_main_engine(comparisons)
+    for artifact, own in group_by_artifact(comparisons).items():
+        engine = find_main_engine(own)
         table.add_row(Text(make_printable(f"{artifact} on {engine}"), style="bold"))
-        for c in comparisons:
+        for c in own:
             case = c.case if c.backend == engine else f"{c.case} ({c.backend})"
             cells = [make_cell(c, column) for column in columns]
             verdict = Text("passed") if c.passed else Text("FAILED", style="bold red")
             texts = [Text(cell.text, style=STYLES[cell.state]) for cell in cells]
             table.add_row(Padding(Text(make_printable(case)), (0, 0, 0, 2)), *texts, verdict)
-    details = collect_details(report)
-    return [table, *(make_paragraphs(title, lines) for title, lines in details.items() if lines)]
+    return table
 
 
 STYLES = {"": "", "near": "yellow", "over": "bold red"}

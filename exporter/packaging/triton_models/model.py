@@ -1,8 +1,8 @@
-"""Answers the requests of a Triton server with PlanForge's runtime; Triton's python backend imports this file.
+"""Answers the requests of a Triton server with PlanForge's runtime; its python backend imports this file.
 
-Texts come in and texts, vectors or labels go out. A generator's requests share the engine's steps, whenever they
-come (continuous batching), and each answer is streamed. An encoder's and a translator's come in Triton's dynamic
-batches.
+Texts come in and texts, vectors or labels go out. A generator's requests share the engine's steps, whenever
+they come (continuous batching), and each answer is streamed. An encoder's and a translator's come in Triton's
+dynamic batches.
 """
 
 import json

@@ -37,8 +37,8 @@ def answer_questions(
 ) -> None:
     """Open the package that the command line names, and answer its questions.
 
-    `open_package` gets the folder, the options and all questions; it returns the runtime's version, and an object with a
-    method for each kind of question, which gets the question and `Answers`.
+    `open_package` gets the folder, the options and all questions; it returns the runtime's version, and an
+    object with a method for each kind of question, which gets the question and `Answers`.
     """
     package, questions, out = sys.argv[1:]
     asked = json.loads(Path(questions).read_text(encoding="utf-8"))

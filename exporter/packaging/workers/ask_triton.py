@@ -1,7 +1,7 @@
 """Answers questions with a package's Triton models, in a stand-in for the server's python backend.
 
-The stand-in has what the backend documents of `triton_python_backend_utils`, and calls the model as the server
-does. It is no server: no configuration is read by Triton, and no request crosses a process.
+The stand-in has what the backend documents of `triton_python_backend_utils`, and calls the model as the
+server does. It is no server: no configuration is read by Triton, and no request crosses a process.
 """
 
 from __future__ import annotations
@@ -131,7 +131,9 @@ class Repository:
         for text, options in zip(question["texts"], question["options"]):  # noqa: B905
             given = {"TEXT": text, "OPTIONS": json.dumps(options)}
             shape = (1,) if self.decoupled else (1, 1)
-            inputs = {name: np.array([value.encode()], object).reshape(shape) for name, value in given.items()}
+            inputs = {
+                name: np.array([value.encode()], object).reshape(shape) for name, value in given.items()
+            }
             requests.append(InferenceRequest(inputs))
         responses = self.model.execute(requests)
         if self.decoupled:
