@@ -25,10 +25,7 @@ class OnnxruntimeGenai(System):
     def prepare(
         self, checkpoint: Path, kind: str, precision: str, out: Path, settings: Mapping[str, Any]
     ) -> None:
-        from onnxruntime_genai.models.builder import (  # type: ignore[import-not-found]
-            create_model,
-            parse_extra_options,
-        )
+        from onnxruntime_genai.models.builder import create_model, parse_extra_options
 
         cache = str(out / "cache")
         # Only the last token's logits of a prompt, as the other systems compute them.
@@ -37,7 +34,7 @@ class OnnxruntimeGenai(System):
         create_model("", str(checkpoint), str(out), precision, "cpu", cache, **options)
 
     def generate(self, model: Path, precision: str, threads: int, settings: Mapping[str, Any]) -> Session:
-        import onnxruntime_genai  # type: ignore[import-not-found]
+        import onnxruntime_genai
 
         config = onnxruntime_genai.Config(str(model))
         session_options = {"intra_op_num_threads": threads}

@@ -38,7 +38,8 @@ class Recorded:
         """Return the logits (B, V) of the next step."""
         assert list(tokens) == [row[self.step] for row in self.tokens]  # both take the likeliest
         self.step += 1
-        return self.logits[self.step]
+        logits: Logits = self.logits[self.step]
+        return logits
 
 
 def list_decoder_checks(bundle: Bundle, artifact: Artifact) -> list[Check]:

@@ -53,9 +53,8 @@ def name_outputs(manifest: Manifest, artifact: Artifact, *, embedding: bool) -> 
     head = find_head(manifest)
     if head is None:
         states = f"hidden.{count_states(artifact)}"
-        names = {spec.role: spec.name for spec in artifact.outputs}
-        found = {names[states]: "last_hidden_state"}
-        return found | ({names[EMBEDDING]: EMBEDDING} if embedding and EMBEDDING in names else {})
+        wanted = {states: "last_hidden_state"} | ({EMBEDDING: EMBEDDING} if embedding else {})
+        return {spec.name: wanted[spec.role] for spec in artifact.outputs if spec.role in wanted}
     names = [spec.name for spec in artifact.outputs if spec.role.split(".")[0] == head]
     return {name: "logits" if len(names) == 1 else name for name in names}
 

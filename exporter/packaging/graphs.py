@@ -28,8 +28,7 @@ def read_graph(bundle: Bundle, artifact: Artifact) -> ir.Model:
 def rename_values(graph: ir.Graph, names: Mapping[str, str]) -> None:
     """Give inputs and outputs other names."""
     for value in (*graph.inputs, *graph.outputs):
-        if value.name in names:
-            value.name = names[value.name]
+        value.name = names.get(str(value.name), value.name)
 
 
 def rename_axes(values: Iterable[ir.Value], names: Mapping[str, str]) -> None:

@@ -147,7 +147,9 @@ def name_special_tokens(manifest: Manifest, tokenizer: Mapping[str, Any]) -> dic
     """Return the special tokens of a tokenizer.json under the names that Hugging Face gives them."""
     texts = {int(added["id"]): str(added["content"]) for added in tokenizer.get("added_tokens", [])}
     if manifest.encoder is not None:
-        named = {f"{role}_token": number for role, number in manifest.encoder.tokens.items()}
+        named: dict[str, int | None] = {
+            f"{role}_token": number for role, number in manifest.encoder.tokens.items()
+        }
     else:
         ids = describe_special_tokens(manifest)
         ends = ids["eos_token_id"]
@@ -156,7 +158,7 @@ def name_special_tokens(manifest: Manifest, tokenizer: Mapping[str, Any]) -> dic
             "eos_token": ends[0] if isinstance(ends, list) and ends else ends,
             "pad_token": ids.get("pad_token_id"),
         }
-    tokens = {name: texts[number] for name, number in named.items() if number in texts}
+    tokens = {name: texts[n] for name, n in named.items() if n is not None and n in texts}
     return tokens | {
         str(k): str(v) for k, v in manifest.tokenizer.get("chat_template", {}).get("tokens", {}).items()
     }

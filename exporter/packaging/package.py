@@ -175,7 +175,7 @@ def choose_precisions(default: str | None, there: Sequence[str], recipe: Recipe)
     """Return the precisions that are packaged unless some are named."""
     if recipe.many:
         return list(there)
-    return [default] if default in there else [there[0]]
+    return [default] if default is not None and default in there else [there[0]]
 
 
 def find_worker(bundle: Bundle, recipe: Recipe, runtime_at: str | Path | None) -> Worker | None:

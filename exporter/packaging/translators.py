@@ -53,7 +53,9 @@ def count_numbers(crosses: list[ir.Value]) -> int:
     total = 0
     for cross in crosses:
         assert cross.shape is not None
-        total += int(cross.shape[1]) * int(cross.shape[3])
+        heads, head_size = cross.shape[1], cross.shape[3]
+        assert isinstance(heads, int) and isinstance(head_size, int)
+        total += heads * head_size
     return total
 
 

@@ -4,15 +4,21 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING, TypeAlias
+from typing import TYPE_CHECKING, Protocol, TypeAlias
 
-from ...decoding.decoder import DecoderRun
 from ..metrics import Logits, Outcome, measure_scale
 
 if TYPE_CHECKING:
     from . import decoders, translations
 
     Sample: TypeAlias = decoders.Sample | translations.Sample
+
+
+class Decodes(Protocol):
+    """Rows that go on step by step: an engine's, or those that another runtime has made."""
+
+    def decode(self, tokens: Sequence[int]) -> Logits:
+        """Read a token in each row; return the logits (B, V) that follow."""
 
 
 @dataclass(frozen=True)
@@ -52,7 +58,7 @@ class Followed:
 
 
 def follow(
-    run: DecoderRun, logits: Logits, samples: Sequence[Sample], limits: Mapping[str, float]
+    run: Decodes, logits: Logits, samples: Sequence[Sample], limits: Mapping[str, float]
 ) -> Followed:
     """Let the engine choose its own tokens, a sample in each row.
 
