@@ -1,0 +1,171 @@
+"""What a package is made of, what is refused, and what is left behind; no other runtime is needed."""
+
+from __future__ import annotations
+
+import json
+import shutil
+from collections.abc import Callable
+from dataclasses import replace
+from pathlib import Path
+
+import onnx
+import pytest
+
+from planforge.exporter import package
+from planforge.exporter.errors import OutputError, VerificationError
+from planforge.exporter.packaging import recipes
+from planforge.exporter.packaging.worker import Worker, find_node, find_python
+from planforge.runtime import InputError, IntegrityError
+
+from ...helpers.cli import planforge
+
+RUNTIMES = ("genai", "transformers.js", "optimum", "triton")
+
+
+def list_files(folder: Path) -> set[str]:
+    return {path.relative_to(folder).as_posix() for path in folder.rglob("*") if path.is_file()}
+
+
+@pytest.mark.parametrize("runtime", RUNTIMES)
+def test_weights_are_links_and_little_else_is_written(
+    runtime: str, llama_demo_bundle: Path, tmp_path: Path
+) -> None:
+    before = {path: path.read_bytes() for path in llama_demo_bundle.rglob("*") if path.is_file()}
+    result = package(llama_demo_bundle, tmp_path / "P", runtime=runtime, precision=["int8"], verify=False)
+    weights = next(llama_demo_bundle.glob("onnx/weights.int8-*.data"))
+    links = [path for path in (tmp_path / "P").rglob("*") if path.is_file() and path.samefile(weights)]
+    assert len(links) == 1
+    assert result.bytes_written < 200_000 < weights.stat().st_size
+    assert result.version is None and not result.verified
+    assert before == {path: path.read_bytes() for path in llama_demo_bundle.rglob("*") if path.is_file()}
+
+
+def test_what_a_package_is_stands_in_it(llama_demo_bundle: Path, tmp_path: Path) -> None:
+    result = package(llama_demo_bundle, tmp_path / "P", runtime="genai", verify=False)
+    told = json.loads((tmp_path / "P/planforge.json").read_text())
+    manifest = json.loads((llama_demo_bundle / "manifest.json").read_text())
+    assert told["export_id"] == manifest["export_id"]
+    assert told["artifacts"] == list(result.artifacts) == ["decoder.ort.fp32"]
+    assert told["run_with"] is None and told["comparisons"] == []
+
+
+def test_a_package_for_javascript_has_all_precisions(llama_demo_bundle: Path, tmp_path: Path) -> None:
+    package(llama_demo_bundle, tmp_path / "P", runtime="transformers.js", verify=False)
+    names = {f"onnx/model{suffix}.onnx{data}" for suffix in ("", "_int8", "_q4") for data in ("", "_data")}
+    assert names <= list_files(tmp_path / "P")
+    config = json.loads((tmp_path / "P/config.json").read_text())
+    assert config["transformers.js_config"]["use_external_data_format"] == {
+        f"model{suffix}.onnx": 1 for suffix in ("", "_int8", "_q4")
+    }
+    for path in (tmp_path / "P").glob("onnx/*.onnx"):
+        model = onnx.load(path, load_external_data=False)
+        assert {node.op_type for node in model.graph.node}.isdisjoint({"GatherBlockQuantized"})
+
+
+@pytest.mark.parametrize("runtime", RUNTIMES)
+def test_graphs_are_sound_by_onnx(runtime: str, demo_bundle: Path, tmp_path: Path) -> None:
+    package(demo_bundle, tmp_path / "P", runtime=runtime, verify=False)
+    for path in (tmp_path / "P").rglob("model*.onnx"):
+        onnx.checker.check_model(path)
+
+
+REFUSED = [
+    ("genai", None, "minilm_bundle", "takes text-generation; .* is a bundle for text-encoding"),
+    ("optimum", None, "dates_bundle", "is a bundle for translation"),
+    ("genai", ["fp32-kv8"], "llama_demo_bundle", "takes fp32, fp16, int8, int4"),
+    ("genai", ["fp16"], "llama_demo_bundle", "--target cpu --precision fp16"),
+    ("genai", ["fp32", "int8"], "llama_demo_bundle", "has one precision, not fp32, int8"),
+    ("gen-ai", None, "llama_demo_bundle", "is not one of genai, .*; did you mean 'genai'"),
+]
+
+
+@pytest.mark.parametrize(("runtime", "precision", "bundle", "why"), REFUSED)
+def test_what_a_runtime_does_not_take_is_told_with_the_way_out(
+    runtime: str,
+    precision: list[str] | None,
+    bundle: str,
+    why: str,
+    request: pytest.FixtureRequest,
+    tmp_path: Path,
+) -> None:
+    with pytest.raises(InputError, match=why):
+        package(request.getfixturevalue(bundle), tmp_path / "P", runtime=runtime, precision=precision)
+    assert not list(tmp_path.iterdir())
+
+
+def test_a_bundle_without_graphs_for_a_cpu_is_exported_again(demo_bundle: Path, tmp_path: Path) -> None:
+    manifest = json.loads((demo_bundle / "manifest.json").read_text())
+    manifest["artifacts"] = [one for one in manifest["artifacts"] if one["dialect"] != "ort"]
+    copy = Path(shutil.copytree(demo_bundle, tmp_path / "B"))
+    (copy / "manifest.json").write_text(json.dumps(manifest))
+    with pytest.raises(InputError, match=r"has decoder\.portable\.fp32.*: export with --target cpu"):
+        package(copy, tmp_path / "P", runtime="genai")
+
+
+def test_layers_that_keep_the_newest_tokens_alone_are_refused(
+    llama_bundle: Callable[[str], Path], tmp_path: Path
+) -> None:
+    with pytest.raises(InputError, match="no caches of two lengths"):
+        package(llama_bundle("gemma 3") / "bundle", tmp_path / "P", runtime="genai", verify=False)
+
+
+def test_a_folder_with_anything_in_it_is_left_alone(demo_bundle: Path, tmp_path: Path) -> None:
+    (tmp_path / "P").mkdir()
+    (tmp_path / "P/own").write_text("mine")
+    with pytest.raises(OutputError, match="is not empty; name another folder, or empty this one"):
+        package(demo_bundle, tmp_path / "P", runtime="genai", verify=False)
+    assert list_files(tmp_path) == {"P/own"}
+    (tmp_path / "P/own").unlink()
+    package(demo_bundle, tmp_path / "P", runtime="genai", verify=False)
+    assert "model.onnx" in list_files(tmp_path / "P")
+
+
+def test_a_damaged_bundle_is_not_packaged(own_bundle: Path, tmp_path: Path) -> None:
+    weights = next(own_bundle.glob("onnx/weights.fp32-*.data"))
+    data = bytearray(weights.read_bytes())
+    data[1000] ^= 1
+    weights.write_bytes(data)
+    with pytest.raises(IntegrityError):
+        package(own_bundle, tmp_path / "P", runtime="genai", verify=False)
+    assert not (tmp_path / "P").exists()
+
+
+def test_a_runtime_that_is_not_there_is_named(tmp_path: Path) -> None:
+    assert find_python("ask_genai.py", "no_such_runtime", None) is None
+    assert find_python("ask_optimum.py", "no_such.runtime", None) is None
+    with pytest.raises(InputError, match="no Python there imports no_such_runtime"):
+        find_python("ask_genai.py", "no_such_runtime", tmp_path / "python")
+    with pytest.raises(InputError, match="@huggingface/transformers|node is not installed"):
+        find_node("ask_transformers_js.mjs", tmp_path)
+
+
+def test_a_package_that_was_not_run_says_so(
+    demo_bundle: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    recipe = replace(recipes.RECIPES["genai"], find=lambda _: None)
+    monkeypatch.setitem(recipes.RECIPES, "genai", recipe)
+    result = package(demo_bundle, tmp_path / "P", runtime="genai")
+    assert not result.verified and result.version is None
+    assert "is not installed here, so the package is not run: `pip install onnxruntime-genai`" in caplog.text
+
+
+def test_a_runtime_that_fails_leaves_nothing(
+    demo_bundle: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    worker = Worker(("sh", "-c", "echo 'RuntimeError: no such operator' >&2; exit 3", "sh"), {})
+    recipe = replace(recipes.RECIPES["genai"], find=lambda _: worker)
+    monkeypatch.setitem(recipes.RECIPES, "genai", recipe)
+    with pytest.raises(VerificationError, match="exit code 3: RuntimeError: no such operator"):
+        package(demo_bundle, tmp_path / "P", runtime="genai")
+    assert not list(tmp_path.iterdir())
+
+
+def test_the_command_prints_what_was_made(demo_bundle: Path, tmp_path: Path) -> None:
+    command = ("package", demo_bundle, "--for", "genai", "--no-verify", "-o")
+    told = json.loads(planforge(*command, tmp_path / "P", "--json").stdout)
+    assert told["runtime"] == "genai" and told["artifacts"] == ["decoder.ort.fp32"]
+    assert told["bytes_written"] < 200_000
+    assert "run with  nothing: it was not run" in planforge(*command, tmp_path / "Q").stdout
+    again = planforge(*command, tmp_path / "Q")
+    assert again.returncode == 1 and again.stdout == ""
+    assert "is not empty" in again.stderr.splitlines()[-1]
