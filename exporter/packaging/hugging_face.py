@@ -131,6 +131,7 @@ def write_tokenizer(bundle: Bundle, folder: Path) -> list[str]:
         "tokenizer_class": "PreTrainedTokenizerFast",
         "model_max_length": manifest.max_length,
         "clean_up_tokenization_spaces": False,
+        "padding_side": "right" if manifest.task != "text-generation" else "left",
         **tokens,
     }
     names = ["tokenizer.json", "tokenizer_config.json"]

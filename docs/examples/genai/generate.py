@@ -1,0 +1,20 @@
+"""Continue a text with a package of `planforge package BUNDLE --for genai`: python generate.py FOLDER TEXT."""
+
+from __future__ import annotations
+
+import sys
+
+import onnxruntime_genai as genai
+
+folder, text = sys.argv[1:]
+model = genai.Model(folder)
+tokenizer = genai.Tokenizer(model)
+stream = tokenizer.create_stream()
+parameters = genai.GeneratorParams(model)
+parameters.set_search_options(do_sample=False, max_length=128)
+generator = genai.Generator(model, parameters)
+generator.append_tokens(tokenizer.encode(text))
+while not generator.is_done():
+    generator.generate_next_token()
+    print(stream.decode(generator.get_next_tokens()[0]), end="", flush=True)
+print()
