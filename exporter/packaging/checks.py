@@ -128,7 +128,8 @@ def list_encoder_checks(bundle: Bundle, artifact: Artifact, names: Mapping[str, 
         f"batch of {len(batch)}, padded": [batch],
         f"{len(full)} tokens": [[full]],
     }
-    return [make_encode_check(case, parts, kept, own, names) for case, parts in batches.items()]
+    checks = [make_encode_check(case, parts, kept, own, names) for case, parts in batches.items()]
+    return checks + list_text_checks(bundle)
 
 
 def make_encode_check(

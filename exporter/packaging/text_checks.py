@@ -19,7 +19,7 @@ def list_text_checks(bundle: Bundle) -> list[Check]:
     if file is None:
         return []
     golden = read_texts(file)
-    checks = [make_reading_check(golden)]
+    checks = [make_reading_check(golden), make_input_check(golden)]
     plain = [chat for chat in golden.chats if chat.rendered is not None and not chat.tools]
     if plain:
         questions = [{"kind": "chat", "messages": [dict(m) for m in chat.messages]} for chat in plain]
@@ -43,6 +43,18 @@ def make_reading_check(golden: GoldenTexts) -> Check:
 
     question = {"kind": "read", "texts": [text.text for text in texts]}
     return Check("ids of texts", [question], judge, of_files=True)
+
+
+def make_input_check(golden: GoldenTexts) -> Check:
+    """Return the check of all ids that a model reads of a text or a pair, as the runtime's users get them."""
+
+    def judge(answers: Sequence[Answer]) -> Outcome:
+        (answer,) = answers
+        pairs = zip(answer["ids"], golden.inputs, strict=True)
+        return report_differences([(one.text, ids, list(one.ids)) for ids, one in pairs])
+
+    texts = [{"text": one.text, "pair": one.pair} for one in golden.inputs]
+    return Check("ids of inputs", [{"kind": "inputs", "texts": texts}], judge, of_files=True)
 
 
 def report_differences(rows: Sequence[tuple[str, Any, Any]]) -> Outcome:

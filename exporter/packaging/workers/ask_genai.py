@@ -61,6 +61,11 @@ class Decoder:
         del answers
         return {"ids": [[int(token) for token in self.tokenizer.encode(text)] for text in question["texts"]]}
 
+    def inputs(self, question: Answer, answers: Answers) -> Answer:
+        """Answer all ids of texts."""
+        del answers
+        return {"ids": [self.tokenizer.encode(one["text"]).tolist() for one in question["texts"]]}
+
     def chat(self, question: Answer, answers: Answers) -> Answer:
         """Answer a conversation as the chat template renders it."""
         del answers

@@ -92,6 +92,12 @@ class Package:
         del answers
         return {"ids": self.tokenizer(question["texts"], add_special_tokens=False)["input_ids"]}
 
+    def inputs(self, question: Answer, answers: Answers) -> Answer:
+        """Answer all ids of texts and pairs."""
+        del answers
+        texts = question["texts"]
+        return {"ids": [self.tokenizer(one["text"], one["pair"])["input_ids"] for one in texts]}
+
     def chat(self, question: Answer, answers: Answers) -> Answer:
         """Answer a conversation as the chat template renders it."""
         del answers

@@ -134,6 +134,11 @@ const KINDS = {
   async read({ texts }) {
     return { ids: texts.map((text) => tokenizer.encode(text, { add_special_tokens: false })) };
   },
+  // Answer all ids of texts and pairs.
+  async inputs({ texts }) {
+    const ids = texts.map(({ text, pair }) => tokenizer.encode(text, { text_pair: pair }));
+    return { ids };
+  },
   // Answer a conversation as the chat template renders it.
   async chat({ messages }) {
     return { text: tokenizer.apply_chat_template(messages, { tokenize: false, add_generation_prompt: true }) };

@@ -1,0 +1,173 @@
+"""Packages run in their own runtimes, and are held to what PyTorch answered at export."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import onnx_ir as ir
+import pytest
+
+from planforge.exporter import export, package
+from planforge.exporter.errors import VerificationError
+from planforge.exporter.packaging import genai, hugging_face
+from planforge.exporter.packaging.package import PackageResult
+from planforge.exporter.passes.build import Builder
+
+from ...conftest import OPTIMUM_PYTHON
+from ...helpers.llamas import shallow_llama
+from ...helpers.node import NODE_FOLDER
+
+WHERE: dict[str, Path | None] = {
+    "genai": None,
+    "transformers.js": NODE_FOLDER,
+    "optimum": OPTIMUM_PYTHON,
+    "triton": None,
+}
+DECODERS = {"PyTorch's tokens, batch 1", "greedy, batch 2, padded", "greedy, batch 8, padded", "ids of texts"}
+
+
+@pytest.fixture(params=WHERE)
+def runtime(request: pytest.FixtureRequest) -> str:
+    return need(request.param)
+
+
+def need(runtime: str) -> str:
+    """Return a runtime's name where it is installed; skip the test where it is not."""
+    where = WHERE[runtime]
+    if where is not None and not where.exists():
+        pytest.skip(f"needs make {where.relative_to(Path.cwd())}")
+    if runtime == "genai":
+        pytest.importorskip("onnxruntime_genai")
+    return runtime
+
+
+def run(runtime: str, bundle: Path, folder: Path, **choices: Any) -> PackageResult:
+    return package(bundle, folder, runtime=runtime, runtime_at=WHERE[runtime], **choices)
+
+
+def list_cases(result: PackageResult) -> set[str]:
+    assert result.verified and result.version
+    return {comparison.case for comparison in result.comparisons}
+
+
+def test_gpt2_in_each_runtime(runtime: str, demo_bundle: Path, tmp_path: Path) -> None:
+    cases = list_cases(run(runtime, demo_bundle, tmp_path / "P", precision=["fp32"]))
+    assert cases == (DECODERS if runtime != "triton" else {"texts to texts, all at once"})
+
+
+@pytest.mark.parametrize("precision", ["fp32", "int8", "int4"])
+def test_llama_in_each_runtime_and_precision(
+    runtime: str, precision: str, llama_demo_bundle: Path, tmp_path: Path
+) -> None:
+    cases = list_cases(run(runtime, llama_demo_bundle, tmp_path / "P", precision=[precision]))
+    assert cases == (DECODERS | {"chats"} if runtime != "triton" else {"texts to texts, all at once"})
+
+
+@pytest.mark.parametrize("runtime", ["transformers.js", "optimum", "triton"])
+def test_vectors_of_an_encoder(runtime: str, bert_bundle: Path, tmp_path: Path) -> None:
+    result = run(need(runtime), bert_bundle, tmp_path / "P")
+    if runtime == "triton":
+        assert list_cases(result) == {"texts, all at once"}
+        return
+    cases = list_cases(result)
+    assert {"one by one", "batch of 8, padded", "256 tokens", "ids of inputs"} == cases
+    gaps = [v for c in result.comparisons for n, v in c.metrics.items() if n.endswith("cosine_gap")]
+    assert max(gaps) < 1e-5
+
+
+@pytest.mark.parametrize("runtime", ["transformers.js", "optimum", "triton"])
+@pytest.mark.parametrize("head", ["classifier", "tagger", "reader", "pretrained", "distilled"])
+def test_heads(runtime: str, head: str, head_bundle: Callable[[str], Path], tmp_path: Path) -> None:
+    if runtime == "triton" and head == "reader":
+        pytest.skip("takes a question beside a text")
+    list_cases(run(need(runtime), head_bundle(head), tmp_path / "P", precision=["fp32"]))
+
+
+@pytest.mark.parametrize("runtime", ["transformers.js", "triton"])
+def test_translations(runtime: str, dates_bundle: Path, tmp_path: Path) -> None:
+    list_cases(run(need(runtime), dates_bundle, tmp_path / "P", precision=["fp32"]))
+
+
+@pytest.mark.parametrize("name", ["qwen3", "gemma", "phi-4-mini"])
+def test_other_families(runtime: str, name: str, tmp_path: Path) -> None:
+    """Half of the heads share keys, embeddings are scaled, some dimensions alone are rotated."""
+    shallow_llama(tmp_path / "checkpoint", name)
+    export(tmp_path / "checkpoint", tmp_path / "B", target=["cpu"], precision=["fp32"], verify="quick")
+    list_cases(run(runtime, tmp_path / "B", tmp_path / "P"))
+
+
+def plant(change: Callable[[ir.Graph], None]) -> Callable[..., None]:
+    """Return what makes a package's graph, and then a fault in it."""
+    sound = genai.take_attention_mask
+
+    def take(graph: ir.Graph, **choices: Any) -> None:
+        sound(graph, **choices)
+        change(graph)
+
+    return take
+
+
+def scale_logits(graph: ir.Graph) -> None:
+    """Logits 2 % too large."""
+    add = Builder(graph, None, "fault")
+    logits = graph.outputs[0]
+    scaled = add("Mul", logits, np.float32(1.02))
+    scaled.type, scaled.shape, name = logits.type, logits.shape, logits.name
+    logits.name, scaled.name = "sound", name
+    graph.outputs[0] = scaled
+
+
+def forget_padding(graph: ir.Graph) -> None:
+    """Every row counts as one without padding."""
+    (node,) = [node for node in graph if node.op_type == "ArgMax"]
+    add = Builder(graph, node, "fault")
+    ones = add("Sub", add("Shape", graph.inputs[0], start=1, end=2), 1)
+    for reader in [n for n in graph if n.op_type == "Sub" and n.name == "package_sub_0"]:
+        reader.replace_input_with(0, ones)
+
+
+@pytest.mark.parametrize(
+    ("fault", "case"),
+    [(scale_logits, "PyTorch's tokens, batch 1"), (forget_padding, "greedy, batch 2, padded")],
+)
+def test_a_fault_in_a_package_is_refused(
+    fault: Callable[[ir.Graph], None],
+    case: str,
+    demo_bundle: Path,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    need("genai")
+    monkeypatch.setattr(genai, "take_attention_mask", plant(fault))
+    with pytest.raises(VerificationError, match=f"onnxruntime-genai .*: {case}"):
+        run("genai", demo_bundle, tmp_path / "P")
+    assert not (tmp_path / "P").exists()
+
+
+def test_a_tokenizer_that_reads_otherwise_is_refused(
+    demo_bundle: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    need("genai")
+    sound = hugging_face.write_tokenizer
+
+    def write(bundle: Any, folder: Path) -> list[str]:
+        names = sound(bundle, folder)
+        file = folder / "tokenizer.json"
+        content = file.read_text().replace('"Ġt",', '"Ġx",', 1)
+        file.write_text(content)
+        return names
+
+    monkeypatch.setattr(genai, "write_tokenizer", write)
+    with pytest.raises(VerificationError):
+        run("genai", demo_bundle, tmp_path / "P")
+
+
+def test_this_python_is_the_runtime_s_unless_another_is_named() -> None:
+    from planforge.exporter.packaging.worker import find_python
+
+    here = find_python("ask_triton.py", "planforge.runtime", None)
+    assert here is not None and here.command[0] == sys.executable
