@@ -69,6 +69,7 @@ def list_translator_checks(bundle: Bundle, artifact: Artifact) -> list[Check]:
     return [
         make_forced_check(samples, sources, own),
         make_greedy_check(samples, sources, own, (source, target)),
+        *list_text_checks(bundle),
     ]
 
 

@@ -16,9 +16,10 @@ from ...runtime.bundle.bundle import Bundle
 from ...runtime.diagnostics.metrics import Comparison
 from ..bundle.writer import open_staging_folder
 from ..errors import OutputError
-from ..passes.weight_files import move_weights
+from ..passes.weight_files import list_external_tensors, move_weights
 from .hugging_face import write_json
 
+MOST = 0.9  # of a file of weights: where a graph reads less, a package to be fetched has no more of it
 DESCRIPTION = "planforge.json"  # what was packaged, and what was run with it
 
 
@@ -51,8 +52,18 @@ def link_file(source: Path, target: Path) -> None:
         shutil.copyfile(source, target)
 
 
-def write_graph(bundle: Bundle, artifact: Artifact, model: ir.Model, path: Path, weights: str) -> None:
-    """Write a graph, and link the one file of its weights beside it under the name `weights`."""
+def write_graph(
+    bundle: Bundle, artifact: Artifact, model: ir.Model, path: Path, weights: str, *, fetched: bool = False
+) -> None:
+    """Write a graph, and link the file of its weights beside it under the name `weights`.
+
+    `fetched` is of a package that is read over a network: where a graph reads little of the file, as one of
+    a translator's two does, what it reads is copied instead.
+    """
+    if fetched and measure_share_read(bundle, artifact, model) < MOST:
+        path.parent.mkdir(parents=True, exist_ok=True)
+        ir.save(model, path, external_data=weights)
+        return
     names: dict[str, str] = {}
     for number, data in enumerate(artifact.data):
         source = bundle.path(data)
@@ -61,6 +72,13 @@ def write_graph(bundle: Bundle, artifact: Artifact, model: ir.Model, path: Path,
     move_weights(model, names)
     path.parent.mkdir(parents=True, exist_ok=True)
     ir.save(model, path)
+
+
+def measure_share_read(bundle: Bundle, artifact: Artifact, model: ir.Model) -> float:
+    """Return which share of its files of weights a graph reads."""
+    tensors = list_external_tensors(model)
+    read = sum({(tensor.location, tensor.offset): tensor.nbytes for tensor in tensors}.values())
+    return read / sum(bundle.path(name).stat().st_size for name in artifact.data)
 
 
 def describe(

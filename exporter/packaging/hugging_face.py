@@ -3,15 +3,16 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeAlias
 
 from ...runtime.bundle.artifact import Artifact
 from ...runtime.bundle.bundle import Bundle
 from ...runtime.bundle.manifest import Manifest
 
-UNLIMITED = 10**30  # transformers' own number for a tokenizer without a longest text
+Change: TypeAlias = Callable[[dict[str, Any]], dict[str, Any]]
+TARGET = "target"  # the folder of a translator's second tokenizer
 CAUSAL_HEADS = {"gpt2": "GPT2LMHeadModel"}
 ENCODER_HEADS = {
     "masked_lm": "ForMaskedLM",
@@ -121,27 +122,28 @@ def read_vocabulary_size(artifact: Artifact) -> int:
     return width
 
 
-def write_tokenizer(bundle: Bundle, folder: Path) -> list[str]:
-    """Write tokenizer.json, tokenizer_config.json and the chat template; return the names of the files."""
+def write_tokenizer(bundle: Bundle, folder: Path, change: Change = lambda tokenizer: tokenizer) -> None:
+    """Write tokenizer.json, tokenizer_config.json and the chat template, of a target's in the folder TARGET.
+
+    `change` gets and returns the content of each tokenizer.json.
+    """
     manifest = bundle.manifest
-    content = bundle.path(str(manifest.tokenizer["files"][0])).read_bytes()
-    (folder / "tokenizer.json").write_bytes(content)
-    tokens = name_special_tokens(manifest, json.loads(content))
-    config: dict[str, Any] = {
-        "tokenizer_class": "PreTrainedTokenizerFast",
-        "model_max_length": manifest.max_length,
-        "clean_up_tokenization_spaces": False,
-        "padding_side": "right" if manifest.task != "text-generation" else "left",
-        **tokens,
-    }
-    names = ["tokenizer.json", "tokenizer_config.json"]
-    if "chat_template" in manifest.tokenizer:
-        template = bundle.path(str(manifest.tokenizer["chat_template"]["file"])).read_text(encoding="utf-8")
-        config["chat_template"] = template
-        (folder / "chat_template.jinja").write_text(template, encoding="utf-8")
-        names.append("chat_template.jinja")
-    write_json(folder / "tokenizer_config.json", config)
-    return names
+    for name, place in zip(manifest.tokenizer["files"], (folder, folder / TARGET), strict=False):
+        content = change(json.loads(bundle.path(str(name)).read_bytes()))
+        place.mkdir(exist_ok=True)
+        write_json(place / "tokenizer.json", content)
+        config: dict[str, Any] = {
+            "tokenizer_class": "PreTrainedTokenizerFast",
+            "model_max_length": manifest.max_length,
+            "clean_up_tokenization_spaces": False,
+            "padding_side": "right" if manifest.task != "text-generation" else "left",
+            **name_special_tokens(manifest, content),
+        }
+        if "chat_template" in manifest.tokenizer:
+            file = bundle.path(str(manifest.tokenizer["chat_template"]["file"]))
+            config["chat_template"] = file.read_text(encoding="utf-8")
+            (place / "chat_template.jinja").write_text(config["chat_template"], encoding="utf-8")
+        write_json(place / "tokenizer_config.json", config)
 
 
 def name_special_tokens(manifest: Manifest, tokenizer: Mapping[str, Any]) -> dict[str, str]:
@@ -160,6 +162,8 @@ def name_special_tokens(manifest: Manifest, tokenizer: Mapping[str, Any]) -> dic
             "pad_token": ids.get("pad_token_id"),
         }
     tokens = {name: texts[n] for name, n in named.items() if n is not None and n in texts}
+    if isinstance(unknown := tokenizer["model"].get("unk_token"), str):
+        tokens["unk_token"] = unknown
     return tokens | {
         str(k): str(v) for k, v in manifest.tokenizer.get("chat_template", {}).get("tokens", {}).items()
     }

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+import re
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -15,9 +16,9 @@ from ...runtime.diagnostics.metrics import Comparison
 from ...runtime.errors import InputError
 from ..errors import VerificationError
 from ..tensorrt.plans import Progress
-from .check import run_checks
 from .folder import describe, make_folder
 from .recipes import Recipe, find_recipe
+from .run import run_package
 from .worker import Worker
 
 log = logging.getLogger("planforge")
@@ -112,8 +113,8 @@ def package(
         version, comparisons = None, []
         for precision_name in dict.fromkeys(artifact.precision for artifact in artifacts):
             if worker is not None:
-                progress(f"running {precision_name} in {recipe.title}")
-                version, compared = run_package(opened, recipe, worker, folder, artifacts, precision_name)
+                own = [artifact for artifact in artifacts if artifact.precision == precision_name]
+                version, compared = run_package(opened, recipe, worker, folder, own, progress)
                 comparisons += compared
         refuse_failures(comparisons)
         describe(folder, opened, recipe.title, artifacts, version, comparisons)
@@ -193,22 +194,18 @@ def find_worker(bundle: Bundle, recipe: Recipe, runtime_at: str | Path | None) -
             recipe.title,
             recipe.install,
         )
+    elif parse_version(worker.version) < parse_version(recipe.oldest):
+        raise InputError(
+            f"{recipe.title} {worker.version} is too old: packages are for {recipe.oldest} or newer;"
+            f" `{recipe.install}` brings one, and --no-verify does not run it"
+        )
     return worker
 
 
-def run_package(
-    bundle: Bundle,
-    recipe: Recipe,
-    worker: Worker,
-    folder: Path,
-    artifacts: Sequence[Artifact],
-    precision: str,
-) -> tuple[str, list[Comparison]]:
-    """Run the graphs of a precision in their runtime; return its version, and what came of each case."""
-    decides = [a for a in artifacts if a.precision == precision][-1]  # a decoder, where there are two
-    options = recipe.choose_options(bundle, precision)
-    checks = recipe.list_checks(bundle, decides)
-    return run_checks(worker, folder, options, decides, checks, recipe.title)
+def parse_version(text: str) -> tuple[int, ...]:
+    """Return the numbers that a version begins with."""
+    (begin,) = re.findall(r"^\d+(?:\.\d+)*", text) or ["0"]
+    return tuple(map(int, begin.split(".")))
 
 
 def refuse_failures(comparisons: Sequence[Comparison]) -> None:

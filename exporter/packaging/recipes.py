@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -26,6 +27,15 @@ TRANSLATION = "translation"
 
 
 @dataclass(frozen=True)
+class Engine:
+    """One of the ways in which a runtime runs a package."""
+
+    name: str = ""  # what is behind the runtime's name in reports
+    options: Mapping[str, Any] = field(default_factory=dict)  # that the worker is told
+    most_bytes: float = math.inf  # of a precision's weights; larger ones are not run by it
+
+
+@dataclass(frozen=True)
 class Recipe:
     """A runtime, and what a package for it is made of."""
 
@@ -37,10 +47,12 @@ class Recipe:
     write: Callable[[Bundle, Sequence[Artifact], Path], None]
     find: Callable[[Path | None], Worker | None]  # the worker of a runtime that is installed
     install: str  # what installs it
+    oldest: str  # the oldest version that packages were run with
     choose_class: Callable[[Bundle], str]  # that its users load the package with
     dtypes: Mapping[str, str]  # what its users call precisions
     embedding: bool = False  # whether its users read an encoder's sentence_embedding
     takes_texts: bool = False  # whether its models take texts, not tokens
+    engines: tuple[Engine, ...] = (Engine(),)  # each runs the package once
 
     def choose_options(self, bundle: Bundle, precision: str) -> dict[str, Any]:
         """Return what the worker is told of a package."""
@@ -90,8 +102,9 @@ RECIPES = {
             precisions=("fp32", "fp16", "int8", "int4"),
             many=False,
             write=genai.write,
-            find=partial(find_python, "ask_genai.py", "onnxruntime_genai"),
+            find=partial(find_python, "ask_genai.py", "onnxruntime_genai", "onnxruntime-genai"),
             install="pip install onnxruntime-genai",
+            oldest="0.18.0",
             choose_class=lambda bundle: "",
             dtypes={},
         ),
@@ -104,19 +117,22 @@ RECIPES = {
             write=transformers_js.write,
             find=partial(find_node, "ask_transformers_js.mjs"),
             install="npm install @huggingface/transformers",
+            oldest="4.3.1",
             choose_class=choose_auto_class,
             dtypes=transformers_js.DTYPES,
             embedding=True,
+            engines=(Engine(), Engine("in WebAssembly", {"wasm": True}, most_bytes=2**30)),
         ),
         Recipe(
             name="optimum",
-            title="optimum's ORTModelFor... classes",
+            title="optimum-onnx",
             tasks=(CAUSAL, ENCODING),
             precisions=("fp32", "fp16", "int8", "int4"),
             many=False,
             write=optimum.write,
-            find=partial(find_python, "ask_optimum.py", "optimum.onnxruntime"),
+            find=partial(find_python, "ask_optimum.py", "optimum.onnxruntime", "optimum-onnx"),
             install="pip install optimum-onnx 'transformers<4.58'",
+            oldest="0.1.0",
             choose_class=choose_ort_class,
             dtypes={},
         ),
@@ -127,8 +143,9 @@ RECIPES = {
             precisions=tuple(PRECISIONS),
             many=False,
             write=triton.write,
-            find=partial(find_python, "ask_triton.py", "planforge.runtime"),
+            find=partial(find_python, "ask_triton.py", "planforge.runtime", "planforge"),
             install="pip install planforge",
+            oldest="0.1.0",
             choose_class=lambda bundle: "",
             dtypes={},
             takes_texts=True,

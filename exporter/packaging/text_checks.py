@@ -20,6 +20,8 @@ def list_text_checks(bundle: Bundle) -> list[Check]:
         return []
     golden = read_texts(file)
     checks = [make_reading_check(golden), make_input_check(golden)]
+    if bundle.manifest.encoder is None:
+        checks.append(make_writing_check(golden))
     plain = [chat for chat in golden.chats if chat.rendered is not None and not chat.tools]
     if plain:
         questions = [{"kind": "chat", "messages": [dict(m) for m in chat.messages]} for chat in plain]
@@ -43,6 +45,19 @@ def make_reading_check(golden: GoldenTexts) -> Check:
 
     question = {"kind": "read", "texts": [text.text for text in texts]}
     return Check("ids of texts", [question], judge, of_files=True)
+
+
+def make_writing_check(golden: GoldenTexts) -> Check:
+    """Return the check of the texts of ids, by the runtime's tokenizer, of a translator by its target's."""
+    texts = golden.sides[-1]
+
+    def judge(answers: Sequence[Answer]) -> Outcome:
+        (answer,) = answers
+        pairs = zip(answer["texts"], texts, strict=True)
+        return report_differences([(str(list(text.ids)), got, text.decoded) for got, text in pairs])
+
+    question = {"kind": "write", "ids": [list(text.ids) for text in texts], "target": len(golden.sides) > 1}
+    return Check("texts of ids", [question], judge, of_files=True)
 
 
 def make_input_check(golden: GoldenTexts) -> Check:

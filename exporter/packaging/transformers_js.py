@@ -20,6 +20,11 @@ from .translators import convert_decoder, describe_translator, join_cross_attent
 
 SUFFIXES = {"fp32": "", "fp16": "_fp16", "int8": "_int8", "int4": "_q4"}  # of files, by precision
 DTYPES = {"fp32": "fp32", "fp16": "fp16", "int8": "int8", "int4": "q4"}  # as its users name them
+SIGMA = {
+    "type": "Replace",
+    "pattern": {"String": "\N{GREEK CAPITAL LETTER SIGMA}"},
+    "content": "\N{GREEK SMALL LETTER SIGMA}",
+}
 # By task and graph: the file's name without suffix.
 FILES = {
     ("text-generation", "decoder"): "model",
@@ -38,14 +43,14 @@ def write(bundle: Bundle, artifacts: Sequence[Artifact], folder: Path) -> None:
         convert(model.graph, manifest, artifact)
         spell_out_tables(model.graph)
         name = f"{FILES[manifest.task, artifact.graph]}{SUFFIXES[artifact.precision]}.onnx"
-        write_graph(bundle, artifact, model, folder / "onnx" / name, f"{name}_data")
+        write_graph(bundle, artifact, model, folder / "onnx" / name, f"{name}_data", fetched=True)
         external[name] = 1
     config = describe_model(bundle, artifacts)
     config["transformers.js_config"] = {"use_external_data_format": external}
     write_json(folder / "config.json", config)
     if manifest.generation is not None:
         write_json(folder / "generation_config.json", describe_generation(manifest))
-    write_tokenizer(bundle, folder)
+    write_tokenizer(bundle, folder, lower_every_sigma)
 
 
 def convert(graph: ir.Graph, manifest: Manifest, artifact: Artifact) -> None:
@@ -71,3 +76,23 @@ def describe_model(bundle: Bundle, artifacts: Sequence[Artifact]) -> dict[str, A
     if manifest.task == "translation":
         return describe_translator(manifest, decoder)
     return describe_decoder(manifest, decoder)
+
+
+def lower_every_sigma(tokenizer: dict[str, Any]) -> dict[str, Any]:
+    """Return a tokenizer.json that reads Greek in JavaScript as elsewhere.
+
+    JavaScript lower-cases the last \N{GREEK CAPITAL LETTER SIGMA} of a word to
+    \N{GREEK SMALL LETTER FINAL SIGMA}, and the library tokenizers each to \N{GREEK SMALL LETTER SIGMA}.
+    """
+    return {**tokenizer, "normalizer": replace_sigma(tokenizer.get("normalizer"))}
+
+
+def replace_sigma(normalizer: dict[str, Any] | None) -> dict[str, Any] | None:
+    """Return a normalizer that replaces the letter before it lower-cases."""
+    if normalizer is None:
+        return None
+    if normalizer["type"] == "Sequence":
+        return {**normalizer, "normalizers": [replace_sigma(part) for part in normalizer["normalizers"]]}
+    if normalizer["type"] == "Lowercase" or normalizer.get("lowercase"):
+        return {"type": "Sequence", "normalizers": [SIGMA, normalizer]}
+    return normalizer

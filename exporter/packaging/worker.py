@@ -10,7 +10,6 @@ import sys
 import tempfile
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
@@ -33,6 +32,7 @@ class Worker:
 
     command: tuple[str, ...]
     options: Mapping[str, Any]
+    version: str  # of the runtime, without what else it is made of
 
     def ask(self, folder: Path, options: Mapping[str, Any], questions: Sequence[Question]) -> Answers:
         """Return the answers of the runtime; a VerificationError tells why it gave none."""
@@ -97,26 +97,21 @@ def find_reason(lines: Sequence[str]) -> str:
     return told.strip()[:SAID]
 
 
-def find_python(script: str, module: str, runtime_at: Path | None) -> Worker | None:
-    """Return the worker in a Python that has a module: this one, or `runtime_at`; None without one."""
-    if runtime_at is None:
-        if find_top_module(module) is None:
-            return None
-        python = sys.executable
-    else:
-        python = str(runtime_at)
-        probe = [python, "-c", f"import {module}"]
-        if shutil.which(python) is None or subprocess.run(probe, capture_output=True).returncode != 0:
-            raise InputError(f"--runtime-at {runtime_at}: no Python there imports {module}")
-    return Worker((python, str(WORKERS / script)), {})
+def find_python(script: str, module: str, distribution: str, runtime_at: Path | None) -> Worker | None:
+    """Return the worker in a Python that has a module: this one, or `runtime_at`; None without one.
 
-
-def find_top_module(module: str) -> Any:
-    """Return what describes a module that can be imported; None where it, or what holds it, is not there."""
-    try:
-        return find_spec(module)
-    except ModuleNotFoundError:
-        return None
+    The module may be of a distribution whose name goes on behind `distribution`, as GPU builds' do.
+    """
+    python = sys.executable if runtime_at is None else str(runtime_at)
+    probe = [python, str(WORKERS / "tell_version.py"), module, distribution]
+    done = None
+    if shutil.which(python) is not None:
+        done = subprocess.run(probe, capture_output=True, encoding="utf-8")
+    if done is not None and done.returncode == 0:
+        return Worker((python, str(WORKERS / script)), {}, done.stdout.strip())
+    if runtime_at is not None:
+        raise InputError(f"--runtime-at {runtime_at}: no Python there has {distribution}")
+    return None
 
 
 def find_node(script: str, runtime_at: Path | None) -> Worker | None:
@@ -132,4 +127,5 @@ def find_node(script: str, runtime_at: Path | None) -> Worker | None:
             return None
         missing = "node is not installed" if node is None else f"no node_modules there has {NPM_PACKAGE}"
         raise InputError(f"--runtime-at {runtime_at}: {missing}")
-    return Worker((node, str(WORKERS / script)), {"modules": str(holder)})
+    described = json.loads((holder / "node_modules" / NPM_PACKAGE / "package.json").read_text("utf-8"))
+    return Worker((node, str(WORKERS / script)), {"modules": str(holder)}, str(described["version"]))

@@ -61,6 +61,11 @@ class Decoder:
         del answers
         return {"ids": [[int(token) for token in self.tokenizer.encode(text)] for text in question["texts"]]}
 
+    def write(self, question: Answer, answers: Answers) -> Answer:
+        """Answer the texts of ids."""
+        del answers
+        return {"texts": [self.tokenizer.decode(np.array(row, np.int32)) for row in question["ids"]]}
+
     def inputs(self, question: Answer, answers: Answers) -> Answer:
         """Answer all ids of texts."""
         del answers

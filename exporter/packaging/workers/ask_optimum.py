@@ -92,6 +92,11 @@ class Package:
         del answers
         return {"ids": self.tokenizer(question["texts"], add_special_tokens=False)["input_ids"]}
 
+    def write(self, question: Answer, answers: Answers) -> Answer:
+        """Answer the texts of ids, without special tokens."""
+        del answers
+        return {"texts": [self.tokenizer.decode(row, skip_special_tokens=True) for row in question["ids"]]}
+
     def inputs(self, question: Answer, answers: Answers) -> Answer:
         """Answer all ids of texts and pairs."""
         del answers

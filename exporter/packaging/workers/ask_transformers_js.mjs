@@ -1,5 +1,7 @@
 // Answers questions with transformers.js in Node: `node ask_transformers_js.mjs FOLDER QUESTIONS OUT`.
 //
+// With the option `wasm` the model runs in WebAssembly, by the kernels that browsers have.
+//
 // B batch, T tokens, V vocabulary
 
 import fs from "node:fs";
@@ -11,14 +13,20 @@ const [, , folder, questionsFile, out] = process.argv;
 const { options, questions } = JSON.parse(fs.readFileSync(questionsFile, "utf8"));
 const require = createRequire(path.join(options.modules, "any.js"));
 const NAME = "@huggingface/transformers";
+if (options.wasm) {
+  // transformers.js takes the ONNX Runtime that it is shown, and reads files as it does where there is no Node.
+  globalThis[Symbol.for("onnxruntime")] = require("onnxruntime-web");
+  Object.defineProperty(process, "release", { value: { ...process.release, name: "browser" } });
+}
 const library = await import(pathToFileURL(require.resolve(NAME)));
 const { env, Tensor, LogitsProcessor, LogitsProcessorList } = library;
 env.allowRemoteModels = false;
+if (options.wasm) env.backends.onnx.wasm.wasmPaths = new URL("./", pathToFileURL(require.resolve("onnxruntime-web"))).href;
 const name = "package"; // a folder whose name begins with a dot it would not open
 fs.symlinkSync(path.resolve(folder), path.join(out, name));
 env.localModelPath = out + path.sep;
 
-const choices = { dtype: options.dtype, device: "cpu" };
+const choices = { dtype: options.dtype, device: options.wasm ? "auto" : "cpu" };
 const model = await library[options.class].from_pretrained(name, choices);
 const tokenizer = await library.AutoTokenizer.from_pretrained(name);
 
@@ -133,6 +141,11 @@ const KINDS = {
   // Answer the ids of texts, without what is put around them.
   async read({ texts }) {
     return { ids: texts.map((text) => tokenizer.encode(text, { add_special_tokens: false })) };
+  },
+  // Answer the texts of ids, without special tokens; of a translation's target by its own tokenizer.
+  async write({ ids, target }) {
+    const writer = target ? await library.AutoTokenizer.from_pretrained(`${name}/target`) : tokenizer;
+    return { texts: ids.map((row) => (row.length ? writer.decode(row, { skip_special_tokens: true }) : "")) };
   },
   // Answer all ids of texts and pairs.
   async inputs({ texts }) {

@@ -140,7 +140,7 @@ def test_a_runtime_that_is_not_there_is_named(tmp_path: Path) -> None:
     assert find_python("ask_optimum.py", "no_such.runtime", None) is None
     with pytest.raises(InputError, match="no Python there imports no_such_runtime"):
         find_python("ask_genai.py", "no_such_runtime", tmp_path / "python")
-    with pytest.raises(InputError, match="@huggingface/transformers|node is not installed"):
+    with pytest.raises(InputError, match=r"@huggingface/transformers|node is not installed"):
         find_node("ask_transformers_js.mjs", tmp_path)
 
 

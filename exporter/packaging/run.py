@@ -1,0 +1,70 @@
+"""Runs a package in its runtime, and judges what it answers."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Sequence
+from pathlib import Path
+
+from ...runtime.bundle.artifact import Artifact
+from ...runtime.bundle.bundle import Bundle
+from ...runtime.diagnostics.golden.texts import FILES
+from ...runtime.diagnostics.metrics import Comparison
+from ..tensorrt.plans import Progress
+from .check import Check
+from .recipes import Recipe
+from .worker import Answers, Worker
+
+log = logging.getLogger("planforge")
+
+
+def run_package(
+    bundle: Bundle,
+    recipe: Recipe,
+    worker: Worker,
+    folder: Path,
+    artifacts: Sequence[Artifact],
+    progress: Progress,
+) -> tuple[str, list[Comparison]]:
+    """Run the graphs of one precision on each engine; return the runtime's version, and what came of it.
+
+    Texts are read by the runtime, whatever its engine, so one alone is asked for them.
+    """
+    decides = artifacts[-1]  # a decoder, where there are two
+    options = recipe.choose_options(bundle, decides.precision)
+    checks = recipe.list_checks(bundle, decides)
+    weights = sum(bundle.path(name).stat().st_size for name in {n for a in artifacts for n in a.data})
+    version = ""
+    comparisons = []
+    for engine in recipe.engines:
+        if weights > engine.most_bytes:
+            log.warning(
+                "%s is not run %s: it has %.1f GB of weights, and there at most %.1f are run",
+                decides.id,
+                engine.name,
+                weights / 1e9,
+                engine.most_bytes / 1e9,
+            )
+            continue
+        progress(f"running {decides.precision} in {recipe.title} {engine.name}".rstrip())
+        questions = [question for check in checks for question in check.questions]
+        answers = worker.ask(folder, {**options, **engine.options}, questions)
+        version = answers.version
+        title = f"{recipe.title} {version} {engine.name}".rstrip()
+        comparisons += judge_answers(checks, answers, decides, title)
+        checks = [check for check in checks if not check.of_files]
+    return version, comparisons
+
+
+def judge_answers(
+    checks: Sequence[Check], answers: Answers, artifact: Artifact, title: str
+) -> list[Comparison]:
+    """Return what came of each check."""
+    rest = list(answers.answers)
+    comparisons = []
+    for check in checks:
+        own, rest = rest[: len(check.questions)], rest[len(check.questions) :]
+        outcome = check.judge(own)
+        name = FILES if check.of_files else artifact.id
+        comparisons.append(Comparison(artifact=name, backend=title, case=check.case, **vars(outcome)))
+    return comparisons
