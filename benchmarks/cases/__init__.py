@@ -6,7 +6,7 @@ from collections.abc import Callable
 from pathlib import Path
 
 from ..case import Case
-from . import decode, encode, growth, imported, llama, lookup, overhead, prompt, start, translate
+from . import decode, encode, growth, imported, llama, lookup, overhead, package, prompt, start, translate
 
 # Each makes the cases of its group; some read texts that are kept in the folder given to it.
 GROUPS: dict[str, Callable[[Path], list[Case]]] = {
@@ -21,4 +21,5 @@ GROUPS: dict[str, Callable[[Path], list[Case]]] = {
     "llama": llama.cases,
     "imported": imported.cases,
     "growth": growth.cases,
+    "package": package.cases,
 }
