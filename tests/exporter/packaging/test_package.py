@@ -2,17 +2,24 @@
 
 from __future__ import annotations
 
+import importlib.metadata
 import json
 import shutil
+import sys
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import onnx
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from tokenizers import Tokenizer
 
 from planforge.exporter import export, package
 from planforge.exporter.errors import OutputError, VerificationError
 from planforge.exporter.packaging import recipes
+from planforge.exporter.packaging.transformers_js import lower_every_sigma
 from planforge.exporter.packaging.worker import Worker, find_node, find_python
 from planforge.runtime import InputError, IntegrityError
 
@@ -77,7 +84,7 @@ REFUSED = [
     ("optimum", None, "dates_bundle", "is a bundle for translation"),
     ("genai", ["fp32-kv8"], "llama_demo_bundle", "takes fp32, fp16, int8, int4"),
     ("genai", ["fp16"], "llama_demo_bundle", "--target cpu --precision fp16"),
-    ("genai", ["fp32", "int8"], "llama_demo_bundle", "has one precision, not fp32, int8"),
+    ("genai", ["fp32", "int8"], "llama_demo_bundle", "has one precision; fp32, int8 are 2"),
     ("gen-ai", None, "llama_demo_bundle", "is not one of genai, .*; did you mean 'genai'"),
 ]
 
@@ -136,12 +143,55 @@ def test_a_damaged_bundle_is_not_packaged(own_bundle: Path, tmp_path: Path) -> N
 
 
 def test_a_runtime_that_is_not_there_is_named(tmp_path: Path) -> None:
-    assert find_python("ask_genai.py", "no_such_runtime", None) is None
-    assert find_python("ask_optimum.py", "no_such.runtime", None) is None
-    with pytest.raises(InputError, match="no Python there imports no_such_runtime"):
-        find_python("ask_genai.py", "no_such_runtime", tmp_path / "python")
+    assert find_python("ask_genai.py", "no_such_runtime", "no-such", None) is None
+    assert find_python("ask_optimum.py", "no_such.runtime", "no-such", None) is None
+    with pytest.raises(InputError, match="no Python there has no-such"):
+        find_python("ask_genai.py", "no_such_runtime", "no-such", tmp_path / "python")
+    here = find_python("ask_triton.py", "planforge.runtime", "planforge", None)
+    assert here is not None and here.command[0] == sys.executable
+    assert here.version == importlib.metadata.version("planforge")
     with pytest.raises(InputError, match=r"@huggingface/transformers|node is not installed"):
         find_node("ask_transformers_js.mjs", tmp_path)
+
+
+def test_a_runtime_that_is_too_old_is_refused(
+    demo_bundle: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    worker = Worker(("false",), {}, "0.9.2.dev1")
+    recipe = replace(recipes.RECIPES["genai"], find=lambda _: worker)
+    monkeypatch.setitem(recipes.RECIPES, "genai", recipe)
+    with pytest.raises(
+        InputError, match=r"onnxruntime-genai 0\.9\.2\.dev1 is too old: packages are for 0\.12\.2"
+    ):
+        package(demo_bundle, tmp_path / "P", runtime="genai")
+    assert not list(tmp_path.iterdir())
+    assert package(demo_bundle, tmp_path / "P", runtime="genai", verify=False).version is None
+
+
+NORMALIZERS: list[dict[str, Any]] = [
+    {"type": "Lowercase"},
+    {"type": "Sequence", "normalizers": [{"type": "NFKC"}, {"type": "Lowercase"}]},
+    {
+        "type": "BertNormalizer",
+        "clean_text": True,
+        "handle_chinese_chars": True,
+        "strip_accents": None,
+        "lowercase": True,
+    },
+]
+
+
+@pytest.mark.parametrize("normalizer", NORMALIZERS)
+@given(text=st.text(st.characters(exclude_categories=["Cs"])) | st.text("ΟΔΟΣσςΣ𝚺 AbÉ"))
+def test_a_tokenizer_for_javascript_reads_what_the_bundle_s_reads(
+    normalizer: dict[str, Any], text: str
+) -> None:
+    tokenizer = {
+        "normalizer": normalizer,
+        "model": {"type": "WordLevel", "vocab": {"a": 0}, "unk_token": "a"},
+    }
+    one, other = (Tokenizer.from_str(json.dumps(t)) for t in (tokenizer, lower_every_sigma(tokenizer)))
+    assert one.normalizer.normalize_str(text) == other.normalizer.normalize_str(text)
 
 
 def test_a_package_that_was_not_run_says_so(
@@ -157,7 +207,8 @@ def test_a_package_that_was_not_run_says_so(
 def test_a_runtime_that_fails_leaves_nothing(
     demo_bundle: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    worker = Worker(("sh", "-c", "echo 'RuntimeError: no such operator' >&2; exit 3", "sh"), {})
+    fails = ("sh", "-c", "echo 'RuntimeError: no such operator' >&2; exit 3", "sh")
+    worker = Worker(fails, {}, "1.0")
     recipe = replace(recipes.RECIPES["genai"], find=lambda _: worker)
     monkeypatch.setitem(recipes.RECIPES, "genai", recipe)
     with pytest.raises(VerificationError, match="exit code 3: RuntimeError: no such operator"):
