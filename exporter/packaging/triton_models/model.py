@@ -13,6 +13,8 @@ import triton_python_backend_utils as triton
 
 from planforge.runtime import PlanForgeError, TextGenerator, Translator, load
 
+REFUSALS = (PlanForgeError, TypeError, ValueError)  # TypeError: an option that there is not
+
 
 class TritonPythonModel:
     """What Triton makes one of for each instance."""
@@ -53,7 +55,7 @@ class TritonPythonModel:
         try:
             (text,) = read_texts(request, "TEXT")
             pending = self.model.submit(text, **read_options(request))
-        except PlanForgeError as error:
+        except REFUSALS as error:
             sender.send(
                 triton.InferenceResponse(error=triton.TritonError(str(error))),
                 flags=triton.TRITONSERVER_RESPONSE_COMPLETE_FINAL,
@@ -71,12 +73,12 @@ class TritonPythonModel:
                 texts = read_texts(request, "TEXT")
                 key = json.dumps(read_options(request), sort_keys=True)
                 alike.setdefault(key, []).append((place, texts))
-            except PlanForgeError as error:
+            except REFUSALS as error:
                 responses[place] = refuse(error)
         for key, members in alike.items():
             try:
                 results = self.answer_texts([t for _, texts in members for t in texts], json.loads(key))
-            except PlanForgeError as error:
+            except REFUSALS as error:
                 results = None
                 failed = refuse(error)
             for place, texts in members:
@@ -127,7 +129,10 @@ def read_texts(request, name):
 def read_options(request):
     """Return the options of the runtime's method: JSON in the input OPTIONS, which may be left out."""
     texts = read_texts(request, "OPTIONS")
-    return json.loads(texts[0]) if texts and texts[0] else {}
+    options = json.loads(texts[0]) if texts and texts[0] else {}
+    if not isinstance(options, dict):
+        raise ValueError(f"OPTIONS must be a JSON object, not {texts[0]:.60}")
+    return options
 
 
 def refuse(error):
