@@ -16,7 +16,7 @@ class OnnxruntimeGenai(System):
     """Its quantized weights have its own defaults: symmetric, in blocks of 32, activations in int8."""
 
     name = "onnxruntime-genai"
-    packages = ("onnxruntime-genai", "onnxruntime", "transformers", "torch")
+    packages: tuple[str, ...] = ("onnxruntime-genai", "onnxruntime", "transformers", "torch")
     classes: Mapping[str, str] = {"fp32": "fp32", "int8": "8-bit", "int4": "4-bit"}
 
     def gathered_tables(self, precision: str) -> int:

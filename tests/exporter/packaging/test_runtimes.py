@@ -13,7 +13,7 @@ import pytest
 
 from planforge.exporter import export, package
 from planforge.exporter.errors import VerificationError
-from planforge.exporter.packaging import genai, hugging_face
+from planforge.exporter.packaging import genai, graphs, hugging_face
 from planforge.exporter.packaging.package import PackageResult
 from planforge.exporter.packaging.recipes import find_recipe
 from planforge.exporter.passes.build import Builder
@@ -147,7 +147,7 @@ def test_other_families(runtime: str, name: str, tmp_path: Path) -> None:
 
 def plant(change: Callable[[ir.Graph], None]) -> Callable[..., None]:
     """Return what makes a package's graph, and then a fault in it."""
-    sound = genai.take_attention_mask
+    sound = graphs.take_attention_mask
 
     def take(graph: ir.Graph, **choices: Any) -> None:
         sound(graph, **choices)
