@@ -14,6 +14,7 @@ from ...runtime.bundle.bundle import Bundle
 from ...runtime.diagnostics.golden.files import find_golden
 from ...runtime.diagnostics.metrics import Comparison
 from ...runtime.errors import InputError
+from ...runtime.text.piece_tokenizer import PIECES
 from ..errors import VerificationError
 from ..tensorrt.plans import Progress
 from .folder import describe, make_folder
@@ -137,6 +138,11 @@ def choose_artifacts(bundle: Bundle, recipe: Recipe, precision: Sequence[str] | 
         raise InputError(
             f"{recipe.title} takes {' and '.join(recipe.tasks)}; {bundle.folder} is a bundle for"
             f" {manifest.task}"
+        )
+    if manifest.tokenizer.get("kind") == PIECES and not recipe.takes_texts:
+        raise InputError(
+            f"{bundle.folder} has MarianMT's tokenizers, which cut texts into one language's pieces and number"
+            f" them by another vocabulary; {recipe.title} has none like these: package it --for triton"
         )
     for name in precision or ():
         if name not in recipe.precisions:

@@ -82,6 +82,7 @@ def test_graphs_are_sound_by_onnx(runtime: str, demo_bundle: Path, tmp_path: Pat
 REFUSED = [
     ("genai", None, "minilm_bundle", "takes text-generation; .* is a bundle for text-encoding"),
     ("optimum", None, "dates_bundle", "is a bundle for translation"),
+    ("transformers.js", None, "marian_bundle", "has MarianMT's tokenizers, .*: package it --for triton"),
     ("genai", ["fp32-kv8"], "llama_demo_bundle", "takes fp32, fp16, int8, int4"),
     ("genai", ["fp16"], "llama_demo_bundle", "--target cpu --precision fp16"),
     ("genai", ["fp32", "int8"], "llama_demo_bundle", "has one precision; fp32, int8 are 2"),
