@@ -107,5 +107,7 @@ def make_package_tables(result: PackageResult) -> list[RenderableType]:
     ]
     tables: list[RenderableType] = [FittingTable(f"Package written to {result.folder}", ("", ""), rows)]
     if result.comparisons:
-        tables.append(make_comparison_table("compared with PyTorch's answers", result.comparisons))
+        tables.append(
+            make_comparison_table("compared with PyTorch's answers", result.comparisons, by_engine=True)
+        )
     return tables

@@ -141,8 +141,8 @@ def choose_artifacts(bundle: Bundle, recipe: Recipe, precision: Sequence[str] | 
         )
     if manifest.tokenizer.get("kind") == PIECES and not recipe.takes_texts:
         raise InputError(
-            f"{bundle.folder} has MarianMT's tokenizers, which cut texts into one language's pieces and number"
-            f" them by another vocabulary; {recipe.title} has none like these: package it --for triton"
+            f"{bundle.folder} has MarianMT's tokenizers, which cut a text into one language's pieces and"
+            f" number them by another vocabulary; {recipe.title} has none like these: package it --for triton"
         )
     for name in precision or ():
         if name not in recipe.precisions:

@@ -213,15 +213,23 @@ def make_tables(report: VerificationReport) -> list[RenderableType]:
     return [table, *(make_paragraphs(title, lines) for title, lines in details.items() if lines)]
 
 
-def make_comparison_table(title: str, comparisons: Sequence[Comparison]) -> Table:
-    """Return a table with a line of the main figures of each case."""
+def make_comparison_table(title: str, comparisons: Sequence[Comparison], *, by_engine: bool = False) -> Table:
+    """Return a table with a line of the main figures of each case, by graph, or by graph and engine."""
     columns = [column for column in choose_columns(comparisons) if column.brief]
     table = Table(title=Text(title), title_justify="left", box=None, pad_edge=False)
     table.add_column("", overflow="fold", max_width=44)
     for column in columns:
         table.add_column(column.title, justify="right", no_wrap=True)
     table.add_column("verdict", no_wrap=True)
-    for artifact, own in group_by_artifact(comparisons).items():
+    groups = list(group_by_artifact(comparisons).values())
+    if by_engine:
+        groups = [
+            [c for c in own if c.backend == e]
+            for own in groups
+            for e in dict.fromkeys(c.backend for c in own)
+        ]
+    for own in groups:
+        artifact = own[0].artifact
         engine = find_main_engine(own)
         table.add_row(Text(make_printable(f"{artifact} on {engine}"), style="bold"))
         for c in own:

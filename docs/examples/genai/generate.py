@@ -1,4 +1,4 @@
-"""Continue a text with a package of `planforge package BUNDLE --for genai`: python generate.py FOLDER TEXT."""
+"""Continue a text with a package for onnxruntime-genai: python generate.py FOLDER TEXT."""
 
 from __future__ import annotations
 

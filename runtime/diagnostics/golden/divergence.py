@@ -57,9 +57,7 @@ class Followed:
         ]
 
 
-def follow(
-    run: Decodes, logits: Logits, samples: Sequence[Sample], limits: Mapping[str, float]
-) -> Followed:
+def follow(run: Decodes, logits: Logits, samples: Sequence[Sample], limits: Mapping[str, float]) -> Followed:
     """Let the engine choose its own tokens, a sample in each row.
 
     The run has taken in the samples' prompts; the logits (B, V) are those of the first new token.
