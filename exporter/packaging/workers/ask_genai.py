@@ -19,6 +19,8 @@ class Decoder:
 
     def __init__(self, folder: str, unused: int) -> None:
         config = genai.Config(folder)
+        if not genai.is_cuda_available():
+            config.clear_providers()  # a package in fp16 asks for CUDA; a CPU computes the same, slowly
         # An end token would end a row; what is compared goes on behind it. So it is one that is not chosen.
         config.overlay(json.dumps({"model": {"eos_token_id": [unused]}}))
         self.model = genai.Model(config)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Callable
 from functools import partial
 from pathlib import Path
@@ -69,6 +70,14 @@ def list_cases(result: PackageResult) -> set[str]:
 def test_gpt2_in_each_runtime(runtime: str, demo_bundle: Path, tmp_path: Path) -> None:
     cases = list_cases(run(runtime, demo_bundle, tmp_path / "P", precision=["fp32"]))
     assert cases == (ANSWERS if runtime == "triton" else GRAPHS | TEXTS)
+
+
+def test_fp16_for_a_gpu_computes_the_same_on_a_cpu(tmp_path: Path) -> None:
+    options: dict[str, Any] = {"target": ["cuda"], "precision": ["fp16"], "verify": "quick"}
+    export("gpt2-demo", tmp_path / "B", **options)
+    assert list_cases(run(need("genai"), tmp_path / "B", tmp_path / "P")) >= GRAPHS
+    config = json.loads((tmp_path / "P/genai_config.json").read_text())
+    assert config["model"]["decoder"]["session_options"]["provider_options"] == [{"cuda": {}}]
 
 
 @pytest.mark.parametrize("precision", ["fp32", "int8", "int4"])
