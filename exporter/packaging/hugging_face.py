@@ -13,13 +13,6 @@ from ...runtime.bundle.manifest import Manifest
 
 Change: TypeAlias = Callable[[dict[str, Any]], dict[str, Any]]
 TARGET = "target"  # the folder of a translator's second tokenizer
-CAUSAL_HEADS = {"gpt2": "GPT2LMHeadModel"}
-ENCODER_HEADS = {
-    "masked_lm": "ForMaskedLM",
-    "sequence_classification": "ForSequenceClassification",
-    "token_classification": "ForTokenClassification",
-    "question_answering": "ForQuestionAnswering",
-}
 
 
 def describe_decoder(manifest: Manifest, artifact: Artifact) -> dict[str, Any]:
@@ -50,7 +43,7 @@ def describe_decoder(manifest: Manifest, artifact: Artifact) -> dict[str, Any]:
         model_type = "llama"
     return {
         "model_type": model_type,
-        "architectures": [CAUSAL_HEADS.get(model_type, "LlamaForCausalLM")],
+        "architectures": ["GPT2LMHeadModel" if model_type == "gpt2" else "LlamaForCausalLM"],
         "vocab_size": read_vocabulary_size(artifact),
         **sizes,
         **describe_special_tokens(manifest),
