@@ -6,17 +6,20 @@ import importlib.metadata
 import json
 import shutil
 import sys
+from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import onnx
 import pytest
+import transformers
 from hypothesis import given
 from hypothesis import strategies as st
 from tokenizers import Tokenizer
 
 from planforge.exporter import export, package
+from planforge.exporter.checkpoints.source import find_demo
 from planforge.exporter.errors import OutputError, VerificationError
 from planforge.exporter.packaging import recipes
 from planforge.exporter.packaging.transformers_js import lower_every_sigma
@@ -67,6 +70,39 @@ def test_a_package_for_javascript_has_all_precisions(llama_demo_bundle: Path, tm
     for path in (tmp_path / "P").glob("onnx/*.onnx"):
         model = onnx.load(path, load_external_data=False)
         assert {node.op_type for node in model.graph.node}.isdisjoint({"GatherBlockQuantized"})
+
+
+def test_settings_are_those_of_the_checkpoint(llama_demo_bundle: Path, tmp_path: Path) -> None:
+    """As transformers reads both folders; end tokens are not looked at where packages are compared."""
+    checkpoint = find_demo("llama-demo")
+    package(llama_demo_bundle, tmp_path / "P", runtime="optimum", verify=False)
+    own, meant = (transformers.GenerationConfig.from_pretrained(f) for f in (tmp_path / "P", checkpoint))
+    assert meant.eos_token_id == [0, 2]
+    for name in ("bos_token_id", "eos_token_id", "do_sample", "num_beams", "temperature", "top_k", "top_p"):
+        assert getattr(meant, name) in (getattr(own, name), None), name
+    reader, reference = (
+        transformers.AutoTokenizer.from_pretrained(folder) for folder in (tmp_path / "P", checkpoint)
+    )
+    assert (reader.bos_token, reader.eos_token) == (reference.bos_token, reference.eos_token)
+    assert reader.padding_side == "left" and reader.pad_token_id == own.pad_token_id is not None
+    messages = [{"role": "user", "content": "And God said"}]
+    assert reader.apply_chat_template(messages, tokenize=False) == reference.apply_chat_template(
+        messages, tokenize=False
+    )
+    package(llama_demo_bundle, tmp_path / "G", runtime="genai", verify=False)
+    model = json.loads((tmp_path / "G/genai_config.json").read_text())["model"]
+    assert (model["bos_token_id"], model["eos_token_id"]) == (meant.bos_token_id, meant.eos_token_id)
+
+
+def test_labels_are_those_of_the_checkpoint(head_bundle: Callable[[str], Path], tmp_path: Path) -> None:
+    bundle = head_bundle("classifier")
+    package(bundle, tmp_path / "P", runtime="optimum", precision=["fp32"], verify=False)
+    own, meant = (
+        transformers.AutoConfig.from_pretrained(f) for f in (tmp_path / "P", bundle.parent / "classifier")
+    )
+    assert own.id2label == meant.id2label and len(own.id2label) == 3
+    assert own.architectures == meant.architectures == ["BertForSequenceClassification"]
+    assert (own.model_type, own.pad_token_id) == (meant.model_type, meant.pad_token_id)
 
 
 @pytest.mark.parametrize("runtime", RUNTIMES)
