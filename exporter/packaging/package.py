@@ -111,12 +111,10 @@ def package(
     with make_folder(Path(output)) as folder:
         progress(f"writing graphs for {recipe.title}")
         recipe.write(opened, artifacts, folder)
-        version, comparisons = None, []
-        for precision_name in dict.fromkeys(artifact.precision for artifact in artifacts):
-            if worker is not None:
-                own = [artifact for artifact in artifacts if artifact.precision == precision_name]
-                version, compared = run_package(opened, recipe, worker, folder, own, progress)
-                comparisons += compared
+        version: str | None = None
+        comparisons: list[Comparison] = []
+        if worker is not None:
+            version, comparisons = run_package(opened, recipe, worker, folder, artifacts, progress)
         refuse_failures(comparisons)
         describe(folder, opened, recipe.title, artifacts, version, comparisons)
         written = sum(p.stat().st_size for p in folder.rglob("*") if p.is_file() and p.stat().st_nlink == 1)

@@ -26,7 +26,25 @@ def run_package(
     artifacts: Sequence[Artifact],
     progress: Progress,
 ) -> tuple[str, list[Comparison]]:
-    """Run the graphs of one precision on each engine; return the runtime's version, and what came of it.
+    """Run all graphs of a package; return the runtime's version, and what came of each case."""
+    version = ""
+    comparisons: list[Comparison] = []
+    for precision in dict.fromkeys(artifact.precision for artifact in artifacts):
+        own = [artifact for artifact in artifacts if artifact.precision == precision]
+        version, compared = run_precision(bundle, recipe, worker, folder, own, progress)
+        comparisons += compared
+    return version, comparisons
+
+
+def run_precision(
+    bundle: Bundle,
+    recipe: Recipe,
+    worker: Worker,
+    folder: Path,
+    artifacts: Sequence[Artifact],
+    progress: Progress,
+) -> tuple[str, list[Comparison]]:
+    """Run the graphs of one precision on each engine.
 
     Texts are read by the runtime, whatever its engine, so one alone is asked for them.
     """
