@@ -20,6 +20,9 @@ def package(
             show_default="all for transformers.js, else the bundle's default",
         ),
     ] = None,
+    copy: Annotated[
+        bool, make_option("Copy the weights instead of linking to the bundle's.", "--copy")
+    ] = False,
     no_verify: Annotated[bool, make_option("Do not run the package in its runtime.", "--no-verify")] = False,
     runtime_at: Annotated[
         Path | None,
@@ -40,6 +43,7 @@ def package(
             output,
             runtime=runtime,
             precision=split_names(precision),
+            copy=copy,
             verify=not no_verify,
             runtime_at=runtime_at,
             progress=progress,

@@ -52,6 +52,15 @@ def link_file(source: Path, target: Path) -> None:
         shutil.copyfile(source, target)
 
 
+def copy_links(folder: Path) -> None:
+    """Put copies in the place of files that have a second name elsewhere."""
+    for path in folder.rglob("*"):
+        if path.is_file() and path.stat().st_nlink > 1:
+            copy = path.with_name(f"{path.name}.copy")
+            shutil.copyfile(path, copy)
+            copy.replace(path)
+
+
 def write_graph(
     bundle: Bundle, artifact: Artifact, model: ir.Model, path: Path, weights: str, *, fetched: bool = False
 ) -> None:

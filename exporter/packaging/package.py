@@ -17,7 +17,7 @@ from ...runtime.errors import InputError
 from ...runtime.text.piece_tokenizer import PIECES
 from ..errors import VerificationError
 from ..tensorrt.plans import Progress
-from .folder import describe, make_folder
+from .folder import copy_links, describe, make_folder
 from .recipes import Recipe, find_recipe
 from .run import run_package
 from .worker import Worker
@@ -73,6 +73,7 @@ def package(
     *,
     runtime: str,
     precision: Sequence[str] | None = None,
+    copy: bool = False,
     verify: bool = True,
     runtime_at: str | Path | None = None,
     progress: Progress = lambda _: None,
@@ -90,6 +91,8 @@ def package(
         runtime: "genai" (onnxruntime-genai), "transformers.js", "optimum" or "triton".
         precision: those of the graphs; by default all that the runtime takes, or where a package has one
             alone the bundle's default.
+        copy: whether weights are copied. Linked ones take no disk, but Python's `onnx.load` then refuses the
+            graphs of the package, and those of the bundle too.
         verify: whether the package is run in its runtime; it is not where that is not installed, and the
             result says so.
         runtime_at: the python of an environment that has the runtime, or for transformers.js a folder whose
@@ -111,6 +114,8 @@ def package(
     with make_folder(Path(output)) as folder:
         progress(f"writing graphs for {recipe.title}")
         recipe.write(opened, artifacts, folder)
+        if copy:
+            copy_links(folder)
         version: str | None = None
         comparisons: list[Comparison] = []
         if worker is not None:

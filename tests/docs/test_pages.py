@@ -46,6 +46,7 @@ PRINTED = {
     "translate(": r"1998-05-03\n(1998-05-03 \S+\n){3}\[\('2007-09-03', .*\n2012-12-21\n\('1',.*\n\(11, 12\)",
     "export(": r"^True \['decoder.ort.fp32', 'decoder.ort.int8'\]",
     "verify(": r"^True$",
+    "package(": r"^onnxruntime-genai \d+\.\d+\.\d+ True$",
     "json_schema=": r".+ \d+\n(yes|no)\n\d{3,4}\n$",
     "num_beams=": r"^-\d+\.\d+ \[",
     "reuse_prompt=": r"(?s)^0 .*\n[1-9]\d* \d+ \d+ ",
