@@ -294,8 +294,9 @@ def imported(exported: Path, once: Callable[[str], Once]) -> Callable[[str], Pat
     def bundle(name: str) -> Path:
         with once(f"imported-{name}") as (folder, first):
             if first:
-                folders: dict[str, Any] = {"source": exported / name, "target": ["cpu", "portable"]}
-                import_folder(exported / f"{name}.onnx", folder, precision=["fp32"], **folders)
+                options: dict[str, Any] = {"precision": ["fp32"], "target": ["cpu", "portable"]}
+                options |= {"source": exported / name, "verify": "quick"}
+                import_folder(exported / f"{name}.onnx", folder, **options)
         return folder
 
     return bundle
