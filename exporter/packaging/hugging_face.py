@@ -130,6 +130,7 @@ def write_tokenizer(bundle: Bundle, folder: Path, change: Change = lambda tokeni
             "model_max_length": manifest.max_length,
             "clean_up_tokenization_spaces": False,
             "padding_side": "right" if manifest.task != "text-generation" else "left",
+            "model_input_names": list_model_inputs(manifest),
             **name_special_tokens(manifest, content),
         }
         if "chat_template" in manifest.tokenizer:
@@ -137,6 +138,12 @@ def write_tokenizer(bundle: Bundle, folder: Path, change: Change = lambda tokeni
             config["chat_template"] = file.read_text(encoding="utf-8")
             (place / "chat_template.jinja").write_text(config["chat_template"], encoding="utf-8")
         write_json(place / "tokenizer_config.json", config)
+
+
+def list_model_inputs(manifest: Manifest) -> list[str]:
+    """Return what a tokenizer gives its model: an encoder's segments too, where it has them."""
+    segments = any(spec.role == "segments" for artifact in manifest.artifacts for spec in artifact.inputs)
+    return ["input_ids", *(["token_type_ids"] if segments else []), "attention_mask"]
 
 
 def name_special_tokens(manifest: Manifest, tokenizer: Mapping[str, Any]) -> dict[str, str]:

@@ -85,6 +85,7 @@ def test_settings_are_those_of_the_checkpoint(llama_demo_bundle: Path, tmp_path:
     )
     assert (reader.bos_token, reader.eos_token) == (reference.bos_token, reference.eos_token)
     assert reader.padding_side == "left" and reader.pad_token_id == own.pad_token_id is not None
+    assert reader.model_input_names == ["input_ids", "attention_mask"]  # what `generate` takes
     messages = [{"role": "user", "content": "And God said"}]
     assert reader.apply_chat_template(messages, tokenize=False) == reference.apply_chat_template(
         messages, tokenize=False
