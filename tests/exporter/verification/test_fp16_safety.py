@@ -7,6 +7,7 @@ import shutil
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import onnx_ir as ir
@@ -67,9 +68,12 @@ class Exported:
 def overflowing(tmp_path_factory: pytest.TempPathFactory) -> Exported:
     folder = tmp_path_factory.mktemp("overflow")
     checkpoint = overflowing_gpt2(folder / "checkpoint", SCALE)
-    result = export(
-        checkpoint, folder / "bundle", precision=["fp32", "fp16"], target=["portable", "rtx"], max_length=96
-    )
+    options: dict[str, Any] = {
+        "precision": ["fp32", "fp16"],
+        "target": ["portable", "rtx"],
+        "verify": "quick",
+    }
+    result = export(checkpoint, folder / "bundle", max_length=96, **options)
     bundle = Bundle.open(result.bundle)
     return Exported(
         checkpoint, bundle, {a.id: ir.load(bundle.path(a.file)) for a in bundle.manifest.artifacts}

@@ -71,7 +71,7 @@ def planted(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFac
     shallow_llama(folder / "checkpoint", request.param)
     PLANTED[request.param](folder / "checkpoint")
     options: dict[str, Any] = {"precision": ["fp32", "fp16"], "target": ["portable", "rtx"], "sms": ["sm86"]}
-    result = export(folder / "checkpoint", folder / "bundle", **options)
+    result = export(folder / "checkpoint", folder / "bundle", verify="quick", **options)
     bundle = Bundle.open(result.bundle)
     graphs = {a.id: ir.load(bundle.path(a.file)) for a in bundle.manifest.artifacts}
     return Exported(folder / "checkpoint", bundle, graphs)
@@ -138,5 +138,6 @@ def test_without_ranges_the_verification_refuses_the_graph(
     shallow_llama(tmp_path / "checkpoint", "qwen3")
     plant_in_mlp(tmp_path / "checkpoint")
     monkeypatch.setattr(calibration, "choose_fp32_nodes", lambda graph, ranges: choose_fp32_nodes(graph, {}))
+    options: dict[str, Any] = {"precision": ["fp32", "fp16"], "target": ["portable"], "verify": "quick"}
     with pytest.raises(VerificationError, match=r"decoder\.portable\.fp16"):
-        export(tmp_path / "checkpoint", tmp_path / "bundle", precision=["fp32", "fp16"], target=["portable"])
+        export(tmp_path / "checkpoint", tmp_path / "bundle", **options)
