@@ -219,7 +219,7 @@ def test_a_later_verification_finds_the_calibration_of_the_export(exported: Expo
 
 
 def test_verification_passes_with_pytorch(exported: Exported) -> None:
-    report = verify(exported.folder, prompts=exported.prompts)
+    report = verify(exported.folder, prompts=exported.prompts, level="quick")
     assert report.with_pytorch and report.passed
     assert {c.artifact for c in report.comparisons if c.case == "real text"} == {
         f"decoder.ort.{p}" for p in ("fp32", "int8", "int4", "fp32-kv8", "int8-kv8")
