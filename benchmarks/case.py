@@ -114,6 +114,8 @@ class Case:
         fresh: every round starts each process anew, to measure its start.
         metric: what the table of all cases and the plot show.
         rounds: at most so many, whatever the command line says.
+        processes: how often in turn each process is started for all rounds: where its memory lies makes one
+            process some percent faster than the next.
         reference: a system whose tokens in fp32 every entry must find before anything is timed.
     """
 
@@ -126,4 +128,5 @@ class Case:
     fresh: bool = False
     metric: str = "per_s"
     rounds: int = 99
+    processes: int = 1
     reference: str = ""

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from pathlib import Path
 
 from ..case import Case, Entry, Target
@@ -12,7 +13,7 @@ RATIO = 0.97  # of genai's tokens per second: what Python may cost
 
 
 def cases(work: Path) -> list[Case]:
-    one = generation(1, 32, 64)
+    one = replace(generation(1, 32, 64), options={"logprobs": False})  # genai has no log-probabilities
     return [
         Case(
             f"package-{precision}",
@@ -23,6 +24,7 @@ def cases(work: Path) -> list[Case]:
                 "genai": Entry("genai_package", precision, CHECKPOINT, one),
             },
             targets=(Target("planforge", "genai", "per_s", RATIO),),
+            processes=4,
         )
         for precision in PRECISIONS
     ]
