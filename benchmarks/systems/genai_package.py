@@ -14,7 +14,7 @@ from .system import System
 class GenaiPackage(onnxruntime_genai.OnnxruntimeGenai):
     """The graph and the weights are those that PlanForge runs."""
 
-    name = "PlanForge's package in onnxruntime-genai"
+    name = "genai, same graph"
     packages = ("planforge", "onnxruntime-genai", "onnxruntime")
 
     def gathered_tables(self, precision: str) -> int:
