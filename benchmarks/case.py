@@ -114,8 +114,10 @@ class Case:
         fresh: every round starts each process anew, to measure its start.
         metric: what the table of all cases and the plot show.
         rounds: at most so many, whatever the command line says.
-        processes: how often in turn each process is started for all rounds: where its memory lies makes one
-            process some percent faster than the next.
+        warm_up: seconds of work before the first round, of which one piece is always done. PlanForge moves
+            weights into huge pages meanwhile.
+        processes: how often each process is started, for all rounds: where its memory lies makes one some
+            percent faster than the next.
         reference: a system whose tokens in fp32 every entry must find before anything is timed.
     """
 
@@ -128,5 +130,6 @@ class Case:
     fresh: bool = False
     metric: str = "per_s"
     rounds: int = 99
+    warm_up: float = 5.0
     processes: int = 1
     reference: str = ""

@@ -26,7 +26,6 @@ from .systems.system import Skip
 from .workshop import Prepared, Workshop
 
 PAUSE = 0.3  # seconds between systems: some keep their threads spinning for 0.2 s after their work
-WARM = 5.0  # seconds of work before the rounds, in which PlanForge moves weights into huge pages
 CACHED = 50e6  # bytes; of smaller weights much may stay in the processor's caches
 TIMES = ("ttft_ms", "inter_token_ms", "ms", "start_s", "outside_ms")  # metrics of which less is better
 
@@ -64,7 +63,7 @@ def measure(case: Case, workshop: Workshop, rounds: int) -> dict[str, Any]:
     machine = measure_machine(max(entry.threads for entry in case.entries.values()))
     take = fresh_rounds if case.fresh else warm_rounds
     meter = BusyMeter()
-    for _ in range(case.processes if rounds > 1 else 1):
+    for _ in range(case.processes):
         skipped |= take(case, runs, workshop, rounds)
     machine = {**machine, "busy": round(max(machine["busy"], meter.share()), 2)}
     for name, run in runs.items():
@@ -81,7 +80,7 @@ def measure(case: Case, workshop: Workshop, rounds: int) -> dict[str, Any]:
         "metric": case.metric,
         "date": datetime.now(timezone.utc).strftime("%Y-%m-%d"),
         "machine": machine,
-        "rounds": rounds * (case.processes if rounds > 1 else 1),
+        "rounds": rounds * case.processes,
         "varies": dict(case.varies),
         "entries": entries,
         "skipped": skipped,
@@ -156,7 +155,7 @@ def warm_rounds(case: Case, runs: dict[str, Run], workshop: Workshop, rounds: in
             with skip_on_failure(name, runs, failed):
                 if run.entry.process not in processes:
                     processes[run.entry.process] = start_process(run, case, workshop)
-                run.warm = warm_up(processes[run.entry.process], run, WARM if rounds > 1 else 0)
+                run.warm = warm_up(processes[run.entry.process], run, case.warm_up)
         compare_work(case, runs)
         for number in range(rounds):
             names = list(runs)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import sys
+from collections import Counter
 from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
@@ -117,7 +118,7 @@ def entry(system: str, precision: str = "fp32", work: Work = WORK) -> Entry:
 
 
 def case(**entries: Entry) -> Case:
-    return Case("fakes", "fakes", "Fakes", entries)
+    return Case("fakes", "fakes", "Fakes", entries, warm_up=0)
 
 
 def order_of(folder: Path, system: str) -> list[str]:
@@ -149,6 +150,13 @@ def test_each_runs_in_one_process_of_its_own_and_is_warmed_up_once(folder: Path)
     one = order_of(folder, "one")
     two = order_of(folder, "two")
     assert len(one) == len(two) == 3 and len({*one}) == len({*two}) == 1 and not {*one} & {*two}
+
+
+def test_what_is_quick_is_warmed_up_for_a_time_in_each_of_its_processes(folder: Path) -> None:
+    repeated = replace(case(one=entry("one")), warm_up=0.2, processes=2)
+    assert len(measure(repeated, OneCheckpoint(folder), 2)["entries"]["one"]["seconds"]) == 4
+    processes = Counter(order_of(folder, "one"))
+    assert len(processes) == 2 and min(processes.values()) > 3
 
 
 def test_turns_move_on_by_one(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
