@@ -10,7 +10,8 @@ from ...runtime.bundle.bundle import Bundle
 from .encoders import convert_encoder, describe_encoder
 from .folder import write_graph
 from .graphs import add_position_ids, name_cache_as_hugging_face, read_graph, take_attention_mask
-from .hugging_face import count_layers, describe_decoder, describe_generation, write_json, write_tokenizer
+from .hugging_face import count_layers, describe_decoder, write_json, write_tokenizer
+from .settings import describe_generation
 
 
 def write(bundle: Bundle, artifacts: Sequence[Artifact], folder: Path) -> None:

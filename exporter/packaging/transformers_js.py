@@ -14,7 +14,8 @@ from ...runtime.bundle.manifest import Manifest
 from .encoders import convert_encoder, describe_encoder
 from .folder import write_graph
 from .graphs import name_cache_as_hugging_face, read_graph, rename_axes, take_attention_mask
-from .hugging_face import count_layers, describe_decoder, describe_generation, write_json, write_tokenizer
+from .hugging_face import count_layers, describe_decoder, write_json, write_tokenizer
+from .settings import describe_generation, list_settings, warn_about_unknown
 from .tables import spell_out_tables
 from .translators import convert_decoder, describe_translator, join_cross_attention
 
@@ -25,6 +26,8 @@ SIGMA = {
     "pattern": {"String": "\N{GREEK CAPITAL LETTER SIGMA}"},
     "content": "\N{GREEK SMALL LETTER SIGMA}",
 }
+# Settings that it reads and does nothing with.
+UNKNOWN = ("top_p", "min_p", "num_beams", "length_penalty", "early_stopping", "renormalize_logits")
 # By task and graph: the file's name without suffix.
 FILES = {
     ("text-generation", "decoder"): "model",
@@ -49,6 +52,7 @@ def write(bundle: Bundle, artifacts: Sequence[Artifact], folder: Path) -> None:
     config["transformers.js_config"] = {"use_external_data_format": external}
     write_json(folder / "config.json", config)
     if manifest.generation is not None:
+        warn_about_unknown("transformers.js", list_settings(manifest), UNKNOWN)
         write_json(folder / "generation_config.json", describe_generation(manifest))
     write_tokenizer(bundle, folder, lower_every_sigma)
 
