@@ -16,6 +16,7 @@ import pytest
 import transformers
 from hypothesis import given
 from hypothesis import strategies as st
+from sentence_transformers.sentence_transformer.modules import Pooling
 from tokenizers import Tokenizer
 
 from planforge.exporter import export, package
@@ -25,6 +26,7 @@ from planforge.exporter.packaging import recipes
 from planforge.exporter.packaging import worker as packaging_worker
 from planforge.exporter.packaging.transformers_js import lower_every_sigma
 from planforge.exporter.packaging.worker import Worker, find_node, find_python
+from planforge.models.sentence_transformers import read_modules
 from planforge.runtime import InputError, IntegrityError
 
 from ...helpers.cli import planforge
@@ -164,6 +166,26 @@ def test_a_begin_token_for_genai_is_asked_for(imported: Callable[[str], Path], t
     reference = transformers.AutoTokenizer.from_pretrained(tmp_path / "P")
     assert tokenizer.encode("In the beginning").tolist() == reference("In the beginning").input_ids
     assert reference("In the beginning").input_ids == [0, *plain]
+
+
+def test_how_a_vector_is_made_is_told_as_sentence_transformers_does(
+    minilm_bundle: Path, tmp_path: Path
+) -> None:
+    bundle = Path(shutil.copytree(minilm_bundle, tmp_path / "B"))
+    encoder = json.loads((bundle / "manifest.json").read_text())["encoder"]
+    prompts = {"query": "query: ", "text": "passage: "}
+    edit_json(bundle / "manifest.json", encoder=encoder | {"prompts": prompts, "default_prompt": "text"})
+    meant = read_modules(find_demo("bert-demo"))
+    assert meant.config.pooling == ("mean",) and meant.config.normalize
+    for runtime in ("optimum", "transformers.js"):
+        folder = tmp_path / runtime
+        package(bundle, folder, runtime=runtime, verify=False)
+        own = read_modules(folder)
+        assert (own.config, own.max_seq_length) == (meant.config, meant.max_seq_length)
+        assert (own.prompts, own.default_prompt) == (prompts, "text")
+        pooling = Pooling.load(str(folder), subfolder="1_Pooling")
+        found = pooling.get_config_dict()
+        assert (found["pooling_mode"], found["embedding_dimension"]) == ("mean", 384)
 
 
 def test_labels_are_those_of_the_checkpoint(head_bundle: Callable[[str], Path], tmp_path: Path) -> None:
