@@ -61,7 +61,7 @@ def check_model(bundle: Bundle, recipe: Recipe) -> None:
     if manifest.tokenizer.get("kind") == PIECES and not recipe.takes_texts:
         raise InputError(
             f"{bundle.folder} has MarianMT's tokenizers, which cut a text into one language's pieces and"
-            f" number them by another vocabulary; {recipe.title} has none like these: package it --for triton"
+            f" number them by another vocabulary; {recipe.title} does that inexactly: package it --for triton"
         )
 
 
