@@ -108,7 +108,8 @@ def write_tokenizer(
 ) -> None:
     """Write tokenizer.json, tokenizer_config.json and the chat template, of a target's in the folder TARGET.
 
-    `change` gets and returns the content of each tokenizer.json; `settings` are more of tokenizer_config.json.
+    `change` gets and returns the content of each tokenizer.json; `settings` are further ones of
+    tokenizer_config.json.
     """
     manifest = bundle.manifest
     for name, place in zip(manifest.tokenizer["files"], (folder, folder / TARGET), strict=False):

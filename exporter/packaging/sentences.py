@@ -20,7 +20,7 @@ FLAGS = {
 
 
 def write_sentence_files(manifest: Manifest, folder: Path) -> None:
-    """Write prompts and, where no dense layers follow, which need weights of their own, pooling and length."""
+    """Write prompts, pooling and length; of a model with dense layers, which have weights, prompts alone."""
     defaults = manifest.encoder
     assert defaults is not None
     prompts = {"prompts": dict(defaults.prompts), "default_prompt_name": defaults.default_prompt}

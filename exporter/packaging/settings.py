@@ -60,5 +60,7 @@ def warn_about_unknown(runtime: str, settings: Mapping[str, Any], unknown: Colle
     left_out = [f"{name}={value!r:.40}" for name, value in settings.items() if name in unknown]
     if left_out:
         log.warning(
-            "%s does not know %s of the bundle's settings, and generates without", runtime, ", ".join(left_out)
+            "%s does not know %s of the bundle's settings, and generates without",
+            runtime,
+            ", ".join(left_out),
         )
