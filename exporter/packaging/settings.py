@@ -59,8 +59,5 @@ def warn_about_unknown(runtime: str, settings: Mapping[str, Any], unknown: Colle
     """Log which settings a runtime does not know, so that it generates without them."""
     left_out = [f"{name}={value!r:.40}" for name, value in settings.items() if name in unknown]
     if left_out:
-        log.warning(
-            "%s does not know %s of the bundle's settings, and generates without",
-            runtime,
-            ", ".join(left_out),
-        )
+        names = ", ".join(left_out)
+        log.warning("%s does not know %s of the bundle's settings, and generates without", runtime, names)

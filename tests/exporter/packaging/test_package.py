@@ -176,11 +176,12 @@ def test_how_a_vector_is_made_is_told_as_sentence_transformers_does(
     prompts = {"query": "query: ", "text": "passage: "}
     edit_json(bundle / "manifest.json", encoder=encoder | {"prompts": prompts, "default_prompt": "text"})
     meant = read_modules(find_demo("bert-demo"))
-    assert meant.config.pooling == ("mean",) and meant.config.normalize
+    assert meant is not None and meant.config.pooling == ("mean",) and meant.config.normalize
     for runtime in ("optimum", "transformers.js"):
         folder = tmp_path / runtime
         package(bundle, folder, runtime=runtime, verify=False)
         own = read_modules(folder)
+        assert own is not None
         assert (own.config, own.max_seq_length) == (meant.config, meant.max_seq_length)
         assert (own.prompts, own.default_prompt) == (prompts, "text")
         pooling = Pooling.load(str(folder), subfolder="1_Pooling")
