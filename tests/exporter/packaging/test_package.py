@@ -159,7 +159,7 @@ def test_sizes_of_a_decoder_that_was_imported(
 
 def test_a_begin_token_for_genai_is_asked_for(imported: Callable[[str], Path], tmp_path: Path) -> None:
     genai = pytest.importorskip("onnxruntime_genai")
-    package(imported("llama"), tmp_path / "P", runtime="genai", copy=True, verify=False)
+    assert package(imported("llama"), tmp_path / "P", runtime="genai", copy=True).verified
     tokenizer = genai.Tokenizer(genai.Model(str(tmp_path / "P")))
     plain = tokenizer.encode("In the beginning").tolist()
     tokenizer.update_options(add_special_tokens="true")
