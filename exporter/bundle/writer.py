@@ -40,6 +40,11 @@ def check_output(output: Path, force: bool) -> None:
         check_own_bundle(output)
         if not force:
             raise OutputError(f"{output} exists; pass --force (in Python force=True) to replace it")
+    check_parent(output)
+
+
+def check_parent(output: Path) -> None:
+    """Refuse an output where nothing can be written."""
     parent = output.absolute().parent
     while not parent.exists():
         parent = parent.parent

@@ -95,6 +95,11 @@ def list_next_steps(folder: Path, manifest: Manifest) -> list[str]:
     return steps
 
 
+def describe_links(count: int) -> str:
+    """Return in words that files of a package are links, where some are."""
+    return f" beside {count} link{'s' if count > 1 else ''} to the bundle's files" if count else ""
+
+
 def make_package_tables(result: PackageResult) -> list[RenderableType]:
     """Return what a package holds, and what came of running it."""
     from ..reports.tables import make_comparison_table
@@ -102,7 +107,7 @@ def make_package_tables(result: PackageResult) -> list[RenderableType]:
     rows = [
         ("for", result.title),
         ("graphs", ", ".join(result.artifacts)),
-        ("written", f"{format_size(result.bytes_written)} beside links to the bundle's files"),
+        ("written", format_size(result.bytes_written) + describe_links(result.links)),
         ("run with", result.version or "nothing: it was not run"),
     ]
     tables: list[RenderableType] = [FittingTable(f"Package written to {result.folder}", ("", ""), rows)]

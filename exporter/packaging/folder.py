@@ -14,7 +14,7 @@ import onnx_ir as ir
 from ...runtime.bundle.artifact import Artifact
 from ...runtime.bundle.bundle import Bundle
 from ...runtime.diagnostics.metrics import Comparison
-from ..bundle.writer import open_staging_folder
+from ..bundle.writer import check_parent, open_staging_folder
 from ..errors import OutputError
 from ..passes.weight_files import list_external_tensors, move_weights
 from .hugging_face import write_json
@@ -23,12 +23,24 @@ MOST = 0.9  # of a file of weights: where a graph reads less, a package to be fe
 DESCRIPTION = "planforge.json"  # what was packaged, and what was run with it
 
 
+def check_apart(folder: Path, bundle: Path) -> None:
+    """Refuse a folder within the bundle's, and one that the bundle is in."""
+    own, other = folder.resolve(), bundle.resolve()
+    if own == other or own.is_relative_to(other):
+        raise OutputError(f"{folder} is in the bundle {bundle}; name a folder outside of it")
+    if other.is_relative_to(own):
+        raise OutputError(f"{folder} has the bundle {bundle} in it; name another folder")
+
+
 def check_target(folder: Path) -> None:
-    """Refuse a folder that has anything in it."""
-    if folder.is_symlink() or (folder.exists() and not folder.is_dir()):
+    """Refuse a folder that has anything in it, or that cannot be written."""
+    if folder.is_symlink():
+        raise OutputError(f"{folder} is a symbolic link; name the folder that it leads to, or another one")
+    if folder.exists() and not folder.is_dir():
         raise OutputError(f"{folder} is there and is no folder; name another one")
     if folder.exists() and any(folder.iterdir()):
         raise OutputError(f"{folder} is not empty; name another folder, or empty this one")
+    check_parent(folder)
 
 
 @contextlib.contextmanager
@@ -59,6 +71,13 @@ def copy_links(folder: Path) -> None:
             copy = path.with_name(f"{path.name}.copy")
             shutil.copyfile(path, copy)
             copy.replace(path)
+
+
+def measure_files(folder: Path) -> tuple[int, int]:
+    """Return how many bytes a package's own files have, and how many of its files are links."""
+    stats = [path.stat() for path in folder.rglob("*") if path.is_file()]
+    own = [stat.st_size for stat in stats if stat.st_nlink == 1]
+    return sum(own), len(stats) - len(own)
 
 
 def write_graph(

@@ -8,15 +8,30 @@ from typing import Any
 
 from ...runtime.bundle.artifact import Artifact
 from ...runtime.bundle.bundle import Bundle
+from ...runtime.bundle.manifest import Manifest
 from .folder import write_graph
 from .graphs import read_graph, take_attention_mask
 from .hugging_face import (
     choose_padding,
     count_layers,
+    count_query_heads,
     read_cache_sizes,
     read_vocabulary_size,
     write_json,
     write_tokenizer,
+)
+from .settings import list_settings, warn_about_unknown
+
+# Settings that its search has; it refuses a file with another one.
+KNOWN = (
+    "do_sample",
+    "temperature",
+    "top_k",
+    "top_p",
+    "repetition_penalty",
+    "num_beams",
+    "length_penalty",
+    "no_repeat_ngram_size",
 )
 
 
@@ -27,7 +42,17 @@ def write(bundle: Bundle, artifacts: Sequence[Artifact], folder: Path) -> None:
     take_attention_mask(model.graph, all_rows=False)
     write_graph(bundle, artifact, model, folder / "model.onnx", "model.onnx.data")
     write_json(folder / "genai_config.json", describe(bundle, artifact))
-    write_tokenizer(bundle, folder)
+    write_tokenizer(bundle, folder, settings=describe_frame(bundle.manifest))
+
+
+def describe_frame(manifest: Manifest) -> dict[str, Any]:
+    """Return, for tokenizer_config.json, what genai's tokenizer puts before a text with add_special_tokens.
+
+    It does not read a tokenizer.json's template, and without these would put an end token behind the text.
+    """
+    defaults = manifest.generation
+    assert defaults is not None
+    return {"add_bos_token": True, "add_eos_token": False} if defaults.prefix else {}
 
 
 def describe(bundle: Bundle, artifact: Artifact) -> dict[str, Any]:
@@ -36,7 +61,7 @@ def describe(bundle: Bundle, artifact: Artifact) -> dict[str, Any]:
     defaults = manifest.generation
     assert defaults is not None
     heads, head_size = read_cache_sizes(artifact)
-    query_heads = int(manifest.config.get("n_head") or manifest.config["num_attention_heads"])
+    query_heads = count_query_heads(manifest)
     decoder = {
         "session_options": {"log_id": "onnxruntime-genai", "provider_options": choose_providers(artifact)},
         "filename": "model.onnx",
@@ -57,16 +82,6 @@ def describe(bundle: Bundle, artifact: Artifact) -> dict[str, Any]:
             "present_value_names": "present.%d.value",
         },
     }
-    search = {
-        "max_length": manifest.max_length,
-        "past_present_share_buffer": True,
-        "do_sample": defaults.do_sample,
-        "num_beams": defaults.num_beams,
-        "repetition_penalty": defaults.repetition_penalty,
-        "temperature": defaults.temperature,
-        "top_k": defaults.top_k,
-        "top_p": defaults.top_p,
-    }
     return {
         "model": {
             "type": "decoder",
@@ -77,7 +92,26 @@ def describe(bundle: Bundle, artifact: Artifact) -> dict[str, Any]:
             "context_length": manifest.max_length,
             "decoder": decoder,
         },
-        "search": {name: value for name, value in search.items() if value is not None},
+        "search": describe_search(manifest),
+    }
+
+
+def describe_search(manifest: Manifest) -> dict[str, Any]:
+    """Return the settings that genai's search has."""
+    defaults = manifest.generation
+    assert defaults is not None
+    settings = list_settings(manifest)
+    known = {name: settings.pop(name) for name in KNOWN if name in settings}
+    if settings.get("early_stopping") is True:
+        del settings["early_stopping"]  # it has both, but not "never"
+    warn_about_unknown("onnxruntime-genai", settings, settings)
+    if defaults.do_sample:
+        known = {"top_p": 1.0, **known}  # without one, and with top_k off, it takes the likeliest token
+    return {
+        "max_length": manifest.max_length,
+        "past_present_share_buffer": True,
+        "early_stopping": defaults.early_stopping is True,  # its own default is true
+        **known,
     }
 
 

@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
+from types import MappingProxyType
 from typing import Any, TypeAlias
 
 from ...runtime.bundle.artifact import Artifact
@@ -20,8 +21,8 @@ def describe_decoder(manifest: Manifest, artifact: Artifact) -> dict[str, Any]:
     assert manifest.generation is not None
     heads, head_size = read_cache_sizes(artifact)
     layers = count_layers(artifact)
-    query_heads = int(manifest.config.get("n_head") or manifest.config["num_attention_heads"])
-    width = int(manifest.config.get("n_embd") or manifest.config["hidden_size"])
+    query_heads = count_query_heads(manifest)
+    width = int(manifest.config.get("n_embd") or manifest.config.get("hidden_size", query_heads * head_size))
     if manifest.family == "gpt2":
         sizes = {
             "n_layer": layers,
@@ -37,9 +38,10 @@ def describe_decoder(manifest: Manifest, artifact: Artifact) -> dict[str, Any]:
             "num_key_value_heads": heads,
             "head_dim": head_size,
             "hidden_size": width,
-            "intermediate_size": int(manifest.config["intermediate_size"]),
             "max_position_embeddings": manifest.max_length,
         }
+        if "intermediate_size" in manifest.config:  # no decoder that was imported says it
+            sizes["intermediate_size"] = int(manifest.config["intermediate_size"])
         model_type = "llama"
     return {
         "model_type": model_type,
@@ -49,6 +51,12 @@ def describe_decoder(manifest: Manifest, artifact: Artifact) -> dict[str, Any]:
         **describe_special_tokens(manifest),
         "use_cache": True,
     }
+
+
+def count_query_heads(manifest: Manifest) -> int:
+    """Return a decoder's heads of queries. An imported one's n_head is that of keys and values."""
+    config = manifest.config
+    return int(config.get("query_heads") or config.get("n_head") or config["num_attention_heads"])
 
 
 def describe_special_tokens(manifest: Manifest) -> dict[str, Any]:
@@ -75,29 +83,6 @@ def choose_padding(manifest: Manifest) -> int | None:
     return defaults.eos[0] if defaults.eos else 0
 
 
-def describe_generation(manifest: Manifest) -> dict[str, Any]:
-    """Return generation_config.json: the checkpoint's sampling, or search, as the bundle has it."""
-    defaults = manifest.generation
-    assert defaults is not None
-    values: dict[str, Any] = {
-        "do_sample": defaults.do_sample,
-        "temperature": defaults.temperature,
-        "top_k": defaults.top_k,
-        "top_p": defaults.top_p,
-        "min_p": defaults.min_p,
-        "repetition_penalty": defaults.repetition_penalty,
-        "num_beams": defaults.num_beams,
-        "length_penalty": defaults.length_penalty,
-        "early_stopping": defaults.early_stopping,
-        "no_repeat_ngram_size": defaults.no_repeat_ngram_size,
-        "max_new_tokens": defaults.max_new_tokens,
-    }
-    if defaults.suppressed:
-        values["bad_words_ids"] = [[token] for token in defaults.suppressed]
-    known = {name: value for name, value in values.items() if value is not None}
-    return describe_special_tokens(manifest) | known
-
-
 def read_cache_sizes(artifact: Artifact) -> tuple[int, int]:
     """Return a decoder's heads of keys and values, and their size."""
     axes = artifact.input("past.0.key").axes
@@ -115,10 +100,16 @@ def read_vocabulary_size(artifact: Artifact) -> int:
     return width
 
 
-def write_tokenizer(bundle: Bundle, folder: Path, change: Change = lambda tokenizer: tokenizer) -> None:
+def write_tokenizer(
+    bundle: Bundle,
+    folder: Path,
+    change: Change = lambda tokenizer: tokenizer,
+    settings: Mapping[str, Any] = MappingProxyType({}),
+) -> None:
     """Write tokenizer.json, tokenizer_config.json and the chat template, of a target's in the folder TARGET.
 
-    `change` gets and returns the content of each tokenizer.json.
+    `change` gets and returns the content of each tokenizer.json; `settings` are further ones of
+    tokenizer_config.json.
     """
     manifest = bundle.manifest
     for name, place in zip(manifest.tokenizer["files"], (folder, folder / TARGET), strict=False):
@@ -132,6 +123,7 @@ def write_tokenizer(bundle: Bundle, folder: Path, change: Change = lambda tokeni
             "padding_side": "right" if manifest.task != "text-generation" else "left",
             "model_input_names": list_model_inputs(manifest),
             **name_special_tokens(manifest, content),
+            **settings,
         }
         if "chat_template" in manifest.tokenizer:
             file = bundle.path(str(manifest.tokenizer["chat_template"]["file"]))
@@ -169,5 +161,5 @@ def name_special_tokens(manifest: Manifest, tokenizer: Mapping[str, Any]) -> dic
     }
 
 
-def write_json(path: Path, value: Mapping[str, Any]) -> None:
+def write_json(path: Path, value: Mapping[str, Any] | Sequence[Any]) -> None:
     path.write_text(json.dumps(value, indent=1, ensure_ascii=False) + "\n", encoding="utf-8")

@@ -7,10 +7,12 @@ from pathlib import Path
 
 from ...runtime.bundle.artifact import Artifact
 from ...runtime.bundle.bundle import Bundle
-from .encoders import convert_encoder, describe_encoder
+from .encoders import convert_encoder, describe_encoder, find_head
 from .folder import write_graph
 from .graphs import add_position_ids, name_cache_as_hugging_face, read_graph, take_attention_mask
-from .hugging_face import count_layers, describe_decoder, describe_generation, write_json, write_tokenizer
+from .hugging_face import count_layers, describe_decoder, write_json, write_tokenizer
+from .sentences import write_sentence_files
+from .settings import describe_generation
 
 
 def write(bundle: Bundle, artifacts: Sequence[Artifact], folder: Path) -> None:
@@ -21,6 +23,8 @@ def write(bundle: Bundle, artifacts: Sequence[Artifact], folder: Path) -> None:
     if manifest.encoder is not None:
         convert_encoder(model.graph, manifest, artifact)
         config = describe_encoder(manifest)
+        if find_head(manifest) is None:
+            write_sentence_files(manifest, folder)
     else:
         take_attention_mask(model.graph, all_rows=True)
         add_position_ids(model.graph)

@@ -9,22 +9,20 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from ...runtime.bundle.artifact import RECENT, Artifact
+from ...runtime.bundle.artifact import Artifact
 from ...runtime.bundle.bundle import Bundle
 from ...runtime.diagnostics.golden.files import find_golden
 from ...runtime.diagnostics.metrics import Comparison
 from ...runtime.errors import InputError
-from ...runtime.text.piece_tokenizer import PIECES
 from ..errors import VerificationError
 from ..tensorrt.plans import Progress
-from .folder import copy_links, describe, make_folder
+from .choice import choose_artifacts
+from .folder import check_apart, check_target, copy_links, describe, make_folder, measure_files
 from .recipes import Recipe, find_recipe
 from .run import run_package
 from .worker import Worker
 
 log = logging.getLogger("planforge")
-
-DIALECT = "ort"  # of graphs whose cache and padding others can be given
 
 
 @dataclass(frozen=True)
@@ -39,6 +37,7 @@ class PackageResult:
         version: of the runtime that ran them; None where it was not run.
         comparisons: one of each graph and case, with what was measured and what is allowed.
         bytes_written: of the files that are no links to the bundle's.
+        links: how many files are.
     """
 
     folder: Path
@@ -48,6 +47,7 @@ class PackageResult:
     version: str | None
     comparisons: tuple[Comparison, ...]
     bytes_written: int
+    links: int
 
     @property
     def verified(self) -> bool:
@@ -64,6 +64,7 @@ class PackageResult:
             "verified": self.verified,
             "comparisons": [comparison.to_json() for comparison in self.comparisons],
             "bytes_written": self.bytes_written,
+            "links": self.links,
         }
 
 
@@ -87,10 +88,10 @@ def package(
 
     Args:
         bundle: the folder that `export` or `import_folder` wrote.
-        output: the package's folder, which must not exist, or be empty.
+        output: the package's folder, which must not exist, or be empty; not within the bundle's.
         runtime: "genai" (onnxruntime-genai), "transformers.js", "optimum" or "triton".
-        precision: those of the graphs; by default all that the runtime takes, or where a package has one
-            alone the bundle's default.
+        precision: those of the graphs; a str is one. By default all that the runtime takes, or where a
+            package has one alone the bundle's default.
         copy: whether weights are copied. Linked ones take no disk, but Python's `onnx.load` then refuses the
             graphs of the package, and those of the bundle too.
         verify: whether the package is run in its runtime; it is not where that is not installed, and the
@@ -107,85 +108,48 @@ def package(
     """
     recipe = find_recipe(runtime)
     opened = Bundle.open(bundle)
+    folder = Path(output)
+    check_apart(folder, opened.folder)
+    check_target(folder)
     artifacts = choose_artifacts(opened, recipe, precision)
     worker = find_worker(opened, recipe, runtime_at) if verify else None
     progress("checking files")
     opened.verify_files()
-    with make_folder(Path(output)) as folder:
+    with make_folder(folder) as staging:
         progress(f"writing graphs for {recipe.title}")
-        recipe.write(opened, artifacts, folder)
+        recipe.write(opened, artifacts, staging)
         if copy:
-            copy_links(folder)
-        version: str | None = None
-        comparisons: list[Comparison] = []
-        if worker is not None:
-            version, comparisons = run_package(opened, recipe, worker, folder, artifacts, progress)
-        refuse_failures(comparisons)
-        describe(folder, opened, recipe.title, artifacts, version, comparisons)
-        written = sum(p.stat().st_size for p in folder.rglob("*") if p.is_file() and p.stat().st_nlink == 1)
+            copy_links(staging)
+        return finish_package(opened, recipe, artifacts, worker, (staging, folder), progress)
+
+
+def finish_package(
+    bundle: Bundle,
+    recipe: Recipe,
+    artifacts: Sequence[Artifact],
+    worker: Worker | None,
+    places: tuple[Path, Path],
+    progress: Progress,
+) -> PackageResult:
+    """Run a package that is written, and describe it; `places` are where it is and where it will be."""
+    staging, folder = places
+    version: str | None = None
+    comparisons: list[Comparison] = []
+    if worker is not None:
+        version, comparisons = run_package(bundle, recipe, worker, staging, artifacts, progress)
+    refuse_failures(comparisons)
+    describe(staging, bundle, recipe.title, artifacts, version, comparisons)
+    written, links = measure_files(staging)
     return PackageResult(
-        folder=Path(output),
-        runtime=runtime,
+        folder=folder,
+        runtime=recipe.name,
         title=recipe.title,
         artifacts=tuple(artifact.id for artifact in artifacts),
         version=version,
         comparisons=tuple(comparisons),
         bytes_written=written,
+        links=links,
     )
-
-
-def choose_artifacts(bundle: Bundle, recipe: Recipe, precision: Sequence[str] | None) -> list[Artifact]:
-    """Return the graphs of a package; refuse what the runtime does not take, and say what to export."""
-    manifest = bundle.manifest
-    if manifest.task not in recipe.tasks:
-        raise InputError(
-            f"{recipe.title} takes {' and '.join(recipe.tasks)}; {bundle.folder} is a bundle for"
-            f" {manifest.task}"
-        )
-    if manifest.tokenizer.get("kind") == PIECES and not recipe.takes_texts:
-        raise InputError(
-            f"{bundle.folder} has MarianMT's tokenizers, which cut a text into one language's pieces and"
-            f" number them by another vocabulary; {recipe.title} has none like these: package it --for triton"
-        )
-    for name in precision or ():
-        if name not in recipe.precisions:
-            raise InputError(
-                f"precision {name!r}: {recipe.title} takes {', '.join(recipe.precisions)}; export the bundle"
-                " in one of these"
-            )
-    candidates = [a for a in manifest.artifacts if a.dialect == DIALECT and a.precision in recipe.precisions]
-    there = list(dict.fromkeys(artifact.precision for artifact in candidates))
-    if not there:
-        has = ", ".join(artifact.id for artifact in manifest.artifacts)
-        raise InputError(
-            f"{recipe.title} takes graphs of the dialect {DIALECT} in {', '.join(recipe.precisions)};"
-            f" {bundle.folder} has {has}: export with --target cpu"
-        )
-    if missing := [name for name in precision or () if name not in there]:
-        raise InputError(
-            f"{bundle.folder} has no graph in {missing[0]} of the dialect {DIALECT}, only in"
-            f" {', '.join(there)}: export with --target cpu --precision {missing[0]}"
-        )
-    wanted = list(precision or ()) or choose_precisions(manifest.default_precision, there, recipe)
-    if len(wanted) > 1 and not recipe.many:
-        raise InputError(
-            f"a package for {recipe.title} has one precision; {', '.join(wanted)} are {len(wanted)}"
-        )
-    chosen = [artifact for artifact in candidates if artifact.precision in wanted]
-    for artifact in chosen:
-        if any(RECENT in spec.axis_names() for spec in artifact.inputs):
-            raise InputError(
-                f"{artifact.id}: layers of its own keep the newest {artifact.window} tokens alone, and"
-                f" {recipe.title} has no caches of two lengths"
-            )
-    return chosen
-
-
-def choose_precisions(default: str | None, there: Sequence[str], recipe: Recipe) -> list[str]:
-    """Return the precisions that are packaged unless some are named."""
-    if recipe.many:
-        return list(there)
-    return [default] if default is not None and default in there else [there[0]]
 
 
 def find_worker(bundle: Bundle, recipe: Recipe, runtime_at: str | Path | None) -> Worker | None:

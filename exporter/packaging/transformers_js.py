@@ -11,10 +11,12 @@ import onnx_ir as ir
 from ...runtime.bundle.artifact import Artifact
 from ...runtime.bundle.bundle import Bundle
 from ...runtime.bundle.manifest import Manifest
-from .encoders import convert_encoder, describe_encoder
+from .encoders import convert_encoder, describe_encoder, find_head
 from .folder import write_graph
 from .graphs import name_cache_as_hugging_face, read_graph, rename_axes, take_attention_mask
-from .hugging_face import count_layers, describe_decoder, describe_generation, write_json, write_tokenizer
+from .hugging_face import count_layers, describe_decoder, write_json, write_tokenizer
+from .sentences import write_sentence_files
+from .settings import describe_generation, list_settings, warn_about_unknown
 from .tables import spell_out_tables
 from .translators import convert_decoder, describe_translator, join_cross_attention
 
@@ -25,6 +27,8 @@ SIGMA = {
     "pattern": {"String": "\N{GREEK CAPITAL LETTER SIGMA}"},
     "content": "\N{GREEK SMALL LETTER SIGMA}",
 }
+# Settings that it reads and does nothing with.
+UNKNOWN = ("top_p", "min_p", "num_beams", "length_penalty", "early_stopping", "renormalize_logits")
 # By task and graph: the file's name without suffix.
 FILES = {
     ("text-generation", "decoder"): "model",
@@ -49,7 +53,10 @@ def write(bundle: Bundle, artifacts: Sequence[Artifact], folder: Path) -> None:
     config["transformers.js_config"] = {"use_external_data_format": external}
     write_json(folder / "config.json", config)
     if manifest.generation is not None:
+        warn_about_unknown("transformers.js", list_settings(manifest), UNKNOWN)
         write_json(folder / "generation_config.json", describe_generation(manifest))
+    elif find_head(manifest) is None:
+        write_sentence_files(manifest, folder)
     write_tokenizer(bundle, folder, lower_every_sigma)
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 import os
 import shutil
@@ -22,6 +23,7 @@ from ..errors import VerificationError
 Question = dict[str, Any]
 WORKERS = Path(__file__).with_name("workers")
 SECONDS = 600.0  # that a runtime may take for all of its answers
+PROBE_SECONDS = 60.0  # that a Python may take to tell a version
 SAID = 600  # characters of what it said before it failed
 NPM_PACKAGE = "@huggingface/transformers"
 
@@ -106,8 +108,16 @@ def find_python(script: str, module: str, distribution: str, runtime_at: Path | 
     probe = [python, str(WORKERS / "tell_version.py"), module, distribution]
     done = None
     if shutil.which(python) is not None:
-        done = subprocess.run(probe, capture_output=True, encoding="utf-8")
-    if done is not None and done.returncode == 0:
+        with contextlib.suppress(OSError, subprocess.TimeoutExpired):  # of what is no Python
+            done = subprocess.run(
+                probe,
+                stdin=subprocess.DEVNULL,
+                capture_output=True,
+                timeout=PROBE_SECONDS,
+                encoding="utf-8",
+                errors="replace",
+            )
+    if done is not None and done.returncode == 0 and done.stdout[:1].isdigit():
         return Worker((python, str(WORKERS / script)), {}, done.stdout.strip())
     if runtime_at is not None:
         raise InputError(f"--runtime-at {runtime_at}: no Python there has {distribution}")

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import ast
 import re
 import shutil
+import subprocess
 from collections.abc import Callable, Iterator
 from contextlib import redirect_stdout
 from io import StringIO
@@ -12,11 +14,13 @@ from typing import Any
 
 import pytest
 
+from planforge.exporter import package
 from planforge.exporter.checkpoints.checkpoint import Checkpoint
 from planforge.exporter.checkpoints.source import Source
 from planforge.exporter.import_folder import import_folder
 from planforge.runtime import TextEncoder, TextGenerator, Translator
 
+from ..conftest import OPTIMUM_PYTHON
 from ..helpers.cli import planforge
 from ..helpers.paths import ROOT
 
@@ -112,6 +116,21 @@ def test_every_task_has_an_example() -> None:
     examples = [example for page in WITH_EXAMPLES for example in EXAMPLES[page]]
     for task in (*TASKS, *METHODS):
         assert any(f".{task}(" in example for example in examples), task
+
+
+def test_the_example_of_optimum_runs_in_its_environment(folder: Path) -> None:
+    """With a padded batch, whose texts are those of PlanForge's runtime for each prompt alone."""
+    if not OPTIMUM_PYTHON.exists():
+        pytest.skip("needs make build/optimum-venv/.ready")
+    (example,) = re.findall(r"```py\n(.*?)```", TEXTS["docs/interop.md"], re.DOTALL)
+    bundle = folder / "build/llama-demo"
+    package(bundle, folder / "build/llama-optimum", runtime="optimum", copy=True, verify=False)
+    done = subprocess.run([OPTIMUM_PYTHON, "-c", example], cwd=folder, capture_output=True, text=True)
+    assert done.returncode == 0, done.stderr[-2000:]
+    prompts = ["And it came to pass", "In the"]
+    with TextGenerator.load(bundle) as model:
+        wanted = [prompt + model.generate(prompt, max_new_tokens=20).text for prompt in prompts]
+    assert ast.literal_eval(done.stdout) == wanted
 
 
 @pytest.mark.parametrize("page", PAGES)

@@ -5,6 +5,8 @@ using Microsoft.ML.OnnxRuntimeGenAI;
 using var handle = new OgaHandle();
 using var model = new Model(args[0]);
 using var tokenizer = new Tokenizer(model);
+// A begin token, where the model wants one.
+tokenizer.UpdateOptions(new Dictionary<string, string> { ["add_special_tokens"] = "true" });
 using var stream = tokenizer.CreateStream();
 using var parameters = new GeneratorParams(model);
 parameters.SetSearchOption("do_sample", false);

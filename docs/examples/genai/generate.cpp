@@ -9,6 +9,9 @@ int main(int argc, char** argv) {
   OgaHandle handle;
   auto model = OgaModel::Create(argv[1]);
   auto tokenizer = OgaTokenizer::Create(*model);
+  const char* option = "add_special_tokens";  // a begin token, where the model wants one
+  const char* value = "true";
+  tokenizer->UpdateOptions(&option, &value, 1);
   auto stream = OgaTokenizerStream::Create(*tokenizer);
   auto parameters = OgaGeneratorParams::Create(*model);
   parameters->SetSearchOptionBool("do_sample", false);

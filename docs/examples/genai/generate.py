@@ -9,6 +9,7 @@ import onnxruntime_genai as genai
 folder, text = sys.argv[1:]
 model = genai.Model(folder)
 tokenizer = genai.Tokenizer(model)
+tokenizer.update_options(add_special_tokens="true")  # a begin token, where the model wants one
 stream = tokenizer.create_stream()
 parameters = genai.GeneratorParams(model)
 parameters.set_search_options(do_sample=False, max_length=128)

@@ -71,7 +71,10 @@ class Decoder:
     def inputs(self, question: Answer, answers: Answers) -> Answer:
         """Answer all ids of texts."""
         del answers
-        return {"ids": [self.tokenizer.encode(one["text"]).tolist() for one in question["texts"]]}
+        self.tokenizer.update_options(add_special_tokens="true")
+        ids = [self.tokenizer.encode(one["text"]).tolist() for one in question["texts"]]
+        self.tokenizer.update_options(add_special_tokens="false")
+        return {"ids": ids}
 
     def chat(self, question: Answer, answers: Answers) -> Answer:
         """Answer a conversation as the chat template renders it."""

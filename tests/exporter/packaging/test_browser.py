@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import functools
 import http.server
+import json
 import shutil
 import threading
 from collections.abc import Iterator
@@ -16,6 +17,7 @@ from planforge.exporter import package
 from planforge.runtime import TextEncoder, TextGenerator
 
 from ...helpers.browser import Browser, Page, running_browser
+from ...helpers.models import edit_json
 from ...helpers.node import NODE_FOLDER
 
 PAGE = Path(__file__).parents[3] / "docs/examples/browser/index.html"
@@ -64,7 +66,7 @@ def open_page(browser: Browser, address: str, site: Path, bundle: Path) -> Page:
     shutil.rmtree(site / "model", ignore_errors=True)
     package(bundle, site / "model", runtime="transformers.js", verify=False)
     page = browser.open(f"{address}/index.html")
-    page.wait("document.getElementById('status').textContent.startsWith('Ready')")
+    page.wait("/^(Ready|This page)/.test(document.getElementById('status').textContent)")
     return page
 
 
@@ -96,10 +98,32 @@ def test_texts_in_every_precision_are_ours(
     assert all(url.startswith(address) for url in page.requests)  # nothing else is asked
 
 
-def test_vectors_are_ours(browser: Browser, address: str, site: Path, bert_bundle: Path) -> None:
-    page = open_page(browser, address, site, bert_bundle)
+def test_vectors_are_ours(
+    browser: Browser, address: str, site: Path, bert_bundle: Path, tmp_path: Path
+) -> None:
+    """Of a model that puts a prompt before every text, too."""
+    bundle = Path(shutil.copytree(bert_bundle, tmp_path / "B"))
+    encoder = json.loads((bundle / "manifest.json").read_text())["encoder"]
+    prompts = {"prompts": {"query": "query: "}, "default_prompt": "query"}
+    edit_json(bundle / "manifest.json", encoder=encoder | prompts)
+    page = open_page(browser, address, site, bundle)
     texts = ["NASA launched a rocket", "A rocket was launched by NASA", "The cat sat on the mat"]
     run(page, "fp32", "\n".join(texts))
-    with TextEncoder.load(bert_bundle, backend="ort-cpu", precision="fp32") as model:
+    with TextEncoder.load(bundle, backend="ort-cpu", precision="fp32") as model:
         want = model.embed(texts)
+        assert not np.allclose(want, model.embed(texts, prompt=""), atol=1e-2)
     np.testing.assert_allclose(np.array(page.evaluate("window.vectors")), want, rtol=0, atol=1e-5)
+
+
+@pytest.mark.parametrize("name", ["classifier", "dates"])
+def test_a_model_for_something_else_is_refused_by_name(
+    browser: Browser, address: str, site: Path, name: str, request: pytest.FixtureRequest
+) -> None:
+    if name == "dates":
+        bundle, kind = request.getfixturevalue("dates_bundle"), "MarianMTModel"
+    else:
+        bundle, kind = request.getfixturevalue("head_bundle")(name), "BertForSequenceClassification"
+    page = open_page(browser, address, site, bundle)
+    told = page.evaluate("document.getElementById('status').textContent")
+    assert f"This page generates and embeds text; the package's model is a {kind}" in told
+    assert page.evaluate("document.getElementById('run').disabled") is True

@@ -16,18 +16,22 @@ import pytest
 import transformers
 from hypothesis import given
 from hypothesis import strategies as st
+from sentence_transformers.sentence_transformer.modules import Pooling
 from tokenizers import Tokenizer
 
 from planforge.exporter import export, package
 from planforge.exporter.checkpoints.source import find_demo
 from planforge.exporter.errors import OutputError, VerificationError
 from planforge.exporter.packaging import recipes
+from planforge.exporter.packaging import worker as packaging_worker
 from planforge.exporter.packaging.transformers_js import lower_every_sigma
 from planforge.exporter.packaging.worker import Worker, find_node, find_python
+from planforge.models.sentence_transformers import read_modules
 from planforge.runtime import InputError, IntegrityError
 
 from ...helpers.cli import planforge
 from ...helpers.llamas import shallow_llama
+from ...helpers.models import edit_json
 
 RUNTIMES = ("genai", "transformers.js", "optimum", "triton")
 
@@ -57,6 +61,10 @@ def test_what_a_package_is_stands_in_it(llama_demo_bundle: Path, tmp_path: Path)
     assert told["export_id"] == manifest["export_id"]
     assert told["artifacts"] == list(result.artifacts) == ["decoder.ort.fp32"]
     assert told["run_with"] is None and told["comparisons"] == []
+    for number, precision in enumerate(("int8", ["int8", "int8"])):  # one name, and one twice
+        folder = tmp_path / str(number)
+        again = package(llama_demo_bundle, folder, runtime="genai", precision=precision, verify=False)
+        assert again.artifacts == ("decoder.ort.int8",)
 
 
 def test_a_package_for_javascript_has_all_precisions(llama_demo_bundle: Path, tmp_path: Path) -> None:
@@ -95,6 +103,92 @@ def test_settings_are_those_of_the_checkpoint(llama_demo_bundle: Path, tmp_path:
     assert (model["bos_token_id"], model["eos_token_id"]) == (meant.bos_token_id, meant.eos_token_id)
 
 
+def test_settings_are_read_as_they_are_meant(
+    own_bundle: Path, tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    """Those that a runtime does not know are named, and so is a value of one."""
+    path = own_bundle / "manifest.json"
+    meant = {"do_sample": True, "temperature": 0.7, "top_k": None, "min_p": 0.1, "no_repeat_ngram_size": 3}
+    generation = json.loads(path.read_text())["generation"]
+    edit_json(path, generation={**generation, **meant})
+    for runtime in ("optimum", "genai", "transformers.js"):
+        package(own_bundle, tmp_path / runtime, runtime=runtime, verify=False)
+    own = transformers.GenerationConfig.from_pretrained(tmp_path / "optimum").to_diff_dict()
+    assert {name: own.get(name) for name in meant} == meant | {"top_k": 0}  # without it would be 50
+    search = json.loads((tmp_path / "genai/genai_config.json").read_text())["search"]
+    assert search.items() >= {"do_sample": True, "temperature": 0.7, "no_repeat_ngram_size": 3}.items()
+    assert (search["top_k"], search["top_p"]) == (0, 1.0)  # without top_p it takes the likeliest token
+    assert "min_p" not in search
+    told = "does not know min_p=0.1 of the bundle's settings, and generates without"
+    assert [record.getMessage() for record in caplog.records] == [
+        f"onnxruntime-genai {told}",
+        f"transformers.js {told}",
+    ]
+    caplog.clear()
+    beams = {"num_beams": 4, "length_penalty": 2.0, "early_stopping": "never", "max_new_tokens": 9}
+    rules = {"min_new_tokens": 2, "renormalize": True, "suppressed": [5]}
+    edit_json(path, generation={**generation, **beams, **rules})
+    package(own_bundle, tmp_path / "P", runtime="optimum", verify=False)
+    own = transformers.GenerationConfig.from_pretrained(tmp_path / "P").to_diff_dict()
+    renamed = {"min_new_tokens": 2, "renormalize_logits": True, "bad_words_ids": [[5]]}
+    assert own.items() >= {**beams, **renamed}.items()
+    assert caplog.text == ""
+    package(own_bundle, tmp_path / "Q", runtime="genai", verify=False)
+    search = json.loads((tmp_path / "Q/genai_config.json").read_text())["search"]
+    assert search.items() >= {"num_beams": 4, "length_penalty": 2.0, "early_stopping": False}.items()
+    unknown = ("early_stopping='never'", "min_new_tokens=2", "max_new_tokens=9", "renormalize_logits=True")
+    assert f"does not know {', '.join(unknown)}, bad_words_ids=[[5]] of" in caplog.text
+
+
+@pytest.mark.parametrize("name", ["opt", "qwen2"])
+def test_sizes_of_a_decoder_that_was_imported(
+    name: str, exported: Path, imported: Callable[[str], Path], tmp_path: Path
+) -> None:
+    """They are those of its checkpoint, though the bundle's config has other names, and not all of them."""
+    for runtime in ("optimum", "genai"):
+        package(imported(name), tmp_path / runtime, runtime=runtime, copy=True, verify=False)
+    meant = transformers.AutoConfig.from_pretrained(exported / name)
+    own = transformers.AutoConfig.from_pretrained(tmp_path / "optimum")
+    decoder = json.loads((tmp_path / "genai/genai_config.json").read_text())["model"]["decoder"]
+    for size in ("num_hidden_layers", "num_attention_heads", "hidden_size"):
+        assert getattr(own, size) == getattr(meant, size) == decoder[size]
+    groups = getattr(meant, "num_key_value_heads", meant.num_attention_heads)
+    assert own.num_key_value_heads == decoder["num_key_value_heads"] == groups
+    assert own.head_dim == decoder["head_size"] == meant.hidden_size // meant.num_attention_heads
+
+
+def test_a_begin_token_for_genai_is_asked_for(imported: Callable[[str], Path], tmp_path: Path) -> None:
+    genai = pytest.importorskip("onnxruntime_genai")
+    assert package(imported("llama"), tmp_path / "P", runtime="genai", copy=True).verified
+    tokenizer = genai.Tokenizer(genai.Model(str(tmp_path / "P")))
+    plain = tokenizer.encode("In the beginning").tolist()
+    tokenizer.update_options(add_special_tokens="true")
+    reference = transformers.AutoTokenizer.from_pretrained(tmp_path / "P")
+    assert tokenizer.encode("In the beginning").tolist() == reference("In the beginning").input_ids
+    assert reference("In the beginning").input_ids == [0, *plain]
+
+
+def test_how_a_vector_is_made_is_told_as_sentence_transformers_does(
+    minilm_bundle: Path, tmp_path: Path
+) -> None:
+    bundle = Path(shutil.copytree(minilm_bundle, tmp_path / "B"))
+    encoder = json.loads((bundle / "manifest.json").read_text())["encoder"]
+    prompts = {"query": "query: ", "text": "passage: "}
+    edit_json(bundle / "manifest.json", encoder=encoder | {"prompts": prompts, "default_prompt": "text"})
+    meant = read_modules(find_demo("bert-demo"))
+    assert meant is not None and meant.config.pooling == ("mean",) and meant.config.normalize
+    for runtime in ("optimum", "transformers.js"):
+        folder = tmp_path / runtime
+        package(bundle, folder, runtime=runtime, verify=False)
+        own = read_modules(folder)
+        assert own is not None
+        assert (own.config, own.max_seq_length) == (meant.config, meant.max_seq_length)
+        assert (own.prompts, own.default_prompt) == (prompts, "text")
+        pooling = Pooling.load(str(folder), subfolder="1_Pooling")
+        found = pooling.get_config_dict()
+        assert (found["pooling_mode"], found["embedding_dimension"]) == ("mean", 384)
+
+
 def test_labels_are_those_of_the_checkpoint(head_bundle: Callable[[str], Path], tmp_path: Path) -> None:
     bundle = head_bundle("classifier")
     package(bundle, tmp_path / "P", runtime="optimum", precision=["fp32"], verify=False)
@@ -121,7 +215,8 @@ REFUSED = [
     ("optimum", None, "dates_bundle", "is a bundle for translation"),
     ("transformers.js", None, "marian_bundle", "has MarianMT's tokenizers, .*: package it --for triton"),
     ("genai", ["fp32-kv8"], "llama_demo_bundle", "takes fp32, fp16, int8, int4"),
-    ("genai", ["fp16"], "llama_demo_bundle", "--target cpu --precision fp16"),
+    ("genai", ["fp16"], "llama_demo_bundle", "--target cuda --precision fp16"),
+    ("genai", ["in8"], "llama_demo_bundle", "did you mean 'int8'"),
     ("genai", ["fp32", "int8"], "llama_demo_bundle", "has one precision; fp32, int8 are 2"),
     ("gen-ai", None, "llama_demo_bundle", "is not one of genai, .*; did you mean 'genai'"),
 ]
@@ -141,13 +236,23 @@ def test_what_a_runtime_does_not_take_is_told_with_the_way_out(
     assert not list(tmp_path.iterdir())
 
 
-def test_a_bundle_without_graphs_for_a_cpu_is_exported_again(demo_bundle: Path, tmp_path: Path) -> None:
-    manifest = json.loads((demo_bundle / "manifest.json").read_text())
-    manifest["artifacts"] = [one for one in manifest["artifacts"] if one["dialect"] != "ort"]
-    copy = Path(shutil.copytree(demo_bundle, tmp_path / "B"))
-    (copy / "manifest.json").write_text(json.dumps(manifest))
-    with pytest.raises(InputError, match=r"has decoder\.portable\.fp32.*: export with --target cpu"):
-        package(copy, tmp_path / "P", runtime="genai")
+@pytest.mark.parametrize(
+    ("has", "source", "advice"),
+    [
+        ("fp32", {}, "export with --target cpu --precision fp32"),
+        ("fp16", {}, "export with --target cuda --precision fp16"),
+        ("fp32", {"exporter": "optimum"}, "`planforge import` with --target cpu --precision fp32"),
+    ],
+)
+def test_a_bundle_without_graphs_of_the_dialect_is_exported_again(
+    has: str, source: dict[str, str], advice: str, own_bundle: Path, tmp_path: Path
+) -> None:
+    path = own_bundle / "manifest.json"
+    manifest = json.loads(path.read_text())
+    others = [one for one in manifest["artifacts"] if one["dialect"] != "ort" and one["precision"] == has]
+    edit_json(path, artifacts=others, plans=[], default_precision=has, source=manifest["source"] | source)
+    with pytest.raises(InputError, match=rf"has decoder\.\w+\.{has}.*: {advice}"):
+        package(own_bundle, tmp_path / "P", runtime="genai")
 
 
 def test_layers_that_keep_the_newest_tokens_alone_are_refused(
@@ -170,6 +275,22 @@ def test_a_folder_with_anything_in_it_is_left_alone(demo_bundle: Path, tmp_path:
     assert "model.onnx" in list_files(tmp_path / "P")
 
 
+def test_a_folder_that_is_none_or_the_bundle_s_is_refused(own_bundle: Path, tmp_path: Path) -> None:
+    (tmp_path / "empty").mkdir()
+    (tmp_path / "link").symlink_to("empty")
+    (tmp_path / "file").write_text("mine")
+    for folder, why in (
+        (tmp_path / "link", "is a symbolic link; name the folder that it leads to"),
+        (tmp_path / "file", "is there and is no folder"),
+        (tmp_path / "file/P", "is not a writable folder"),
+        (own_bundle / "P", "is in the bundle .*; name a folder outside of it"),
+        (own_bundle, "is in the bundle"),
+        (tmp_path, "has the bundle .* in it; name another folder"),
+    ):
+        with pytest.raises(OutputError, match=why):
+            package(own_bundle, folder, runtime="genai", verify=False)
+
+
 def test_a_damaged_bundle_is_not_packaged(own_bundle: Path, tmp_path: Path) -> None:
     weights = next(own_bundle.glob("onnx/weights.fp32-*.data"))
     data = bytearray(weights.read_bytes())
@@ -178,13 +299,23 @@ def test_a_damaged_bundle_is_not_packaged(own_bundle: Path, tmp_path: Path) -> N
     with pytest.raises(IntegrityError):
         package(own_bundle, tmp_path / "P", runtime="genai", verify=False)
     assert not (tmp_path / "P").exists()
+    (tmp_path / "P/own").mkdir(parents=True)
+    with pytest.raises(OutputError, match="is not empty"):  # before its files are read
+        package(own_bundle, tmp_path / "P", runtime="genai", verify=False)
 
 
-def test_a_runtime_that_is_not_there_is_named(tmp_path: Path) -> None:
+def test_a_runtime_that_is_not_there_is_named(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     assert find_python("ask_genai.py", "no_such_runtime", "no-such", None) is None
     assert find_python("ask_optimum.py", "no_such.runtime", "no-such", None) is None
     with pytest.raises(InputError, match="no Python there has no-such"):
         find_python("ask_genai.py", "no_such_runtime", "no-such", tmp_path / "python")
+    with pytest.raises(InputError, match=r"--runtime-at \S*/true: no Python there has no-such"):
+        find_python("ask_genai.py", "no_such_runtime", "no-such", Path(str(shutil.which("true"))))
+    (tmp_path / "waits").write_text("#!/bin/sh\nexec sleep 60\n")
+    (tmp_path / "waits").chmod(0o755)
+    with monkeypatch.context() as patch, pytest.raises(InputError, match="waits: no Python there"):
+        patch.setattr(packaging_worker, "PROBE_SECONDS", 0.1)
+        find_python("ask_genai.py", "no_such_runtime", "no-such", tmp_path / "waits")
     here = find_python("ask_triton.py", "planforge.runtime", "planforge", None)
     assert here is not None and here.command[0] == sys.executable
     assert here.version == importlib.metadata.version("planforge")
@@ -259,7 +390,9 @@ def test_the_command_prints_what_was_made(demo_bundle: Path, tmp_path: Path) -> 
     told = json.loads(planforge(*command, tmp_path / "P", "--json").stdout)
     assert told["runtime"] == "genai" and told["artifacts"] == ["decoder.ort.fp32"]
     assert told["bytes_written"] < 200_000
-    assert "run with  nothing: it was not run" in planforge(*command, tmp_path / "Q").stdout
+    linked = planforge(*command, tmp_path / "Q").stdout
+    assert "run with  nothing: it was not run" in linked and "kB beside 1 link to the bundle's" in linked
+    assert "link" not in planforge(*command, tmp_path / "R", "--copy").stdout
     again = planforge(*command, tmp_path / "Q")
     assert again.returncode == 1 and again.stdout == ""
     assert "is not empty" in again.stderr.splitlines()[-1]

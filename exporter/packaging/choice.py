@@ -1,0 +1,91 @@
+"""Which of a bundle's graphs a package is made of; what is refused, and what to export instead."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from ...runtime.bundle.artifact import RECENT, Artifact
+from ...runtime.bundle.bundle import Bundle
+from ...runtime.errors import InputError
+from ...runtime.text.piece_tokenizer import PIECES
+from ..precisions import resolve_precisions
+from .recipes import Recipe
+
+DIALECT = "ort"  # of graphs whose cache and padding others can be given
+
+
+def choose_artifacts(bundle: Bundle, recipe: Recipe, precision: Sequence[str] | None) -> list[Artifact]:
+    """Return the graphs of a package; refuse what the runtime does not take, and say what to export."""
+    check_model(bundle, recipe)
+    if isinstance(precision, str):
+        precision = [precision]
+    named = [] if precision is None else resolve_precisions(precision)
+    for name in named:
+        if name not in recipe.precisions:
+            raise InputError(
+                f"precision {name!r}: {recipe.title} takes {', '.join(recipe.precisions)}; export the bundle"
+                " in one of these"
+            )
+    artifacts = bundle.manifest.artifacts
+    candidates = [a for a in artifacts if a.dialect == DIALECT and a.precision in recipe.precisions]
+    there = list(dict.fromkeys(artifact.precision for artifact in candidates))
+    if missing := [name for name in named if name not in there]:
+        only = f", only in {', '.join(there)}" if there else ""
+        raise InputError(
+            f"{bundle.folder} has no graph in {missing[0]} of the dialect {DIALECT}{only}:"
+            f" {tell_export(bundle, missing[0])}"
+        )
+    if not there:
+        takes = [artifact.precision for artifact in artifacts if artifact.precision in recipe.precisions]
+        raise InputError(
+            f"{recipe.title} takes graphs of the dialect {DIALECT} in {', '.join(recipe.precisions)};"
+            f" {bundle.folder} has {', '.join(artifact.id for artifact in artifacts)}:"
+            f" {tell_export(bundle, takes[0] if takes else 'fp32')}"
+        )
+    wanted = named or choose_precisions(bundle.manifest.default_precision, there, recipe)
+    if len(wanted) > 1 and not recipe.many:
+        raise InputError(
+            f"a package for {recipe.title} has one precision; {', '.join(wanted)} are {len(wanted)}"
+        )
+    return check_caches([artifact for artifact in candidates if artifact.precision in wanted], recipe)
+
+
+def check_model(bundle: Bundle, recipe: Recipe) -> None:
+    """Refuse a task that the runtime does not have, and tokenizers that it cannot have."""
+    manifest = bundle.manifest
+    if manifest.task not in recipe.tasks:
+        raise InputError(
+            f"{recipe.title} takes {' and '.join(recipe.tasks)}; {bundle.folder} is a bundle for"
+            f" {manifest.task}"
+        )
+    if manifest.tokenizer.get("kind") == PIECES and not recipe.takes_texts:
+        raise InputError(
+            f"{bundle.folder} has MarianMT's tokenizers, which cut a text into one language's pieces and"
+            f" number them by another vocabulary; {recipe.title} does that inexactly: package it --for triton"
+        )
+
+
+def tell_export(bundle: Bundle, precision: str) -> str:
+    """Return how a bundle gets a graph in a precision of the dialect; fp16 is for a GPU alone."""
+    options = f"--target {'cuda' if precision == 'fp16' else 'cpu'} --precision {precision}"
+    if not bundle.manifest.source.get("exporter"):
+        return f"export with {options}"
+    return f"`planforge import` with {options}, unless that says that its attention stays as it is"
+
+
+def choose_precisions(default: str | None, there: Sequence[str], recipe: Recipe) -> list[str]:
+    """Return the precisions that are packaged unless some are named."""
+    if recipe.many:
+        return list(there)
+    return [default] if default is not None and default in there else [there[0]]
+
+
+def check_caches(artifacts: list[Artifact], recipe: Recipe) -> list[Artifact]:
+    """Return the graphs; refuse those whose caches are of two lengths."""
+    for artifact in artifacts:
+        if any(RECENT in spec.axis_names() for spec in artifact.inputs):
+            raise InputError(
+                f"{artifact.id}: layers of its own keep the newest {artifact.window} tokens alone, and"
+                f" {recipe.title} has no caches of two lengths"
+            )
+    return artifacts
