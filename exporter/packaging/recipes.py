@@ -17,7 +17,7 @@ from ..precisions import PRECISIONS
 from . import genai, optimum, transformers_js, triton
 from .answer_checks import list_answer_checks
 from .check import Check
-from .checks import list_decoder_checks, list_encoder_checks, list_translator_checks
+from .checks import list_decoder_checks, list_encoder_checks, list_translator_checks, make_graph_check
 from .encoders import name_class, name_outputs
 from .worker import Worker, find_node, find_python
 
@@ -66,7 +66,8 @@ class Recipe:
         """Return what a graph's package is asked in its runtime."""
         manifest = bundle.manifest
         if self.takes_texts:
-            return list_answer_checks(bundle, artifact)
+            checks = list_answer_checks(bundle, artifact)
+            return checks + ([make_graph_check(bundle, artifact)] if manifest.encoder is not None else [])
         if manifest.task == CAUSAL:
             return list_decoder_checks(bundle, artifact)
         if manifest.task == TRANSLATION:
