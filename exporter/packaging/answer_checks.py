@@ -24,6 +24,7 @@ Item: TypeAlias = tuple[str, str | None]  # a text, or a pair
 Ask: TypeAlias = Callable[[TextEncoder, Sequence[Item]], Sequence[Any]]
 
 MAX_ITEMS = 16  # texts, or pairs, that are asked
+QUERY = 16  # characters of the first text of a pair, which has to leave room for the second
 ROUNDING = 1e-5  # of numbers that were computed in another batch
 
 
@@ -120,7 +121,7 @@ def make_answer_check(bundle: Bundle, artifact: Artifact) -> Check:
 
 
 def choose_items(bundle: Bundle) -> list[Item]:
-    """Return what a model is asked: golden texts, with a mask to fill or in pairs where its head reads such."""
+    """Return what a model is asked: golden texts; of a head that reads such, pairs or texts with a mask."""
     file = find_texts(bundle)
     if file is None:
         return []
@@ -134,12 +135,12 @@ def choose_items(bundle: Bundle) -> list[Item]:
         mask = tokenizer.spell(defaults.tokens["mask"])
         return [(f"{mask} {text}", None) for text in texts]
     if head in ("question_answering", "next_sentence") or is_ranker(defaults):
-        return list(zip(texts, texts[1:] + texts[:1], strict=True))
+        return [(other[:QUERY], text) for text, other in zip(texts, texts[1:] + texts[:1], strict=True)]
     return [(text, None) for text in texts]
 
 
 def find_answering_head(defaults: EncoderDefaults) -> str | None:
-    """Return the head that answers for an encoder: beside another, next_sentence is what it was trained by."""
+    """Return the head that answers for an encoder; next_sentence does where there is no other."""
     others = [head for head in defaults.heads if head != "next_sentence"]
     return (others or list(defaults.heads) or [None])[0]
 

@@ -80,9 +80,8 @@ class Config:
         dims = entry["dims"]
         fits = len(shape) == len(dims) and all(d in (-1, size) for d, size in zip(dims, shape))  # noqa: B905
         if str(array.dtype) != TYPES[entry["data_type"]] or not fits:
-            self.refuse(
-                f"{entry['name']} is {entry['data_type']} {dims}, and the model's is {array.dtype} {list(shape)}"
-            )
+            told = f"{entry['name']} is {entry['data_type']} {dims}"
+            self.refuse(f"{told}, and the model's is {array.dtype} {list(shape)}")
 
 
 class TextModel:
@@ -159,9 +158,8 @@ class GraphModel:
         dims = [size if isinstance(size, int) else -1 for size in tensor.shape]
         wanted = f"tensor({ORT_TYPES.get(TYPES[entry['data_type']])})"
         if tensor.type != wanted or dims != entry["dims"]:
-            self.config.refuse(
-                f"{entry['name']} is {entry['data_type']} {entry['dims']}, and the graph's is {tensor.type} {dims}"
-            )
+            told = f"{entry['name']} is {entry['data_type']} {entry['dims']}"
+            self.config.refuse(f"{told}, and the graph's is {tensor.type} {dims}")
 
     def run(self, inputs: dict[str, Any]) -> dict[str, Any]:
         """Return all outputs by their names."""
