@@ -95,7 +95,7 @@ class Package:
         del answers
         task, options = PIPELINES[question["head"]]
         ask = pipeline(task, model=self.model, tokenizer=self.tokenizer, **options)
-        return {"labels": [[describe_label(one) for one in ask(text)] for text in question["texts"]]}
+        return {"labels": [[describe_label(one) for one in given] for given in ask(question["texts"])]}
 
     def encode(self, question: Answer, answers: Answers) -> Answer:
         """Answer the outputs of sequences as one batch, padded on the right."""
