@@ -55,7 +55,7 @@ class OwnAnswer:
 
 
 def list_default_checks(bundle: Bundle, artifact: Artifact) -> list[Check]:
-    """Return the check of what programs get; none where no golden data is a text, or of what gives no names."""
+    """Return the check of what programs get; none where no golden prompt is a text, or a head has no labels."""
     manifest = bundle.manifest
     if manifest.generation is not None:
         samples = find_text_samples(bundle, artifact)
@@ -110,7 +110,7 @@ def make_generation_check(bundle: Bundle, artifact: Artifact, samples: Mapping[s
 def ask_own_runtime(
     bundle: Bundle, artifact: Artifact, samples: Mapping[str, Sample], limit: int | None
 ) -> dict[str, OwnAnswer]:
-    """Return what the bundle answers to texts in our runtime, by its settings but without drawing and beams."""
+    """Return what the bundle answers to texts in our runtime, by its settings but always greedily."""
     options: dict[str, Any] = {} if limit is None else {"max_new_tokens": limit}
     answers = {}
     with load(bundle.folder, backend="ort-cpu", precision=artifact.precision) as model:
@@ -132,22 +132,19 @@ def compare_answers(
     text: str, given: Answer, own: OwnAnswer, defaults: GenerationDefaults, max_error: float
 ) -> str:
     """Return how an answer differs from ours by more than rounding explains, or ""."""
+    difference = f"{text!r:.60} {describe_difference(given['text'], own.text)}"
     fill = {defaults.pad, *defaults.eos, given.get("pad")}  # what stands behind a row's end in a batch
     tokens, meant = (strip_end(row, fill) for row in (given["tokens"], own.tokens))
     place = next((i for i, (a, b) in enumerate(zip(tokens, meant, strict=False)) if a != b), None)
     if place is None and len(tokens) != len(meant):
         place = min(len(tokens), len(meant))
     if place is None:
-        return (
-            ""
-            if given["text"] == own.text
-            else f"{text!r:.60} {describe_difference(given['text'], own.text)}"
-        )
+        return "" if given["text"] == own.text else difference
     if place < min(len(given["tokens"]), len(own.tokens)):
         margin = own.measure_margin(place, given["tokens"][place])
         if margin <= 2 * max_error * measure_scale(own.sample.logits):
             return ""
-    return f"{text!r:.60} {describe_difference(given['text'], own.text)}, new token {place} is the first to differ"
+    return f"{difference}; new token {place} is the first to differ"
 
 
 def strip_end(tokens: Sequence[int], fill: set[int | None]) -> list[int]:
@@ -159,7 +156,7 @@ def strip_end(tokens: Sequence[int], fill: set[int | None]) -> list[int]:
 
 
 def make_label_check(bundle: Bundle, artifact: Artifact, head: str) -> Check:
-    """Return the check of a pipeline's labels and scores, of texts, their tokens, or a mask in front of each."""
+    """Return the check of a pipeline's labels and scores: of texts, of their tokens, or of masks before them."""
     defaults = bundle.manifest.encoder
     assert defaults is not None
     file = find_texts(bundle)
@@ -193,7 +190,7 @@ def make_label_check(bundle: Bundle, artifact: Artifact, head: str) -> Check:
 
 
 def compute_logits(model: TextEncoder, ids: Sequence[int], head: str) -> Logits:
-    """Return a head's logits for one sequence, a row for each place that it names: of words the first alone."""
+    """Return a head's logits for one sequence: a row for each token, or one of the text or of its mask."""
     piece = Piece(list(ids), [0] * len(ids), range(0), None)
     ((logits,),) = model.encoder.run_batch([piece], [head], [[1]] if head == "masked_lm" else None)
     rows: Logits = np.atleast_2d(logits)
@@ -208,7 +205,10 @@ def compare_labels(
     head: str,
     max_error: float,
 ) -> str:
-    """Return which label of a text has another score than its logit gives, or ""; a score moves at most as far."""
+    """Return which label of a text has another score than here, or "".
+
+    A score moves at most as far as its logit, so that the limit of logits is one of scores.
+    """
     multi = head == "sequence_classification" and defaults.problem_type == "multi_label_classification"
     shares = (sigmoid if multi else softmax)(logits)
     allowed = max_error * measure_scale(logits)
@@ -227,7 +227,7 @@ def compare_labels(
         want = float(shares[row, number])
         if not abs(float(one["score"]) - want) <= allowed:
             return (
-                f"{text!r:.60} has the label {one['label']!r} with the score {one['score']:.6f}, the bundle's is"
-                f" {want:.6f} (at most {allowed:.2g} is rounding)"
+                f"{text!r:.60} has the label {one['label']!r} with the score {one['score']:.6f}, the bundle's"
+                f" is {want:.6f} (at most {allowed:.2g} is rounding)"
             )
     return ""

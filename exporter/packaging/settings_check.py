@@ -19,7 +19,7 @@ from ...runtime.diagnostics.metrics import Comparison
 from .check import report
 from .workers.pbtxt import read_pbtxt
 
-CASE = "settings in files"
+CASE = "settings"
 
 
 @dataclass(frozen=True)
@@ -40,7 +40,7 @@ def compare_settings(bundle: Bundle, artifact: Artifact, folder: Path, title: st
         if setting.got != setting.want
     ]
     outcome = report("settings", len(settings), failures)
-    return Comparison(artifact=FILES, backend=title, case=CASE, **vars(outcome))
+    return Comparison(artifact=FILES, backend=f"{title}'s files", case=CASE, **vars(outcome))
 
 
 def list_settings(bundle: Bundle, artifact: Artifact, folder: Path) -> Iterator[Setting]:
@@ -183,7 +183,7 @@ def as_list(value: Any) -> list[Any]:
 
 
 def list_repository_settings(artifact: Artifact, path: Path) -> Iterator[Setting]:
-    """Yield what a model's config.pbtxt says of batches and precision; the check holds the rest to the model."""
+    """Yield what a model's config.pbtxt says of batches and precision; the run reads the rest."""
     config = read_pbtxt(path.read_text(encoding="utf-8"))
     name = f"{path.parent.name}/config.pbtxt"
     streams = config.get("model_transaction_policy", {}).get("decoupled", False)

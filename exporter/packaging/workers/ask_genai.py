@@ -68,7 +68,7 @@ class Decoder:
         return {"logits": answers.keep(steps), "tokens": steps.argmax(-1).T.tolist()}
 
     def generate(self, question: Answer, answers: Answers) -> Answer:
-        """Continue texts by the package's settings, greedily; this comes last, as the model is opened anew."""
+        """Continue texts by the package's settings, greedily. It opens the model anew, so it comes last."""
         del answers
         self.open(own_end=True)
         return {
