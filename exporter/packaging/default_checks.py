@@ -55,7 +55,7 @@ class OwnAnswer:
 
 
 def list_default_checks(bundle: Bundle, artifact: Artifact) -> list[Check]:
-    """Return the check of what programs get; none where no golden prompt is a text, or a head has no labels."""
+    """Return the check of what programs get; none without a golden prompt that is a text, or without labels."""
     manifest = bundle.manifest
     if manifest.generation is not None:
         samples = find_text_samples(bundle, artifact)
@@ -156,7 +156,7 @@ def strip_end(tokens: Sequence[int], fill: set[int | None]) -> list[int]:
 
 
 def make_label_check(bundle: Bundle, artifact: Artifact, head: str) -> Check:
-    """Return the check of a pipeline's labels and scores: of texts, of their tokens, or of masks before them."""
+    """Return the check of a pipeline's labels and scores: of texts, their tokens, or masks before them."""
     defaults = bundle.manifest.encoder
     assert defaults is not None
     file = find_texts(bundle)

@@ -34,11 +34,9 @@ Package = Callable[[str, str], Path]  # by runtime, and bundle
 
 
 @pytest.fixture(scope="module")
-def bundles(
-    demo_bundle: Path, dates_bundle: Path, bert_bundle: Path, head_bundle: Callable[[str], Path]
-) -> Mapping[str, Path]:
+def bundles(demo_bundle: Path, dates_bundle: Path, head_bundle: Callable[[str], Path]) -> Mapping[str, Path]:
     heads = {name: head_bundle(name) for name in ("classifier", "reader")}
-    return {"gpt2": demo_bundle, "dates": dates_bundle, "bert": bert_bundle, **heads}
+    return {"gpt2": demo_bundle, "dates": dates_bundle, **heads}
 
 
 @pytest.fixture
@@ -111,7 +109,13 @@ SETTINGS: list[tuple[str, str, str, dict[str, Any], str]] = [
         {"eos_token": ...},
         "target/.*eos_token is None",
     ),
-    ("transformers.js", "bert", "tokenizer_config.json", {"mask_token": ...}, r"is None, .* is '\[MASK\]'"),
+    (
+        "transformers.js",
+        "classifier",
+        "tokenizer_config.json",
+        {"mask_token": ...},
+        r"is None, .* is '\[MASK\]'",
+    ),
     ("transformers.js", "classifier", "config.json", {"id2label": ROTATED}, "id2label is {'0': 'LABEL_1'"),
     (
         "optimum",
@@ -164,16 +168,17 @@ def test_a_continuation_that_ends_early_is_found(packaged: Package, bundles: Map
     assert "new token 4 is the first to differ" in failures[0]  # its prompt has 48 tokens
 
 
-def test_a_continuation_that_knows_no_end_is_found(packaged: Package, bundles: Mapping[str, Path]) -> None:
-    """An end token that each text has."""
-    folder = packaged("optimum", "gpt2")
+def test_another_end_token_is_found(packaged: Package, bundles: Mapping[str, Path]) -> None:
+    """It is one of a text's first tokens."""
+    folder = packaged("genai", "gpt2")
     opened = Bundle.open(bundles["gpt2"])
     (check,) = list_default_checks(opened, find_decider(opened, folder))
     with load(bundles["gpt2"], backend="ort-cpu", precision="fp32") as model:
         assert isinstance(model, TextGenerator)
         token = model.generate(check.questions[0]["texts"][0], max_new_tokens=8).token_ids[5]
-    edit(folder / "generation_config.json", eos_token_id=token)
-    failures = run_by_settings("optimum", bundles["gpt2"], folder)
+    config = json.loads((folder / "genai_config.json").read_text())
+    edit(folder / "genai_config.json", model={**config["model"], "eos_token_id": [token]})
+    failures = run_by_settings("genai", bundles["gpt2"], folder)
     assert "is the first to differ" in failures[0]
 
 
@@ -192,19 +197,25 @@ def test_labels_that_are_exchanged_are_found(packaged: Package, bundles: Mapping
 
 
 REPOSITORY = [
-    ("bert", "{}", 'name: "bert"', 'name: "other"', "its name is 'other', and its folder's 'bert'"),
+    ("classifier", "NAME", 'name: "NAME"', 'name: "other"', "its name is 'other', and its folder's '"),
+    ("classifier", "NAME", '"python"', '"pyton"', "backend 'pyton' is not one of python, onnxruntime"),
+    ("classifier", "NAME", '"RESULT"', '"ANSWER"', "it has no output RESULT, only ANSWER"),
     (
-        "bert",
-        "{}",
-        'backend: "python"',
-        'backend: "pyton"',
-        "backend 'pyton' is not one of python, onnxruntime",
+        "classifier",
+        "NAME",
+        '"RESULT", data_type: TYPE_STRING',
+        '"RESULT", data_type: TYPE_FP32',
+        "RESULT is TYPE_FP32 .* the model's is object",
     ),
-    ("bert", "{}", "EMBEDDING", "VECTOR", "it has no output EMBEDDING, only VECTOR"),
-    ("bert", "{}", "TYPE_FP32", "TYPE_INT64", "EMBEDDING is TYPE_INT64 .* the model's is float32"),
-    ("bert", "{}", "TEXT", "TXT", "it has no input TEXT, only TXT"),
-    ("bert", "{}_graph", "TYPE_INT64, dims: [-1, -1]", "TYPE_BOOL, dims: [7]", "the graph's is tensor.int64"),
-    ("gpt2", "{}", "decoupled: true", "decoupled: false", "decoupled is False|NoneType"),
+    ("classifier", "NAME", '"TEXT"', '"TXT"', "it has no input TEXT, only TXT"),
+    (
+        "classifier",
+        "NAME_graph",
+        "TYPE_INT64, dims: [-1, -1]",
+        "TYPE_BOOL, dims: [7]",
+        "input_ids is TYPE_BOOL .* the graph's is tensor.int64",
+    ),
+    ("gpt2", "NAME", "decoupled: true", "decoupled: false", "'NoneType' object is not iterable"),
 ]
 
 
@@ -219,11 +230,11 @@ def test_a_repository_s_configuration_is_held_to_its_models(
     bundles: Mapping[str, Path],
 ) -> None:
     folder = packaged("triton", name)
-    path = folder / model.format(bundles[name].name) / "config.pbtxt"
-    own_name = text.replace('"bert"', f'"{bundles[name].name}"')
+    path = folder / model.replace("NAME", bundles[name].name) / "config.pbtxt"
+    sound = text.replace("NAME", bundles[name].name)
     content = path.read_text()
-    assert own_name in content
-    path.write_text(content.replace(own_name, fault))
+    assert sound in content
+    path.write_text(content.replace(sound, fault))
     with pytest.raises(VerificationError, match=message):
         run("triton", bundles[name], folder)
 
@@ -231,18 +242,18 @@ def test_a_repository_s_configuration_is_held_to_its_models(
 def test_batches_of_a_repository_are_those_of_the_graph(
     packaged: Package, bundles: Mapping[str, Path]
 ) -> None:
-    folder = packaged("triton", "bert")
-    path = folder / bundles["bert"].name / "config.pbtxt"
+    folder = packaged("triton", "classifier")
+    path = folder / bundles["classifier"].name / "config.pbtxt"
     path.write_text(path.read_text().replace("max_batch_size: ", "max_batch_size: 9999 # "))
-    assert "max_batch_size is 9999" in run("triton", bundles["bert"], folder)["settings"]
+    assert "max_batch_size is 9999" in run("triton", bundles["classifier"], folder)["settings"]
 
 
 def test_a_repository_s_graph_is_run(packaged: Package, bundles: Mapping[str, Path]) -> None:
-    folder = packaged("triton", "bert")
+    folder = packaged("triton", "classifier")
     (graph,) = folder.glob("*_graph/1/model.onnx")
     graph.write_bytes(b"no graph")
     with pytest.raises(VerificationError, match=r"exit code 1: .*model\.onnx"):
-        run("triton", bundles["bert"], folder)
+        run("triton", bundles["classifier"], folder)
 
 
 def test_a_reader_that_embeds_is_found(
@@ -270,7 +281,7 @@ def test_a_bundle_without_texts_is_not_verified_by_nothing(
     bundles: Mapping[str, Path], packaged: Package, tmp_path: Path
 ) -> None:
     assert report("texts", 0, []).failures and not report("texts", 1, []).failures
-    copy = Path(shutil.copytree(bundles["bert"], tmp_path / "bert", copy_function=os.link))
+    copy = Path(shutil.copytree(bundles["classifier"], tmp_path / "B", copy_function=os.link))
     manifest = json.loads((copy / "manifest.json").read_text())
     manifest["files"] = {name: v for name, v in manifest["files"].items() if "/texts-" not in name}
     (copy / "manifest.json").unlink()
