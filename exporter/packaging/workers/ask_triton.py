@@ -107,12 +107,16 @@ class TextModel:
             inputs = {name: np.array([text.encode()], object).reshape(shape) for name, text in texts.items()}
             self.config.check_inputs(inputs)
             requests.append(InferenceRequest(inputs))
+        size = self.config.max_batch_size or len(requests)
+        responses = []
+        for begin in range(0, len(requests), size):
+            given = self.model.execute(requests[begin : begin + size])
+            if (given is None) != self.config.decoupled:
+                self.config.refuse("decoupled is for a model that sends its responses, and for no other")
+            responses += given or []
         if self.config.decoupled:
-            assert self.model.execute(requests) is None
             return [self.join(request.sender) for request in requests]
-        size = self.config.max_batch_size or 1
-        batches = [requests[begin : begin + size] for begin in range(0, len(requests), size)]
-        return [self.read(response) for batch in batches for response in self.model.execute(batch)]
+        return [self.read(response) for response in responses]
 
     def join(self, sender: Sender) -> Answer:
         """Return a stream's text, tokens and reason."""

@@ -215,7 +215,7 @@ REPOSITORY = [
         "TYPE_BOOL, dims: [7]",
         "input_ids is TYPE_BOOL .* the graph's is tensor.int64",
     ),
-    ("gpt2", "NAME", "decoupled: true", "decoupled: false", "'NoneType' object is not iterable"),
+    ("gpt2", "NAME", "decoupled: true", "decoupled: false", "decoupled is for a model that sends"),
 ]
 
 
