@@ -17,11 +17,11 @@ from ...runtime.diagnostics.golden.cases import find_room
 from ...runtime.diagnostics.golden.texts import find_texts, open_text_tokenizers, read_texts
 from ...runtime.diagnostics.metrics import Outcome
 from ...runtime.diagnostics.selftest import load_golden
+from ...runtime.encode.results import Result
 from ...runtime.text.tokenizer import Tokenizer
 from .check import Answer, Check, report
 
 Item: TypeAlias = tuple[str, str | None]  # a text, or a pair
-Ask: TypeAlias = Callable[[TextEncoder, Sequence[Item]], Sequence[Any]]
 
 MAX_ITEMS = 16  # texts, or pairs, that are asked
 QUERY = 16  # characters of the first text of a pair, which has to leave room for the second
@@ -160,14 +160,14 @@ def ask_encoder(model: TextEncoder, items: Sequence[Item]) -> list[Any]:
     if is_ranker(model.defaults):
         ranked = [model.rank(query, [text])[0] for query, text in pairs]
         return [{"text": one.text, "score": one.score, "dropped": one.dropped} for one in ranked]
-    answers = {
+    methods: Mapping[str, Callable[[], Sequence[Result]]] = {
         "sequence_classification": lambda: model.classify(texts),
         "token_classification": lambda: model.tag(texts),
         "masked_lm": lambda: model.fill_mask(texts),
         "question_answering": lambda: model.answer(pairs),
         "next_sentence": lambda: model.next_sentence(pairs),
-    }[head]()
-    return [answer.to_json() for answer in answers]
+    }
+    return [answer.to_json() for answer in methods[head]()]
 
 
 def read_result(outputs: Answer) -> Any:

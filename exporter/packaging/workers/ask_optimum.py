@@ -15,7 +15,7 @@ from answers import Answer, Answers, answer_questions
 from transformers import AutoTokenizer, GenerationConfig, LogitsProcessor, LogitsProcessorList, pipeline
 
 # Of each head the pipeline, and options by which it says all.
-PIPELINES: dict[str, tuple[str, Answer]] = {
+PIPELINES: dict[str, tuple[Any, Answer]] = {
     "sequence_classification": ("text-classification", {"top_k": None}),
     "token_classification": ("token-classification", {"ignore_labels": []}),
     "masked_lm": ("fill-mask", {}),
@@ -40,7 +40,7 @@ class Package:
 
     def __init__(self, folder: str, class_name: str) -> None:
         self.model = getattr(optimum, class_name).from_pretrained(folder, local_files_only=True)
-        self.tokenizer = AutoTokenizer.from_pretrained(folder, local_files_only=True)
+        self.tokenizer: Any = AutoTokenizer.from_pretrained(folder, local_files_only=True)
         self.own_config = getattr(self.model, "generation_config", None)
 
     def continue_ids(self, prompts: list[list[int]], steps: int, forced: list[int] | None) -> tuple[Any, Any]:
