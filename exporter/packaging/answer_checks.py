@@ -141,8 +141,8 @@ def choose_items(bundle: Bundle) -> list[Item]:
 
 def find_answering_head(defaults: EncoderDefaults) -> str | None:
     """Return the head that answers for an encoder; next_sentence does where there is no other."""
-    others = [head for head in defaults.heads if head != "next_sentence"]
-    return (others or list(defaults.heads) or [None])[0]
+    heads = [head for head in defaults.heads if head != "next_sentence"] or defaults.heads
+    return heads[0] if heads else None
 
 
 def is_ranker(defaults: EncoderDefaults) -> bool:

@@ -108,7 +108,7 @@ class TextModel:
             self.config.check_inputs(inputs)
             requests.append(InferenceRequest(inputs))
         size = self.config.max_batch_size or len(requests)
-        responses = []
+        responses: list[InferenceResponse] = []
         for begin in range(0, len(requests), size):
             given = self.model.execute(requests[begin : begin + size])
             if (given is None) != self.config.decoupled:
