@@ -80,6 +80,7 @@ class Decoder:
         params = genai.GeneratorParams(self.model)
         params.set_search_options(do_sample=False, num_beams=1)
         generator = genai.Generator(self.model, params)
+        self.tokenizer.update_options(add_special_tokens="true")  # as other runtimes do by themselves
         generator.append_tokens(self.tokenizer.encode(text))
         tokens: list[int] = []
         while not generator.is_done() and len(tokens) != limit:
