@@ -3,27 +3,52 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Sequence
-from types import SimpleNamespace
-from typing import Any
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any, TypeAlias
 
-import numpy as np
-
-from ...runtime import Translation, load
+from ...runtime import TextEncoder, Translator, load
 from ...runtime.bundle.artifact import Artifact
 from ...runtime.bundle.bundle import Bundle
+from ...runtime.bundle.defaults import EncoderDefaults, GenerationDefaults
 from ...runtime.diagnostics.golden import answers as golden_answers
 from ...runtime.diagnostics.golden import decoders
 from ...runtime.diagnostics.golden.cases import find_room
 from ...runtime.diagnostics.golden.texts import find_texts, open_text_tokenizers, read_texts
 from ...runtime.diagnostics.metrics import Outcome
 from ...runtime.diagnostics.selftest import load_golden
-from .check import Answer, Check
-from .triton import choose_method
+from ...runtime.encode.results import Result
+from ...runtime.text.tokenizer import Tokenizer
+from .check import Answer, Check, report
 
-ANSWERED = 16  # texts
-MOST = 3  # texts that are told of a failure
+Item: TypeAlias = tuple[str, str | None]  # a text, or a pair
+
+MAX_ITEMS = 16  # texts, or pairs, that are asked
+QUERY = 16  # characters of the first text of a pair, which has to leave room for the second
 ROUNDING = 1e-5  # of numbers that were computed in another batch
+
+
+@dataclass(frozen=True)
+class GivenAnswer:
+    """What a model answered to one text."""
+
+    text: str
+    token_ids: tuple[int, ...]
+
+
+@dataclass(frozen=True)
+class GivenAnswers:
+    """Answers that are there already, in the place of a model that `compare_generator` would ask."""
+
+    tokenizer: Tokenizer
+    artifact: Artifact
+    defaults: GenerationDefaults
+    answers: Mapping[str, GivenAnswer]  # by the text
+
+    def generate(self, text: str, /, *, max_new_tokens: int) -> GivenAnswer:
+        """Return the answer to a text, which was asked with the same limit."""
+        del max_new_tokens
+        return self.answers[text]
 
 
 def list_answer_checks(bundle: Bundle, artifact: Artifact) -> list[Check]:
@@ -39,6 +64,8 @@ def list_answer_checks(bundle: Bundle, artifact: Artifact) -> list[Check]:
 def make_generator_check(bundle: Bundle, artifact: Artifact) -> Check:
     """Return the check of greedy answers to golden prompts that are texts."""
     manifest = bundle.manifest
+    assert manifest.generation is not None
+    defaults = manifest.generation
     arrays, limits = load_golden(bundle)
     (tokenizer,) = open_text_tokenizers(bundle)
     counts = {}
@@ -50,75 +77,118 @@ def make_generator_check(bundle: Bundle, artifact: Artifact) -> Check:
     def judge(answers: Sequence[Answer]) -> Outcome:
         (answer,) = answers
         given = {
-            text: SimpleNamespace(text=result["TEXT"], token_ids=tuple(result["TOKEN_IDS"]))
+            text: GivenAnswer(result["TEXT"], tuple(result["TOKEN_IDS"]))
             for text, result in zip(counts, answer["results"], strict=True)
         }
-        answering: Any = SimpleNamespace(
-            tokenizer=tokenizer,
-            artifact=artifact,
-            defaults=manifest.generation,
-            generate=lambda text, max_new_tokens: given[text],
-        )
-        compared = golden_answers.compare_generator(answering, manifest, arrays, limits)
-        failures = tuple(failure for one in compared for failure in one.failures)
-        return Outcome({"texts": len(given)}, {}, failures)
+        model = GivenAnswers(tokenizer, artifact, defaults, given)
+        compared = golden_answers.compare_generator(model, manifest, arrays, limits)
+        return report("texts", len(given), [failure for one in compared for failure in one.failures])
 
     options = [{"max_new_tokens": count} for count in counts.values()]
-    question = {"kind": "answer", "texts": list(counts), "options": options}
+    question = {"kind": "answer", "items": [{"TEXT": text} for text in counts], "options": options}
     return Check("texts to texts, all at once", [question], judge)
 
 
 def make_answer_check(bundle: Bundle, artifact: Artifact) -> Check:
-    """Return the check of an encoder's or translator's answers to golden texts."""
-    file = find_texts(bundle)
-    texts = [] if file is None else [t.text for t in read_texts(file).sides[0] if t.text.strip()]
-    method = choose_method(bundle)
-    texts = texts[:ANSWERED]
+    """Return the check of an encoder's or translator's answers to golden texts, or to pairs of them."""
+    items = choose_items(bundle)
 
     def judge(answers: Sequence[Answer]) -> Outcome:
         (answer,) = answers
         with load(bundle.folder, backend="ort-cpu", precision=artifact.precision) as model:
-            own = [getattr(model, method)(text) for text in texts]
-        rows = [
-            (text, read_result(result), describe(one))
-            for text, result, one in zip(texts, answer["results"], own, strict=True)
+            if isinstance(model, Translator):
+                own = [model.translate(text).text for text, _ in items]
+            else:
+                assert isinstance(model, TextEncoder)
+                own = ask_encoder(model, items)
+        differences = [
+            find_difference(read_result(result), json.loads(json.dumps(one)))
+            for result, one in zip(answer["results"], own, strict=True)
         ]
         failures = [
-            f"{text!r:.60} gives {got!r:.80}, here {want!r:.80}"
-            for text, got, want in rows
-            if not is_close(got, want)
+            f"{item[0]!r:.60}: {difference}"
+            for item, difference in zip(items, differences, strict=True)
+            if difference
         ]
-        return Outcome({"texts": len(rows), "differ": len(failures)}, {}, tuple(failures[:MOST]))
+        return report("texts", len(items), failures)
 
-    question = {"kind": "answer", "texts": texts, "options": [{} for _ in texts]}
+    question = {
+        "kind": "answer",
+        "items": [{"TEXT": text} | ({} if pair is None else {"CONTEXT": pair}) for text, pair in items],
+        "options": [{} for _ in items],
+    }
     return Check("texts, all at once", [question], judge)
+
+
+def choose_items(bundle: Bundle) -> list[Item]:
+    """Return what a model is asked: golden texts; of a head that reads such, pairs or texts with a mask."""
+    file = find_texts(bundle)
+    if file is None:
+        return []
+    texts = [one.text for one in read_texts(file).sides[0] if one.text.strip()][:MAX_ITEMS]
+    defaults = bundle.manifest.encoder
+    if defaults is None:
+        return [(text, None) for text in texts]
+    head = find_answering_head(defaults)
+    if head == "masked_lm":
+        (tokenizer,) = open_text_tokenizers(bundle)
+        mask = tokenizer.spell(defaults.tokens["mask"])
+        return [(f"{mask} {text}", None) for text in texts]
+    if head in ("question_answering", "next_sentence") or is_ranker(defaults):
+        return [(other[:QUERY], text) for text, other in zip(texts, texts[1:] + texts[:1], strict=True)]
+    return [(text, None) for text in texts]
+
+
+def find_answering_head(defaults: EncoderDefaults) -> str | None:
+    """Return the head that answers for an encoder; next_sentence does where there is no other."""
+    heads = [head for head in defaults.heads if head != "next_sentence"] or defaults.heads
+    return heads[0] if heads else None
+
+
+def is_ranker(defaults: EncoderDefaults) -> bool:
+    """Tell whether an encoder gives a pair of texts one score."""
+    return find_answering_head(defaults) == "sequence_classification" and len(defaults.labels) == 1
+
+
+def ask_encoder(model: TextEncoder, items: Sequence[Item]) -> list[Any]:
+    """Return what our runtime answers, as JSON has it: of heads the methods that read them."""
+    texts = [text for text, _ in items]
+    pairs = [(text, str(pair)) for text, pair in items]
+    head = find_answering_head(model.defaults)
+    if head is None:
+        return [{"embedding": vector.tolist()} for vector in model.embed(texts)]
+    if is_ranker(model.defaults):
+        ranked = [model.rank(query, [text])[0] for query, text in pairs]
+        return [{"text": one.text, "score": one.score, "dropped": one.dropped} for one in ranked]
+    methods: Mapping[str, Callable[[], Sequence[Result]]] = {
+        "sequence_classification": lambda: model.classify(texts),
+        "token_classification": lambda: model.tag(texts),
+        "masked_lm": lambda: model.fill_mask(texts),
+        "question_answering": lambda: model.answer(pairs),
+        "next_sentence": lambda: model.next_sentence(pairs),
+    }
+    return [answer.to_json() for answer in methods[head]()]
 
 
 def read_result(outputs: Answer) -> Any:
     """Return a response's one output as plain JSON."""
-    (value,) = outputs.values()
-    return (
-        json.loads(value)
-        if "RESULT" in outputs
-        else value.reshape(-1).tolist()
-        if "EMBEDDING" in outputs
-        else value
-    )
+    ((name, value),) = outputs.items()
+    if name == "RESULT":
+        return json.loads(value)
+    if name == "EMBEDDING":
+        return {"embedding": value.reshape(-1).tolist()}
+    return value
 
 
-def describe(result: Any) -> Any:
-    """Return a result of our runtime in the same form."""
-    if isinstance(result, np.ndarray):
-        return result.tolist()
-    return result.text if isinstance(result, Translation) else json.loads(json.dumps(result.to_json()))
-
-
-def is_close(one: Any, other: Any) -> bool:
-    """Tell whether two JSON values are the same but for numbers that differ by less than `ROUNDING`."""
-    if isinstance(one, float) and isinstance(other, float | int):
-        return abs(one - other) < ROUNDING
-    if isinstance(one, list) and isinstance(other, list):
-        return len(one) == len(other) and all(map(is_close, one, other))
-    if isinstance(one, dict) and isinstance(other, dict):
-        return one.keys() == other.keys() and all(is_close(one[key], other[key]) for key in one)
-    return bool(one == other)
+def find_difference(got: Any, want: Any, place: str = "it") -> str:
+    """Return where two JSON values differ by more than `ROUNDING`, or ""."""
+    if isinstance(got, float) and isinstance(want, float | int):
+        return "" if abs(got - want) < ROUNDING else f"{place} is {got!r}, here {want!r}"
+    if isinstance(got, list) and isinstance(want, list) and len(got) == len(want):
+        parts = {f"{place}[{i}]": (one, other) for i, (one, other) in enumerate(zip(got, want, strict=True))}
+    elif isinstance(got, dict) and isinstance(want, dict) and got.keys() == want.keys():
+        parts = {f"{place}.{key}": (got[key], want[key]) for key in got}
+    else:
+        return "" if got == want else f"{place} is {got!r:.200}, here {want!r:.200}"
+    differences = (find_difference(one, other, name) for name, (one, other) in parts.items())
+    return next(filter(None, differences), "")

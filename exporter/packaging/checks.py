@@ -167,6 +167,44 @@ def make_encode_check(
     return Check(case, questions, judge)
 
 
+def make_graph_check(bundle: Bundle, artifact: Artifact) -> Check:
+    """Return the check of an encoder's own graph, run by the names of the bundle as one padded batch."""
+    arrays, limits = load_golden(bundle)
+    *texts, single, _ = encoders.from_arrays(arrays).samples
+    batch = [*texts, single][-min(encoders.MAX_BATCH, artifact.axis("batch").max) :]
+    width = max(map(len, batch))
+    rows = [[place * width + t for t in sample.positions] for place, sample in enumerate(batch)]
+    values = {
+        "ids": [pad(sample.piece.ids, width) for sample in batch],
+        "mask": [pad([1] * len(sample), width) for sample in batch],
+        "segments": [pad(sample.piece.segments, width) for sample in batch],
+        "logit_rows": [row for own in rows for row in own],
+    }
+    begins = [sum(map(len, rows[:place])) for place in range(len(batch))]
+
+    def judge(answers: Sequence[Answer]) -> Outcome:
+        (answer,) = answers
+        got = []
+        for place, sample in enumerate(batch):
+            own = {}
+            for spec in artifact.outputs:
+                array = answer["outputs"][spec.name]
+                if spec.axis_names()[0] == "rows":
+                    own[spec.name] = array[begins[place] : begins[place] + len(rows[place])]
+                else:
+                    own[spec.name] = choose_known(array[place], spec, sample)
+            got.append(own)
+        return encoders.compare_outputs(got, batch, artifact, limits[artifact.precision])
+
+    inputs = {spec.name: values[spec.role] for spec in artifact.inputs}
+    return Check(f"graph, batch of {len(batch)}, padded", [{"kind": "run_graph", "inputs": inputs}], judge)
+
+
+def pad(values: Sequence[int], width: int) -> list[int]:
+    """Return a row of a batch, padded on the right with 0."""
+    return [*values, *[0] * (width - len(values))]
+
+
 def choose_known(array: Logits, spec: Any, sample: encoders.Sample) -> Logits:
     """Return the results of the tokens that golden data has; all of what is no result per token."""
     return array[list(sample.positions)] if encoders.is_per_token(spec) else array

@@ -17,7 +17,8 @@ from ..precisions import PRECISIONS
 from . import genai, optimum, transformers_js, triton
 from .answer_checks import list_answer_checks
 from .check import Check
-from .checks import list_decoder_checks, list_encoder_checks, list_translator_checks
+from .checks import list_decoder_checks, list_encoder_checks, list_translator_checks, make_graph_check
+from .default_checks import list_default_checks
 from .encoders import name_class, name_outputs
 from .worker import Worker, find_node, find_python
 
@@ -66,13 +67,15 @@ class Recipe:
         """Return what a graph's package is asked in its runtime."""
         manifest = bundle.manifest
         if self.takes_texts:
-            return list_answer_checks(bundle, artifact)
+            checks = list_answer_checks(bundle, artifact)
+            return checks + ([make_graph_check(bundle, artifact)] if manifest.encoder is not None else [])
+        own = list_default_checks(bundle, artifact)
         if manifest.task == CAUSAL:
-            return list_decoder_checks(bundle, artifact)
+            return list_decoder_checks(bundle, artifact) + own
         if manifest.task == TRANSLATION:
-            return list_translator_checks(bundle, artifact)
+            return list_translator_checks(bundle, artifact) + own
         names = name_outputs(manifest, artifact, embedding=self.embedding)
-        return list_encoder_checks(bundle, artifact, names)
+        return list_encoder_checks(bundle, artifact, names) + own
 
 
 def choose_auto_class(bundle: Bundle) -> str:

@@ -13,6 +13,7 @@ from ...runtime.diagnostics.metrics import Comparison
 from ..tensorrt.plans import Progress
 from .check import Check
 from .recipes import Recipe
+from .settings_check import compare_settings
 from .worker import Answers, Worker
 
 log = logging.getLogger("planforge")
@@ -49,11 +50,11 @@ def run_precision(
     Texts are read by the runtime, whatever its engine, so one alone is asked for them.
     """
     decides = artifacts[-1]  # a decoder, where there are two
+    comparisons = [compare_settings(bundle, decides, folder, recipe.title)]
     options = recipe.choose_options(bundle, decides.precision)
     checks = recipe.list_checks(bundle, decides)
     weights = sum(bundle.path(name).stat().st_size for name in {n for a in artifacts for n in a.data})
     version = ""
-    comparisons = []
     for engine in recipe.engines:
         if weights > engine.most_bytes:
             log.warning(

@@ -8,9 +8,7 @@ from typing import Any
 from ...runtime.bundle.bundle import Bundle
 from ...runtime.diagnostics.golden.texts import GoldenTexts, find_texts, read_texts
 from ...runtime.diagnostics.metrics import Outcome
-from .check import Answer, Check
-
-MOST = 3  # texts that are told of a failure
+from .check import Answer, Check, describe_difference, report
 
 
 def list_text_checks(bundle: Bundle) -> list[Check]:
@@ -19,7 +17,9 @@ def list_text_checks(bundle: Bundle) -> list[Check]:
     if file is None:
         return []
     golden = read_texts(file)
-    checks = [make_reading_check(golden), make_input_check(golden)]
+    checks = [make_reading_check(golden)]
+    if golden.inputs:
+        checks.append(make_input_check(golden))
     if bundle.manifest.encoder is None:
         checks.append(make_writing_check(golden))
     plain = [chat for chat in golden.chats if chat.rendered is not None and not chat.tools]
@@ -74,7 +74,5 @@ def make_input_check(golden: GoldenTexts) -> Check:
 
 def report_differences(rows: Sequence[tuple[str, Any, Any]]) -> Outcome:
     """Return an outcome that fails with the first texts whose result is not what is wanted."""
-    wrong = [(text, got, want) for text, got, want in rows if got != want]
-    told = [f"{text!r:.60} gives {str(got)[:60]}, wanted is {str(want)[:60]}" for text, got, want in wrong]
-    counts = {"texts": len(rows), "differ": len(wrong)}
-    return Outcome(counts, {}, tuple(told[:MOST]))
+    failures = [f"{text!r:.60} {describe_difference(got, want)}" for text, got, want in rows if got != want]
+    return report("texts", len(rows), failures)

@@ -10,6 +10,7 @@ from pathlib import Path
 from ...runtime.bundle.artifact import Artifact, TensorSpec
 from ...runtime.bundle.bundle import Bundle
 from ...runtime.bundle.json_reader import FILE_NAME
+from ...runtime.errors import InputError
 from .folder import link_file, write_graph
 from .graphs import read_graph
 
@@ -21,12 +22,16 @@ TYPES = {
     "int32": "TYPE_INT32",
     "bool": "TYPE_BOOL",
 }
-# The method of an encoder that answers texts, by its head; without one it embeds.
-METHODS = {
+# The task of an encoder, as `TextEncoder.iterate` names it, by its head; without one it embeds.
+TASKS = {
     "sequence_classification": "classify",
     "token_classification": "tag",
     "masked_lm": "fill_mask",
+    "question_answering": "answer",
+    "next_sentence": "next_sentence",
 }
+OF_PAIRS = ("answer", "next_sentence")  # tasks that need the input CONTEXT, a second text
+OF_BOTH = ("classify", "rank")  # that take it; "rank" without it is "classify"
 QUEUE_MICROSECONDS = 500  # that a request may wait for others to share its batch
 
 
@@ -58,17 +63,30 @@ def name_model(bundle: Bundle) -> str:
     return re.sub(r"[^A-Za-z0-9_.-]", "_", bundle.folder.resolve().name)
 
 
-def choose_method(bundle: Bundle) -> str:
-    """Return the name of the runtime's method that answers texts."""
-    if bundle.manifest.encoder is None:
-        return "generate" if bundle.manifest.task == "text-generation" else "translate"
-    return next((METHODS[head] for head in bundle.manifest.encoder.heads if head in METHODS), "embed")
+def choose_task(bundle: Bundle) -> str:
+    """Return what the model that takes texts does; refuse an encoder whose heads say nothing about texts."""
+    manifest = bundle.manifest
+    if manifest.encoder is None:
+        return "generate" if manifest.task == "text-generation" else "translate"
+    heads = manifest.encoder.heads
+    if not heads:
+        return "embed"
+    task = next((name for head, name in TASKS.items() if head in heads), None)
+    if task is None:
+        raise InputError(
+            f"{bundle.folder} has the heads {', '.join(heads)}; packages for Triton answer by one of"
+            f" {', '.join(TASKS)}, or embed texts without a head"
+        )
+    one_score = task == "classify" and len(manifest.encoder.labels) == 1
+    return "rank" if one_score else task
 
 
 def describe_text_model(bundle: Bundle, artifact: Artifact, name: str) -> str:
     """Return config.pbtxt of the model that takes texts."""
-    method = choose_method(bundle)
+    task = choose_task(bundle)
     inputs = [("TEXT", "TYPE_STRING", [1], False), ("OPTIONS", "TYPE_STRING", [1], True)]
+    if task in OF_PAIRS or task in OF_BOTH:
+        inputs.append(("CONTEXT", "TYPE_STRING", [1], task in OF_BOTH))
     outputs = {
         "generate": [
             ("TEXT", "TYPE_STRING", [1]),
@@ -77,8 +95,8 @@ def describe_text_model(bundle: Bundle, artifact: Artifact, name: str) -> str:
         ],
         "translate": [("TEXT", "TYPE_STRING", [1])],
         "embed": [("EMBEDDING", "TYPE_FP32", [-1])],
-    }.get(method, [("RESULT", "TYPE_STRING", [1])])
-    batched = method != "generate"
+    }.get(task, [("RESULT", "TYPE_STRING", [1])])
+    batched = task != "generate"
     lines = [f'name: "{name}"', 'backend: "python"']
     # A generator's requests meet in the runtime, between any two steps.
     lines.append(f"max_batch_size: {artifact.axis('batch').max if batched else 0}")
@@ -89,7 +107,7 @@ def describe_text_model(bundle: Bundle, artifact: Artifact, name: str) -> str:
     lines += [write_tensor("input", *tensor) for tensor in inputs]
     lines += [write_tensor("output", *tensor) for tensor in outputs]
     lines.append("instance_group [{ kind: KIND_CPU, count: 1 }]")
-    parameters = {"task": method, "precision": artifact.precision, "backend": "auto"}
+    parameters = {"task": task, "precision": artifact.precision, "backend": "auto"}
     return "\n".join([*lines, *write_parameters(parameters)]) + "\n"
 
 

@@ -65,43 +65,56 @@ class TritonPythonModel:
         pending.future.add_done_callback(finish)
 
     def answer_batch(self, requests):
-        """Answer requests whose options are alike as one batch; return a response for each."""
+        """Answer requests whose task and options are alike as one batch; return a response for each."""
         responses = [None] * len(requests)
         alike = {}
         for place, request in enumerate(requests):
             try:
-                texts = read_texts(request, "TEXT")
-                key = json.dumps(read_options(request), sort_keys=True)
-                alike.setdefault(key, []).append((place, texts))
+                items = read_items(request)
+                key = json.dumps([self.choose_task(items), read_options(request)], sort_keys=True)
+                alike.setdefault(key, []).append((place, items))
             except REFUSALS as error:
                 responses[place] = refuse(error)
         for key, members in alike.items():
+            task, options = json.loads(key)
             try:
-                results = self.answer_texts([t for _, texts in members for t in texts], json.loads(key))
+                results = self.answer_items(task, [item for _, items in members for item in items], options)
             except REFUSALS as error:
                 results = None
                 failed = refuse(error)
-            for place, texts in members:
+            for place, items in members:
                 if results is None:
                     responses[place] = failed
                     continue
-                own, results = results[: len(texts)], results[len(texts) :]
+                own, results = results[: len(items)], results[len(items) :]
                 responses[place] = triton.InferenceResponse(self.make_tensors(own))
         return responses
 
-    def answer_texts(self, texts, options):
-        """Return a result for each text: a vector, a translation, or a head's answer."""
+    def choose_task(self, items):
+        """Return what is asked: a ranker scores pairs, and gives a text's own score where it has no pair."""
+        is_text = bool(items) and isinstance(items[0], str)
+        return "classify" if self.task == "rank" and is_text else self.task
+
+    def answer_items(self, task, items, options):
+        """Return a result for each text or pair: a vector, a translation, or a head's answer."""
         if isinstance(self.model, Translator):
-            return self.model.translate(texts, **options)
-        return list(getattr(self.model, self.task)(texts, **options))
+            return self.model.translate(items, **options)
+        return list(self.model.iterate(task, items, **options))
 
     def make_tensors(self, results):
         """Return the outputs (B, 1) or (B, E) of a request's results."""
         if isinstance(self.model, Translator):
             return [make_texts("TEXT", [[result.text] for result in results])]
         if self.task == "embed":
-            return [triton.Tensor("EMBEDDING", np.stack(results).astype(np.float32))]
-        return [make_texts("RESULT", [[json.dumps(result.to_json())] for result in results])]
+            return [triton.Tensor("EMBEDDING", np.stack([result.vector for result in results]))]
+        return [make_texts("RESULT", [[describe(result)] for result in results])]
+
+
+def describe(result):
+    """Return a head's answer as JSON, without its place in a batch, which may be of several requests."""
+    fields = result.to_json()
+    fields.pop("index", None)
+    return json.dumps(fields)
 
 
 def make_chunk_tensors(chunk):
@@ -124,6 +137,17 @@ def read_texts(request, name):
     tensor = triton.get_input_tensor_by_name(request, name)
     values = [] if tensor is None else tensor.as_numpy().reshape(-1)
     return [value.decode() if isinstance(value, bytes) else str(value) for value in values]
+
+
+def read_items(request):
+    """Return the texts of a request, or the pairs where it has the input CONTEXT."""
+    texts = read_texts(request, "TEXT")
+    contexts = read_texts(request, "CONTEXT")
+    if not contexts:
+        return texts
+    if len(contexts) != len(texts):
+        raise ValueError(f"CONTEXT has {len(contexts)} texts, TEXT has {len(texts)}; give one for each")
+    return list(zip(texts, contexts, strict=True))
 
 
 def read_options(request):

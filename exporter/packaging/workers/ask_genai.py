@@ -18,11 +18,20 @@ class Decoder:
     """A package for onnxruntime-genai."""
 
     def __init__(self, folder: str, unused: int) -> None:
-        config = genai.Config(folder)
+        self.folder = folder
+        self.unused = unused
+        self.open(own_end=False)
+
+    def open(self, *, own_end: bool) -> None:
+        """Open the model, with the end tokens of its own or without any.
+
+        An end token would end a row whose logits are compared behind it. So it is one that is not chosen.
+        """
+        config = genai.Config(self.folder)
         if not genai.is_cuda_available():
             config.clear_providers()  # a package in fp16 asks for CUDA; a CPU computes the same, slowly
-        # An end token would end a row; what is compared goes on behind it. So it is one that is not chosen.
-        config.overlay(json.dumps({"model": {"eos_token_id": [unused]}}))
+        if not own_end:
+            config.overlay(json.dumps({"model": {"eos_token_id": [self.unused]}}))
         self.model = genai.Model(config)
         self.tokenizer = genai.Tokenizer(self.model)
 
@@ -57,6 +66,27 @@ class Decoder:
             logits.append(np.array(generator.get_logits(), np.float32).reshape(len(prompts), -1))
         steps = np.stack(logits)  # (T, B, V)
         return {"logits": answers.keep(steps), "tokens": steps.argmax(-1).T.tolist()}
+
+    def generate(self, question: Answer, answers: Answers) -> Answer:
+        """Continue texts by the package's settings, greedily. It opens the model anew, so it comes last."""
+        del answers
+        self.open(own_end=True)
+        return {
+            "answers": [self.continue_text(text, question["max_new_tokens"]) for text in question["texts"]]
+        }
+
+    def continue_text(self, text: str, limit: int | None) -> Answer:
+        """Continue a text up to its end, or the limit: genai has none of new tokens."""
+        params = genai.GeneratorParams(self.model)
+        params.set_search_options(do_sample=False, num_beams=1)
+        generator = genai.Generator(self.model, params)
+        self.tokenizer.update_options(add_special_tokens="true")  # as other runtimes do by themselves
+        generator.append_tokens(self.tokenizer.encode(text))
+        tokens: list[int] = []
+        while not generator.is_done() and len(tokens) != limit:
+            generator.generate_next_token()
+            tokens.append(int(generator.get_next_tokens()[0]))
+        return {"tokens": tokens, "text": self.tokenizer.decode(np.array(tokens, np.int32))}
 
     def read(self, question: Answer, answers: Answers) -> Answer:
         """Answer the ids of texts."""

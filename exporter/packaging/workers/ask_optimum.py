@@ -12,7 +12,14 @@ import numpy as np
 import optimum.onnxruntime as optimum
 import torch
 from answers import Answer, Answers, answer_questions
-from transformers import AutoTokenizer, GenerationConfig, LogitsProcessor, LogitsProcessorList
+from transformers import AutoTokenizer, GenerationConfig, LogitsProcessor, LogitsProcessorList, pipeline
+
+# Of each head the pipeline, and options by which it says all.
+PIPELINES: dict[str, tuple[Any, Answer]] = {
+    "sequence_classification": ("text-classification", {"top_k": None}),
+    "token_classification": ("token-classification", {"ignore_labels": []}),
+    "masked_lm": ("fill-mask", {}),
+}
 
 
 class Forced(LogitsProcessor):
@@ -33,12 +40,10 @@ class Package:
 
     def __init__(self, folder: str, class_name: str) -> None:
         self.model = getattr(optimum, class_name).from_pretrained(folder, local_files_only=True)
-        self.tokenizer = AutoTokenizer.from_pretrained(folder, local_files_only=True)
-        if getattr(self.model, "generation_config", None) is not None:
-            # Golden tokens are the model's likeliest, without a checkpoint's rules, and go on behind an end.
-            self.model.generation_config = GenerationConfig(pad_token_id=0)
+        self.tokenizer: Any = AutoTokenizer.from_pretrained(folder, local_files_only=True)
+        self.own_config = getattr(self.model, "generation_config", None)
 
-    def generate(self, prompts: list[list[int]], steps: int, forced: list[int] | None) -> tuple[Any, Any]:
+    def continue_ids(self, prompts: list[list[int]], steps: int, forced: list[int] | None) -> tuple[Any, Any]:
         """Continue prompts, padded on the left; return tokens (B, T) and logits (T, B, V)."""
         width = max(map(len, prompts))
         ids = torch.zeros((len(prompts), width), dtype=torch.int64)
@@ -46,6 +51,8 @@ class Package:
         for row, prompt in enumerate(prompts):
             ids[row, width - len(prompt) :] = torch.tensor(prompt)
             mask[row, width - len(prompt) :] = 1
+        # Golden tokens are the model's likeliest, without a checkpoint's rules, and go on behind an end.
+        self.model.generation_config = GenerationConfig(pad_token_id=0)
         processors = LogitsProcessorList([] if forced is None else [Forced(forced, width)])
         found = self.model.generate(
             input_ids=ids,
@@ -62,13 +69,33 @@ class Package:
     def force(self, question: Answer, answers: Answers) -> Answer:
         """Feed tokens one by one behind a prompt; answer the logits before each."""
         continuation = question["continuation"]
-        _, logits = self.generate([question["prompt"]], len(continuation), continuation)
+        _, logits = self.continue_ids([question["prompt"]], len(continuation), continuation)
         return {"logits": answers.keep(logits[:, 0])}
 
     def greedy(self, question: Answer, answers: Answers) -> Answer:
         """Continue prompts as one padded batch; answer the logits and the likeliest token of each step."""
-        tokens, logits = self.generate(question["prompts"], question["steps"], None)
+        tokens, logits = self.continue_ids(question["prompts"], question["steps"], None)
         return {"logits": answers.keep(logits), "tokens": tokens.tolist()}
+
+    def generate(self, question: Answer, answers: Answers) -> Answer:
+        """Continue texts as one batch by the package's settings, greedily."""
+        del answers
+        self.model.generation_config = self.own_config
+        limit = question["max_new_tokens"]
+        options = {} if limit is None else {"max_new_tokens": limit}
+        batch = self.tokenizer(question["texts"], padding=True, return_tensors="pt")
+        found = self.model.generate(**batch, do_sample=False, num_beams=1, **options)
+        rows = found[:, batch["input_ids"].shape[1] :].tolist()
+        pad = self.tokenizer.pad_token_id
+        texts = self.tokenizer.batch_decode(rows, skip_special_tokens=True)
+        return {"answers": [{"tokens": row, "text": text, "pad": pad} for row, text in zip(rows, texts)]}  # noqa: B905
+
+    def label(self, question: Answer, answers: Answers) -> Answer:
+        """Answer what the pipeline of a head says of texts."""
+        del answers
+        task, options = PIPELINES[question["head"]]
+        ask = pipeline(task, model=self.model, tokenizer=self.tokenizer, **options)
+        return {"labels": [[describe_label(one) for one in given] for given in ask(question["texts"])]}
 
     def encode(self, question: Answer, answers: Answers) -> Answer:
         """Answer the outputs of sequences as one batch, padded on the right."""
@@ -109,6 +136,12 @@ class Package:
         messages = question["messages"]
         text = self.tokenizer.apply_chat_template(messages, tokenize=False, add_generation_prompt=True)
         return {"text": text}
+
+
+def describe_label(one: Answer) -> Answer:
+    """Return a label of a pipeline with its place: of a text 0, of a token its index, of a mask 0."""
+    label = one["token"] if "token" in one else one.get("label", one.get("entity"))
+    return {"place": one.get("index", 0), "label": label, "score": float(one["score"])}
 
 
 def open_package(folder: str, options: Answer, questions: list[Answer]) -> tuple[str, Package]:

@@ -30,6 +30,8 @@ const choices = { dtype: options.dtype, device: options.wasm ? "auto" : "cpu" };
 const model = await library[options.class].from_pretrained(name, choices);
 const tokenizer = await library.AutoTokenizer.from_pretrained(name);
 
+const ownConfig = { ...model.generation_config }; // of a model that generates
+
 // Golden tokens are the model's likeliest, without a checkpoint's rules, and go on behind an end token.
 const PLAIN = {
   eos_token_id: null,
@@ -102,7 +104,7 @@ function pad(rows, side, values = rows) {
   return { input_ids: new Tensor("int64", ids, shape), attention_mask: new Tensor("int64", mask, shape) };
 }
 
-async function generate(rows, steps, forced) {
+async function continueIds(rows, steps, forced) {
   const recorder = new Recorder(forced);
   const processors = new LogitsProcessorList();
   processors.push(recorder);
@@ -120,15 +122,47 @@ async function generate(rows, steps, forced) {
 const KINDS = {
   // Feed tokens one by one behind a prompt; answer the logits before each.
   async force({ prompt, continuation }) {
-    const recorder = await generate([prompt], continuation.length, continuation);
+    const recorder = await continueIds([prompt], continuation.length, continuation);
     const { file, shape } = recorder.keepSteps(1);
     return { logits: { file, shape: [shape[0], shape[2]] } };
   },
   // Continue prompts as one padded batch; answer the logits and the likeliest token of each step.
   async greedy({ prompts, steps }) {
-    const recorder = await generate(prompts, steps, null);
+    const recorder = await continueIds(prompts, steps, null);
     const tokens = prompts.map((_, row) => recorder.tokens.map((chosen) => chosen[row]));
     return { logits: recorder.keepSteps(prompts.length), tokens };
+  },
+  // Continue texts as one batch by the package's settings, greedily; of a translator with its target's tokenizer.
+  async generate({ texts, max_new_tokens }) {
+    Object.assign(model.generation_config, ownConfig);
+    const translates = options.class.includes("Seq2Seq");
+    const inputs = tokenizer(texts, { padding: true });
+    const choices = max_new_tokens === null ? {} : { max_new_tokens };
+    const found = await model.generate({ ...inputs, do_sample: false, num_beams: 1, ...choices });
+    const begin = translates ? 1 : inputs.input_ids.dims[1]; // behind the start token, or the prompts
+    const writer = translates ? await library.AutoTokenizer.from_pretrained(`${name}/target`) : tokenizer;
+    const answers = found.tolist().map((row) => {
+      const tokens = row.slice(begin).map(Number);
+      const text = tokens.length ? writer.decode(tokens, { skip_special_tokens: true }) : "";
+      return { tokens, text, pad: writer.pad_token_id ?? null };
+    });
+    return { answers };
+  },
+  // Answer what the pipeline of a head says of texts.
+  async label({ texts, head }) {
+    const [Pipeline, task, choices] = {
+      sequence_classification: [library.TextClassificationPipeline, "text-classification", { top_k: null }],
+      token_classification: [library.TokenClassificationPipeline, "token-classification", { ignore_labels: [] }],
+      masked_lm: [library.FillMaskPipeline, "fill-mask", {}],
+    }[head];
+    const ask = new Pipeline({ task, model, tokenizer });
+    const given = await ask(texts, choices);
+    const describe = ({ token, entity, label, index, score }) => ({
+      place: index ?? 0,
+      label: token ?? entity ?? label,
+      score,
+    });
+    return { labels: given.map((own) => own.map(describe)) };
   },
   // Answer the outputs of sequences as one batch.
   async encode({ rows, segments, outputs }) {

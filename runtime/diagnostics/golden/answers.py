@@ -6,8 +6,10 @@ Golden data has ids. The texts are those that read as these ids, which golden te
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from typing import TYPE_CHECKING, TypeAlias
+from typing import TYPE_CHECKING, Protocol, TypeAlias
 
+from ...bundle.artifact import Artifact
+from ...bundle.defaults import GenerationDefaults
 from ...bundle.manifest import Manifest
 from ...errors import InputError
 from ...text.tokenizer import Tokenizer
@@ -18,7 +20,6 @@ from .files import Arrays
 from .texts import GoldenInput, make_comparison, make_input_reader, show
 
 if TYPE_CHECKING:
-    from ...generate.text_generator import TextGenerator
     from ...translate.translator import Translator
 
 Limits: TypeAlias = Mapping[str, Mapping[str, float]]  # of each metric, by precision
@@ -27,8 +28,29 @@ CASE = "texts to texts"
 MOST = 3  # texts
 
 
+class GeneratedText(Protocol):
+    """What a generator answers: a `Generation`, or what another runtime gave."""
+
+    @property
+    def text(self) -> str: ...
+    @property
+    def token_ids(self) -> tuple[int, ...]: ...
+
+
+class Generates(Protocol):
+    """A `TextGenerator`, or what stands for the answers of another runtime."""
+
+    @property
+    def artifact(self) -> Artifact: ...
+    @property
+    def tokenizer(self) -> Tokenizer: ...
+    @property
+    def defaults(self) -> GenerationDefaults: ...
+    def generate(self, prompt: str, /, *, max_new_tokens: int) -> GeneratedText: ...
+
+
 def compare_generator(
-    model: TextGenerator, manifest: Manifest, arrays: Arrays, limits: Limits
+    model: Generates, manifest: Manifest, arrays: Arrays, limits: Limits
 ) -> list[Comparison]:
     """Let a language model continue prompts that are texts."""
     room = find_room(model.artifact)

@@ -1,0 +1,196 @@
+"""Reads a package's settings back from its files, as its runtime does, and holds them to the manifest.
+
+Nothing here is shared with what writes the files.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from ...runtime.bundle.artifact import Artifact
+from ...runtime.bundle.bundle import Bundle
+from ...runtime.bundle.defaults import GenerationDefaults
+from ...runtime.diagnostics.golden.texts import FILES, open_text_tokenizers
+from ...runtime.diagnostics.metrics import Comparison
+from .check import report
+from .workers.pbtxt import read_pbtxt
+
+CASE = "settings"
+
+
+@dataclass(frozen=True)
+class Setting:
+    """A value that a file has, and what it is in the bundle."""
+
+    name: str  # of the file and the value in it
+    got: Any
+    want: Any
+
+
+def compare_settings(bundle: Bundle, artifact: Artifact, folder: Path, title: str) -> Comparison:
+    """Return what came of reading all settings of a package; `artifact` is the graph that decides them."""
+    settings = list(list_settings(bundle, artifact, folder))
+    failures = [
+        f"{setting.name} is {setting.got!r:.200}, the bundle's is {setting.want!r:.200}"
+        for setting in settings
+        if setting.got != setting.want
+    ]
+    outcome = report("settings", len(settings), failures)
+    return Comparison(artifact=FILES, backend=f"{title}'s files", case=CASE, **vars(outcome))
+
+
+def list_settings(bundle: Bundle, artifact: Artifact, folder: Path) -> Iterator[Setting]:
+    """Yield the settings of all files that a package has, and of those that it should have."""
+    configs = sorted(folder.glob("*/config.pbtxt"))
+    if configs:  # a Triton repository, which has the bundle itself
+        for path in configs:
+            yield from list_repository_settings(artifact, path)
+        return
+    yield from list_tokenizer_settings(bundle, folder)
+    genai = folder / "genai_config.json"
+    if genai.exists():
+        yield from list_genai_settings(bundle, read_json(genai))
+        return
+    yield from list_config_settings(bundle, read_json(folder / "config.json"))
+    if bundle.manifest.generation is not None:
+        values = read_json(folder / "generation_config.json")
+        yield from list_generation_settings(bundle.manifest.generation, values)
+
+
+def read_json(path: Path) -> dict[str, Any]:
+    """Return the values of a file; none of one that is missing, so that those which are wanted are told."""
+    return dict(json.loads(path.read_text(encoding="utf-8"))) if path.exists() else {}
+
+
+def list_tokenizer_settings(bundle: Bundle, folder: Path) -> Iterator[Setting]:
+    """Yield what tokenizer_config.json says, of a translator that of its target too."""
+    manifest = bundle.manifest
+    defaults = manifest.generation or manifest.encoder
+    assert defaults is not None
+    template = manifest.tokenizer.get("chat_template")
+    chat = bundle.path(str(template["file"])).read_text(encoding="utf-8") if template else None
+    for number, tokenizer in enumerate(open_text_tokenizers(bundle)):
+        place = ("", "target/")[number]
+        values = read_json(folder / place / "tokenizer_config.json")
+
+        def setting(name: str, want: Any, place: str = place, values: Any = values) -> Setting:
+            return Setting(f"{place}tokenizer_config.json: {name}", values.get(name), want)
+
+        yield setting("padding_side", "left" if manifest.task == "text-generation" else "right")
+        yield setting("model_max_length", defaults.max_length)
+        yield setting("chat_template", chat)
+        for role, token in name_special_tokens(bundle, is_source=number == 0).items():
+            yield setting(f"{role}_token", tokenizer.spell(token))
+
+
+def name_special_tokens(bundle: Bundle, *, is_source: bool) -> dict[str, int]:
+    """Return the ids of a tokenizer's special tokens, by what Hugging Face calls their roles."""
+    manifest = bundle.manifest
+    if manifest.encoder is not None:
+        return dict(manifest.encoder.tokens)
+    defaults = manifest.generation
+    assert defaults is not None
+    end = defaults.eos[0] if defaults.eos else None
+    if manifest.task == "translation" and is_source:
+        end = defaults.source_eos
+    pad = end if defaults.pad is None else defaults.pad
+    ids = {"bos": defaults.bos, "eos": end, "pad": pad}
+    return {role: token for role, token in ids.items() if token is not None}
+
+
+def list_config_settings(bundle: Bundle, values: Mapping[str, Any]) -> Iterator[Setting]:
+    """Yield what config.json says: an encoder's classes, and when a decoder ends."""
+    manifest = bundle.manifest
+    if manifest.encoder is not None:
+        labels = {str(number): label for number, label in enumerate(manifest.encoder.labels)}
+        numbers = {label: int(number) for number, label in labels.items()}
+        wanted = {
+            "id2label": labels or None,
+            "label2id": numbers or None,
+            "problem_type": manifest.encoder.problem_type,
+            "pad_token_id": manifest.encoder.tokens["pad"],
+            "max_position_embeddings": manifest.encoder.max_length,
+        }
+        for name, want in wanted.items():
+            yield Setting(f"config.json: {name}", values.get(name), want)
+        return
+    assert manifest.generation is not None
+    length = "n_positions" if values.get("model_type") == "gpt2" else "max_position_embeddings"
+    yield Setting(f"config.json: {length}", values.get(length), manifest.max_length)
+    ends = list(manifest.generation.eos)
+    yield Setting("config.json: eos_token_id", as_list(values.get("eos_token_id")), ends)
+
+
+def list_generation_settings(defaults: GenerationDefaults, values: Mapping[str, Any]) -> Iterator[Setting]:
+    """Yield what generation_config.json says; of what it does not say, what transformers does then."""
+    wanted = {
+        "bos_token_id": (None, defaults.bos),
+        "decoder_start_token_id": (None, defaults.decoder_start),
+        "forced_bos_token_id": (None, defaults.forced_bos),
+        "forced_eos_token_id": (None, defaults.forced_eos),
+        "max_new_tokens": (None, defaults.max_new_tokens),
+        "do_sample": (False, defaults.do_sample),
+        "num_beams": (1, defaults.num_beams),
+        "length_penalty": (1.0, defaults.length_penalty),
+        "early_stopping": (False, defaults.early_stopping),
+        "no_repeat_ngram_size": (0, defaults.no_repeat_ngram_size or 0),
+        "repetition_penalty": (1.0, defaults.repetition_penalty),
+    }
+    if defaults.do_sample:
+        wanted |= {
+            "temperature": (1.0, 1.0 if defaults.temperature is None else defaults.temperature),
+            "top_k": (50, defaults.top_k or 0),
+            "top_p": (1.0, 1.0 if defaults.top_p is None else defaults.top_p),
+        }
+    file = "generation_config.json"
+    for name, (otherwise, want) in wanted.items():
+        yield Setting(f"{file}: {name}", values.get(name, otherwise), want)
+    yield Setting(f"{file}: eos_token_id", as_list(values.get("eos_token_id")), list(defaults.eos))
+    yield Setting(
+        f"{file}: bad_words_ids",
+        values.get("bad_words_ids") or [],
+        [[token] for token in defaults.suppressed],
+    )
+
+
+def list_genai_settings(bundle: Bundle, values: Mapping[str, Any]) -> Iterator[Setting]:
+    """Yield what genai_config.json says; of what it does not say, what onnxruntime-genai does then."""
+    manifest = bundle.manifest
+    defaults = manifest.generation
+    assert defaults is not None
+    model = values.get("model", {})
+    search = values.get("search", {})
+    for section, name, got, want in (
+        ("model", "eos_token_id", as_list(model.get("eos_token_id")), list(defaults.eos)),
+        ("model", "context_length", model.get("context_length"), manifest.max_length),
+        ("search", "max_length", search.get("max_length"), manifest.max_length),
+        ("search", "do_sample", search.get("do_sample", False), defaults.do_sample),
+        ("search", "num_beams", search.get("num_beams", 1), defaults.num_beams),
+        ("search", "repetition_penalty", search.get("repetition_penalty", 1.0), defaults.repetition_penalty),
+    ):
+        yield Setting(f"genai_config.json: {section}.{name}", got, want)
+
+
+def as_list(value: Any) -> list[Any]:
+    """Return the ids of a setting that may be one id, several or none."""
+    if value is None:
+        return []
+    return list(value) if isinstance(value, list) else [value]
+
+
+def list_repository_settings(artifact: Artifact, path: Path) -> Iterator[Setting]:
+    """Yield what a model's config.pbtxt says of batches and precision; the run reads the rest."""
+    config = read_pbtxt(path.read_text(encoding="utf-8"))
+    name = f"{path.parent.name}/config.pbtxt"
+    streams = config.get("model_transaction_policy", {}).get("decoupled", False)
+    parameters = {entry["key"]: entry["value"]["string_value"] for entry in config.get("parameters", ())}
+    is_graph = (path.parent / "1" / "model.onnx").exists()
+    batch = 0 if is_graph or parameters.get("task") == "generate" else artifact.axis("batch").max
+    yield Setting(f"{name}: max_batch_size", config.get("max_batch_size", 0), batch)
+    if not is_graph:
+        yield Setting(f"{name}: decoupled", streams, parameters.get("task") == "generate")
+        yield Setting(f"{name}: precision", parameters.get("precision"), artifact.precision)
