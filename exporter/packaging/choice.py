@@ -7,8 +7,8 @@ from collections.abc import Sequence
 from ...runtime.bundle.artifact import RECENT, Artifact
 from ...runtime.bundle.bundle import Bundle
 from ...runtime.errors import InputError
+from ...runtime.suggest import did_you_mean
 from ...runtime.text.piece_tokenizer import PIECES
-from ..precisions import resolve_precisions
 from .recipes import Recipe
 
 DIALECT = "ort"  # of graphs whose cache and padding others can be given
@@ -19,13 +19,11 @@ def choose_artifacts(bundle: Bundle, recipe: Recipe, precision: Sequence[str] | 
     check_model(bundle, recipe)
     if isinstance(precision, str):
         precision = [precision]
-    named = [] if precision is None else resolve_precisions(precision)
+    named = list(dict.fromkeys(precision or ()))
     for name in named:
         if name not in recipe.precisions:
-            raise InputError(
-                f"precision {name!r}: {recipe.title} takes {', '.join(recipe.precisions)}; export the bundle"
-                " in one of these"
-            )
+            hint = did_you_mean(recipe.find_precision(name), recipe.precisions)
+            raise InputError(f"precision {name!r}: {recipe.title} takes {', '.join(recipe.precisions)}{hint}")
     artifacts = bundle.manifest.artifacts
     candidates = [a for a in artifacts if a.dialect == DIALECT and a.precision in recipe.precisions]
     there = list(dict.fromkeys(artifact.precision for artifact in candidates))
@@ -33,14 +31,14 @@ def choose_artifacts(bundle: Bundle, recipe: Recipe, precision: Sequence[str] | 
         only = f", only in {', '.join(there)}" if there else ""
         raise InputError(
             f"{bundle.folder} has no graph in {missing[0]} of the dialect {DIALECT}{only}:"
-            f" {tell_export(bundle, missing[0])}"
+            f" {tell_export(bundle, [*there, missing[0]])}"
         )
     if not there:
         takes = [artifact.precision for artifact in artifacts if artifact.precision in recipe.precisions]
         raise InputError(
             f"{recipe.title} takes graphs of the dialect {DIALECT} in {', '.join(recipe.precisions)};"
             f" {bundle.folder} has {', '.join(artifact.id for artifact in artifacts)}:"
-            f" {tell_export(bundle, takes[0] if takes else 'fp32')}"
+            f" {tell_export(bundle, takes[:1] or ['fp32'])}"
         )
     wanted = named or choose_precisions(bundle.manifest.default_precision, there, recipe)
     if len(wanted) > 1 and not recipe.many:
@@ -65,9 +63,12 @@ def check_model(bundle: Bundle, recipe: Recipe) -> None:
         )
 
 
-def tell_export(bundle: Bundle, precision: str) -> str:
-    """Return how a bundle gets a graph in a precision of the dialect; fp16 is for a GPU alone."""
-    options = f"--target {'cuda' if precision == 'fp16' else 'cpu'} --precision {precision}"
+def tell_export(bundle: Bundle, precisions: Sequence[str]) -> str:
+    """Return how a bundle gets graphs in these precisions of the dialect; fp16 is for a GPU alone."""
+    floats = any(precision == "fp16" for precision in precisions)
+    others = any(precision not in ("fp16", "fp32") for precision in precisions)
+    targets = ",".join([*(["cpu"] if others or not floats else []), *(["cuda"] if floats else [])])
+    options = f"--target {targets} --precision {','.join(precisions)}"
     if not bundle.manifest.source.get("exporter"):
         return f"export with {options}"
     return f"`planforge import` with {options}, unless that says that its attention stays as it is"

@@ -112,6 +112,8 @@ def package(
     check_apart(folder, opened.folder)
     check_target(folder)
     artifacts = choose_artifacts(opened, recipe, precision)
+    if runtime_at is not None and not verify:
+        raise InputError("runtime_at says where the package is run; without verifying it is not run")
     worker = find_worker(opened, recipe, runtime_at) if verify else None
     progress("checking files")
     opened.verify_files()

@@ -63,6 +63,10 @@ class Recipe:
             "name": triton.name_model(bundle),
         }
 
+    def find_precision(self, name: str) -> str:
+        """Return what the runtime's name of a precision is here, such as int4 of q4; else the name itself."""
+        return next((own for own, other in self.dtypes.items() if other == name), name)
+
     def list_checks(self, bundle: Bundle, artifact: Artifact) -> list[Check]:
         """Return what a graph's package is asked in its runtime."""
         manifest = bundle.manifest

@@ -27,12 +27,16 @@ def run_package(
     artifacts: Sequence[Artifact],
     progress: Progress,
 ) -> tuple[str, list[Comparison]]:
-    """Run all graphs of a package; return the runtime's version, and what came of each case."""
+    """Run all graphs of a package; return the runtime's version, and what came of each case.
+
+    All precisions have the same tokenizer and settings, which are compared once.
+    """
     version = ""
-    comparisons: list[Comparison] = []
-    for precision in dict.fromkeys(artifact.precision for artifact in artifacts):
+    comparisons = [compare_settings(bundle, artifacts[-1], folder, recipe.title)]
+    for number, precision in enumerate(dict.fromkeys(artifact.precision for artifact in artifacts)):
         own = [artifact for artifact in artifacts if artifact.precision == precision]
-        version, compared = run_precision(bundle, recipe, worker, folder, own, progress)
+        checks = [check for check in recipe.list_checks(bundle, own[-1]) if number == 0 or not check.of_files]
+        version, compared = run_precision(bundle, recipe, worker, folder, own, checks, progress)
         comparisons += compared
     return version, comparisons
 
@@ -43,6 +47,7 @@ def run_precision(
     worker: Worker,
     folder: Path,
     artifacts: Sequence[Artifact],
+    checks: Sequence[Check],
     progress: Progress,
 ) -> tuple[str, list[Comparison]]:
     """Run the graphs of one precision on each engine.
@@ -50,9 +55,8 @@ def run_precision(
     Texts are read by the runtime, whatever its engine, so one alone is asked for them.
     """
     decides = artifacts[-1]  # a decoder, where there are two
-    comparisons = [compare_settings(bundle, decides, folder, recipe.title)]
+    comparisons: list[Comparison] = []
     options = recipe.choose_options(bundle, decides.precision)
-    checks = recipe.list_checks(bundle, decides)
     weights = sum(bundle.path(name).stat().st_size for name in {n for a in artifacts for n in a.data})
     version = ""
     for engine in recipe.engines:

@@ -102,9 +102,9 @@ def find_reason(lines: Sequence[str]) -> str:
 def find_python(script: str, module: str, distribution: str, runtime_at: Path | None) -> Worker | None:
     """Return the worker in a Python that has a module: this one, or `runtime_at`; None without one.
 
-    The module may be of a distribution whose name goes on behind `distribution`, as GPU builds' do.
+    `runtime_at` may also be the folder of a virtual environment. The module may be of a distribution whose name goes on behind `distribution`, as GPU builds' do.
     """
-    python = sys.executable if runtime_at is None else str(runtime_at)
+    python = sys.executable if runtime_at is None else find_program(runtime_at)
     probe = [python, str(WORKERS / "tell_version.py"), module, distribution]
     done = None
     if shutil.which(python) is not None:
@@ -120,8 +120,20 @@ def find_python(script: str, module: str, distribution: str, runtime_at: Path | 
     if done is not None and done.returncode == 0 and done.stdout[:1].isdigit():
         return Worker((python, str(WORKERS / script)), {}, done.stdout.strip())
     if runtime_at is not None:
-        raise InputError(f"--runtime-at {runtime_at}: no Python there has {distribution}")
+        raise InputError(f"--runtime-at {runtime_at}: {python} is no Python that has {distribution}")
     return None
+
+
+def find_program(place: Path) -> str:
+    """Return the python of a virtual environment's folder, or the program itself; refuse what is neither."""
+    for name in ("bin/python", "Scripts/python.exe"):
+        if (place / name).is_file():
+            return str(place / name)
+    if shutil.which(str(place)) is None:
+        raise InputError(
+            f"--runtime-at {place} is no program: name a python, such as {place.name or 'venv'}/bin/python"
+        )
+    return str(place)
 
 
 def find_node(script: str, runtime_at: Path | None) -> Worker | None:

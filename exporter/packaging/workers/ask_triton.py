@@ -207,7 +207,7 @@ class Repository:
 
 def open_package(folder: str, options: Answer, questions: list[Answer]) -> tuple[str, Repository]:
     del questions
-    version = f"(stand-in), onnxruntime {onnxruntime.__version__}"
+    version = f"onnxruntime {onnxruntime.__version__}, in a stand-in for the server"
     return version, Repository(folder, options["name"])
 
 

@@ -215,7 +215,7 @@ REFUSED = [
     ("optimum", None, "dates_bundle", "is a bundle for translation"),
     ("transformers.js", None, "marian_bundle", "has MarianMT's tokenizers, .*: package it --for triton"),
     ("genai", ["fp32-kv8"], "llama_demo_bundle", "takes fp32, fp16, int8, int4"),
-    ("genai", ["fp16"], "llama_demo_bundle", "--target cuda --precision fp16"),
+    ("genai", ["fp16"], "llama_demo_bundle", "--target cpu,cuda --precision fp32,int8,int4,fp16"),
     ("genai", ["in8"], "llama_demo_bundle", "did you mean 'int8'"),
     ("genai", ["fp32", "int8"], "llama_demo_bundle", "has one precision; fp32, int8 are 2"),
     ("gen-ai", None, "llama_demo_bundle", "is not one of genai, .*; did you mean 'genai'"),
@@ -307,18 +307,19 @@ def test_a_damaged_bundle_is_not_packaged(own_bundle: Path, tmp_path: Path) -> N
 def test_a_runtime_that_is_not_there_is_named(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     assert find_python("ask_genai.py", "no_such_runtime", "no-such", None) is None
     assert find_python("ask_optimum.py", "no_such.runtime", "no-such", None) is None
-    with pytest.raises(InputError, match="no Python there has no-such"):
-        find_python("ask_genai.py", "no_such_runtime", "no-such", tmp_path / "python")
-    with pytest.raises(InputError, match=r"--runtime-at \S*/true: no Python there has no-such"):
+    with pytest.raises(InputError, match=r"venv is no program: name a python, such as venv/bin/python"):
+        find_python("ask_genai.py", "no_such_runtime", "no-such", tmp_path / "venv")
+    with pytest.raises(InputError, match=r"/true is no Python that has no-such"):
         find_python("ask_genai.py", "no_such_runtime", "no-such", Path(str(shutil.which("true"))))
     (tmp_path / "waits").write_text("#!/bin/sh\nexec sleep 60\n")
     (tmp_path / "waits").chmod(0o755)
-    with monkeypatch.context() as patch, pytest.raises(InputError, match="waits: no Python there"):
+    with monkeypatch.context() as patch, pytest.raises(InputError, match="waits is no Python that has"):
         patch.setattr(packaging_worker, "PROBE_SECONDS", 0.1)
         find_python("ask_genai.py", "no_such_runtime", "no-such", tmp_path / "waits")
     here = find_python("ask_triton.py", "planforge.runtime", "planforge", None)
     assert here is not None and here.command[0] == sys.executable
     assert here.version == importlib.metadata.version("planforge")
+    assert find_python("ask_triton.py", "planforge.runtime", "planforge", Path(sys.prefix)) is not None
     with pytest.raises(InputError, match=r"@huggingface/transformers|node is not installed"):
         find_node("ask_transformers_js.mjs", tmp_path)
 
