@@ -9,6 +9,7 @@ from ...runtime.bundle.bundle import Bundle
 from ...runtime.errors import InputError
 from ...runtime.suggest import did_you_mean
 from ...runtime.text.piece_tokenizer import PIECES
+from .encoders import check_heads
 from .recipes import Recipe
 
 DIALECT = "ort"  # of graphs whose cache and padding others can be given
@@ -56,6 +57,8 @@ def check_model(bundle: Bundle, recipe: Recipe) -> None:
             f"{recipe.title} takes {' and '.join(recipe.tasks)}; {bundle.folder} is a bundle for"
             f" {manifest.task}"
         )
+    if manifest.encoder is not None and not recipe.takes_texts:
+        check_heads(manifest, recipe.title)
     if manifest.tokenizer.get("kind") == PIECES and not recipe.takes_texts:
         raise InputError(
             f"{bundle.folder} has MarianMT's tokenizers, which cut a text into one language's pieces and"

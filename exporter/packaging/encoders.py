@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 from typing import Any
 
 import numpy as np
@@ -9,8 +10,11 @@ import onnx_ir as ir
 
 from ...runtime.bundle.artifact import Artifact
 from ...runtime.bundle.manifest import Manifest
+from ...runtime.errors import InputError
 from ..passes.build import Builder
 from .graphs import PREFIX, find_value, rename_values, replace_input, replace_output
+
+log = logging.getLogger("planforge")
 
 EMBEDDING = "sentence_embedding"  # an output's role, and its name
 CLASSES = {
@@ -30,6 +34,20 @@ CLASS_NAMES = {
     "mpnet": "MPNet",
     "modernbert": "ModernBert",
 }
+
+
+SIZES = ("vocab_size", "hidden_size", "num_hidden_layers", "num_attention_heads", "intermediate_size")
+
+
+def check_heads(manifest: Manifest, title: str) -> None:
+    """Refuse an encoder whose heads no class of Hugging Face has; warn of a head beside one that it has."""
+    assert manifest.encoder is not None
+    unknown = [head for head in manifest.encoder.heads if head not in CLASSES]
+    if not unknown:
+        return
+    if find_head(manifest) is None:
+        raise InputError(f"{title} has no model with the head {unknown[0]}; --for triton answers with it")
+    log.warning("%s has no model with both heads: the package is without %s", title, ", ".join(unknown))
 
 
 def find_head(manifest: Manifest) -> str | None:
@@ -109,6 +127,7 @@ def describe_encoder(manifest: Manifest) -> dict[str, Any]:
         "max_position_embeddings": defaults.max_length,
         "pad_token_id": defaults.tokens["pad"],
     }
+    config |= {name: manifest.config[name] for name in SIZES if name in manifest.config}
     if defaults.labels:
         config["id2label"] = {str(number): label for number, label in enumerate(defaults.labels)}
         config["label2id"] = {label: number for number, label in enumerate(defaults.labels)}

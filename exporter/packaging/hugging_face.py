@@ -22,12 +22,11 @@ def describe_decoder(manifest: Manifest, artifact: Artifact) -> dict[str, Any]:
     heads, head_size = read_cache_sizes(artifact)
     layers = count_layers(artifact)
     query_heads = count_query_heads(manifest)
-    width = int(manifest.config.get("n_embd") or manifest.config.get("hidden_size", query_heads * head_size))
     if manifest.family == "gpt2":
         sizes = {
             "n_layer": layers,
             "n_head": query_heads,
-            "n_embd": width,
+            "n_embd": query_heads * head_size,
             "n_positions": manifest.max_length,
         }
         model_type = "gpt2"
@@ -37,7 +36,7 @@ def describe_decoder(manifest: Manifest, artifact: Artifact) -> dict[str, Any]:
             "num_attention_heads": query_heads,
             "num_key_value_heads": heads,
             "head_dim": head_size,
-            "hidden_size": width,
+            "hidden_size": query_heads * head_size,  # of which optimum takes a head's size, not of head_dim
             "max_position_embeddings": manifest.max_length,
         }
         if "intermediate_size" in manifest.config:  # no decoder that was imported says it

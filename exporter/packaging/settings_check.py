@@ -5,6 +5,7 @@ Nothing here is shared with what writes the files.
 
 from __future__ import annotations
 
+import hashlib
 import json
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
@@ -20,6 +21,20 @@ from .check import report
 from .workers.pbtxt import read_pbtxt
 
 CASE = "settings"
+# Poolings that sentence-transformers calls otherwise.
+POOLINGS = {
+    "cls": "cls_token",
+    "max": "max_tokens",
+    "mean": "mean_tokens",
+    "weightedmean": "weightedmean_tokens",
+}
+# How the names of Hugging Face's classes end, by their heads.
+ENDS = {
+    "masked_lm": "ForMaskedLM",
+    "sequence_classification": "ForSequenceClassification",
+    "token_classification": "ForTokenClassification",
+    "question_answering": "ForQuestionAnswering",
+}
 
 
 @dataclass(frozen=True)
@@ -56,6 +71,9 @@ def list_settings(bundle: Bundle, artifact: Artifact, folder: Path) -> Iterator[
         yield from list_genai_settings(bundle, read_json(genai))
         return
     yield from list_config_settings(bundle, read_json(folder / "config.json"))
+    encoder = bundle.manifest.encoder
+    if encoder is not None and not any(head in ENDS for head in encoder.heads):
+        yield from list_sentence_settings(bundle, folder)
     if bundle.manifest.generation is not None:
         values = read_json(folder / "generation_config.json")
         yield from list_generation_settings(bundle.manifest.generation, values)
@@ -83,8 +101,37 @@ def list_tokenizer_settings(bundle: Bundle, folder: Path) -> Iterator[Setting]:
         yield setting("padding_side", "left" if manifest.task == "text-generation" else "right")
         yield setting("model_max_length", defaults.max_length)
         yield setting("chat_template", chat)
-        for role, token in name_special_tokens(bundle, is_source=number == 0).items():
-            yield setting(f"{role}_token", tokenizer.spell(token))
+        roles = name_special_tokens(bundle, is_source=number == 0)
+        tokens = {f"{role}_token": tokenizer.spell(token) for role, token in roles.items()}
+        for name, token in (tokens | dict((template or {}).get("tokens", {}))).items():
+            yield setting(name, token)
+        if manifest.encoder is not None:
+            yield setting("model_input_names", list_inputs(bundle))
+        yield from list_tokenizer_parts(bundle, number, place, folder)
+
+
+def list_inputs(bundle: Bundle) -> list[str]:
+    """Return what an encoder's tokenizer gives its model."""
+    roles = {spec.role for artifact in bundle.manifest.artifacts for spec in artifact.inputs}
+    segments = ["token_type_ids"] if "segments" in roles else []
+    return ["input_ids", *segments, "attention_mask"]
+
+
+def list_tokenizer_parts(bundle: Bundle, number: int, place: str, folder: Path) -> Iterator[Setting]:
+    """Yield the parts of tokenizer.json by their hashes; transformers.js has a normalizer of its own."""
+    file = bundle.path(str(bundle.manifest.tokenizer["files"][number]))
+    values = read_json(folder / place / "tokenizer.json")
+    wanted = json.loads(file.read_bytes())
+    own = {"normalizer"} if (folder / "onnx").is_dir() else set()
+    for part in sorted((wanted.keys() | values.keys()) - own):
+        yield Setting(
+            f"{place}tokenizer.json: {part}", hash_json(values.get(part)), hash_json(wanted.get(part))
+        )
+
+
+def hash_json(value: Any) -> str:
+    """Return the first digits of a hash of a value's JSON."""
+    return hashlib.sha256(json.dumps(value, sort_keys=True).encode()).hexdigest()[:12]
 
 
 def name_special_tokens(bundle: Bundle, *, is_source: bool) -> dict[str, int]:
@@ -97,9 +144,15 @@ def name_special_tokens(bundle: Bundle, *, is_source: bool) -> dict[str, int]:
     end = defaults.eos[0] if defaults.eos else None
     if manifest.task == "translation" and is_source:
         end = defaults.source_eos
-    pad = end if defaults.pad is None else defaults.pad
-    ids = {"bos": defaults.bos, "eos": end, "pad": pad}
+    ids = {"bos": defaults.bos, "eos": end, "pad": find_padding(defaults)}
     return {role: token for role, token in ids.items() if token is not None}
+
+
+def find_padding(defaults: GenerationDefaults) -> int:
+    """Return the token that fills rows: the end where there is none of its own."""
+    if defaults.pad is not None:
+        return defaults.pad
+    return defaults.eos[0] if defaults.eos else 0
 
 
 def list_config_settings(bundle: Bundle, values: Mapping[str, Any]) -> Iterator[Setting]:
@@ -117,12 +170,45 @@ def list_config_settings(bundle: Bundle, values: Mapping[str, Any]) -> Iterator[
         }
         for name, want in wanted.items():
             yield Setting(f"config.json: {name}", values.get(name), want)
+        (architecture,) = values.get("architectures", [""])
+        head = next((head for head in manifest.encoder.heads if head in ENDS), None)
+        yield Setting(
+            "config.json: the end of architectures", find_end(architecture), ENDS.get(head or "", "Model")
+        )
         return
     assert manifest.generation is not None
     length = "n_positions" if values.get("model_type") == "gpt2" else "max_position_embeddings"
     yield Setting(f"config.json: {length}", values.get(length), manifest.max_length)
     ends = list(manifest.generation.eos)
     yield Setting("config.json: eos_token_id", as_list(values.get("eos_token_id")), ends)
+
+
+def find_end(architecture: str) -> str:
+    """Return how a class's name ends: with what it has on top, or "Model"."""
+    return (
+        architecture[architecture.find("For") :] if "For" in architecture else architecture[-len("Model") :]
+    )
+
+
+def list_sentence_settings(bundle: Bundle, folder: Path) -> Iterator[Setting]:
+    """Yield how a text's vector is made, of an encoder without a head; dense layers are not packaged."""
+    defaults = bundle.manifest.encoder
+    assert defaults is not None
+    values = read_json(folder / "config_sentence_transformers.json")
+    file = "config_sentence_transformers.json"
+    yield Setting(f"{file}: prompts", values.get("prompts"), dict(defaults.prompts))
+    yield Setting(f"{file}: default_prompt_name", values.get("default_prompt_name"), defaults.default_prompt)
+    if (bundle.manifest.config.get("sentence") or {}).get("dense"):
+        return
+    modules = folder / "modules.json"
+    listed = json.loads(modules.read_text(encoding="utf-8")) if modules.exists() else []
+    kinds = [module["type"].rpartition(".")[2] for module in listed]
+    normalizing = ["Normalize"] if defaults.normalize else []
+    yield Setting("modules.json", kinds, ["Transformer", "Pooling", *normalizing])
+    pooling = read_json(folder / "1_Pooling" / "config.json")
+    flags = {name.removeprefix("pooling_mode_") for name, on in pooling.items() if on is True}
+    wanted = {POOLINGS.get(name, name) for name in defaults.pooling.split("+")}
+    yield Setting("1_Pooling/config.json", sorted(flags), sorted(wanted))
 
 
 def list_generation_settings(defaults: GenerationDefaults, values: Mapping[str, Any]) -> Iterator[Setting]:
@@ -132,7 +218,10 @@ def list_generation_settings(defaults: GenerationDefaults, values: Mapping[str, 
         "decoder_start_token_id": (None, defaults.decoder_start),
         "forced_bos_token_id": (None, defaults.forced_bos),
         "forced_eos_token_id": (None, defaults.forced_eos),
+        "pad_token_id": (None, find_padding(defaults)),
         "max_new_tokens": (None, defaults.max_new_tokens),
+        "min_new_tokens": (0, defaults.min_new_tokens or 0),
+        "renormalize_logits": (False, defaults.renormalize),
         "do_sample": (False, defaults.do_sample),
         "num_beams": (1, defaults.num_beams),
         "length_penalty": (1.0, defaults.length_penalty),
@@ -142,9 +231,10 @@ def list_generation_settings(defaults: GenerationDefaults, values: Mapping[str, 
     }
     if defaults.do_sample:
         wanted |= {
-            "temperature": (1.0, 1.0 if defaults.temperature is None else defaults.temperature),
+            "temperature": (1.0, or_else(defaults.temperature, 1.0)),
             "top_k": (50, defaults.top_k or 0),
-            "top_p": (1.0, 1.0 if defaults.top_p is None else defaults.top_p),
+            "top_p": (1.0, or_else(defaults.top_p, 1.0)),
+            "min_p": (None, defaults.min_p),
         }
     file = "generation_config.json"
     for name, (otherwise, want) in wanted.items():
@@ -164,7 +254,19 @@ def list_genai_settings(bundle: Bundle, values: Mapping[str, Any]) -> Iterator[S
     assert defaults is not None
     model = values.get("model", {})
     search = values.get("search", {})
+    drawn = [
+        ("search", "temperature", search.get("temperature", 1.0), or_else(defaults.temperature, 1.0)),
+        ("search", "top_k", search.get("top_k", 50), or_else(defaults.top_k, 0)),
+        ("search", "top_p", search.get("top_p", 1.0), or_else(defaults.top_p, 1.0)),
+    ]
+    ngram = defaults.no_repeat_ngram_size or 0
     for section, name, got, want in (
+        *(drawn if defaults.do_sample else []),
+        ("model", "pad_token_id", model.get("pad_token_id"), find_padding(defaults)),
+        ("model", "bos_token_id", model.get("bos_token_id"), or_else(defaults.bos, find_padding(defaults))),
+        ("search", "length_penalty", search.get("length_penalty", 1.0), defaults.length_penalty),
+        ("search", "early_stopping", search.get("early_stopping", True), defaults.early_stopping is True),
+        ("search", "no_repeat_ngram_size", search.get("no_repeat_ngram_size", 0), ngram),
         ("model", "eos_token_id", as_list(model.get("eos_token_id")), list(defaults.eos)),
         ("model", "context_length", model.get("context_length"), manifest.max_length),
         ("search", "max_length", search.get("max_length"), manifest.max_length),
@@ -173,6 +275,11 @@ def list_genai_settings(bundle: Bundle, values: Mapping[str, Any]) -> Iterator[S
         ("search", "repetition_penalty", search.get("repetition_penalty", 1.0), defaults.repetition_penalty),
     ):
         yield Setting(f"genai_config.json: {section}.{name}", got, want)
+
+
+def or_else(value: Any, otherwise: Any) -> Any:
+    """Return a value, or another one where it is not set."""
+    return otherwise if value is None else value
 
 
 def as_list(value: Any) -> list[Any]:

@@ -102,7 +102,8 @@ def find_reason(lines: Sequence[str]) -> str:
 def find_python(script: str, module: str, distribution: str, runtime_at: Path | None) -> Worker | None:
     """Return the worker in a Python that has a module: this one, or `runtime_at`; None without one.
 
-    `runtime_at` may also be the folder of a virtual environment. The module may be of a distribution whose name goes on behind `distribution`, as GPU builds' do.
+    `runtime_at` may also be the folder of a virtual environment. The module may be of a distribution whose
+    name goes on behind `distribution`, as GPU builds' do.
     """
     python = sys.executable if runtime_at is None else find_program(runtime_at)
     probe = [python, str(WORKERS / "tell_version.py"), module, distribution]

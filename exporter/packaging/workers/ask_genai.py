@@ -36,8 +36,16 @@ class Decoder:
         self.tokenizer = genai.Tokenizer(self.model)
 
     def start(self, rows: int, room: int) -> Any:
+        """Return a generator without any of the package's own rules, as PyTorch's tokens were chosen."""
         options = genai.GeneratorParams(self.model)
-        options.set_search_options(max_length=room, batch_size=rows, do_sample=False, num_beams=1)
+        options.set_search_options(
+            max_length=room,
+            batch_size=rows,
+            do_sample=False,
+            num_beams=1,
+            repetition_penalty=1.0,
+            no_repeat_ngram_size=0,
+        )
         return genai.Generator(self.model, options)
 
     def force(self, question: Answer, answers: Answers) -> Answer:

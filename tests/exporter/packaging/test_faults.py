@@ -34,9 +34,11 @@ Package = Callable[[str, str], Path]  # by runtime, and bundle
 
 
 @pytest.fixture(scope="module")
-def bundles(demo_bundle: Path, dates_bundle: Path, head_bundle: Callable[[str], Path]) -> Mapping[str, Path]:
+def bundles(
+    demo_bundle: Path, dates_bundle: Path, minilm_bundle: Path, head_bundle: Callable[[str], Path]
+) -> Mapping[str, Path]:
     heads = {name: head_bundle(name) for name in ("classifier", "reader")}
-    return {"gpt2": demo_bundle, "dates": dates_bundle, **heads}
+    return {"gpt2": demo_bundle, "dates": dates_bundle, "embedder": minilm_bundle, **heads}
 
 
 @pytest.fixture
@@ -124,6 +126,34 @@ SETTINGS: list[tuple[str, str, str, dict[str, Any], str]] = [
         {"problem_type": "multi_label_classification"},
         "problem_type is",
     ),
+    ("optimum", "gpt2", "generation_config.json", {"pad_token_id": 9}, "pad_token_id is 9"),
+    ("optimum", "gpt2", "generation_config.json", {"min_new_tokens": 40}, "min_new_tokens is 40"),
+    ("optimum", "gpt2", "generation_config.json", {"renormalize_logits": True}, "renormalize_logits is True"),
+    ("optimum", "gpt2", "tokenizer.json", {"pre_tokenizer": None}, "tokenizer.json: pre_tokenizer is"),
+    ("optimum", "classifier", "config.json", {"architectures": ["BertModel"]}, "architectures is 'Model'"),
+    (
+        "optimum",
+        "classifier",
+        "tokenizer_config.json",
+        {"model_input_names": ["input_ids"]},
+        "input_names is",
+    ),
+    ("transformers.js", "embedder", "1_Pooling/config.json", {"pooling_mode_cls_token": True}, "cls_token"),
+    (
+        "transformers.js",
+        "embedder",
+        "config_sentence_transformers.json",
+        {"prompts": {"a": "b"}},
+        "prompts is",
+    ),
+    (
+        "genai",
+        "gpt2",
+        "genai_config.json",
+        {"search": {"length_penalty": 2.0}},
+        "search.length_penalty is 2.0",
+    ),
+    ("genai", "gpt2", "genai_config.json", {"model": {"pad_token_id": 5}}, "model.pad_token_id is 5"),
     ("genai", "gpt2", "genai_config.json", {"search": {"max_length": 16}}, "search.max_length is 16, .* 256"),
     ("genai", "gpt2", "genai_config.json", {"model": {"eos_token_id": [5]}}, r"model.eos_token_id is \[5\]"),
 ]
@@ -149,6 +179,62 @@ def test_settings_are_read_back(
     edit(folder / file, **values)
     with pytest.raises(AssertionError, match=message):
         assert not compare().failures, compare().failures
+
+
+def test_two_words_that_are_exchanged_are_found(packaged: Package, bundles: Mapping[str, Path]) -> None:
+    """No golden text needs to have them."""
+    folder = packaged("genai", "gpt2")
+    path = folder / "tokenizer.json"
+    content = json.loads(path.read_text())
+    vocabulary = content["model"]["vocab"]
+    first, second = list(vocabulary)[-2:]
+    vocabulary[first], vocabulary[second] = vocabulary[second], vocabulary[first]
+    path.write_text(json.dumps(content))
+    bundle = Bundle.open(bundles["gpt2"])
+    (failure,) = compare_settings(bundle, find_decider(bundle, folder), folder, "x").failures
+    assert failure.startswith("tokenizer.json: model is '")
+
+
+def test_a_tokenizer_that_reads_otherwise_is_found(packaged: Package, bundles: Mapping[str, Path]) -> None:
+    folder = packaged("genai", "gpt2")
+    path = folder / "tokenizer.json"
+    content = json.loads(path.read_text())
+    vocabulary = content["model"]["vocab"]
+    vocabulary |= {"Ġthe": vocabulary["Ġand"], "Ġand": vocabulary["Ġthe"]}
+    path.write_text(json.dumps(content))
+    failures = run("genai", bundles["gpt2"], folder)
+    assert failures.keys() >= {"settings", "ids of texts", "texts of ids"}
+    assert " gives [" in failures["ids of texts"] and ", wanted is [" in failures["ids of texts"]
+
+
+def test_the_tokens_that_a_chat_template_names_go_first(demo_bundle: Path, tmp_path: Path) -> None:
+    """Those of Llama's chats end otherwise than its texts."""
+    bundle = Path(shutil.copytree(demo_bundle, tmp_path / "B"))
+    opened = Bundle.open(bundle)
+    name = next(iter(opened.manifest.tokenizer["files"]))
+    tokenizer = {**opened.manifest.tokenizer, "chat_template": {"file": name, "tokens": {"eos_token": "the"}}}
+    edit(bundle / "manifest.json", tokenizer=tokenizer)
+    package(bundle, tmp_path / "P", runtime="genai", precision=["fp32"], copy=True, verify=False)
+    bundled = Bundle.open(bundle)
+    compared = compare_settings(bundled, find_decider(bundled, tmp_path / "P"), tmp_path / "P", "x")
+    assert compared.passed, compared.failures
+
+
+def test_what_genai_draws_by_is_read_back(packaged: Package, bundles: Mapping[str, Path]) -> None:
+    manifest = bundles["gpt2"] / "manifest.json"
+    generation = json.loads(manifest.read_text())["generation"]
+    edit(manifest, generation={**generation, "do_sample": True, "top_k": 20, "top_p": 0.9})
+    try:
+        folder = packaged("genai", "gpt2")
+        bundle = Bundle.open(bundles["gpt2"])
+        config = json.loads((folder / "genai_config.json").read_text())
+        assert not compare_settings(bundle, find_decider(bundle, folder), folder, "x").failures
+        wrong = {"temperature": 5.0, "top_k": 1, "top_p": 0.01}
+        edit(folder / "genai_config.json", search={**config["search"], **wrong})
+        failures = compare_settings(bundle, find_decider(bundle, folder), folder, "x").failures
+    finally:
+        edit(manifest, generation=generation)
+    assert [failure.split(" is ")[0].rpartition(".")[2] for failure in failures] == list(wrong)
 
 
 def test_a_missing_file_of_settings_is_found(packaged: Package, bundles: Mapping[str, Path]) -> None:

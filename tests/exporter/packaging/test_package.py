@@ -222,6 +222,19 @@ REFUSED = [
 ]
 
 
+def test_a_head_that_a_runtime_has_no_class_for(
+    head_bundle: Callable[[str], Path], tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    bundle = Path(shutil.copytree(head_bundle("pretrained"), tmp_path / "B"))
+    package(bundle, tmp_path / "P", runtime="optimum", precision=["fp32"], copy=True, verify=False)
+    assert "without next_sentence" in caplog.text
+    manifest = bundle / "manifest.json"
+    encoder = json.loads(manifest.read_text())["encoder"]
+    edit_json(manifest, encoder={**encoder, "heads": ["next_sentence"]})
+    with pytest.raises(InputError, match="no model with the head next_sentence; --for triton answers"):
+        package(bundle, tmp_path / "Q", runtime="optimum", precision=["fp32"], verify=False)
+
+
 @pytest.mark.parametrize(("runtime", "precision", "bundle", "why"), REFUSED)
 def test_what_a_runtime_does_not_take_is_told_with_the_way_out(
     runtime: str,
