@@ -6,6 +6,8 @@ import sys
 
 import onnxruntime_genai as genai
 
+if len(sys.argv) != 3:
+    sys.exit("usage: python generate.py FOLDER TEXT")
 folder, text = sys.argv[1:]
 model = genai.Model(folder)
 tokenizer = genai.Tokenizer(model)
