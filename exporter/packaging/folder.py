@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import contextlib
 import os
-import shutil
 from collections.abc import Iterator, Sequence
 from importlib import metadata
 from pathlib import Path
@@ -18,6 +17,7 @@ from ..bundle.writer import check_parent, open_staging_folder
 from ..errors import OutputError
 from ..passes.weight_files import list_external_tensors, move_weights
 from .hugging_face import write_json
+from .links import link_file
 
 MOST = 0.9  # of a file of weights: where a graph reads less, a package to be fetched has no more of it
 DESCRIPTION = "planforge.json"  # what was packaged, and what was run with it
@@ -53,24 +53,6 @@ def make_folder(folder: Path) -> Iterator[Path]:
         if folder.exists():
             folder.rmdir()
         os.rename(staging, folder)
-
-
-def link_file(source: Path, target: Path) -> None:
-    """Give a file a second name, or copy it where the file system has no hard links, or ends in between."""
-    target.parent.mkdir(parents=True, exist_ok=True)
-    try:
-        os.link(source, target)
-    except OSError:
-        shutil.copyfile(source, target)
-
-
-def copy_links(folder: Path) -> None:
-    """Put copies in the place of files that have a second name elsewhere."""
-    for path in folder.rglob("*"):
-        if path.is_file() and path.stat().st_nlink > 1:
-            copy = path.with_name(f"{path.name}.copy")
-            shutil.copyfile(path, copy)
-            copy.replace(path)
 
 
 def measure_files(folder: Path) -> tuple[int, int]:

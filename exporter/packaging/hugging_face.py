@@ -11,6 +11,7 @@ from typing import Any, TypeAlias
 from ...runtime.bundle.artifact import Artifact
 from ...runtime.bundle.bundle import Bundle
 from ...runtime.bundle.manifest import Manifest
+from .links import link_file
 
 Change: TypeAlias = Callable[[dict[str, Any]], dict[str, Any]]
 TARGET = "target"  # the folder of a translator's second tokenizer
@@ -112,9 +113,14 @@ def write_tokenizer(
     """
     manifest = bundle.manifest
     for name, place in zip(manifest.tokenizer["files"], (folder, folder / TARGET), strict=False):
-        content = change(json.loads(bundle.path(str(name)).read_bytes()))
+        own = bundle.path(str(name))
+        before = json.loads(own.read_bytes())
+        content = change(before)
         place.mkdir(exist_ok=True)
-        write_json(place / "tokenizer.json", content)
+        if content == before:
+            link_file(own, place / "tokenizer.json")
+        else:
+            write_json(place / "tokenizer.json", content)
         config: dict[str, Any] = {
             "tokenizer_class": "PreTrainedTokenizerFast",
             "model_max_length": manifest.max_length,

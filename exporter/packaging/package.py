@@ -17,7 +17,8 @@ from ...runtime.errors import InputError
 from ..errors import VerificationError
 from ..tensorrt.plans import Progress
 from .choice import choose_artifacts
-from .folder import check_apart, check_target, copy_links, describe, make_folder, measure_files
+from .folder import check_apart, check_target, describe, make_folder, measure_files
+from .links import copy_links
 from .recipes import Recipe, find_recipe
 from .run import run_package
 from .worker import Worker

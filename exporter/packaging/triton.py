@@ -11,8 +11,9 @@ from ...runtime.bundle.artifact import Artifact, TensorSpec
 from ...runtime.bundle.bundle import Bundle
 from ...runtime.bundle.json_reader import FILE_NAME
 from ...runtime.errors import InputError
-from .folder import link_file, write_graph
+from .folder import write_graph
 from .graphs import read_graph
+from .links import link_file
 
 MODEL = Path(__file__).with_name("triton_models") / "model.py"
 TYPES = {

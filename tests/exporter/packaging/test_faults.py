@@ -47,7 +47,7 @@ def packaged(bundles: Mapping[str, Path], tmp_path: Path) -> Package:
 
     def write(runtime: str, name: str) -> Path:
         folder = tmp_path / runtime
-        package(bundles[name], folder, runtime=runtime, precision=["fp32"], verify=False)
+        package(bundles[name], folder, runtime=runtime, precision=["fp32"], copy=True, verify=False)
         return folder
 
     return write
