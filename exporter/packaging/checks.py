@@ -25,6 +25,8 @@ Limits: TypeAlias = Mapping[str, float]
 Sample: TypeAlias = decoders.Sample | translations.Sample
 Tokens: TypeAlias = Sequence[int]
 
+PADDING = 3  # places before a row that is fed at once
+
 
 class Recorded:
     """Steps that a runtime has made, played back to what steps an engine of ours."""
@@ -42,14 +44,22 @@ class Recorded:
         return logits
 
 
-def list_decoder_checks(bundle: Bundle, artifact: Artifact) -> list[Check]:
-    """Return the checks of a decoder: PyTorch's tokens fed one by one, and greedy text of padded batches."""
+def list_decoder_checks(bundle: Bundle, artifact: Artifact, *, every_place: bool = False) -> list[Check]:
+    """Return the checks of a decoder: PyTorch's tokens fed one by one, and greedy text of padded batches.
+
+    With `every_place`, for runtimes that give the logits of all tokens, its tokens are also fed at once.
+    """
     arrays, limits = load_golden(bundle)
     own = limits[artifact.precision]
     room = find_room(artifact)
     samples = [sample for sample in decoders.from_arrays(arrays).samples if len(sample) <= room]
     (tokenizer,) = open_text_tokenizers(bundle)
-    checks = [make_forced_check(samples, [sample.prompt for sample in samples], own)]
+    prompts = [sample.prompt for sample in samples]
+    checks = [make_forced_check(samples, prompts, own)]
+    if every_place:
+        short = [sample for sample in samples if len(sample) + PADDING <= room]
+        once = make_forced_check(short, [sample.prompt for sample in short], own, "at_once")
+        checks.append(replace(once, case="PyTorch's tokens at once"))
     most = min(decoders.MAX_BATCH, artifact.axis("batch").max)
     for size in sorted({min(2, most), most}):
         batch = decoders.make_batch(samples, size)
@@ -73,7 +83,9 @@ def list_translator_checks(bundle: Bundle, artifact: Artifact) -> list[Check]:
     ]
 
 
-def make_forced_check(samples: Sequence[Sample], prompts: Sequence[Tokens], limits: Limits) -> Check:
+def make_forced_check(
+    samples: Sequence[Sample], prompts: Sequence[Tokens], limits: Limits, kind: str = "force"
+) -> Check:
     """Return the check of every prompt, or source, alone, continued by PyTorch's tokens."""
 
     def judge(answers: Sequence[Answer]) -> Outcome:
@@ -85,7 +97,12 @@ def make_forced_check(samples: Sequence[Sample], prompts: Sequence[Tokens], limi
         return judge_outcome(decoders.measure_parts(parts), limits, errors=errors)
 
     questions = [
-        {"kind": "force", "prompt": list(prompt), "continuation": list(sample.continuation)}
+        {
+            "kind": kind,
+            "prompt": list(prompt),
+            "continuation": list(sample.continuation),
+            "padding": PADDING,  # of those that are fed at once
+        }
         for sample, prompt in zip(samples, prompts, strict=True)
     ]
     return Check("PyTorch's tokens, batch 1", questions, judge)

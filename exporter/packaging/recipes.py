@@ -52,6 +52,7 @@ class Recipe:
     choose_class: Callable[[Bundle], str]  # that its users load the package with
     dtypes: Mapping[str, str]  # what its users call precisions
     embedding: bool = False  # whether its users read an encoder's sentence_embedding
+    every_place: bool = False  # whether its users read the logits of all tokens
     takes_texts: bool = False  # whether its models take texts, not tokens
     engines: tuple[Engine, ...] = (Engine(),)  # each runs the package once
 
@@ -75,7 +76,7 @@ class Recipe:
             return checks + ([make_graph_check(bundle, artifact)] if manifest.encoder is not None else [])
         own = list_default_checks(bundle, artifact)
         if manifest.task == CAUSAL:
-            return list_decoder_checks(bundle, artifact) + own
+            return list_decoder_checks(bundle, artifact, every_place=self.every_place) + own
         if manifest.task == TRANSLATION:
             return list_translator_checks(bundle, artifact) + own
         names = name_outputs(manifest, artifact, embedding=self.embedding)
@@ -141,6 +142,7 @@ RECIPES = {
             install="pip install optimum-onnx 'transformers<4.58'",
             oldest="0.1.0",
             choose_class=choose_ort_class,
+            every_place=True,
             dtypes={},
         ),
         Recipe(

@@ -300,4 +300,11 @@ def list_repository_settings(artifact: Artifact, path: Path) -> Iterator[Setting
     yield Setting(f"{name}: max_batch_size", config.get("max_batch_size", 0), batch)
     if not is_graph:
         yield Setting(f"{name}: decoupled", streams, parameters.get("task") == "generate")
+        is_batched = "dynamic_batching" in config
+        yield Setting(f"{name}: dynamic_batching", is_batched, parameters.get("task") != "generate")
+        yield Setting(f"{name}: backend", parameters.get("backend"), "auto")
+        kinds = [group.get("kind") for group in config.get("instance_group", ())]
+        yield Setting(f"{name}: instance_group", kinds, ["KIND_CPU"])
+        optional = [one["name"] for one in config.get("input", ()) if one.get("optional")]
+        yield Setting(f"{name}: OPTIONS is optional", "OPTIONS" in optional, True)
         yield Setting(f"{name}: precision", parameters.get("precision"), artifact.precision)

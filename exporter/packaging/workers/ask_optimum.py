@@ -72,6 +72,15 @@ class Package:
         _, logits = self.continue_ids([question["prompt"]], len(continuation), continuation)
         return {"logits": answers.keep(logits[:, 0])}
 
+    def at_once(self, question: Answer, answers: Answers) -> Answer:
+        """Feed a prompt and what follows as one row, padded on the left; answer each next token's logits."""
+        prompt, continuation, padding = question["prompt"], question["continuation"], question["padding"]
+        ids = torch.tensor([[0] * padding + prompt + continuation[:-1]])
+        mask = torch.ones_like(ids)
+        mask[:, :padding] = 0
+        found = self.model(input_ids=ids, attention_mask=mask)
+        return {"logits": answers.keep(found.logits[0, padding + len(prompt) - 1 :])}
+
     def greedy(self, question: Answer, answers: Answers) -> Answer:
         """Continue prompts as one padded batch; answer the logits and the likeliest token of each step."""
         tokens, logits = self.continue_ids(question["prompts"], question["steps"], None)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import re
 import shutil
 from collections.abc import Callable, Mapping
 from pathlib import Path
@@ -303,6 +304,26 @@ REPOSITORY = [
     ),
     ("gpt2", "NAME", "decoupled: true", "decoupled: false", "decoupled is for a model that sends"),
 ]
+BATCHING = [
+    ("dynamic_batching { max_queue_delay_microseconds: 500 }", "", "dynamic_batching is False"),
+    ("KIND_CPU", "KIND_GPU", r"instance_group is \['KIND_GPU'\]"),
+    ('"auto"', '"ort-cpu"', "backend is 'ort-cpu'"),
+    (", optional: true", "", "OPTIONS is optional is False"),
+]
+
+
+@pytest.mark.parametrize(("text", "fault", "message"), BATCHING)
+def test_how_a_repository_s_requests_are_answered_is_read_back(
+    text: str, fault: str, message: str, packaged: Package, bundles: Mapping[str, Path]
+) -> None:
+    folder = packaged("triton", "classifier")
+    path = folder / bundles["classifier"].name / "config.pbtxt"
+    content = path.read_text()
+    assert text in content
+    path.write_text(content.replace(text, fault))
+    bundle = Bundle.open(bundles["classifier"])
+    (failure,) = compare_settings(bundle, find_decider(bundle, folder), folder, "x").failures
+    assert re.search(message, failure), failure
 
 
 @pytest.mark.parametrize(("name", "model", "text", "fault", "message"), REPOSITORY)

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import json
 import shutil
+import subprocess
+import sys
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -14,10 +16,11 @@ import pytest
 
 from planforge.exporter import export, package
 from planforge.exporter.errors import VerificationError
-from planforge.exporter.packaging import genai, graphs
+from planforge.exporter.packaging import genai, graphs, optimum
 from planforge.exporter.packaging.package import PackageResult
 from planforge.exporter.packaging.recipes import find_recipe
 from planforge.exporter.passes.build import Builder
+from planforge.runtime import TextGenerator
 from planforge.runtime.bundle.bundle import Bundle
 from planforge.runtime.diagnostics.golden.texts import FILES
 
@@ -72,7 +75,18 @@ def list_cases(result: PackageResult) -> set[str]:
 
 def test_gpt2_in_each_runtime(runtime: str, demo_bundle: Path, tmp_path: Path) -> None:
     cases = list_cases(run(runtime, demo_bundle, tmp_path / "P", precision=["fp32"]))
-    assert cases == SETTINGS | (ANSWERS if runtime == "triton" else GRAPHS | TEXTS | GENERATED)
+    own = {"PyTorch's tokens at once"} if runtime == "optimum" else set()
+    assert cases == SETTINGS | (ANSWERS if runtime == "triton" else GRAPHS | TEXTS | GENERATED | own)
+
+
+def test_the_example_for_genai_writes_what_the_bundle_answers(demo_bundle: Path, tmp_path: Path) -> None:
+    need("genai")
+    package(demo_bundle, tmp_path / "P", runtime="genai", precision=["fp32"], verify=False)
+    command = [sys.executable, "docs/examples/genai/generate.py", str(tmp_path / "P"), "In the beginning"]
+    done = subprocess.run(command, capture_output=True, text=True, check=True)
+    with TextGenerator.load(demo_bundle, precision="fp32") as model:
+        answer = model.generate("In the beginning", max_new_tokens=128, temperature=0.0)
+    assert len(answer.text) > 20 and answer.text.startswith(done.stdout.strip("\n")[:200])
 
 
 def test_fp16_for_a_gpu_computes_the_same_on_a_cpu(tmp_path: Path) -> None:
@@ -89,7 +103,8 @@ def test_llama_in_each_precision(
     runtime: str, precision: str, llama_demo_bundle: Path, tmp_path: Path
 ) -> None:
     result = run(need(runtime), llama_demo_bundle, tmp_path / "P", precision=[precision])
-    assert list_cases(result) == GRAPHS | TEXTS | SETTINGS | GENERATED | {"chats"}
+    own = {"PyTorch's tokens at once"} if runtime == "optimum" else set()
+    assert list_cases(result) == GRAPHS | TEXTS | SETTINGS | GENERATED | {"chats"} | own
 
 
 def test_llama_in_javascript_in_all_precisions_at_once(llama_demo_bundle: Path, tmp_path: Path) -> None:
@@ -214,6 +229,25 @@ def forget_padding(graph: ir.Graph) -> None:
     length = next(node for node in graph if node.op_type == "Shape").outputs[0]
     last = [node for node in graph if node.op_type == "Sub" and str(node.name).startswith("package_")][-1]
     last.replace_input_with(0, length)
+
+
+def repeat_the_last_place(graph: ir.Graph) -> None:
+    """Every place of a row has the logits of its last one, which is all that generating reads."""
+    places = [node for node in graph if node.op_type == "Mod" and str(node.name).startswith("package_")][-1]
+    ((user, index),) = places.outputs[0].uses()
+    add = Builder(graph, user, "fault")
+    end = np.array([np.iinfo(np.int64).max])
+    last = add("Slice", places.outputs[0], np.array([-1]), end, np.array([1]))
+    user.replace_input_with(index, add("Add", add("Mul", places.outputs[0], 0), last))
+
+
+def test_logits_of_other_places_are_compared(
+    demo_bundle: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    need("optimum")
+    monkeypatch.setattr(optimum, "take_attention_mask", plant(repeat_the_last_place))
+    with pytest.raises(VerificationError, match=r"PyTorch's tokens at once: .* \(1 of 9 cases failed\)"):
+        run("optimum", demo_bundle, tmp_path / "P")
 
 
 @pytest.mark.parametrize(
