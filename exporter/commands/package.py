@@ -27,7 +27,8 @@ def package(
     runtime_at: Annotated[
         Path | None,
         make_option(
-            "A python that has the runtime; for transformers.js a folder whose node_modules has it.",
+            "An environment that has the runtime, or its python; for transformers.js a folder that has"
+            " node_modules.",
             show_default="this python, the current folder",
         ),
     ] = None,

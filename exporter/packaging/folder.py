@@ -25,7 +25,8 @@ DESCRIPTION = "planforge.json"  # what was packaged, and what was run with it
 
 def check_apart(folder: Path, bundle: Path) -> None:
     """Refuse a folder within the bundle's, and one that the bundle is in."""
-    own, other = folder.resolve(), bundle.resolve()
+    own = folder.resolve()
+    other = bundle.resolve()
     if own == other or own.is_relative_to(other):
         raise OutputError(f"{folder} is in the bundle {bundle}; name a folder outside of it")
     if other.is_relative_to(own):

@@ -5,7 +5,7 @@ from __future__ import annotations
 import logging
 import re
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -97,8 +97,8 @@ def package(
             graphs of the package, and those of the bundle too.
         verify: whether the package is run in its runtime; it is not where that is not installed, and the
             result says so.
-        runtime_at: the python of an environment that has the runtime, or for transformers.js a folder whose
-            node_modules has it; by default this python, and the current folder.
+        runtime_at: a virtual environment that has the runtime, or its python; for transformers.js a folder
+            whose node_modules has it. By default this python, and the current folder.
         progress: called with a line when a stage begins.
 
     Raises:
@@ -123,7 +123,8 @@ def package(
         recipe.write(opened, artifacts, staging)
         if copy:
             copy_links(staging)
-        return finish_package(opened, recipe, artifacts, worker, (staging, folder), progress)
+        result = finish_package(opened, recipe, artifacts, worker, staging, progress)
+    return replace(result, folder=folder)
 
 
 def finish_package(
@@ -131,18 +132,17 @@ def finish_package(
     recipe: Recipe,
     artifacts: Sequence[Artifact],
     worker: Worker | None,
-    places: tuple[Path, Path],
+    folder: Path,
     progress: Progress,
 ) -> PackageResult:
-    """Run a package that is written, and describe it; `places` are where it is and where it will be."""
-    staging, folder = places
+    """Run a package that is written, and describe it."""
     version: str | None = None
     comparisons: list[Comparison] = []
     if worker is not None:
-        version, comparisons = run_package(bundle, recipe, worker, staging, artifacts, progress)
+        version, comparisons = run_package(bundle, recipe, worker, folder, artifacts, progress)
     refuse_failures(comparisons)
-    describe(staging, bundle, recipe.title, artifacts, version, comparisons)
-    written, links = measure_files(staging)
+    describe(folder, bundle, recipe.title, artifacts, version, comparisons)
+    written, links = measure_files(folder)
     return PackageResult(
         folder=folder,
         runtime=recipe.name,

@@ -50,7 +50,8 @@ class Decoder:
 
     def force(self, question: Answer, answers: Answers) -> Answer:
         """Feed tokens one by one behind a prompt; answer the logits before each."""
-        prompt, continuation = question["prompt"], question["continuation"]
+        prompt = question["prompt"]
+        continuation = question["continuation"]
         generator = self.start(1, len(prompt) + len(continuation))
         logits = []
         for tokens in (prompt, *([token] for token in continuation[:-1])):

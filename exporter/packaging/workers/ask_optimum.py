@@ -74,7 +74,9 @@ class Package:
 
     def at_once(self, question: Answer, answers: Answers) -> Answer:
         """Feed a prompt and what follows as one row, padded on the left; answer each next token's logits."""
-        prompt, continuation, padding = question["prompt"], question["continuation"], question["padding"]
+        prompt = question["prompt"]
+        continuation = question["continuation"]
+        padding = question["padding"]
         ids = torch.tensor([[0] * padding + prompt + continuation[:-1]])
         mask = torch.ones_like(ids)
         mask[:, :padding] = 0
