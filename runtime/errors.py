@@ -15,6 +15,7 @@ PlanForgeError                       base of all; its message is one line that n
 ├── MemoryLimitError                 the byte budget does not fit           .needed .limit
 ├── ClosedError                      the model was closed
 ├── QueueFullError                   too many requests wait already
+├── BatchError                       a job over a table cannot go on
 ├── DeadlineError                    a request's deadline passed (also a TimeoutError)
 └── planforge.exporter.errors        CheckpointError, ExportError, BuildError, VerificationError, ...
 """
@@ -140,6 +141,10 @@ class ClosedError(PlanForgeError):
 
 class QueueFullError(PlanForgeError):
     """As many requests wait as may."""
+
+
+class BatchError(PlanForgeError):
+    """A job cannot go on: a worker cannot load, a part kills its workers, or its folder is in use."""
 
 
 class DeadlineError(PlanForgeError, TimeoutError):

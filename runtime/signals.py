@@ -10,7 +10,7 @@ from collections.abc import Iterator
 # Signals that ask a process to end: docker stop and CI send the first, a terminal that closes the second.
 # Windows has only the first.
 ENDING = [getattr(signal, name) for name in ("SIGTERM", "SIGHUP") if hasattr(signal, name)]
-_committed = threading.Event()  # this process has changed a bundle
+_changes: list[str] = []  # what this process has changed, in words
 
 
 class Terminated(KeyboardInterrupt):
@@ -33,7 +33,7 @@ def hold_signals() -> Iterator[None]:
         signal.signal(number, lambda number, frame: waiting.append(number))
     try:
         yield
-        _committed.set()
+        note_changes("the bundle was written already")
     finally:
         for number, handler in handled.items():
             signal.signal(number, handler)
@@ -41,11 +41,16 @@ def hold_signals() -> Iterator[None]:
             signal.raise_signal(number)
 
 
+def note_changes(words: str) -> None:
+    """Say what an interrupted command will have changed from now on."""
+    _changes[:] = [words]
+
+
 def describe_changes() -> str:
     """Return what an interrupted command has changed, in words."""
-    return "the bundle was written already" if _committed.is_set() else "nothing was changed"
+    return _changes[0] if _changes else "nothing was changed"
 
 
 def forget_changes() -> None:
     """Count as changed what is committed from now on."""
-    _committed.clear()
+    _changes.clear()

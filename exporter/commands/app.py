@@ -12,6 +12,7 @@ from typing import Annotated, Any
 import typer
 from typer.core import TyperGroup
 
+from ...runtime.commands.batch import batch
 from ...runtime.commands.console import Settings, end_with_exit_code
 from ...runtime.commands.doctor import doctor
 from ...runtime.commands.prepare import prepare
@@ -39,7 +40,7 @@ class Commands(TyperGroup):
 
 app = typer.Typer(
     cls=Commands,
-    help="Takes a transformer from PyTorch to the edge: export, build, verify, run, serve, bench.",
+    help="Takes a transformer from PyTorch to the edge: export, build, verify, run, serve, batch, bench.",
     no_args_is_help=True,
     pretty_exceptions_enable=False,
     context_settings={"help_option_names": ["-h", "--help"]},
@@ -77,6 +78,7 @@ app.command()(build)
 app.command()(verify)
 app.command()(run)
 app.command()(serve)
+app.command()(batch)
 app.command()(fit_head)
 app.command()(inspect)
 app.command()(bench)

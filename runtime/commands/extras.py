@@ -13,6 +13,8 @@ EXTRAS = {
     "chat": {"jinja2"},
     "grammar": {"llguidance"},
     "serve": {*CLI, "anyio", "h11", "jinja2", "llguidance", "starlette", "uvicorn"},
+    "batch": {*CLI, "pyarrow"},
+    "ray": {*CLI, "pyarrow", "ray"},
     "verify": VERIFY,
     "plot": {"matplotlib"},
     "fit": {*CLI, "matplotlib", "onnx", "onnx_ir", "onnxruntime", "sklearn"},
@@ -31,6 +33,7 @@ OF_COMMAND = {
     "inspect": "verify",
     "fit-head": "fit",
     "serve": "serve",
+    "batch": "batch",
 }
 
 

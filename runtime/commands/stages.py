@@ -76,7 +76,8 @@ class Stages:
         count = describe_count(line.done, line.total, line.unit)
         left = self._pace.estimate_left(line.done)
         rest = "" if left is None else f", about {left:.0f} s left"
-        self._print(f"{self._stage}: {count}{rest} ({self._counted - self._began:.0f} s)")
+        what = line.removesuffix(count)
+        self._print(f"{what}{count}{rest} ({self._counted - self._began:.0f} s)")
 
     def count(self, done: int) -> None:
         """Show how many texts are done: on a terminal at once, in a file every half minute."""

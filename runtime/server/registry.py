@@ -14,8 +14,8 @@ from typing import Any, NoReturn, TypeAlias
 from ..encode.text_encoder import TextEncoder
 from ..errors import InputError
 from ..generate.text_generator import TextGenerator
+from ..longest_text import count_longest_text
 from ..model import Model
-from ..text.tokenizer import Tokenizer
 from ..translate.translator import Translator
 from .answers import ModelEntry, State
 from .errors import ApiError
@@ -26,8 +26,6 @@ from .warm_up import warm_up
 log = logging.getLogger("planforge")
 
 OWNER = "planforge"
-LEAST_BYTES = 65_536  # of a prompt that are always read: a few tokens may stand for very long words
-LEAST_WINDOWED = 262_144  # of a text for an encoder, which reads a long one in windows
 
 Loader: TypeAlias = Callable[[], Model]
 # Tasks of encoders that need a head, and what clients call them.
@@ -57,7 +55,7 @@ class ServedModel:
     created: int
     fingerprint: str
     context: int = 0
-    most_bytes: int = LEAST_BYTES
+    most_bytes: int = 0
 
     def to_json(self) -> ModelEntry:
         """Return its entry in /v1/models."""
@@ -231,7 +229,7 @@ class Registry:
             created=int(time.time()),
             fingerprint=make_fingerprint(model),
             context=context,
-            most_bytes=limit_text(model, context),
+            most_bytes=count_longest_text(model, context),
         )
 
 
@@ -259,22 +257,6 @@ def check_capability(served: ServedModel, capability: str) -> None:
         able = ", ".join(served.capabilities)
         message = f"the model {served.name!r} cannot do {capability!r}; it can do: {able}"
         raise ApiError(400, message, param="model", code="wrong_model")
-
-
-def limit_text(model: Model, context: int) -> int:
-    """Return how many bytes a prompt or a text may have: at least what the model's tokens may spell."""
-    if isinstance(model, TextGenerator):
-        return max(context * measure_longest_token(model.tokenizer), LEAST_BYTES)
-    if isinstance(model, Translator):
-        return max(model.max_length * measure_longest_token(model.source_tokenizer), LEAST_BYTES)
-    assert isinstance(model, TextEncoder)
-    return max(model.defaults.max_length * measure_longest_token(model.tokenizer), LEAST_WINDOWED)
-
-
-def measure_longest_token(tokenizer: Tokenizer) -> int:
-    """Return the bytes of the longest token's text."""
-    pieces = map(tokenizer.find_piece, range(tokenizer.vocab_size))
-    return max(len((piece or "").encode()) for piece in pieces)
 
 
 def make_fingerprint(model: Model) -> str:

@@ -1,0 +1,303 @@
+"""A job: every row of an input gets an answer or an error, once, however often the job is interrupted."""
+
+from __future__ import annotations
+
+import json
+import re
+import time
+from collections import Counter, deque
+from collections.abc import Callable, Iterator, Mapping, Set
+from pathlib import Path
+from typing import Any
+
+import pyarrow as pa
+import pyarrow.parquet as pq
+from pyarrow.fs import FileType
+
+from ..backends.threads import choose_threads
+from ..errors import BackendUnavailableError, BatchError, InputError
+from ..options import check_whole
+from ..progress import CountedLine, StageCounter, describe_count
+from ..signals import note_changes
+from .engine import Engine, Lost
+from .part_runner import COUNTS, Failure, JobSpec, hash_bundle
+from .plan import Part, PlanSummary, Source, make_fingerprint, read_plan, write_plan
+from .result import BatchResult, PartResult, WorkerTotal
+from .storage import JOB, Storage
+from .tasks import check_task_options, find_task
+from .worker import resolve_columns
+
+DESCRIPTION = f"{JOB}/job.json"
+FORMAT = 1
+ATTEMPTS = 10  # of a part whose workers die
+PART = re.compile(r"part-(\d{6,})\.parquet")
+Progress = Callable[[str], None]
+
+
+def run_batch(
+    bundle: str | Path,
+    task: str,
+    input: str | Path,
+    output: str | Path,
+    *,
+    columns: Mapping[str, str] | None = None,
+    id_column: str | None = None,
+    options: Mapping[str, Any] | None = None,
+    load_options: Mapping[str, Any] | None = None,
+    workers: int | None = None,
+    threads: int = 1,
+    gpus: float = 0,
+    address: str | None = None,
+    rows_per_part: int | None = None,
+    progress: Progress | None = None,
+) -> BatchResult:
+    """Compute an answer for each row of a table, and write them as Parquet.
+
+    Where the output has parts of the same job already, it goes on with those that are missing. A part is
+    there whole or not at all, and its rows are the same whoever computes it.
+
+    Args:
+        bundle: the folder that `planforge export` wrote, at the same path on every machine.
+        task: see `BatchWorker`.
+        input: a file, or a folder of files, of Parquet, JSON lines, CSV or text (a row a line), or the URI of
+            one, such as "s3://bucket/folder".
+        output: a folder, which need not be there, or its URI. It gets `part-NNNNNN.parquet`, whose columns
+            are "id", "file" and "row" (where the row was), the task's, "tokens" and "error", which is null
+            where the row was answered.
+        columns: the input's columns by the task's; see `BatchWorker`.
+        id_column: the column of the rows' ids; unless given they are made of file and row.
+        options: those of the method that answers.
+        load_options: see `LoadOptions`.
+        workers: processes, without Ray; as many as the cores allow unless given.
+        threads: of each worker.
+        gpus: of each worker, on a cluster.
+        address: of a Ray cluster: "auto", "ray://host:10001", "host:6379", or "local", which starts one here.
+        rows_per_part: of a file of the output; 1,000 unless given, and fewer where answers are generated.
+        progress: called with lines that say how far the job is.
+
+    Returns:
+        A `BatchResult`.
+
+    Raises:
+        InputError: what is asked for cannot be done, or the output has something else.
+        BatchError: a worker cannot load the model, a part's workers die ten times, or another job writes
+            there.
+    """
+    report = progress or (lambda line: None)
+    resolved = resolve_columns(task, columns or {})
+    check_task_options(find_task(task), options or {})
+    check_whole("workers", workers, 1, optional=True)
+    check_whole("threads", threads, 1)
+    check_whole("rows_per_part", rows_per_part, 1, optional=True)
+    spec = JobSpec(
+        bundle=str(Path(bundle).absolute()),
+        bundle_hash=hash_bundle(str(bundle)),
+        task=task,
+        columns=resolved,
+        source=Source.of(input),
+        output=Storage.of(output),
+        id_column=id_column,
+        options=dict(options or {}),
+        load_options={**(load_options or {}), "threads": threads},
+    )
+    check_output(spec.output)
+    began = time.monotonic()
+    with spec.output.lock():
+        try:
+            plan = open_job(spec, rows_per_part, report)
+        except BaseException:
+            spec.output.leave_nothing(DESCRIPTION)
+            raise
+        note_changes("what is computed stays, and the same command goes on with the rest")
+        spec.output.remove_temporary()
+        done = list_done(spec.output)
+        missing_rows = sum(part.rows for part in list_missing(spec.output, done))
+        counting = Counting(report, plan.rows - missing_rows, plan.rows)
+        if missing_rows:
+            engine = open_engine(spec, workers, threads, gpus, address, most=plan.parts - len(done))
+            try:
+                compute(engine, list_missing(spec.output, done), counting)
+            finally:
+                engine.close()
+                spec.output.remove_temporary()
+        return summarize(spec.output, plan, counting, time.monotonic() - began)
+
+
+def list_missing(output: Storage, done: Set[int]) -> Iterator[Part]:
+    """Yield the parts that are not done."""
+    return (part for part in read_plan(output) if part.number not in done)
+
+
+class Counting:
+    """Counts what gets done, and reports it.
+
+    Attributes:
+        totals: what each worker did, by its name.
+    """
+
+    def __init__(self, report: Progress, done_rows: int, all_rows: int) -> None:
+        self.totals: dict[str, WorkerTotal] = {}
+        self._report = report
+        self._began = time.monotonic()
+        self._before = done_rows
+        self._done = done_rows
+        self._all = all_rows
+        self._say()
+
+    @property
+    def computed(self) -> int:
+        """The rows of this run."""
+        return self._done - self._before
+
+    def add(self, result: PartResult) -> None:
+        """Count a part."""
+        total = self.totals.setdefault(result.worker, WorkerTotal())
+        total.rows += result.rows
+        total.seconds += result.seconds
+        self._done += result.rows
+        self._say()
+
+    def _say(self) -> None:
+        rate = self.computed / max(time.monotonic() - self._began, 1e-9)
+        count = describe_count(self._done, self._all, "rows")
+        self._report(CountedLine(f"computing: {rate:,.1f} rows/s: {count}", self._done, self._all, "rows"))
+
+
+def open_job(spec: JobSpec, rows_per_part: int | None, report: Progress) -> PlanSummary:
+    """Return the plan that the output has, if it is of this job; make it if the output has none."""
+    given = spec.describe()
+    if not spec.output.exists(DESCRIPTION):
+        rows = rows_per_part or find_task(spec.task).rows_per_part
+        counter = StageCounter(report, "looking at the input", "files")
+        plan = write_plan(spec.source, spec.output, spec.all_columns, rows, counter)
+        description = {"format": FORMAT, "job": given, "rows_per_part": rows, "plan": plan.to_json()}
+        spec.output.write(DESCRIPTION, json.dumps(description, indent=2).encode())
+        return plan
+    there = read_description(spec.output)
+    if rows_per_part is not None:
+        given["rows_per_part"] = rows_per_part
+        there["job"]["rows_per_part"] = there["rows_per_part"]
+    for name, value in given.items():
+        if there["job"].get(name) != value:
+            raise InputError(
+                f"{spec.output.address} has another job, whose {name} is {there['job'].get(name)!r:.200}, not"
+                f" {value!r:.200}; name another output, or remove this one"
+            )
+    plan = PlanSummary(**there["plan"])
+    if make_fingerprint(spec.source, spec.source.list_files()) != plan.fingerprint:
+        raise InputError(
+            f"the input has changed since the job in {spec.output.address} began; name another output, or"
+            " remove this one"
+        )
+    return plan
+
+
+def read_description(output: Storage) -> dict[str, Any]:
+    """Return what a job's folder says of it."""
+    try:
+        description = json.loads(output.read(DESCRIPTION))
+        if description["format"] == FORMAT and description["job"] and description["plan"]:
+            return dict(description)
+    except (ValueError, KeyError, TypeError):
+        pass
+    raise BatchError(f"{output.join(DESCRIPTION)} is not this version's; remove the folder, and begin anew")
+
+
+def check_output(output: Storage) -> None:
+    """Refuse a folder that has something else in it."""
+    if output.exists(DESCRIPTION):
+        return
+    for entry in output.list_entries():
+        if entry.base_name != JOB:
+            raise InputError(
+                f"--output {output.address} is not empty, and has no job: there is {entry.base_name}",
+                option="output",
+            )
+
+
+def list_done(output: Storage) -> set[int]:
+    """Return the numbers of the parts that are written."""
+    names = (entry.base_name for entry in output.list_entries() if entry.type == FileType.File)
+    return {int(match[1]) for match in map(PART.fullmatch, names) if match}
+
+
+def compute(engine: Engine, parts: Iterator[Part], counting: Counting) -> None:
+    """Have all parts computed; one that is lost is started again."""
+    again: deque[Part] = deque()
+    attempts: Counter[int] = Counter()
+    running = 0
+    while True:
+        slots = engine.count_slots()
+        while running < slots and (part := again.popleft() if again else next(parts, None)) is not None:
+            engine.start(part)
+            running += 1
+        if not running:
+            return
+        for part, outcome in engine.wait():
+            running -= 1
+            if isinstance(outcome, PartResult):
+                counting.add(outcome)
+            elif isinstance(outcome, Failure):
+                raise BatchError(outcome.message)
+            else:
+                attempts[part.number] += 1
+                check_attempts(part, attempts[part.number], outcome)
+                again.append(part)
+
+
+def check_attempts(part: Part, attempts: int, lost: Lost) -> None:
+    """Refuse to start a part again whose workers have died often."""
+    if attempts >= ATTEMPTS:
+        stretch = part.stretches[0]
+        raise BatchError(
+            f"{part.file}, which begins at row {stretch.first} of {stretch.file}, was given up: its workers"
+            f" died {attempts} times, the last time by: {lost.reason}"
+        )
+
+
+def open_engine(
+    spec: JobSpec, workers: int | None, threads: int, gpus: float, address: str | None, most: int
+) -> Engine:
+    """Return what computes the parts, of which there are `most`."""
+    if address is None:
+        from .process_engine import ProcessEngine
+
+        count = workers or max(1, choose_threads().count // threads)
+        return ProcessEngine(spec, min(count, most))
+    try:
+        from .ray_engine import RayEngine
+    except ModuleNotFoundError as error:
+        raise BackendUnavailableError(
+            f"a cluster needs {error.name}: pip install 'planforge[ray]'"
+        ) from error
+    return RayEngine(spec, address, threads, gpus)
+
+
+def summarize(output: Storage, plan: PlanSummary, counting: Counting, seconds: float) -> BatchResult:
+    """Return what a job came to, as its parts say."""
+    rows = errors = tokens = 0
+    for number in range(plan.parts):
+        counts = read_counts(output, Part(number, ()).file)
+        rows += counts["rows"]
+        errors += counts["errors"]
+        tokens += counts["tokens"]
+    return BatchResult(
+        output=output.address,
+        parts=plan.parts,
+        rows=rows,
+        errors=errors,
+        tokens=tokens,
+        computed=counting.computed,
+        seconds=seconds,
+        workers=counting.totals,
+    )
+
+
+def read_counts(output: Storage, name: str) -> dict[str, int]:
+    """Return how many rows, errors and tokens a part has."""
+    try:
+        with output.files.open_input_file(output.join(name)) as stream:
+            counts: dict[str, int] = json.loads(pq.read_metadata(stream).metadata[COUNTS])
+            return counts
+    except (OSError, pa.ArrowInvalid, KeyError, TypeError, ValueError) as error:
+        raise BatchError(f"{output.join(name)} cannot be read; remove it, and run the job again") from error
