@@ -155,8 +155,8 @@ def write_plan(
             stream.write(f"{part.to_json()}\n".encode())
             parts += 1
             rows += part.rows
-    if not rows:
-        raise InputError(f"--input {source.storage.address} has no rows", option="input")
+        if not rows:
+            raise InputError(f"--input {source.storage.address} has no rows", option="input")
     return PlanSummary(len(files), parts, rows, make_fingerprint(source, files))
 
 

@@ -1,6 +1,6 @@
 """Runs a job on a Ray cluster of three nodes while its workers, its raylets and its driver are killed.
 
-`python -m tests.runtime.batch.cluster_kills BUNDLE INPUT OUTPUT --kills 20` says what it killed, and fails unless
+`python -m tests.runtime.batch.cluster_kills BUNDLE INPUT OUTPUT` says what it killed, and fails unless
 every row has one answer, which is the one of a single process, and nothing is left behind.
 """
 

@@ -1,0 +1,203 @@
+"""Stretches of a file, read one by one, are its rows, as an independent reader of the whole file has them."""
+
+from __future__ import annotations
+
+import csv
+import io
+import json
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+from tempfile import TemporaryDirectory
+from typing import Any
+
+import pandas
+import pyarrow as pa
+import pyarrow.parquet as pq
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from planforge.runtime.batch import formats
+from planforge.runtime.batch.formats import Row, Stretch, open_table
+from planforge.runtime.batch.storage import Storage
+from planforge.runtime.errors import InputError
+
+TEXTS = st.text(st.characters(exclude_categories=["Cs"]), max_size=20)
+LINES = st.text(st.characters(exclude_categories=["Cs"], exclude_characters="\n\r"), max_size=20)
+ROWS = st.integers(1, 7)
+
+
+def read_all(path: Path, columns: Sequence[str], rows: int) -> list[Row]:
+    """Every row, by stretches of so many, each read from a file that was opened anew."""
+    storage = Storage.of(path.parent)
+    stretches = [Stretch(path.name, *place) for place in open_table(storage, str(path)).cut(rows)]
+    assert all(stretch.rows == rows for stretch in stretches[:-1])
+    found: list[Row] = []
+    for stretch in stretches:
+        read = list(open_table(storage, str(path)).read(stretch, columns))
+        assert len(read) == stretch.rows
+        found += read
+    return found
+
+
+@pytest.fixture(scope="module")
+def folder() -> Iterator[Path]:
+    with TemporaryDirectory() as name:
+        yield Path(name)
+
+
+@settings(max_examples=150, deadline=None)
+@given(lines=st.lists(LINES, max_size=12), rows=ROWS, end=st.sampled_from(["\n", "\r\n"]), last=st.booleans())
+def test_lines_of_text(folder: Path, lines: list[str], rows: int, end: str, last: bool) -> None:
+    path = folder / "a.txt"
+    path.write_bytes((end.join(lines) + (end if last else "")).encode())
+    read = read_all(path, ["text"], rows)
+    wanted = [(number, line) for number, line in enumerate(lines) if line.encode().strip()]
+    assert [(row.number, row.values[0].decode()) for row in read] == wanted
+
+
+@settings(max_examples=100, deadline=None)
+@given(values=st.lists(st.one_of(TEXTS, st.none(), st.integers()), max_size=12), rows=ROWS)
+def test_json_lines(folder: Path, values: list[Any], rows: int) -> None:
+    path = folder / "a.jsonl"
+    path.write_text("".join(json.dumps({"k": n, "text": value}) + "\n" for n, value in enumerate(values)))
+    read = read_all(path, ["text", "k"], rows)
+    assert [row.values for row in read] == [(value, number) for number, value in enumerate(values)]
+
+
+@settings(max_examples=150, deadline=None)
+@given(records=st.lists(st.tuples(TEXTS, TEXTS), max_size=10), rows=ROWS, end=st.sampled_from(["\n", "\r\n"]))
+def test_csv(folder: Path, records: list[tuple[str, str]], rows: int, end: str) -> None:
+    """Fields have commas, quotes and line breaks; the csv module reads the whole file."""
+    path = folder / "a.csv"
+    with path.open("w", newline="", encoding="utf-8") as file:
+        writer = csv.writer(file, lineterminator=end, quoting=csv.QUOTE_ALL)
+        writer.writerow(["text", "other"])
+        writer.writerows(records)
+    read = read_all(path, ["other", "text"], rows)
+    with path.open(newline="", encoding="utf-8") as file:
+        wanted = [(record["other"], record["text"]) for record in csv.DictReader(file)]
+    assert [tuple(value.decode() for value in row.values) for row in read] == wanted
+    assert [row.number for row in read] == list(range(len(records)))
+
+
+def test_csv_as_pandas_writes_it(tmp_path: Path) -> None:
+    frame = pandas.DataFrame({"k": range(50), "text": [f'he said "{n}",\nand left' for n in range(50)]})
+    frame.to_csv(tmp_path / "a.csv", index=False)
+    read = read_all(tmp_path / "a.csv", ["text"], 7)
+    assert [row.values[0].decode() for row in read] == frame["text"].tolist()
+
+
+@settings(max_examples=40, deadline=None)
+@given(values=st.lists(st.one_of(TEXTS, st.none()), max_size=20), rows=ROWS, group=st.integers(1, 9))
+def test_parquet(folder: Path, values: list[str | None], rows: int, group: int) -> None:
+    path = folder / "a.parquet"
+    pq.write_table(pa.table({"text": pa.array(values, pa.string())}), path, row_group_size=group)
+    read = read_all(path, ["text"], rows)
+    wanted = [(number, None if value is None else value.encode()) for number, value in enumerate(values)]
+    assert [(row.number, row.values[0]) for row in read] == wanted
+
+
+@pytest.mark.parametrize("kind", [pa.large_string(), pa.dictionary(pa.int32(), pa.string()), pa.binary()])
+def test_other_texts_of_parquet(tmp_path: Path, kind: pa.DataType) -> None:
+    pq.write_table(pa.table({"text": pa.array(["é", "b", "é"]).cast(kind)}), tmp_path / "a.parquet")
+    assert [row.values[0] for row in read_all(tmp_path / "a.parquet", ["text"], 2)] == [
+        "é".encode(),
+        b"b",
+        "é".encode(),
+    ]
+
+
+def test_numbers_of_parquet_stay_numbers(tmp_path: Path) -> None:
+    pq.write_table(pa.table({"text": [1.5, 2.5]}), tmp_path / "a.parquet")
+    assert [row.values for row in read_all(tmp_path / "a.parquet", ["text"], 2)] == [(1.5,), (2.5,)]
+
+
+def test_a_byte_order_mark_is_no_text(tmp_path: Path) -> None:
+    (tmp_path / "a.txt").write_text("one\ntwo\n", encoding="utf-8-sig")
+    (tmp_path / "a.csv").write_text("text\none\n", encoding="utf-8-sig")
+    (tmp_path / "a.jsonl").write_text('{"text": "one"}\n', encoding="utf-8-sig")
+    assert read_all(tmp_path / "a.txt", ["text"], 1)[0].values == (b"one",)
+    assert read_all(tmp_path / "a.csv", ["text"], 1)[0].values == (b"one",)
+    assert read_all(tmp_path / "a.jsonl", ["text"], 1)[0].values == ("one",)
+
+
+BAD_LINES = {
+    b"\xff\xfe": "the line is not UTF-8: byte 1 is 0xff",
+    b"{": "the line is not JSON",
+    b'["text"]': "the line is no JSON object",
+    b'{"a":' * 100_000: "the line is not JSON",
+}
+
+
+@pytest.mark.parametrize(("line", "message"), BAD_LINES.items(), ids=range(len(BAD_LINES)))
+def test_a_line_that_is_no_row_says_why(tmp_path: Path, line: bytes, message: str) -> None:
+    (tmp_path / "a.jsonl").write_bytes(b'{"text": "a"}\n' + line + b'\n{"text": "b"}\n')
+    read = read_all(tmp_path / "a.jsonl", ["text"], 2)
+    assert [row.error is None for row in read] == [True, False, True]
+    assert message in str(read[1].error)
+
+
+def test_a_record_of_another_length_says_so(tmp_path: Path) -> None:
+    (tmp_path / "a.csv").write_text('k,text\n1,a\n2\n3,b,c\n4,"open\n')
+    read = read_all(tmp_path / "a.csv", ["text"], 2)
+    assert [row.error for row in read] == [
+        None,
+        "the record has 1 fields, the first line of the file 2",
+        "the record has 3 fields, the first line of the file 2",
+        None,
+    ]
+
+
+def test_a_line_without_an_end_is_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(formats, "RECORD_BYTES", 1000)
+    (tmp_path / "a.txt").write_text("a\n" + "b" * 1001)
+    with pytest.raises(InputError, match="line 1 has over 1,000 bytes"):
+        read_all(tmp_path / "a.txt", ["text"], 2)
+    (tmp_path / "a.csv").write_text('text\n"' + "b\n" * 600)
+    with pytest.raises(InputError, match="record 0 has over 1,000 bytes; is a quote open"):
+        read_all(tmp_path / "a.csv", ["text"], 2)
+
+
+@pytest.mark.parametrize(
+    ("name", "content", "message"),
+    [
+        ("a.csv", b"a,b\n1,2\n", "has no column 'text'; it has: a, b"),
+        ("a.csv", b"text,text\n1,2\n", "has 2 column 'text'"),
+        ("a.csv", b"", "is empty; its first line must name the columns"),
+        ("a.parquet", b"PAR1", "is no Parquet file"),
+    ],
+)
+def test_a_file_without_the_column_is_refused(
+    tmp_path: Path, name: str, content: bytes, message: str
+) -> None:
+    (tmp_path / name).write_bytes(content)
+    with pytest.raises(InputError, match=message):
+        open_table(Storage.of(tmp_path), str(tmp_path / name)).check(["text"])
+
+
+def test_parquet_keeps_the_row_group_that_is_read(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A row group that many stretches need is read once; it may be a million rows."""
+    path = tmp_path / "a.parquet"
+    pq.write_table(pa.table({"text": ["a"] * 100}), path, row_group_size=50)
+    reads = []
+    whole = pq.ParquetFile.read_row_group
+    monkeypatch.setattr(
+        pq.ParquetFile,
+        "read_row_group",
+        lambda self, number, **more: reads.append(number) or whole(self, number, **more),
+    )
+    table = open_table(Storage.of(tmp_path), str(path))
+    for place in table.cut(10):
+        list(table.read(Stretch(path.name, *place), ["text"]))
+    assert reads == [0, 1]
+
+
+def test_csv_reads_a_field_of_a_megabyte(tmp_path: Path) -> None:
+    (tmp_path / "a.csv").write_text("text\n" + "x" * 1_000_000 + "\n")
+    (row,) = read_all(tmp_path / "a.csv", ["text"], 2)
+    assert row.error is None and len(row.values[0]) == 1_000_000
+
+
+def test_lines_are_read_from_any_stream() -> None:
+    assert list(formats.iterate_lines(io.BytesIO(b"a\nb"), "a.txt")) == [b"a\n", b"b"]
