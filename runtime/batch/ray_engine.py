@@ -59,9 +59,10 @@ class RayEngine:
         return [(self._running.pop(reference), read_outcome(reference)) for reference in done]
 
     def close(self) -> None:
-        """Take back what was started, and leave the cluster."""
-        for reference in self._running:
-            ray.cancel(reference, force=True)
+        """Leave the cluster, which then ends the workers of this job.
+
+        Nothing is cancelled before: a task that ends at that moment would let Ray abort this process.
+        """
         ray.shutdown()
 
 

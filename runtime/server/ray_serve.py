@@ -53,8 +53,8 @@ def deployment(
 ) -> serve.Application:
     """Return an application for `serve.run`: the server of `planforge serve`, on replicas of a cluster.
 
-    Ray Serve sends a replica requests when its models are loaded, replaces one whose model fails, and lets the
-    answers of one that is to go come to their end, for `settings.grace` seconds.
+    Ray Serve sends a replica requests when its models are loaded, replaces one whose model fails, and lets
+    the answers of one that is to go come to their end, for `settings.grace` seconds.
 
     Args:
         bundles: a folder, or folders by the names of their models; at the same paths on every machine.

@@ -1,0 +1,130 @@
+"""Jobs on a Ray cluster, actors of Ray Data, replicas of Ray Serve: each in a process of its own.
+
+A deprecation warning of Ray's, of something that we use, is an error there.
+"""
+
+from __future__ import annotations
+
+import os
+import shutil
+import signal
+import socket
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Sequence
+from pathlib import Path
+
+import pytest
+
+from ...helpers.cli import COMMAND
+from ...helpers.paths import ROOT
+from .cluster_kills import find_workers, wait_for_none
+
+TEXTS = [f"wings lift the plane {number} times" for number in range(4000)]
+STRICT = ["-W", "error::DeprecationWarning", "-W", "error::FutureWarning"]
+ENVIRONMENT = {
+    **os.environ,
+    "RAY_USAGE_STATS_ENABLED": "0",
+    "PYTHONPATH": os.pathsep.join([str(ROOT), *sys.path]),
+}
+
+pytestmark = pytest.mark.slow
+
+
+def run_module(name: str, *arguments: str | Path, seconds: float = 300) -> subprocess.CompletedProcess[str]:
+    command = [sys.executable, "-m", f"tests.runtime.batch.{name}", *map(str, arguments)]
+    return subprocess.run(command, cwd=ROOT, env=ENVIRONMENT, capture_output=True, text=True, timeout=seconds)
+
+
+def strict_command(*arguments: str | Path) -> list[str]:
+    return [COMMAND[0], *STRICT, *COMMAND[1:], "batch", *map(str, arguments)]
+
+
+@pytest.fixture
+def bundle(head_bundle: Callable[[str], Path]) -> Path:
+    return head_bundle("pretrained")
+
+
+@pytest.fixture
+def source(tmp_path: Path) -> Path:
+    path = tmp_path / "in.txt"
+    path.write_text("\n".join(TEXTS))
+    return path
+
+
+def test_a_job_among_kills(bundle: Path, source: Path, tmp_path: Path) -> None:
+    """Workers, raylets and the driver are killed: every row is there once, as one process computes it."""
+    done = run_module(
+        "cluster_kills", bundle, source, tmp_path / "out", "--kills", "6", "--rows-per-part", "40"
+    )
+    assert done.returncode == 0, done.stdout[-3000:] + done.stderr[-3000:]
+    assert "4,000 rows, each id once, equal to one process's" in done.stdout
+
+
+def test_actors_of_a_data_set(bundle: Path, tmp_path: Path) -> None:
+    done = run_module("ray_dataset", bundle, tmp_path / "out")
+    assert done.returncode == 0, done.stdout[-3000:] + done.stderr[-3000:]
+
+
+def test_a_service(demo_bundle: Path, minilm_bundle: Path) -> None:
+    with socket.socket() as listener:
+        listener.bind(("127.0.0.1", 0))
+        port = listener.getsockname()[1]
+    done = run_module("ray_service", demo_bundle, minilm_bundle, str(port))
+    assert done.returncode == 0, done.stdout[-3000:] + done.stderr[-3000:]
+    assert "a model could not be loaded" in done.stdout
+    assert "is not a folder" in done.stdout
+
+
+def test_a_worker_that_cannot_load_says_why_once(bundle: Path, source: Path, tmp_path: Path) -> None:
+    command = strict_command(bundle, "--task", "embed", "--input", source, "-o", tmp_path / "out")
+    command += ["--address", "local", "--option", "pooling=middle"]
+    done = subprocess.run(command, env=ENVIRONMENT, capture_output=True, text=True, timeout=120)
+    assert done.returncode == 1
+    assert done.stderr.count("pooling='middle' is not one of") == 1
+    assert "Traceback" not in done.stderr
+    wait_for_none(find_workers, "workers that are left")
+
+
+def test_ctrl_c_ends_a_job_and_its_cluster(bundle: Path, source: Path, tmp_path: Path) -> None:
+    options: Sequence[str | Path] = ("--address", "local", "--rows-per-part", "10")
+    command = strict_command(bundle, "--task", "embed", "--input", source, "-o", tmp_path / "out", *options)
+    job = subprocess.Popen(
+        command, env=ENVIRONMENT, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True
+    )
+    deadline = time.monotonic() + 120
+    while not list((tmp_path / "out").glob("part-*")):
+        assert job.poll() is None and time.monotonic() < deadline
+        time.sleep(0.05)
+    job.send_signal(signal.SIGINT)
+    output, errors = job.communicate(timeout=60)
+    assert job.returncode == 130
+    assert output == ""
+    assert "what is computed stays, and the same command goes on with the rest" in errors
+    assert "Traceback" not in errors
+    wait_for_none(find_workers, "workers that are left")
+    assert not list((tmp_path / "out" / "_job").glob(".tmp-*"))
+
+
+def test_where_no_cluster_is(bundle: Path, source: Path, tmp_path: Path) -> None:
+    command = strict_command(bundle, "--task", "embed", "--input", source, "-o", tmp_path / "out")
+    done = subprocess.run(
+        [*command, "--address", "auto"], env=ENVIRONMENT, capture_output=True, text=True, timeout=120
+    )
+    assert done.returncode == 1
+    assert "--address auto: no Ray cluster is there" in done.stderr
+    assert "Traceback" not in done.stderr
+
+
+@pytest.mark.skipif(shutil.which("ps") is None, reason="needs ps")
+def test_the_spark_example_answers_a_batch(minilm_bundle: Path) -> None:
+    """Its function, as Spark's worker makes and calls it; `make spark` runs all of it in Spark."""
+    code = (
+        "import runpy, sys, numpy as np; predict = runpy.run_path(sys.argv[1])['make_predict'](sys.argv[2]);"
+    )
+    code += "a = predict(np.array(['wings', None], dtype=object));"
+    code += "print(a['embedding'].shape, np.isnan(a['embedding']).any(axis=1).tolist(), a['error'].tolist())"
+    command = [sys.executable, "-c", code, str(ROOT / "docs/examples/spark.py"), str(minilm_bundle)]
+    done = subprocess.run(command, env=ENVIRONMENT, capture_output=True, text=True)
+    assert done.stdout == "(2, 384) [False, True] [None, 'text is missing']\n", done.stderr
