@@ -1,0 +1,173 @@
+"""What one driver, one reader, one writer and one object store manage in a second."""
+
+from __future__ import annotations
+
+import json
+import logging
+import statistics
+import time
+from collections.abc import Callable
+from concurrent.futures import FIRST_COMPLETED, ProcessPoolExecutor, wait
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.parquet as pq
+
+from planforge.runtime.batch.formats import Stretch, open_table
+from planforge.runtime.batch.plan import Part
+from planforge.runtime.batch.storage import Storage
+
+from .sentences import make_sentences
+
+ROWS = 100_000
+ROWS_PER_PART = 1000
+WIDTH = 384  # numbers of a vector
+TASKS = 3000
+ROUNDS = 3
+
+
+def measure_limits(work: Path) -> dict[str, Any]:
+    """Measure each limit; return parts, rows and megabytes a second."""
+    return {
+        "rows_per_part": ROWS_PER_PART,
+        "vector_numbers": WIDTH,
+        "dispatch": {"processes_parts_per_s": dispatch_to_processes(), **measure_ray()},
+        "read_and_cut": {
+            kind: measure_reading(work, kind) for kind in (".txt", ".jsonl", ".csv", ".parquet")
+        },
+        "write": measure_writing(work),
+    }
+
+
+def median_seconds(work: Callable[[], object]) -> float:
+    """Return the median time of a few runs, after one that does not count."""
+    seconds = []
+    for _ in range(ROUNDS + 1):
+        began = time.perf_counter()
+        work()
+        seconds.append(time.perf_counter() - began)
+    return statistics.median(seconds[1:])
+
+
+def do_nothing(spec: object, part: Part) -> Part:
+    """Stand for a part's work."""
+    return part
+
+
+def make_part(number: int) -> Part:
+    return Part(number, (Stretch("folder/file-000001.parquet", number * 1000, 1000, 0, 0),))
+
+
+def dispatch_to_processes() -> float:
+    """Return how many parts a second a driver starts and gets back, by processes."""
+    with ProcessPoolExecutor(2) as pool:
+
+        def run() -> None:
+            running = set()
+            for number in range(TASKS):
+                running.add(pool.submit(do_nothing, None, make_part(number)))
+                if len(running) == 8:
+                    _, running = wait(running, return_when=FIRST_COMPLETED)
+            wait(running)
+
+        return round(TASKS / median_seconds(run))
+
+
+def measure_ray() -> dict[str, float]:
+    """Return parts that a driver starts and gets back by Ray, and megabytes through its object store."""
+    import ray
+
+    ray.init(num_cpus=2, include_dashboard=False, logging_level=logging.ERROR, log_to_driver=False)
+    task: Any = ray.remote(do_nothing).options(max_retries=0)
+    spec = ray.put({"bundle": "bundle"})
+
+    def run() -> None:
+        running: list[Any] = []
+        for number in range(TASKS):
+            running.append(task.remote(spec, make_part(number)))
+            if len(running) == 8:
+                _, running = ray.wait(running, num_returns=1)
+        ray.wait(running, num_returns=len(running))
+
+    parts = TASKS / median_seconds(run)
+    table = make_answers()
+    copies = 50
+
+    def put_and_get() -> None:
+        for _ in range(copies):
+            ray.get(ray.put(table))
+
+    megabytes = table.nbytes * copies / 1e6 / median_seconds(put_and_get)
+    ray.shutdown()
+    return {"ray_parts_per_s": round(parts), "object_store_mb_per_s": round(megabytes)}
+
+
+def measure_reading(work: Path, kind: str) -> dict[str, float]:
+    """Return how fast one process cuts a file into parts, and reads them."""
+    path = work / f"input{kind}"
+    write_input(path, make_sentences(ROWS))
+    storage = Storage.of(work)
+
+    def cut() -> list[Stretch]:
+        return [Stretch(path.name, *place) for place in open_table(storage, str(path)).cut(ROWS_PER_PART)]
+
+    stretches = cut()
+
+    def read() -> None:
+        table = open_table(storage, str(path))
+        for stretch in stretches:
+            for _ in table.read(stretch, ["text"]):
+                pass
+
+    return {
+        "cut_rows_per_s": round(ROWS / median_seconds(cut)),
+        "read_rows_per_s": round(ROWS / median_seconds(read)),
+    }
+
+
+def write_input(path: Path, texts: list[str]) -> None:
+    """Write texts as a file of the kind that its name says."""
+    if path.suffix == ".parquet":
+        pq.write_table(pa.table({"text": texts}), path)
+        return
+    lines = {
+        ".txt": texts,
+        ".jsonl": [json.dumps({"text": text}) for text in texts],
+        ".csv": ["text", *texts],
+    }[path.suffix]
+    path.write_text("\n".join(lines))
+
+
+def make_answers() -> pa.Table:
+    """Return the answers to a part: vectors and what goes with them."""
+    vectors = np.random.default_rng(0).standard_normal((ROWS_PER_PART, WIDTH)).astype(np.float32)
+    return pa.table(
+        {
+            "id": [f"{number:032x}" for number in range(ROWS_PER_PART)],
+            "embedding": pa.array(list(vectors), type=pa.list_(pa.float32())),
+            "error": pa.nulls(ROWS_PER_PART, pa.string()),
+        }
+    )
+
+
+def measure_writing(work: Path) -> dict[str, float]:
+    """Return how fast one process writes parts to this machine's disk."""
+    storage = Storage.of(work / "written")
+    table = make_answers()
+    parts = 20
+
+    def write() -> None:
+        for number in range(parts):
+            buffer = pa.BufferOutputStream()
+            pq.write_table(table, buffer)
+            storage.write(make_part(number).file, buffer.getvalue())
+
+    seconds = median_seconds(write)
+    size = (work / "written" / make_part(0).file).stat().st_size
+    return {
+        "rows_per_s": round(ROWS_PER_PART * parts / seconds),
+        "mb_per_s": round(size * parts / 1e6 / seconds),
+        "bytes_per_row": round(size / ROWS_PER_PART),
+    }
