@@ -110,6 +110,18 @@ build/clients/.ready: tests/clients/package.json tests/clients/requirements.txt
 	@build/clients/venv/bin/pip install -q --disable-pip-version-check -r tests/clients/requirements.txt
 	@touch $@
 
+.PHONY: spark
+spark: build/spark-venv/.ready $(ENCODER)/manifest.json ## the example for Spark, in Spark (needs Java)
+	@rm -rf build/spark && mkdir build/spark
+	build/spark-venv/bin/python -m tests.runtime.batch.spark_check $(ENCODER) build/spark
+
+build/spark-venv/.ready: pyproject.toml
+	@command -v java > /dev/null || { echo "make spark needs Java 17 or newer"; exit 1; }
+	@echo "Installing Spark into build/spark-venv (once) ..."
+	@$(PYTHON) -m venv --clear build/spark-venv
+	@build/spark-venv/bin/pip install -q --disable-pip-version-check -e '.[batch,cpu]' 'pyspark>=4' 'pandas<3'
+	@touch $@
+
 .PHONY: gpu
 gpu: build/gpu-venv/.ready ## on a machine with an NVIDIA GPU: the tests and benchmarks that need one
 	build/gpu-venv/bin/planforge doctor
@@ -195,6 +207,9 @@ wheel: .venv/.ready-dev $(BUNDLE)/manifest.json ## build both wheels and try the
 	cd build/wheel && venv/bin/planforge --version
 	cd build/wheel && venv/bin/planforge run ../../$(BUNDLE) "In the beginning" --max-new-tokens 8
 	cd build/wheel && $(RESOLVE_DEMO)
+
+$(ENCODER)/manifest.json: | .venv/.ready-demo
+	$(BIN)/planforge export bert-demo -o $(ENCODER) --force
 
 $(BUNDLE)/manifest.json: | .venv/.ready-demo
 	$(BIN)/planforge export gpt2-demo -o $(BUNDLE) --force

@@ -7,7 +7,7 @@ import logging
 import os
 import sys
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from pathlib import Path
 
 import numpy as np
@@ -25,7 +25,7 @@ Ends = list[tuple[str, float, int]]
 class Timed(BatchWorker):
     """A worker for Ray Data whose rows say who computed them, and when their batch was done."""
 
-    def __call__(self, batch: dict[str, np.ndarray]) -> pa.Table:
+    def __call__(self, batch: Mapping[str, np.ndarray]) -> pa.Table:
         table = super().__call__(batch)
         count = len(table)
         table = table.append_column("worker", pa.array([str(os.getpid())] * count))
@@ -110,7 +110,7 @@ def run_tasks(bundle: str, folder: Path, workers: int) -> Ends:
     try:
         return run_job(bundle, folder, workers, cluster.address)
     finally:
-        cluster.shutdown()
+        cluster.shutdown()  # type: ignore[no-untyped-call]
 
 
 RUNNERS: dict[str, Callable[[str, Path, int], Ends]] = {

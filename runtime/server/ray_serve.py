@@ -89,7 +89,7 @@ def deployment(
         health_check_period_s=HEALTH_SECONDS,
         ray_actor_options={"num_cpus": threads, "num_gpus": gpus},
     )(serve.ingress(build)(Replica))
-    return cast("serve.Application", served.bind())
+    return served.bind()
 
 
 def build_app(arguments: dict[str, Any]) -> serve.Application:

@@ -106,7 +106,7 @@ def run_cluster() -> Iterator[Cluster]:
             cluster.add_node(num_cpus=1)
         yield cluster
     finally:
-        cluster.shutdown()
+        cluster.shutdown()  # type: ignore[no-untyped-call]
 
 
 def make_command(bundle: Path, source: Path, output: Path, *options: str) -> list[str]:

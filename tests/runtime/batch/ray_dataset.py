@@ -5,9 +5,11 @@ from __future__ import annotations
 import logging
 import sys
 import warnings
+from collections.abc import Mapping
 from pathlib import Path
 
 import numpy as np
+import pyarrow as pa
 import ray
 
 from planforge.runtime import TextEncoder
@@ -57,13 +59,10 @@ def check_mixed(bundle: str) -> None:
 class Telling(BatchWorker):
     """A worker that says how it was made."""
 
-    def __call__(self, batch: dict[str, np.ndarray]) -> dict[str, np.ndarray]:
+    def __call__(self, batch: Mapping[str, np.ndarray]) -> pa.Table:
         count = len(batch["text"])
-        return {
-            "threads": np.full(count, self.model.threads),
-            "backend": np.full(count, self.model.backend),
-            "made": np.full(count, id(self)),
-        }
+        told = {"threads": self.model.threads, "backend": self.model.backend, "made": id(self)}
+        return pa.table({name: [value] * count for name, value in told.items()})
 
 
 def check_actor(bundle: str) -> None:

@@ -120,7 +120,7 @@ def main() -> None:
     except RuntimeError:
         state = serve.status().applications["broken"].deployments["planforge"]
         print(state.message)
-    serve.shutdown()
+    serve.shutdown()  # type: ignore[no-untyped-call]
     ray.shutdown()
 
 

@@ -227,8 +227,8 @@ def test_a_worker_that_is_killed_is_replaced(
         started.append(part.number)
         if len(started) == 6 or len(started) == 14:
             next(kills)
-            for process in (self._pool._processes or {}).values():
-                os.kill(process.pid, signal.SIGKILL)
+            for pid in self._pool._processes or ():
+                os.kill(pid, signal.SIGKILL)
 
     monkeypatch.setattr(process_engine.ProcessEngine, "start", start_and_kill)
     result = run_batch(bundle, "embed", tmp_path / "in.txt", tmp_path / "out", rows_per_part=5, workers=2)
@@ -414,7 +414,16 @@ def test_a_file_is_written_whole_or_not_at_all(tmp_path: Path) -> None:
 
 
 def test_the_command_says_what_it_did(bundle: Path, source: Path, tmp_path: Path) -> None:
-    arguments = ["batch", bundle, "--task", "embed", "--input", source, "-o", tmp_path / "out"]
+    arguments: list[str | Path] = [
+        "batch",
+        bundle,
+        "--task",
+        "embed",
+        "--input",
+        source,
+        "-o",
+        tmp_path / "out",
+    ]
     done = planforge(*arguments, "--workers", "1", "--column", "text", "--option", "pooling=cls")
     assert done.returncode == 0, done.stderr
     assert "rows          63" in done.stdout

@@ -11,7 +11,7 @@ import numpy as np
 import pyarrow as pa
 import pytest
 
-from planforge.runtime import TextEncoder, TextGenerator, Translator, load
+from planforge.runtime import GenerationOptions, TextEncoder, TextGenerator, Translator, load
 from planforge.runtime.batch import BatchWorker
 from planforge.runtime.batch.tasks import TASKS, list_task_options
 from planforge.runtime.errors import BackendError, BundleNotFoundError, InputError, MemoryLimitError
@@ -108,7 +108,7 @@ def test_pairs_are_classified_where_a_column_is_named(head_bundle: Head) -> None
 
 def test_generate_score_and_chat(demo_bundle: Path, llama_demo_bundle: Path) -> None:
     prompts = ["In the beginning", "And it came to pass that the man", "God"]
-    options = {"max_new_tokens": 8}
+    options: GenerationOptions = {"max_new_tokens": 8}
     with TextGenerator.load(demo_bundle) as model:
         wanted = [model.generate(prompt, **options) for prompt in prompts]
         scores = [model.score(prompt).total for prompt in prompts[:2]]
@@ -288,7 +288,7 @@ def test_every_task_has_its_models_options() -> None:
 def test_models_are_closed_where_a_worker_cannot_be_made(
     head_bundle: Head, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    opened = []
+    opened: list[Any] = []
 
     def remember(*arguments: Any, **options: Any) -> Any:
         opened.append(load(*arguments, **options))
