@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING
 from .errors import (
     BackendError,
     BackendUnavailableError,
+    BatchError,
     BundleError,
     BundleNotFoundError,
     ClosedError,
@@ -83,6 +84,7 @@ __all__ = [
     "AsyncTranslator",
     "BackendError",
     "BackendUnavailableError",
+    "BatchError",
     "BatchGenerationOptions",
     "BatchTranslationOptions",
     "BundleError",

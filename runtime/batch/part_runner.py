@@ -7,11 +7,12 @@ import json
 import os
 import socket
 import time
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
 import pyarrow as pa
+import pyarrow.compute as pc
 import pyarrow.parquet as pq
 
 from ..bundle.bundle import Bundle
@@ -65,10 +66,6 @@ class JobSpec:
         }
         return dict(json.loads(json.dumps(job, default=str)))
 
-    def to_text(self) -> str:
-        """Return a text that jobs share whose workers need the same model."""
-        return json.dumps({**self.describe(), "load_options": self.load_options}, default=str, sort_keys=True)
-
 
 @dataclass(frozen=True)
 class Failure:
@@ -83,7 +80,7 @@ class PartRunner:
     def __init__(self, spec: JobSpec) -> None:
         if hash_bundle(spec.bundle) != spec.bundle_hash:
             raise BatchError(f"{spec.bundle} is not the bundle that the job began with, on {name_worker()}")
-        self._source = spec.source
+        self.spec = spec
         self._table: tuple[str, TableFile] | None = None
         self.worker = BatchWorker(
             spec.bundle,
@@ -93,21 +90,22 @@ class PartRunner:
             load_options=spec.load_options,  # type: ignore[arg-type]  # checked by load()
         )
 
-    def run(self, spec: JobSpec, part: Part) -> PartResult:
+    def run(self, part: Part) -> PartResult:
         """Compute a part and write it."""
         began = time.perf_counter()
-        table = self.compute(spec, part)
+        table = self.compute(part)
         errors = len(table) - table.column(ERROR).null_count
-        tokens = pa.compute.sum(table.column(TOKENS)).as_py() or 0
+        tokens = pc.sum(table.column(TOKENS)).as_py() or 0
         counts = json.dumps({"rows": len(table), "errors": errors, "tokens": tokens}).encode()
         buffer = pa.BufferOutputStream()
         pq.write_table(table.replace_schema_metadata({COUNTS: counts}), buffer)
-        spec.output.write(part.file, buffer.getvalue())
+        self.spec.output.write(part.file, buffer.getvalue())
         seconds = time.perf_counter() - began
         return PartResult(part.number, len(table), errors, tokens, seconds, name_worker())
 
-    def compute(self, spec: JobSpec, part: Part) -> pa.Table:
+    def compute(self, part: Part) -> pa.Table:
         """Return a part's rows: id, file, row, and what `BatchWorker.answer` returns."""
+        spec = self.spec
         files: list[str] = []
         rows: list[Row] = []
         for stretch in part.stretches:
@@ -134,11 +132,11 @@ class PartRunner:
     def _open_table(self, name: str) -> TableFile:
         """Return a file of the input; the last one stays open."""
         if self._table is None or self._table[0] != name:
-            self._table = (name, self._source.open_table(name))
+            self._table = (name, self.spec.source.open_table(name))
         return self._table[1]
 
 
-def make_id(spec: JobSpec) -> Any:
+def make_id(spec: JobSpec) -> Callable[[str, Row], str | None]:
     """Return what makes a row's id of its file and itself."""
 
     def read_id(file: str, row: Row) -> str | None:
@@ -166,28 +164,26 @@ def name_worker() -> str:
     return f"{socket.gethostname()}:{os.getpid()}"
 
 
-_open: dict[str, PartRunner] = {}  # the runner of the job that this process works for
+_open: list[PartRunner] = []  # the runner of the job that this process works for
 
 
 def open_runner(spec: JobSpec) -> PartRunner:
     """Return the runner of a job; a process opens it once."""
-    text = spec.to_text()
-    if text not in _open:
+    if not _open or _open[0].spec != spec:
         close_runner()
-        _open[text] = PartRunner(spec)
-    return _open[text]
+        _open.append(PartRunner(spec))
+    return _open[0]
 
 
 def close_runner() -> None:
     """Free the model that this process has loaded."""
-    for runner in _open.values():
-        runner.worker.close()
-    _open.clear()
+    while _open:
+        _open.pop().worker.close()
 
 
 def run_part(spec: JobSpec, part: Part) -> PartResult | Failure:
     """Compute and write a part in this process; return why it cannot go on where no worker could."""
     try:
-        return open_runner(spec).run(spec, part)
+        return open_runner(spec).run(part)
     except PlanForgeError as error:  # returned, as not each of them can be pickled
         return Failure(f"a worker ended the job: {error}")

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 CLI = {"rich", "typer"}
+SERVE = {*CLI, "anyio", "h11", "jinja2", "llguidance", "starlette", "uvicorn"}
 VERIFY = {*CLI, "jinja2", "onnx_ir", "onnxruntime"}
 EXPORT = {*VERIFY, "huggingface_hub", "onnx", "onnxscript", "safetensors", "torch"}
 # What each extra installs, as in pyproject.toml. If a command's own extra lacks a module, the first one that
@@ -12,9 +13,9 @@ EXTRAS = {
     "cpu": {"onnxruntime"},
     "chat": {"jinja2"},
     "grammar": {"llguidance"},
-    "serve": {*CLI, "anyio", "h11", "jinja2", "llguidance", "starlette", "uvicorn"},
+    "serve": SERVE,
     "batch": {*CLI, "pyarrow"},
-    "ray": {*CLI, "pyarrow", "ray"},
+    "ray": {*SERVE, "pyarrow", "ray"},
     "verify": VERIFY,
     "plot": {"matplotlib"},
     "fit": {*CLI, "matplotlib", "onnx", "onnx_ir", "onnxruntime", "sklearn"},

@@ -76,7 +76,7 @@ class Stages:
         count = describe_count(line.done, line.total, line.unit)
         left = self._pace.estimate_left(line.done)
         rest = "" if left is None else f", about {left:.0f} s left"
-        what = line.removesuffix(count)
+        what = line.removesuffix(count) if line.endswith(f": {count}") else f"{self._stage}: "
         self._print(f"{what}{count}{rest} ({self._counted - self._began:.0f} s)")
 
     def count(self, done: int) -> None:
