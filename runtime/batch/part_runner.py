@@ -62,7 +62,7 @@ class JobSpec:
             "id_column": self.id_column,
             "options": self.options,
             "load_options": {name: value for name, value in self.load_options.items() if name != "threads"},
-            "input": self.source.storage.address,
+            "input": self.source.storage.path,  # an address may have a password in it
         }
         return dict(json.loads(json.dumps(job, default=str)))
 

@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import pickle
+import sys
 from collections.abc import Callable, Iterator
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
@@ -14,6 +16,7 @@ import pytest
 from planforge.runtime import GenerationOptions, TextEncoder, TextGenerator, Translator, load
 from planforge.runtime.batch import BatchWorker
 from planforge.runtime.batch.tasks import TASKS, list_task_options
+from planforge.runtime.batch.worker import ask_ray
 from planforge.runtime.errors import BackendError, BundleNotFoundError, InputError, MemoryLimitError
 
 Head = Callable[[str], Path]
@@ -299,3 +302,37 @@ def test_models_are_closed_where_a_worker_cannot_be_made(
         BatchWorker(head_bundle("pretrained"), "embed", options={"pooling": "middle"})
     with pytest.raises(Exception, match="closed"):
         opened[0].embed("a")
+
+
+def fake_ray(mode: int, **resources: float) -> SimpleNamespace:
+    """What Ray tells a process of itself."""
+    context = SimpleNamespace(worker=SimpleNamespace(mode=mode), get_assigned_resources=lambda: resources)
+    return SimpleNamespace(WORKER_MODE=1, is_initialized=lambda: True, get_runtime_context=lambda: context)
+
+
+@pytest.mark.parametrize(
+    ("ray", "wanted"),
+    [
+        (fake_ray(1, CPU=3.0), {"threads": 3, "backend": "ort-cpu"}),
+        (fake_ray(1, CPU=0.5), {"threads": 1, "backend": "ort-cpu"}),
+        (
+            fake_ray(1, CPU=4.0, GPU=1.0),
+            {"threads": 4},
+        ),  # the best engine that is there: the plan, then ort-cuda
+        (fake_ray(0, CPU=3.0), {}),  # the process that drives them
+    ],
+)
+def test_a_worker_takes_what_ray_gave_it(
+    monkeypatch: pytest.MonkeyPatch, ray: SimpleNamespace, wanted: dict[str, Any]
+) -> None:
+    monkeypatch.setitem(sys.modules, "ray", ray)
+    assert ask_ray() == wanted
+
+
+def test_what_the_caller_says_counts_more_than_ray(
+    monkeypatch: pytest.MonkeyPatch, head_bundle: Head
+) -> None:
+    monkeypatch.setitem(sys.modules, "ray", fake_ray(1, CPU=3.0))
+    worker = BatchWorker(head_bundle("pretrained"), "embed", load_options={"threads": 2})
+    assert (worker.model.threads, worker.model.backend) == (2, "ort-cpu")
+    worker.close()
