@@ -15,7 +15,7 @@ from pathlib import Path
 from typing import Any
 
 from ..common import RESULTS, write_result
-from .driver import measure_drivers
+from .driver import measure_drivers, measure_resume
 from .limits import measure_limits
 from .rates import measure_rates
 
@@ -42,6 +42,7 @@ def main() -> None:
             result["rates"] = measure_rates(given.bundle, work, given.rounds)
         if "driver" in wanted:
             result["driver"] = measure_drivers([int(rows) for rows in given.rows.split(",")], work)
+            result["resume_100001_rows"] = measure_resume(given.bundle.absolute(), work)
         if "limits" in wanted:
             result["limits"] = measure_limits(work)
     write_result("scale", result)

@@ -15,7 +15,10 @@ from collections import deque
 from pathlib import Path
 from typing import Any
 
+from .workers import start_nodes
+
 ROWS_PER_PART = 1000
+RESUMED = 100_000  # rows
 
 
 def measure_drivers(counts: list[int], work: Path) -> list[dict[str, Any]]:
@@ -29,6 +32,44 @@ def measure_drivers(counts: list[int], work: Path) -> list[dict[str, Any]]:
         results.append({"rows": rows, **run(folder, "first"), **run(folder, "again")})
         print(results[-1], file=sys.stderr)
     return results
+
+
+def measure_resume(bundle: Path, work: Path) -> dict[str, float]:
+    """Return the seconds of the whole command that goes on with 100,001 rows of which one is missing."""
+    folder = work / "resume"
+    folder.mkdir()
+    (folder / "in.txt").write_text("\n".join(f"row {number}" for number in range(RESUMED + 1)))
+    seconds = {}
+    for name, options in (
+        ("processes", []),
+        ("ray", ["--address", "auto"]),
+        ("ray_local", ["--address", "local"]),
+    ):
+        code = "import sys; from benchmarks.scale.driver import resume; resume(*sys.argv[1:])"
+        output = folder / name
+        arguments = [sys.executable, "-c", code, str(bundle), str(folder / "in.txt"), str(output)]
+        subprocess.run([*arguments, "first"], check=True)
+        if name == "ray":
+            cluster = start_nodes(2)
+        began = time.perf_counter()
+        subprocess.run([*arguments, "again", *options[1:]], check=True)
+        seconds[f"{name}_s"] = round(time.perf_counter() - began, 2)
+        if name == "ray":
+            cluster.shutdown()
+    return seconds
+
+
+def resume(bundle: str, source: str, output: str, which: str, address: str | None = None) -> None:
+    """Run a job: first by the stand-in, then by workers, with its last part missing."""
+    from planforge.runtime.batch import job
+
+    if which == "first":
+        job.open_engine = lambda spec, *rest, **more: StandIn(spec)
+        job.run_batch(bundle, "embed", source, output)
+        max(Path(output).glob("part-*")).unlink()
+        return
+    result = job.run_batch(bundle, "embed", source, output, address=address)
+    assert result.computed == 1, result
 
 
 def run(folder: Path, which: str) -> dict[str, Any]:

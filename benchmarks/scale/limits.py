@@ -14,9 +14,14 @@ from typing import Any
 import numpy as np
 import pyarrow as pa
 import pyarrow.parquet as pq
+import ray
 
 from planforge.runtime.batch.formats import Stretch, open_table
-from planforge.runtime.batch.plan import Part
+from planforge.runtime.batch.job import Counting, compute
+from planforge.runtime.batch.part_runner import JobSpec
+from planforge.runtime.batch.plan import Part, Source
+from planforge.runtime.batch.ray_engine import RayEngine
+from planforge.runtime.batch.result import PartResult
 from planforge.runtime.batch.storage import Storage
 
 from .sentences import make_sentences
@@ -24,7 +29,8 @@ from .sentences import make_sentences
 ROWS = 100_000
 ROWS_PER_PART = 1000
 WIDTH = 384  # numbers of a vector
-TASKS = 3000
+TASKS = 5000
+SLOTS = (8, 500, 4000)  # parts in flight: twice the workers
 ROUNDS = 3
 
 
@@ -33,7 +39,7 @@ def measure_limits(work: Path) -> dict[str, Any]:
     return {
         "rows_per_part": ROWS_PER_PART,
         "vector_numbers": WIDTH,
-        "dispatch": {"processes_parts_per_s": dispatch_to_processes(), **measure_ray()},
+        "dispatch": {"processes_parts_per_s": dispatch_to_processes(), **measure_ray(work)},
         "read_and_cut": {
             kind: measure_reading(work, kind) for kind in (".txt", ".jsonl", ".csv", ".parquet")
         },
@@ -75,23 +81,39 @@ def dispatch_to_processes() -> float:
         return round(TASKS / median_seconds(run))
 
 
-def measure_ray() -> dict[str, float]:
-    """Return parts that a driver starts and gets back by Ray, and megabytes through its object store."""
-    import ray
+class NoWork(RayEngine):
+    """An engine whose tasks do nothing, of a cluster with as many slots as it is told."""
 
+    def __init__(self, spec: JobSpec, slots: int) -> None:
+        super().__init__(spec, "auto", threads=1, gpus=0)
+        self.slots = slots
+        self._task: Any = ray.remote(count_rows).options(max_retries=0)
+
+    def count_slots(self) -> int:
+        super().count_slots()  # which asks the cluster now and then
+        return self.slots
+
+
+def count_rows(spec: object, part: Part) -> PartResult:
+    """Stand for a part's work."""
+    return PartResult(part.number, part.rows, 0, 0, 0.001, "nobody")
+
+
+def measure_ray(work: Path) -> dict[str, Any]:
+    """Return parts that a driver starts and counts by Ray, and megabytes through its object store."""
     ray.init(num_cpus=2, include_dashboard=False, logging_level=logging.ERROR, log_to_driver=False)
-    task: Any = ray.remote(do_nothing).options(max_retries=0)
-    spec = ray.put({"bundle": "bundle"})
+    source = Source(Storage.of(work), is_file=False)
+    spec = JobSpec("bundle", "hash", "embed", {"text": "text"}, source, Storage.of(work / "out"))
+    rates = {}
+    for slots in SLOTS:
 
-    def run() -> None:
-        running: list[Any] = []
-        for number in range(TASKS):
-            running.append(task.remote(spec, make_part(number)))
-            if len(running) == 8:
-                _, running = ray.wait(running, num_returns=1)
-        ray.wait(running, num_returns=len(running))
+        def run(slots: int = slots) -> None:
+            engine = NoWork(spec, slots)
+            compute(
+                engine, map(make_part, range(TASKS)), Counting(lambda line: None, 0, TASKS * ROWS_PER_PART)
+            )
 
-    parts = TASKS / median_seconds(run)
+        rates[str(slots)] = round(TASKS / median_seconds(run))
     table = make_answers()
     copies = 50
 
@@ -101,7 +123,7 @@ def measure_ray() -> dict[str, float]:
 
     megabytes = table.nbytes * copies / 1e6 / median_seconds(put_and_get)
     ray.shutdown()
-    return {"ray_parts_per_s": round(parts), "object_store_mb_per_s": round(megabytes)}
+    return {"ray_parts_per_s_by_slots": rates, "object_store_mb_per_s": round(megabytes)}
 
 
 def measure_reading(work: Path, kind: str) -> dict[str, float]:

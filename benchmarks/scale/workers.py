@@ -9,6 +9,7 @@ import sys
 import time
 from collections.abc import Callable, Mapping
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pyarrow as pa
@@ -50,7 +51,9 @@ def run_actors(bundle: str, folder: Path, workers: int) -> Ends:
     """Let actors of Ray Data answer and write."""
     import ray
 
-    start_ray(workers)
+    cluster = start_nodes(workers)
+    ray.init(address=cluster.address, logging_level=logging.ERROR, log_to_driver=False)
+    ray.data.DataContext.get_current().enable_progress_bars = False
     lines = (folder / "in.txt").read_text().splitlines()
     rows = [{"text": line} for line in lines]
     answers = ray.data.from_items(rows, override_num_blocks=len(lines) // BATCH).map_batches(
@@ -65,18 +68,21 @@ def run_actors(bundle: str, folder: Path, workers: int) -> Ends:
     for row in ray.data.read_parquet(str(folder / "out"), columns=["worker", "end"]).iter_rows():
         key = (row["worker"], row["end"])
         ends[key] = ends.get(key, 0) + 1
+    cluster.shutdown()
     return [(worker, end, count) for (worker, end), count in ends.items()]
 
 
-def start_ray(workers: int) -> None:
-    """Start a cluster of this machine; one CPU more is for what reads and writes."""
-    import ray
+def start_nodes(workers: int, spare: int = 1) -> Any:
+    """Start a cluster with a node of one CPU for each worker; a spare one reads and writes data sets."""
+    from ray.cluster_utils import Cluster
 
-    ray.init(num_cpus=workers + 1, include_dashboard=False, logging_level=logging.ERROR, log_to_driver=False)
-    ray.data.DataContext.get_current().enable_progress_bars = False
+    cluster = Cluster(initialize_head=True, head_node_args={"num_cpus": spare, "include_dashboard": False})
+    for _ in range(workers):
+        cluster.add_node(num_cpus=1)
+    return cluster
 
 
-def run_job(bundle: str, folder: Path, workers: int, address: str | None) -> Ends:
+def run_job(bundle: str, folder: Path, workers: int | None, address: str | None) -> Ends:
     """Run a job, and note when each part was done."""
     ends: Ends = []
     add = job_module.Counting.add
@@ -103,14 +109,12 @@ def run_processes(bundle: str, folder: Path, workers: int) -> Ends:
 
 
 def run_tasks(bundle: str, folder: Path, workers: int) -> Ends:
-    """Run a job on a cluster that has a CPU for each worker."""
-    from ray.cluster_utils import Cluster
-
-    cluster = Cluster(initialize_head=True, head_node_args={"num_cpus": workers, "include_dashboard": False})
+    """Run a job on a cluster that has a node for each worker."""
+    cluster = start_nodes(workers, spare=0)
     try:
-        return run_job(bundle, folder, workers, cluster.address)
+        return run_job(bundle, folder, None, cluster.address)
     finally:
-        cluster.shutdown()  # type: ignore[no-untyped-call]
+        cluster.shutdown()
 
 
 RUNNERS: dict[str, Callable[[str, Path, int], Ends]] = {

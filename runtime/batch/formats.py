@@ -10,6 +10,7 @@ import io
 import json
 from collections.abc import Iterator, Sequence
 from functools import cached_property
+from itertools import islice
 from pathlib import PurePosixPath
 from typing import IO, Any, ClassVar, NamedTuple, Protocol, cast
 
@@ -21,6 +22,7 @@ from .storage import Storage
 from .values import list_values
 
 READ_BYTES = 2**20  # at a time
+STRETCH_BYTES = 64 * 2**20  # after which a stretch ends, however few rows it has
 RECORD_BYTES = 16 * 2**20  # of a line, or of a record of CSV that goes over several
 MARK = b"\xef\xbb\xbf"  # that some programs put at the beginning of UTF-8
 
@@ -44,12 +46,15 @@ class Stretch(NamedTuple):
 
 
 class Record(NamedTuple):
-    """A line of a stream, or a record of CSV: its number, its bytes from begin to end, and its text."""
+    """A line, or a record of CSV: its number, its bytes from begin to end in the stream, and what it has.
+
+    That is the line's bytes, the fields, or why it cannot be read.
+    """
 
     number: int
     begin: int
     end: int
-    text: bytes
+    content: bytes | list[str] | InputError
 
 
 class Row(NamedTuple):
@@ -88,13 +93,13 @@ class LineFile:
         """Refuse nothing: each line is looked at when it is read."""
 
     def cut(self, rows: int) -> Iterator[tuple[int, int, int, int]]:
-        """Yield stretches of whole records."""
+        """Yield stretches of whole records, of `STRETCH_BYTES` or little more."""
         first = count = begin = end = 0
         with self.storage.files.open_input_stream(self.path, compression=None) as stream:
             for record in self.iterate_records(stream, self.FIRST):
                 if record.number < 0:
                     continue  # a header
-                if count == rows:
+                if count == rows or (count and record.end - begin > STRETCH_BYTES):
                     yield first, count, begin, end - begin
                     count = 0
                 if count == 0:
@@ -109,24 +114,33 @@ class LineFile:
         """Yield the rows of a stretch."""
         with self.storage.files.open_input_file(self.path) as stream:
             stream.seek(stretch.offset)
-            data = io.BytesIO(stream.read(stretch.size))
-        for record in self.iterate_records(data, stretch.first):
-            text = record.text.removeprefix(MARK) if record.number == 0 else record.text
-            try:
-                yield Row(record.number, self.parse(text, columns))
-            except InputError as error:
-                yield Row(record.number, (), str(error))
+            for record in islice(self.iterate_records(stream, stretch.first), stretch.rows):
+                try:
+                    yield Row(record.number, self.parse(record, columns))
+                except InputError as error:
+                    yield Row(record.number, (), str(error))
 
     def iterate_records(self, stream: IO[bytes], first: int) -> Iterator[Record]:
         """Yield the lines that are not blank."""
         begin = 0
-        for number, line in enumerate(iterate_lines(stream, self.path), first):
-            if line.strip():
-                yield Record(number, begin, begin + len(line), line.rstrip(b"\r\n"))
-            begin += len(line)
+        for number, (line, size) in enumerate(iterate_lines(stream), first):
+            if size > RECORD_BYTES:
+                error = InputError(f"the line has {size:,} bytes, of which {RECORD_BYTES:,} may be read")
+                yield Record(number, begin, begin + size, error)
+            elif line.strip():
+                yield Record(number, begin, begin + size, line.rstrip(b"\r\n"))
+            begin += size
 
-    def parse(self, text: bytes, columns: Sequence[str]) -> tuple[Any, ...]:
+    def parse(self, record: Record, columns: Sequence[str]) -> tuple[Any, ...]:
         """Return the values of a record."""
+        if isinstance(record.content, InputError):
+            raise record.content
+        assert isinstance(record.content, bytes)
+        text = record.content.removeprefix(MARK) if record.number == 0 else record.content
+        return self.parse_line(text, columns)
+
+    def parse_line(self, text: bytes, columns: Sequence[str]) -> tuple[Any, ...]:
+        """Return the values of a line."""
         raise NotImplementedError
 
 
@@ -140,7 +154,7 @@ class TextFile(LineFile):
                 f"{self.path}: lines of text have one column, not {', '.join(columns)}; use JSON lines"
             )
 
-    def parse(self, text: bytes, columns: Sequence[str]) -> tuple[Any, ...]:
+    def parse_line(self, text: bytes, columns: Sequence[str]) -> tuple[Any, ...]:
         """Return the line."""
         return (text,)
 
@@ -148,7 +162,7 @@ class TextFile(LineFile):
 class JsonLinesFile(LineFile):
     """JSON lines: an object for each row."""
 
-    def parse(self, text: bytes, columns: Sequence[str]) -> tuple[Any, ...]:
+    def parse_line(self, text: bytes, columns: Sequence[str]) -> tuple[Any, ...]:
         """Return the values of the object's keys; None of one that it lacks."""
         try:
             value = json.loads(text.decode())
@@ -163,7 +177,7 @@ class JsonLinesFile(LineFile):
 
 
 class CsvFile(LineFile):
-    """CSV: the first record names the columns; a quoted field may go over several lines."""
+    """CSV, as Python's csv module reads it: the first record names the columns."""
 
     FIRST = -1
 
@@ -174,44 +188,59 @@ class CsvFile(LineFile):
             first = next(self.iterate_records(stream, self.FIRST), None)
         if first is None:
             raise InputError(f"{self.path} is empty; its first line must name the columns")
-        return split_record(first.text.removeprefix(MARK))
+        names = self.take_fields(first)
+        return [names[0].removeprefix(MARK.decode()), *names[1:]]
 
     def check(self, columns: Sequence[str]) -> None:
         """Refuse a file whose first record lacks one of the columns."""
         check_columns(self.path, self.header, columns)
 
     def iterate_records(self, stream: IO[bytes], first: int) -> Iterator[Record]:
-        """Yield the records that are not blank."""
+        """Yield the records that are not blank; a quoted field may go over several lines."""
+        csv.field_size_limit(RECORD_BYTES)
+        end = begin = 0
         number = first
-        begin = size = 0
-        lines: list[bytes] = []
-        is_quoted = False  # whether a line ended inside a quoted field
-        for line in iterate_lines(stream, self.path):
-            lines.append(line)
-            size += len(line)
-            if size > RECORD_BYTES:
-                raise InputError(
-                    f"{self.path}: record {number} has over {RECORD_BYTES:,} bytes; is a quote open?"
-                )
-            is_quoted ^= line.count(b'"') % 2 == 1
-            if is_quoted:
-                continue
-            if size > len(lines[0]) or line.strip():
-                yield Record(number, begin, begin + size, b"".join(lines).rstrip(b"\r\n"))
-                number += 1
-            begin += size
-            size = 0
-            lines = []
-        if lines:
-            yield Record(number, begin, begin + size, b"".join(lines))
 
-    def parse(self, text: bytes, columns: Sequence[str]) -> tuple[Any, ...]:
+        def read_lines() -> Iterator[str]:
+            nonlocal end
+            for line, size in iterate_lines(stream):
+                if end + size - begin > RECORD_BYTES:
+                    raise InputError(
+                        f"{self.path}: record {number} has over {RECORD_BYTES:,} bytes; is a quote open?"
+                    )
+                for piece in line.splitlines(keepends=True):  # a lone CR ends a line too
+                    end += len(piece)
+                    yield piece.decode(errors="surrogateescape")
+
+        records = csv.reader(read_lines())
+        while True:
+            try:
+                content: list[str] | InputError = next(records)
+            except StopIteration:
+                return
+            except csv.Error as error:
+                content = InputError(f"the record is not CSV: {error}")
+            if content:
+                yield Record(number, begin, end, content)
+                number += 1
+            begin = end
+
+    def parse(self, record: Record, columns: Sequence[str]) -> tuple[Any, ...]:
         """Return the record's fields as bytes, which need not be UTF-8."""
-        header = self.header
-        fields = split_record(text)
-        if len(fields) != len(header):
-            raise InputError(f"the record has {len(fields)} fields, the first line of the file {len(header)}")
-        return tuple(fields[header.index(column)].encode(errors="surrogateescape") for column in columns)
+        fields = self.take_fields(record)
+        if len(fields) != len(self.header):
+            raise InputError(
+                f"the record has {len(fields)} fields, the first line of the file {len(self.header)}"
+            )
+        places = [self.header.index(column) for column in columns]
+        return tuple(fields[place].encode(errors="surrogateescape") for place in places)
+
+    def take_fields(self, record: Record) -> list[str]:
+        """Return a record's fields; raise why it has none."""
+        if isinstance(record.content, InputError):
+            raise record.content
+        assert isinstance(record.content, list)
+        return record.content
 
 
 class ParquetFile:
@@ -227,8 +256,8 @@ class ParquetFile:
         """The open file."""
         try:
             return pq.ParquetFile(self.path, filesystem=self.storage.files)
-        except pa.ArrowInvalid as error:
-            raise InputError(f"{self.path} is no Parquet file: {error}") from error
+        except (pa.ArrowInvalid, OSError) as error:
+            raise InputError(f"{self.path} is no Parquet file that can be read: {error}") from error
 
     def check(self, columns: Sequence[str]) -> None:
         """Refuse a file that lacks one of the columns, or is no Parquet."""
@@ -284,24 +313,16 @@ def open_table(storage: Storage, path: str) -> TableFile:
     return KINDS[find_suffix(path)](storage, path)
 
 
-def iterate_lines(stream: IO[bytes], path: str) -> Iterator[bytes]:
-    """Yield lines; refuse one that does not end."""
+def iterate_lines(stream: IO[bytes]) -> Iterator[tuple[bytes, int]]:
+    """Yield lines and their sizes; of one that is larger than may be read only the beginning."""
     reader = io.BufferedReader(cast("io.RawIOBase", stream), READ_BYTES)
-    number = 0
     while line := reader.readline(RECORD_BYTES + 1):
-        if len(line) > RECORD_BYTES:
-            raise InputError(f"{path}: line {number} has over {RECORD_BYTES:,} bytes")
-        yield line
-        number += 1
-
-
-def split_record(text: bytes) -> list[str]:
-    """Return the fields of a record of CSV."""
-    csv.field_size_limit(RECORD_BYTES)
-    try:
-        return next(csv.reader(io.StringIO(text.decode(errors="surrogateescape"), newline="")), [])
-    except csv.Error as error:
-        raise InputError(f"the record is not CSV: {error}") from error
+        size = len(line)
+        while size > RECORD_BYTES and not line.endswith(b"\n") and (more := reader.readline(READ_BYTES)):
+            size += len(more)
+            if more.endswith(b"\n"):
+                break
+        yield line, size
 
 
 def check_columns(path: str, there: Sequence[str], columns: Sequence[str]) -> None:

@@ -7,6 +7,8 @@ import re
 import time
 from collections import Counter, deque
 from collections.abc import Callable, Iterator, Mapping, Set
+from concurrent.futures import ThreadPoolExecutor
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -14,6 +16,7 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 from pyarrow.fs import FileType
 
+from ..backends.cuda_memory import gpu_is_present
 from ..backends.threads import choose_threads
 from ..errors import BackendUnavailableError, BatchError, InputError
 from ..options import check_whole
@@ -30,6 +33,9 @@ from .worker import resolve_columns
 DESCRIPTION = f"{JOB}/job.json"
 FORMAT = 1
 ATTEMPTS = 10  # of a part whose workers die
+BARREN_ATTEMPTS = 3  # of workers before any part is done
+MOST_GPUS = 1000
+READERS = 16  # of footers, at a time; object stores take long for each
 PART = re.compile(r"part-(\d{6,})\.parquet")
 Progress = Callable[[str], None]
 
@@ -89,6 +95,7 @@ def run_batch(
     check_whole("workers", workers, 1, optional=True)
     check_whole("threads", threads, 1)
     check_whole("rows_per_part", rows_per_part, 1, optional=True)
+    check_place(workers, gpus, address)
     spec = JobSpec(
         bundle=str(Path(bundle).absolute()),
         bundle_hash=hash_bundle(str(bundle)),
@@ -100,32 +107,51 @@ def run_batch(
         options=dict(options or {}),
         load_options={**(load_options or {}), "threads": threads},
     )
-    check_output(spec.output)
+    check_output(spec)
     began = time.monotonic()
     with spec.output.lock():
-        try:
-            plan = open_job(spec, rows_per_part, report)
-        except BaseException:
-            spec.output.leave_nothing(DESCRIPTION)
-            raise
+        plan = open_job(spec, rows_per_part, report)
         note_changes("what is computed stays, and the same command goes on with the rest")
         spec.output.remove_temporary()
         done = list_done(spec.output)
-        missing_rows = sum(part.rows for part in list_missing(spec.output, done))
+        missing_rows = sum(part.rows for part in list_missing(spec, plan, done))
         counting = Counting(report, plan.rows - missing_rows, plan.rows)
         if missing_rows:
             engine = open_engine(spec, workers, threads, gpus, address, most=plan.parts - len(done))
             try:
-                compute(engine, list_missing(spec.output, done), counting)
+                compute(engine, list_missing(spec, plan, done), counting)
             finally:
                 engine.close()
                 spec.output.remove_temporary()
-        return summarize(spec.output, plan, counting, time.monotonic() - began)
+            check_input(spec, plan)
+        return summarize(spec.output, done, counting, plan, time.monotonic() - began)
 
 
-def list_missing(output: Storage, done: Set[int]) -> Iterator[Part]:
+def check_place(workers: int | None, gpus: float, address: str | None) -> None:
+    """Refuse options of a cluster without one, and the other way round."""
+    if not 0 <= gpus < MOST_GPUS:
+        raise InputError(f"gpus={gpus!r} must be a number of GPUs, such as 1 or 0.5", option="gpus")
+    if gpus and address is None:
+        raise InputError(f"gpus={gpus:g} is of workers on a cluster; give its address too", option="gpus")
+    if workers is not None and address is not None:
+        raise InputError(
+            f"workers={workers} is of this machine's processes; a cluster has as many as its CPUs allow",
+            option="workers",
+        )
+
+
+def list_missing(spec: JobSpec, plan: PlanSummary, done: Set[int]) -> Iterator[Part]:
     """Yield the parts that are not done."""
-    return (part for part in read_plan(output) if part.number not in done)
+    return (part for part in read_plan(spec.output, plan.hash) if part.number not in done)
+
+
+def check_input(spec: JobSpec, plan: PlanSummary) -> None:
+    """Refuse an input that is not the one that the plan was made of."""
+    if make_fingerprint(spec.source, spec.source.list_files()) != plan.fingerprint:
+        raise InputError(
+            f"the input has changed since the job in {spec.output} began; name another output, or remove this"
+            " one"
+        )
 
 
 class Counting:
@@ -133,10 +159,14 @@ class Counting:
 
     Attributes:
         totals: what each worker did, by its name.
+        errors: rows of this run without an answer.
+        tokens: of the rows of this run.
     """
 
     def __init__(self, report: Progress, done_rows: int, all_rows: int) -> None:
         self.totals: dict[str, WorkerTotal] = {}
+        self.errors = 0
+        self.tokens = 0
         self._report = report
         self._began = time.monotonic()
         self._before = done_rows
@@ -154,6 +184,8 @@ class Counting:
         total = self.totals.setdefault(result.worker, WorkerTotal())
         total.rows += result.rows
         total.seconds += result.seconds
+        self.errors += result.errors
+        self.tokens += result.tokens
         self._done += result.rows
         self._say()
 
@@ -180,15 +212,11 @@ def open_job(spec: JobSpec, rows_per_part: int | None, report: Progress) -> Plan
     for name, value in given.items():
         if there["job"].get(name) != value:
             raise InputError(
-                f"{spec.output.address} has another job, whose {name} is {there['job'].get(name)!r:.200}, not"
+                f"{spec.output} has another job, whose {name} is {there['job'].get(name)!r:.200}, not"
                 f" {value!r:.200}; name another output, or remove this one"
             )
     plan = PlanSummary(**there["plan"])
-    if make_fingerprint(spec.source, spec.source.list_files()) != plan.fingerprint:
-        raise InputError(
-            f"the input has changed since the job in {spec.output.address} began; name another output, or"
-            " remove this one"
-        )
+    check_input(spec, plan)
     return plan
 
 
@@ -203,15 +231,22 @@ def read_description(output: Storage) -> dict[str, Any]:
     raise BatchError(f"{output.join(DESCRIPTION)} is not this version's; remove the folder, and begin anew")
 
 
-def check_output(output: Storage) -> None:
-    """Refuse a folder that has something else in it."""
+def check_output(spec: JobSpec) -> None:
+    """Refuse a folder that has something else in it, and one whose parts would be input, too."""
+    output = spec.output
+    source = spec.source.storage
+    if output.files.equals(source.files):
+        folders = [f"{source.path}/", f"{output.path}/"]
+        if folders[0].startswith(folders[1]) or folders[1].startswith(folders[0]):
+            raise InputError(f"--output {output} must be neither in the input nor around it", option="output")
+    if output.find_type() not in (FileType.NotFound, FileType.Directory):
+        raise InputError(f"--output {output} is no folder", option="output")
     if output.exists(DESCRIPTION):
         return
     for entry in output.list_entries():
         if entry.base_name != JOB:
             raise InputError(
-                f"--output {output.address} is not empty, and has no job: there is {entry.base_name}",
-                option="output",
+                f"--output {output} is not empty, and has no job: there is {entry.base_name}", option="output"
             )
 
 
@@ -225,6 +260,7 @@ def compute(engine: Engine, parts: Iterator[Part], counting: Counting) -> None:
     """Have all parts computed; one that is lost is started again."""
     again: deque[Part] = deque()
     attempts: Counter[int] = Counter()
+    barren = 0  # times that workers died before any part was done
     running = 0
     while True:
         slots = engine.count_slots()
@@ -233,16 +269,30 @@ def compute(engine: Engine, parts: Iterator[Part], counting: Counting) -> None:
             running += 1
         if not running:
             return
-        for part, outcome in engine.wait():
-            running -= 1
+        outcomes = engine.wait()
+        running -= len(outcomes)
+        lost = [(part, outcome) for part, outcome in outcomes if isinstance(outcome, Lost)]
+        for _, outcome in outcomes:
             if isinstance(outcome, PartResult):
                 counting.add(outcome)
             elif isinstance(outcome, Failure):
                 raise BatchError(outcome.message)
-            else:
-                attempts[part.number] += 1
-                check_attempts(part, attempts[part.number], outcome)
-                again.append(part)
+        if lost and not counting.computed:
+            barren += 1
+            check_barren(barren, lost[0][1])
+        for part, outcome in lost:
+            attempts[part.number] += 1
+            check_attempts(part, attempts[part.number], outcome)
+            again.append(part)
+
+
+def check_barren(times: int, lost: Lost) -> None:
+    """Refuse to go on where workers die before any of them has done anything."""
+    if times >= BARREN_ATTEMPTS:
+        raise BatchError(
+            f"the workers died {times} times before one of them had computed anything, the last time by:"
+            f" {lost.reason}. A program that calls run_batch must do so below `if __name__ == '__main__':`"
+        )
 
 
 def check_attempts(part: Part, attempts: int, lost: Lost) -> None:
@@ -262,7 +312,7 @@ def open_engine(
     if address is None:
         from .process_engine import ProcessEngine
 
-        count = workers or max(1, choose_threads().count // threads)
+        count = workers or count_processes(spec, threads)
         return ProcessEngine(spec, min(count, most))
     try:
         from .ray_engine import RayEngine
@@ -273,28 +323,34 @@ def open_engine(
     return RayEngine(spec, address, threads, gpus)
 
 
-def summarize(output: Storage, plan: PlanSummary, counting: Counting, seconds: float) -> BatchResult:
-    """Return what a job came to, as its parts say."""
-    rows = errors = tokens = 0
-    for number in range(plan.parts):
-        counts = read_counts(output, Part(number, ()).file)
-        rows += counts["rows"]
-        errors += counts["errors"]
-        tokens += counts["tokens"]
+def count_processes(spec: JobSpec, threads: int) -> int:
+    """Return how many processes use this machine well: on a GPU a second one would only share it."""
+    if spec.load_options.get("backend") != "ort-cpu" and gpu_is_present():
+        return 1
+    return max(1, choose_threads().count // threads)
+
+
+def summarize(
+    output: Storage, done: Set[int], counting: Counting, plan: PlanSummary, seconds: float
+) -> BatchResult:
+    """Return what a job came to: what this run counted, and what the parts say that were done before."""
+    with ThreadPoolExecutor(READERS) as readers:
+        earlier = list(readers.map(partial(read_counts, output), sorted(done)))
     return BatchResult(
-        output=output.address,
+        output=str(output),
         parts=plan.parts,
-        rows=rows,
-        errors=errors,
-        tokens=tokens,
+        rows=plan.rows,
+        errors=counting.errors + sum(counts["errors"] for counts in earlier),
+        tokens=counting.tokens + sum(counts["tokens"] for counts in earlier),
         computed=counting.computed,
         seconds=seconds,
         workers=counting.totals,
     )
 
 
-def read_counts(output: Storage, name: str) -> dict[str, int]:
+def read_counts(output: Storage, number: int) -> dict[str, int]:
     """Return how many rows, errors and tokens a part has."""
+    name = Part(number, ()).file
     try:
         with output.files.open_input_file(output.join(name)) as stream:
             counts: dict[str, int] = json.loads(pq.read_metadata(stream).metadata[COUNTS])

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import json
+import logging
 import os
 import socket
 import time
@@ -21,7 +22,10 @@ from .formats import Row, TableFile
 from .plan import Part, Source
 from .result import PartResult
 from .storage import Storage
-from .worker import ERROR, TOKENS, BatchWorker
+from .tasks import ERROR, TOKENS
+from .worker import BatchWorker
+
+log = logging.getLogger("planforge")
 
 COUNTS = b"planforge"  # the key of a part's metadata with its counts
 
@@ -145,7 +149,7 @@ def make_id(spec: JobSpec) -> Callable[[str, Row], str | None]:
         value = row.values[-1]
         if isinstance(value, bytes):
             return value.decode(errors="backslashreplace")
-        return None if value is None else str(value)
+        return None if value is None else str(value).encode(errors="backslashreplace").decode()
 
     def hash_place(file: str, row: Row) -> str:
         return hashlib.sha256(f"{file}\0{row.number}".encode()).hexdigest()[:32]
@@ -184,6 +188,15 @@ def close_runner() -> None:
 def run_part(spec: JobSpec, part: Part) -> PartResult | Failure:
     """Compute and write a part in this process; return why it cannot go on where no worker could."""
     try:
-        return open_runner(spec).run(part)
+        runner = open_runner(spec)
     except PlanForgeError as error:  # returned, as not each of them can be pickled
-        return Failure(f"a worker ended the job: {error}")
+        return Failure(f"a worker could not begin: {error}")
+    try:
+        return runner.run(part)
+    except Exception as error:
+        log.debug("part %d", part.number, exc_info=True)
+        stretch = part.stretches[0]
+        reason = str(error) if isinstance(error, PlanForgeError) else f"{type(error).__name__}: {error}"
+        return Failure(
+            f"{part.file}, which begins at row {stretch.first} of {stretch.file}, failed: {reason}"
+        )

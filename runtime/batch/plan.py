@@ -7,6 +7,7 @@ so that a job which was interrupted goes on with the parts whose files are not t
 from __future__ import annotations
 
 import hashlib
+import io
 import json
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import asdict, dataclass
@@ -16,7 +17,7 @@ from typing import Any
 from pyarrow.fs import FileInfo, FileType
 
 from ..errors import BatchError, InputError
-from .formats import KINDS, Stretch, TableFile, find_suffix, open_table
+from .formats import KINDS, READ_BYTES, STRETCH_BYTES, Stretch, TableFile, find_suffix, open_table
 from .storage import JOB, Storage
 
 PLAN = f"{JOB}/plan.jsonl"
@@ -59,13 +60,15 @@ class PlanSummary:
     """How much a plan has.
 
     Attributes:
-        fingerprint: of the files' names, sizes and times of change: another one means another input.
+        fingerprint: of the input's names, sizes and times of change: another one means another input.
+        hash: of the plan itself.
     """
 
     files: int
     parts: int
     rows: int
     fingerprint: str
+    hash: str
 
     def to_json(self) -> dict[str, Any]:
         return asdict(self)
@@ -87,10 +90,12 @@ class Source:
     def of(cls, address: str | Path) -> Source:
         """Return the source of a path or URI; refuse one where nothing is."""
         storage = Storage.of(address)
-        info = storage.files.get_file_info(storage.path)
-        if info.type == FileType.NotFound:
-            raise InputError(f"--input {storage.address} is not there", option="input")
-        return cls(storage, bool(info.type == FileType.File))
+        kind = storage.find_type()
+        if kind == FileType.NotFound:
+            raise InputError(f"--input {storage} is not there", option="input")
+        if kind == FileType.Unknown:
+            raise InputError(f"--input {storage} is neither a file nor a folder", option="input")
+        return cls(storage, bool(kind == FileType.File))
 
     def name(self, path: str) -> str:
         """Return a file's path below the folder, which ids are made of; of a source that is one, its name."""
@@ -103,31 +108,28 @@ class Source:
     def list_files(self) -> list[FileInfo]:
         """Return its files, sorted by their paths; refuse to have none."""
         storage = self.storage
-        entries = (
-            [storage.files.get_file_info(storage.path)]
-            if self.is_file
-            else storage.list_entries(recursive=True)
-        )
-        files = [one for one in entries if one.type == FileType.File and not is_hidden(self.name(one.path))]
+        if self.is_file:
+            files = [storage.files.get_file_info(storage.path)]
+        else:
+            files = storage.list_files(self._is_table)
         for file in files:
             if find_suffix(file.path) in PACKED:
                 raise InputError(f"--input: {file.path} is compressed; decompress it first", option="input")
         usable = [file for file in files if find_suffix(file.path) in KINDS]
         if not usable:
             raise InputError(
-                f"--input {storage.address} has no file of a kind that is read: {', '.join(KINDS)}",
-                option="input",
+                f"--input {storage} has no file of a kind that is read: {', '.join(KINDS)}", option="input"
             )
         return sorted(usable, key=lambda file: str(file.path))
+
+    def _is_table(self, path: str) -> bool:
+        """Return whether a path is that of a table, and neither it nor a folder that it is in is hidden."""
+        hidden = any(part.startswith((".", "_")) for part in self.name(path).split("/"))
+        return not hidden and find_suffix(path) in (*KINDS, *PACKED)
 
     def open_table(self, name: str) -> TableFile:
         """Return the file that has a name."""
         return open_table(self.storage, self.path(name))
-
-
-def is_hidden(name: str) -> bool:
-    """Return whether a file, or a folder that it is in, begins with a dot or an underscore."""
-    return any(part.startswith((".", "_")) for part in name.split("/"))
 
 
 def make_fingerprint(source: Source, files: Sequence[FileInfo]) -> str:
@@ -150,45 +152,54 @@ def write_plan(
     for file in files:
         open_table(source.storage, file.path).check(columns)
     parts = rows = 0
+    digest = hashlib.sha256()
     with output.write_parts(PLAN) as stream:
         for part in make_parts(source, files, rows_per_part, report):
-            stream.write(f"{part.to_json()}\n".encode())
+            line = f"{part.to_json()}\n".encode()
+            digest.update(line)
+            stream.write(line)
             parts += 1
             rows += part.rows
         if not rows:
-            raise InputError(f"--input {source.storage.address} has no rows", option="input")
-    return PlanSummary(len(files), parts, rows, make_fingerprint(source, files))
+            raise InputError(f"--input {source.storage} has no rows", option="input")
+    return PlanSummary(len(files), parts, rows, make_fingerprint(source, files), digest.hexdigest())
 
 
 def make_parts(
     source: Source, files: Sequence[FileInfo], rows_per_part: int, report: Callable[[int, int], None]
 ) -> Iterator[Part]:
     """Yield parts of a number of rows; small files share one, and the last has what is left."""
-    number = rows = 0
+    number = rows = size = 0
     stretches: list[Stretch] = []
     for count, file in enumerate(files):
         report(count, len(files))
         name = source.name(file.path)
         for place in open_table(source.storage, file.path).cut(rows_per_part):
             stretch = Stretch(name, *place)
-            if rows and rows + stretch.rows > rows_per_part:
+            if rows and (rows + stretch.rows > rows_per_part or size + stretch.size > STRETCH_BYTES):
                 yield Part(number, tuple(stretches))
                 number += 1
-                rows = 0
+                rows = size = 0
                 stretches = []
             stretches.append(stretch)
             rows += stretch.rows
+            size += stretch.size
     if rows:
         yield Part(number, tuple(stretches))
     report(len(files), len(files))
 
 
-def read_plan(output: Storage) -> Iterator[Part]:
-    """Yield a job's parts, one at a time."""
+def read_plan(output: Storage, wanted_hash: str) -> Iterator[Part]:
+    """Yield a job's parts, one at a time; at the end refuse a plan that is not the one that was made."""
+    damaged = BatchError(f"{output.join(PLAN)} is damaged; remove the folder, and begin anew")
+    digest = hashlib.sha256()
     with output.files.open_input_stream(output.join(PLAN), compression=None) as stream:
-        rest = b""
-        while data := stream.read(2**20):
-            *lines, rest = (rest + data).split(b"\n")
-            yield from map(Part.from_json, map(bytes.decode, lines))
-    if rest:
-        raise BatchError(f"{output.join(PLAN)} is cut off; remove the folder and begin anew")
+        for line in io.BufferedReader(stream, READ_BYTES):
+            digest.update(line)
+            try:
+                part = Part.from_json(line.decode())
+            except (ValueError, TypeError) as error:
+                raise damaged from error
+            yield part
+    if digest.hexdigest() != wanted_hash:
+        raise damaged

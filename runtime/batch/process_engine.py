@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import contextlib
 import multiprocessing
 import os
 import signal
 import threading
+from collections.abc import Iterator
 from concurrent.futures import FIRST_COMPLETED, Future, ProcessPoolExecutor, wait
 from concurrent.futures.process import BrokenProcessPool
 from multiprocessing.process import parent_process
@@ -35,7 +37,8 @@ class ProcessEngine:
     def start(self, part: Part) -> None:
         """Let a worker compute a part."""
         try:
-            future = self._pool.submit(run_part, self.spec, part)
+            with hold_back_ctrl_c():
+                future = self._pool.submit(run_part, self.spec, part)  # which may start a process
         except BrokenProcessPool as error:  # since the last part was started
             future = Future()
             future.set_exception(error)
@@ -75,9 +78,21 @@ class ProcessEngine:
         )
 
 
+@contextlib.contextmanager
+def hold_back_ctrl_c() -> Iterator[None]:
+    """Block Ctrl-C's signal, which a terminal sends to all processes, in this thread and those it starts."""
+    if not hasattr(signal, "pthread_sigmask"):  # on Windows
+        yield
+        return
+    before = signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGINT})
+    try:
+        yield
+    finally:
+        signal.pthread_sigmask(signal.SIG_SETMASK, before)
+
+
 def prepare_worker() -> None:
-    """Let this process end with the one that started it, which alone gets Ctrl-C's signal."""
-    signal.signal(signal.SIGINT, signal.SIG_IGN)
+    """Let this process end with the one that started it, which alone takes Ctrl-C's signal."""
     for number in ENDING:
         signal.signal(number, signal.SIG_DFL)
     threading.Thread(target=end_with_parent, daemon=True).start()

@@ -5,18 +5,25 @@ from __future__ import annotations
 import contextlib
 import os
 import uuid
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
+from typing import IO
 
 import pyarrow as pa
 from pyarrow.fs import FileInfo, FileSelector, FileSystem, FileType, LocalFileSystem
 
 from ..errors import BatchError, InputError
 
+try:
+    import fcntl
+except ModuleNotFoundError:  # on Windows
+    fcntl = None  # type: ignore[assignment]
+
 JOB = "_job"  # the folder of what is no part; readers of tables pass over names that begin so
 TEMPORARY = ".tmp"
+LOCK = "lock"
 
 
 @dataclass(frozen=True)
@@ -33,7 +40,12 @@ class Storage:
     def of(cls, address: str | Path) -> Storage:
         """Return a folder by its path or URI."""
         text = str(address)
-        return cls(text if "://" in text else str(Path(text).absolute()))
+        return cls(text if "://" in text else os.path.abspath(text))
+
+    def __str__(self) -> str:
+        """Return its address without what may be a password."""
+        scheme, separator, rest = self.address.partition("://")
+        return f"{scheme}://{rest.partition('?')[0].rpartition('@')[2]}" if separator else self.address
 
     @cached_property
     def place(self) -> tuple[FileSystem, str]:
@@ -43,7 +55,7 @@ class Storage:
         try:
             files, path = FileSystem.from_uri(self.address)
         except (pa.ArrowInvalid, OSError) as error:
-            raise InputError(f"{self.address} is no address of a folder: {error}") from error
+            raise InputError(f"{self} is no address of a folder: {error}") from error
         return files, path.rstrip("/")
 
     @property
@@ -63,11 +75,28 @@ class Storage:
         """Return the path of something in the folder."""
         return f"{self.path}/{name}"
 
-    def list_entries(self, recursive: bool = False) -> list[FileInfo]:
+    def find_type(self) -> FileType:
+        """Return whether it is a folder, a file, something else, or not there."""
+        return self.files.get_file_info(self.path).type
+
+    def list_entries(self) -> list[FileInfo]:
         """Return what is in the folder; nothing if it is not there."""
-        selector = FileSelector(self.path, allow_not_found=True, recursive=recursive)
-        entries: list[FileInfo] = self.files.get_file_info(selector)
+        entries: list[FileInfo] = self.files.get_file_info(FileSelector(self.path, allow_not_found=True))
         return entries
+
+    def list_files(self, is_wanted: Callable[[str], bool]) -> list[FileInfo]:
+        """Return the files of wanted paths below the folder; links to folders are not followed."""
+        if self.local_path is None:
+            entries = self.files.get_file_info(FileSelector(self.path, recursive=True))
+            return [one for one in entries if one.type == FileType.File and is_wanted(one.path)]
+        paths = (os.path.join(folder, name) for folder, _, names in os.walk(self.path) for name in names)
+        wanted = list(filter(is_wanted, paths))
+        for path in wanted:
+            try:
+                path.encode()
+            except UnicodeEncodeError as error:
+                raise InputError(f"{path!r} has a name that is not UTF-8; rename it") from error
+        return [one for one in self.files.get_file_info(wanted) if one.type == FileType.File]
 
     def exists(self, name: str) -> bool:
         """Return whether there is a file of a name."""
@@ -80,63 +109,61 @@ class Storage:
         return data
 
     def write(self, name: str, data: bytes | pa.Buffer) -> None:
-        """Write a file whole or not at all, in place of one that is there.
-
-        On this machine it is renamed when it is written; in an object store it is there when it is closed.
-        """
+        """Write a file whole or not at all, in place of one that is there."""
         with self.write_parts(name) as stream:
             stream.write(data)
 
     @contextlib.contextmanager
-    def write_parts(self, name: str) -> Iterator[pa.NativeFile]:
-        """Write a file as `write` does, piece by piece."""
-        if self.local_path is None:
-            with self.files.open_output_stream(self.join(name), compression=None) as stream:
-                yield stream
-            return
-        folder = self.local_path / JOB
-        folder.mkdir(parents=True, exist_ok=True)
-        temporary = folder / f"{TEMPORARY}-{os.getpid()}-{uuid.uuid4().hex}"
+    def write_parts(self, name: str) -> Iterator[IO[bytes]]:
+        """Write a file as `write` does, piece by piece: under another name until it is written."""
+        temporary = f"{JOB}/{TEMPORARY}-{os.getpid()}-{uuid.uuid4().hex}"
         try:
-            with temporary.open("xb") as stream:
-                yield stream
-                stream.flush()
-                os.fsync(stream.fileno())
-            temporary.replace(self.local_path / name)
+            if self.local_path is None:
+                with self.files.open_output_stream(self.join(temporary), compression=None) as stream:
+                    yield stream
+            else:
+                (self.local_path / JOB).mkdir(parents=True, exist_ok=True)
+                with (self.local_path / temporary).open("xb") as stream:
+                    yield stream
+                    stream.flush()
+                    os.fsync(stream.fileno())
+            self.files.move(self.join(temporary), self.join(name))
         except BaseException:
-            temporary.unlink(missing_ok=True)
+            self._remove(temporary)
             raise
 
     def remove_temporary(self) -> None:
         """Remove what writers that were killed left."""
-        if self.local_path is not None:
-            for path in (self.local_path / JOB).glob(f"{TEMPORARY}-*"):
-                path.unlink(missing_ok=True)
+        for entry in self.files.get_file_info(FileSelector(self.join(JOB), allow_not_found=True)):
+            if entry.base_name.startswith(f"{TEMPORARY}-"):
+                self._remove(f"{JOB}/{entry.base_name}")
 
-    def leave_nothing(self, unless: str) -> None:
-        """Remove the folder of what is no part, and this one if it is empty then, unless a file is there."""
-        if self.local_path is None or self.exists(unless):
-            return
-        with contextlib.suppress(OSError):
-            (self.local_path / JOB / "lock").unlink()
-            (self.local_path / JOB).rmdir()
-            self.local_path.rmdir()
+    def _remove(self, name: str) -> None:
+        with contextlib.suppress(OSError):  # it was not made, or somebody else removed it
+            self.files.delete_file(self.join(name))
 
     @contextlib.contextmanager
     def lock(self) -> Iterator[None]:
-        """Keep other jobs on this machine from writing to the folder; they are refused."""
-        try:
-            import fcntl
-        except ModuleNotFoundError:  # on Windows
+        """Keep other jobs on this machine from writing to the folder; they are refused.
+
+        A folder that the block leaves without a job is as it was before.
+        """
+        if self.local_path is None or fcntl is None:
             yield
             return
-        if self.local_path is None:
-            yield
-            return
-        (self.local_path / JOB).mkdir(parents=True, exist_ok=True)
-        with (self.local_path / JOB / "lock").open("w") as file:
+        is_new = not self.local_path.exists()
+        job = self.local_path / JOB
+        job.mkdir(parents=True, exist_ok=True)
+        with (job / LOCK).open("w") as file:
             try:
                 fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
             except BlockingIOError:
-                raise BatchError(f"{self.address}: another job writes there now") from None
-            yield
+                raise BatchError(f"{self}: another job writes there now") from None
+            try:
+                yield
+            finally:
+                if [path.name for path in job.iterdir()] == [LOCK]:
+                    (job / LOCK).unlink()
+                    job.rmdir()
+                    if is_new:
+                        self.local_path.rmdir()

@@ -3,15 +3,16 @@
 from __future__ import annotations
 
 import json
+import re
 from collections import deque
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import asdict, dataclass, field
+from dataclasses import asdict, dataclass
 from typing import Any, TypeAlias, TypedDict
 
 import pyarrow as pa
 
 from ..encode.text_encoder import TextEncoder
-from ..errors import InputError
+from ..errors import InputError, MemoryLimitError
 from ..generate.generation import Generation
 from ..generate.pending import PendingGeneration
 from ..generate.text_generator import TextGenerator
@@ -38,6 +39,10 @@ ENTITIES = pa.list_(pa.struct({"label": TEXT, "score": NUMBER, "text": TEXT, "st
 WORDS = pa.list_(pa.list_(pa.struct({"token": TEXT, "token_id": COUNT, "score": NUMBER})))
 PROBABILITIES = pa.map_(TEXT, NUMBER)
 
+ERROR = "error"  # the column that says why a row has no answer
+TOKENS = "tokens"  # the column that says how many tokens a row had
+OF_ONE_ROW = (InputError, MemoryLimitError)  # what another row need not meet
+
 PROBE = "a b c"  # three tokens or more, of every tokenizer
 # Options that would hold up a batch, or say nothing there.
 NOT_IN_BATCHES = ("progress", "on_token", "alignment", "reuse_prompt", "top_logprobs", "logits_processor")
@@ -55,7 +60,6 @@ class Task:
         answer: yields the outputs of items, in their order.
         optional: a column that it also reads where one is named for it.
         probe: an item that every model of the task can answer, from the model.
-        probe_options: that make it cheap.
         rows_per_part: of a job, unless told otherwise.
     """
 
@@ -66,7 +70,6 @@ class Task:
     answer: Answer
     optional: str | None = None
     probe: Callable[[Any], Item] = lambda model: PROBE
-    probe_options: Mapping[str, Any] = field(default_factory=dict)
     rows_per_part: int = 1000
 
 
@@ -139,11 +142,31 @@ def chat(model: TextGenerator, items: Sequence[Any], options: Mapping[str, Any])
     try:
         for number, messages in enumerate(items):
             if len(waiting) >= model.max_batch:
-                yield read_generation(waiting.popleft().result())
-            waiting.append(model.submit_chat(messages, number=number, **options))
-    finally:  # what one row cannot be asked for does not lose the answers before it
+                yield wait_for_answer(waiting.popleft())
+            try:
+                waiting.append(model.submit_chat(messages, number=number, **options))
+            except OF_ONE_ROW as error:
+                while waiting:
+                    yield wait_for_answer(waiting.popleft())
+                yield {ERROR: describe_error(error)}
         while waiting:
-            yield read_generation(waiting.popleft().result())
+            yield wait_for_answer(waiting.popleft())
+    finally:
+        for pending in waiting:
+            pending.cancel()
+
+
+def wait_for_answer(pending: PendingGeneration) -> Output:
+    """Return the answer to a conversation, or why it has none."""
+    try:
+        return read_generation(pending.result())
+    except OF_ONE_ROW as error:
+        return {ERROR: describe_error(error)}
+
+
+def describe_error(error: Exception) -> str:
+    """Return what was wrong with the only item of a call, without its number there."""
+    return str(error).removeprefix(f"{getattr(error, 'option', None)}: ")
 
 
 def read_generation(result: Generation) -> Output:
@@ -170,7 +193,7 @@ def score(model: TextGenerator, items: Sequence[str], options: Mapping[str, Any]
 def read_messages(value: Any) -> list[dict[str, Any]]:
     """Return the messages of a conversation: a list of them, also as JSON, or one user's text."""
     if isinstance(value, str):
-        if not value.lstrip().startswith("[{"):
+        if not re.match(r"\s*\[\s*\{", value):
             return [{"role": "user", "content": value}]
         try:
             value = json.loads(value)
@@ -201,7 +224,6 @@ GENERATED = {
     "prompt_tokens": COUNT,
     "completion_tokens": COUNT,
 }
-ONE_TOKEN = {"max_new_tokens": 1}
 
 TASKS: Mapping[str, Task] = {
     "embed": Task(
@@ -263,7 +285,6 @@ TASKS: Mapping[str, Task] = {
         {"translation": TEXT, "score": NUMBER, "finish_reason": TEXT, **DROPPED},
         BatchTranslationOptions,
         translate,
-        probe_options=ONE_TOKEN,
         rows_per_part=200,
     ),
     "generate": Task(
@@ -272,7 +293,6 @@ TASKS: Mapping[str, Task] = {
         GENERATED,
         BatchGenerationOptions,
         generate,
-        probe_options=ONE_TOKEN,
         rows_per_part=100,
     ),
     "chat": Task(
@@ -282,7 +302,6 @@ TASKS: Mapping[str, Task] = {
         BatchGenerationOptions,
         chat,
         probe=lambda model: read_messages(PROBE),
-        probe_options=ONE_TOKEN,
         rows_per_part=100,
     ),
     "score": Task(

@@ -8,22 +8,32 @@ from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, cast
 
+import numpy as np
 import pyarrow as pa
 
-from ..errors import InputError, MemoryLimitError
+from ..errors import InputError
 from ..load import load
 from ..longest_text import count_longest_text
-from .tasks import TEXT, Item, Output, check_task_options, find_task, read_messages
-from .values import list_values
+from .tasks import (
+    ERROR,
+    OF_ONE_ROW,
+    TEXT,
+    TOKENS,
+    Item,
+    Output,
+    check_task_options,
+    describe_error,
+    find_task,
+    list_task_options,
+    read_messages,
+)
+from .values import Unreadable, list_values
 
 if TYPE_CHECKING:
-    import numpy as np
-
     from ..options import LoadOptions
 
-ERROR = "error"  # the column that says why a row has no answer
-TOKENS = "tokens"  # the column that says how many tokens a row had
-OF_ONE_ROW = (InputError, MemoryLimitError)  # what another row need not meet
+NEW_TOKENS = "max_new_tokens"  # the option that says how long an answer may take
+PANDAS_MISSING = ("NAType", "NaTType")
 
 
 class BatchWorker:
@@ -79,8 +89,10 @@ class BatchWorker:
                 raise InputError(f"{bundle}: {model!r} does not do the task {task!r}")
             self.model: Any = model
             self._longest = count_longest_text(model)
-            probe_options = {**self.options, **self.task.probe_options}
-            list(self.task.answer(self.model, [self.task.probe(self.model)], probe_options))
+            probe = [self.task.probe(self.model)]
+            (output,) = self.task.answer(self.model, probe, self._list_probe_options())
+            if ERROR in output:
+                raise InputError(output[ERROR])
         except BaseException:
             model.close()
             raise
@@ -96,7 +108,9 @@ class BatchWorker:
         answers = self.answer(table)
         for name in answers.column_names:
             if name in table.column_names:
-                raise InputError(f"the data set has a column {name!r} already, which the answers have too")
+                raise InputError(
+                    f"the data set has a column {name!r} already, as the answers have; rename or drop it"
+                )
             table = table.append_column(name, answers[name])
         return table
 
@@ -148,6 +162,13 @@ class BatchWorker:
         """Free the engine."""
         self.model.close()
 
+    def _list_probe_options(self) -> dict[str, Any]:
+        """Return the options of the first row: its answer is cheap, but what cannot be used is refused."""
+        given = self.options.get(NEW_TOKENS, 2)
+        if NEW_TOKENS in list_task_options(self.task) and isinstance(given, int) and given > 1:
+            return {**self.options, NEW_TOKENS: 1}
+        return self.options
+
     def _read_item(self, row: Sequence[Any]) -> Item:
         """Return a row as the model takes it."""
         if "messages" in self.columns:
@@ -171,9 +192,11 @@ class BatchWorker:
                 raise InputError(f"{name} is not UTF-8: {byte}") from error
             self._check_size(name, len(data))
             return text
-        if value is None or value != value:  # pandas has NaN for what is missing
+        if value is None or is_missing(value):
             raise InputError(f"{name} is missing")
-        raise InputError(f"{name} must be a text, not {type(value).__name__} {value!r:.80}")
+        if isinstance(value, Unreadable):
+            raise InputError(f"{name} cannot be read: {value.reason}")
+        raise InputError(f"{name} must be a text, not {type(value).__name__}{describe(value)}")
 
     def _check_size(self, name: str, size: int) -> None:
         if size > self._longest:
@@ -220,14 +243,24 @@ def ask_ray() -> LoadOptions:
     return options
 
 
-def describe_error(error: Exception) -> str:
-    """Return what was wrong with the only item of a call, without its number there."""
-    return str(error).removeprefix(f"{getattr(error, 'option', None)}: ")
-
-
 def is_list(value: Any) -> bool:
     """Return whether a value is a list, or an array of numpy's."""
-    return (isinstance(value, Sequence) and not isinstance(value, str | bytes)) or hasattr(value, "tolist")
+    if isinstance(value, np.ndarray):
+        return value.ndim == 1
+    return isinstance(value, Sequence) and not isinstance(value, str | bytes)
+
+
+def is_missing(value: Any) -> bool:
+    """Return whether a value is what numpy or pandas has for a missing one."""
+    return (isinstance(value, float | np.floating) and value != value) or type(
+        value
+    ).__name__ in PANDAS_MISSING
+
+
+def describe(value: Any) -> str:
+    """Return a number as text, to be told; nothing of others, and of very long ones."""
+    is_short = isinstance(value, bool | float | np.number) or (isinstance(value, int) and abs(value) < 10**20)
+    return f" {value}" if is_short else ""
 
 
 def measure(item: Item) -> int:

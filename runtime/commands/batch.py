@@ -6,8 +6,10 @@ import json
 from functools import partial
 from typing import TYPE_CHECKING, Annotated, Any
 
+import typer
+
 from ..errors import InputError
-from .console import print_json, print_tables, show_stages
+from .console import FAILED, print_json, print_tables, say, show_stages
 from .run_options import BackendOption, BundleArgument, JsonOption, PrecisionOption, make_option
 from .tables import FittingTable
 
@@ -117,6 +119,9 @@ def batch(
         print_json(result.to_json())
     else:
         print_tables(list_tables(result))
+    if result.errors == result.rows:
+        say(f"every row has an error; the column 'error' in {result.output} says why")
+        raise typer.Exit(FAILED)
 
 
 def name_columns(arguments: list[str], inputs: tuple[str, ...]) -> dict[str, str]:

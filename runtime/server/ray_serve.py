@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Mapping
+from dataclasses import fields
 from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, cast
@@ -12,6 +13,8 @@ from ray import serve
 
 from ..errors import BackendError, InputError
 from ..load import load
+from ..options import check_whole
+from ..suggest import did_you_mean
 from .app import make_app
 from .settings import ServerSettings
 
@@ -53,8 +56,8 @@ def deployment(
 ) -> serve.Application:
     """Return an application for `serve.run`: the server of `planforge serve`, on replicas of a cluster.
 
-    Ray Serve sends a replica requests when its models are loaded, replaces one whose model fails, and lets
-    the answers of one that is to go come to their end, for `settings.grace` seconds.
+    Ray Serve sends a replica requests when its models are loaded, replaces one that dies, and lets the
+    answers of one that is to go come to their end, for `settings.grace` seconds.
 
     Args:
         bundles: a folder, or folders by the names of their models; at the same paths on every machine.
@@ -73,9 +76,13 @@ def deployment(
         >>> serve.run(deployment({"gpt2": "build/gpt2-demo"}), route_prefix="/")
     """
     named = bundles if isinstance(bundles, Mapping) else {Path(bundles).resolve().name: bundles}
+    if not named:
+        raise InputError("bundles is empty; name at least one folder", option="bundles")
+    check_whole("threads", threads, 1)
     settings = settings or ServerSettings()
-    options = cast("LoadOptions", {**(load_options or {}), "threads": threads})
-    loaders = {name: partial(load, folder, **options) for name, folder in named.items()}
+    engine = {} if gpus else {"backend": "ort-cpu"}
+    options = cast("LoadOptions", {**engine, **(load_options or {}), "threads": threads})
+    loaders = {name: partial(load, Path(folder).absolute(), **options) for name, folder in named.items()}
 
     def build() -> Starlette:
         return make_app(loaders, settings)
@@ -85,6 +92,7 @@ def deployment(
         name="planforge",
         autoscaling_config=dict(autoscaling or scaling),
         max_ongoing_requests=settings.queue_size + RUNNING,
+        max_queued_requests=settings.queue_size,
         graceful_shutdown_timeout_s=settings.grace,
         health_check_period_s=HEALTH_SECONDS,
         ray_actor_options={"num_cpus": threads, "num_gpus": gpus},
@@ -97,11 +105,18 @@ def build_app(arguments: dict[str, Any]) -> serve.Application:
 
     Its `settings` are a mapping.
     """
-    known = ("bundles", "settings", "load_options", "threads", "gpus", "autoscaling")
-    for name in arguments:
-        if name not in known:
-            raise InputError(f"args: there is no {name!r}; there are: {', '.join(known)}", option=name)
+    check_names("args", arguments, ("bundles", "settings", "load_options", "threads", "gpus", "autoscaling"))
     given = dict(arguments)
-    if "settings" in given:
-        given["settings"] = ServerSettings(**given["settings"])
-    return deployment(**given)
+    if "bundles" not in given:
+        raise InputError("args: there are no bundles; name their folders", option="bundles")
+    settings = given.get("settings", {})
+    check_names("settings", settings, tuple(field.name for field in fields(ServerSettings)))
+    return deployment(**{**given, "settings": ServerSettings(**settings)})
+
+
+def check_names(what: str, given: Mapping[str, Any], known: tuple[str, ...]) -> None:
+    """Refuse a name that is not known."""
+    for name in given:
+        if name not in known:
+            hint = did_you_mean(name, known) or "."
+            raise InputError(f"{what}: there is no {name!r}{hint} There are: {', '.join(known)}", option=name)

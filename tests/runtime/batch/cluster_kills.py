@@ -1,12 +1,13 @@
 """Runs a job on a Ray cluster of three nodes while its workers, its raylets and its driver are killed.
 
-`python -m tests.runtime.batch.cluster_kills BUNDLE INPUT OUTPUT` says what it killed, and fails unless
-every row has one answer, which is the one of a single process, and nothing is left behind.
+`python -m tests.runtime.batch.cluster_kills BUNDLE OUTPUT` takes verses of the King James Bible, says what it
+killed, and fails unless every row has one answer, which is a single process's, and nothing is left behind.
 """
 
 from __future__ import annotations
 
 import argparse
+import json
 import os
 import random
 import signal
@@ -14,7 +15,7 @@ import subprocess
 import sys
 import time
 from collections import Counter
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any
@@ -23,6 +24,7 @@ import pyarrow.parquet as pq
 from ray.cluster_utils import Cluster
 
 WORKER = b"ray::planforge-"  # what Ray calls a process that is at one of our tasks
+RAY = (b"ray::", b"raylet", b"gcs_server")  # what is in the names of a cluster's processes
 NODES = 3
 SECONDS = 600  # for a job, however often it begins anew
 
@@ -89,12 +91,22 @@ def kill(pid: int) -> None:
 
 def find_workers() -> list[int]:
     """Return the processes that are at a task of a job."""
-    workers = []
+    return find_processes(lambda command: command.startswith(WORKER))
+
+
+def find_cluster() -> list[int]:
+    """Return the processes of a cluster, idle workers that hold a model among them."""
+    return find_processes(lambda command: any(name in command.partition(b"\0")[0] for name in RAY))
+
+
+def find_processes(is_wanted: Callable[[bytes], bool]) -> list[int]:
+    """Return the processes whose command is wanted."""
+    numbers = []
     for path in Path("/proc").glob("[0-9]*/cmdline"):
         with suppress(OSError):  # it has ended meanwhile
-            if path.read_bytes().startswith(WORKER):
-                workers.append(int(path.parent.name))
-    return sorted(workers)
+            if is_wanted(path.read_bytes()):
+                numbers.append(int(path.parent.name))
+    return sorted(numbers)
 
 
 @contextmanager
@@ -135,6 +147,8 @@ def run_among_kills(
                 raise TimeoutError(f"{done} of {parts} parts after {SECONDS} s; see {job.log}")
             time.sleep(draw.uniform(0.05, 0.5))
         wait_for_none(find_workers, "workers that are left")
+    wait_for_none(find_cluster, "processes of the cluster that are left")
+    assert sum(victims.counts.values()) == kills, f"killed only {dict(victims.counts)}"
     return victims
 
 
@@ -158,25 +172,45 @@ def compare_outputs(output: Path, expected: Path) -> int:
     return len(ids)
 
 
+def write_verses(path: Path, count: int) -> None:
+    """Write verses of the King James Bible, a line each, as the program `bible` prints them."""
+    done = subprocess.run(["bible", "-f", "gen1:1-rev22:21"], capture_output=True, text=True, check=True)
+    verses = [line.partition(" ")[2] for line in done.stdout.splitlines()]
+    path.write_text("\n".join(verses[:count]) + "\n")
+
+
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
-    for name in ("bundle", "source", "output"):
-        parser.add_argument(name, type=Path)
+    parser.add_argument("bundle", type=Path)
+    parser.add_argument("output", type=Path)
+    parser.add_argument(
+        "--input", type=Path, help="verses of the King James Bible unless given (apt install bible-kjv)"
+    )
+    parser.add_argument("--verses", type=int, default=20_000)
     parser.add_argument("--kills", type=int, default=20)
     parser.add_argument("--rows-per-part", type=int, default=200)
     parser.add_argument("--seed", type=int, default=0)
+    parser.add_argument("--record", type=Path, help="a file of JSON for what happened")
     given = parser.parse_args()
+    source = given.input
+    if source is None:
+        source = given.output.with_name(f"{given.output.name}-verses.txt")
+        write_verses(source, given.verses)
     rows = ("--rows-per-part", str(given.rows_per_part))
     expected = given.output.with_name(f"{given.output.name}-expected")
-    subprocess.run(make_command(given.bundle, given.source, expected, "--workers", "1", *rows), check=True)
+    subprocess.run(make_command(given.bundle, source, expected, "--workers", "1", *rows), check=True)
     parts = len(list(expected.glob("part-*.parquet")))
     began = time.monotonic()
     victims = run_among_kills(
-        given.bundle, given.source, given.output, rows, kills=given.kills, parts=parts, seed=given.seed
+        given.bundle, source, given.output, rows, kills=given.kills, parts=parts, seed=given.seed
     )
+    seconds = time.monotonic() - began
     count = compare_outputs(given.output, expected)
     print(f"killed: {dict(victims.counts)}; the driver was started {victims.job.starts} times")
-    print(f"{count:,} rows, each id once, equal to one process's, after {time.monotonic() - began:.0f} s")
+    print(f"{count:,} rows, each id once, equal to one process's, after {seconds:.0f} s")
+    if given.record is not None:
+        result = {"rows": count, "parts": parts, "killed": victims.counts, "seconds": round(seconds)}
+        given.record.write_text(json.dumps(result, indent=1) + "\n")
 
 
 if __name__ == "__main__":

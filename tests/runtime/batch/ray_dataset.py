@@ -13,7 +13,7 @@ import pyarrow as pa
 import ray
 
 from planforge.runtime import TextEncoder
-from planforge.runtime.batch import BatchWorker
+from planforge.runtime.batch import BatchWorker, run_batch
 
 TEXTS = [f"wings lift the plane {number} times" for number in range(400)]
 
@@ -56,6 +56,14 @@ def check_mixed(bundle: str) -> None:
     assert [row["error"] is None for row in rows] == [True, False, False, False]
 
 
+def check_job(bundle: str, output: Path) -> None:
+    """A job of a program that has joined a cluster runs there, and leaves the program its cluster."""
+    source = output.with_name("job.txt")
+    source.write_text("\n".join(TEXTS))
+    assert run_batch(bundle, "embed", source, output, address="auto").rows == len(TEXTS)
+    assert ray.is_initialized()
+
+
 class Telling(BatchWorker):
     """A worker that says how it was made."""
 
@@ -83,10 +91,19 @@ def main() -> None:
     ray.data.DataContext.get_current().enable_progress_bars = False  # it sets fields that it calls deprecated
     warnings.simplefilter("error", DeprecationWarning)
     bundle, folder = sys.argv[1:]
-    ray.init(num_cpus=2, include_dashboard=False, logging_level=logging.ERROR, log_to_driver=False)
+    # An actor's warnings are errors too, but for those of what Ray sets in a context of its own.
+    filters = "error::DeprecationWarning,ignore::DeprecationWarning:ray.data.context"
+    ray.init(
+        num_cpus=2,
+        include_dashboard=False,
+        logging_level=logging.ERROR,
+        log_to_driver=False,
+        runtime_env={"env_vars": {"PYTHONWARNINGS": filters}},
+    )
     check_texts(bundle, Path(folder))
     check_mixed(bundle)
     check_actor(bundle)
+    check_job(bundle, Path(folder).with_name("job"))
     ray.shutdown()
 
 

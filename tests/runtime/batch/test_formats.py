@@ -20,6 +20,7 @@ from hypothesis import strategies as st
 from planforge.runtime.batch import formats
 from planforge.runtime.batch.formats import Row, Stretch, open_table
 from planforge.runtime.batch.storage import Storage
+from planforge.runtime.batch.values import Unreadable
 from planforge.runtime.errors import InputError
 
 TEXTS = st.text(st.characters(exclude_categories=["Cs"]), max_size=20)
@@ -79,6 +80,23 @@ def test_csv(folder: Path, records: list[tuple[str, str]], rows: int, end: str) 
         wanted = [(record["other"], record["text"]) for record in csv.DictReader(file)]
     assert [tuple(value.decode() for value in row.values) for row in read] == wanted
     assert [row.number for row in read] == list(range(len(records)))
+
+
+@settings(max_examples=300, deadline=None)
+@given(body=st.text(st.sampled_from('a5",\r\n \u00e9'), max_size=40), rows=ROWS)
+def test_csv_of_any_quotes_and_line_ends(folder: Path, body: str, rows: int) -> None:
+    """Quotes within fields, open quotes, lone carriage returns: as the csv module reads them."""
+    path = folder / "b.csv"
+    path.write_bytes(("text\n" + body).encode())
+    with path.open(newline="", encoding="utf-8") as file:
+        _, *wanted = [fields for fields in csv.reader(file) if fields]
+    read = read_all(path, ["text"], rows)
+    assert len(read) == len(wanted)
+    for row, fields in zip(read, wanted, strict=True):
+        if len(fields) == 1:
+            assert row.values == (fields[0].encode(),)
+        else:
+            assert str(row.error).startswith(f"the record has {len(fields)} fields")
 
 
 def test_csv_as_pandas_writes_it(tmp_path: Path) -> None:
@@ -149,14 +167,25 @@ def test_a_record_of_another_length_says_so(tmp_path: Path) -> None:
     ]
 
 
-def test_a_line_without_an_end_is_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_line_that_is_too_long_is_an_error_of_its_own(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setattr(formats, "RECORD_BYTES", 1000)
-    (tmp_path / "a.txt").write_text("a\n" + "b" * 1001)
-    with pytest.raises(InputError, match="line 1 has over 1,000 bytes"):
-        read_all(tmp_path / "a.txt", ["text"], 2)
+    monkeypatch.setattr(formats, "READ_BYTES", 64)
+    (tmp_path / "a.txt").write_text("a\n" + "b" * 5001 + "\nc\n" + "d" * 1001)
+    read = read_all(tmp_path / "a.txt", ["text"], 2)
+    assert [row.values for row in read] == [(b"a",), (), (b"c",), ()]
+    assert read[1].error == "the line has 5,002 bytes, of which 1,000 may be read"
     (tmp_path / "a.csv").write_text('text\n"' + "b\n" * 600)
     with pytest.raises(InputError, match="record 0 has over 1,000 bytes; is a quote open"):
         read_all(tmp_path / "a.csv", ["text"], 2)
+
+
+def test_a_stretch_of_long_lines_ends_early(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(formats, "STRETCH_BYTES", 100)
+    (tmp_path / "a.txt").write_text("\n".join(["b" * 39] * 7))
+    sizes = [place[1] for place in open_table(Storage.of(tmp_path), str(tmp_path / "a.txt")).cut(50)]
+    assert sizes == [2, 2, 2, 1]
 
 
 @pytest.mark.parametrize(
@@ -165,7 +194,7 @@ def test_a_line_without_an_end_is_refused(tmp_path: Path, monkeypatch: pytest.Mo
         ("a.csv", b"a,b\n1,2\n", "has no column 'text'; it has: a, b"),
         ("a.csv", b"text,text\n1,2\n", "has 2 column 'text'"),
         ("a.csv", b"", "is empty; its first line must name the columns"),
-        ("a.parquet", b"PAR1", "is no Parquet file"),
+        ("a.parquet", b"PAR1", "is no Parquet file that can be read"),
     ],
 )
 def test_a_file_without_the_column_is_refused(
@@ -205,4 +234,20 @@ def test_csv_reads_a_field_of_a_megabyte(tmp_path: Path) -> None:
 
 
 def test_lines_are_read_from_any_stream() -> None:
-    assert list(formats.iterate_lines(io.BytesIO(b"a\nb"), "a.txt")) == [b"a\n", b"b"]
+    assert list(formats.iterate_lines(io.BytesIO(b"a\nb"))) == [(b"a\n", 2), (b"b", 1)]
+
+
+def test_values_that_python_cannot_have_say_why(tmp_path: Path) -> None:
+    """A text of a list that is no UTF-8, a time beyond the year 9999: the other rows are read."""
+    broken = pa.Array.from_buffers(
+        pa.string(),
+        2,
+        [None, pa.py_buffer(bytes([0, 0, 0, 0, 1, 0, 0, 0, 3, 0, 0, 0])), pa.py_buffer(b"ab\xff")],
+    )
+    lists = pa.ListArray.from_arrays([0, 1, 2], broken)
+    times = pa.array([0, 2**62 // 1000], pa.timestamp("ms"))
+    pq.write_table(pa.table({"lists": lists, "times": times}), tmp_path / "a.parquet")
+    good, bad = read_all(tmp_path / "a.parquet", ["lists", "times"], 2)
+    assert good.values[0] == ["a"]
+    assert isinstance(bad.values[0], Unreadable) and "utf-8" in bad.values[0].reason
+    assert isinstance(bad.values[1], Unreadable)

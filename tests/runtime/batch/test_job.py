@@ -9,6 +9,7 @@ import random
 import shutil
 import signal
 import subprocess
+import sys
 import time
 from collections.abc import Callable
 from pathlib import Path
@@ -20,6 +21,7 @@ import pyarrow.parquet as pq
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from pyarrow.fs import FileSelector
 
 from planforge.runtime import TextEncoder
 from planforge.runtime.batch import process_engine, run_batch
@@ -218,7 +220,6 @@ def test_a_worker_that_is_killed_is_replaced(
 ) -> None:
     """Twice, each time with all the parts that its pool was at."""
     (tmp_path / "in.txt").write_text("\n".join(TEXTS))
-    kills = iter([2, 5])
     start = process_engine.ProcessEngine.start
     started: list[int] = []
 
@@ -226,7 +227,6 @@ def test_a_worker_that_is_killed_is_replaced(
         start(self, part)
         started.append(part.number)
         if len(started) == 6 or len(started) == 14:
-            next(kills)
             for pid in self._pool._processes or ():
                 os.kill(pid, signal.SIGKILL)
 
@@ -239,13 +239,20 @@ def test_a_worker_that_is_killed_is_replaced(
     assert compare_outputs(tmp_path / "out", tmp_path / "expected") == 60
 
 
+def start_in_group(command: list[str]) -> subprocess.Popen[str]:
+    """Start a command whose processes get a terminal's signals together."""
+    return subprocess.Popen(
+        command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, start_new_session=True
+    )
+
+
 @pytest.fixture
 def running(bundle: Path, tmp_path: Path) -> Any:
     """A command that is amid a job of many parts."""
     (tmp_path / "in.txt").write_text("\n".join(TEXTS * 400))
     command = [*COMMAND, "batch", str(bundle), "--task", "embed", "--input", str(tmp_path / "in.txt")]
     command += ["--output", str(tmp_path / "out"), "--rows-per-part", "60", "--workers", "2"]
-    process = subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
+    process = start_in_group(command)
     deadline = time.monotonic() + 60
     while len(list((tmp_path / "out").glob("part-*"))) < 3:
         assert process.poll() is None and time.monotonic() < deadline
@@ -275,7 +282,7 @@ def test_a_signal_ends_a_job_and_its_workers(
 ) -> None:
     children = list_children(running.pid)
     assert len(children) >= 2
-    running.send_signal(number)
+    os.killpg(running.pid, number) if number == signal.SIGINT else running.send_signal(number)
     output, errors = running.communicate(timeout=20)
     assert running.returncode == 128 + number
     assert output == ""
@@ -287,6 +294,22 @@ def test_a_signal_ends_a_job_and_its_workers(
         "lock",
         "plan.jsonl",
     ]
+
+
+@pytest.mark.parametrize("seconds", [0.4, 0.8, 1.2])
+def test_ctrl_c_while_workers_start(bundle: Path, tmp_path: Path, seconds: float) -> None:
+    (tmp_path / "in.txt").write_text("\n".join(TEXTS * 400))
+    command = [*COMMAND, "batch", str(bundle), "--task", "embed", "--input", str(tmp_path / "in.txt")]
+    job = start_in_group([*command, "--output", str(tmp_path / "out"), "--workers", "2"])
+    deadline = time.monotonic() + 60
+    while not (tmp_path / "out" / "_job" / "job.json").exists():
+        assert job.poll() is None and time.monotonic() < deadline
+        time.sleep(0.01)
+    time.sleep(seconds)
+    os.killpg(job.pid, signal.SIGINT)
+    _, errors = job.communicate(timeout=20)
+    assert job.returncode == 130
+    assert "Traceback" not in errors
 
 
 def test_a_driver_that_is_killed_leaves_no_worker(running: subprocess.Popen[str], tmp_path: Path) -> None:
@@ -330,6 +353,10 @@ REFUSED: dict[str, tuple[dict[str, Any], str]] = {
     "workers": ({"workers": 0}, "workers=0"),
     "rows": ({"rows_per_part": 0}, "rows_per_part=0"),
     "address": ({"input": "ftpx://a/b"}, "is no address of a folder"),
+    "gpus": ({"gpus": -1}, "gpus=-1 must be a number of GPUs"),
+    "gpus here": ({"gpus": 1}, "gpus=1 is of workers on a cluster"),
+    "workers there": ({"workers": 2, "address": "local"}, "workers=2 is of this machine's processes"),
+    "device": ({"input": "/dev/null"}, "is neither a file nor a folder"),
 }
 
 
@@ -376,9 +403,138 @@ def test_another_job_is_not_mixed_in(bundle: Path, source: Path, tmp_path: Path)
 
 
 def test_a_folder_of_something_else_is_refused(bundle: Path, source: Path, tmp_path: Path) -> None:
-    with pytest.raises(InputError, match="is not empty, and has no job: there is"):
-        run_batch(bundle, "embed", source, source)
-    assert not (source / "_job").exists()
+    (tmp_path / "mine").mkdir()
+    (tmp_path / "mine" / "letter.txt").write_text("dear")
+    with pytest.raises(InputError, match=r"mine is not empty, and has no job: there is letter\.txt"):
+        run_batch(bundle, "embed", source, tmp_path / "mine")
+    with pytest.raises(InputError, match=r"letter\.txt is no folder"):
+        run_batch(bundle, "embed", source, tmp_path / "mine" / "letter.txt")
+    for place in (source, source / "out", source / "below" / "out", tmp_path):
+        with pytest.raises(InputError, match="must be neither in the input nor around it"):
+            run_batch(bundle, "embed", source, place)
+    assert [path.name for path in (tmp_path / "mine").iterdir()] == ["letter.txt"]
+    assert not list(source.rglob("_job"))
+
+
+def test_an_empty_folder_of_the_users_stays(bundle: Path, tmp_path: Path) -> None:
+    (tmp_path / "mine").mkdir()
+    (tmp_path / "in.txt").write_text("\n")
+    with pytest.raises(InputError, match="has no rows"):
+        run_batch(bundle, "embed", tmp_path / "in.txt", tmp_path / "mine")
+    assert list((tmp_path / "mine").iterdir()) == []
+
+
+def test_links_to_folders_are_not_followed(tmp_path: Path) -> None:
+    """A loop would multiply the rows; a link to a file is that file."""
+    folder = tmp_path / "in"
+    folder.mkdir()
+    (folder / "a.txt").write_text("a\n")
+    (folder / "loop").symlink_to(".")
+    (folder / "b.txt").symlink_to(folder / "a.txt")
+    source = Source.of(folder)
+    assert [source.name(file.path) for file in source.list_files()] == ["a.txt", "b.txt"]
+
+
+def test_a_name_that_is_not_utf8(tmp_path: Path) -> None:
+    """It is refused where the file would be read, and passed over where it would not."""
+    (tmp_path / "a.txt").write_text("a\n")
+    Path(os.fsdecode(os.fsencode(tmp_path) + b"/\xff.md")).write_text("x")
+    assert len(Source.of(tmp_path).list_files()) == 1
+    Path(os.fsdecode(os.fsencode(tmp_path) + b"/\xff.txt")).write_text("x")
+    with pytest.raises(InputError, match="has a name that is not UTF-8; rename it"):
+        Source.of(tmp_path).list_files()
+
+
+def test_an_input_that_changes_meanwhile_is_told(
+    bundle: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Lines of the same length, of which some answers may be of the old and some of the new."""
+    path = tmp_path / "in.txt"
+    path.write_text("wings\n" * 20)
+    start = process_engine.ProcessEngine.start
+
+    def change_and_start(self: process_engine.ProcessEngine, part: Part) -> None:
+        path.write_text("bread\n" * 20)
+        start(self, part)
+
+    monkeypatch.setattr(process_engine.ProcessEngine, "start", change_and_start)
+    with pytest.raises(InputError, match="the input has changed since the job"):
+        run_batch(bundle, "embed", path, tmp_path / "out", workers=1)
+
+
+def test_a_plan_that_was_changed_is_refused(bundle: Path, source: Path, tmp_path: Path) -> None:
+    """One that lost a line, and one that names a file elsewhere."""
+    run_batch(bundle, "embed", source, tmp_path / "out", rows_per_part=8, workers=1)
+    plan = tmp_path / "out" / "_job" / "plan.jsonl"
+    whole = plan.read_text()
+    (tmp_path / "secret.txt").write_text("secret\n")
+    for text in (whole.rpartition("[")[0], whole + '[99, ["../secret.txt", 0, 1, 0, 7]]\n', ""):
+        plan.write_text(text)
+        with pytest.raises(BatchError, match=r"plan.jsonl is damaged; remove the folder, and begin anew"):
+            run_batch(bundle, "embed", source, tmp_path / "out", workers=1)
+    assert "secret" not in str(read(tmp_path / "out")["file"].to_pylist())
+
+
+def test_a_password_in_an_address_is_not_shown() -> None:
+    storage = Storage.of("s3://KEY:SECRET@bucket/folder?endpoint_override=here")
+    assert str(storage) == "s3://bucket/folder"
+    assert str(Storage.of("/some/../folder/")) == "/folder"
+
+
+def test_a_file_of_an_object_store_is_there_when_it_is_whole() -> None:
+    """In a file system that is no folder of this machine: Arrow's own stand-in."""
+    storage = Storage.of("mock:///folder")
+    storage.files.create_dir("folder/_job")
+    storage.write("a", b"old")
+    with pytest.raises(KeyboardInterrupt), storage.write_parts("a") as stream:
+        stream.write(b"half")
+        raise KeyboardInterrupt
+    assert storage.read("a") == b"old"
+    storage.write("a", b"new")
+    assert storage.read("a") == b"new"
+    with pytest.raises(FileNotFoundError), storage.write_parts("b"):
+        storage.remove_temporary()  # as a job does that took this one's writer for dead
+    assert [entry.base_name for entry in storage.files.get_file_info(FileSelector("folder/_job"))] == []
+
+
+def test_workers_that_never_begin_end_the_job(tmp_path: Path, bundle: Path) -> None:
+    """As of a program that calls run_batch without a guard, which each process would run again."""
+    (tmp_path / "in.txt").write_text("a\n" * 10)
+    program = tmp_path / "program.py"
+    program.write_text(
+        "from planforge.runtime.batch import run_batch\n"
+        f"run_batch({str(bundle)!r}, 'embed', {str(tmp_path / 'in.txt')!r}, {str(tmp_path / 'out')!r})\n"
+    )
+    done = subprocess.run([sys.executable, str(program)], capture_output=True, text=True, timeout=60)
+    assert done.returncode == 1
+    assert "the workers died 3 times before one of them had computed anything" in done.stderr
+    assert "below `if __name__ == '__main__':`" in done.stderr
+
+
+def test_a_part_that_fails_is_named(bundle: Path, tmp_path: Path) -> None:
+    """A page of Parquet that is damaged: its footer is read, and the rows before it are not blamed."""
+    path = tmp_path / "in.parquet"
+    pq.write_table(
+        pa.table({"text": TEXTS}), path, row_group_size=20, compression="none", use_dictionary=False
+    )
+    data = bytearray(path.read_bytes())
+    offset = pq.ParquetFile(path).metadata.row_group(1).column(0).data_page_offset
+    data[offset : offset + 40] = b"\xff" * 40
+    path.write_bytes(data)
+    with pytest.raises(
+        BatchError, match=r"part-000001.parquet, which begins at row 20 of in.parquet, failed: "
+    ):
+        run_batch(bundle, "embed", path, tmp_path / "out", rows_per_part=20, workers=1)
+
+
+def test_where_every_row_fails_the_command_does_too(bundle: Path, tmp_path: Path) -> None:
+    (tmp_path / "in.jsonl").write_text('{"txt": "a"}\n' * 3)
+    done = planforge(
+        "batch", bundle, "--task", "embed", "--input", tmp_path / "in.jsonl", "-o", tmp_path / "out"
+    )
+    assert done.returncode == 1
+    assert "every row has an error; the column 'error' in" in done.stderr
+    assert "errors        3" in done.stdout
 
 
 @pytest.mark.parametrize("content", [b"", b"{}", b'{"format": 2, "job": {}, "plan": {}}', b"[1]"])

@@ -6,7 +6,6 @@ A deprecation warning of Ray's, of something that we use, is an error there.
 from __future__ import annotations
 
 import os
-import shutil
 import signal
 import socket
 import subprocess
@@ -55,9 +54,8 @@ def source(tmp_path: Path) -> Path:
 
 def test_a_job_among_kills(bundle: Path, source: Path, tmp_path: Path) -> None:
     """Workers, raylets and the driver are killed: every row is there once, as one process computes it."""
-    done = run_module(
-        "cluster_kills", bundle, source, tmp_path / "out", "--kills", "6", "--rows-per-part", "40"
-    )
+    options = ["--input", str(source), "--kills", "6", "--rows-per-part", "40"]
+    done = run_module("cluster_kills", bundle, tmp_path / "out", *options)
     assert done.returncode == 0, done.stdout[-3000:] + done.stderr[-3000:]
     assert "4,000 rows, each id once, equal to one process's" in done.stdout
 
@@ -107,6 +105,20 @@ def test_ctrl_c_ends_a_job_and_its_cluster(bundle: Path, source: Path, tmp_path:
     assert not list((tmp_path / "out" / "_job").glob(".tmp-*"))
 
 
+def test_workers_that_no_machine_has_room_for(bundle: Path, source: Path, tmp_path: Path) -> None:
+    for options in (["--threads", "500"], ["--gpus", "1"]):
+        command = strict_command(bundle, "--task", "embed", "--input", source, "-o", tmp_path / "out")
+        done = subprocess.run(
+            [*command, "--address", "local", *options],
+            env=ENVIRONMENT,
+            capture_output=True,
+            text=True,
+            timeout=120,
+        )
+        assert done.returncode == 1
+        assert "no machine of the cluster has" in done.stderr
+
+
 def test_where_no_cluster_is(bundle: Path, source: Path, tmp_path: Path) -> None:
     command = strict_command(bundle, "--task", "embed", "--input", source, "-o", tmp_path / "out")
     done = subprocess.run(
@@ -117,7 +129,6 @@ def test_where_no_cluster_is(bundle: Path, source: Path, tmp_path: Path) -> None
     assert "Traceback" not in done.stderr
 
 
-@pytest.mark.skipif(shutil.which("ps") is None, reason="needs ps")
 def test_the_spark_example_answers_a_batch(minilm_bundle: Path) -> None:
     """Its function, as Spark's worker makes and calls it; `make spark` runs all of it in Spark."""
     code = (

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import pickle
 import sys
 from collections.abc import Callable, Iterator
@@ -10,12 +11,14 @@ from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
+import pandas
 import pyarrow as pa
 import pytest
 
 from planforge.runtime import GenerationOptions, TextEncoder, TextGenerator, Translator, load
 from planforge.runtime.batch import BatchWorker
-from planforge.runtime.batch.tasks import TASKS, list_task_options
+from planforge.runtime.batch.tasks import TASKS, list_task_options, read_messages
+from planforge.runtime.batch.values import Unreadable
 from planforge.runtime.batch.worker import ask_ray
 from planforge.runtime.errors import BackendError, BundleNotFoundError, InputError, MemoryLimitError
 
@@ -163,6 +166,40 @@ def test_translate(dates_bundle: Path) -> None:
     assert answers[2]["error"].startswith("the text 'word word")  # without its number in a call of our own
 
 
+def test_a_conversation_that_fails_keeps_its_place(
+    llama_demo_bundle: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """More conversations than run together; one cannot be asked, and one fails while it is answered."""
+    worker = BatchWorker(llama_demo_bundle, "chat", options={"max_new_tokens": 2})
+    rows = ["word " * (number + 1) for number in range(14)]
+    wanted = worker.answer({"messages": rows}).column("prompt_tokens").to_pylist()
+    assert wanted == sorted(set(wanted))
+    submit = worker.model.submit_chat
+    failing = MemoryLimitError("more than there is", needed=2, limit=1)
+
+    def submit_or_fail(messages: Any, **options: Any) -> Any:
+        if messages[0]["content"] == rows[11]:
+            raise InputError("not this one")
+        pending = submit(messages, **options)
+        if messages[0]["content"] == rows[0]:
+            pending.result()
+            monkeypatch.setattr(pending, "result", lambda: (_ for _ in ()).throw(failing))
+        return pending
+
+    monkeypatch.setattr(worker.model, "submit_chat", submit_or_fail)
+    answers = worker.answer({"messages": rows}).to_pylist()
+    worker.close()
+    assert answers[0]["error"] == "more than there is" and answers[11]["error"] == "not this one"
+    kept = [row["prompt_tokens"] for row in answers if row["error"] is None]
+    assert kept == wanted[1:11] + wanted[12:]
+
+
+@pytest.mark.parametrize("indent", [None, 2])
+def test_messages_as_json(indent: int | None) -> None:
+    assert read_messages(json.dumps(MESSAGES, indent=indent)) == MESSAGES
+    assert read_messages("[one] and [two]") == [{"role": "user", "content": "[one] and [two]"}]
+
+
 BAD_ROWS = {
     "missing": (None, "text is missing"),
     "nan": (float("nan"), "text is missing"),
@@ -171,6 +208,11 @@ BAD_ROWS = {
     "bytes": (b"ab\xff", "text is not UTF-8: byte 3 is 0xff"),
     "surrogate": ("a\ud800", "text has half of a character at 2"),
     "list": (["a"], "text must be a text, not list"),
+    "pandas": (pandas.NA, "text is missing"),
+    "time": (pandas.NaT, "text is missing"),
+    "array": (np.zeros(3), "text must be a text, not ndarray"),
+    "huge": (10**5000, "text must be a text, not int"),
+    "unreadable": (Unreadable("no UTF-8"), "text cannot be read: no UTF-8"),
 }
 
 
@@ -262,6 +304,8 @@ def test_what_cannot_be_done_is_said_when_it_is_made(
         ((bundle, "embed"), {"options": {"progress": True}}, "option='progress' is not one of"),
         ((bundle, "embed"), {"columns": {"body": "text"}}, "reads no 'body'; it reads: text"),
         ((bundle, "embed"), {"load_options": {"thread": 1}}, "thread"),
+        ((demo_bundle, "generate"), {"options": {"max_new_tokens": -1}}, "max_new_tokens=-1"),
+        ((demo_bundle, "generate"), {"options": {"max_new_tokens": "forty"}}, "max_new_tokens='forty'"),
     ):
         with pytest.raises(InputError, match=message):
             BatchWorker(*arguments, **options)
@@ -280,12 +324,11 @@ def test_a_batch_of_no_rows(worker: BatchWorker) -> None:
     assert answers.schema.field("embedding").type == pa.list_(pa.float32())
 
 
-def test_every_task_has_its_models_options() -> None:
-    """Each option of a batch is one of the method's, and none needs the caller beside it."""
-    for name, task in TASKS.items():
-        known = list_task_options(task)
-        assert known, name
-        assert not {"progress", "on_token"} & set(known)
+def test_a_task_takes_the_options_of_its_method() -> None:
+    assert {"pooling", "normalize", "truncation"} <= set(list_task_options(TASKS["embed"]))
+    assert {"max_new_tokens", "json_schema"} <= set(list_task_options(TASKS["generate"]))
+    for task in TASKS.values():
+        assert not {"progress", "on_token", "reuse_prompt"} & set(list_task_options(task))
 
 
 def test_models_are_closed_where_a_worker_cannot_be_made(
