@@ -116,6 +116,7 @@ def main() -> None:
 
     folder, which = Path(sys.argv[1]), sys.argv[2]
     job.open_engine = lambda spec, *rest, **more: StandIn(spec)
+    job.check_bundle = lambda bundle, task: None
     job.hash_bundle = lambda folder: "none"  # type: ignore[attr-defined]
     output = folder / "out"
     if which == "again":

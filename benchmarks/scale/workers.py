@@ -68,6 +68,7 @@ def run_actors(bundle: str, folder: Path, workers: int) -> Ends:
     for row in ray.data.read_parquet(str(folder / "out"), columns=["worker", "end"]).iter_rows():
         key = (row["worker"], row["end"])
         ends[key] = ends.get(key, 0) + 1
+    ray.shutdown()
     cluster.shutdown()
     return [(worker, end, count) for (worker, end), count in ends.items()]
 

@@ -330,4 +330,4 @@ def check_columns(path: str, there: Sequence[str], columns: Sequence[str]) -> No
     for column in columns:
         if there.count(column) != 1:
             count = there.count(column) or "no"
-            raise InputError(f"{path} has {count} column {column!r}; it has: {', '.join(there):.500}")
+            raise InputError(f"{path} has {count} columns {column!r}; it has: {', '.join(there):.500}")

@@ -18,6 +18,7 @@ from pyarrow.fs import FileType
 
 from ..backends.cuda_memory import gpu_is_present
 from ..backends.threads import choose_threads
+from ..bundle.bundle import Bundle
 from ..errors import BackendUnavailableError, BatchError, InputError
 from ..options import check_whole
 from ..progress import CountedLine, StageCounter, describe_count
@@ -27,7 +28,7 @@ from .part_runner import COUNTS, Failure, JobSpec, hash_bundle
 from .plan import Part, PlanSummary, Source, make_fingerprint, read_plan, write_plan
 from .result import BatchResult, PartResult, WorkerTotal
 from .storage import JOB, Storage
-from .tasks import check_task_options, find_task
+from .tasks import TASKS, check_task_options, find_task
 from .worker import resolve_columns
 
 DESCRIPTION = f"{JOB}/job.json"
@@ -36,6 +37,17 @@ ATTEMPTS = 10  # of a part whose workers die
 BARREN_ATTEMPTS = 3  # of workers before any part is done
 MOST_GPUS = 1000
 READERS = 16  # of footers, at a time; object stores take long for each
+ROWS_PER_PART = "rows_per_part"
+WORDS = {  # what is said of each thing that a job's answers depend on
+    "bundle_hash": "bundle",
+    "task": "task",
+    "columns": "--column",
+    "id_column": "--id",
+    "options": "--option",
+    "load_options": "--precision or --backend",
+    "input": "input",
+    ROWS_PER_PART: "--rows-per-part",
+}
 PART = re.compile(r"part-(\d{6,})\.parquet")
 Progress = Callable[[str], None]
 
@@ -96,6 +108,7 @@ def run_batch(
     check_whole("threads", threads, 1)
     check_whole("rows_per_part", rows_per_part, 1, optional=True)
     check_place(workers, gpus, address)
+    check_bundle(bundle, task)
     spec = JobSpec(
         bundle=str(Path(bundle).absolute()),
         bundle_hash=hash_bundle(str(bundle)),
@@ -111,7 +124,6 @@ def run_batch(
     began = time.monotonic()
     with spec.output.lock():
         plan = open_job(spec, rows_per_part, report)
-        note_changes("what is computed stays, and the same command goes on with the rest")
         spec.output.remove_temporary()
         done = list_done(spec.output)
         missing_rows = sum(part.rows for part in list_missing(spec, plan, done))
@@ -125,6 +137,18 @@ def run_batch(
                 spec.output.remove_temporary()
             check_input(spec, plan)
         return summarize(spec.output, done, counting, plan, time.monotonic() - began)
+
+
+def check_bundle(bundle: str | Path, task: str) -> None:
+    """Refuse a bundle whose class of models does not do a task."""
+    opened = Bundle.open(bundle)
+    if opened.manifest.task != find_task(task).model._TASK:
+        able = [name for name, one in TASKS.items() if opened.manifest.task == one.model._TASK]
+        raise InputError(
+            f"{bundle} is a bundle for {opened.manifest.task}, which does not do the task {task!r}; its tasks"
+            f" may be: {', '.join(able)}",
+            option="task",
+        )
 
 
 def check_place(workers: int | None, gpus: float, address: str | None) -> None:
@@ -149,8 +173,8 @@ def check_input(spec: JobSpec, plan: PlanSummary) -> None:
     """Refuse an input that is not the one that the plan was made of."""
     if make_fingerprint(spec.source, spec.source.list_files()) != plan.fingerprint:
         raise InputError(
-            f"the input has changed since the job in {spec.output} began; name another output, or remove this"
-            " one"
+            f"the input (names, sizes or times of its files) has changed since {spec.output} was begun;"
+            " name another output, or remove this one"
         )
 
 
@@ -160,12 +184,14 @@ class Counting:
     Attributes:
         totals: what each worker did, by its name.
         errors: rows of this run without an answer.
+        example: one of their errors.
         tokens: of the rows of this run.
     """
 
     def __init__(self, report: Progress, done_rows: int, all_rows: int) -> None:
         self.totals: dict[str, WorkerTotal] = {}
         self.errors = 0
+        self.example: str | None = None
         self.tokens = 0
         self._report = report
         self._began = time.monotonic()
@@ -186,10 +212,14 @@ class Counting:
         total.seconds += result.seconds
         self.errors += result.errors
         self.tokens += result.tokens
+        self.example = self.example or result.example
         self._done += result.rows
         self._say()
 
     def _say(self) -> None:
+        note_changes(
+            f"{self._done:,} of {self._all:,} rows are kept, and the same command goes on with the rest"
+        )
         rate = self.computed / max(time.monotonic() - self._began, 1e-9)
         count = describe_count(self._done, self._all, "rows")
         self._report(CountedLine(f"computing: {rate:,.1f} rows/s: {count}", self._done, self._all, "rows"))
@@ -197,23 +227,22 @@ class Counting:
 
 def open_job(spec: JobSpec, rows_per_part: int | None, report: Progress) -> PlanSummary:
     """Return the plan that the output has, if it is of this job; make it if the output has none."""
-    given = spec.describe()
-    if not spec.output.exists(DESCRIPTION):
+    if not spec.output.exists(DESCRIPTION) or not list_done(spec.output):
         rows = rows_per_part or find_task(spec.task).rows_per_part
         counter = StageCounter(report, "looking at the input", "files")
         plan = write_plan(spec.source, spec.output, spec.all_columns, rows, counter)
-        description = {"format": FORMAT, "job": given, "rows_per_part": rows, "plan": plan.to_json()}
+        job = {**spec.describe(), ROWS_PER_PART: rows}
+        description = {"format": FORMAT, "job": job, "plan": plan.to_json()}
         spec.output.write(DESCRIPTION, json.dumps(description, indent=2).encode())
         return plan
     there = read_description(spec.output)
-    if rows_per_part is not None:
-        given["rows_per_part"] = rows_per_part
-        there["job"]["rows_per_part"] = there["rows_per_part"]
+    given = {**spec.describe(), ROWS_PER_PART: rows_per_part or there["job"].get(ROWS_PER_PART)}
     for name, value in given.items():
         if there["job"].get(name) != value:
+            values = "" if name == "bundle_hash" else f": {there['job'].get(name)!r:.200}, not {value!r:.200}"
             raise InputError(
-                f"{spec.output} has another job, whose {name} is {there['job'].get(name)!r:.200}, not"
-                f" {value!r:.200}; name another output, or remove this one"
+                f"{spec.output} has parts of a job with another {WORDS[name]}{values}; name another output,"
+                " or remove this one"
             )
     plan = PlanSummary(**there["plan"])
     check_input(spec, plan)
@@ -246,7 +275,9 @@ def check_output(spec: JobSpec) -> None:
     for entry in output.list_entries():
         if entry.base_name != JOB:
             raise InputError(
-                f"--output {output} is not empty, and has no job: there is {entry.base_name}", option="output"
+                f"--output {output} is not empty, and has no job: there is {entry.base_name}; name another"
+                " folder",
+                option="output",
             )
 
 
@@ -341,6 +372,7 @@ def summarize(
         parts=plan.parts,
         rows=plan.rows,
         errors=counting.errors + sum(counts["errors"] for counts in earlier),
+        example=counting.example,
         tokens=counting.tokens + sum(counts["tokens"] for counts in earlier),
         computed=counting.computed,
         seconds=seconds,

@@ -105,7 +105,8 @@ class PartRunner:
         pq.write_table(table.replace_schema_metadata({COUNTS: counts}), buffer)
         self.spec.output.write(part.file, buffer.getvalue())
         seconds = time.perf_counter() - began
-        return PartResult(part.number, len(table), errors, tokens, seconds, name_worker())
+        example = next(filter(None, table.column(ERROR).to_pylist()), None)
+        return PartResult(part.number, len(table), errors, tokens, seconds, name_worker(), example)
 
     def compute(self, part: Part) -> pa.Table:
         """Return a part's rows: id, file, row, and what `BatchWorker.answer` returns."""

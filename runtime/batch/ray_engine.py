@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import logging
+import re
+import socket
 import time
 from collections.abc import Mapping
 from typing import Any
@@ -18,6 +20,7 @@ from .plan import Part
 QUEUED = 2  # parts for each that can run: Ray starts machines for what waits, and none waits for this process
 NAME = "planforge"
 LOCAL = "local"  # the address that starts a cluster on this machine
+CONNECT_SECONDS = 10.0
 COUNT_SECONDS = 1.0  # between two looks at how large the cluster is
 
 log = logging.getLogger("planforge")
@@ -79,9 +82,19 @@ class RayEngine:
 
 def join_cluster(address: str) -> None:
     """Connect this process to a cluster, or start one."""
+    if match := re.fullmatch(r"(?:ray://)?\[?([^/]+?)\]?:(\d+)", address):
+        check_listens(address, match[1], int(match[2]))  # Ray would try without an end
     try:
         ray.init(address=address, log_to_driver=False, logging_level=logging.ERROR)
     except (ConnectionError, RayError, ValueError, RuntimeError) as error:
+        raise BatchError(f"--address {address}: no Ray cluster is there: {error}") from error
+
+
+def check_listens(address: str, host: str, port: int) -> None:
+    """Refuse an address where nothing listens."""
+    try:
+        socket.create_connection((host, port), timeout=CONNECT_SECONDS).close()
+    except (OSError, OverflowError) as error:
         raise BatchError(f"--address {address}: no Ray cluster is there: {error}") from error
 
 

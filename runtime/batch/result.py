@@ -16,6 +16,7 @@ class PartResult:
         tokens: that its rows have, those of answers included.
         seconds: that a worker took for it.
         worker: whose name that is: its machine and process.
+        example: the error of one of its rows.
     """
 
     number: int
@@ -24,6 +25,7 @@ class PartResult:
     tokens: int
     seconds: float
     worker: str
+    example: str | None = None
 
 
 @dataclass
@@ -48,6 +50,7 @@ class BatchResult:
         parts: how many files its rows are in.
         rows: all of them, those included that earlier runs computed.
         errors: rows without an answer; their column "error" says why.
+        example: one of the errors of this run.
         tokens: that all rows have, those of answers included.
         computed: the rows of this run.
         seconds: that this run took.
@@ -58,6 +61,7 @@ class BatchResult:
     parts: int
     rows: int
     errors: int
+    example: str | None
     tokens: int
     computed: int
     seconds: float

@@ -160,9 +160,10 @@ def list_tables(result: BatchResult) -> list[FittingTable]:
     summary = [
         ("rows", f"{result.rows:,}"),
         ("errors", f"{result.errors:,}"),
+        *([("one of them", result.example)] if result.example else []),
         ("tokens", f"{result.tokens:,}"),
         ("computed now", f"{result.computed:,} rows in {result.seconds:,.1f} s"),
-        ("output", f"{result.output}: {result.parts:,} files"),
+        ("output", f"{result.output}: {result.parts:,} file{'' if result.parts == 1 else 's'}"),
     ]
     tables = [FittingTable("", ("", ""), summary)]
     if result.workers:

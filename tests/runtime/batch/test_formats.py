@@ -191,8 +191,8 @@ def test_a_stretch_of_long_lines_ends_early(tmp_path: Path, monkeypatch: pytest.
 @pytest.mark.parametrize(
     ("name", "content", "message"),
     [
-        ("a.csv", b"a,b\n1,2\n", "has no column 'text'; it has: a, b"),
-        ("a.csv", b"text,text\n1,2\n", "has 2 column 'text'"),
+        ("a.csv", b"a,b\n1,2\n", "has no columns 'text'; it has: a, b"),
+        ("a.csv", b"text,text\n1,2\n", "has 2 columns 'text'"),
         ("a.csv", b"", "is empty; its first line must name the columns"),
         ("a.parquet", b"PAR1", "is no Parquet file that can be read"),
     ],

@@ -1,0 +1,109 @@
+"""Signals, killed workers and killed drivers: a job ends in order, and leaves nothing behind."""
+
+from __future__ import annotations
+
+import os
+import signal
+import subprocess
+import time
+from pathlib import Path
+from typing import Any
+
+import pyarrow.parquet as pq
+import pytest
+
+from planforge.runtime.batch import run_batch
+from planforge.runtime.errors import BatchError
+
+from ...helpers.cli import COMMAND
+from .cluster_kills import wait_for_none
+from .texts import TEXTS
+
+
+def start_in_group(command: list[str]) -> subprocess.Popen[str]:
+    """Start a command whose processes get a terminal's signals together."""
+    return subprocess.Popen(
+        command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, start_new_session=True
+    )
+
+
+@pytest.fixture
+def running(bundle: Path, tmp_path: Path) -> Any:
+    """A command that is amid a job of many parts."""
+    (tmp_path / "in.txt").write_text("\n".join(TEXTS * 400))
+    command = [*COMMAND, "batch", str(bundle), "--task", "embed", "--input", str(tmp_path / "in.txt")]
+    command += ["--output", str(tmp_path / "out"), "--rows-per-part", "60", "--workers", "2"]
+    process = start_in_group(command)
+    deadline = time.monotonic() + 60
+    while len(list((tmp_path / "out").glob("part-*"))) < 3:
+        assert process.poll() is None and time.monotonic() < deadline
+        time.sleep(0.02)
+    yield process
+    process.kill()
+    process.communicate()
+
+
+def list_children(pid: int) -> list[int]:
+    """The processes that a process started, and those that they started."""
+    listed = subprocess.run(
+        ["ps", "-e", "-o", "pid=,ppid="], capture_output=True, text=True, check=True
+    ).stdout
+    parents = {int(line.split()[0]): int(line.split()[1]) for line in listed.splitlines()}
+    children = [child for child, parent in parents.items() if parent == pid]
+    return children + [one for child in children for one in list_children(child)]
+
+
+def exists(pid: int) -> bool:
+    return Path(f"/proc/{pid}").exists()
+
+
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
+def test_a_signal_ends_a_job_and_its_workers(
+    running: subprocess.Popen[str], tmp_path: Path, number: signal.Signals
+) -> None:
+    children = list_children(running.pid)
+    assert len(children) >= 2
+    os.killpg(running.pid, number) if number == signal.SIGINT else running.send_signal(number)
+    output, errors = running.communicate(timeout=20)
+    assert running.returncode == 128 + number
+    assert output == ""
+    assert "rows are kept, and the same command goes on with the rest" in errors
+    assert "Traceback" not in errors
+    wait_for_none(lambda: list(filter(exists, children)), "workers that are left")
+    assert sorted(path.name for path in (tmp_path / "out" / "_job").iterdir()) == [
+        "job.json",
+        "lock",
+        "plan.jsonl",
+    ]
+
+
+@pytest.mark.parametrize("seconds", [0.4, 0.8, 1.2])
+def test_ctrl_c_while_workers_start(bundle: Path, tmp_path: Path, seconds: float) -> None:
+    (tmp_path / "in.txt").write_text("\n".join(TEXTS * 400))
+    command = [*COMMAND, "batch", str(bundle), "--task", "embed", "--input", str(tmp_path / "in.txt")]
+    job = start_in_group([*command, "--output", str(tmp_path / "out"), "--workers", "2"])
+    deadline = time.monotonic() + 60
+    while not (tmp_path / "out" / "_job" / "job.json").exists():
+        assert job.poll() is None and time.monotonic() < deadline
+        time.sleep(0.01)
+    time.sleep(seconds)
+    os.killpg(job.pid, signal.SIGINT)
+    _, errors = job.communicate(timeout=20)
+    assert job.returncode == 130
+    assert "Traceback" not in errors
+
+
+def test_a_driver_that_is_killed_leaves_no_worker(running: subprocess.Popen[str], tmp_path: Path) -> None:
+    """And what it wrote is whole."""
+    children = list_children(running.pid)
+    running.kill()
+    wait_for_none(lambda: list(filter(exists, children)), "workers that are left")
+    for path in (tmp_path / "out").glob("part-*"):
+        assert len(pq.read_table(path)) == 60
+
+
+def test_two_jobs_do_not_write_to_one_folder(
+    running: subprocess.Popen[str], bundle: Path, tmp_path: Path
+) -> None:
+    with pytest.raises(BatchError, match="another job writes there now"):
+        run_batch(bundle, "embed", tmp_path / "in.txt", tmp_path / "out", workers=1)

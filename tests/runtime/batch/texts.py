@@ -1,0 +1,3 @@
+"""Texts for jobs."""
+
+TEXTS = [f"wings lift the plane {number} times" for number in range(60)]
