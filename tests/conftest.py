@@ -136,6 +136,15 @@ def trace_once() -> Generator[None, None, None]:
         yield
 
 
+@pytest.fixture(scope="session", autouse=True)
+def keep_memory() -> Generator[None, None, None]:
+    """Let verification of tiny models give memory back between a few of its stages alone."""
+    from .helpers.memory import give_memory_back_seldom
+
+    with give_memory_back_seldom():
+        yield
+
+
 @pytest.fixture(scope="session")
 def demo_bundle(once: Callable[[str], Once]) -> Path:
     """gpt2-demo in every dialect, fp32, and fp16 where there is one, plan, verified. Don't change it."""

@@ -139,15 +139,16 @@ def quick(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def own_entries(case: Case) -> Case:
-    """The case with PlanForge alone, on one thread, at work that the bundles can do."""
+    """The case with PlanForge alone, on one thread, at work that the bundles can do, without a warm-up."""
+    small = shrink(case)
     entries = {
         name: replace(entry, threads=1)
         if entry.work.kind == "generate"
         else replace(entry, threads=1, precision="fp32", work=short(entry.work))
-        for name, entry in shrink(case).entries.items()
+        for name, entry in small.entries.items()
         if entry.system == "planforge"
     }
-    return replace(case, entries=entries, reference="")
+    return replace(small, entries=entries, reference="")
 
 
 def short(work: Work) -> Work:

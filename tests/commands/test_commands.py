@@ -63,7 +63,8 @@ def transformers_greedy(model: Any, tokenizer: Any, prompt: str) -> list[int]:
 
 def test_export_and_run_give_transformers_greedy_tokens(checkpoint: Path, tmp_path: Path) -> None:
     bundle = tmp_path / "B"
-    exported = planforge_process("export", checkpoint, "-o", bundle, "--target", "portable", "--json")
+    options = ["--target", "portable", "--verify", "quick", "--json"]
+    exported = planforge_process("export", checkpoint, "-o", bundle, *options)
     assert exported.returncode == 0, exported.stderr
     assert json.loads(exported.stdout)["family"] == "gpt2"
     lines = tmp_path / "prompts.jsonl"
@@ -89,10 +90,11 @@ def test_a_124m_checkpoint_of_transformers_gives_its_greedy_tokens(tmp_path: Pat
     model: Any = random_gpt2(initializer_range=0.06, bos_token_id=50256, eos_token_id=50256)
     model.save_pretrained(tmp_path / "checkpoint")
     write_gpt2(tmp_path / "checkpoint")
-    prompts = tmp_path / "prompts.txt"  # few: verification of long texts shows nothing of the size
+    prompts = tmp_path / "prompts.txt"  # few, and verified quickly: long texts show nothing of the size
     prompts.write_text("\n".join(AWKWARD[:3]), encoding="utf-8")
-    options: list[str | Path] = ["--target", "cpu", "--precision", "fp32", "--prompts", prompts, "--json"]
-    exported = planforge("export", tmp_path / "checkpoint", "-o", tmp_path / "B", *options)
+    command = ("export", tmp_path / "checkpoint", "-o", tmp_path / "B", "--target", "cpu")
+    verify = ("--precision", "fp32", "--prompts", prompts, "--verify", "quick", "--json")
+    exported = planforge(*command, *verify)
     assert exported.returncode == 0, exported.stderr
     weights = next(f for name, f in json.loads(exported.stdout)["files"].items() if name.endswith(".data"))
     assert weights["bytes"] <= 500e6

@@ -4,10 +4,13 @@ from __future__ import annotations
 
 import json
 import shutil
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from itertools import islice, zip_longest
 from pathlib import Path
 from typing import Any
+
+import pytest
 
 from planforge.runtime import TextGenerator
 
@@ -50,3 +53,13 @@ def only(bundle: Path, copy: Path, *ids: str) -> Path:
         value["plans"] = [p for p in value["plans"] if p["built_from"] in ids]
 
     return with_manifest(Path(shutil.copytree(bundle, copy)), change)
+
+
+@contextmanager
+def without_plans() -> Iterator[None]:
+    """Let an export to TensorRT write graphs for plans, and build none, which is slow."""
+    from planforge.exporter import pipeline
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(pipeline, "build_plans", lambda *arguments: [])
+        yield

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import json
 import os
 import re
@@ -42,16 +43,27 @@ def bundles(
     return {"gpt2": demo_bundle, "dates": dates_bundle, "embedder": minilm_bundle, **heads}
 
 
-@pytest.fixture
-def packaged(bundles: Mapping[str, Path], tmp_path: Path) -> Package:
-    """A package that was not run, to plant a fault in."""
+def write_package(runtime: str, bundle: Path, folder: Path) -> Path:
+    package(bundle, folder, runtime=runtime, precision=["fp32"], copy=True, verify=False)
+    return folder
 
+
+@pytest.fixture(scope="module")
+def sound(bundles: Mapping[str, Path], tmp_path_factory: pytest.TempPathFactory) -> Package:
+    """Packages that were not run, each written once. Don't change them."""
+    folder = tmp_path_factory.mktemp("sound")
+
+    @functools.cache
     def write(runtime: str, name: str) -> Path:
-        folder = tmp_path / runtime
-        package(bundles[name], folder, runtime=runtime, precision=["fp32"], copy=True, verify=False)
-        return folder
+        return write_package(runtime, bundles[name], folder / f"{runtime}-{name}")
 
     return write
+
+
+@pytest.fixture
+def packaged(sound: Package, tmp_path: Path) -> Package:
+    """A copy of a package that was not run, to plant a fault in."""
+    return lambda runtime, name: Path(shutil.copytree(sound(runtime, name), tmp_path / runtime))
 
 
 def find_decider(bundle: Bundle, folder: Path) -> Artifact:
@@ -221,12 +233,12 @@ def test_the_tokens_that_a_chat_template_names_go_first(demo_bundle: Path, tmp_p
     assert compared.passed, compared.failures
 
 
-def test_what_genai_draws_by_is_read_back(packaged: Package, bundles: Mapping[str, Path]) -> None:
+def test_what_genai_draws_by_is_read_back(bundles: Mapping[str, Path], tmp_path: Path) -> None:
     manifest = bundles["gpt2"] / "manifest.json"
     generation = json.loads(manifest.read_text())["generation"]
     edit(manifest, generation={**generation, "do_sample": True, "top_k": 20, "top_p": 0.9})
     try:
-        folder = packaged("genai", "gpt2")
+        folder = write_package("genai", bundles["gpt2"], tmp_path / "P")
         bundle = Bundle.open(bundles["gpt2"])
         config = json.loads((folder / "genai_config.json").read_text())
         assert not compare_settings(bundle, find_decider(bundle, folder), folder, "x").failures
@@ -364,10 +376,10 @@ def test_a_repository_s_graph_is_run(packaged: Package, bundles: Mapping[str, Pa
 
 
 def test_a_reader_that_embeds_is_found(
-    bundles: Mapping[str, Path], packaged: Package, monkeypatch: pytest.MonkeyPatch
+    bundles: Mapping[str, Path], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(triton, "choose_task", lambda bundle: "embed")
-    folder = packaged("triton", "reader")
+    folder = write_package("triton", bundles["reader"], tmp_path / "P")
     with pytest.raises(VerificationError, match="it has no input CONTEXT"):
         run("triton", bundles["reader"], folder)
 
@@ -385,7 +397,7 @@ def test_heads_that_triton_cannot_offer_are_refused_by_name(
 
 
 def test_a_bundle_without_texts_is_not_verified_by_nothing(
-    bundles: Mapping[str, Path], packaged: Package, tmp_path: Path
+    bundles: Mapping[str, Path], tmp_path: Path
 ) -> None:
     assert report("texts", 0, []).failures and not report("texts", 1, []).failures
     copy = Path(shutil.copytree(bundles["classifier"], tmp_path / "B", copy_function=os.link))
