@@ -110,6 +110,12 @@ build/clients/.ready: tests/clients/package.json tests/clients/requirements.txt
 	@build/clients/venv/bin/pip install -q --disable-pip-version-check -r tests/clients/requirements.txt
 	@touch $@
 
+.PHONY: kills
+kills: .venv/.ready-dev $(ENCODER)/manifest.json ## a job on a Ray cluster among 20 kills: 5 minutes (needs Debian's bible-kjv); docs/scale.md
+	@command -v bible >/dev/null || { echo "The text comes from the program 'bible': on Debian or Ubuntu, apt install bible-kjv"; exit 1; }
+	@rm -rf build/kills && mkdir -p build/kills
+	$(BIN)/python -m tests.runtime.batch.cluster_kills $(ENCODER) build/kills/out --record benchmarks/results/kills.json
+
 .PHONY: spark
 spark: build/spark-venv/.ready $(ENCODER)/manifest.json ## the example for Spark, in Spark (needs Java)
 	@rm -rf build/spark && mkdir build/spark
