@@ -121,9 +121,8 @@ def test_no_path_of_this_machine_is_in_the_bundle(demo_bundle: Path) -> None:
 
 
 def test_a_folders_path_is_kept_relative_and_found_again(checkpoint: Path, tmp_path: Path) -> None:
-    bundle = export(
-        checkpoint, tmp_path / "B", target=["cpu"], precision=["fp32"], max_batch=2, max_length=64
-    )
+    options: dict[str, Any] = {"target": ["cpu"], "precision": ["fp32"], "verify": "quick"}
+    bundle = export(checkpoint, tmp_path / "B", max_batch=2, max_length=64, **options)
     source = bundle.manifest.source
     assert source["argument"] == "../checkpoint"
     assert bundle.manifest.max_length == 64
@@ -176,7 +175,8 @@ def test_export_keeps_nothing_when_verification_fails(checkpoint: Path, tmp_path
 
 def test_weights_beyond_fp16_stay_in_fp32(checkpoint: Path, tmp_path: Path) -> None:
     change_weights(checkpoint, "wpe.weight", 1e7)
-    result = export(checkpoint, tmp_path / "B", target=["portable"], precision=["fp16"])
+    options: dict[str, Any] = {"target": ["portable"], "precision": ["fp16"], "verify": "quick"}
+    result = export(checkpoint, tmp_path / "B", **options)
     (artifact,) = result.manifest.artifacts
     assert artifact.passed
     weights = ir.load(result.bundle / artifact.file).graph.initializers
@@ -205,7 +205,7 @@ def test_damaged_checkpoints_are_named(
 ) -> None:
     damage(checkpoint)
     with pytest.raises(error, match=words):
-        export(checkpoint, tmp_path / "B")
+        export(checkpoint, tmp_path / "B", target=["cpu"])
     assert sorted(path.name for path in tmp_path.iterdir()) == ["checkpoint"]
 
 
@@ -245,7 +245,8 @@ def progress(line):
     if line.startswith(sys.argv[3]):
         os.kill(os.getpid(), getattr(signal, sys.argv[2]))
 
-export(sys.argv[4], sys.argv[1], force=True, target=["cpu"], precision=["fp32"], progress=progress)
+options = {"target": ["cpu"], "precision": ["fp32"], "verify": "quick"}
+export(sys.argv[4], sys.argv[1], force=True, progress=progress, **options)
 """
 
 

@@ -12,7 +12,7 @@ import numpy as np
 import onnx_ir as ir
 import pytest
 
-from planforge.exporter import verify
+from planforge.exporter import export, verify
 from planforge.exporter.errors import VerificationError
 from planforge.exporter.reports.html import Subject, render_html
 from planforge.exporter.tracing.modules import RESULTS, find_layer, find_module, read_results
@@ -31,6 +31,7 @@ from ...helpers.faults import (
     transposed,
 )
 from ...helpers.graphs import replace_graph
+from ...helpers.models import one_layer_gpt2
 
 
 def test_a_fault_is_named_in_the_users_words(own_bundle: Path) -> None:
@@ -129,7 +130,7 @@ def test_without_pytorch_the_fp32_graph_is_the_reference(
 ) -> None:
     monkeypatch.setattr(verify_module, "find_recorded_source", lambda bundle: None)
     replace_graph(own_bundle, "decoder.portable.fp16", transposed("h.1.attn.c_proj"))
-    report = verify(own_bundle, only=["decoder.portable.fp32", "decoder.portable.fp16"])
+    report = verify(own_bundle, only=["decoder.portable.fp32", "decoder.portable.fp16"], level="quick")
     assert not report.with_pytorch
     assert "without PyTorch" in report.against
     (culprit,) = report.culprits
@@ -138,13 +139,10 @@ def test_without_pytorch_the_fp32_graph_is_the_reference(
 
 
 def test_a_changed_checkpoint_is_said_and_golden_data_judges(
-    demo_bundle: Path, tmp_path: Path, caplog: pytest.LogCaptureFixture
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
-    from planforge.exporter import export
-    from planforge.exporter.checkpoints.source import DEMOS
-
-    checkpoint = Path(shutil.copytree(DEMOS / "gpt2-demo", tmp_path / "checkpoint"))
-    options: dict[str, Any] = {"target": ["cpu"], "precision": ["fp32"], "max_length": 64, "verify": "quick"}
+    checkpoint = one_layer_gpt2(tmp_path / "checkpoint")
+    options: dict[str, Any] = {"target": ["cpu"], "precision": ["fp32"], "verify": "quick"}
     bundle = export(checkpoint, tmp_path / "bundle", **options).bundle
     config = json.loads((checkpoint / "config.json").read_text())
     (checkpoint / "config.json").write_text(json.dumps({**config, "layer_norm_epsilon": 1e-3}))
@@ -155,7 +153,6 @@ def test_a_changed_checkpoint_is_said_and_golden_data_judges(
     shutil.rmtree(checkpoint)
     assert verify(bundle).passed
     assert "is not there" in caplog.text
-    del demo_bundle
 
 
 def test_limits_can_be_tightened_and_not_loosened(
