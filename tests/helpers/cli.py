@@ -18,6 +18,13 @@ from planforge.exporter.commands.app import main
 from planforge.runtime.commands.console import Settings
 
 COMMAND = [sys.executable, "-c", "from planforge.exporter.commands.app import main; main()"]
+# The same where whoever runs the tests ignores Ctrl-C, as for a job in the background.
+INTERRUPTIBLE = [
+    sys.executable,
+    "-c",
+    "import signal; signal.signal(signal.SIGINT, signal.default_int_handler);"
+    "from planforge.exporter.commands.app import main; main()",
+]
 
 
 def planforge(*arguments: str | int | Path, stdin: str = "") -> subprocess.CompletedProcess[str]:

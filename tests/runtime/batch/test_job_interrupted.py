@@ -15,7 +15,7 @@ import pytest
 from planforge.runtime.batch import run_batch
 from planforge.runtime.errors import BatchError
 
-from ...helpers.cli import COMMAND
+from ...helpers.cli import INTERRUPTIBLE
 from .cluster_kills import wait_for_none
 from .texts import TEXTS
 
@@ -31,7 +31,7 @@ def start_in_group(command: list[str]) -> subprocess.Popen[str]:
 def running(bundle: Path, tmp_path: Path) -> Any:
     """A command that is amid a job of many parts."""
     (tmp_path / "in.txt").write_text("\n".join(TEXTS * 400))
-    command = [*COMMAND, "batch", str(bundle), "--task", "embed", "--input", str(tmp_path / "in.txt")]
+    command = [*INTERRUPTIBLE, "batch", str(bundle), "--task", "embed", "--input", str(tmp_path / "in.txt")]
     command += ["--output", str(tmp_path / "out"), "--rows-per-part", "60", "--workers", "2"]
     process = start_in_group(command)
     deadline = time.monotonic() + 60
@@ -80,7 +80,7 @@ def test_a_signal_ends_a_job_and_its_workers(
 @pytest.mark.parametrize("seconds", [0.4, 0.8, 1.2])
 def test_ctrl_c_while_workers_start(bundle: Path, tmp_path: Path, seconds: float) -> None:
     (tmp_path / "in.txt").write_text("\n".join(TEXTS * 400))
-    command = [*COMMAND, "batch", str(bundle), "--task", "embed", "--input", str(tmp_path / "in.txt")]
+    command = [*INTERRUPTIBLE, "batch", str(bundle), "--task", "embed", "--input", str(tmp_path / "in.txt")]
     job = start_in_group([*command, "--output", str(tmp_path / "out"), "--workers", "2"])
     deadline = time.monotonic() + 60
     while not (tmp_path / "out" / "_job" / "job.json").exists():

@@ -16,7 +16,7 @@ from pathlib import Path
 
 import pytest
 
-from ...helpers.cli import COMMAND
+from ...helpers.cli import INTERRUPTIBLE
 from ...helpers.paths import ROOT
 from .cluster_kills import find_workers, wait_for_none
 
@@ -37,7 +37,7 @@ def run_module(name: str, *arguments: str | Path, seconds: float = 300) -> subpr
 
 
 def strict_command(*arguments: str | Path) -> list[str]:
-    return [COMMAND[0], *STRICT, *COMMAND[1:], "batch", *map(str, arguments)]
+    return [INTERRUPTIBLE[0], *STRICT, *INTERRUPTIBLE[1:], "batch", *map(str, arguments)]
 
 
 @pytest.fixture
