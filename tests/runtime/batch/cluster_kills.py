@@ -44,6 +44,13 @@ class Job:
             self.process = subprocess.Popen(self.command, stdout=log, stderr=log)
         return self.process
 
+    @contextmanager
+    def pause(self) -> Iterator[None]:
+        """Hold its driver back, so that a quick machine's job does not end before all is killed."""
+        self.process.send_signal(signal.SIGSTOP)
+        yield
+        self.process.send_signal(signal.SIGCONT)
+
     def has_ended(self) -> bool:
         """Return whether it has done its work; start it again where it was killed."""
         code = self.process.poll()
@@ -76,8 +83,9 @@ class Victims:
             nodes = [node for node in self.cluster.worker_nodes if node is not self.cluster.head_node]
             node = self.draw.choice(sorted(nodes, key=lambda one: str(one.unique_id)))
             kill(node.all_processes["raylet"][0].process.pid)
-            self.cluster.remove_node(node, allow_graceful=False)
-            self.cluster.add_node(num_cpus=1)
+            with self.job.pause():
+                self.cluster.remove_node(node, allow_graceful=False)
+                self.cluster.add_node(num_cpus=1)
         else:
             kill(self.job.process.pid)
             self.job.process.wait()
@@ -145,7 +153,7 @@ def run_among_kills(
                 victims.kill_one()
             if time.monotonic() > deadline:
                 raise TimeoutError(f"{done} of {parts} parts after {SECONDS} s; see {job.log}")
-            time.sleep(draw.uniform(0.05, 0.5))
+            time.sleep(draw.uniform(0.02, 0.1))
         wait_for_none(find_workers, "workers that are left")
     wait_for_none(find_cluster, "processes of the cluster that are left")
     assert sum(victims.counts.values()) == kills, f"killed only {dict(victims.counts)}"

@@ -20,7 +20,7 @@ from ...helpers.cli import INTERRUPTIBLE
 from ...helpers.paths import ROOT
 from .cluster_kills import find_workers, wait_for_none
 
-TEXTS = [f"wings lift the plane {number} times" for number in range(4000)]
+TEXTS = [f"wings lift the plane {number} times" for number in range(8000)]
 STRICT = ["-W", "error::DeprecationWarning", "-W", "error::FutureWarning"]
 ENVIRONMENT = {
     **os.environ,
@@ -57,7 +57,7 @@ def test_a_job_among_kills(bundle: Path, source: Path, tmp_path: Path) -> None:
     options = ["--input", str(source), "--kills", "6", "--rows-per-part", "40"]
     done = run_module("cluster_kills", bundle, tmp_path / "out", *options)
     assert done.returncode == 0, done.stdout[-3000:] + done.stderr[-3000:]
-    assert "4,000 rows, each id once, equal to one process's" in done.stdout
+    assert "8,000 rows, each id once, equal to one process's" in done.stdout
 
 
 def test_actors_of_a_data_set(bundle: Path, tmp_path: Path) -> None:
