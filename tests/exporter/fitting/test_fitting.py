@@ -239,11 +239,11 @@ def test_bundles_that_no_head_fits_on(encoder_bundle: Path, demo_bundle: Path, t
 def test_movie_reviews_reach_what_sentence_transformers_vectors_do(
     minilm_bundle: Path, tmp_path: Path
 ) -> None:
-    """A sixth of the 10,605 sentences; the graph's agreement with scikit-learn is checked inside fit_head."""
+    """A twelfth of the 10,605 sentences; fit_head itself checks that the graph agrees with scikit-learn."""
     everything = movie_reviews(tmp_path)
     assert len(everything) == 10605
-    rows = everything[::6]
-    result = fit_head(minilm_bundle, write_rows(tmp_path / "sixth.tsv", rows), tmp_path / "fitted")
+    rows = everything[::12]
+    result = fit_head(minilm_bundle, write_rows(tmp_path / "twelfth.tsv", rows), tmp_path / "fitted")
     assert result.accuracy >= 0.7  # of all of them 0.77: benchmarks/classify.py
     model = sentence_transformers.SentenceTransformer(str(resolve_source("bert-demo").folder), device="cpu")
     matrix = model.encode([text for text, _ in rows], batch_size=32, show_progress_bar=False)

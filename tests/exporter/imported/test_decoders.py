@@ -126,7 +126,7 @@ def test_a_bundle_is_verified_again_with_and_without_its_checkpoint(
 
 def test_fp16(exported: Path, tmp_path: Path) -> None:
     folder = exported / "llama.onnx"
-    options: dict[str, Any] = {"precision": ["fp32", "fp16"], "target": ["portable"]}
+    options: dict[str, Any] = {"precision": ["fp32", "fp16"], "target": ["portable"], "verify": "quick"}
     result = import_folder(folder, tmp_path / "bundle", source=exported / "llama", **options)
     assert [(a.id, a.passed) for a in result.manifest.artifacts] == [
         ("decoder.portable.fp32", True),
@@ -151,9 +151,8 @@ def test_attention_that_is_more_than_causal_stays_as_it_is(
 ) -> None:
     miss_windows(monkeypatch)
     out = tmp_path / "bundle"
-    result = import_folder(
-        exported / f"{name}.onnx", out, source=exported / name, precision=["fp32"], target=["cpu"]
-    )
+    options: dict[str, Any] = {"precision": ["fp32"], "target": ["cpu"], "verify": "quick"}
+    result = import_folder(exported / f"{name}.onnx", out, source=exported / name, **options)
     assert [a.id for a in result.manifest.artifacts] == ["decoder.portable.fp32"]
     assert "stays as optimum wrote it" in caplog.text or "attention stays as it is" in caplog.text
     reference: Any = transformers.AutoModelForCausalLM.from_pretrained(exported / name)

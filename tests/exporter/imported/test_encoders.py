@@ -126,6 +126,7 @@ def test_a_tokenizer_that_frames_texts_otherwise_is_refused(exported: Path, tmp_
 def test_fp16_and_int8(exported: Path, tmp_path: Path) -> None:
     """ALBERT reads every weight in each layer, DeBERTa's attention some of them for words and distances."""
     options: dict[str, Any] = {"precision": ["fp16", "int8"], "target": ["cpu", "portable"]}
+    options["verify"] = "quick"
     for name in ("albert", "deberta"):
         result = import_folder(exported / f"{name}.onnx", tmp_path / name, source=exported / name, **options)
         assert {a.id: a.passed for a in result.manifest.artifacts} == dict.fromkeys(

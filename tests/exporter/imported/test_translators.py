@@ -65,7 +65,8 @@ def test_merged_and_separate_decoders_are_the_same(exported: Path, tmp_path: Pat
     for without in ("decoder_model_merged.onnx", "decoder_with_past_model.onnx"):
         folder = Path(shutil.copytree(exported / "bart.onnx", tmp_path / without))
         (folder / without).unlink()
-        options: dict[str, Any] = {"source": exported / "bart", "precision": ["fp32"], "target": ["cpu"]}
+        options: dict[str, Any] = {"precision": ["fp32"], "target": ["cpu"], "verify": "quick"}
+        options["source"] = exported / "bart"
         result = import_folder(folder, tmp_path / f"{without}.bundle", **options)
         assert [a.id for a in result.manifest.artifacts] == GRAPHS[:2]
         made.append({s.name: s.axis_names() for s in result.manifest.artifacts[1].inputs})
@@ -74,6 +75,7 @@ def test_merged_and_separate_decoders_are_the_same(exported: Path, tmp_path: Pat
 
 def test_fp16_and_int8(exported: Path, tmp_path: Path) -> None:
     options: dict[str, Any] = {"precision": ["fp16", "int8"], "target": ["cpu", "portable"]}
+    options["verify"] = "quick"
     result = import_folder(exported / "t5.onnx", tmp_path / "bundle", source=exported / "t5", **options)
     assert all(a.passed for a in result.manifest.artifacts)
     more = ["encoder.portable.fp16", "decoder.portable.fp16", "encoder.ort.int8", "decoder.ort.int8"]
@@ -92,7 +94,7 @@ def test_a_bias_by_distance_that_is_wrong_is_found(
     table.CopyFrom(numpy_helper.from_array(array, table.name))
     onnx.save(model, bundle / artifact.file)
     mend(bundle, artifact.file)
-    report = verify(bundle, source=exported / "t5")
+    report = verify(bundle, source=exported / "t5", level="quick")
     assert {c.artifact for c in report.comparisons if not c.passed} == {"decoder.ort.fp32"}
 
 
@@ -100,7 +102,8 @@ def test_without_the_checkpoint_the_folders_own_graphs_are_the_reference(
     exported: Path, tmp_path: Path
 ) -> None:
     folder = exported / "t5.onnx"
-    result = import_folder(folder, tmp_path / "bundle", precision=["fp32"], target=["cpu"])
+    options: dict[str, Any] = {"precision": ["fp32"], "target": ["cpu"], "verify": "quick"}
+    result = import_folder(folder, tmp_path / "bundle", **options)
     assert result.report is not None and result.report.reference == "the graphs that optimum wrote"
     artifact = result.manifest.artifact("decoder.ort.fp32")
     model = onnx.load(tmp_path / "bundle" / artifact.file, load_external_data=False)
@@ -108,7 +111,7 @@ def test_without_the_checkpoint_the_folders_own_graphs_are_the_reference(
     next(a for a in first.attribute if a.name == "scale").f *= 1.5
     onnx.save(model, tmp_path / "bundle" / artifact.file)
     mend(tmp_path / "bundle", artifact.file)
-    report = verify(tmp_path / "bundle", source=folder)
+    report = verify(tmp_path / "bundle", source=folder, level="quick")
     assert {c.artifact for c in report.comparisons if not c.passed} == {"decoder.ort.fp32"}
 
 

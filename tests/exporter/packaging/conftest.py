@@ -13,6 +13,8 @@ import pytest
 
 from planforge.exporter import export
 
+from ...conftest import Once
+
 
 @pytest.fixture(autouse=True)
 def node_of_some_kind(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -56,8 +58,9 @@ def head_bundle(
 
 
 @pytest.fixture(scope="module")
-def bert_bundle(tmp_path_factory: pytest.TempPathFactory) -> Path:
+def bert_bundle(once: Callable[[str], Once], tmp_path_factory: pytest.TempPathFactory) -> Path:
     """bert-demo for ONNX Runtime, in fp32, verified quickly."""
-    folder = tmp_path_factory.mktemp("packaged") / "bert"
-    export("bert-demo", folder, precision=["fp32"], target=["cpu"], verify="quick")
-    return folder
+    with once("packaged-bert") as (folder, first):
+        if first:
+            export("bert-demo", folder, precision=["fp32"], target=["cpu"], verify="quick")
+    return copy(folder, tmp_path_factory)
