@@ -28,13 +28,18 @@ def attach_weights(
 ) -> None:
     """Give traced graphs their weights and the recipe's axes; those for ONNX Runtime its operators too."""
     from .passes.fusions import fuse_for_onnx_runtime
-    from .passes.weights import attach_parameters
+    from .passes.weights import attach_parameters, list_transposed
     from .tracing.graph_check import check_graph, name_axes
 
     tensors = {} if model is None else list_tensors(model)
-    for recipe_id, graph in graphs.items():
-        recipe = checkpoint.recipes[recipe_id]
-        attach_parameters(graph, tensors)
+    recipes = {**checkpoint.recipes, **checkpoint.explanations}
+    transposed: set[str] = set()
+    for recipe_id in sorted(graphs, key=lambda name: name in checkpoint.explanations):
+        graph = graphs[recipe_id]
+        recipe = recipes[recipe_id]
+        explains = recipe_id in checkpoint.explanations
+        attach_parameters(graph, tensors, transposed if explains else None)
+        transposed |= list_transposed(graph)
         if recipe.dialect == "ort":
             fuse_for_onnx_runtime(graph)
         name_axes(graph, recipe.constraints)
@@ -81,6 +86,19 @@ def plan_artifacts(
         for recipe_id, recipe in everything.items()
         if recipe_id in wanted[precision]
     ]
+
+
+def plan_explanations(checkpoint: Checkpoint, artifacts: Sequence[Artifact]) -> tuple[Artifact, ...]:
+    """Return the graphs that explain the model, which share the weights of those in fp32."""
+    if not checkpoint.explanations:
+        return ()
+    data = next((a.data[0] for a in artifacts if PRECISIONS[a.precision].weights == "fp32"), None)
+    if data is None:
+        raise InputError("output 'explain' shares the weights of graphs in fp32; add fp32 to the precisions")
+    return tuple(
+        make_artifact(recipe, "fp32", f"onnx/{checkpoint.name_file(recipe.graph, 'onnx')}", data)
+        for recipe in checkpoint.explanations.values()
+    )
 
 
 def tell_head_size(checkpoint: Checkpoint, target: str, recipes: Sequence[Recipe]) -> None:

@@ -23,7 +23,7 @@ from .calibration.prompts import read_prompts
 from .checkpoints.checkpoint import Checkpoint
 from .comparison.tasks import AnyExaminer, examine_model
 from .errors import BuildError
-from .graphs import plan_artifacts
+from .graphs import plan_artifacts, plan_explanations
 from .levels import CALIBRATION, STANDARD
 from .linting import lint
 from .memory import give_back_memory
@@ -120,7 +120,7 @@ def stage_bundle(
         files = manifest.source["sha256"]
         return examine_model(Bundle(staging, manifest), model, texts, progress, level=level, checkpoint=files)
 
-    recipes = list(dict.fromkeys(artifact.recipe_id for artifact in artifacts))
+    recipes = list(dict.fromkeys(a.recipe_id for a in (*artifacts, *manifest.explanations)))
     graphs, examiner = provider.make_graphs(recipes, progress, compute_reference)
     calibration = Calibration()
     if examiner is not None:
@@ -199,13 +199,17 @@ def stage_graphs(
     progress: Progress,
 ) -> Manifest:
     """Write the graphs that the manifest names, and the manifest, which now lists their files."""
-    opsets = write_graphs(graphs, manifest.artifacts, calibration, staging, progress)
+    everything = (*manifest.artifacts, *manifest.explanations)
+    opsets = write_graphs(graphs, everything, calibration, staging, progress)
     described = [
         dataclasses.replace(a, opset=opsets[a.file], quantization=calibration.describe(a))
         for a in manifest.artifacts
     ]
+    explaining = [dataclasses.replace(a, opset=opsets[a.file]) for a in manifest.explanations]
     files = list_file_entries(staging, known=manifest.files)
-    manifest = dataclasses.replace(manifest, artifacts=tuple(described), files=files)
+    manifest = dataclasses.replace(
+        manifest, artifacts=tuple(described), explanations=tuple(explaining), files=files
+    )
     write_manifest(staging, manifest)
     return manifest
 
@@ -252,6 +256,7 @@ def begin_manifest(
         },
         files=list_file_entries(staging),
         artifacts=tuple(artifacts),
+        explanations=plan_explanations(checkpoint, artifacts),
         source=source,
         tools={name: importlib.metadata.version(name) for name in ("planforge", "torch", "onnx")},
     )

@@ -89,7 +89,7 @@ class TracedGraphs(GraphProvider):
         from .tracing.onnx_export import trace_recipes
 
         checkpoint = self.checkpoint
-        first = find_alike(checkpoint.recipes, recipes)
+        first = find_alike({**checkpoint.recipes, **checkpoint.explanations}, recipes)
         with tempfile.TemporaryDirectory(prefix="planforge-trace-") as folder:
             paths = {recipe: Path(folder, recipe) for recipe in first.values()}
             traced, (model, result) = trace_recipes(

@@ -11,6 +11,7 @@ from .backends.ladder import open_on
 from .backends.threads import Threads
 from .bundle.bundle import Bundle
 from .errors import InputError
+from .explain.graphs import ExplanationGraphs
 from .opening import check_load_request, find_class_name, make_load_request
 
 if TYPE_CHECKING:
@@ -30,6 +31,7 @@ class Model(ABC):
         family: the model's family, such as "gpt2"; set by `load`.
         threads: how many the engine uses; None on a GPU.
         prepared: whether its weights are those that `planforge prepare` has kept.
+        explanations: the bundle's graphs that `explain` runs; set by `load`.
     """
 
     _TASK: ClassVar[str]  # of the bundles that the class runs
@@ -38,6 +40,7 @@ class Model(ABC):
     family: str = ""
     threads: int | None = None
     prepared: bool = False
+    explanations: ExplanationGraphs
 
     @classmethod
     def load(cls: type[C], bundle: str | Path, **options: Unpack[LoadOptions]) -> C:
@@ -72,6 +75,7 @@ class Model(ABC):
         threads = getattr(engine, "threads", None)  # engines on a GPU have none
         model.threads = threads.count if isinstance(threads, Threads) else None
         model.prepared = getattr(engine, "uses_prepared", False)
+        model.explanations = ExplanationGraphs(bundle, model.threads)
         return model
 
     @classmethod
@@ -84,9 +88,15 @@ class Model(ABC):
     def artifact(self) -> Artifact:
         """The graph that runs; of several, the decoder's."""
 
-    @abstractmethod
     def close(self) -> None:
-        """Free the engine."""
+        """Free the engine. Later calls raise ClosedError; closing twice is fine."""
+        if hasattr(self, "explanations"):  # else it was not opened from a bundle
+            self.explanations.close()
+        self._close()
+
+    @abstractmethod
+    def _close(self) -> None:
+        """Free the engine that answers."""
 
     def __repr__(self) -> str:
         parts = [self.family, self.artifact.id, self.backend]

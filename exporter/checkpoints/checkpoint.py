@@ -15,7 +15,7 @@ from ...runtime.text.piece_tokenizer import PIECES, PLAIN, open_tokenizer
 from ...runtime.text.tokenizer import Tokenizer
 from ..errors import CheckpointError, raise_checkpoint_errors
 from ..targets import find_target
-from ..tracing.recipes import FAMILIES, Choices, Recipe
+from ..tracing.recipes import FAMILIES, Choices, Recipe, make_all_recipes
 from .chat_template import TemplateFile, read_chat_template
 from .generation_config import Settings, merge_settings, read_decoder_defaults, read_translation_defaults
 from .source import Source
@@ -46,6 +46,7 @@ class Checkpoint:
     exporter = ""  # what made its graphs, if PlanForge did not
     unshared = ""  # why its attention cannot run over shared buffers, if that is known
     modules: SentenceModules | None = None  # that sentence-transformers adds
+    explanations: Mapping[str, Recipe] = {}  # of the graphs that explain the model, if they were asked for
 
     def __init__(
         self,
@@ -69,7 +70,7 @@ class Checkpoint:
         self.modules = found.modules
         length = self.choose_length(max_length, family.read_context(self.config))
         self.choices = Choices(max_batch or family.MAX_BATCH, length, outputs)
-        self.recipes = family.make_recipes(self.config, self.choices)
+        self.recipes, self.explanations = make_all_recipes(self.family, self.config, self.choices)
         self.read_tokenizers()
         self.generation = self.read_generation()
         self.encoder = self.read_encoder()

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Generic, TypeVar
@@ -31,14 +31,17 @@ T = TypeVar("T")
 R = TypeVar("R")
 
 
-def attach_parameters(model: ir.Model, parameters: Mapping[str, Tensor]) -> None:
+def attach_parameters(
+    model: ir.Model, parameters: Mapping[str, Tensor], transposed: Collection[str] | None = None
+) -> None:
     """Turn the inputs that carry a parameter's name into initializers with its values.
 
     A parameter that the graph only reads transposed is stored transposed, so that no engine has to
     turn it round, and hold it twice, while loading. A tensor that has several names in the model gets
     the first of them in every graph, and one that is transposed has a name of its own: graphs that
     share a weights file must mean the same by a name. `parameters` has tensors by all of their names; those
-    in a half precision become fp32.
+    in a half precision become fp32. `transposed` names those that other graphs store transposed, where this
+    one shares their file: a gradient reads most weights both ways.
     """
     graph = model.graph
     names: dict[int, str] = {}
@@ -48,18 +51,44 @@ def attach_parameters(model: ir.Model, parameters: Mapping[str, Tensor]) -> None
         tensor = parameters[str(value.name)]
         graph.inputs.remove(value)
         value.name = names[id(tensor)]
-        transposes = [node for node, _ in value.uses()]
-        transposed = bool(transposes) and all(is_matrix_transpose(node) for node in transposes)
-        if transposed:
+        readers = list(dict.fromkeys(node for node, _ in value.uses()))
+        transposes = [node for node in readers if is_matrix_transpose(node)]
+        is_transposed = bool(readers) and len(transposes) == len(readers)
+        if transposed is not None:
+            is_transposed = value.name in transposed
+        if is_transposed:
+            if len(transposes) < len(readers):
+                turn_back(graph, value, [node for node in readers if node not in transposes])
             Stored(value.name, transposed=True).write(value)
             value.name += TRANSPOSED
             value.shape = ir.Shape(tensor.T.shape)
             for node in transposes:
                 ir.convenience.replace_all_uses_with(node.outputs[0], value)
                 graph.remove(node, safe=True)
-        value.const_value = ParameterTensor(tensor, value.name, transposed)
+        value.const_value = ParameterTensor(tensor, value.name, is_transposed)
         graph.register_initializer(value)
     model.metadata_props[DESCRIBED] = "1"
+
+
+def turn_back(graph: ir.Graph, value: ir.Value, readers: Sequence[ir.Node]) -> None:
+    """Let nodes read the transpose of a constant, which is about to be stored the other way round."""
+    first = next(node for node in graph if node in readers)
+    node = ir.node("Transpose", [value], {"perm": [1, 0]}, name=f"{value.name}/turned_back")
+    graph.insert_before(first, node)
+    turned = node.outputs[0]
+    turned.name = f"{value.name}.turned_back"
+    turned.shape = value.shape
+    turned.type = value.type
+    for reader in readers:
+        for index, read in enumerate(reader.inputs):
+            if read is value:
+                reader.replace_input_with(index, turned)
+
+
+def list_transposed(model: ir.Model) -> set[str]:
+    """Return the names of the parameters that a graph stores transposed."""
+    constants = (Stored.read(value) for value in model.graph.initializers.values())
+    return {stored.parameter for stored in constants if stored.transposed}
 
 
 class ParameterTensor(ir.LazyTensor):

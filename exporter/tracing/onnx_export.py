@@ -22,7 +22,7 @@ from ...runtime.errors import PlanForgeError
 from ..errors import ExportError, make_named_error
 from ..processes import ChildGroup, leave_cores, make_command, start_child
 from .modules import keep_only_modules, record_modules
-from .recipes import FAMILIES, Choices, Recipe
+from .recipes import Choices, Recipe, make_all_recipes
 
 if TYPE_CHECKING:
     import onnx_ir as ir
@@ -184,7 +184,8 @@ def write_trace(folder: str, recipe_id: str, max_batch: str, max_length: str, ou
 
     description = describe(Path(folder))
     choices = Choices(int(max_batch), int(max_length), tuple(filter(None, outputs.split(","))))
-    recipe = FAMILIES[description.family.name].make_recipes(description.config, choices)[recipe_id]
+    recipes, explanations = make_all_recipes(description.family.name, description.config, choices)
+    recipe = {**recipes, **explanations}[recipe_id]
     model = empty_model(description).to_empty(device="cpu").requires_grad_(False)  # untouched: no memory
     model.tie_weights()
     limit_context(model, choices.max_length)

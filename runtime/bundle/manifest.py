@@ -27,7 +27,10 @@ class FileEntry:
 
 @dataclass(frozen=True)
 class Manifest:
-    """The content of manifest.json; an encoder has `encoder`, other models have `generation`."""
+    """The content of manifest.json; an encoder has `encoder`, other models have `generation`.
+
+    `explanations` are the graphs that `explain` runs; they share the weights of those in fp32.
+    """
 
     family: str
     task: str
@@ -38,6 +41,7 @@ class Manifest:
     artifacts: tuple[Artifact, ...]
     generation: GenerationDefaults | None = None
     encoder: EncoderDefaults | None = None
+    explanations: tuple[Artifact, ...] = ()
     plans: tuple[Plan, ...] = ()
     default_precision: str | None = None  # what load() takes; the first artifact's where it is None
     source: Mapping[str, Any] = field(default_factory=dict)
@@ -70,6 +74,7 @@ class Manifest:
             "tokenizer": dict(self.tokenizer),
             "files": {name: vars(entry) for name, entry in sorted(self.files.items())},
             "artifacts": [a.to_json() for a in self.artifacts],
+            "explanations": [a.to_json() for a in self.explanations] or None,
             "plans": [p.to_json() for p in self.plans],
             "default_precision": self.default_precision,
             "source": dict(self.source),
@@ -104,6 +109,7 @@ class Manifest:
             tokenizer=r.get("tokenizer", dict),
             files=files,
             artifacts=tuple(Artifact.from_json(a) for a in r.get("artifacts", list)),
+            explanations=tuple(Artifact.from_json(a) for a in r.get("explanations", list, [])),
             plans=tuple(Plan.from_json(p) for p in r.get("plans", list)),
             default_precision=r.get("default_precision", str, None),
             source=r.get("source", dict),
@@ -121,7 +127,8 @@ class Manifest:
 
     def check_files_are_listed(self) -> None:
         """Refuse a manifest that names a file, such as an artifact's, without listing its hash."""
-        named = [name for a in self.artifacts for name in (a.file, *a.data)]
+        graphs = (*self.artifacts, *self.explanations)
+        named = [name for a in graphs for name in (a.file, *a.data)]
         named += [name for p in self.plans for name in (p.file, *(w.file for w in p.weights))]
         if self.encoder is not None and self.encoder.fitted is not None:
             named.append(self.encoder.fitted.file)

@@ -5,7 +5,7 @@ N texts, E width of a vector, F width of features
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any, Literal, cast, overload
 
@@ -17,6 +17,9 @@ from ..bundle.bundle import Bundle
 from ..bundle.defaults import EncoderDefaults
 from ..bundle.manifest import Artifact
 from ..errors import ManifestError
+from ..explain.encoding import explain_text
+from ..explain.explanation import Explanation
+from ..explain.options import make_choices
 from ..memory_budget import MemoryBudget
 from ..opening import choose_length, count_weight_bytes, list_tokenizer_files, open_programs
 from ..options import RankOptions, check_options, check_whole
@@ -297,6 +300,33 @@ class TextEncoder(SubmittingEncoder):
         """
         return self._tasks.run_task(self._tasks.make_task(task, texts, options))
 
+    def explain(
+        self,
+        text: str,
+        pair: str | None = None,
+        *,
+        label: str | None = None,
+        methods: Sequence[str] | None = None,
+        objective: str = "logit",
+        factors: int = 5,
+    ) -> Explanation:
+        """Return why a text got its label, a pair its score, or why two texts are alike.
+
+        Args:
+            text: the text; of a ranker the query.
+            pair: the other text; of a model without labels the one whose likeness (cosine) to `text` is
+                explained, by the tokens of `text`.
+            label: the one to explain; by default up to ten, the likeliest first.
+            methods, objective, factors: see `TextGenerator.explain`; the lens shows what the head would say
+                of each layer.
+
+        Raises:
+            InputError: a choice that there is not, or a model of other heads.
+            ContextLengthError: the text is too long.
+        """
+        choices = make_choices(self.explanations, methods, objective, factors)
+        return explain_text(self, text, pair, label, choices)
+
     def check_task(self, task: str) -> None:
         """Refuse a task that this bundle's model has no head for."""
         if task in TASK_HEADS:
@@ -306,8 +336,7 @@ class TextEncoder(SubmittingEncoder):
         """Return how many tokens the model reads of a text, [CLS] and [SEP] included."""
         return len(self.tokenizer.encode(text, parse_special=parse_special)) + SPECIAL_TOKENS
 
-    def close(self) -> None:
-        """Free the engine. Later calls raise ClosedError; closing twice is fine."""
+    def _close(self) -> None:
         self.encoder.close()  # what runs ends with the batch that it is at
         self._batcher.close()
 

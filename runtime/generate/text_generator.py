@@ -15,6 +15,9 @@ from ..bundle.manifest import Artifact
 from ..decoding.chunk import TextStream
 from ..decoding.decoder import Decoder
 from ..errors import ClosedError, InputError
+from ..explain.explanation import Explanation
+from ..explain.generation import explain_generation, read_answer
+from ..explain.options import make_choices
 from ..memory_budget import MemoryBudget
 from ..model import Model
 from ..opening import check_weights, choose_length, count_weight_bytes, list_tokenizer_files, open_programs
@@ -297,6 +300,44 @@ class TextGenerator(Model):
         tokens = self._rows.encode_prompt(text, parse_special, may_be_empty=True)
         return score_tokens(self.decoder, tokens, self.max_length)
 
+    def explain(
+        self,
+        prompt: Prompt,
+        answer: Prompt | None = None,
+        *,
+        max_new_tokens: int = 20,
+        methods: Sequence[str] | None = None,
+        objective: str = "logit",
+        watch: Sequence[str] = (),
+        factors: int = 5,
+        parse_special: bool = False,
+    ) -> Explanation:
+        """Return why each token of an answer was chosen: by which tokens before it, and at which layer.
+
+        All but occlusion run graphs of their own in fp32, which `planforge export --outputs explain` adds;
+        occlusion runs the graph that answers, in whatever precision and engine.
+
+        Args:
+            prompt: a text, or token ids, which are taken as they are.
+            answer: what to explain; by default the model's own greedy answer.
+            max_new_tokens: of the model's own answer.
+            methods: of "gradient" (gradient x input, and the shares of its norm), "integrated_gradients",
+                "occlusion", "lens" (what each layer would answer), "attention" and "neurons" (groups of them,
+                which needs scikit-learn). By default gradient, lens and attention; of a bundle without graphs
+                for them, occlusion.
+            objective: "logit" or "probability" of the token, which gradients are of.
+            watch: words of one token each, whose ranks the lens tells too.
+            factors: how many groups of neurons.
+            parse_special: read special tokens such as <|endoftext|> in the prompt as such.
+
+        Raises:
+            InputError: a choice that there is not, or that the bundle has no graphs for.
+            ContextLengthError: prompt and answer together are longer than the context.
+        """
+        choices = make_choices(self.explanations, methods, objective, factors, watch)
+        tokens = self._rows.encode_prompt(prompt, parse_special)
+        return explain_generation(self, tokens, read_answer(self, tokens, answer, max_new_tokens), choices)
+
     def count_tokens(self, text: str | Sequence[Message], *, parse_special: bool = False) -> int:
         """Return how many tokens the model reads of a prompt, or of a conversation as `chat` words it.
 
@@ -314,8 +355,7 @@ class TextGenerator(Model):
         self._loop.reuse.drop()
         self._submissions.free_memory()
 
-    def close(self) -> None:
-        """Free the engine. Later calls raise ClosedError; closing twice is fine."""
+    def _close(self) -> None:
         self._submissions.stop()
         self.decoder.close()  # before the scheduler's end is waited for: it may wait for memory itself
         self._submissions.close()

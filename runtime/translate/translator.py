@@ -17,6 +17,9 @@ from ..decoding.beam import Search, make_search
 from ..decoding.chunk import TextStream
 from ..decoding.decoder import Decoder
 from ..errors import ClosedError, InputError, ManifestError
+from ..explain.explanation import Explanation
+from ..explain.options import make_choices
+from ..explain.translation import explain_translation
 from ..memory_budget import MemoryBudget
 from ..opening import check_weights, choose_length, count_weight_bytes, open_programs
 from ..options import (
@@ -260,13 +263,44 @@ class Translator(BatchedModel):
         assert alignment is not None
         return alignment
 
+    def explain(
+        self,
+        text: str,
+        translation: str | Sequence[int] | None = None,
+        *,
+        methods: Sequence[str] | None = None,
+        objective: str = "logit",
+        watch: Sequence[str] = (),
+        factors: int = 5,
+        parse_special: bool = False,
+    ) -> Explanation:
+        """Return why each token of a translation was chosen; see `TextGenerator.explain`.
+
+        Args:
+            text: the source.
+            translation: what to explain, as a text or token ids; by default the model's own, with its end.
+            methods, objective, watch, factors: see `TextGenerator.explain`.
+            parse_special: whether special tokens' text in the source is read as such.
+
+        Raises:
+            InputError, ContextLengthError: as `translate` and `TextGenerator.explain`.
+        """
+        choices = make_choices(self.explanations, methods, objective, factors, watch)
+        source = self._make_reader({"parse_special": parse_special}).read(check_text(text)).tokens
+        if translation is None:
+            tokens = list(self.translate(text, parse_special=parse_special).token_ids)
+        elif isinstance(translation, str):
+            tokens = self.target_tokenizer.encode(translation)
+        else:
+            tokens = [int(token) for token in translation]
+        return explain_translation(self, source, tokens, choices)
+
     def count_tokens(self, text: str, *, parse_special: bool = False) -> int:
         """Return how many tokens the model reads of a text, those that begin and end it included."""
         tokens = self.source_tokenizer.encode(text, parse_special=parse_special)
         return len(self.defaults.prefix) + len(tokens) + 1
 
-    def close(self) -> None:
-        """Free the engine. Later calls raise ClosedError; closing twice is fine."""
+    def _close(self) -> None:
         self.encoder.close()
         self.decoder.close()  # what runs ends with the step that it is at
         self._batcher.close()

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import Any, Protocol
 
 from . import decoder, encoder, transformer
+from .explanations import EXPLAIN, make_explanations
 from .recipe import Choices, Recipe
 
 
@@ -29,4 +31,16 @@ FAMILIES: dict[str, FamilyRecipes] = {
     "transformer": transformer,
 }
 
-__all__ = ["FAMILIES", "Choices", "FamilyRecipes", "Recipe"]
+
+def make_all_recipes(
+    family: str, config: Any, choices: Choices
+) -> tuple[dict[str, Recipe], dict[str, Recipe]]:
+    """Return a model's recipes, and those of the graphs that explain it, which the outputs may ask for."""
+    outputs = tuple(name for name in choices.outputs if name != EXPLAIN)
+    recipes = FAMILIES[family].make_recipes(config, replace(choices, outputs=outputs))
+    if outputs == choices.outputs:
+        return recipes, {}
+    return recipes, make_explanations(family, config, choices)
+
+
+__all__ = ["FAMILIES", "Choices", "FamilyRecipes", "Recipe", "make_all_recipes"]

@@ -1,0 +1,367 @@
+"""The graphs that explain a model: what its layers hold, what each would answer, and gradients.
+
+B batch, T tokens, S source tokens, E hidden size, H heads, M neurons of an MLP, V vocabulary, C classes,
+N hidden states, K tokens that are asked for
+
+All read whole texts of one length, without padding and without a cache. Gradients are traced by make_fx,
+as torch.export refuses torch.autograd; what comes out has standard operators alone.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from contextlib import ExitStack, contextmanager
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor, nn
+from torch._decomp import core_aten_decompositions
+from torch.func import functional_call
+from torch.fx.experimental.proxy_tensor import make_fx
+
+from ...models.attention import (
+    PLAIN,
+    AttentionKind,
+    SourceAttention,
+    Windows,
+    attention_weights,
+)
+from ...models.encoder import Encoder
+from ...models.language_model import LanguageModel
+from ...models.masked import MASKED
+from ...models.rotary import RotaryTables
+from ...models.transformer import Transformer
+
+LIKELIEST = 10  # tokens that a lens names
+SIZES = (89, 97, 101, 103, 107, 109, 113, 127, 131, 137)  # of dynamic axes while gradients are traced
+
+
+@dataclass(frozen=True)
+class Stack:
+    """Where a model keeps the parts of one of its stacks of layers, as paths of modules."""
+
+    words: str  # the embedding of tokens
+    layers: str
+    neurons: str  # in a layer: the projection that reads the MLP's neurons
+    norm: str  # behind the last layer; "" where there is none
+
+
+STACKS = {
+    "GPT2": Stack("wte", "h", "mlp.c_proj", "ln_f"),
+    "Llama": Stack("embed_tokens", "layers", "mlp.down_proj", "norm"),
+    "Bert": Stack("embeddings.words", "layers", "output", ""),
+    "ModernBert": Stack("words", "layers", "mlp.output", "norm"),
+}
+SOURCE = Stack("source.words", "encoder.layers", "feed_forward.output", "encoder.norm")
+TARGET = Stack("target.words", "decoder.layers", "feed_forward.output", "decoder.norm")
+
+
+class WholeText:
+    """Attention over a whole text; `weights` has each layer's (B, H, T, T) after a forward pass."""
+
+    def __init__(self, causal: bool) -> None:
+        self.causal = causal
+        self.weights: dict[int, Tensor] = {}
+        self.biases: dict[int | None, Tensor] = {}  # by window
+
+    def positions(self, input_ids: Tensor, windows: Windows = (None,)) -> Tensor:
+        """Return position ids (1, T), and make the masks."""
+        self.position_ids = torch.arange(input_ids.shape[1])[None]
+        self.biases = {window: self.make_bias(window) for window in windows}
+        return self.position_ids
+
+    def make_bias(self, window: int | None) -> Tensor:
+        """Return the mask (1, 1, T, T) of what comes later, and of what is outside of a window."""
+        behind = self.position_ids.mT - self.position_ids  # (T, T)
+        hidden = behind < 0 if self.causal else behind != behind  # none
+        if window is not None:
+            hidden = hidden | (behind.abs() >= window)
+        return torch.where(hidden, MASKED, 0.0)[None, None]
+
+    def rotate(self, x: Tensor, tables: RotaryTables) -> Tensor:
+        """Return queries or keys (B, h, T, D) turned by their positions."""
+        return tables.rotate(x, self.position_ids)
+
+    def attend(self, layer: int, q: Tensor, k: Tensor, v: Tensor, kind: AttentionKind = PLAIN) -> Tensor:
+        """Return the attention of q (B, H, T, D) over k and v, which groups of heads may share."""
+        group = q.shape[1] // k.shape[1]
+        if group > 1:
+            k = k.repeat_interleave(group, dim=1)
+            v = v.repeat_interleave(group, dim=1)
+        self.weights[layer] = attention_weights(q, k, self.biases[kind.window], kind)
+        return self.weights[layer] @ v
+
+
+class Recording:
+    """What a stack's layers compute in a forward pass."""
+
+    def __init__(self) -> None:
+        self.embeddings: list[Tensor] = []  # one: (B, T, E)
+        self.hidden: list[Tensor] = []  # of the embeddings and each layer, before the final norm: (B, T, E)
+        self.activations: list[Tensor] = []  # of each layer: (B, T, M)
+
+
+@contextmanager
+def record(model: nn.Module, stack: Stack) -> Iterator[Recording]:
+    """Keep what a stack's layers compute in the block's forward pass."""
+    kept = Recording()
+    layers = list(model.get_submodule(stack.layers).children())
+    with ExitStack() as hooks:
+        words = model.get_submodule(stack.words)
+        hooks.enter_context(words.register_forward_hook(lambda m, args, out: kept.embeddings.append(out)))
+        hooks.enter_context(layers[0].register_forward_pre_hook(lambda m, args: kept.hidden.append(args[0])))
+        for layer in layers:
+            hooks.enter_context(layer.register_forward_hook(lambda m, args, out: kept.hidden.append(out)))
+            projection = layer.get_submodule(stack.neurons)
+            hooks.enter_context(
+                projection.register_forward_pre_hook(lambda m, args: kept.activations.append(args[0]))
+            )
+        yield kept
+
+
+@contextmanager
+def embed_as(model: nn.Module, words: str, embeddings: Tensor) -> Iterator[Tensor]:
+    """Let the embedding of tokens return these (B, T, E) in the block; yield ids that are of their shape."""
+    with model.get_submodule(words).register_forward_hook(lambda module, args, out: embeddings):
+        yield torch.zeros(embeddings.shape[:2], dtype=torch.int64)
+
+
+def finish(model: nn.Module, stack: Stack, x: Tensor) -> Tensor:
+    """Return hidden states behind the final norm, if the model has one."""
+    return model.get_submodule(stack.norm)(x) if stack.norm else x  # type: ignore[no-any-return]
+
+
+def pick(x: Tensor, index: Tensor) -> Tensor:
+    """Return the entry x[b, index[b]] of each row; its gradient is a product, where indexing scatters."""
+    chosen = torch.arange(x.shape[1]) == index[:, None]  # (B, axis 1)
+    return (x * chosen.view(*chosen.shape, *[1] * (x.dim() - 2))).sum(1)
+
+
+def score(logits: Tensor, target: Tensor, objective: Tensor) -> Tensor:
+    """Return of each row (B, V) its target's logit (0), or probability by softmax (1) or sigmoid (2)."""
+    logit = pick(logits, target)  # (B,)
+    softmax = pick(logits.softmax(-1), target)
+    return torch.where(objective == 1, softmax, torch.where(objective == 2, logit.sigmoid(), logit))
+
+
+class LayersOfDecoder(nn.Module):
+    """GPT-2's or a Llama's embeddings, hidden states, attention weights and neurons, of input_ids (B, T)."""
+
+    def __init__(self, model: LanguageModel) -> None:
+        super().__init__()
+        self.model = model
+        self.stack = STACKS[type(model).__name__]
+
+    def forward(self, input_ids: Tensor) -> tuple[Tensor, ...]:
+        attention = WholeText(causal=True)
+        with record(self.model, self.stack) as kept:
+            self.model.hidden_states(input_ids, attention)
+        return (*kept.embeddings, *kept.hidden, *attention.weights.values(), *kept.activations)
+
+
+class LayersOfEncoder(nn.Module):
+    """An encoder's embeddings, hidden states, attention weights and neurons."""
+
+    def __init__(self, model: Encoder) -> None:
+        super().__init__()
+        self.model = model
+        self.stack = STACKS[type(model).__name__]
+
+    def forward(self, input_ids: Tensor, token_type_ids: Tensor | None = None) -> tuple[Tensor, ...]:
+        attention = WholeText(causal=False)
+        with record(self.model, self.stack) as kept:
+            self.model.hidden_states(input_ids, token_type_ids, attention)
+        return (*kept.embeddings, *kept.hidden, *attention.weights.values(), *kept.activations)
+
+
+class LayersOfTransformer(nn.Module):
+    """Both stacks' embeddings, hidden states, attention weights and neurons; the decoder's over the source too."""
+
+    def __init__(self, model: Transformer) -> None:
+        super().__init__()
+        self.model = model
+
+    def forward(self, source_ids: Tensor, input_ids: Tensor) -> tuple[Tensor, ...]:
+        own = WholeText(causal=False)
+        target = WholeText(causal=True)
+        with record(self.model, SOURCE) as of_source, record(self.model, TARGET) as of_target:
+            source = read_source(self.model, source_ids, own)
+            self.model.hidden_states(input_ids, target, source)
+        return (
+            *of_source.embeddings,
+            *of_source.hidden,
+            *own.weights.values(),
+            *of_source.activations,
+            *of_target.embeddings,
+            *of_target.hidden,
+            *target.weights.values(),
+            *of_target.activations,
+            *source.weights.values(),
+        )
+
+
+def read_source(model: Transformer, source_ids: Tensor, attention: WholeText) -> SourceAttention:
+    """Return a decoder's attention over a source without padding."""
+    memory = model.encode(source_ids, attention)
+    return SourceAttention(model.decoder.keys_values(memory), torch.ones_like(source_ids))  # type: ignore[operator]
+
+
+class Lens(nn.Module):
+    """What hidden states (N, E) of any layer would answer, through the final norm and the head.
+
+    Returns the rank (N, K) int64 and log-probability (N, K) of tokens (N, K), and the likeliest tokens (N, 10)
+    with their log-probabilities (N, 10).
+    """
+
+    def __init__(self, model: LanguageModel | Transformer) -> None:
+        super().__init__()
+        self.model = model
+
+    def forward(self, hidden: Tensor, tokens: Tensor) -> tuple[Tensor, ...]:
+        model = self.model
+        if isinstance(model, Transformer):
+            logits: Tensor = model.output(finish(model, TARGET, hidden))
+        else:
+            logits = model.logits(finish(model, STACKS[type(model).__name__], hidden))  # (N, V)
+        chosen = logits.gather(1, tokens)  # (N, K)
+        rank = (logits[:, None] > chosen[:, :, None]).sum(-1) + 1
+        logprobs = logits.log_softmax(-1)
+        values, ids = logprobs.topk(min(LIKELIEST, logits.shape[1]), dim=-1)
+        return rank, logprobs.gather(1, tokens), ids, values
+
+
+class LensOfEncoder(nn.Module):
+    """What an encoder's head, or its vector of a text, would be of hidden states (N, T, E) of any layer."""
+
+    def __init__(self, model: Encoder) -> None:
+        super().__init__()
+        self.model = model
+
+    def forward(self, hidden: Tensor) -> Tensor:
+        return read_text(self.model, finish(self.model, STACKS[type(self.model).__name__], hidden))
+
+
+def read_text(model: Encoder, x: Tensor) -> Tensor:
+    """Return the logits of a classifier, else a text's vector, of the last hidden states (B, T, E)."""
+    mask = torch.ones(x.shape[:2], dtype=torch.int64)
+    outputs = model.head_outputs(x, mask)
+    if "sequence_classification" in outputs:
+        return outputs["sequence_classification"]
+    return outputs["sentence_embedding"] if "sentence_embedding" in outputs else x.mean(1)
+
+
+class ScoreOfDecoder(nn.Module):
+    """What is explained of a decoder: the target's logit or probability behind the token at `row`."""
+
+    def __init__(self, model: LanguageModel) -> None:
+        super().__init__()
+        self.model = model
+
+    def forward(self, embeddings: Tensor, row: Tensor, target: Tensor, objective: Tensor) -> Tensor:
+        words = STACKS[type(self.model).__name__].words
+        with embed_as(self.model, words, embeddings) as ids:
+            x = self.model.hidden_states(ids, WholeText(causal=True))
+        return score(self.model.logits(pick(x, row)), target, objective)
+
+
+class ScoreOfTransformer(nn.Module):
+    """What is explained of a translation: the target's logit or probability behind the token at `row`."""
+
+    def __init__(self, model: Transformer) -> None:
+        super().__init__()
+        self.model = model
+
+    def forward(
+        self, source_embeddings: Tensor, embeddings: Tensor, row: Tensor, target: Tensor, objective: Tensor
+    ) -> Tensor:
+        model = self.model
+        with (
+            embed_as(model, SOURCE.words, source_embeddings) as source_ids,
+            embed_as(model, TARGET.words, embeddings) as ids,
+        ):
+            source = read_source(model, source_ids, WholeText(causal=False))
+            x = model.hidden_states(ids, WholeText(causal=True), source)
+        return score(model.output(pick(x, row)), target, objective)
+
+
+class ScoreOfEncoder(nn.Module):
+    """What is explained of a classifier or ranker: the logit or probability of a label."""
+
+    def __init__(self, model: Encoder) -> None:
+        super().__init__()
+        self.model = model
+
+    def read(self, embeddings: Tensor, segments: Tensor | None) -> Tensor:
+        """Return a text's logits or vector of its embeddings (B, T, E)."""
+        with embed_as(self.model, STACKS[type(self.model).__name__].words, embeddings) as ids:
+            x = self.model.hidden_states(ids, segments, WholeText(causal=False))[-1]
+        return read_text(self.model, x)
+
+    def forward(self, embeddings: Tensor, *rest: Tensor) -> Tensor:
+        """`rest` is token_type_ids (B, T), if the model has them, target (B,) and objective (1,)."""
+        *segments, target, objective = rest
+        logits = self.read(embeddings, segments[0] if segments else None)
+        return score(logits, target, objective)
+
+
+class ScoreOfVector(ScoreOfEncoder):
+    """What is explained of a text's vector: the logit or probability of a linear head on top of it."""
+
+    def forward(self, embeddings: Tensor, *rest: Tensor) -> Tensor:
+        """`rest` is token_type_ids, if the model has them, weight (C, F), bias (C,), target and objective."""
+        *segments, weight, bias, target, objective = rest
+        vector = self.read(embeddings, segments[0] if segments else None)
+        return score(vector @ weight.mT + bias, target, objective)
+
+
+class Gradient(nn.Module):
+    """The gradients of a score (B,) by the embeddings that come first among its inputs, and the score.
+
+    Args:
+        score: has the model as `model`.
+        examples: inputs of any values, whose dynamic axes have lengths that no weight has.
+        count: how many of them are embeddings.
+    """
+
+    def __init__(self, score: nn.Module, examples: Sequence[Tensor], count: int) -> None:
+        super().__init__()
+        self.model = score.model
+        tensors = dict(score.named_parameters()) | dict(score.named_buffers())
+        self.names = list(tensors)
+        numbers = {id(tensor): number for number, tensor in enumerate(tensors.values())}
+        places = {name: numbers[id(tensor)] for name, tensor in list_places(score).items()}
+
+        def compute(values: Sequence[Tensor], *inputs: Tensor) -> tuple[Tensor, ...]:
+            leaves = [x.detach().requires_grad_() for x in inputs[:count]]
+            given = {name: values[number] for name, number in places.items()}
+            scores = functional_call(score, given, (*leaves, *inputs[count:]), tie_weights=False)
+            return (*torch.autograd.grad(scores.sum(), leaves), scores)
+
+        trace = make_fx(
+            compute,
+            tracing_mode="symbolic",
+            _allow_non_fake_inputs=True,
+            decomposition_table=core_aten_decompositions(),
+        )
+        with torch.enable_grad():
+            self.traced = trace([tensor.detach() for tensor in tensors.values()], *examples)
+
+    def forward(self, *inputs: Tensor) -> tuple[Tensor, ...]:
+        tensors = dict(self.named_parameters()) | dict(self.named_buffers())
+        return self.traced([tensors[name] for name in self.names], *inputs)  # type: ignore[no-any-return]
+
+
+def list_places(model: nn.Module) -> dict[str, Tensor]:
+    """Return parameters and buffers by name: tied ones by each of theirs, those of a shared module once."""
+    return {
+        f"{path}.{name}" if path else name: tensor
+        for path, module in model.named_modules()
+        for name, tensor in (*module.named_parameters(recurse=False), *module.named_buffers(recurse=False))
+    }
+
+
+def choose_sizes(model: nn.Module, axes: Sequence[str]) -> dict[str, int]:
+    """Return a length for each dynamic axis that no weight of the model has: equal ones would become one axis."""
+    taken = {size for tensor in (*model.parameters(), *model.buffers()) for size in tensor.shape}
+    free = (size for size in SIZES if size not in taken)
+    return dict(zip(axes, free, strict=False))

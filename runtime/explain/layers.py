@@ -1,0 +1,134 @@
+"""What the `layers` and `lens` graphs say of a text.
+
+L layers, A targets, W watched words, T tokens, E hidden size, V vocabulary
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+
+import numpy as np
+
+from ..backends.backend import Array, Arrays
+from ..text.tokenizer import Tokenizer
+from .explanation import Attention, Lens, Likely, Watched
+from .graphs import ExplanationGraphs
+from .neurons import Factors, factorize
+from .options import Choices
+from .tokens import show_token
+
+LENS_BYTES = 2**27  # of logits and comparisons at a time
+
+
+def run_layers(
+    graphs: ExplanationGraphs,
+    inputs: Arrays,
+    choices: Choices,
+    always: Sequence[str],
+    prefixes: Sequence[str],
+) -> dict[str, Array]:
+    """Return what the `layers` graph gives of one text, without the batch: what is always needed, and chosen.
+
+    `prefixes` begin the names of each stack's outputs, such as "" and "source_".
+    """
+    names = list(always)
+    kinds = {"hidden.": "lens", "activations.": "neurons", "attentions.": "attention"}
+    for prefix in prefixes:
+        if "gradient" in choices or "integrated_gradients" in choices:
+            names += graphs.list_outputs("layers", f"{prefix}embeddings")
+        for kind, method in kinds.items():
+            if method in choices:
+                names += graphs.list_outputs("layers", prefix + kind)
+    if "attention" in choices:
+        names += graphs.list_outputs("layers", "cross_attentions.")
+    outputs = graphs.run("layers", inputs, list(dict.fromkeys(names)))
+    return {name: array[0] for name, array in outputs.items()}
+
+
+def stack(outputs: Mapping[str, Array], prefix: str) -> Array:
+    """Return the outputs of all layers, (layers, ...)."""
+    return np.stack(list_layers(outputs, prefix))
+
+
+def list_layers(outputs: Mapping[str, Array], prefix: str) -> list[Array]:
+    """Return the outputs of all layers, in their order."""
+    names = [name for name in outputs if name.startswith(prefix)]
+    return [outputs[name] for name in sorted(names, key=lambda name: int(name.removeprefix(prefix)))]
+
+
+def attend(outputs: Mapping[str, Array], name: str, queries: range, keys: range) -> Attention:
+    """Return the attention weights of all layers under a name such as "attentions."."""
+    return Attention(stack(outputs, name), queries, keys)
+
+
+def group_neurons(outputs: Mapping[str, Array], choices: Choices) -> Factors | None:
+    """Return the factors of the neurons, if they are wanted."""
+    if "neurons" not in choices:
+        return None
+    return factorize(list_layers(outputs, "activations."), choices.factors)
+
+
+@dataclass(frozen=True, eq=False)
+class Reading:
+    """What a lens says of hidden states: ranks and log-probabilities (..., K) of tokens, and the likeliest."""
+
+    ranks: Array
+    logprobs: Array
+    likeliest: Array  # (..., 10) ids
+    likeliest_logprobs: Array
+
+    def name_likeliest(self, tokenizer: Tokenizer) -> list[tuple[Likely, ...]]:
+        """Return the likeliest tokens of each of the last layer's states, with their probabilities."""
+        rows = zip(self.likeliest[-1], np.exp(self.likeliest_logprobs[-1].astype(np.float64)), strict=True)
+        return [
+            tuple(
+                Likely(show_token(tokenizer, int(token)), float(share))
+                for token, share in zip(ids, shares, strict=True)
+                if token < tokenizer.vocab_size
+            )
+            for ids, shares in rows
+        ]
+
+    def make_lens(self, tokenizer: Tokenizer, choices: Choices) -> Lens:
+        """Return the ranks of the targets, which come first, and of the watched words behind them."""
+        best = self.likeliest[..., 0]
+        words = {
+            int(token): show_token(tokenizer, int(token)) if token < tokenizer.vocab_size else ""
+            for token in np.unique(best)
+        }
+        return Lens(
+            ranks=self.ranks[..., 0],
+            logprobs=self.logprobs[..., 0],
+            likeliest=tuple(tuple(words[int(token)] for token in row) for row in best),
+            watched=tuple(
+                Watched(word, self.ranks[..., 1 + number]) for number, word in enumerate(choices.watch)
+            ),
+        )
+
+
+def look(graphs: ExplanationGraphs, hidden: Array, tokens: Array) -> Reading:
+    """Return what a decoder's lens says of hidden states (L, A, E), of tokens (A, K)."""
+    layers, targets, width = hidden.shape
+    asked = np.broadcast_to(tokens, (layers, *tokens.shape)).reshape(layers * targets, -1)
+    flat = hidden.reshape(-1, width)
+    vocabulary = int(graphs.bundle.manifest.tokenizer["vocab_size"])
+    step = max(1, LENS_BYTES // (vocabulary * (12 + asked.shape[1])))
+    parts = [
+        graphs.run("lens", {"hidden": flat[i : i + step], "tokens": asked[i : i + step]})
+        for i in range(0, len(flat), step)
+    ]
+
+    def join(name: str) -> Array:
+        joined = np.concatenate([part[name] for part in parts])
+        return joined.reshape(layers, targets, -1)
+
+    return Reading(join("ranks"), join("logprobs"), join("likeliest"), join("likeliest_logprobs"))
+
+
+def split_parts(lengths: Sequence[int]) -> Iterator[range]:
+    """Yield the ranges of parts that stand one behind the other."""
+    begin = 0
+    for length in lengths:
+        yield range(begin, begin + length)
+        begin += length

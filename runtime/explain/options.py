@@ -1,0 +1,56 @@
+"""What a caller may choose of an explanation."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from ..errors import InputError
+from ..options import check_whole
+from ..suggest import did_you_mean
+from .graphs import ExplanationGraphs
+
+METHODS = ("gradient", "integrated_gradients", "occlusion", "lens", "attention", "neurons")
+USUAL = ("gradient", "lens", "attention")
+OBJECTIVES = ("logit", "probability")
+MOST_WATCHED = 16
+
+
+@dataclass(frozen=True)
+class Choices:
+    """What is to be computed; see `TextGenerator.explain`."""
+
+    methods: tuple[str, ...]
+    objective: str
+    factors: int
+    watch: tuple[str, ...] = ()
+
+    def __contains__(self, method: str) -> bool:
+        return method in self.methods
+
+
+def make_choices(
+    graphs: ExplanationGraphs,
+    methods: Sequence[str] | None,
+    objective: str,
+    factors: int,
+    watch: Sequence[str] = (),
+) -> Choices:
+    """Return the choices, checked; by default what the bundle's graphs can, else occlusion."""
+    if isinstance(methods, str):
+        methods = [methods]
+    if isinstance(watch, str):
+        watch = [watch]
+    chosen = tuple(dict.fromkeys(methods)) if methods else (USUAL if graphs else ("occlusion",))
+    for method in chosen:
+        if method not in METHODS:
+            hint = did_you_mean(method, METHODS)
+            raise InputError(f"method {method!r} is not one of {', '.join(METHODS)}{hint}", option="methods")
+        if method != "occlusion":
+            graphs.need(method)
+    if objective not in OBJECTIVES:
+        raise InputError(f"objective={objective!r} is not one of {', '.join(OBJECTIVES)}", option="objective")
+    check_whole("factors", factors, 1, 64)
+    if len(watch) > MOST_WATCHED:
+        raise InputError(f"watch has {len(watch)} words, at most {MOST_WATCHED} are", option="watch")
+    return Choices(chosen, objective, factors, tuple(watch))
