@@ -21,6 +21,7 @@ from .calibration.calibration import Calibration, calibrate
 from .calibration.convert import write_graphs
 from .calibration.prompts import read_prompts
 from .checkpoints.checkpoint import Checkpoint
+from .comparison.explanations import keep_cases
 from .comparison.tasks import AnyExaminer, examine_model
 from .errors import BuildError
 from .graphs import plan_artifacts, plan_explanations
@@ -29,12 +30,13 @@ from .linting import lint
 from .memory import give_back_memory
 from .precisions import PRECISIONS
 from .processes import ChildGroup, leave_cores
-from .reference.model import rest
+from .reference.model import is_module, rest
 from .request import Request
 from .resources import announce_need
 from .targets import find_target
 from .tensorrt.plans import Progress, build_plans
 from .verification.explain import explain
+from .verification.explanations import verify_explanations
 from .verification.golden_texts import add_golden_texts
 from .verification.report import keep_checks
 from .verification.verdict import verify_model
@@ -144,9 +146,14 @@ def stage_bundle(
             # Another exporter's graphs cannot be traced again.
             tracer = None if checkpoint.exporter else lambda recipes: graphs
             report = explain(examiner, report, progress, model, judged.calibration, tracer)
+            report = verify_explanations(
+                report, examiner.bundle, model, checkpoint.explanations, lambda recipes: graphs, 0, progress
+            )
             if not report.passed:
                 return StagedBundle(manifest, report)
             manifest = keep_checks(staging, manifest, report, examiner.collect_golden(), judged.limits)
+            if manifest.explanations and is_module(model):
+                keep_cases(staging, manifest.export_id[:8], model, checkpoint.explanations, 0)
         built = plans.result()
     files = list_file_entries(staging, known=manifest.files)
     manifest = dataclasses.replace(manifest, plans=tuple(built), files=files)

@@ -15,6 +15,7 @@ from typer.core import TyperGroup
 from ...runtime.commands.batch import batch
 from ...runtime.commands.console import Settings, end_with_exit_code
 from ...runtime.commands.doctor import doctor
+from ...runtime.commands.explain import explain
 from ...runtime.commands.prepare import prepare
 from ...runtime.commands.run import run
 from ...runtime.commands.selftest import selftest
@@ -77,6 +78,7 @@ app.command("import")(import_bundle)
 app.command()(build)
 app.command()(verify)
 app.command()(run)
+app.command()(explain)
 app.command()(serve)
 app.command()(batch)
 app.command()(fit_head)

@@ -9,9 +9,10 @@ as torch.export refuses torch.autograd; what comes out has standard operators al
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
+from functools import partial
 
 import torch
 from torch import Tensor, nn
@@ -128,7 +129,7 @@ def embed_as(model: nn.Module, words: str, embeddings: Tensor) -> Iterator[Tenso
 
 def finish(model: nn.Module, stack: Stack, x: Tensor) -> Tensor:
     """Return hidden states behind the final norm, if the model has one."""
-    return model.get_submodule(stack.norm)(x) if stack.norm else x  # type: ignore[no-any-return]
+    return model.get_submodule(stack.norm)(x) if stack.norm else x
 
 
 def pick(x: Tensor, index: Tensor) -> Tensor:
@@ -141,11 +142,16 @@ def score(logits: Tensor, target: Tensor, objective: Tensor) -> Tensor:
     """Return of each row (B, V) its target's logit (0), or probability by softmax (1) or sigmoid (2)."""
     logit = pick(logits, target)  # (B,)
     softmax = pick(logits.softmax(-1), target)
-    return torch.where(objective == 1, softmax, torch.where(objective == 2, logit.sigmoid(), logit))
+    # Against a logit of 0: engines' own sigmoids are exact to 1e-7, and tiny probabilities are below that.
+    sigmoid = torch.stack([torch.zeros_like(logit), logit], dim=-1).softmax(-1)[:, 1]
+    return torch.where(objective == 1, softmax, torch.where(objective == 2, sigmoid, logit))
 
 
 class LayersOfDecoder(nn.Module):
-    """GPT-2's or a Llama's embeddings, hidden states, attention weights and neurons, of input_ids (B, T)."""
+    """GPT-2's or a Llama's embeddings, hidden states, attention weights and neurons, of input_ids (B, T).
+
+    Where the first layer reads the embeddings as they are, they are its hidden states alone.
+    """
 
     def __init__(self, model: LanguageModel) -> None:
         super().__init__()
@@ -156,7 +162,8 @@ class LayersOfDecoder(nn.Module):
         attention = WholeText(causal=True)
         with record(self.model, self.stack) as kept:
             self.model.hidden_states(input_ids, attention)
-        return (*kept.embeddings, *kept.hidden, *attention.weights.values(), *kept.activations)
+        embeddings = [] if kept.embeddings[0] is kept.hidden[0] else kept.embeddings
+        return (*embeddings, *kept.hidden, *attention.weights.values(), *kept.activations)
 
 
 class LayersOfEncoder(nn.Module):
@@ -175,7 +182,7 @@ class LayersOfEncoder(nn.Module):
 
 
 class LayersOfTransformer(nn.Module):
-    """Both stacks' embeddings, hidden states, attention weights and neurons; the decoder's over the source too."""
+    """Both stacks' embeddings, hidden states, attention weights and neurons, and the cross-attention."""
 
     def __init__(self, model: Transformer) -> None:
         super().__init__()
@@ -187,6 +194,9 @@ class LayersOfTransformer(nn.Module):
         with record(self.model, SOURCE) as of_source, record(self.model, TARGET) as of_target:
             source = read_source(self.model, source_ids, own)
             self.model.hidden_states(input_ids, target, source)
+        B, T = input_ids.shape
+        H = self.model.config.decoder_heads
+        cross = [weights.reshape(B, H, T, source_ids.shape[1]) for weights in source.weights.values()]
         return (
             *of_source.embeddings,
             *of_source.hidden,
@@ -196,7 +206,7 @@ class LayersOfTransformer(nn.Module):
             *of_target.hidden,
             *target.weights.values(),
             *of_target.activations,
-            *source.weights.values(),
+            *cross,
         )
 
 
@@ -209,20 +219,23 @@ def read_source(model: Transformer, source_ids: Tensor, attention: WholeText) ->
 class Lens(nn.Module):
     """What hidden states (N, E) of any layer would answer, through the final norm and the head.
 
-    Returns the rank (N, K) int64 and log-probability (N, K) of tokens (N, K), and the likeliest tokens (N, 10)
-    with their log-probabilities (N, 10).
+    Returns the rank (N, K) int64 and log-probability (N, K) of tokens (N, K), and the ten likeliest tokens
+    (N, 10) with their log-probabilities (N, 10).
     """
 
     def __init__(self, model: LanguageModel | Transformer) -> None:
         super().__init__()
         self.model = model
 
-    def forward(self, hidden: Tensor, tokens: Tensor) -> tuple[Tensor, ...]:
+    def compute_logits(self, hidden: Tensor) -> Tensor:
+        """Return the logits (N, V) of hidden states."""
         model = self.model
         if isinstance(model, Transformer):
-            logits: Tensor = model.output(finish(model, TARGET, hidden))
-        else:
-            logits = model.logits(finish(model, STACKS[type(model).__name__], hidden))  # (N, V)
+            return model.output(finish(model, TARGET, hidden))  # type: ignore[no-any-return]
+        return model.logits(finish(model, STACKS[type(model).__name__], hidden))
+
+    def forward(self, hidden: Tensor, tokens: Tensor) -> tuple[Tensor, ...]:
+        logits = self.compute_logits(hidden)
         chosen = logits.gather(1, tokens)  # (N, K)
         rank = (logits[:, None] > chosen[:, :, None]).sum(-1) + 1
         logprobs = logits.log_softmax(-1)
@@ -314,6 +327,26 @@ class ScoreOfVector(ScoreOfEncoder):
         return score(vector @ weight.mT + bias, target, objective)
 
 
+def differentiate(score: Callable[..., Tensor], inputs: Sequence[Tensor], count: int) -> tuple[Tensor, ...]:
+    """Return the gradients of a score (B,) by its first `count` inputs, and the score."""
+    with torch.enable_grad():
+        leaves = [x.detach().requires_grad_() for x in inputs[:count]]
+        scores = score(*leaves, *inputs[count:])
+        gradients = torch.autograd.grad(scores.sum(), leaves)
+    return (*gradients, scores)
+
+
+class Autograd:
+    """The same as `Gradient`, by torch.autograd itself; `score` has a model in PyTorch."""
+
+    def __init__(self, score: nn.Module, count: int) -> None:
+        self.score = score
+        self.count = count
+
+    def __call__(self, *inputs: Tensor) -> tuple[Tensor, ...]:
+        return differentiate(self.score, inputs, self.count)
+
+
 class Gradient(nn.Module):
     """The gradients of a score (B,) by the embeddings that come first among its inputs, and the score.
 
@@ -332,19 +365,17 @@ class Gradient(nn.Module):
         places = {name: numbers[id(tensor)] for name, tensor in list_places(score).items()}
 
         def compute(values: Sequence[Tensor], *inputs: Tensor) -> tuple[Tensor, ...]:
-            leaves = [x.detach().requires_grad_() for x in inputs[:count]]
             given = {name: values[number] for name, number in places.items()}
-            scores = functional_call(score, given, (*leaves, *inputs[count:]), tie_weights=False)
-            return (*torch.autograd.grad(scores.sum(), leaves), scores)
+            call = partial(functional_call, score, given, tie_weights=False)
+            return differentiate(lambda *args: call(args), inputs, count)
 
         trace = make_fx(
             compute,
             tracing_mode="symbolic",
             _allow_non_fake_inputs=True,
-            decomposition_table=core_aten_decompositions(),
+            decomposition_table=core_aten_decompositions(),  # type: ignore[arg-type]
         )
-        with torch.enable_grad():
-            self.traced = trace([tensor.detach() for tensor in tensors.values()], *examples)
+        self.traced = trace([tensor.detach() for tensor in tensors.values()], *examples)
 
     def forward(self, *inputs: Tensor) -> tuple[Tensor, ...]:
         tensors = dict(self.named_parameters()) | dict(self.named_buffers())
@@ -361,7 +392,7 @@ def list_places(model: nn.Module) -> dict[str, Tensor]:
 
 
 def choose_sizes(model: nn.Module, axes: Sequence[str]) -> dict[str, int]:
-    """Return a length for each dynamic axis that no weight of the model has: equal ones would become one axis."""
+    """Return a length for each dynamic axis that no weight has: equal ones would become one axis."""
     taken = {size for tensor in (*model.parameters(), *model.buffers()) for size in tensor.shape}
     free = (size for size in SIZES if size not in taken)
     return dict(zip(axes, free, strict=False))

@@ -353,4 +353,5 @@ def read_chosen_outputs(manifest: Manifest) -> tuple[str, ...]:
     names = [spec.name for artifact in manifest.artifacts for spec in artifact.outputs]
     chosen = [n for n in names if n.startswith("hidden_states.") or n == "pooler_output"]
     chosen += ["cross_attentions" for n in names if n.startswith("cross_attentions.")]
+    chosen += ["explain"] if manifest.explanations else []
     return tuple(dict.fromkeys(chosen))

@@ -11,12 +11,14 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from ...runtime.bundle.bundle import Bundle
+from ...runtime.bundle.manifest import Manifest
 from ...runtime.diagnostics.golden.files import find_golden, name_damage, read_golden
 from ...runtime.diagnostics.golden.texts import compare_texts
 from ...runtime.errors import InputError
 from ..calibration.calibration import read_calibration
 from ..calibration.prompts import read_prompts
 from ..calibration.repeat import repeat_calibration
+from ..checkpoints.checkpoint import Checkpoint
 from ..checkpoints.source import Source, resolve_source, restore_argument
 from ..comparison.examiner import Progress
 from ..comparison.tasks import examine_golden, examine_model
@@ -29,7 +31,8 @@ from ..reference.model import load_our_model
 from ..tensorrt.build import check_plan_names
 from .deep import compare_deeply, refuse_deep
 from .derivation import compare_with_checkpoint
-from .explain import explain, make_tracer
+from .explain import explain, make_tracer, read_chosen_outputs
+from .explanations import verify_explanations, verify_kept_explanations
 from .files import verify_file
 from .golden_answers import compare_golden
 from .losses import read_accepted
@@ -39,6 +42,7 @@ from .verdict import compare_all, verify_model
 
 if TYPE_CHECKING:
     from ..reference.model import ReferenceModel
+    from ..tracing.recipes import Recipe
 
 log = logging.getLogger("planforge")
 
@@ -186,7 +190,8 @@ def verify_with_golden_data(opened: Bundle, progress: Progress) -> VerificationR
                 f"the golden data of {opened.folder} is that of another PlanForge, without {error}: pass"
                 " --source MODEL, or export again"
             ) from error
-        return explain(examiner, compare_all(examiner, usual, progress), progress)
+        report = explain(examiner, compare_all(examiner, usual, progress), progress)
+    return verify_kept_explanations(report, opened, progress)
 
 
 def verify_with_pytorch(
@@ -211,10 +216,19 @@ def verify_with_pytorch(
     if not opened.manifest.source.get("exporter"):  # another's graphs cannot be traced again
         tracer = make_tracer(opened.manifest, checkpoint, model)
     report = explain(examiner, report, progress, model, judged.calibration, tracer)
+    if opened.manifest.explanations:
+        assert tracer is not None  # other exporters' bundles have none
+        explanations = read_explanations(opened.manifest, checkpoint)
+        report = verify_explanations(report, opened, model, explanations, tracer, choices.seed, progress)
     again = []
     if choices.deep and tracer is not None:
         again = compare_deeply(opened, as_read, tracer, progress)
     return dataclasses.replace(report, comparisons=(*golden, *report.comparisons, *again))
+
+
+def read_explanations(manifest: Manifest, source: Source) -> Mapping[str, Recipe]:
+    """Return the recipes of the graphs that explain a bundle's model."""
+    return Checkpoint(source, None, manifest.max_length, read_chosen_outputs(manifest)).explanations
 
 
 def load_model_to_compare(bundle: Bundle, checkpoint: Source) -> ReferenceModel:
@@ -229,6 +243,10 @@ def load_model_to_compare(bundle: Bundle, checkpoint: Source) -> ReferenceModel:
 def restrict_to(bundle: Bundle, only: Sequence[str]) -> Bundle:
     """Return a bundle as if it had these graphs alone, with those that they run with."""
     artifacts = {artifact.id: artifact for artifact in bundle.manifest.artifacts}
+    explaining = [artifact for artifact in bundle.manifest.explanations if artifact.id in only]
+    if explaining:  # they share the weights of graphs in fp32, which are compared with them
+        only = [*only, *(name for name, a in artifacts.items() if a.precision == "fp32")]
+        only = [name for name in only if name not in {artifact.id for artifact in explaining}]
     if unknown := [name for name in only if name not in artifacts]:
         raise InputError(f"{bundle.folder} has no graph {unknown[0]!r}; it has {', '.join(artifacts)}")
     if not only:
@@ -240,7 +258,8 @@ def restrict_to(bundle: Bundle, only: Sequence[str]) -> Bundle:
         for a in artifacts.values()
         if a.id in only or (a.graph not in graphs and a.precision in precisions)  # an encoder's decoder
     ]
-    return Bundle(bundle.folder, dataclasses.replace(bundle.manifest, artifacts=tuple(chosen)))
+    manifest = dataclasses.replace(bundle.manifest, artifacts=tuple(chosen), explanations=tuple(explaining))
+    return Bundle(bundle.folder, manifest)
 
 
 def is_described_bundle(bundle: Bundle) -> bool:

@@ -83,9 +83,14 @@ def draw_bench(result: BenchResult, path: Path) -> None:
 
 
 def make_figure(path: Path, width: float, height: float) -> Figure:
-    """Return an empty picture of this width and height, in inches."""
+    """Return an empty picture for a file, of this width and height in inches."""
     if not path.suffix:
         raise InputError(f"the picture {path} needs an ending that says its kind, such as .png")
+    return start_figure(width, height)
+
+
+def start_figure(width: float, height: float) -> Figure:
+    """Return an empty picture of this width and height, in inches."""
     try:
         from matplotlib.figure import Figure
     except ModuleNotFoundError as error:

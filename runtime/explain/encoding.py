@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from ..backends.backend import Array
-from ..encode.pooling import pool_tokens
+from ..encode.pooling import pool_tokens, sigmoid, softmax
 from ..errors import InputError
 from ..text.long_text import Piece, build_piece, fit
 from ..text.reading import check_text
@@ -53,16 +53,16 @@ class Head:
         if self.activation == LOGIT:
             return logits
         if self.activation == SIGMOID:
-            return 1 / (1 + np.exp(-logits))
-        shares = np.exp(logits - logits.max(-1, keepdims=True))
-        return shares / shares.sum(-1, keepdims=True)
+            return sigmoid(logits)
+        return softmax(logits)
 
     def read(self, answers: Array) -> Array:
         """Return the logits of what a lens gives: itself, or a text's vector (..., F)."""
         if self.weight is None:
             return answers
         assert self.bias is not None
-        return answers @ self.weight.T + self.bias
+        logits: Array = answers @ self.weight.T + self.bias
+        return logits
 
 
 def find_head(model: TextEncoder, other: str | None) -> Head:

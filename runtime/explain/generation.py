@@ -155,7 +155,7 @@ def describe_targets(
 def read_answer(
     model: TextGenerator, prompt: Sequence[int], answer: object, max_new_tokens: int
 ) -> list[int]:
-    """Return an answer's tokens: those of a text, ids as they are, or what the model itself says, greedily."""
+    """Return an answer's tokens: of a text, ids as they are, or those of the model's own greedy answer."""
     if answer is None:
         tokens = list(model.generate(list(prompt), max_new_tokens=max_new_tokens).token_ids)
     elif isinstance(answer, str):

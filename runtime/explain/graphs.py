@@ -37,8 +37,8 @@ class ExplanationGraphs:
         """Refuse a method that runs graphs which the bundle does not have."""
         if not self.artifacts:
             raise InputError(
-                f"{method} runs graphs that {self.bundle.folder} does not have: export it again with --outputs"
-                " explain (fp32 among its precisions), or use occlusion, which any bundle can",
+                f"{method} runs graphs that {self.bundle.folder} does not have: export it again with"
+                " --outputs explain (fp32 among its precisions), or use occlusion, which any bundle can",
                 option="methods",
             )
 

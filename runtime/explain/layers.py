@@ -36,14 +36,18 @@ def run_layers(
     kinds = {"hidden.": "lens", "activations.": "neurons", "attentions.": "attention"}
     for prefix in prefixes:
         if "gradient" in choices or "integrated_gradients" in choices:
-            names += graphs.list_outputs("layers", f"{prefix}embeddings")
+            own = graphs.list_outputs("layers", f"{prefix}embeddings")
+            names += own or [f"{prefix}hidden.0"]
         for kind, method in kinds.items():
             if method in choices:
                 names += graphs.list_outputs("layers", prefix + kind)
     if "attention" in choices:
         names += graphs.list_outputs("layers", "cross_attentions.")
     outputs = graphs.run("layers", inputs, list(dict.fromkeys(names)))
-    return {name: array[0] for name, array in outputs.items()}
+    alone = {name: array[0] for name, array in outputs.items()}
+    if "hidden.0" in alone:  # of models whose first layer reads the embeddings as they are
+        alone.setdefault("embeddings", alone["hidden.0"])
+    return alone
 
 
 def stack(outputs: Mapping[str, Array], prefix: str) -> Array:
@@ -71,7 +75,7 @@ def group_neurons(outputs: Mapping[str, Array], choices: Choices) -> Factors | N
 
 @dataclass(frozen=True, eq=False)
 class Reading:
-    """What a lens says of hidden states: ranks and log-probabilities (..., K) of tokens, and the likeliest."""
+    """What a lens says of hidden states: ranks and log-probabilities (..., K) of tokens, the likeliest."""
 
     ranks: Array
     logprobs: Array

@@ -67,5 +67,5 @@ def factorize(activations: list[Array], count: int) -> Factors:
     by_layer = np.stack([part.sum(0) for part in np.split(neurons, ends)], axis=1)  # (K, layers)
     totals = by_layer.sum(1, keepdims=True)
     totals[totals == 0] = 1
-    error = float(model.reconstruction_err_ / max(np.linalg.norm(matrix), 1e-12))
-    return Factors(parts / sizes, by_layer / totals, (neurons * sizes.T).T, error)
+    missed = float(model.reconstruction_err_ / max(float(np.linalg.norm(matrix)), 1e-12))
+    return Factors(parts / sizes, by_layer / totals, (neurons * sizes.T).T, missed)

@@ -21,7 +21,7 @@ SIGMOID = 2
 
 @dataclass(frozen=True, eq=False)
 class Saliency:
-    """How much tokens counted: each (A, T), NaN where a token is not read, and what was differentiated (A,)."""
+    """How much tokens counted: each (A, T), NaN where a token is not read; and the scores (A,)."""
 
     rows: dict[str, Array]
     scores: Array | None = None

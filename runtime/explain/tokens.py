@@ -29,7 +29,7 @@ def show_token(tokenizer: Tokenizer, token_id: int) -> str:
 
 
 def describe_ids(tokenizer: Tokenizer, ids: Sequence[int], part: str) -> list[Token]:
-    """Return tokens whose text is what they spell, one behind the other; special ones are a part of their own."""
+    """Return tokens with what they spell, one behind the other; special ones are a part of their own."""
     tokens = []
     written = b""
     for token_id in ids:

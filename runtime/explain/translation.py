@@ -85,9 +85,9 @@ def explain_translation(
 
 
 def place_tokens(rows: Array, S: int) -> Array:
-    """Return what was measured of source, start token and translation, without the start token, which no one wrote.
+    """Return what was measured of source, start token and translation without the start token.
 
-    What it counted is left out; a translation's last token is read by none.
+    A translation's last token is read by none.
     """
     unread = np.full((len(rows), 1), np.nan, rows.dtype)
     return np.concatenate([rows[:, :S], rows[:, S + 1 :], unread], axis=1)
@@ -175,5 +175,5 @@ def collect_attention(outputs: dict[str, Array], S: int, A: int) -> dict[str, At
 
 
 def shift_keys(weights: Array) -> Array:
-    """Return weights (L, H, A, A) over what the decoder read, without its start token, over the translation."""
+    """Return weights over what the decoder read as those over the translation: (L, H, A, A)."""
     return np.concatenate([weights[..., 1:], np.zeros_like(weights[..., :1])], axis=-1)

@@ -6,7 +6,7 @@ They share the weights of the fp32 graphs, and come beside them: `load` runs non
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any
 
 from ....runtime.bundle.manifest import Axis, TensorSpec
@@ -42,6 +42,7 @@ class StackSizes:
     width: int
     neurons: int
     prefix: str = ""
+    embeds: bool = True  # whether the first layer reads something else than the embeddings as they are
 
     def list_specs(self, tokens: Axis) -> list[TensorSpec]:
         """Return the specs of its embeddings, hidden states, attention weights and neurons, in this order."""
@@ -50,7 +51,7 @@ class StackSizes:
         inner = (BATCH, tokens, self.neurons)
         each = range(self.layers)
         return [
-            make_spec(f"{self.prefix}embeddings", *wide),
+            *([make_spec(f"{self.prefix}embeddings", *wide)] if self.embeds else []),
             *(make_spec(f"{self.prefix}hidden.{layer}", *wide) for layer in (*each, self.layers)),
             *(make_spec(f"{self.prefix}attentions.{layer}", *seen) for layer in each),
             *(make_spec(f"{self.prefix}activations.{layer}", *inner) for layer in each),
@@ -82,6 +83,7 @@ def explain_decoder(config: Any, tokens: Axis) -> Iterable[Recipe]:
         sizes = StackSizes(layers, config.n_head, config.n_embd, config.mlp_size)
     else:
         sizes = StackSizes(layers, config.num_attention_heads, config.hidden_size, config.intermediate_size)
+        sizes = replace(sizes, embeds=config.embedding_scale != 1)
     ids = make_spec("input_ids", BATCH, tokens, dtype="int64")
     embeddings = make_spec("embeddings", BATCH, tokens, sizes.width)
     yield make_recipe("layers", [ids], sizes.list_specs(tokens), wrap("LayersOfDecoder"))
@@ -169,8 +171,10 @@ def make_gradient(score: str, embeddings: Sequence[TensorSpec], rest: Sequence[T
     """Return the recipe of the gradients of a score by its first inputs, and the score itself."""
     inputs = [*embeddings, *rest]
     outputs = [make_spec(f"gradient.{spec.name}", *spec.axes) for spec in embeddings]
-    module = wrap_gradient(score, inputs, len(embeddings))
-    return make_recipe("gradient", inputs, [*outputs, make_spec("score", BATCH)], module)
+    count = len(embeddings)
+    outputs.append(make_spec("score", BATCH))
+    module = wrap_gradient(score, inputs, count)
+    return make_recipe("gradient", inputs, outputs, module, wrap_autograd(score, count))
 
 
 def make_recipe(
@@ -178,7 +182,9 @@ def make_recipe(
     inputs: Sequence[TensorSpec],
     outputs: Sequence[TensorSpec],
     module: Callable[[Any], nn.Module],
+    reference: Callable[[Any], Callable[..., Any]] | None = None,
 ) -> Recipe:
+    """Return a recipe; a module that is traced as it is, is its own reference."""
     return Recipe(
         graph=graph,
         dialect="portable",
@@ -188,6 +194,7 @@ def make_recipe(
         inputs=tuple(inputs),
         outputs=tuple(outputs),
         example=EXAMPLE,
+        reference=module if reference is None else reference,
     )
 
 
@@ -215,10 +222,22 @@ def wrap_gradient(score: str, inputs: Sequence[TensorSpec], count: int) -> Calla
         sizes = explanations.choose_sizes(model, list(names))
         examples = [
             torch.zeros(
-                [sizes.get(axis, axis) for axis in spec.axis_names()], dtype=getattr(torch, spec.dtype)
+                [sizes[a.name] if isinstance(a, Axis) else a for a in spec.axes],
+                dtype=getattr(torch, spec.dtype),
             )
             for spec in inputs
         ]
         return explanations.Gradient(getattr(explanations, score)(model), examples, count)
 
     return trace_gradient
+
+
+def wrap_autograd(score: str, count: int) -> Callable[[Any], Callable[..., Any]]:
+    """Return what computes the gradient of a model's score by the first `count` inputs by torch.autograd."""
+
+    def make_reference(model: Any) -> Callable[..., Any]:
+        from .. import explanations
+
+        return explanations.Autograd(getattr(explanations, score)(model), count)
+
+    return make_reference

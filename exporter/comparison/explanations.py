@@ -1,0 +1,302 @@
+"""Compares the graphs that explain a model with PyTorch, or with what PyTorch said at export.
+
+B texts of T tokens, S tokens of a source, N hidden states, K tokens that are asked for
+"""
+
+from __future__ import annotations
+
+import copy
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from ...runtime.backends.backend import Array, Arrays, Program
+from ...runtime.backends.ort_backend import OrtCpuBackend
+from ...runtime.bundle.bundle import Bundle
+from ...runtime.bundle.manifest import Artifact, Axis, TensorSpec
+from ...runtime.diagnostics.golden.files import choose_evenly, read_golden, write_golden
+from ...runtime.diagnostics.metrics import Comparison, measure_spread
+from ...runtime.errors import BackendError
+from ...runtime.progress import CountedLine
+from ..errors import VerificationError
+from ..limits import CAPS, GAP_FACTOR
+from ..tracing.recipes import Recipe
+
+if TYPE_CHECKING:
+    from torch import nn
+
+    from .examiner import Progress
+
+PREFIX = "checks/explain-"  # of the file of what PyTorch said
+# Texts and tokens of each case: one alone, several of one length, and a single token.
+CASES = {"a text of 11 tokens": (1, 11), "three texts of 5 tokens": (3, 5), "one token": (1, 1)}
+KEPT_CASE = "three texts of 5 tokens"
+KEPT_NUMBERS = 256  # of each result, that a bundle keeps
+CLASSES = 3  # of the head that a vector's gradient is asked through
+OBJECTIVES = {"logit": 0, "probability by softmax": 1, "probability by sigmoid": 2}
+WHOLE_NUMBERS = ("ranks", "likeliest")
+
+
+@dataclass(frozen=True, eq=False)
+class Case:
+    """Inputs of a graph, and what PyTorch makes of them.
+
+    `ties` has of each whole number the lowest and highest that rounding may make of it.
+    """
+
+    name: str
+    inputs: Arrays
+    outputs: Arrays
+    limit: float = CAPS["fp32"]["max_error"]
+    ties: Mapping[str, tuple[Array, Array]] = field(default_factory=dict)
+    chosen: int | None = None  # how many numbers of each output are kept; None means all
+
+
+class Reference:
+    """What PyTorch says of a model's explanations, in cases that a seed draws."""
+
+    def __init__(self, model: nn.Module, recipes: Mapping[str, Recipe], seed: int) -> None:
+        self.model = model
+        self.recipes = recipes
+        self.random = np.random.default_rng(seed)
+        self.layers = next(recipe for recipe in recipes.values() if recipe.graph == "layers")
+
+    def list_cases(self, recipe: Recipe) -> Iterator[Case]:
+        """Yield the cases of a graph."""
+        for name, (batch, tokens) in CASES.items():
+            if recipe.graph == "gradient":
+                for objective, number in OBJECTIVES.items():
+                    yield self.make_case(recipe, f"{objective}, {name}", batch, tokens, number)
+            else:
+                yield self.make_case(recipe, name, batch, tokens)
+
+    def make_case(self, recipe: Recipe, name: str, batch: int, tokens: int, objective: int = 0) -> Case:
+        """Return inputs that are drawn, and PyTorch's results, with the limit that its own rounding sets."""
+        inputs = self.draw_inputs(recipe, batch, tokens, objective)
+        outputs = compute(self.model, recipe, inputs)
+        ties = {} if "likeliest" not in outputs else find_ties(self.model, recipe, inputs)
+        limit = CAPS["fp32"]["max_error"]
+        if objective != OBJECTIVES["logit"]:  # a probability is off by a share that is its logit's error
+            logits = compute(self.model, recipe, {**inputs, "objective": np.array([OBJECTIVES["logit"]])})
+            limit *= max(1.0, float(np.abs(logits["score"]).max()))
+        return Case(name, inputs, outputs, limit, ties)
+
+    def draw_inputs(self, recipe: Recipe, batch: int, tokens: int, objective: int) -> dict[str, Array]:
+        """Return a graph's inputs: tokens are drawn, embeddings and hidden states are those of tokens."""
+        sizes = {
+            "batch": batch,
+            "tokens": tokens,
+            "source_tokens": tokens + 2,
+            "classes": CLASSES,
+            "asked": 3,
+        }
+        if recipe.graph == "layers":
+            return {spec.name: self.draw(spec, sizes, tokens) for spec in recipe.inputs}
+        ids = self.draw_inputs(self.layers, batch, tokens, 0)
+        inside = compute(self.model, self.layers, ids)
+        inside.setdefault("embeddings", inside["hidden.0"])  # where nothing is between the two
+        states = np.stack([array for name, array in inside.items() if name.startswith("hidden.")])
+        inputs: dict[str, Array] = {}
+        for spec in recipe.inputs:
+            if spec.name in inside:  # embeddings, and on the way to them
+                inputs[spec.name] = inside[spec.name] * np.float32(self.random.choice([1.0, 0.3]))
+            elif spec.name == "hidden":
+                inputs["hidden"] = (
+                    states[:, 0] if len(spec.axes) == 3 else states.reshape(-1, states.shape[-1])
+                )
+                sizes["states"] = len(inputs["hidden"])
+            elif spec.name == "objective":
+                inputs["objective"] = np.array([objective])
+            else:
+                inputs[spec.name] = self.draw(spec, sizes, tokens)
+        return inputs
+
+    def draw(self, spec: TensorSpec, sizes: Mapping[str, int], tokens: int) -> Array:
+        """Return an input of any values that the model takes."""
+        shape = [sizes[axis.name] if isinstance(axis, Axis) else axis for axis in spec.axes]
+        if spec.dtype == "float32":
+            return self.random.standard_normal(shape, np.float32)
+        config: Any = self.model.config
+        most = {
+            "row": tokens,
+            "token_type_ids": getattr(config, "type_vocab_size", 1),
+            "source_ids": getattr(config, "source_vocab_size", 1),
+        }
+        if spec.name == "target" and not hasattr(self.model, "lm_head") and hasattr(config, "heads"):
+            most["target"] = config.num_labels if config.heads else CLASSES
+        return self.random.integers(0, most.get(spec.name, config.vocab_size), shape)
+
+
+def compute(model: nn.Module, recipe: Recipe, inputs: Arrays) -> dict[str, Array]:
+    """Return a graph's results as PyTorch computes them, without tracing anything."""
+    import torch
+
+    assert recipe.reference is not None
+    tensors = [torch.from_numpy(np.ascontiguousarray(inputs[spec.name])) for spec in recipe.inputs]
+    dtype = next(model.parameters()).dtype
+    tensors = [tensor.to(dtype) if tensor.is_floating_point() else tensor for tensor in tensors]
+    with torch.no_grad():
+        results = recipe.reference(model)(*tensors)
+    results = results if isinstance(results, tuple) else (results,)
+    arrays = (result.detach().numpy() for result in results)
+    return dict(zip((spec.name for spec in recipe.outputs), arrays, strict=True))
+
+
+def find_ties(model: nn.Module, recipe: Recipe, inputs: Arrays) -> dict[str, tuple[Array, Array]]:
+    """Return the lowest and highest rank (N, K) that each token may have, as logits differ by rounding."""
+    import torch
+
+    assert recipe.module is not None
+    lens: Any = recipe.module(model)
+    with torch.no_grad():
+        logits = lens.compute_logits(torch.from_numpy(inputs["hidden"]).to(next(model.parameters()).dtype))
+    logits = logits.double().numpy()  # (N, V)
+    near = CAPS["fp32"]["max_error"] * measure_spread(logits)
+    chosen = np.take_along_axis(logits, inputs["tokens"], axis=1)[:, :, None]  # (N, K, 1)
+    above = (logits[:, None] > chosen + near).sum(-1) + 1
+    level = (logits[:, None] > chosen - near).sum(-1)
+    return {"ranks": (above, np.maximum(above, level))}
+
+
+def compare_explanations(
+    bundle: Bundle,
+    model: nn.Module,
+    recipes: Mapping[str, Recipe],
+    seed: int,
+    progress: Progress,
+) -> tuple[list[Comparison], dict[str, Case]]:
+    """Compare the graphs that explain a model with PyTorch; return a case of each that failed too."""
+    reference = Reference(model, recipes, seed)
+    comparisons: list[Comparison] = []
+    failed: dict[str, Case] = {}
+    for artifact in bundle.manifest.explanations:
+        cases = list(reference.list_cases(recipes[artifact.recipe_id]))
+        for case, comparison in run_cases(bundle, artifact, cases, progress):
+            if not comparison.passed:
+                comparison = judge_by_double(bundle, artifact, case, comparison, model, recipes)
+            comparisons.append(comparison)
+            if not comparison.passed:
+                failed.setdefault(artifact.id, case)
+    return comparisons, failed
+
+
+def judge_by_double(
+    bundle: Bundle,
+    artifact: Artifact,
+    case: Case,
+    comparison: Comparison,
+    model: nn.Module,
+    recipes: Mapping[str, Recipe],
+) -> Comparison:
+    """Return the comparison once more, where PyTorch in fp32 is itself that far from float64."""
+    exact = compute(copy.deepcopy(model).double(), recipes[artifact.recipe_id], case.inputs)
+    own = max(measure(case.outputs[name], exact[name]) for name in exact if name not in WHOLE_NUMBERS)
+    limit = GAP_FACTOR * own
+    if limit <= case.limit:
+        return comparison
+    wider = Case(case.name, case.inputs, case.outputs, limit, case.ties)
+    ((_, again),) = run_cases(bundle, artifact, [wider], lambda _: None)
+    return again
+
+
+def run_cases(
+    bundle: Bundle, artifact: Artifact, cases: Sequence[Case], progress: Progress
+) -> Iterator[tuple[Case, Comparison]]:
+    """Run a graph on ONNX Runtime, and yield each case with how it compares."""
+    backend = OrtCpuBackend()
+    try:
+        program = backend.open(bundle, artifact)
+    except BackendError as error:
+        for case in cases[:1]:
+            yield case, Comparison.from_error(artifact.id, backend.name, "opening it", error)
+        return
+    try:
+        for number, case in enumerate(cases):
+            progress(CountedLine(f"verifying {artifact.id}: {case.name}", number, len(cases), "cases"))
+            yield case, run_case(program, artifact, case, backend.name)
+    finally:
+        program.close()
+
+
+def run_case(program: Program, artifact: Artifact, case: Case, backend: str) -> Comparison:
+    try:
+        got = program.run(case.inputs, {})
+    except BackendError as error:
+        return Comparison.from_error(artifact.id, backend, case.name, error)
+    errors: dict[str, float] = {}
+    failures = []
+    for name, want in case.outputs.items():
+        have = got[name]
+        if case.chosen is not None:
+            have = choose_numbers(have, case.chosen)
+        if name in WHOLE_NUMBERS:
+            if name in case.ties:
+                low, high = case.ties[name]
+                wrong = int(((have < low) | (have > high)).sum())
+                if wrong:
+                    failures.append(f"{name}: {wrong} of {have.size} are not PyTorch's")
+            continue
+        errors[name] = measure(have, want)
+        if not errors[name] <= case.limit:
+            failures.append(f"{name}: max_error {errors[name]:.3g} > {case.limit:.3g}")
+    worst = max(errors.values(), default=0.0)
+    return Comparison(
+        {"max_error": worst},
+        {"max_error": case.limit},
+        tuple(failures[:3]),
+        artifact=artifact.id,
+        backend=backend,
+        case=case.name,
+    )
+
+
+def measure(got: Array, want: Array) -> float:
+    """Return the largest difference in units of the spread of `want`; infinite where shapes differ."""
+    if got.shape != want.shape:
+        return float("inf")
+    exact = want.astype(np.float64)
+    return float(np.abs(got - exact).max()) / max(measure_spread(exact), 1e-30)
+
+
+def choose_numbers(array: Array, most: int) -> Array:
+    """Return at most so many of an array's numbers, evenly chosen."""
+    return array.reshape(-1)[list(choose_evenly(array.size, most))]
+
+
+def keep_cases(folder: Path, name: str, model: nn.Module, recipes: Mapping[str, Recipe], seed: int) -> None:
+    """Write a case of each graph, and some numbers of PyTorch's results, below a bundle's folder."""
+    reference = Reference(model, recipes, seed)
+    arrays: dict[str, Array] = {}
+    for recipe in recipes.values():
+        case = reference.make_case(recipe, KEPT_CASE, *CASES[KEPT_CASE])
+        arrays |= {f"{recipe.id}/input/{key}": array for key, array in case.inputs.items()}
+        arrays |= {
+            f"{recipe.id}/output/{key}": choose_numbers(array, KEPT_NUMBERS)
+            for key, array in case.outputs.items()
+            if key not in WHOLE_NUMBERS
+        }
+    (folder / "checks").mkdir(exist_ok=True)
+    write_golden(folder / f"{PREFIX}{name}.npz", arrays, {})
+
+
+def compare_kept(bundle: Bundle, progress: Progress) -> list[Comparison]:
+    """Compare the graphs with what PyTorch said at export."""
+    names = [name for name in bundle.manifest.files if name.startswith(PREFIX)]
+    if not names:
+        raise VerificationError(
+            f"{bundle.folder} has graphs that explain, and nothing to compare them with; pass --source MODEL"
+        )
+    arrays, _ = read_golden(bundle.path(names[0]))
+    comparisons = []
+    for artifact in bundle.manifest.explanations:
+        sides: dict[str, dict[str, Array]] = {"input": {}, "output": {}}
+        for key, array in arrays.items():
+            graph, side, name = key.split("/")
+            if graph == artifact.recipe_id:
+                sides[side][name] = array
+        case = Case(KEPT_CASE, sides["input"], sides["output"], chosen=KEPT_NUMBERS)
+        comparisons += [done for _, done in run_cases(bundle, artifact, [case], progress)]
+    return comparisons

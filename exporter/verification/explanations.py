@@ -1,0 +1,115 @@
+"""Verifies the graphs that explain a model, and names the node at fault in one that fails."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Mapping
+from typing import TYPE_CHECKING
+
+import numpy as np
+
+from ...runtime.backends.backend import Program
+from ...runtime.bundle.bundle import Bundle
+from ...runtime.diagnostics.metrics import Comparison
+from ...runtime.errors import PlanForgeError
+from ..comparison.examiner import Progress
+from ..comparison.explanations import Case, compare_explanations, compare_kept
+from ..execution.trial import Step, Trial
+from ..passes.weight_files import load_graph
+from ..reference.model import is_module, wake
+from ..tracing.recipes import Recipe
+from .bisect import Culprit, find_culprit, make_node_bands
+from .explain import Tracer
+from .finite import find_not_finite
+from .reading import list_tensors_to_compare
+from .report import VerificationReport
+from .structure import CASE, check_weights, report_reading, shorten
+
+if TYPE_CHECKING:
+    from ..reference.model import ReferenceModel
+
+UNNAMED = "every node of it is inside its band in the case that failed: small errors may add up"
+
+
+def verify_explanations(
+    report: VerificationReport,
+    bundle: Bundle,
+    model: ReferenceModel,
+    recipes: Mapping[str, Recipe],
+    trace: Tracer,
+    seed: int,
+    progress: Progress,
+) -> VerificationReport:
+    """Return the report with the graphs that explain the model, compared with PyTorch."""
+    if not bundle.manifest.explanations:
+        return report
+    assert is_module(model)
+    wake(model)
+    tensors = list_tensors_to_compare(bundle, model)
+    comparisons = []
+    for artifact in bundle.manifest.explanations:
+        graph = load_graph(bundle.path(artifact.file)).graph
+        weights = list(check_weights(graph, tensors, {}, is_ours=True))
+        faults = [*shorten(find_not_finite(graph)), *shorten(filter(None, weights))]
+        comparisons.append(report_reading(artifact.id, CASE, len(weights), faults))
+    compared, failed = compare_explanations(bundle, model, recipes, seed, progress)
+    culprits, unexplained = find_culprits(bundle, failed, trace, progress)
+    return dataclasses.replace(
+        report,
+        comparisons=(*report.comparisons, *comparisons, *compared),
+        culprits=(*report.culprits, *culprits),
+        unexplained={**report.unexplained, **unexplained},
+    )
+
+
+def verify_kept_explanations(
+    report: VerificationReport, bundle: Bundle, progress: Progress
+) -> VerificationReport:
+    """Return the report with the graphs that explain the model, compared with what PyTorch said at export."""
+    if not bundle.manifest.explanations:
+        return report
+    compared: list[Comparison] = compare_kept(bundle, progress)
+    return dataclasses.replace(report, comparisons=(*report.comparisons, *compared))
+
+
+def find_culprits(
+    bundle: Bundle, failed: Mapping[str, Case], trace: Tracer, progress: Progress
+) -> tuple[list[Culprit], dict[str, str]]:
+    """Return the first wrong node of each graph that failed, and why there is none of others."""
+    if not failed:
+        return [], {}
+    artifacts = {artifact.id: artifact for artifact in bundle.manifest.explanations}
+    culprits = []
+    unexplained = {}
+    names = [artifacts[name].recipe_id for name in failed]
+    progress(f"tracing {', '.join(names)} again, to find the nodes at fault")
+    try:
+        healthy = trace(names)
+    except PlanForgeError as error:  # the verdict stands without
+        return [], {name: f"no node can be named: {error}" for name in failed}
+    for name, case in failed.items():
+        artifact = artifacts[name]
+        trial = make_trial(case)
+        bands = make_node_bands(
+            trial, artifact, healthy[artifact.recipe_id], artifact, healthy[artifact.recipe_id]
+        )
+        try:
+            graph = load_graph(bundle.path(artifact.file))
+            culprit = find_culprit(graph, artifact, trial, [bands])
+        except (PlanForgeError, ValueError) as error:
+            unexplained[name] = f"no node can be named: {error}"
+            continue
+        if culprit is None:
+            unexplained[name] = UNNAMED
+        else:
+            culprits.append(culprit)
+    return culprits, unexplained
+
+
+def make_trial(case: Case) -> Trial:
+    """Return a trial that runs a case's inputs; of all its numbers every one is compared."""
+
+    def drive(program: Program) -> None:
+        program.run(case.inputs, {})
+
+    return Trial(drive, (Step(f"case {case.name!r}", np.zeros((0, 0), np.int64)),), ())
