@@ -272,6 +272,50 @@ def llama_bundle(once: Callable[[str], Once]) -> Callable[[str], Path]:
     return make
 
 
+EXPLAINED: dict[str, Any] = {
+    "precision": ["fp32"],
+    "target": ["cpu"],
+    "outputs": ["explain"],
+    "verify": "quick",
+}
+
+
+@pytest.fixture(scope="session")
+def explained(once: Callable[[str], Once]) -> Callable[[str], Path]:
+    """A folder by a name: a "bundle" with graphs that explain, and unless it is a demo its "checkpoint".
+
+    Of gpt2-demo, bert-demo, transformer-demo; random ones of gemma 2 (windows, caps, shared heads), llama 2,
+    a classifier, a ranker and a ModernBERT. Don't change them.
+    """
+    from planforge.exporter import export
+
+    from .helpers.encoders import save_tiny_encoder
+    from .helpers.llamas import shallow_llama
+    from .helpers.models import tiny_bert, write_wordpiece
+
+    def write_checkpoint(checkpoint: Path, name: str) -> Path:
+        if name in ("gemma 2", "llama 2"):
+            shallow_llama(checkpoint, name)
+        elif name == "modernbert":
+            save_tiny_encoder(checkpoint, "ModernBert")
+        else:
+            labels = 1 if name == "ranker" else 3
+            tiny_bert(checkpoint, "BertForSequenceClassification", num_labels=labels, num_hidden_layers=2)
+            write_wordpiece(checkpoint)
+        return checkpoint
+
+    @functools.cache
+    def make(name: str) -> Path:
+        with once(f"explained-{name}") as (folder, first):
+            if first:
+                is_demo = name.endswith("-demo")
+                source = name if is_demo else write_checkpoint(folder / "checkpoint", name)
+                export(source, folder / "bundle", **EXPLAINED)
+        return folder
+
+    return make
+
+
 @pytest.fixture
 def own_bundle(demo_bundle: Path, tmp_path: Path) -> Path:
     """A copy of `demo_bundle` to damage."""

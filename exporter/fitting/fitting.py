@@ -13,7 +13,7 @@ import os
 import shutil
 import uuid
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, TypeAlias
@@ -29,6 +29,7 @@ from ...runtime.diagnostics.golden.files import find_golden, read_golden
 from ...runtime.encode.pooling import LAYERS, pool_tokens
 from ...runtime.errors import InputError
 from ..bundle.writer import check_output, install, list_file_entries, open_staging_folder, write_manifest
+from ..comparison.explanations import PREFIX as EXPLANATIONS
 from ..errors import ExportError
 from ..reference.fitted_head import HEAD
 from ..tensorrt.plans import Progress
@@ -232,8 +233,13 @@ def write_bundle(opened: Bundle, fitted: Fitted, features: str, staging: Path, o
         (staging / folder).mkdir()
     data = [name for artifact in old.artifacts for name in artifact.data]
     renamed = {name: rename_file(export_id, name) for name in [*data, *map(str, old.tokenizer["files"])]}
+    kept = [name for name in old.files if name.startswith(EXPLANATIONS)]
+    renamed |= {name: rename_file(export_id, name) for name in kept}
     for name, new in renamed.items():
         shutil.copyfile(opened.path(name), staging / new)
+    explanations = [
+        move_graph(opened, artifact, renamed, export_id, staging) for artifact in old.explanations
+    ]
     artifacts = []
     for artifact in old.artifacts:
         name = "logits" if all(s.name != "logits" for s in artifact.outputs) else "classification_logits"
@@ -263,6 +269,7 @@ def write_bundle(opened: Bundle, fitted: Fitted, features: str, staging: Path, o
         encoder=encoder,
         tokenizer={**old.tokenizer, "files": [renamed[str(name)] for name in old.tokenizer["files"]]},
         artifacts=tuple(artifacts),
+        explanations=tuple(explanations),
         plans=(),
         source=relocate_source(opened, output),
         files=list_file_entries(staging),
@@ -270,6 +277,21 @@ def write_bundle(opened: Bundle, fitted: Fitted, features: str, staging: Path, o
     )
     write_manifest(staging, manifest)
     return manifest
+
+
+def move_graph(
+    opened: Bundle, artifact: Artifact, renamed: Mapping[str, str], export_id: str, staging: Path
+) -> Artifact:
+    """Stage a graph that stays as it is but for the names of its files; return its new entry."""
+    import onnx_ir as ir
+
+    from ..passes.weight_files import move_weights
+
+    model = ir.load(opened.path(artifact.file))
+    move_weights(model, {Path(old).name: Path(new).name for old, new in renamed.items()})
+    file = rename_file(export_id, artifact.file)
+    ir.save(model, staging / file)
+    return dataclasses.replace(artifact, file=file, data=tuple(renamed[name] for name in artifact.data))
 
 
 def relocate_source(opened: Bundle, output: Path) -> dict[str, Any]:

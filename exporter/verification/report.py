@@ -176,5 +176,5 @@ def keep_checks(
     (folder / f"checks/parity-{name}.json").write_text(parity + "\n", encoding="utf-8")
     gates = report.gates()
     artifacts = tuple(dataclasses.replace(a, gate=gates[a.id]) for a in manifest.artifacts)
-    explanations = tuple(dataclasses.replace(a, gate=gates[a.id]) for a in manifest.explanations)
+    explanations = tuple(dataclasses.replace(a, gate=gates.get(a.id, a.gate)) for a in manifest.explanations)
     return dataclasses.replace(manifest, artifacts=artifacts, explanations=explanations)

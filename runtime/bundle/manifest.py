@@ -55,12 +55,11 @@ class Manifest:
         return defaults.max_length
 
     def artifact(self, artifact_id: str) -> Artifact:
-        for artifact in self.artifacts:
+        graphs = (*self.artifacts, *self.explanations)
+        for artifact in graphs:
             if artifact.id == artifact_id:
                 return artifact
-        raise ManifestError(
-            f"the bundle has no artifact {artifact_id!r}; it has {[a.id for a in self.artifacts]}"
-        )
+        raise ManifestError(f"the bundle has no artifact {artifact_id!r}; it has {[a.id for a in graphs]}")
 
     def to_json(self) -> str:
         value: dict[str, Any] = {

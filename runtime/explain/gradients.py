@@ -5,6 +5,7 @@ T tokens, E width of an embedding, B points at a time
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import TypeAlias
@@ -14,7 +15,7 @@ import numpy as np
 from ..backends.backend import Array
 
 POINTS = 8  # of Gauss and Legendre's rule, in each interval
-MOST_INTERVALS = 48
+MOST_INTERVALS = 96
 TOLERANCE = 0.005  # of the sum that integrated gradients must have
 LEAST_CHANGE = 1e-3  # a smaller difference of scores is not resolved any finer
 
@@ -80,8 +81,8 @@ class Interval:
 def integrate(score: Score, embeddings: Sequence[Array]) -> Integral:
     """Return the integrated gradients (Sundararajan et al., 2017) of embeddings (T, E).
 
-    The interval that misses the difference of its ends' scores the most is halved, until all of them
-    together miss it by half a hundredth. Norms make scores change most near zeros.
+    The interval that misses the difference of its ends' scores the most is divided, until all of them
+    together miss it by half a hundredth. Norms make scores change most near zeros, by many powers of ten.
     """
 
     def measure(low: float, high: float, scores: tuple[float, float]) -> Interval:
@@ -100,7 +101,7 @@ def integrate(score: Score, embeddings: Sequence[Array]) -> Integral:
     while sum(each.error for each in intervals) > allowed and len(intervals) < MOST_INTERVALS:
         worst = max(intervals, key=lambda each: each.error)
         intervals.remove(worst)
-        middle = (worst.low + worst.high) / 2
+        middle = math.sqrt(worst.low * worst.high) or worst.high / 16
         _, scores = score([np.float32(middle) * each[None] for each in embeddings])
         at_middle = float(scores[0])
         intervals.append(measure(worst.low, middle, (worst.scores[0], at_middle)))

@@ -1,6 +1,6 @@
 """Explains each token of a translation, by the source's tokens and by those that were written before.
 
-S tokens of the source, A of the translation, T = S + A, L layers of the decoder
+S tokens of the source, A of the translation, T = S + 1 + A with the start token between, L decoder layers
 """
 
 from __future__ import annotations
@@ -13,13 +13,13 @@ import numpy as np
 
 from ..backends.backend import Array
 from ..decoding.sampling import compute_logprobs
-from .explanation import Attention, Explanation, Target
+from .explanation import Attention, Explanation, Target, Token
 from .gradients import Score
 from .graphs import ExplanationGraphs
 from .layers import Reading, attend, group_neurons, list_layers, look, run_layers
 from .neurons import Factors
 from .options import Choices
-from .saliency import LOGIT, SOFTMAX, measure_saliency
+from .saliency import LOGIT, SOFTMAX, Saliency, measure_saliency
 from .tokens import describe_ids, find_watched
 
 if TYPE_CHECKING:
@@ -32,65 +32,73 @@ def explain_translation(
     """Explain the tokens of a translation; the decoder reads its start token and all but the last of them."""
     graphs = model.explanations
     S = len(source)
-    read = np.array([model.start, *translation[:-1]])  # what the decoder reads, a token before each target
-    inputs = {"source_ids": np.array([source]), "input_ids": read[None]}
+    A = len(translation)
+    read = np.array([model.start, *translation[:-1]])  # the token before each target
     outputs: dict[str, Array] = {}
     reading: Reading | None = None
     if graphs:
         last = graphs.list_outputs("layers", "hidden.")[-1]
+        inputs = {"source_ids": np.array([source]), "input_ids": read[None]}
         outputs = run_layers(graphs, inputs, choices, [last], ["", "source_"])
         hidden = list_layers(outputs, "hidden.") if "lens" in choices else [outputs[last]]
         watched = find_watched(model.target_tokenizer, choices.watch)
-        asked = np.column_stack([translation, *[np.full(len(translation), word) for word in watched]])
+        asked = np.column_stack([translation, *[np.full(A, word) for word in watched]])
         reading = look(graphs, np.stack(hidden), asked)
     base = score_translation(model, source, translation) if "occlusion" in choices else None
     saliency = measure_saliency(
-        len(translation),
-        S + len(translation),
+        A,
+        S + 1 + A,
         choices,
         lambda number: prepare_score(graphs, outputs, translation, number, choices),
         lambda: occlude(model, source, translation, base),
     )
-    rows = {name: place_tokens(values, S) for name, values in saliency.rows.items() if name != "occlusion"}
-    if "occlusion" in saliency.rows:
-        rows["occlusion"] = saliency.rows["occlusion"]
     tokens = (
         *describe_ids(model.source_tokenizer, source, "source"),
+        replace(describe_ids(model.target_tokenizer, [model.start], "special")[0], part="special"),
         *describe_ids(model.target_tokenizer, translation, "translation"),
     )
-    logprobs = reading.logprobs[-1, :, 0] if reading is not None else base
-    likeliest = reading.name_likeliest(model.target_tokenizer) if reading is not None else None
-    has_logits = saliency.scores is not None and choices.objective == "logit"
-    targets = tuple(
-        Target(
-            text=tokens[S + number].text,
-            token=S + number,
-            logit=float(saliency.scores[number]) if saliency.scores is not None and has_logits else None,
-            probability=None if logprobs is None else float(np.exp(logprobs[number])),
-            likeliest=() if likeliest is None else likeliest[number],
-        )
-        for number in range(len(translation))
-    )
+    target_tokens = range(S, S + A)  # that the decoder reads
+    attention: dict[str, Attention] = {}
+    if "attention" in choices:
+        attention["cross"] = attend(outputs, "cross_attentions.", target_tokens, range(S))
+        attention["self"] = attend(outputs, "attentions.", target_tokens, target_tokens)
+        attention["source"] = attend(outputs, "source_attentions.", range(S), range(S))
     return Explanation(
         kind="translation",
         model=graphs.name,
         tokens=tokens,
-        targets=targets,
-        saliency=rows,
+        targets=describe_targets(model, tokens[S + 1 :], S + 1, choices, saliency, reading, base),
+        saliency=saliency.rows,
         missing=saliency.missing,
         lens=reading.make_lens(model.target_tokenizer, choices) if reading and "lens" in choices else None,
-        attention=collect_attention(outputs, S, len(translation)) if "attention" in choices else {},
+        attention=attention,
         neurons=place_factors(group_neurons(outputs, choices), S),
     )
 
 
-def place_tokens(rows: Array, S: int) -> Array:
-    """Return what was measured of source, start token and translation without the start token.
-
-    A translation's last token is read by none.
-    """
-    unread = np.full((len(rows), 1), np.nan, rows.dtype)
-    return np.concatenate([rows[:, :S], rows[:, S + 1 :], unread], axis=1)
+def describe_targets(
+    model: Translator,
+    tokens: Sequence[Token],
+    first: int,
+    choices: Choices,
+    saliency: Saliency,
+    reading: Reading | None,
+    base: Array | None,
+) -> tuple[Target, ...]:
+    """Return the translation's tokens, of which the first is token `first` of all."""
+    logprobs = reading.logprobs[-1, :, 0] if reading is not None else base
+    likeliest = reading.name_likeliest(model.target_tokenizer) if reading is not None else [()] * len(tokens)
+    scores = saliency.scores if choices.objective == "logit" else None
+    return tuple(
+        Target(
+            text=token.text,
+            token=first + number,
+            logit=None if scores is None else float(scores[number]),
+            probability=None if logprobs is None else float(np.exp(logprobs[number])),
+            likeliest=likeliest[number],
+        )
+        for number, token in enumerate(tokens)
+    )
 
 
 def place_factors(factors: Factors | None, S: int) -> Factors | None:
@@ -98,8 +106,8 @@ def place_factors(factors: Factors | None, S: int) -> Factors | None:
     if factors is None:
         return None
     none = np.zeros((len(factors.activations), 1), factors.activations.dtype)
-    own = [np.repeat(none, S, axis=1), factors.activations[:, 1:], none]
-    return replace(factors, activations=np.concatenate(own, axis=1))
+    placed = [np.repeat(none, S, axis=1), factors.activations, none]
+    return replace(factors, activations=np.concatenate(placed, axis=1))
 
 
 def prepare_score(
@@ -144,36 +152,18 @@ def occlude(
 ) -> Array:
     """Return by how much (A, T) each target's log-probability falls without a token of source or translation.
 
-    The tokens that begin and end every source stay.
+    What begins and ends every source stays, and the start token.
     """
     assert base is not None
     S = len(source)
-    falls = np.full((len(translation), S + len(translation)), np.nan, np.float32)
+    falls = np.full((len(translation), S + 1 + len(translation)), np.nan, np.float32)
     for place in range(len(model.defaults.prefix), S - 1):
         without = [*source[:place], *source[place + 1 :]]
         if len(without) > len(model.defaults.prefix) + 1:
             falls[:, place] = base - score_translation(model, without, translation)
     for place in range(len(translation) - 1):
         without = [*translation[:place], *translation[place + 1 :]]
-        falls[place + 1 :, S + place] = base[place + 1 :] - score_translation(model, source, without)[place:]
+        falls[place + 1 :, S + 1 + place] = (
+            base[place + 1 :] - score_translation(model, source, without)[place:]
+        )
     return falls
-
-
-def collect_attention(outputs: dict[str, Array], S: int, A: int) -> dict[str, Attention]:
-    """Return who looks at whom: inside the source, inside the translation, and from it at the source.
-
-    The decoder reads a token before each target, so that the row of a target shows what it was written by.
-    """
-    source = range(S)
-    target = range(S, S + A)
-    own = attend(outputs, "attentions.", target, target)
-    return {
-        "cross": attend(outputs, "cross_attentions.", target, source),
-        "self": Attention(shift_keys(own.weights), target, target),
-        "source": attend(outputs, "source_attentions.", source, source),
-    }
-
-
-def shift_keys(weights: Array) -> Array:
-    """Return weights over what the decoder read as those over the translation: (L, H, A, A)."""
-    return np.concatenate([weights[..., 1:], np.zeros_like(weights[..., :1])], axis=-1)

@@ -124,8 +124,8 @@ def test_a_later_verification_has_the_limits_of_the_export_unless_weights_are_da
     replace_graph(damaged, artifact.id, doubled_scales("layers.0.intermediate", share=1.0))
     report = verify(damaged, source=source, only=[artifact.id])
     assert not report.passed
-    # Both are PyTorch's fp32, which adds up in another order elsewhere: four units in the last place of logits
-    # of up to 4 are 1e-6, of limits from 0.1 on.
+    # Both are PyTorch's fp32, which adds up in another order elsewhere: four units in the last place of
+    # logits of up to 4 are 1e-6, of limits from 0.1 on.
     assert collect_limits(report, artifact.id) == pytest.approx(nearest, rel=1e-5)
 
 

@@ -1,0 +1,196 @@
+"""Faults in the graphs that explain a model: refused, and named by their node."""
+
+from __future__ import annotations
+
+import dataclasses
+import shutil
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import onnx_ir as ir
+import pytest
+
+from planforge.exporter import export, fit_head, verify
+from planforge.exporter.errors import VerificationError
+from planforge.runtime import load
+from planforge.runtime.bundle.bundle import Bundle
+from planforge.runtime.errors import InputError
+
+from ...helpers.graphs import replace_graph
+
+GRADIENT = "gradient.portable.fp32"
+LAYERS = "layers.portable.fp32"
+LENS = "lens.portable.fp32"
+Fault = Callable[[ir.Model], str]  # changes a graph, and returns the name of the node at fault
+
+
+def replace_operator(old: str, new: str, place: float) -> Fault:
+    """A node, at a share of the way through those of its kind, computes something else."""
+
+    def plant(model: ir.Model) -> str:
+        nodes = [node for node in model.graph if node.op_type == old]
+        node = nodes[int(place * (len(nodes) - 1))]
+        node.op_type = new
+        if new == "Softplus":
+            node.attributes.clear()
+        return str(node.name)
+
+    return plant
+
+
+def scale_number(operator: str, factor: float) -> Fault:
+    """A single number that a node reads is off."""
+
+    def plant(model: ir.Model) -> str:
+        for node in reversed(list(model.graph)):
+            for index, value in enumerate(node.inputs):
+                constant = None if value is None else value.const_value
+                if node.op_type == operator and constant is not None and constant.size == 1:
+                    array = constant.numpy() * np.float32(factor)
+                    new = ir.Value(name=f"{value.name}_off", type=value.type, shape=value.shape)
+                    new.const_value = ir.tensor(array.astype(np.float32), name=new.name)
+                    model.graph.register_initializer(new)
+                    node.replace_input_with(index, new)
+                    return str(node.name)
+        raise AssertionError(f"no {operator} with a number")
+
+    return plant
+
+
+def forget_branch(model: ir.Model) -> str:
+    """A sum of two gradients, behind a layer's two branches, has one of them twice."""
+    sums = [node for node in model.graph if node.op_type == "Add" and None not in node.inputs]
+    backward = [n for n in sums if all(v.producer() is not None for v in n.inputs if v is not None)]
+    node = backward[-2]
+    node.replace_input_with(1, node.inputs[0])
+    return str(node.name)
+
+
+FAULTS: dict[str, tuple[str, Fault]] = {
+    "a difference is a sum": (GRADIENT, replace_operator("Sub", "Add", 0.8)),
+    "a sum is a difference": (GRADIENT, replace_operator("Add", "Sub", 0.9)),
+    "an early sum is a difference": (GRADIENT, replace_operator("Add", "Sub", 0.3)),
+    "a number is 1 % off": (GRADIENT, scale_number("Mul", 1.01)),
+    "a branch is forgotten": (GRADIENT, forget_branch),
+    "neurons of another activation": (LAYERS, replace_operator("Gelu", "Softplus", 0.5)),
+    "a rank counts the equal": (LENS, replace_operator("Greater", "GreaterOrEqual", 0.0)),
+    "a lens of shares": (LENS, replace_operator("LogSoftmax", "Softmax", 0.0)),
+}
+
+
+@pytest.fixture
+def bundle(explained: Callable[[str], Path], tmp_path: Path) -> Path:
+    """gpt2-demo with its explanations, to damage."""
+    return Path(shutil.copytree(explained("gpt2-demo") / "bundle", tmp_path / "bundle"))
+
+
+@pytest.mark.parametrize("name", FAULTS)
+def test_a_fault_is_refused_and_named(bundle: Path, name: str) -> None:
+    artifact, plant = FAULTS[name]
+    planted: list[str] = []
+    replace_graph(bundle, artifact, lambda model: planted.append(plant(model)))
+    report = verify(bundle, source="gpt2-demo", only=[artifact], level="quick")
+    assert {c.artifact for c in report.comparisons if not c.passed} == {artifact}
+    assert [culprit.node for culprit in report.culprits] == planted
+    with pytest.raises(VerificationError, match=artifact):
+        report.raise_if_failed()
+    kept = verify_without(bundle, artifact)
+    if name != "a rank counts the equal":  # whole numbers are not kept
+        assert not kept.passed
+
+
+def verify_without(bundle: Path, artifact: str) -> Any:
+    """Verify where no checkpoint is: it is recorded as one that is not there."""
+    opened = Bundle.open(bundle)
+    source = {**opened.manifest.source, "argument": "nowhere", "kind": "folder"}
+    changed = dataclasses.replace(opened.manifest, source=source)
+    (bundle / "manifest.json").write_text(changed.to_json(), encoding="utf-8")
+    return verify(bundle, only=[artifact])
+
+
+def test_a_weight_that_is_another_is_refused(bundle: Path) -> None:
+    def plant(model: ir.Model) -> None:
+        value = next(v for name, v in model.graph.initializers.items() if "ln_f.weight" in name)
+        assert value.const_value is not None
+        value.const_value = ir.tensor(value.const_value.numpy() * np.float32(1.00001), name=value.name)
+
+    replace_graph(bundle, GRADIENT, plant)
+    report = verify(bundle, source="gpt2-demo", only=[GRADIENT], level="quick")
+    assert any("ln_f.weight" in failure for c in report.comparisons for failure in c.failures)
+
+
+def test_healthy_graphs_pass_with_and_without_the_checkpoint(bundle: Path) -> None:
+    report = verify(bundle, source="gpt2-demo", level="quick", seed=7)
+    assert report.passed, report.list_failures()
+    assert {GRADIENT, LAYERS, LENS} <= {comparison.artifact for comparison in report.comparisons}
+    without = verify_without(bundle, GRADIENT)
+    assert without.passed and not without.with_pytorch
+
+
+@pytest.mark.slow
+def test_graphs_are_made_again_node_for_node(bundle: Path) -> None:
+    assert verify(bundle, source="gpt2-demo", deep=True, level="quick").passed
+
+
+def test_a_bundle_grows_by_little(explained: Callable[[str], Path]) -> None:
+    """Weights are shared: what is added is less than 2 MB, and it is said in the manifest."""
+    opened = Bundle.open(explained("gpt2-demo") / "bundle")
+    manifest = opened.manifest
+    assert [artifact.graph for artifact in manifest.explanations] == ["layers", "lens", "gradient"]
+    assert all(artifact.passed for artifact in manifest.explanations)
+    (weights,) = {name for artifact in manifest.artifacts for name in artifact.data}
+    assert {name for artifact in manifest.explanations for name in artifact.data} == {weights}
+    own = [artifact.file for artifact in manifest.explanations]
+    own += [name for name in manifest.files if name.startswith("checks/explain-")]
+    parameters = sum(
+        value.const_value.nbytes
+        for value in {
+            name: value
+            for artifact in manifest.artifacts
+            for name, value in ir.load(opened.path(artifact.file)).graph.initializers.items()
+        }.values()
+        if value.const_value is not None
+    )
+    added = sum(manifest.files[name].bytes for name in own) + manifest.files[weights].bytes - parameters
+    assert added < 2e6
+
+
+def test_what_cannot_be_explained(tmp_path: Path, head_bundle: Callable[[str], Path]) -> None:
+    with pytest.raises(InputError, match="add fp32"):
+        export("gpt2-demo", tmp_path / "out", precision=["int8"], target=["cpu"], outputs=["explain"])
+    checkpoint = head_bundle("tagger").parent / "tagger"
+    with pytest.raises(InputError, match="token_classification"):
+        export(checkpoint, tmp_path / "out", outputs=["explain"])
+    with pytest.raises(InputError, match="none to choose but 'explain'"):
+        export("gpt2-demo", tmp_path / "out", outputs=["hidden_states"])
+    assert not (tmp_path / "out").exists()
+
+
+def test_a_fitted_head_is_explained(explained: Callable[[str], Path], tmp_path: Path) -> None:
+    """fit-head carries the graphs over, and the gradient goes through scikit-learn's weights."""
+    good = [
+        f"what a {word} film"
+        for word in ("great", "fine", "lovely", "moving", "funny", "superb", "warm", "witty")
+    ]
+    bad = [
+        f"what a {word} film" for word in ("dull", "bad", "poor", "awful", "boring", "weak", "stupid", "cold")
+    ]
+    rows = [f"{text}\t{label}" for label, texts in (("good", good), ("bad", bad)) for text in texts]
+    (tmp_path / "reviews.tsv").write_text("\n".join(rows) + "\n")
+    source = explained("bert-demo") / "bundle"
+    fit_head(source, tmp_path / "reviews.tsv", tmp_path / "fitted")
+    with load(tmp_path / "fitted") as model:
+        result: Any = model.explain("what a great film", methods=["gradient", "integrated_gradients", "lens"])
+        expected: Any = model.classify("what a great film")
+        assert result.kind == "classification"
+        assert result.targets[0].text == expected.label
+        shares = {target.text: target.probability for target in result.targets}
+        assert shares == pytest.approx(expected.probabilities, abs=1e-4)
+        assert result.missing.max() <= 0.01
+        one, other = result.lens.logprobs[-1]
+        assert np.exp(one) + np.exp(other) == pytest.approx(1, abs=1e-5)
+        assert np.exp(one) == pytest.approx(result.targets[0].probability, abs=1e-4)
+    report = verify(tmp_path / "fitted", source="bert-demo", only=[GRADIENT], level="quick")
+    assert report.passed, report.list_failures()

@@ -1,0 +1,171 @@
+"""Explanations against transformers, captum and scikit-learn, which compute them in PyTorch."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import captum.attr
+import numpy as np
+import pytest
+import sklearn.decomposition
+import torch
+import transformers
+
+from planforge.runtime import load
+
+PROMPT = "In the beginning God created the"
+NEAR = 1e-5  # of the largest: fp32 that adds in another order
+
+
+def largest_difference(got: Any, want: Any) -> float:
+    """The largest difference, as a share of the largest number."""
+    return float(np.abs(np.asarray(got) - np.asarray(want)).max() / np.abs(np.asarray(want)).max())
+
+
+def make_forward(reference: Any, row: int, target: int, probability: bool = False) -> Callable[..., Any]:
+    """Return the score of a token behind `row` by embeddings, as captum wants it."""
+
+    def forward(embeddings: Any) -> Any:
+        logits = reference(inputs_embeds=embeddings).logits[:, row]
+        return (logits.softmax(-1) if probability else logits)[:, target]
+
+    return forward
+
+
+@pytest.mark.parametrize("objective", ["logit", "probability"])
+def test_gradient_x_input_is_captums(gpt2: Any, gpt2_reference: Any, objective: str) -> None:
+    result = gpt2.explain(PROMPT, max_new_tokens=4, methods=["gradient"], objective=objective)
+    ids = torch.tensor([[token.id for token in result.tokens]])
+    embeddings = gpt2_reference.get_input_embeddings()(ids).detach()
+    for number, target in enumerate(result.targets):
+        row = target.token - 1
+        forward = make_forward(gpt2_reference, row, int(ids[0, target.token]), objective == "probability")
+        products = (
+            captum.attr.InputXGradient(forward)
+            .attribute(embeddings.clone().requires_grad_())[0, : row + 1]
+            .detach()
+        )
+        signed = result.saliency["gradient_x_input"][number]
+        assert largest_difference(signed[: row + 1], products.sum(-1)) < NEAR
+        assert np.isnan(signed[row + 1 :]).all()
+        norms = products.norm(dim=-1)
+        shares = result.saliency["gradient_norm"][number][: row + 1]
+        assert largest_difference(shares, norms / norms.sum()) < NEAR
+    logits = gpt2_reference(ids).logits[0]
+    for target in result.targets:
+        own = logits[target.token - 1]
+        share = own.softmax(-1)[ids[0, target.token]].detach()
+        assert target.probability == pytest.approx(float(share), rel=1e-4)
+        if objective == "logit":
+            assert target.logit == pytest.approx(float(own[ids[0, target.token]].detach()), rel=1e-5)
+
+
+def test_integrated_gradients_are_captums_and_complete(gpt2: Any, gpt2_reference: Any) -> None:
+    result = gpt2.explain(PROMPT, " earth", methods=["integrated_gradients"])
+    ids = torch.tensor([[token.id for token in result.tokens]])
+    embeddings = gpt2_reference.get_input_embeddings()(ids).detach()
+    row = result.targets[0].token - 1
+    forward = make_forward(gpt2_reference, row, int(ids[0, -1]))
+    with torch.no_grad():
+        difference = float(forward(embeddings) - forward(torch.zeros_like(embeddings)))
+    own = result.saliency["integrated_gradients"][0, : row + 1]
+    assert own.sum() == pytest.approx(difference, rel=0.01)
+    assert result.missing[0] <= 0.01
+    want = captum.attr.IntegratedGradients(forward).attribute(
+        embeddings, n_steps=2000, internal_batch_size=50
+    )
+    assert largest_difference(own, want[0, : row + 1].sum(-1)) < 0.02
+
+
+@pytest.mark.parametrize("name", ["gpt2-demo", "gemma 2", "llama 2", "bert-demo", "transformer-demo"])
+def test_integrated_gradients_are_complete(explained: Callable[[str], Path], name: str) -> None:
+    texts = {"transformer-demo": ("3 may 1998",), "bert-demo": ("a fine film", "a good movie")}
+    with load(explained(name) / "bundle") as model:
+        result: Any = model.explain(*texts.get(name, (PROMPT, " earth")), methods=["integrated_gradients"])
+    assert result.missing.max() <= 0.01
+
+
+@pytest.mark.parametrize("name", ["gpt2-demo", "gemma 2", "llama 2"])
+def test_layers_are_transformers(explained: Callable[[str], Path], gpt2_reference: Any, name: str) -> None:
+    """Ranks by the final norm and the head of each layer's state, attention weights, gradients."""
+    folder = explained(name)
+    reference = gpt2_reference
+    if name != "gpt2-demo":
+        kind: Any = transformers.AutoModelForCausalLM
+        reference = kind.from_pretrained(folder / "checkpoint", attn_implementation="eager").eval()
+    with load(folder / "bundle") as model:
+        result: Any = model.explain(PROMPT, " heavens and the earth")
+    ids = torch.tensor([[token.id for token in result.tokens]])
+    with torch.no_grad():
+        outputs = reference(ids, output_hidden_states=True, output_attentions=True)
+    weights = np.stack([layer[0].numpy() for layer in outputs.attentions])
+    assert np.abs(result.attention["self"].weights - weights).max() < NEAR
+    inner = reference.transformer if name == "gpt2-demo" else reference.model
+    norm = inner.ln_f if name == "gpt2-demo" else inner.norm
+    rows = [target.token - 1 for target in result.targets]
+    targets = ids[0, 1:][rows]
+    for layer, state in enumerate(outputs.hidden_states):
+        is_last = layer == len(outputs.hidden_states) - 1  # which transformers gives behind the norm
+        with torch.no_grad():
+            logits = reference.lm_head(state if is_last else norm(state))[0, rows]
+        if (cap := getattr(reference.config, "final_logit_softcapping", None)) is not None:
+            logits = torch.tanh(logits / cap) * cap
+        own = logits.gather(1, targets[:, None])
+        near = 1e-5 * logits.abs().max()
+        above = (logits > own + near).sum(-1) + 1
+        level = (logits > own - near).sum(-1)  # with those that tie but for rounding
+        ranks = torch.tensor(result.lens.ranks[layer])
+        assert ((ranks >= above) & (ranks <= torch.maximum(above, level))).all(), layer
+    number = len(rows) - 1
+    embeddings = reference.get_input_embeddings()(ids).detach().requires_grad_()
+    score = reference(inputs_embeds=embeddings).logits[0, rows[number], targets[number]]
+    (gradient,) = torch.autograd.grad(score, embeddings)
+    products = (gradient * embeddings)[0, : rows[number] + 1].sum(-1).detach()
+    signed = result.saliency["gradient_x_input"][number, : rows[number] + 1]
+    assert largest_difference(signed, products) < NEAR
+
+
+@pytest.mark.parametrize("name", ["classifier", "ranker"])
+def test_labels_are_transformers(explained: Callable[[str], Path], name: str) -> None:
+    folder = explained(name)
+    kind: Any = transformers.AutoModelForSequenceClassification
+    reference = kind.from_pretrained(folder / "checkpoint").eval()
+    with load(folder / "bundle") as model:
+        result: Any = model.explain("one small film", "a great man")
+        labels = list(model.labels)
+    ids = torch.tensor([[token.id for token in result.tokens]])
+    second = [token.part for token in result.tokens].index("special", 1) + 1
+    segments = torch.tensor([[int(place >= second) for place in range(ids.shape[1])]])
+    embeddings = reference.get_input_embeddings()(ids).detach().requires_grad_()
+    logits = reference(inputs_embeds=embeddings, token_type_ids=segments).logits[0]
+    assert [target.text for target in result.targets] == [labels[i] for i in logits.argsort(descending=True)]
+    for number, target in enumerate(result.targets):
+        score = logits[labels.index(target.text)]
+        assert target.logit == pytest.approx(float(score.detach()), abs=1e-5)
+        (gradient,) = torch.autograd.grad(score, embeddings, retain_graph=True)
+        products = (gradient * embeddings)[0].sum(-1).detach()
+        assert largest_difference(result.saliency["gradient_x_input"][number], products) < NEAR
+
+
+def test_neurons_are_transformers_and_their_factors_scikit_learns(gpt2: Any, gpt2_reference: Any) -> None:
+    result = gpt2.explain(PROMPT, " heavens and the earth.", methods=["neurons"], factors=4)
+    kept: list[Any] = []
+    hooks = [
+        block.mlp.c_proj.register_forward_pre_hook(lambda module, args: kept.append(args[0][0].detach()))
+        for block in gpt2_reference.transformer.h
+    ]
+    with torch.no_grad():
+        gpt2_reference(torch.tensor([[token.id for token in result.tokens]]))
+    for hook in hooks:
+        hook.remove()
+    matrix = np.maximum(torch.cat(kept, dim=1).numpy(), 0).T  # (N, T)
+    factors = result.neurons
+    own = np.linalg.norm(matrix - factors.neurons.T @ factors.activations) / np.linalg.norm(matrix)
+    assert factors.error == pytest.approx(own, rel=1e-3)
+    model = sklearn.decomposition.NMF(n_components=4, init="nndsvda", max_iter=2000, tol=1e-6, random_state=0)
+    model.fit(matrix)
+    assert factors.error <= 1.01 * model.reconstruction_err_ / np.linalg.norm(matrix)
+    assert factors.activations.max() == pytest.approx(1)
+    assert np.allclose(factors.layers.sum(1), 1)

@@ -1,0 +1,194 @@
+"""What `explain` gives, and what it refuses."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from planforge.runtime import load
+from planforge.runtime.errors import ClosedError, ContextLengthError, InputError
+from planforge.runtime.explain import METHODS
+
+PROMPT = "In the beginning God created the"
+TEXTS = {
+    "gpt2-demo": ([PROMPT, " heavens and"], "generation"),
+    "classifier": (["one small film"], "classification"),
+    "ranker": (["film", "a great man"], "ranking"),
+    "bert-demo": (["A film.", "A movie."], "similarity"),
+    "modernbert": (["one small film", "a great man"], "similarity"),
+    "transformer-demo": (["3 may 1998"], "translation"),
+}
+
+
+@pytest.mark.parametrize("name", TEXTS)
+def test_every_method_of_every_kind(explained: Callable[[str], Path], name: str) -> None:
+    texts, kind = TEXTS[name]
+    with load(explained(name) / "bundle") as model:
+        result: Any = model.explain(*texts, methods=METHODS, factors=2)
+    assert result.kind == kind
+    A = len(result.targets)
+    T = len(result.tokens)
+    assert set(result.saliency) == {
+        "gradient_norm",
+        "gradient_x_input",
+        "integrated_gradients",
+        "occlusion",
+    }
+    for rows in result.saliency.values():
+        assert rows.shape == (A, T)
+    read = ~np.isnan(result.saliency["gradient_norm"])
+    assert np.allclose(np.nansum(result.saliency["gradient_norm"], axis=1), 1, atol=1e-5)
+    assert (read == ~np.isnan(result.saliency["integrated_gradients"])).all()
+    if kind in ("generation", "translation"):
+        for number, target in enumerate(result.targets):
+            assert result.tokens[target.token].text == target.text
+            assert read[number, : target.token].all() and not read[number, target.token :].any()
+            assert abs(sum(one.probability for one in target.likeliest)) <= 1 + 1e-6
+            assert list(target.likeliest) == sorted(target.likeliest, key=lambda one: -one.probability)
+    else:
+        assert read.all()
+    assert result.lens.ranks.shape[1] == A
+    assert (result.lens.ranks >= 1).all()
+    for attention in result.attention.values():
+        assert attention.weights.shape[2:] == (len(attention.queries), len(attention.keys))
+        sums = attention.weights.sum(-1)
+        assert (sums < 1 + 1e-5).all()  # less where a token that is not shown is looked at
+    assert result.neurons.activations.shape == (2, T)
+    json.dumps(result.to_json(), allow_nan=False)
+
+
+def test_the_answer_is_the_models_own_unless_it_is_given(gpt2: Any) -> None:
+    own = gpt2.explain(PROMPT, max_new_tokens=3)
+    assert "".join(target.text for target in own.targets) == gpt2.generate(PROMPT, max_new_tokens=3).text
+    assert (own.lens.ranks[-1] == 1).all()  # the greedy token is the likeliest after the last layer
+    theirs = gpt2.explain(PROMPT, " sea")
+    assert [token.text for token in theirs.tokens if token.part == "answer"] == [" sea"]
+    by_ids = gpt2.explain([token.id for token in theirs.tokens[:-1]], [theirs.tokens[-1].id])
+    assert np.array_equal(by_ids.saliency["gradient_norm"], theirs.saliency["gradient_norm"], equal_nan=True)
+    text = "".join(token.text for token in theirs.tokens[:-1])
+    assert text == PROMPT
+    assert all(PROMPT[token.start : token.end] == token.text for token in theirs.tokens[:-1])
+
+
+def test_tokens_of_a_text_are_its_characters(explained: Callable[[str], Path]) -> None:
+    text = "Great FILMS, Zoë!"
+    with load(explained("bert-demo") / "bundle") as model:
+        result: Any = model.explain(text, "a movie", methods=["gradient"])
+    own = [token for token in result.tokens if token.part == "text"]
+    assert "".join(token.text for token in own) == text
+    assert [token.text for token in result.tokens if token.part == "special"] == ["[CLS]", "[SEP]"]
+
+
+def test_watched_words_have_ranks_of_their_own(gpt2: Any) -> None:
+    result = gpt2.explain(PROMPT, " heavens and", watch=[" earth", " and"])
+    earth, others = result.lens.watched
+    assert earth.text == " earth" and earth.ranks.shape == result.lens.ranks.shape
+    last = [target.text for target in result.targets].index(" and")
+    assert np.array_equal(others.ranks[:, last], result.lens.ranks[:, last])
+
+
+def test_occlusion_is_the_fall_of_the_log_probability(gpt2: Any) -> None:
+    result = gpt2.explain(PROMPT, " earth", methods=["occlusion"])
+    ids = [token.id for token in result.tokens]
+    whole = gpt2.score(ids).logprobs[-1]
+    for place in range(len(ids) - 1):
+        without = gpt2.score([*ids[:place], *ids[place + 1 :]]).logprobs[-1]
+        assert result.saliency["occlusion"][0, place] == pytest.approx(whole - without, abs=1e-5)
+
+
+def test_a_bundle_without_graphs_can_occlude(whole_bundle: Path) -> None:
+    """In int8, by the graph that answers."""
+    with load(whole_bundle, precision="int8") as model:
+        result: Any = model.explain(PROMPT, " earth")
+        assert set(result.saliency) == {"occlusion"}
+        assert result.lens is None and not result.attention
+        with pytest.raises(InputError, match="export it again with --outputs explain"):
+            model.explain(PROMPT, " earth", methods=["lens"])
+        whole = model.score([token.id for token in result.tokens]).logprobs[-1]
+        assert result.targets[0].probability == pytest.approx(np.exp(whole))
+
+
+def test_no_torch_is_loaded(explained: Callable[[str], Path], tmp_path: Path) -> None:
+    page = tmp_path / "page.html"
+    code = f"""
+import sys
+from planforge.runtime import load
+with load({str(explained("gpt2-demo") / "bundle")!r}) as model:
+    model.explain("In the beginning", max_new_tokens=2).to_html({str(page)!r})
+print([name for name in ("torch", "onnx", "transformers", "sklearn") if name in sys.modules])
+"""
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    assert done.stdout.strip() == "[]"
+    assert "beginning" in page.read_text() or "ning" in page.read_text()
+
+
+@pytest.mark.parametrize(
+    ("options", "words"),
+    [
+        ({"methods": ["gradients"]}, "did you mean 'gradient'"),
+        ({"objective": "loss"}, "objective='loss' is not one of logit, probability"),
+        ({"watch": ["Mesopotamia"]}, "watch takes words of one token"),
+        ({"watch": [" a"] * 17}, "at most 16"),
+        ({"factors": 0, "methods": ["neurons"]}, "factors=0 must be"),
+        ({"factors": 60, "methods": ["neurons"]}, "factors=60 must be from 1 to the text's"),
+        ({"answer": ""}, "the answer is empty"),
+        ({"answer": [5000]}, "5000"),
+        ({"prompt": ""}, "the prompt is empty"),
+    ],
+)
+def test_choices_that_cannot_be(gpt2: Any, options: dict[str, Any], words: str) -> None:
+    options = {"prompt": PROMPT, "answer": " earth", **options}
+    with pytest.raises(InputError, match=words):
+        gpt2.explain(options.pop("prompt"), options.pop("answer"), **options)
+
+
+def test_what_an_encoder_refuses(
+    explained: Callable[[str], Path], head_bundle: Callable[[str], Path]
+) -> None:
+    with load(explained("classifier") / "bundle") as model, pytest.raises(InputError, match="is not one of"):
+        model.explain("a film", label="no such label")  # type: ignore[call-arg]
+    with load(explained("bert-demo") / "bundle") as model, pytest.raises(InputError, match="pair=TEXT"):
+        model.explain("a film")
+    with load(head_bundle("tagger")) as model, pytest.raises(InputError, match="token_classification"):
+        model.explain("a film")
+
+
+def test_too_long_and_closed(explained: Callable[[str], Path]) -> None:
+    with load(explained("gpt2-demo") / "bundle") as model:
+        with pytest.raises(ContextLengthError, match="the context holds 256"):
+            model.explain([5] * 255, [5] * 2)
+        model.explain([5] * 3, [5])
+    with pytest.raises(ClosedError):
+        model.explain([5] * 3, [5])
+
+
+@settings(max_examples=15, deadline=None)
+@given(ids=st.lists(st.integers(0, 2047), min_size=2, max_size=12), data=st.data())
+def test_any_tokens(gpt2: Any, ids: list[int], data: st.DataObject) -> None:
+    """Shares sum to 1, no later token counts, and JSON has every number."""
+    begin = data.draw(st.integers(1, len(ids) - 1))
+    result = gpt2.explain(ids[:begin], ids[begin:])
+    for number, row in enumerate(result.saliency["gradient_norm"]):
+        assert np.isnan(row[begin + number :]).all()
+        assert row[: begin + number].sum() == pytest.approx(1, abs=1e-4)
+    json.dumps(result.to_json(), allow_nan=False)
+
+
+def test_a_picture(gpt2: Any, tmp_path: Path) -> None:
+    result = gpt2.explain(PROMPT, " heavens and the")
+    for method in (None, "gradient_x_input"):
+        figure = result.plot(method)
+        figure.savefig(tmp_path / "picture.png")
+        labels = [label.get_text() for label in figure.axes[0].get_yticklabels()]
+        assert labels == [target.text for target in result.targets]
+    with pytest.raises(InputError, match="is not one of gradient_norm"):
+        result.plot("occlusion")
