@@ -68,14 +68,14 @@ def inspect_bundle(folder: Path) -> Inspection:
     manifest = Bundle.open(folder).manifest
     graphs = [
         (a.id, str(a.opset), a.padding_side, sum_sizes(manifest, a.file, *a.data), describe_gate(a))
-        for a in manifest.artifacts
+        for a in (*manifest.artifacts, *manifest.explanations)
     ]
     sections: list[Section] = [
         (f"{folder}: {manifest.family}, {manifest.task}", ("", ""), list_head_rows(manifest)),
         ("graphs", ("graph", "opset", "padding", "size", "against PyTorch"), graphs),
     ]
     ids_by_tensors: dict[tuple[tuple[str, ...], ...], list[str]] = {}
-    for artifact in manifest.artifacts:
+    for artifact in (*manifest.artifacts, *manifest.explanations):
         ids_by_tensors.setdefault(tuple(list_tensor_rows(artifact)), []).append(artifact.id)
     for rows, ids in ids_by_tensors.items():
         sections.append((f"tensors of {', '.join(ids)}", ("tensor", "role", "type", "axes"), rows))

@@ -29,7 +29,7 @@ def summarize_bundle(folder: Path) -> Inspection:
     title = f"Bundle written to {folder}: {source} ({manifest.family}), {size}"
     graphs = [
         (artifact.id, sum_sizes(manifest, artifact.file, *artifact.data), describe_verdict(artifact))
-        for artifact in manifest.artifacts
+        for artifact in (*manifest.artifacts, *manifest.explanations)
     ]
     sections = [(title, ("graph", "size", "compared with the original model"), graphs)]
     if manifest.plans:
@@ -90,6 +90,8 @@ def list_next_steps(folder: Path, manifest: Manifest) -> list[str]:
         steps.append(
             f"       planforge selftest {bundle}   # on a machine with a GPU: does a plan give the same?"
         )
+    if manifest.explanations:
+        steps.append(f'       planforge explain {bundle} "{example}" --html page.html   # which words count')
     if len({artifact.precision for artifact in manifest.artifacts}) > 1:
         steps.append(f"       planforge bench {bundle} --set-default   # which precision is fastest here?")
     return steps

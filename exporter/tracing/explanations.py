@@ -347,6 +347,14 @@ class Autograd:
         return differentiate(self.score, inputs, self.count)
 
 
+def multiply_out(x: Tensor, exponent: float) -> Tensor:
+    """Return small whole powers as products: those of squares' gradients are 1, and engines' Pow is slow."""
+    if exponent in (1, 2, 3):
+        powers = {1: x, 2: x * x, 3: x * x * x}
+        return powers[int(exponent)]
+    return NotImplemented  # type: ignore[no-any-return]
+
+
 class Gradient(nn.Module):
     """The gradients of a score (B,) by the embeddings that come first among its inputs, and the score.
 
@@ -373,7 +381,7 @@ class Gradient(nn.Module):
             compute,
             tracing_mode="symbolic",
             _allow_non_fake_inputs=True,
-            decomposition_table=core_aten_decompositions(),  # type: ignore[arg-type]
+            decomposition_table={**core_aten_decompositions(), torch.ops.aten.pow.Tensor_Scalar: multiply_out},
         )
         self.traced = trace([tensor.detach() for tensor in tensors.values()], *examples)
 
