@@ -377,11 +377,12 @@ class Gradient(nn.Module):
             call = partial(functional_call, score, given, tie_weights=False)
             return differentiate(lambda *args: call(args), inputs, count)
 
+        decompositions = {**core_aten_decompositions(), torch.ops.aten.pow.Tensor_Scalar: multiply_out}
         trace = make_fx(
             compute,
             tracing_mode="symbolic",
             _allow_non_fake_inputs=True,
-            decomposition_table={**core_aten_decompositions(), torch.ops.aten.pow.Tensor_Scalar: multiply_out},
+            decomposition_table=decompositions,
         )
         self.traced = trace([tensor.detach() for tensor in tensors.values()], *examples)
 

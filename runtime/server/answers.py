@@ -269,6 +269,30 @@ class TranslationEntry(PlainTranslationEntry, total=False):
     alignment: AlignmentEntry
 
 
+class ExplainedToken(TypedDict):
+    """A token that was read or written."""
+
+    text: str
+    id: int
+    part: str
+    start: int
+    end: int
+
+
+class ExplanationAnswer(TypedDict):
+    """The answer of /v1/explanations, as `Explanation.to_json` gives it."""
+
+    kind: str
+    model: str
+    tokens: list[ExplainedToken]
+    targets: list[dict[str, Any]]
+    saliency: dict[str, list[list[float | None]]]
+    missing: list[float] | None
+    lens: dict[str, Any] | None
+    attention: list[dict[str, Any]]
+    neurons: dict[str, Any] | None
+
+
 class TokenizeAnswer(TypedDict):
     """The answer of /tokenize."""
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
+from ..explain.options import METHODS, MOST_WATCHED, OBJECTIVES
 from .schema import Schema
 
 LONGEST_TEXT = 2**20  # characters
@@ -324,6 +325,17 @@ TRANSLATIONS = body(
     repetition_penalty=number(0.01, 100, "Above 1 makes tokens less likely that are there already."),
     truncation=choice("head", "tail"),
     alignment=switch("Return what each token looked at; of a bundle exported with cross_attentions."),
+)
+EXPLANATIONS = body(
+    ("input",),
+    input=TEXT,
+    pair=maybe({**TEXT, "description": "The other text, of models that read or compare two."}),
+    answer=maybe({**TEXT, "description": "What to explain; the model's own answer unless given."}),
+    methods=maybe(array({"type": "string", "enum": list(METHODS)}, most=len(METHODS))),
+    objective=choice(*OBJECTIVES, text="What gradients are of."),
+    watch=maybe(array({"type": "string", "minLength": 1, "maxLength": 256}, most=MOST_WATCHED)),
+    factors=whole(1, 64, "Groups of neurons."),
+    max_new_tokens=whole(1, 64, "Of the model's own answer."),
 )
 TOKENIZE = body(("content",), content=TEXT, parse_special=switch("Read special tokens as such."))
 DETOKENIZE = body(

@@ -9,7 +9,7 @@ from typing import Any
 from starlette.responses import Response
 
 from ..encode.results import Answer, Answers, Classification, FilledMask, Tags
-from . import answers, bodies, text, translations, vectors
+from . import answers, bodies, explanations, text, translations, vectors
 from .answers import ListOf
 from .calls import Call
 from .schema import Schema
@@ -106,6 +106,14 @@ ENDPOINTS = (
         translations.translate,
         ListOf(answers.TranslationEntry),
         names=INPUT,
+    ),
+    Endpoint(
+        "/v1/explanations",
+        "explanations",
+        bodies.EXPLANATIONS,
+        explanations.explain,
+        answers.ExplanationAnswer,
+        names={"texts": "input", "prompt": "input", "label": "answer"},
     ),
     Endpoint("/tokenize", "", bodies.TOKENIZE, translations.tokenize, answers.TokenizeAnswer),
     Endpoint("/detokenize", "", bodies.DETOKENIZE, translations.detokenize, answers.DetokenizeAnswer),

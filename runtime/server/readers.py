@@ -107,13 +107,14 @@ class Lane:
 class Readers:
     """The threads of a server.
 
-    What is large has one of its own, and grammars too: neither delays what is read soon.
+    What is large has one of its own, grammars and explanations too: none delays what is read soon.
     """
 
     def __init__(self, settings: ServerSettings) -> None:
         self._usual = Lane("planforge-reader", settings.readers, settings)
         self._large = Lane("planforge-large-reader", 1, settings)
         self._grammars = Lane("planforge-grammar-reader", 1, settings)
+        self.explaining = Lane("planforge-explainer", 1, settings)
 
     def choose(self, size: int, *, compiles: bool = False) -> Lane:
         """Return the threads that read so many bytes, or compile a grammar."""
@@ -123,5 +124,5 @@ class Readers:
 
     def close(self) -> None:
         """End what waits; what runs ends with its step."""
-        for lane in (self._usual, self._large, self._grammars):
+        for lane in (self._usual, self._large, self._grammars, self.explaining):
             lane.close()

@@ -235,6 +235,12 @@ class Registry:
 
 def list_capabilities(model: Model) -> tuple[str, ...]:
     """Return what a model can be asked for."""
+    explains = ("explanations",) if model.explanations else ()
+    return list_tasks(model) + explains
+
+
+def list_tasks(model: Model) -> tuple[str, ...]:
+    """Return what a model can be asked for, but for explanations."""
     if isinstance(model, TextGenerator):
         return ("chat", "completions") if model.has_chat else ("completions",)
     if isinstance(model, Translator):

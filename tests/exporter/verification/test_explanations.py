@@ -14,10 +14,10 @@ import pytest
 
 from planforge.exporter import export, fit_head, verify
 from planforge.exporter.errors import VerificationError
-from planforge.runtime import load
 from planforge.runtime.bundle.bundle import Bundle
 from planforge.runtime.errors import InputError
 
+from ...helpers.explained import open_model
 from ...helpers.graphs import replace_graph
 
 GRADIENT = "gradient.portable.fp32"
@@ -46,8 +46,10 @@ def scale_number(operator: str, factor: float) -> Fault:
     def plant(model: ir.Model) -> str:
         for node in reversed(list(model.graph)):
             for index, value in enumerate(node.inputs):
-                constant = None if value is None else value.const_value
-                if node.op_type == operator and constant is not None and constant.size == 1:
+                if value is None or value.const_value is None:
+                    continue
+                constant = value.const_value
+                if node.op_type == operator and constant.size == 1:
                     array = constant.numpy() * np.float32(factor)
                     new = ir.Value(name=f"{value.name}_off", type=value.type, shape=value.shape)
                     new.const_value = ir.tensor(array.astype(np.float32), name=new.name)
@@ -181,7 +183,7 @@ def test_a_fitted_head_is_explained(explained: Callable[[str], Path], tmp_path: 
     (tmp_path / "reviews.tsv").write_text("\n".join(rows) + "\n")
     source = explained("bert-demo") / "bundle"
     fit_head(source, tmp_path / "reviews.tsv", tmp_path / "fitted")
-    with load(tmp_path / "fitted") as model:
+    with open_model(tmp_path / "fitted") as model:
         result: Any = model.explain("what a great film", methods=["gradient", "integrated_gradients", "lens"])
         expected: Any = model.classify("what a great film")
         assert result.kind == "classification"

@@ -14,7 +14,8 @@ import torch
 import transformers
 
 from planforge.exporter.checkpoints.source import resolve_source
-from planforge.runtime import load
+
+from ...helpers.explained import open_model
 
 PROMPT = "In the beginning God created the"
 NEAR = 1e-5  # of the largest: fp32 that adds in another order
@@ -83,7 +84,7 @@ def test_integrated_gradients_are_captums_and_complete(gpt2: Any, gpt2_reference
 @pytest.mark.parametrize("name", ["gpt2-demo", "gemma 2", "llama 2", "bert-demo", "transformer-demo"])
 def test_integrated_gradients_are_complete(explained: Callable[[str], Path], name: str) -> None:
     texts = {"transformer-demo": ("3 may 1998",), "bert-demo": ("a fine film", "a good movie")}
-    with load(explained(name) / "bundle") as model:
+    with open_model(explained(name) / "bundle") as model:
         result: Any = model.explain(*texts.get(name, (PROMPT, " earth")), methods=["integrated_gradients"])
     assert result.missing.max() <= 0.01
 
@@ -96,7 +97,7 @@ def test_layers_are_transformers(explained: Callable[[str], Path], gpt2_referenc
     if name != "gpt2-demo":
         kind: Any = transformers.AutoModelForCausalLM
         reference = kind.from_pretrained(folder / "checkpoint", attn_implementation="eager").eval()
-    with load(folder / "bundle") as model:
+    with open_model(folder / "bundle") as model:
         result: Any = model.explain(PROMPT, " heavens and the earth")
     ids = torch.tensor([[token.id for token in result.tokens]])
     with torch.no_grad():
@@ -133,7 +134,7 @@ def test_labels_are_transformers(explained: Callable[[str], Path], name: str) ->
     folder = explained(name)
     kind: Any = transformers.AutoModelForSequenceClassification
     reference = kind.from_pretrained(folder / "checkpoint").eval()
-    with load(folder / "bundle") as model:
+    with open_model(folder / "bundle") as model:
         result: Any = model.explain("one small film", "a great man")
         labels = list(model.labels)
     ids = torch.tensor([[token.id for token in result.tokens]])

@@ -14,9 +14,10 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from planforge.runtime import load
 from planforge.runtime.errors import ClosedError, ContextLengthError, InputError
 from planforge.runtime.explain import METHODS
+
+from ...helpers.explained import open_model
 
 PROMPT = "In the beginning God created the"
 TEXTS = {
@@ -32,7 +33,7 @@ TEXTS = {
 @pytest.mark.parametrize("name", TEXTS)
 def test_every_method_of_every_kind(explained: Callable[[str], Path], name: str) -> None:
     texts, kind = TEXTS[name]
-    with load(explained(name) / "bundle") as model:
+    with open_model(explained(name) / "bundle") as model:
         result: Any = model.explain(*texts, methods=METHODS, factors=2)
     assert result.kind == kind
     A = len(result.targets)
@@ -81,7 +82,7 @@ def test_the_answer_is_the_models_own_unless_it_is_given(gpt2: Any) -> None:
 
 def test_tokens_of_a_text_are_its_characters(explained: Callable[[str], Path]) -> None:
     text = "Great FILMS, Zoë!"
-    with load(explained("bert-demo") / "bundle") as model:
+    with open_model(explained("bert-demo") / "bundle") as model:
         result: Any = model.explain(text, "a movie", methods=["gradient"])
     own = [token for token in result.tokens if token.part == "text"]
     assert "".join(token.text for token in own) == text
@@ -107,7 +108,7 @@ def test_occlusion_is_the_fall_of_the_log_probability(gpt2: Any) -> None:
 
 def test_a_bundle_without_graphs_can_occlude(whole_bundle: Path) -> None:
     """In int8, by the graph that answers."""
-    with load(whole_bundle, precision="int8") as model:
+    with open_model(whole_bundle, precision="int8") as model:
         result: Any = model.explain(PROMPT, " earth")
         assert set(result.saliency) == {"occlusion"}
         assert result.lens is None and not result.attention
@@ -121,8 +122,7 @@ def test_no_torch_is_loaded(explained: Callable[[str], Path], tmp_path: Path) ->
     page = tmp_path / "page.html"
     code = f"""
 import sys
-from planforge.runtime import load
-with load({str(explained("gpt2-demo") / "bundle")!r}) as model:
+with open_model({str(explained("gpt2-demo") / "bundle")!r}) as model:
     model.explain("In the beginning", max_new_tokens=2).to_html({str(page)!r})
 print([name for name in ("torch", "onnx", "transformers", "sklearn") if name in sys.modules])
 """
@@ -154,16 +154,19 @@ def test_choices_that_cannot_be(gpt2: Any, options: dict[str, Any], words: str) 
 def test_what_an_encoder_refuses(
     explained: Callable[[str], Path], head_bundle: Callable[[str], Path]
 ) -> None:
-    with load(explained("classifier") / "bundle") as model, pytest.raises(InputError, match="is not one of"):
-        model.explain("a film", label="no such label")  # type: ignore[call-arg]
-    with load(explained("bert-demo") / "bundle") as model, pytest.raises(InputError, match="pair=TEXT"):
+    with (
+        open_model(explained("classifier") / "bundle") as model,
+        pytest.raises(InputError, match="is not one of"),
+    ):
+        model.explain("a film", label="no such label")
+    with open_model(explained("bert-demo") / "bundle") as model, pytest.raises(InputError, match="pair=TEXT"):
         model.explain("a film")
-    with load(head_bundle("tagger")) as model, pytest.raises(InputError, match="token_classification"):
+    with open_model(head_bundle("tagger")) as model, pytest.raises(InputError, match="token_classification"):
         model.explain("a film")
 
 
 def test_too_long_and_closed(explained: Callable[[str], Path]) -> None:
-    with load(explained("gpt2-demo") / "bundle") as model:
+    with open_model(explained("gpt2-demo") / "bundle") as model:
         with pytest.raises(ContextLengthError, match="the context holds 256"):
             model.explain([5] * 255, [5] * 2)
         model.explain([5] * 3, [5])
