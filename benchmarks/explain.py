@@ -19,9 +19,9 @@ import numpy as np
 from planforge.exporter.checkpoints.source import resolve_source
 from planforge.runtime import load
 from planforge.runtime.bundle.bundle import Bundle
-from planforge.runtime.explain.generation import prepare_score
 from planforge.runtime.explain.gradients import integrate, multiply_by_input
 from planforge.runtime.explain.options import make_choices
+from planforge.runtime.generate.explaining import prepare_score
 
 from .common import write_result
 

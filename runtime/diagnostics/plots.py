@@ -6,16 +6,14 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from ..errors import BackendUnavailableError, InputError
+from ..errors import InputError
+from ..figure import INCHES_PER_TOKEN, MOST_INCHES, show_token, start_figure
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
     from ..translate.results import Alignment
     from .bench import BenchResult
-
-INCHES_PER_TOKEN = 0.28
-MOST_INCHES = 40.0
 
 
 def draw_attention(
@@ -89,22 +87,8 @@ def make_figure(path: Path, width: float, height: float) -> Figure:
     return start_figure(width, height)
 
 
-def start_figure(width: float, height: float) -> Figure:
-    """Return an empty picture of this width and height, in inches."""
-    try:
-        from matplotlib.figure import Figure
-    except ModuleNotFoundError as error:
-        raise BackendUnavailableError("pictures need matplotlib: pip install 'planforge[plot]'") from error
-    return Figure(figsize=(width, height), layout="constrained")
-
-
 def save(figure: Figure, path: Path) -> None:
     try:
         figure.savefig(path, dpi=150)
     except (OSError, ValueError) as error:
         raise InputError(f"the picture {path} cannot be written: {error}") from error
-
-
-def show_token(token: str) -> str:
-    """Return a token's text with a lone space made visible, and no formula for matplotlib to read."""
-    return ("␣" if token == " " else token).replace("$", r"\$")

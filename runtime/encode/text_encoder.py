@@ -17,7 +17,6 @@ from ..bundle.bundle import Bundle
 from ..bundle.defaults import EncoderDefaults
 from ..bundle.manifest import Artifact
 from ..errors import ManifestError
-from ..explain.encoding import explain_text
 from ..explain.explanation import Explanation
 from ..explain.options import make_choices
 from ..memory_budget import MemoryBudget
@@ -27,6 +26,7 @@ from ..text.long_text import SPECIAL_TOKENS
 from ..text.reading import Item, check_each, check_text, make_item, run_one_or_all
 from ..text.tokenizer import Tokenizer
 from .encoder import Encoder, check_manifest, check_memory
+from .explaining import explain_text
 from .results import (
     Answers,
     Classification,

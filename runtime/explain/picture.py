@@ -6,8 +6,8 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from ..diagnostics.plots import INCHES_PER_TOKEN, MOST_INCHES, show_token, start_figure
 from ..errors import InputError
+from ..figure import INCHES_PER_TOKEN, MOST_INCHES, show_token, start_figure
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure

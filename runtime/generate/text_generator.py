@@ -16,7 +16,6 @@ from ..decoding.chunk import TextStream
 from ..decoding.decoder import Decoder
 from ..errors import ClosedError, InputError
 from ..explain.explanation import Explanation
-from ..explain.generation import explain_generation, read_answer
 from ..explain.options import make_choices
 from ..memory_budget import MemoryBudget
 from ..model import Model
@@ -32,6 +31,7 @@ from ..scheduling.options import ScheduleOptions
 from ..text.chat import Chat, Message
 from ..text.tokenizer import Tokenizer
 from .beams import resolve_search
+from .explaining import explain_generation, read_answer
 from .generation import Generation
 from .grammar import Grammars
 from .loop import GenerationLoop

@@ -19,7 +19,6 @@ from ..decoding.decoder import Decoder
 from ..errors import ClosedError, InputError, ManifestError
 from ..explain.explanation import Explanation
 from ..explain.options import make_choices
-from ..explain.translation import explain_translation
 from ..memory_budget import MemoryBudget
 from ..opening import check_weights, choose_length, count_weight_bytes, open_programs
 from ..options import (
@@ -44,6 +43,7 @@ from ..text.reading import (
     split_into_chunks,
 )
 from ..text.tokenizer import Tokenizer
+from .explaining import explain_translation
 from .loop import BatchKind, TranslationLoop
 from .results import Alignment, Translation
 from .source_encoder import SourceEncoder, check_same_export

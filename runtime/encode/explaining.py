@@ -12,21 +12,21 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from ..backends.backend import Array
-from ..encode.pooling import pool_tokens, sigmoid, softmax
 from ..errors import InputError
+from ..explain.explanation import Explanation, Lens, Likely, Target, Token
+from ..explain.gradients import Score
+from ..explain.graphs import ExplanationGraphs
+from ..explain.layers import attend, group_neurons, run_layers, stack
+from ..explain.options import Choices
+from ..explain.saliency import LOGIT, SIGMOID, SOFTMAX, measure_saliency
+from ..explain.tokens import describe_encoding
 from ..text.long_text import Piece, build_piece, fit
 from ..text.reading import check_text
 from ..text.tokenizer import Encoding
-from .explanation import Explanation, Lens, Likely, Target, Token
-from .gradients import Score
-from .graphs import ExplanationGraphs
-from .layers import attend, group_neurons, run_layers, stack
-from .options import Choices
-from .saliency import LOGIT, SIGMOID, SOFTMAX, measure_saliency
-from .tokens import describe_encoding
+from .pooling import pool_tokens, sigmoid, softmax
 
 if TYPE_CHECKING:
-    from ..encode.text_encoder import TextEncoder
+    from .text_encoder import TextEncoder
 
 HEAD = "sequence_classification"
 MOST_LABELS = 10  # that are explained, the likeliest first

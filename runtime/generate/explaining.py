@@ -12,16 +12,17 @@ import numpy as np
 
 from ..backends.backend import Array
 from ..errors import ContextLengthError, InputError
-from .explanation import Explanation, Likely, Target
-from .gradients import Score
-from .graphs import ExplanationGraphs
-from .layers import Reading, attend, group_neurons, list_layers, look, run_layers
-from .options import Choices
-from .saliency import LOGIT, SOFTMAX, measure_saliency
-from .tokens import describe_ids, find_watched
+from ..explain.explanation import Explanation, Likely, Target
+from ..explain.gradients import Score
+from ..explain.graphs import ExplanationGraphs
+from ..explain.layers import Reading, attend, group_neurons, list_layers, look, run_layers
+from ..explain.options import Choices
+from ..explain.saliency import LOGIT, SOFTMAX, measure_saliency
+from ..explain.tokens import describe_ids, find_watched
+from .score import score_tokens
 
 if TYPE_CHECKING:
-    from ..generate.text_generator import TextGenerator
+    from .text_generator import TextGenerator
 
 
 def explain_generation(
@@ -99,8 +100,6 @@ def prepare_score(
 
 def score_answer(model: TextGenerator, ids: Sequence[int], count: int) -> Array:
     """Return the log-probabilities of the last `count` tokens, by the graph that answers."""
-    from ..generate.score import score_tokens
-
     return np.array(score_tokens(model.decoder, ids, model.max_length).logprobs[-count:])
 
 

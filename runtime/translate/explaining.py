@@ -13,17 +13,17 @@ import numpy as np
 
 from ..backends.backend import Array
 from ..decoding.sampling import compute_logprobs
-from .explanation import Attention, Explanation, Target, Token
-from .gradients import Score
-from .graphs import ExplanationGraphs
-from .layers import Reading, attend, group_neurons, list_layers, look, run_layers
-from .neurons import Factors
-from .options import Choices
-from .saliency import LOGIT, SOFTMAX, Saliency, measure_saliency
-from .tokens import describe_ids, find_watched
+from ..explain.explanation import Attention, Explanation, Target, Token
+from ..explain.gradients import Score
+from ..explain.graphs import ExplanationGraphs
+from ..explain.layers import Reading, attend, group_neurons, list_layers, look, run_layers
+from ..explain.neurons import Factors
+from ..explain.options import Choices
+from ..explain.saliency import LOGIT, SOFTMAX, Saliency, measure_saliency
+from ..explain.tokens import describe_ids, find_watched
 
 if TYPE_CHECKING:
-    from ..translate.translator import Translator
+    from .translator import Translator
 
 
 def explain_translation(
