@@ -104,7 +104,9 @@ def make_classification(labels: tuple[str, ...] = LABELS, seed: int = 2) -> dict
     """Return the explanation of a text's labels; of one label alone it is the score of a ranker."""
     rng = np.random.default_rng(seed)
     is_ranking = len(labels) == 1
-    text = {"query": split("Who plays well?"), "text": split(REVIEW)} if is_ranking else {"text": split(REVIEW)}
+    text = (
+        {"query": split("Who plays well?"), "text": split(REVIEW)} if is_ranking else {"text": split(REVIEW)}
+    )
     tokens = [make_special("[CLS]"), *make_tokens(**text), make_special("[SEP]")]
     shares = np.sort(rng.dirichlet(np.ones(len(labels))))[::-1].round(4).tolist()
     likeliest = [{"text": name, "probability": p} for name, p in zip(labels, shares, strict=True)]
@@ -126,7 +128,7 @@ def make_classification(labels: tuple[str, ...] = LABELS, seed: int = 2) -> dict
         "targets": targets,
         "saliency": make_saliency(rng, [len(tokens)] * len(targets), len(tokens)),
         "missing": None,
-        "lens": None if is_ranking else make_lens(rng, list(labels), 4, labels, ()),
+        "lens": None if is_ranking else make_lens_of_labels(rng, labels, 4),
         "attention": [make_attention(rng, "self", 4, 4, whole, whole)],
         "neurons": None,
     }
@@ -167,7 +169,10 @@ def make_lens(
     steps = np.linspace(3.5, -0.7, layers + 1)[:, None]
     ranks = np.maximum(1, 10 ** (steps + rng.normal(0, 0.5, (layers + 1, len(texts))))).astype(int)
     likeliest = [
-        [text if rank == 1 else words[rng.integers(len(words))] for text, rank in zip(texts, row, strict=True)]
+        [
+            text if rank == 1 else words[rng.integers(len(words))]
+            for text, rank in zip(texts, row, strict=True)
+        ]
         for row in ranks
     ]
     other = rng.integers(2, 3000, (len(watched), layers + 1, len(texts)))
@@ -175,7 +180,21 @@ def make_lens(
         "layers": ["embeddings", *[f"layer {number + 1}" for number in range(layers)]],
         "ranks": ranks.tolist(),
         "likeliest": likeliest,
-        "watched": [{"text": text, "ranks": rows.tolist()} for text, rows in zip(watched, other, strict=True)],
+        "watched": [
+            {"text": text, "ranks": rows.tolist()} for text, rows in zip(watched, other, strict=True)
+        ],
+    }
+
+
+def make_lens_of_labels(rng: np.random.Generator, labels: tuple[str, ...], layers: int) -> dict[str, Any]:
+    """Return the ranks of labels among each other; at the last layer the first is the likeliest."""
+    count = len(labels)
+    orders = [rng.permutation(count) for _ in range(layers)] + [np.arange(count)]
+    return {
+        "layers": ["embeddings", *[f"layer {number + 1}" for number in range(layers)]],
+        "ranks": [(order + 1).tolist() for order in orders],
+        "likeliest": [[labels[int(order.argmin())]] * count for order in orders],
+        "watched": [],
     }
 
 
@@ -209,7 +228,11 @@ def make_attention(
 
 def read_attention(entry: dict[str, Any]) -> NDArray[np.uint8]:
     """Return the weights (layers, heads, queries, keys) of an entry, 255 of them to 1."""
-    shape = [entry["layers"], entry["heads"], *(end - first for first, end in (entry["queries"], entry["keys"]))]
+    shape = [
+        entry["layers"],
+        entry["heads"],
+        *(end - first for first, end in (entry["queries"], entry["keys"])),
+    ]
     return np.frombuffer(zlib.decompress(base64.b64decode(entry["weights"])), np.uint8).reshape(shape)
 
 

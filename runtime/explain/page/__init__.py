@@ -19,8 +19,18 @@ from typing import Any
 import numpy as np
 
 # Each after those that it imports.
-MODULES = ("dom.js", "chooser.js", "words.js", "lines.js", "saliency.js", "lens.js", "neurons.js")
-MODULES += ("attention.js", "explain.js", "start.js")
+MODULES = (
+    "dom.js",
+    "chooser.js",
+    "words.js",
+    "lines.js",
+    "saliency.js",
+    "lens.js",
+    "neurons.js",
+    "attention.js",
+    "explain.js",
+    "start.js",
+)
 STYLES = ("page.css", "explain.css")
 IMPORT = re.compile(r"^import\s[^;]*;\n", re.MULTILINE)
 EXPORT = re.compile(r"^export ((?:async )?(?:class|const|function) (\w+))", re.MULTILINE)
@@ -33,8 +43,8 @@ def make_page(explanation: Mapping[str, Any]) -> str:
     style = "".join(read(name) for name in STYLES)
     script = join_modules()
     policy = (
-        f"default-src 'none'; script-src {name_hash(theme)} {name_hash(script)}; style-src {name_hash(style)};"
-        " img-src data:; connect-src 'none'; base-uri 'none'; form-action 'none'"
+        f"default-src 'none'; script-src {name_hash(theme)} {name_hash(script)};"
+        f" style-src {name_hash(style)}; img-src data:; connect-src 'none'; base-uri 'none'; form-action 'none'"
     )
     fields = {
         "policy": policy,

@@ -23,7 +23,7 @@ export class Attention {
     this.name = "Attention";
     this.lead = "While it reads a token, the model looks at others: the thicker a line and the darker a token, the more the token at hand looked at it.";
     this.controls = make("div", { className: "controls" });
-    this.side = make("div", { className: "side" });
+    this.side = make("div", { className: "beside" });
     this.unpacked = new Map();
     this.place = 0;
     const kinds = data.attention.map(({ name }, place) => [place, this.nameKind(name)]);
@@ -108,8 +108,10 @@ export class Attention {
     this.from = this.stops[this.place];
     const strongest = findStrongest(row, DRAWN);
     const most = row[strongest[0]] ?? 1;
+    const [first, end] = this.entry.queries; // these stay as they are, though they may not be looked at
+    const others = row.map((_, token) => (token >= first && token < end ? 0 : null));
     this.words.tint(
-      row.map((weight) => (weight === null ? null : weight / most)),
+      row.map((weight, token) => (weight === null ? others[token] : weight / most)),
       row.map((weight) => ((weight ?? 0) >= SHOWN ? figure(100 * weight, 0) : "")),
     );
     const to = strongest.filter((token) => token !== this.from && row[token] >= FAINTEST);
@@ -135,7 +137,10 @@ export class Attention {
   read(token) {
     const weight = this.row?.[token];
     const text = spell(this.data.tokens[token].text);
-    return typeof weight === "number" ? `“${text}” gets ${percent(weight)} of the attention.` : `“${text}” can't be looked at from there.`;
+    if (typeof weight === "number") {
+      return `“${text}” gets ${percent(weight)} of the attention.`;
+    }
+    return token === this.from ? "" : `“${text}” can't be looked at from there.`;
   }
 
   say() {

@@ -78,9 +78,9 @@ export function figure(value, digits = 2) {
 
 /** Return a list of bars: {name: element, size from 0 to 1, figure: text, className} each. */
 export function drawBars(rows) {
-  const list = make("ol", { className: "bars" });
+  const list = make("ol", { className: "shares" });
   for (const { name, size, figure: words, className = "" } of rows) {
-    const bar = make("span", { className: "bar", "aria-hidden": "true" });
+    const bar = make("span", { className: "share", "aria-hidden": "true" });
     bar.style.setProperty("--share", Math.min(1, Math.max(0, size || 0)));
     list.append(make("li", { className }, name, bar, make("span", { className: "figure" }, words)));
   }

@@ -29,8 +29,8 @@ class Page {
     this.side = make("div", { className: "side-place" });
     this.wide = make("div");
     this.text = make("div", { className: "text-place" }, this.labelRow, this.words.element, this.reading);
-    this.body = make("div", { className: "body" }, this.text, this.side);
-    this.panel = make("section", { id: makeId("panel") }, this.lead, this.controls, this.body, this.wide);
+    this.frame = make("div", { className: "frame" }, this.text, this.side);
+    this.panel = make("section", { id: makeId("panel") }, this.lead, this.controls, this.frame, this.wide);
     this.chooser = new Chooser(this.panel, (place, how) => this.change(place, how));
     this.text.addEventListener("pointerover", (event) => this.read(this.words.find(event)));
     this.text.addEventListener("pointerleave", () => this.read(-1));
@@ -43,8 +43,8 @@ class Page {
   count() {
     const tokens = this.data.tokens.length;
     const explained = this.data.targets.filter(({ token }) => token !== null).length;
-    const more = explained > 0 ? `, ${explained} of them the model's own and explained` : "";
-    return make("p", { className: "soft" }, `${tokens} tokens (words or pieces of words)${more}.`);
+    const more = explained > 0 ? `, ${explained} of them explained` : "";
+    return make("p", { className: "soft" }, `${tokens} tokens (words or pieces of words; ␣ is a space)${more}.`);
   }
 
   makeViews() {
@@ -129,7 +129,7 @@ class Page {
     this.controls.replaceChildren(this.view.controls);
     this.side.replaceChildren(...(this.view.side ? [this.view.side] : []));
     this.wide.replaceChildren(...(this.view.wide ? [this.view.wide] : []));
-    this.body.classList.toggle("with-side", Boolean(this.view.side));
+    this.frame.classList.toggle("with-side", Boolean(this.view.side));
     this.panel.dataset.view = this.view.key;
     const token = this.data.targets[this.target]?.token;
     this.offer(this.view.stops ? Math.max(0, this.view.stops.indexOf(token)) : this.target);
@@ -139,11 +139,8 @@ class Page {
   offer(place) {
     const ofTargets = this.data.targets.map(({ token }, target) => this.labels[target] ?? this.words.elements[token]);
     const elements = this.view.stops?.map((token) => this.words.elements[token]) ?? ofTargets;
-    this.labelRow.hidden = Boolean(this.view.stops) || this.labels.every((label) => label === null);
+    this.labelRow.hidden = Boolean(this.view.stops) || this.labels.filter(Boolean).length < 2;
     this.chooser.setElements(elements, place);
-    if (elements.length === 0) {
-      this.view.draw(0);
-    }
     this.read(-1);
   }
 
@@ -158,17 +155,19 @@ class Page {
       this.announce([view.say(place), this.chooser.held ? "Held; Escape lets go." : ""].join(" "));
     }
     if (spoken) {
-      this.read(-1);
+      this.read(view.stops?.[place] ?? -1);
     }
   }
 
   /** Write below the text what is known of one of its tokens; -1 is none. */
   read(token) {
-    const atHand = this.words.elements[token]?.classList.contains("current");
-    const words = token >= 0 && !atHand ? this.view.read(token) : "";
+    const explained = this.data.targets[this.target]?.token;
+    const known = token >= 0 && (this.view.stops || token !== explained) ? this.view.read(token) : "";
     const what = this.view.stops ? "a token" : this.labels.some(Boolean) ? "a label" : "an underlined token";
-    const hint = this.chooser.held ? "It is held: Esc or a click lets go." : `Point at ${what} or use the arrow keys; a click holds it.`;
-    this.reading.textContent = words || hint;
+    const several = this.chooser.elements.length > 1;
+    const hint = several ? `Point at ${what} or use the arrow keys; a click holds it.` : "Point at a token for its number.";
+    const held = this.chooser.held ? "It is held: Esc or a click lets go." : "";
+    this.reading.textContent = [known, held].join(" ").trim() || hint;
   }
 
   /** Have a screen reader say a text. */

@@ -13,7 +13,7 @@ export class Lens {
     this.data = data;
     this.words = words;
     this.key = "lens";
-    this.name = "Layer by layer";
+    this.name = "Layers";
     const label = data.targets[0]?.token === null;
     const what = label ? "each label" : data.kind === "translation" ? "each token of the translation" : "each token of the answer";
     this.lead = `If the model had to answer after each layer: in which place would ${what} be? 1, the darkest, is the likeliest.`;
@@ -70,7 +70,7 @@ export class Lens {
     table.addEventListener("focusin", (event) => this.point(event, true));
     table.addEventListener("keydown", (event) => this.press(event));
     const label = `In which place each layer has ${nameTarget(this.data)}`;
-    this.wide.prepend(make("div", { className: "wide", role: "region", "aria-label": label }, table));
+    this.wide.append(make("div", { className: "wide", role: "region", "aria-label": label }, table));
     this.row = lens.layers.length - 1;
     this.fill();
   }
@@ -123,7 +123,7 @@ export class Lens {
     }
   }
 
-  /** Write below the table what one cell is about. */
+  /** Write above the table what one cell is about. */
   tell(row, column) {
     const { lens, targets } = this.data;
     const layer = row === 0 ? `The ${lens.layers[0]}` : `After ${lens.layers[row]}`;
@@ -131,8 +131,8 @@ export class Lens {
     const rank = this.ranks[row][column];
     const place = this.watched ? make("span", {}, ", in the place of ", quote(targets[column].text)) : "";
     this.note.replaceChildren(
-      `${layer}${row === 0 ? " alone" : ""}`, place, ": likeliest is ", quoteStrong(lens.likeliest[row][column]),
-      "; ", quote(word.text), ` has rank ${rank}.`,
+      `${layer}${row === 0 ? " alone" : ""}`, place, ": the likeliest is ", quoteStrong(lens.likeliest[row][column]),
+      ", and ", quote(word.text), ` has rank ${rank}.`,
     );
   }
 

@@ -15,9 +15,10 @@ export class Neurons {
     this.announce = announce;
     this.key = "neurons";
     this.name = "Neurons";
+    this.stops = data.tokens.map((_, place) => place);
     this.lead = "Neurons that are active together, in groups: choose a group, and the text is tinted where it is active, in percent of its most.";
     this.controls = make("div", { className: "controls" });
-    this.side = make("div", { className: "side factors" });
+    this.side = make("div", { className: "beside factors" });
     this.factor = 0;
     this.built = false;
     this.side.addEventListener("click", (event) => {
@@ -78,8 +79,7 @@ export class Neurons {
   }
 
   say(place) {
-    const { token } = this.data.targets[place];
-    return token === null ? "" : this.read(token);
+    return this.read(place);
   }
 }
 

@@ -36,7 +36,7 @@ export class Saliency {
     this.hasMethods = this.methods.length > 0;
     this.name = this.hasMethods ? "What counted" : "The answer";
     this.controls = make("div", { className: "controls" });
-    this.side = make("div", { className: "side" });
+    this.side = make("div", { className: "beside" });
     this.place = 0;
     if (this.hasMethods) {
       this.lead = `The darker a token, the more it counted for ${nameTarget(data)} at hand; the number below it says how much, in percent.`;
@@ -157,7 +157,7 @@ export function describe({ probability, logit }) {
     parts.push(`probability ${percent(probability)}`);
   }
   if (typeof logit === "number") {
-    parts.push(`${typeof probability === "number" ? "logit" : "score"} ${figure(logit)}`);
+    parts.push(`${typeof probability === "number" ? "logit" : "value"} ${figure(logit)}`);
   }
   return parts.join(", ");
 }

@@ -12,6 +12,8 @@ const TITLES = {
   query: "Question",
 };
 
+const SPACED = /^ \S/;
+
 /** The tokens, each in an element of its own, by the parts of the text. */
 export class Words {
   constructor(tokens) {
@@ -20,18 +22,24 @@ export class Words {
     this.element = make("div", { className: "words" });
     for (const { title, places } of splitParts(tokens)) {
       const text = make("p", { className: "part", dir: "auto" });
-      text.append(...places.map((place) => this.elements[place]));
+      text.append(...places.flatMap((place) => this.place(place)));
       this.element.append(...(title ? [make("h3", {}, title)] : []), text);
     }
   }
 
   makeToken({ text, part }, place) {
-    const shown = show(text).replaceAll("\n", "↵\n") || " ";
+    const shown = show(SPACED.test(text) ? text.slice(1) : text).replaceAll("\n", "↵") || "\u00a0";
     const element = make("span", { className: "token" }, shown);
     element.dataset.token = place;
     element.classList.toggle("special", part === "special");
     element.classList.toggle("short", Array.from(shown.trim()).length < 2);
     return element;
+  }
+
+  /** Return a token with the space before it and the line's end behind it: they have no tint. */
+  place(place) {
+    const { text } = this.tokens[place];
+    return [SPACED.test(text) ? " " : "", this.elements[place], text.includes("\n") ? "\n" : ""].filter(Boolean);
   }
 
   /** Return which token an event is about; -1 where none is. */
