@@ -44,7 +44,8 @@ def make_page(explanation: Mapping[str, Any]) -> str:
     script = join_modules()
     policy = (
         f"default-src 'none'; script-src {name_hash(theme)} {name_hash(script)};"
-        f" style-src {name_hash(style)}; img-src data:; connect-src 'none'; base-uri 'none'; form-action 'none'"
+        f" style-src {name_hash(style)}; img-src data:; connect-src 'none'; base-uri 'none';"
+        " form-action 'none'"
     )
     fields = {
         "policy": policy,

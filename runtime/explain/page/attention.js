@@ -4,6 +4,7 @@ import { drawBars, figure, findStrongest, make, makeSelect, percent, quote, spel
 import { Lines } from "./lines.js";
 
 const STRONGEST = 8; // tokens in the list
+const SPOKEN = 3;
 const DRAWN = 16; // curves at most
 const FAINTEST = 0.02; // what gets a curve
 const SHOWN = 0.01;
@@ -21,7 +22,9 @@ export class Attention {
     this.words = words;
     this.key = "attention";
     this.name = "Attention";
-    this.lead = "While it reads a token, the model looks at others: the thicker a line and the darker a token, the more the token at hand looked at it.";
+    this.lead =
+      "While it reads a token, the model looks at others: the thicker a line and the darker a token, " +
+      "the more the token at hand looked at it.";
     this.controls = make("div", { className: "controls" });
     this.side = make("div", { className: "beside" });
     this.unpacked = new Map();
@@ -34,8 +37,8 @@ export class Attention {
     if (kinds.length > 1) {
       this.controls.append(kind.field);
     }
-    this.note = make("p", { className: "soft" }, "Much attention for the first token or a full stop often means: nothing to look for.");
-    this.controls.append(this.layer.field, this.head.field, this.note);
+    const note = "Much attention for the first token or a full stop often means: nothing to look for.";
+    this.controls.append(this.layer.field, this.head.field, make("p", { className: "soft" }, note));
     this.offer();
   }
 
@@ -56,7 +59,8 @@ export class Attention {
   /** Offer the layers and heads that there are; the last layer is chosen. */
   offer() {
     const { layers, heads } = this.entry;
-    const number = (count) => Array.from({ length: count }, (_, place) => make("option", { value: place }, String(place + 1)));
+    const option = (_, place) => make("option", { value: place }, String(place + 1));
+    const number = (count) => Array.from({ length: count }, option);
     this.layer.select.replaceChildren(...number(layers));
     this.layer.select.value = String(layers - 1);
     this.head.select.replaceChildren(make("option", { value: MEAN }, "mean of all"), ...number(heads));
@@ -78,7 +82,8 @@ export class Attention {
     try {
       weights = await this.unpacked.get(entry);
     } catch (error) {
-      this.side.replaceChildren(make("p", { className: "error", role: "alert" }, `The attention can't be unpacked: ${error.message}`));
+      const trouble = `The attention can't be unpacked: ${error.message}`;
+      this.side.replaceChildren(make("p", { className: "error", role: "alert" }, trouble));
       return;
     }
     if (this.active && entry === this.entry && place === this.place) {
@@ -147,8 +152,9 @@ export class Attention {
     if (!this.row) {
       return "";
     }
-    const list = findStrongest(this.row, 3).map((token) => `${spell(this.data.tokens[token].text)} ${percent(this.row[token])}`);
-    return `${spell(this.data.tokens[this.from].text)} looks most at ${list.join(", ")}.`;
+    const name = (token) => spell(this.data.tokens[token].text);
+    const list = findStrongest(this.row, SPOKEN).map((token) => `${name(token)} ${percent(this.row[token])}`);
+    return `${name(this.from)} looks most at ${list.join(", ")}.`;
   }
 }
 

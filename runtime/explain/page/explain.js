@@ -36,7 +36,8 @@ class Page {
     this.text.addEventListener("pointerleave", () => this.read(-1));
     this.makeViews();
     this.makeTabs();
-    const head = make("header", { className: "head" }, make("h2", {}, `Why ${show(data.model)} answered so`), this.count());
+    const title = make("h2", {}, `Why ${show(data.model)} answered so`);
+    const head = make("header", { className: "head" }, title, this.count());
     this.element = make("div", { className: "explain" }, head, this.tabs, this.panel, this.status);
   }
 
@@ -60,7 +61,9 @@ class Page {
     this.views = [];
     if (data.targets.length > 0) {
       this.views.push(new Saliency(data, words));
-      if (data.lens) {
+      const [{ token, likeliest }] = data.targets;
+      const isAlone = token === null && likeliest.length === 0; // a score: it has no ranks
+      if (data.lens && !isAlone) {
         this.views.push(new Lens(data, words, tools));
       }
     }
@@ -82,7 +85,8 @@ class Page {
       tab.addEventListener("click", () => this.open(place));
       return tab;
     });
-    this.tabs = make("div", { className: "tabs", role: "tablist", "aria-label": "Ways to look at it" }, ...this.buttons);
+    const named = { role: "tablist", "aria-label": "Ways to look at it" };
+    this.tabs = make("div", { className: "tabs", ...named }, ...this.buttons);
     this.tabs.hidden = this.views.length < 2;
     this.tabs.addEventListener("keydown", (event) => this.moveAmongTabs(event));
     if (this.views.length > 1) {
@@ -165,7 +169,8 @@ class Page {
     const known = token >= 0 && (this.view.stops || token !== explained) ? this.view.read(token) : "";
     const what = this.view.stops ? "a token" : this.labels.some(Boolean) ? "a label" : "an underlined token";
     const several = this.chooser.elements.length > 1;
-    const hint = several ? `Point at ${what} or use the arrow keys; a click holds it.` : "Point at a token for its number.";
+    const choice = `Point at ${what} or use the arrow keys; a click holds it.`;
+    const hint = several ? choice : "Point at a token for its number.";
     const held = this.chooser.held ? "It is held: Esc or a click lets go." : "";
     this.reading.textContent = [known, held].join(" ").trim() || hint;
   }

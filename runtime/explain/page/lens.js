@@ -14,9 +14,10 @@ export class Lens {
     this.words = words;
     this.key = "lens";
     this.name = "Layers";
-    const label = data.targets[0]?.token === null;
-    const what = label ? "each label" : data.kind === "translation" ? "each token of the translation" : "each token of the answer";
-    this.lead = `If the model had to answer after each layer: in which place would ${what} be? 1, the darkest, is the likeliest.`;
+    const what = nameTarget(data).replace("the", "each");
+    this.lead =
+      `If the model had to answer after each layer, in which place would ${what} be? ` +
+      "1, the darkest, is the likeliest.";
     this.choose = choose;
     this.announce = announce;
     this.controls = make("div", { className: "controls" });
@@ -24,7 +25,8 @@ export class Lens {
     this.row = 0;
     this.column = 0;
     if (data.lens.watched.length > 0) {
-      const options = [["", "the answer's own tokens"], ...data.lens.watched.map((one, place) => [place, `“${spell(one.text)}”`])];
+      const words = data.lens.watched.map(({ text }, place) => [place, `“${spell(text)}”`]);
+      const options = [["", "the answer's own tokens"], ...words];
       const { field, select } = makeSelect("Ranks of", options, () => this.fill());
       this.select = select;
       this.controls.append(field);
@@ -36,6 +38,10 @@ export class Lens {
   /** The word that is watched, if one is chosen. */
   get watched() {
     return this.select?.value ? this.data.lens.watched[Number(this.select.value)] : null;
+  }
+
+  get layers() {
+    return this.data.lens.layers;
   }
 
   get ranks() {
@@ -144,7 +150,7 @@ export class Lens {
     const ranks = this.ranks.map((row) => row[place]);
     const first = ranks.indexOf(1);
     const word = spell((this.watched ?? this.data.targets[place]).text);
-    return first < 0 ? `${word} is likeliest at no layer.` : `${word} is likeliest from ${this.data.lens.layers[first]} on.`;
+    return first < 0 ? `${word} is nowhere the likeliest.` : `${word} is first the likeliest at ${this.layers[first]}.`;
   }
 }
 

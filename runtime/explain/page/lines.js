@@ -40,15 +40,15 @@ export class Lines {
 
 /** Return the path of a curve: an arc on one line of the text, an S between two. */
 function curve(start, end) {
-  const round = (value) => value.toFixed(1);
+  const at = (x, y) => `${x.toFixed(1)} ${y.toFixed(1)}`;
   if (Math.abs(start.top - end.top) < 4) {
     const arc = Math.min(HIGHEST_ARC, ARC + Math.abs(start.x - end.x) / 12);
-    const middle = round((start.x + end.x) / 2);
-    return `M${round(start.x)} ${round(start.top)}Q${middle} ${round(start.top - arc)} ${round(end.x)} ${round(end.top)}`;
+    const middle = at((start.x + end.x) / 2, start.top - arc);
+    return `M${at(start.x, start.top)}Q${middle} ${at(end.x, end.top)}`;
   }
   const isAbove = end.top < start.top;
   const from = isAbove ? start.top : start.bottom;
   const to = isAbove ? end.bottom : end.top;
-  const half = round((from + to) / 2);
-  return `M${round(start.x)} ${round(from)}C${round(start.x)} ${half} ${round(end.x)} ${half} ${round(end.x)} ${round(to)}`;
+  const half = (from + to) / 2;
+  return `M${at(start.x, from)}C${at(start.x, half)} ${at(end.x, half)} ${at(end.x, to)}`;
 }

@@ -16,7 +16,9 @@ export class Neurons {
     this.key = "neurons";
     this.name = "Neurons";
     this.stops = data.tokens.map((_, place) => place);
-    this.lead = "Neurons that are active together, in groups: choose a group, and the text is tinted where it is active, in percent of its most.";
+    this.lead =
+      "Neurons that are active together, in groups: choose a group, and the text is tinted where it is active, " +
+      "in percent of its most.";
     this.controls = make("div", { className: "controls" });
     this.side = make("div", { className: "beside factors" });
     this.factor = 0;
@@ -96,8 +98,8 @@ function nameLayers(shares) {
 function drawSparkline(row) {
   const most = Math.max(...row.map((value) => value ?? 0)) || 1;
   const top = (value) => (HEIGHT - 1 - (HEIGHT - 3) * ((value ?? 0) / most)).toFixed(1);
-  const points = row.map((value, place) => `${place} ${top(value)}H${place + 1}`);
-  const steps = row.length > 0 ? `M0 ${HEIGHT}V${points.map((point) => point.split(" ")[1]).join("V")}V${HEIGHT}` : "";
+  const steps = row.map((value, place) => `V${top(value)}H${place + 1}`);
+  const line = `M0 ${HEIGHT}${steps.join("")}V${HEIGHT}`;
   return makeSvg(
     "svg",
     {
@@ -106,6 +108,6 @@ function drawSparkline(row) {
       preserveAspectRatio: "none",
       "aria-hidden": "true",
     },
-    makeSvg("path", { d: steps }),
+    makeSvg("path", { d: line }),
   );
 }

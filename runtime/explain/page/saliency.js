@@ -5,23 +5,25 @@ import { drawBars, figure, findStrongest, make, makeSelect, percent, quote, spel
 const STRONGEST = 8; // tokens in the list
 const SPOKEN = 3;
 const SHOWN = 0.01; // smaller shares have no figure below their token
-const SIGN = "Blue tokens spoke for it, orange ones (with a minus) against it";
+const SIGN =
+  "Blue tokens spoke for it, orange ones (with a minus) against it; " +
+  "all shares together are 100 % without their signs.";
 const METHODS = {
   gradient_norm: {
     name: "Gradient",
-    hint: "How much the answer would move if the token moved a little. The shares of all tokens are 100 % together.",
+    hint: "How much the answer would move if the token moved a little. All shares together are 100 %.",
   },
   gradient_x_input: {
     name: "Gradient × input",
-    hint: `How much the token itself added. ${SIGN}; all shares together are 100 % without their signs.`,
+    hint: `How much the token itself added. ${SIGN}`,
   },
   integrated_gradients: {
     name: "Integrated gradients",
-    hint: `What the token added on the way from an empty text to this one. ${SIGN}; all shares together are 100 % without their signs.`,
+    hint: `What the token added on the way from an empty text to this one. ${SIGN}`,
   },
   occlusion: {
     name: "Occlusion",
-    hint: `By how much the answer's score falls when the token is taken out. ${SIGN}; all shares together are 100 % without their signs.`,
+    hint: `By how much the answer's score falls when the token is taken out. ${SIGN}`,
   },
 };
 
@@ -39,7 +41,9 @@ export class Saliency {
     this.side = make("div", { className: "beside" });
     this.place = 0;
     if (this.hasMethods) {
-      this.lead = `The darker a token, the more it counted for ${nameTarget(data)} at hand; the number below it says how much, in percent.`;
+      this.lead =
+        `The darker a token, the more it counted for ${nameTarget(data)} at hand; ` +
+        "the number below it says how much, in percent.";
       const options = this.methods.map((name) => [name, METHODS[name]?.name ?? name.replaceAll("_", " ")]);
       const { field, select } = makeSelect("Method", options, () => this.changeMethod());
       this.select = select;

@@ -177,10 +177,12 @@ def test_labels_are_buttons(show: Show) -> None:
 
 def test_a_score_has_neither_labels_nor_alternatives(show: Show) -> None:
     data = make_classification(("score",))
+    data["lens"] = {"layers": ["embeddings"], "ranks": [[1]], "likeliest": [["score"]], "watched": []}
     page = show(data)
     check_tints(page, shares_of(data["saliency"]["gradient_norm"][0]))
     text = page.text()
     assert "value 3.21" in text
+    assert "Layers" not in text
     assert "likeliest" not in text
     assert "Question" in text
 
