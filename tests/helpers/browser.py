@@ -24,6 +24,7 @@ KEYS = {
     "Escape": 27,
     "Tab": 9,
     "ArrowDown": 40,
+    "ArrowLeft": 37,
     "ArrowRight": 39,
     "ArrowUp": 38,
     "Home": 36,
@@ -197,13 +198,23 @@ class Page:
         """Write into what has the focus."""
         self.call("Input.insertText", text=text)
 
-    def click(self, selector: str) -> None:
-        """Press the mouse in the middle of an element."""
-        place = self.wait(
+    def find_middle(self, selector: str) -> list[float]:
+        """Return the x and y of the middle of an element, scrolled to where it is seen."""
+        place: list[float] = self.wait(
             f"(() => {{ const e = document.querySelector({json.dumps(selector)}); if (!e) return null;"
             "e.scrollIntoView({block: 'nearest'}); const r = e.getBoundingClientRect();"
             "return r.width && [r.x + r.width / 2, r.y + r.height / 2]; })()"
         )
+        return place
+
+    def hover(self, selector: str) -> None:
+        """Move the mouse into the middle of an element."""
+        place = self.find_middle(selector)
+        self.call("Input.dispatchMouseEvent", type="mouseMoved", x=place[0], y=place[1])
+
+    def click(self, selector: str) -> None:
+        """Press the mouse in the middle of an element."""
+        place = self.find_middle(selector)
         event = {"x": place[0], "y": place[1], "button": "left", "clickCount": 1}
         self.call("Input.dispatchMouseEvent", type="mousePressed", **event)
         self.call("Input.dispatchMouseEvent", type="mouseReleased", **event)

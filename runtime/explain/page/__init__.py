@@ -1,0 +1,97 @@
+"""One offline HTML file that shows an explanation: its style, its code and its data are in it.
+
+The code is in modules, so that a server can offer it too; here they are joined to one script. The page may
+load nothing and ask nobody: its security policy names the style and the scripts by their hashes.
+"""
+
+from __future__ import annotations
+
+import base64
+import hashlib
+import html
+import json
+import math
+import re
+from collections.abc import Mapping
+from importlib.resources import files
+from typing import Any
+
+import numpy as np
+
+# Each after those that it imports.
+MODULES = (
+    "dom.js",
+    "chooser.js",
+    "words.js",
+    "lines.js",
+    "saliency.js",
+    "lens.js",
+    "neurons.js",
+    "attention.js",
+    "explain.js",
+    "start.js",
+)
+STYLES = ("page.css", "explain.css")
+IMPORT = re.compile(r"^import\s[^;]*;\n", re.MULTILINE)
+EXPORT = re.compile(r"^export ((?:async )?(?:class|const|function) (\w+))", re.MULTILINE)
+FIELD = re.compile(r"\{\{(\w+)\}\}")
+
+
+def make_page(explanation: Mapping[str, Any]) -> str:
+    """Return the page of an explanation's JSON."""
+    theme = read("theme.js")
+    style = "".join(read(name) for name in STYLES)
+    script = join_modules()
+    policy = (
+        f"default-src 'none'; script-src {name_hash(theme)} {name_hash(script)};"
+        f" style-src {name_hash(style)}; img-src data:; connect-src 'none'; base-uri 'none';"
+        " form-action 'none'"
+    )
+    fields = {
+        "policy": policy,
+        "title": html.escape(f"Why {explanation.get('model', 'a model')} answered so"),
+        "theme": theme,
+        "style": style,
+        "data": write_data(explanation),
+        "script": script,
+    }
+    return FIELD.sub(lambda field: fields[field[1]], read("template.html"))
+
+
+def read(name: str) -> str:
+    return files(__package__).joinpath(name).read_text(encoding="utf-8")
+
+
+def join_modules() -> str:
+    """Return all modules as one script, which leaves no name behind; each has a scope of its own in it."""
+    parts = ['(() => {\n"use strict";\n']
+    for module in MODULES:
+        text = IMPORT.sub("", read(module))
+        names = ", ".join(name for _, name in EXPORT.findall(text))
+        inside = EXPORT.sub(r"\1", text)
+        parts.append(f"const {{ {names} }} = (() => {{\n{inside}return {{ {names} }};\n}})();\n")
+    return "".join([*parts, "})();\n"])
+
+
+def name_hash(text: str) -> str:
+    """Return what a security policy calls a style or script with this text."""
+    return f"'sha256-{base64.b64encode(hashlib.sha256(text.encode()).digest()).decode()}'"
+
+
+def write_data(explanation: Mapping[str, Any]) -> str:
+    """Return JSON that may stand between script tags: ASCII alone, so also without U+2028, and no "<"."""
+    text = json.dumps(make_plain(explanation), allow_nan=False, separators=(",", ":"))
+    return text.replace("<", "\\u003c")
+
+
+def make_plain(value: Any) -> Any:
+    """Return a value of what JSON has; numbers that it has not become null."""
+    if isinstance(value, Mapping):
+        return {str(name): make_plain(one) for name, one in value.items()}
+    if isinstance(value, np.ndarray | np.generic):
+        return make_plain(value.tolist())
+    if isinstance(value, list | tuple):
+        return [make_plain(one) for one in value]
+    if isinstance(value, float) and not math.isfinite(value):
+        return None
+    return value
