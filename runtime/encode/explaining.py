@@ -39,8 +39,9 @@ class Head:
     Attributes:
         labels: their names.
         activation: how logits become probabilities, `SOFTMAX` or `SIGMOID`; `LOGIT` where they are numbers.
-        weight, bias: (C, F) and (C,) on top of a text's vector; None where the graphs have the head.
-        normalize: whether the vector gets length 1 before.
+        weight, bias: (C, F) and (C,) on top of a text's vector; None where the graphs have the head. Of one
+            that was fitted they are less their mean, which leaves all probabilities as they are: else a
+            label of two would have no weights at all, as scikit-learn keeps the other's alone.
     """
 
     labels: tuple[str, ...]
@@ -94,7 +95,9 @@ def find_head(model: TextEncoder, other: str | None) -> Head:
             " explained: fit it with features='embedding'"
         )
     with np.load(model.explanations.bundle.path(defaults.fitted.file), allow_pickle=False) as file:
-        return Head(defaults.labels, activation, file["weight"], file["bias"])
+        weight = file["weight"] - file["weight"].mean(0)
+        bias = file["bias"] - file["bias"].mean()
+        return Head(defaults.labels, activation, weight, bias)
 
 
 @dataclass(frozen=True, eq=False)
@@ -212,7 +215,9 @@ def answer_pieces(model: TextEncoder, pieces: Sequence[Piece], head: Head) -> Ar
         for index, (array,) in outputs.items():
             answers[index] = pool_tokens(array, "mean") if role.startswith("hidden.") else array
     logits = np.stack([answers[index] for index in range(len(pieces))])
-    return head.read(logits) if is_likeness else logits
+    if is_likeness:
+        return head.read(logits)
+    return logits if head.weight is None else logits - logits.mean(-1, keepdims=True)
 
 
 def find_last_state(roles: Sequence[str]) -> str:

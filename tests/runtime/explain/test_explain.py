@@ -122,7 +122,8 @@ def test_no_torch_is_loaded(explained: Callable[[str], Path], tmp_path: Path) ->
     page = tmp_path / "page.html"
     code = f"""
 import sys
-with open_model({str(explained("gpt2-demo") / "bundle")!r}) as model:
+from planforge.runtime import load
+with load({str(explained("gpt2-demo") / "bundle")!r}) as model:
     model.explain("In the beginning", max_new_tokens=2).to_html({str(page)!r})
 print([name for name in ("torch", "onnx", "transformers", "sklearn") if name in sys.modules])
 """
