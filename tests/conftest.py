@@ -284,8 +284,8 @@ EXPLAINED: dict[str, Any] = {
 def explained(once: Callable[[str], Once]) -> Callable[[str], Path]:
     """A folder by a name: a "bundle" with graphs that explain, and unless it is a demo its "checkpoint".
 
-    Of gpt2-demo, bert-demo, transformer-demo; random ones of gemma 2 (windows, caps, shared heads), llama 2,
-    a classifier, a ranker and a ModernBERT. Don't change them.
+    Of gpt2-demo and transformer-demo; random ones of gemma 2 (windows, caps, shared heads), a classifier, a
+    ranker, a ModernBERT, and a BERT that gives vectors. Don't change them.
     """
     from planforge.exporter import export
 
@@ -294,13 +294,14 @@ def explained(once: Callable[[str], Once]) -> Callable[[str], Path]:
     from .helpers.models import tiny_bert, write_wordpiece
 
     def write_checkpoint(checkpoint: Path, name: str) -> Path:
-        if name in ("gemma 2", "llama 2"):
+        if name == "gemma 2":
             shallow_llama(checkpoint, name)
         elif name == "modernbert":
             save_tiny_encoder(checkpoint, "ModernBert")
         else:
-            labels = 1 if name == "ranker" else 3
-            tiny_bert(checkpoint, "BertForSequenceClassification", num_labels=labels, num_hidden_layers=2)
+            kind = "BertModel" if name == "vectors" else "BertForSequenceClassification"
+            layers = 2 if name == "classifier" else 1
+            tiny_bert(checkpoint, kind, num_labels=1 if name == "ranker" else 3, num_hidden_layers=layers)
             write_wordpiece(checkpoint)
         return checkpoint
 

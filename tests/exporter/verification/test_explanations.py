@@ -181,7 +181,7 @@ def test_a_fitted_head_is_explained(explained: Callable[[str], Path], tmp_path: 
     ]
     rows = [f"{text}\t{label}" for label, texts in (("good", good), ("bad", bad)) for text in texts]
     (tmp_path / "reviews.tsv").write_text("\n".join(rows) + "\n")
-    source = explained("bert-demo") / "bundle"
+    source = explained("vectors") / "bundle"
     fit_head(source, tmp_path / "reviews.tsv", tmp_path / "fitted")
     with open_model(tmp_path / "fitted") as model:
         result: Any = model.explain("what a great film", methods=["gradient", "integrated_gradients", "lens"])
@@ -194,5 +194,5 @@ def test_a_fitted_head_is_explained(explained: Callable[[str], Path], tmp_path: 
         one, other = result.lens.logprobs[-1]
         assert np.exp(one) + np.exp(other) == pytest.approx(1, abs=1e-5)
         assert np.exp(one) == pytest.approx(result.targets[0].probability, abs=1e-4)
-    report = verify(tmp_path / "fitted", source="bert-demo", only=[GRADIENT], level="quick")
+    report = verify(tmp_path / "fitted", source=explained("vectors") / "checkpoint", only=[GRADIENT], level="quick")
     assert report.passed, report.list_failures()

@@ -24,7 +24,7 @@ TEXTS = {
     "gpt2-demo": ([PROMPT, " heavens and"], "generation"),
     "classifier": (["one small film"], "classification"),
     "ranker": (["film", "a great man"], "ranking"),
-    "bert-demo": (["A film.", "A movie."], "similarity"),
+    "vectors": (["A film.", "A movie."], "similarity"),
     "modernbert": (["one small film", "a great man"], "similarity"),
     "transformer-demo": (["3 may 1998"], "translation"),
 }
@@ -82,7 +82,7 @@ def test_the_answer_is_the_models_own_unless_it_is_given(gpt2: Any) -> None:
 
 def test_tokens_of_a_text_are_its_characters(explained: Callable[[str], Path]) -> None:
     text = "Great FILMS, Zoë!"
-    with open_model(explained("bert-demo") / "bundle") as model:
+    with open_model(explained("vectors") / "bundle") as model:
         result: Any = model.explain(text, "a movie", methods=["gradient"])
     own = [token for token in result.tokens if token.part == "text"]
     assert "".join(token.text for token in own) == text
@@ -160,7 +160,7 @@ def test_what_an_encoder_refuses(
         pytest.raises(InputError, match="is not one of"),
     ):
         model.explain("a film", label="no such label")
-    with open_model(explained("bert-demo") / "bundle") as model, pytest.raises(InputError, match="pair=TEXT"):
+    with open_model(explained("vectors") / "bundle") as model, pytest.raises(InputError, match="pair=TEXT"):
         model.explain("a film")
     with open_model(head_bundle("tagger")) as model, pytest.raises(InputError, match="token_classification"):
         model.explain("a film")
