@@ -23,7 +23,7 @@ export class Attention {
     this.key = "attention";
     this.name = "Attention";
     this.lead =
-      "While it reads a token, the model looks at others: the thicker a line and the darker a token, " +
+      "While it reads a token, the model looks at others: the thicker a line and the stronger a token's colour, " +
       "the more the token at hand looked at it.";
     this.controls = make("div", { className: "controls" });
     this.side = make("div", { className: "beside" });
