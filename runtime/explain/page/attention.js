@@ -130,7 +130,7 @@ export class Attention {
     this.side.replaceChildren(
       make("h3", {}, quote(this.data.tokens[this.from].text)),
       make("h4", {}, "looks most at"),
-      drawBars(bars),
+      bars.length > 0 ? drawBars(bars) : make("p", { className: "soft" }, "All get next to nothing."),
     );
   }
 
