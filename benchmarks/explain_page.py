@@ -53,7 +53,7 @@ def measure(browser: Browser, url: str) -> dict[str, float]:
         "another token by an arrow key": press_arrow(page),
     }
     for view in ("lens", "neurons", "attention"):
-        done = "document.querySelector('.lines path')" if view == "attention" else "true"
+        done = "document.querySelector('.beside h4')" if view == "attention" else "true"
         click = f"document.querySelector('.tabs [data-view={view}]').click()"
         script = (
             f"(async () => {{ const start = performance.now(); {click};"

@@ -78,9 +78,9 @@ def make_translation(seed: int = 1) -> dict[str, Any]:
     rng = np.random.default_rng(seed)
     tokens = make_tokens(source=split(SOURCE), translation=split(TRANSLATION))
     source = len(split(SOURCE)) + 1
-    tokens.insert(source - 1, make_special("</s>"))
+    tokens[source - 1 : source - 1] = [make_special("</s>"), make_special("<pad>")]
     tokens.append(make_special("</s>"))
-    places = range(source, len(tokens))
+    places = range(source + 1, len(tokens))
     targets = [make_target(rng, tokens[place]["text"], place) for place in places]
     end = len(tokens) - 1
     return {

@@ -23,7 +23,7 @@ export class Attention {
     this.key = "attention";
     this.name = "Attention";
     this.lead =
-      "While it reads a token, the model looks at others: the thicker a line and the darker a token, " +
+      "While it reads a token, the model looks at others: the thicker a line and the stronger a token's colour, " +
       "the more the token at hand looked at it.";
     this.controls = make("div", { className: "controls" });
     this.side = make("div", { className: "beside" });
@@ -130,7 +130,7 @@ export class Attention {
     this.side.replaceChildren(
       make("h3", {}, quote(this.data.tokens[this.from].text)),
       make("h4", {}, "looks most at"),
-      drawBars(bars),
+      bars.length > 0 ? drawBars(bars) : make("p", { className: "soft" }, "All get next to nothing."),
     );
   }
 

@@ -42,7 +42,7 @@ export class Saliency {
     this.place = 0;
     if (this.hasMethods) {
       this.lead =
-        `The darker a token, the more it counted for ${nameTarget(data)} at hand; ` +
+        `The stronger a token's colour, the more it counted for ${nameTarget(data)} at hand; ` +
         "the number below it says how much, in percent.";
       const options = this.methods.map((name) => [name, METHODS[name]?.name ?? name.replaceAll("_", " ")]);
       const { field, select } = makeSelect("Method", options, () => this.changeMethod());

@@ -32,8 +32,15 @@ export class Words {
     const element = make("span", { className: "token" }, shown);
     element.dataset.token = place;
     element.classList.toggle("special", part === "special");
-    element.classList.toggle("short", Array.from(shown.trim()).length < 2);
+    element.classList.toggle("crowded", this.isCrowded(place));
     return element;
+  }
+
+  /** Return whether a token of one character stands close to another, with too little room for their figures. */
+  isCrowded(place) {
+    const isShort = (other) => Array.from(this.tokens[other]?.text.trim() ?? "--").length < 2;
+    const isSpaced = (other) => SPACED.test(this.tokens[other]?.text ?? "");
+    return isShort(place) && ((isShort(place - 1) && !isSpaced(place)) || (isShort(place + 1) && !isSpaced(place + 1)));
   }
 
   /** Return a token with the space before it and the line's end behind it: they have no tint. */
@@ -72,6 +79,7 @@ export class Words {
 /** Return the parts of a text; special tokens belong to the part around them. */
 function splitParts(tokens) {
   const parts = [];
+  const isSpecial = (place) => tokens[place]?.part === "special";
   let waiting = []; // special tokens before the first part
   tokens.forEach(({ part }, place) => {
     const last = parts[parts.length - 1];
@@ -80,6 +88,9 @@ function splitParts(tokens) {
     } else if (last?.part === part) {
       last.places.push(place);
     } else {
+      if (isSpecial(last?.places.at(-1)) && isSpecial(last.places.at(-2))) {
+        waiting = [last.places.pop()]; // of two between parts, one ends the former and one begins the latter
+      }
       parts.push({ part, title: TITLES[part] ?? show(part), places: [...waiting, place] });
       waiting = [];
     }

@@ -250,7 +250,7 @@ def test_the_colours_that_were_chosen_stay(dark: bool, browser: Browser, tmp_pat
 def test_hostile_tokens_stay_text(show: Show) -> None:
     rng = np.random.default_rng(0)
     data = make_generation(HOSTILE, HOSTILE)
-    data["model"] = HOSTILE[0]
+    data["model"] = f"&lt;</title>{HOSTILE[0]}"
     for target in data["targets"]:
         target["likeliest"] = make_target(rng, target["text"], 0)["likeliest"]
     data["lens"]["likeliest"] = [[HOSTILE[2]] * len(HOSTILE) for _ in data["lens"]["layers"]]
@@ -267,8 +267,8 @@ def test_hostile_tokens_stay_text(show: Show) -> None:
     texts = page.evaluate("[...document.querySelectorAll('.token')].map((t) => t.textContent)")
     assert texts[:4] == HOSTILE[:4]
     assert texts[4:9] == ["[U+2028][U+2029]", HOSTILE[5], HOSTILE[6], "[U+202E]reversed", "\u2400\u241b[31m"]
-    title = page.evaluate("document.title")
-    assert title == f"Why {HOSTILE[0]} answered so"
+    assert page.evaluate("document.title") == f"Why {data['model']} answered so"
+    assert page.evaluate("document.querySelector('h2').textContent") == f"Why {data['model']} answered so"
 
 
 def test_the_page_says_what_its_policy_allows() -> None:
@@ -318,7 +318,8 @@ def test_special_tokens_stay_with_their_text(show: Show) -> None:
     data = make_translation()
     page = show(data)
     parts = page.evaluate("[...document.querySelectorAll('.words .part')].map((p) => p.innerText)")
-    assert [part.strip().rpartition(" ")[2] for part in parts] == ["trees.</s>", "Apfelbäume.</s>"]
+    assert [part.strip().split(" ")[0] for part in parts] == ["The", "<pad>Der"]
+    assert [part.strip().split(" ")[-1] for part in parts] == ["trees.</s>", "Apfelbäume.</s>"]
     places = [target["token"] for target in data["targets"]]
     assert (
         page.evaluate("[...document.querySelectorAll('.stop')].map((t) => Number(t.dataset.token))") == places

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import base64
 import json
+import zlib
 from collections.abc import Generator
 from importlib.resources import files
 from pathlib import Path
@@ -201,6 +203,18 @@ def test_attention_from_a_translation_to_its_text(show: Show) -> None:
         assert page.evaluate(SHARES) == pytest.approx([weight / most for weight in row], abs=6e-4)
         assert page.evaluate(STATUS).startswith(f"{spell(data['tokens'][end - 1]['text'])} looks most at ")
         page.press("Escape")
+
+
+def test_attention_that_is_next_to_nothing_is_told(show: Show) -> None:
+    data = make_generation()
+    entry = data["attention"][0]
+    entry["weights"] = base64.b64encode(zlib.compress(bytes(read_attention(entry).size))).decode()
+    page = show(data)
+    page.click(".tabs [data-view=attention]")
+    page.wait("document.querySelector('.beside h4')")
+    assert "All get next to nothing." in page.evaluate(SIDE)
+    assert page.evaluate(LINES) == []
+    assert set(page.evaluate(SHARES)) == {0}
 
 
 def test_lines_follow_the_width(show: Show) -> None:
