@@ -260,7 +260,9 @@ def read_text(model: Encoder, x: Tensor) -> Tensor:
     outputs = model.head_outputs(x, mask)
     if "sequence_classification" in outputs:
         return outputs["sequence_classification"]
-    return outputs["sentence_embedding"] if "sentence_embedding" in outputs else x.mean(1)
+    if "sentence_embedding" in outputs:
+        return outputs["sentence_embedding"]
+    return nn.functional.normalize(x.mean(1))  # as the runtime makes one where a checkpoint does not say
 
 
 class ScoreOfDecoder(nn.Module):

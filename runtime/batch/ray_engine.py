@@ -87,7 +87,10 @@ def join_cluster(address: str) -> None:
     try:
         ray.init(address=address, log_to_driver=False, logging_level=logging.ERROR)
     except (ConnectionError, RayError, ValueError, RuntimeError) as error:
-        raise BatchError(f"--address {address}: no Ray cluster is there: {error}") from error
+        raise BatchError(
+            f"--address {address}: no Ray cluster is there that this machine may join: {error}. Where there is"
+            " one, its token has to be here too, in ~/.ray/auth_token or RAY_AUTH_TOKEN"
+        ) from error
 
 
 def check_listens(address: str, host: str, port: int) -> None:

@@ -23,7 +23,7 @@ from ..explain.tokens import describe_encoding
 from ..text.long_text import Piece, build_piece, fit
 from ..text.reading import check_text
 from ..text.tokenizer import Encoding
-from .pooling import pool_tokens, sigmoid, softmax
+from .pooling import normalize_vector, pool_tokens, sigmoid, softmax
 
 if TYPE_CHECKING:
     from .text_encoder import TextEncoder
@@ -213,7 +213,8 @@ def answer_pieces(model: TextEncoder, pieces: Sequence[Piece], head: Head) -> Ar
         role = "sentence_embedding" if "sentence_embedding" in roles else find_last_state(roles)
     for outputs in model.encoder.run_batches(pieces, [role]):
         for index, (array,) in outputs.items():
-            answers[index] = pool_tokens(array, "mean") if role.startswith("hidden.") else array
+            is_vector = not role.startswith("hidden.")
+            answers[index] = array if is_vector else normalize_vector(pool_tokens(array, "mean"))
     logits = np.stack([answers[index] for index in range(len(pieces))])
     if is_likeness:
         return head.read(logits)

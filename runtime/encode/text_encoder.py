@@ -314,8 +314,8 @@ class TextEncoder(SubmittingEncoder):
 
         Args:
             text: the text; of a ranker the query.
-            pair: the other text; of a model without labels the one whose likeness (cosine) to `text` is
-                explained, by the tokens of `text`.
+            pair: the other text; of a model without labels the one whose likeness to `text` is explained by
+                the tokens of `text`: the product of their vectors, the cosine where these have length 1.
             label: the one to explain; by default up to ten, the likeliest first.
             methods, objective, factors: see `TextGenerator.explain`; the lens shows what the head would say
                 of each layer.
