@@ -88,8 +88,8 @@ def join_cluster(address: str) -> None:
         ray.init(address=address, log_to_driver=False, logging_level=logging.ERROR)
     except (ConnectionError, RayError, ValueError, RuntimeError) as error:
         raise BatchError(
-            f"--address {address}: no Ray cluster is there that this machine may join: {error}. Where there is"
-            " one, its token has to be here too, in ~/.ray/auth_token or RAY_AUTH_TOKEN"
+            f"--address {address}: no Ray cluster is there that this machine may join: {error}. Where there"
+            " is one, its token has to be here too, in ~/.ray/auth_token or RAY_AUTH_TOKEN"
         ) from error
 
 

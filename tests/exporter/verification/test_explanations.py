@@ -194,5 +194,7 @@ def test_a_fitted_head_is_explained(explained: Callable[[str], Path], tmp_path: 
         one, other = result.lens.logprobs[-1]
         assert np.exp(one) + np.exp(other) == pytest.approx(1, abs=1e-5)
         assert np.exp(one) == pytest.approx(result.targets[0].probability, abs=1e-4)
-    report = verify(tmp_path / "fitted", source=explained("vectors") / "checkpoint", only=[GRADIENT], level="quick")
+    report = verify(
+        tmp_path / "fitted", source=explained("vectors") / "checkpoint", only=[GRADIENT], level="quick"
+    )
     assert report.passed, report.list_failures()
