@@ -47,7 +47,7 @@ def compare_deeply(
     bundle: Bundle, calibration: Calibration, trace: Tracer, progress: Progress
 ) -> list[Comparison]:
     """Compare each graph with what this version exports from the checkpoint, with the same choices."""
-    artifacts = bundle.manifest.artifacts
+    artifacts = (*bundle.manifest.artifacts, *bundle.manifest.explanations)
     recipes = list(dict.fromkeys(artifact.recipe_id for artifact in artifacts))
     progress(f"tracing {', '.join(recipes)} again")
     traced = trace(recipes)
