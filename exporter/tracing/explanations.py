@@ -3,22 +3,17 @@
 B batch, T tokens, S source tokens, E hidden size, H heads, M neurons of an MLP, V vocabulary, C classes,
 N hidden states, K tokens that are asked for
 
-All read whole texts of one length, without padding and without a cache. Gradients are traced by make_fx,
-as torch.export refuses torch.autograd; what comes out has standard operators alone.
+All read whole texts of one length, without padding and without a cache. `gradients` differentiates scores.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
-from functools import partial
 
 import torch
 from torch import Tensor, nn
-from torch._decomp import core_aten_decompositions
-from torch.func import functional_call
-from torch.fx.experimental.proxy_tensor import make_fx
 
 from ...models.attention import (
     PLAIN,
@@ -32,9 +27,7 @@ from ...models.language_model import LanguageModel
 from ...models.masked import MASKED
 from ...models.rotary import RotaryTables
 from ...models.transformer import Transformer
-
-LIKELIEST = 10  # tokens that a lens names
-SIZES = (89, 97, 101, 103, 107, 109, 113, 127, 131, 137)  # of dynamic axes while gradients are traced
+from .recipes.explanations import LIKELIEST
 
 
 @dataclass(frozen=True)
@@ -74,7 +67,7 @@ class WholeText:
     def make_bias(self, window: int | None) -> Tensor:
         """Return the mask (1, 1, T, T) of what comes later, and of what is outside of a window."""
         behind = self.position_ids.mT - self.position_ids  # (T, T)
-        hidden = behind < 0 if self.causal else behind != behind  # none
+        hidden = behind < 0 if self.causal else torch.zeros_like(behind, dtype=torch.bool)
         if window is not None:
             hidden = hidden | (behind.abs() >= window)
         return torch.where(hidden, MASKED, 0.0)[None, None]
@@ -327,83 +320,3 @@ class ScoreOfVector(ScoreOfEncoder):
         *segments, weight, bias, target, objective = rest
         vector = self.read(embeddings, segments[0] if segments else None)
         return score(vector @ weight.mT + bias, target, objective)
-
-
-def differentiate(score: Callable[..., Tensor], inputs: Sequence[Tensor], count: int) -> tuple[Tensor, ...]:
-    """Return the gradients of a score (B,) by its first `count` inputs, and the score."""
-    with torch.enable_grad():
-        leaves = [x.detach().requires_grad_() for x in inputs[:count]]
-        scores = score(*leaves, *inputs[count:])
-        gradients = torch.autograd.grad(scores.sum(), leaves)
-    return (*gradients, scores)
-
-
-class Autograd:
-    """The same as `Gradient`, by torch.autograd itself; `score` has a model in PyTorch."""
-
-    def __init__(self, score: nn.Module, count: int) -> None:
-        self.score = score
-        self.count = count
-
-    def __call__(self, *inputs: Tensor) -> tuple[Tensor, ...]:
-        return differentiate(self.score, inputs, self.count)
-
-
-def multiply_out(x: Tensor, exponent: float) -> Tensor:
-    """Return small whole powers as products: those of squares' gradients are 1, and engines' Pow is slow."""
-    if exponent in (1, 2, 3):
-        powers = {1: x, 2: x * x, 3: x * x * x}
-        return powers[int(exponent)]
-    return NotImplemented  # type: ignore[no-any-return]
-
-
-class Gradient(nn.Module):
-    """The gradients of a score (B,) by the embeddings that come first among its inputs, and the score.
-
-    Args:
-        score: has the model as `model`.
-        examples: inputs of any values, whose dynamic axes have lengths that no weight has.
-        count: how many of them are embeddings.
-    """
-
-    def __init__(self, score: nn.Module, examples: Sequence[Tensor], count: int) -> None:
-        super().__init__()
-        self.model = score.model
-        tensors = dict(score.named_parameters()) | dict(score.named_buffers())
-        self.names = list(tensors)
-        numbers = {id(tensor): number for number, tensor in enumerate(tensors.values())}
-        places = {name: numbers[id(tensor)] for name, tensor in list_places(score).items()}
-
-        def compute(values: Sequence[Tensor], *inputs: Tensor) -> tuple[Tensor, ...]:
-            given = {name: values[number] for name, number in places.items()}
-            call = partial(functional_call, score, given, tie_weights=False)
-            return differentiate(lambda *args: call(args), inputs, count)
-
-        decompositions = {**core_aten_decompositions(), torch.ops.aten.pow.Tensor_Scalar: multiply_out}
-        trace = make_fx(
-            compute,
-            tracing_mode="symbolic",
-            _allow_non_fake_inputs=True,
-            decomposition_table=decompositions,
-        )
-        self.traced = trace([tensor.detach() for tensor in tensors.values()], *examples)
-
-    def forward(self, *inputs: Tensor) -> tuple[Tensor, ...]:
-        tensors = dict(self.named_parameters()) | dict(self.named_buffers())
-        return self.traced([tensors[name] for name in self.names], *inputs)  # type: ignore[no-any-return]
-
-
-def list_places(model: nn.Module) -> dict[str, Tensor]:
-    """Return parameters and buffers by name: tied ones by each of theirs, those of a shared module once."""
-    return {
-        f"{path}.{name}" if path else name: tensor
-        for path, module in model.named_modules()
-        for name, tensor in (*module.named_parameters(recurse=False), *module.named_buffers(recurse=False))
-    }
-
-
-def choose_sizes(model: nn.Module, axes: Sequence[str]) -> dict[str, int]:
-    """Return a length for each dynamic axis that no weight has: equal ones would become one axis."""
-    taken = {size for tensor in (*model.parameters(), *model.buffers()) for size in tensor.shape}
-    free = (size for size in SIZES if size not in taken)
-    return dict(zip(axes, free, strict=False))

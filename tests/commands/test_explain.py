@@ -20,7 +20,7 @@ def bundle(explained: Callable[[str], Path]) -> Path:
 
 def test_a_page_and_json(bundle: Path, tmp_path: Path) -> None:
     page = tmp_path / "page.html"
-    options = ["--answer", " heavens and", "--watch", " earth", "--html", page, "--json"]
+    options: list[str | Path] = ["--answer", " heavens and", "--watch", " earth", "--html", page, "--json"]
     done = planforge("explain", bundle, PROMPT, *options)
     assert done.returncode == 0, done.stderr
     value = json.loads(done.stdout)

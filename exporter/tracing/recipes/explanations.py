@@ -216,10 +216,10 @@ def wrap_gradient(score: str, inputs: Sequence[TensorSpec], count: int) -> Calla
     def trace_gradient(model: Any) -> nn.Module:
         import torch
 
-        from .. import explanations
+        from .. import explanations, gradients
 
         names = dict.fromkeys(axis.name for spec in inputs for axis in spec.axes if isinstance(axis, Axis))
-        sizes = explanations.choose_sizes(model, list(names))
+        sizes = gradients.choose_sizes(model, list(names))
         examples = [
             torch.zeros(
                 [sizes[a.name] if isinstance(a, Axis) else a for a in spec.axes],
@@ -227,7 +227,7 @@ def wrap_gradient(score: str, inputs: Sequence[TensorSpec], count: int) -> Calla
             )
             for spec in inputs
         ]
-        return explanations.Gradient(getattr(explanations, score)(model), examples, count)
+        return gradients.Gradient(getattr(explanations, score)(model), examples, count)
 
     return trace_gradient
 
@@ -236,8 +236,8 @@ def wrap_autograd(score: str, count: int) -> Callable[[Any], Callable[..., Any]]
     """Return what computes the gradient of a model's score by the first `count` inputs by torch.autograd."""
 
     def make_reference(model: Any) -> Callable[..., Any]:
-        from .. import explanations
+        from .. import explanations, gradients
 
-        return explanations.Autograd(getattr(explanations, score)(model), count)
+        return gradients.Autograd(getattr(explanations, score)(model), count)
 
     return make_reference
