@@ -72,7 +72,7 @@ def tiny(tmp_path_factory: pytest.TempPathFactory) -> Tiny:
     assert isinstance(model, GPT2) and model.config.head_size == D
     recipe = recipes.make_decoder(model.config, Choices(4, TINY["n_positions"]), "ort")
     graphs = {recipe.id: trace(model, recipe)}
-    attach_weights(cast(Any, SimpleNamespace(recipes={recipe.id: recipe})), graphs, model)
+    attach_weights(cast(Any, SimpleNamespace(recipes={recipe.id: recipe}, explanations={})), graphs, model)
     scales = scales_of(published)
     artifacts = [make_artifact(recipe, p, f"onnx/{p}.onnx", "onnx/w.data") for p in ("fp32", "fp32-kv8")]
     write_graphs(graphs, artifacts, Calibration(cache_scales=scales), folder)
