@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from ..backends.backend import Array
-from ..errors import InputError
+from ..errors import ContextLengthError, InputError
 from ..explain.explanation import Explanation, Lens, Likely, Target, Token
 from ..explain.gradients import Score
 from ..explain.graphs import ExplanationGraphs
@@ -115,14 +115,23 @@ def read_text(model: TextEncoder, text: str, pair: str | None, kind: str) -> Tex
     first = model.tokenizer.encode_batch([check_text(text)])[0]
     second = None if pair is None else model.tokenizer.encode_batch([check_text(pair)])[0]
     defaults = model.defaults
-    fitted = fit(
-        first.ids,
-        None if second is None else second.ids,
-        max_length=defaults.max_length,
-        tokens=defaults.tokens,
-        truncation=None,
-        separators=defaults.separators,
-    )
+    try:
+        fitted = fit(
+            first.ids,
+            None if second is None else second.ids,
+            max_length=defaults.max_length,
+            tokens=defaults.tokens,
+            truncation=None,
+            separators=defaults.separators,
+        )
+    except ContextLengthError as error:  # which advises to truncate
+        raise ContextLengthError(
+            f"the text has {error.tokens} tokens, special ones included; the model takes {error.limit}."
+            " Explain a shorter one",
+            tokens=error.tokens,
+            limit=error.limit,
+            option="text",
+        ) from None
     piece = fitted.pieces[0]
     names = ("query", "text") if kind == "ranking" else ("text", "pair")
     special = [

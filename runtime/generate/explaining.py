@@ -73,6 +73,7 @@ def check_length(length: int, most: int) -> None:
             f"prompt and answer have {length} tokens, the context holds {most}; explain a shorter one",
             tokens=length,
             limit=most,
+            option="answer",
         )
 
 

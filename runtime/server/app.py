@@ -16,13 +16,14 @@ from starlette.requests import Request
 from starlette.responses import FileResponse, JSONResponse, PlainTextResponse, Response
 from starlette.routing import BaseRoute, Route
 
+from ..explain import page as explanation_page
 from ..model import Model
 from .answers import Health, ModelList, Readiness
 from .auth import KeyRing
 from .calls import Call, read_body, read_parameters
 from .endpoints import ENDPOINTS, Endpoint
 from .errors import ApiError, find_api_error
-from .guard import TYPES, Guard, Rules
+from .guard import EXPLANATIONS, TYPES, Guard, Rules
 from .metrics import MEDIA_TYPE, Metrics
 from .openapi import describe_api
 from .readers import Readers
@@ -30,6 +31,11 @@ from .registry import Loader, Registry
 from .settings import ServerSettings
 
 PAGE = Path(__file__).parent / "page"
+# What draws explanations, by its paths: the files of the page that `planforge explain` writes.
+EXPLANATION_FILES = {
+    f"{EXPLANATIONS}{name}": explanation_page.FOLDER / name
+    for name in (*explanation_page.MODULES, explanation_page.STYLE)
+}
 Handler = Callable[[Request], Awaitable[Response]]
 
 
@@ -171,13 +177,15 @@ def list_plain_routes(registry: Registry, metrics: Metrics, settings: ServerSett
 def list_page_routes() -> list[BaseRoute]:
     """Return a route for each file of the page, index.html at /."""
 
-    def make_route(path: Path) -> BaseRoute:
+    def make_route(path: str, file: Path) -> BaseRoute:
         async def show_file(request: Request) -> Response:
-            return FileResponse(path, media_type=TYPES[path.suffix], headers={"Cache-Control": "no-cache"})
+            return FileResponse(file, media_type=TYPES[file.suffix], headers={"Cache-Control": "no-cache"})
 
-        return Route("/" if path.name == "index.html" else f"/{path.name}", show_file)
+        return Route(path, show_file)
 
-    return [make_route(path) for path in sorted(PAGE.iterdir()) if path.suffix in TYPES]
+    own = [file for file in sorted(PAGE.iterdir()) if file.suffix in TYPES]
+    files = {"/" if file.name == "index.html" else f"/{file.name}": file for file in own} | EXPLANATION_FILES
+    return [make_route(path, file) for path, file in files.items()]
 
 
 async def answer_http_error(request: Request, error: Exception) -> Response:

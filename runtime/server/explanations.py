@@ -2,14 +2,16 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from typing import Any
 
 from starlette.responses import JSONResponse, Response
 
 from ..encode.text_encoder import TextEncoder
-from ..errors import InputError
+from ..errors import ContextLengthError, InputError
 from ..explain.explanation import Explanation
 from ..generate.text_generator import TextGenerator
+from ..translate.translator import Translator
 from .calls import Call
 from .text_sizes import measure_texts
 
@@ -18,6 +20,15 @@ MOST_TOKENS = (
 )
 USUAL_NEW_TOKENS = 20
 CHOICES = ("methods", "objective", "factors")
+# Of what else may be asked, what each kind of model has no use for.
+UNUSED = {
+    TextGenerator: {"pair": "models that read two texts"},
+    Translator: {
+        "pair": "models that read two texts",
+        "max_new_tokens": "text generators: a translation is explained as a whole",
+    },
+    TextEncoder: {"watch": "models that write text", "max_new_tokens": "models that write text"},
+}
 
 
 async def explain(call: Call) -> Response:
@@ -33,31 +44,57 @@ async def explain(call: Call) -> Response:
 def compute(model: Any, call: Call) -> Explanation:
     """Explain, in a thread of its own; refuse texts that would take it too long."""
     body = call.body
+    check_use(model, body)
     options = call.take(*CHOICES)
-    tokens = sum(model.count_tokens(body[name]) for name in ("input", "pair") if name in body)
-    if not isinstance(model, TextEncoder):
-        tokens += count_answer(model, body.get("answer"), body.get("max_new_tokens", USUAL_NEW_TOKENS))
-    if tokens > MOST_TOKENS:
-        raise InputError(
-            f"texts and answer have {tokens} tokens, and this server explains at most {MOST_TOKENS};"
-            " `planforge explain` explains longer ones",
-            option="input",
-        )
+    answer = body.get("answer")
+    read = sum(model.count_tokens(body[name]) for name in ("input", "pair") if name in body)
+    check_tokens(read)
     result: Explanation
     if isinstance(model, TextEncoder):
-        result = model.explain(body["input"], body.get("pair"), label=body.get("answer"), **options)
+        result = model.explain(body["input"], body.get("pair"), label=answer, **options)
     elif isinstance(model, TextGenerator):
         options |= call.take("watch", "max_new_tokens")
-        result = model.explain(body["input"], body.get("answer"), **options)
+        check_context(read, model.max_length - 1)
+        most = options.get("max_new_tokens", USUAL_NEW_TOKENS)
+        check_tokens(read + (most if answer is None else len(model.tokenizer.encode(answer))))
+        result = model.explain(body["input"], answer, **options)
     else:
         options |= call.take("watch")
-        result = model.explain(body["input"], body.get("answer"), **options)
+        check_context(read, model.max_length)
+        if answer is None:  # how long it gets is not known before
+            translation = list(model.translate(body["input"]).token_ids)
+        else:
+            translation = model.target_tokenizer.encode(answer)
+        check_tokens(read + len(translation))
+        result = model.explain(body["input"], translation, **options)
     return result
 
 
-def count_answer(model: Any, answer: str | None, new_tokens: int) -> int:
-    """Return how many tokens an answer has, or may have."""
-    if answer is None:
-        return new_tokens if isinstance(model, TextGenerator) else int(model.max_length)
-    tokenizer = model.tokenizer if isinstance(model, TextGenerator) else model.target_tokenizer
-    return len(tokenizer.encode(answer))
+def check_use(model: Any, body: Mapping[str, Any]) -> None:
+    """Refuse what would have no effect."""
+    for kind, unused in UNUSED.items():
+        for name, whose in unused.items():
+            if isinstance(model, kind) and name in body:
+                raise InputError(f"{name} is for {whose}", option=name)
+
+
+def check_context(tokens: int, most: int) -> None:
+    """Refuse a text that is too long for the model, without the advice to truncate it."""
+    if tokens > most:
+        raise ContextLengthError(
+            f"the input has {tokens} tokens, of which the model reads {most} at most; explain a shorter one",
+            tokens=tokens,
+            limit=most,
+            option="input",
+        )
+
+
+def check_tokens(tokens: int) -> None:
+    if tokens > MOST_TOKENS:
+        raise ContextLengthError(
+            f"texts and answer have {tokens} tokens, and this server explains at most {MOST_TOKENS};"
+            " `planforge explain` explains longer ones",
+            tokens=tokens,
+            limit=MOST_TOKENS,
+            option="input",
+        )

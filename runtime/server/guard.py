@@ -15,6 +15,7 @@ from .metrics import Metrics
 
 # Kinds of the page's files, by the endings of their names.
 TYPES = {".html": "text/html", ".css": "text/css", ".js": "text/javascript", ".svg": "image/svg+xml"}
+EXPLANATIONS = "/explain/"  # the folder of those that draw explanations
 # Paths that need no key, beside the page's files: they say nothing that a key protects.
 OPEN = ("/", "/health", "/ready")
 SECURITY = (
@@ -99,8 +100,9 @@ def find_name(host: str) -> str:
 
 
 def is_page_file(path: str) -> bool:
-    """Return whether a path is of the page's folder, whether there is such a file or not."""
-    return path.count("/") == 1 and Path(path).suffix in TYPES
+    """Return whether a path is of the page's folders, whether there is such a file or not."""
+    folder, slash, name = path.rpartition("/")
+    return folder + slash in ("/", EXPLANATIONS) and Path(name).suffix in TYPES
 
 
 def find_route(scope: Scope) -> str:

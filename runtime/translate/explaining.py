@@ -13,6 +13,7 @@ import numpy as np
 
 from ..backends.backend import Array
 from ..decoding.sampling import compute_logprobs
+from ..errors import ContextLengthError, InputError
 from ..explain.explanation import Attention, Explanation, Target, Token
 from ..explain.gradients import Score
 from ..explain.graphs import ExplanationGraphs
@@ -33,6 +34,7 @@ def explain_translation(
     graphs = model.explanations
     S = len(source)
     A = len(translation)
+    check_length(A, model.max_length)
     read = np.array([model.start, *translation[:-1]])  # the token before each target
     outputs: dict[str, Array] = {}
     reading: Reading | None = None
@@ -74,6 +76,18 @@ def explain_translation(
         attention=attention,
         neurons=place_factors(group_neurons(outputs, choices), S),
     )
+
+
+def check_length(length: int, most: int) -> None:
+    if not length:
+        raise InputError("the translation is empty: there is nothing to explain", option="translation")
+    if length > most:
+        raise ContextLengthError(
+            f"the translation has {length} tokens, the model writes {most} at most; explain a shorter one",
+            tokens=length,
+            limit=most,
+            option="translation",
+        )
 
 
 def describe_targets(

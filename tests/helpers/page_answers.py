@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from typing import Any
 
+from .made_explanation import make_generation
+
 LOOKED = [[0.7, 0.2, 0.1], [0.1, 0.8, 0.1]]
 VECTORS = [[1.0, 0.0, 0.1], [0.9, 0.2, 0.0], [0.0, 1.0, 0.2], [0.1, 0.9, 0.4], [0.2, 0.1, 1.0]]
 
@@ -26,5 +28,6 @@ def make_answers(text: str = "text", label: str = "label") -> dict[str, Any]:
         "/v1/tags": {"data": [{"index": 0, "entities": stretches}]},
         "/v1/answers": {"data": [{"index": 0, "answers": found, "no_answer_score": 0.1}]},
         "/v1/fill-mask": {"data": [{"index": 0, "masks": [fills, fills]}]},
+        "/v1/explanations": make_generation(["In", " the", f" {text}"], [f" {label}", " and"]),
         "/v1/translations": {"data": [{"index": 0, "text": text, "score": -0.5, "alignment": alignment}]},
     }

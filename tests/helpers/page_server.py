@@ -14,6 +14,7 @@ from urllib.parse import urlsplit
 from .paths import ROOT
 
 PAGE = ROOT / "runtime" / "server" / "page"
+EXPLANATIONS = ROOT / "runtime" / "explain" / "page"  # at /explain/
 TYPES = {".html": "text/html", ".css": "text/css", ".js": "text/javascript", ".svg": "image/svg+xml"}
 HEADERS = {
     "Content-Security-Policy": "default-src 'self'; base-uri 'none'; form-action 'none'",
@@ -22,7 +23,7 @@ HEADERS = {
 ENCODER = ["embeddings", "rerank", "classify", "tags", "answers", "fill-mask"]
 MODELS: list[dict[str, Any]] = [
     {"id": "llama-demo", "capabilities": ["chat", "completions"], "context_length": 512},
-    {"id": "gpt2-demo", "capabilities": ["completions"], "context_length": 256},
+    {"id": "gpt2-demo", "capabilities": ["completions", "explanations"], "context_length": 256},
     {"id": "bert-demo", "capabilities": ENCODER, "mask_token": "[MASK]"},
     {"id": "transformer-demo", "capabilities": ["translations"], "alignments": True},
 ]
@@ -81,7 +82,9 @@ class Handler(BaseHTTPRequestHandler):
             self.answer({"models": dict.fromkeys(self.server.loading, "loading")}, is_open=True)
             return
         name = path.lstrip("/") or "index.html"
-        file = PAGE / name
+        folder = EXPLANATIONS if name.startswith("explain/") else PAGE
+        name = name.removeprefix("explain/")
+        file = folder / name
         if "/" in name or not file.is_file():
             self.send_error(404)
             return

@@ -13,12 +13,13 @@ import json
 import math
 import re
 from collections.abc import Mapping
-from importlib.resources import files
+from pathlib import Path
 from typing import Any
 
 import numpy as np
 
-# Each after those that it imports.
+FOLDER = Path(__file__).parent
+# Each after those that it imports; the last one has `mountExplanation`.
 MODULES = (
     "dom.js",
     "chooser.js",
@@ -29,9 +30,10 @@ MODULES = (
     "neurons.js",
     "attention.js",
     "explain.js",
-    "start.js",
 )
-STYLES = ("page.css", "explain.css")
+START = "start.js"  # of the page that stands alone
+STYLE = "explain.css"
+STYLES = ("page.css", STYLE)
 IMPORT = re.compile(r"^import\s[^;]*;\n", re.MULTILINE)
 EXPORT = re.compile(r"^export ((?:async )?(?:class|const|function) (\w+))", re.MULTILINE)
 FIELD = re.compile(r"\{\{(\w+)\}\}")
@@ -59,13 +61,13 @@ def make_page(explanation: Mapping[str, Any]) -> str:
 
 
 def read(name: str) -> str:
-    return files(__package__).joinpath(name).read_text(encoding="utf-8")
+    return (FOLDER / name).read_text(encoding="utf-8")
 
 
 def join_modules() -> str:
     """Return all modules as one script, which leaves no name behind; each has a scope of its own in it."""
     parts = ['(() => {\n"use strict";\n']
-    for module in MODULES:
+    for module in (*MODULES, START):
         text = IMPORT.sub("", read(module))
         names = ", ".join(name for _, name in EXPORT.findall(text))
         inside = EXPORT.sub(r"\1", text)

@@ -2,6 +2,7 @@
 
 import { make } from "./dom.js";
 import { drawAttention, drawBars, drawMarks, drawPoints, drawSimilarities, percent, round } from "./drawings.js";
+import { explanations } from "./explanations.js";
 import { compare, project } from "./pca.js";
 
 const TONES = 6; // colours of marks
@@ -205,4 +206,4 @@ const translations = {
   },
 };
 
-export const TASKS = [embeddings, rerank, classify, tags, answers, fillMask, translations];
+export const TASKS = [embeddings, rerank, classify, tags, answers, fillMask, translations, explanations];

@@ -22,6 +22,7 @@ def models(
     minilm_bundle: Path,
     dates_bundle: Path,
     head_bundle: Callable[[str], Path],
+    explained: Callable[[str], Path],
 ) -> Iterator[Models]:
     """A model for each route."""
     bundles = {
@@ -30,6 +31,7 @@ def models(
         "minilm": minilm_bundle,
         "dates": dates_bundle,
         **{name: head_bundle(name) for name in ("classifier", "ranker", "tagger", "reader", "pretrained")},
+        "explained": explained("classifier") / "bundle",
     }
     with ExitStack() as stack:
         models = {name: load(bundle, backend="ort-cpu", precision="fp32") for name, bundle in bundles.items()}

@@ -11,6 +11,7 @@ import jsonschema
 import pytest
 
 from planforge.runtime.decoding.chunk import Usage
+from planforge.runtime.explain import METHODS
 from planforge.runtime.generate.generation import Generation, Timings
 from planforge.runtime.generate.tools import ToolCall
 from planforge.runtime.server import ServerSettings
@@ -36,6 +37,7 @@ FURTHER: dict[str, list[dict[str, Any]]] = {
     "/v1/embeddings": [{"encoding_format": "base64"}, {"input": ["a", "b"]}],
     "/v1/rerank": [{"return_documents": True}],
     "/v1/classify": [{"input": [["a", "b"], "c"]}],
+    "/v1/explanations": [{"methods": list(METHODS), "factors": 2}, {"pair": "b", "answer": "LABEL_1"}],
     "/v1/translations": [{"alignment": True, "num_beams": 2, "n_best": 2}],
 }
 BODIES = [(path, {**body, **more}) for path, body in MINIMAL.items() for more in [{}, *FURTHER.get(path, [])]]

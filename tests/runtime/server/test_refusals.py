@@ -24,6 +24,7 @@ MINIMAL: dict[str, dict[str, Any]] = {
     "/v1/answers": {"model": "reader", "question": "who", "context": "a"},
     "/v1/fill-mask": {"model": "pretrained", "input": "a [MASK]"},
     "/v1/translations": {"model": "dates", "input": "the 3rd of May, 1998"},
+    "/v1/explanations": {"model": "explained", "input": "a"},
     "/tokenize": {"model": "gpt", "content": "a"},
     "/detokenize": {"model": "gpt", "tokens": [1]},
 }
@@ -123,6 +124,8 @@ def test_what_is_out_of_range_or_not_supported_is_refused(server: Address, name:
         ("/v1/translations", {"n_best": 3, "num_beams": 2}, "n_best"),
         ("/v1/translations", {"input": ["a", "b" * 1000]}, "input"),
         ("/v1/translations", {"input": ["a", ""]}, "input"),
+        ("/v1/explanations", {"answer": "nobody"}, "answer"),
+        ("/v1/explanations", {"input": "a " * 100}, "input"),
         ("/detokenize", {"tokens": [2**30]}, "tokens"),
     ],
 )

@@ -22,6 +22,12 @@ ASKED: dict[str, dict[str, Any]] = {
     "answers": {"question": "where?", "context": "The 😀bc tail"},
     "fill-mask": {"input": "x [MASK] y [MASK]"},
     "translations": {"input": "3 May", "num_beams": 4, "alignment": True},
+    "explanations": {
+        "input": "In the beginning",
+        "answer": " God",
+        "methods": ["gradient", "lens", "attention"],
+        "watch": [" sea", " light"],
+    },
 }
 SHOWN = {
     "embeddings": ["Texts 1 and 2 are the most alike (0.97)", "a vector of 3 numbers; this plane keeps"],
@@ -31,6 +37,7 @@ SHOWN = {
     "answers": ["text\n90 %"],
     "fill-mask": ["Gap 2", "text\n75 %", "dawn\n13 %"],
     "translations": ["What it looked at"],
+    "explanations": ["label and", "Why gpt2-demo answered so", "Prompt\nIn the text\nAnswer\nlabel and"],
 }
 
 
@@ -39,7 +46,7 @@ def test_a_task_sends_and_draws(tab: str, server: StandIn, open_page: Open, tmp_
     server.answers = make_answers()
     page = open_page(tab)
     do_task(page, tab)
-    model = "transformer-demo" if tab == "translations" else "bert-demo"
+    model = {"translations": "transformer-demo", "explanations": "gpt2-demo"}.get(tab, "bert-demo")
     assert server.bodies == [(f"/v1/{tab}", {"model": model} | ASKED[tab])]
     text = re.sub(r"\s*\n\s*", "\n", page.text())
     for words in SHOWN[tab]:

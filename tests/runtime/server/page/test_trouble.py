@@ -7,10 +7,12 @@ from pathlib import Path
 
 import pytest
 
+from planforge.runtime.explain.page import MODULES, STYLE
+
 from ....helpers.browser import Browser
 from ....helpers.page import FIELDS, PANEL, Open, ask, error_line, fill, press_button, wait_for_text
 from ....helpers.page_answers import make_answers
-from ....helpers.page_server import CUT, END, PAGE, StandIn
+from ....helpers.page_server import CUT, END, EXPLANATIONS, PAGE, StandIn
 
 HOSTILE = {
     "an image": "<img src=x onerror=\"window.hit = 1; fetch('https://example.com')\">",
@@ -178,7 +180,8 @@ def test_tabs_are_what_the_models_can_do(server: StandIn, open_page: Open) -> No
     server.models = server.models[1:2]
     page = open_page()
     assert page.evaluate("[...document.querySelectorAll('#tabs button')].map((b) => b.textContent)") == [
-        "Continue"
+        "Continue",
+        "Explain",
     ]
     server.models = []
     page = open_page()
@@ -199,7 +202,8 @@ def test_models_that_are_being_loaded_are_waited_for(server: StandIn, browser: B
 
 
 def test_the_files_hold_nothing_that_the_policy_forbids() -> None:
-    for file in PAGE.iterdir():
+    drawing = [EXPLANATIONS / name for name in (*MODULES, STYLE)]
+    for file in (*PAGE.iterdir(), *drawing):
         source = file.read_text(encoding="utf-8")
         for word in (
             "innerHTML",
