@@ -33,6 +33,8 @@ if TYPE_CHECKING:
 PREFIX = "checks/explain-"  # of the file of what PyTorch said
 # Texts and tokens of each case: one alone, several of one length, and a single token.
 CASES = {"a text of 11 tokens": (1, 11), "three texts of 5 tokens": (3, 5), "one token": (1, 1)}
+LONG = 160  # tokens of the longest case, where the model reads so many; more where a window is longer
+MOST_LONG = 1024
 KEPT_CASE = "three texts of 5 tokens"
 KEPT_NUMBERS = 256  # of each result, that a bundle keeps
 CLASSES = 3  # of the head that a vector's gradient is asked through
@@ -44,14 +46,15 @@ WHOLE_NUMBERS = ("ranks", "likeliest")
 class Case:
     """Inputs of a graph, and what PyTorch makes of them.
 
-    `ties` has of each whole number the lowest and highest that rounding may make of it.
+    `ties` has the lowest and highest rank that rounding may make of each, and under "likeliest" the logits
+    (N, V) that tokens are held to, and how near to each other two of them may change places.
     """
 
     name: str
     inputs: Arrays
     outputs: Arrays
     limit: float = CAPS["fp32"]["max_error"]
-    ties: Mapping[str, tuple[Array, Array]] = field(default_factory=dict)
+    ties: Mapping[str, tuple[Any, Any]] = field(default_factory=dict)
     chosen: int | None = None  # how many numbers of each output are kept; None means all
 
 
@@ -66,12 +69,23 @@ class Reference:
 
     def list_cases(self, recipe: Recipe) -> Iterator[Case]:
         """Yield the cases of a graph."""
-        for name, (batch, tokens) in CASES.items():
+        long = self.choose_length()
+        for name, (batch, tokens) in {**CASES, f"a text of {long} tokens": (1, long)}.items():
             if recipe.graph == "gradient":
                 for objective, number in OBJECTIVES.items():
                     yield self.make_case(recipe, f"{objective}, {name}", batch, tokens, number)
             else:
                 yield self.make_case(recipe, name, batch, tokens)
+
+    def choose_length(self) -> int:
+        """Return the length of the longest case: beyond the longest window, and at most the model's."""
+        config: Any = self.model.config
+        windows = [window for window in getattr(config, "windows", ()) if window is not None]
+        windows += [getattr(config, "local_attention", 0)]
+        longest = next(
+            axis.max for axis in self.layers.inputs[0].axes if isinstance(axis, Axis) and axis.name != "batch"
+        )
+        return int(min(longest - 2, MOST_LONG, max(LONG, *(window + 2 for window in windows))))
 
     def make_case(self, recipe: Recipe, name: str, batch: int, tokens: int, objective: int = 0) -> Case:
         """Return inputs that are drawn, and PyTorch's results, with the limit that its own rounding sets."""
@@ -145,8 +159,11 @@ def compute(model: nn.Module, recipe: Recipe, inputs: Arrays) -> dict[str, Array
     return dict(zip((spec.name for spec in recipe.outputs), arrays, strict=True))
 
 
-def find_ties(model: nn.Module, recipe: Recipe, inputs: Arrays) -> dict[str, tuple[Array, Array]]:
-    """Return the lowest and highest rank (N, K) that each token may have, as logits differ by rounding."""
+def find_ties(model: nn.Module, recipe: Recipe, inputs: Arrays) -> dict[str, tuple[Any, Any]]:
+    """Return the lowest and highest rank (N, K) that each token may have, as logits differ by rounding.
+
+    And the logits, with how far apart two of them may change places.
+    """
     import torch
 
     assert recipe.module is not None
@@ -158,7 +175,7 @@ def find_ties(model: nn.Module, recipe: Recipe, inputs: Arrays) -> dict[str, tup
     chosen = np.take_along_axis(logits, inputs["tokens"], axis=1)[:, :, None]  # (N, K, 1)
     above = (logits[:, None] > chosen + near).sum(-1) + 1
     level = (logits[:, None] > chosen - near).sum(-1)
-    return {"ranks": (above, np.maximum(above, level))}
+    return {"ranks": (above, np.maximum(above, level)), "likeliest": (logits, near)}
 
 
 def compare_explanations(
@@ -233,13 +250,13 @@ def run_case(program: Program, artifact: Artifact, case: Case, backend: str) -> 
         if case.chosen is not None:
             have = choose_numbers(have, case.chosen)
         if name in WHOLE_NUMBERS:
-            if name in case.ties:
-                low, high = case.ties[name]
-                wrong = int(((have < low) | (have > high)).sum())
-                if wrong:
-                    failures.append(f"{name}: {wrong} of {have.size} are not PyTorch's")
+            wrong = count_wrong(name, have, want, case)
+            if wrong:
+                failures.append(f"{name}: {wrong} of {have.size} are not PyTorch's")
             continue
-        errors[name] = measure(have, want)
+        # Of logits the unit is 1 where their spread is less: one alone may be near zero.
+        is_logit = name == "score" and not case.inputs["objective"].any()
+        errors[name] = measure(have, want, least=1.0 if is_logit else 1e-30)
         if not errors[name] <= case.limit:
             failures.append(f"{name}: max_error {errors[name]:.3g} > {case.limit:.3g}")
     worst = max(errors.values(), default=0.0)
@@ -253,12 +270,29 @@ def run_case(program: Program, artifact: Artifact, case: Case, backend: str) -> 
     )
 
 
-def measure(got: Array, want: Array) -> float:
-    """Return the largest difference in units of the spread of `want`; infinite where shapes differ."""
+def count_wrong(name: str, have: Array, want: Array, case: Case) -> int:
+    """Return how many whole numbers are wrong, but for ties: without the logits, those that are others."""
+    if name not in case.ties:
+        return int((have != want).sum())
+    if name == "ranks":
+        low, high = case.ties[name]
+        return int(((have < low) | (have > high)).sum())
+    logits, near = case.ties[name]
+    in_range = (have >= 0) & (have < logits.shape[1])
+    own = np.take_along_axis(logits, np.where(in_range, have, 0), axis=1)
+    meant = np.take_along_axis(logits, want, axis=1)
+    return int((~in_range | (np.abs(own - meant) > near)).sum())
+
+
+def measure(got: Array, want: Array, least: float = 1e-30) -> float:
+    """Return the largest difference in units of the spread of `want`, at least `least`.
+
+    Infinite where shapes differ.
+    """
     if got.shape != want.shape:
         return float("inf")
     exact = want.astype(np.float64)
-    return float(np.abs(got - exact).max()) / max(measure_spread(exact), 1e-30)
+    return float(np.abs(got - exact).max()) / max(measure_spread(exact), least)
 
 
 def choose_numbers(array: Array, most: int) -> Array:

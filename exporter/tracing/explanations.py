@@ -230,7 +230,8 @@ class Lens(nn.Module):
     def forward(self, hidden: Tensor, tokens: Tensor) -> tuple[Tensor, ...]:
         logits = self.compute_logits(hidden)
         chosen = logits.gather(1, tokens)  # (N, K)
-        rank = (logits[:, None] > chosen[:, :, None]).sum(-1) + 1
+        above = (logits[:, None] > chosen[:, :, None]).to(torch.int32)  # (N, K, V)
+        rank = above.sum(-1, dtype=torch.int32).to(torch.int64) + 1
         logprobs = logits.log_softmax(-1)
         values, ids = logprobs.topk(min(LIKELIEST, logits.shape[1]), dim=-1)
         return rank, logprobs.gather(1, tokens), ids, values

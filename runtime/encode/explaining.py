@@ -158,7 +158,7 @@ def explain_text(
     logits = answer_pieces(model, [read.piece], head)[0]  # (C,)
     chosen = choose_labels(head, logits, label)
     outputs: dict[str, Array] = {}
-    if graphs:
+    if choices.needs_graphs:
         inputs = add_segments(graphs, "layers", {"input_ids": np.array([read.piece.ids])}, read.piece)
         outputs = run_layers(graphs, inputs, choices, [], [""])
     activation = head.activation if choices.objective == "probability" else LOGIT

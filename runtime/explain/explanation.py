@@ -17,6 +17,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from ..backends.backend import Array
+from ..errors import InputError
 from .neurons import Factors
 
 if TYPE_CHECKING:
@@ -147,12 +148,20 @@ class Explanation:
         }
 
     def to_html(self, path: str | Path) -> None:
-        """Write one page that shows it offline, in any browser."""
+        """Write one page that shows it offline, in any browser.
+
+        Raises:
+            InputError: the file cannot be written.
+        """
         from .page import make_page
 
         partial = Path(path).with_name(f"{Path(path).name}.partial")
-        partial.write_text(make_page(self.to_json()), encoding="utf-8")
-        partial.replace(path)
+        try:
+            partial.write_text(make_page(self.to_json()), encoding="utf-8")
+            partial.replace(path)
+        except OSError as error:
+            partial.unlink(missing_ok=True)
+            raise InputError(f"{path} cannot be written: {error.strerror}", option="path") from error
 
     def plot(self, method: str | None = None) -> Figure:
         """Return a picture of how much each token counted, targets below each other; needs matplotlib.

@@ -29,7 +29,7 @@ class InputGradients:
 
     Attributes:
         contributions: (T,) the product's sum over each embedding, with its sign.
-        shares: (T,) the product's L2 norm, as shares that sum to 1.
+        shares: (T,) the product's L2 norm, as shares that sum to 1; zeros where the gradient is zero.
         score: what was differentiated.
     """
 
@@ -44,7 +44,7 @@ def multiply_by_input(score: Score, embeddings: Sequence[Array]) -> InputGradien
     products = np.concatenate([g[0] * x for g, x in zip(gradients, embeddings, strict=True)])  # (T, E)
     norms = np.linalg.norm(products, axis=-1)
     total = norms.sum()
-    shares = norms / total if total > 0 else np.full_like(norms, 1 / len(norms))
+    shares = norms / total if total > 0 else norms
     return InputGradients(products.sum(-1), shares, float(scores[0]))
 
 

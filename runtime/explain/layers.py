@@ -43,6 +43,8 @@ def run_layers(
                 names += graphs.list_outputs("layers", prefix + kind)
     if "attention" in choices:
         names += graphs.list_outputs("layers", "cross_attentions.")
+    if not names:
+        return {}
     outputs = graphs.run("layers", inputs, list(dict.fromkeys(names)))
     alone = {name: array[0] for name, array in outputs.items()}
     if "hidden.0" in alone:  # of models whose first layer reads the embeddings as they are
@@ -117,7 +119,7 @@ def look(graphs: ExplanationGraphs, hidden: Array, tokens: Array) -> Reading:
     asked = np.broadcast_to(tokens, (layers, *tokens.shape)).reshape(layers * targets, -1)
     flat = hidden.reshape(-1, width)
     vocabulary = int(graphs.bundle.manifest.tokenizer["vocab_size"])
-    step = max(1, LENS_BYTES // (vocabulary * (12 + asked.shape[1])))
+    step = max(1, LENS_BYTES // (vocabulary * (12 + 9 * asked.shape[1])))  # a comparison and its number
     parts = [
         graphs.run("lens", {"hidden": flat[i : i + step], "tokens": asked[i : i + step]})
         for i in range(0, len(flat), step)

@@ -28,6 +28,11 @@ class Choices:
     def __contains__(self, method: str) -> bool:
         return method in self.methods
 
+    @property
+    def needs_graphs(self) -> bool:
+        """Whether a method runs the graphs that explain; occlusion runs the one that answers."""
+        return any(method != "occlusion" for method in self.methods)
+
 
 def make_choices(
     graphs: ExplanationGraphs,
@@ -41,16 +46,19 @@ def make_choices(
         methods = [methods]
     if isinstance(watch, str):
         watch = [watch]
-    chosen = tuple(dict.fromkeys(methods)) if methods else (USUAL if graphs else ("occlusion",))
+    usual = USUAL if graphs else ("occlusion",)
+    chosen = usual if methods is None or not len(methods) else tuple(dict.fromkeys(methods))
     for method in chosen:
         if method not in METHODS:
-            hint = did_you_mean(method, METHODS)
+            hint = did_you_mean(method, METHODS) if isinstance(method, str) else ""
             raise InputError(f"method {method!r} is not one of {', '.join(METHODS)}{hint}", option="methods")
         if method != "occlusion":
             graphs.need(method)
     if objective not in OBJECTIVES:
         raise InputError(f"objective={objective!r} is not one of {', '.join(OBJECTIVES)}", option="objective")
     check_whole("factors", factors, 1, 64)
+    if watch and "lens" not in chosen:
+        raise InputError("watch tells ranks by the lens; add the method lens", option="watch")
     if len(watch) > MOST_WATCHED:
         raise InputError(f"watch has {len(watch)} words, at most {MOST_WATCHED} are", option="watch")
     return Choices(chosen, objective, factors, tuple(watch))

@@ -35,7 +35,7 @@ def explain_generation(
     rows = np.arange(len(prompt) - 1, len(ids) - 1)  # each predicts the token behind it
     outputs: dict[str, Array] = {}
     reading: Reading | None = None
-    if graphs:
+    if choices.needs_graphs:
         last = graphs.list_outputs("layers", "hidden.")[-1]
         outputs = run_layers(graphs, {"input_ids": ids[None]}, choices, [last], [""])
         hidden = list_layers(outputs, "hidden.") if "lens" in choices else [outputs[last]]

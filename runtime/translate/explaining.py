@@ -5,9 +5,10 @@ S tokens of the source, A of the translation, T = S + 1 + A with the start token
 
 from __future__ import annotations
 
+import operator
 from collections.abc import Sequence
 from dataclasses import replace
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
@@ -38,7 +39,7 @@ def explain_translation(
     read = np.array([model.start, *translation[:-1]])  # the token before each target
     outputs: dict[str, Array] = {}
     reading: Reading | None = None
-    if graphs:
+    if choices.needs_graphs:
         last = graphs.list_outputs("layers", "hidden.")[-1]
         inputs = {"source_ids": np.array([source]), "input_ids": read[None]}
         outputs = run_layers(graphs, inputs, choices, [last], ["", "source_"])
@@ -181,3 +182,29 @@ def occlude(
             base[place + 1 :] - score_translation(model, source, without)[place:]
         )
     return falls
+
+
+def read_translation(model: Translator, text: str, translation: Any, parse_special: bool) -> list[int]:
+    """Return a translation's tokens: of a text, ids as they are, or those of the model's own."""
+    if translation is None:
+        tokens = list(model.translate(text, parse_special=parse_special).token_ids)
+    elif isinstance(translation, str):
+        tokens = model.target_tokenizer.encode(translation)
+    else:
+        tokens = check_ids(translation, model.target_tokenizer.vocab_size)
+    return tokens
+
+
+def check_ids(given: Any, vocabulary: int) -> list[int]:
+    """Return token ids as integers; refuse what is none, and those that the vocabulary does not have."""
+    try:
+        tokens = [operator.index(token) for token in given]
+    except TypeError as error:
+        raise InputError(
+            f"translation={given!r:.80} must be a text or token ids", option="translation"
+        ) from error
+    if any(not 0 <= token < vocabulary for token in tokens):
+        raise InputError(
+            f"a token id of the translation is not from 0 to {vocabulary - 1}", option="translation"
+        )
+    return tokens

@@ -43,7 +43,7 @@ from ..text.reading import (
     split_into_chunks,
 )
 from ..text.tokenizer import Tokenizer
-from .explaining import explain_translation
+from .explaining import explain_translation, read_translation
 from .loop import BatchKind, TranslationLoop
 from .results import Alignment, Translation
 from .source_encoder import SourceEncoder, check_same_export
@@ -287,12 +287,7 @@ class Translator(BatchedModel):
         """
         choices = make_choices(self.explanations, methods, objective, factors, watch)
         source = self._make_reader({"parse_special": parse_special}).read(check_text(text)).tokens
-        if translation is None:
-            tokens = list(self.translate(text, parse_special=parse_special).token_ids)
-        elif isinstance(translation, str):
-            tokens = self.target_tokenizer.encode(translation)
-        else:
-            tokens = [int(token) for token in translation]
+        tokens = read_translation(self, text, translation, parse_special)
         return explain_translation(self, source, tokens, choices)
 
     def count_tokens(self, text: str, *, parse_special: bool = False) -> int:

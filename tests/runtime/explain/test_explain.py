@@ -67,6 +67,17 @@ def test_every_method_of_every_kind(explained: Callable[[str], Path], name: str)
     json.dumps(result.to_json(), allow_nan=False)
 
 
+@pytest.mark.parametrize("name", TEXTS)
+@pytest.mark.parametrize("method", METHODS)
+def test_each_method_alone(explained: Callable[[str], Path], name: str, method: str) -> None:
+    with open_model(explained(name) / "bundle") as model:
+        result = model.explain(*TEXTS[name][0], methods=[method], factors=2)
+    assert bool(result.saliency) == (method in ("gradient", "integrated_gradients", "occlusion"))
+    assert (result.lens is not None) == (method == "lens")
+    assert bool(result.attention) == (method == "attention")
+    assert (result.neurons is not None) == (method == "neurons")
+
+
 def test_the_answer_is_the_models_own_unless_it_is_given(gpt2: Any) -> None:
     own = gpt2.explain(PROMPT, max_new_tokens=3)
     assert "".join(target.text for target in own.targets) == gpt2.generate(PROMPT, max_new_tokens=3).text
@@ -144,6 +155,8 @@ print([name for name in ("torch", "onnx", "transformers", "sklearn") if name in 
         ({"answer": ""}, "the answer is empty"),
         ({"answer": [5000]}, "5000"),
         ({"prompt": ""}, "the prompt is empty"),
+        ({"methods": [3]}, "method 3 is not one of"),
+        ({"methods": ["gradient"], "watch": [" earth"]}, "add the method lens"),
     ],
 )
 def test_choices_that_cannot_be(gpt2: Any, options: dict[str, Any], words: str) -> None:
@@ -164,6 +177,32 @@ def test_what_an_encoder_refuses(
         model.explain("a film")
     with open_model(head_bundle("tagger")) as model, pytest.raises(InputError, match="token_classification"):
         model.explain("a film")
+
+
+@pytest.mark.parametrize(
+    ("translation", "words"),
+    [
+        ("", "is empty"),
+        ([], "is empty"),
+        ([99999], "is not from 0 to"),
+        ([5] * 2000, "2000 tokens"),
+        (5, "must be"),
+    ],
+)
+def test_translations_that_cannot_be(
+    explained: Callable[[str], Path], translation: object, words: str
+) -> None:
+    bundle = explained("transformer-demo") / "bundle"
+    with open_model(bundle) as model, pytest.raises(InputError, match=words):
+        model.explain("3 may 1998", translation)
+
+
+def test_a_page_that_cannot_be_written(gpt2: Any, tmp_path: Path) -> None:
+    result = gpt2.explain(PROMPT, " earth", methods=["gradient"])
+    for path in (tmp_path, tmp_path / "no" / "page.html"):
+        with pytest.raises(InputError, match="cannot be written"):
+            result.to_html(path)
+    assert not list(tmp_path.iterdir())
 
 
 def test_too_long_and_closed(explained: Callable[[str], Path]) -> None:
