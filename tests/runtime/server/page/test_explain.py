@@ -42,7 +42,7 @@ ASKED: dict[str, tuple[dict[str, Any], list[str]]] = {
     "ranker": ({"input": "Who sells food?", "pair": "The baker sells bread."}, ["Question", "Second text"]),
     "encoder": ({"input": "Birds can fly.", "pair": "Wings lift the plane."}, ["Text", "Second text"]),
 }
-MADE = {
+MADE: dict[str, Callable[[], dict[str, Any]]] = {
     "writer": make_generation,
     "translator": make_translation,
     "classifier": make_classification,
