@@ -30,7 +30,7 @@ from .linting import lint
 from .memory import give_back_memory
 from .precisions import PRECISIONS
 from .processes import ChildGroup, leave_cores
-from .reference.model import is_module, rest
+from .reference.model import rest
 from .request import Request
 from .resources import announce_need
 from .targets import find_target
@@ -146,14 +146,14 @@ def stage_bundle(
             # Another exporter's graphs cannot be traced again.
             tracer = None if checkpoint.exporter else lambda recipes: graphs
             report = explain(examiner, report, progress, model, judged.calibration, tracer)
-            report = verify_explanations(
+            report, explained = verify_explanations(
                 report, examiner.bundle, model, checkpoint.explanations, lambda recipes: graphs, 0, progress
             )
             if not report.passed:
                 return StagedBundle(manifest, report)
             manifest = keep_checks(staging, manifest, report, examiner.collect_golden(), judged.limits)
-            if manifest.explanations and is_module(model):
-                keep_cases(staging, manifest.export_id[:8], model, checkpoint.explanations, 0)
+            if manifest.explanations:
+                keep_cases(staging, manifest.export_id[:8], explained)
         built = plans.result()
     files = list_file_entries(staging, known=manifest.files)
     manifest = dataclasses.replace(manifest, plans=tuple(built), files=files)

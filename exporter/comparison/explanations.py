@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import copy
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -17,7 +17,7 @@ from ...runtime.backends.backend import Array, Arrays, Program
 from ...runtime.backends.ort_backend import OrtCpuBackend
 from ...runtime.bundle.bundle import Bundle
 from ...runtime.bundle.manifest import Artifact, Axis, TensorSpec
-from ...runtime.diagnostics.golden.files import choose_evenly, read_golden, write_golden
+from ...runtime.diagnostics.golden.files import choose_evenly, name_damage, read_golden, write_golden
 from ...runtime.diagnostics.metrics import Comparison, measure_spread
 from ...runtime.errors import BackendError
 from ...runtime.progress import CountedLine
@@ -54,8 +54,24 @@ class Case:
     inputs: Arrays
     outputs: Arrays
     limit: float = CAPS["fp32"]["max_error"]
+    wider: Mapping[str, float] = field(
+        default_factory=dict
+    )  # limits of outputs that PyTorch itself rounds more
     ties: Mapping[str, tuple[Any, Any]] = field(default_factory=dict)
     chosen: int | None = None  # how many numbers of each output are kept; None means all
+
+    def find_limit(self, output: str) -> float:
+        """Return how far an output may be off."""
+        return max(self.limit, self.wider.get(output, 0.0))
+
+
+@dataclass(frozen=True, eq=False)
+class JudgedGraphs:
+    """How the graphs compare, their cases by their ids with the limits that counted, and which failed."""
+
+    comparisons: list[Comparison]
+    cases: dict[str, list[Case]]
+    failed: dict[str, Case]
 
 
 class Reference:
@@ -96,7 +112,7 @@ class Reference:
         if objective != OBJECTIVES["logit"]:  # a probability is off by a share that is its logit's error
             logits = compute(self.model, recipe, {**inputs, "objective": np.array([OBJECTIVES["logit"]])})
             limit *= max(1.0, float(np.abs(logits["score"]).max()))
-        return Case(name, inputs, outputs, limit, ties)
+        return Case(name, inputs, outputs, limit, ties=ties)
 
     def draw_inputs(self, recipe: Recipe, batch: int, tokens: int, objective: int) -> dict[str, Array]:
         """Return a graph's inputs: tokens are drawn, embeddings and hidden states are those of tokens."""
@@ -184,39 +200,32 @@ def compare_explanations(
     recipes: Mapping[str, Recipe],
     seed: int,
     progress: Progress,
-) -> tuple[list[Comparison], dict[str, Case]]:
-    """Compare the graphs that explain a model with PyTorch; return a case of each that failed too."""
+) -> JudgedGraphs:
+    """Compare the graphs that explain a model with PyTorch."""
     reference = Reference(model, recipes, seed)
-    comparisons: list[Comparison] = []
-    failed: dict[str, Case] = {}
+    judged = JudgedGraphs([], {}, {})
     for artifact in bundle.manifest.explanations:
         cases = list(reference.list_cases(recipes[artifact.recipe_id]))
         for case, comparison in run_cases(bundle, artifact, cases, progress):
             if not comparison.passed:
-                comparison = judge_by_double(bundle, artifact, case, comparison, model, recipes)
-            comparisons.append(comparison)
+                case = widen(case, model, recipes[artifact.recipe_id])
+                ((_, comparison),) = run_cases(bundle, artifact, [case], lambda _: None)
+            judged.comparisons.append(comparison)
+            judged.cases.setdefault(artifact.id, []).append(case)
             if not comparison.passed:
-                failed.setdefault(artifact.id, case)
-    return comparisons, failed
+                judged.failed.setdefault(artifact.id, case)
+    return judged
 
 
-def judge_by_double(
-    bundle: Bundle,
-    artifact: Artifact,
-    case: Case,
-    comparison: Comparison,
-    model: nn.Module,
-    recipes: Mapping[str, Recipe],
-) -> Comparison:
-    """Return the comparison once more, where PyTorch in fp32 is itself that far from float64."""
-    exact = compute(copy.deepcopy(model).double(), recipes[artifact.recipe_id], case.inputs)
-    own = max(measure(case.outputs[name], exact[name]) for name in exact if name not in WHOLE_NUMBERS)
-    limit = GAP_FACTOR * own
-    if limit <= case.limit:
-        return comparison
-    wider = Case(case.name, case.inputs, case.outputs, limit, case.ties)
-    ((_, again),) = run_cases(bundle, artifact, [wider], lambda _: None)
-    return again
+def widen(case: Case, model: nn.Module, recipe: Recipe) -> Case:
+    """Return the case with wider limits of outputs in which PyTorch in fp32 is itself far from float64."""
+    exact = compute(copy.deepcopy(model).double(), recipe, case.inputs)
+    wider = {
+        name: GAP_FACTOR * measure(case.outputs[name], exact[name])
+        for name in exact
+        if name not in WHOLE_NUMBERS
+    }
+    return replace(case, wider=wider)
 
 
 def run_cases(
@@ -247,7 +256,7 @@ def run_case(program: Program, artifact: Artifact, case: Case, backend: str) -> 
     failures = []
     for name, want in case.outputs.items():
         have = got[name]
-        if case.chosen is not None:
+        if case.chosen is not None and name not in WHOLE_NUMBERS:
             have = choose_numbers(have, case.chosen)
         if name in WHOLE_NUMBERS:
             wrong = count_wrong(name, have, want, case)
@@ -257,12 +266,13 @@ def run_case(program: Program, artifact: Artifact, case: Case, backend: str) -> 
         # Of logits the unit is 1 where their spread is less: one alone may be near zero.
         is_logit = name == "score" and not case.inputs["objective"].any()
         errors[name] = measure(have, want, least=1.0 if is_logit else 1e-30)
-        if not errors[name] <= case.limit:
-            failures.append(f"{name}: max_error {errors[name]:.3g} > {case.limit:.3g}")
-    worst = max(errors.values(), default=0.0)
+        limit = case.find_limit(name)
+        if not errors[name] <= limit:
+            failures.append(f"{name}: max_error {errors[name]:.3g} > {limit:.3g}")
+    worst = max(errors, key=lambda name: errors[name] / case.find_limit(name))
     return Comparison(
-        {"max_error": worst},
-        {"max_error": case.limit},
+        {"max_error": errors[worst]},
+        {"max_error": case.find_limit(worst)},
         tuple(failures[:3]),
         artifact=artifact.id,
         backend=backend,
@@ -300,20 +310,45 @@ def choose_numbers(array: Array, most: int) -> Array:
     return array.reshape(-1)[list(choose_evenly(array.size, most))]
 
 
-def keep_cases(folder: Path, name: str, model: nn.Module, recipes: Mapping[str, Recipe], seed: int) -> None:
-    """Write a case of each graph, and some numbers of PyTorch's results, below a bundle's folder."""
-    reference = Reference(model, recipes, seed)
+def keep_cases(folder: Path, name: str, judged: JudgedGraphs) -> None:
+    """Write the cases of short texts below a bundle's folder: inputs, some of PyTorch's numbers, limits."""
     arrays: dict[str, Array] = {}
-    for recipe in recipes.values():
-        case = reference.make_case(recipe, KEPT_CASE, *CASES[KEPT_CASE])
-        arrays |= {f"{recipe.id}/input/{key}": array for key, array in case.inputs.items()}
-        arrays |= {
-            f"{recipe.id}/output/{key}": choose_numbers(array, KEPT_NUMBERS)
-            for key, array in case.outputs.items()
-            if key not in WHOLE_NUMBERS
-        }
+    limits: dict[str, dict[str, float]] = {}
+    for artifact, cases in judged.cases.items():
+        for case in cases:
+            if not case.name.endswith(KEPT_CASE):
+                continue
+            label = f"{artifact}/{case.name}"
+            limits[label] = {key: case.find_limit(key) for key in case.outputs}
+            arrays |= {f"{label}/input/{key}": array for key, array in case.inputs.items()}
+            arrays |= {
+                f"{label}/output/{key}": choose_numbers(array, KEPT_NUMBERS)
+                for key, array in case.outputs.items()
+                if key not in WHOLE_NUMBERS
+            }
+            if "ranks" in case.ties:
+                low, high = case.ties["ranks"]
+                arrays |= {f"{label}/low/ranks": low, f"{label}/high/ranks": high}
     (folder / "checks").mkdir(exist_ok=True)
-    write_golden(folder / f"{PREFIX}{name}.npz", arrays, {})
+    write_golden(folder / f"{PREFIX}{name}.npz", arrays, limits)
+
+
+def read_cases(path: Path) -> dict[str, list[Case]]:
+    """Return the cases that `keep_cases` wrote, by their graphs' ids."""
+    arrays, limits = read_golden(path)
+    cases: dict[str, list[Case]] = {}
+    for label, wider in limits.items():
+        artifact, name = label.split("/")
+        sides: dict[str, dict[str, Array]] = {"input": {}, "output": {}, "low": {}, "high": {}}
+        for key, array in arrays.items():
+            if key.startswith(f"{label}/"):
+                _, _, side, output = key.split("/")
+                sides[side][output] = array
+        ties = {"ranks": (sides["low"]["ranks"], sides["high"]["ranks"])} if sides["low"] else {}
+        outputs = {**sides["output"], **sides["low"]}
+        case = Case(name, sides["input"], outputs, wider=wider, ties=ties, chosen=KEPT_NUMBERS)
+        cases.setdefault(artifact, []).append(case)
+    return cases
 
 
 def compare_kept(bundle: Bundle, progress: Progress) -> list[Comparison]:
@@ -323,14 +358,10 @@ def compare_kept(bundle: Bundle, progress: Progress) -> list[Comparison]:
         raise VerificationError(
             f"{bundle.folder} has graphs that explain, and nothing to compare them with; pass --source MODEL"
         )
-    arrays, _ = read_golden(bundle.path(names[0]))
-    comparisons = []
-    for artifact in bundle.manifest.explanations:
-        sides: dict[str, dict[str, Array]] = {"input": {}, "output": {}}
-        for key, array in arrays.items():
-            graph, side, name = key.split("/")
-            if graph == artifact.recipe_id:
-                sides[side][name] = array
-        case = Case(KEPT_CASE, sides["input"], sides["output"], chosen=KEPT_NUMBERS)
-        comparisons += [done for _, done in run_cases(bundle, artifact, [case], progress)]
-    return comparisons
+    with name_damage(bundle):
+        cases = read_cases(bundle.path(names[0]))
+        return [
+            comparison
+            for artifact in bundle.manifest.explanations
+            for _, comparison in run_cases(bundle, artifact, cases[artifact.id], progress)
+        ]

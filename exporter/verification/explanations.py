@@ -13,7 +13,7 @@ from ...runtime.bundle.bundle import Bundle
 from ...runtime.diagnostics.metrics import Comparison
 from ...runtime.errors import PlanForgeError
 from ..comparison.examiner import Progress
-from ..comparison.explanations import Case, compare_explanations, compare_kept
+from ..comparison.explanations import Case, JudgedGraphs, compare_explanations, compare_kept
 from ..execution.trial import Step, Trial
 from ..passes.weight_files import load_graph
 from ..reference.model import is_module, wake
@@ -39,10 +39,10 @@ def verify_explanations(
     trace: Tracer,
     seed: int,
     progress: Progress,
-) -> VerificationReport:
-    """Return the report with the graphs that explain the model, compared with PyTorch."""
+) -> tuple[VerificationReport, JudgedGraphs]:
+    """Return the report with the graphs that explain the model, compared with PyTorch, and their cases."""
     if not bundle.manifest.explanations:
-        return report
+        return report, JudgedGraphs([], {}, {})
     assert is_module(model)
     wake(model)
     tensors = list_tensors_to_compare(bundle, model)
@@ -52,14 +52,15 @@ def verify_explanations(
         weights = list(check_weights(graph, tensors, {}, is_ours=True))
         faults = [*shorten(find_not_finite(graph)), *shorten(filter(None, weights))]
         comparisons.append(report_reading(artifact.id, CASE, len(weights), faults))
-    compared, failed = compare_explanations(bundle, model, recipes, seed, progress)
-    culprits, unexplained = find_culprits(bundle, failed, trace, progress)
-    return dataclasses.replace(
+    judged = compare_explanations(bundle, model, recipes, seed, progress)
+    culprits, unexplained = find_culprits(bundle, judged.failed, trace, progress)
+    report = dataclasses.replace(
         report,
-        comparisons=(*report.comparisons, *comparisons, *compared),
+        comparisons=(*report.comparisons, *comparisons, *judged.comparisons),
         culprits=(*report.culprits, *culprits),
         unexplained={**report.unexplained, **unexplained},
     )
+    return report, judged
 
 
 def verify_kept_explanations(

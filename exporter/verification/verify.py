@@ -219,7 +219,7 @@ def verify_with_pytorch(
     if opened.manifest.explanations:
         assert tracer is not None  # other exporters' bundles have none
         explanations = read_explanations(opened.manifest, checkpoint)
-        report = verify_explanations(report, opened, model, explanations, tracer, choices.seed, progress)
+        report, _ = verify_explanations(report, opened, model, explanations, tracer, choices.seed, progress)
     again = []
     if choices.deep and tracer is not None:
         again = compare_deeply(opened, as_read, tracer, progress)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -21,7 +22,7 @@ from .run_options import (
 from .tables import FittingTable
 
 if TYPE_CHECKING:
-    from ..explain import Explanation
+    from ..explain import Explanation, Lens, Target
 
 NAMED = 3  # tokens that the table names of each target
 TextArgument = Annotated[
@@ -123,24 +124,50 @@ def tabulate(result: Explanation) -> FittingTable:
     columns = ["answer" if result.targets[0].token is not None else "label", "probability"]
     names = list(result.saliency)
     columns += [f"counted most, by {name.replace('_', ' ')}" for name in names]
+    if result.lens is not None:
+        columns.append("first in rank 1")
     rows = []
     for number, target in enumerate(result.targets):
-        known = target.probability is not None
-        row = [repr(target.text), f"{100 * target.probability:.1f} %" if known and target.probability else ""]
+        row = [repr(target.text), describe_probability(target)]
         row += [name_strongest(result, name, number) for name in names]
+        if result.lens is not None:
+            row.append(find_first_layer(result.lens, number))
         rows.append(row)
     return FittingTable(f"{result.kind} by {result.model}", columns, rows)
 
 
+def describe_probability(target: Target) -> str:
+    """Return a target's probability; of a number that is none, the number."""
+    if target.probability is not None:
+        return f"{100 * target.probability:.3g} %"
+    return "" if target.logit is None else f"score {target.logit:.3g}"
+
+
+def find_first_layer(lens: Lens, number: int) -> str:
+    """Return after which layer a target is the likeliest for the first time; else its last rank."""
+    ranks = lens.ranks[:, number].tolist()
+    if 1 not in ranks:
+        return f"never; at last {ranks[-1]}"
+    layer = ranks.index(1)
+    return f"layer {layer}" if layer else "embeddings"
+
+
 def name_strongest(result: Explanation, method: str, number: int) -> str:
-    """Return the tokens that counted most for a target, with their shares or numbers."""
+    """Return the tokens that counted most for a target, with their shares or numbers.
+
+    Of equal tokens each has its place among all behind it, counted from 0 as in Python.
+    """
+    texts = Counter(token.text for token in result.tokens)
+
+    def name(place: int) -> str:
+        text = result.tokens[place].text
+        return repr(text) if texts[text] == 1 else f"{text!r}[{place}]"
+
     row = result.saliency[method][number].tolist()
     known = [place for place, value in enumerate(row) if value == value]  # the others are NaN: not read
     strongest = sorted(known, key=lambda place: -abs(row[place]))[:NAMED]
     is_share = method == "gradient_norm"
     return ", ".join(
-        f"{result.tokens[place].text!r} {100 * row[place]:.0f} %"
-        if is_share
-        else f"{result.tokens[place].text!r} {row[place]:+.2f}"
+        f"{name(place)} {100 * row[place]:.0f} %" if is_share else f"{name(place)} {row[place]:+.2f}"
         for place in strongest
     )

@@ -5,7 +5,7 @@ N texts, E width of a vector, F width of features
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any, Literal, cast, overload
 
@@ -309,6 +309,7 @@ class TextEncoder(SubmittingEncoder):
         methods: Sequence[str] | None = None,
         objective: str = "logit",
         factors: int = 5,
+        on_step: Callable[[], None] | None = None,
     ) -> Explanation:
         """Return why a text got its label, a pair its score, or why two texts are alike.
 
@@ -317,14 +318,14 @@ class TextEncoder(SubmittingEncoder):
             pair: the other text; of a model without labels the one whose likeness to `text` is explained by
                 the tokens of `text`: the product of their vectors, the cosine where these have length 1.
             label: the one to explain; by default up to ten, the likeliest first.
-            methods, objective, factors: see `TextGenerator.explain`; the lens shows what the head would say
-                of each layer.
+            methods, objective, factors, on_step: see `TextGenerator.explain`; the lens shows what the head would
+                say of each layer.
 
         Raises:
             InputError: a choice that there is not, or a model of other heads.
             ContextLengthError: the text is too long.
         """
-        choices = make_choices(self.explanations, methods, objective, factors)
+        choices = make_choices(self.explanations, methods, objective, factors, on_step=on_step)
         return explain_text(self, text, pair, label, choices)
 
     def check_task(self, task: str) -> None:

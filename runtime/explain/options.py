@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 from ..errors import InputError
@@ -18,12 +18,17 @@ MOST_WATCHED = 16
 
 @dataclass(frozen=True)
 class Choices:
-    """What is to be computed; see `TextGenerator.explain`."""
+    """What is to be computed; see `TextGenerator.explain`.
+
+    Attributes:
+        on_step: is called between parts of the work; what it raises ends it.
+    """
 
     methods: tuple[str, ...]
     objective: str
     factors: int
     watch: tuple[str, ...] = ()
+    on_step: Callable[[], None] = lambda: None
 
     def __contains__(self, method: str) -> bool:
         return method in self.methods
@@ -40,6 +45,7 @@ def make_choices(
     objective: str,
     factors: int,
     watch: Sequence[str] = (),
+    on_step: Callable[[], None] | None = None,
 ) -> Choices:
     """Return the choices, checked; by default what the bundle's graphs can, else occlusion."""
     if isinstance(methods, str):
@@ -61,4 +67,4 @@ def make_choices(
         raise InputError("watch tells ranks by the lens; add the method lens", option="watch")
     if len(watch) > MOST_WATCHED:
         raise InputError(f"watch has {len(watch)} words, at most {MOST_WATCHED} are", option="watch")
-    return Choices(chosen, objective, factors, tuple(watch))
+    return Choices(chosen, objective, factors, tuple(watch), on_step or (lambda: None))

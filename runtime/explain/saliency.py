@@ -47,6 +47,15 @@ def measure_saliency(
     scores = None
     missing = None
 
+    def prepare_steps(number: int) -> tuple[Score, Sequence[Array]]:
+        score, embeddings = prepare(number)
+
+        def score_step(given: Sequence[Array]) -> tuple[Sequence[Array], Array]:
+            choices.on_step()
+            return score(given)
+
+        return score_step, embeddings
+
     def make_rows() -> Array:
         return np.full((targets, tokens), np.nan, np.float32)
 
@@ -55,8 +64,7 @@ def measure_saliency(
         rows["gradient_x_input"] = make_rows()
         scores = np.zeros(targets, np.float32)
         for number in range(targets):
-            score, embeddings = prepare(number)
-            gradients = multiply_by_input(score, embeddings)
+            gradients = multiply_by_input(*prepare_steps(number))
             count = len(gradients.shares)
             rows["gradient_norm"][number, :count] = gradients.shares
             rows["gradient_x_input"][number, :count] = gradients.contributions
@@ -65,7 +73,7 @@ def measure_saliency(
         rows["integrated_gradients"] = make_rows()
         missing = np.zeros(targets, np.float32)
         for number in range(targets):
-            integral = integrate(*prepare(number))
+            integral = integrate(*prepare_steps(number))
             rows["integrated_gradients"][number, : len(integral.contributions)] = integral.contributions
             missing[number] = integral.error
     if "occlusion" in choices:

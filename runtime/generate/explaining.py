@@ -5,7 +5,7 @@ P tokens of the prompt, A of the answer, T = P + A, L layers, W watched words
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING
 
 import numpy as np
@@ -48,7 +48,7 @@ def explain_generation(
         len(ids),
         choices,
         lambda number: prepare_score(graphs, outputs["embeddings"], ids, int(rows[number]), choices),
-        lambda: occlude(model, ids, len(rows), base),
+        lambda: occlude(model, ids, len(rows), base, choices.on_step),
     )
     whole = range(len(ids))
     return Explanation(
@@ -104,7 +104,9 @@ def score_answer(model: TextGenerator, ids: Sequence[int], count: int) -> Array:
     return np.array(score_tokens(model.decoder, ids, model.max_length).logprobs[-count:])
 
 
-def occlude(model: TextGenerator, ids: Array, targets: int, base: Array | None) -> Array:
+def occlude(
+    model: TextGenerator, ids: Array, targets: int, base: Array | None, on_step: Callable[[], None]
+) -> Array:
     """Return by how much (A, T) each target's log-probability falls when a token before it is taken out.
 
     What the model puts before every text stays; of a prompt of one token nothing can be taken out.
@@ -116,6 +118,7 @@ def occlude(model: TextGenerator, ids: Array, targets: int, base: Array | None) 
         len(model.defaults.prefix) if tuple(ids[: len(model.defaults.prefix)]) == model.defaults.prefix else 0
     )
     for place in range(kept, len(ids) - 1):
+        on_step()
         later = min(targets, len(ids) - 1 - place)  # targets behind it
         without = [*ids[:place].tolist(), *ids[place + 1 :].tolist()]
         if place == 0 and first == 1:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import replace
 from itertools import islice
 from typing import TYPE_CHECKING, overload
@@ -311,6 +311,7 @@ class TextGenerator(Model):
         watch: Sequence[str] = (),
         factors: int = 5,
         parse_special: bool = False,
+        on_step: Callable[[], None] | None = None,
     ) -> Explanation:
         """Return why each token of an answer was chosen: by which tokens before it, and at which layer.
 
@@ -329,12 +330,13 @@ class TextGenerator(Model):
             watch: words of one token each, whose ranks the lens tells too.
             factors: how many groups of neurons.
             parse_special: read special tokens such as <|endoftext|> in the prompt as such.
+            on_step: called between parts of the work, up to some hundred times; what it raises ends it.
 
         Raises:
             InputError: a choice that there is not, or that the bundle has no graphs for.
             ContextLengthError: prompt and answer together are longer than the context.
         """
-        choices = make_choices(self.explanations, methods, objective, factors, watch)
+        choices = make_choices(self.explanations, methods, objective, factors, watch, on_step)
         tokens = self._rows.encode_prompt(prompt, parse_special)
         return explain_generation(self, tokens, read_answer(self, tokens, answer, max_new_tokens), choices)
 

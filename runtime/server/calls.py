@@ -76,9 +76,13 @@ class Call:
         lane = self.readers.choose(self.size)
         return await self.run_steps(make_step(function), lane, begun=begun)
 
-    async def explain(self, function: Callable[[], T]) -> T:
-        """Run what takes seconds, one at a time for all clients; see `run_steps`."""
-        return await self.run_steps(make_step(function), self.readers.explaining)
+    async def explain(self, function: Callable[[Callable[[], None]], T]) -> T:
+        """Run what takes seconds, one at a time for all clients; see `run_steps`.
+
+        The function gets what it has to call now and then, which ends it when nobody waits for it any more.
+        """
+        job: Job[T] = Job(make_step(lambda: function(job.check)), self.client)
+        return await run_steps(self.request, job, self.readers.explaining, self.deadline)
 
     async def run_steps(self, steps: Steps[T], lane: Lane, *, begun: bool = False) -> T:
         """Run steps in another thread, as long as the client is there and its deadline has not passed.

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from typing import Any
 
 from starlette.responses import JSONResponse, Response
@@ -35,17 +35,17 @@ async def explain(call: Call) -> Response:
     """Return why a model answered so: which tokens counted, and what each layer would have said."""
     texts = [call.body[name] for name in ("input", "pair", "answer") if name in call.body]
     measure_texts(call, texts)
-    explanation = await call.explain(lambda: compute(call.served.model, call))
+    explanation = await call.explain(lambda on_step: compute(call.served.model, call, on_step))
     value = explanation.to_json()
     value["model"] = call.served.name
     return JSONResponse(value)
 
 
-def compute(model: Any, call: Call) -> Explanation:
+def compute(model: Any, call: Call, on_step: Callable[[], None]) -> Explanation:
     """Explain, in a thread of its own; refuse texts that would take it too long."""
     body = call.body
     check_use(model, body)
-    options = call.take(*CHOICES)
+    options = {**call.take(*CHOICES), "on_step": on_step}
     answer = body.get("answer")
     read = sum(model.count_tokens(body[name]) for name in ("input", "pair") if name in body)
     check_tokens(read)

@@ -28,6 +28,11 @@ class Job(Generic[T]):
         """Let it fail instead of its next step."""
         self._error = error
 
+    def check(self) -> None:
+        """Raise what stops it, amid a long step."""
+        if self._error is not None:
+            raise self._error
+
     def run_step(self) -> bool:
         """Run the next step; return whether there are more."""
         try:

@@ -6,7 +6,7 @@ S tokens of the source, A of the translation, T = S + 1 + A with the start token
 from __future__ import annotations
 
 import operator
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
@@ -53,7 +53,7 @@ def explain_translation(
         S + 1 + A,
         choices,
         lambda number: prepare_score(graphs, outputs, translation, number, choices),
-        lambda: occlude(model, source, translation, base),
+        lambda: occlude(model, source, translation, base, choices.on_step),
     )
     tokens = (
         *describe_ids(model.source_tokenizer, source, "source"),
@@ -163,7 +163,11 @@ def score_translation(model: Translator, source: Sequence[int], translation: Seq
 
 
 def occlude(
-    model: Translator, source: Sequence[int], translation: Sequence[int], base: Array | None
+    model: Translator,
+    source: Sequence[int],
+    translation: Sequence[int],
+    base: Array | None,
+    on_step: Callable[[], None],
 ) -> Array:
     """Return by how much (A, T) each target's log-probability falls without a token of source or translation.
 
@@ -173,10 +177,12 @@ def occlude(
     S = len(source)
     falls = np.full((len(translation), S + 1 + len(translation)), np.nan, np.float32)
     for place in range(len(model.defaults.prefix), S - 1):
+        on_step()
         without = [*source[:place], *source[place + 1 :]]
         if len(without) > len(model.defaults.prefix) + 1:
             falls[:, place] = base - score_translation(model, without, translation)
     for place in range(len(translation) - 1):
+        on_step()
         without = [*translation[:place], *translation[place + 1 :]]
         falls[place + 1 :, S + 1 + place] = (
             base[place + 1 :] - score_translation(model, source, without)[place:]

@@ -5,7 +5,7 @@ B sources of a batch, L layers, H heads, S source tokens, T target tokens
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from typing import TYPE_CHECKING, overload
 
@@ -273,19 +273,20 @@ class Translator(BatchedModel):
         watch: Sequence[str] = (),
         factors: int = 5,
         parse_special: bool = False,
+        on_step: Callable[[], None] | None = None,
     ) -> Explanation:
         """Return why each token of a translation was chosen; see `TextGenerator.explain`.
 
         Args:
             text: the source.
             translation: what to explain, as a text or token ids; by default the model's own, with its end.
-            methods, objective, watch, factors: see `TextGenerator.explain`.
+            methods, objective, watch, factors, on_step: see `TextGenerator.explain`.
             parse_special: whether special tokens' text in the source is read as such.
 
         Raises:
             InputError, ContextLengthError: as `translate` and `TextGenerator.explain`.
         """
-        choices = make_choices(self.explanations, methods, objective, factors, watch)
+        choices = make_choices(self.explanations, methods, objective, factors, watch, on_step)
         source = self._make_reader({"parse_special": parse_special}).read(check_text(text)).tokens
         tokens = read_translation(self, text, translation, parse_special)
         return explain_translation(self, source, tokens, choices)

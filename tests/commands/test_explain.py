@@ -37,6 +37,14 @@ def test_a_table(bundle: Path) -> None:
     assert "counted most, by gradient norm" in done.stdout.replace("\n", " ")
 
 
+def test_the_table_tells_equal_tokens_and_layers_apart(bundle: Path) -> None:
+    done = planforge("explain", bundle, PROMPT, "--answer", " heavens and the", "--methods", "gradient,lens")
+    assert done.returncode == 0, done.stderr
+    words = " ".join(done.stdout.split())
+    assert "first in rank 1" in words
+    assert "' the'[2]" in words or "' the'[9]" in words
+
+
 def test_a_label(explained: Callable[[str], Path]) -> None:
     done = planforge("explain", explained("classifier") / "bundle", "a film", "--answer", "LABEL_2", "--json")
     assert done.returncode == 0, done.stderr

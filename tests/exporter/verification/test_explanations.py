@@ -21,8 +21,8 @@ from planforge.runtime.errors import InputError
 from ...helpers.explained import open_model
 from ...helpers.graphs import replace_graph
 
-# Without the checkpoint neither whole numbers are compared nor long texts.
-KEPT_PASSES = ("a rank counts the equal", "other words are the likeliest", "late positions are lost")
+# Without the checkpoint neither the likeliest are compared nor long texts.
+KEPT_PASSES = ("other words are the likeliest", "late positions are lost")
 GRADIENT = "gradient.portable.fp32"
 LAYERS = "layers.portable.fp32"
 LENS = "lens.portable.fp32"
@@ -62,6 +62,17 @@ def scale_number(operator: str, factor: float) -> Fault:
         raise AssertionError(f"no {operator} with a number")
 
     return plant
+
+
+def replace_objective(model: ir.Model) -> str:
+    """Whoever asks for a probability gets the logit."""
+    asked = next(node for node in model.graph if node.op_type == "Equal")
+    seven = ir.Value(name="seven", type=ir.TensorType(ir.DataType.INT64), shape=ir.Shape([]))
+    seven.const_value = ir.tensor(np.array(7, np.int64), name="seven")
+    model.graph.register_initializer(seven)
+    place = next(i for i, value in enumerate(asked.inputs) if value is not None and value.name != "objective")
+    asked.replace_input_with(place, seven)
+    return str(asked.name)
 
 
 def forget_branch(model: ir.Model) -> str:
@@ -109,6 +120,7 @@ FAULTS: dict[str, tuple[str, Fault]] = {
     "an early sum is a difference": (GRADIENT, replace_operator("Add", "Sub", 0.3)),
     "a number is 1 % off": (GRADIENT, scale_number("Mul", 1.01)),
     "a branch is forgotten": (GRADIENT, forget_branch),
+    "probabilities are logits": (GRADIENT, replace_objective),
     "neurons of another activation": (LAYERS, replace_operator("Gelu", "Softplus", 0.5)),
     "a rank counts the equal": (LENS, replace_operator("Greater", "GreaterOrEqual", 0.0)),
     "other words are the likeliest": (LENS, shift_likeliest),

@@ -117,6 +117,35 @@ def test_occlusion_is_the_fall_of_the_log_probability(gpt2: Any) -> None:
         assert result.saliency["occlusion"][0, place] == pytest.approx(whole - without, abs=1e-5)
 
 
+def test_occlusion_of_a_label_and_of_a_translation(explained: Callable[[str], Path]) -> None:
+    """Each token's fall, by the public methods: what a text without it gets."""
+    with open_model(explained("classifier") / "bundle") as model:
+        words = ["one", "small", "film"]
+        result = model.explain(" ".join(words), methods=["occlusion"], objective="probability")
+        whole = model.classify(" ".join(words)).probabilities
+        places = [place for place, token in enumerate(result.tokens) if token.part == "text"]
+        assert [result.tokens[place].text.strip() for place in places] == words
+        for number, target in enumerate(result.targets):
+            for index, place in enumerate(places):
+                rest = " ".join(words[:index] + words[index + 1 :])
+                fall = whole[target.text] - model.classify(rest).probabilities[target.text]
+                assert result.saliency["occlusion"][number, place] == pytest.approx(fall, abs=1e-5)
+    with open_model(explained("transformer-demo") / "bundle") as model:
+        text = "3 may 1998"
+        result = model.explain(text, methods=["occlusion"])
+        translation = [target.text for target in result.targets]
+        for place in (0, 3, len(text) - 1):
+            other = model.explain(
+                text[:place] + text[place + 1 :], "".join(translation[:-1]), methods=["occlusion"]
+            )
+            falls = [
+                np.log(target.probability) - np.log(without.probability)
+                for target, without in zip(result.targets[:-1], other.targets, strict=True)
+            ]
+            own = result.saliency["occlusion"][:-1, place]
+            assert own == pytest.approx(np.array(falls), abs=1e-3)
+
+
 def test_a_bundle_without_graphs_can_occlude(whole_bundle: Path) -> None:
     """In int8, by the graph that answers."""
     with open_model(whole_bundle, precision="int8") as model:

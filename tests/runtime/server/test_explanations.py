@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import time
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack
 from pathlib import Path
@@ -173,3 +174,32 @@ def test_a_model_without_the_graphs_says_what_it_can(server: Address) -> None:
     assert able == list(BUNDLES)
     error = read_error(server.post(PATH, input="a"), 400)
     assert error["message"].endswith("'gpt', 'labels', 'dates'")
+
+
+def test_a_deadline_ends_an_explanation(server: Address) -> None:
+    """Long before all of its targets are integrated; the next one has its turn."""
+    asked = {"model": "gpt", "input": PROMPT, "methods": ["integrated_gradients"], "max_new_tokens": 64}
+    began = time.monotonic()
+    late = server.post(PATH, **asked, timeout=0.5)
+    assert late.status_code == 504, late.text
+    after = server.post(PATH, model="gpt", input=PROMPT, answer=" earth", methods=["gradient"])
+    assert after.status_code == 200
+    assert time.monotonic() - began < 10
+
+
+def test_on_step_ends_the_work(models: Named) -> None:
+    class Enough(Exception):
+        pass
+
+    steps = []
+
+    def stop() -> None:
+        steps.append(1)
+        if len(steps) == 3:
+            raise Enough
+
+    for name, texts in (("gpt", (PROMPT, " heavens and the")), ("dates", (DATE,))):
+        for method in ("gradient", "integrated_gradients", "occlusion"):
+            steps.clear()
+            with pytest.raises(Enough):
+                models[name].explain(*texts, methods=[method], on_step=stop)
