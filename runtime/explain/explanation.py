@@ -83,7 +83,7 @@ class Lens:
 
     Attributes:
         ranks: (L + 1, A) int64 of each target after the embeddings and each layer; 1 is the likeliest.
-        logprobs: (L + 1, A), natural logarithms.
+        logprobs: (L + 1, A), natural logarithms; of a ranker's score or a likeness that number itself.
         likeliest: of each layer the likeliest in the place of each target.
         watched: the same of words that were asked for.
     """

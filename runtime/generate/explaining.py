@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from ..backends.backend import Array
+from ..decoding.sampling import compute_logprobs
 from ..errors import ContextLengthError, InputError
 from ..explain.explanation import Explanation, Likely, Target
 from ..explain.gradients import Score
@@ -19,7 +20,6 @@ from ..explain.layers import Reading, attend, group_neurons, list_layers, look, 
 from ..explain.options import Choices
 from ..explain.saliency import LOGIT, SOFTMAX, measure_saliency
 from ..explain.tokens import describe_ids, find_watched
-from .score import score_tokens
 
 if TYPE_CHECKING:
     from .text_generator import TextGenerator
@@ -100,8 +100,13 @@ def prepare_score(
 
 
 def score_answer(model: TextGenerator, ids: Sequence[int], count: int) -> Array:
-    """Return the log-probabilities of the last `count` tokens, by the graph that answers."""
-    return np.array(score_tokens(model.decoder, ids, model.max_length).logprobs[-count:])
+    """Return the log-probabilities of the last `count` tokens, by the graph that answers.
+
+    Logits are computed where they are needed alone: the vocabulary is wide.
+    """
+    run = model.decoder.start(1, len(ids))
+    scores = [run.prefill([ids[:-count]]), *run.extend(ids[len(ids) - count : -1])]
+    return compute_logprobs(np.concatenate(scores), np.asarray(ids[-count:]))
 
 
 def occlude(

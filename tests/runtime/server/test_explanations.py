@@ -188,7 +188,7 @@ def test_a_deadline_ends_an_explanation(server: Address) -> None:
 
 
 def test_on_step_ends_the_work(models: Named) -> None:
-    class Enough(Exception):
+    class EnoughError(Exception):
         pass
 
     steps = []
@@ -196,10 +196,10 @@ def test_on_step_ends_the_work(models: Named) -> None:
     def stop() -> None:
         steps.append(1)
         if len(steps) == 3:
-            raise Enough
+            raise EnoughError
 
     for name, texts in (("gpt", (PROMPT, " heavens and the")), ("dates", (DATE,))):
         for method in ("gradient", "integrated_gradients", "occlusion"):
             steps.clear()
-            with pytest.raises(Enough):
+            with pytest.raises(EnoughError):
                 models[name].explain(*texts, methods=[method], on_step=stop)
