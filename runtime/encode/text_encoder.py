@@ -318,8 +318,8 @@ class TextEncoder(SubmittingEncoder):
             pair: the other text; of a model without labels the one whose likeness to `text` is explained by
                 the tokens of `text`: the product of their vectors, the cosine where these have length 1.
             label: the one to explain; by default up to ten, the likeliest first.
-            methods, objective, factors, on_step: see `TextGenerator.explain`; the lens shows what the head would
-                say of each layer.
+            methods, objective, factors, on_step: see `TextGenerator.explain`; the lens shows what the head
+                would say of each layer.
 
         Raises:
             InputError: a choice that there is not, or a model of other heads.
