@@ -59,8 +59,9 @@ def test_the_calibration_gets_it(tmp_path: Path, monkeypatch: pytest.MonkeyPatch
         load_reference=lambda progress: "model",
         make_graphs=lambda recipes, progress, compute: ({}, "examiner"),
     )
-    monkeypatch.setattr(pipeline, "begin_manifest", lambda *arguments: None)
-    monkeypatch.setattr(pipeline, "add_golden_texts", lambda *arguments: None)
+    manifest = SimpleNamespace(explanations=())
+    monkeypatch.setattr(pipeline, "begin_manifest", lambda *arguments: manifest)
+    monkeypatch.setattr(pipeline, "add_golden_texts", lambda *arguments: manifest)
     monkeypatch.setattr(pipeline, "calibrate", reach)
     request = Request(output=tmp_path, targets=("cpu",), precisions=("int4",), quantizer="rtn")
     with pytest.raises(ReachedError) as found:
