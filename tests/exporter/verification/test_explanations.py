@@ -64,17 +64,6 @@ def scale_number(operator: str, factor: float) -> Fault:
     return plant
 
 
-def replace_objective(model: ir.Model) -> str:
-    """Whoever asks for a probability gets the logit."""
-    asked = next(node for node in model.graph if node.op_type == "Equal")
-    seven = ir.Value(name="seven", type=ir.TensorType(ir.DataType.INT64), shape=ir.Shape([]))
-    seven.const_value = ir.tensor(np.array(7, np.int64), name="seven")
-    model.graph.register_initializer(seven)
-    place = next(i for i, value in enumerate(asked.inputs) if value is not None and value.name != "objective")
-    asked.replace_input_with(place, seven)
-    return str(asked.name)
-
-
 def forget_branch(model: ir.Model) -> str:
     """A sum of two gradients, behind a layer's two branches, has one of them twice."""
     sums = [node for node in model.graph if node.op_type == "Add" and None not in node.inputs]
@@ -120,7 +109,6 @@ FAULTS: dict[str, tuple[str, Fault]] = {
     "an early sum is a difference": (GRADIENT, replace_operator("Add", "Sub", 0.3)),
     "a number is 1 % off": (GRADIENT, scale_number("Mul", 1.01)),
     "a branch is forgotten": (GRADIENT, forget_branch),
-    "probabilities are logits": (GRADIENT, replace_objective),
     "neurons of another activation": (LAYERS, replace_operator("Gelu", "Softplus", 0.5)),
     "a rank counts the equal": (LENS, replace_operator("Greater", "GreaterOrEqual", 0.0)),
     "other words are the likeliest": (LENS, shift_likeliest),

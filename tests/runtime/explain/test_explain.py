@@ -117,24 +117,13 @@ def test_occlusion_is_the_fall_of_the_log_probability(gpt2: Any) -> None:
         assert result.saliency["occlusion"][0, place] == pytest.approx(whole - without, abs=1e-5)
 
 
-def test_occlusion_of_a_label_and_of_a_translation(explained: Callable[[str], Path]) -> None:
-    """Each token's fall, by the public methods: what a text without it gets."""
-    with open_model(explained("classifier") / "bundle") as model:
-        words = ["one", "small", "film"]
-        result = model.explain(" ".join(words), methods=["occlusion"], objective="probability")
-        whole = model.classify(" ".join(words)).probabilities
-        places = [place for place, token in enumerate(result.tokens) if token.part == "text"]
-        assert [result.tokens[place].text.strip() for place in places] == words
-        for number, target in enumerate(result.targets):
-            for index, place in enumerate(places):
-                rest = " ".join(words[:index] + words[index + 1 :])
-                fall = whole[target.text] - model.classify(rest).probabilities[target.text]
-                assert result.saliency["occlusion"][number, place] == pytest.approx(fall, abs=1e-5)
+def test_occlusion_of_a_translation(explained: Callable[[str], Path]) -> None:
+    """A character's fall, by the public method: what a text without it gets."""
     with open_model(explained("transformer-demo") / "bundle") as model:
         text = "3 may 1998"
         result = model.explain(text, methods=["occlusion"])
         translation = [target.text for target in result.targets]
-        for place in (0, 3, len(text) - 1):
+        for place in (3, len(text) - 1):  # a space that begins a text would be dropped
             other = model.explain(
                 text[:place] + text[place + 1 :], "".join(translation[:-1]), methods=["occlusion"]
             )
