@@ -114,7 +114,8 @@ def main() -> None:
     """Run one job, and print what it cost."""
     from planforge.runtime.batch import job
 
-    folder, which = Path(sys.argv[1]), sys.argv[2]
+    folder = Path(sys.argv[1])
+    which = sys.argv[2]
     job.open_engine = lambda spec, *rest, **more: StandIn(spec)
     job.check_bundle = lambda bundle, task: None
     job.hash_bundle = lambda folder: "none"  # type: ignore[attr-defined]

@@ -135,7 +135,8 @@ def name_columns(arguments: list[str], inputs: tuple[str, ...]) -> dict[str, str
                 raise InputError(
                     f"--column {argument}: the task reads several; give {names}", option="column"
                 )
-            name, column = inputs[0], argument
+            name = inputs[0]
+            column = argument
         if name in columns:
             raise InputError(f"--column {argument}: {name} was given already", option="column")
         columns[name] = column

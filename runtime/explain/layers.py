@@ -5,7 +5,7 @@ L layers, A targets, W watched words, T tokens, E hidden size, V vocabulary
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -130,11 +130,3 @@ def look(graphs: ExplanationGraphs, hidden: Array, tokens: Array) -> Reading:
         return joined.reshape(layers, targets, -1)
 
     return Reading(join("ranks"), join("logprobs"), join("likeliest"), join("likeliest_logprobs"))
-
-
-def split_parts(lengths: Sequence[int]) -> Iterator[range]:
-    """Yield the ranges of parts that stand one behind the other."""
-    begin = 0
-    for length in lengths:
-        yield range(begin, begin + length)
-        begin += length
