@@ -21,7 +21,7 @@ from planforge.runtime import load
 from planforge.runtime.bundle.bundle import Bundle
 from planforge.runtime.explain.gradients import integrate, multiply_by_input
 from planforge.runtime.explain.options import make_choices
-from planforge.runtime.generate.explaining import prepare_score
+from planforge.runtime.explain.targets import make_score
 
 from .common import write_result
 
@@ -65,8 +65,9 @@ def measure_times(model: Any, rounds: int) -> dict[str, Any]:
     ids = np.random.default_rng(0).integers(0, model.tokenizer.vocab_size, TOKENS + 1)
     outputs = graphs.run("layers", {"input_ids": ids[None]})
     embeddings = outputs.get("embeddings", outputs["hidden.0"])[0]
+    read = [embeddings[:TOKENS]]
     choices = make_choices(graphs, ["gradient"], "logit", 1)
-    score, read = prepare_score(graphs, embeddings, ids, TOKENS - 1, choices)
+    score = make_score(graphs, ["embeddings"], TOKENS - 1, int(ids[TOKENS]), choices)
     measured: Mapping[str, Callable[[], Any]] = {
         "forward_ms": lambda: model.decoder.start(1, TOKENS).prefill([ids[:TOKENS].tolist()]),
         "gradient_x_input_ms": lambda: multiply_by_input(score, read),

@@ -6,7 +6,7 @@ from abc import ABC, abstractmethod
 from pathlib import Path
 from typing import TYPE_CHECKING, ClassVar, TypeVar
 
-from .backends.backend import Backend, LoadRequest
+from .backends.backend import Backend, GraphRunner, LoadRequest
 from .backends.ladder import open_on
 from .backends.threads import Threads
 from .bundle.bundle import Bundle
@@ -75,7 +75,7 @@ class Model(ABC):
         threads = getattr(engine, "threads", None)  # engines on a GPU have none
         model.threads = threads.count if isinstance(threads, Threads) else None
         model.prepared = getattr(engine, "uses_prepared", False)
-        model.explanations = ExplanationGraphs(bundle, model.threads)
+        model.explanations = ExplanationGraphs(bundle, model.threads, model._runner.budget)
         return model
 
     @classmethod
@@ -85,8 +85,13 @@ class Model(ABC):
 
     @property
     @abstractmethod
+    def _runner(self) -> GraphRunner:
+        """What runs the graph; of several, the decoder's."""
+
+    @property
     def artifact(self) -> Artifact:
         """The graph that runs; of several, the decoder's."""
+        return self._runner.artifact
 
     def close(self) -> None:
         """Free the engine. Later calls raise ClosedError; closing twice is fine."""

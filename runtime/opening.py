@@ -91,11 +91,6 @@ def list_tokenizer_files(manifest: Manifest, count: int) -> tuple[str, ...]:
     return names
 
 
-def count_weight_bytes(manifest: Manifest, *artifacts: Artifact) -> int:
-    """Return the size of the weights in bytes, each file once."""
-    return sum(manifest.files[name].bytes for name in {name for a in artifacts for name in a.data})
-
-
 def check_weights(weight_bytes: int, memory_limit: int | None) -> None:
     """Refuse a limit that leaves nothing for a cache; each call checks what its own cache needs."""
     if memory_limit is not None and weight_bytes >= memory_limit:

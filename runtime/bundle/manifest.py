@@ -124,6 +124,10 @@ class Manifest:
             )
         return manifest
 
+    def count_weight_bytes(self, *artifacts: Artifact) -> int:
+        """Return the size of these graphs' weights in bytes, each file once."""
+        return sum(self.files[name].bytes for name in {name for a in artifacts for name in a.data})
+
     def check_files_are_listed(self) -> None:
         """Refuse a manifest that names a file, such as an artifact's, without listing its hash."""
         graphs = (*self.artifacts, *self.explanations)

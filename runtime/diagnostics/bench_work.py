@@ -21,7 +21,6 @@ from ..bundle.manifest import Artifact, Manifest
 from ..decoding.cache_shapes import count_cache_bytes
 from ..errors import InputError, PlanForgeError
 from ..load import load
-from ..opening import count_weight_bytes
 
 if TYPE_CHECKING:
     from ..decoding.chunk import Chunk
@@ -203,7 +202,7 @@ def count_step_bytes(manifest: Manifest, subject: Subject, batch: int) -> int | 
         return None
     (artifact,) = subject.artifacts
     length = subject.prompt + subject.new_tokens // 2
-    return count_weight_bytes(manifest, artifact) + count_cache_bytes(artifact, batch, length)
+    return manifest.count_weight_bytes(artifact) + count_cache_bytes(artifact, batch, length)
 
 
 def measure_peak_rss() -> float | None:

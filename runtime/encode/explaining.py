@@ -16,7 +16,7 @@ from ..errors import ContextLengthError, InputError
 from ..explain.explanation import Explanation, Lens, Likely, Target, Token
 from ..explain.gradients import Score
 from ..explain.graphs import ExplanationGraphs
-from ..explain.layers import attend, group_neurons, run_layers, stack
+from ..explain.layers import attend, group_neurons, list_layers, run_layers
 from ..explain.options import Choices
 from ..explain.saliency import LOGIT, SIGMOID, SOFTMAX, measure_saliency
 from ..explain.tokens import describe_encoding
@@ -160,7 +160,7 @@ def explain_text(
     outputs: dict[str, Array] = {}
     if choices.needs_graphs:
         inputs = add_segments(graphs, "layers", {"input_ids": np.array([read.piece.ids])}, read.piece)
-        outputs = run_layers(graphs, inputs, choices, [], [""])
+        outputs = run_layers(graphs, inputs, choices)
     activation = head.activation if choices.objective == "probability" else LOGIT
     saliency = measure_saliency(
         len(chosen),
@@ -295,8 +295,9 @@ def look_at_labels(
     graphs: ExplanationGraphs, outputs: dict[str, Array], head: Head, chosen: Sequence[int]
 ) -> Lens:
     """Return what each layer would answer, by the head on top of it."""
-    name = graphs.artifacts["lens"].outputs[0].name
-    logits = head.read(graphs.run("lens", {"hidden": stack(outputs, "hidden.")})[name])  # (L + 1, C)
+    hidden = np.stack(list_layers(outputs, "hidden."))
+    (answers,) = graphs.run("lens", {"hidden": hidden}).values()
+    logits = head.read(answers)  # (L + 1, C)
     own = logits[:, chosen]  # (L + 1, A)
     ranks = (logits[:, None] > own[:, :, None]).sum(-1) + 1
     shares = np.clip(head.compute_probabilities(logits)[:, chosen], 1e-30, None)

@@ -12,15 +12,14 @@ from typing import TYPE_CHECKING, Any, Literal, cast, overload
 import numpy as np
 import numpy.typing as npt
 
-from ..backends.backend import Backend, LoadRequest
+from ..backends.backend import Backend, GraphRunner, LoadRequest
 from ..bundle.bundle import Bundle
 from ..bundle.defaults import EncoderDefaults
-from ..bundle.manifest import Artifact
 from ..errors import ManifestError
 from ..explain.explanation import Explanation
 from ..explain.options import make_choices
 from ..memory_budget import MemoryBudget
-from ..opening import choose_length, count_weight_bytes, list_tokenizer_files, open_programs
+from ..opening import choose_length, list_tokenizer_files, open_programs
 from ..options import RankOptions, check_options, check_whole
 from ..text.long_text import SPECIAL_TOKENS
 from ..text.reading import Item, check_each, check_text, make_item, run_one_or_all
@@ -76,7 +75,7 @@ class TextEncoder(SubmittingEncoder):
         check_manifest(manifest.artifact(artifact.id), manifest.encoder, manifest.config)
         max_length = choose_length(bundle, request.max_length, artifact)
         defaults = replace(manifest.encoder, max_length=max_length)
-        budget = MemoryBudget(request.memory_limit, count_weight_bytes(manifest, artifact))
+        budget = MemoryBudget(request.memory_limit, manifest.count_weight_bytes(artifact))
         check_memory(budget, manifest.config, max_length)
         with open_programs(engine, bundle, artifact) as programs:
             tokenizer = Tokenizer.from_file(bundle.path(list_tokenizer_files(manifest, 1)[0]))
@@ -84,9 +83,8 @@ class TextEncoder(SubmittingEncoder):
         return cls(encoder, tokenizer, defaults)
 
     @property
-    def artifact(self) -> Artifact:
-        """The graph that runs."""
-        return self.encoder.artifact
+    def _runner(self) -> GraphRunner:
+        return self.encoder
 
     @property
     def heads(self) -> tuple[str, ...]:

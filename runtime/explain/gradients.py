@@ -15,6 +15,7 @@ import numpy as np
 from ..backends.backend import Array
 
 POINTS = 8  # of Gauss and Legendre's rule, in each interval
+MOST_TOKENS = 1024  # whose gradients are computed at a time
 MOST_INTERVALS = 96
 TOLERANCE = 0.005  # of the sum that integrated gradients must have
 LEAST_CHANGE = 1e-3  # a smaller difference of scores is not resolved any finer
@@ -88,11 +89,15 @@ def integrate(score: Score, embeddings: Sequence[Array]) -> Integral:
     def measure(low: float, high: float, scores: tuple[float, float]) -> Interval:
         points, weights = np.polynomial.legendre.leggauss(POINTS)
         places = (low + (high - low) * (points + 1) / 2).astype(np.float32)
-        gradients, _ = score([places[:, None, None] * each for each in embeddings])
         shares = (weights * (high - low) / 2).astype(np.float32)
-        means = [np.tensordot(shares, gradient, 1) for gradient in gradients]  # (T, E)
-        products = [(mean * each).sum(-1) for mean, each in zip(means, embeddings, strict=True)]
-        return Interval(low, high, scores, np.concatenate(products))
+        step = max(1, MOST_TOKENS // sum(map(len, embeddings)))
+        parts = []
+        for i in range(0, POINTS, step):
+            gradients, _ = score([places[i : i + step, None, None] * each for each in embeddings])
+            means = [np.tensordot(shares[i : i + step], gradient, 1) for gradient in gradients]  # (T, E)
+            products = [(mean * each).sum(-1) for mean, each in zip(means, embeddings, strict=True)]
+            parts.append(np.concatenate(products))
+        return Interval(low, high, scores, np.sum(parts, axis=0))
 
     _, ends = score([np.stack([np.zeros_like(each), each]) for each in embeddings])
     difference = float(ends[1] - ends[0])

@@ -5,7 +5,7 @@ L layers, A targets, W watched words, T tokens, E hidden size, V vocabulary
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 
 import numpy as np
@@ -18,54 +18,53 @@ from .neurons import Factors, factorize
 from .options import Choices
 from .tokens import show_token
 
-LENS_BYTES = 2**27  # of logits and comparisons at a time
+LENS_BYTES = 2**27  # that a lens may take at a time
 
 
-def run_layers(
-    graphs: ExplanationGraphs,
-    inputs: Arrays,
-    choices: Choices,
-    always: Sequence[str],
-    prefixes: Sequence[str],
-) -> dict[str, Array]:
-    """Return what the `layers` graph gives of one text, without the batch: what is always needed, and chosen.
+def run_layers(graphs: ExplanationGraphs, inputs: Arrays, choices: Choices) -> dict[str, Array]:
+    """Return what the `layers` graph gives of one text, without the batch: of what it has, what is needed.
 
-    `prefixes` begin the names of each stack's outputs, such as "" and "source_".
+    Of a decoder the last hidden states are among it, from which probabilities come.
     """
-    names = list(always)
-    kinds = {"hidden.": "lens", "activations.": "neurons", "attentions.": "attention"}
-    for prefix in prefixes:
-        if "gradient" in choices or "integrated_gradients" in choices:
-            own = graphs.list_outputs("layers", f"{prefix}embeddings")
-            names += own or [f"{prefix}hidden.0"]
-        for kind, method in kinds.items():
-            if method in choices:
-                names += graphs.list_outputs("layers", prefix + kind)
+    prefixes: list[str] = []
+    if "gradient" in choices or "integrated_gradients" in choices:
+        prefixes += ["embeddings", "source_embeddings"]
+    if "lens" in choices:
+        prefixes.append("hidden.")
+    if "neurons" in choices:
+        prefixes.append("activations.")
     if "attention" in choices:
-        names += graphs.list_outputs("layers", "cross_attentions.")
-    if not names:
-        return {}
+        prefixes += ["attentions.", "source_attentions.", "cross_attentions."]
+    names = [name for prefix in prefixes for name in graphs.list_outputs("layers", prefix)]
+    hidden = graphs.list_outputs("layers", "hidden.")
+    if "embeddings" in prefixes and "embeddings" not in names:
+        names.append(hidden[0])  # of models whose first layer reads the embeddings as they are
+    if graphs.has_input("lens", "tokens"):
+        names.append(hidden[-1])
     outputs = graphs.run("layers", inputs, list(dict.fromkeys(names)))
     alone = {name: array[0] for name, array in outputs.items()}
-    if "hidden.0" in alone:  # of models whose first layer reads the embeddings as they are
+    if "hidden.0" in alone:
         alone.setdefault("embeddings", alone["hidden.0"])
     return alone
 
 
-def stack(outputs: Mapping[str, Array], prefix: str) -> Array:
-    """Return the outputs of all layers, (layers, ...)."""
-    return np.stack(list_layers(outputs, prefix))
-
-
 def list_layers(outputs: Mapping[str, Array], prefix: str) -> list[Array]:
     """Return the outputs of all layers, in their order."""
+    return [outputs[name] for name in sort_layers(outputs, prefix)]
+
+
+def sort_layers(outputs: Iterable[str], prefix: str) -> list[str]:
     names = [name for name in outputs if name.startswith(prefix)]
-    return [outputs[name] for name in sorted(names, key=lambda name: int(name.removeprefix(prefix)))]
+    return sorted(names, key=lambda name: int(name.removeprefix(prefix)))
 
 
-def attend(outputs: Mapping[str, Array], name: str, queries: range, keys: range) -> Attention:
-    """Return the attention weights of all layers under a name such as "attentions."."""
-    return Attention(stack(outputs, name), queries, keys)
+def attend(outputs: dict[str, Array], prefix: str, queries: range, keys: range) -> Attention:
+    """Take the attention weights of all layers out of the outputs, which are the largest by far."""
+    names = sort_layers(outputs, prefix)
+    weights = np.empty((len(names), *outputs[names[0]].shape), np.float32)
+    for layer, name in enumerate(names):
+        weights[layer] = outputs.pop(name)
+    return Attention(weights, queries, keys)
 
 
 def group_neurons(outputs: Mapping[str, Array], choices: Choices) -> Factors | None:
@@ -118,8 +117,7 @@ def look(graphs: ExplanationGraphs, hidden: Array, tokens: Array) -> Reading:
     layers, targets, width = hidden.shape
     asked = np.broadcast_to(tokens, (layers, *tokens.shape)).reshape(layers * targets, -1)
     flat = hidden.reshape(-1, width)
-    vocabulary = int(graphs.bundle.manifest.tokenizer["vocab_size"])
-    step = max(1, LENS_BYTES // (vocabulary * (12 + 9 * asked.shape[1])))  # a comparison and its number
+    step = max(1, LENS_BYTES // graphs.count_state_bytes(asked.shape[1]))
     parts = [
         graphs.run("lens", {"hidden": flat[i : i + step], "tokens": asked[i : i + step]})
         for i in range(0, len(flat), step)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import codecs
 from collections.abc import Collection, Sequence
 
 from ..errors import InputError
@@ -28,18 +29,46 @@ def show_token(tokenizer: Tokenizer, token_id: int) -> str:
     return spelled.decode(errors="replace") if spelled else tokenizer.spell(token_id)
 
 
+def encode_alone(tokenizer: Tokenizer, text: str) -> list[int]:
+    """Return the tokens of an answer or a word; a space before it is none more than the tokenizer's own.
+
+    Some tokenizers put a space before every text (Llama 2, Mistral, Marian): what they make of "sea" is what
+    stands for " sea" within a text.
+    """
+    if text.startswith(" ") and puts_space(tokenizer):
+        text = text[1:]
+    return tokenizer.encode(text)
+
+
+def puts_space(tokenizer: Tokenizer) -> bool:
+    """Return whether a tokenizer puts a space before every text."""
+    spelled = b"".join(spell_token(tokenizer, token) for token in tokenizer.encode("a"))
+    return spelled.startswith(b" ")
+
+
 def describe_ids(tokenizer: Tokenizer, ids: Sequence[int], part: str) -> list[Token]:
-    """Return tokens with what they spell, one behind the other; special ones are a part of their own."""
+    """Return tokens with what they spell, one behind the other; special ones are a part of their own.
+
+    A space that the tokenizer put before the text, which decoding takes away, counts in no token's place.
+    """
+    spelled = [spell_token(tokenizer, token_id) for token_id in ids]
+    text = b"".join(spelled).decode(errors="replace")
+    added = count_spaces(text) - count_spaces(tokenizer.decode_known(ids))
+    characters = codecs.getincrementaldecoder("utf-8")("replace")
     tokens = []
-    written = b""
-    for token_id in ids:
-        spelled = spell_token(tokenizer, token_id)
-        start = len(written.decode(errors="ignore"))
-        written += spelled
-        end = len(written.decode(errors="ignore"))
-        text = spelled.decode(errors="replace") if spelled else tokenizer.spell(token_id)
-        tokens.append(Token(text, int(token_id), part if spelled else "special", start, end))
+    end = -added
+    for token_id, piece in zip(ids, spelled, strict=True):
+        start = end
+        end += len(characters.decode(piece))  # of a character in parts: with its last part
+        shown = piece.decode(errors="replace") if piece else tokenizer.spell(token_id)
+        own_part = part if piece else "special"
+        tokens.append(Token(shown, int(token_id), own_part, max(0, start), max(0, end)))
     return tokens
+
+
+def count_spaces(text: str) -> int:
+    """Return how many spaces a text begins with."""
+    return len(text) - len(text.lstrip(" "))
 
 
 def describe_encoding(encoding: Encoding, text: str, part: str, kept: Collection[int]) -> list[Token]:
@@ -58,7 +87,7 @@ def find_watched(tokenizer: Tokenizer, words: Sequence[str]) -> list[int]:
     """Return the token of each word; refuse a word of several."""
     found = []
     for word in words:
-        ids = tokenizer.encode(word)
+        ids = encode_alone(tokenizer, word)
         if len(ids) != 1:
             pieces = " ".join(repr(show_token(tokenizer, one)) for one in ids)
             raise InputError(

@@ -1,6 +1,6 @@
 """Explains each token of a language model's answer.
 
-P tokens of the prompt, A of the answer, T = P + A, L layers, W watched words
+P tokens of the prompt, A of the answer, T = P + A
 """
 
 from __future__ import annotations
@@ -13,13 +13,13 @@ import numpy as np
 from ..backends.backend import Array
 from ..decoding.sampling import compute_logprobs
 from ..errors import ContextLengthError, InputError
-from ..explain.explanation import Explanation, Likely, Target
+from ..explain.explanation import Explanation
 from ..explain.gradients import Score
-from ..explain.graphs import ExplanationGraphs
-from ..explain.layers import Reading, attend, group_neurons, list_layers, look, run_layers
+from ..explain.layers import Reading, attend, group_neurons, run_layers
 from ..explain.options import Choices
-from ..explain.saliency import LOGIT, SOFTMAX, measure_saliency
-from ..explain.tokens import describe_ids, find_watched
+from ..explain.saliency import measure_saliency
+from ..explain.targets import describe_targets, look_at_targets, make_score
+from ..explain.tokens import describe_ids, encode_alone
 
 if TYPE_CHECKING:
     from .text_generator import TextGenerator
@@ -32,33 +32,35 @@ def explain_generation(
     graphs = model.explanations
     ids = np.array([*prompt, *answer])
     check_length(len(ids), model.max_length)
-    rows = np.arange(len(prompt) - 1, len(ids) - 1)  # each predicts the token behind it
+    P = len(prompt)
+    T = len(ids)
+    rows = np.arange(P - 1, T - 1)  # each predicts the token behind it
     outputs: dict[str, Array] = {}
     reading: Reading | None = None
     if choices.needs_graphs:
-        last = graphs.list_outputs("layers", "hidden.")[-1]
-        outputs = run_layers(graphs, {"input_ids": ids[None]}, choices, [last], [""])
-        hidden = list_layers(outputs, "hidden.") if "lens" in choices else [outputs[last]]
-        watched = find_watched(model.tokenizer, choices.watch)
-        asked = np.column_stack([ids[rows + 1], *[np.full(len(rows), word) for word in watched]])
-        reading = look(graphs, np.stack([states[rows] for states in hidden]), asked)
-    base = score_answer(model, ids.tolist(), len(rows)) if "occlusion" in choices else None
+        outputs = run_layers(graphs, {"input_ids": ids[None]}, choices)
+        reading = look_at_targets(graphs, model.tokenizer, outputs, rows, ids[P:], choices)
+    base = score_answer(model, ids.tolist(), T - P) if "occlusion" in choices else None
+
+    def prepare(number: int) -> tuple[Score, list[Array]]:
+        """Return a target's score, and the embeddings up to the token before it: it reads no later ones."""
+        row = int(rows[number])
+        score = make_score(graphs, ["embeddings"], row, int(ids[row + 1]), choices)
+        return score, [outputs["embeddings"][: row + 1]]
+
     saliency = measure_saliency(
-        len(rows),
-        len(ids),
-        choices,
-        lambda number: prepare_score(graphs, outputs["embeddings"], ids, int(rows[number]), choices),
-        lambda: occlude(model, ids, len(rows), base, choices.on_step),
+        T - P, T, choices, prepare, lambda: occlude(model, ids, T - P, base, choices.on_step)
     )
-    whole = range(len(ids))
+    tokens = (
+        *describe_ids(model.tokenizer, prompt, "prompt"),
+        *describe_ids(model.tokenizer, answer, "answer"),
+    )
+    whole = range(T)
     return Explanation(
         kind="generation",
         model=graphs.name,
-        tokens=(
-            *describe_ids(model.tokenizer, prompt, "prompt"),
-            *describe_ids(model.tokenizer, answer, "answer"),
-        ),
-        targets=describe_targets(model, ids, rows, choices, saliency.scores, reading, base),
+        tokens=tokens,
+        targets=describe_targets(model.tokenizer, tokens[P:], P, choices, saliency, reading, base),
         saliency=saliency.rows,
         missing=saliency.missing,
         lens=reading.make_lens(model.tokenizer, choices) if reading and "lens" in choices else None,
@@ -75,28 +77,6 @@ def check_length(length: int, most: int) -> None:
             limit=most,
             option="answer",
         )
-
-
-def prepare_score(
-    graphs: ExplanationGraphs, embeddings: Array, ids: Array, row: int, choices: Choices
-) -> tuple[Score, list[Array]]:
-    """Return the score of the token behind `row`, and the embeddings up to there: it reads no later ones."""
-    objective = SOFTMAX if choices.objective == "probability" else LOGIT
-
-    def score(given: Sequence[Array]) -> tuple[list[Array], Array]:
-        count = len(given[0])
-        outputs = graphs.run(
-            "gradient",
-            {
-                "embeddings": given[0],
-                "row": np.full(count, row),
-                "target": np.full(count, ids[row + 1]),
-                "objective": np.array([objective]),
-            },
-        )
-        return [outputs["gradient.embeddings"]], outputs["score"]
-
-    return score, [embeddings[: row + 1]]
 
 
 def score_answer(model: TextGenerator, ids: Sequence[int], count: int) -> Array:
@@ -119,9 +99,8 @@ def occlude(
     assert base is not None
     first = len(ids) - targets
     falls = np.full((targets, len(ids)), np.nan, np.float32)
-    kept = (
-        len(model.defaults.prefix) if tuple(ids[: len(model.defaults.prefix)]) == model.defaults.prefix else 0
-    )
+    prefix = model.defaults.prefix
+    kept = len(prefix) if tuple(ids[: len(prefix)]) == prefix else 0
     for place in range(kept, len(ids) - 1):
         on_step()
         later = min(targets, len(ids) - 1 - place)  # targets behind it
@@ -132,34 +111,6 @@ def occlude(
     return falls
 
 
-def describe_targets(
-    model: TextGenerator,
-    ids: Array,
-    rows: Array,
-    choices: Choices,
-    scores: Array | None,
-    reading: Reading | None,
-    base: Array | None,
-) -> tuple[Target, ...]:
-    """Return the answer's tokens with their logits and probabilities."""
-    tokens = describe_ids(model.tokenizer, ids[rows + 1], "answer")
-    logprobs = reading.logprobs[-1, :, 0] if reading is not None else base
-    likeliest: Sequence[tuple[Likely, ...]] = [()] * len(rows)
-    if reading is not None:
-        likeliest = reading.name_likeliest(model.tokenizer)
-    has_logits = scores is not None and choices.objective == "logit"
-    return tuple(
-        Target(
-            text=token.text,
-            token=int(rows[number]) + 1,
-            logit=float(scores[number]) if scores is not None and has_logits else None,
-            probability=None if logprobs is None else float(np.exp(logprobs[number])),
-            likeliest=likeliest[number],
-        )
-        for number, token in enumerate(tokens)
-    )
-
-
 def read_answer(
     model: TextGenerator, prompt: Sequence[int], answer: object, max_new_tokens: int
 ) -> list[int]:
@@ -167,7 +118,7 @@ def read_answer(
     if answer is None:
         tokens = list(model.generate(list(prompt), max_new_tokens=max_new_tokens).token_ids)
     elif isinstance(answer, str):
-        tokens = model.tokenizer.encode(answer)
+        tokens = encode_alone(model.tokenizer, answer)
     else:
         tokens = model._rows.encode_prompt(answer, parse_special=False)
     if not tokens:

@@ -8,10 +8,9 @@ from dataclasses import replace
 from itertools import islice
 from typing import TYPE_CHECKING, overload
 
-from ..backends.backend import Backend, LoadRequest
+from ..backends.backend import Backend, GraphRunner, LoadRequest
 from ..bundle.bundle import Bundle
 from ..bundle.defaults import GenerationDefaults
-from ..bundle.manifest import Artifact
 from ..decoding.chunk import TextStream
 from ..decoding.decoder import Decoder
 from ..errors import ClosedError, InputError
@@ -19,7 +18,7 @@ from ..explain.explanation import Explanation
 from ..explain.options import make_choices
 from ..memory_budget import MemoryBudget
 from ..model import Model
-from ..opening import check_weights, choose_length, count_weight_bytes, list_tokenizer_files, open_programs
+from ..opening import check_weights, choose_length, list_tokenizer_files, open_programs
 from ..options import (
     BatchGenerationOptions,
     GenerationOptions,
@@ -88,7 +87,7 @@ class TextGenerator(Model):
         assert manifest.generation is not None  # the manifest of what is no encoder has it
         artifact = engine.artifact(bundle, "decoder", request.precision)
         max_length = choose_length(bundle, request.max_length, artifact)
-        weight_bytes = count_weight_bytes(manifest, artifact)
+        weight_bytes = manifest.count_weight_bytes(artifact)
         check_weights(weight_bytes, request.memory_limit)
         with open_programs(engine, bundle, artifact) as programs:
             tokenizer = Tokenizer.from_file(bundle.path(list_tokenizer_files(manifest, 1)[0]))
@@ -97,9 +96,8 @@ class TextGenerator(Model):
         return cls(decoder, tokenizer, manifest.generation, max_length=max_length, chat=chat)
 
     @property
-    def artifact(self) -> Artifact:
-        """The graph that runs."""
-        return self.decoder.artifact
+    def _runner(self) -> GraphRunner:
+        return self.decoder
 
     @property
     def has_chat(self) -> bool:

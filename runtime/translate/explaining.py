@@ -1,6 +1,6 @@
 """Explains each token of a translation, by the source's tokens and by those that were written before.
 
-S tokens of the source, A of the translation, T = S + 1 + A with the start token between, L decoder layers
+S tokens of the source, A of the translation, between them the start token
 """
 
 from __future__ import annotations
@@ -15,14 +15,14 @@ import numpy as np
 from ..backends.backend import Array
 from ..decoding.sampling import compute_logprobs
 from ..errors import ContextLengthError, InputError
-from ..explain.explanation import Attention, Explanation, Target, Token
+from ..explain.explanation import Attention, Explanation
 from ..explain.gradients import Score
-from ..explain.graphs import ExplanationGraphs
-from ..explain.layers import Reading, attend, group_neurons, list_layers, look, run_layers
+from ..explain.layers import Reading, attend, group_neurons, run_layers
 from ..explain.neurons import Factors
 from ..explain.options import Choices
-from ..explain.saliency import LOGIT, SOFTMAX, Saliency, measure_saliency
-from ..explain.tokens import describe_ids, find_watched
+from ..explain.saliency import measure_saliency
+from ..explain.targets import describe_targets, look_at_targets, make_score
+from ..explain.tokens import describe_ids, encode_alone
 
 if TYPE_CHECKING:
     from .translator import Translator
@@ -40,19 +40,23 @@ def explain_translation(
     outputs: dict[str, Array] = {}
     reading: Reading | None = None
     if choices.needs_graphs:
-        last = graphs.list_outputs("layers", "hidden.")[-1]
         inputs = {"source_ids": np.array([source]), "input_ids": read[None]}
-        outputs = run_layers(graphs, inputs, choices, [last], ["", "source_"])
-        hidden = list_layers(outputs, "hidden.") if "lens" in choices else [outputs[last]]
-        watched = find_watched(model.target_tokenizer, choices.watch)
-        asked = np.column_stack([translation, *[np.full(A, word) for word in watched]])
-        reading = look(graphs, np.stack(hidden), asked)
+        outputs = run_layers(graphs, inputs, choices)
+        tokenizer = model.target_tokenizer
+        reading = look_at_targets(graphs, tokenizer, outputs, np.arange(A), np.array(translation), choices)
     base = score_translation(model, source, translation) if "occlusion" in choices else None
+
+    def prepare(number: int) -> tuple[Score, list[Array]]:
+        """Return a target's score, and the embeddings of the source and of what was written before."""
+        names = ["source_embeddings", "embeddings"]
+        score = make_score(graphs, names, number, translation[number], choices)
+        return score, [outputs["source_embeddings"], outputs["embeddings"][: number + 1]]
+
     saliency = measure_saliency(
         A,
         S + 1 + A,
         choices,
-        lambda number: prepare_score(graphs, outputs, translation, number, choices),
+        prepare,
         lambda: occlude(model, source, translation, base, choices.on_step),
     )
     tokens = (
@@ -70,7 +74,9 @@ def explain_translation(
         kind="translation",
         model=graphs.name,
         tokens=tokens,
-        targets=describe_targets(model, tokens[S + 1 :], S + 1, choices, saliency, reading, base),
+        targets=describe_targets(
+            model.target_tokenizer, tokens[S + 1 :], S + 1, choices, saliency, reading, base
+        ),
         saliency=saliency.rows,
         missing=saliency.missing,
         lens=reading.make_lens(model.target_tokenizer, choices) if reading and "lens" in choices else None,
@@ -91,31 +97,6 @@ def check_length(length: int, most: int) -> None:
         )
 
 
-def describe_targets(
-    model: Translator,
-    tokens: Sequence[Token],
-    first: int,
-    choices: Choices,
-    saliency: Saliency,
-    reading: Reading | None,
-    base: Array | None,
-) -> tuple[Target, ...]:
-    """Return the translation's tokens, of which the first is token `first` of all."""
-    logprobs = reading.logprobs[-1, :, 0] if reading is not None else base
-    likeliest = reading.name_likeliest(model.target_tokenizer) if reading is not None else [()] * len(tokens)
-    scores = saliency.scores if choices.objective == "logit" else None
-    return tuple(
-        Target(
-            text=token.text,
-            token=first + number,
-            logit=None if scores is None else float(scores[number]),
-            probability=None if logprobs is None else float(np.exp(logprobs[number])),
-            likeliest=likeliest[number],
-        )
-        for number, token in enumerate(tokens)
-    )
-
-
 def place_factors(factors: Factors | None, S: int) -> Factors | None:
     """Return factors of what the decoder read as those of all tokens; the source has none of its neurons."""
     if factors is None:
@@ -123,33 +104,6 @@ def place_factors(factors: Factors | None, S: int) -> Factors | None:
     none = np.zeros((len(factors.activations), 1), factors.activations.dtype)
     placed = [np.repeat(none, S, axis=1), factors.activations, none]
     return replace(factors, activations=np.concatenate(placed, axis=1))
-
-
-def prepare_score(
-    graphs: ExplanationGraphs,
-    outputs: dict[str, Array],
-    translation: Sequence[int],
-    number: int,
-    choices: Choices,
-) -> tuple[Score, list[Array]]:
-    """Return the score of a target, and the embeddings of the source and of what was written before."""
-    objective = SOFTMAX if choices.objective == "probability" else LOGIT
-
-    def score(given: Sequence[Array]) -> tuple[list[Array], Array]:
-        count = len(given[0])
-        found = graphs.run(
-            "gradient",
-            {
-                "source_embeddings": given[0],
-                "embeddings": given[1],
-                "row": np.full(count, number),
-                "target": np.full(count, translation[number]),
-                "objective": np.array([objective]),
-            },
-        )
-        return [found["gradient.source_embeddings"], found["gradient.embeddings"]], found["score"]
-
-    return score, [outputs["source_embeddings"], outputs["embeddings"][: number + 1]]
 
 
 def score_translation(model: Translator, source: Sequence[int], translation: Sequence[int]) -> Array:
@@ -195,7 +149,7 @@ def read_translation(model: Translator, text: str, translation: Any, parse_speci
     if translation is None:
         tokens = list(model.translate(text, parse_special=parse_special).token_ids)
     elif isinstance(translation, str):
-        tokens = model.target_tokenizer.encode(translation)
+        tokens = encode_alone(model.target_tokenizer, translation)
     else:
         tokens = check_ids(translation, model.target_tokenizer.vocab_size)
     return tokens

@@ -9,10 +9,9 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from typing import TYPE_CHECKING, overload
 
-from ..backends.backend import Backend, LoadRequest
+from ..backends.backend import Backend, GraphRunner, LoadRequest
 from ..bundle.bundle import Bundle
 from ..bundle.defaults import GenerationDefaults
-from ..bundle.manifest import Artifact
 from ..decoding.beam import Search, make_search
 from ..decoding.chunk import TextStream
 from ..decoding.decoder import Decoder
@@ -20,7 +19,7 @@ from ..errors import ClosedError, InputError, ManifestError
 from ..explain.explanation import Explanation
 from ..explain.options import make_choices
 from ..memory_budget import MemoryBudget
-from ..opening import check_weights, choose_length, count_weight_bytes, open_programs
+from ..opening import check_weights, choose_length, open_programs
 from ..options import (
     BatchTranslationOptions,
     TranslationOptions,
@@ -102,7 +101,7 @@ class Translator(BatchedModel):
         encoder = engine.artifact(bundle, "encoder", decoder.precision)
         max_length = choose_length(bundle, request.max_length, decoder, encoder)
         check_same_export(bundle, encoder, decoder)
-        weight_bytes = count_weight_bytes(manifest, encoder, decoder)
+        weight_bytes = manifest.count_weight_bytes(encoder, decoder)
         check_weights(weight_bytes, request.memory_limit)
         with open_programs(engine, bundle, encoder, decoder) as programs:
             tokenizers = open_tokenizers(bundle)
@@ -115,9 +114,8 @@ class Translator(BatchedModel):
         )
 
     @property
-    def artifact(self) -> Artifact:
-        """The decoder's graph."""
-        return self.decoder.artifact
+    def _runner(self) -> GraphRunner:
+        return self.decoder
 
     @property
     def languages(self) -> tuple[str, ...]:

@@ -23,7 +23,6 @@ from planforge.runtime.backends.ort_backend import OrtProgram
 from planforge.runtime.backends.prepared import DATA, GRAPH, STAMP
 from planforge.runtime.bundle.bundle import Bundle
 from planforge.runtime.errors import BackendError
-from planforge.runtime.opening import count_weight_bytes
 
 from ...helpers.cli import error_line, planforge
 from ...helpers.graphs import normal, parse_graph, replace_graph, run_graph
@@ -145,7 +144,7 @@ def test_several_models_share_what_is_prepared(whole_bundle: Path) -> None:
 def test_the_memory_limit_holds(whole_bundle: Path, opened: list[Path], cache: Path) -> None:
     """The same one is enough, and the same one is not, as of a model that is not prepared."""
     manifest = Bundle.open(whole_bundle).manifest
-    weights = count_weight_bytes(manifest, manifest.artifact("decoder.ort.int8"))
+    weights = manifest.count_weight_bytes(manifest.artifact("decoder.ort.int8"))
     needed = []
     for option in (False, True):
         open_model = partial(TextGenerator.load, whole_bundle, precision="int8", prepared=option)

@@ -14,7 +14,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from planforge.runtime.errors import ClosedError, ContextLengthError, InputError
+from planforge.runtime.errors import ClosedError, ContextLengthError, InputError, MemoryLimitError
 from planforge.runtime.explain import METHODS
 
 from ...helpers.explained import open_model
@@ -230,6 +230,21 @@ def test_too_long_and_closed(explained: Callable[[str], Path]) -> None:
         model.explain([5] * 3, [5])
     with pytest.raises(ClosedError):
         model.explain([5] * 3, [5])
+
+
+def test_a_memory_limit_counts_what_explains(explained: Callable[[str], Path]) -> None:
+    """Its weights and what a gradient takes; integrated gradients of a long text are taken in parts."""
+    bundle = explained("gpt2-demo") / "bundle"
+    with (
+        open_model(bundle, memory_limit=20_000_000) as model,
+        pytest.raises(MemoryLimitError, match="weights of explanations"),
+    ):
+        model.explain(PROMPT, " earth")
+    with open_model(bundle, memory_limit=150_000_000) as model:
+        model.explain(PROMPT, " earth")
+        with pytest.raises(MemoryLimitError, match="Explain a shorter text"):
+            model.explain([5] * 250, [6], methods=["integrated_gradients"])
+        model.explain(PROMPT, " earth")
 
 
 @settings(max_examples=15, deadline=None)
