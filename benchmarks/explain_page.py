@@ -1,7 +1,8 @@
 """How soon an explanation's page is there: python -m benchmarks.explain_page [--tokens 200] [--rounds 5].
 
-Opens a page of made-up numbers in a Chromium, with 12 layers of 12 heads, and prints milliseconds: until the
-page is drawn and its first tints with it, and until each view is drawn after a click on its tab.
+Opens a page of made-up numbers in a Chromium, with 12 layers of 12 heads, and measures milliseconds: until
+the page is drawn and its first tints with it, and until each view is drawn after a click on its tab. They go
+to results/explain_page.json.
 """
 
 from __future__ import annotations
@@ -14,6 +15,8 @@ from pathlib import Path
 from planforge.runtime.explain.page import make_page
 from tests.helpers.browser import Browser, Page, running_browser
 from tests.helpers.made_explanation import ANSWER, PROMPT, make_generation, split
+
+from .common import write_result
 
 DRAWN = "new Promise((done) => requestAnimationFrame(() => setTimeout(() => done(performance.now()))))"
 TINTED = (
@@ -37,9 +40,12 @@ def main() -> None:
         file.write_text(text, encoding="utf-8")
         with running_browser(Path(folder) / "profile") as browser:
             rounds = [measure(browser, file.as_uri()) for _ in range(arguments.rounds)]
+    medians = {name: round(statistics.median(one[name] for one in rounds)) for name in rounds[0]}
     print(f"{2 * half} tokens, {half} of them explained; a file of {len(text.encode()) / 1e6:.1f} MB")
-    for name in rounds[0]:
-        print(f"{name:32}{statistics.median(one[name] for one in rounds):6.0f} ms")
+    for name, milliseconds in medians.items():
+        print(f"{name:32}{milliseconds:6} ms")
+    sizes = {"tokens": 2 * half, "explained": half, "layers": 12, "heads": 12, "bytes": len(text.encode())}
+    write_result("explain_page", {**sizes, "milliseconds": medians})
 
 
 def measure(browser: Browser, url: str) -> dict[str, float]:

@@ -285,13 +285,13 @@ def explained(once: Callable[[str], Once]) -> Callable[[str], Path]:
     """A folder by a name: a "bundle" with graphs that explain, and unless it is a demo its "checkpoint".
 
     Of gpt2-demo and transformer-demo; random ones of gemma 2 (windows, caps, shared heads), a classifier, a
-    ranker, a ModernBERT, and a BERT that gives vectors. Don't change them.
+    ranker, a ModernBERT, and a BERT that gives vectors of any length. Don't change them.
     """
     from planforge.exporter import export
 
     from .helpers.encoders import save_tiny_encoder
     from .helpers.llamas import shallow_llama
-    from .helpers.models import tiny_bert, write_wordpiece
+    from .helpers.models import tiny_bert, write_mean_pooling, write_wordpiece
 
     def write_checkpoint(checkpoint: Path, name: str) -> Path:
         if name == "gemma 2":
@@ -303,6 +303,8 @@ def explained(once: Callable[[str], Once]) -> Callable[[str], Path]:
             layers = 2 if name == "classifier" else 1
             tiny_bert(checkpoint, kind, num_labels=1 if name == "ranker" else 3, num_hidden_layers=layers)
             write_wordpiece(checkpoint)
+            if name == "vectors":
+                write_mean_pooling(checkpoint)
         return checkpoint
 
     @functools.cache

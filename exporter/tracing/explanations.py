@@ -40,6 +40,7 @@ class Stack:
     norm: str  # behind the last layer; "" where there is none
 
 
+COSINE = 3  # the objective of likeness; `score` has the others
 STACKS = {
     "GPT2": Stack("wte", "h", "mlp.c_proj", "ln_f"),
     "Llama": Stack("embed_tokens", "layers", "mlp.down_proj", "norm"),
@@ -314,10 +315,14 @@ class ScoreOfEncoder(nn.Module):
 
 
 class ScoreOfVector(ScoreOfEncoder):
-    """What is explained of a text's vector: the logit or probability of a linear head on top of it."""
+    """What is explained of a text's vector: the logit or probability of a linear head on top of it.
+
+    By objective 3 the head is on top of the vector at length 1: of another text's vector it gives the cosine.
+    """
 
     def forward(self, embeddings: Tensor, *rest: Tensor) -> Tensor:
         """`rest` is token_type_ids, if the model has them, weight (C, F), bias (C,), target and objective."""
         *segments, weight, bias, target, objective = rest
         vector = self.read(embeddings, segments[0] if segments else None)
+        vector = torch.where(objective == COSINE, nn.functional.normalize(vector), vector)
         return score(vector @ weight.mT + bias, target, objective)

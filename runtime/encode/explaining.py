@@ -18,12 +18,12 @@ from ..explain.gradients import Score
 from ..explain.graphs import ExplanationGraphs
 from ..explain.layers import attend, group_neurons, list_layers, run_layers
 from ..explain.options import Choices
-from ..explain.saliency import LOGIT, SIGMOID, SOFTMAX, measure_saliency
+from ..explain.saliency import COSINE, LOGIT, SIGMOID, SOFTMAX, measure_saliency
 from ..explain.tokens import describe_encoding
 from ..text.long_text import Piece, build_piece, fit
 from ..text.reading import check_text
 from ..text.tokenizer import Encoding
-from .pooling import normalize_vector, pool_tokens, sigmoid, softmax
+from .pooling import pool_tokens, sigmoid, softmax
 
 if TYPE_CHECKING:
     from .text_encoder import TextEncoder
@@ -42,12 +42,20 @@ class Head:
         weight, bias: (C, F) and (C,) on top of a text's vector; None where the graphs have the head. Of one
             that was fitted they are less their mean, which leaves all probabilities as they are: else a
             label of two would have no weights at all, as scikit-learn keeps the other's alone.
+        is_likeness: whether it is another text's vector, and reads those of length 1.
     """
 
     labels: tuple[str, ...]
     activation: int
     weight: Array | None = None
     bias: Array | None = None
+    is_likeness: bool = False
+
+    def find_objective(self, wanted: str) -> int:
+        """Return what the gradient graph differentiates of it: of likeness the cosine, whatever is wanted."""
+        if self.is_likeness:
+            return COSINE
+        return self.activation if wanted == "probability" else LOGIT
 
     def compute_probabilities(self, logits: Array) -> Array:
         """Return the probabilities of logits (..., C)."""
@@ -62,6 +70,8 @@ class Head:
         if self.weight is None:
             return answers
         assert self.bias is not None
+        if self.is_likeness:
+            answers = answers / np.maximum(np.linalg.norm(answers, axis=-1, keepdims=True), 1e-12)
         logits: Array = answers @ self.weight.T + self.bias
         return logits
 
@@ -81,7 +91,7 @@ def find_head(model: TextEncoder, other: str | None) -> Head:
                 option="pair",
             )
         vector = model.embed(other, normalize=True, prompt="")
-        return Head(("likeness",), LOGIT, vector[None], np.zeros(1, np.float32))
+        return Head(("likeness",), LOGIT, vector[None], np.zeros(1, np.float32), is_likeness=True)
     activation = SOFTMAX
     if defaults.problem_type == "regression":
         activation = SIGMOID if defaults.score_activation == "sigmoid" else LOGIT
@@ -152,24 +162,23 @@ def explain_text(
     """Explain the labels of a text, the score of a pair, or the likeness of two texts."""
     graphs = model.explanations
     head = find_head(model, pair)
-    is_likeness = HEAD not in model.defaults.heads
-    kind = "similarity" if is_likeness else "ranking" if len(head.labels) == 1 else "classification"
-    read = read_text(model, text, None if is_likeness else pair, kind)
+    kind = "similarity" if head.is_likeness else "ranking" if len(head.labels) == 1 else "classification"
+    read = read_text(model, text, None if head.is_likeness else pair, kind)
     logits = answer_pieces(model, [read.piece], head)[0]  # (C,)
     chosen = choose_labels(head, logits, label)
     outputs: dict[str, Array] = {}
     if choices.needs_graphs:
         inputs = add_segments(graphs, "layers", {"input_ids": np.array([read.piece.ids])}, read.piece)
         outputs = run_layers(graphs, inputs, choices)
-    activation = head.activation if choices.objective == "probability" else LOGIT
+    objective = head.find_objective(choices.objective)
     saliency = measure_saliency(
         len(chosen),
         len(read.tokens),
         choices,
         lambda number: prepare_score(
-            graphs, outputs["embeddings"], read.piece, head, chosen[number], activation
+            graphs, outputs["embeddings"], read.piece, head, chosen[number], objective
         ),
-        lambda: occlude(model, read, head, chosen, logits, activation),
+        lambda: occlude(model, read, head, chosen, logits, choices.objective),
     )
     whole = range(len(read.tokens))
     return Explanation(
@@ -215,17 +224,16 @@ def describe_labels(head: Head, logits: Array, chosen: Sequence[int]) -> tuple[T
 def answer_pieces(model: TextEncoder, pieces: Sequence[Piece], head: Head) -> Array:
     """Return the logits (N, C) of sequences, by the graph that answers."""
     answers: dict[int, Array] = {}
-    is_likeness = HEAD not in model.defaults.heads
     roles = [spec.role for spec in model.artifact.outputs]
     role = HEAD
-    if is_likeness:
+    if head.is_likeness:
         role = "sentence_embedding" if "sentence_embedding" in roles else find_last_state(roles)
     for outputs in model.encoder.run_batches(pieces, [role]):
         for index, (array,) in outputs.items():
             is_vector = not role.startswith("hidden.")
-            answers[index] = array if is_vector else normalize_vector(pool_tokens(array, "mean"))
+            answers[index] = array if is_vector else pool_tokens(array, "mean")
     logits = np.stack([answers[index] for index in range(len(pieces))])
-    if is_likeness:
+    if head.is_likeness:
         return head.read(logits)
     return logits if head.weight is None else logits - logits.mean(-1, keepdims=True)
 
@@ -245,7 +253,7 @@ def add_segments(
 
 
 def prepare_score(
-    graphs: ExplanationGraphs, embeddings: Array, piece: Piece, head: Head, label: int, activation: int
+    graphs: ExplanationGraphs, embeddings: Array, piece: Piece, head: Head, label: int, objective: int
 ) -> tuple[Score, list[Array]]:
     """Return the score of a label, and the embeddings that it reads."""
 
@@ -253,7 +261,7 @@ def prepare_score(
         inputs = add_segments(graphs, "gradient", {"embeddings": given[0]}, piece)
         if head.weight is not None and head.bias is not None:
             inputs |= {"weight": head.weight, "bias": head.bias}
-        inputs |= {"target": np.full(len(given[0]), label), "objective": np.array([activation])}
+        inputs |= {"target": np.full(len(given[0]), label), "objective": np.array([objective])}
         outputs = graphs.run("gradient", inputs)
         return [outputs["gradient.embeddings"]], outputs["score"]
 
@@ -261,7 +269,7 @@ def prepare_score(
 
 
 def occlude(
-    model: TextEncoder, read: Text, head: Head, chosen: Sequence[int], logits: Array, activation: int
+    model: TextEncoder, read: Text, head: Head, chosen: Sequence[int], logits: Array, objective: str
 ) -> Array:
     """Return by how much (A, T) each label's score falls when a token is taken out; special ones stay."""
     piece = read.piece
@@ -285,7 +293,7 @@ def occlude(
         places.append(place)
     falls = np.full((len(chosen), len(read.tokens)), np.nan, np.float32)
     if pieces:
-        change = head.compute_probabilities if activation != LOGIT else np.asarray
+        change = head.compute_probabilities if objective == "probability" else np.asarray
         others = change(answer_pieces(model, pieces, head))[:, chosen]  # (N, A)
         falls[:, places] = (change(logits)[chosen] - others).T
     return falls

@@ -17,6 +17,7 @@ from .options import Choices
 LOGIT = 0  # the gradient graph's objectives
 SOFTMAX = 1
 SIGMOID = 2
+COSINE = 3  # of a text's vector alone
 
 
 @dataclass(frozen=True, eq=False)

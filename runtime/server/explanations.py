@@ -10,6 +10,7 @@ from starlette.responses import JSONResponse, Response
 from ..encode.text_encoder import TextEncoder
 from ..errors import ContextLengthError, InputError
 from ..explain.explanation import Explanation
+from ..explain.tokens import encode_alone
 from ..generate.text_generator import TextGenerator
 from ..translate.translator import Translator
 from .calls import Call
@@ -64,7 +65,7 @@ def compute(model: Any, call: Call, on_step: Callable[[], None]) -> Explanation:
         if answer is None:  # how long it gets is not known before
             translation = list(model.translate(body["input"]).token_ids)
         else:
-            translation = model.target_tokenizer.encode(answer)
+            translation = encode_alone(model.target_tokenizer, answer)
         check_tokens(read + len(translation))
         result = model.explain(body["input"], translation, **options)
     return result

@@ -375,6 +375,19 @@ def write_wordpiece(folder: Path, **settings: Any) -> None:
     (folder / "tokenizer_config.json").write_text(json.dumps(config | settings), encoding="utf-8")
 
 
+def write_mean_pooling(folder: Path) -> None:
+    """Makes a folder of `tiny_bert` one of sentence-transformers, whose vectors are not normalized."""
+    modules = [
+        {"idx": 0, "name": "0", "path": "", "type": "sentence_transformers.models.Transformer"},
+        {"idx": 1, "name": "1", "path": "1_Pooling", "type": "sentence_transformers.models.Pooling"},
+    ]
+    (folder / "modules.json").write_text(json.dumps(modules))
+    (folder / "1_Pooling").mkdir()
+    width = json.loads((folder / "config.json").read_text())["hidden_size"]
+    pooling = {"word_embedding_dimension": width, "pooling_mode_mean_tokens": True}
+    (folder / "1_Pooling" / "config.json").write_text(json.dumps(pooling))
+
+
 def edit_weights(folder: Path, **changes: Tensor | None) -> dict[str, Tensor]:
     """Rewrites model.safetensors with some tensors replaced, added or, with None, taken out."""
     weights = load_file(folder / "model.safetensors")
