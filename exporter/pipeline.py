@@ -21,7 +21,7 @@ from .calibration.calibration import Calibration, calibrate
 from .calibration.convert import write_graphs
 from .calibration.prompts import read_prompts
 from .checkpoints.checkpoint import Checkpoint
-from .comparison.explanations import keep_cases
+from .comparison.kept_explanations import keep_cases
 from .comparison.tasks import AnyExaminer, examine_model
 from .errors import BuildError
 from .graphs import plan_artifacts, plan_explanations

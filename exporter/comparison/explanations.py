@@ -1,4 +1,4 @@
-"""Compares the graphs that explain a model with PyTorch, or with what PyTorch said at export.
+"""Compares the graphs that explain a model with PyTorch.
 
 B texts of T tokens, S tokens of a source, N hidden states, K tokens that are asked for
 """
@@ -8,7 +8,6 @@ from __future__ import annotations
 import copy
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -17,26 +16,25 @@ from ...runtime.backends.backend import Array, Arrays, Program
 from ...runtime.backends.ort_backend import OrtCpuBackend
 from ...runtime.bundle.bundle import Bundle
 from ...runtime.bundle.manifest import Artifact, Axis, TensorSpec
-from ...runtime.diagnostics.golden.files import choose_evenly, name_damage, read_golden, write_golden
+from ...runtime.diagnostics.golden.files import choose_evenly
 from ...runtime.diagnostics.metrics import Comparison, measure_spread
 from ...runtime.errors import BackendError
 from ...runtime.progress import CountedLine
-from ..errors import VerificationError
 from ..limits import CAPS, GAP_FACTOR
 from ..tracing.recipes import Recipe
+from ..tracing.recipes.explanations import LIKELIEST
 
 if TYPE_CHECKING:
     from torch import nn
 
     from .examiner import Progress
 
-PREFIX = "checks/explain-"  # of the file of what PyTorch said
 # Texts and tokens of each case: one alone, several of one length, and a single token.
 CASES = {"a text of 11 tokens": (1, 11), "three texts of 5 tokens": (3, 5), "one token": (1, 1)}
 LONG = 160  # tokens of the longest case, where the model reads so many; more where a window is longer
 MOST_LONG = 1024
-KEPT_CASE = "three texts of 5 tokens"
-KEPT_NUMBERS = 256  # of each result, that a bundle keeps
+KEPT_CASE = "three texts of 5 tokens"  # which a bundle keeps, and the longest
+MOST_STATES = 64  # that a decoder's lens is asked about: it reads each alone
 CLASSES = 3  # of the head that a vector's gradient is asked through
 OBJECTIVES = {"logit": 0, "probability by softmax": 1, "probability by sigmoid": 2}
 WHOLE_NUMBERS = ("ranks", "likeliest")
@@ -46,8 +44,8 @@ WHOLE_NUMBERS = ("ranks", "likeliest")
 class Case:
     """Inputs of a graph, and what PyTorch makes of them.
 
-    `ties` has the lowest and highest rank that rounding may make of each, and under "likeliest" the logits
-    (N, V) that tokens are held to, and how near to each other two of them may change places.
+    Of ranks `outputs` has the lowest that rounding may make of each, and of the likeliest tokens -1 where
+    rounding may make another of one.
     """
 
     name: str
@@ -57,7 +55,10 @@ class Case:
     wider: Mapping[str, float] = field(
         default_factory=dict
     )  # limits of outputs that PyTorch itself rounds more
-    ties: Mapping[str, tuple[Any, Any]] = field(default_factory=dict)
+    highest_ranks: Array | None = None  # that rounding may make of each
+    ids: Arrays = field(default_factory=dict)  # what `layers` reads to give what this graph reads
+    scale: float = 1.0  # of the embeddings that `layers` gives
+    is_kept: bool = False  # in the bundle
     chosen: int | None = None  # how many numbers of each output are kept; None means all
 
     def find_limit(self, output: str) -> float:
@@ -85,13 +86,16 @@ class Reference:
 
     def list_cases(self, recipe: Recipe) -> Iterator[Case]:
         """Yield the cases of a graph."""
-        long = self.choose_length()
-        for name, (batch, tokens) in {**CASES, f"a text of {long} tokens": (1, long)}.items():
-            if recipe.graph == "gradient":
-                for objective, number in OBJECTIVES.items():
-                    yield self.make_case(recipe, f"{objective}, {name}", batch, tokens, number)
-            else:
-                yield self.make_case(recipe, name, batch, tokens)
+        long = f"a text of {self.choose_length()} tokens"
+        for name, (batch, tokens) in {**CASES, long: (1, self.choose_length())}.items():
+            is_kept = name in (KEPT_CASE, long)
+            if recipe.graph != "gradient":
+                yield replace(self.make_case(recipe, name, batch, tokens), is_kept=is_kept)
+                continue
+            for objective, number in OBJECTIVES.items():
+                case = self.make_case(recipe, f"{objective}, {name}", batch, tokens, number)
+                is_enough = objective == "logit" or name != long
+                yield replace(case, is_kept=is_kept and is_enough)
 
     def choose_length(self) -> int:
         """Return the length of the longest case: beyond the longest window, and at most the model's."""
@@ -105,17 +109,6 @@ class Reference:
 
     def make_case(self, recipe: Recipe, name: str, batch: int, tokens: int, objective: int = 0) -> Case:
         """Return inputs that are drawn, and PyTorch's results, with the limit that its own rounding sets."""
-        inputs = self.draw_inputs(recipe, batch, tokens, objective)
-        outputs = compute(self.model, recipe, inputs)
-        ties = {} if "likeliest" not in outputs else find_ties(self.model, recipe, inputs)
-        limit = CAPS["fp32"]["max_error"]
-        if objective != OBJECTIVES["logit"]:  # a probability is off by a share that is its logit's error
-            logits = compute(self.model, recipe, {**inputs, "objective": np.array([OBJECTIVES["logit"]])})
-            limit *= max(1.0, float(np.abs(logits["score"]).max()))
-        return Case(name, inputs, outputs, limit, ties=ties)
-
-    def draw_inputs(self, recipe: Recipe, batch: int, tokens: int, objective: int) -> dict[str, Array]:
-        """Return a graph's inputs: tokens are drawn, embeddings and hidden states are those of tokens."""
         sizes = {
             "batch": batch,
             "tokens": tokens,
@@ -123,26 +116,27 @@ class Reference:
             "classes": CLASSES,
             "asked": 3,
         }
+        ids = {spec.name: self.draw(spec, sizes, tokens) for spec in self.layers.inputs}
         if recipe.graph == "layers":
-            return {spec.name: self.draw(spec, sizes, tokens) for spec in recipe.inputs}
-        ids = self.draw_inputs(self.layers, batch, tokens, 0)
-        inside = compute(self.model, self.layers, ids)
-        inside.setdefault("embeddings", inside["hidden.0"])  # where nothing is between the two
-        states = np.stack([array for name, array in inside.items() if name.startswith("hidden.")])
-        inputs: dict[str, Array] = {}
+            return Case(name, ids, compute(self.model, recipe, ids))
+        scale = float(self.random.choice([1.0, 0.3]))
+        inputs = read_inside(recipe.inputs, compute(self.model, self.layers, ids), scale)
+        sizes["states"] = len(inputs.get("hidden", ()))
         for spec in recipe.inputs:
-            if spec.name in inside:  # embeddings, and on the way to them
-                inputs[spec.name] = inside[spec.name] * np.float32(self.random.choice([1.0, 0.3]))
-            elif spec.name == "hidden":
-                inputs["hidden"] = (
-                    states[:, 0] if len(spec.axes) == 3 else states.reshape(-1, states.shape[-1])
-                )
-                sizes["states"] = len(inputs["hidden"])
-            elif spec.name == "objective":
-                inputs["objective"] = np.array([objective])
-            else:
+            if spec.name == "objective":
+                inputs[spec.name] = np.array([objective])
+            elif spec.name not in inputs:
                 inputs[spec.name] = self.draw(spec, sizes, tokens)
-        return inputs
+        outputs = compute(self.model, recipe, inputs)
+        highest = None
+        if "ranks" in outputs:
+            outputs["ranks"], highest, is_clear = find_ties(self.model, recipe, inputs)
+            outputs["likeliest"] = np.where(is_clear, outputs["likeliest"], -1)
+        limit = CAPS["fp32"]["max_error"]
+        if objective != OBJECTIVES["logit"]:  # a probability is off by a share that is its logit's error
+            logits = compute(self.model, recipe, {**inputs, "objective": np.array([OBJECTIVES["logit"]])})
+            limit *= max(1.0, float(np.abs(logits["score"]).max()))
+        return Case(name, inputs, outputs, limit, highest_ranks=highest, ids=ids, scale=scale)
 
     def draw(self, spec: TensorSpec, sizes: Mapping[str, int], tokens: int) -> Array:
         """Return an input of any values that the model takes."""
@@ -175,10 +169,27 @@ def compute(model: nn.Module, recipe: Recipe, inputs: Arrays) -> dict[str, Array
     return dict(zip((spec.name for spec in recipe.outputs), arrays, strict=True))
 
 
-def find_ties(model: nn.Module, recipe: Recipe, inputs: Arrays) -> dict[str, tuple[Any, Any]]:
+def read_inside(specs: Sequence[TensorSpec], inside: Arrays, scale: float) -> dict[str, Array]:
+    """Return what a graph reads of what `layers` gave: embeddings, which are scaled, and hidden states."""
+    count = sum(name.startswith("hidden.") for name in inside)
+    states = [inside[f"hidden.{layer}"] for layer in range(count)]  # each (B, T, E)
+    embeddings = {"embeddings": states[0], **inside} if states else inside  # where nothing is between the two
+    inputs: dict[str, Array] = {}
+    for spec in specs:
+        if spec.name == "hidden" and len(spec.axes) == 3:
+            inputs["hidden"] = np.stack(states)[:, 0]
+        elif spec.name == "hidden":
+            flat = np.stack(states).reshape(-1, states[0].shape[-1])
+            inputs["hidden"] = flat[list(choose_evenly(len(flat), MOST_STATES))]
+        elif spec.name in embeddings:
+            inputs[spec.name] = embeddings[spec.name] * np.float32(scale)
+    return inputs
+
+
+def find_ties(model: nn.Module, recipe: Recipe, inputs: Arrays) -> tuple[Array, Array, Array]:
     """Return the lowest and highest rank (N, K) that each token may have, as logits differ by rounding.
 
-    And the logits, with how far apart two of them may change places.
+    And of the likeliest tokens (N, 10) whether each is clear: no other may change places with it.
     """
     import torch
 
@@ -191,7 +202,11 @@ def find_ties(model: nn.Module, recipe: Recipe, inputs: Arrays) -> dict[str, tup
     chosen = np.take_along_axis(logits, inputs["tokens"], axis=1)[:, :, None]  # (N, K, 1)
     above = (logits[:, None] > chosen + near).sum(-1) + 1
     level = (logits[:, None] > chosen - near).sum(-1)
-    return {"ranks": (above, np.maximum(above, level)), "likeliest": (logits, near)}
+    most = min(LIKELIEST + 1, logits.shape[1])
+    order = -np.sort(np.partition(-logits, most - 1, axis=1)[:, :most], axis=1)  # the largest first
+    apart = np.pad(-np.diff(order) > near, [(0, 0), (1, 1)], constant_values=True)  # (N, most + 1)
+    is_clear = apart[:, :-1] & apart[:, 1:]
+    return above, np.maximum(above, level), is_clear[:, :LIKELIEST]
 
 
 def compare_explanations(
@@ -281,17 +296,13 @@ def run_case(program: Program, artifact: Artifact, case: Case, backend: str) -> 
 
 
 def count_wrong(name: str, have: Array, want: Array, case: Case) -> int:
-    """Return how many whole numbers are wrong, but for ties: without the logits, those that are others."""
-    if name not in case.ties:
-        return int((have != want).sum())
-    if name == "ranks":
-        low, high = case.ties[name]
-        return int(((have < low) | (have > high)).sum())
-    logits, near = case.ties[name]
-    in_range = (have >= 0) & (have < logits.shape[1])
-    own = np.take_along_axis(logits, np.where(in_range, have, 0), axis=1)
-    meant = np.take_along_axis(logits, want, axis=1)
-    return int((~in_range | (np.abs(own - meant) > near)).sum())
+    """Return how many ranks, or likeliest tokens, are others, but for what rounding may change."""
+    if have.shape != want.shape:
+        return have.size
+    if name == "likeliest":
+        return int(((want >= 0) & (have != want)).sum())
+    highest = want if case.highest_ranks is None else case.highest_ranks
+    return int(((have < want) | (have > highest)).sum())
 
 
 def measure(got: Array, want: Array, least: float = 1e-30) -> float:
@@ -308,60 +319,3 @@ def measure(got: Array, want: Array, least: float = 1e-30) -> float:
 def choose_numbers(array: Array, most: int) -> Array:
     """Return at most so many of an array's numbers, evenly chosen."""
     return array.reshape(-1)[list(choose_evenly(array.size, most))]
-
-
-def keep_cases(folder: Path, name: str, judged: JudgedGraphs) -> None:
-    """Write the cases of short texts below a bundle's folder: inputs, some of PyTorch's numbers, limits."""
-    arrays: dict[str, Array] = {}
-    limits: dict[str, dict[str, float]] = {}
-    for artifact, cases in judged.cases.items():
-        for case in cases:
-            if not case.name.endswith(KEPT_CASE):
-                continue
-            label = f"{artifact}/{case.name}"
-            limits[label] = {key: case.find_limit(key) for key in case.outputs}
-            arrays |= {f"{label}/input/{key}": array for key, array in case.inputs.items()}
-            arrays |= {
-                f"{label}/output/{key}": choose_numbers(array, KEPT_NUMBERS)
-                for key, array in case.outputs.items()
-                if key not in WHOLE_NUMBERS
-            }
-            if "ranks" in case.ties:
-                low, high = case.ties["ranks"]
-                arrays |= {f"{label}/low/ranks": low, f"{label}/high/ranks": high}
-    (folder / "checks").mkdir(exist_ok=True)
-    write_golden(folder / f"{PREFIX}{name}.npz", arrays, limits)
-
-
-def read_cases(path: Path) -> dict[str, list[Case]]:
-    """Return the cases that `keep_cases` wrote, by their graphs' ids."""
-    arrays, limits = read_golden(path)
-    cases: dict[str, list[Case]] = {}
-    for label, wider in limits.items():
-        artifact, name = label.split("/")
-        sides: dict[str, dict[str, Array]] = {"input": {}, "output": {}, "low": {}, "high": {}}
-        for key, array in arrays.items():
-            if key.startswith(f"{label}/"):
-                _, _, side, output = key.split("/")
-                sides[side][output] = array
-        ties = {"ranks": (sides["low"]["ranks"], sides["high"]["ranks"])} if sides["low"] else {}
-        outputs = {**sides["output"], **sides["low"]}
-        case = Case(name, sides["input"], outputs, wider=wider, ties=ties, chosen=KEPT_NUMBERS)
-        cases.setdefault(artifact, []).append(case)
-    return cases
-
-
-def compare_kept(bundle: Bundle, progress: Progress) -> list[Comparison]:
-    """Compare the graphs with what PyTorch said at export."""
-    names = [name for name in bundle.manifest.files if name.startswith(PREFIX)]
-    if not names:
-        raise VerificationError(
-            f"{bundle.folder} has graphs that explain, and nothing to compare them with; pass --source MODEL"
-        )
-    with name_damage(bundle):
-        cases = read_cases(bundle.path(names[0]))
-        return [
-            comparison
-            for artifact in bundle.manifest.explanations
-            for _, comparison in run_cases(bundle, artifact, cases[artifact.id], progress)
-        ]

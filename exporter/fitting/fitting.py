@@ -29,7 +29,7 @@ from ...runtime.diagnostics.golden.files import find_golden, read_golden
 from ...runtime.encode.pooling import LAYERS, pool_tokens
 from ...runtime.errors import InputError
 from ..bundle.writer import check_output, install, list_file_entries, open_staging_folder, write_manifest
-from ..comparison.explanations import PREFIX as EXPLANATIONS
+from ..comparison.kept_explanations import PREFIX as EXPLANATIONS
 from ..errors import ExportError
 from ..reference.fitted_head import HEAD
 from ..tensorrt.plans import Progress

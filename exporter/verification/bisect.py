@@ -133,8 +133,10 @@ def find_culprit(
         got = trial.remove_padding(step, array)
         for bands in references:
             band = bands.get((step, name))
-            if band is None or got.shape != band.want.shape:
+            if band is None:
                 continue
+            if got.shape != band.want.shape and trial.steps[step].is_text:
+                continue  # a text's tokens lie otherwise in another dialect's result of this name
             error = measure_distance(got, band.want)
             if not error <= band.allowed:
                 raise LeftItsBandError(describe(node, name, got, band, error))
@@ -154,7 +156,12 @@ def find_range(array: Array) -> tuple[float, float]:
 
 
 def measure_distance(got: Array, want: Array) -> float:
-    """Return the largest difference in units of the spread of `want`; of integers any at all is infinite."""
+    """Return the largest difference in units of the spread of `want`; of integers any at all is infinite.
+
+    So is another shape.
+    """
+    if got.shape != want.shape:
+        return math.inf
     if not want.size:
         return 0.0
     if want.dtype.kind != "f":

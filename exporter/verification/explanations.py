@@ -13,7 +13,8 @@ from ...runtime.bundle.bundle import Bundle
 from ...runtime.diagnostics.metrics import Comparison
 from ...runtime.errors import PlanForgeError
 from ..comparison.examiner import Progress
-from ..comparison.explanations import Case, JudgedGraphs, compare_explanations, compare_kept
+from ..comparison.explanations import Case, JudgedGraphs, compare_explanations
+from ..comparison.kept_explanations import compare_kept
 from ..execution.trial import Step, Trial
 from ..passes.weight_files import load_graph
 from ..reference.model import is_module, wake

@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-import dataclasses
 import shutil
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -13,28 +13,33 @@ import onnx_ir as ir
 import pytest
 
 from planforge.exporter import export, fit_head, verify
+from planforge.exporter.comparison.explanations import Case, JudgedGraphs
+from planforge.exporter.comparison.kept_explanations import keep_cases, read_cases
 from planforge.exporter.errors import VerificationError
 from planforge.exporter.verification.deep import CASE as DEEP
 from planforge.runtime.bundle.bundle import Bundle
 from planforge.runtime.errors import InputError
 
 from ...helpers.explained import open_model
-from ...helpers.graphs import replace_graph
+from ...helpers.graphs import nodes, replace_graph
 
-# Without the checkpoint neither the likeliest are compared nor long texts.
-KEPT_PASSES = ("other words are the likeliest", "late positions are lost")
 GRADIENT = "gradient.portable.fp32"
 LAYERS = "layers.portable.fp32"
 LENS = "lens.portable.fp32"
 Fault = Callable[[ir.Model], str]  # changes a graph, and returns the name of the node at fault
 
 
+def choose_node(model: ir.Model, operator: str, place: float) -> ir.Node:
+    """The node at a share of the way through those of its kind."""
+    found = nodes(model, operator)
+    return found[int(place * (len(found) - 1))]
+
+
 def replace_operator(old: str, new: str, place: float) -> Fault:
-    """A node, at a share of the way through those of its kind, computes something else."""
+    """A node computes something else."""
 
     def plant(model: ir.Model) -> str:
-        nodes = [node for node in model.graph if node.op_type == old]
-        node = nodes[int(place * (len(nodes) - 1))]
+        node = choose_node(model, old, place)
         node.op_type = new
         if new == "Softplus":
             node.attributes.clear()
@@ -62,6 +67,27 @@ def scale_number(operator: str, factor: float) -> Fault:
         raise AssertionError(f"no {operator} with a number")
 
     return plant
+
+
+def share_out_over_queries(place: float) -> Fault:
+    """A softmax is over the queries of each key, where it is over the keys of each query."""
+
+    def plant(model: ir.Model) -> str:
+        node = choose_node(model, "Softmax", place)
+        node.attributes["axis"] = ir.AttrInt64("axis", -2)
+        return str(node.name)
+
+    return plant
+
+
+def choose_by_a_table(model: ir.Model) -> str:
+    """The first objective is chosen by another number, of another shape: what follows is a table."""
+    node = next(node for node in nodes(model, "Equal") if node.inputs[0] in model.graph.inputs)
+    number = ir.Value(name="other", type=ir.TensorType(ir.DataType.INT64), shape=ir.Shape([1, 1]))
+    number.const_value = ir.tensor(np.array([[3]], np.int64), name="other")
+    model.graph.register_initializer(number)
+    node.replace_input_with(1, number)
+    return str(node.name)
 
 
 def forget_branch(model: ir.Model) -> str:
@@ -103,17 +129,22 @@ def clip_positions(model: ir.Model) -> str:
     return str(table.name)
 
 
-FAULTS: dict[str, tuple[str, Fault]] = {
-    "a difference is a sum": (GRADIENT, replace_operator("Sub", "Add", 0.8)),
-    "a sum is a difference": (GRADIENT, replace_operator("Add", "Sub", 0.9)),
-    "an early sum is a difference": (GRADIENT, replace_operator("Add", "Sub", 0.3)),
-    "a number is 1 % off": (GRADIENT, scale_number("Mul", 1.01)),
-    "a branch is forgotten": (GRADIENT, forget_branch),
-    "neurons of another activation": (LAYERS, replace_operator("Gelu", "Softplus", 0.5)),
-    "a rank counts the equal": (LENS, replace_operator("Greater", "GreaterOrEqual", 0.0)),
-    "other words are the likeliest": (LENS, shift_likeliest),
-    "late positions are lost": (GRADIENT, clip_positions),
-    "a lens of shares": (LENS, replace_operator("LogSoftmax", "Softmax", 0.0)),
+# By what is wrong: the bundle, its graph, and the fault.
+FAULTS: dict[str, tuple[str, str, Fault]] = {
+    "a number is 1 % off": ("gpt2-demo", GRADIENT, scale_number("Mul", 1.01)),
+    "a branch is forgotten": ("gpt2-demo", GRADIENT, forget_branch),
+    "late positions are lost": ("gpt2-demo", GRADIENT, clip_positions),
+    "neurons of another activation": ("gpt2-demo", LAYERS, replace_operator("Gelu", "Softplus", 0.5)),
+    "a rank counts the equal": ("gpt2-demo", LENS, replace_operator("Greater", "GreaterOrEqual", 0.0)),
+    "other words are the likeliest": ("gpt2-demo", LENS, shift_likeliest),
+    "a lens of shares": ("gpt2-demo", LENS, replace_operator("LogSoftmax", "Softmax", 0.0)),
+    "a sum is a difference": ("classifier", GRADIENT, replace_operator("Add", "Sub", 0.9)),
+    "a lens of another pooler": ("classifier", LENS, replace_operator("Tanh", "Sigmoid", 0.0)),
+    "a difference is a sum": ("vectors", GRADIENT, replace_operator("Sub", "Add", 0.8)),
+    "an objective is another": ("vectors", GRADIENT, choose_by_a_table),
+    "an early sum is a difference": ("transformer-demo", GRADIENT, replace_operator("Add", "Sub", 0.3)),
+    "attention to a source by keys": ("transformer-demo", LAYERS, share_out_over_queries(1.0)),
+    "a window is one too wide": ("gemma 2", LAYERS, replace_operator("GreaterOrEqual", "Greater", 0.0)),
 }
 
 
@@ -124,27 +155,58 @@ def bundle(explained: Callable[[str], Path], tmp_path: Path) -> Path:
 
 
 @pytest.mark.parametrize("name", FAULTS)
-def test_a_fault_is_refused_and_named(bundle: Path, name: str) -> None:
-    artifact, plant = FAULTS[name]
+def test_a_fault_is_refused_and_named(explained: Callable[[str], Path], tmp_path: Path, name: str) -> None:
+    family, artifact, plant = FAULTS[name]
+    bundle = Path(shutil.copytree(explained(family) / "bundle", tmp_path / "bundle"))
+    source = family if family.endswith("-demo") else explained(family) / "checkpoint"
     planted: list[str] = []
     replace_graph(bundle, artifact, lambda model: planted.append(plant(model)))
-    report = verify(bundle, source="gpt2-demo", only=[artifact], level="quick")
+    report = verify(bundle, source=source, only=[artifact], level="quick")
     assert {c.artifact for c in report.comparisons if not c.passed} == {artifact}
     assert [culprit.node for culprit in report.culprits] == planted
     with pytest.raises(VerificationError, match=artifact):
         report.raise_if_failed()
     kept = verify_without(bundle, artifact)
-    if name not in KEPT_PASSES:
-        assert not kept.passed
+    assert {c.artifact for c in kept.comparisons if not c.passed} == {artifact}
 
 
 def verify_without(bundle: Path, artifact: str) -> Any:
     """Verify where no checkpoint is: it is recorded as one that is not there."""
     opened = Bundle.open(bundle)
     source = {**opened.manifest.source, "argument": "nowhere", "kind": "folder"}
-    changed = dataclasses.replace(opened.manifest, source=source)
+    changed = replace(opened.manifest, source=source)
     (bundle / "manifest.json").write_text(changed.to_json(), encoding="utf-8")
     return verify(bundle, only=[artifact])
+
+
+def test_graphs_that_read_what_a_wrong_one_gives_are_not_blamed(bundle: Path) -> None:
+    def plant(model: ir.Model) -> None:
+        choose_node(model, "Gelu", 0.5).op_type = "Relu"
+
+    replace_graph(bundle, LAYERS, plant)
+    failed = {c.artifact: c for c in verify_without(bundle, LENS).comparisons if not c.passed}
+    assert failed.keys() == {LAYERS, LENS}
+    assert failed[LENS].failures == (f"what it reads comes from {LAYERS}, which is wrong",)
+
+
+def test_what_is_kept_is_small_whatever_the_hidden_size(tmp_path: Path) -> None:
+    embeddings = np.zeros((1, 1024, 4096), np.float32)
+    ids = np.arange(1024)[None]
+    case = Case(
+        "a case",
+        {"embeddings": embeddings, "row": np.array([7])},
+        {"gradient.embeddings": embeddings},
+        ids={"input_ids": ids},
+        scale=0.3,
+        is_kept=True,
+    )
+    keep_cases(tmp_path, "x", JudgedGraphs([], {GRADIENT: [case, replace(case, is_kept=False)]}, {}))
+    (file,) = (tmp_path / "checks").iterdir()
+    assert file.stat().st_size < 2e4
+    (kept,) = read_cases(file)[GRADIENT]
+    assert kept.inputs.keys() == {"row"}
+    assert kept.scale == 0.3
+    assert np.array_equal(kept.ids["input_ids"], ids)
 
 
 def test_a_weight_that_is_another_is_refused(bundle: Path) -> None:
