@@ -37,6 +37,7 @@ KEPT_CASE = "three texts of 5 tokens"  # which a bundle keeps, and the longest
 MOST_STATES = 64  # that a decoder's lens is asked about: it reads each alone
 CLASSES = 3  # of the head that a vector's gradient is asked through
 OBJECTIVES = {"logit": 0, "probability by softmax": 1, "probability by sigmoid": 2}
+COSINE = {"cosine": 3}  # of a vector's head alone
 WHOLE_NUMBERS = ("ranks", "likeliest")
 
 
@@ -92,7 +93,8 @@ class Reference:
             if recipe.graph != "gradient":
                 yield replace(self.make_case(recipe, name, batch, tokens), is_kept=is_kept)
                 continue
-            for objective, number in OBJECTIVES.items():
+            is_of_vector = any(spec.name == "weight" for spec in recipe.inputs)
+            for objective, number in (OBJECTIVES | COSINE if is_of_vector else OBJECTIVES).items():
                 case = self.make_case(recipe, f"{objective}, {name}", batch, tokens, number)
                 is_enough = objective == "logit" or name != long
                 yield replace(case, is_kept=is_kept and is_enough)

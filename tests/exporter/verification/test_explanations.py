@@ -81,8 +81,8 @@ def share_out_over_queries(place: float) -> Fault:
 
 
 def choose_by_a_table(model: ir.Model) -> str:
-    """The first objective is chosen by another number, of another shape: what follows is a table."""
-    node = next(node for node in nodes(model, "Equal") if node.inputs[0] in model.graph.inputs)
+    """A probability is chosen by another number, of another shape: what follows is a table."""
+    _, node, *_ = [node for node in nodes(model, "Equal") if node.inputs[0] in model.graph.inputs]
     number = ir.Value(name="other", type=ir.TensorType(ir.DataType.INT64), shape=ir.Shape([1, 1]))
     number.const_value = ir.tensor(np.array([[3]], np.int64), name="other")
     model.graph.register_initializer(number)
