@@ -63,7 +63,7 @@ AROUND = """<!DOCTYPE html>
 <meta charset="utf-8"><title>Around</title>
 <meta name="viewport" content="width=device-width, initial-scale=1">
 <link rel="icon" href="icon.svg">
-<link rel="stylesheet" href="style.css"><link rel="stylesheet" href="explain.css">
+<link rel="stylesheet" href="base.css"><link rel="stylesheet" href="style.css"><link rel="stylesheet" href="explain.css">
 <script type="module" src="mounting.js"></script>
 </head>
 <body><p id="before">Before</p><main><div id="place"></div></main><p>After</p></body>
@@ -262,7 +262,7 @@ def server(tmp_path: Path) -> Generator[str, None, None]:
     """Serve an element among others, the page's modules and both styles, under the server's policy."""
     own = files("planforge.runtime.explain.page")
     texts = {one.name: one.read_text(encoding="utf-8") for one in own.iterdir() if one.name.endswith(".js")}
-    texts["explain.css"] = (own / "explain.css").read_text(encoding="utf-8")
+    texts |= {name: (own / name).read_text(encoding="utf-8") for name in ("base.css", "explain.css")}
     servers = files("planforge.runtime.server") / "page"
     texts |= {name: (servers / name).read_text(encoding="utf-8") for name in ("style.css", "icon.svg")}
     texts |= {"index.html": AROUND, "mounting.js": MOUNTING, "data.json": json.dumps(make_generation())}
