@@ -11,7 +11,7 @@ const SHOWN = 0.01;
 const NAMES = {
   self: "between tokens that are read",
   source: "within the text",
-  cross: "from the translation to the text",
+  cross: "from translation to text",
 };
 const MEAN = "mean";
 const BEFORE = " To see why a token was written, choose the one before it: from there the model went on.";
