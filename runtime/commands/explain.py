@@ -1,14 +1,17 @@
-"""`planforge explain`: why a model answered so, as a page, JSON or a table. Loads no torch."""
+"""`planforge explain`: why a model answered so, as a table or JSON, and as a page. Loads no torch."""
 
 from __future__ import annotations
 
+import re
 from collections import Counter
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from ..errors import InputError
+from ..errors import ContextLengthError, InputError
 from ..load import load
 from .console import print_json, print_tables, say, show_stages, split_names
 from .run_options import (
@@ -25,6 +28,22 @@ if TYPE_CHECKING:
     from ..explain import Explanation, Lens, Target
 
 NAMED = 3  # tokens that the table names of each target
+# How messages begin to speak of a parameter of Python's, and what the command calls it.
+SPELLINGS = {
+    "label": ("label=", "--answer "),
+    "pair": ("pair=", "--pair "),
+    "methods": ("method ", "--methods: "),
+    "objective": ("objective=", "--objective "),
+    "watch": ("watch ", "--watch "),
+    "factors": ("factors=", "--factors "),
+    "max_new_tokens": ("max_new_tokens=", "--max-new-tokens "),
+}
+# Options that a bundle's task has no use for.
+USELESS = {
+    "text-encoding": ["--watch", "--max-new-tokens"],
+    "text-generation": ["--pair"],
+    "translation": ["--pair", "--max-new-tokens"],
+}
 TextArgument = Annotated[
     str, typer.Argument(help="A prompt, a text to classify or translate; of a ranker the query.")
 ]
@@ -38,7 +57,7 @@ AnswerOption = Annotated[
 PairOption = Annotated[
     str | None, make_option("The other text, of models that read pairs; of one that embeds, to compare with.")
 ]
-HtmlOption = Annotated[Path | None, make_option("Write one page that shows it offline.", "--html")]
+HtmlOption = Annotated[Path | None, make_option("Write a page too, which shows all of it offline.", "--html")]
 MethodsOption = Annotated[
     str | None,
     make_option(
@@ -54,7 +73,9 @@ WatchOption = Annotated[
     make_option("A word of one token whose ranks the lens tells too, such as ' God'; may be repeated."),
 ]
 FactorsOption = Annotated[int, make_option("How many groups of neurons.", show_default=True, minimum=1)]
-MaxNewTokensOption = Annotated[int, make_option("Of the model's own answer.", show_default=True, minimum=1)]
+MaxNewTokensOption = Annotated[
+    int | None, make_option("Of the model's own answer.", show_default="20", minimum=1)
+]
 
 
 def explain(
@@ -67,7 +88,7 @@ def explain(
     objective: ObjectiveOption = "logit",
     watch: WatchOption = None,
     factors: FactorsOption = 5,
-    max_new_tokens: MaxNewTokensOption = 20,
+    max_new_tokens: MaxNewTokensOption = None,
     backend: BackendOption = "auto",
     precision: PrecisionOption = None,
     threads: ThreadsOption = None,
@@ -78,8 +99,9 @@ def explain(
     Export with --outputs explain for all of it; occlusion works with any bundle.
     """
     with show_stages() as progress:
-        if html is not None and not html.absolute().parent.is_dir():
-            raise InputError(f"--html {html}: there is no folder {html.absolute().parent}")
+        check_page(html)
+        if not text:
+            raise InputError("TEXT is empty: there is nothing to explain")
         progress("loading it")
         with load(bundle, backend=backend, precision=precision, threads=threads) as model:
             progress("explaining")
@@ -88,25 +110,51 @@ def explain(
                 "objective": objective,
                 "factors": factors,
             }
-            beside = {"--pair": pair, "--watch": watch}
-            result = explain_by_task(model, text, answer, beside, max_new_tokens, choices)
+            beside = {"--pair": pair, "--watch": watch or None, "--max-new-tokens": max_new_tokens}
+            with speaking_of_options():
+                result = explain_by_task(model, text, answer, beside, choices)
         if html is not None:
             result.to_html(html)
-            say(f"{html} shows it in any browser, offline")
     if as_json:
         print_json(result.to_json())
-    elif html is None:
+    else:
         print_tables([tabulate(result)])
+    if html is not None:
+        say(f"{html} shows it in any browser, offline")
+
+
+def check_page(html: Path | None) -> None:
+    """Refuse a place where no page can be, before the work begins."""
+    if html is None:
+        return
+    if html.is_dir():
+        raise InputError(f"--html {html}: this is a folder; give the name of a file")
+    if not html.absolute().parent.is_dir():
+        raise InputError(f"--html {html}: there is no folder {html.absolute().parent}")
+
+
+@contextmanager
+def speaking_of_options() -> Iterator[None]:
+    """Let errors name the command's options, where those of the runtime name parameters."""
+    try:
+        yield
+    except InputError as error:
+        message = str(error)
+        if isinstance(error, ContextLengthError) and "truncation" in message:  # there is none here
+            most = f"the model reads {error.limit} at most"
+            message = f"the text has {error.tokens} tokens, {most}; explain a shorter one"
+        parameter, option = SPELLINGS.get(error.option or "", ("", ""))
+        message = re.sub(f"(^|: ){parameter}", rf"\1{option}", message, count=1)
+        raise InputError(message, option=error.option) from error
 
 
 def explain_by_task(
-    model: Any, text: str, answer: str | None, beside: dict[str, Any], max_new_tokens: int, choices: Any
+    model: Any, text: str, answer: str | None, beside: dict[str, Any], choices: Any
 ) -> Explanation:
     """Return the explanation; refuse options that the bundle's task has no use for."""
     task = model._TASK
-    useless = {"text-encoding": ["--watch"], "text-generation": ["--pair"], "translation": ["--pair"]}
-    for name in useless[task]:
-        if beside[name]:
+    for name in USELESS[task]:
+        if beside[name] is not None:
             raise InputError(f"{name} is no option of a bundle for {task}")
     result: Explanation
     if task == "text-encoding":
@@ -114,8 +162,9 @@ def explain_by_task(
     elif task == "translation":
         result = model.explain(text, answer, watch=beside["--watch"] or (), **choices)
     else:
-        watch = beside["--watch"] or ()
-        result = model.explain(text, answer, watch=watch, max_new_tokens=max_new_tokens, **choices)
+        if beside["--max-new-tokens"] is not None:
+            choices = choices | {"max_new_tokens": beside["--max-new-tokens"]}
+        result = model.explain(text, answer, watch=beside["--watch"] or (), **choices)
     return result
 
 

@@ -31,10 +31,9 @@ from .registry import Loader, Registry
 from .settings import ServerSettings
 
 PAGE = Path(__file__).parent / "page"
-# What draws explanations, by its paths: the files of the page that `planforge explain` writes.
+# What draws explanations, and what any page begins with: files of the page that `planforge explain` writes.
 EXPLANATION_FILES = {
-    f"{EXPLANATIONS}{name}": explanation_page.FOLDER / name
-    for name in (*explanation_page.MODULES, explanation_page.STYLE)
+    f"{EXPLANATIONS}{name}": explanation_page.FOLDER / name for name in explanation_page.SHARED
 }
 Handler = Callable[[Request], Awaitable[Response]]
 

@@ -15,7 +15,7 @@ from .metrics import Metrics
 
 # Kinds of the page's files, by the endings of their names.
 TYPES = {".html": "text/html", ".css": "text/css", ".js": "text/javascript", ".svg": "image/svg+xml"}
-EXPLANATIONS = "/explain/"  # the folder of those that draw explanations
+EXPLANATIONS = "/explain/"  # the folder of those that it shares with the page of an explanation
 # Paths that need no key, beside the page's files: they say nothing that a key protects.
 OPEN = ("/", "/health", "/ready")
 SECURITY = (

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 from collections.abc import Callable
 from pathlib import Path
+from subprocess import CompletedProcess
 
 import pytest
 
@@ -31,10 +32,17 @@ def test_a_page_and_json(bundle: Path, tmp_path: Path) -> None:
     assert not list(tmp_path.glob("*.partial"))
 
 
-def test_a_table(bundle: Path) -> None:
-    done = planforge("explain", bundle, PROMPT, "--max-new-tokens", "2", "--methods", "gradient,occlusion")
+def test_a_table(bundle: Path, tmp_path: Path) -> None:
+    command: list[str | Path] = ["explain", bundle, PROMPT, "--max-new-tokens", "2"]
+    command += ["--methods", "gradient,occlusion"]
+    done = planforge(*command)
     assert done.returncode == 0, done.stderr
     assert "counted most, by gradient norm" in done.stdout.replace("\n", " ")
+    page = tmp_path / "page.html"
+    with_page = planforge(*command, "--html", page)
+    assert with_page.stdout == done.stdout
+    assert with_page.stderr.endswith(f"{page} shows it in any browser, offline\n")
+    assert page.exists()
 
 
 def test_the_table_tells_equal_tokens_and_layers_apart(bundle: Path) -> None:
@@ -56,13 +64,41 @@ def test_a_label(explained: Callable[[str], Path]) -> None:
     ("options", "words"),
     [
         (["--pair", "b"], "--pair is no option of a bundle for text-generation"),
+        (["--pair", ""], "--pair is no option of a bundle for text-generation"),
         (["--html", "no/such/folder/page.html"], "there is no folder"),
+        (["--html", "."], "--html .: this is a folder"),
+        (["--methods", "gradent"], "error: --methods: 'gradent' is not one of gradient"),
         (["--methods", "gradent"], "did you mean 'gradient'"),
-        (["--watch", "Jerusalem"], "watch takes words of one token"),
+        (["--objective", "logits"], "error: --objective 'logits' is not one of logit, probability"),
+        (["--factors", "100"], "error: --factors 100 must be an integer from 1 to 64"),
+        (["--watch", "Jerusalem"], "error: --watch takes words of one token"),
+        (["--watch", "Jerusalem", "--methods", "gradient"], "error: --watch tells ranks by the lens"),
     ],
 )
 def test_what_is_refused(bundle: Path, options: list[str], words: str) -> None:
-    done = planforge("explain", bundle, PROMPT, "--max-new-tokens", "1", *options)
+    check_refusal(planforge("explain", bundle, PROMPT, "--max-new-tokens", "1", *options), words)
+
+
+@pytest.mark.parametrize(
+    ("options", "words"),
+    [
+        (["--answer", "LABEL_9"], "error: --answer 'LABEL_9' is not one of LABEL_0, LABEL_1, LABEL_2"),
+        (["--watch", "film"], "error: --watch is no option of a bundle for text-encoding"),
+        (["--max-new-tokens", "3"], "error: --max-new-tokens is no option of a bundle for text-encoding"),
+    ],
+)
+def test_what_is_refused_of_labels(explained: Callable[[str], Path], options: list[str], words: str) -> None:
+    check_refusal(planforge("explain", explained("classifier") / "bundle", "a film", *options), words)
+
+
+def test_texts_that_cannot_be_explained(bundle: Path) -> None:
+    check_refusal(planforge("explain", bundle, ""), "error: TEXT is empty: there is nothing to explain")
+    long = planforge("explain", bundle, " God" * 300)
+    check_refusal(long, "error: the text has 300 tokens, the model reads 255 at most; explain a shorter one")
+    assert "truncation" not in long.stderr
+
+
+def check_refusal(done: CompletedProcess[str], words: str) -> None:
     assert done.returncode == 2
     assert words in done.stderr
     assert not done.stdout

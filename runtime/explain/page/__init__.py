@@ -22,6 +22,7 @@ FOLDER = Path(__file__).parent
 # Each after those that it imports; the last one has `mountExplanation`.
 MODULES = (
     "dom.js",
+    "colors.js",
     "chooser.js",
     "words.js",
     "lines.js",
@@ -32,8 +33,9 @@ MODULES = (
     "explain.js",
 )
 START = "start.js"  # of the page that stands alone
-STYLE = "explain.css"
-STYLES = ("page.css", STYLE)
+STYLES = ("base.css", "page.css", "explain.css")
+# What the page of a server takes from here: all but the frame of a page that stands alone.
+SHARED = (*MODULES, "theme.js", "base.css", "explain.css")
 IMPORT = re.compile(r"^import\s[^;]*;\n", re.MULTILINE)
 EXPORT = re.compile(r"^export ((?:async )?(?:class|const|function) (\w+))", re.MULTILINE)
 FIELD = re.compile(r"\{\{(\w+)\}\}")

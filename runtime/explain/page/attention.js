@@ -11,9 +11,10 @@ const SHOWN = 0.01;
 const NAMES = {
   self: "between tokens that are read",
   source: "within the text",
-  cross: "from the translation to the text",
+  cross: "from translation to text",
 };
 const MEAN = "mean";
+const BEFORE = " To see why a token was written, choose the one before it: from there the model went on.";
 
 /** The view of the attention. The weights are unpacked when they are first looked at. */
 export class Attention {
@@ -22,12 +23,14 @@ export class Attention {
     this.words = words;
     this.key = "attention";
     this.name = "Attention";
-    this.lead =
-      "While it reads a token, the model looks at others: the thicker a line and the stronger a token's colour, " +
-      "the more the token at hand looked at it.";
     this.controls = make("div", { className: "controls" });
     this.side = make("div", { className: "beside" });
     this.unpacked = new Map();
+    const written = data.targets.filter(({ token }) => token !== null);
+    this.following = new Map(written.map(({ token, text }) => [token - 1, text])); // what each token led to
+    this.lead =
+      "While it reads a token, the model looks at others: the thicker a line and the stronger a token's colour, " +
+      `the more the token at hand looked at it.${written.length > 0 ? BEFORE : ""}`;
     this.place = 0;
     const kinds = data.attention.map(({ name }, place) => [place, this.nameKind(name)]);
     const kind = makeSelect("Attention", kinds, () => this.changeKind());
@@ -127,8 +130,11 @@ export class Attention {
       size: row[token],
       figure: percent(row[token]),
     }));
+    const next = this.following.get(this.from);
+    const led = next === undefined ? [] : [make("p", { className: "soft" }, "The one after it: ", quote(next))];
     this.side.replaceChildren(
       make("h3", {}, quote(this.data.tokens[this.from].text)),
+      ...led,
       make("h4", {}, "looks most at"),
       bars.length > 0 ? drawBars(bars) : make("p", { className: "soft" }, "All get next to nothing."),
     );

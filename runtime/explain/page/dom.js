@@ -30,7 +30,7 @@ export function makeSvg(name, attributes = {}, ...children) {
 /** Return an id that no other element has. */
 export function makeId(name) {
   made += 1;
-  return `explain-${name}-${made}`;
+  return `made-${name}-${made}`;
 }
 
 /** Return a text in which nothing stays unseen: control characters as pictures, marks of direction by number. */

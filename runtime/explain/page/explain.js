@@ -19,7 +19,7 @@ class Page {
   constructor(data) {
     this.data = data;
     this.target = 0;
-    this.words = new Words(data.tokens);
+    this.words = new Words(data.tokens, data.kind === "similarity" ? { text: "First text" } : {});
     this.labels = data.targets.map((target) => (target.token === null ? makeLabel(target) : null));
     this.status = make("p", { className: "unseen", role: "status" });
     this.lead = make("p", { className: "lead" });

@@ -17,7 +17,7 @@ export class Lens {
     const what = nameTarget(data).replace("the", "each");
     this.lead =
       `If the model had to answer after each layer, in which place would ${what} be? ` +
-      "1, in the strongest colour, is the likeliest.";
+      "1, in the strongest colour, is the likeliest. The first row, embeddings, is before any layer.";
     this.choose = choose;
     this.announce = announce;
     this.controls = make("div", { className: "controls" });

@@ -17,8 +17,8 @@ export class Neurons {
     this.name = "Neurons";
     this.stops = data.tokens.map((_, place) => place);
     this.lead =
-      "Neurons that are active together, in groups: choose a group, and the text is tinted where it is active, " +
-      "in percent of its most.";
+      "Neurons that are active together make a group. Choose one: the text is tinted where it is active, and the " +
+      "number below a token is in percent of the group's strongest. Beside each is the layer that has most of it.";
     this.controls = make("div", { className: "controls" });
     this.side = make("div", { className: "beside factors" });
     this.factor = 0;
@@ -77,7 +77,7 @@ export class Neurons {
 
   read(token) {
     const share = percent(this.shares[token]);
-    return `“${spell(this.data.tokens[token].text)}”: group ${this.factor + 1} is at ${share} of its most.`;
+    return `“${spell(this.data.tokens[token].text)}”: group ${this.factor + 1} has ${share} of its strongest.`;
   }
 
   say(place) {
@@ -91,7 +91,7 @@ function nameLayers(shares) {
     return "";
   }
   const most = shares.indexOf(Math.max(...shares));
-  return ` ${percent(shares[most])} in layer ${most + 1}`;
+  return ` ${percent(shares[most])} of it in layer ${most + 1}`;
 }
 
 /** Return a line of a group over the text, from the first token to the last. */

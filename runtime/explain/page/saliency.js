@@ -8,10 +8,16 @@ const SHOWN = 0.01; // smaller shares have no figure below their token
 const SIGN =
   "Blue tokens spoke for it, orange ones (with a minus) against it; " +
   "all shares together are 100 % without their signs.";
+// What is to be known of texts that are not among the tokens.
+const OTHERS = {
+  similarity: " These are the words of the first text; the other one, which it was compared with, is not shown.",
+};
 const METHODS = {
   gradient_norm: {
-    name: "Gradient",
-    hint: "How much the answer would move if the token moved a little. All shares together are 100 %.",
+    name: "Gradient norm",
+    hint:
+      "How much the answer would change if the token changed a little, whichever way: the size of the gradient. " +
+      "All shares together are 100 %.",
   },
   gradient_x_input: {
     name: "Gradient × input",
@@ -40,10 +46,11 @@ export class Saliency {
     this.controls = make("div", { className: "controls" });
     this.side = make("div", { className: "beside" });
     this.place = 0;
+    const what = `${nameTarget(data)}${data.targets.length > 1 ? " at hand" : ""}`;
     if (this.hasMethods) {
       this.lead =
-        `The stronger a token's colour, the more it counted for ${nameTarget(data)} at hand; ` +
-        "the number below it says how much, in percent.";
+        `The stronger a token's colour, the more it counted for ${what}; ` +
+        `the number below it says how much, in percent.${OTHERS[data.kind] ?? ""}`;
       const options = this.methods.map((name) => [name, METHODS[name]?.name ?? name.replaceAll("_", " ")]);
       const { field, select } = makeSelect("Method", options, () => this.changeMethod());
       this.select = select;
@@ -51,7 +58,7 @@ export class Saliency {
       this.controls.append(field, this.hint);
       this.showHint();
     } else {
-      this.lead = `How sure the model was of ${nameTarget(data)} at hand, and what else it could have answered.`;
+      this.lead = `How sure the model was of ${what}, and what else it could have answered.`;
     }
   }
 
@@ -91,7 +98,7 @@ export class Saliency {
       parts.push(make("h4", {}, "Counted most"), this.drawStrongest(strongest, most));
       const missing = this.method === "integrated_gradients" ? this.data.missing?.[place] : null;
       if (typeof missing === "number") {
-        parts.push(make("p", { className: "soft" }, `They miss ${percent(Math.abs(missing))} of the score.`));
+        parts.push(make("p", { className: "soft" }, tellSum(missing)));
       }
     } else {
       this.words.clear();
@@ -144,6 +151,12 @@ export class Saliency {
     const list = strongest.map((token) => `${spell(this.data.tokens[token].text)} ${this.write(token)}`);
     return list.length > 0 ? `${start} Counted most: ${list.join(", ")}.` : start;
   }
+}
+
+/** Return what integrated gradients add up to, in words. */
+function tellSum(missing) {
+  const change = "how much the score changes from an empty text to this one";
+  return `With their signs, all tokens add up to ${change}, give or take ${percent(Math.abs(missing))} of it.`;
 }
 
 /** Return what is explained, in words. */

@@ -16,11 +16,13 @@ const SPACED = /^ \S/;
 
 /** The tokens, each in an element of its own, by the parts of the text. */
 export class Words {
-  constructor(tokens) {
+  /** `titles` are those of parts that are called otherwise here. */
+  constructor(tokens, titles = {}) {
     this.tokens = tokens;
     this.elements = tokens.map((token, place) => this.makeToken(token, place));
     this.element = make("div", { className: "words" });
-    for (const { title, places } of splitParts(tokens)) {
+    for (const { part, places } of splitParts(tokens)) {
+      const title = part === "special" ? "" : (titles[part] ?? TITLES[part] ?? show(part));
       const text = make("p", { className: "part", dir: "auto" });
       text.append(...places.flatMap((place) => this.place(place)));
       this.element.append(...(title ? [make("h3", {}, title)] : []), text);
@@ -91,9 +93,9 @@ function splitParts(tokens) {
       if (isSpecial(last?.places.at(-1)) && isSpecial(last.places.at(-2))) {
         waiting = [last.places.pop()]; // of two between parts, one ends the former and one begins the latter
       }
-      parts.push({ part, title: TITLES[part] ?? show(part), places: [...waiting, place] });
+      parts.push({ part, places: [...waiting, place] });
       waiting = [];
     }
   });
-  return waiting.length > 0 ? [{ part: "special", title: "", places: waiting }, ...parts] : parts;
+  return waiting.length > 0 ? [{ part: "special", places: waiting }, ...parts] : parts;
 }

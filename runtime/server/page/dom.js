@@ -1,39 +1,13 @@
-// Makes the page's elements. Text goes in as text: nothing here, or anywhere in the page, is parsed as HTML.
+// Elements and words of the page. Text goes in as text: nothing here, or anywhere in the page, is parsed as HTML.
 
-const SVG = "http://www.w3.org/2000/svg";
-let made = 0;
+import { make } from "./explain/dom.js";
 
-/** Return an element; names with a dash, and what is no property of it, are set as attributes. */
-export function make(name, properties = {}, ...children) {
-  const element = document.createElement(name);
-  for (const [key, value] of Object.entries(properties)) {
-    if (key in element) {
-      element[key] = value;
-    } else {
-      element.setAttribute(key, value);
-    }
-  }
-  element.append(...children);
-  return element;
-}
+export { figure as round, make, makeId, makeSvg, percent } from "./explain/dom.js";
 
-/** Return an SVG element. */
-export function makeSvg(name, attributes = {}, ...children) {
-  const element = document.createElementNS(SVG, name);
-  for (const [key, value] of Object.entries(attributes)) {
-    element.setAttribute(key, value);
-  }
-  element.append(...children);
-  return element;
-}
-
-/** Return an id that no other element has. */
-export function makeId(name) {
-  made += 1;
-  return `${name}-${made}`;
-}
-
-/** Return a text as it is shown: control characters as pictures of themselves, so that none stays unseen. */
+/**
+ * Return a text as it is shown: control characters as pictures of themselves, so that none stays unseen.
+ * Marks of direction do what they are for: texts have them, where an explanation's tokens spell them.
+ */
 export function show(text) {
   return String(text).replace(/[\u0000-\u0008\u000b\u000c\u000e-\u001f\u007f]/g, (character) => {
     const code = character.charCodeAt(0);

@@ -1,21 +1,10 @@
 // Bars, marked texts, tables and pictures.
 
-import { make, makeSvg, quote, shorten, show } from "./dom.js";
+import { make, makeSvg, quote, round, shorten, show } from "./dom.js";
 
 const FONT = "13px system-ui, sans-serif";
 const LABEL = 13; // its height
 const LONGEST_TOKEN = 16; // characters
-
-/** Return a number with so many digits, with a minus sign where it is not zero. */
-export function round(value, digits) {
-  const text = Math.abs(value).toFixed(digits);
-  return value < 0 && Number(text) !== 0 ? `\u2212${text}` : text;
-}
-
-/** Return a percentage in words. */
-export function percent(share) {
-  return `${(100 * share).toFixed(share > 0.0995 ? 0 : 1)} %`;
-}
 
 /** Return a list of bars: [name, share from 0 to 1, the figure as text] each. */
 export function drawBars(rows) {

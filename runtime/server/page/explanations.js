@@ -1,7 +1,6 @@
 // The task that says why a model answered so; what draws its answer is the page of `planforge explain`.
 
-import { percent, round } from "./drawings.js";
-import { make } from "./dom.js";
+import { make, percent, round } from "./dom.js";
 import { mountExplanation } from "./explain/explain.js";
 
 const METHODS = [

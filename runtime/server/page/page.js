@@ -4,6 +4,7 @@ import { explain, hasKey, keepKey, listLoading, listModels } from "./api.js";
 import { Chat } from "./chat.js";
 import { Complete } from "./complete.js";
 import { make, show } from "./dom.js";
+import { offerColors } from "./explain/colors.js";
 import { Form } from "./form.js";
 import { TASKS } from "./tasks.js";
 
@@ -119,14 +120,7 @@ function takeKey(event) {
   }
 }
 
-function chooseColors() {
-  const theme = byId("theme").value;
-  document.documentElement.dataset.theme = theme;
-  localStorage.setItem("planforge.theme", theme);
-}
-
-byId("theme").value = document.documentElement.dataset.theme;
-byId("theme").addEventListener("change", chooseColors);
+offerColors(byId("theme"));
 byId("tabs").addEventListener("keydown", moveAmongTabs);
 byId("key").addEventListener("submit", takeKey);
 byId("again").addEventListener("click", start);

@@ -1,7 +1,7 @@
 // The tasks that answer at once: what they ask for, what they send, and what they draw.
 
-import { make } from "./dom.js";
-import { drawAttention, drawBars, drawMarks, drawPoints, drawSimilarities, percent, round } from "./drawings.js";
+import { make, percent, round } from "./dom.js";
+import { drawAttention, drawBars, drawMarks, drawPoints, drawSimilarities } from "./drawings.js";
 import { explanations } from "./explanations.js";
 import { compare, project } from "./pca.js";
 

@@ -187,6 +187,29 @@ def test_a_score_has_neither_labels_nor_alternatives(show: Show) -> None:
     assert "Question" in text
 
 
+def test_a_likeness_tells_whose_words_these_are(show: Show) -> None:
+    data = make_classification(("likeness",)) | {"kind": "similarity"}
+    data["tokens"] = [token | {"part": "text"} for token in data["tokens"]]
+    page = show(data)
+    lead = page.evaluate("document.querySelector('.lead').textContent")
+    assert "it counted for the likeness;" in lead
+    assert "the first text; the other one, which it was compared with, is not shown." in lead
+    assert page.evaluate("document.querySelector('.words h3').textContent") == "First text"
+    lead = show(make_classification()).evaluate("document.querySelector('.lead').textContent")
+    assert "it counted for the label at hand;" in lead
+    assert "first text" not in lead
+
+
+def test_what_integrated_gradients_miss_is_told(show: Show) -> None:
+    data = make_generation()
+    data["missing"] = [-0.013 if place == 3 else 0.2 for place in range(len(data["targets"]))]
+    page = show(data)
+    page.hover(token(data["targets"][3]["token"]))
+    assert "add up" not in page.evaluate(SIDE)
+    choose(page, "Method", "integrated_gradients")
+    assert "give or take 1.3 % of it." in page.evaluate(SIDE)
+
+
 def test_views_are_there_where_their_data_is(show: Show) -> None:
     data = make_generation()
     names = "[...document.querySelectorAll('.tabs:not([hidden]) button')].map((b) => b.dataset.view)"

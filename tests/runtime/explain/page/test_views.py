@@ -50,6 +50,7 @@ START = """(() => {
   return [x - (token.x + token.width / 2 - frame.x), Math.min(...edges)];
 })()"""
 DEPTHS = "[...document.querySelectorAll('.lens tbody td')].map((c) => Number(c.className.slice(6)))"
+LEAD = "document.querySelector('.explain .lead').textContent"
 NOTE = "document.querySelector('.lens').closest('.wide').previousSibling.textContent"
 LINES = (
     "[...document.querySelectorAll('.lines path')].map((p) =>"
@@ -61,6 +62,7 @@ AROUND = """<!DOCTYPE html>
 <meta charset="utf-8"><title>Around</title>
 <meta name="viewport" content="width=device-width, initial-scale=1">
 <link rel="icon" href="icon.svg">
+<link rel="stylesheet" href="base.css">
 <link rel="stylesheet" href="style.css"><link rel="stylesheet" href="explain.css">
 <script type="module" src="mounting.js"></script>
 </head>
@@ -156,10 +158,10 @@ def test_a_group_of_neurons_tints_the_text(show: Show) -> None:
     for place in data["neurons"]["tokens"][4]:
         assert spell(data["tokens"][place]["text"]) in named
     layers = data["neurons"]["layers"][4]
-    assert f"{percent(max(layers))} in layer {np.argmax(layers) + 1}" in named
+    assert f"{percent(max(layers))} of it in layer {np.argmax(layers) + 1}" in named
     row = data["neurons"]["activations"][4]
     page.hover(token(5))
-    assert f"group 5 is at {percent(row[5] / max(row))} of its most" in page.evaluate(READING)
+    assert f"group 5 has {percent(row[5] / max(row))} of its strongest" in page.evaluate(READING)
 
 
 @pytest.mark.parametrize(("layer", "head"), [(5, None), (0, None), (2, 3)])
@@ -205,6 +207,21 @@ def test_attention_from_a_translation_to_its_text(show: Show) -> None:
         page.press("Escape")
 
 
+def test_what_was_written_is_beside_the_token_that_led_to_it(show: Show) -> None:
+    data = make_generation()
+    page = show(data, view="attention")
+    assert "To see why a token was written, choose the one before it" in page.evaluate(LEAD)
+    first = data["targets"][0]
+    for place, told in ((first["token"] - 1, True), (first["token"] - 2, False)):
+        page.hover(token(place))
+        page.wait(f"{SIDE}.startsWith({spell(data['tokens'][place]['text'])!r})")
+        assert ("The one after it" in page.evaluate(SIDE)) is told
+    page.hover(token(first["token"] - 1))
+    page.wait(f"{SIDE}.includes({'The one after it: ' + spell(first['text'])!r})")
+    labels = show(make_classification(), view="attention")
+    assert "written" not in labels.evaluate(LEAD)
+
+
 def test_attention_that_is_next_to_nothing_is_told(show: Show) -> None:
     data = make_generation()
     entry = data["attention"][0]
@@ -243,7 +260,7 @@ def server(tmp_path: Path) -> Generator[str, None, None]:
     """Serve an element among others, the page's modules and both styles, under the server's policy."""
     own = files("planforge.runtime.explain.page")
     texts = {one.name: one.read_text(encoding="utf-8") for one in own.iterdir() if one.name.endswith(".js")}
-    texts["explain.css"] = (own / "explain.css").read_text(encoding="utf-8")
+    texts |= {name: (own / name).read_text(encoding="utf-8") for name in ("base.css", "explain.css")}
     servers = files("planforge.runtime.server") / "page"
     texts |= {name: (servers / name).read_text(encoding="utf-8") for name in ("style.css", "icon.svg")}
     texts |= {"index.html": AROUND, "mounting.js": MOUNTING, "data.json": json.dumps(make_generation())}

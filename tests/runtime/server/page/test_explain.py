@@ -221,13 +221,15 @@ def test_the_server_offers_no_more_than_what_draws(explained: Callable[[str], Pa
         load(explained("classifier") / "bundle") as model,
         running_server({"labels": model}, ServerSettings(keys=(KEY,))) as address,
     ):
-        for name, kind in (("explain.js", "text/javascript"), ("explain.css", "text/css")):
+        kinds = {"explain.js": "text/javascript", "theme.js": "text/javascript", "base.css": "text/css"}
+        for name, kind in kinds.items():
             response = address.client.get(f"/explain/{name}")
             assert response.status_code == 200 and response.headers["content-type"].startswith(kind)
             assert response.headers["cache-control"] == "no-cache" and response.headers["etag"]
             assert response.headers["content-security-policy"].startswith("default-src 'self';")
         for name in (
             "template.html",
+            "page.css",
             "start.js",
             "nothing.js",
             "deep/dom.js",

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from planforge.runtime.explain.page import MODULES, STYLE
+from planforge.runtime.explain.page import SHARED
 
 from ....helpers.browser import Browser
 from ....helpers.page import FIELDS, PANEL, Open, ask, error_line, fill, press_button, wait_for_text
@@ -202,7 +202,7 @@ def test_models_that_are_being_loaded_are_waited_for(server: StandIn, browser: B
 
 
 def test_the_files_hold_nothing_that_the_policy_forbids() -> None:
-    drawing = [EXPLANATIONS / name for name in (*MODULES, STYLE)]
+    drawing = [EXPLANATIONS / name for name in SHARED]
     for file in (*PAGE.iterdir(), *drawing):
         source = file.read_text(encoding="utf-8")
         for word in (
