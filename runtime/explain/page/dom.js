@@ -30,7 +30,7 @@ export function makeSvg(name, attributes = {}, ...children) {
 /** Return an id that no other element has. */
 export function makeId(name) {
   made += 1;
-  return `made-${name}-${made}`;
+  return `${name}-${made}`;
 }
 
 /** Return a text in which nothing stays unseen: control characters as pictures, marks of direction by number. */
@@ -89,7 +89,7 @@ export function drawBars(rows) {
 
 /** Return a select with its label: [value, words] for each option. */
 export function makeSelect(words, options, onchange) {
-  const select = make("select", { id: makeId("select"), onchange });
+  const select = make("select", { id: makeId("explain-select"), onchange });
   for (const [value, text] of options) {
     select.append(make("option", { value }, show(text)));
   }

@@ -30,7 +30,7 @@ class Page {
     this.wide = make("div");
     this.text = make("div", { className: "text-place" }, this.labelRow, this.words.element, this.reading);
     this.frame = make("div", { className: "frame" }, this.text, this.side);
-    this.panel = make("section", { id: makeId("panel") }, this.lead, this.controls, this.frame, this.wide);
+    this.panel = make("section", { id: makeId("explain-panel") }, this.lead, this.controls, this.frame, this.wide);
     this.chooser = new Chooser(this.panel, (place, how) => this.change(place, how));
     this.text.addEventListener("pointerover", (event) => this.read(this.words.find(event)));
     this.text.addEventListener("pointerleave", () => this.read(-1));
@@ -79,7 +79,7 @@ class Page {
 
   makeTabs() {
     this.buttons = this.views.map(({ name, key }, place) => {
-      const tab = make("button", { type: "button", role: "tab", id: makeId("tab") }, name);
+      const tab = make("button", { type: "button", role: "tab", id: makeId("explain-tab") }, name);
       tab.dataset.view = key;
       tab.setAttribute("aria-controls", this.panel.id);
       tab.addEventListener("click", () => this.open(place));
