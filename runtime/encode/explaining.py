@@ -191,6 +191,7 @@ def explain_text(
         lens=look_at_labels(graphs, outputs, head, chosen) if "lens" in choices else None,
         attention={"self": attend(outputs, "attentions.", whole, whole)} if "attention" in choices else {},
         neurons=group_neurons(outputs, choices),
+        other=pair if head.is_likeness else None,
     )
 
 
@@ -198,6 +199,10 @@ def choose_labels(head: Head, logits: Array, label: str | None) -> list[int]:
     """Return the labels that are explained: one that was named, else the likeliest, the likeliest first."""
     if label is None:
         return [int(number) for number in np.argsort(-logits, kind="stable")[:MOST_LABELS]]
+    if head.is_likeness:
+        raise InputError(
+            "this model has no labels: what is explained is how alike two texts are", option="label"
+        )
     if label not in head.labels:
         raise InputError(f"label={label!r} is not one of {', '.join(head.labels)}", option="label")
     return [head.labels.index(label)]

@@ -121,6 +121,7 @@ class Explanation:
         lens: what each layer would answer; None unless asked for.
         attention: by name, "self", and of a translation "source" and "cross".
         neurons: groups of neurons; None unless asked for.
+        other: the text that a likeness is to, whose tokens are not explained.
     """
 
     kind: str
@@ -132,6 +133,7 @@ class Explanation:
     lens: Lens | None = None
     attention: Mapping[str, Attention] | None = None
     neurons: Factors | None = None
+    other: str | None = None
 
     def to_json(self) -> dict[str, Any]:
         """Return the fields of `planforge explain --json`, which a page draws."""
@@ -145,6 +147,7 @@ class Explanation:
             "lens": None if self.lens is None else write_lens(self.lens),
             "attention": [write_attention(name, one) for name, one in (self.attention or {}).items()],
             "neurons": None if self.neurons is None else write_factors(self.neurons),
+            "other": self.other,
         }
 
     def to_html(self, path: str | Path) -> None:

@@ -291,6 +291,7 @@ class ExplanationAnswer(TypedDict):
     lens: dict[str, Any] | None
     attention: list[dict[str, Any]]
     neurons: dict[str, Any] | None
+    other: str | None
 
 
 class TokenizeAnswer(TypedDict):

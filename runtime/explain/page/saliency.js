@@ -1,6 +1,6 @@
 // How much each token counted for what is explained, and what else the model could have answered.
 
-import { drawBars, figure, findStrongest, make, makeSelect, percent, quote, spell } from "./dom.js";
+import { drawBars, figure, findStrongest, make, makeSelect, percent, quote, show, spell } from "./dom.js";
 
 const STRONGEST = 8; // tokens in the list
 const SPOKEN = 3;
@@ -8,10 +8,12 @@ const SHOWN = 0.01; // smaller shares have no figure below their token
 const SIGN =
   "Blue tokens spoke for it, orange ones (with a minus) against it; " +
   "all shares together are 100 % without their signs.";
-// What is to be known of texts that are not among the tokens.
-const OTHERS = {
-  similarity: " These are the words of the first text; the other one, which it was compared with, is not shown.",
-};
+
+/** Return what a text was compared with, whose words are not among the tokens. */
+function nameOther({ other }) {
+  return other ? ` These are the words of the first text; it was compared with “${show(other)}”.` : "";
+}
+
 const METHODS = {
   gradient_norm: {
     name: "Gradient norm",
@@ -50,7 +52,7 @@ export class Saliency {
     if (this.hasMethods) {
       this.lead =
         `The stronger a token's colour, the more it counted for ${what}; ` +
-        `the number below it says how much, in percent.${OTHERS[data.kind] ?? ""}`;
+        `the number below it says how much, in percent.${nameOther(data)}`;
       const options = this.methods.map((name) => [name, METHODS[name]?.name ?? name.replaceAll("_", " ")]);
       const { field, select } = makeSelect("Method", options, () => this.changeMethod());
       this.select = select;

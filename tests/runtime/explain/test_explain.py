@@ -36,6 +36,7 @@ def test_every_method_of_every_kind(explained: Callable[[str], Path], name: str)
     with open_model(explained(name) / "bundle") as model:
         result: Any = model.explain(*texts, methods=METHODS, factors=2)
     assert result.kind == kind
+    assert result.to_json()["other"] == (texts[1] if kind == "similarity" else None)
     A = len(result.targets)
     T = len(result.tokens)
     assert set(result.saliency) == {
@@ -191,8 +192,11 @@ def test_what_an_encoder_refuses(
         pytest.raises(InputError, match="is not one of"),
     ):
         model.explain("a film", label="no such label")
-    with open_model(explained("vectors") / "bundle") as model, pytest.raises(InputError, match="pair=TEXT"):
-        model.explain("a film")
+    with open_model(explained("vectors") / "bundle") as model:
+        with pytest.raises(InputError, match="pair=TEXT"):
+            model.explain("a film")
+        with pytest.raises(InputError, match="has no labels"):
+            model.explain("a film", "a movie", label="good")
     with open_model(head_bundle("tagger")) as model, pytest.raises(InputError, match="token_classification"):
         model.explain("a film")
 

@@ -188,12 +188,12 @@ def test_a_score_has_neither_labels_nor_alternatives(show: Show) -> None:
 
 
 def test_a_likeness_tells_whose_words_these_are(show: Show) -> None:
-    data = make_classification(("likeness",)) | {"kind": "similarity"}
+    data = make_classification(("likeness",)) | {"kind": "similarity", "other": "<b>I was moved.</b>"}
     data["tokens"] = [token | {"part": "text"} for token in data["tokens"]]
     page = show(data)
     lead = page.evaluate("document.querySelector('.lead').textContent")
     assert "it counted for the likeness;" in lead
-    assert "the first text; the other one, which it was compared with, is not shown." in lead
+    assert "the first text; it was compared with “<b>I was moved.</b>”." in lead
     assert page.evaluate("document.querySelector('.words h3').textContent") == "First text"
     lead = show(make_classification()).evaluate("document.querySelector('.lead').textContent")
     assert "it counted for the label at hand;" in lead
