@@ -95,9 +95,9 @@ class Model(ABC):
 
     def close(self) -> None:
         """Free the engine. Later calls raise ClosedError; closing twice is fine."""
+        self._close()  # wakes who waits for memory
         if hasattr(self, "explanations"):  # else it was not opened from a bundle
             self.explanations.close()
-        self._close()
 
     @abstractmethod
     def _close(self) -> None:

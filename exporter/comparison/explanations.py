@@ -37,6 +37,7 @@ KEPT_CASE = "three texts of 5 tokens"  # which a bundle keeps, and the longest
 MOST_STATES = 64  # that a decoder's lens is asked about: it reads each alone
 CLASSES = 3  # of the head that a vector's gradient is asked through
 OBJECTIVES = {"logit": 0, "probability by softmax": 1, "probability by sigmoid": 2}
+PROBABILITIES = (1, 2)
 COSINE = {"cosine": 3}  # of a vector's head alone
 WHOLE_NUMBERS = ("ranks", "likeliest")
 
@@ -135,7 +136,7 @@ class Reference:
             outputs["ranks"], highest, is_clear = find_ties(self.model, recipe, inputs)
             outputs["likeliest"] = np.where(is_clear, outputs["likeliest"], -1)
         limit = CAPS["fp32"]["max_error"]
-        if objective != OBJECTIVES["logit"]:  # a probability is off by a share that is its logit's error
+        if objective in PROBABILITIES:  # a probability is off by a share that is its logit's error
             logits = compute(self.model, recipe, {**inputs, "objective": np.array([OBJECTIVES["logit"]])})
             limit *= max(1.0, float(np.abs(logits["score"]).max()))
         return Case(name, inputs, outputs, limit, highest_ranks=highest, ids=ids, scale=scale)

@@ -99,7 +99,8 @@ def compare_kept(bundle: Bundle, progress: Progress) -> list[Comparison]:
         if not all(comparison.passed for comparison in compared):
             error = BackendError(f"what it reads comes from {layers.id}, which is wrong")
             return compared + [
-                Comparison.from_error(artifact.id, OrtCpuBackend.name, "nothing", error) for artifact in rest
+                Comparison.from_error(artifact.id, OrtCpuBackend.name, "what layers gives", error)
+                for artifact in rest
             ]
         for artifact in rest:
             remade = remake_inputs(bundle, layers, artifact, cases[artifact.id])

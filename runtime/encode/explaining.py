@@ -201,7 +201,8 @@ def choose_labels(head: Head, logits: Array, label: str | None) -> list[int]:
         return [int(number) for number in np.argsort(-logits, kind="stable")[:MOST_LABELS]]
     if head.is_likeness:
         raise InputError(
-            "this model has no labels: what is explained is how alike two texts are", option="label"
+            f"label={label!r}: this model has no labels; what is explained is how alike two texts are",
+            option="label",
         )
     if label not in head.labels:
         raise InputError(f"label={label!r} is not one of {', '.join(head.labels)}", option="label")

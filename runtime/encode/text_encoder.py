@@ -314,7 +314,7 @@ class TextEncoder(SubmittingEncoder):
         Args:
             text: the text; of a ranker the query.
             pair: the other text; of a model without labels the one whose likeness to `text` is explained by
-                the tokens of `text`: the product of their vectors, the cosine where these have length 1.
+                the tokens of `text`: the cosine of their vectors, whatever `objective` is.
             label: the one to explain; by default up to ten, the likeliest first.
             methods, objective, factors, on_step: see `TextGenerator.explain`; the lens shows what the head
                 would say of each layer.
@@ -324,7 +324,8 @@ class TextEncoder(SubmittingEncoder):
             ContextLengthError: the text is too long.
         """
         choices = make_choices(self.explanations, methods, objective, factors, on_step=on_step)
-        return explain_text(self, text, pair, label, choices)
+        with self.explanations.lend():
+            return explain_text(self, text, pair, label, choices)
 
     def check_task(self, task: str) -> None:
         """Refuse a task that this bundle's model has no head for."""

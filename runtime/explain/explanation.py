@@ -32,7 +32,7 @@ class Token:
         text: as it stands in the text, with the space before it; half a character is U+FFFD.
         id: its number in the vocabulary.
         part: "prompt", "answer", "source", "translation", "text", "pair", "query", or "special".
-        start, end: its characters in that part's text.
+        start, end: its characters in that part's text; an answer's begins with the space before it.
     """
 
     text: str

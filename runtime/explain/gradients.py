@@ -15,7 +15,7 @@ import numpy as np
 from ..backends.backend import Array
 
 POINTS = 8  # of Gauss and Legendre's rule, in each interval
-MOST_TOKENS = 1024  # whose gradients are computed at a time
+MOST_TOKENS = 1024  # of all points whose gradients are computed at a time, unless a single one has more
 MOST_INTERVALS = 96
 TOLERANCE = 0.005  # of the sum that integrated gradients must have
 LEAST_CHANGE = 1e-3  # a smaller difference of scores is not resolved any finer
@@ -99,16 +99,19 @@ def integrate(score: Score, embeddings: Sequence[Array]) -> Integral:
             parts.append(np.concatenate(products))
         return Interval(low, high, scores, np.sum(parts, axis=0))
 
-    _, ends = score([np.stack([np.zeros_like(each), each]) for each in embeddings])
-    difference = float(ends[1] - ends[0])
+    def measure_at(place: float) -> float:
+        _, scores = score([np.float32(place) * each[None] for each in embeddings])
+        return float(scores[0])
+
+    ends = (measure_at(0.0), measure_at(1.0))
+    difference = ends[1] - ends[0]
     allowed = TOLERANCE * max(abs(difference), LEAST_CHANGE)
-    intervals = [measure(0.0, 1.0, (float(ends[0]), float(ends[1])))]
+    intervals = [measure(0.0, 1.0, ends)]
     while sum(each.error for each in intervals) > allowed and len(intervals) < MOST_INTERVALS:
         worst = max(intervals, key=lambda each: each.error)
         intervals.remove(worst)
         middle = math.sqrt(worst.low * worst.high) or worst.high / 16
-        _, scores = score([np.float32(middle) * each[None] for each in embeddings])
-        at_middle = float(scores[0])
+        at_middle = measure_at(middle)
         intervals.append(measure(worst.low, middle, (worst.scores[0], at_middle)))
         intervals.append(measure(middle, worst.high, (at_middle, worst.scores[1])))
     contributions = np.sum([each.contributions for each in intervals], axis=0)

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import math
 import threading
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
 
 from ..backends.backend import Array, Arrays, Program
 from ..backends.ort_backend import OrtCpuBackend
@@ -61,14 +62,14 @@ class ExplanationGraphs:
 
     def run(self, graph: str, inputs: Arrays, outputs: Sequence[str] | None = None) -> dict[str, Array]:
         """Return a graph's outputs by their names; all unless some are named."""
-        with self.lock:
+        needed = self.estimate_bytes(graph, inputs, outputs)
+        # Who waits for memory holds no lock: whoever closes the model, or has the memory, may need it.
+        with self.budget.reserve(needed, f"the graph {graph} of explanations", WAY_OUT), self.lock:
             if self.closed:
                 raise ClosedError
             if graph not in self.programs:
                 self.programs[graph] = self.open(graph)
-            needed = self.estimate_bytes(graph, inputs, outputs)
-            with self.budget.reserve(needed, f"the graph {graph} of explanations", WAY_OUT):
-                return self.programs[graph].run(inputs, {}, outputs)
+            return self.programs[graph].run(inputs, {}, outputs)
 
     def open(self, graph: str) -> Program:
         """Open a graph, whose session has weights of its own."""
@@ -78,6 +79,24 @@ class ExplanationGraphs:
         program = OrtCpuBackend(self.threads).open(self.bundle, artifact)
         self.budget.weight_bytes += count
         return program
+
+    @contextmanager
+    def lend(self) -> Iterator[None]:
+        """Let the block explain; under a memory limit the weights of the graphs are given back behind it."""
+        try:
+            yield
+        finally:
+            if self.budget.limit is not None:
+                self.free()
+
+    def free(self) -> None:
+        """Close the graphs that are open; one that is run again is opened again."""
+        with self.lock:
+            for graph, program in self.programs.items():
+                program.close()
+                weights = self.bundle.manifest.count_weight_bytes(self.artifacts[graph])
+                self.budget.weight_bytes -= weights
+            self.programs.clear()
 
     def count_state_bytes(self, asked: int) -> int:
         """Return the bytes that a decoder's lens takes for a state: logits, and a comparison of each."""
@@ -101,11 +120,8 @@ class ExplanationGraphs:
 
     def close(self) -> None:
         """Free the engine; closing twice is fine."""
-        with self.lock:
-            self.closed = True
-            for program in self.programs.values():
-                program.close()
-            self.programs.clear()
+        self.closed = True
+        self.free()
 
 
 def count_bytes(spec: TensorSpec, lengths: Mapping[str, int]) -> int:

@@ -46,14 +46,17 @@ def puts_space(tokenizer: Tokenizer) -> bool:
     return spelled.startswith(b" ")
 
 
-def describe_ids(tokenizer: Tokenizer, ids: Sequence[int], part: str) -> list[Token]:
+def describe_ids(
+    tokenizer: Tokenizer, ids: Sequence[int], part: str, *, continues: bool = False
+) -> list[Token]:
     """Return tokens with what they spell, one behind the other; special ones are a part of their own.
 
-    A space that the tokenizer put before the text, which decoding takes away, counts in no token's place.
+    A space that the tokenizer put before a text, which decoding takes away, counts in no token's place. The
+    first space of what `continues` a text is its own.
     """
     spelled = [spell_token(tokenizer, token_id) for token_id in ids]
     text = b"".join(spelled).decode(errors="replace")
-    added = count_spaces(text) - count_spaces(tokenizer.decode_known(ids))
+    added = 0 if continues else count_spaces(text) - count_spaces(tokenizer.decode_known(ids))
     characters = codecs.getincrementaldecoder("utf-8")("replace")
     tokens = []
     end = -added

@@ -53,7 +53,7 @@ def explain_generation(
     )
     tokens = (
         *describe_ids(model.tokenizer, prompt, "prompt"),
-        *describe_ids(model.tokenizer, answer, "answer"),
+        *describe_ids(model.tokenizer, answer, "answer", continues=True),
     )
     whole = range(T)
     return Explanation(

@@ -336,7 +336,9 @@ class TextGenerator(Model):
         """
         choices = make_choices(self.explanations, methods, objective, factors, watch, on_step)
         tokens = self._rows.encode_prompt(prompt, parse_special)
-        return explain_generation(self, tokens, read_answer(self, tokens, answer, max_new_tokens), choices)
+        answered = read_answer(self, tokens, answer, max_new_tokens)
+        with self.explanations.lend():
+            return explain_generation(self, tokens, answered, choices)
 
     def count_tokens(self, text: str | Sequence[Message], *, parse_special: bool = False) -> int:
         """Return how many tokens the model reads of a prompt, or of a conversation as `chat` words it.

@@ -287,7 +287,8 @@ class Translator(BatchedModel):
         choices = make_choices(self.explanations, methods, objective, factors, watch, on_step)
         source = self._make_reader({"parse_special": parse_special}).read(check_text(text)).tokens
         tokens = read_translation(self, text, translation, parse_special)
-        return explain_translation(self, source, tokens, choices)
+        with self.explanations.lend():
+            return explain_translation(self, source, tokens, choices)
 
     def count_tokens(self, text: str, *, parse_special: bool = False) -> int:
         """Return how many tokens the model reads of a text, those that begin and end it included."""

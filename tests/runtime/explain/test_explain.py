@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import subprocess
 import sys
+import threading
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -15,7 +16,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from planforge.runtime.errors import ClosedError, ContextLengthError, InputError, MemoryLimitError
-from planforge.runtime.explain import METHODS
+from planforge.runtime.explain import METHODS, gradients
 
 from ...helpers.explained import open_model
 
@@ -236,8 +237,48 @@ def test_too_long_and_closed(explained: Callable[[str], Path]) -> None:
         model.explain([5] * 3, [5])
 
 
+def test_points_are_taken_in_parts(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Of long texts, with the same result: the integral of squares is the squares."""
+    sizes: list[int] = []
+
+    def square(given: Any) -> Any:
+        sizes.append(given[0].shape[0] * given[0].shape[1])
+        return [2 * given[0]], (given[0] ** 2).sum((1, 2))
+
+    embeddings = np.random.default_rng(0).standard_normal((20, 3)).astype(np.float32)
+    for most in (1024, 45, 5):
+        sizes.clear()
+        monkeypatch.setattr(gradients, "MOST_TOKENS", most)
+        integral = gradients.integrate(square, [embeddings])
+        assert integral.contributions == pytest.approx((embeddings**2).sum(1), rel=1e-5)
+        assert max(sizes) == {1024: 160, 45: 40, 5: 20}[most]
+
+
+def test_who_waits_for_memory_is_told_of_the_close(explained: Callable[[str], Path]) -> None:
+    """Another call has all of it; closing does not wait for it either."""
+    errors: list[Exception] = []
+    model = open_model(explained("gpt2-demo") / "bundle", memory_limit=150_000_000)
+    budget = model.decoder.budget
+    held = budget.hold(budget.count_available(), "a test")
+
+    def explain() -> None:
+        try:
+            model.explain(PROMPT, " earth", methods=["gradient"])
+        except ClosedError as error:
+            errors.append(error)
+
+    waiting = threading.Thread(target=explain)
+    waiting.start()
+    waiting.join(0.5)
+    assert waiting.is_alive()
+    model.close()
+    waiting.join(30)
+    assert not waiting.is_alive() and len(errors) == 1
+    held.release()
+
+
 def test_a_memory_limit_counts_what_explains(explained: Callable[[str], Path]) -> None:
-    """Its weights and what a gradient takes; integrated gradients of a long text are taken in parts."""
+    """Its weights, which are given back, and what a gradient takes."""
     bundle = explained("gpt2-demo") / "bundle"
     with (
         open_model(bundle, memory_limit=20_000_000) as model,
@@ -245,7 +286,9 @@ def test_a_memory_limit_counts_what_explains(explained: Callable[[str], Path]) -
     ):
         model.explain(PROMPT, " earth")
     with open_model(bundle, memory_limit=150_000_000) as model:
+        free = model.decoder.budget.count_available()
         model.explain(PROMPT, " earth")
+        assert model.decoder.budget.count_available() == free
         with pytest.raises(MemoryLimitError, match="Explain a shorter text"):
             model.explain([5] * 250, [6], methods=["integrated_gradients"])
         model.explain(PROMPT, " earth")

@@ -36,6 +36,15 @@ def test_places_are_those_of_the_decoded_text(name: str, text: str) -> None:
 
 
 @pytest.mark.parametrize("name", SPACED)
+def test_an_answer_has_the_space_that_it_begins_with(name: str) -> None:
+    tokenizer = open_kind(name)
+    answer = " b a"
+    tokens = describe_ids(tokenizer, encode_alone(tokenizer, answer), "answer", continues=True)
+    assert "".join(token.text for token in tokens) == answer
+    assert all(answer[token.start : token.end] == token.text for token in tokens)
+
+
+@pytest.mark.parametrize("name", SPACED)
 def test_a_space_before_an_answer_is_the_tokenizers_own(name: str) -> None:
     tokenizer = open_kind(name)
     assert encode_alone(tokenizer, " b") == encode_alone(tokenizer, "b") == tokenizer.encode("b")
