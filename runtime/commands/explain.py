@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from ..errors import ContextLengthError, InputError
+from ..errors import InputError
 from ..load import load
 from .console import print_json, print_tables, say, show_stages, split_names
 from .run_options import (
@@ -139,12 +139,8 @@ def speaking_of_options() -> Iterator[None]:
     try:
         yield
     except InputError as error:
-        message = str(error)
-        if isinstance(error, ContextLengthError) and "truncation" in message:  # there is none here
-            most = f"the model reads {error.limit} at most"
-            message = f"the text has {error.tokens} tokens, {most}; explain a shorter one"
         parameter, option = SPELLINGS.get(error.option or "", ("", ""))
-        message = re.sub(f"(^|: ){parameter}", rf"\1{option}", message, count=1)
+        message = re.sub(f"(^|: ){parameter}", rf"\1{option}", str(error), count=1)
         raise InputError(message, option=error.option) from error
 
 

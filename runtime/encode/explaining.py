@@ -12,12 +12,12 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from ..backends.backend import Array
-from ..errors import ContextLengthError, InputError
+from ..errors import InputError
 from ..explain.explanation import Explanation, Lens, Likely, Target, Token
 from ..explain.gradients import Score
 from ..explain.graphs import ExplanationGraphs
 from ..explain.layers import attend, group_neurons, list_layers, run_layers
-from ..explain.options import Choices
+from ..explain.options import Choices, advising_shorter_texts
 from ..explain.saliency import COSINE, LOGIT, SIGMOID, SOFTMAX, measure_saliency
 from ..explain.tokens import describe_encoding
 from ..text.long_text import Piece, build_piece, fit
@@ -125,7 +125,7 @@ def read_text(model: TextEncoder, text: str, pair: str | None, kind: str) -> Tex
     first = model.tokenizer.encode_batch([check_text(text)])[0]
     second = None if pair is None else model.tokenizer.encode_batch([check_text(pair)])[0]
     defaults = model.defaults
-    try:
+    with advising_shorter_texts():
         fitted = fit(
             first.ids,
             None if second is None else second.ids,
@@ -134,14 +134,6 @@ def read_text(model: TextEncoder, text: str, pair: str | None, kind: str) -> Tex
             truncation=None,
             separators=defaults.separators,
         )
-    except ContextLengthError as error:  # which advises to truncate
-        raise ContextLengthError(
-            f"the text has {error.tokens} tokens, special ones included; the model takes {error.limit}."
-            " Explain a shorter one",
-            tokens=error.tokens,
-            limit=error.limit,
-            option="text",
-        ) from None
     piece = fitted.pieces[0]
     names = ("query", "text") if kind == "ranking" else ("text", "pair")
     special = [

@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
 
-from ..errors import InputError
+from ..errors import ContextLengthError, InputError
 from ..options import check_whole
 from ..suggest import did_you_mean
 from .graphs import ExplanationGraphs
@@ -14,6 +15,21 @@ METHODS = ("gradient", "integrated_gradients", "occlusion", "lens", "attention",
 USUAL = ("gradient", "lens", "attention")
 OBJECTIVES = ("logit", "probability")
 MOST_WATCHED = 16
+
+
+@contextmanager
+def advising_shorter_texts() -> Iterator[None]:
+    """Let the error of a text that is too long advise a shorter one: here none is truncated."""
+    try:
+        yield
+    except ContextLengthError as error:
+        raise ContextLengthError(
+            f"the text has {error.tokens} tokens, special ones included; the model takes {error.limit}."
+            " Explain a shorter one",
+            tokens=error.tokens,
+            limit=error.limit,
+            option="text",
+        ) from None
 
 
 @dataclass(frozen=True)

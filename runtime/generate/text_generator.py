@@ -15,7 +15,7 @@ from ..decoding.chunk import TextStream
 from ..decoding.decoder import Decoder
 from ..errors import ClosedError, InputError
 from ..explain.explanation import Explanation
-from ..explain.options import make_choices
+from ..explain.options import advising_shorter_texts, make_choices
 from ..memory_budget import MemoryBudget
 from ..model import Model
 from ..opening import check_weights, choose_length, list_tokenizer_files, open_programs
@@ -336,7 +336,8 @@ class TextGenerator(Model):
         """
         choices = make_choices(self.explanations, methods, objective, factors, watch, on_step)
         tokens = self._rows.encode_prompt(prompt, parse_special)
-        answered = read_answer(self, tokens, answer, max_new_tokens)
+        with advising_shorter_texts():
+            answered = read_answer(self, tokens, answer, max_new_tokens)
         with self.explanations.lend():
             return explain_generation(self, tokens, answered, choices)
 

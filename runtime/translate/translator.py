@@ -17,7 +17,7 @@ from ..decoding.chunk import TextStream
 from ..decoding.decoder import Decoder
 from ..errors import ClosedError, InputError, ManifestError
 from ..explain.explanation import Explanation
-from ..explain.options import make_choices
+from ..explain.options import advising_shorter_texts, make_choices
 from ..memory_budget import MemoryBudget
 from ..opening import check_weights, choose_length, open_programs
 from ..options import (
@@ -285,7 +285,8 @@ class Translator(BatchedModel):
             InputError, ContextLengthError: as `translate` and `TextGenerator.explain`.
         """
         choices = make_choices(self.explanations, methods, objective, factors, watch, on_step)
-        source = self._make_reader({"parse_special": parse_special}).read(check_text(text)).tokens
+        with advising_shorter_texts():
+            source = self._make_reader({"parse_special": parse_special}).read(check_text(text)).tokens
         tokens = read_translation(self, text, translation, parse_special)
         with self.explanations.lend():
             return explain_translation(self, source, tokens, choices)

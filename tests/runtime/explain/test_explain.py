@@ -232,7 +232,16 @@ def test_too_long_and_closed(explained: Callable[[str], Path]) -> None:
     with open_model(explained("gpt2-demo") / "bundle") as model:
         with pytest.raises(ContextLengthError, match="the context holds 256"):
             model.explain([5] * 255, [5] * 2)
+        with pytest.raises(ContextLengthError, match="the model takes 255"):
+            model.explain([5] * 300)
         model.explain([5] * 3, [5])
+    with (
+        open_model(explained("transformer-demo") / "bundle") as model,
+        pytest.raises(ContextLengthError, match="Explain a shorter one"),
+    ):
+        model.explain("3" * 100)
+    with open_model(explained("gpt2-demo") / "bundle") as model:
+        pass
     with pytest.raises(ClosedError):
         model.explain([5] * 3, [5])
 
