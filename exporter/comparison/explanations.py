@@ -19,6 +19,7 @@ from ...runtime.bundle.manifest import Artifact, Axis, TensorSpec
 from ...runtime.diagnostics.golden.files import choose_evenly
 from ...runtime.diagnostics.metrics import Comparison, measure_spread
 from ...runtime.errors import BackendError
+from ...runtime.explain.objectives import COSINE, LOGIT, SIGMOID, SOFTMAX
 from ...runtime.progress import CountedLine
 from ..limits import CAPS, GAP_FACTOR
 from ..tracing.recipes import Recipe
@@ -36,9 +37,8 @@ MOST_LONG = 1024
 KEPT_CASE = "three texts of 5 tokens"  # which a bundle keeps, and the longest
 MOST_STATES = 64  # that a decoder's lens is asked about: it reads each alone
 CLASSES = 3  # of the head that a vector's gradient is asked through
-OBJECTIVES = {"logit": 0, "probability by softmax": 1, "probability by sigmoid": 2}
-PROBABILITIES = (1, 2)
-COSINE = {"cosine": 3}  # of a vector's head alone
+OBJECTIVES = {"logit": LOGIT, "probability by softmax": SOFTMAX, "probability by sigmoid": SIGMOID}
+OF_A_VECTOR = {**OBJECTIVES, "cosine": COSINE}
 WHOLE_NUMBERS = ("ranks", "likeliest")
 
 
@@ -95,7 +95,7 @@ class Reference:
                 yield replace(self.make_case(recipe, name, batch, tokens), is_kept=is_kept)
                 continue
             is_of_vector = any(spec.name == "weight" for spec in recipe.inputs)
-            for objective, number in (OBJECTIVES | COSINE if is_of_vector else OBJECTIVES).items():
+            for objective, number in (OF_A_VECTOR if is_of_vector else OBJECTIVES).items():
                 case = self.make_case(recipe, f"{objective}, {name}", batch, tokens, number)
                 is_enough = objective == "logit" or name != long
                 yield replace(case, is_kept=is_kept and is_enough)
@@ -110,7 +110,7 @@ class Reference:
         )
         return int(min(longest - 2, MOST_LONG, max(LONG, *(window + 2 for window in windows))))
 
-    def make_case(self, recipe: Recipe, name: str, batch: int, tokens: int, objective: int = 0) -> Case:
+    def make_case(self, recipe: Recipe, name: str, batch: int, tokens: int, objective: int = LOGIT) -> Case:
         """Return inputs that are drawn, and PyTorch's results, with the limit that its own rounding sets."""
         sizes = {
             "batch": batch,
@@ -136,8 +136,8 @@ class Reference:
             outputs["ranks"], highest, is_clear = find_ties(self.model, recipe, inputs)
             outputs["likeliest"] = np.where(is_clear, outputs["likeliest"], -1)
         limit = CAPS["fp32"]["max_error"]
-        if objective in PROBABILITIES:  # a probability is off by a share that is its logit's error
-            logits = compute(self.model, recipe, {**inputs, "objective": np.array([OBJECTIVES["logit"]])})
+        if objective in (SOFTMAX, SIGMOID):  # a probability is off by a share that is its logit's error
+            logits = compute(self.model, recipe, {**inputs, "objective": np.array([LOGIT])})
             limit *= max(1.0, float(np.abs(logits["score"]).max()))
         return Case(name, inputs, outputs, limit, highest_ranks=highest, ids=ids, scale=scale)
 

@@ -41,14 +41,9 @@ class Step:
     rows: tuple[int, ...] | None = None  # of the texts, where not all of them run
 
     @property
-    def is_text(self) -> bool:
-        """Whether a text runs, of whose results those at its tokens are compared."""
-        return self.positions.size > 0
-
-    @property
     def is_compared(self) -> bool:
         """Whether any of its tokens is."""
-        return not self.is_text or bool((self.positions != PADDING).any())
+        return not self.positions.size or bool((self.positions != PADDING).any())
 
 
 @dataclass(frozen=True)

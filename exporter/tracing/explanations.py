@@ -27,6 +27,7 @@ from ...models.language_model import LanguageModel
 from ...models.masked import MASKED
 from ...models.rotary import RotaryTables
 from ...models.transformer import Transformer
+from ...runtime.explain.objectives import COSINE, SIGMOID, SOFTMAX
 from .recipes.explanations import LIKELIEST
 
 
@@ -40,7 +41,6 @@ class Stack:
     norm: str  # behind the last layer; "" where there is none
 
 
-COSINE = 3  # the objective of likeness; `score` has the others
 STACKS = {
     "GPT2": Stack("wte", "h", "mlp.c_proj", "ln_f"),
     "Llama": Stack("embed_tokens", "layers", "mlp.down_proj", "norm"),
@@ -133,12 +133,12 @@ def pick(x: Tensor, index: Tensor) -> Tensor:
 
 
 def score(logits: Tensor, target: Tensor, objective: Tensor) -> Tensor:
-    """Return of each row (B, V) its target's logit (0), or probability by softmax (1) or sigmoid (2)."""
+    """Return of each row (B, V) its target's logit, or its probability by softmax or sigmoid."""
     logit = pick(logits, target)  # (B,)
     softmax = pick(logits.softmax(-1), target)
     # Against a logit of 0: engines' own sigmoids are exact to 1e-7, and tiny probabilities are below that.
     sigmoid = torch.stack([torch.zeros_like(logit), logit], dim=-1).softmax(-1)[:, 1]
-    return torch.where(objective == 1, softmax, torch.where(objective == 2, sigmoid, logit))
+    return torch.where(objective == SOFTMAX, softmax, torch.where(objective == SIGMOID, sigmoid, logit))
 
 
 class LayersOfDecoder(nn.Module):
@@ -317,7 +317,7 @@ class ScoreOfEncoder(nn.Module):
 class ScoreOfVector(ScoreOfEncoder):
     """What is explained of a text's vector: the logit or probability of a linear head on top of it.
 
-    By objective 3 the head is on top of the vector at length 1: of another text's vector it gives the cosine.
+    By the objective `COSINE` the head is on top of the vector at length 1: another text's gives the cosine.
     """
 
     def forward(self, embeddings: Tensor, *rest: Tensor) -> Tensor:

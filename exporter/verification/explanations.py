@@ -97,7 +97,7 @@ def find_culprits(
         )
         try:
             graph = load_graph(bundle.path(artifact.file))
-            culprit = find_culprit(graph, artifact, trial, [bands])
+            culprit = find_culprit(graph, artifact, trial, [bands], same_shapes=True)
         except (PlanForgeError, ValueError) as error:
             unexplained[name] = f"no node can be named: {error}"
             continue

@@ -17,13 +17,14 @@ from ..explain.explanation import Explanation, Lens, Likely, Target, Token
 from ..explain.gradients import Score
 from ..explain.graphs import ExplanationGraphs
 from ..explain.layers import attend, group_neurons, list_layers, run_layers
+from ..explain.objectives import COSINE, LOGIT, SIGMOID, SOFTMAX
 from ..explain.options import Choices, advising_shorter_texts
-from ..explain.saliency import COSINE, LOGIT, SIGMOID, SOFTMAX, measure_saliency
+from ..explain.saliency import measure_saliency
 from ..explain.tokens import describe_encoding
 from ..text.long_text import Piece, build_piece, fit
 from ..text.reading import check_text
 from ..text.tokenizer import Encoding
-from .pooling import pool_tokens, sigmoid, softmax
+from .pooling import normalize_vector, pool_tokens, sigmoid, softmax
 
 if TYPE_CHECKING:
     from .text_encoder import TextEncoder
@@ -71,7 +72,7 @@ class Head:
             return answers
         assert self.bias is not None
         if self.is_likeness:
-            answers = answers / np.maximum(np.linalg.norm(answers, axis=-1, keepdims=True), 1e-12)
+            answers = normalize_vector(answers)
         logits: Array = answers @ self.weight.T + self.bias
         return logits
 

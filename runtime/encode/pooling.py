@@ -56,8 +56,9 @@ def merge_windows(vectors: Sequence[Array], lengths: Sequence[int], pooling: str
 
 
 def normalize_vector(vector: Array) -> Array:
-    """Return the vector scaled to length 1; a zero vector stays."""
-    return vector / max(float(np.linalg.norm(vector)), 1e-12)
+    """Return the vector, or each along the last axis, scaled to length 1; a zero vector stays."""
+    scaled: Array = vector / np.maximum(np.linalg.norm(vector, axis=-1, keepdims=True), 1e-12)
+    return scaled
 
 
 def softmax(logits: Array) -> Array:

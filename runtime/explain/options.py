@@ -15,6 +15,7 @@ METHODS = ("gradient", "integrated_gradients", "occlusion", "lens", "attention",
 USUAL = ("gradient", "lens", "attention")
 OBJECTIVES = ("logit", "probability")
 MOST_WATCHED = 16
+USUAL_NEW_TOKENS = 20  # of an answer of the model's own
 
 
 @contextmanager

@@ -14,11 +14,6 @@ from ..backends.backend import Array
 from .gradients import Score, integrate, multiply_by_input
 from .options import Choices
 
-LOGIT = 0  # the gradient graph's objectives
-SOFTMAX = 1
-SIGMOID = 2
-COSINE = 3  # of a text's vector alone
-
 
 @dataclass(frozen=True, eq=False)
 class Saliency:

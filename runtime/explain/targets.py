@@ -15,8 +15,9 @@ from .explanation import Target, Token
 from .gradients import Score
 from .graphs import ExplanationGraphs
 from .layers import Reading, list_layers, look
+from .objectives import LOGIT, SOFTMAX
 from .options import Choices
-from .saliency import LOGIT, SOFTMAX, Saliency
+from .saliency import Saliency
 from .tokens import find_watched
 
 

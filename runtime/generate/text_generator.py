@@ -15,7 +15,7 @@ from ..decoding.chunk import TextStream
 from ..decoding.decoder import Decoder
 from ..errors import ClosedError, InputError
 from ..explain.explanation import Explanation
-from ..explain.options import advising_shorter_texts, make_choices
+from ..explain.options import USUAL_NEW_TOKENS, advising_shorter_texts, make_choices
 from ..memory_budget import MemoryBudget
 from ..model import Model
 from ..opening import check_weights, choose_length, list_tokenizer_files, open_programs
@@ -303,7 +303,7 @@ class TextGenerator(Model):
         prompt: Prompt,
         answer: Prompt | None = None,
         *,
-        max_new_tokens: int = 20,
+        max_new_tokens: int = USUAL_NEW_TOKENS,
         methods: Sequence[str] | None = None,
         objective: str = "logit",
         watch: Sequence[str] = (),

@@ -10,6 +10,7 @@ from starlette.responses import JSONResponse, Response
 from ..encode.text_encoder import TextEncoder
 from ..errors import ContextLengthError, InputError
 from ..explain.explanation import Explanation
+from ..explain.options import USUAL_NEW_TOKENS
 from ..explain.tokens import encode_alone
 from ..generate.text_generator import TextGenerator
 from ..translate.translator import Translator
@@ -19,7 +20,6 @@ from .text_sizes import measure_texts
 MOST_TOKENS = (
     512  # of texts and answer: attention grows with their square, and nobody else explains meanwhile
 )
-USUAL_NEW_TOKENS = 20
 CHOICES = ("methods", "objective", "factors")
 # Of what else may be asked, what each kind of model has no use for.
 UNUSED = {
@@ -57,7 +57,7 @@ def compute(model: Any, call: Call, on_step: Callable[[], None]) -> Explanation:
         options |= call.take("watch", "max_new_tokens")
         check_context(read, model.max_length - 1)
         most = options.get("max_new_tokens", USUAL_NEW_TOKENS)
-        check_tokens(read + (most if answer is None else len(model.tokenizer.encode(answer))))
+        check_tokens(read + (most if answer is None else len(encode_alone(model.tokenizer, answer))))
         result = model.explain(body["input"], answer, **options)
     else:
         options |= call.take("watch")

@@ -64,7 +64,7 @@ def make_spec(name: str, *axes: Axis | int, dtype: str = "float32") -> TensorSpe
 
 TARGET = make_spec("target", BATCH, dtype="int64")
 ROW = make_spec("row", BATCH, dtype="int64")
-OBJECTIVE = make_spec("objective", 1, dtype="int64")  # see `planforge.exporter.tracing.explanations.score`
+OBJECTIVE = make_spec("objective", 1, dtype="int64")  # see `planforge.runtime.explain.objectives`
 
 
 def make_explanations(family: str, config: Any, choices: Choices) -> dict[str, Recipe]:
