@@ -100,8 +100,6 @@ def explain(
     """
     with show_stages() as progress:
         check_page(html)
-        if not text:
-            raise InputError("TEXT is empty: there is nothing to explain")
         progress("loading it")
         with load(bundle, backend=backend, precision=precision, threads=threads) as model:
             progress("explaining")
@@ -169,14 +167,15 @@ def tabulate(result: Explanation) -> FittingTable:
     columns = ["answer" if result.targets[0].token is not None else "label", "probability"]
     names = list(result.saliency)
     columns += [f"counted most, by {name.replace('_', ' ')}" for name in names]
-    if result.lens is not None:
+    ranked = result.lens if result.kind not in ("ranking", "similarity") else None  # one number has no rank
+    if ranked is not None:
         columns.append("first in rank 1")
     rows = []
     for number, target in enumerate(result.targets):
         row = [repr(target.text), describe_probability(target)]
         row += [name_strongest(result, name, number) for name in names]
-        if result.lens is not None:
-            row.append(find_first_layer(result.lens, number))
+        if ranked is not None:
+            row.append(find_first_layer(ranked, number))
         rows.append(row)
     return FittingTable(f"{result.kind} by {result.model}", columns, rows)
 
@@ -189,12 +188,12 @@ def describe_probability(target: Target) -> str:
 
 
 def find_first_layer(lens: Lens, number: int) -> str:
-    """Return after which layer a target is the likeliest for the first time; else its last rank."""
+    """Return after which layer a target is the likeliest first, and its last rank if that is another."""
     ranks = lens.ranks[:, number].tolist()
-    if 1 not in ranks:
-        return f"never; at last {ranks[-1]}"
-    layer = ranks.index(1)
-    return f"layer {layer}" if layer else "embeddings"
+    first = "never"
+    if 1 in ranks:
+        first = f"layer {ranks.index(1)}" if ranks[0] != 1 else "embeddings"
+    return first if ranks[-1] == 1 else f"{first}; at last {ranks[-1]}"
 
 
 def name_strongest(result: Explanation, method: str, number: int) -> str:

@@ -18,7 +18,7 @@ from ..explain.gradients import Score
 from ..explain.graphs import ExplanationGraphs
 from ..explain.layers import attend, group_neurons, list_layers, run_layers
 from ..explain.objectives import COSINE, LOGIT, SIGMOID, SOFTMAX
-from ..explain.options import Choices, advising_shorter_texts
+from ..explain.options import Choices, advising_shorter_texts, check_not_empty
 from ..explain.saliency import measure_saliency
 from ..explain.tokens import describe_encoding
 from ..text.long_text import Piece, build_piece, fit
@@ -91,7 +91,9 @@ def find_head(model: TextEncoder, other: str | None) -> Head:
                 "this model has no labels, so that likeness is explained: pair=TEXT, to compare with",
                 option="pair",
             )
-        vector = model.embed(other, normalize=True, prompt="")
+        check_not_empty(other, "pair")
+        with advising_shorter_texts("pair"):
+            vector = model.embed(other, normalize=True, prompt="", truncation=None)
         return Head(("likeness",), LOGIT, vector[None], np.zeros(1, np.float32), is_likeness=True)
     activation = SOFTMAX
     if defaults.problem_type == "regression":
@@ -154,6 +156,7 @@ def explain_text(
 ) -> Explanation:
     """Explain the labels of a text, the score of a pair, or the likeness of two texts."""
     graphs = model.explanations
+    check_not_empty(text, "text")
     head = find_head(model, pair)
     kind = "similarity" if head.is_likeness else "ranking" if len(head.labels) == 1 else "classification"
     read = read_text(model, text, None if head.is_likeness else pair, kind)

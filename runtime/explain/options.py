@@ -19,18 +19,27 @@ USUAL_NEW_TOKENS = 20  # of an answer of the model's own
 
 
 @contextmanager
-def advising_shorter_texts() -> Iterator[None]:
-    """Let the error of a text that is too long advise a shorter one: here none is truncated."""
+def advising_shorter_texts(option: str = "text") -> Iterator[None]:
+    """Let the error of a text that is too long advise a shorter one: here none is truncated.
+
+    `option` is the parameter that has the text.
+    """
     try:
         yield
     except ContextLengthError as error:
         raise ContextLengthError(
-            f"the text has {error.tokens} tokens, special ones included; the model takes {error.limit}."
+            f"the {option} has {error.tokens} tokens, special ones included; the model takes {error.limit}."
             " Explain a shorter one",
             tokens=error.tokens,
             limit=error.limit,
-            option="text",
+            option=option,
         ) from None
+
+
+def check_not_empty(text: object, option: str) -> None:
+    """Refuse an empty text, which the parameter `option` has."""
+    if text == "":
+        raise InputError(f"the {option} is empty: there is nothing to explain", option=option)
 
 
 @dataclass(frozen=True)

@@ -15,7 +15,7 @@ from ..decoding.chunk import TextStream
 from ..decoding.decoder import Decoder
 from ..errors import ClosedError, InputError
 from ..explain.explanation import Explanation
-from ..explain.options import USUAL_NEW_TOKENS, advising_shorter_texts, make_choices
+from ..explain.options import USUAL_NEW_TOKENS, advising_shorter_texts, check_not_empty, make_choices
 from ..memory_budget import MemoryBudget
 from ..model import Model
 from ..opening import check_weights, choose_length, list_tokenizer_files, open_programs
@@ -335,6 +335,7 @@ class TextGenerator(Model):
             ContextLengthError: prompt and answer together are longer than the context.
         """
         choices = make_choices(self.explanations, methods, objective, factors, watch, on_step)
+        check_not_empty(prompt, "prompt")
         tokens = self._rows.encode_prompt(prompt, parse_special)
         with advising_shorter_texts():
             answered = read_answer(self, tokens, answer, max_new_tokens)

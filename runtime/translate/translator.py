@@ -17,7 +17,7 @@ from ..decoding.chunk import TextStream
 from ..decoding.decoder import Decoder
 from ..errors import ClosedError, InputError, ManifestError
 from ..explain.explanation import Explanation
-from ..explain.options import advising_shorter_texts, make_choices
+from ..explain.options import advising_shorter_texts, check_not_empty, make_choices
 from ..memory_budget import MemoryBudget
 from ..opening import check_weights, choose_length, open_programs
 from ..options import (
@@ -285,6 +285,7 @@ class Translator(BatchedModel):
             InputError, ContextLengthError: as `translate` and `TextGenerator.explain`.
         """
         choices = make_choices(self.explanations, methods, objective, factors, watch, on_step)
+        check_not_empty(text, "text")
         with advising_shorter_texts():
             source = self._make_reader({"parse_special": parse_special}).read(check_text(text)).tokens
         tokens = read_translation(self, text, translation, parse_special)

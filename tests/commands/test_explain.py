@@ -92,7 +92,7 @@ def test_what_is_refused_of_labels(explained: Callable[[str], Path], options: li
 
 
 def test_texts_that_cannot_be_explained(bundle: Path) -> None:
-    check_refusal(planforge("explain", bundle, ""), "error: TEXT is empty: there is nothing to explain")
+    check_refusal(planforge("explain", bundle, ""), "error: the prompt is empty: there is nothing to explain")
     long = planforge("explain", bundle, " God" * 300)
     check_refusal(long, "error: the text has 300 tokens, special ones included; the model takes 255. Explain")
     assert "truncation" not in long.stderr

@@ -23,7 +23,7 @@ const METHODS = {
   },
   gradient_x_input: {
     name: "Gradient × input",
-    hint: `How much the token itself added. ${SIGN}`,
+    hint: `How much the token itself added, if the model were a straight line: single signs are often wrong. ${SIGN}`,
   },
   integrated_gradients: {
     name: "Integrated gradients",

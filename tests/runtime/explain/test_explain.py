@@ -196,6 +196,12 @@ def test_what_an_encoder_refuses(
     with open_model(explained("vectors") / "bundle") as model:
         with pytest.raises(InputError, match="pair=TEXT"):
             model.explain("a film")
+        with pytest.raises(InputError, match="the pair is empty"):
+            model.explain("a film", "")
+        with pytest.raises(InputError, match="the text is empty"):
+            model.explain("", "a film")
+        with pytest.raises(ContextLengthError, match="the pair has 102 tokens"):
+            model.explain("a film", "a " * 100)
         with pytest.raises(InputError, match="has no labels"):
             model.explain("a film", "a movie", label="good")
     with open_model(head_bundle("tagger")) as model, pytest.raises(InputError, match="token_classification"):
