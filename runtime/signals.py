@@ -1,4 +1,4 @@
-"""Signals that end this process: they wait while a bundle changes, and report whether it has."""
+"""Signals that end this process: they wait while it must not end, and report whether a bundle has changed."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ class Terminated(KeyboardInterrupt):
 
 @contextlib.contextmanager
 def hold_signals() -> Iterator[None]:
-    """Hold back signals that would end this process while the block, a short one, changes a bundle."""
+    """Hold back signals that would end this process while the block, a short one, runs."""
     waiting: list[int] = []
     before = {}
     if threading.current_thread() is threading.main_thread():
@@ -33,12 +33,19 @@ def hold_signals() -> Iterator[None]:
         signal.signal(number, lambda number, frame: waiting.append(number))
     try:
         yield
-        note_changes("the bundle was written already")
     finally:
         for number, handler in handled.items():
             signal.signal(number, handler)
         for number in waiting[:1]:
             signal.raise_signal(number)
+
+
+@contextlib.contextmanager
+def commit_change() -> Iterator[None]:
+    """Hold back signals while the block changes a bundle, and note that it has."""
+    with hold_signals():
+        yield
+        note_changes("the bundle was written already")
 
 
 def note_changes(words: str) -> None:

@@ -22,7 +22,7 @@ from types import MappingProxyType
 from ...runtime.bundle.bundle import Bundle, compute_sha256
 from ...runtime.bundle.json_reader import FILE_NAME
 from ...runtime.bundle.manifest import FORMAT, MAX_BYTES, FileEntry, Manifest
-from ...runtime.signals import hold_signals
+from ...runtime.signals import commit_change
 from ..errors import ExporterError, OutputError
 from .locks import acquire, hold_lock, release
 
@@ -186,7 +186,7 @@ def hold_bundle_lock(output: Path) -> Iterator[None]:
         yield
 
 
-@hold_signals()
+@commit_change()
 def commit(staging: Path, manifest: Manifest, output: Path) -> None:
     """Move staged files and their manifest to `output`, whose locks are held; signals wait.
 
@@ -283,7 +283,7 @@ def replace_manifest(folder: Path, change: Callable[[Manifest], Manifest]) -> No
     try:
         with hold_bundle_lock(target):
             manifest = change(Bundle.open(target).manifest)
-            with hold_signals():
+            with commit_change():
                 write_manifest(target, manifest)
     except OSError as error:
         reason = error.strerror or str(error)

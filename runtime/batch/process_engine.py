@@ -12,7 +12,7 @@ from concurrent.futures import FIRST_COMPLETED, Future, ProcessPoolExecutor, wai
 from concurrent.futures.process import BrokenProcessPool
 from multiprocessing.process import parent_process
 
-from ..signals import ENDING
+from ..signals import ENDING, hold_signals
 from .engine import Lost, Outcome
 from .part_runner import Failure, JobSpec, run_part
 from .plan import Part
@@ -37,7 +37,7 @@ class ProcessEngine:
     def start(self, part: Part) -> None:
         """Let a worker compute a part."""
         try:
-            with hold_back_ctrl_c():
+            with hold_signals(), block_ctrl_c():
                 future = self._pool.submit(run_part, self.spec, part)  # which may start a process
         except BrokenProcessPool as error:  # since the last part was started
             future = Future()
@@ -64,13 +64,10 @@ class ProcessEngine:
         return outcomes
 
     def close(self) -> None:
-        """End the workers."""
-        processes = list((self._pool._processes or {}).values())
-        self._pool.shutdown(wait=False, cancel_futures=True)
-        for process in processes:
+        """End the workers, and the pool's thread: one left may close what Python's exit still uses."""
+        for process in list((self._pool._processes or {}).values()):
             process.terminate()
-        for process in processes:
-            process.join()
+        self._pool.shutdown(cancel_futures=True)
 
     def _make_pool(self) -> ProcessPoolExecutor:
         return ProcessPoolExecutor(
@@ -79,7 +76,7 @@ class ProcessEngine:
 
 
 @contextlib.contextmanager
-def hold_back_ctrl_c() -> Iterator[None]:
+def block_ctrl_c() -> Iterator[None]:
     """Block Ctrl-C's signal, which a terminal sends to all processes, in this thread and those it starts."""
     if not hasattr(signal, "pthread_sigmask"):  # on Windows
         yield

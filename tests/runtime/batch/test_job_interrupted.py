@@ -5,6 +5,8 @@ from __future__ import annotations
 import os
 import signal
 import subprocess
+import sys
+import threading
 import time
 from pathlib import Path
 from typing import Any
@@ -91,6 +93,57 @@ def test_ctrl_c_while_workers_start(bundle: Path, tmp_path: Path, seconds: float
     _, errors = job.communicate(timeout=20)
     assert job.returncode == 130
     assert "Traceback" not in errors
+
+
+def test_no_thread_outlives_a_job(bundle: Path, tmp_path: Path) -> None:
+    """One of the pool would close, while this process exits, what the exit still uses."""
+    before = threading.enumerate()
+    (tmp_path / "in.txt").write_text("\n".join(TEXTS))
+    for number in range(3):
+        run_batch(bundle, "embed", tmp_path / "in.txt", tmp_path / f"out-{number}", workers=1)
+        assert [thread for thread in threading.enumerate() if thread not in before] == []
+
+
+def test_a_signal_waits_while_a_worker_is_started(bundle: Path, tmp_path: Path) -> None:
+    """Another thread may take it, whatever the main one blocks, and its handler runs in the main one."""
+    texts, output = str(tmp_path / "in.txt"), str(tmp_path / "out")
+    Path(texts).write_text("\n".join(TEXTS))
+    code = f"""
+import signal, threading
+from concurrent.futures import ProcessPoolExecutor
+from planforge.runtime.batch import run_batch
+
+submit = ProcessPoolExecutor.submit
+is_time = threading.Event()
+
+
+def interrupt():
+    is_time.wait()
+    signal.raise_signal(signal.SIGINT)
+
+
+def interrupt_and_submit(*arguments):
+    is_time.set()
+    interrupting.join()
+    future = submit(*arguments)
+    print("submitted")
+    return future
+
+
+interrupting = threading.Thread(target=interrupt, daemon=True)
+ProcessPoolExecutor.submit = interrupt_and_submit
+if __name__ == "__main__":
+    interrupting.start()
+    try:
+        run_batch({str(bundle)!r}, "embed", {texts!r}, {output!r}, workers=1)
+    except KeyboardInterrupt:
+        print("interrupted")
+"""
+    (tmp_path / "job.py").write_text(code)
+    completed = subprocess.run(
+        [sys.executable, tmp_path / "job.py"], capture_output=True, text=True, timeout=60
+    )
+    assert (completed.stdout, completed.stderr) == ("submitted\ninterrupted\n", "")
 
 
 def test_a_driver_that_is_killed_leaves_no_worker(running: subprocess.Popen[str], tmp_path: Path) -> None:
