@@ -133,6 +133,7 @@ def interrupt_and_submit(*arguments):
 interrupting = threading.Thread(target=interrupt, daemon=True)
 ProcessPoolExecutor.submit = interrupt_and_submit
 if __name__ == "__main__":
+    signal.signal(signal.SIGINT, signal.default_int_handler)  # where who runs the tests ignores it
     interrupting.start()
     try:
         run_batch({str(bundle)!r}, "embed", {texts!r}, {output!r}, workers=1)
