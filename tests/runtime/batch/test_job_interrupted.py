@@ -106,7 +106,8 @@ def test_no_thread_outlives_a_job(bundle: Path, tmp_path: Path) -> None:
 
 def test_a_signal_waits_while_a_worker_is_started(bundle: Path, tmp_path: Path) -> None:
     """Another thread may take it, whatever the main one blocks, and its handler runs in the main one."""
-    texts, output = str(tmp_path / "in.txt"), str(tmp_path / "out")
+    texts = str(tmp_path / "in.txt")
+    output = str(tmp_path / "out")
     Path(texts).write_text("\n".join(TEXTS))
     code = f"""
 import signal, threading
