@@ -68,6 +68,31 @@ def restore_argument(recorded: Mapping[str, Any], bundle: Path) -> str:
     return f"{argument.partition('@')[0]}@{commit}" if commit else argument
 
 
+def find_recorded(recorded: Mapping[str, Any], bundle: Path) -> Source:
+    """Return the checkpoint that a manifest names, from this machine alone: a hub's from its cache.
+
+    A bundle may be a stranger's, so nothing that it names is asked of the network, and no file is read
+    before the hashes are compared. SourceError says where the checkpoint would be.
+    """
+    argument = str(recorded.get("argument", ""))
+    if recorded.get("kind") != "hub":
+        place = bundle / argument if recorded.get("kind") == "folder" else Path(argument)
+        if argument in DEMO_NAMES or place.is_dir():
+            return resolve_source(argument if argument in DEMO_NAMES else place)
+        raise SourceError(f"the checkpoint {place} is not there")
+    hub_id, at, revision = restore_argument(recorded, bundle).partition("@")
+    if not HUB_ID.fullmatch(hub_id) or (at and not REVISION.fullmatch(revision)):
+        raise SourceError(f"the manifest names {argument!r}, which is no model of the hub")
+    try:
+        folder = download_files(hub_id, revision or None, HUB_FILES, from_cache=True)
+    except SourceError as error:
+        raise SourceError(
+            f"the checkpoint {argument} is not in the cache of the hub, and verify downloads nothing that a"
+            f" manifest names: pass --source {argument} to download it"
+        ) from error
+    return Source("hub", argument, folder, folder.name if COMMIT.fullmatch(folder.name) else "")
+
+
 def find_demo(name: str) -> Path:
     """Return the folder of a demo's checkpoint; the error names a package that is not installed."""
     if name in OWN_DEMOS:
@@ -127,13 +152,24 @@ def download(hub_id: str, revision: str | None) -> Path:
     return download_files(hub_id, first.name if COMMIT.fullmatch(first.name) else revision, HUB_FILES)
 
 
-def download_files(hub_id: str, revision: str | None, patterns: list[str]) -> Path:
-    """Fetch the files of a hub model whose names match a pattern; return the folder that has them."""
+def download_files(hub_id: str, revision: str | None, patterns: list[str], from_cache: bool = False) -> Path:
+    """Fetch the files of a hub model whose names match a pattern; return the folder that has them.
+
+    `from_cache` finds what an earlier download left, without the network.
+    """
     from huggingface_hub import snapshot_download
     from huggingface_hub.errors import HfHubHTTPError, LocalEntryNotFoundError
 
     try:
-        return Path(snapshot_download(hub_id, revision=revision, allow_patterns=patterns, etag_timeout=10))
+        return Path(
+            snapshot_download(
+                hub_id,
+                revision=revision,
+                allow_patterns=patterns,
+                etag_timeout=10,
+                local_files_only=from_cache,
+            )
+        )
     except LocalEntryNotFoundError as error:
         hint = did_you_mean(hub_id, DEMO_NAMES)
         kind = SourceError if hint else HubError

@@ -19,7 +19,7 @@ from ..calibration.calibration import read_calibration
 from ..calibration.prompts import read_prompts
 from ..calibration.repeat import repeat_calibration
 from ..checkpoints.checkpoint import Checkpoint
-from ..checkpoints.source import Source, resolve_source, restore_argument
+from ..checkpoints.source import Source, find_recorded, resolve_source
 from ..comparison.examiner import Progress
 from ..comparison.tasks import examine_golden, examine_model
 from ..errors import SourceError, VerificationError
@@ -296,15 +296,14 @@ def find_recorded_source(bundle: Bundle) -> Source | None:
         log.warning("%s; comparing with golden data instead", OLDER.format(bundle.folder))
         return None
     recorded = bundle.manifest.source
-    argument = restore_argument(recorded, bundle.folder)
     if importlib.util.find_spec("torch") is None:
         return None
     try:
-        source = resolve_source(argument)
+        source = find_recorded(recorded, bundle.folder)
         if source.compute_sha256() == recorded.get("sha256"):
             return source
-        why = "has changed"
-    except (SourceError, OSError):
-        why = "is not there"
-    log.warning("the checkpoint %s %s; comparing with golden data instead", argument, why)
+        why = f"the checkpoint {source.argument} has changed"
+    except (SourceError, OSError) as error:
+        why = str(error)
+    log.warning("%s; comparing with golden data instead", why)
     return None

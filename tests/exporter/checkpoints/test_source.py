@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import socket
 from pathlib import Path
 from typing import Any
 
@@ -10,7 +11,7 @@ import huggingface_hub
 import pytest
 
 from planforge.exporter import export, export_checkpoint, import_folder
-from planforge.exporter.checkpoints.source import Source, resolve_source, restore_argument
+from planforge.exporter.checkpoints.source import Source, find_recorded, resolve_source, restore_argument
 from planforge.exporter.errors import CheckpointError, SourceError
 
 COMMIT = "0123456789abcdef0123456789abcdef01234567"
@@ -106,3 +107,39 @@ def test_the_hub_is_asked_once_in_an_export_through_optimum(
 def test_offline_the_hubs_own_error_is_told_with_the_revision() -> None:
     with pytest.raises(SourceError, match=r"'org/name' at 'v1\.0' is neither .* hub cannot be reached"):
         resolve_source("org/name@v1.0")
+
+
+def test_what_a_manifest_names_is_sought_on_this_machine_alone(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A stranger's manifest must not make verification download what it names."""
+    monkeypatch.setattr(huggingface_hub.constants, "HF_HUB_CACHE", str(tmp_path / "cache"))
+    monkeypatch.setattr(socket, "socket", None)  # whoever opens a connection fails with a TypeError
+    recorded = {"kind": "hub", "argument": "org/name", "commit": COMMIT, "sha256": "0"}
+    with pytest.raises(SourceError, match="pass --source org/name to download it"):
+        find_recorded(recorded, tmp_path)
+    repository = tmp_path / "cache" / "models--org--name"
+    snapshot = repository / "snapshots" / COMMIT
+    snapshot.mkdir(parents=True)
+    # A config that an export would refuse is no reason to end: the hashes are compared first.
+    (snapshot / "config.json").write_text(json.dumps({"model_type": "mixtral"}))
+    found = find_recorded(recorded, tmp_path)
+    assert (found.folder, found.commit) == (snapshot, COMMIT)
+
+
+@pytest.mark.parametrize(
+    "recorded",
+    [
+        {"kind": "folder", "argument": "name"},
+        {"kind": "demo", "argument": "org/name"},
+        {"kind": "hub", "argument": "../name"},
+        {"argument": "org/name"},
+    ],
+)
+def test_a_manifest_that_names_nothing_here_asks_no_hub(
+    recorded: dict[str, str], calls: list[Any], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    with pytest.raises(SourceError):
+        find_recorded(recorded, Path("bundle"))
+    assert calls == []
