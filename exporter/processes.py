@@ -17,6 +17,7 @@ from ..runtime.signals import ENDING, Terminated
 T = TypeVar("T")
 
 _children: set[subprocess.Popen[str]] = set()
+_children_lock = threading.RLock()  # whichever thread starts a child; a signal may come meanwhile
 _group: ContextVar[ChildGroup | None] = ContextVar("group", default=None)
 _ending = threading.Event()  # a signal came: what starts now is killed at once
 
@@ -36,8 +37,9 @@ def make_command(module: str) -> list[str]:
 def start_child(command: Sequence[str], **options: Any) -> subprocess.Popen[str]:
     """Start a process that ends when this one is told to end; the options are subprocess.Popen's."""
     child: subprocess.Popen[str] = subprocess.Popen(command, **options)
-    _children.difference_update([one for one in _children if one.returncode is not None])
-    _children.add(child)
+    with _children_lock:
+        _children.difference_update([one for one in _children if one.returncode is not None])
+        _children.add(child)
     if (group := _group.get()) is not None:
         group.add(child)
     if _ending.is_set():
@@ -58,7 +60,9 @@ def run_child(command: Sequence[str], **options: Any) -> subprocess.CompletedPro
 
 def kill_running(children: Iterable[subprocess.Popen[str]]) -> None:
     """Kill the children that still run, whichever thread waits for them."""
-    for child in list(children):
+    with _children_lock:
+        running = list(children)
+    for child in running:
         if child.returncode is None:
             with contextlib.suppress(OSError):
                 child.kill()
@@ -69,20 +73,25 @@ def end_children_on_signals() -> Iterator[None]:
     """Make SIGTERM and Ctrl-C kill the children and unwind the main thread, inside the block.
 
     A thread that waits for a child gets it back at once, so that nobody waits for a plan of many minutes.
-    Signals that are ignored (nohup) stay so.
+    While the thread unwinds, further signals don't disturb it. Python drops an exception that is raised inside
+    some callbacks, such as those of its import system: the next signal then raises again. Signals that are
+    ignored (nohup) stay so.
     """
     if threading.current_thread() is not threading.main_thread():
         yield  # only the main thread may change what signals do
         return
     before = {number: signal.getsignal(number) for number in (signal.SIGINT, *ENDING)}
 
+    raised: list[BaseException] = []
+
     def end(number: int, frame: FrameType | None) -> None:
         del frame
-        for other in before:
-            signal.signal(other, signal.SIG_IGN)  # cleaning up is not disturbed
         _ending.set()
         kill_running(_children)
-        raise KeyboardInterrupt if number == signal.SIGINT else Terminated(number)
+        if is_handling(raised):
+            return
+        raised.append(KeyboardInterrupt() if number == signal.SIGINT else Terminated(number))
+        raise raised[-1]
 
     for number, handler in before.items():
         if handler in (signal.SIG_DFL, signal.default_int_handler):
@@ -94,6 +103,16 @@ def end_children_on_signals() -> Iterator[None]:
         for number, handler in before.items():
             if handler is not None:  # None: set by no Python code, so Python cannot set it again
                 signal.signal(number, handler)
+
+
+def is_handling(errors: Sequence[BaseException]) -> bool:
+    """Tell whether this thread is inside an `except`, `finally` or `with` that one of these errors unwinds."""
+    current = sys.exc_info()[1]
+    while current is not None:
+        if any(current is error for error in errors):
+            return True
+        current = current.__context__
+    return False
 
 
 @contextlib.contextmanager
@@ -130,7 +149,8 @@ class ChildGroup:
 
     def add(self, child: subprocess.Popen[str]) -> None:
         """Take in a child; for `start_child`."""
-        self._members.append(child)
+        with _children_lock:
+            self._members.append(child)
         if self.stopped:
             child.kill()
 

@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import json
 import os
+import signal
 import subprocess
 import sys
+import threading
 import time
 from pathlib import Path
 from types import SimpleNamespace
@@ -238,6 +240,62 @@ def test_a_second_signal_does_not_disturb_the_cleaning_up() -> None:
     done = subprocess.run([sys.executable, "-c", CLEANS_UP], capture_output=True, text=True, timeout=60)
     assert done.stdout == "cleaned up\n", done.stderr
     assert done.stderr.endswith("KeyboardInterrupt\n")
+
+
+LOSES_THE_FIRST = """
+import os, signal, sys, time, weakref
+from planforge.exporter.processes import end_children_on_signals
+
+class Watched:
+    pass
+
+signal.signal(signal.SIGINT, signal.default_int_handler)
+with end_children_on_signals():
+    watched = Watched()
+    # Python drops whatever a callback of a weak reference raises, as it does with those of its import locks.
+    kept = weakref.ref(watched, lambda _: os.kill(os.getpid(), signal.SIGINT))
+    del watched
+    print("lost", flush=True)
+    os.kill(os.getpid(), signal.SIGINT)
+    time.sleep(100)
+"""
+
+
+@pytest.mark.skipif(sys.platform == "win32", reason="its signals end a process at once")
+def test_a_signal_that_python_lost_does_not_silence_the_next() -> None:
+    done = subprocess.run([sys.executable, "-c", LOSES_THE_FIRST], capture_output=True, text=True, timeout=60)
+    assert done.stdout == "lost\n"
+    assert "Exception ignored in" in done.stderr and done.stderr.endswith("KeyboardInterrupt\n")
+    assert done.returncode == -signal.SIGINT
+
+
+def test_children_may_be_started_while_others_are_counted() -> None:
+    """Each start forgets the children that have ended, in whichever thread: the set must not change meanwhile."""
+    failures: list[BaseException] = []
+
+    class Ended:
+        """A child that has ended, and lets other threads run whenever it is asked."""
+
+        @property
+        def returncode(self) -> int:
+            time.sleep(0)
+            return 0
+
+    def start_many() -> None:
+        try:
+            for _ in range(200):
+                start_child(["planforge-child"])
+        except BaseException as error:
+            failures.append(error)
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(subprocess, "Popen", lambda command: Ended())
+        threads = [threading.Thread(target=start_many) for _ in range(4)]
+        for thread in threads:
+            thread.start()
+        for thread in threads:
+            thread.join()
+    assert failures == []
 
 
 def test_the_child_answers_that_an_engine_is_missing_without_onnx(tmp_path: Path) -> None:
