@@ -73,9 +73,9 @@ def end_children_on_signals() -> Iterator[None]:
     """Make SIGTERM and Ctrl-C kill the children and unwind the main thread, inside the block.
 
     A thread that waits for a child gets it back at once, so that nobody waits for a plan of many minutes.
-    While the thread unwinds, further signals don't disturb it. Python drops an exception that is raised inside
-    some callbacks, such as those of its import system: the next signal then raises again. Signals that are
-    ignored (nohup) stay so.
+    While the thread unwinds, further signals don't disturb it. Python drops an exception that is raised in
+    some callbacks, such as those of its import system: the next signal then raises again. Signals that
+    are ignored (nohup) stay so.
     """
     if threading.current_thread() is not threading.main_thread():
         yield  # only the main thread may change what signals do
@@ -106,7 +106,7 @@ def end_children_on_signals() -> Iterator[None]:
 
 
 def is_handling(errors: Sequence[BaseException]) -> bool:
-    """Tell whether this thread is inside an `except`, `finally` or `with` that one of these errors unwinds."""
+    """Tell whether one of these errors unwinds this thread, which is in an `except`, `finally` or `with`."""
     current = sys.exc_info()[1]
     while current is not None:
         if any(current is error for error in errors):

@@ -20,6 +20,7 @@ from ...runtime.errors import BackendError, InputError, ManifestError
 from ..comparison.examiner import Progress
 from ..errors import VerificationError, shorten_error
 from ..execution.node_executor import NODE_BY_NODE, ExecutedProgram, NotFiniteError, WideExecutor, list_inputs
+from ..execution.quantization_noise import QuantizationNoiseExecutor, find_code_bits, list_live_nodes
 from ..execution.trial import Step, Trial
 from ..limits import CAPS, compute_limits
 from ..passes.weight_files import load_graph
@@ -27,11 +28,7 @@ from .bisect import Band, Culprit, find_culprit
 from .report import VerificationReport
 from .structure import compare_files
 
-TYPES = {  # that show a graph's precision, lowest first
-    "int4": {ir.DataType.INT4, ir.DataType.UINT4},
-    "int8": {ir.DataType.INT8, ir.DataType.UINT8},
-    "fp16": {ir.DataType.FLOAT16},
-}
+PRECISIONS = ("int4", "int8", "fp16")  # lowest first
 RUNNING = "running it at all"
 MOST_INPUTS = 8  # that a message lists
 LENGTHS = (2, 8)  # of made-up inputs: the first named axis, and every other
@@ -62,9 +59,7 @@ class OnnxFile:
         except Exception as error:  # protobuf's own
             raise VerificationError(f"{path} is not an ONNX file: {shorten_error(error)}") from error
         graph = model.graph
-        found = {value.dtype for value in graph.initializers.values()}
-        found |= {v.dtype for n in graph for v in n.outputs if v.dtype == ir.DataType.FLOAT16}
-        precision = next((name for name, kinds in TYPES.items() if kinds & found), "fp32")
+        precision = find_precision(graph)
         try:
             inputs, outputs = (
                 tuple(TensorSpec(str(v.name), "data", read_dtype(v, path), ()) for v in side)
@@ -75,6 +70,16 @@ class OnnxFile:
         opset = graph.opset_imports.get("", 0)
         artifact = Artifact(path.name, "file", precision, opset, path.name, (), "", inputs, outputs)
         return cls(path, model, artifact)
+
+
+def find_precision(graph: ir.Graph) -> str:
+    """Return the lowest precision that an output depends on: by quantized operators, and types of results."""
+    live = list_live_nodes(graph)
+    bits = {bits for node in live for bits in find_code_bits(node)}
+    if bits:
+        return "int4" if min(bits) <= 4 else "int8"
+    values = {value for node in live for value in (*node.inputs, *node.outputs)} | set(graph.outputs)
+    return "fp16" if any(v is not None and v.dtype == ir.DataType.FLOAT16 for v in values) else "fp32"
 
 
 def read_dtype(value: ir.Value, path: Path) -> str:
@@ -130,7 +135,7 @@ def compare_with_file(
 ) -> tuple[Comparison, tuple[Culprit, ...]]:
     """Compare a file's results, on ONNX Runtime and node by node, with another's; find the node at fault."""
     precisions = (file.artifact.precision, other.artifact.precision)
-    precision = next((name for name in TYPES if name in precisions), "fp32")
+    precision = next((name for name in PRECISIONS if name in precisions), "fp32")
     case = f"against {other.path.name}"
     want = run_node_by_node(other, feeds)
     on_engine = isinstance(nodes, BackendError) or isinstance(want, BackendError)
@@ -138,7 +143,8 @@ def compare_with_file(
         want = run_on_engine(other, feeds)
         if isinstance(want, BackendError):
             raise VerificationError(f"{other.path} cannot be compared with: {want}")
-    gap = measure_rounding(other, feeds, precision)
+    coarse = other if precision in ("fp16", other.artifact.precision) else file  # the one with the codes
+    gap = measure_rounding(coarse, feeds, precision)
     if on_engine:
         return compare_outputs(file, engine, want, precision, case, gap), ()
     both = compare_outputs(file, nodes, want, precision, f"{NODE_BY_NODE}, {case}", gap)
@@ -209,12 +215,19 @@ def run_node_by_node(file: OnnxFile, feeds: Arrays) -> Results:
 
 
 def measure_rounding(file: OnnxFile, feeds: Arrays, precision: str) -> Gap:
-    """Return a file's results in fp32 and rounded to fp16; None if it cannot be run so, or is not fp16."""
-    if precision != "fp16":
+    """Return a file's results in fp32, and with the rounding of a precision; None if it cannot be run so.
+
+    Rounding to fp16 rounds every result. Of int8 and int4 the codes of quantized operators are moved as
+    rounding moves numbers, so that what no such operator computes gains nothing.
+    """
+    if precision == "fp32":
         return None
     try:
         exact = WideExecutor(file.model, False).run(cast_inputs(file, feeds))
-        rounded = WideExecutor(file.model, True).run(cast_inputs(file, feeds))
+        rounding = (
+            WideExecutor(file.model, True) if precision == "fp16" else QuantizationNoiseExecutor(file.model)
+        )
+        rounded = rounding.run(cast_inputs(file, feeds))
     except (NotFiniteError, BackendError, TypeError):
         return None
     return exact, rounded

@@ -270,7 +270,7 @@ def test_a_signal_that_python_lost_does_not_silence_the_next() -> None:
 
 
 def test_children_may_be_started_while_others_are_counted() -> None:
-    """Each start forgets the children that have ended, in whichever thread: the set must not change meanwhile."""
+    """Each start forgets the children that have ended, in whichever thread: the set must not change."""
     failures: list[BaseException] = []
 
     class Ended:
