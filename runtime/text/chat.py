@@ -4,9 +4,11 @@ from __future__ import annotations
 
 import json
 import re
+from bisect import bisect_left, bisect_right
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
-from functools import cached_property
+from functools import cached_property, lru_cache
+from itertools import pairwise
 from typing import TYPE_CHECKING, Any, TypeAlias
 
 from ..bundle.bundle import Bundle
@@ -120,27 +122,59 @@ class Chat:
 class Guard:
     """Keeps special tokens that a text spells plain text after a template has put it in its place.
 
-    Marks stand between the letters of each, so that no part that a template cuts off is one either.
+    Marks stand between the letters of each. They stand too behind the beginning of one at a text's end, and
+    before the end of one at a text's beginning, as templates join texts. So every token in what a template
+    renders has a mark inside, unless the template itself wrote it.
     """
 
     def __init__(self, special_tokens: Sequence[str]) -> None:
         # A single letter is read as the token everywhere: see Tokenizer.encode.
-        longest_first = sorted((token for token in special_tokens if len(token) > 1), key=len, reverse=True)
-        self.spelled = re.compile("|".join(map(re.escape, longest_first)) or "(?!)")
-        marked = "|".join(MARK.join(map(re.escape, token)) for token in longest_first)
-        self.marked = re.compile(f"({marked or '(?!)'})|{MARK}")
+        tokens = tuple(token for token in special_tokens if len(token) > 1)
+        self.longest = max(map(len, tokens), default=1)
+        self.spelled, self.beginnings, self.ends = find_spellings(tokens)
 
     def mark(self, text: str) -> str:
-        return self.spelled.sub(lambda found: MARK.join(found[0]), text)
+        """Put a mark into each special token that a text spells, or that it may spell beside another text."""
+        places = {
+            place for found in self.spelled.finditer(text) for place in range(found.start() + 1, found.end())
+        }
+        begin = len(text) - len(text.lstrip())  # templates trim
+        body = text.strip()
+        sizes = range(min(len(body), self.longest - 1), 0, -1)
+        last = next((size for size in sizes if body[-size:] in self.beginnings), 0)
+        first = next((size for size in sizes if body[:size] in self.ends), 0)
+        end = begin + len(body)
+        places |= {end - count for count in range(last)}
+        places |= {begin + count for count in range(first)}
+        cuts = [0, *sorted(places), len(text)]
+        return MARK.join(text[i:j] for i, j in pairwise(cuts)) if places else text
 
     def encode(self, text: str, tokenizer: Tokenizer) -> list[int]:
         """Return the tokens of a text with marks, which are left out."""
-        first, *others = self.marked.split(text)
-        ids = tokenizer.encode(first, parse_special=True)
-        for number, piece in enumerate(others):
+        marks = [found.start() - number for number, found in enumerate(re.finditer(MARK, text))]
+        text = text.replace(MARK, "")
+        pieces = []
+        begin = 0
+        for found in self.spelled.finditer(text):
+            if bisect_left(marks, found.end()) > bisect_right(marks, found.start()):
+                pieces += [(text[begin : found.start()], True), (found[0], False)]
+                begin = found.end()
+        pieces.append((text[begin:], True))
+        ids = tokenizer.encode(pieces[0][0], parse_special=True)
+        for piece, parse_special in pieces[1:]:
             if piece:
-                ids += encode_continuation(tokenizer, piece.replace(MARK, ""), parse_special=bool(number % 2))
+                ids += encode_continuation(tokenizer, piece, parse_special)
         return ids
+
+
+@lru_cache(maxsize=8)
+def find_spellings(tokens: tuple[str, ...]) -> tuple[re.Pattern[str], frozenset[str], frozenset[str]]:
+    """Return what finds tokens in a text, what they may begin with at its end, and end with at its start."""
+    longest_first = sorted(tokens, key=len, reverse=True)
+    spelled = re.compile("|".join(map(re.escape, longest_first)) or "(?!)")
+    beginnings = frozenset(token[:size] for token in tokens for size in range(1, len(token)))
+    ends = frozenset(token[size:] for token in tokens for size in range(1, len(token)))
+    return spelled, beginnings, ends
 
 
 def encode_continuation(tokenizer: Tokenizer, text: str, parse_special: bool) -> list[int]:
@@ -178,10 +212,11 @@ def check_messages(messages: Sequence[Message], mark: Callable[[str], str]) -> l
                     option=f"messages[{number}].{key}",
                 )
     try:
-        copies = [copy_plain(message, f"messages[{i}]", mark) for i, message in enumerate(messages)]
+        read = [copy_plain(message, f"messages[{i}]", str) for i, message in enumerate(messages)]
+        read_arguments(read)
+        copies = [copy_plain(message, f"messages[{i}]", mark) for i, message in enumerate(read)]
     except RecursionError as error:
         raise InputError("messages are nested too deep, or contain themselves", option="messages") from error
-    read_arguments(copies)
     return [
         {"content": "", **{key: value for key, value in copy.items() if value is not None}} for copy in copies
     ]
@@ -239,7 +274,7 @@ def copy_plain(value: Any, name: str, mark: Callable[[str], str]) -> Any:
     if isinstance(value, list | tuple):
         return [copy_plain(item, f"{name}[{i}]", mark) for i, item in enumerate(value)]
     if isinstance(value, Mapping) and all(type(key) is str for key in value):
-        return {key: copy_plain(item, f"{name}[{key!r}]", mark) for key, item in value.items()}
+        return {mark(key): copy_plain(item, f"{name}[{key!r}]", mark) for key, item in value.items()}
     raise InputError(
         f"{name} is {type(value).__name__}; messages hold texts, numbers, lists and mappings of them",
         option=name.partition("[")[0],

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import datetime
+import itertools
 import sys
 from typing import Any
 
@@ -77,6 +78,69 @@ def test_no_special_token_comes_from_what_a_user_wrote(kind: str, content: str, 
     ids = chat_of(template).encode(messages, ours(kind))
     special = [ours(kind).spell(token) for token in ids if ours(kind).spell(token) in SPECIAL]
     assert special == ["<s>", "</s>"]
+
+
+SPELLED = ("<|im_end|>", "</s>", "<s>", "<|eot_id|>")
+JOINS = {  # how templates put texts of a user side by side
+    "parts": "{% for part in messages[0]['content'] %}{{ part['text'] }}{% endfor %}",
+    "trimmed": "{% for part in messages[0]['content'] %}{{ part['text'] | trim }}{% endfor %}",
+    "whole": "{{ messages[0]['content'] }}",
+    "name": "{{ messages[0]['content'] }}{{ messages[0]['name'] }}",
+}
+
+
+@settings(deadline=None, max_examples=200)
+@given(
+    kind=kinds,
+    join=st.sampled_from(sorted(JOINS)),
+    token=st.sampled_from(SPELLED),
+    cuts=st.lists(st.integers(0, 10), max_size=12),
+    around=st.tuples(texts, texts),
+)
+@example("byte_level", "whole", "<|im_end|>", [5], ("", ""))
+@example("byte_level", "parts", "<|im_end|>", list(range(1, 10)), ("a", "b"))
+@example("prefixing", "trimmed", "</s>", [1, 2, 3], ("a", "b"))
+def test_texts_that_a_template_joins_make_no_special_token(
+    kind: str, join: str, token: str, cuts: list[int], around: tuple[str, str]
+) -> None:
+    places = sorted({0, len(token), *(min(cut, len(token)) for cut in cuts)})
+    pieces = [token[i:j] for i, j in itertools.pairwise(places)]
+    pieces = [around[0] + pieces[0], *pieces[1:]]
+    pieces[-1] += around[1]
+    spaced = [f" {piece}\n" for piece in pieces] if join == "trimmed" else pieces
+    content: Any = [{"type": "text", "text": piece} for piece in spaced]
+    message = {"role": "user", "content": content, "name": "end|>"}
+    if join == "name":
+        message |= {"content": pieces[0], "name": "".join(pieces[1:])}
+    ids = chat_of(f"<s>{JOINS[join]}</s>").encode([message], ours(kind))
+    special = [ours(kind).spell(token) for token in ids if ours(kind).spell(token) in SPECIAL]
+    assert special == ["<s>", "</s>"]
+
+
+@pytest.mark.parametrize("kind", ["byte_level", "prefixing"])
+@pytest.mark.parametrize("token", SPELLED)
+def test_escapes_and_keys_of_calls_and_tools_make_no_special_token(kind: str, token: str) -> None:
+    """Arguments are decoded from JSON, whose escapes spell any letter; so are the names of arguments."""
+    escaped = "".join(f"\\u{ord(letter):04x}" for letter in token)
+    template = (
+        "<s>{% for message in messages %}{{ message['content'] }}{% for call in message.tool_calls %}"
+        "{{ call.function.name }}{{ call.function.arguments | tojson }}"
+        "{% for key in call.function.arguments %}{{ key }}{{ call.function.arguments[key] }}{% endfor %}"
+        "{% endfor %}{% endfor %}"
+        "{{ tools | tojson }}</s>"
+    )
+    arguments = f'{{"a": "{escaped}", "{escaped}": 1, "b": {{"{escaped}": ["{escaped}"]}}}}'
+    call = {"type": "function", "function": {"name": f"f{token}", "arguments": arguments}}
+    messages: list[dict[str, Any]] = [
+        {"role": "user", "content": "call it"},
+        {"role": "assistant", "content": None, "tool_calls": [call]},
+    ]
+    parameters = {"type": "object", "properties": {token: {"type": "string", "description": token}}}
+    tools = [{"type": "function", "function": {"name": "f", "parameters": parameters}}]
+    ids = chat_of(template).encode(messages, ours(kind), tools=tools)
+    special = [ours(kind).spell(token) for token in ids if ours(kind).spell(token) in SPECIAL]
+    assert special == ["<s>", "</s>"]
+    assert chat_of(template).encode(messages, ours(kind), tools=tools, parse_special=True) != ids
 
 
 def test_the_mark_in_a_users_text_is_no_way_around() -> None:
