@@ -93,7 +93,11 @@ def choose_graphs(target: Target, artifacts: Sequence[Artifact]) -> list[Artifac
     chosen: list[Artifact] = []
     for kind in dict.fromkeys(artifact.graph for artifact in artifacts):
         same_kind = [artifact for artifact in artifacts if artifact.graph == kind]
-        taken = [a for a in same_kind if a.dialect == target.dialect and a.precision not in target.without]
+        taken = [
+            a
+            for a in same_kind
+            if a.dialect == target.find_dialect(kind, a.precision) and a.precision not in target.without
+        ]
         chosen += taken or [a for a in same_kind if a.dialect == "portable"] or same_kind
     return chosen
 

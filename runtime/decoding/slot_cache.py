@@ -10,7 +10,7 @@ from collections.abc import Sequence
 import numpy as np
 
 from ..backends.backend import Array, BoundGraph, Buffer
-from ..bundle.artifact import RECENT
+from ..bundle.artifact import RECENT, TOTAL, WINDOW_TOTAL
 from ..errors import InputError
 from .cache import LOGITS, Cache, spread_rows
 from .cache_shapes import SPARE, find_cache_shape, refuse_overflow
@@ -132,6 +132,8 @@ class GroupQueryCache(SlotCache):
         self.starts = np.zeros(batch, np.int32)  # the position of each row's first slot of these layers
         pairs = zip(self.pairs, self.slots, strict=True)
         self.recent = [slots for (past, _), slots in pairs if RECENT in past.axis_names()]
+        # Older bundles compute the total in the graph, which is right on a CPU.
+        self.gives_total = any(spec.name == TOTAL for spec in self.artifact.inputs)
 
     def step(
         self, ids: Array, valid: Array | None, logit_rows: Array, outputs: Sequence[str] = LOGITS
@@ -155,10 +157,15 @@ class GroupQueryCache(SlotCache):
 
     def place(self, lengths: Sequence[int], width: int, first: int = 0) -> dict[str, Array]:
         placed = super().place(lengths, width, first)
+        if self.gives_total:
+            placed[TOTAL] = np.array(max(lengths) + width, np.int32)
         if self.recent:
             for row, length in enumerate(lengths, first):
                 self.make_room(row, length, width)
-            placed["window_starts"] = self.starts[first : first + len(lengths)]
+            starts = self.starts[first : first + len(lengths)]
+            placed["window_starts"] = starts
+            if self.gives_total:
+                placed[WINDOW_TOTAL] = np.array((placed["past_lengths"] - starts).max() + width, np.int32)
         return placed
 
     def make_room(self, row: int, length: int, width: int) -> None:
