@@ -46,7 +46,7 @@ class PlacedGraph:
         for node in graph.node:
             wanted = ON_HOST.get(node.op_type, [])
             computed = [(i, name) for i, name in enumerate(node.input) if name and name not in self.given]
-            if node.op_type == "GroupQueryAttention" and types[node.input[3]] not in HALVES:
+            if node.op_type == "GroupQueryAttention" and types.get(node.input[3]) not in HALVES:
                 self.on_cpu.append(node)
                 continue
             if node.op_type == "Shape" or (

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hashlib
 import json
 import logging
 import shutil
@@ -10,12 +11,16 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+import onnx
 import pytest
+from onnx.helper import make_node
 
 from planforge.exporter import export
 from planforge.runtime import TextEncoder, TextGenerator, Translator, load
+from planforge.runtime.backends import ort_cuda_backend
+from planforge.runtime.bundle.artifact import TOTAL
 from planforge.runtime.bundle.bundle import Bundle
-from planforge.runtime.errors import BackendUnavailableError, InputError, MemoryLimitError
+from planforge.runtime.errors import BackendError, BackendUnavailableError, InputError, MemoryLimitError
 
 from ...helpers.emulated_ort_cuda import emulated_ort_cuda
 
@@ -38,9 +43,9 @@ def answers(bundle: Path, backend: str, precision: str) -> list[tuple[int, ...]]
     return [one.token_ids for one in found]
 
 
-def test_the_bundle_has_both_precisions_in_one_dialect(bundle: Path) -> None:
+def test_each_precision_is_in_the_dialect_that_has_kernels(bundle: Path) -> None:
     artifacts = Bundle.open(bundle).manifest.artifacts
-    assert [a.id for a in artifacts] == ["decoder.ort.fp32", "decoder.ort.fp16"]
+    assert [a.id for a in artifacts] == ["decoder.portable.fp32", "decoder.ort.fp16"]
     assert all(a.passed for a in artifacts)
 
 
@@ -54,6 +59,81 @@ def test_generation_is_that_of_the_cpu(
         assert answers(bundle, "ort-cuda", precision) == meant
         assert cuda.used == 0 and not cuda.queues
     assert capsys.readouterr().out == ""
+
+
+def compute_total_in_the_graph(bundle: Path, target: Path) -> Path:
+    """A copy whose `ort` graphs are as older versions wrote them."""
+    copy = Path(shutil.copytree(bundle, target))
+    value = json.loads((copy / "manifest.json").read_text(encoding="utf-8"))
+    for artifact in value["artifacts"]:
+        if artifact["dialect"] == "ort":
+            path = copy / artifact["file"]
+            model = onnx.load(path, load_external_data=False)
+            artifact["inputs"] = [i for i in artifact["inputs"] if i["name"] != TOTAL]
+            put_total_into(model.graph)
+            onnx.save(model, path)
+            content = path.read_bytes()
+            sha256 = hashlib.sha256(content).hexdigest()
+            value["files"][artifact["file"]] = {"sha256": sha256, "bytes": len(content)}
+    (copy / "manifest.json").write_text(json.dumps(value), encoding="utf-8")
+    return copy
+
+
+def put_total_into(graph: onnx.GraphProto) -> None:
+    """Let a graph compute the longest past and the new tokens itself."""
+    graph.input.remove(next(value for value in graph.input if value.name == TOTAL))
+    nodes = [
+        make_node("ReduceMax", ["past_lengths"], ["longest"], keepdims=0),
+        make_node("Shape", ["input_ids"], ["shape"], start=1, end=2),
+        make_node("Cast", ["shape"], ["tokens"], to=onnx.TensorProto.INT32),
+        make_node("Add", ["longest", "tokens"], ["totals"]),
+        make_node("Squeeze", ["totals"], [TOTAL]),
+    ]
+    for node in reversed(nodes):
+        graph.node.insert(0, node)
+
+
+def test_a_total_that_the_graph_computes_arrives_too_late(bundle: Path, tmp_path: Path) -> None:
+    """What a real GPU did to it: another answer, or none. On the CPU such a bundle goes on running."""
+    old = compute_total_in_the_graph(bundle, tmp_path / "old")
+    assert answers(old, "ort-cpu", "fp16") == answers(bundle, "ort-cpu", "fp16")
+    with TextGenerator.load(bundle, backend="ort-cpu", precision="fp32") as model:
+        in_fp32 = [one.token_ids for one in model.generate(PROMPTS, max_new_tokens=5)]
+    again = "decoder.ort.fp16 was exported by an older version.*export it again"
+    with emulated_ort_cuda():
+        with pytest.raises(BackendUnavailableError, match=again):
+            load(old, backend="ort-cuda", precision="fp16")
+        with TextGenerator.load(old, backend="ort-cuda") as model:
+            assert [one.token_ids for one in model.generate(PROMPTS, max_new_tokens=5)] == in_fp32
+        with pytest.MonkeyPatch.context() as patch:
+            patch.setattr(ort_cuda_backend, "explain_misfit_on_cuda", lambda artifact, cpu_nodes: "")
+            try:
+                late = answers(old, "ort-cuda", "fp16")
+            except BackendError:
+                late = []
+    assert late != answers(bundle, "ort-cpu", "fp16")
+
+
+def test_attention_in_fp32_is_computed_on_the_cpu_only_where_asked_for(
+    demo_bundle: Path, tmp_path: Path
+) -> None:
+    folder = Path(shutil.copytree(demo_bundle, tmp_path / "bundle"))
+    value = json.loads((folder / "manifest.json").read_text(encoding="utf-8"))
+    value["artifacts"] = [a for a in value["artifacts"] if a["id"] == "decoder.ort.fp32"]
+    value["plans"] = []
+    (folder / "manifest.json").write_text(json.dumps(value), encoding="utf-8")
+    with emulated_ort_cuda():
+        with pytest.raises(BackendUnavailableError, match="decoder.ort.fp32 would compute its attention on"):
+            load(folder, backend="ort-cuda")
+        with TextGenerator.load(folder, backend="ort-cuda", cpu_nodes=True) as model:
+            found = [one.token_ids for one in model.generate(PROMPTS, max_new_tokens=5)]
+        with pytest.MonkeyPatch.context() as patch:
+            patch.setattr(ort_cuda_backend, "explain_misfit_on_cuda", lambda artifact, cpu_nodes: "")
+            told = r"for nodes of decoder\.ort.*: 4 x GroupQueryAttention; export it with --target cuda, or load"
+            with pytest.raises(BackendUnavailableError, match=told):
+                load(folder, backend="ort-cuda")
+    with TextGenerator.load(folder, backend="ort-cpu") as model:
+        assert [one.token_ids for one in model.generate(PROMPTS, max_new_tokens=5)] == found
 
 
 def test_embeddings_and_labels(head_bundle: Callable[[str], Path]) -> None:
