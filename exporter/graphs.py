@@ -63,10 +63,7 @@ def plan_artifacts(
     everything = {recipe.id: recipe for recipes in of_target.values() for recipe in recipes}
     wanted = {
         precision: {
-            r.id
-            for name, recipes in of_target.items()
-            for r in recipes
-            if takes(name, r, precision, recipes)
+            r.id for name, recipes in of_target.items() for r in recipes if takes(name, r, precision, recipes)
         }
         for precision in precisions
     }

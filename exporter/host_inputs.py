@@ -1,4 +1,4 @@
-"""Which inputs of a graph's nodes ONNX Runtime's CUDA provider reads on the host, and whether they arrive there.
+"""Which inputs of nodes ONNX Runtime's CUDA provider reads on the host, and whether they arrive there.
 
 A kernel on a GPU is launched before what comes before it has been computed. What it reads on the host must be
 known by then: a graph's input, a constant, or what ONNX Runtime computes on the CPU from shapes. Anything

@@ -130,7 +130,7 @@ class Checkpoint:
         self.frame = Frame() if self.tokenizer_kind == PIECES else find_frame(first, str(folder))
 
     def list_recipes(self, target: str) -> list[Recipe]:
-        """Return the recipes of a target's graphs: in its dialects, where a graph has those, or in portable."""
+        """Return the recipes of a target's graphs: in its dialects where it has those, else in portable."""
         taker = find_target(target)
         found = []
         for graph in dict.fromkeys(recipe.graph for recipe in self.recipes.values()):

@@ -48,7 +48,7 @@ def find_value(values: Iterable[ir.Value], name: str) -> ir.Value | None:
 
 
 def take_attention_mask(graph: ir.Graph, *, all_rows: bool) -> None:
-    """Replace a decoder's inputs for past lengths and logit rows by attention_mask (B, P + T), as others pass it.
+    """Replace a decoder's past lengths and logit rows by attention_mask (B, P + T), as others pass it.
 
     The logits become (B, 1, V), those of each row's last token, or with `all_rows` (B, T, V) in the order of
     `input_ids`.

@@ -84,7 +84,8 @@ def take_cache_as_it_is(graph: ir.Graph, artifact: Artifact) -> None:
     width = add("Shape", cache, start=2, end=3)
     past = add("Cast", width, to=ir.DataType.INT32)
     replace_input(graph, "past_lengths", add("Expand", past, batch))
-    total = add("Squeeze", add("Add", width, length))  # of shapes, so that a GPU's attention finds it on the host
+    # Of shapes, so that a GPU's attention finds it on the host.
+    total = add("Squeeze", add("Add", width, length))
     replace_input(graph, TOTAL, add("Cast", total, to=ir.DataType.INT32))
     numbers = add("Range", 1, add("Add", add("Squeeze", batch), 1), 1)  # (B,) from 1
     replace_input(graph, "logit_rows", add("Sub", add("Mul", numbers, length), 1))

@@ -7,8 +7,8 @@ D head size, V vocabulary
             knows. Encoders cache nothing, and are padded on the right.
 `inplace`   writes into fixed slots with TensorScatter. Rows padded on the right. The output has the
             input's address, so no step copies the cache. For TensorRT >= 10.15 and TensorRT-RTX.
-`ort`       keeps the same slots, in ONNX Runtime's own attention. How many slots are read is an input: a GPU's
-            kernel reads it on the host, before anything that the GPU computes has arrived there.
+`ort`       keeps the same slots, in ONNX Runtime's own attention. How many slots are read is an input, as a
+            GPU's kernel reads it on the host, before what the GPU computes has arrived there.
 """
 
 from __future__ import annotations
@@ -263,9 +263,8 @@ class RecentOrtDecoder(Decoder):
         logit_rows: Tensor,
         *slots: Tensor,
     ) -> tuple[Tensor, ...]:
-        cache = RecentCache(
-            pair_up(slots), past_lengths, total_sequence_length, window_starts, window_total_sequence_length
-        )
+        places = (past_lengths, total_sequence_length, window_starts, window_total_sequence_length)
+        cache = RecentCache(pair_up(slots), *places)
         return self.outputs(input_ids, cache, logit_rows)
 
 

@@ -59,12 +59,18 @@ class SlotCache(Cache):
         """Run tokens of one row on top of what it holds, as a batch of one; return the named outputs."""
         T = len(tokens)
         refuse_overflow(self.lengths[row] + T, self.capacity)
+        sources = [buffer.shape[0] for buffer in self.context.buffers.values()]
+        source = row * max(sources, default=1) // len(self.lengths)  # several rows may follow one
         inputs = {
             "input_ids": np.asarray([tokens], np.int64),
             "logit_rows": np.asarray(logit_rows, np.int64),
+            **{name: array[source : source + 1] for name, array in self.context.inputs.items()},
             **self.place(self.lengths[row : row + 1], T, row),
         }
-        buffers = {name: buffer.row(row) for name, buffer in self.buffers.items()}
+        buffers = {
+            name: buffer.row(source if name in self.context.buffers else row)
+            for name, buffer in self.buffers.items()
+        }
         results = self.program.run(inputs, buffers, outputs)
         self.lengths[row] += T
         return results
@@ -140,8 +146,11 @@ class GroupQueryCache(SlotCache):
     ) -> dict[str, Array]:
         if 1 in ids.shape or not any(self.lengths):
             return super().step(ids, valid, logit_rows, outputs)
-        if self.context.buffers or tuple(outputs) != LOGITS:
-            raise InputError("several tokens on top of a past that see a source run at batch 1 only")
+        if tuple(outputs) != LOGITS:
+            raise InputError(
+                "several tokens of several rows on top of a past give logits alone, not"
+                f" {', '.join(outputs)}: run them row by row"
+            )
         B, T = ids.shape
         counts = np.full(B, T) if valid is None else valid.sum(axis=1)
         grown: list[int] = (counts + self.lengths).tolist()

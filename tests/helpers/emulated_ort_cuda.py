@@ -27,7 +27,13 @@ from .emulated_cuda import EmulatedCuda
 PROVIDER = "CUDAExecutionProvider"
 CPU_PROVIDER = "CPUExecutionProvider"
 # The inputs that a kernel on a GPU reads on the host, of the operators in our graphs.
-ON_HOST = {"Expand": [1], "GroupQueryAttention": [6], "Range": [0, 1, 2], "Reshape": [1], "Slice": [1, 2, 3, 4]}
+ON_HOST = {
+    "Expand": [1],
+    "GroupQueryAttention": [6],
+    "Range": [0, 1, 2],
+    "Reshape": [1],
+    "Slice": [1, 2, 3, 4],
+}
 HALVES = (onnx.TensorProto.FLOAT16, onnx.TensorProto.BFLOAT16)  # GroupQueryAttention's on a GPU
 
 
@@ -105,7 +111,9 @@ class EmulatedBinding:
 class EmulatedSession:
     """An `InferenceSession` that works on the stream it was given."""
 
-    def __init__(self, session: Any, placed: PlacedGraph, cuda: EmulatedCuda, providers: Sequence[Any]) -> None:
+    def __init__(
+        self, session: Any, placed: PlacedGraph, cuda: EmulatedCuda, providers: Sequence[Any]
+    ) -> None:
         self.session = session
         self.placed = placed
         self.cuda = cuda
