@@ -62,18 +62,21 @@ def plan_artifacts(
         tell_head_size(checkpoint, name, recipes)
     everything = {recipe.id: recipe for recipes in of_target.values() for recipe in recipes}
     wanted = {
-        precision: {r.id for name in targets for r in of_target[name] if takes(name, r, precision)}
+        precision: {
+            r.id for name, recipes in of_target.items() for r in recipes if takes(name, r, precision, recipes)
+        }
         for precision in precisions
     }
     for precision, ids in wanted.items():
         check_precision(checkpoint, list(everything.values()), precision, ids)
     for name, recipes in of_target.items():
-        for recipe in recipes:
-            allowed = [p for p in PRECISIONS if takes(name, recipe, p)]
+        for graph in dict.fromkeys(recipe.graph for recipe in recipes):
+            same = [recipe for recipe in recipes if recipe.graph == graph]
+            allowed = [p for p in PRECISIONS if any(takes(name, recipe, p, recipes) for recipe in same)]
             if not set(allowed) & set(precisions):
                 raise InputError(
-                    f"target {name!r} gets the {recipe.id} graph, which can be {', '.join(allowed)}, not"
-                    f" {', '.join(precisions)}"
+                    f"target {name!r} gets the {' or '.join(r.id for r in same)} graph, which can be"
+                    f" {', '.join(allowed)}, not {', '.join(precisions)}"
                 )
     return [
         make_artifact(
@@ -105,6 +108,8 @@ def tell_head_size(checkpoint: Checkpoint, target: str, recipes: Sequence[Recipe
     """Warn of a target for ONNX Runtime that gets a decoder in `portable`, for the size of its heads."""
     if checkpoint.exporter or find_target(target).dialect != "ort":  # of other exporters' graphs it is said
         return
+    if any(recipe.id == "decoder.ort" for recipe in recipes):
+        return
     for recipe in recipes:
         if recipe.graph == "decoder" and recipe.dialect == "portable":
             cache = next(spec for spec in recipe.inputs if is_cache(spec))
@@ -117,9 +122,12 @@ def tell_head_size(checkpoint: Checkpoint, target: str, recipes: Sequence[Recipe
             )
 
 
-def takes(target: str, recipe: Recipe, precision: str) -> bool:
-    """Tell whether a target takes a recipe's graph in a precision."""
+def takes(target: str, recipe: Recipe, precision: str, recipes: Sequence[Recipe]) -> bool:
+    """Tell whether a target takes a recipe's graph in a precision, among all `recipes` that it gets."""
     taker = find_target(target)
+    own = f"{recipe.graph}.{taker.find_dialect(recipe.graph, precision)}"
+    if recipe.id != own and any(other.id == own for other in recipes):
+        return False
     refused = recipe.dialect == taker.dialect and precision in taker.without
     return recipe.dialect in PRECISIONS[precision].dialects and not refused
 

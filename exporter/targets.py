@@ -36,6 +36,12 @@ class Target:
     # precisions that are not for it, though its dialect can have them; a model that has no such graph gets
     # another dialect's, in any precision
     without: tuple[str, ...] = ()
+    fp32_dialect: str = ""  # of a decoder in fp32, where its dialect's attention has no kernel for that
+
+    def find_dialect(self, graph: str, precision: str) -> str:
+        """Return the dialect of a graph that it takes in a precision."""
+        has_other = self.fp32_dialect and graph == "decoder" and precision == "fp32"
+        return self.fp32_dialect if has_other else self.dialect
 
     @property
     def plans(self) -> bool:
@@ -93,6 +99,7 @@ _OTHERS = {
         about="ONNX Runtime 1.31 on an NVIDIA GPU",
         source=ANY_ENGINE,
         without=("int8", "int4", "fp32-kv8", "int8-kv8", "int4-kv8"),  # were never tried there
+        fp32_dialect="portable",
     ),
     "tensorrt11": _VERSIONS[(11, 2)],
 }

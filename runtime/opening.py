@@ -51,6 +51,8 @@ def check_load_request(request: LoadRequest, manifest: Manifest) -> None:
     }
     for name, (low, high, what) in ranges.items():
         check_whole(name, getattr(request, name), low, high, optional=True, what=what)
+    if not isinstance(request.cpu_nodes, bool):
+        raise InputError(f"cpu_nodes={request.cpu_nodes!r} is not one of [True, False]")
     if request.prepared not in (True, False, "auto"):
         raise InputError(f"prepared={request.prepared!r} is not one of [True, False, 'auto']")
 

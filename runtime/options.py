@@ -52,6 +52,8 @@ class LoadOptions(TypedDict, total=False):
             110 MB, don't count.
         verify: compare the hash of files above 256 MiB too (smaller ones always are); not by default.
         device: the GPU's number, 0 by default; a warning says when no GPU is used though it is not 0.
+        cpu_nodes: run a graph on "ort-cuda" also where ONNX Runtime has no kernel on the GPU for some of its
+            nodes and computes them on the CPU, at a multiple of the time; refused by default.
         prepared: on a CPU, "auto", the default, opens what `planforge prepare` has kept of the bundle for
             this processor and engine, and makes it anew where it is stale. It writes nothing that was not
             asked for once, as that takes more than twice the weights' size on disk. True prepares the bundle
@@ -65,6 +67,7 @@ class LoadOptions(TypedDict, total=False):
     memory_limit: int | None
     verify: bool
     device: int
+    cpu_nodes: bool
     prepared: bool | Literal["auto"]
 
 

@@ -130,10 +130,14 @@ class Checkpoint:
         self.frame = Frame() if self.tokenizer_kind == PIECES else find_frame(first, str(folder))
 
     def list_recipes(self, target: str) -> list[Recipe]:
-        """Return the recipes of a target's graphs: in its dialect, where a graph has that, or in portable."""
-        dialect = find_target(target).dialect
-        graphs = dict.fromkeys(recipe.graph for recipe in self.recipes.values())
-        return [self.recipes.get(f"{g}.{dialect}") or self.recipes[f"{g}.portable"] for g in graphs]
+        """Return the recipes of a target's graphs: in its dialects where it has those, else in portable."""
+        taker = find_target(target)
+        found = []
+        for graph in dict.fromkeys(recipe.graph for recipe in self.recipes.values()):
+            dialects = dict.fromkeys(taker.find_dialect(graph, precision) for precision in ("fp32", "fp16"))
+            own = [self.recipes[f"{graph}.{d}"] for d in dialects if f"{graph}.{d}" in self.recipes]
+            found += own or [self.recipes[f"{graph}.portable"]]
+        return found
 
     def name_file(self, stem: str, ending: str) -> str:
         """Return a file name that no other export uses: a new bundle never overwrites an old one's file."""

@@ -7,6 +7,7 @@ from dataclasses import dataclass, replace
 
 import onnx_ir as ir
 
+from ...runtime.bundle.artifact import TOTAL
 from ..errors import ExportError
 from ..tracing.recipes import Recipe, decoder
 from ..tracing.recipes.recipe import HEAD_SIZES
@@ -75,7 +76,7 @@ class ImportedDecoder(ImportedCheckpoint):
         made = [decoder.make_decoder(self.config, self.choices, "portable")]
         if shared and self.can_share():
             made.append(decoder.make_decoder(self.config, self.choices, "ort"))
-        names = {str(value.name) for value in self.graph.graph.inputs} | {"logit_rows", "past_lengths"}
+        names = {str(value.name) for value in self.graph.graph.inputs} | {"logit_rows", "past_lengths", TOTAL}
         found = {}
         for recipe in made:
             inputs = tuple(s for s in recipe.inputs if s.name in names or s.name.startswith("cache."))

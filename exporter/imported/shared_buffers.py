@@ -12,6 +12,7 @@ import numpy as np
 import onnx_ir as ir
 from onnx_ir.passes import common
 
+from ...runtime.bundle.artifact import TOTAL
 from ..errors import ExportError
 from ..passes.build import Builder
 from ..passes.weights import MICROSOFT
@@ -25,7 +26,7 @@ class Rows:
     """Where each row of a batch stands, as GroupQueryAttention wants it."""
 
     last: ir.Value  # last slot that a row's tokens fill (B,)
-    total: ir.Value  # slots filled in the longest row ()
+    total: ir.Value  # slots filled in the longest row (), an input
     positions: ir.Value  # of the tokens (B, T)
 
 
@@ -52,13 +53,16 @@ def share_buffers(model: ir.Model, heads: Heads, queries: int | None, windows: W
 
 
 def add_past_lengths(graph: ir.Graph, ids: ir.Value) -> Rows:
-    """Add the input past_lengths (B,), and return what follows from it, in place of position_ids too."""
+    """Add the inputs past_lengths (B,) and total_sequence_length (), and return what follows from them.
+
+    The positions take the place of position_ids too.
+    """
     past = add_input(graph, "past_lengths", ["batch"], ir.DataType.INT32)
+    total = add_input(graph, TOTAL, [], ir.DataType.INT32)
     op = Builder(graph, graph[0], "rows")
     tokens = op("Shape", ids, start=1, end=2)  # (1,)
     counted = op("Cast", tokens, to=ir.DataType.INT32)
     last = op("Sub", op("Add", past, counted), np.array([1], np.int32))
-    total = op("Add", op("ReduceMax", past, [0], keepdims=0), op("Squeeze", counted, [0]))
     offsets = op("Range", 0, op("Squeeze", tokens, [0]), 1)
     column = op("Cast", op("Unsqueeze", past, [1]), to=ir.DataType.INT64)
     positions = op("Add", column, offsets)

@@ -8,6 +8,7 @@ from __future__ import annotations
 import re
 from dataclasses import dataclass, replace
 
+import numpy as np
 import onnx_ir as ir
 from onnx_ir.passes import common
 
@@ -143,7 +144,8 @@ def rewrite_attention(model: ir.Model, heads: Heads, tables: list[Array | None],
     mask: ir.Value | None = None
     if shared:
         rows = add_past_lengths(graph, ids)
-        slots = op("Range", 0, op("Cast", rows.total, to=ir.DataType.INT64), 1)
+        one = np.array(1, np.int32)
+        slots = op("Cast", op("Range", np.array(0, np.int32), rows.total, one), to=ir.DataType.INT64)
         behind = op("Sub", op("Unsqueeze", rows.positions, [2]), slots)
     else:
         own = inputs.get("attention_mask") or add_input(graph, "attention_mask", ["batch", "total"])

@@ -100,7 +100,7 @@ def check_cache_length(model: LintModel, target: Target) -> Iterator[Hit]:
         length = dims[LENGTH_AXIS] if dims is not None and len(dims) == 4 else 0
         if length == SLOTS and not model.in_bundle:
             what = f"the length of the cache is {SLOTS!r}, which only `planforge build` makes a number"
-            yield Hit(what, node, severity="warning")
+            yield Hit(what, node)
         elif length != SLOTS and not isinstance(length, int):
             yield Hit(f"the length of the cache is {length!r}, not a number", node)
 

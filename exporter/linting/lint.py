@@ -10,6 +10,7 @@ from ...runtime.bundle.bundle import Bundle
 from ...runtime.bundle.manifest import Artifact, Manifest
 from ...runtime.errors import InputError
 from ..targets import Target, find_target_of_plan, find_targets
+from ..tensorrt_versions import Version
 from .model import LintModel
 from .report import Finding, LintReport
 from .rule import SEVERITIES, Hit, Rule
@@ -55,12 +56,14 @@ def lint(path: str | Path, targets: Sequence[str] = ()) -> LintReport:
     checked: list[tuple[str, str]] = []
     findings: list[Finding] = []
     for name, file in files.items():
-        model = LintModel.load(file, in_bundle=path.is_dir())
-        shared: SharedHits = {}
+        models: dict[Version | None, tuple[LintModel, SharedHits]] = {}  # by what `build` rewrites them for
         for target in chosen:
             if name in taken[target]:
+                rewritten = target.version if path.is_dir() and target.older_than(10) else None
+                if rewritten not in models:
+                    models[rewritten] = (LintModel.load(file, path.is_dir(), rewritten), {})
                 checked.append((name, target.name))
-                findings += check_graph(model, name, target, shared)
+                findings += check_graph(models[rewritten][0], name, target, models[rewritten][1])
     return LintReport(path, kinds, tuple(t.name for t in chosen), tuple(checked), tuple(findings))
 
 
@@ -93,7 +96,11 @@ def choose_graphs(target: Target, artifacts: Sequence[Artifact]) -> list[Artifac
     chosen: list[Artifact] = []
     for kind in dict.fromkeys(artifact.graph for artifact in artifacts):
         same_kind = [artifact for artifact in artifacts if artifact.graph == kind]
-        taken = [a for a in same_kind if a.dialect == target.dialect and a.precision not in target.without]
+        taken = [
+            a
+            for a in same_kind
+            if a.dialect == target.find_dialect(kind, a.precision) and a.precision not in target.without
+        ]
         chosen += taken or [a for a in same_kind if a.dialect == "portable"] or same_kind
     return chosen
 

@@ -17,6 +17,8 @@ import onnx.shape_inference
 import onnx_ir as ir
 
 from ...runtime.errors import InputError
+from ..tensorrt.older import rewrite_for_tensorrt_8
+from ..tensorrt_versions import Version
 
 INTEGERS = (onnx.TensorProto.INT32, onnx.TensorProto.INT64)
 SMALL = 4096  # bytes: what is larger is a weight, and isn't read
@@ -44,8 +46,14 @@ class LintModel:
         return self.opsets.keys()
 
     @classmethod
-    def load(cls, path: Path, in_bundle: bool) -> LintModel:
-        """Read a file without its external data; raise InputError if there is none, or it is no ONNX."""
+    def load(cls, path: Path, in_bundle: bool, rewritten: Version | None = None) -> LintModel:
+        """Read a file without its external data; raise InputError if there is none, or it is no ONNX.
+
+        Args:
+            path: the file.
+            in_bundle: whether it is a bundle's.
+            rewritten: the TensorRT 8 that `planforge build` rewrites it for.
+        """
         if path.exists() and not path.is_file():
             raise InputError(f"{path} is no regular file, so it is not read")
         try:
@@ -56,6 +64,8 @@ class LintModel:
             raise InputError(f"{path} is not an ONNX file: {join_lines(error)}") from error
         if not proto.graph.node and not proto.graph.output:
             raise InputError(f"{path} is not an ONNX file, or is an empty one: it has no graph")
+        if rewritten is not None:
+            proto = rewrite(proto, rewritten)
         inside = take_out_weights(proto)
         forget_long_shapes(proto)
         with suppress(Exception):  # some faults of a graph stop onnx; the rules see the rest
@@ -89,6 +99,17 @@ class LintModel:
         graphs = [self.model.graph, *(g for node in self.nodes for g in list_subgraphs(node))]
         values = [value for graph in graphs for value in graph.initializers.values()]
         return [v for v in values if type_of(v.const_value) is not None]
+
+
+def rewrite(proto: onnx.ModelProto, version: Version) -> onnx.ModelProto:
+    """Return a graph as `planforge build` hands it to TensorRT 8; as it is where that refuses it."""
+    changed = onnx.ModelProto()
+    changed.CopyFrom(proto)
+    try:
+        rewrite_for_tensorrt_8(changed, version)
+    except Exception:  # a damaged graph has no schemas, or no types; the rules tell what it has
+        return proto
+    return changed
 
 
 @contextmanager

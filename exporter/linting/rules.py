@@ -4,10 +4,11 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from ..targets import find_targets
+from ..targets import NAMES, find_targets
 from . import (
     attention_rules,
     cpu_rules,
+    cuda_rules,
     dimension_rules,
     graph_rules,
     mask_rules,
@@ -26,6 +27,7 @@ SECTIONS = (
     mask_rules,
     dimension_rules,
     cpu_rules,
+    cuda_rules,
 )
 RULES: tuple[Rule, ...] = tuple(
     found for section in SECTIONS for found in vars(section).values() if isinstance(found, Rule)
@@ -44,4 +46,4 @@ def list_targets_and_rules() -> list[tuple[str, Sequence[str], Sequence[Sequence
 
 def list_engines(rule: Rule) -> str:
     """Return the engines that a rule holds for, in at least one version."""
-    return " ".join(dict.fromkeys(t.engine for t in find_targets(()) if rule.holds(t)))
+    return " ".join(dict.fromkeys(t.engine for t in find_targets(NAMES) if rule.holds(t)))

@@ -10,7 +10,7 @@ from collections.abc import Iterable, Mapping
 import numpy as np
 import onnx_ir as ir
 
-from ...runtime.bundle.artifact import Artifact
+from ...runtime.bundle.artifact import TOTAL, Artifact
 from ...runtime.bundle.bundle import Bundle
 from ..passes.build import Builder
 from ..passes.weight_files import load_graph
@@ -48,7 +48,7 @@ def find_value(values: Iterable[ir.Value], name: str) -> ir.Value | None:
 
 
 def take_attention_mask(graph: ir.Graph, *, all_rows: bool) -> None:
-    """Replace a decoder's inputs past_lengths and logit_rows by attention_mask (B, P + T), as others pass it.
+    """Replace a decoder's past lengths and logit rows by attention_mask (B, P + T), as others pass it.
 
     The logits become (B, 1, V), those of each row's last token, or with `all_rows` (B, T, V) in the order of
     `input_ids`.
@@ -86,6 +86,9 @@ def roll_to_the_left(
     use_instead(graph, ids, add("GatherElements", ids, rolled, axis=1))
     past = add("Cast", add("Squeeze", known, ONE), to=ir.DataType.INT32)  # (B,)
     replace_input(graph, "past_lengths", past)
+    # Of a shape, so that a GPU's attention finds it on the host.
+    width = add("Squeeze", add("Shape", mask, start=1, end=2))
+    replace_input(graph, TOTAL, add("Cast", width, to=ir.DataType.INT32))
     if all_rows:
         return add("Mod", add("Add", add("Sub", steps, padding), length), length)  # (B, T)
     return add("Sub", count, 1)

@@ -14,7 +14,7 @@ from typing import Any
 import numpy as np
 import onnx_ir as ir
 
-from ...runtime.bundle.artifact import Artifact
+from ...runtime.bundle.artifact import TOTAL, Artifact
 from ...runtime.bundle.manifest import Manifest
 from ..passes.build import Builder
 from .graphs import (
@@ -75,14 +75,18 @@ def split_cross_attention(graph: ir.Graph) -> None:
 
 
 def take_cache_as_it_is(graph: ir.Graph, artifact: Artifact) -> None:
-    """Derive past_lengths and logit_rows from shapes: targets are not padded. Logits become (B, 1, V)."""
+    """Derive past lengths and logit rows from shapes: targets are not padded. Logits become (B, 1, V)."""
     add = Builder(graph, graph[0], PREFIX)
     ids = graph.inputs[0]
     cache = find_value(graph.inputs, artifact.input("past.0.key").name)
     batch = add("Shape", ids, start=0, end=1)
     length = add("Shape", ids, start=1, end=2)
-    past = add("Cast", add("Shape", cache, start=2, end=3), to=ir.DataType.INT32)
+    width = add("Shape", cache, start=2, end=3)
+    past = add("Cast", width, to=ir.DataType.INT32)
     replace_input(graph, "past_lengths", add("Expand", past, batch))
+    # Of shapes, so that a GPU's attention finds it on the host.
+    total = add("Squeeze", add("Add", width, length))
+    replace_input(graph, TOTAL, add("Cast", total, to=ir.DataType.INT32))
     numbers = add("Range", 1, add("Add", add("Squeeze", batch), 1), 1)  # (B,) from 1
     replace_input(graph, "logit_rows", add("Sub", add("Mul", numbers, length), 1))
     give_logits_an_axis(graph, batch, 1)

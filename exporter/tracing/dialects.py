@@ -7,7 +7,8 @@ D head size, V vocabulary
             knows. Encoders cache nothing, and are padded on the right.
 `inplace`   writes into fixed slots with TensorScatter. Rows padded on the right. The output has the
             input's address, so no step copies the cache. For TensorRT >= 10.15 and TensorRT-RTX.
-`ort`       keeps the same slots, in ONNX Runtime's own attention. For its CPU provider.
+`ort`       keeps the same slots, in ONNX Runtime's own attention. How many slots are read is an input, as a
+            GPU's kernel reads it on the host, before what the GPU computes has arrived there.
 """
 
 from __future__ import annotations
@@ -82,26 +83,27 @@ class SlotCache:
 class GroupQueryCache(SlotCache):
     """The `ort` dialect's attention: GroupQueryAttention, which reads no slot behind a row's own tokens.
 
-    For more than one row its kernel refuses several tokens on top of a past.
+    For more than one row its kernel refuses several tokens on top of a past. It tells a step without a past
+    by total = T.
+
+    Args:
+        total: () how many slots the longest row has filled behind this step.
     """
 
     tables: RotaryTables | None = None  # that the next node turns queries and keys by
 
+    def __init__(self, slots: list[KeyValue], past_lengths: Tensor, total: Tensor) -> None:
+        super().__init__(slots, past_lengths)
+        self.total = total
+
     def positions(self, input_ids: Tensor, windows: Windows = (None,)) -> Tensor:
         T = input_ids.shape[1]
-        self.places = self.place(self.past_lengths, T)
+        self.places = (find_last_slots(self.past_lengths, T), self.total)
         self.position_ids = self.past_lengths[:, None] + torch.arange(T)  # (B, T)
         return self.position_ids
 
-    def place(self, past_lengths: Tensor, T: int) -> tuple[Tensor, Tensor]:
-        """Return each row's last slot (B,), and how many slots are read, of a cache with a past (B,)."""
-        last = (past_lengths + (T - 1)).to(torch.int32)
-        # A step without a past is told from others by total = T.
-        total = (past_lengths.max() + T).to(torch.int32)
-        return last, total
-
     def find_places(self, kind: AttentionKind) -> tuple[Tensor, Tensor]:
-        """Return the places of a layer's cache."""
+        """Return each row's last slot (B,) of a layer's cache, and how many slots are read ()."""
         return self.places
 
     def rotate(self, x: Tensor, tables: RotaryTables) -> Tensor:
@@ -148,14 +150,19 @@ class RecentCache(GroupQueryCache):
 
     Args:
         starts: (B,) the position of the token in the first slot of these layers.
+        recent_total: () as `total`, of these layers.
     """
 
-    def __init__(self, slots: list[KeyValue], past_lengths: Tensor, starts: Tensor) -> None:
-        super().__init__(slots, past_lengths)
+    def __init__(
+        self, slots: list[KeyValue], past_lengths: Tensor, total: Tensor, starts: Tensor, recent_total: Tensor
+    ) -> None:
+        super().__init__(slots, past_lengths, total)
         self.starts = starts.to(torch.int64)
+        self.recent_total = recent_total
 
     def positions(self, input_ids: Tensor, windows: Windows = (None,)) -> Tensor:
-        self.recent_places = self.place(self.past_lengths - self.starts, input_ids.shape[1])
+        last = find_last_slots(self.past_lengths - self.starts, input_ids.shape[1])
+        self.recent_places = (last, self.recent_total)
         return super().positions(input_ids, windows)
 
     def find_places(self, kind: AttentionKind) -> tuple[Tensor, Tensor]:
@@ -164,6 +171,11 @@ class RecentCache(GroupQueryCache):
     def own_positions(self, kind: AttentionKind) -> tuple[Tensor, ...]:
         assert self.position_ids is not None, "positions() comes first"
         return () if kind.window is None else (self.position_ids,)
+
+
+def find_last_slots(past_lengths: Tensor, T: int) -> Tensor:
+    """Return the last slot (B,) that T tokens behind a past (B,) fill."""
+    return (past_lengths + (T - 1)).to(torch.int32)
 
 
 class SourceNode(SourceAttention):
@@ -221,16 +233,23 @@ class PortableDecoder(Decoder):
 
 
 class InplaceDecoder(Decoder):
-    cache_type: type[SlotCache] = SlotCache
-
     def forward(
         self, input_ids: Tensor, past_lengths: Tensor, logit_rows: Tensor, *slots: Tensor
     ) -> tuple[Tensor, ...]:
-        return self.outputs(input_ids, self.cache_type(pair_up(slots), past_lengths), logit_rows)
+        return self.outputs(input_ids, SlotCache(pair_up(slots), past_lengths), logit_rows)
 
 
-class OrtDecoder(InplaceDecoder):
-    cache_type = GroupQueryCache
+class OrtDecoder(Decoder):
+    def forward(
+        self,
+        input_ids: Tensor,
+        past_lengths: Tensor,
+        total_sequence_length: Tensor,
+        logit_rows: Tensor,
+        *slots: Tensor,
+    ) -> tuple[Tensor, ...]:
+        cache = GroupQueryCache(pair_up(slots), past_lengths, total_sequence_length)
+        return self.outputs(input_ids, cache, logit_rows)
 
 
 class RecentOrtDecoder(Decoder):
@@ -238,11 +257,14 @@ class RecentOrtDecoder(Decoder):
         self,
         input_ids: Tensor,
         past_lengths: Tensor,
+        total_sequence_length: Tensor,
         window_starts: Tensor,
+        window_total_sequence_length: Tensor,
         logit_rows: Tensor,
         *slots: Tensor,
     ) -> tuple[Tensor, ...]:
-        cache = RecentCache(pair_up(slots), past_lengths, window_starts)
+        places = (past_lengths, total_sequence_length, window_starts, window_total_sequence_length)
+        cache = RecentCache(pair_up(slots), *places)
         return self.outputs(input_ids, cache, logit_rows)
 
 
@@ -303,9 +325,6 @@ class PortableTargetDecoder(TargetDecoder):
 
 
 class InplaceTargetDecoder(TargetDecoder):
-    cache_type: type[SlotCache] = SlotCache
-    source_type: type[SourceAttention] = SourceNode
-
     def forward(
         self,
         input_ids: Tensor,
@@ -316,15 +335,26 @@ class InplaceTargetDecoder(TargetDecoder):
     ) -> tuple[Tensor, ...]:
         pairs = pair_up(rest)
         # TensorRT's parser takes no Attention that gives its weights too.
-        attention = SourceAttention if self.weights else self.source_type
+        attention = SourceAttention if self.weights else SourceNode
         source = attention(pairs[: self.layers], encoder_attention_mask)
-        cache = self.cache_type(pairs[self.layers :], past_lengths)
+        cache = SlotCache(pairs[self.layers :], past_lengths)
         return self.outputs(input_ids, cache, source, logit_rows)
 
 
-class OrtTargetDecoder(InplaceTargetDecoder):
-    cache_type = GroupQueryCache
-    source_type = SourceAttention
+class OrtTargetDecoder(TargetDecoder):
+    def forward(
+        self,
+        input_ids: Tensor,
+        past_lengths: Tensor,
+        total_sequence_length: Tensor,
+        logit_rows: Tensor,
+        encoder_attention_mask: Tensor,
+        *rest: Tensor,
+    ) -> tuple[Tensor, ...]:
+        pairs = pair_up(rest)
+        source = SourceAttention(pairs[: self.layers], encoder_attention_mask)
+        cache = GroupQueryCache(pairs[self.layers :], past_lengths, total_sequence_length)
+        return self.outputs(input_ids, cache, source, logit_rows)
 
 
 def refuse_custom_parts(model: Transformer) -> Transformer:

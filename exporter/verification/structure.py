@@ -12,9 +12,11 @@ import numpy as np
 import onnx_ir as ir
 
 from ...runtime.backends.backend import Array, Arrays
+from ...runtime.backends.dialects import CUDA_DIALECTS
 from ...runtime.bundle.bundle import Bundle
 from ...runtime.bundle.manifest import Artifact
 from ...runtime.diagnostics.metrics import Comparison
+from ..host_inputs import find_late_inputs
 from ..passes.int8_encoder import COLUMNS, JOINED, UNSMOOTHING
 from ..passes.kv_cache import KEY_SCALE
 from ..passes.quantize import WEIGHT
@@ -76,6 +78,7 @@ def compare_structure(
         weights += check_weights(graph, tensors, products, is_ours)
         weights += check_whole_numbers(graph, tensors, products, rows, is_ours)
     config = bundle.manifest.config
+    runs_on_cuda = artifact.precision == "fp16" and artifact.dialect in CUDA_DIALECTS
     failures = [
         *shorten(find_wrong_epsilons(graph, config, meant)),
         *shorten(() if meant is None else find_wrong_attention(graph, meant, bundle.manifest.max_length)),
@@ -90,8 +93,15 @@ def compare_structure(
         *shorten(find_altered_ids(graph) if is_ours else ()),
         *shorten(find_foreign_caches(graph) if is_ours else ()),
         *shorten(find_wrong_zero_points(graph, products)),
+        *shorten(describe_late_inputs(graph) if runs_on_cuda else ()),
     ]
     return report_reading(artifact.id, "attributes" if tensors is None else CASE, len(weights), failures)
+
+
+def describe_late_inputs(graph: ir.Graph) -> Iterator[str]:
+    """Yield the nodes that read on the host what a GPU computes: a CPU runs them right, a GPU does not."""
+    for node, value in find_late_inputs(graph):
+        yield f"{describe_node(node)} reads {value.name!r} on the host before a GPU has computed it"
 
 
 def compare_files(name: str, model: ir.Model, other: ir.Model, against: str) -> Comparison:

@@ -34,6 +34,7 @@ class LoadRequest:
     memory_limit: int | None = None
     verify: bool = False
     device: int = 0
+    cpu_nodes: bool = False
     prepared: bool | Literal["auto"] = "auto"
 
 

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 
+from ..bundle.artifact import TOTAL
 from ..bundle.bundle import Bundle
 from ..bundle.manifest import Artifact
 from ..errors import BundleError, InputError, ManifestError
@@ -13,14 +14,24 @@ CPU_DIALECTS = ("ort", "portable", "inplace")  # fastest first
 CUDA_DIALECTS = ("ort", "portable")
 
 
+def accept_all(artifact: Artifact) -> bool:
+    return True
+
+
 def choose_artifact(
-    bundle: Bundle, graph: str, precision: str | None, dialects: Sequence[str] = CPU_DIALECTS
+    bundle: Bundle,
+    graph: str,
+    precision: str | None,
+    dialects: Sequence[str] = CPU_DIALECTS,
+    accepts: Callable[[Artifact], bool] = accept_all,
 ) -> Artifact:
     """Return the graph of `precision`, else of the manifest's default, else of the first given at export.
 
     The dialects are those that can be run, the fastest first.
     """
-    artifacts = [a for a in bundle.manifest.artifacts if a.graph == graph and a.dialect in dialects]
+    artifacts = [
+        a for a in bundle.manifest.artifacts if a.graph == graph and a.dialect in dialects and accepts(a)
+    ]
     if not artifacts:
         raise BundleError(f"{bundle.folder} has no {graph} graph that ONNX Runtime can run")
     precisions = list(dict.fromkeys(a.precision for a in artifacts))
@@ -36,3 +47,25 @@ def choose_artifact(
             f" {precisions}, or let `planforge bench {bundle.folder} --set-default` choose one"
         )
     return chosen
+
+
+def explain_misfit_on_cuda(artifact: Artifact, cpu_nodes: bool = False) -> str:
+    """Return why a graph is not run by ONNX Runtime on a GPU; "" where it is.
+
+    Args:
+        artifact: the graph.
+        cpu_nodes: whether its attention may be computed on the CPU.
+    """
+    if artifact.dialect not in CUDA_DIALECTS:
+        return f"ONNX Runtime runs no graph of the dialect {artifact.dialect} there"
+    if artifact.dialect != "ort" or not any(spec.role.startswith("past.") for spec in artifact.inputs):
+        return ""
+    if artifact.precision != "fp16":
+        again = "export it with --target cuda, or load it with cpu_nodes=True"
+        return "" if cpu_nodes else f"{artifact.id} would compute its attention on the CPU; {again}"
+    if any(spec.role == TOTAL for spec in artifact.inputs):
+        return ""
+    return (
+        f"{artifact.id} was exported by an older version, and its attention reads there on the host what the"
+        " GPU has not yet computed, which gives wrong results; export it again"
+    )

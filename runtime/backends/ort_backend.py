@@ -76,6 +76,8 @@ class OrtProgram:
         options = make_options(threads)
         if optimized:  # and saved by ONNX Runtime
             options.graph_optimization_level = import_onnxruntime().GraphOptimizationLevel.ORT_DISABLE_ALL
+        if tuple(providers) != CPU:  # so that the session tells which provider has which node
+            options.add_session_config_entry("session.record_ep_graph_assignment_info", "1")
         self.dtypes: dict[str, np.dtype[Any]] = {}
         self.huge_pages = HugePages(wanted=tuple(providers) == CPU)
         with wrap_ort_errors(f"ONNX Runtime cannot load {path.name}"), self.huge_pages:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import io
+from collections import Counter
 from collections.abc import Sequence
 from functools import partial
 from pathlib import Path
@@ -15,11 +16,20 @@ from ..errors import BackendUnavailableError
 from .backend import Array, Arrays, BoundGraph, Buffer, Buffers, LoadRequest, Shape
 from .cuda_memory import Device
 from .device_buffer import DeviceBuffer, DeviceProgram, check_buffers, make_buffer
-from .dialects import CUDA_DIALECTS, choose_artifact
+from .dialects import CUDA_DIALECTS, choose_artifact, explain_misfit_on_cuda
 from .ort_backend import CPU, OrtProgram, import_onnxruntime
 
 PROVIDER = "CUDAExecutionProvider"
 PRECISIONS = ("fp16", "fp32")  # the better first; int8 and int4 were never tried there
+# What ONNX Runtime leaves on the CPU because it computes shapes, of a few whole numbers. It has all of these
+# on a GPU too, and nothing else.
+SHAPES = (
+    "Abs", "Add", "And", "Cast", "Concat", "Constant", "ConstantOfShape", "Div", "Equal", "Expand",
+    "Flatten", "Gather", "Greater", "GreaterOrEqual", "Identity", "If", "Less", "LessOrEqual",
+    "Max", "MemcpyFromHost", "MemcpyToHost", "Min", "Mod", "Mul", "Neg", "Not", "Or", "Range",
+    "ReduceMax", "ReduceMin", "ReduceProd", "ReduceSum", "Reshape", "Shape", "Size", "Slice",
+    "Split", "Squeeze", "Sub", "Tile", "Unsqueeze", "Where",
+)  # fmt: skip
 
 
 class OrtCudaBackend:
@@ -28,7 +38,8 @@ class OrtCudaBackend:
     name = "ort-cuda"
 
     def __init__(self, bundle: Bundle, request: LoadRequest) -> None:
-        self.precision = choose_precision(bundle, request.precision)
+        self.cpu_nodes = request.cpu_nodes
+        self.precision = choose_precision(bundle, request.precision, self.cpu_nodes)
         ort = import_onnxruntime()
         if PROVIDER not in ort.get_available_providers():
             raise BackendUnavailableError(
@@ -45,24 +56,35 @@ class OrtCudaBackend:
         return f"{self.device.gpu.name}, {self.precision}"
 
     def artifact(self, bundle: Bundle, graph: str, precision: str | None) -> Artifact:
-        return choose_artifact(bundle, graph, self.precision, CUDA_DIALECTS)
+        return choose_artifact(
+            bundle,
+            graph,
+            self.precision,
+            CUDA_DIALECTS,
+            lambda artifact: not explain_misfit_on_cuda(artifact, self.cpu_nodes),
+        )
 
     def open(self, bundle: Bundle, artifact: Artifact) -> OrtCudaProgram:
         path = bundle.path(artifact.file, verify=self.verify)
         with bundle.check_meanwhile(artifact.data, verify=self.verify), self.device.turn():
-            return OrtCudaProgram(path, self.device)
+            return OrtCudaProgram(path, self.device, self.cpu_nodes)
 
 
-def choose_precision(bundle: Bundle, wanted: str | None) -> str:
+def choose_precision(bundle: Bundle, wanted: str | None, cpu_nodes: bool) -> str:
     """Return the precision to run, or raise an error if the bundle has no graphs in it that run there."""
     manifest = bundle.manifest
     graphs = {artifact.graph for artifact in manifest.artifacts}
     wanted = wanted or manifest.default_precision
+    misfits = [(a, explain_misfit_on_cuda(a, cpu_nodes)) for a in manifest.artifacts]
     for precision in PRECISIONS if wanted is None else (wanted,):
-        fitting = [a for a in manifest.artifacts if a.precision == precision and a.dialect in CUDA_DIALECTS]
+        fitting = [a for a, why in misfits if a.precision == precision and not why]
         right = wanted is not None or precision == "fp32" or all(a.passed for a in fitting)
         if precision in PRECISIONS and right and {a.graph for a in fitting} == graphs:
             return precision
+    for artifact, why in misfits:
+        asked = PRECISIONS if wanted is None else (wanted,)
+        if why and artifact.dialect in CUDA_DIALECTS and artifact.precision in set(asked) & set(PRECISIONS):
+            raise BackendUnavailableError(why)
     raise BackendUnavailableError(
         f"the bundle has no graphs in {wanted or ' or '.join(PRECISIONS)} that ONNX Runtime runs on a GPU;"
         " export it with --target cuda --precision fp32,fp16"
@@ -70,9 +92,15 @@ def choose_precision(bundle: Bundle, wanted: str | None) -> str:
 
 
 class OrtCudaProgram(DeviceProgram, OrtProgram):
-    """One ONNX graph in a session on a GPU. It works on the device's own stream."""
+    """One ONNX graph in a session on a GPU. It works on the device's own stream.
 
-    def __init__(self, path: Path, device: Device) -> None:
+    Args:
+        path: the graph.
+        device: the GPU.
+        cpu_nodes: whether nodes that compute more than shapes may run on the CPU.
+    """
+
+    def __init__(self, path: Path, device: Device, cpu_nodes: bool = False) -> None:
         options = {"device_id": device.gpu.index, "user_compute_stream": int(device.stream), "use_tf32": 0}
         settings = {name: str(value) for name, value in options.items()}
         super().__init__(path, providers=[(PROVIDER, settings), *CPU])
@@ -81,6 +109,8 @@ class OrtCudaProgram(DeviceProgram, OrtProgram):
                 f"ONNX Runtime could not start {PROVIDER}, as a rule because cuDNN or another library of CUDA"
                 " is missing: pip install 'planforge[gpu]'"
             )
+        if not cpu_nodes:
+            refuse_cpu_nodes(path.name, self.session)
         self.device = device
         device.programs += 1
 
@@ -112,3 +142,22 @@ class OrtCudaProgram(DeviceProgram, OrtProgram):
                 self.closed = True
                 super().close()
                 self.device.leave()
+
+
+def refuse_cpu_nodes(name: str, session: Any) -> None:
+    """Refuse a session in which nodes that compute more than shapes run on the CPU."""
+    if not hasattr(session, "get_provider_graph_assignment_info"):  # before ONNX Runtime 1.24
+        return
+    on_cpu = Counter(
+        node.op_type
+        for part in session.get_provider_graph_assignment_info()
+        if part.ep_name != PROVIDER
+        for node in part.get_nodes()
+        if node.op_type not in SHAPES
+    )
+    if on_cpu:
+        told = ", ".join(f"{count} x {kind}" for kind, count in on_cpu.most_common(3))
+        raise BackendUnavailableError(
+            f"ONNX Runtime has no kernel on the GPU for nodes of {name}, and would compute them on the CPU:"
+            f" {told}; export it with --target cuda, or load it with cpu_nodes=True"
+        )

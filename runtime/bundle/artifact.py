@@ -11,6 +11,10 @@ from .json_reader import FILE_NAME, Reader, check_file_name
 
 SLOTS = "slots"  # the axis of a cache's capacity, fixed in a plan
 RECENT = "recent"  # that of a layer's cache which holds the newest tokens alone
+# Roles and names of scalars in the host's memory: how many slots the longest row has filled behind a step, of
+# layers with `SLOTS` and of those with `RECENT`.
+TOTAL = "total_sequence_length"
+WINDOW_TOTAL = "window_total_sequence_length"
 CANDIDATES = ("candidate_logits", "candidate_ids", "log_sum")  # roles and names, where a plan picks them
 DTYPES = ("float32", "float16", "int64", "int32", "bool", "int8", "uint8")
 

@@ -10,7 +10,7 @@ from collections.abc import Sequence
 import numpy as np
 
 from ..backends.backend import Array, BoundGraph, Buffer
-from ..bundle.artifact import RECENT
+from ..bundle.artifact import RECENT, TOTAL, WINDOW_TOTAL
 from ..errors import InputError
 from .cache import LOGITS, Cache, spread_rows
 from .cache_shapes import SPARE, find_cache_shape, refuse_overflow
@@ -59,12 +59,18 @@ class SlotCache(Cache):
         """Run tokens of one row on top of what it holds, as a batch of one; return the named outputs."""
         T = len(tokens)
         refuse_overflow(self.lengths[row] + T, self.capacity)
+        sources = [buffer.shape[0] for buffer in self.context.buffers.values()]
+        source = row * max(sources, default=1) // len(self.lengths)  # several rows may follow one
         inputs = {
             "input_ids": np.asarray([tokens], np.int64),
             "logit_rows": np.asarray(logit_rows, np.int64),
+            **{name: array[source : source + 1] for name, array in self.context.inputs.items()},
             **self.place(self.lengths[row : row + 1], T, row),
         }
-        buffers = {name: buffer.row(row) for name, buffer in self.buffers.items()}
+        buffers = {
+            name: buffer.row(source if name in self.context.buffers else row)
+            for name, buffer in self.buffers.items()
+        }
         results = self.program.run(inputs, buffers, outputs)
         self.lengths[row] += T
         return results
@@ -132,14 +138,19 @@ class GroupQueryCache(SlotCache):
         self.starts = np.zeros(batch, np.int32)  # the position of each row's first slot of these layers
         pairs = zip(self.pairs, self.slots, strict=True)
         self.recent = [slots for (past, _), slots in pairs if RECENT in past.axis_names()]
+        # Older bundles compute the total in the graph, which is right on a CPU.
+        self.gives_total = any(spec.name == TOTAL for spec in self.artifact.inputs)
 
     def step(
         self, ids: Array, valid: Array | None, logit_rows: Array, outputs: Sequence[str] = LOGITS
     ) -> dict[str, Array]:
         if 1 in ids.shape or not any(self.lengths):
             return super().step(ids, valid, logit_rows, outputs)
-        if self.context.buffers or tuple(outputs) != LOGITS:
-            raise InputError("several tokens on top of a past that see a source run at batch 1 only")
+        if tuple(outputs) != LOGITS:
+            raise InputError(
+                "several tokens of several rows on top of a past give logits alone, not"
+                f" {', '.join(outputs)}: run them row by row"
+            )
         B, T = ids.shape
         counts = np.full(B, T) if valid is None else valid.sum(axis=1)
         grown: list[int] = (counts + self.lengths).tolist()
@@ -155,10 +166,15 @@ class GroupQueryCache(SlotCache):
 
     def place(self, lengths: Sequence[int], width: int, first: int = 0) -> dict[str, Array]:
         placed = super().place(lengths, width, first)
+        if self.gives_total:
+            placed[TOTAL] = np.array(max(lengths) + width, np.int32)
         if self.recent:
             for row, length in enumerate(lengths, first):
                 self.make_room(row, length, width)
-            placed["window_starts"] = self.starts[first : first + len(lengths)]
+            starts = self.starts[first : first + len(lengths)]
+            placed["window_starts"] = starts
+            if self.gives_total:
+                placed[WINDOW_TOTAL] = np.array((placed["past_lengths"] - starts).max() + width, np.int32)
         return placed
 
     def make_room(self, row: int, length: int, width: int) -> None:

@@ -1,4 +1,10 @@
-"""ONNX Runtime with a CUDA provider, on an emulated GPU: what it reads and writes there, the CPU computes."""
+"""ONNX Runtime with a CUDA provider, on an emulated GPU: what it reads and writes there, the CPU computes.
+
+Host and device are apart, as on a real one. A step happens when its stream is synchronised; until then its
+results are not there. What a node reads on the host, though a GPU computes it, is zero when it is read: an
+H200 did so to GroupQueryAttention. A node without a kernel on a GPU, such as GroupQueryAttention in fp32, is
+on the CPU, and the session tells so.
+"""
 
 from __future__ import annotations
 
@@ -10,6 +16,7 @@ from types import ModuleType, SimpleNamespace
 from typing import Any
 
 import numpy as np
+import onnx
 import onnxruntime
 import pytest
 
@@ -18,6 +25,60 @@ from planforge.runtime.backends import ort_backend, ort_cuda_backend
 from .emulated_cuda import EmulatedCuda
 
 PROVIDER = "CUDAExecutionProvider"
+CPU_PROVIDER = "CPUExecutionProvider"
+# The inputs that a kernel on a GPU reads on the host, of the operators in our graphs.
+ON_HOST = {
+    "Expand": [1],
+    "GroupQueryAttention": [6],
+    "Range": [0, 1, 2],
+    "Reshape": [1],
+    "Slice": [1, 2, 3, 4],
+}
+HALVES = (onnx.TensorProto.FLOAT16, onnx.TensorProto.BFLOAT16)  # GroupQueryAttention's on a GPU
+
+
+class PlacedGraph:
+    """A graph as the CUDA provider runs it: which node is where, and which values come too late."""
+
+    def __init__(self, path: Path) -> None:
+        self.model = onnx.load(path)
+        graph = self.model.graph
+        self.given = {value.name for value in (*graph.input, *graph.initializer)}
+        types = {value.name: value.type.tensor_type.elem_type for value in graph.input}
+        self.on_cpu: list[onnx.NodeProto] = []
+        self.on_gpu: list[onnx.NodeProto] = []
+        shapes: set[str] = set()  # values on the host
+        late: list[tuple[onnx.NodeProto, int]] = []
+        for node in graph.node:
+            wanted = ON_HOST.get(node.op_type, [])
+            computed = [(i, name) for i, name in enumerate(node.input) if name and name not in self.given]
+            if node.op_type == "GroupQueryAttention" and types.get(node.input[3]) not in HALVES:
+                self.on_cpu.append(node)
+                continue
+            if node.op_type == "Shape" or (
+                computed and all(name in shapes and i not in wanted for i, name in computed)
+            ):
+                shapes.update(node.output)
+                self.on_cpu.append(node)
+                continue
+            self.on_gpu.append(node)
+            late += [(node, i) for i, name in computed if i in wanted and name not in shapes]
+        self.late = [node.op_type for node, _ in late]
+        for node, index in late:
+            before = onnx.helper.make_node("Sub", [node.input[index]] * 2, [f"late.{index}.{node.output[0]}"])
+            graph.node.insert(list(graph.node).index(node), before)
+            node.input[index] = before.output[0]
+
+    def make_model(self) -> bytes:
+        content: bytes = self.model.SerializeToString()
+        return content
+
+    def tell(self) -> list[Any]:
+        """What `InferenceSession.get_provider_graph_assignment_info` does."""
+        return [
+            SimpleNamespace(ep_name=name, get_nodes=lambda nodes=nodes: nodes)
+            for name, nodes in ((PROVIDER, self.on_gpu), (CPU_PROVIDER, self.on_cpu))
+        ]
 
 
 class EmulatedBinding:
@@ -30,7 +91,7 @@ class EmulatedBinding:
         self.results: list[Any] = []
 
     def bind_cpu_input(self, name: str, array: Any) -> None:
-        self.inputs[name] = array
+        self.inputs[name] = array.copy
 
     def bind_input(self, name: str, kind: str, index: int, dtype: Any, shape: Any, pointer: int) -> None:
         assert kind == "cuda" and index == 0
@@ -50,14 +111,20 @@ class EmulatedBinding:
 class EmulatedSession:
     """An `InferenceSession` that works on the stream it was given."""
 
-    def __init__(self, session: Any, cuda: EmulatedCuda, providers: Sequence[Any]) -> None:
+    def __init__(
+        self, session: Any, placed: PlacedGraph, cuda: EmulatedCuda, providers: Sequence[Any]
+    ) -> None:
         self.session = session
+        self.placed = placed
         self.cuda = cuda
         self.settings: Mapping[str, str] = providers[0][1]
-        self.names = [PROVIDER, "CPUExecutionProvider"]
+        self.names = [PROVIDER, CPU_PROVIDER]
 
     def get_providers(self) -> list[str]:
         return self.names
+
+    def get_provider_graph_assignment_info(self) -> list[Any]:
+        return self.placed.tell()
 
     def get_inputs(self) -> Any:
         return self.session.get_inputs()
@@ -70,14 +137,26 @@ class EmulatedSession:
 
     def run_with_iobinding(self, binding: EmulatedBinding) -> None:
         stream = int(self.settings["user_compute_stream"])
-        assert self.cuda.cudaStreamSynchronize(stream)[0] == 0  # what was asked for before comes first
-        feeds = {name: value() if callable(value) else value for name, value in binding.inputs.items()}
-        found = self.session.run(list(binding.outputs), feeds)
-        for (name, target), value in zip(binding.outputs.items(), found, strict=True):
-            if target is not None:
-                assert target[1] == value.shape, name
-                self.cuda.at(target[0], value.nbytes)[:] = np.frombuffer(value.tobytes(), np.uint8)
-            binding.results.append(SimpleNamespace(numpy=lambda value=value: value))
+        inputs = dict(binding.inputs)
+        outputs = dict(binding.outputs)
+        arrived: dict[str, Any] = {}
+
+        def work() -> None:
+            found = self.session.run(list(outputs), {name: read() for name, read in inputs.items()})
+            arrived.update(zip(outputs, found, strict=True))
+            for name, target in outputs.items():
+                if target is not None:
+                    assert target[1] == arrived[name].shape, name
+                    content = np.frombuffer(arrived[name].tobytes(), np.uint8)
+                    self.cuda.at(target[0], arrived[name].nbytes)[:] = content
+
+        self.cuda.ask(stream, work)
+
+        def read_result(name: str) -> Any:
+            assert arrived, f"{name} was read before the GPU had computed it"
+            return arrived[name]
+
+        binding.results = [SimpleNamespace(numpy=lambda name=name: read_result(name)) for name in outputs]
 
 
 @contextmanager
@@ -97,7 +176,9 @@ def emulated_ort_cuda(available: bool = True, starts: bool = True, **machine: An
     def make_session(path: Path, options: Any, providers: Sequence[Any], disabled: Sequence[str]) -> Any:
         if providers == ort_backend.CPU:
             return real(path, options, providers, disabled)
-        session = EmulatedSession(real(path, options, ort_backend.CPU, disabled), cuda, providers)
+        placed = PlacedGraph(path)
+        computing = real(placed.make_model(), options, ort_backend.CPU, disabled)
+        session = EmulatedSession(computing, placed, cuda, providers)
         session.names = session.names if starts and loaded else session.names[1:]
         return session
 

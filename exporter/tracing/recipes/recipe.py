@@ -6,7 +6,7 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Any
 
-from ....runtime.bundle.artifact import RECENT
+from ....runtime.bundle.artifact import RECENT, TOTAL, WINDOW_TOTAL
 from ....runtime.bundle.manifest import Axis, TensorSpec
 from ....runtime.decoding.cache_shapes import count_recent_slots
 
@@ -123,6 +123,8 @@ def make_decoder_recipe(parts: DecoderParts, dialect: str) -> Recipe:
         cached = Axis("slots", 1, length, length)
         total = cached
         placing = [TensorSpec("past_lengths", "past_lengths", "int32", (batch,))]
+    if dialect == "ort":
+        placing.append(TensorSpec(TOTAL, TOTAL, "int32", ()))
     old_axes = (batch, parts.heads, cached, parts.head_size)
     new_axes = (batch, parts.heads, total, parts.head_size)
     past = make_cache_specs("past_key_values" if grows else "cache", "past", parts.layers, old_axes)
@@ -130,6 +132,7 @@ def make_decoder_recipe(parts: DecoderParts, dialect: str) -> Recipe:
     window = find_window(parts, dialect)
     if window is not None:
         placing.append(TensorSpec("window_starts", "window_starts", "int32", (batch,)))
+        placing.append(TensorSpec(WINDOW_TOTAL, WINDOW_TOTAL, "int32", ()))
         past = shorten_windows(past, parts.windows, window)
         present = shorten_windows(present, parts.windows, window)
     module = parts.modules[dialect if window is None else RECENT]

@@ -76,3 +76,24 @@ def test_a_graph_is_checked_for_those_who_take_it(
 def test_an_encoder_without_a_plan_is_checked_for_rtx(head_bundle: Callable[[str], Path]) -> None:
     assert Bundle.open(head_bundle("classifier")).manifest.plans == ()
     assert "rtx" in lint(head_bundle("classifier")).targets
+
+
+@pytest.mark.parametrize("target", ["jetpack5.1", "jetpack6.0", "tensorrt8.6"])
+def test_a_graph_is_judged_as_build_rewrites_it_for_tensorrt_8(target: str, demo_bundle: Path) -> None:
+    """`build` writes Gelu and LayerNormalization out, and hands over opset 17."""
+    report = lint(demo_bundle, [target])
+    assert report.passed
+    assert {finding.rule for finding in report.findings} <= {"int64-input"}
+    portable = next(name for name in report.graphs if "portable" in name)
+    alone = lint(demo_bundle / portable, [target])
+    assert {"opset", "operator-unsupported"} <= {finding.rule for finding in alone.findings}
+
+
+def test_slots_that_only_build_makes_a_number_are_an_error_of_the_file_alone(demo_bundle: Path) -> None:
+    """TensorRT-RTX's own parser refuses such a cache: see test_oracle.py's "cache-of-unknown-length"."""
+    report = lint(demo_bundle, ["rtx"])
+    assert report.passed and not report.findings
+    inplace = next(name for name, target in report.checked)
+    (finding,) = lint(demo_bundle / inplace, ["rtx"]).findings
+    assert (finding.rule, finding.severity) == ("cache-length", "error")
+    assert "'slots', which only `planforge build` makes a number" in finding.what

@@ -29,7 +29,6 @@ from planforge.exporter.tracing.recipes import decoder as recipes
 from planforge.models import GPT2, load_model
 from planforge.runtime.backends.ort_backend import OrtBuffer, OrtProgram, OrtStep
 from planforge.runtime.bundle.manifest import Artifact
-from planforge.runtime.decoding.cache import Context
 from planforge.runtime.decoding.decoder import Decoder, DecoderRun, pad
 from planforge.runtime.decoding.slot_cache import GroupQueryCache
 from planforge.runtime.errors import ContextLengthError, InputError
@@ -295,20 +294,14 @@ def test_several_tokens_on_a_past_run_row_by_row_and_all_else_at_once(
     assert shapes[5:] == [(1, 2), (1, 2), (1, 1)]
 
 
-def test_rows_that_see_a_source_take_several_tokens_at_batch_1_only(tiny: Tiny) -> None:
+def test_several_rows_that_take_several_tokens_on_a_past_give_logits_alone(tiny: Tiny) -> None:
     def unused(given: Any) -> Any:
         raise AssertionError("the graph must not run")
 
-    program = FakeProgram(unused)
-    context = Context(buffers={"cross.0.key": program.allocate("cross.0.key", (1, 1))})
-    cache = GroupQueryCache(program, tiny.fp32.artifact, 2, CAPACITY, context)
-    cache.lengths = [3, 3]
     ids = np.zeros((2, 2), np.int64)
-    with pytest.raises(InputError, match="batch 1 only"):
-        cache.step(ids, np.ones_like(ids, bool), np.array([0]))
-    cache = GroupQueryCache(program, tiny.fp32.artifact, 2, CAPACITY)
+    cache = GroupQueryCache(FakeProgram(unused), tiny.fp32.artifact, 2, CAPACITY)
     cache.lengths = [3, 3]
-    with pytest.raises(InputError, match="batch 1 only"):
+    with pytest.raises(InputError, match="give logits alone, not logits, cross_attentions"):
         cache.step(ids, np.ones_like(ids, bool), np.array([0]), ("logits", "cross_attentions.0"))
 
 

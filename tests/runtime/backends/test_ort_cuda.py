@@ -14,10 +14,12 @@ import pytest
 
 from planforge.exporter import export
 from planforge.runtime import TextEncoder, TextGenerator, Translator, load
+from planforge.runtime.backends import ort_cuda_backend
 from planforge.runtime.bundle.bundle import Bundle
-from planforge.runtime.errors import BackendUnavailableError, InputError, MemoryLimitError
+from planforge.runtime.errors import BackendError, BackendUnavailableError, InputError, MemoryLimitError
 
 from ...helpers.emulated_ort_cuda import emulated_ort_cuda
+from ...helpers.old_total import compute_total_in_the_graph
 
 PROMPTS = ["Now therefore", "In the beginning God created the heaven", "And"]
 
@@ -38,9 +40,9 @@ def answers(bundle: Path, backend: str, precision: str) -> list[tuple[int, ...]]
     return [one.token_ids for one in found]
 
 
-def test_the_bundle_has_both_precisions_in_one_dialect(bundle: Path) -> None:
+def test_each_precision_is_in_the_dialect_that_has_kernels(bundle: Path) -> None:
     artifacts = Bundle.open(bundle).manifest.artifacts
-    assert [a.id for a in artifacts] == ["decoder.ort.fp32", "decoder.ort.fp16"]
+    assert [a.id for a in artifacts] == ["decoder.portable.fp32", "decoder.ort.fp16"]
     assert all(a.passed for a in artifacts)
 
 
@@ -54,6 +56,49 @@ def test_generation_is_that_of_the_cpu(
         assert answers(bundle, "ort-cuda", precision) == meant
         assert cuda.used == 0 and not cuda.queues
     assert capsys.readouterr().out == ""
+
+
+def test_a_total_that_the_graph_computes_arrives_too_late(bundle: Path, tmp_path: Path) -> None:
+    """What a real GPU did to it: another answer, or none. On the CPU such a bundle goes on running."""
+    old = compute_total_in_the_graph(bundle, tmp_path / "old")
+    assert answers(old, "ort-cpu", "fp16") == answers(bundle, "ort-cpu", "fp16")
+    with TextGenerator.load(bundle, backend="ort-cpu", precision="fp32") as model:
+        in_fp32 = [one.token_ids for one in model.generate(PROMPTS, max_new_tokens=5)]
+    again = "decoder.ort.fp16 was exported by an older version.*export it again"
+    with emulated_ort_cuda():
+        with pytest.raises(BackendUnavailableError, match=again):
+            load(old, backend="ort-cuda", precision="fp16")
+        with TextGenerator.load(old, backend="ort-cuda") as model:
+            assert [one.token_ids for one in model.generate(PROMPTS, max_new_tokens=5)] == in_fp32
+        with pytest.MonkeyPatch.context() as patch:
+            patch.setattr(ort_cuda_backend, "explain_misfit_on_cuda", lambda artifact, cpu_nodes: "")
+            try:
+                late = answers(old, "ort-cuda", "fp16")
+            except BackendError:
+                late = []
+    assert late != answers(bundle, "ort-cpu", "fp16")
+
+
+def test_attention_in_fp32_is_computed_on_the_cpu_only_where_asked_for(
+    demo_bundle: Path, tmp_path: Path
+) -> None:
+    folder = Path(shutil.copytree(demo_bundle, tmp_path / "bundle"))
+    value = json.loads((folder / "manifest.json").read_text(encoding="utf-8"))
+    value["artifacts"] = [a for a in value["artifacts"] if a["id"] == "decoder.ort.fp32"]
+    value["plans"] = []
+    (folder / "manifest.json").write_text(json.dumps(value), encoding="utf-8")
+    with emulated_ort_cuda():
+        with pytest.raises(BackendUnavailableError, match=r"decoder\.ort\.fp32 would compute its attention"):
+            load(folder, backend="ort-cuda")
+        with TextGenerator.load(folder, backend="ort-cuda", cpu_nodes=True) as model:
+            found = [one.token_ids for one in model.generate(PROMPTS, max_new_tokens=5)]
+        with pytest.MonkeyPatch.context() as patch:
+            patch.setattr(ort_cuda_backend, "explain_misfit_on_cuda", lambda artifact, cpu_nodes: "")
+            told = r"for nodes of decoder\.ort.*: 4 x GroupQueryAttention; export it with --target cuda"
+            with pytest.raises(BackendUnavailableError, match=told):
+                load(folder, backend="ort-cuda")
+    with TextGenerator.load(folder, backend="ort-cpu") as model:
+        assert [one.token_ids for one in model.generate(PROMPTS, max_new_tokens=5)] == found
 
 
 def test_embeddings_and_labels(head_bundle: Callable[[str], Path]) -> None:

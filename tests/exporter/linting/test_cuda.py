@@ -1,0 +1,73 @@
+"""Rules about ONNX Runtime on a GPU: what a kernel reads on the host must be there.
+
+An H200 read zeros where the graph computed the number of slots from an input, and ran GroupQueryAttention in
+fp32 on the CPU.
+"""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from planforge.exporter import export, lint
+from planforge.exporter.verification.structure import compare_structure
+from planforge.runtime.bundle.bundle import Bundle
+
+from ...helpers.lint import Case, write_case
+from ...helpers.lint_cases import MS
+from ...helpers.old_total import compute_total_in_the_graph
+
+COMPUTED = "m = ReduceMax <keepdims = 0>(p) s = Shape <start = 1, end = 2>(q) c = Cast <to = 6>(s)"
+
+
+def attend(total: str, before: str = "", dtype: str = "float16") -> str:
+    """A graph with one GroupQueryAttention."""
+    inputs = f"{dtype}[1,n,64] q, {dtype}[1,2,8,64] a, {dtype}[1,2,8,64] b, int32[1] l, int32[1] p, int32 t"
+    outputs = f"{dtype}[1,n,64] y, {dtype}[1,2,8,64] d, {dtype}[1,2,8,64] e"
+    call = "com.microsoft.GroupQueryAttention <num_heads = 1, kv_num_heads = 1>"
+    return f"({inputs}) => ({outputs}) {{ {before} y, d, e = {call}(q, q, q, a, b, l, {total}) }}"
+
+
+@pytest.mark.parametrize(
+    ("body", "late"),
+    [
+        (attend("t"), []),
+        (attend("u", "s = Shape <start = 1, end = 2>(q) v = Squeeze(s) u = Cast <to = 6>(v)"), []),
+        (attend("u", f"{COMPUTED} v = Squeeze(c) u = Add(m, v)"), ["reads 'u' on the host before the GPU"]),
+        (attend("u", "u = Identity(t)"), ["reads 'u' on the host before the GPU has computed it"]),
+        ("(float[n] x, int64[k] i) => (float[m] y) { y = Expand(x, i) }", []),
+        ("(float[n] x, int64[k] i) => (float[m] y) { j = Abs(i) y = Expand(x, j) }", ["reads 'j' on the"]),
+        # ONNX Runtime launches Range on the GPU, as it reads the shape on the host anyway.
+        (
+            "(float[n] x) => (float[m] y)"
+            " <int64 o = {0}, int64 i = {1}> { s = Size(x) r = Range(o, s, i) y = Expand(x, r) }",
+            ["reads 'r' on the host"],
+        ),
+    ],
+)  # fmt: skip
+def test_what_is_read_on_the_host_is_an_input_or_follows_from_shapes(
+    body: str, late: list[str], tmp_path: Path
+) -> None:
+    path = write_case(Case("g", "", body, 20, domains=MS), tmp_path)
+    found = [finding for finding in lint(path, ["cuda"]).findings if finding.rule == "host-input"]
+    assert len(found) == len(late)
+    for finding, words in zip(found, late, strict=True):
+        assert finding.severity == "wrong" and words in finding.what
+    assert "host-input" not in {finding.rule for finding in lint(path, ["cpu", "rtx"]).findings}
+
+
+def test_attention_without_a_kernel_on_a_gpu_is_told(tmp_path: Path) -> None:
+    for dtype in ("float", "float16", "bfloat16"):
+        path = write_case(Case(dtype, "", attend("t", dtype=dtype), 20, domains=MS), tmp_path)
+        found = [f.what for f in lint(path, ["cuda"]).findings if f.rule == "attention-on-cpu"]
+        assert len(found) == (dtype == "float"), dtype
+
+
+def test_verification_refuses_what_a_gpu_would_compute_wrong(tmp_path: Path) -> None:
+    folder = tmp_path / "bundle"
+    export("gpt2-demo", folder, target=["cuda"], precision=["fp16"], verify="quick")
+    for number, bundle in enumerate((folder, compute_total_in_the_graph(folder, tmp_path / "old"))):
+        opened = Bundle.open(bundle)
+        failures = compare_structure(opened, opened.manifest.artifact("decoder.ort.fp16")).failures
+        assert any("on the host before a GPU has computed" in text for text in failures) == bool(number)
