@@ -18,16 +18,17 @@ class IncrementalDecoder:
     """Turns token ids, one at a time, into the text they add.
 
     The pieces joined are exactly ``tokenizer.decode(all ids)``, and no piece ends within a UTF-8
-    character: bytes wait until the character is whole or cannot become one.
+    character: bytes wait until the character is whole or cannot become one. Ids that go on with a text
+    keep the space before the first word: `context` is what ``tokenizer.find_context`` says of that text.
 
     Not ``tokenizers.decoders.DecodeStream``: that one has no end, so what it still holds when
     generation stops is lost, and it holds back a genuine U+FFFD.
     """
 
-    def __init__(self, tokenizer: Tokenizer) -> None:
+    def __init__(self, tokenizer: Tokenizer, context: Sequence[int] = ()) -> None:
         self._tokenizer = tokenizer
         self._utf8 = codecs.getincrementaldecoder("utf-8")("replace")
-        self._shown: list[int] = []  # the ids shown last: the next ones' spaces depend on them
+        self._shown = list(context)  # the ids shown last: the next ones' spaces depend on them
         self._held: list[int] = []
 
     def push(self, token_id: int) -> str:
@@ -53,7 +54,7 @@ class IncrementalDecoder:
         before = self._tokenizer.decode(self._shown)
         self._shown = self._held
         self._held = []
-        return text[len(before) :]
+        return text.removeprefix(before)
 
 
 class StopStrings:
