@@ -231,7 +231,8 @@ class GenerationOptions(TypedDict, total=False):
         logit_bias: is added to the logits of these tokens; -inf forbids one.
         logits_processor: a function of your own; see `LogitsProcessor`.
         seed: makes the draws repeatable.
-        stop: a string or several that end the answer, which does not show them.
+        stop: a string or several that end the answer, which does not show them. Special tokens are searched
+            too, such as "<|im_end|>", or "<|im_start|>user", where one stands before plain text.
         json_schema: a JSON schema, as a mapping or a text, that the answer is valid by: the answer is JSON.
             {"type": "object"} allows any object. A keyword that cannot be enforced is a `SchemaError`, which
             names its place. At most one of json_schema, regex, grammar and choices may be given. Tokens that

@@ -161,8 +161,15 @@ class Row:
         for token in self.token_ids[self._decoded :]:
             self._decoded += 1  # first, so that no token is decoded twice, whatever is raised below
             # A model may have more rows than its tokenizer has tokens; those beyond spell nothing.
-            if token < self.tokenizer.vocab_size:
-                self.pieces.append(self.stop.push(self.stream.push(token)))
+            if token >= self.tokenizer.vocab_size:
+                continue
+            if self.tokenizer.find_piece(token) is None:
+                self.pieces.append(self.stop.push(self.tokenizer.spell(token), hidden=True))
+                continue
+            text = self.stream.push(token)
+            if self.has_stop_strings:
+                text += self.stream.release_bytes()
+            self.pieces.append(self.stop.push(text))
 
     def _make_top_logprob(self, token: int, logprob: float) -> TopLogprob:
         text = ""

@@ -110,3 +110,28 @@ def test_what_an_answer_is_held_to_is_its_text(model: TextGenerator, options: An
         ]
     for answer in answers:
         assert (answer.text in texts, answer.finish_reason) == (True, "stop"), answer
+
+
+@pytest.mark.parametrize(
+    ("stop", "text"),
+    [
+        ("<|im_end|>", " cat satcat\n "),
+        ("<|im_start|>user", " cat satcat\n "),
+        ("\n <|im_end|>", " cat satcat"),
+        (" <|im_end|><|im_start|>", " cat satcat\n"),
+        ("im_st", " cat satcat\n "),
+        ("user on", " cat satcat\n "),
+        (["user", "<|im_start|>u"], " cat satcat\n "),
+        ("<|im_end|>user", None),
+    ],
+)
+def test_a_stop_string_with_special_tokens_ends_the_answer(
+    model: TextGenerator, stop: str | list[str], text: str | None
+) -> None:
+    how: dict[str, Any] = {"max_new_tokens": 10, "stop": stop}
+    answer = model.generate("The", **how)
+    assert (answer.finish_reason == "stop") == (text is not None)
+    assert answer.text == (text or " cat satcat\n user on")
+    for chunks in (model.stream("The", **how), model.submit("The", **how)):
+        assert joined(chunks) == answer.text
+    assert model.generate("The", **how, **LOOKUP).text == answer.text

@@ -164,6 +164,27 @@ def test_the_cut_does_not_depend_on_the_split(splits: list[str], stops: list[str
         assert (shown + stop.finish(), stop.found) == (expected, found)
 
 
+@settings(deadline=None, max_examples=500)
+@given(
+    splits=st.lists(letters, max_size=8),
+    special=st.lists(st.booleans(), min_size=8, max_size=8),
+    stops=st.lists(st.text(alphabet="ab\n", min_size=1, max_size=5), max_size=4),
+)
+@example(splits=["a", "b", "a"], special=[False, True] * 4, stops=["bb"])
+def test_special_tokens_are_searched_and_never_shown(
+    splits: list[str], special: list[bool], stops: list[str]
+) -> None:
+    """The definition: the letters up to the stop string, each kept where its piece is no special token."""
+    pieces = list(zip(splits, special, strict=False))
+    expected, found = cut("".join(splits), stops)
+    hidden = [is_special for piece, is_special in pieces for _ in piece]
+    kept = "".join(letter for letter, is_hidden in zip(expected, hidden, strict=False) if not is_hidden)
+    stop = StopStrings(stops)
+    shown = "".join(stop.push(piece, hidden=is_special) for piece, is_special in pieces)
+    assert kept.startswith(shown)
+    assert (shown + stop.finish(), stop.found) == (kept, found)
+
+
 @settings(deadline=None, max_examples=300)
 @given(splits=st.lists(letters, max_size=8), stop=st.text(alphabet="ab\n", min_size=1, max_size=5))
 def test_one_stop_string_cuts_where_it_first_occurs(splits: list[str], stop: str) -> None:
