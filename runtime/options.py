@@ -222,7 +222,7 @@ class GenerationOptions(TypedDict, total=False):
 
     Attributes:
         max_new_tokens: at least 1; 64 unless given. Generation that fills the context ends with "context".
-        temperature: divides the logits; 0 is greedy.
+        temperature: divides the logits; 0 is greedy, and next to 0 as good as that.
         top_k: draw from the k likeliest tokens only.
         top_p: draw from the likeliest tokens that together reach this probability.
         min_p: draw from tokens that have at least this share of the likeliest one's probability.
