@@ -45,7 +45,8 @@ class Encoding:
     def words(self) -> list[int | None]:
         """The number of the word that each token is part of, from 0; a new list at every reading.
 
-        What a word is, the pre-tokenizer says: for BERT, a punctuation mark is one too.
+        What a word is, the pre-tokenizer says: for BERT, a punctuation mark is one too. Where it splits no
+        text at spaces (see `Tokenizer.splits_words`), all may be one.
         """
         words = self._raw.word_ids
         return words if self._sources is None else [words[index] for index in self._sources]
@@ -224,12 +225,19 @@ class Tokenizer:
             return tokenizers.Tokenizer.from_str(self._plain.to_str())  # the flag is not saved with it
 
     @cached_property
-    def _unknown(self) -> int | None:
+    def unknown(self) -> int | None:
+        """The id of the unknown token, if there is one."""
         model = json.loads(self._plain.to_str())["model"]
         if model.get("unk_token") is not None:
             return self._plain.token_to_id(model["unk_token"])
         unknown: int | None = model.get("unk_id")
         return unknown
+
+    @cached_property
+    def splits_words(self) -> bool:
+        """Whether the pre-tokenizer tells words apart; Gemma's does not, and some of SentencePiece's."""
+        (two,) = self.encode_batch(["a a"])
+        return len(set(two.words)) > 1
 
     def _make_plain(self, raw: tokenizers.Encoding) -> Encoding:
         ids = raw.ids
@@ -246,11 +254,11 @@ class Tokenizer:
         text becomes the end of sequence even where tokenizers was told to read it as text.
         """
         text = self._plain.id_to_token(token_id) or ""
-        if token_id not in self._special_ids or token_id == self._unknown or len(text) == 1:
+        if token_id not in self._special_ids or token_id == self.unknown or len(text) == 1:
             return [token_id]
         letters = map(self._plain.token_to_id, text)
         unreadable = {None, *self._special_ids}
-        plain = [self._unknown if letter in unreadable else letter for letter in letters]
+        plain = [self.unknown if letter in unreadable else letter for letter in letters]
         return [letter for letter in plain if letter is not None]
 
 
