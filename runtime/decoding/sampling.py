@@ -155,11 +155,12 @@ def divide_by_temperature(scores: npt.NDArray[np.float32], temperature: float) -
     probability: the lower the temperature, the fewer tokens but the likeliest are left.
     """
     with np.errstate(over="ignore", divide="ignore", invalid="ignore"):  # looked at below
-        divided = scores / np.float32(temperature)
+        divided: npt.NDArray[np.float32] = scores / np.float32(temperature)
         if np.isfinite(divided.max(axis=-1)).all():
             return divided
         shifted = scores - scores.max(axis=-1, keepdims=True)
-        return shifted / np.float32(max(temperature, LEAST_TEMPERATURE))
+        divided = shifted / np.float32(max(temperature, LEAST_TEMPERATURE))
+        return divided
 
 
 def run_processors(

@@ -3,14 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from ..errors import InputError, TokenizerError
 from ..text.tokenizer import Tokenizer
 
-if TYPE_CHECKING:
-    import llguidance
-
+BYTES = [bytes([byte]) for byte in (*range(0xC0), *range(0xC2, 0xF5))]  # those that texts in UTF-8 have
 BEFORE = "\n"  # stands before a text within an answer; no vocabulary joins it to a word
 
 
@@ -26,7 +24,7 @@ class GrammarTokens:
         eos: tokens that end an answer.
 
     Attributes:
-        environment: what llguidance makes matchers with.
+        environment: llguidance's LLTokenizer, which its matchers are made with.
         spells_all: whether tokens spell every text. Where not, llguidance must cut no text into tokens: it
             would take some that the model does not have, one for each byte.
         openers: tokens that add less to a text where they are its first, such as "cat" instead of " cat". Of
@@ -47,13 +45,11 @@ class GrammarTokens:
         ids = range(max(tokenizer.vocab_size, ends[0] + 1))
         self.eos_token_id = ends[0]
         self.tokens = [b"" if token in ends else tokenizer.find_bytes(token) for token in ids]
-        self.spells_all = {bytes([byte]) for byte in range(256)} <= set(self.tokens)
+        self.spells_all = set(BYTES) <= set(self.tokens)
         if not self.spells_all:
-            self.tokens += [bytes([byte]) for byte in range(256)]
-        self._greedy: llguidance.LLTokenizer | None = None
-        self.environment: llguidance.LLTokenizer = llguidance.LLTokenizer(
-            llguidance.TokenizerWrapper(self), None, ends
-        )
+            self.tokens += BYTES
+        self._greedy: Any = None
+        self.environment: Any = llguidance.LLTokenizer(llguidance.TokenizerWrapper(self), None, ends)
         self._greedy = self.environment
         self.openers = self._find_openers(set(ends))
 
@@ -65,9 +61,9 @@ class GrammarTokens:
             ids = self._tokenizer.encode(BEFORE + text)[len(before) :]
         except TokenizerError:  # the vocabulary cannot express it
             ids = []
-        if b"".join(self.tokens[token] for token in ids) == data or self._greedy is None:
-            return ids
-        return self._greedy.greedy_tokenize(text)
+        if self._greedy is not None and b"".join(self.tokens[token] for token in ids) != data:
+            ids = self._greedy.greedy_tokenize(text)
+        return ids
 
     def _find_openers(self, ends: set[int]) -> dict[int, list[int]]:
         openers: dict[int, list[int]] = {}

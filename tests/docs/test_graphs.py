@@ -8,6 +8,7 @@ import subprocess
 import sys
 from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
@@ -24,7 +25,7 @@ OTHERS = ("planforge", "torch", "transformers", "tokenizers", "onnx")  # that th
 
 def greedy(checkpoint: Path) -> list[int]:
     """transformers' greedy answer to the page's prompt, with it; no token ends it."""
-    model = transformers.AutoModelForCausalLM.from_pretrained(checkpoint, dtype=torch.float32)
+    model: Any = transformers.AutoModelForCausalLM.from_pretrained(checkpoint, dtype=torch.float32)
     model.generation_config = transformers.GenerationConfig(
         max_new_tokens=10, min_new_tokens=10, do_sample=False
     )
