@@ -225,7 +225,7 @@ class GenerationOptions(TypedDict, total=False):
 
     Attributes:
         max_new_tokens: at least 1; 64 unless given. Generation that fills the context ends with "context".
-        temperature: divides the logits; 0 is greedy.
+        temperature: divides the logits; 0 is greedy, and next to 0 as good as that.
         top_k: draw from the k likeliest tokens only.
         top_p: draw from the likeliest tokens that together reach this probability.
         min_p: draw from tokens that have at least this share of the likeliest one's probability.
@@ -234,7 +234,8 @@ class GenerationOptions(TypedDict, total=False):
         logit_bias: is added to the logits of these tokens; -inf forbids one.
         logits_processor: a function of your own; see `LogitsProcessor`.
         seed: makes the draws repeatable.
-        stop: a string or several that end the answer, which does not show them.
+        stop: a string or several that end the answer, which does not show them. Special tokens are searched
+            too, such as "<|im_end|>", or "<|im_start|>user", where one stands before plain text.
         json_schema: a JSON schema, as a mapping or a text, that the answer is valid by: the answer is JSON.
             {"type": "object"} allows any object. A keyword that cannot be enforced is a `SchemaError`, which
             names its place. At most one of json_schema, regex, grammar and choices may be given. Tokens that

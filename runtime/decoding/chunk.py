@@ -34,7 +34,8 @@ class TopLogprob:
 
     Attributes:
         token_id: the token.
-        text: what it reads as, alone; a special token as it is spelled. Part of a character is U+FFFD.
+        text: what it adds to the text, with the space before a word; a special one as it is spelled. Part of
+            a character is U+FFFD.
         logprob: under the model itself, before temperature and the like.
     """
 

@@ -29,6 +29,7 @@ from .processors import (
 Logits = npt.NDArray[np.floating]
 PROCESSORS = ("logit_bias", "no_repeat_ngram_size", "repetition_penalty")  # the likeliest to blame first
 FLOAT32_MAX = float(np.finfo(np.float32).max)
+LEAST_TEMPERATURE = float(np.finfo(np.float32).smallest_normal)  # what is below may be read as 0
 # Below this the sum of exponentials needs no shift by the highest logit: 2^60 of them can be added in
 # float32, and above -40 what counts in the sum does not vanish.
 SAFE_EXPONENT = 40.0
@@ -136,9 +137,7 @@ def process(
     if sampling.greedy:
         return scores
     if sampling.temperature is not None:
-        with np.errstate(over="ignore", divide="ignore", invalid="ignore"):  # looked at below
-            scores /= np.float32(sampling.temperature)
-        check_scores(scores, sampling, ("temperature", *PROCESSORS))
+        scores = divide_by_temperature(scores, sampling.temperature)
     if sampling.top_k is not None:
         keep_top_k(scores, sampling.top_k)
     if sampling.top_p is not None and sampling.top_p < 1.0:
@@ -147,6 +146,21 @@ def process(
     if sampling.min_p is not None:
         keep_min_p(scores, sampling.min_p)
     return scores
+
+
+def divide_by_temperature(scores: npt.NDArray[np.float32], temperature: float) -> npt.NDArray[np.float32]:
+    """Return finite or -inf scores (B, V) divided by a temperature.
+
+    Where that would leave float32, each row is shifted to a highest score of 0 first, which changes no
+    probability: the lower the temperature, the fewer tokens but the likeliest are left.
+    """
+    with np.errstate(over="ignore", divide="ignore", invalid="ignore"):  # looked at below
+        divided: npt.NDArray[np.float32] = scores / np.float32(temperature)
+        if np.isfinite(divided.max(axis=-1)).all():
+            return divided
+        shifted = scores - scores.max(axis=-1, keepdims=True)
+        divided = shifted / np.float32(max(temperature, LEAST_TEMPERATURE))
+        return divided
 
 
 def run_processors(
@@ -165,19 +179,19 @@ def run_processors(
             forbid_repeats(row[None], [history], sampling.no_repeat_ngram_size)
         if sampling.logits_processor is not None:
             run_processor(sampling.logits_processor, history, row)
-    check_scores(scores, sampling, PROCESSORS)
+    check_scores(scores, sampling)
 
 
-def check_scores(scores: npt.NDArray[np.float32], sampling: Sampling, applied: Sequence[str]) -> None:
+def check_scores(scores: npt.NDArray[np.float32], sampling: Sampling) -> None:
     """Refuse scores from which nothing can be chosen; the model's own logits were sound.
 
-    The error is about the first of the options that were applied which changes them.
+    The error is about the first of the processors that change them.
     """
     highest = scores.max(axis=-1)  # NaN of a row with NaN
     if np.isfinite(highest).all():
         return
     defaults = Sampling()
-    names = [name for name in applied if getattr(sampling, name) != getattr(defaults, name)]
+    names = [name for name in PROCESSORS if getattr(sampling, name) != getattr(defaults, name)]
     changed = [f"{name}={getattr(sampling, name)!r:.40}" for name in names]
     if sampling.logits_processor is not None:
         names.append("logits_processor")

@@ -16,6 +16,10 @@ from .pooling import softmax
 from .results import Answer, Answers, Entity
 
 OUTSIDE = "O"
+# Prefixes of labels: B-PER begins an entity, I-PER goes on with it. Where a model has more of them, one of a
+# single word is S-PER (or U-PER), and the last word's is E-PER (or L-PER).
+BEGIN = "BSU"
+END = "ESLU"
 
 
 def find_answers(
@@ -63,11 +67,12 @@ def find_entities(
 ) -> tuple[Entity, ...]:
     """Return the entities of a text in order, from (T, C), NaN of tokens that the model did not see.
 
-    A word has the tag of its first token; an entity's score is its words' mean. Of labels "O" means outside,
-    "B-" and "I-" begin and continue an entity.
+    A word has the tag of its first token; an entity's score is its words' mean. The label "O" means outside.
     """
     found: list[list[Any]] = []  # label, the scores of its words, start and end of each entity
+    tags = [split_label(label, labels) for label in labels]
     tag = OUTSIDE  # of the word before
+    going = OUTSIDE  # the same, unless an entity ended there
     previous_word = None
     for t, word in enumerate(words):
         start, end = offsets[t]
@@ -77,27 +82,45 @@ def find_entities(
             continue
         previous_word = word
         if not np.isfinite(probabilities[t]).all():
-            tag = OUTSIDE
+            tag = going = OUTSIDE
             continue
         best = int(probabilities[t].argmax())
-        prefix, name = split_label(labels[best])
+        prefix, tag = tags[best]
         score = float(probabilities[t, best])
-        if name == OUTSIDE:
-            tag = OUTSIDE
-        elif prefix != "B" and name == tag:
+        if tag != OUTSIDE and prefix not in BEGIN and tag == going:
             found[-1][1].append(score)
             found[-1][3] = end
-        else:
-            tag = name
-            found.append([name, [score], start, end])
+        elif tag != OUTSIDE:
+            found.append([tag, [score], start, end])
+        going = OUTSIDE if prefix in END else tag
     return tuple(
         Entity(name, float(np.mean(scores)), text[start:end], start, end)
         for name, scores, start, end in found
     )
 
 
-def split_label(label: str) -> tuple[str, str]:
-    """Return the prefix and the rest of "B-PER"; a label without a prefix continues, as in transformers."""
-    if label[:2] in ("B-", "I-"):
-        return label[0], label[2:]
-    return "I", label
+def split_label(label: str, labels: Sequence[str]) -> tuple[str, str]:
+    """Return the prefix and the rest of "B-PER"; a label without a prefix continues, as in transformers.
+
+    "S-CLASS" has one where "B-CLASS" or "I-CLASS" is a label too.
+    """
+    prefix, _, name = label.partition("-")
+    is_pair = prefix in ("B", "I") or (
+        prefix in tuple(END) and not {f"B-{name}", f"I-{name}"}.isdisjoint(labels)
+    )
+    return (prefix, name) if name and is_pair else ("I", label)
+
+
+def number_words(
+    text: str, ids: Sequence[int], offsets: Sequence[tuple[int, int]], unknown: int | None
+) -> list[int]:
+    """Return the number of each token's word, where the tokenizer knows no words, as transformers does.
+
+    A word begins behind a space, and an unknown token is the first of a word.
+    """
+    words: list[int] = []
+    word = 0
+    for token, (start, _) in zip(ids, offsets, strict=True):
+        word += start == 0 or " " in text[start - 1 : start + 1] or token == unknown
+        words.append(word)
+    return words

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import logging
 import sys
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import replace
 from typing import Any
 
@@ -50,7 +50,7 @@ from .results import (
     Result,
     Tags,
 )
-from .spans import find_answers, find_entities
+from .spans import find_answers, find_entities, number_words
 
 log = logging.getLogger("planforge")
 
@@ -266,7 +266,12 @@ class Tasks(RequestRunner):
             for t, (piece, position) in enumerate(place_tokens(request.fitted.pieces, len(shares))):
                 if piece >= 0:
                     shares[t] = softmax(outputs[piece][0][position])
-            entities = find_entities(request.item[0], shares, encoding.offsets, encoding.words, labels)
+            text = request.item[0]
+            offsets = encoding.offsets
+            words: Sequence[int | None] = encoding.words
+            if not self.tokenizer.splits_words:
+                words = number_words(text, encoding.ids, offsets, self.tokenizer.unknown)
+            entities = find_entities(text, shares, offsets, words, labels)
             return Tags(entities, request.fitted.dropped)
 
         return Task(check_each(texts, check_text), (head,), finish, reading)

@@ -16,7 +16,6 @@ from .explanation import Attention, Lens, Likely, Watched
 from .graphs import ExplanationGraphs
 from .neurons import Factors, factorize
 from .options import Choices
-from .tokens import show_token
 
 LENS_BYTES = 2**27  # that a lens may take at a time
 
@@ -88,7 +87,7 @@ class Reading:
         rows = zip(self.likeliest[-1], np.exp(self.likeliest_logprobs[-1].astype(np.float64)), strict=True)
         return [
             tuple(
-                Likely(show_token(tokenizer, int(token)), float(share))
+                Likely(tokenizer.show(int(token)), float(share))
                 for token, share in zip(ids, shares, strict=True)
                 if token < tokenizer.vocab_size
             )
@@ -99,7 +98,7 @@ class Reading:
         """Return the ranks of the targets, which come first, and of the watched words behind them."""
         best = self.likeliest[..., 0]
         words = {
-            int(token): show_token(tokenizer, int(token)) if token < tokenizer.vocab_size else ""
+            int(token): tokenizer.show(int(token)) if token < tokenizer.vocab_size else ""
             for token in np.unique(best)
         }
         return Lens(

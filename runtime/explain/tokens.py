@@ -6,27 +6,8 @@ import codecs
 from collections.abc import Collection, Sequence
 
 from ..errors import InputError
-from ..text.stream import is_byte
 from ..text.tokenizer import Encoding, Tokenizer
 from .explanation import Token
-
-SPACE = "▁"  # how SentencePiece spells a space
-
-
-def spell_token(tokenizer: Tokenizer, token_id: int) -> bytes:
-    """Return what a token adds to a text, the space before it included; nothing of a special one."""
-    piece = tokenizer.find_piece(token_id)
-    if piece is None:
-        return b""
-    if tokenizer.byte_level or (tokenizer.byte_fallback and is_byte(piece)):
-        return tokenizer.find_bytes(token_id)
-    return piece.replace(SPACE, " ").encode()
-
-
-def show_token(tokenizer: Tokenizer, token_id: int) -> str:
-    """Return a token as it is to be shown; half a character is U+FFFD."""
-    spelled = spell_token(tokenizer, token_id)
-    return spelled.decode(errors="replace") if spelled else tokenizer.spell(token_id)
 
 
 def encode_alone(tokenizer: Tokenizer, text: str) -> list[int]:
@@ -42,7 +23,7 @@ def encode_alone(tokenizer: Tokenizer, text: str) -> list[int]:
 
 def puts_space(tokenizer: Tokenizer) -> bool:
     """Return whether a tokenizer puts a space before every text."""
-    spelled = b"".join(spell_token(tokenizer, token) for token in tokenizer.encode("a"))
+    spelled = b"".join(tokenizer.find_bytes(token) for token in tokenizer.encode("a"))
     return spelled.startswith(b" ")
 
 
@@ -54,7 +35,7 @@ def describe_ids(
     A space that the tokenizer put before a text, which decoding takes away, counts in no token's place. The
     first space of what `continues` a text is its own.
     """
-    spelled = [spell_token(tokenizer, token_id) for token_id in ids]
+    spelled = [tokenizer.find_bytes(token_id) for token_id in ids]
     text = b"".join(spelled).decode(errors="replace")
     added = 0 if continues else count_spaces(text) - count_spaces(tokenizer.decode_known(ids))
     characters = codecs.getincrementaldecoder("utf-8")("replace")
@@ -92,7 +73,7 @@ def find_watched(tokenizer: Tokenizer, words: Sequence[str]) -> list[int]:
     for word in words:
         ids = encode_alone(tokenizer, word)
         if len(ids) != 1:
-            pieces = " ".join(repr(show_token(tokenizer, one)) for one in ids)
+            pieces = " ".join(repr(tokenizer.show(one)) for one in ids)
             raise InputError(
                 f"watch takes words of one token, and {word!r} is {len(ids)}: {pieces or 'nothing'}. A space"
                 " before a word counts: most words have one",

@@ -28,7 +28,9 @@ def answer_by_beams(
     beams, seconds = search_answers(decoder, prompts, search, limits)
     generations = []
     for row, hypotheses in zip(rows, beams.list_hypotheses(), strict=True):
-        candidates = tuple(make_candidate(tokenizer, hypothesis, logprobs) for hypothesis in hypotheses)
+        candidates = tuple(
+            make_candidate(tokenizer, row.context, hypothesis, logprobs) for hypothesis in hypotheses
+        )
         best = candidates[0]
         generation = Generation(
             text=best.text,
@@ -69,10 +71,12 @@ def search_answers(
         logits = run.decode(beams.tokens, beams.active)
 
 
-def make_candidate(tokenizer: Tokenizer, hypothesis: Hypothesis, logprobs: bool) -> GenerationCandidate:
-    """Return an answer's text with its tokens, and their log-probabilities if they are wanted."""
+def make_candidate(
+    tokenizer: Tokenizer, context: Sequence[int], hypothesis: Hypothesis, logprobs: bool
+) -> GenerationCandidate:
+    """Return the text of an answer behind its context, its tokens, and their log-probabilities if wanted."""
     return GenerationCandidate(
-        text=tokenizer.decode_known(hypothesis.token_ids),
+        text=tokenizer.decode_known(hypothesis.token_ids, context),
         token_ids=hypothesis.token_ids,
         score=hypothesis.score,
         finish_reason=hypothesis.finish_reason,

@@ -9,17 +9,17 @@ import json
 import re
 import threading
 from collections import OrderedDict
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import Future
 from functools import partial
-from typing import TYPE_CHECKING, Any, TypeVar
+from typing import TYPE_CHECKING, Any, NamedTuple, NoReturn, TypeVar
 
 import numpy as np
-import tokenizers
 
 from ..decoding.candidates import Mask
 from ..errors import BackendUnavailableError, InputError, SchemaError
 from ..text.tokenizer import Tokenizer
+from .grammar_tokens import GrammarTokens
 from .json_schema import JSON_OPTIONS, find_fault
 from .structure import Structure
 
@@ -27,7 +27,6 @@ if TYPE_CHECKING:
     import llguidance
 
 T = TypeVar("T")
-HIDDEN = "\ufdd1"  # Unicode keeps it from being a character of any text
 KEPT = 16  # compiled grammars of a model
 # Work that llguidance may do before the first token. What real schemas of hundreds of patterns and formats
 # need is half of it; its default is five times as much, and keeps 200 MB of one expression.
@@ -47,6 +46,9 @@ class Grammar:
         ends: tokens that end the answer.
         known: how many tokens spell something.
         vocabulary: how many tokens the model has.
+        openers: where the answer begins a text, those tokens that add less to its beginning, of each those
+            that add the same elsewhere.
+        first: which of them may come first.
     """
 
     def __init__(
@@ -57,12 +59,16 @@ class Grammar:
         ends: frozenset[int],
         known: int,
         vocabulary: int,
+        openers: Mapping[int, list[int]],
+        first: Sequence[int],
     ) -> None:
         self._matcher = matcher
         self._option = option
         self._ends = ends
         self._known = known
         self._vocabulary = vocabulary
+        self._openers = openers  # none once a token was taken
+        self._first = first
 
     @property
     def complete(self) -> bool:
@@ -71,17 +77,23 @@ class Grammar:
 
     def find_allowed(self) -> Mask:
         """Return which tokens may come next: (V,) booleans, of which one at least is True."""
-        bits = np.frombuffer(self._matcher.compute_bitmask(), np.uint8)
-        self._check()
         mask = np.zeros(self._vocabulary, np.bool_)
-        mask[: self._known] = np.unpackbits(bits, bitorder="little", count=self._known)
+        mask[: self._known] = compute_mask(self._matcher, self._known)
+        self._check()
+        if self._openers:
+            mask[[token for token in self._openers if token < self._known]] = False
+            mask[self._first] = True
+        if not mask.any():
+            self._refuse("no token spells what must come")
         return mask
 
     def take(self, token: int) -> None:
         """Go on behind a token that was chosen."""
         if token in self._ends:
             return
-        if not self._matcher.consume_token(token):
+        tokens = self._openers.get(token, [token])
+        self._openers = {}
+        if not self._matcher.consume_tokens(tokens):
             self._check()
 
     def find_forced(self) -> list[int]:
@@ -94,11 +106,20 @@ class Grammar:
 
     def _check(self) -> None:
         if self._matcher.is_error():
-            reason = shorten(self._matcher.get_error())
-            raise InputError(
-                f"the answer can follow its {self._option} no further: {reason}; make it simpler",
-                option=self._option,
-            )
+            self._refuse(shorten(self._matcher.get_error()))
+
+    def _refuse(self, reason: str) -> NoReturn:
+        raise InputError(
+            f"the answer can follow its {self._option} no further: {reason}; make it simpler",
+            option=self._option,
+        )
+
+
+class Compiled(NamedTuple):
+    """A compiled grammar, and which of `GrammarTokens.openers` may begin a text by it."""
+
+    matcher: llguidance.LLMatcher
+    first: list[int]
 
 
 class Grammars:
@@ -116,24 +137,27 @@ class Grammars:
         self._tokenizer = tokenizer
         self._eos = [token for token in eos if token < tokenizer.vocab_size]
         self._vocabulary = vocabulary
-        self._tokens: llguidance.LLTokenizer | None = None
-        self._compiled: OrderedDict[Structure, Future[llguidance.LLMatcher]] = OrderedDict()
+        self._tokens: GrammarTokens | None = None
+        self._compiled: OrderedDict[Structure, Future[Compiled]] = OrderedDict()
         self._lock = threading.Lock()
         self._tokens_lock = threading.Lock()
 
-    def start(self, structure: Structure) -> Grammar:
-        """Return the beginning of a grammar.
+    def start(self, structure: Structure, *, begins: bool = False) -> Grammar:
+        """Return the beginning of a grammar, for an answer that begins a text or goes on with one.
 
         Raises:
             InputError: the grammar cannot be used; of a schema a `SchemaError`.
             BackendUnavailableError: llguidance is missing.
         """
+        compiled = self._find(structure)
         return Grammar(
-            self._find(structure).deep_copy(),
+            compiled.matcher.deep_copy(),
             option=structure.name,
             ends=frozenset(self._eos),
             known=min(self._tokenizer.vocab_size, self._vocabulary),
             vocabulary=self._vocabulary,
+            openers=self._load_tokens().openers if begins else {},
+            first=compiled.first,
         )
 
     def has(self, structure: Structure) -> bool:
@@ -142,7 +166,7 @@ class Grammars:
             compiled = self._compiled.get(structure)
         return compiled is not None and compiled.done()
 
-    def _find(self, structure: Structure) -> llguidance.LLMatcher:
+    def _find(self, structure: Structure) -> Compiled:
         """Return a compiled grammar, when it is there; one that fails is tried anew at the next time."""
         with self._lock:
             compiled = self._compiled.get(structure)
@@ -160,14 +184,19 @@ class Grammars:
                     del self._compiled[structure]
             raise
 
-    def _compile(self, structure: Structure) -> llguidance.LLMatcher:
+    def _compile(self, structure: Structure) -> Compiled:
         matcher = self._match(write_grammar(structure))
         if matcher.is_error():
             self._refuse(structure, matcher.get_error())
-        matcher.compute_bitmask()  # kept for all answers
-        if matcher.is_error() or matcher.is_stopped():
+        known = min(self._tokenizer.vocab_size, self._vocabulary)
+        allowed = compute_mask(matcher, known)  # kept for all answers
+        openers = self._load_tokens().openers.items()
+        first = [
+            token for token, same in openers if token < known and matcher.validate_tokens(same) == len(same)
+        ]
+        if matcher.is_error() or matcher.is_stopped() or not (allowed.any() or first):
             raise make_error(structure, "allows no text")
-        return matcher
+        return Compiled(matcher, first)
 
     def _refuse(self, structure: Structure, error: str) -> None:
         reason = shorten(error)
@@ -181,21 +210,26 @@ class Grammars:
 
     def _match(self, grammar: str) -> llguidance.LLMatcher:
         loaded = load_llguidance()
-        with self._tokens_lock:
-            if self._tokens is None:
-                self._tokens = loaded.LLTokenizer(*self._write_tokens())
+        tokens = self._load_tokens()
+        if not tokens.spells_all:
+            grammar = forbid_forcing(grammar)
         limits = loaded.LLParserLimits(verbose_errors=False, initial_lexer_fuel=COMPILE_FUEL)
-        matcher: llguidance.LLMatcher = loaded.LLMatcher(self._tokens, grammar, log_level=0, limits=limits)
+        matcher: llguidance.LLMatcher = loaded.LLMatcher(
+            tokens.environment, grammar, log_level=0, limits=limits
+        )
         return matcher
 
-    def _write_tokens(self) -> tuple[str, None, Sequence[int]]:
-        """Return a tokenizer.json and its end tokens; where the model has none, with one made up."""
-        text = hide_special_tokens(self._tokenizer.write_json(), self._tokenizer.special_tokens)
-        if self._eos:
-            return text, None, self._eos
-        tokens = tokenizers.Tokenizer.from_str(text)
-        tokens.add_special_tokens([HIDDEN])
-        return tokens.to_str(), None, [tokens.get_vocab()[HIDDEN]]
+    def _load_tokens(self) -> GrammarTokens:
+        with self._tokens_lock:
+            if self._tokens is None:
+                self._tokens = GrammarTokens(load_llguidance(), self._tokenizer, self._eos)
+            return self._tokens
+
+
+def compute_mask(matcher: llguidance.LLMatcher, count: int) -> Mask:
+    """Return which of the first `count` tokens may come next."""
+    bits = np.frombuffer(matcher.compute_bitmask(), np.uint8)
+    return np.unpackbits(bits, bitorder="little", count=count).astype(np.bool_)
 
 
 def run_with_deep_stack(function: Callable[[], T]) -> Future[T]:
@@ -215,26 +249,6 @@ def run_with_deep_stack(function: Callable[[], T]) -> Future[T]:
         finally:
             threading.stack_size(usual)
     return future
-
-
-def hide_special_tokens(text: str, special_tokens: Sequence[str]) -> str:
-    """Return a tokenizer.json whose special tokens no text spells.
-
-    llguidance takes the special token where a text must come next that spells it.
-    """
-    content = json.loads(text)
-    hidden = {token: HIDDEN + token for token in special_tokens}
-    for token in content["added_tokens"]:
-        token["content"] = hidden.get(token["content"], token["content"])
-    model = content["model"]
-    if isinstance(model["vocab"], dict):
-        model["vocab"] = {hidden.get(token, token): index for token, index in model["vocab"].items()}
-    else:  # Unigram's
-        model["vocab"] = [[hidden.get(token, token), score] for token, score in model["vocab"]]
-    if model.get("unk_token") is not None:
-        model["unk_token"] = hidden.get(model["unk_token"], model["unk_token"])
-    content["post_processor"] = None
-    return json.dumps(content)
 
 
 def load_llguidance() -> Any:
@@ -264,6 +278,14 @@ def write_grammar(structure: Structure) -> str:
 def write_schema_grammar(schema: dict[str, Any]) -> str:
     grammar: str = load_llguidance().LLMatcher.grammar_from_json_schema(schema, overrides=JSON_OPTIONS)
     return grammar
+
+
+def forbid_forcing(grammar: str) -> str:
+    """Return a grammar that leaves it to the model how a text that must come is cut into tokens."""
+    if grammar.startswith("{"):
+        (part,) = json.loads(grammar)["grammars"]
+        grammar = f"start: %json {json.dumps(part['json_schema'])}"
+    return f'{grammar}\n%llguidance {{"no_forcing": true}}'
 
 
 def shorten(error: str) -> str:

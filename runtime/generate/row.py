@@ -29,6 +29,7 @@ class Row:
         request: GenerationRequest,
         eos: Sequence[int],
         number: int,
+        context: Sequence[int] = (),  # what the answer's text depends on; none where it goes on with none
         grammar: Grammar | None = None,
     ) -> None:
         self.tokenizer = tokenizer
@@ -46,7 +47,9 @@ class Row:
         self.max_new_tokens = min(self.limit, room)
         self.stop = StopStrings(request.stop)
         self.has_stop_strings = bool(request.stop)
-        self.stream = tokenizer.stream()
+        self.context = context
+        self.stream = tokenizer.stream(context)
+        self._begins = not context  # whether the next token is the first of its text
         self.token_ids: list[int] = []
         self.logprobs: list[float] = []
         self.top_logprobs: list[tuple[TopLogprob, ...]] = []
@@ -81,6 +84,8 @@ class Row:
                 tuple(self._make_top_logprob(token, logprob) for token, logprob in pairs)
             )
         token = chosen.tokens[place]
+        if self._begins:
+            self._begins = not self.tokenizer.find_context([token])
         self.history.append(token)
         self.token_ids.append(token)
         if self.grammar is not None:
@@ -156,13 +161,20 @@ class Row:
         for token in self.token_ids[self._decoded :]:
             self._decoded += 1  # first, so that no token is decoded twice, whatever is raised below
             # A model may have more rows than its tokenizer has tokens; those beyond spell nothing.
-            if token < self.tokenizer.vocab_size:
-                self.pieces.append(self.stop.push(self.stream.push(token)))
+            if token >= self.tokenizer.vocab_size:
+                continue
+            if self.tokenizer.find_piece(token) is None:
+                self.pieces.append(self.stop.push(self.tokenizer.spell(token), hidden=True))
+                continue
+            text = self.stream.push(token)
+            if self.has_stop_strings:
+                text += self.stream.release_bytes()
+            self.pieces.append(self.stop.push(text))
 
     def _make_top_logprob(self, token: int, logprob: float) -> TopLogprob:
         text = ""
         if token < self.tokenizer.vocab_size:
-            text = self.tokenizer.decode([token]) or self.tokenizer.spell(token)
+            text = self.tokenizer.show(token, begins=self._begins)
         return TopLogprob(token_id=token, text=text, logprob=logprob)
 
 

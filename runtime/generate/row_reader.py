@@ -48,7 +48,7 @@ class RowReader:
             )
         tokens = self.encode_prompt(prompt, request.parse_special)
         fitting, cut = self._fit(tokens, request.max_new_tokens, request.truncation)
-        return self._make_row(fitting, cut, request, number)
+        return self._make_row(fitting, cut, request, number, self.tokenizer.find_context(fitting))
 
     def read_numbered(self, number: int, prompt: Any, request: GenerationRequest) -> Row:
         """Return the row of one of several prompts, which errors name."""
@@ -192,7 +192,15 @@ class RowReader:
             )
         return token_id
 
-    def _make_row(self, tokens: list[int], cut: int, request: GenerationRequest, number: int = 0) -> Row:
+    def _make_row(
+        self,
+        tokens: list[int],
+        cut: int,
+        request: GenerationRequest,
+        number: int,
+        context: Sequence[int] = (),
+    ) -> Row:
+        """Return a row; the text of its answer goes on with a context, a conversation's with none."""
         structure = self.find_structure(request)
         return Row(
             tokenizer=self.tokenizer,
@@ -202,7 +210,8 @@ class RowReader:
             request=request,
             eos=self.defaults.eos,
             number=number,
-            grammar=None if structure is None else self.grammars.start(structure),
+            context=context,
+            grammar=None if structure is None else self.grammars.start(structure, begins=not context),
         )
 
 

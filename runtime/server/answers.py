@@ -57,7 +57,10 @@ class StreamedToolCall(ToolCall):
 
 
 class TokenLogprob(TypedDict):
-    """A token and its log-probability; one that is part of a character reads as its bytes."""
+    """A token and its log-probability; one that is part of a character reads as its bytes.
+
+    The bytes are what it adds to the text: a special token adds none.
+    """
 
     token: str
     logprob: float

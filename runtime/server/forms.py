@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import uuid
 from abc import ABC, abstractmethod
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any, ClassVar
 
-from ..decoding.chunk import Chunk, TopLogprob
+from ..decoding.chunk import Chunk
 from ..generate.generation import Generation
 from ..generate.tools import cut_calls, split_call
 from ..text.tokenizer import Tokenizer
@@ -44,6 +44,7 @@ class Form(ABC):
         prefix: of the answers' ids.
         whole: the kind of object that an answer is.
         part: and a chunk of one.
+        continues: of each answer, whether its text goes on with a prompt's; a chat's does not.
     """
 
     prefix: ClassVar[str]
@@ -53,6 +54,15 @@ class Form(ABC):
     def __init__(self, tokenizer: Tokenizer, *, logprobs: bool) -> None:
         self.tokenizer = tokenizer
         self.logprobs = logprobs
+        self.continues: Sequence[bool] = ()
+        self._places: dict[int, TokenPlaces] = {}  # of the tokens of each answer
+
+    def find_places(self, index: int) -> TokenPlaces:
+        """Return the places of an answer's tokens, which follow it from its beginning."""
+        if index not in self._places:
+            continues = index < len(self.continues) and self.continues[index]
+            self._places[index] = TokenPlaces(self.tokenizer, continues=continues)
+        return self._places[index]
 
     @abstractmethod
     def write_answer(self, index: int, answer: Generation) -> Mapping[str, Any]:
@@ -103,7 +113,7 @@ class ChatForm(Form):
         return {
             "index": index,
             "message": message,
-            "logprobs": self._write_logprobs(answer),
+            "logprobs": self._write_logprobs(index, answer),
             "finish_reason": find_reason(answer),
         }
 
@@ -117,7 +127,7 @@ class ChatForm(Form):
             text = self._release(index, text)
         if not text and not (self.logprobs and chunk.token_ids):
             return []
-        logprobs = self._write_logprobs(chunk)
+        logprobs = self._write_logprobs(index, chunk)
         return [{"index": index, "delta": {"content": text}, "logprobs": logprobs, "finish_reason": None}]
 
     def write_end(self, index: int, answer: Generation) -> list[StreamedChatChoice]:
@@ -143,18 +153,18 @@ class ChatForm(Form):
         self._shown[index] = shown + len(text)
         return text
 
-    def _write_logprobs(self, part: Generation | Chunk) -> ChatLogprobs | None:
+    def _write_logprobs(self, index: int, part: Generation | Chunk) -> ChatLogprobs | None:
         if not self.logprobs:
             return None
-        tops: Iterable[Sequence[TopLogprob]] = part.top_logprobs or [()] * len(part.token_ids)
         content: list[ChosenLogprob] = []
-        for token, logprob, top in zip(part.token_ids, part.logprobs, tops, strict=True):
-            likeliest = [self._write_token(one.token_id, one.logprob) for one in top]
-            content.append({**self._write_token(token, logprob), "top_logprobs": likeliest})
+        for one in self.find_places(index).place(part):
+            likeliest = [self._write_token(top.token_id, top.logprob, one.begins) for top in one.likeliest]
+            chosen = self._write_token(one.token, one.logprob, one.begins)
+            content.append({**chosen, "top_logprobs": likeliest})
         return {"content": content, "refusal": None}
 
-    def _write_token(self, token: int, logprob: float) -> TokenLogprob:
-        text, content = spell_token(self.tokenizer, token)
+    def _write_token(self, token: int, logprob: float, begins: bool) -> TokenLogprob:
+        text, content = spell_token(self.tokenizer, token, begins=begins)
         return {"token": text, "logprob": max(logprob, LEAST), "bytes": list(content)}
 
 
@@ -164,10 +174,6 @@ class CompletionForm(Form):
     prefix = "cmpl-"
     whole = "text_completion"
     part = "text_completion"
-
-    def __init__(self, tokenizer: Tokenizer, *, logprobs: bool) -> None:
-        super().__init__(tokenizer, logprobs=logprobs)
-        self._places: dict[int, TokenPlaces] = {}  # of the tokens of each answer
 
     def write_answer(self, index: int, answer: Generation) -> CompletionChoice:
         return self._write(index, answer)
@@ -186,9 +192,7 @@ class CompletionForm(Form):
         """Return a choice with the tokens whose text it has, and the last one with those that have none."""
         logprobs: CompletionLogprobs | None = None
         if self.logprobs:
-            if index not in self._places:
-                self._places[index] = TokenPlaces(self.tokenizer)
-            logprobs = self._write_logprobs(self._places[index].take(part))
+            logprobs = self._write_logprobs(self.find_places(index).take(part))
         return {
             "index": index,
             "text": part.text,
@@ -198,21 +202,30 @@ class CompletionForm(Form):
 
     def _write_logprobs(self, tokens: Sequence[PlacedToken]) -> CompletionLogprobs:
         return {
-            "tokens": [spell_token(self.tokenizer, one.token, BYTES)[0] for one in tokens],
+            "tokens": [self._spell(one.token, one) for one in tokens],
             "token_logprobs": [max(one.logprob, LEAST) for one in tokens],
-            "top_logprobs": [self._write_likeliest(one.likeliest) for one in tokens if one.likeliest] or None,
+            "top_logprobs": [self._write_likeliest(one) for one in tokens if one.likeliest] or None,
             "text_offset": [one.offset for one in tokens],
         }
 
-    def _write_likeliest(self, likeliest: Sequence[TopLogprob]) -> dict[str, float]:
-        """Return the likeliest tokens; one that reads like a likelier one is spelled as in the vocabulary."""
-        written: dict[str, float] = {}
-        for one in likeliest:
-            text = spell_token(self.tokenizer, one.token_id, BYTES)[0]
-            if text in written and one.token_id < self.tokenizer.vocab_size:
-                text = self.tokenizer.spell(one.token_id)
-            written.setdefault(text, max(one.logprob, LEAST))
-        return written
+    def _spell(self, token: int, place: PlacedToken) -> str:
+        """Return what a token reads as that was chosen, or likely, at a place."""
+        return spell_token(self.tokenizer, token, begins=place.begins, mark=BYTES)[0]
+
+    def _write_likeliest(self, place: PlacedToken) -> dict[str, float]:
+        """Return the tokens that were likeliest at a place, and the chosen one, which reads as in `tokens`.
+
+        Another that reads like one before is spelled as in the vocabulary, or where that is taken too by its
+        number: no key stands for two.
+        """
+        logprobs = {one.token_id: one.logprob for one in place.likeliest} | {place.token: place.logprob}
+        names = {place.token: self._spell(place.token, place)}
+        for token in logprobs:
+            if token not in names:
+                spelled = self.tokenizer.spell(token) if token < self.tokenizer.vocab_size else ""
+                texts = (self._spell(token, place), spelled, f"token_id:{token}")
+                names[token] = next(text for text in texts if text not in names.values())
+        return {names[token]: max(logprob, LEAST) for token, logprob in logprobs.items()}
 
 
 def find_reason(answer: Generation) -> FinishReason:

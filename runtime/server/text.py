@@ -226,6 +226,7 @@ async def answer(call: Call, submits: Sequence[Submit], form: Form, *, compiles:
     check_places(call, len(submits))
     lane = call.readers.choose(call.size, compiles=compiles)
     pendings = await call.run_steps(submit_all(call, submits), lane)
+    form.continues = [bool(pending.row.context) for pending in pendings]
     exchange = Exchange(call, pendings, form)
     if not call.body.get("stream"):
         return JSONResponse(await exchange.collect())

@@ -82,6 +82,10 @@ class PieceTokenizer(Tokenizer):
         index = self._check_id(token_id)
         return self._spellings[index] if index < len(self._spellings) else ""
 
+    def find_bytes(self, token_id: int, *, begins: bool = False) -> bytes:
+        text = self.decode_one(token_id)
+        return (text.lstrip() if begins else text).encode()
+
     def spell_all(self, ids: Sequence[int]) -> list[str]:
         """Return the spelling of each id, to be shown: ``" the"`` for ``"▁the"``."""
         return [self.spell(token_id).replace(SPACE, " ") for token_id in ids]
@@ -117,7 +121,8 @@ class PieceTokenizer(Tokenizer):
         """Return what one id adds to a text, before `decode` trims it."""
         return (self.find_piece(token_id) or "").replace(SPACE, " ")
 
-    def stream(self) -> IncrementalDecoder:
+    def stream(self, context: Sequence[int] = ()) -> IncrementalDecoder:
+        assert not context, "a translation goes on with no text"
         return _PieceStream(self)
 
     def _split_code(self, text: str) -> tuple[list[int], str]:

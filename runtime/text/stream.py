@@ -18,16 +18,17 @@ class IncrementalDecoder:
     """Turns token ids, one at a time, into the text they add.
 
     The pieces joined are exactly ``tokenizer.decode(all ids)``, and no piece ends within a UTF-8
-    character: bytes wait until the character is whole or cannot become one.
+    character: bytes wait until the character is whole or cannot become one. Ids that go on with a text
+    keep the space before the first word: `context` is what ``tokenizer.find_context`` says of that text.
 
     Not ``tokenizers.decoders.DecodeStream``: that one has no end, so what it still holds when
     generation stops is lost, and it holds back a genuine U+FFFD.
     """
 
-    def __init__(self, tokenizer: Tokenizer) -> None:
+    def __init__(self, tokenizer: Tokenizer, context: Sequence[int] = ()) -> None:
         self._tokenizer = tokenizer
         self._utf8 = codecs.getincrementaldecoder("utf-8")("replace")
-        self._shown: list[int] = []  # the ids shown last: the next ones' spaces depend on them
+        self._shown = list(context)  # the ids shown last: the next ones' spaces depend on them
         self._held: list[int] = []
 
     def push(self, token_id: int) -> str:
@@ -46,6 +47,10 @@ class IncrementalDecoder:
         """Give what was still held; an unfinished character becomes U+FFFD, as in ``decode``."""
         return self._utf8.decode(b"", final=True) + self._release(final=True)
 
+    def release_bytes(self) -> str:
+        """Give what is held of bytes that are whole characters by now, without waiting for those behind."""
+        return self._release(final=False) if self._held else ""
+
     def _release(self, *, final: bool) -> str:
         text = self._tokenizer.decode(self._shown + self._held)
         if text.endswith(REPLACEMENT) and not final:
@@ -53,7 +58,7 @@ class IncrementalDecoder:
         before = self._tokenizer.decode(self._shown)
         self._shown = self._held
         self._held = []
-        return text[len(before) :]
+        return text.removeprefix(before)
 
 
 class StopStrings:
@@ -62,6 +67,8 @@ class StopStrings:
     First is the one whose last character arrives first; of two that end together, the longer.
     So the result does not depend on how the text was split, and nothing after the end of a stop
     string has to be generated to know it. What could be the beginning of one is held back.
+
+    Special tokens are searched as they are spelled, in the middle of the text, but never shown.
     """
 
     def __init__(self, stop: str | Sequence[str] | None) -> None:
@@ -80,31 +87,41 @@ class StopStrings:
             )
         self._strings = tuple(strings)
         self._held = ""
+        self._hidden: list[tuple[int, int]] = []  # where special tokens are in what is held
         self.found: str | None = None  # the one that ended the text
 
-    def push(self, piece: str) -> str:
-        """Take the next piece of text; return what may be shown, nothing once one was found."""
+    def push(self, piece: str, *, hidden: bool = False) -> str:
+        """Take the next piece of text, or a special token, which is hidden.
+
+        Returns what may be shown, nothing once a stop string was found.
+        """
         if not self._strings:
-            return piece
+            return "" if hidden else piece
         if self.found is not None:
             return ""
         text = self._held + piece
+        if hidden:
+            self._hidden.append((len(self._held), len(text)))
         starts = {string: text.find(string) for string in self._strings}
         matches = [(at + len(string), at) for string, at in starts.items() if at >= 0]
         if matches:
             end, start = min(matches)
             self.found = text[start:end]
-            self._held = ""
-            return text[:start]
-        shown = len(text) - max((count_overlap(text, string) for string in self._strings), default=0)
-        self._held = text[shown:]
-        return text[:shown]
+            return self._show(text, start)
+        return self._show(text, len(text) - max(count_overlap(text, string) for string in self._strings))
 
     def finish(self) -> str:
         """Give what was held back: the text ended before it became a stop string."""
-        held = self._held
-        self._held = ""
-        return held
+        return "" if self.found is not None else self._show(self._held, len(self._held))
+
+    def _show(self, text: str, end: int) -> str:
+        """Return the text up to a place, without special tokens; hold the rest."""
+        shown = text[:end]
+        for start, stop in reversed(self._hidden):
+            shown = shown[:start] + shown[stop:]
+        self._hidden = [(max(start - end, 0), stop - end) for start, stop in self._hidden if stop > end]
+        self._held = text[end:]
+        return shown
 
 
 def encode_piece(piece: str) -> bytes:

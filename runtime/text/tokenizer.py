@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import operator
+import re
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
@@ -11,13 +12,15 @@ from functools import cached_property
 from pathlib import Path
 
 import tokenizers
-from tokenizers import decoders, models
+from tokenizers import models
 
 from ..errors import InputError, TokenizerError
 from .stream import IncrementalDecoder, encode_piece, is_byte
 
 MAX_BYTES = 256 * 2**20
 MAX_IDS = 2**24
+BYTE_LEVEL = re.compile(r"(Sequence\(decoders=\[)?ByteLevel\([^()]*\)(\]\))?")  # a decoder, described
+SPACE_BYTE = "<0x20>"  # how a vocabulary with byte fallback spells the byte of a space
 WAY_OUT = "save it again with save_pretrained of transformers, or copy the file once more"
 
 
@@ -42,7 +45,8 @@ class Encoding:
     def words(self) -> list[int | None]:
         """The number of the word that each token is part of, from 0; a new list at every reading.
 
-        What a word is, the pre-tokenizer says: for BERT, a punctuation mark is one too.
+        What a word is, the pre-tokenizer says: for BERT, a punctuation mark is one too. Where it splits no
+        text at spaces (see `Tokenizer.splits_words`), all may be one.
         """
         words = self._raw.word_ids
         return words if self._sources is None else [words[index] for index in self._sources]
@@ -68,9 +72,11 @@ class Tokenizer:
         self._special_ids = {self._plain.token_to_id(content) for content in self._special}
         self.special_tokens = tuple(sorted(self._special))
         self.vocab_size = count_ids(self._plain)  # a model may have rows beyond it
-        decoder = self._plain.decoder
-        self.byte_level = isinstance(decoder, decoders.ByteLevel)  # tokens stand for bytes (GPT-2)
-        self.byte_fallback = "ByteFallback" in str(decoder)  # some do, such as <0xE2> (SentencePiece)
+        decoder = str(self._plain.decoder)
+        self.byte_level = BYTE_LEVEL.fullmatch(decoder) is not None  # tokens stand for bytes (GPT-2)
+        self.byte_fallback = "ByteFallback" in decoder  # some do, such as <0xE2> (SentencePiece)
+        # What a token adds to the text depends on the tokens around it (the first BPE, CTC).
+        self.decodes_words = "BPEDecoder" in decoder or "CTC" in decoder
 
     @classmethod
     def from_file(cls, path: Path) -> Tokenizer:
@@ -90,16 +96,48 @@ class Tokenizer:
         """Return how the vocabulary spells an id, special tokens too, such as ``"<|endoftext|>"``."""
         return self._plain.id_to_token(self._check_id(token_id)) or ""
 
-    def find_bytes(self, token_id: int) -> bytes:
-        """Return the bytes that a token adds to a text, which may be part of a character; of some none."""
+    def find_bytes(self, token_id: int, *, begins: bool = False) -> bytes:
+        """Return the bytes that a token adds to a text, which may be part of a character; of some none.
+
+        With `begins` no other token of the text comes before it: there decoding drops the space before a
+        word of some vocabularies.
+        """
         piece = self.find_piece(token_id)
         if piece is None:
             return b""
         if self.byte_level:
             return encode_piece(piece)
-        if self.byte_fallback and is_byte(piece):
+        if self.byte_fallback and is_byte(piece) and not (begins and piece == SPACE_BYTE):
             return bytes.fromhex(piece[3:5])
-        return self.decode([token_id]).encode()
+        alone = self.decode([token_id])
+        if begins:
+            return alone.encode()
+        return self.decode([token_id, token_id])[len(alone) :].encode()
+
+    def show(self, token_id: int, *, begins: bool = False) -> str:
+        """Return what a token adds to a text, to be shown; a special one as it is spelled.
+
+        Part of a character is U+FFFD.
+        """
+        if self.find_piece(token_id) is None:
+            return self.spell(token_id)
+        return self.find_bytes(token_id, begins=begins).decode(errors="replace")
+
+    def find_context(self, ids: Sequence[int]) -> list[int]:
+        """Return the one of a text's tokens that decoding needs to go on with it; none of an empty text.
+
+        It is the last that adds to the text. One that spells a byte is passed over where there is another:
+        bytes that follow would be read together with it. Ids beyond the vocabulary are passed over too.
+        """
+        context: list[int] = []
+        for token_id in reversed(ids):
+            piece = self.find_piece(token_id) if token_id < self.vocab_size else None
+            if piece is None:
+                continue
+            if not (self.byte_fallback and is_byte(piece)):
+                return [token_id]
+            context = context or [token_id]
+        return context
 
     def spell_all(self, ids: Sequence[int]) -> list[str]:
         """Return the spelling of each id, to be shown."""
@@ -150,17 +188,24 @@ class Tokenizer:
         with wrap_tokenizer_errors(self._source):
             return self._plain.decode(checked, skip_special_tokens=True)
 
-    def decode_known(self, ids: Sequence[int]) -> str:
-        """Decode what a model chose: ids beyond the vocabulary, which some models have, add nothing."""
-        return self.decode([token for token in ids if token < self.vocab_size])
+    def decode_known(self, ids: Sequence[int], context: Sequence[int] = ()) -> str:
+        """Decode what a model chose: ids beyond the vocabulary, which some models have, add nothing.
+
+        `context` is what `find_context` says of the text that it goes on with.
+        """
+        known = [token for token in ids if token < self.vocab_size]
+        return self.decode([*context, *known]).removeprefix(self.decode(context))
 
     def write_json(self) -> str:
         """Return the tokenizer as a tokenizer.json, without what was left out."""
         return self._plain.to_str()
 
-    def stream(self) -> IncrementalDecoder:
-        """Return a new decoder for ids that come one at a time."""
-        return IncrementalDecoder(self)
+    def stream(self, context: Sequence[int] = ()) -> IncrementalDecoder:
+        """Return a new decoder for ids that come one at a time.
+
+        `context` is what `find_context` says of the text that they go on with.
+        """
+        return IncrementalDecoder(self, context)
 
     def _check_id(self, token_id: int) -> int:
         try:
@@ -180,12 +225,19 @@ class Tokenizer:
             return tokenizers.Tokenizer.from_str(self._plain.to_str())  # the flag is not saved with it
 
     @cached_property
-    def _unknown(self) -> int | None:
+    def unknown(self) -> int | None:
+        """The id of the unknown token, if there is one."""
         model = json.loads(self._plain.to_str())["model"]
         if model.get("unk_token") is not None:
             return self._plain.token_to_id(model["unk_token"])
         unknown: int | None = model.get("unk_id")
         return unknown
+
+    @cached_property
+    def splits_words(self) -> bool:
+        """Whether the pre-tokenizer tells words apart; Gemma's does not, and some of SentencePiece's."""
+        (two,) = self.encode_batch(["a a"])
+        return len(set(two.words)) > 1
 
     def _make_plain(self, raw: tokenizers.Encoding) -> Encoding:
         ids = raw.ids
@@ -202,11 +254,11 @@ class Tokenizer:
         text becomes the end of sequence even where tokenizers was told to read it as text.
         """
         text = self._plain.id_to_token(token_id) or ""
-        if token_id not in self._special_ids or token_id == self._unknown or len(text) == 1:
+        if token_id not in self._special_ids or token_id == self.unknown or len(text) == 1:
             return [token_id]
         letters = map(self._plain.token_to_id, text)
         unreadable = {None, *self._special_ids}
-        plain = [self._unknown if letter in unreadable else letter for letter in letters]
+        plain = [self.unknown if letter in unreadable else letter for letter in letters]
         return [letter for letter in plain if letter is not None]
 
 

@@ -73,11 +73,12 @@ def generator(
     max_length: int = CONTEXT,
     memory_limit: int | None = None,
     chat: Chat | None = None,
+    tokenizer: Tokenizer = TOKENIZER,
 ) -> tuple[TextGenerator, Steps]:
     steps = Steps(dialect, counts)
     decoder = Decoder(FakeProgram(steps), artifact(dialect), MemoryBudget(memory_limit))
     defaults = GenerationDefaults(eos=eos, prefix=prefix, max_length=max_length)
-    model = TextGenerator(decoder, TOKENIZER, defaults, chat=chat, max_length=max_length)
+    model = TextGenerator(decoder, tokenizer, defaults, chat=chat, max_length=max_length)
     return model, steps
 
 

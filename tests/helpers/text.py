@@ -115,6 +115,24 @@ def words() -> tokenizers.Tokenizer:
     return raw
 
 
+SPACED = ["▁The", "▁cat", "▁sat", "c", "at", "\n", "▁", "<|im_end|>", "<|im_start|>", "user", "▁on"]
+SPACED_DECODERS = {
+    "metaspace": decoders.Metaspace(),
+    "llama": decoders.Sequence([decoders.Replace("▁", " "), decoders.Fuse(), decoders.Strip(" ", 1, 0)]),
+}
+
+
+@functools.cache
+def spaced(decoder: str) -> Tokenizer:
+    """The words of SPACED, with the spaces before them in the tokens as SentencePiece has them."""
+    vocab = {piece: token for token, piece in enumerate(SPACED)}
+    raw = tokenizers.Tokenizer(models.WordLevel(vocab, unk_token="<unk>"))
+    raw.pre_tokenizer = pre_tokenizers.Metaspace()
+    raw.decoder = SPACED_DECODERS[decoder]
+    raw.add_special_tokens([piece for piece in SPACED if "|" in piece])
+    return load(raw)
+
+
 KINDS: dict[str, Callable[[], tokenizers.Tokenizer]] = {
     function.__name__: function
     for function in (

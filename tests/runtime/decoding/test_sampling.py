@@ -227,15 +227,29 @@ def test_broken_logits_are_refused(bad: list[float], found: str, sampling: Sampl
 @pytest.mark.parametrize(
     "sampling",
     [
-        Sampling(temperature=1e-40),
-        Sampling(temperature=1e-60),
         Sampling(repetition_penalty=1e-60),
-        Sampling(temperature=1e-20, repetition_penalty=1e-30),
+        Sampling(temperature=1e-20, repetition_penalty=1e-40),
     ],
 )
 def test_options_that_leave_float32_are_refused(sampling: Sampling) -> None:
     with pytest.raises(InputError, match="out of float32"):
         process(np.array([[3, 4]], dtype=np.float32), [[0]], sampling)
+
+
+@pytest.mark.parametrize("temperature", [1e-20, 1e-37, 1e-38, 1e-40, 1e-60, 5e-324])
+def test_a_temperature_next_to_0_leaves_the_likeliest_tokens(temperature: float) -> None:
+    """The softmax of torch in float64, of logits that are divided there."""
+    logits = np.array([[3, 4, 4, -math.inf], [-9, -2, -7, -2.1], [0, 40, 30, -math.inf]], np.float32)
+    exact = torch.tensor(logits, dtype=torch.float64)
+    exact = (exact - exact.max(-1, keepdim=True).values) / temperature
+    for sampling in (
+        Sampling(temperature=temperature),
+        Sampling(temperature=temperature, top_k=3, top_p=0.9, min_p=0.1, repetition_penalty=1.1),
+    ):
+        scores = torch.tensor(process(logits, [[], [], []], sampling), dtype=torch.float64)
+        torch.testing.assert_close(scores.softmax(-1), exact.softmax(-1))
+        tokens = choose(logits, [[], [], []], sampling, make_generators(1, [0, 1, 2]))
+        assert tokens[0] in (1, 2) and tokens[1:] == [1, 1]
 
 
 def test_rows_must_match() -> None:

@@ -8,13 +8,18 @@ from typing import Any
 
 import numpy as np
 import pytest
+import tokenizers
+import transformers
+from tokenizers import models, normalizers, pre_tokenizers, processors
 
-from planforge.runtime import Answers
+from planforge.runtime import Answers, TextEncoder
 from planforge.runtime.encode.results import Answer
 from planforge.runtime.encode.spans import find_entities
 from planforge.runtime.errors import ContextLengthError, InputError
+from planforge.runtime.text.tokenizer import Tokenizer
 
 from ...helpers.encoders import Case, opened, softmax
+from ...helpers.models import WORDPIECES
 
 TAGS = ["O", "B-PER", "I-PER", "B-LOC", "I-LOC"]
 TEXTS = [
@@ -65,6 +70,62 @@ def test_tags_are_transformers(tags: Case) -> None:
             assert got.text == text[got.start : got.end]
     assert len(tags.model.tag(TEXTS[1]).entities) > 1
     assert tags.model.tag([]) == []
+
+
+def without_words(kind: str) -> tokenizers.Tokenizer:
+    """A tokenizer whose pre-tokenizer tells no words apart, with special tokens as BERT's here."""
+    pieces = [
+        "▁",
+        "▁hello",
+        "▁par",
+        "is",
+        "▁the",
+        "▁wor",
+        "ld",
+        "ed",
+        "▁it",
+        "▁Zo",
+        *"abcdefghilnoprstuwxZP,!-",
+    ]
+    left = iter(pieces)
+    names = [
+        piece if piece.startswith("[") else next(left, f"unused{n}") for n, piece in enumerate(WORDPIECES)
+    ]
+    assert next(left, None) is None
+    ids = {name: token for token, name in enumerate(names)}
+    if kind == "gemma":
+        merges = [(a, b) for a in names for b in names if a + b in ids]
+        raw = tokenizers.Tokenizer(models.BPE(ids, merges, unk_token="[UNK]"))
+        raw.normalizer = normalizers.Replace(" ", "▁")
+        raw.pre_tokenizer = pre_tokenizers.Split(" ", "merged_with_previous")
+    else:
+        scored = [(name, -1.0 / len(name)) for name in names]
+        raw = tokenizers.Tokenizer(models.Unigram(scored, unk_id=ids["[UNK]"]))
+        if kind == "metaspace":
+            raw.pre_tokenizer = pre_tokenizers.Metaspace(split=False)
+        else:
+            raw.normalizer = normalizers.Replace(" ", "▁")
+    raw.add_special_tokens([name for name in names if name.startswith("[")])
+    ends = [(name, ids[name]) for name in ("[CLS]", "[SEP]")]
+    raw.post_processor = processors.TemplateProcessing(single="[CLS] $A [SEP]", special_tokens=ends)
+    return raw
+
+
+@pytest.mark.parametrize("kind", ["gemma", "metaspace", "none"])
+def test_where_a_tokenizer_knows_no_words_a_space_begins_one(tags: Case, kind: str) -> None:
+    raw = without_words(kind)
+    roles = {f"{role}_token": f"[{role.upper()}]" for role in ("pad", "unk", "cls", "sep")}
+    reference = transformers.PreTrainedTokenizerFast(tokenizer_object=raw, **roles)
+    pipeline = tags.pipeline("token-classification", tokenizer=reference, aggregation_strategy="first")
+    model = TextEncoder(tags.model.encoder, Tokenizer(raw.to_str().encode()), tags.model.defaults)
+    found = 0
+    for text in TEXTS[:3] + TEXTS[5:]:
+        with pytest.warns(UserWarning, match="does not support real words"):
+            expected = [(one["entity_group"], one["start"], one["end"]) for one in pipeline(text)]
+        got = model.tag(text).entities
+        assert [(one.label, one.start, one.end) for one in got] == expected, text
+        found += len(got)
+    assert found > 4
 
 
 def test_tags_of_a_long_text_come_from_where_a_word_has_most_context(tags: Case) -> None:
@@ -130,10 +191,38 @@ def test_entities_of(best: str, expected: list[tuple[str, str, float]]) -> None:
     assert entities([None if label == "-" else label for label in best.split()]) == expected
 
 
+BIOES = ["O", *(f"{prefix}-{name}" for name in ("PER", "LOC") for prefix in "BIES")]
+BILOU = [label.replace("E-", "L-").replace("S-", "U-") for label in BIOES]
+
+
+@pytest.mark.parametrize("labels", [BIOES, BILOU])
+@pytest.mark.parametrize(
+    ("best", "expected"),
+    [
+        ("B-PER I-PER E-PER O O O O O O O", [("PER", "Zoé 🙂 de", 0.51)]),
+        ("S-PER S-PER O S-LOC O O O O O O", [("PER", "Zoé", 0.5), ("PER", "🙂", 0.51), ("LOC", "la", 0.53)]),
+        ("B-PER E-PER I-PER E-PER O O O O O O", [("PER", "Zoé 🙂", 0.505), ("PER", "de la", 0.525)]),
+        ("B-PER E-LOC O E-PER O O O O O O", [("PER", "Zoé", 0.5), ("LOC", "🙂", 0.51), ("PER", "la", 0.53)]),
+        ("O O O B-LOC O E-LOC E-LOC O O O", [("LOC", "la Rue", 0.54), ("LOC", ",", 0.56)]),
+    ],
+)
+def test_labels_that_say_where_an_entity_ends(
+    labels: list[str], best: str, expected: list[tuple[str, str, float]]
+) -> None:
+    if labels is BILOU:
+        best = best.replace("E-", "L-").replace("S-", "U-")
+    assert entities(best.split(), labels) == expected
+
+
 def test_labels_without_prefixes_join_neighbours() -> None:
-    labels = ["O", "NAME", "X-RAY"]
-    best = ["NAME", "NAME", "O", "X-RAY", "O", "X-RAY", "NAME", "O", "O", "O"]
-    expected = [("NAME", "Zoé 🙂", 0.505), ("X-RAY", "la Rue", 0.54), ("NAME", ",", 0.56)]
+    labels = ["O", "NAME", "X-RAY", "S-CLASS"]
+    best = ["NAME", "NAME", "O", "X-RAY", "O", "X-RAY", "NAME", "S-CLASS", "S-CLASS", "O"]
+    expected = [
+        ("NAME", "Zoé 🙂", 0.505),
+        ("X-RAY", "la Rue", 0.54),
+        ("NAME", ",", 0.56),
+        ("S-CLASS", "北京", 0.575),
+    ]
     assert entities(best, labels) == expected
 
 

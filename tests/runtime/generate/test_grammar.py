@@ -16,6 +16,7 @@ from planforge.runtime.text.tokenizer import Tokenizer
 
 from ...helpers.chat import byte_level, prefixing
 from ...helpers.generation import TOKENIZER
+from ...helpers.text import tiny
 
 
 @pytest.mark.parametrize("tokenizer", ["letters", "byte_level", "prefixing"])
@@ -39,6 +40,19 @@ def test_grammars_know_the_tokens_of_each_kind_of_tokenizer(tokenizer: str, eos:
                 break
         text = ours.decode([token for token in tokens if token not in eos])
         assert re.fullmatch(regex, text.replace("\r", "\n")), (regex, text)
+
+
+def test_a_vocabulary_that_cannot_spell_a_text_is_told_so() -> None:
+    """BERT's kind has no word " x", nor letters to make it of; the first BPE's tokens depend on the next."""
+    grammars = Grammars(tiny("wordpiece"), (), tiny("wordpiece").vocab_size)
+    with pytest.raises(InputError, match="regex allows no text"):
+        grammars.start(Structure("regex", " x"))
+    grammar = grammars.start(Structure("regex", " hex"))
+    grammar.take(tiny("wordpiece").find_id("he") or 0)
+    with pytest.raises(InputError, match="its regex no further: no token spells what must come"):
+        grammar.find_allowed()
+    with pytest.raises(InputError, match="need a tokenizer whose tokens add the same to every text"):
+        Grammars(tiny("word_ends"), (), 7).start(Structure("regex", "ab"))
 
 
 def test_a_grammar_is_compiled_once_and_few_are_kept(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -13,7 +13,7 @@ from planforge.runtime.generate.tools import read_tools
 from planforge.runtime.server.forms import ChatForm, CompletionForm
 from planforge.runtime.text.tokenizer import Tokenizer
 
-from ...helpers.text import END, byte_level, metaspace
+from ...helpers.text import END, KINDS, byte_level, tiny
 
 CALL = '<tool_call>\n{"name": "look", "arguments": {"at": "sea"}}\n</tool_call>'
 BARE = '{"name": "look", "parameters": {"at": "sea"}}'
@@ -194,9 +194,46 @@ def test_a_chats_tokens_have_their_bytes(tokenizer: Tokenizer) -> None:
     assert [top["token"] for top in content[2]["top_logprobs"]] == [r"\xa9", "a"]
 
 
-def test_likely_tokens_that_read_alike_are_told_apart() -> None:
-    tokenizer = Tokenizer(metaspace().to_str().encode())
-    answer = make_spelled(tokenizer, ["▁a", "a"], "aa")
-    choice = CompletionForm(tokenizer, logprobs=True).write_answer(0, answer)
-    assert choice["logprobs"] is not None
-    assert choice["logprobs"]["top_logprobs"] == [{"a": 0.0}, {"a": 0.0, "▁a": -1.0}]
+@pytest.mark.parametrize("continues", [False, True])
+@pytest.mark.parametrize("kind", [kind for kind in KINDS if kind not in ("word_ends", "words")])
+def test_tokens_joined_are_the_text(kind: str, continues: bool) -> None:
+    """Of a tokenizer of each kind; tokenizers says what the text is."""
+    tokenizer = tiny(kind)
+    context = tokenizer.find_context(tokenizer.encode("ab")) if continues else []
+    ids = tokenizer.encode("ab abab" if kind == "wordpiece" else "ab a b")
+    text = tokenizer.decode([*context, *ids]).removeprefix(tokenizer.decode(context))
+    answer = replace(make_answer(text), token_ids=tuple(ids), logprobs=(-1.0,) * len(ids))
+    chat = ChatForm(tokenizer, logprobs=True)
+    completion = CompletionForm(tokenizer, logprobs=True)
+    chat.continues = completion.continues = [continues]
+    content = chat.write_answer(0, answer)["logprobs"]
+    tokens = completion.write_answer(0, answer)["logprobs"]
+    assert content is not None
+    assert tokens is not None
+    assert bytes(byte for one in content["content"] for byte in one["bytes"]).decode() == text
+    assert "".join(tokens["tokens"]) == text
+
+
+@pytest.mark.parametrize(
+    ("continues", "chosen", "keys"),
+    [
+        (True, "▁a", [" a", "a", "ab"]),
+        (False, "▁a", ["a", "token_id:3", "ab"]),
+        (False, "a", ["▁a", "a", "ab"]),
+        (False, "ab", ["a", "token_id:3", "ab"]),
+    ],
+)
+def test_likely_tokens_that_read_alike_are_told_apart(continues: bool, chosen: str, keys: list[str]) -> None:
+    """Of three likely tokens two read alike at the beginning of a text; what was chosen keeps its text."""
+    tokenizer = tiny("metaspace")
+    ids = [tokenizer.find_id(piece) or 0 for piece in ("▁a", "a", "ab")]
+    top = tuple(TopLogprob(token_id=token, text="", logprob=-float(n)) for n, token in enumerate(ids))
+    token = tokenizer.find_id(chosen) or 0
+    own = -float(ids.index(token))
+    answer = replace(make_answer("a"), token_ids=(token,), logprobs=(own,), top_logprobs=(top,))
+    form = CompletionForm(tokenizer, logprobs=True)
+    form.continues = [continues]
+    logprobs = form.write_answer(0, answer)["logprobs"]
+    assert logprobs is not None
+    assert logprobs["top_logprobs"] == [{key: -float(n) for n, key in enumerate(keys)}]
+    assert logprobs["top_logprobs"][0][logprobs["tokens"][0]] == own

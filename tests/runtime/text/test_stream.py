@@ -4,10 +4,11 @@ import time
 from typing import Any
 
 import pytest
+import tokenizers
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
-from planforge.runtime.errors import InputError
+from planforge.runtime.errors import InputError, TokenizerError
 from planforge.runtime.text.stream import StopStrings, encode_piece
 from planforge.runtime.text.tokenizer import Tokenizer
 
@@ -49,6 +50,39 @@ def test_no_piece_ends_within_a_character(text: str) -> None:
             shown += piece
             assert tokenizer.decode(ids).startswith(shown)
         assert shown.count("\ufffd") == tokenizer.decode(ids).count("\ufffd")
+
+
+@pytest.mark.parametrize("kind", KINDS)
+@fast
+@given(text=texts, data=st.data())
+@example("aé a", None)
+def test_what_goes_on_with_a_text_reads_as_in_tokenizers(kind: str, text: str, data: Any) -> None:
+    tokenizer = tiny(kind)
+    try:
+        ids = tokenizer.encode(text.replace("\ufffd", "a"))
+    except TokenizerError:  # without an unknown token
+        return
+    at = data.draw(st.integers(0, len(ids))) if data else 2
+    # The reference shows no prompt that ends within a character, and nothing where none follows.
+    if "\ufffd" in tokenizer.decode(ids[:at]) + tokenizer.decode(ids[at:]):
+        return
+    reference = tokenizers.decoders.DecodeStream(ids=ids[:at], skip_special_tokens=True)
+    raw = KINDS[kind]()
+    expected = "".join(reference.step(raw, token) or "" for token in ids[at:])
+    stream = tokenizer.stream(tokenizer.find_context(ids[:at]))
+    assert "".join([*map(stream.push, ids[at:]), stream.finish()]) == expected
+    assert tokenizer.decode_known(ids[at:], tokenizer.find_context(ids[:at])) == expected
+
+
+@pytest.mark.parametrize("kind", [kind for kind in KINDS if kind != "word_ends"])
+@fast
+@given(text=texts)
+def test_the_bytes_of_tokens_joined_are_the_text(kind: str, text: str) -> None:
+    tokenizer = tiny(kind)
+    ids = tokenizer.encode(text)
+    first = next((n for n, token in enumerate(ids) if tokenizer.find_context([token])), len(ids))
+    added = [tokenizer.find_bytes(token, begins=n <= first) for n, token in enumerate(ids)]
+    assert b"".join(added).decode(errors="replace") == tokenizer.decode(ids)
 
 
 def test_a_character_comes_with_its_last_byte_and_not_later() -> None:
@@ -128,6 +162,27 @@ def test_the_cut_does_not_depend_on_the_split(splits: list[str], stops: list[str
             shown += stop.push(piece)
             assert expected.startswith(shown), "showed what belongs to a stop string"
         assert (shown + stop.finish(), stop.found) == (expected, found)
+
+
+@settings(deadline=None, max_examples=500)
+@given(
+    splits=st.lists(letters, max_size=8),
+    special=st.lists(st.booleans(), min_size=8, max_size=8),
+    stops=st.lists(st.text(alphabet="ab\n", min_size=1, max_size=5), max_size=4),
+)
+@example(splits=["a", "b", "a"], special=[False, True] * 4, stops=["bb"])
+def test_special_tokens_are_searched_and_never_shown(
+    splits: list[str], special: list[bool], stops: list[str]
+) -> None:
+    """The definition: the letters up to the stop string, each kept where its piece is no special token."""
+    pieces = list(zip(splits, special, strict=False))
+    expected, found = cut("".join(splits), stops)
+    hidden = [is_special for piece, is_special in pieces for _ in piece]
+    kept = "".join(letter for letter, is_hidden in zip(expected, hidden, strict=False) if not is_hidden)
+    stop = StopStrings(stops)
+    shown = "".join(stop.push(piece, hidden=is_special) for piece, is_special in pieces)
+    assert kept.startswith(shown)
+    assert (shown + stop.finish(), stop.found) == (kept, found)
 
 
 @settings(deadline=None, max_examples=300)
