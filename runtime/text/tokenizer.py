@@ -67,6 +67,7 @@ class Tokenizer:
         self._special = {token.content for token in added.values() if token.special}
         self._special_ids = {self._plain.token_to_id(content) for content in self._special}
         self.special_tokens = tuple(sorted(self._special))
+        self.added_tokens = tuple(sorted(token.content for token in added.values()))  # special ones too
         self.vocab_size = count_ids(self._plain)  # a model may have rows beyond it
         decoder = self._plain.decoder
         self.byte_level = isinstance(decoder, decoders.ByteLevel)  # tokens stand for bytes (GPT-2)
