@@ -35,7 +35,7 @@ from ...runtime.text.piece_tokenizer import PIECES
 from ...runtime.text.tokenizer import Tokenizer, parse, wrap_tokenizer_errors
 from ..bundle.writer import list_file_entries
 from ..checkpoints.checkpoint import Checkpoint
-from ..checkpoints.tokenizers.files import Frame, lower_case
+from ..checkpoints.tokenizers.files import lower_case
 from ..checkpoints.tokenizers.translation import OWN_FILES
 from ..errors import VerificationError, shorten_error
 from .golden_samples import PAIRS, TEXTS, make_added_texts, make_chats, make_vocabulary_texts
@@ -148,6 +148,7 @@ def load_transformers_tokenizer(folder: Path) -> Any:
         with warnings.catch_warnings():
             warnings.simplefilter("ignore")
             found = AutoTokenizer.from_pretrained(folder, local_files_only=True, trust_remote_code=False)
+            found("a text")
     except Exception as error:  # whatever a file brings it to
         log.debug("transformers reads no tokenizer of %s: %s", folder, shorten_error(error))
         return None
@@ -255,14 +256,13 @@ def make_inputs(reference: Reference, checkpoint: Checkpoint) -> Iterator[Golden
             if len(ids) > (end is not None) + len(checkpoint.frame.prefix):
                 yield GoldenInput(text, None, tuple(ids))
         return
-    if checkpoint.frame == Frame():  # nothing is put around a text but by the runtime
+    if checkpoint.frames is None:
         return
     before = encoder.prompts.get(encoder.default_prompt or "", "")
     for text in TEXTS:
         yield GoldenInput(text, None, tuple(reference.frame(before + text, None)))
-    if checkpoint.frame.between:
-        for text, pair in PAIRS:
-            yield GoldenInput(text, pair, tuple(reference.frame(text, pair)))
+    for text, pair in PAIRS:
+        yield GoldenInput(text, pair, tuple(reference.frame(text, pair)))
 
 
 def make_golden_chats(

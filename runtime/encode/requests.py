@@ -196,10 +196,9 @@ class RequestRunner:
                     first.ids,
                     None if second is None else second.ids,
                     max_length=self.defaults.max_length,
-                    tokens=self.defaults.tokens,
+                    frame=self.defaults.make_frame(is_pair=second is not None),
                     truncation=reading.truncation,
                     stride=reading.stride,
-                    separators=self.defaults.separators,
                 )
                 request = TextRequest(number, pair, first, second, fitted)
                 if task.find_rows is not None:

@@ -16,6 +16,9 @@ from .pooling import softmax
 from .results import Answer, Answers, Entity
 
 OUTSIDE = "O"
+PREFIXES = "BIESLUM"
+BEGINS = "BSU"
+ENDS = "ESLU"
 
 
 def find_answers(
@@ -63,15 +66,20 @@ def find_entities(
 ) -> tuple[Entity, ...]:
     """Return the entities of a text in order, from (T, C), NaN of tokens that the model did not see.
 
-    A word has the tag of its first token; an entity's score is its words' mean. Of labels "O" means outside,
-    "B-" and "I-" begin and continue an entity.
+    A word has the tag of its first token; an entity's score is its words' mean. Within a word of the
+    tokenizer's that has spaces, as where it does not cut texts at all, each space begins a word, as in
+    transformers. How labels begin says where entities do, see `split_labels`.
     """
+    tags = split_labels(labels)
+    spaced = find_spaced_words(text, offsets, words)
     found: list[list[Any]] = []  # label, the scores of its words, start and end of each entity
     tag = OUTSIDE  # of the word before
+    is_open = False  # whether a next word may be part of the same entity
     previous_word = None
     for t, word in enumerate(words):
         start, end = offsets[t]
-        if word == previous_word and word is not None:
+        begins = word in spaced and begins_behind_space(text, start)
+        if word is not None and word == previous_word and not begins:
             if tag != OUTSIDE:
                 found[-1][3] = end
             continue
@@ -80,24 +88,51 @@ def find_entities(
             tag = OUTSIDE
             continue
         best = int(probabilities[t].argmax())
-        prefix, name = split_label(labels[best])
+        prefix, name = tags[best]
         score = float(probabilities[t, best])
-        if name == OUTSIDE:
-            tag = OUTSIDE
-        elif prefix != "B" and name == tag:
+        if name != OUTSIDE and name == tag and is_open and prefix not in BEGINS:
             found[-1][1].append(score)
             found[-1][3] = end
-        else:
-            tag = name
+        elif name != OUTSIDE:
             found.append([name, [score], start, end])
-    return tuple(
-        Entity(name, float(np.mean(scores)), text[start:end], start, end)
-        for name, scores, start, end in found
-    )
+        tag = name
+        is_open = prefix not in ENDS
+    return tuple(filter(None, (make_entity(text, *one) for one in found)))
 
 
-def split_label(label: str) -> tuple[str, str]:
-    """Return the prefix and the rest of "B-PER"; a label without a prefix continues, as in transformers."""
-    if label[:2] in ("B-", "I-"):
-        return label[0], label[2:]
-    return "I", label
+def make_entity(text: str, name: str, scores: Sequence[float], start: int, end: int) -> Entity | None:
+    """Return an entity without white space at its ends; None where nothing is left."""
+    part = text[start:end]
+    start += len(part) - len(part.lstrip())
+    part = part.strip()
+    return Entity(name, float(np.mean(scores)), part, start, start + len(part)) if part else None
+
+
+def find_spaced_words(
+    text: str, offsets: Sequence[tuple[int, int]], words: Sequence[int | None]
+) -> set[int | None]:
+    """Return the words of a tokenizer that have white space within, so that they are none."""
+    spans: dict[int | None, tuple[int, int]] = {}
+    for word, (start, end) in zip(words, offsets, strict=True):
+        spans[word] = (spans.get(word, (start, end))[0], end)
+    return {word for word, (start, end) in spans.items() if len(text[start:end].split()) > 1}
+
+
+def begins_behind_space(text: str, start: int) -> bool:
+    """Return whether a token that starts at a character begins with white space or stands behind it."""
+    return start == 0 or any(map(str.isspace, text[start - 1 : start + 1]))
+
+
+def split_labels(labels: Sequence[str]) -> list[tuple[str, str]]:
+    """Return the prefix and the rest of each label, such as "B" and "PER" of "B-PER".
+
+    "B-" begins an entity and "I-" continues it, and so does a label without a prefix, as in transformers.
+    Where all labels but "O" have prefixes of BIOES or BILOU, "E-" and "L-" end one, "S-" and "U-" are one of
+    a single word, "M-" continues.
+    """
+    named = [label for label in labels if label != OUTSIDE]
+    is_longer = all(label[0] in PREFIXES and label[1:2] == "-" for label in named if label)
+    known = PREFIXES if is_longer and any(label[:2] == "B-" for label in named) else "BI"
+    return [
+        (label[0], label[2:]) if label[1:2] == "-" and label[0] in known else ("I", label) for label in labels
+    ]

@@ -137,7 +137,9 @@ class Tasks(RequestRunner):
         reading = self.read_options(options, FeatureOptions, "windows")
         layers = options.get("layers", "last")
         roles = self.find_layer_roles(layers)
-        cls, sep = (self.tokenizer.spell(self.defaults.tokens[role]) for role in ("cls", "sep"))
+        frame = self.defaults.make_frame()
+        before = [self.tokenizer.spell(token) for token in frame.prefix]
+        behind = [self.tokenizer.spell(token) for token in frame.suffix]
 
         def finish(request: TextRequest, outputs: Outputs) -> Features:
             states = [combine_layers(arrays, layers) for arrays in outputs]
@@ -145,11 +147,12 @@ class Tasks(RequestRunner):
             pieces = request.fitted.pieces
             places = place_tokens(pieces, len(encoding))
             kept = [t for t, (piece, _) in enumerate(places) if piece >= 0]
-            spots = [(0, 0), *(places[t] for t in kept), (len(pieces) - 1, len(pieces[-1]) - 1)]
+            end = (len(pieces) - 1, len(pieces[-1]) - 1)
+            spots = [*((0, 0) for _ in before), *(places[t] for t in kept), *(end for _ in behind)]
             offsets = encoding.offsets
             return Features(
-                tokens=(cls, *(self.tokenizer.spell(encoding.ids[t]) for t in kept), sep),
-                offsets=((0, 0), *(offsets[t] for t in kept), (0, 0)),
+                tokens=(*before, *(self.tokenizer.spell(encoding.ids[t]) for t in kept), *behind),
+                offsets=(*((0, 0) for _ in before), *(offsets[t] for t in kept), *((0, 0) for _ in behind)),
                 vectors=np.stack([states[piece][position] for piece, position in spots]),
                 dropped=request.fitted.dropped,
             )

@@ -28,13 +28,16 @@ Token = tuple[str, int]
 
 SPACE = "▁"
 BERT_NAMES = {"unk": "[UNK]", "sep": "[SEP]", "pad": "[PAD]", "cls": "[CLS]", "mask": "[MASK]"}
+ALBERT_NAMES = {**BERT_NAMES, "bos": "[CLS]", "eos": "[SEP]", "unk": "<unk>", "pad": "<pad>"}
 LLAMA_NAMES = {"bos": "<s>", "eos": "</s>", "unk": "<unk>"}
 ROBERTA_NAMES = {**LLAMA_NAMES, "sep": "</s>", "cls": "<s>", "pad": "<pad>", "mask": "<mask>"}
+MPNET_NAMES = {**ROBERTA_NAMES, "unk": "[UNK]"}
 GEMMA_NAMES = {"bos": "<bos>", "eos": "<eos>", "unk": "<unk>", "pad": "<pad>", "mask": "<mask>"}
 END = "<|endoftext|>"
 FLAGS = {
     "add_prefix_space",
     "do_lower_case",
+    "keep_accents",
     "legacy",
     "strip_accents",
     "tokenize_chinese_chars",
@@ -48,11 +51,13 @@ QWEN2_WORDS = (
 )
 # What transformers takes for model_types whose files name no class, by names without "Tokenizer".
 USUAL = {
-    **dict.fromkeys(("bert", "distilbert"), "Bert"),
+    **dict.fromkeys(("bert", "convbert", "distilbert", "electra", "megatron-bert", "mobilebert"), "Bert"),
+    **dict.fromkeys(("roberta", "bart", "data2vec-text", "ibert", "longformer"), "Roberta"),
     **dict.fromkeys(("gpt2", "gpt_neo", "gptj", "codegen", "opt", "phi", "starcoder2"), "GPT2"),
     **dict.fromkeys(("qwen2", "qwen2_moe", "qwen3", "qwen3_moe"), "Qwen2"),
     **dict.fromkeys(("gemma", "gemma2", "gemma3_text"), "Gemma"),
-    "roberta": "Roberta",
+    "albert": "Albert",
+    "mpnet": "MPNet",
     "xlm-roberta": "XLMRoberta",
     "camembert": "Camembert",
 }
@@ -107,9 +112,29 @@ def cut_qwen2(tokenizer: tokenizers.Tokenizer, flags: Flags) -> None:
 
 def cut_xlm_roberta(tokenizer: tokenizers.Tokenizer, flags: Flags) -> None:
     """Set what CamembertTokenizer has too; of the normalizer the rules of SentencePiece stay."""
-    scheme = "always" if flags.get("add_prefix_space", True) else "never"
-    rules = [part for part in list_normalizers(tokenizer) if isinstance(part, normalizers.Precompiled)]
+    rules = list_rules(tokenizer)
     tokenizer.normalizer = rules[0] if rules else None
+    cut_pieces(tokenizer, flags)
+
+
+def cut_albert(tokenizer: tokenizers.Tokenizer, flags: Flags) -> None:
+    steps: list[Any] = [normalizers.Replace("``", '"'), normalizers.Replace("''", '"')]
+    if not flags.get("keep_accents", False):
+        steps += [normalizers.NFKD(), normalizers.StripAccents()]
+    if flags.get("do_lower_case", True):
+        steps.append(normalizers.Lowercase())
+    tokenizer.normalizer = normalizers.Sequence([*steps, *list_rules(tokenizer)])
+    cut_pieces(tokenizer, flags)
+
+
+def list_rules(tokenizer: tokenizers.Tokenizer) -> list[Any]:
+    """Return SentencePiece's own steps of a normalizer, of which transformers takes the first."""
+    return [part for part in list_normalizers(tokenizer) if isinstance(part, normalizers.Precompiled)][:1]
+
+
+def cut_pieces(tokenizer: tokenizers.Tokenizer, flags: Flags) -> None:
+    """Cut at white space, with a space before each word."""
+    scheme = "always" if flags.get("add_prefix_space", True) else "never"
     words = pre_tokenizers.WhitespaceSplit()
     pieces = pre_tokenizers.Metaspace(replacement=SPACE, prepend_scheme=scheme)
     tokenizer.pre_tokenizer = pre_tokenizers.Sequence([words, pieces])
@@ -217,6 +242,10 @@ def set_xlm_roberta(model: Model, names: Names) -> Model:
     return {"unk_id": 3, "byte_fallback": False}
 
 
+def set_albert(model: Model, names: Names) -> Model:
+    return {"unk_id": 1, "byte_fallback": False}
+
+
 def set_camembert(model: Model, names: Names) -> Model:
     pieces = [piece for piece, _ in model["vocab"]]
     return {"unk_id": pieces.index(names["unk"]) if names["unk"] in pieces else 0, "byte_fallback": False}
@@ -226,11 +255,13 @@ OF_BERT = Framing("cls", "sep", frame_bert)
 OF_ROBERTA = Framing("cls", "sep", frame_roberta)
 OF_XLM_ROBERTA = Framing("bos", "eos", frame_xlm_roberta)
 CLASSES = {
+    "Albert": TokenizerClass("Unigram", ALBERT_NAMES, cut_albert, OF_BERT, set_albert),
     "Bert": TokenizerClass("WordPiece", BERT_NAMES, cut_bert, OF_BERT, set_wordpiece),
     "Camembert": TokenizerClass("Unigram", ROBERTA_NAMES, cut_xlm_roberta, OF_XLM_ROBERTA, set_camembert),
     "GPT2": TokenizerClass("BPE", dict.fromkeys(("bos", "eos", "unk"), END), cut_gpt2, None, set_bpe),
     "Gemma": TokenizerClass("BPE", GEMMA_NAMES, cut_gemma, None, set_gemma),
     "Llama": TokenizerClass("BPE", LLAMA_NAMES, cut_llama, None, set_llama),
+    "MPNet": TokenizerClass("WordPiece", MPNET_NAMES, cut_bert, OF_ROBERTA, set_wordpiece),
     "Qwen2": TokenizerClass("BPE", dict.fromkeys(("eos", "pad", "unk"), END), cut_qwen2, None, set_bpe),
     "Roberta": TokenizerClass("BPE", ROBERTA_NAMES, cut_gpt2, OF_ROBERTA, set_bpe),
     "XLMRoberta": TokenizerClass("Unigram", ROBERTA_NAMES, cut_xlm_roberta, OF_XLM_ROBERTA, set_xlm_roberta),

@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 import tokenizers
 from tokenizers import AddedToken, models, normalizers
 
+from ....runtime.bundle.defaults import Frame
 from ....runtime.errors import TokenizerError
 from ....runtime.text.tokenizer import (
     WAY_OUT,
@@ -98,18 +98,14 @@ def find_special_tokens(folder: Path, tokenizer: Tokenizer) -> dict[str, int]:
     return {role: token_id for role, token_id in ids.items() if token_id is not None}
 
 
-@dataclass(frozen=True)
-class Frame:
-    """The special tokens that a tokenizer.json puts around texts."""
+def find_frames(data: bytes, source: str) -> tuple[Frame, Frame] | None:
+    """Return the special tokens around a text, and around and between two.
 
-    prefix: tuple[int, ...] = ()
-    between: tuple[int, ...] = ()
-    suffix: tuple[int, ...] = ()
-
-
-def find_frame(data: bytes, source: str) -> Frame:
-    """Return the special tokens before a text, between the two of a pair, and behind them."""
+    None where they are unknown: in a vocabulary without letters.
+    """
     tokenizer = parse(data, source)
+    if not any(map(tokenizer.num_special_tokens_to_add, (False, True))):
+        return Frame(), Frame()
 
     def special(first: str, second: str | None = None) -> list[tuple[int, ...]]:
         """Return the special tokens, split at the texts."""
@@ -126,9 +122,9 @@ def find_frame(data: bytes, source: str) -> Frame:
 
     single = special("a b")
     pair = special("a b", "c d")
-    if len(single) != 2 or len(pair) != 3:  # a vocabulary without letters
-        return Frame()
-    return Frame(single[0], pair[1], single[1])
+    if len(single) != 2 or len(pair) != 3:
+        return None
+    return Frame(single[0], (), single[1]), Frame(*pair)
 
 
 def read_settings(folder: Path) -> dict[str, Any]:

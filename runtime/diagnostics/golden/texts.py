@@ -330,9 +330,8 @@ def make_input_reader(manifest: Manifest, tokenizer: Tokenizer) -> Callable[[Gol
                 tokenizer.encode(text, parse_special=True),
                 second,
                 max_length=NO_LIMIT,
-                tokens=defaults.tokens,
+                frame=defaults.make_frame(is_pair=second is not None),
                 truncation=None,
-                separators=defaults.separators,
             )
             return fitted.pieces[0].ids
 

@@ -4,10 +4,15 @@ from __future__ import annotations
 
 import itertools
 from collections.abc import Callable, Iterator, Sequence
+from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
 import pytest
+import tokenizers
+import transformers
+from tokenizers import models, normalizers, pre_tokenizers, trainers
+from transformers.pipelines.token_classification import AggregationStrategy
 
 from planforge.runtime import Answers
 from planforge.runtime.encode.results import Answer
@@ -135,6 +140,90 @@ def test_labels_without_prefixes_join_neighbours() -> None:
     best = ["NAME", "NAME", "O", "X-RAY", "O", "X-RAY", "NAME", "O", "O", "O"]
     expected = [("NAME", "Zoé 🙂", 0.505), ("X-RAY", "la Rue", 0.54), ("NAME", ",", 0.56)]
     assert entities(best, labels) == expected
+
+
+def test_labels_of_bioes_and_bilou_say_where_an_entity_ends() -> None:
+    """As the schemes are defined: S is one word, E the last of several."""
+    for single, last in ("SE", "UL"):
+        labels = [
+            "O",
+            *(f"{prefix}-{name}" for prefix in ("B", "I", last, single) for name in ("PER", "LOC")),
+        ]
+        best = f"{single}-PER {single}-PER B-LOC I-LOC O {last}-LOC I-LOC B-PER {last}-PER I-PER".split()
+        expected = [
+            ("PER", "Zoé", 0.5),
+            ("PER", "🙂", 0.51),
+            ("LOC", "de la Rue", pytest.approx(np.mean([0.52, 0.53, 0.55]))),
+            ("LOC", ",", 0.56),
+            ("PER", "北京", 0.575),
+            ("PER", "too", 0.59),
+        ]
+        assert entities(best, labels) == expected
+    plain = ["O", "E-ON", "COMPANY"]
+    assert entities(["E-ON", *["O"] * 9], plain) == [("E-ON", "Zoé", 0.5)]
+        ("E-ON", "Zoé", 0.5)
+    ]
+
+
+TAGGED = "John met Zoë in São Paulo, and  Ann (of New York) sang."
+
+
+def load_word_tokenizers() -> dict[str, Any]:
+    """transformers' tokenizers of kinds whose words are not words, or have spaces."""
+    sample = [TAGGED, "John met Ann in New York, and sang of Paris"] * 3
+    gemma: Any = tokenizers.Tokenizer(models.BPE(unk_token="<unk>", fuse_unk=True))
+    gemma.normalizer = normalizers.Replace(" ", "▁")
+    gemma.pre_tokenizer = pre_tokenizers.Split(" ", "merged_with_previous")
+    unigram: Any = tokenizers.Tokenizer(models.Unigram())
+    unigram.pre_tokenizer = pre_tokenizers.Metaspace(split=False)
+    trained: Any = {
+        "gemma": (gemma, trainers.BpeTrainer(vocab_size=70, special_tokens=["<unk>"], show_progress=False)),
+        "unigram": (
+            unigram,
+            trainers.UnigramTrainer(
+                vocab_size=50, special_tokens=["<unk>"], unk_token="<unk>", show_progress=False
+            ),
+        ),
+    }
+    found = {}
+    for name, (tokenizer, trainer) in trained.items():
+        words = (
+            pre_tokenizers.Metaspace() if name == "unigram" else pre_tokenizers.Split("▁", "merged_with_next")
+        )
+        own = tokenizer.pre_tokenizer
+        tokenizer.pre_tokenizer = words
+        tokenizer.train_from_iterator(sample, trainer)
+        tokenizer.pre_tokenizer = own
+        found[name] = transformers.PreTrainedTokenizerFast(tokenizer_object=tokenizer, unk_token="<unk>")
+    return found
+
+
+@pytest.mark.parametrize("seed", range(6))
+@pytest.mark.parametrize("kind", ["gemma", "unigram"])
+def test_words_begin_behind_spaces_where_the_tokenizer_has_no_words(kind: str, seed: int) -> None:
+    tokenizer = load_word_tokenizers()[kind]
+    encoding = tokenizer(TAGGED, add_special_tokens=False, return_offsets_mapping=True)
+    words = encoding.word_ids(0)
+    assert len(set(words)) == 1  # all the text is one word
+    ids = np.array(encoding["input_ids"])
+    logits = np.random.default_rng(seed).normal(size=(len(ids), len(TAGS))) * 2
+    shares = np.exp(logits) / np.exp(logits).sum(-1, keepdims=True)
+    pipeline: Any = object.__new__(transformers.TokenClassificationPipeline)
+    pipeline.tokenizer = tokenizer
+    pipeline.model = SimpleNamespace(config=SimpleNamespace(id2label=dict(enumerate(TAGS))))
+    first = AggregationStrategy.FIRST
+    offsets = encoding["offset_mapping"]
+    with pytest.warns(UserWarning, match="does not support real words"):
+        tokens = pipeline.gather_pre_entities(TAGGED, ids, shares, offsets, np.zeros(len(ids)), first)
+    expected = [
+        (e["entity_group"], TAGGED[e["start"] : e["end"]].strip(), pytest.approx(e["score"]))
+        for e in pipeline.aggregate(tokens, first)
+        if e["entity_group"] != "O"
+    ]
+    found = find_entities(TAGGED, shares, offsets, words, TAGS)
+    assert [(e.label, e.text, e.score) for e in found] == [one for one in expected if one[1]]
+    assert len(found) > 2
+    assert all(entity.text == TAGGED[entity.start : entity.end] for entity in found)
 
 
 def brute(
