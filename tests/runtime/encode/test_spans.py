@@ -161,8 +161,6 @@ def test_labels_of_bioes_and_bilou_say_where_an_entity_ends() -> None:
         assert entities(best, labels) == expected
     plain = ["O", "E-ON", "COMPANY"]
     assert entities(["E-ON", *["O"] * 9], plain) == [("E-ON", "Zoé", 0.5)]
-        ("E-ON", "Zoé", 0.5)
-    ]
 
 
 TAGGED = "John met Zoë in São Paulo, and  Ann (of New York) sang."
