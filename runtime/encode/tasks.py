@@ -102,6 +102,7 @@ class Tasks(RequestRunner):
             )
         how = pooling or defaults.pooling
         before = self.find_prompt(options.get("prompt_name"), options.get("prompt"))
+        is_own = options.get("prompt") is None  # the checkpoint's; what a caller gives is a text like others
         width = self.encoder.artifact.output(role).axes[-1]
         keep = options.get("truncate_dim")
         check_whole("truncate_dim", keep, 1, width if isinstance(width, int) else sys.maxsize, optional=True)
@@ -111,8 +112,10 @@ class Tasks(RequestRunner):
             vector = merge_windows(vectors, [len(piece) for piece in request.fitted.pieces], how)[:keep]
             return Embedding(normalize_vector(vector) if unit else vector, request.fitted.dropped)
 
-        prompted = (before + text for text in check_each(texts, check_text))
-        return Task(prompted, (role,), finish, reading, needs_tokens=False)
+        checked = check_each(texts, check_text)
+        if not is_own:
+            checked = (before + text for text in checked)
+        return Task(checked, (role,), finish, reading, needs_tokens=False, prompt=before if is_own else "")
 
     def find_prompt(self, name: str | None, prompt: str | None) -> str:
         """Return what to put before each text; as in sentence-transformers, prompt takes precedence."""

@@ -56,6 +56,7 @@ USUAL = {
     **dict.fromkeys(("gpt2", "gpt_neo", "gptj", "codegen", "opt", "phi", "starcoder2"), "GPT2"),
     **dict.fromkeys(("qwen2", "qwen2_moe", "qwen3", "qwen3_moe"), "Qwen2"),
     **dict.fromkeys(("gemma", "gemma2", "gemma3_text"), "Gemma"),
+    **dict.fromkeys(("gpt_neox", "mpt", "olmo", "olmoe"), "GPTNeoX"),
     "albert": "Albert",
     "mpnet": "MPNet",
     "xlm-roberta": "XLMRoberta",
@@ -96,6 +97,11 @@ def cut_gpt2(tokenizer: tokenizers.Tokenizer, flags: Flags) -> None:
     tokenizer.normalizer = None
     tokenizer.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=prefix)
     tokenizer.decoder = decoders.ByteLevel()
+
+
+def cut_gpt_neox(tokenizer: tokenizers.Tokenizer, flags: Flags) -> None:
+    cut_gpt2(tokenizer, flags)
+    tokenizer.normalizer = normalizers.NFC()
 
 
 def cut_qwen2(tokenizer: tokenizers.Tokenizer, flags: Flags) -> None:
@@ -259,6 +265,7 @@ CLASSES = {
     "Bert": TokenizerClass("WordPiece", BERT_NAMES, cut_bert, OF_BERT, set_wordpiece),
     "Camembert": TokenizerClass("Unigram", ROBERTA_NAMES, cut_xlm_roberta, OF_XLM_ROBERTA, set_camembert),
     "GPT2": TokenizerClass("BPE", dict.fromkeys(("bos", "eos", "unk"), END), cut_gpt2, None, set_bpe),
+    "GPTNeoX": TokenizerClass("BPE", dict.fromkeys(("bos", "eos", "unk"), END), cut_gpt_neox, None, set_bpe),
     "Gemma": TokenizerClass("BPE", GEMMA_NAMES, cut_gemma, None, set_gemma),
     "Llama": TokenizerClass("BPE", LLAMA_NAMES, cut_llama, None, set_llama),
     "MPNet": TokenizerClass("WordPiece", MPNET_NAMES, cut_bert, OF_ROBERTA, set_wordpiece),

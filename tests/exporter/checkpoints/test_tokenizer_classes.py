@@ -29,6 +29,7 @@ TEXTS = [
     "word<Name>word <name> <NAME> a <Name> b",
     "x</s>y [SEP] z <s>",
     "我在Berlin",
+    "e\u0301 A\u030a \uac00",
 ]
 # What a file may say of tokens that tokenizer.json has otherwise.
 FLAGS = [
@@ -130,6 +131,7 @@ CASES: list[tuple[str, str | None, dict[str, Any] | None]] = [
     ("bytes", "modernbert", {"tokenizer_class": "PreTrainedTokenizerFast", "add_prefix_space": True}),
     ("bytes", "gpt2", {"tokenizer_class": "GPT2Tokenizer", "add_prefix_space": True, **ROLES}),
     ("bytes", "gpt2", ROLES),
+    ("bytes", "gpt_neox", {"add_prefix_space": True, **ROLES}),
     ("bytes", "llama", {"tokenizer_class": "LlamaTokenizer", **ROLES}),
     ("bytes", "llama", {"tokenizer_class": "PreTrainedTokenizerFast", "add_prefix_space": True, **ROLES}),
     ("bytes", "llama", {"tokenizer_class": "GPT2Tokenizer", **ROLES}),
