@@ -54,6 +54,7 @@ class Reference(Protocol):
     """What gives the ids and texts that the runtime is compared with."""
 
     name: str
+    unsure: frozenset[int]  # ids that it takes for other tokens than the model does
 
     def encode(self, text: str) -> list[int]:
         """Return a text's ids; special tokens that it spells are read as such."""
@@ -67,6 +68,8 @@ class Reference(Protocol):
 
 class PlainReference:
     """The library tokenizers, with a tokenizer.json."""
+
+    unsure: frozenset[int] = frozenset()
 
     def __init__(self, data: bytes, source: str) -> None:
         self.name = f"tokenizers {tokenizers.__version__}"
@@ -90,6 +93,7 @@ class OwnReference:
     """The runtime's own tokenizer of pieces, where transformers is not at hand."""
 
     name = "PlanForge"
+    unsure: frozenset[int] = frozenset()
 
     def __init__(self, tokenizer: Tokenizer) -> None:
         self._tokenizer = tokenizer
@@ -111,6 +115,16 @@ class TransformersReference:
         self.name = f"{TRANSFORMERS} {version(TRANSFORMERS)}"
         self._tokenizer = tokenizer
         self._side = side
+        # MarianTokenizer with two vocabularies numbers special tokens by the source's, in the target's texts
+        # too, and decodes by the target's alone.
+        self.unsure: frozenset[int] = frozenset()
+        self._source_pieces: dict[int, str] = {}
+        own = getattr(tokenizer, "target_encoder", None)
+        if own is not None and side == "target":
+            added = tokenizer.added_tokens_decoder
+            self.unsure = frozenset(index for index, token in added.items() if own.get(str(token)) != index)
+        elif own is not None:
+            self._source_pieces = {index: piece for piece, index in tokenizer.encoder.items()}
 
     def encode(self, text: str) -> list[int]:
         return self._encode(text, None, False)
@@ -119,9 +133,13 @@ class TransformersReference:
         return self._encode(text, pair, True)
 
     def decode(self, ids: Sequence[int]) -> str:
-        text: str = self._tokenizer.decode(
-            list(ids), skip_special_tokens=True, clean_up_tokenization_spaces=False
-        )
+        text: str
+        if self._source_pieces:
+            special = set(self._tokenizer.all_special_ids)
+            pieces = [self._source_pieces[index] for index in ids if index not in special]
+            text = self._tokenizer.spm_source.decode_pieces(pieces).replace("▁", " ").strip()
+            return text
+        text = self._tokenizer.decode(list(ids), skip_special_tokens=True, clean_up_tokenization_spaces=False)
         return text
 
     def _encode(self, text: str, pair: str | None, with_frame: bool) -> list[int]:
@@ -202,7 +220,8 @@ def make_golden_texts(bundle: Bundle, checkpoint: Checkpoint) -> GoldenTexts:
     sides = []
     for reference, tokenizer in zip(references, checkpoint.tokenizers, strict=True):
         texts: list[str] = [*TEXTS, *make_added_texts(tokenizer), *make_vocabulary_texts(tokenizer)]
-        sides.append(tuple(make_text(reference, text) for text in dict.fromkeys(texts)))
+        made = [make_text(reference, text) for text in dict.fromkeys(texts)]
+        sides.append(tuple(text for text in made if reference.unsure.isdisjoint(text.ids)))
     chat = Chat.of(bundle)
     chats: list[GoldenChat] = []
     chat_reference = ""
