@@ -100,8 +100,10 @@ def cut_gpt2(tokenizer: tokenizers.Tokenizer, flags: Flags) -> None:
 
 
 def cut_gpt_neox(tokenizer: tokenizers.Tokenizer, flags: Flags) -> None:
+    """Set what GPTNeoXTokenizer does, which takes away what tokenizer.json puts around texts."""
     cut_gpt2(tokenizer, flags)
     tokenizer.normalizer = normalizers.NFC()
+    tokenizer.post_processor = processors.TemplateProcessing("$A:0", "$A:0 $B:1", [])
 
 
 def cut_qwen2(tokenizer: tokenizers.Tokenizer, flags: Flags) -> None:
@@ -206,6 +208,7 @@ class Framing:
     first: str
     last: str
     frame: Callable[[tokenizers.Tokenizer, Token, Token, Flags], None]
+    is_default: bool = False  # whether what tokenizer.json says counts more
 
 
 @dataclass(frozen=True)
@@ -258,10 +261,11 @@ def set_camembert(model: Model, names: Names) -> Model:
 
 
 OF_BERT = Framing("cls", "sep", frame_bert)
+OF_ALBERT = Framing("cls", "sep", frame_bert, is_default=True)
 OF_ROBERTA = Framing("cls", "sep", frame_roberta)
 OF_XLM_ROBERTA = Framing("bos", "eos", frame_xlm_roberta)
 CLASSES = {
-    "Albert": TokenizerClass("Unigram", ALBERT_NAMES, cut_albert, OF_BERT, set_albert),
+    "Albert": TokenizerClass("Unigram", ALBERT_NAMES, cut_albert, OF_ALBERT, set_albert),
     "Bert": TokenizerClass("WordPiece", BERT_NAMES, cut_bert, OF_BERT, set_wordpiece),
     "Camembert": TokenizerClass("Unigram", ROBERTA_NAMES, cut_xlm_roberta, OF_XLM_ROBERTA, set_camembert),
     "GPT2": TokenizerClass("BPE", dict.fromkeys(("bos", "eos", "unk"), END), cut_gpt2, None, set_bpe),
@@ -318,6 +322,8 @@ def apply_framing(
     tokenizer: tokenizers.Tokenizer, framing: Framing, flags: Flags, names: Names, source: Path
 ) -> None:
     """Put around texts what the class does; an error names `source` if the vocabulary lacks the tokens."""
+    if framing.is_default and tokenizer.post_processor is not None:
+        return
     tokens = [(names[role], tokenizer.token_to_id(names[role])) for role in (framing.first, framing.last)]
     for name, token_id in tokens:
         if token_id is None:

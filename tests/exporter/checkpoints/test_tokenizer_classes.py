@@ -174,6 +174,17 @@ def test_a_class_reads_texts_as_transformers_does(
     check_folder(tmp_path)
 
 
+@pytest.mark.parametrize(("kind", "model_type", "settings"), CASES, ids=name_case)
+def test_what_tokenizer_json_puts_around_texts_counts_where_the_class_has_no_frame(
+    tmp_path: Path, kind: str, model_type: str | None, settings: dict[str, Any] | None
+) -> None:
+    own = write_folder(tmp_path, kind, model_type, settings)
+    ids = [(name, own.token_to_id(name)) for name in ("<s>", "</s>")]
+    own.post_processor = processors.TemplateProcessing("<s> $A", "<s> $A </s> $B:1", ids)
+    (tmp_path / "tokenizer.json").write_text(own.to_str())
+    check_folder(tmp_path)
+
+
 @pytest.mark.parametrize("flags", FLAGS, ids=name_case)
 @pytest.mark.parametrize(("kind", "model_type", "settings"), CASES[::3], ids=name_case)
 def test_flags_of_added_tokens_are_those_of_tokenizer_config(
