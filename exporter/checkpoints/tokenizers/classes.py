@@ -324,9 +324,13 @@ def apply_framing(
     """Put around texts what the class does; an error names `source` if the vocabulary lacks the tokens."""
     if framing.is_default and tokenizer.post_processor is not None:
         return
-    tokens = [(names[role], tokenizer.token_to_id(names[role])) for role in (framing.first, framing.last)]
-    for name, token_id in tokens:
-        if token_id is None:
-            raise TokenizerError(f"{source} has no {name!r}, which frames every text; {WAY_OUT}")
+    first, last = (find_token(tokenizer, names[role], source) for role in (framing.first, framing.last))
     with wrap_tokenizer_errors(str(source)):
-        framing.frame(tokenizer, tokens[0], tokens[1], flags)
+        framing.frame(tokenizer, first, last, flags)
+
+
+def find_token(tokenizer: tokenizers.Tokenizer, name: str, source: Path) -> Token:
+    token_id = tokenizer.token_to_id(name)
+    if token_id is None:
+        raise TokenizerError(f"{source} has no {name!r}, which frames every text; {WAY_OUT}")
+    return name, token_id

@@ -66,7 +66,9 @@ def build_tokenizer_json(folder: Path) -> bytes:
     elif vocab_txt.is_file():
         source = vocab_txt
         kind = CLASSES["Bert"]
-        tokenizer = _read_wordpiece(vocab_txt, (kind.names | find_role_names(settings))["unk"], settings)
+        tokenizer = _read_wordpiece(
+            vocab_txt, find_role_names(settings).get("unk", kind.names["unk"]), settings
+        )
     else:
         raise TokenizerError(
             f"{folder} has neither tokenizer.json nor vocab.json with merges.txt nor vocab.txt; {WAY_OUT}"
@@ -174,7 +176,7 @@ def list_special_tokens(settings: Mapping[str, Any], names: Names) -> list[Added
         values = extra.values() if isinstance(extra, dict) else extra
         if isinstance(values, Iterable) and not isinstance(values, str):
             entries += values
-    tokens = {}
+    tokens: dict[str, AddedToken] = {}
     for entry in entries:
         text = _token_text(entry)
         if text is not None:
