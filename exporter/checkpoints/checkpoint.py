@@ -25,6 +25,7 @@ from .tokenizers.files import (
     find_role_names,
     find_special_tokens,
     read_settings,
+    reads_segments,
 )
 from .tokenizers.translation import build_translation_tokenizers
 from .tokenizers.unknown_tokens import remove_unknown_tokens
@@ -205,6 +206,7 @@ class Checkpoint:
             tokens={role: tokens[role] for role in ("cls", "sep", "pad", "mask") if role in tokens},
             separators=separators,
             framed=framed,
+            segments=reads_segments(self.folder, next(iter(self.tokenizer_files.values()))),
             heads=config.heads,
             labels=self.read_labels(config.num_labels) if classifies else (),
             problem_type=self.read_problem_type(config.num_labels)

@@ -86,6 +86,7 @@ class Frame:
     prefix: tuple[int, ...] = ()
     between: tuple[int, ...] = ()
     suffix: tuple[int, ...] = ()
+    second_segment: int = 1  # of the second text's tokens, where the model tells the two apart
 
 
 @dataclass(frozen=True)
@@ -96,6 +97,7 @@ class EncoderDefaults:
     tokens: Mapping[str, int]  # the special tokens "cls", "sep", "pad" and, if there is one, "mask"
     separators: int = 1  # how many "sep" stand between the two texts of a pair
     framed: str = "all"  # what "cls" and "sep" stand around: "all" texts, a "single" one, or "none"
+    segments: bool = True  # whether the model is told which tokens are of a pair's second text
     heads: tuple[str, ...] = ()  # of the graph
     labels: tuple[str, ...] = ()  # of the classification head's classes, in order
     # "regression", "single_label_classification" or "multi_label_classification"
@@ -110,9 +112,10 @@ class EncoderDefaults:
     def make_frame(self, is_pair: bool = False) -> Frame:
         """Return what stands around a text, or around and between two."""
         if self.framed == "none" or (is_pair and self.framed == "single"):
-            return Frame()
+            return Frame(second_segment=int(self.segments))
         sep = self.tokens["sep"]
-        return Frame((self.tokens["cls"],), (sep,) * self.separators if is_pair else (), (sep,))
+        between = (sep,) * self.separators if is_pair else ()
+        return Frame((self.tokens["cls"],), between, (sep,), int(self.segments))
 
     @staticmethod
     def from_json(value: Any) -> EncoderDefaults:
@@ -132,6 +135,7 @@ class EncoderDefaults:
             tokens={role: tokens.get(role, int) for role in tokens.value},
             separators=r.get("separators", int, 1),
             framed=framed,
+            segments=r.flag("segments", True),
             heads=r.list_of("heads", str),
             labels=r.list_of("labels", str),
             problem_type=r.get("problem_type", str, None),

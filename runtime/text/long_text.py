@@ -23,7 +23,7 @@ class Piece:
     """
 
     ids: list[int]
-    segments: list[int]  # 0 for the first text, 1 for the second
+    segments: list[int]  # 0 for the first text, and 1 for the second where the model tells the two apart
     first: Sequence[int]
     second: Sequence[int] | None  # None without a second text
     separators: int = 1  # [SEP] between the two; RoBERTa has two
@@ -103,7 +103,7 @@ def build_piece(
     segments = [0] * len(ids)
     if second is not None and of_second is not None:
         ids += [*(second[i] for i in of_second), *frame.suffix]
-        segments += [1] * (len(ids) - len(segments))
+        segments += [frame.second_segment] * (len(ids) - len(segments))
     return Piece(ids, segments, of_first, of_second, len(frame.between), len(frame.prefix))
 
 

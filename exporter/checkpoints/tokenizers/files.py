@@ -129,6 +129,25 @@ def find_frames(data: bytes, source: str) -> tuple[Frame, Frame] | None:
     return Frame(single[0], (), single[1]), Frame(*pair)
 
 
+def reads_segments(folder: Path, data: bytes) -> bool:
+    """Return whether transformers tells a model which tokens are of a pair's second text.
+
+    It does where its tokenizer has token_type_ids among its model_input_names, as BERT's class has.
+    """
+    settings = read_settings(folder)
+    named = settings.get("model_input_names")
+    if not isinstance(named, list):
+        has_files = (folder / "tokenizer.json").is_file() or find_bpe_files(folder) is not None
+        kind = choose_class(folder, settings) if has_files else CLASSES["Bert"]
+        if kind is not CLASSES["Bert"]:
+            return False
+    elif "token_type_ids" not in named:
+        return False
+    encoded = parse(data, str(folder)).encode("a", "a")
+    pairs = zip(encoded.sequence_ids, encoded.type_ids, strict=True)
+    return all(kind == 1 for sequence, kind in pairs if sequence == 1)
+
+
 def read_settings(folder: Path) -> dict[str, Any]:
     """Return tokenizer_config.json and special_tokens_map.json merged; null counts as missing."""
     config, names = (

@@ -60,9 +60,7 @@ def test_frames_are_those_of_transformers(tmp_path: Path, single: str, pair: str
     (alone,) = fit(first, None, frame=defaults.make_frame(), **options).pieces
     assert alone.ids == reference(PAIR[0])["input_ids"]
     (both,) = fit(first, second, frame=defaults.make_frame(is_pair=True), **options).pieces
-    expected = reference(*PAIR, return_token_type_ids=True)
-    assert both.ids == expected["input_ids"]
-    assert both.segments == expected["token_type_ids"]
+    assert both.ids == reference(*PAIR)["input_ids"]
     start, body = both.body
     assert both.ids[start : start + len(body)] == second
 
@@ -81,6 +79,33 @@ def test_other_frames_are_refused_by_name(tmp_path: Path, single: str, pair: str
     write_folder(tmp_path, single, pair)
     with pytest.raises(CheckpointError, match=r"the tokenizer puts .* before a text .*; supported is"):
         Checkpoint(resolve_source(str(tmp_path)))
+
+
+@pytest.mark.parametrize(
+    "settings",
+    [
+        {"tokenizer_class": "PreTrainedTokenizerFast"},
+        {"tokenizer_class": "BertTokenizer"},
+        {"tokenizer_class": "BertTokenizer", "model_input_names": ["input_ids", "attention_mask"]},
+        {"model_input_names": ["input_ids", "token_type_ids", "attention_mask"]},
+    ],
+    ids=str,
+)
+@pytest.mark.parametrize("pair", [TWO, "[CLS] $A [SEP] $B [SEP]"])
+def test_the_second_text_has_the_segments_of_transformers(
+    tmp_path: Path, settings: dict[str, Any], pair: str
+) -> None:
+    write_folder(tmp_path, SINGLE, pair)
+    written = json.loads((tmp_path / "tokenizer_config.json").read_text())
+    (tmp_path / "tokenizer_config.json").write_text(json.dumps(written | settings))
+    expected = transformers.AutoTokenizer.from_pretrained(tmp_path)(*PAIR)
+    checkpoint = Checkpoint(resolve_source(str(tmp_path)))
+    assert checkpoint.encoder is not None
+    frame = checkpoint.encoder.make_frame(is_pair=True)
+    first, second = (checkpoint.tokenizers[0].encode(text) for text in PAIR)
+    (both,) = fit(first, second, max_length=64, truncation=None, frame=frame).pieces
+    assert both.ids == expected["input_ids"]
+    assert both.segments == expected.get("token_type_ids", [0] * len(both.ids))  # no ids are zeros
 
 
 def test_vectors_without_special_tokens_are_those_of_sentence_transformers(tmp_path: Path) -> None:
