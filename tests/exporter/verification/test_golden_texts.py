@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import importlib.util
 import json
 import re
 import shutil
@@ -63,7 +64,7 @@ def test_a_checkpoints_own_tokenizer_is_read_by_transformers(llama_demo_bundle: 
 
 
 def test_without_transformers_tokenizers_gives_the_ids(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(golden_texts.importlib.util, "find_spec", lambda name: None)
+    monkeypatch.setattr(importlib.util, "find_spec", lambda name: None)
     checkpoint = Checkpoint(resolve_source("llama-demo"))
     theirs = golden_texts.load_transformers_tokenizer(checkpoint.folder)
     assert theirs is None

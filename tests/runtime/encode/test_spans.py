@@ -213,13 +213,14 @@ def test_words_begin_behind_spaces_where_the_tokenizer_has_no_words(kind: str, s
     offsets = encoding["offset_mapping"]
     with pytest.warns(UserWarning, match="does not support real words"):
         tokens = pipeline.gather_pre_entities(TAGGED, ids, shares, offsets, np.zeros(len(ids)), first)
-    expected = [
+    expected: list[tuple[str, str, Any]] = [
         (e["entity_group"], TAGGED[e["start"] : e["end"]].strip(), pytest.approx(e["score"]))
         for e in pipeline.aggregate(tokens, first)
         if e["entity_group"] != "O"
     ]
     found = find_entities(TAGGED, shares, offsets, words, TAGS)
-    assert [(e.label, e.text, e.score) for e in found] == [one for one in expected if one[1]]
+    got: list[tuple[str, str, Any]] = [(e.label, e.text, e.score) for e in found]
+    assert got == [one for one in expected if one[1]]
     assert len(found) > 2
     assert all(entity.text == TAGGED[entity.start : entity.end] for entity in found)
 
