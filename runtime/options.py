@@ -99,8 +99,10 @@ class EmbedOptions(EncoderOptions, total=False):
             unless given.
         normalize: to length 1; the checkpoint's choice unless given.
         truncate_dim: keep only so many of a vector's first numbers, before it is normalized.
-        prompt_name: the name of a prompt of the checkpoint to put before each text.
-        prompt: a text to put before each text, "" for none; takes precedence over prompt_name.
+        prompt_name: the name of a prompt of the checkpoint to put before each text. Special tokens that it
+            spells are read as such.
+        prompt: a text to put before each text, "" for none; takes precedence over prompt_name. It is read
+            as the texts are: special tokens with parse_special alone.
     """
 
     pooling: Pooling | None

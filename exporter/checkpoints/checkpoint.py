@@ -9,7 +9,7 @@ from dataclasses import replace
 from functools import cache
 from typing import TYPE_CHECKING, Any
 
-from ...runtime.bundle.defaults import EncoderDefaults, GenerationDefaults
+from ...runtime.bundle.defaults import EncoderDefaults, Frame, GenerationDefaults
 from ...runtime.errors import InputError
 from ...runtime.text.piece_tokenizer import PIECES, PLAIN, open_tokenizer
 from ...runtime.text.tokenizer import Tokenizer
@@ -20,12 +20,12 @@ from .chat_template import TemplateFile, read_chat_template
 from .generation_config import Settings, merge_settings, read_decoder_defaults, read_translation_defaults
 from .source import Source
 from .tokenizers.files import (
-    Frame,
     build_tokenizer_json,
-    find_frame,
+    find_frames,
     find_role_names,
     find_special_tokens,
     read_settings,
+    reads_segments,
 )
 from .tokenizers.translation import build_translation_tokenizers
 from .tokenizers.unknown_tokens import remove_unknown_tokens
@@ -127,7 +127,12 @@ class Checkpoint:
             self.tokenizer_files[stem] = known
             self.tokenizers.append(opened)
         first = next(iter(self.tokenizer_files.values()))
-        self.frame = Frame() if self.tokenizer_kind == PIECES else find_frame(first, str(folder))
+        self.frames = None if self.tokenizer_kind == PIECES else find_frames(first, str(folder))
+
+    @property
+    def frame(self) -> Frame:
+        """What the tokenizer puts around a text, as far as that is known."""
+        return Frame() if self.frames is None else self.frames[0]
 
     def list_recipes(self, target: str) -> list[Recipe]:
         """Return the recipes of a target's graphs: in its dialects where it has those, else in portable."""
@@ -190,7 +195,7 @@ class Checkpoint:
                 f"{self.folder}: the tokenizer names no {', '.join(sorted(missing))} token; add"
                 " tokenizer_config.json or special_tokens_map.json"
             )
-        self.check_frame(tokens)
+        framed, separators = self.read_frames(tokens)
         classifies = {"sequence_classification", "token_classification"} & set(config.heads)
         embeds = {}
         if modules is not None and config.sentence is not None:
@@ -203,7 +208,9 @@ class Checkpoint:
         return EncoderDefaults(
             max_length=self.choices.max_length,
             tokens={role: tokens[role] for role in ("cls", "sep", "pad", "mask") if role in tokens},
-            separators=max(1, len(self.frame.between)),
+            separators=separators,
+            framed=framed,
+            segments=reads_segments(self.folder, next(iter(self.tokenizer_files.values()))),
             heads=config.heads,
             labels=self.read_labels(config.num_labels) if classifies else (),
             problem_type=self.read_problem_type(config.num_labels)
@@ -213,22 +220,32 @@ class Checkpoint:
             **embeds,
         )
 
-    def check_frame(self, tokens: Mapping[str, int]) -> None:
-        """Refuse a tokenizer that puts other tokens around texts than the runtime does."""
-        frame = self.frame
-        cls = tokens["cls"]
-        sep = tokens["sep"]
-        is_supported = frame.prefix == (cls,) and frame.suffix == (sep,) and set(frame.between) <= {sep}
-        if frame == Frame() or is_supported:
-            return
+    def read_frames(self, tokens: Mapping[str, int]) -> tuple[str, int]:
+        """Return what "cls" and "sep" stand around, and how many "sep" between two texts.
+
+        Raises:
+            CheckpointError: the tokenizer puts other tokens around texts than the runtime does.
+        """
+        if self.frames is None:
+            return "all", 1
+        single, pair = self.frames
+        if pair == Frame():
+            if single == Frame():
+                return "none", 1
+            if single == Frame((tokens["cls"],), (), (tokens["sep"],)):
+                return "single", 1
+        defaults = EncoderDefaults(1, tokens, separators=max(1, len(pair.between)))
+        if (single, pair) == (defaults.make_frame(), defaults.make_frame(is_pair=True)):
+            return "all", defaults.separators
+        spell = self.tokenizers[0].spell
         spelled = [
-            " ".join(self.tokenizers[0].spell(token) for token in part) or "nothing"
-            for part in (frame.prefix, frame.between, frame.suffix)
+            " ".join(map(spell, part)) or "nothing"
+            for part in (single.prefix, single.suffix, pair.prefix, pair.between, pair.suffix)
         ]
         raise CheckpointError(
-            f"{self.folder}: the tokenizer puts {spelled[0]} before a text, {spelled[1]} between two and"
-            f" {spelled[2]} behind; supported is {self.tokenizers[0].spell(cls)} before, and"
-            f" {self.tokenizers[0].spell(sep)} between and behind"
+            f"{self.folder}: the tokenizer puts {spelled[0]} before a text and {spelled[1]} behind it;"
+            f" {spelled[2]} before two, {spelled[3]} between them and {spelled[4]} behind; supported is"
+            f" {spell(tokens['cls'])} before, and {spell(tokens['sep'])} between and behind, or nothing"
         )
 
     def read_labels(self, count: int) -> tuple[str, ...]:

@@ -181,10 +181,9 @@ def cut_piece(
     defaults: EncoderDefaults, first: Sequence[int], second: Sequence[int] | None, most: int
 ) -> Piece:
     """Return one sequence of a text's beginning, or of a pair's, of about `most` tokens."""
-    separators = defaults.separators
-    length = max(3 + separators, min(most, defaults.max_length))
-    tokens = defaults.tokens
-    fitted = fit(first, second, max_length=length, tokens=tokens, truncation="head", separators=separators)
+    frame = defaults.make_frame(is_pair=second is not None)
+    length = max(3 + defaults.separators, min(most, defaults.max_length))
+    fitted = fit(first, second, max_length=length, frame=frame, truncation="head")
     return fitted.pieces[0]
 
 

@@ -24,7 +24,7 @@ from ...runtime.text.tokenizer import Tokenizer, parse, read
 from ..checkpoints.chat_template import read_chat_template
 from ..checkpoints.checkpoint import Checkpoint
 from ..checkpoints.source import Source
-from ..checkpoints.tokenizers.files import find_frame
+from ..checkpoints.tokenizers.files import find_frames
 from ..errors import raise_checkpoint_errors
 from ..tracing.recipes import Choices
 from .artifacts import compare_artifacts, find_max_batch
@@ -128,7 +128,7 @@ class ImportedSettings(Checkpoint):
         self.tokenizer_kind = str(recorded["kind"])
         self.tokenizers = open_text_tokenizers(bundle)
         self.tokenizer_files = {path.name: read(path) for path in paths}
-        self.frame = find_frame(read(paths[0]), str(paths[0]))
+        self.frames = find_frames(read(paths[0]), str(paths[0]))
         self.chat_template = None
         if self.task == "text-generation":
             self.chat_template = read_chat_template([self.folder])

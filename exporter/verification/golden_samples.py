@@ -44,6 +44,8 @@ TEXTS = (
     "...!!! ??? --- *** ___ ~~~ ### $$$ ^^^ ``` |||",
     "CamelCase snake_case kebab-case UPPER_CASE mixedCASE123abc",
     "Donaudampfschifffahrtsgesellschaftskapitän antidisestablishmentarianism",
+    " John met Zoë in Ünlü's Café",
+    "JOHN MET ZOË IN ÜNLÜ'S CAFÉ",
     "a",
     "aaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaa 0000000000000000",
 )
@@ -51,7 +53,8 @@ PAIRS = (
     ("Who sells food?", "The baker sells bread."),
     ("Wings lift the plane.", "NASA LAUNCHED A ROCKET"),
 )
-SPECIAL = 12  # special tokens that texts spell, of a tokenizer with more
+SPECIAL = 12  # special tokens that a chat spells, of a tokenizer with more
+ADDED = 512  # added tokens that texts spell, of a tokenizer with more
 WORDS = 512  # tokens of the vocabulary that texts are made of
 WORDS_IN_A_TEXT = 32
 TOOL = {
@@ -70,12 +73,19 @@ TOOL = {
 Chat = tuple[Sequence[Mapping[str, Any]], Sequence[Mapping[str, Any]]]  # messages and tools
 
 
-def make_special_texts(tokenizer: Tokenizer) -> list[str]:
-    """Return texts that spell special tokens: at the beginning, between words, at the end."""
-    texts = []
-    for token in tokenizer.special_tokens[:SPECIAL]:
-        texts.append(f"{token}Begin, in the {token} middle, at the end {token}")
-    return texts
+def make_added_texts(tokenizer: Tokenizer) -> list[str]:
+    """Return texts that spell added tokens: between words, within one, before and behind a space.
+
+    Of a tokenizer with more than `ADDED` of them, tokens from all over their list.
+    """
+    tokens = tokenizer.added_tokens
+    count = min(ADDED, len(tokens))
+    chosen = [tokens[place * len(tokens) // count] for place in range(count)]
+    texts = [f"{token}Begin, in the {token} middle, at the end {token}" for token in chosen[:SPECIAL]]
+    return [
+        *texts,
+        *(f"In{token}side a word, before{token} and {token}behind  {token}  it" for token in chosen),
+    ]
 
 
 def make_vocabulary_texts(tokenizer: Tokenizer) -> list[str]:

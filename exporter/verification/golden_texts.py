@@ -35,12 +35,18 @@ from ...runtime.text.piece_tokenizer import PIECES
 from ...runtime.text.tokenizer import Tokenizer, parse, wrap_tokenizer_errors
 from ..bundle.writer import list_file_entries
 from ..checkpoints.checkpoint import Checkpoint
-from ..checkpoints.tokenizers.files import Frame
+from ..checkpoints.tokenizers.files import lower_case
+from ..checkpoints.tokenizers.translation import OWN_FILES
 from ..errors import VerificationError, shorten_error
-from .golden_samples import PAIRS, TEXTS, make_chats, make_special_texts, make_vocabulary_texts
+from .golden_samples import PAIRS, TEXTS, make_added_texts, make_chats, make_vocabulary_texts
 
 log = logging.getLogger("planforge")
 NOW = "strftime_now"
+TRANSFORMERS = "transformers"
+WAY_OUT = (
+    "keep a copy of {folder}, and save its tokenizer there as transformers reads it: AutoTokenizer"
+    ".from_pretrained(folder).save_pretrained(folder)"
+)
 ASKS_TIME = re.compile(NOW + r"\(\s*(['\"])(.*?)\1\s*\)")
 
 
@@ -48,6 +54,7 @@ class Reference(Protocol):
     """What gives the ids and texts that the runtime is compared with."""
 
     name: str
+    unsure: frozenset[int]  # ids that it takes for other tokens than the model does
 
     def encode(self, text: str) -> list[int]:
         """Return a text's ids; special tokens that it spells are read as such."""
@@ -61,6 +68,8 @@ class Reference(Protocol):
 
 class PlainReference:
     """The library tokenizers, with a tokenizer.json."""
+
+    unsure: frozenset[int] = frozenset()
 
     def __init__(self, data: bytes, source: str) -> None:
         self.name = f"tokenizers {tokenizers.__version__}"
@@ -84,6 +93,7 @@ class OwnReference:
     """The runtime's own tokenizer of pieces, where transformers is not at hand."""
 
     name = "PlanForge"
+    unsure: frozenset[int] = frozenset()
 
     def __init__(self, tokenizer: Tokenizer) -> None:
         self._tokenizer = tokenizer
@@ -102,9 +112,19 @@ class TransformersReference:
     """transformers' tokenizer of a checkpoint, on one of its two sides."""
 
     def __init__(self, tokenizer: Any, side: str) -> None:
-        self.name = f"transformers {version('transformers')}"
+        self.name = f"{TRANSFORMERS} {version(TRANSFORMERS)}"
         self._tokenizer = tokenizer
         self._side = side
+        # MarianTokenizer with two vocabularies numbers special tokens by the source's, in the target's texts
+        # too, and decodes by the target's alone.
+        self.unsure: frozenset[int] = frozenset()
+        self._source_pieces: dict[int, str] = {}
+        own = getattr(tokenizer, "target_encoder", None)
+        if own is not None and side == "target":
+            added = tokenizer.added_tokens_decoder
+            self.unsure = frozenset(index for index, token in added.items() if own.get(str(token)) != index)
+        elif own is not None:
+            self._source_pieces = {index: piece for piece, index in tokenizer.encoder.items()}
 
     def encode(self, text: str) -> list[int]:
         return self._encode(text, None, False)
@@ -113,9 +133,13 @@ class TransformersReference:
         return self._encode(text, pair, True)
 
     def decode(self, ids: Sequence[int]) -> str:
-        text: str = self._tokenizer.decode(
-            list(ids), skip_special_tokens=True, clean_up_tokenization_spaces=False
-        )
+        text: str
+        if self._source_pieces:
+            special = set(self._tokenizer.all_special_ids)
+            pieces = [self._source_pieces[index] for index in ids if index not in special]
+            text = self._tokenizer.spm_source.decode_pieces(pieces).replace("▁", " ").strip()
+            return text
+        text = self._tokenizer.decode(list(ids), skip_special_tokens=True, clean_up_tokenization_spaces=False)
         return text
 
     def _encode(self, text: str, pair: str | None, with_frame: bool) -> list[int]:
@@ -127,8 +151,11 @@ class TransformersReference:
 
 
 def load_transformers_tokenizer(folder: Path) -> Any:
-    """Return transformers' tokenizer of a checkpoint; None where it is not installed or cannot read it."""
-    if importlib.util.find_spec("transformers") is None:
+    """Return transformers' tokenizer of a checkpoint; None where it is not installed or cannot read it.
+
+    It lower-cases where sentence-transformers would.
+    """
+    if (folder / OWN_FILES[0]).is_file() or importlib.util.find_spec(TRANSFORMERS) is None:
         return None
     from transformers import AutoTokenizer
     from transformers.utils import logging as transformers_logging
@@ -138,12 +165,16 @@ def load_transformers_tokenizer(folder: Path) -> Any:
     try:
         with warnings.catch_warnings():
             warnings.simplefilter("ignore")
-            return AutoTokenizer.from_pretrained(folder, local_files_only=True, trust_remote_code=False)
+            found = AutoTokenizer.from_pretrained(folder, local_files_only=True, trust_remote_code=False)
+            found("a text")
     except Exception as error:  # whatever a file brings it to
         log.debug("transformers reads no tokenizer of %s: %s", folder, shorten_error(error))
         return None
     finally:
         transformers_logging.set_verbosity(before)
+    if found.is_fast:
+        lower_case(found.backend_tokenizer, folder)
+    return found
 
 
 def add_golden_texts(staging: Path, manifest: Manifest, checkpoint: Checkpoint) -> Manifest:
@@ -157,7 +188,11 @@ def add_golden_texts(staging: Path, manifest: Manifest, checkpoint: Checkpoint) 
     comparisons, _ = compare_with(bundle, golden)
     faults = [f"{c.case}: {fault}" for c in comparisons for fault in c.failures]
     if faults:
-        raise VerificationError("\n  ".join(["the runtime does not read the checkpoint's texts:", *faults]))
+        told = ["the runtime does not read the checkpoint's texts:", *faults]
+        is_read_otherwise = any(c.failures for c in comparisons if c.case != "chats")
+        if is_read_otherwise and golden.reference.startswith(TRANSFORMERS):
+            told.append(WAY_OUT.format(folder=checkpoint.folder))
+        raise VerificationError("\n  ".join(told))
     return write_golden_texts(staging, manifest, golden)
 
 
@@ -180,16 +215,18 @@ def carry_golden_texts(opened: Bundle, staging: Path, manifest: Manifest) -> Man
 
 def make_golden_texts(bundle: Bundle, checkpoint: Checkpoint) -> GoldenTexts:
     """Ask the references for the ids, texts and chats of the golden set."""
-    references = make_references(checkpoint)
+    theirs = load_transformers_tokenizer(checkpoint.folder)
+    references = make_references(checkpoint, theirs)
     sides = []
     for reference, tokenizer in zip(references, checkpoint.tokenizers, strict=True):
-        texts: list[str] = [*TEXTS, *make_special_texts(tokenizer), *make_vocabulary_texts(tokenizer)]
-        sides.append(tuple(make_text(reference, text) for text in dict.fromkeys(texts)))
+        texts: list[str] = [*TEXTS, *make_added_texts(tokenizer), *make_vocabulary_texts(tokenizer)]
+        made = [make_text(reference, text) for text in dict.fromkeys(texts)]
+        sides.append(tuple(text for text in made if reference.unsure.isdisjoint(text.ids)))
     chat = Chat.of(bundle)
     chats: list[GoldenChat] = []
     chat_reference = ""
     if chat is not None:
-        chat_reference, chats = make_golden_chats(chat, checkpoint, references[0])
+        chat_reference, chats = make_golden_chats(chat, checkpoint, references[0], theirs)
     return GoldenTexts(
         reference=references[0].name,
         chat_reference=chat_reference,
@@ -201,15 +238,11 @@ def make_golden_texts(bundle: Bundle, checkpoint: Checkpoint) -> GoldenTexts:
     )
 
 
-def make_references(checkpoint: Checkpoint) -> list[Reference]:
-    """Return what gives the ids of each side.
+def make_references(checkpoint: Checkpoint, theirs: Any) -> list[Reference]:
+    """Return what gives the ids of each side: transformers' tokenizer, or where there is none the library.
 
-    A tokenizer.json of the checkpoint's own is read by tokenizers alone, as transformers reads it. What the
-    exporter made of other files is held against transformers, where that is installed.
+    The library tokenizers reads what the exporter made of the files, and knows nothing of their settings.
     """
-    folder = checkpoint.folder
-    own = any((folder / name).is_file() for name in ("tokenizer.json", "tokenizer.source.json"))
-    theirs = None if own else load_transformers_tokenizer(folder)
     found: list[Reference] = []
     for side, tokenizer in zip(("source", "target"), checkpoint.tokenizers, strict=False):
         if theirs is not None:
@@ -218,7 +251,7 @@ def make_references(checkpoint: Checkpoint) -> list[Reference]:
             found.append(OwnReference(tokenizer))
         else:
             data = list(checkpoint.tokenizer_files.values())[len(found)]
-            found.append(PlainReference(data, str(folder)))
+            found.append(PlainReference(data, str(checkpoint.folder)))
     return found
 
 
@@ -242,24 +275,22 @@ def make_inputs(reference: Reference, checkpoint: Checkpoint) -> Iterator[Golden
             if len(ids) > (end is not None) + len(checkpoint.frame.prefix):
                 yield GoldenInput(text, None, tuple(ids))
         return
-    if checkpoint.frame == Frame():  # nothing is put around a text but by the runtime
+    if checkpoint.frames is None:
         return
     before = encoder.prompts.get(encoder.default_prompt or "", "")
     for text in TEXTS:
         yield GoldenInput(text, None, tuple(reference.frame(before + text, None)))
-    if checkpoint.frame.between:
-        for text, pair in PAIRS:
-            yield GoldenInput(text, pair, tuple(reference.frame(text, pair)))
+    for text, pair in PAIRS:
+        yield GoldenInput(text, pair, tuple(reference.frame(text, pair)))
 
 
 def make_golden_chats(
-    chat: Chat, checkpoint: Checkpoint, reference: Reference
+    chat: Chat, checkpoint: Checkpoint, reference: Reference, theirs: Any
 ) -> tuple[str, list[GoldenChat]]:
-    """Return the chats as transformers renders them, where it is installed, and who rendered them."""
-    theirs = load_transformers_tokenizer(checkpoint.folder)
+    """Return the chats as `theirs`, transformers' tokenizer, renders them, if it does, and who did."""
     if theirs is not None and (theirs.chat_template is None or NOW in fix_time(str(theirs.chat_template))):
         theirs = None
-    name = "PlanForge" if theirs is None else f"transformers {version('transformers')}"
+    name = "PlanForge" if theirs is None else f"{TRANSFORMERS} {version(TRANSFORMERS)}"
     fixed = dataclasses.replace(chat, clock=tell_fixed_time)
     chats = []
     for messages, tools in make_chats(checkpoint.tokenizers[0], chat.words_tools):

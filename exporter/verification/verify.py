@@ -36,6 +36,7 @@ from .explanations import verify_explanations, verify_kept_explanations
 from .files import verify_file
 from .golden_answers import compare_golden
 from .losses import read_accepted
+from .older_bundles import find_doubts
 from .report import VerificationReport
 from .user_limits import check_limits, tighten_limits
 from .verdict import compare_all, verify_model
@@ -164,6 +165,7 @@ def verify_contents(opened: Bundle, choices: Choices, progress: Progress) -> Ver
     texts, skipped = compare_texts(opened)
     files += texts
     if checkpoint is None:
+        skipped += find_doubts(opened)
         report = verify_with_golden_data(opened, progress)
     else:
         report = verify_with_pytorch(opened, checkpoint, choices, progress)

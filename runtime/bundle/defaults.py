@@ -9,6 +9,8 @@ from typing import Any
 from ..errors import ManifestError
 from .json_reader import FILE_NAME, Reader
 
+FRAMED = ("all", "single", "none")
+
 
 @dataclass(frozen=True)
 class GenerationDefaults:
@@ -78,12 +80,24 @@ class FittedHead:
 
 
 @dataclass(frozen=True)
+class Frame:
+    """The special tokens before a text, between the two of a pair, and behind them."""
+
+    prefix: tuple[int, ...] = ()
+    between: tuple[int, ...] = ()
+    suffix: tuple[int, ...] = ()
+    second_segment: int = 1  # of the second text's tokens, where the model tells the two apart
+
+
+@dataclass(frozen=True)
 class EncoderDefaults:
     """What an encoder's results mean, and the default settings of its tasks."""
 
     max_length: int  # tokens of one sequence, special ones included
     tokens: Mapping[str, int]  # the special tokens "cls", "sep", "pad" and, if there is one, "mask"
     separators: int = 1  # how many "sep" stand between the two texts of a pair
+    framed: str = "all"  # what "cls" and "sep" stand around: "all" texts, a "single" one, or "none"
+    segments: bool = True  # whether the model is told which tokens are of a pair's second text
     heads: tuple[str, ...] = ()  # of the graph
     labels: tuple[str, ...] = ()  # of the classification head's classes, in order
     # "regression", "single_label_classification" or "multi_label_classification"
@@ -95,6 +109,14 @@ class EncoderDefaults:
     default_prompt: str | None = None  # the name of the prompt that every text gets
     fitted: FittedHead | None = None  # the classification head, where it is not the checkpoint's
 
+    def make_frame(self, is_pair: bool = False) -> Frame:
+        """Return what stands around a text, or around and between two."""
+        if self.framed == "none" or (is_pair and self.framed == "single"):
+            return Frame(second_segment=int(self.segments))
+        sep = self.tokens["sep"]
+        between = (sep,) * self.separators if is_pair else ()
+        return Frame((self.tokens["cls"],), between, (sep,), int(self.segments))
+
     @staticmethod
     def from_json(value: Any) -> EncoderDefaults:
         r = Reader(value, "encoder")
@@ -105,10 +127,15 @@ class EncoderDefaults:
         if r.value.get("fitted") is not None:
             head = Reader(r.value["fitted"], "encoder.fitted")
             fitted = FittedHead(head.get("features", str), head.get("file", str))
+        framed = r.get("framed", str, "all")
+        if framed not in FRAMED:
+            raise ManifestError(f"{FILE_NAME}: encoder.framed must be one of {', '.join(FRAMED)}")
         return EncoderDefaults(
             max_length=r.get("max_length", int),
             tokens={role: tokens.get(role, int) for role in tokens.value},
             separators=r.get("separators", int, 1),
+            framed=framed,
+            segments=r.flag("segments", True),
             heads=r.list_of("heads", str),
             labels=r.list_of("labels", str),
             problem_type=r.get("problem_type", str, None),

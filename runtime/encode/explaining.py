@@ -128,14 +128,14 @@ def read_text(model: TextEncoder, text: str, pair: str | None, kind: str) -> Tex
     first = model.tokenizer.encode_batch([check_text(text)])[0]
     second = None if pair is None else model.tokenizer.encode_batch([check_text(pair)])[0]
     defaults = model.defaults
+    frame = defaults.make_frame(is_pair=second is not None)
     with advising_shorter_texts():
         fitted = fit(
             first.ids,
             None if second is None else second.ids,
             max_length=defaults.max_length,
-            tokens=defaults.tokens,
+            frame=frame,
             truncation=None,
-            separators=defaults.separators,
         )
     piece = fitted.pieces[0]
     names = ("query", "text") if kind == "ranking" else ("text", "pair")
@@ -143,11 +143,12 @@ def read_text(model: TextEncoder, text: str, pair: str | None, kind: str) -> Tex
         Token(model.tokenizer.spell(token), token, "special", 0, 0) for token in defaults.tokens.values()
     ]
     by_id = {token.id: token for token in special}
-    tokens = [by_id[piece.ids[0]], *describe_encoding(first, text, names[0], set(piece.first))]
+    tokens = [by_id[token] for token in frame.prefix]
+    tokens += describe_encoding(first, text, names[0], set(piece.first))
     if second is not None and pair is not None and piece.second is not None:
         tokens += [by_id[token] for token in piece.ids[len(tokens) : piece.body[0]]]
         tokens += describe_encoding(second, pair, names[1], set(piece.second))
-    tokens.append(by_id[piece.ids[-1]])
+    tokens += [by_id[token] for token in frame.suffix]
     return Text(piece, first, second, tuple(tokens))
 
 
@@ -286,12 +287,10 @@ def occlude(
         if of_second is not None and place >= begin:
             del of_second[place - begin]
         else:
-            del of_first[place - 1]
+            del of_first[place - piece.prefix]
         second = None if read.second is None else read.second.ids
-        defaults = model.defaults
-        pieces.append(
-            build_piece(read.first.ids, second, of_first, of_second, defaults.tokens, defaults.separators)
-        )
+        frame = model.defaults.make_frame(is_pair=second is not None)
+        pieces.append(build_piece(read.first.ids, second, of_first, of_second, frame))
         places.append(place)
     falls = np.full((len(chosen), len(read.tokens)), np.nan, np.float32)
     if pieces:

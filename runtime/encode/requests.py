@@ -81,6 +81,7 @@ class Task(Generic[R]):
     reading: Reading
     find_rows: Callable[[TextRequest], list[list[int]]] | None = None
     needs_tokens: bool = True  # whether results are made of the texts' tokens and places
+    prompt: str = ""  # the checkpoint's own, before each text; its special tokens are read as such
 
 
 class Collector(Generic[R]):
@@ -185,21 +186,20 @@ class RequestRunner:
         pairs = [(item, None) if isinstance(item, str) else item for item in items]
         reading = task.reading
         special = reading.parse_special
-        firsts = self.tokenizer.encode_batch([first for first, _ in pairs], special, done)
+        firsts = self.encode_firsts([first for first, _ in pairs], task, done)
         given = [second for _, second in pairs if second is not None]
         seconds = iter(self.tokenizer.encode_batch(given, special, done) if given else [])
         requests = []
-        for number, (pair, first) in enumerate(zip(pairs, firsts, strict=True), done):
+        for number, (pair, (ids, first)) in enumerate(zip(pairs, firsts, strict=True), done):
             second = None if pair[1] is None else next(seconds)
             with name_item(f"texts[{number}]"):
                 fitted = fit(
-                    first.ids,
+                    ids,
                     None if second is None else second.ids,
                     max_length=self.defaults.max_length,
-                    tokens=self.defaults.tokens,
+                    frame=self.defaults.make_frame(is_pair=second is not None),
                     truncation=reading.truncation,
                     stride=reading.stride,
-                    separators=self.defaults.separators,
                 )
                 request = TextRequest(number, pair, first, second, fitted)
                 if task.find_rows is not None:
@@ -208,3 +208,13 @@ class RequestRunner:
                 request = replace(request, first=None, second=None)
             requests.append(request)
         return requests
+
+    def encode_firsts(
+        self, texts: Sequence[str], task: Task[R], done: int
+    ) -> list[tuple[list[int], Encoding | None]]:
+        """Return the ids of each text, and where they come from unless a prompt stands before them."""
+        special = task.reading.parse_special
+        if task.prompt and not special:
+            return [(ids, None) for ids in self.tokenizer.encode_prompted(task.prompt, texts, done)]
+        texts = [task.prompt + text for text in texts]
+        return [(one.ids, one) for one in self.tokenizer.encode_batch(texts, special, done)]

@@ -102,6 +102,7 @@ class Tasks(RequestRunner):
             )
         how = pooling or defaults.pooling
         before = self.find_prompt(options.get("prompt_name"), options.get("prompt"))
+        is_own = options.get("prompt") is None  # the checkpoint's; what a caller gives is a text like others
         width = self.encoder.artifact.output(role).axes[-1]
         keep = options.get("truncate_dim")
         check_whole("truncate_dim", keep, 1, width if isinstance(width, int) else sys.maxsize, optional=True)
@@ -111,8 +112,10 @@ class Tasks(RequestRunner):
             vector = merge_windows(vectors, [len(piece) for piece in request.fitted.pieces], how)[:keep]
             return Embedding(normalize_vector(vector) if unit else vector, request.fitted.dropped)
 
-        prompted = (before + text for text in check_each(texts, check_text))
-        return Task(prompted, (role,), finish, reading, needs_tokens=False)
+        checked = check_each(texts, check_text)
+        if not is_own:
+            checked = (before + text for text in checked)
+        return Task(checked, (role,), finish, reading, needs_tokens=False, prompt=before if is_own else "")
 
     def find_prompt(self, name: str | None, prompt: str | None) -> str:
         """Return what to put before each text; as in sentence-transformers, prompt takes precedence."""
@@ -137,7 +140,9 @@ class Tasks(RequestRunner):
         reading = self.read_options(options, FeatureOptions, "windows")
         layers = options.get("layers", "last")
         roles = self.find_layer_roles(layers)
-        cls, sep = (self.tokenizer.spell(self.defaults.tokens[role]) for role in ("cls", "sep"))
+        frame = self.defaults.make_frame()
+        before = [self.tokenizer.spell(token) for token in frame.prefix]
+        behind = [self.tokenizer.spell(token) for token in frame.suffix]
 
         def finish(request: TextRequest, outputs: Outputs) -> Features:
             states = [combine_layers(arrays, layers) for arrays in outputs]
@@ -145,11 +150,12 @@ class Tasks(RequestRunner):
             pieces = request.fitted.pieces
             places = place_tokens(pieces, len(encoding))
             kept = [t for t, (piece, _) in enumerate(places) if piece >= 0]
-            spots = [(0, 0), *(places[t] for t in kept), (len(pieces) - 1, len(pieces[-1]) - 1)]
+            end = (len(pieces) - 1, len(pieces[-1]) - 1)
+            spots = [*((0, 0) for _ in before), *(places[t] for t in kept), *(end for _ in behind)]
             offsets = encoding.offsets
             return Features(
-                tokens=(cls, *(self.tokenizer.spell(encoding.ids[t]) for t in kept), sep),
-                offsets=((0, 0), *(offsets[t] for t in kept), (0, 0)),
+                tokens=(*before, *(self.tokenizer.spell(encoding.ids[t]) for t in kept), *behind),
+                offsets=(*((0, 0) for _ in before), *(offsets[t] for t in kept), *((0, 0) for _ in behind)),
                 vectors=np.stack([states[piece][position] for piece, position in spots]),
                 dropped=request.fitted.dropped,
             )

@@ -21,7 +21,6 @@ from ..explain.options import make_choices
 from ..memory_budget import MemoryBudget
 from ..opening import choose_length, list_tokenizer_files, open_programs
 from ..options import RankOptions, check_options, check_whole
-from ..text.long_text import SPECIAL_TOKENS
 from ..text.reading import Item, check_each, check_text, make_item, run_one_or_all
 from ..text.tokenizer import Tokenizer
 from .encoder import Encoder, check_manifest, check_memory
@@ -118,7 +117,7 @@ class TextEncoder(SubmittingEncoder):
         if not vectors:
             options["progress"] = False
             return np.zeros(
-                (0, len(next(self._tasks.run_task(self._tasks.embed([""], options))).vector)), np.float32
+                (0, len(next(self._tasks.run_task(self._tasks.embed(["0"], options))).vector)), np.float32
             )
         return np.stack(vectors)
 
@@ -333,8 +332,10 @@ class TextEncoder(SubmittingEncoder):
             self._tasks.need_head(task)
 
     def count_tokens(self, text: str, *, parse_special: bool = False) -> int:
-        """Return how many tokens the model reads of a text, [CLS] and [SEP] included."""
-        return len(self.tokenizer.encode(text, parse_special=parse_special)) + SPECIAL_TOKENS
+        """Return how many tokens the model reads of a text, special ones around it included."""
+        frame = self.defaults.make_frame()
+        special = len(frame.prefix) + len(frame.suffix)
+        return len(self.tokenizer.encode(text, parse_special=parse_special)) + special
 
     def _close(self) -> None:
         self.encoder.close()  # what runs ends with the batch that it is at

@@ -273,6 +273,10 @@ LONG_TEXTS: dict[str, Schema] = {
     "truncation": choice("head", "tail", "head+tail", "windows", text="Of a text that is too long."),
     "stride": whole(0, 2**20, "Tokens that neighbouring windows share."),
 }
+ENCODED: dict[str, Schema] = {
+    **LONG_TEXTS,
+    "parse_special": switch("Read special tokens that a text spells as such."),
+}
 EMBEDDINGS = body(
     ("input",),
     input={
@@ -286,7 +290,7 @@ EMBEDDINGS = body(
         {"type": "string", "description": "A prompt of the checkpoint to put before each text."}
     ),
     normalize=switch("To length 1; the checkpoint's choice unless given."),
-    **LONG_TEXTS,
+    **ENCODED,
 )
 DOCUMENT: Schema = {
     "anyOf": [
@@ -300,17 +304,17 @@ RERANK = body(
     documents=array(DOCUMENT),
     top_n=whole(1, 2**20, "Return only so many documents."),
     return_documents=switch("Return their texts too."),
-    **LONG_TEXTS,
+    **ENCODED,
 )
-CLASSIFY = body(("input",), input={"anyOf": [TEXT, array({"anyOf": [TEXT, PAIR]})]}, **LONG_TEXTS)
-TAGS = body(("input",), input=TEXTS, **LONG_TEXTS)
+CLASSIFY = body(("input",), input={"anyOf": [TEXT, array({"anyOf": [TEXT, PAIR]})]}, **ENCODED)
+TAGS = body(("input",), input=TEXTS, **ENCODED)
 ANSWERS = body(
     ("question", "context"),
     question=TEXT,
     context=TEXTS,
     n_best=whole(1, 100, "How many answers of each context."),
     max_answer_tokens=whole(1, 512),
-    **LONG_TEXTS,
+    **ENCODED,
 )
 FILL_MASK = body(("input",), input=TEXTS, top_k=whole(1, 1000, "Words for each place."), **LONG_TEXTS)
 TRANSLATIONS = body(

@@ -16,7 +16,7 @@ from .calls import Call, cancel_when_gone, wait_for_all
 from .text_sizes import measure_texts
 
 FEW = 4  # vectors that are written in less time than it takes to wake another thread
-LONG = ("truncation", "stride")  # options of every task
+READING = ("truncation", "stride", "parse_special")  # options of every task
 
 
 async def run_task(
@@ -31,7 +31,7 @@ async def run_task(
     `names` are those of the parameters that have the texts; of pairs, the first and the second ones.
     """
     encoder: Any = call.served.model  # a TextEncoder, as its capabilities say
-    options |= call.take(*LONG)
+    options |= call.take(*READING)
     steps: Steps[PendingResults[Any]] = encoder.submit_in_steps(
         task, items, client=call.client, deadline=call.deadline, **options
     )

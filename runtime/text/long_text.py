@@ -5,12 +5,12 @@ M is the room for text in one sequence: the model's length without the special t
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 
+from ..bundle.defaults import Frame
 from ..errors import ContextLengthError, InputError
 
-SPECIAL_TOKENS = 2  # [CLS] and [SEP] of one text
 TRUNCATIONS = ("head", "tail", "head+tail", "windows")
 
 
@@ -19,14 +19,15 @@ class Piece:
     """One sequence for an encoder: [CLS] first [SEP], or [CLS] first [SEP] second [SEP].
 
     `first` and `second` say which tokens of the two texts it holds, in order: first[k] stands at position
-    1 + k, second[k] at 1 + len(first) + separators + k.
+    prefix + k, second[k] at prefix + len(first) + separators + k.
     """
 
     ids: list[int]
-    segments: list[int]  # 0 for the first text, 1 for the second
+    segments: list[int]  # 0 for the first text, and 1 for the second where the model tells the two apart
     first: Sequence[int]
     second: Sequence[int] | None  # None without a second text
     separators: int = 1  # [SEP] between the two; RoBERTa has two
+    prefix: int = 1  # [CLS]; a model without special tokens has none
 
     def __len__(self) -> int:
         return len(self.ids)
@@ -35,8 +36,8 @@ class Piece:
     def body(self) -> tuple[int, Sequence[int]]:
         """The text that windows slide over, the second if there is one: its position, and its tokens."""
         if self.second is None:
-            return 1, self.first
-        return 1 + len(self.first) + self.separators, self.second
+            return self.prefix, self.first
+        return self.prefix + len(self.first) + self.separators, self.second
 
 
 @dataclass(frozen=True)
@@ -52,10 +53,9 @@ def fit(
     second: Sequence[int] | None,
     *,
     max_length: int,
-    tokens: Mapping[str, int],
+    frame: Frame,
     truncation: str | None,
     stride: int | None = None,
-    separators: int = 1,
 ) -> FittedText:
     """Make sequences of at most `max_length` tokens, special ones included, of a text's tokens or a pair's.
 
@@ -63,9 +63,11 @@ def fit(
     "head+tail" both (Sun et al., 2019); "windows" keeps all of it in sequences that overlap by `stride`
     tokens, of a pair all of the second. None refuses what is too long.
     """
-    special = SPECIAL_TOKENS if second is None else SPECIAL_TOKENS + separators
+    special = len(frame.prefix) + len(frame.between) + len(frame.suffix)
     M = max_length - special
     long = len(first) + (0 if second is None else len(second))
+    if long + special == 0:
+        raise InputError("the text has no tokens, and this model's tokenizer adds none: it is empty")
     kept: list[tuple[Sequence[int], Sequence[int] | None]]
     if long > M and truncation is None:
         what = "the text has" if second is None else "the two texts have"
@@ -83,7 +85,7 @@ def fit(
         rooms = share_room(len(first), 0 if second is None else len(second), M)
         of_second = None if second is None else keep_tokens(len(second), rooms[1], truncation)
         kept = [(keep_tokens(len(first), rooms[0], truncation), of_second)]
-    pieces = tuple(build_piece(first, second, a, b, tokens, separators) for a, b in kept)
+    pieces = tuple(build_piece(first, second, a, b, frame) for a, b in kept)
     dropped = 0 if len(pieces) > 1 else long - (len(pieces[0]) - special)
     return FittedText(pieces, dropped)
 
@@ -93,17 +95,16 @@ def build_piece(
     second: Sequence[int] | None,
     of_first: Sequence[int],
     of_second: Sequence[int] | None,
-    tokens: Mapping[str, int],
-    separators: int,
+    frame: Frame,
 ) -> Piece:
     """Return a sequence of some tokens of a text, or of a pair."""
-    ids = [tokens["cls"], *(first[i] for i in of_first)]
-    ids += [tokens["sep"]] * (1 if of_second is None else separators)
+    ids = [*frame.prefix, *(first[i] for i in of_first)]
+    ids += frame.suffix if of_second is None else frame.between
     segments = [0] * len(ids)
     if second is not None and of_second is not None:
-        ids += [*(second[i] for i in of_second), tokens["sep"]]
-        segments += [1] * (len(of_second) + 1)
-    return Piece(ids, segments, of_first, of_second, separators)
+        ids += [*(second[i] for i in of_second), *frame.suffix]
+        segments += [frame.second_segment] * (len(ids) - len(segments))
+    return Piece(ids, segments, of_first, of_second, len(frame.between), len(frame.prefix))
 
 
 def keep_tokens(length: int, room: int, truncation: str | None) -> Sequence[int]:

@@ -71,6 +71,7 @@ class Tokenizer:
         self._special = {token.content for token in added.values() if token.special}
         self._special_ids = {self._plain.token_to_id(content) for content in self._special}
         self.special_tokens = tuple(sorted(self._special))
+        self.added_tokens = tuple(sorted(token.content for token in added.values()))  # special ones too
         self.vocab_size = count_ids(self._plain)  # a model may have rows beyond it
         decoder = str(self._plain.decoder)
         self.byte_level = BYTE_LEVEL.fullmatch(decoder) is not None  # tokens stand for bytes (GPT-2)
@@ -178,6 +179,30 @@ class Tokenizer:
         if parse_special:
             return [Encoding(raw.ids, raw) for raw in encodings]
         return [self._make_plain(raw) for raw in encodings]
+
+    def encode_prompted(self, prompt: str, texts: Sequence[str], first_index: int = 0) -> list[list[int]]:
+        """Return the token ids of texts behind a prompt that may spell special tokens, and texts may not.
+
+        What is read as a special token lies in the prompt whole: a text neither spells nor completes one.
+        """
+        joined = [prompt + text for text in texts]
+        parsed = self.encode_batch(joined, parse_special=True, first_index=first_index)
+        return [
+            self._encode_behind(prompt, text, encoding) for text, encoding in zip(joined, parsed, strict=True)
+        ]
+
+    def _encode_behind(self, prompt: str, joined: str, parsed: Encoding) -> list[int]:
+        """Return the ids of a text that begins with a prompt, of which `parsed` has all special tokens."""
+        cut = 0  # where the prompt's last special token ends
+        for token_id, (start, end) in zip(parsed.ids, parsed.offsets, strict=True):
+            spelled = joined[start:end]  # with the spaces that the token takes in
+            is_unknown_word = token_id == self._unknown and spelled.strip() not in self._special
+            if token_id not in self._special_ids or is_unknown_word:
+                continue
+            if start + len(spelled.rstrip()) > len(prompt):
+                return [*self.encode(joined[:cut], parse_special=True), *self.encode(joined[cut:])]
+            cut = end
+        return parsed.ids
 
     def decode(self, ids: Sequence[int]) -> str:
         """Turn token ids into text; special tokens and unassigned ids add nothing.

@@ -110,6 +110,7 @@ def write_tokenizer(name: str, folder: Path) -> None:
         else:
             tokenizer.post_processor = processors.BertProcessing(**frame)
         roles |= {"bos_token": "<s>", "eos_token": "</s>"}
+        roles["tokenizer_class"] = "PreTrainedTokenizerFast"
         (folder / "tokenizer_config.json").write_text(json.dumps(roles))
     tokenizer.save(str(folder / "tokenizer.json"))
 

@@ -10,30 +10,14 @@ from pathlib import Path
 from typing import Any
 
 import tokenizers
-from tokenizers import Regex, decoders, models, normalizers, pre_tokenizers
+from tokenizers import models, pre_tokenizers
 
 from ....runtime.errors import TokenizerError
 from ....runtime.text.tokenizer import WAY_OUT, wrap_tokenizer_errors
+from .classes import ALIASES, ALWAYS_USUAL, CLASSES, NO_CLASS, USUAL, TokenizerClass, shorten_class
 from .read_files import read_json_object, read_text
 
-GPT2 = "GPT2"
-QWEN2 = "Qwen2"
-# By the names of classes without "Tokenizer" and "Fast".
-CUTS = {GPT2: GPT2, "CodeGen": GPT2, QWEN2: QWEN2}
-# What transformers takes for model_types whose files name no class.
-USUAL = {
-    **dict.fromkeys(("gpt2", "gpt_neo", "gptj", "codegen", "opt", "phi", "starcoder2"), GPT2),
-    **dict.fromkeys(("qwen2", "qwen2_moe", "qwen3", "qwen3_moe"), QWEN2),
-}
-ALWAYS_USUAL = ("qwen2",)  # whatever class their files name
-# Of these it reads a tokenizer.json only: their words are cut in ways that no class has.
-NO_CLASS = ("granite", "ministral", "mistral", "olmo2", "olmo3", "phi3")
-
-# Qwen2Tokenizer's: single digits, a word with the sign before it, ends of lines apart from other spaces.
-QWEN2_WORDS = (
-    r"(?i:'s|'t|'re|'ve|'m|'ll|'d)|[^\r\n\p{L}\p{N}]?\p{L}+|\p{N}| ?[^\s\p{L}\p{N}]+[\r\n]*|\s*[\r\n]+"
-    r"|\s+(?!\S)|\s+"
-)
+CUTS = ("GPT2", "CodeGen", "Qwen2")  # classes without "Tokenizer" and "Fast"
 
 
 def find_bpe_files(folder: Path) -> tuple[Path, Path] | None:
@@ -44,30 +28,16 @@ def find_bpe_files(folder: Path) -> tuple[Path, Path] | None:
     return None
 
 
-def build_byte_level_bpe(vocab: Path, merges: Path, settings: Mapping[str, Any]) -> tokenizers.Tokenizer:
-    """Build the tokenizer, as transformers does from the two files."""
-    cut = choose_cut(vocab.parent, settings)
+def read_byte_level_bpe(vocab: Path, merges: Path) -> tokenizers.Tokenizer:
+    """Read the vocabulary and the merges of the two files."""
     ids = _read_vocab(vocab)
     pairs = _read_merges(merges)
     with wrap_tokenizer_errors(str(merges)):
-        tokenizer = tokenizers.Tokenizer(models.BPE(vocab=ids, merges=pairs))
-    add_prefix_space = settings.get("add_prefix_space") is True
-    if cut == QWEN2:
-        tokenizer.normalizer = normalizers.NFC()
-        tokenizer.pre_tokenizer = pre_tokenizers.Sequence(
-            [
-                pre_tokenizers.Split(Regex(QWEN2_WORDS), behavior="isolated"),
-                pre_tokenizers.ByteLevel(add_prefix_space=add_prefix_space, use_regex=False),
-            ]
-        )
-    else:
-        tokenizer.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=add_prefix_space)
-    tokenizer.decoder = decoders.ByteLevel()
-    return tokenizer
+        return tokenizers.Tokenizer(models.BPE(vocab=ids, merges=pairs))
 
 
-def choose_cut(folder: Path, settings: Mapping[str, Any]) -> str:
-    """Return whose way a folder's tokenizer cuts texts: GPT2 or QWEN2.
+def choose_cut(folder: Path, settings: Mapping[str, Any]) -> TokenizerClass:
+    """Return the class by whose rules a folder's tokenizer cuts texts: GPT-2's or Qwen2's.
 
     Raises:
         TokenizerError: transformers reads no such files of the model, or with another class; names both.
@@ -78,15 +48,14 @@ def choose_cut(folder: Path, settings: Mapping[str, Any]) -> str:
     if model_type in NO_CLASS:
         why = f"model_type {model_type!r} is read from tokenizer.json only"
     elif model_type in ALWAYS_USUAL or declared is None:
-        if model_type is None:
-            return GPT2
-        if model_type in USUAL:
-            return USUAL[model_type]
+        usual = USUAL.get(str(model_type), "GPT2" if model_type is None else "")
+        if usual in CUTS:
+            return CLASSES[usual]
         why = f"no class is named for them, in tokenizer_config.json, and model_type {model_type!r} has none"
     else:
-        name = str(declared).removesuffix("Fast").removesuffix("Tokenizer")
+        name = shorten_class(declared)
         if name in CUTS:
-            return CUTS[name]
+            return CLASSES[ALIASES.get(name, name)]
         why = f"they belong to a {declared}; read are those of {', '.join(CUTS)}"
     raise TokenizerError(
         f"{folder}: vocab.json and merges.txt do not say how texts are cut into words: {why}. Add the"

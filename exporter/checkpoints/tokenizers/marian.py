@@ -65,26 +65,47 @@ class SentencePieces:
 def build_marian_tokenizers(folder: Path) -> tuple[bytes, bytes]:
     """Return the source's and the target's tokenizer.json, for planforge.runtime's PieceTokenizer.
 
-    Both number their tokens as vocab.json does; tokenizer_config.json may rename special ones.
+    Both number their tokens as vocab.json does, or the target's as target_vocab.json where
+    tokenizer_config.json has separate_vocabs, which may also rename special ones.
     """
-    vocab = read_marian_vocabulary(folder)
     source, target = (read_spm(folder / name) for name in ("source.spm", "target.spm"))
-    special = _find_special(folder, vocab)
-    # Decoding goes by the source's pieces for both languages, as in transformers.
-    added = {text: text in special for text in vocab if text in special | source.reserved}
-    unknown = vocab[_read_names(folder)["unk"]]
+    vocab = read_marian_vocabulary(folder / "vocab.json")
+    sides = [("source.spm", source, vocab, source), ("target.spm", target, vocab, source)]
+    if has_separate_vocabularies(folder):
+        sides[1] = ("target.spm", target, read_marian_vocabulary(folder / "target_vocab.json"), target)
     texts = []
-    for name, pieces in (("source.spm", source), ("target.spm", target)):
+    for name, pieces, ids, decoding in sides:
+        special = _find_special(folder, ids, is_target=ids is not vocab)
+        # Of one vocabulary decoding goes by the source's pieces for both languages, as in transformers.
+        added = {text: text in special for text in ids if text in special | decoding.reserved}
         if clash := sorted(set(added) & set(pieces.scores)):
             raise CheckpointError(f"{folder / name}: {clash[0]!r} is a special token and an ordinary piece")
-        content = _build_tokenizer_json(vocab, pieces, added, unknown)
+        content = _build_tokenizer_json(ids, pieces, added, ids[_read_names(folder)["unk"]])
         texts.append(json.dumps(content, ensure_ascii=False, allow_nan=False).encode())
     return texts[0], texts[1]
 
 
-def read_marian_vocabulary(folder: Path) -> dict[str, int]:
-    """Return the ids of vocab.json, in their order."""
-    path = folder / "vocab.json"
+def has_separate_vocabularies(folder: Path) -> bool:
+    """Return whether the target has a vocabulary of its own; refuse one that no setting names.
+
+    Without the setting, transformers reads both languages by vocab.json, whatever the model was trained with.
+    """
+    settings = read_settings(folder)
+    path = folder / "target_vocab.json"
+    if settings.get("separate_vocabs"):
+        return True
+    has_own_words = read_json_object(folder / "config.json").get("share_encoder_decoder_embeddings") is False
+    if has_own_words and path.is_file() and read_json_object(path) != read_json_object(folder / "vocab.json"):
+        raise CheckpointError(
+            f"{path} is there, but tokenizer_config.json does not say separate_vocabs, so that transformers"
+            " would read the target by vocab.json. Set it to true if the model was trained with both; if"
+            " not, remove target_vocab.json"
+        )
+    return False
+
+
+def read_marian_vocabulary(path: Path) -> dict[str, int]:
+    """Return the ids of a vocabulary, in their order."""
     if not path.is_file():
         raise CheckpointError(f"{path} cannot be read: {os.strerror(errno.ENOENT)}; {WAY_OUT}")
     vocab = read_json_object(path)
@@ -96,7 +117,7 @@ def read_marian_vocabulary(folder: Path) -> dict[str, int]:
         )
     if marked := [token for token in vocab if token.startswith((ID_ONLY, PIECE_ONLY))]:
         raise CheckpointError(f"{path}: {marked[0]!a} begins with a character that no text has")
-    for name in _read_names(folder).values():
+    for name in _read_names(path.parent).values():
         if name not in vocab:
             raise CheckpointError(f"{path} has no {name!r}, which every MarianMT model needs; {WAY_OUT}")
     return dict(sorted(vocab.items(), key=lambda item: int(item[1])))
@@ -198,18 +219,16 @@ def _read_names(folder: Path) -> dict[str, str]:
     return {role: roles.get(role, default) for role, default in NAMES.items()}
 
 
-def _find_special(folder: Path, vocab: Mapping[str, int]) -> frozenset[str]:
+def _find_special(folder: Path, vocab: Mapping[str, int], is_target: bool) -> frozenset[str]:
     """Return the special tokens that have an id; refuse settings that would change ids or texts."""
     settings = read_settings(folder)
     path = folder / "tokenizer_config.json"
-    for name in ("separate_vocabs", "sp_model_kwargs"):
-        if settings.get(name):
-            raise CheckpointError(f"{path}: {name} is {settings[name]!r}, which is not supported; remove it")
+    _check_processor(path, settings.get("sp_model_kwargs"))
     added = settings.get("added_tokens_decoder", {})
     if not isinstance(added, dict) or not all(isinstance(entry, dict) for entry in added.values()):
         raise CheckpointError(f"{path}: added_tokens_decoder must be an object of objects; {WAY_OUT}")
     for index, entry in added.items():
-        if str(vocab.get(entry.get("content"))) != index:
+        if not is_target and str(vocab.get(entry.get("content"))) != index:
             raise CheckpointError(
                 f"{path} adds {entry.get('content')!r} as token {index}, which vocab.json does not have; "
                 "tokens that were added to a vocabulary later are not supported"
@@ -217,6 +236,18 @@ def _find_special(folder: Path, vocab: Mapping[str, int]) -> frozenset[str]:
     names = {*_read_names(folder).values(), *list_special_names(settings)}
     names |= {entry["content"] for entry in added.values() if entry.get("special") is True}
     return frozenset(names & set(vocab))
+
+
+def _check_processor(path: Path, options: object) -> None:
+    """Refuse options of SentencePiece that change what texts are cut into."""
+    if not isinstance(options, dict):
+        options = {} if not options else {"sp_model_kwargs": options}
+    if options.get("enable_sampling") is False:
+        options = {name: value for name, value in options.items() if name not in ("nbest_size", "alpha")}
+    if changing := {name: value for name, value in options.items() if value}:
+        raise CheckpointError(
+            f"{path}: sp_model_kwargs has {changing}, which is not supported: texts would be cut otherwise"
+        )
 
 
 def _parse_message(data: bytes) -> Message:

@@ -324,15 +324,16 @@ def make_input_reader(manifest: Manifest, tokenizer: Tokenizer) -> Callable[[Gol
         before = defaults.prompts.get(defaults.default_prompt or "", "")
 
         def read_encoder_input(one: GoldenInput) -> list[int]:
-            text = before + one.text if one.pair is None else one.text
+            first = tokenizer.encode(one.text, parse_special=True)
+            if one.pair is None:
+                (first,) = tokenizer.encode_prompted(before, [one.text])
             second = None if one.pair is None else tokenizer.encode(one.pair, parse_special=True)
             fitted = fit(
-                tokenizer.encode(text, parse_special=True),
+                first,
                 second,
                 max_length=NO_LIMIT,
-                tokens=defaults.tokens,
+                frame=defaults.make_frame(is_pair=second is not None),
                 truncation=None,
-                separators=defaults.separators,
             )
             return fitted.pieces[0].ids
 

@@ -2,6 +2,10 @@
 
 from __future__ import annotations
 
+import importlib.util
+import json
+import re
+import shutil
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -11,7 +15,9 @@ import tokenizers
 import transformers
 
 from planforge.exporter import export
+from planforge.exporter.checkpoints.checkpoint import Checkpoint
 from planforge.exporter.checkpoints.source import resolve_source
+from planforge.exporter.checkpoints.tokenizers import files
 from planforge.exporter.errors import VerificationError
 from planforge.exporter.verification import golden_texts
 from planforge.runtime.bundle.bundle import Bundle
@@ -42,18 +48,47 @@ def test_what_the_exporter_made_of_other_files_is_held_against_transformers(mari
     assert len(golden.inputs) > 30
 
 
-def test_a_checkpoints_own_tokenizer_is_read_by_tokenizers_alone(llama_demo_bundle: Path) -> None:
+def test_a_checkpoints_own_tokenizer_is_read_by_transformers(llama_demo_bundle: Path) -> None:
     golden = texts_of(llama_demo_bundle)
-    assert golden.reference == f"tokenizers {tokenizers.__version__}"
+    assert golden.reference == f"transformers {transformers.__version__}"
     folder = resolve_source("llama-demo").folder
-    plain: Any = tokenizers.Tokenizer.from_file(str(folder / "tokenizer.json"))
+    reference: Any = transformers.AutoTokenizer.from_pretrained(folder)
     (side,) = golden.sides
-    assert all(plain.encode(text.text, add_special_tokens=False).ids == list(text.ids) for text in side)
-    special = [token.content for token in plain.get_added_tokens_decoder().values() if token.special]
-    assert special and all(any(token in text.text for text in side) for token in special)
+    for text in side:
+        assert reference(text.text, add_special_tokens=False)["input_ids"] == list(text.ids)
+    added = [token.content for token in reference.added_tokens_decoder.values()]
+    assert added and all(any(f"In{token}side" in text.text for text in side) for token in added)
     # Each part of the vocabulary is seen.
-    seen = {token_id * 16 // plain.get_vocab_size() for text in side for token_id in text.ids}
-    assert seen == set(range(16))
+    seen = {token_id * 16 // reference.vocab_size for text in side for token_id in text.ids}
+    assert seen >= set(range(16))
+
+
+def test_without_transformers_tokenizers_gives_the_ids(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(importlib.util, "find_spec", lambda name: None)
+    checkpoint = Checkpoint(resolve_source("llama-demo"))
+    theirs = golden_texts.load_transformers_tokenizer(checkpoint.folder)
+    assert theirs is None
+    (reference,) = golden_texts.make_references(checkpoint, theirs)
+    assert reference.name == f"tokenizers {tokenizers.__version__}"
+    plain: Any = tokenizers.Tokenizer.from_file(str(checkpoint.folder / "tokenizer.json"))
+    text = "Begin, <|im_start|>in the middle."
+    assert reference.encode(text) == plain.encode(text, add_special_tokens=False).ids
+
+
+def test_an_export_whose_ids_are_not_those_of_transformers_is_refused(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """As of a tokenizer class whose rules the exporter does not know."""
+    folder = tmp_path / "checkpoint"
+    shutil.copytree(resolve_source("bert-demo").folder, folder)
+    settings = json.loads((folder / "tokenizer_config.json").read_text())
+    (folder / "tokenizer_config.json").write_text(json.dumps(settings | {"do_lower_case": False}))
+    with monkeypatch.context() as patch:
+        patch.setattr(files, "choose_class", lambda *_: None)
+        with pytest.raises(VerificationError) as caught:
+            export(folder, tmp_path / "bundle", target=["cpu"])
+    assert re.search(r"token \d+ of .* is .*; transformers [\d.]+ gives", str(caught.value))
+    assert "AutoTokenizer.from_pretrained(folder).save_pretrained(folder)" in str(caught.value)
 
 
 def test_chats_are_those_of_transformers(llama_demo_bundle: Path) -> None:

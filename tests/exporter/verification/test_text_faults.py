@@ -378,6 +378,25 @@ def test_a_bundle_without_golden_texts_says_so(own_bundle: Path) -> None:
     assert verify(own_bundle).passed
 
 
+@pytest.mark.usefixtures("without_graphs")
+def test_owners_of_bundles_that_earlier_versions_read_otherwise_are_told(
+    head_bundle: Callable[[str], Path], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(verify_module, "find_recorded_source", lambda bundle: None)
+    assert verify(head_bundle("ranker")).notes == ()
+    bundle = Path(shutil.copytree(head_bundle("ranker"), tmp_path / "bundle"))
+    edit_tokenizer(lambda value: value.update(post_processor=None))(bundle)
+    file = find_texts(Bundle.open(bundle))
+    assert file is not None
+    old = json.loads(file.read_text(encoding="utf-8")) | {"reference": "tokenizers 0.22.1"}
+    file.write_text(json.dumps(old), encoding="utf-8")
+    mend(bundle, file.relative_to(bundle).as_posix())
+    settings, frames = verify(bundle).notes
+    assert "settings of tokenizer_config.json are not compared" in settings
+    assert "export the checkpoint again where transformers is installed" in settings
+    assert "puts none there and the bundle does" in frames and "export the checkpoint again" in frames
+
+
 @pytest.mark.parametrize("content", ["", "[]", "{}", '{"format": 2}', "[" * 10_000])
 def test_golden_texts_that_cannot_be_read_are_one_line(content: str, own_bundle: Path) -> None:
     file = find_texts(Bundle.open(own_bundle))

@@ -14,6 +14,7 @@ import transformers
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from planforge.runtime.bundle.defaults import EncoderDefaults, Frame
 from planforge.runtime.encode.requests import Reading, RequestRunner
 from planforge.runtime.errors import ContextLengthError, InputError
 from planforge.runtime.options import EncoderOptions
@@ -22,6 +23,12 @@ from planforge.runtime.text.long_text import TRUNCATIONS, FittedText, Piece, fit
 from ...helpers.models import write_wordpiece
 
 TOKENS = {"cls": 9001, "sep": 9002}
+
+
+def make_frame(tokens: dict[str, int], is_pair: bool) -> Frame:
+    return EncoderDefaults(512, tokens).make_frame(is_pair)
+
+
 SECOND = 5000  # the ids of a pair's second text begin here, those of the first at 0
 fast = settings(deadline=None, max_examples=200)
 
@@ -29,7 +36,7 @@ fast = settings(deadline=None, max_examples=200)
 def fitted(first: int, second: int | None = None, **options: Any) -> FittedText:
     """`fit` for texts of so many tokens, whose ids all differ."""
     pair = None if second is None else range(SECOND, SECOND + second)
-    return fit(range(first), pair, tokens=TOKENS, **options)
+    return fit(range(first), pair, frame=make_frame(TOKENS, second is not None), **options)
 
 
 def bodies(piece: Piece) -> tuple[list[int], list[int] | None]:
@@ -108,7 +115,7 @@ def test_pairs_are_transformers_longest_first(
     expected = {name: rows[0] for name, rows in batch.items()}
     ids = [tokenizer(text, add_special_tokens=False)["input_ids"] for text in texts]
     tokens = {"cls": tokenizer.cls_token_id, "sep": tokenizer.sep_token_id}
-    got = fit(ids[0], ids[1], max_length=max_length, tokens=tokens, truncation=truncation)
+    got = fit(ids[0], ids[1], max_length=max_length, frame=make_frame(tokens, True), truncation=truncation)
     (piece,) = got.pieces
     assert piece.ids == expected["input_ids"]
     assert piece.segments == expected["token_type_ids"]

@@ -1,0 +1,32 @@
+"""What an earlier PlanForge may have read otherwise than transformers, of a bundle without its checkpoint."""
+
+from __future__ import annotations
+
+from ...runtime.bundle.bundle import Bundle
+from ...runtime.bundle.defaults import Frame
+from ...runtime.diagnostics.golden.cases import Skipped
+from ...runtime.diagnostics.golden.texts import FILES, find_texts, read_texts
+from ...runtime.text.tokenizer import read
+from ..checkpoints.tokenizers.files import find_frames
+
+
+def find_doubts(opened: Bundle) -> list[Skipped]:
+    """Return what can only be told by exporting again: each was read wrongly by an earlier version."""
+    doubts = []
+    file = find_texts(opened)
+    if file is not None and read_texts(file).reference.startswith("tokenizers"):
+        reason = (
+            "at export transformers was not asked, and earlier versions overlooked some of them; export the"
+            " checkpoint again where transformers is installed"
+        )
+        doubts.append(Skipped(FILES, "the settings of tokenizer_config.json", reason))
+    encoder = opened.manifest.encoder
+    if encoder is not None and encoder.framed == "all":
+        path = opened.path(str(opened.manifest.tokenizer["files"][0]))
+        if find_frames(read(path), str(path)) == (Frame(), Frame()):
+            reason = (
+                f"{path.name} puts none there and the bundle does, as earlier versions decided; export the"
+                " checkpoint again"
+            )
+            doubts.append(Skipped(FILES, "special tokens around texts", reason))
+    return doubts
