@@ -13,7 +13,7 @@ from starlette.exceptions import HTTPException
 from starlette.middleware import Middleware
 from starlette.middleware.cors import CORSMiddleware
 from starlette.requests import Request
-from starlette.responses import FileResponse, JSONResponse, PlainTextResponse, Response
+from starlette.responses import FileResponse, PlainTextResponse, Response
 from starlette.routing import BaseRoute, Route
 
 from ..explain import page as explanation_page
@@ -24,6 +24,7 @@ from .calls import Call, read_body, read_parameters
 from .endpoints import ENDPOINTS, Endpoint
 from .errors import ApiError, find_api_error
 from .guard import EXPLANATIONS, TYPES, Guard, Rules
+from .json_text import JsonResponse
 from .metrics import MEDIA_TYPE, Metrics
 from .openapi import describe_api
 from .readers import Readers
@@ -135,7 +136,7 @@ def list_plain_routes(registry: Registry, metrics: Metrics, settings: ServerSett
 
     async def say_health(request: Request) -> Response:
         answer: Health = {"status": "ok"}
-        return JSONResponse(answer)
+        return JsonResponse(answer)
 
     async def say_ready(request: Request) -> Response:
         is_ready = registry.ready
@@ -143,7 +144,7 @@ def list_plain_routes(registry: Registry, metrics: Metrics, settings: ServerSett
             "status": "ready" if is_ready else "not ready",
             "models": {name: registry.find_state(name) for name in registry.names},
         }
-        return JSONResponse(answer, 200 if is_ready else 503)
+        return JsonResponse(answer, 200 if is_ready else 503)
 
     async def show_metrics(request: Request) -> Response:
         loaded = list(registry.loaded.items())
@@ -155,13 +156,13 @@ def list_plain_routes(registry: Registry, metrics: Metrics, settings: ServerSett
             "object": "list",
             "data": [registry.describe(name) for name in registry.names],
         }
-        return JSONResponse(answer)
+        return JsonResponse(answer)
 
     async def show_model(request: Request) -> Response:
-        return JSONResponse(registry.describe(request.path_params["name"]))
+        return JsonResponse(registry.describe(request.path_params["name"]))
 
     async def show_api(request: Request) -> Response:
-        return JSONResponse(api)
+        return JsonResponse(api)
 
     return [
         Route("/health", say_health),

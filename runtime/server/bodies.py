@@ -11,6 +11,7 @@ LONGEST_TEXT = 2**20  # characters
 MOST_TEXTS = 2048  # of a request, as OpenAI has it
 MOST_TOKENS = 2**20
 MOST_ANSWERS = 128
+MOST_BIASES = 16_384
 UNSUPPORTED = "this server does not support other values"
 LIMITS = {"array": "maxItems", "object": "maxProperties", "string": "maxLength"}
 HINTS = {  # where to put what is looked for at the wrong place
@@ -105,7 +106,7 @@ SAMPLING: dict[str, Schema] = {
         {
             "type": "object",
             "additionalProperties": {"type": "number", "minimum": -100, "maximum": 100},
-            "maxProperties": MOST_TOKENS,
+            "maxProperties": MOST_BIASES,
             "description": "Is added to the logits of token ids; -100 forbids one.",
         }
     ),

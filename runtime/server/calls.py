@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import json
 import time
 from collections.abc import AsyncIterator, Callable, Sequence
 from concurrent.futures import Future
@@ -13,12 +12,14 @@ from functools import partial
 from typing import Any, NoReturn, TypeVar
 
 import anyio
+import msgspec
 from starlette.requests import ClientDisconnect, Request
 
 from ..asynchronous.loop_calls import get_loop_calls
 from ..errors import DeadlineError
 from ..scheduling.steps import Steps, run_all
 from .errors import ApiError
+from .json_text import JsonResponse
 from .readers import Job, Lane, Readers
 from .registry import ServedModel
 from .schema import Schema, check
@@ -75,6 +76,24 @@ class Call:
         """Run what takes longer than the event loop may in another thread; see `run_steps`."""
         lane = self.readers.choose(self.size)
         return await self.run_steps(make_step(function), lane, begun=begun)
+
+    async def write(self, steps: Steps[Any], *, few: bool = False) -> JsonResponse:
+        """Return the answer that steps make; of all but a few numbers and words in another thread."""
+
+        def write_all() -> Steps[JsonResponse]:
+            value = yield from steps
+            return JsonResponse(value)
+
+        if few:
+            return run_all(write_all())
+        return await self.run_steps(write_all(), self.readers.choose(self.size), begun=True)
+
+    async def run_amid_answer(self, function: Callable[[], T]) -> T:
+        """Run what takes longer than the event loop may while somebody else watches the client."""
+        job: Job[T] = Job(make_step(function), self.client)
+        self.readers.choose(self.size).put(job, begun=True)
+        (result,) = await wait_for_all([job.future])
+        return result
 
     async def explain(self, function: Callable[[Callable[[], None]], T]) -> T:
         """Run what takes seconds, one at a time for all clients; see `run_steps`.
@@ -170,19 +189,11 @@ def refuse_large(limit: int) -> NoReturn:
 def parse_json(data: bytes) -> Any:
     """Return what JSON says; refuse NaN, too long numbers, too deep nesting and half characters."""
     try:
-        text = data.decode("utf-8")
-        value = json.loads(text, parse_constant=refuse_constant)
-        if "\\u" in text:  # half of a surrogate pair is no text that could be tokenized or sent back
-            json.dumps(value, ensure_ascii=False).encode("utf-8")
-    except (ValueError, RecursionError) as error:  # also of a number with too many digits
+        return msgspec.json.decode(data)
+    except (msgspec.MsgspecError, UnicodeDecodeError, RecursionError) as error:
         raise ApiError(
             400, f"the body is not valid JSON in UTF-8: {error}"[:300], code="invalid_json"
         ) from None
-    return value
-
-
-def refuse_constant(name: str) -> NoReturn:
-    raise ValueError(f"{name} is not JSON")
 
 
 @asynccontextmanager

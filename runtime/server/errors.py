@@ -5,8 +5,6 @@ from __future__ import annotations
 import logging
 from collections.abc import Mapping
 
-from starlette.responses import JSONResponse
-
 from ..errors import (
     BackendUnavailableError,
     ClosedError,
@@ -18,6 +16,7 @@ from ..errors import (
     SchemaError,
 )
 from .answers import ErrorAnswer
+from .json_text import JsonResponse
 
 log = logging.getLogger("planforge")
 
@@ -51,12 +50,12 @@ class ApiError(Exception):
             kind = "rate_limit_error"
         return {"error": {"message": str(self), "type": kind, "param": self.param, "code": self.code}}
 
-    def to_response(self) -> JSONResponse:
+    def to_response(self) -> JsonResponse:
         """Return the answer."""
         headers = {"Retry-After": str(RETRY_SECONDS)} if self.retry else {}
         if self.status == 401:
             headers["WWW-Authenticate"] = "Bearer"
-        return JSONResponse(self.to_json(), self.status, headers)
+        return JsonResponse(self.to_json(), self.status, headers)
 
 
 def find_api_error(error: BaseException, names: Mapping[str, str] | None = None) -> ApiError:

@@ -110,9 +110,18 @@ def check_object(value: Mapping[str, Any], schema: Schema, name: str) -> None:
 
 def check_array(value: list[Any], schema: Schema, name: str) -> None:
     check_count(len(value), schema, "Items", "items", name)
-    if "items" in schema:
+    if "items" in schema and not are_integers(value, schema["items"]):
         for index, item in enumerate(value):
             check(item, schema["items"], f"{name}[{index}]")
+
+
+def are_integers(values: list[Any], schema: Schema) -> bool:
+    """Return whether all are integers that a schema of integers allows."""
+    if schema.get("type") != "integer" or set(map(type, values)) != {int}:
+        return False
+    return bool(
+        min(values) >= schema.get("minimum", -math.inf) and max(values) <= schema.get("maximum", math.inf)
+    )
 
 
 def check_count(count: int, schema: Schema, what: str, unit: str, name: str) -> None:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import json
 from collections.abc import AsyncGenerator, Mapping, Sequence
 from contextlib import aclosing
 from functools import partial
@@ -15,6 +14,7 @@ from starlette.types import Receive, Scope, Send
 from ..asynchronous.loop_calls import get_loop_calls
 from ..decoding.chunk import Chunk
 from ..generate.pending import PendingGeneration
+from .json_text import encode_json
 
 DONE = b"data: [DONE]\n\n"
 
@@ -61,7 +61,7 @@ class Feed:
 
 def write_event(value: Any) -> bytes:
     """Return an event whose data is JSON."""
-    return b"data: " + json.dumps(value, ensure_ascii=False, separators=(",", ":")).encode() + b"\n\n"
+    return b"data: " + encode_json(value) + b"\n\n"
 
 
 class EventWriter:
@@ -73,14 +73,12 @@ class EventWriter:
     """
 
     def __init__(self, common: dict[str, Any], ending: str = "") -> None:
-        head = json.dumps(common, ensure_ascii=False, separators=(",", ":"))[:-1]
-        self._head = f'data: {head},"choices":['.encode()
+        self._head = b"data: " + encode_json(common)[:-1] + b',"choices":['
         self._tail = f"]{ending}}}\n\n".encode()
 
     def write(self, choice: Mapping[str, Any]) -> bytes:
         """Return the event of a choice."""
-        text = json.dumps(choice, ensure_ascii=False, separators=(",", ":"))
-        return self._head + text.encode() + self._tail
+        return self._head + encode_json(choice) + self._tail
 
 
 class EventStream(Response):
