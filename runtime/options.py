@@ -74,6 +74,8 @@ class EncoderOptions(TypedDict, total=False):
     Attributes:
         truncation: what happens to a text that is longer than the model: "head", "tail", "head+tail",
             "windows", or None, which refuses it.
+        max_tokens: of a sequence, special tokens included; what the model takes unless given, or where that
+            is less.
         stride: tokens that neighbouring windows share; a quarter of the model's length unless given.
         parse_special: read special tokens such as [SEP] in the text as such.
         batch_size: the most sequences that run together; as many as the bundle allows unless given. Fewer
@@ -82,6 +84,7 @@ class EncoderOptions(TypedDict, total=False):
     """
 
     truncation: Truncation
+    max_tokens: int | None
     stride: int | None
     parse_special: bool
     batch_size: int | None

@@ -13,6 +13,8 @@ MOST_TOKENS = 2**20
 MOST_ANSWERS = 128
 MOST_BIASES = 16_384
 UNSUPPORTED = "this server does not support other values"
+LANGCHAIN = "check_embedding_ctx_length=False"
+TOKEN_IDS = f"token ids of another tokenizer would mean other texts; with LangChain set {LANGCHAIN}"
 LIMITS = {"array": "maxItems", "object": "maxProperties", "string": "maxLength"}
 HINTS = {  # where to put what is looked for at the wrong place
     "json_schema": 'a schema goes into response_format={"type": "json_schema", "json_schema": {"name": ...,'
@@ -195,7 +197,11 @@ CONTENT: Schema = {
             {
                 "type": "object",
                 "properties": {
-                    "type": {"type": "string", "enum": ["text"], "x-refusal": UNSUPPORTED},
+                    "type": {
+                        "type": "string",
+                        "enum": ["text"],
+                        "x-refusal": "this server's models read text, no images, audio or files",
+                    },
                     "text": TEXT,
                 },
                 "required": ["type", "text"],
@@ -271,16 +277,19 @@ COMPLETION = body(
     suffix=only("", "string"),
 )
 LONG_TEXTS: dict[str, Schema] = {
-    "truncation": choice("head", "tail", "head+tail", "windows", text="Of a text that is too long."),
+    "truncation": choice(
+        "head", "tail", "head+tail", "windows", text="Of a text that is too long, which is refused otherwise."
+    ),
+    "truncate_prompt_tokens": whole(
+        -1,
+        2**20,
+        "Keep so many tokens of a text, its beginning unless truncation says; -1: what the model takes.",
+    ),
     "stride": whole(0, 2**20, "Tokens that neighbouring windows share."),
 }
 EMBEDDINGS = body(
     ("input",),
-    input={
-        **TEXTS,
-        "x-refusal": "token ids of another tokenizer would mean other texts; with LangChain set"
-        " check_embedding_ctx_length=False",
-    },
+    input={"anyOf": [TEXT, array({**TEXT, "x-other-type": TOKEN_IDS})]},
     dimensions=whole(1, 2**20, "Keep so many of a vector's first numbers."),
     encoding_format=choice("float", "base64"),
     prompt_name=maybe(

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+import re
 from collections.abc import Mapping
 
 from ..errors import (
@@ -67,7 +68,8 @@ def find_api_error(error: BaseException, names: Mapping[str, str] | None = None)
         return error
     if isinstance(error, InputError):
         param = find_parameter(error.option, names or {})
-        return ApiError(400, str(error), param=param, code=find_code(error))
+        message = translate_message(str(error), names or {})
+        return ApiError(400, message, param=param, code=find_code(error))
     if isinstance(error, QueueFullError):
         return ApiError(429, str(error), code="queue_full", retry=True)
     if isinstance(error, DeadlineError):
@@ -81,6 +83,18 @@ def find_api_error(error: BaseException, names: Mapping[str, str] | None = None)
         return ApiError(500, str(error), code="model_failed")
     log.error("a request failed", exc_info=error)
     return ApiError(500, "the request failed; the server's log says why", code="internal_error")
+
+
+def translate_message(message: str, names: Mapping[str, str]) -> str:
+    """Return a message about options of ours in the words of a route: its parameters, and JSON's values."""
+    message = re.sub(r" \(--[^()]*\)", "", message)  # an option of the command
+    for ours, theirs in names.items():
+        # Words such as "text" are parameters only where a value or an index follows.
+        end = r"\b" if "_" in ours else r"(?=[=\[])"
+        message = re.sub(rf"(?<![\w.]){ours}{end}", theirs, message)
+    for ours, theirs in (("True", "true"), ("False", "false"), ("None", "null")):
+        message = re.sub(rf"={ours}\b", f"={theirs}", message)
+    return message
 
 
 def find_code(error: InputError) -> str:

@@ -85,7 +85,8 @@ async def complete(call: Call) -> Response:
     prompts = list_prompts(body["prompt"])
     count = body.get("n", 1)
     for prompt in prompts:
-        check_size(call, "prompt", [prompt])
+        if isinstance(prompt, str):
+            check_size(call, "prompt", [prompt])
     check_listed(call, len(prompts) * count, options)
     submits = [
         partial(model.submit_answers, prompt, count, client=call.client, **options) for prompt in prompts

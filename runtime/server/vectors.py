@@ -11,7 +11,7 @@ from msgspec import Raw
 from starlette.responses import Response
 
 from ..encode.results import Answers, Classification, Embedding, FilledMask, Ranked, Result, Tags
-from ..errors import BackendError
+from ..errors import BackendError, InputError
 from ..scheduling.batcher import PendingResults
 from ..scheduling.steps import Steps
 from .answers import EmbeddingEntry, RankedDocument, RerankAnswer, Usage
@@ -21,7 +21,11 @@ from .text_sizes import measure_texts
 
 T = TypeVar("T")
 FEW = 4  # vectors that are written in less time than it takes to wake another thread
-LONG = ("truncation", "stride")  # options of every task
+CUTTING = (
+    "embed",
+    "rank",
+    "classify",
+)  # tasks that would leave out a long text's end; others read in windows
 
 
 async def run_task(
@@ -36,7 +40,7 @@ async def run_task(
     `names` are those of the parameters that have the texts; of pairs, the first and the second ones.
     """
     encoder: Any = call.served.model  # a TextEncoder, as its capabilities say
-    options |= call.take(*LONG)
+    options |= read_length(call, task)
     steps: Steps[PendingResults[Any]] = encoder.submit_in_steps(
         task, items, client=call.client, deadline=call.deadline, **options
     )
@@ -44,6 +48,19 @@ async def run_task(
     async with cancel_when_gone(call.request, future.cancel):
         (results,) = await wait_for_all([future])
     return results, future.tokens
+
+
+def read_length(call: Call, task: str) -> dict[str, Any]:
+    """Return the options that say what becomes of long texts: none is cut unless the client asks for it."""
+    options: dict[str, Any] = {"truncation": None} if task in CUTTING else {}
+    most = call.body.get("truncate_prompt_tokens")
+    if most == 0:
+        raise InputError("truncate_prompt_tokens=0 leaves no text", option="truncate_prompt_tokens")
+    if most is not None:
+        options["truncation"] = "head"
+        if most > 0:
+            options["max_tokens"] = most
+    return options | call.take("truncation", "stride")
 
 
 def list_texts(given: str | Sequence[str]) -> list[str]:
@@ -75,7 +92,12 @@ async def embed(call: Call) -> Response:
     write_vector = write_base64 if call.body.get("encoding_format") == "base64" else write_floats
 
     def write(index: int, result: Embedding) -> EmbeddingEntry:
-        return {"object": "embedding", "index": index, "embedding": write_vector(result)}
+        return {
+            "object": "embedding",
+            "index": index,
+            "embedding": write_vector(result),
+            "dropped": result.dropped,
+        }
 
     return await answer_list(call, write, results, tokens)
 
@@ -101,7 +123,8 @@ async def rerank(call: Call) -> Response:
     check_finite([result.score for result in results])
     order = sorted(range(len(results)), key=lambda index: -results[index].score)[: call.body.get("top_n")]
     rows: list[RankedDocument] = [
-        {"index": index, "relevance_score": results[index].score} for index in order
+        {"index": index, "relevance_score": results[index].score, "dropped": results[index].dropped}
+        for index in order
     ]
     if call.body.get("return_documents"):
         for row in rows:

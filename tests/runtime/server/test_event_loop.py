@@ -15,6 +15,7 @@ from ...helpers.loop_probe import probing_loops
 from ...helpers.serving import Address, running_server
 
 MOST = 1.0  # seconds of a thread's own processor time
+QUARTER = 0.25  # of requests that ask for a quarter of what took seconds: the tests are short
 COMPLETE = "/v1/completions"
 
 
@@ -28,12 +29,14 @@ def server(demo_bundle: Path, minilm_bundle: Path, llama_demo_bundle: Path) -> I
         model.close()
 
 
-def ask(server: Address, monkeypatch: pytest.MonkeyPatch, path: str, body: dict[str, Any]) -> Any:
+def ask(
+    server: Address, monkeypatch: pytest.MonkeyPatch, path: str, body: dict[str, Any], most: float = MOST
+) -> Any:
     """Return the answer to a request during which nothing took the event loop's time."""
     with probing_loops(monkeypatch) as probe:
         response = server.post(path, **body)
-    assert probe.callback[0] < MOST, probe.callback
-    assert probe.thread[0] < MOST, probe.thread
+    assert probe.callback[0] < most, probe.callback
+    assert probe.thread[0] < most, probe.thread
     return response
 
 
@@ -42,7 +45,7 @@ def test_many_log_probabilities(server: Address, monkeypatch: pytest.MonkeyPatch
     messages = [{"role": "user", "content": "The ark"}]
     body: dict[str, Any] = {"n": 32, "max_tokens": 100, "ignore_eos": True, "seed": 1, "stream": stream}
     body |= {"model": "llama", "messages": messages, "logprobs": True, "top_logprobs": 20}
-    response = ask(server, monkeypatch, "/v1/chat/completions", body)
+    response = ask(server, monkeypatch, "/v1/chat/completions", body, QUARTER)
     assert response.status_code == 200, response.text[:500]
     if stream:
         assert response.text.count('"finish_reason":"length"') == 32
@@ -61,7 +64,7 @@ def test_many_log_probabilities_of_a_completion(server: Address, monkeypatch: py
         "max_tokens": 100,
         "ignore_eos": True,
     }
-    response = ask(server, monkeypatch, COMPLETE, body)
+    response = ask(server, monkeypatch, COMPLETE, body, QUARTER)
     choices = response.json()["choices"]
     assert [len(choice["logprobs"]["tokens"]) for choice in choices] == [100] * 64
 
@@ -77,6 +80,7 @@ def test_many_biases(server: Address, monkeypatch: pytest.MonkeyPatch) -> None:
     body = {"model": "gpt", "prompt": "a", "logit_bias": {str(token): 1 for token in range(500_000)}}
     refused = ask(server, monkeypatch, COMPLETE, body)
     assert refused.status_code == 400 and refused.json()["error"]["param"] == "logit_bias"
+    assert "at most 16384 members" in refused.json()["error"]["message"]
 
 
 @pytest.mark.parametrize("truncation", [None, "tail"])
@@ -93,7 +97,7 @@ def test_a_million_tokens(server: Address, monkeypatch: pytest.MonkeyPatch, trun
 
 
 def test_many_vectors(server: Address, monkeypatch: pytest.MonkeyPatch) -> None:
-    response = ask(server, monkeypatch, "/v1/embeddings", {"model": "minilm", "input": ["a"] * 2048})
+    response = ask(server, monkeypatch, "/v1/embeddings", {"model": "minilm", "input": ["a"] * 2048}, QUARTER)
     assert len(response.json()["data"]) == 2048
 
 
