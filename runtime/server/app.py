@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import threading
 import time
 from collections.abc import AsyncIterator, Awaitable, Callable, Mapping, Sequence
 from pathlib import Path
@@ -59,12 +60,13 @@ def make_app(models: Mapping[str, Model | Loader], settings: ServerSettings | No
     @contextlib.asynccontextmanager
     async def run(app: Starlette) -> AsyncIterator[None]:
         """Load the models while the server answers already; free them at its end."""
-        loop = asyncio.get_running_loop()
-        loading = loop.run_in_executor(None, registry.load)
+        # No thread of a pool, whose end the loop's own end would wait for.
+        loading = threading.Thread(target=registry.load, name="planforge-loader", daemon=True)
+        loading.start()
         yield
         registry.closing = True
-        await loading
-        await loop.run_in_executor(None, registry.close)
+        await asyncio.to_thread(loading.join, settings.grace)
+        await asyncio.to_thread(registry.close)
         readers.close()
 
     middleware = [Middleware(Guard, rules=rules)]
@@ -93,7 +95,8 @@ def allow_origins(origins: Sequence[str]) -> Middleware:
         CORSMiddleware,
         allow_origins=list(origins),
         allow_methods=["GET", "POST"],
-        allow_headers=["authorization", "content-type"],
+        allow_headers=["*"],  # OpenAI's client sends a dozen of its own, and newer ones more
+        expose_headers=["x-request-id", "retry-after"],
     )
 
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import time
+import zlib
 from collections.abc import AsyncIterator, Callable, Sequence
 from concurrent.futures import Future
 from contextlib import asynccontextmanager
@@ -158,12 +159,14 @@ async def read_body(request: Request, settings: ServerSettings) -> bytes:
         reason = f"the Content-Type must be application/json, not {media_type!r:.80}"
         raise ApiError(415, reason, code="not_json")
     limit = settings.body_bytes
+    inflate = find_decoder(request.headers.get("content-encoding", "identity"), limit)
     length = request.headers.get("content-length", "0")
     parts: list[bytes] = []
 
     async def read() -> None:
         total = 0
         async for part in request.stream():
+            part = inflate(part)
             total += len(part)
             if total > limit:
                 refuse_large(limit)
@@ -180,6 +183,25 @@ async def read_body(request: Request, settings: ServerSettings) -> bytes:
     except ClientDisconnect:
         raise ApiError(400, "the client left before its request was whole") from None
     return b"".join(parts)
+
+
+def find_decoder(encoding: str, limit: int) -> Callable[[bytes], bytes]:
+    """Return what decodes each part of a body, up to a byte more than the limit."""
+    name = encoding.strip().lower()
+    if name in ("", "identity"):
+        return lambda part: part
+    if name not in ("gzip", "x-gzip"):
+        reason = f"the Content-Encoding must be gzip or identity, not {encoding!r:.80}"
+        raise ApiError(415, reason, code="unsupported_encoding")
+    decoder = zlib.decompressobj(wbits=31)
+
+    def inflate(part: bytes) -> bytes:
+        try:
+            return decoder.decompress(part, limit + 1)
+        except zlib.error as error:
+            raise ApiError(400, f"the body is not valid gzip: {error}", code="invalid_encoding") from None
+
+    return inflate
 
 
 def refuse_large(limit: int) -> NoReturn:
