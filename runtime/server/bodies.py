@@ -55,6 +55,11 @@ def only(value: Any, kind: str) -> Schema:
     return maybe({"type": kind, "enum": [value], "x-refusal": UNSUPPORTED})
 
 
+def unused(schema: Schema) -> Schema:
+    """Return the schema of a parameter of OpenAI's that changes no answer."""
+    return maybe({**schema, "description": "Has no effect on the answer."})
+
+
 def nothing(kind: str) -> Schema:
     """Return the schema of what OpenAI's clients send back of an answer although it is null or empty."""
     return maybe({"type": kind, LIMITS[kind]: 0, "x-refusal": UNSUPPORTED})
@@ -121,12 +126,20 @@ SAMPLING: dict[str, Schema] = {
     "stream_options": maybe(
         {
             "type": "object",
-            "properties": {"include_usage": switch("Let a chunk with the usage come last.")},
+            "properties": {
+                "include_usage": switch("Let a chunk with the usage come last."),
+                "include_obfuscation": switch("Has no effect: nothing is padded."),
+            },
             "additionalProperties": False,
         }
     ),
-    "frequency_penalty": only(0, "number"),
-    "presence_penalty": only(0, "number"),
+    "frequency_penalty": number(-2, 2, "Is taken off a token's logit for each time that the answer has it."),
+    "presence_penalty": number(-2, 2, "Is taken off a token's logit once the answer has it."),
+    "metadata": unused({"type": "object", "maxProperties": 16, "additionalProperties": {"type": "string"}}),
+    "service_tier": unused({"type": "string", "enum": ["auto", "default", "flex", "scale", "priority"]}),
+    "store": unused({"type": "boolean"}),
+    "prompt_cache_key": unused({"type": "string", "maxLength": 512}),
+    "safety_identifier": unused({"type": "string", "maxLength": 512}),
 }
 FUNCTION: Schema = {
     "type": "object",
@@ -263,7 +276,16 @@ CHAT = body(
     tools=maybe(array(FUNCTION, least=0, most=128)),
     tool_choice=maybe({"anyOf": [{"type": "string", "enum": ["none", "auto", "required"]}, NAMED_TOOL]}),
     parallel_tool_calls=switch("Whether one answer may call several tools."),
-    store=only(False, "boolean"),
+    modalities=maybe(
+        array(
+            {
+                "type": "string",
+                "enum": ["text"],
+                "x-refusal": "this server's models write text",
+            },
+            most=1,
+        )
+    ),
 )
 COMPLETION = body(
     ("prompt",),

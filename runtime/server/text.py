@@ -20,7 +20,7 @@ from .calls import SMALL, Call, cancel_when_gone, wait_for_all
 from .errors import ApiError, find_api_error
 from .forms import ChatForm, CompletionForm, Form
 from .json_text import encode_pieces
-from .streaming import DONE, EventStream, EventWriter, Feed, Item, write_event
+from .streaming import DONE, EventStream, EventWriter, Feed, Item, wait_for_first, write_event
 from .structure import asks_for_grammar, read_structure
 
 COMPLETION_TOKENS = 16  # of a completion that does not say how many, as OpenAI has it
@@ -44,8 +44,10 @@ async def chat(call: Call) -> Response:
         raise ApiError(
             400, "top_logprobs goes with logprobs=true", param="top_logprobs", code="invalid_value"
         )
-    if "max_tokens" in body and "max_completion_tokens" in body:
-        raise ApiError(400, "max_tokens and max_completion_tokens are the same; give one", param="max_tokens")
+    limits = {body[name] for name in ("max_tokens", "max_completion_tokens") if name in body}
+    if len(limits) > 1:
+        reason = "max_tokens and max_completion_tokens are the same, and must be equal; give one"
+        raise ApiError(400, reason, param="max_tokens", code="invalid_value")
     if body.get("tools") and not model.has_tools:
         message = f"the chat template of the model {call.served.name!r} words no tools; leave tools out"
         raise ApiError(400, message, param="tools", code="unsupported_parameter")
@@ -177,6 +179,8 @@ def read_options(call: Call) -> dict[str, Any]:
         "min_p",
         "repetition_penalty",
         "no_repeat_ngram_size",
+        "frequency_penalty",
+        "presence_penalty",
         "seed",
         "ignore_eos",
         "truncation",
@@ -252,8 +256,9 @@ async def answer(call: Call, submits: Sequence[Submit], form: Form, *, compiles:
     exchange = Exchange(call, pendings, form)
     if not call.body.get("stream"):
         return await exchange.collect()
-    events = exchange.stream()
-    first = await anext(events)  # what fails before it has a status of its own
+    first, events = await wait_for_first(
+        exchange.stream(), lambda error: write_event(find_api_error(error, NAMES).to_json())
+    )
     return EventStream(first, events)
 
 

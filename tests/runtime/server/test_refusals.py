@@ -59,9 +59,9 @@ def test_what_is_at_the_wrong_place_is_told_the_right_one(server: Address, name:
 @pytest.mark.parametrize(
     ("name", "value"),
     [
-        ("presence_penalty", 0.5),
-        ("frequency_penalty", -1),
-        ("store", True),
+        ("presence_penalty", 2.5),
+        ("frequency_penalty", -3),
+        ("modalities", ["audio"]),
         ("functions", []),
         ("audio", {}),
         ("tools", [{"type": "function", "function": {"name": "look"}}]),
