@@ -60,7 +60,7 @@ def check_any(value: Any, schema: Schema, name: str) -> None:
     """Refuse a value that is of none of several schemas; of the one that has its type, say why."""
     alike = [one for one in schema["anyOf"] if has_type(value, one.get("type", "null"))]
     if isinstance(value, list) and value:  # of texts and of token ids, those that it has
-        first = [one for one in alike if has_type(value[0], one["items"].get("type", "null"))]
+        first = [one for one in alike if has_type(value[0], one.get("items", {}).get("type", "null"))]
         alike = first or alike
     reasons = []
     for one in alike:

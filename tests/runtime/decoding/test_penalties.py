@@ -73,7 +73,9 @@ def test_whole_answers(gpt: TextGenerator, frequency: float, presence: float) ->
 @pytest.mark.parametrize("name", ["frequency_penalty", "presence_penalty"])
 def test_what_is_refused(gpt: TextGenerator, name: str) -> None:
     for value in (2.1, -2.1, float("nan"), "1", True):
+        refused: Any = value
         with pytest.raises(InputError, match=name):
-            gpt.generate("a", **{name: value})
+            Sampling(**{name: refused})
+    options: dict[str, Any] = {name: 1.0}
     with pytest.raises(InputError, match=name):
-        gpt.generate("a", num_beams=2, **{name: 1.0})
+        gpt.generate("a", num_beams=2, **options)

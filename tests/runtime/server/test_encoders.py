@@ -63,12 +63,13 @@ def test_a_long_text_is_cut_where_the_client_asks_for_it(
     assert "truncation" in error["message"] and error["message"].startswith("input[1]: ")
     answer = server.ask("/v1/embeddings", model="minilm", input=["a", text], truncate_prompt_tokens=most)
     usual = sentence_model.max_seq_length
+    assert usual is not None
     everything = len(sentence_model.tokenizer(text, truncation=False)["input_ids"])
     try:
         if most > 0:
             sentence_model.max_seq_length = most
         expected = sentence_model.encode(["a", text])
-        kept = sentence_model.max_seq_length
+        kept = most if most > 0 else usual
     finally:
         sentence_model.max_seq_length = usual
     assert np.abs(read_vectors(answer) - expected).max() < 1e-5
