@@ -4,8 +4,8 @@ python -m benchmarks.serving [--llama-server PATH] [--rounds 3] [--work FOLDER]
 
 GPT-2 124M with random weights, 8-bit: 8 clients that ask again as soon as they are answered, prompts of 32
 tokens and answers of 64; a prompt of 900 tokens that arrives while 4 answers stream; a prefix of 500 tokens
-that requests share; the cost of HTTP for a streamed token; and 64 clients of an embedder. Writes
-results/serving.json.
+that requests share; the cost of HTTP for a streamed token; /health beside a request for many
+log-probabilities, which is to take 50 ms at most; and 64 clients of an embedder. Writes results/serving.json.
 """
 
 from __future__ import annotations
@@ -254,6 +254,37 @@ def measure_embeddings(port: int, texts: Sequence[str], clients: int = 64) -> fl
     return len(texts) / run_clients(clients, ask)
 
 
+def measure_health(port: int, prompts: Prompts) -> float:
+    """The longest milliseconds that /health takes while 32 answers list six log-probabilities a token."""
+    body = {
+        "model": "gpt2",
+        "prompt": prompts.make(),
+        "n": 32,
+        "max_tokens": ANSWER,
+        "logprobs": 5,
+        "ignore_eos": True,
+    }
+    done = threading.Event()
+    times: list[float] = []
+
+    def ask() -> None:
+        client = Client(port)
+        with client.socket:
+            client.ask("/v1/completions", body)
+        done.set()
+
+    def look() -> None:
+        while not done.wait(0.01):
+            start = time.perf_counter()
+            connection = http.client.HTTPConnection("127.0.0.1", port, timeout=60)
+            connection.request("GET", "/health")
+            connection.getresponse().read()
+            times.append(time.perf_counter() - start)
+
+    run_clients(2, lambda number: look() if number else ask())
+    return max(times) * 1e3
+
+
 def serve_planforge(bundles: Sequence[str], port: int) -> list[str | Path]:
     planforge = Path(sys.executable).with_name("planforge")
     return [planforge, "serve", *bundles, "--port", str(port), "--parallel", str(CLIENTS), "--no-page"]
@@ -338,6 +369,8 @@ def main() -> None:
         results["planforge"] = {
             name: middle(values) for name, values in measure_server(port, Prompts(), rounds).items()
         }
+        health = [measure_health(port, Prompts()) for _ in range(rounds)]
+        results["planforge"]["health_ms"] = middle(health)  # 50 at most
         measure_embeddings(port, texts[:256])
         results["planforge"]["texts_per_s"] = round(measure_embeddings(port, texts), 1)
     if arguments.llama_server is not None:

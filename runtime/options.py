@@ -77,6 +77,8 @@ class EncoderOptions(TypedDict, total=False):
     Attributes:
         truncation: what happens to a text that is longer than the model: "head", "tail", "head+tail",
             "windows", or None, which refuses it.
+        max_tokens: of a sequence, special tokens included; what the model takes unless given, or where that
+            is less.
         stride: tokens that neighbouring windows share; a quarter of the model's length unless given.
         parse_special: read special tokens such as [SEP] in the text as such.
         batch_size: the most sequences that run together; as many as the bundle allows unless given. Fewer
@@ -85,6 +87,7 @@ class EncoderOptions(TypedDict, total=False):
     """
 
     truncation: Truncation
+    max_tokens: int | None
     stride: int | None
     parse_special: bool
     batch_size: int | None
@@ -205,9 +208,10 @@ class GenerationOptions(TypedDict, total=False):
     """The options of every method of `TextGenerator` that generates.
 
     Without temperature, top_k, top_p and min_p, and with temperature=0, the likeliest token is always taken
-    (greedy); else tokens are drawn. Processors run in transformers' order: logit_bias, repetition_penalty,
-    no_repeat_ngram_size, logits_processor, then temperature, top_k, top_p, min_p. Before them all tokens are
-    forbidden that json_schema, regex, grammar or choices do not allow.
+    (greedy); else tokens are drawn. Processors run in transformers' order: logit_bias, frequency_penalty and
+    presence_penalty, repetition_penalty, no_repeat_ngram_size, logits_processor, then temperature, top_k,
+    top_p, min_p. Before them all tokens are forbidden that json_schema, regex, grammar or choices do not
+    allow.
 
     speculative="prompt-lookup" is faster where the answer repeats parts of the prompt or of itself: what
     followed the newest tokens before is taken for a guess of what comes next, and one step verifies all of
@@ -233,6 +237,9 @@ class GenerationOptions(TypedDict, total=False):
         min_p: draw from tokens that have at least this share of the likeliest one's probability.
         repetition_penalty: above 1.0 makes tokens less likely that the prompt or the answer already has.
         no_repeat_ngram_size: no sequence of so many tokens comes twice, prompt included.
+        frequency_penalty: OpenAI's, from -2 to 2: is taken off a token's logit for each time that the answer
+            has it already; the prompt does not count.
+        presence_penalty: OpenAI's, from -2 to 2: is taken off a token's logit once the answer has it.
         logit_bias: is added to the logits of these tokens; -inf forbids one.
         logits_processor: a function of your own; see `LogitsProcessor`.
         seed: makes the draws repeatable.
@@ -264,7 +271,7 @@ class GenerationOptions(TypedDict, total=False):
             repetition_penalty (of log-probabilities there, as in transformers), no_repeat_ngram_size and
             ignore_eos go with beams. Options that draw tokens, seed, logit_bias, logits_processor, stop,
             json_schema, regex, grammar, choices, top_logprobs, speculative, reuse_prompt, on_token and
-            streams do not.
+            streams do not; nor do frequency_penalty and presence_penalty.
         length_penalty: of beams; an answer is ranked by its log-probability divided by its number of new
             tokens to this power. Above 0 favours long answers.
         early_stopping: of beams; True ends at num_beams finished answers, False where the best running one
@@ -289,6 +296,8 @@ class GenerationOptions(TypedDict, total=False):
     min_p: float | None
     repetition_penalty: float
     no_repeat_ngram_size: int | None
+    frequency_penalty: float
+    presence_penalty: float
     logit_bias: Mapping[int, float] | None
     logits_processor: LogitsProcessor | None
     seed: int | None

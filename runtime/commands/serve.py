@@ -5,7 +5,9 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import ipaddress
+import os
 import socket
+import sys
 from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
@@ -215,5 +217,9 @@ def run_server(app: Starlette, settings: ServerSettings, listener: socket.socket
     server = make_server(app, settings, lambda: say(f"Ready: {models} at {url} (Ctrl-C stops it)"))
     with contextlib.suppress(KeyboardInterrupt):  # it has stopped in order; Terminated is one too
         asyncio.run(server.serve([listener]))
+    if app.state.registry.loading:  # nothing ends its thread, for which Python's own exit would wait
+        say("stopped while a model was loading")
+        sys.stderr.flush()
+        os._exit(0)
     if app.state.registry.failure is not None:
         raise app.state.registry.failure

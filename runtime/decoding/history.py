@@ -10,10 +10,15 @@ import numpy.typing as npt
 
 
 class TokenHistory(list[int]):
-    """A list of token ids that only grows; `np.asarray` of it converts those that are new since the last."""
+    """A list of token ids that only grows; `np.asarray` of it converts those that are new since the last.
+
+    Attributes:
+        prompt_length: how many there were at the beginning.
+    """
 
     def __init__(self, tokens: Iterable[int]) -> None:
         super().__init__(tokens)
+        self.prompt_length = len(self)
         self._room = np.empty(0, np.int64)
         self._converted = 0
 

@@ -20,7 +20,7 @@ GROUPS = 256  # of tokens, which a vocabulary is split into to find the likelies
 class LogitsProcessor(Protocol):
     """A function that changes the logits of each new token before it is chosen.
 
-    Runs behind logit_bias, repetition_penalty and no_repeat_ngram_size, and before temperature, top_k,
+    Runs behind logit_bias, the penalties and no_repeat_ngram_size, and before temperature, top_k,
     top_p and min_p, as a custom processor of transformers does. Called once for each new token, in order.
 
     Args:
@@ -45,6 +45,18 @@ def penalize_repeats(row: Float32, history: Sequence[int], penalty: np.float32) 
     ids = ids[(ids >= 0) & (ids < len(row))]
     seen = row[ids]
     row[ids] = np.where(seen < 0, seen * penalty, seen / penalty)
+
+
+def penalize_counts(
+    row: Float32, answer: Sequence[int], frequency_penalty: np.float32, presence_penalty: np.float32
+) -> None:
+    """Make tokens of the answer less likely, as OpenAI does: by how often each came, and because it came.
+
+    From each logit count * frequency_penalty is taken, and presence_penalty where the count is over 0.
+    """
+    ids, counts = np.unique(np.asarray(answer, dtype=np.int64), return_counts=True)
+    known = (ids >= 0) & (ids < len(row))
+    row[ids[known]] -= counts[known].astype(np.float32) * frequency_penalty + presence_penalty
 
 
 def forbid_repeats(scores: Float32, histories: Sequence[Sequence[int]], size: int) -> None:

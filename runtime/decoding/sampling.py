@@ -22,12 +22,16 @@ from .processors import (
     keep_min_p,
     keep_top_k,
     keep_top_p,
+    penalize_counts,
     penalize_repeats,
     run_processor,
 )
 
 Logits = npt.NDArray[np.floating]
-PROCESSORS = ("logit_bias", "no_repeat_ngram_size", "repetition_penalty")  # the likeliest to blame first
+PENALTIES = ("frequency_penalty", "presence_penalty")  # as OpenAI has them
+# The likeliest to blame first.
+PROCESSORS = ("logit_bias", "no_repeat_ngram_size", "repetition_penalty", *PENALTIES)
+MOST_PENALTY = 2.0  # as OpenAI has it
 FLOAT32_MAX = float(np.finfo(np.float32).max)
 LEAST_TEMPERATURE = float(np.finfo(np.float32).smallest_normal)  # what is below may be read as 0
 # Below this the sum of exponentials needs no shift by the highest logit: 2^60 of them can be added in
@@ -48,6 +52,8 @@ class Sampling:
     no_repeat_ngram_size: int | None = None
     logit_bias: Mapping[int, float] | None = None
     logits_processor: LogitsProcessor | None = None
+    frequency_penalty: float = 0.0
+    presence_penalty: float = 0.0
     structured: bool = False  # whether each row has a mask of the tokens that may come
 
     def __post_init__(self) -> None:
@@ -65,6 +71,12 @@ class Sampling:
             check_integer("no_repeat_ngram_size", self.no_repeat_ngram_size, 1, "None disables it")
         if self.seed is not None:
             check_integer("seed", self.seed, 0, "None draws differently at each call")
+        for name in PENALTIES:
+            penalty = getattr(self, name)
+            if not is_number(penalty) or not -MOST_PENALTY <= penalty <= MOST_PENALTY:
+                raise InputError(
+                    f"{name} is {penalty!r}; it must be a number from -2 to 2; 0 disables it", option=name
+                )
         check_bias(self.logit_bias)
         if self.logits_processor is not None and not callable(self.logits_processor):
             raise InputError(
@@ -87,9 +99,15 @@ class Sampling:
             self.repetition_penalty != 1.0
             or self.no_repeat_ngram_size is not None
             or bool(self.logit_bias)
+            or self.penalizes_counts
             or self.logits_processor is not None
             or self.structured
         )
+
+    @property
+    def penalizes_counts(self) -> bool:
+        """Whether tokens that the answer has are made less likely, or more."""
+        return self.frequency_penalty != 0 or self.presence_penalty != 0
 
     @cached_property
     def bias(self) -> tuple[npt.NDArray[np.int64], npt.NDArray[np.float32]]:
@@ -121,8 +139,9 @@ def process(
 ) -> npt.NDArray[np.float32]:
     """Apply all processors that the options name: transformers' order and arithmetic.
 
-    That order is logit_bias, repetition_penalty, no_repeat_ngram_size, logits_processor, and unless greedy
-    temperature, top_k, top_p, min_p. Of equal logits at top-k's border all stay, as in transformers; at
+    That order is logit_bias, OpenAI's two penalties, repetition_penalty, no_repeat_ngram_size,
+    logits_processor, and unless greedy temperature, top_k, top_p, min_p. The penalties are about the tokens
+    behind a history's `prompt_length`. Of equal logits at top-k's border all stay, as in transformers; at
     top-p's border the first stay, where transformers keeps arbitrary ones.
 
     Logits (B, V) of any float type are never modified; the result is float32, -inf for tokens that must not
@@ -171,6 +190,12 @@ def run_processors(
     ids, added = sampling.bias
     with np.errstate(over="ignore", divide="ignore", invalid="ignore"):  # looked at below
         scores[:, ids] += added
+        if sampling.penalizes_counts:
+            frequency = np.float32(sampling.frequency_penalty)
+            presence = np.float32(sampling.presence_penalty)
+            for row, history in zip(scores, histories, strict=True):
+                answer = history[getattr(history, "prompt_length", 0) :]
+                penalize_counts(row, answer, frequency, presence)
         if sampling.repetition_penalty != 1.0:
             for row, history in zip(scores, histories, strict=True):
                 penalize_repeats(row, history, np.float32(sampling.repetition_penalty))

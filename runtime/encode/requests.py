@@ -19,6 +19,8 @@ from .results import Result
 
 log = logging.getLogger("planforge")
 
+LEAST_TOKENS = 8  # of a sequence: room for special tokens, and some of each text
+
 R = TypeVar("R", bound=Result)
 
 
@@ -27,6 +29,7 @@ class Reading:
     """How texts become sequences, and how those run: the options that all tasks share."""
 
     truncation: Truncation
+    max_tokens: int  # of a sequence
     stride: int | None
     parse_special: bool
     batch_size: int  # the most sequences that run together
@@ -133,8 +136,12 @@ class RequestRunner:
         check_choice("truncation", truncation, (None, *TRUNCATIONS))
         stride = options.get("stride")
         check_whole("stride", stride, 0, optional=True)
+        max_tokens = options.get("max_tokens")
+        check_whole("max_tokens", max_tokens, LEAST_TOKENS, optional=True)
+        longest = self.defaults.max_length
         return Reading(
             truncation=truncation,
+            max_tokens=longest if max_tokens is None else min(max_tokens, longest),
             stride=stride,
             parse_special=options.get("parse_special", False),
             batch_size=check_batch_size(options.get("batch_size"), self.encoder.max_batch),
@@ -196,7 +203,7 @@ class RequestRunner:
                 fitted = fit(
                     ids,
                     None if second is None else second.ids,
-                    max_length=self.defaults.max_length,
+                    max_length=reading.max_tokens,
                     frame=self.defaults.make_frame(is_pair=second is not None),
                     truncation=reading.truncation,
                     stride=reading.stride,

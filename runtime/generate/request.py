@@ -9,7 +9,7 @@ from typing import Any, Literal
 from ..bundle.defaults import GenerationDefaults
 from ..decoding.beam import Search
 from ..decoding.chunk import OnToken
-from ..decoding.sampling import Sampling, check_integer
+from ..decoding.sampling import PENALTIES, Sampling, check_integer
 from ..errors import InputError
 from ..options import (
     BatchGenerationOptions,
@@ -86,6 +86,7 @@ class GenerationRequest:
         sampling = self.sampling
         drawing = () if sampling.greedy else DRAWING
         values = {name: getattr(sampling, name) for name in (*drawing, "logit_bias", "logits_processor")}
+        values |= {name: getattr(sampling, name) for name in PENALTIES}
         for name in ("stop", "speculative", "reuse_prompt", "top_logprobs", "on_token"):
             values[name] = getattr(self, name)
         if self.tools is not None and self.tools.forced:

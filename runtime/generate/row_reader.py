@@ -42,13 +42,30 @@ class RowReader:
 
     def read(self, prompt: Any, request: GenerationRequest, number: int = 0) -> Row:
         """Return the row of a prompt."""
+        return self.read_answers(prompt, request, [number])[0]
+
+    def read_chat(self, messages: Sequence[Message], request: GenerationRequest, number: int = 0) -> Row:
+        """Return the row of a conversation."""
+        return self.read_answers(messages, request, [number], chat=True)[0]
+
+    def read_answers(
+        self, prompt: Any, request: GenerationRequest, numbers: Sequence[int], *, chat: bool = False
+    ) -> list[Row]:
+        """Return a row for each of several answers to one prompt or conversation, which is read once."""
+        tokens, cut = self._read_chat(prompt, request) if chat else self._read_prompt(prompt, request)
+        context = [] if chat else self.tokenizer.find_context(tokens)  # a chat's answer begins a text
+        return [self._make_row(tokens, cut, request, number, context) for number in numbers]
+
+    def _read_prompt(self, prompt: Any, request: GenerationRequest) -> tuple[list[int], int]:
+        """Return the tokens of a prompt that fit the context, and how many it lost."""
         if request.tools is not None:
             raise InputError(
                 "tools go with conversations: use chat, stream_chat or submit_chat", option="tools"
             )
+        if request.truncation is None and isinstance(prompt, list | tuple | np.ndarray):
+            self._check_length(len(prompt))  # before a million are looked at
         tokens = self.encode_prompt(prompt, request.parse_special)
-        fitting, cut = self._fit(tokens, request.max_new_tokens, request.truncation)
-        return self._make_row(fitting, cut, request, number, self.tokenizer.find_context(fitting))
+        return self._fit(tokens, request.max_new_tokens, request.truncation)
 
     def read_numbered(self, number: int, prompt: Any, request: GenerationRequest) -> Row:
         """Return the row of one of several prompts, which errors name."""
@@ -94,8 +111,8 @@ class RowReader:
         definitions = () if tools is None else tools.definitions
         return self.chat.encode(messages, self.tokenizer, parse_special, definitions)
 
-    def read_chat(self, messages: Sequence[Message], request: GenerationRequest, number: int = 0) -> Row:
-        """Return the row of a conversation.
+    def _read_chat(self, messages: Sequence[Message], request: GenerationRequest) -> tuple[list[int], int]:
+        """Return the tokens of a conversation that fit the context, and how many it lost.
 
         Truncation "tail" leaves room for max_new_tokens, half a context at most.
         """
@@ -129,7 +146,7 @@ class RowReader:
                 limit=limit,
                 option="messages",
             )
-        return self._make_row(tokens, dropped, request, number)
+        return tokens, dropped
 
     def find_structure(self, request: GenerationRequest) -> Structure | None:
         """Return what an answer must be; None where it may be anything."""
@@ -154,21 +171,15 @@ class RowReader:
                 f"a prompt must be a str or a sequence of token ids, not {type(prompt).__name__}",
                 option="prompt",
             )
+        if set(map(type, prompt)) == {int} and min(prompt) >= 0 and max(prompt) < self.vocabulary:
+            return list(prompt)  # a million in the time of which one by one takes a second
         return [self._check_token(token) for token in prompt]
 
     def _fit(self, tokens: list[int], max_new_tokens: int, truncation: str | None) -> tuple[list[int], int]:
         """Return the prompt, or its end if it is to be cut, and how many tokens were dropped."""
         if truncation is None:
-            if len(tokens) < self.max_length:
-                return tokens, 0
-            raise ContextLengthError(
-                f"the prompt has {len(tokens)} tokens; the context holds {self.max_length}, of which one"
-                " must be left for the answer. Shorten it, or drop its beginning by truncation='tail'"
-                " (--truncation tail)",
-                tokens=len(tokens),
-                limit=self.max_length - 1,
-                option="prompt",
-            )
+            self._check_length(len(tokens))
+            return tokens, 0
         keep = self.max_length - min(max_new_tokens, self.max_length // 2)
         if len(tokens) <= keep:
             return tokens, 0
@@ -177,6 +188,18 @@ class RowReader:
         if tuple(tokens[: len(prefix)]) != prefix:  # token ids may begin without it
             prefix = ()
         return [*prefix, *tokens[len(tokens) - keep + len(prefix) :]], len(tokens) - keep
+
+    def _check_length(self, count: int) -> None:
+        """Refuse a prompt that leaves no room in the context."""
+        if count >= self.max_length:
+            raise ContextLengthError(
+                f"the prompt has {count} tokens; the context holds {self.max_length}, of which one"
+                " must be left for the answer. Shorten it, or drop its beginning by truncation='tail'"
+                " (--truncation tail)",
+                tokens=count,
+                limit=self.max_length - 1,
+                option="prompt",
+            )
 
     def _check_token(self, token: Any) -> int:
         if not isinstance(token, Integral) or isinstance(token, bool):

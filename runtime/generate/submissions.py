@@ -55,18 +55,28 @@ class Submissions:
 
     def submit(
         self,
-        read: Callable[[RowReader], Row],
+        read: Callable[[RowReader], list[Row]],
         client: str = "",
         timeout: float | None = None,
-    ) -> PendingGeneration:
-        """Let a request wait for its turn; `read` makes its row for the context that requests have."""
+    ) -> list[PendingGeneration]:
+        """Let requests wait for their turn: all, or where one is refused, none.
+
+        `read` makes their rows for the context that requests have.
+        """
         deadline = find_deadline(timeout)
         settings = self._find_settings()
-        row = read(replace(self.rows, max_length=settings.context))
-        refuse_options(row.request)
-        pending = PendingGeneration(row, client, deadline)
-        self._open(settings).submit(pending)
-        return pending
+        rows = read(replace(self.rows, max_length=settings.context))
+        refuse_options(rows[0].request)
+        pendings = [PendingGeneration(row, client, deadline) for row in rows]
+        scheduler = self._open(settings)
+        try:
+            for pending in pendings:
+                scheduler.submit(pending)
+        except BaseException:
+            for pending in pendings:
+                pending.cancel()
+            raise
+        return pendings
 
     def count(self) -> tuple[int, int]:
         """Return how many requests wait, and how many are being answered."""

@@ -244,7 +244,7 @@ class TextGenerator(Model):
             QueueFullError: too many requests wait.
         """
         request = self._resolve(options)
-        return self._submissions.submit(lambda rows: rows.read(prompt, request, number), client, timeout)
+        return self._submissions.submit(lambda rows: [rows.read(prompt, request, number)], client, timeout)[0]
 
     def submit_chat(
         self,
@@ -258,7 +258,29 @@ class TextGenerator(Model):
         """Let the engine answer a conversation, as `chat` does, beside other requests, as `submit` does."""
         request = self._resolve({"generation": "checkpoint", **options}, streams=True)
         return self._submissions.submit(
-            lambda rows: rows.read_chat(messages, request, number), client, timeout
+            lambda rows: [rows.read_chat(messages, request, number)], client, timeout
+        )[0]
+
+    def submit_answers(
+        self,
+        prompt: Prompt | Sequence[Message],
+        count: int,
+        *,
+        client: str = "",
+        timeout: float | None = None,
+        chat: bool = False,
+        **options: Unpack[GenerationOptions],
+    ) -> list[PendingGeneration]:
+        """Submit a prompt, or with chat=True a conversation, for several answers; it is read once.
+
+        They are those of `submit` and `submit_chat` with the numbers from 0. If one is refused, all are.
+        """
+        if chat:
+            options = {"generation": "checkpoint", **options}
+        request = self._resolve(options, streams=chat)
+        numbers = range(count)
+        return self._submissions.submit(
+            lambda rows: rows.read_answers(prompt, request, numbers, chat=chat), client, timeout
         )
 
     def has_compiled(self, **options: Unpack[GenerationOptions]) -> bool:

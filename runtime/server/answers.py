@@ -206,11 +206,12 @@ class ListOf:
 
 
 class EmbeddingEntry(TypedDict):
-    """A text's vector, as numbers or in base64."""
+    """A text's vector, as numbers or in base64, and how many of the text's tokens were dropped."""
 
     object: Literal["embedding"]
     index: int
     embedding: list[float] | str
+    dropped: int
 
 
 class DocumentText(TypedDict):
@@ -220,10 +221,11 @@ class DocumentText(TypedDict):
 
 
 class RankedEntry(TypedDict):
-    """A document's place among those given, and its score."""
+    """A document's place among those given, its score, and how many of their tokens were dropped."""
 
     index: int
     relevance_score: float
+    dropped: int
 
 
 class RankedDocument(RankedEntry, total=False):

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import threading
 import time
 from collections.abc import AsyncIterator, Awaitable, Callable, Mapping, Sequence
 from pathlib import Path
@@ -13,7 +14,7 @@ from starlette.exceptions import HTTPException
 from starlette.middleware import Middleware
 from starlette.middleware.cors import CORSMiddleware
 from starlette.requests import Request
-from starlette.responses import FileResponse, JSONResponse, PlainTextResponse, Response
+from starlette.responses import FileResponse, PlainTextResponse, Response
 from starlette.routing import BaseRoute, Route
 
 from ..explain import page as explanation_page
@@ -24,6 +25,7 @@ from .calls import Call, read_body, read_parameters
 from .endpoints import ENDPOINTS, Endpoint
 from .errors import ApiError, find_api_error
 from .guard import EXPLANATIONS, TYPES, Guard, Rules
+from .json_text import JsonResponse
 from .metrics import MEDIA_TYPE, Metrics
 from .openapi import describe_api
 from .readers import Readers
@@ -58,12 +60,13 @@ def make_app(models: Mapping[str, Model | Loader], settings: ServerSettings | No
     @contextlib.asynccontextmanager
     async def run(app: Starlette) -> AsyncIterator[None]:
         """Load the models while the server answers already; free them at its end."""
-        loop = asyncio.get_running_loop()
-        loading = loop.run_in_executor(None, registry.load)
+        # No thread of a pool, whose end the loop's own end would wait for.
+        loading = threading.Thread(target=registry.load, name="planforge-loader", daemon=True)
+        loading.start()
         yield
         registry.closing = True
-        await loading
-        await loop.run_in_executor(None, registry.close)
+        await asyncio.to_thread(loading.join, settings.grace)
+        await asyncio.to_thread(registry.close)
         readers.close()
 
     middleware = [Middleware(Guard, rules=rules)]
@@ -92,7 +95,8 @@ def allow_origins(origins: Sequence[str]) -> Middleware:
         CORSMiddleware,
         allow_origins=list(origins),
         allow_methods=["GET", "POST"],
-        allow_headers=["authorization", "content-type"],
+        allow_headers=["*"],  # OpenAI's client sends a dozen of its own, and newer ones more
+        expose_headers=["x-request-id", "retry-after"],
     )
 
 
@@ -135,7 +139,7 @@ def list_plain_routes(registry: Registry, metrics: Metrics, settings: ServerSett
 
     async def say_health(request: Request) -> Response:
         answer: Health = {"status": "ok"}
-        return JSONResponse(answer)
+        return JsonResponse(answer)
 
     async def say_ready(request: Request) -> Response:
         is_ready = registry.ready
@@ -143,7 +147,7 @@ def list_plain_routes(registry: Registry, metrics: Metrics, settings: ServerSett
             "status": "ready" if is_ready else "not ready",
             "models": {name: registry.find_state(name) for name in registry.names},
         }
-        return JSONResponse(answer, 200 if is_ready else 503)
+        return JsonResponse(answer, 200 if is_ready else 503)
 
     async def show_metrics(request: Request) -> Response:
         loaded = list(registry.loaded.items())
@@ -155,13 +159,13 @@ def list_plain_routes(registry: Registry, metrics: Metrics, settings: ServerSett
             "object": "list",
             "data": [registry.describe(name) for name in registry.names],
         }
-        return JSONResponse(answer)
+        return JsonResponse(answer)
 
     async def show_model(request: Request) -> Response:
-        return JSONResponse(registry.describe(request.path_params["name"]))
+        return JsonResponse(registry.describe(request.path_params["name"]))
 
     async def show_api(request: Request) -> Response:
-        return JSONResponse(api)
+        return JsonResponse(api)
 
     return [
         Route("/health", say_health),

@@ -11,7 +11,10 @@ LONGEST_TEXT = 2**20  # characters
 MOST_TEXTS = 2048  # of a request, as OpenAI has it
 MOST_TOKENS = 2**20
 MOST_ANSWERS = 128
+MOST_BIASES = 16_384
 UNSUPPORTED = "this server does not support other values"
+LANGCHAIN = "check_embedding_ctx_length=False"
+TOKEN_IDS = f"token ids of another tokenizer would mean other texts; with LangChain set {LANGCHAIN}"
 LIMITS = {"array": "maxItems", "object": "maxProperties", "string": "maxLength"}
 HINTS = {  # where to put what is looked for at the wrong place
     "json_schema": 'a schema goes into response_format={"type": "json_schema", "json_schema": {"name": ...,'
@@ -50,6 +53,11 @@ def choice(*values: str, text: str = "") -> Schema:
 def only(value: Any, kind: str) -> Schema:
     """Return the schema of a parameter of OpenAI's whose effect there is not: its neutral value is fine."""
     return maybe({"type": kind, "enum": [value], "x-refusal": UNSUPPORTED})
+
+
+def unused(schema: Schema) -> Schema:
+    """Return the schema of a parameter of OpenAI's that changes no answer."""
+    return maybe({**schema, "description": "Has no effect on the answer."})
 
 
 def nothing(kind: str) -> Schema:
@@ -105,7 +113,7 @@ SAMPLING: dict[str, Schema] = {
         {
             "type": "object",
             "additionalProperties": {"type": "number", "minimum": -100, "maximum": 100},
-            "maxProperties": MOST_TOKENS,
+            "maxProperties": MOST_BIASES,
             "description": "Is added to the logits of token ids; -100 forbids one.",
         }
     ),
@@ -118,12 +126,20 @@ SAMPLING: dict[str, Schema] = {
     "stream_options": maybe(
         {
             "type": "object",
-            "properties": {"include_usage": switch("Let a chunk with the usage come last.")},
+            "properties": {
+                "include_usage": switch("Let a chunk with the usage come last."),
+                "include_obfuscation": switch("Has no effect: nothing is padded."),
+            },
             "additionalProperties": False,
         }
     ),
-    "frequency_penalty": only(0, "number"),
-    "presence_penalty": only(0, "number"),
+    "frequency_penalty": number(-2, 2, "Is taken off a token's logit for each time that the answer has it."),
+    "presence_penalty": number(-2, 2, "Is taken off a token's logit once the answer has it."),
+    "metadata": unused({"type": "object", "maxProperties": 16, "additionalProperties": {"type": "string"}}),
+    "service_tier": unused({"type": "string", "enum": ["auto", "default", "flex", "scale", "priority"]}),
+    "store": unused({"type": "boolean"}),
+    "prompt_cache_key": unused({"type": "string", "maxLength": 512}),
+    "safety_identifier": unused({"type": "string", "maxLength": 512}),
 }
 FUNCTION: Schema = {
     "type": "object",
@@ -194,7 +210,11 @@ CONTENT: Schema = {
             {
                 "type": "object",
                 "properties": {
-                    "type": {"type": "string", "enum": ["text"], "x-refusal": UNSUPPORTED},
+                    "type": {
+                        "type": "string",
+                        "enum": ["text"],
+                        "x-refusal": "this server's models read text, no images, audio or files",
+                    },
                     "text": TEXT,
                 },
                 "required": ["type", "text"],
@@ -256,7 +276,16 @@ CHAT = body(
     tools=maybe(array(FUNCTION, least=0, most=128)),
     tool_choice=maybe({"anyOf": [{"type": "string", "enum": ["none", "auto", "required"]}, NAMED_TOOL]}),
     parallel_tool_calls=switch("Whether one answer may call several tools."),
-    store=only(False, "boolean"),
+    modalities=maybe(
+        array(
+            {
+                "type": "string",
+                "enum": ["text"],
+                "x-refusal": "this server's models write text",
+            },
+            most=1,
+        )
+    ),
 )
 COMPLETION = body(
     ("prompt",),
@@ -270,7 +299,14 @@ COMPLETION = body(
     suffix=only("", "string"),
 )
 LONG_TEXTS: dict[str, Schema] = {
-    "truncation": choice("head", "tail", "head+tail", "windows", text="Of a text that is too long."),
+    "truncation": choice(
+        "head", "tail", "head+tail", "windows", text="Of a text that is too long, which is refused otherwise."
+    ),
+    "truncate_prompt_tokens": whole(
+        -1,
+        2**20,
+        "Keep so many tokens of a text, its beginning unless truncation says; -1: what the model takes.",
+    ),
     "stride": whole(0, 2**20, "Tokens that neighbouring windows share."),
 }
 ENCODED: dict[str, Schema] = {
@@ -279,11 +315,7 @@ ENCODED: dict[str, Schema] = {
 }
 EMBEDDINGS = body(
     ("input",),
-    input={
-        **TEXTS,
-        "x-refusal": "token ids of another tokenizer would mean other texts; with LangChain set"
-        " check_embedding_ctx_length=False",
-    },
+    input={"anyOf": [TEXT, array({**TEXT, "x-other-type": TOKEN_IDS})]},
     dimensions=whole(1, 2**20, "Keep so many of a vector's first numbers."),
     encoding_format=choice("float", "base64"),
     prompt_name=maybe(

@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import asyncio
-import json
 import time
+import zlib
 from collections.abc import AsyncIterator, Callable, Sequence
 from concurrent.futures import Future
 from contextlib import asynccontextmanager
@@ -13,12 +13,14 @@ from functools import partial
 from typing import Any, NoReturn, TypeVar
 
 import anyio
+import msgspec
 from starlette.requests import ClientDisconnect, Request
 
 from ..asynchronous.loop_calls import get_loop_calls
 from ..errors import DeadlineError
 from ..scheduling.steps import Steps, run_all
 from .errors import ApiError
+from .json_text import JsonResponse
 from .readers import Job, Lane, Readers
 from .registry import ServedModel
 from .schema import Schema, check
@@ -75,6 +77,24 @@ class Call:
         """Run what takes longer than the event loop may in another thread; see `run_steps`."""
         lane = self.readers.choose(self.size)
         return await self.run_steps(make_step(function), lane, begun=begun)
+
+    async def write(self, steps: Steps[Any], *, few: bool = False) -> JsonResponse:
+        """Return the answer that steps make; of all but a few numbers and words in another thread."""
+
+        def write_all() -> Steps[JsonResponse]:
+            value = yield from steps
+            return JsonResponse(value)
+
+        if few:
+            return run_all(write_all())
+        return await self.run_steps(write_all(), self.readers.choose(self.size), begun=True)
+
+    async def run_amid_answer(self, function: Callable[[], T]) -> T:
+        """Run what takes longer than the event loop may while somebody else watches the client."""
+        job: Job[T] = Job(make_step(function), self.client)
+        self.readers.choose(self.size).put(job, begun=True)
+        (result,) = await wait_for_all([job.future])
+        return result
 
     async def explain(self, function: Callable[[Callable[[], None]], T]) -> T:
         """Run what takes seconds, one at a time for all clients; see `run_steps`.
@@ -139,12 +159,14 @@ async def read_body(request: Request, settings: ServerSettings) -> bytes:
         reason = f"the Content-Type must be application/json, not {media_type!r:.80}"
         raise ApiError(415, reason, code="not_json")
     limit = settings.body_bytes
+    inflate = find_decoder(request.headers.get("content-encoding", "identity"), limit)
     length = request.headers.get("content-length", "0")
     parts: list[bytes] = []
 
     async def read() -> None:
         total = 0
         async for part in request.stream():
+            part = inflate(part)
             total += len(part)
             if total > limit:
                 refuse_large(limit)
@@ -163,6 +185,25 @@ async def read_body(request: Request, settings: ServerSettings) -> bytes:
     return b"".join(parts)
 
 
+def find_decoder(encoding: str, limit: int) -> Callable[[bytes], bytes]:
+    """Return what decodes each part of a body, up to a byte more than the limit."""
+    name = encoding.strip().lower()
+    if name in ("", "identity"):
+        return lambda part: part
+    if name not in ("gzip", "x-gzip"):
+        reason = f"the Content-Encoding must be gzip or identity, not {encoding!r:.80}"
+        raise ApiError(415, reason, code="unsupported_encoding")
+    decoder = zlib.decompressobj(wbits=31)
+
+    def inflate(part: bytes) -> bytes:
+        try:
+            return decoder.decompress(part, limit + 1)
+        except zlib.error as error:
+            raise ApiError(400, f"the body is not valid gzip: {error}", code="invalid_encoding") from None
+
+    return inflate
+
+
 def refuse_large(limit: int) -> NoReturn:
     raise ApiError(413, f"the body is larger than the {limit} bytes that this server takes", code="too_large")
 
@@ -170,19 +211,11 @@ def refuse_large(limit: int) -> NoReturn:
 def parse_json(data: bytes) -> Any:
     """Return what JSON says; refuse NaN, too long numbers, too deep nesting and half characters."""
     try:
-        text = data.decode("utf-8")
-        value = json.loads(text, parse_constant=refuse_constant)
-        if "\\u" in text:  # half of a surrogate pair is no text that could be tokenized or sent back
-            json.dumps(value, ensure_ascii=False).encode("utf-8")
-    except (ValueError, RecursionError) as error:  # also of a number with too many digits
+        return msgspec.json.decode(data)
+    except (msgspec.MsgspecError, UnicodeDecodeError, RecursionError) as error:
         raise ApiError(
             400, f"the body is not valid JSON in UTF-8: {error}"[:300], code="invalid_json"
         ) from None
-    return value
-
-
-def refuse_constant(name: str) -> NoReturn:
-    raise ValueError(f"{name} is not JSON")
 
 
 @asynccontextmanager

@@ -43,7 +43,8 @@ class Endpoint:
         return (self.handle.__doc__ or "").partition("\n")[0]
 
 
-INPUT = {"texts": "input"}
+CUT = {"max_tokens": "truncate_prompt_tokens"}
+INPUT = {"texts": "input", **CUT}
 ENDPOINTS = (
     Endpoint(
         "/v1/chat/completions",
@@ -77,7 +78,7 @@ ENDPOINTS = (
         bodies.RERANK,
         vectors.rerank,
         answers.RerankAnswer,
-        names={"first": "query", "texts": "documents"},
+        names={"first": "query", "texts": "documents", **CUT},
     ),
     Endpoint(
         "/v1/classify",
@@ -94,7 +95,7 @@ ENDPOINTS = (
         bodies.ANSWERS,
         vectors.answer,
         ListOf(Answers, {"best": Answer | None}),
-        names={"first": "question", "texts": "context"},
+        names={"first": "question", "texts": "context", **CUT},
     ),
     Endpoint(
         "/v1/fill-mask", "fill-mask", bodies.FILL_MASK, vectors.fill_mask, ListOf(FilledMask), names=INPUT

@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 import logging
+import re
 from collections.abc import Mapping
-
-from starlette.responses import JSONResponse
+from contextvars import ContextVar
 
 from ..errors import (
     BackendUnavailableError,
@@ -18,9 +18,11 @@ from ..errors import (
     SchemaError,
 )
 from .answers import ErrorAnswer
+from .json_text import JsonResponse
 
 log = logging.getLogger("planforge")
 
+REQUEST_ID: ContextVar[str] = ContextVar("request_id", default="none")  # of what is answered
 RETRY_SECONDS = 1  # after which a client may try again what was refused for want of room
 
 
@@ -51,12 +53,12 @@ class ApiError(Exception):
             kind = "rate_limit_error"
         return {"error": {"message": str(self), "type": kind, "param": self.param, "code": self.code}}
 
-    def to_response(self) -> JSONResponse:
+    def to_response(self) -> JsonResponse:
         """Return the answer."""
         headers = {"Retry-After": str(RETRY_SECONDS)} if self.retry else {}
         if self.status == 401:
             headers["WWW-Authenticate"] = "Bearer"
-        return JSONResponse(self.to_json(), self.status, headers)
+        return JsonResponse(self.to_json(), self.status, headers)
 
 
 def find_api_error(error: BaseException, names: Mapping[str, str] | None = None) -> ApiError:
@@ -68,7 +70,8 @@ def find_api_error(error: BaseException, names: Mapping[str, str] | None = None)
         return error
     if isinstance(error, InputError):
         param = find_parameter(error.option, names or {})
-        return ApiError(400, str(error), param=param, code=find_code(error))
+        message = translate_message(str(error), names or {})
+        return ApiError(400, message, param=param, code=find_code(error))
     if isinstance(error, QueueFullError):
         return ApiError(429, str(error), code="queue_full", retry=True)
     if isinstance(error, DeadlineError):
@@ -78,10 +81,22 @@ def find_api_error(error: BaseException, names: Mapping[str, str] | None = None)
     if isinstance(error, BackendUnavailableError):  # names the extra to install
         return ApiError(501, str(error), code="not_installed")
     if isinstance(error, PlanForgeError):
-        log.error("a request failed: %s", error)
+        log.error("a request failed: %s request_id=%s", error, REQUEST_ID.get())
         return ApiError(500, str(error), code="model_failed")
-    log.error("a request failed", exc_info=error)
+    log.error("a request failed: request_id=%s", REQUEST_ID.get(), exc_info=error)
     return ApiError(500, "the request failed; the server's log says why", code="internal_error")
+
+
+def translate_message(message: str, names: Mapping[str, str]) -> str:
+    """Return a message about options of ours in the words of a route: its parameters, and JSON's values."""
+    message = re.sub(r" \(--[^()]*\)", "", message)  # an option of the command
+    for ours, theirs in names.items():
+        # Words such as "text" are parameters only where a value or an index follows.
+        end = r"\b" if "_" in ours else r"(?=[=\[])"
+        message = re.sub(rf"(?<![\w.]){ours}{end}", theirs, message)
+    for ours, theirs in (("True", "true"), ("False", "false"), ("None", "null")):
+        message = re.sub(rf"={ours}\b", f"={theirs}", message)
+    return message
 
 
 def find_code(error: InputError) -> str:

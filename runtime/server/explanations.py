@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 from typing import Any
 
-from starlette.responses import JSONResponse, Response
+from starlette.responses import Response
 
 from ..encode.text_encoder import TextEncoder
 from ..errors import ContextLengthError, InputError
@@ -14,7 +14,7 @@ from ..explain.options import USUAL_NEW_TOKENS
 from ..explain.tokens import encode_alone
 from ..generate.text_generator import TextGenerator
 from ..translate.translator import Translator
-from .calls import Call
+from .calls import Call, make_step
 from .text_sizes import measure_texts
 
 MOST_TOKENS = (
@@ -37,9 +37,7 @@ async def explain(call: Call) -> Response:
     texts = [call.body[name] for name in ("input", "pair", "answer") if name in call.body]
     measure_texts(call, texts)
     explanation = await call.explain(lambda on_step: compute(call.served.model, call, on_step))
-    value = explanation.to_json()
-    value["model"] = call.served.name
-    return JSONResponse(value)
+    return await call.write(make_step(lambda: {**explanation.to_json(), "model": call.served.name}))
 
 
 def compute(model: Any, call: Call, on_step: Callable[[], None]) -> Explanation:

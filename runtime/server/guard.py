@@ -2,6 +2,10 @@
 
 from __future__ import annotations
 
+import logging
+import re
+import time
+import uuid
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -10,9 +14,13 @@ from starlette.datastructures import Headers
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from .auth import KeyRing
-from .errors import ApiError
+from .errors import REQUEST_ID, ApiError
 from .metrics import Metrics
 
+log = logging.getLogger("planforge")
+
+PLAIN_ID = re.compile(r"[A-Za-z0-9._-]{1,128}")
+MOST_PATH = 200  # characters of a path in the log
 # Kinds of the page's files, by the endings of their names.
 TYPES = {".html": "text/html", ".css": "text/css", ".js": "text/javascript", ".svg": "image/svg+xml"}
 EXPLANATIONS = "/explain/"  # the folder of those that it shares with the page of an explanation
@@ -58,16 +66,28 @@ class Guard:
         if scope["type"] != "http":
             await self.app(scope, receive, send)
             return
+        request_id = choose_id(Headers(scope=scope).get("x-request-id", ""))
+        REQUEST_ID.set(request_id)
+        began = time.perf_counter()
         refusal = self.check(scope)
+        status = 0
 
         async def count_and_send(message: Message) -> None:
+            nonlocal status
             if message["type"] == "http.response.start":
-                message["headers"] = [*message.get("headers", ()), *SECURITY]
-                self.rules.metrics.count_request(find_route(scope), message["status"])
+                status = message["status"]
+                own = (b"x-request-id", request_id.encode())
+                message["headers"] = [*message.get("headers", ()), *SECURITY, own]
+                self.rules.metrics.count_request(find_route(scope), status)
             await send(message)
 
         app = self.app if refusal is None else refusal.to_response()
-        await app(scope, receive, count_and_send)
+        try:
+            await app(scope, receive, count_and_send)
+        finally:
+            seconds = time.perf_counter() - began
+            path = scope["path"][:MOST_PATH]
+            log.info("%s %a %d %.3f s request_id=%s", scope["method"], path, status, seconds, request_id)
 
     def check(self, scope: Scope) -> ApiError | None:
         """Return why a request is refused, if it is; note whose it is."""
@@ -89,6 +109,11 @@ class Guard:
                 return refusal
         scope.setdefault("state", {})["client"] = client
         return None
+
+
+def choose_id(given: str) -> str:
+    """Return the id that a client or a proxy gave a request, if it may stand in a log; else a new one."""
+    return given if PLAIN_ID.fullmatch(given) else f"req_{uuid.uuid4().hex}"
 
 
 def find_name(host: str) -> str:

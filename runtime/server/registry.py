@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import logging
+import threading
 import time
 from collections.abc import Callable, Mapping
 from contextlib import suppress
@@ -87,7 +88,7 @@ class ServedModel:
 
 
 class Registry:
-    """The models of a server; `closing` is true once it was told to stop."""
+    """The models of a server; `closing` is true once it was told to stop, `loading` while one is loaded."""
 
     def __init__(
         self, models: Mapping[str, Model | Loader], settings: ServerSettings, metrics: Metrics
@@ -100,6 +101,9 @@ class Registry:
         self.failure: Exception | None = None
         self._failed: str | None = None  # the model that could not be loaded
         self.closing = False
+        self.closed = False
+        self.loading = False
+        self._lock = threading.Lock()  # of what is loaded, and of the end
         self._loaders: dict[str, Loader] = {}
         for name, model in models.items():
             if isinstance(model, Model):
@@ -135,6 +139,13 @@ class Registry:
 
     def load(self) -> None:
         """Load the models that are not loaded yet; what fails is kept in `failure`."""
+        self.loading = True
+        try:
+            self._load_all()
+        finally:
+            self.loading = False
+
+    def _load_all(self) -> None:
         for name, loader in self._loaders.items():
             if self.closing:
                 return
@@ -149,6 +160,8 @@ class Registry:
     def close(self) -> None:
         """Free the models that it loaded; those that it was given are their owner's."""
         self.closing = True
+        with self._lock:
+            self.closed = True
         for name in self._loaders:
             if name in self.loaded:
                 self.loaded[name].model.close()
@@ -202,7 +215,11 @@ class Registry:
         except BaseException:
             model.close()
             raise
-        self.loaded[name] = served
+        with self._lock:
+            if not self.closed:
+                self.loaded[name] = served
+                return
+        model.close()  # the server has stopped meanwhile
 
     def _schedule(self, name: str, model: Model) -> ServedModel:
         """Say how requests share a model."""

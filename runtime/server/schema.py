@@ -35,7 +35,8 @@ def check(value: Any, schema: Schema, name: str) -> None:
             schema,
         )
     if "type" in schema and not has_type(value, schema["type"]):
-        refuse(name, f"must be of the type {schema['type']}, not {value!r:.80}", schema)
+        hint = f" ({schema['x-other-type']})" if "x-other-type" in schema else ""
+        refuse(name, f"must be of the type {schema['type']}, not {value!r:.80}{hint}", schema)
     if isinstance(value, dict):
         check_object(value, schema, name)
     elif isinstance(value, list):
@@ -58,6 +59,9 @@ def has_type(value: Any, name: str) -> bool:
 def check_any(value: Any, schema: Schema, name: str) -> None:
     """Refuse a value that is of none of several schemas; of the one that has its type, say why."""
     alike = [one for one in schema["anyOf"] if has_type(value, one.get("type", "null"))]
+    if isinstance(value, list) and value:  # of texts and of token ids, those that it has
+        first = [one for one in alike if has_type(value[0], one.get("items", {}).get("type", "null"))]
+        alike = first or alike
     reasons = []
     for one in alike:
         try:
@@ -65,7 +69,7 @@ def check_any(value: Any, schema: Schema, name: str) -> None:
             return
         except ApiError as error:
             reasons.append(error)
-    if len(reasons) == 1 and "x-refusal" not in schema:
+    if len({str(reason) for reason in reasons}) == 1 and "x-refusal" not in schema:
         raise reasons[0]
     kinds = " or ".join(describe(one) for one in schema["anyOf"])
     refuse(name, f"must be {kinds}, not {value!r:.80}", schema)
@@ -85,6 +89,9 @@ def check_object(value: Mapping[str, Any], schema: Schema, name: str) -> None:
     properties = schema.get("properties", {})
     required = schema.get("required", ())
     check_count(len(value), schema, "Properties", "members", name)
+    for key in value.keys() & properties.keys():  # what a part is, before what it lacks then
+        if "enum" in properties[key]:
+            check(value[key], properties[key], join(name, key))
     for key in required:
         if value.get(key) is None and not is_nullable(properties.get(key, {})):
             refuse(join(name, key), "is missing", schema)
@@ -110,9 +117,18 @@ def check_object(value: Mapping[str, Any], schema: Schema, name: str) -> None:
 
 def check_array(value: list[Any], schema: Schema, name: str) -> None:
     check_count(len(value), schema, "Items", "items", name)
-    if "items" in schema:
+    if "items" in schema and not are_integers(value, schema["items"]):
         for index, item in enumerate(value):
             check(item, schema["items"], f"{name}[{index}]")
+
+
+def are_integers(values: list[Any], schema: Schema) -> bool:
+    """Return whether all are integers that a schema of integers allows."""
+    if schema.get("type") != "integer" or set(map(type, values)) != {int}:
+        return False
+    return bool(
+        min(values) >= schema.get("minimum", -math.inf) and max(values) <= schema.get("maximum", math.inf)
+    )
 
 
 def check_count(count: int, schema: Schema, what: str, unit: str, name: str) -> None:

@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import asyncio
-import json
-from collections.abc import AsyncGenerator, Mapping, Sequence
+import time
+from collections.abc import AsyncGenerator, Callable, Mapping, Sequence
 from contextlib import aclosing
 from functools import partial
 from typing import Any, TypeAlias
@@ -15,8 +15,11 @@ from starlette.types import Receive, Scope, Send
 from ..asynchronous.loop_calls import get_loop_calls
 from ..decoding.chunk import Chunk
 from ..generate.pending import PendingGeneration
+from .json_text import encode_json
 
 DONE = b"data: [DONE]\n\n"
+COMMENT = b": waiting\n\n"
+COMMENT_SECONDS = 15.0
 
 
 Item: TypeAlias = "tuple[int, Chunk | BaseException | None]"
@@ -61,7 +64,7 @@ class Feed:
 
 def write_event(value: Any) -> bytes:
     """Return an event whose data is JSON."""
-    return b"data: " + json.dumps(value, ensure_ascii=False, separators=(",", ":")).encode() + b"\n\n"
+    return b"data: " + encode_json(value) + b"\n\n"
 
 
 class EventWriter:
@@ -73,14 +76,40 @@ class EventWriter:
     """
 
     def __init__(self, common: dict[str, Any], ending: str = "") -> None:
-        head = json.dumps(common, ensure_ascii=False, separators=(",", ":"))[:-1]
-        self._head = f'data: {head},"choices":['.encode()
+        self._head = b"data: " + encode_json(common)[:-1] + b',"choices":['
         self._tail = f"]{ending}}}\n\n".encode()
 
     def write(self, choice: Mapping[str, Any]) -> bytes:
         """Return the event of a choice."""
-        text = json.dumps(choice, ensure_ascii=False, separators=(",", ":"))
-        return self._head + text.encode() + self._tail
+        return self._head + encode_json(choice) + self._tail
+
+
+async def wait_for_first(
+    events: AsyncGenerator[bytes, None], find_failure: Callable[[BaseException], bytes]
+) -> tuple[bytes, AsyncGenerator[bytes, None]]:
+    """Return the first event and the others; what fails before it is raised, and has a status of its own.
+
+    A comment is the first where it lets wait; what fails then is an event that `find_failure` writes.
+    """
+    first = asyncio.ensure_future(anext(events))
+    try:
+        done, _ = await asyncio.wait([first], timeout=COMMENT_SECONDS)
+    except BaseException:
+        first.cancel()
+        raise
+    if done:
+        return first.result(), events
+
+    async def go_on() -> AsyncGenerator[bytes, None]:
+        try:
+            async with aclosing(events):
+                yield await first
+                async for event in events:
+                    yield event
+        except Exception as error:
+            yield find_failure(error)
+
+    return COMMENT, go_on()
 
 
 class EventStream(Response):
@@ -92,6 +121,7 @@ class EventStream(Response):
         self.status_code = 200
         self.background = None
         self._first = first
+        self._sent = time.monotonic()
         self._events = events
         self.init_headers({"Cache-Control": "no-cache", "X-Accel-Buffering": "no"})
 
@@ -101,7 +131,22 @@ class EventStream(Response):
             await send(
                 {"type": "http.response.start", "status": self.status_code, "headers": self.raw_headers}
             )
-            await send({"type": "http.response.body", "body": self._first, "more_body": True})
-            async for event in self._events:
-                await send({"type": "http.response.body", "body": event, "more_body": True})
+            comments = asyncio.create_task(self._send_comments(send))
+            try:
+                await send({"type": "http.response.body", "body": self._first, "more_body": True})
+                async for event in self._events:
+                    self._sent = time.monotonic()
+                    await send({"type": "http.response.body", "body": event, "more_body": True})
+            finally:
+                comments.cancel()
             await send({"type": "http.response.body", "body": b"", "more_body": False})
+
+    async def _send_comments(self, send: Send) -> None:
+        """Send comments, which clients pass over, while nothing else is sent: proxies end what is still."""
+        while True:
+            quiet = time.monotonic() - self._sent
+            if quiet >= COMMENT_SECONDS:
+                self._sent = time.monotonic()
+                await send({"type": "http.response.body", "body": COMMENT, "more_body": True})
+            else:
+                await asyncio.sleep(COMMENT_SECONDS - quiet)

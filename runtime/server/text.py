@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from functools import partial
 from typing import Any
 
-from starlette.responses import JSONResponse, Response
+from starlette.responses import Response
 
 from ..generate.generation import Generation
 from ..generate.pending import PendingGeneration
@@ -19,18 +19,21 @@ from .answers import GenerationUsage
 from .calls import SMALL, Call, cancel_when_gone, wait_for_all
 from .errors import ApiError, find_api_error
 from .forms import ChatForm, CompletionForm, Form
-from .streaming import DONE, EventStream, EventWriter, Feed, write_event
+from .json_text import encode_pieces
+from .streaming import DONE, EventStream, EventWriter, Feed, Item, wait_for_first, write_event
 from .structure import asks_for_grammar, read_structure
 
 COMPLETION_TOKENS = 16  # of a completion that does not say how many, as OpenAI has it
 PARALLEL = "parallel_tool_calls=false goes with a tool_choice that demands a call, of which there is one"
 SEEDS = 2**64
+MOST_LISTED = 2**19  # log-probabilities of a request: some 40 MB of JSON
+FEW_ANSWERS = 4  # that are written in less time than it takes to wake another thread
 FORBIDDEN = -100  # a bias that forbids a token, as OpenAI has it
 
 # Options of ours that a client knows by other names.
 NAMES = {"max_new_tokens": "max_tokens", "json_schema": "response_format"}
 
-Submit = Callable[..., PendingGeneration]
+Submit = Callable[..., list[PendingGeneration]]
 
 
 async def chat(call: Call) -> Response:
@@ -41,8 +44,10 @@ async def chat(call: Call) -> Response:
         raise ApiError(
             400, "top_logprobs goes with logprobs=true", param="top_logprobs", code="invalid_value"
         )
-    if "max_tokens" in body and "max_completion_tokens" in body:
-        raise ApiError(400, "max_tokens and max_completion_tokens are the same; give one", param="max_tokens")
+    limits = {body[name] for name in ("max_tokens", "max_completion_tokens") if name in body}
+    if len(limits) > 1:
+        reason = "max_tokens and max_completion_tokens are the same, and must be equal; give one"
+        raise ApiError(400, reason, param="max_tokens", code="invalid_value")
     if body.get("tools") and not model.has_tools:
         message = f"the chat template of the model {call.served.name!r} words no tools; leave tools out"
         raise ApiError(400, message, param="tools", code="unsupported_parameter")
@@ -63,10 +68,9 @@ async def chat(call: Call) -> Response:
     ):
         raise ApiError(400, PARALLEL, param="parallel_tool_calls", code="unsupported_parameter")
     check_size(call, "messages", list_texts(messages))
-    submits = [
-        partial(model.submit_chat, messages, number=number, client=call.client, **options)
-        for number in range(body.get("n", 1))
-    ]
+    count = body.get("n", 1)
+    check_listed(call, count, options)
+    submits = [partial(model.submit_answers, messages, count, client=call.client, chat=True, **options)]
     may_call = bool(body.get("tools")) and body.get("tool_choice") != "none"
     form = ChatForm(model.tokenizer, logprobs=options["logprobs"], tools=may_call)
     return await answer(call, submits, form, compiles=must_compile(call, options))
@@ -80,12 +84,14 @@ async def complete(call: Call) -> Response:
     options["max_new_tokens"] = body.get("max_tokens", COMPLETION_TOKENS)
     options["logprobs"] = "logprobs" in body
     options["top_logprobs"] = body.get("logprobs", 0)
-    for prompt in list_prompts(body["prompt"]):
-        check_size(call, "prompt", [prompt])
+    prompts = list_prompts(body["prompt"])
+    count = body.get("n", 1)
+    for prompt in prompts:
+        if isinstance(prompt, str):
+            check_size(call, "prompt", [prompt])
+    check_listed(call, len(prompts) * count, options)
     submits = [
-        partial(model.submit, prompt, number=number, client=call.client, **options)
-        for prompt in list_prompts(body["prompt"])
-        for number in range(body.get("n", 1))
+        partial(model.submit_answers, prompt, count, client=call.client, **options) for prompt in prompts
     ]
     form = CompletionForm(model.tokenizer, logprobs=options["logprobs"])
     return await answer(call, submits, form, compiles=must_compile(call, options))
@@ -140,6 +146,25 @@ def check_size(call: Call, name: str, texts: Sequence[Any]) -> None:
         )
 
 
+def check_listed(call: Call, count: int, options: Mapping[str, Any]) -> None:
+    """Refuse so many log-probabilities that a request's answers would not fit the memory."""
+    if not options["logprobs"]:
+        return
+    most = call.served.context
+    tokens = min(options.get("max_new_tokens", most), most)
+    listed = count * tokens * (1 + options.get("top_logprobs", 0))
+    if listed > MOST_LISTED:
+        name = "top_logprobs" if "top_logprobs" in call.body else "logprobs"
+        raise ApiError(
+            400,
+            f"{count} answers of up to {tokens} tokens, each with {options.get('top_logprobs', 0)} likeliest"
+            f" ones, may list {listed} log-probabilities; a request may have {MOST_LISTED};"
+            f" ask for a smaller n, max_tokens or {name}",
+            param=name,
+            code="invalid_value",
+        )
+
+
 def read_options(call: Call) -> dict[str, Any]:
     """Return the options of generation that both routes have."""
     body = call.body
@@ -154,6 +179,8 @@ def read_options(call: Call) -> dict[str, Any]:
         "min_p",
         "repetition_penalty",
         "no_repeat_ngram_size",
+        "frequency_penalty",
+        "presence_penalty",
         "seed",
         "ignore_eos",
         "truncation",
@@ -213,7 +240,7 @@ def submit_all(call: Call, submits: Sequence[Submit]) -> Steps[list[PendingGener
         for number, submit in enumerate(submits):
             if number:
                 yield
-            pendings.append(submit(timeout=call.timeout))
+            pendings += submit(timeout=call.timeout)
     except BaseException:
         for pending in pendings:
             pending.cancel()
@@ -223,15 +250,16 @@ def submit_all(call: Call, submits: Sequence[Submit]) -> Steps[list[PendingGener
 
 async def answer(call: Call, submits: Sequence[Submit], form: Form, *, compiles: bool) -> Response:
     """Submit the requests, and return their answers, whole or as they come."""
-    check_places(call, len(submits))
+    check_places(call, len(submits) * call.body.get("n", 1))
     lane = call.readers.choose(call.size, compiles=compiles)
     pendings = await call.run_steps(submit_all(call, submits), lane)
     form.continues = [bool(pending.row.context) for pending in pendings]
     exchange = Exchange(call, pendings, form)
     if not call.body.get("stream"):
-        return JSONResponse(await exchange.collect())
-    events = exchange.stream()
-    first = await anext(events)  # what fails before it has a status of its own
+        return await exchange.collect()
+    first, events = await wait_for_first(
+        exchange.stream(), lambda error: write_event(find_api_error(error, NAMES).to_json())
+    )
     return EventStream(first, events)
 
 
@@ -248,48 +276,62 @@ class Exchange:
         for pending in self.pendings:
             pending.cancel()
 
-    async def collect(self) -> dict[str, Any]:
-        """Return all answers."""
+    async def collect(self) -> Response:
+        """Return the answer that has all answers."""
         async with cancel_when_gone(self.call.request, self.cancel):
             answers = await wait_for_all([pending.future for pending in self.pendings])
-        choices = [self.form.write_answer(index, one) for index, one in enumerate(answers)]
-        return {**self._describe(self.form.whole), "choices": choices, "usage": self._count_tokens(answers)}
+
+        def write() -> Steps[dict[str, Any]]:
+            choices = yield from encode_pieces(self.form.write_answer, answers)
+            usage = self._count_tokens(answers)
+            return {**self._describe(self.form.whole), "choices": choices, "usage": usage}
+
+        few = len(answers) <= FEW_ANSWERS and not self.form.logprobs
+        return await self.call.write(write(), few=few)
 
     async def stream(self) -> AsyncGenerator[bytes, None]:
         """Yield events; what fails once they began is an event too."""
-        form = self.form
         wants_usage = self.call.body.get("stream_options", {}).get("include_usage", False)
-        common = self._describe(form.part)
+        common = self._describe(self.form.part)
         writer = EventWriter(common, ',"usage":null' if wants_usage else "")
         running = set(range(len(self.pendings)))
         started: set[int] = set()
         async with cancel_when_gone(self.call.request, self.cancel):
             feed = Feed(self.pendings)
             while running:
-                lines: list[bytes] = []
-                for index, item in await feed.get_all():
-                    if item is None:
-                        running.discard(index)
-                        end = self.pendings[index].future.result()
-                        lines += map(writer.write, form.write_end(index, end))
-                    elif isinstance(item, BaseException):
-                        if not started:
-                            raise item
-                        lines.append(write_event(find_api_error(item, NAMES).to_json()))
-                        self.cancel()
-                        yield b"".join(lines)
-                        return
-                    else:
-                        if index not in started:
-                            started.add(index)
-                            lines += map(writer.write, form.write_start(index))
-                        lines += map(writer.write, form.write_chunk(index, item))
-                if lines:
-                    yield b"".join(lines)
+                items = await feed.get_all()
+                write = partial(self._write_events, items, writer, started)
+                # Many log-probabilities take longer to write than the event loop may.
+                events = await self.call.run_amid_answer(write) if self.form.logprobs else write()
+                failure = next((item for _, item in items if isinstance(item, BaseException)), None)
+                if failure is not None:
+                    if not started:
+                        raise failure
+                    self.cancel()
+                    yield events + write_event(find_api_error(failure, NAMES).to_json())
+                    return
+                running -= {index for index, item in items if item is None}
+                if events:
+                    yield events
             answers = [pending.future.result() for pending in self.pendings]
         if wants_usage:
             yield write_event({**common, "choices": [], "usage": self._count_tokens(answers)})
         yield DONE
+
+    def _write_events(self, items: Sequence[Item], writer: EventWriter, started: set[int]) -> bytes:
+        """Return the events of what came, up to what went wrong; note which answers began."""
+        choices: list[Mapping[str, Any]] = []
+        for index, item in items:
+            if isinstance(item, BaseException):
+                break
+            if item is None:
+                choices += self.form.write_end(index, self.pendings[index].future.result())
+                continue
+            if index not in started:
+                started.add(index)
+                choices += self.form.write_start(index)
+            choices += self.form.write_chunk(index, item)
+        return b"".join(map(writer.write, choices))
 
     def _describe(self, kind: str) -> dict[str, Any]:
         """Return what an answer, or each of its chunks, begins with."""

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from functools import partial
 
-from starlette.responses import JSONResponse, Response
+from starlette.responses import Response
 
 from ..errors import InputError
 from ..generate.text_generator import TextGenerator
@@ -18,10 +18,11 @@ from .answers import (
     TokenizeAnswer,
     TranslationEntry,
 )
-from .calls import Call, cancel_when_gone, make_step, wait_for_all
+from .calls import SHORT, Call, cancel_when_gone, make_step, wait_for_all
 from .forms import FINISH_REASONS
+from .json_text import JsonResponse
 from .text_sizes import measure_texts
-from .vectors import list_texts, make_list
+from .vectors import answer_list, list_texts
 
 LEAST = -1e30  # JSON has no number below all others, which a search that found nothing gives
 SEARCH = (
@@ -46,12 +47,7 @@ async def translate(call: Call) -> Response:
     future = await call.read(steps, measure_texts(call, texts))
     async with cancel_when_gone(call.request, future.cancel):
         (results,) = await wait_for_all([future])
-
-    def write() -> Response:  # alignments take longer to write than the event loop may
-        data = [write_translation(index, result) for index, result in enumerate(results)]
-        return make_list(call, data, future.tokens)
-
-    return await call.run(write, begun=True)
+    return await answer_list(call, write_translation, results, future.tokens)
 
 
 def write_translation(index: int, result: Translation) -> TranslationEntry:
@@ -85,21 +81,21 @@ async def tokenize(call: Call) -> Response:
     steps = make_step(partial(tokenizer.encode, content, parse_special=special))
     tokens = await call.read(steps, measure_texts(call, [content], ("content", "")))
     answer: TokenizeAnswer = {"model": call.served.name, "tokens": tokens, "count": len(tokens)}
-    return JSONResponse(answer)
+    return await call.write(make_step(lambda: answer), few=len(tokens) <= SHORT)
 
 
 async def detokenize(call: Call) -> Response:
     """Return the text of token ids."""
     tokenizer = get_tokenizer(call)
     tokens = call.body["tokens"]
-    if any(token >= tokenizer.vocab_size for token in tokens):
+    if tokens and max(tokens) >= tokenizer.vocab_size:
         raise InputError(
             f"tokens has an id beyond the tokenizer's, which are 0 to {tokenizer.vocab_size - 1}",
             option="tokens",
         )
     content = await call.run(partial(tokenizer.decode, tokens))
     answer: DetokenizeAnswer = {"model": call.served.name, "content": content}
-    return JSONResponse(answer)
+    return JsonResponse(answer)
 
 
 def get_tokenizer(call: Call) -> Tokenizer:

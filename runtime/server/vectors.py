@@ -3,20 +3,26 @@
 from __future__ import annotations
 
 import base64
-from collections.abc import Mapping, Sequence
-from typing import Any
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any, TypeVar
 
-from starlette.responses import JSONResponse, Response
+import numpy as np
+from msgspec import Raw
+from starlette.responses import Response
 
 from ..encode.results import Answers, Classification, Embedding, FilledMask, Ranked, Result, Tags
+from ..errors import BackendError, InputError
 from ..scheduling.batcher import PendingResults
 from ..scheduling.steps import Steps
 from .answers import EmbeddingEntry, RankedDocument, RerankAnswer, Usage
-from .calls import Call, cancel_when_gone, wait_for_all
+from .calls import Call, cancel_when_gone, make_step, wait_for_all
+from .json_text import encode_pieces
 from .text_sizes import measure_texts
 
+T = TypeVar("T")
 FEW = 4  # vectors that are written in less time than it takes to wake another thread
-READING = ("truncation", "stride", "parse_special")  # options of every task
+# Tasks that would leave out a long text's end; others read in windows.
+CUTTING = ("embed", "rank", "classify")
 
 
 async def run_task(
@@ -31,7 +37,7 @@ async def run_task(
     `names` are those of the parameters that have the texts; of pairs, the first and the second ones.
     """
     encoder: Any = call.served.model  # a TextEncoder, as its capabilities say
-    options |= call.take(*READING)
+    options |= read_length(call, task)
     steps: Steps[PendingResults[Any]] = encoder.submit_in_steps(
         task, items, client=call.client, deadline=call.deadline, **options
     )
@@ -41,35 +47,60 @@ async def run_task(
     return results, future.tokens
 
 
+def read_length(call: Call, task: str) -> dict[str, Any]:
+    """Return the options that say what becomes of long texts: none is cut unless the client asks for it."""
+    options: dict[str, Any] = {"truncation": None} if task in CUTTING else {}
+    most = call.body.get("truncate_prompt_tokens")
+    if most == 0:
+        raise InputError("truncate_prompt_tokens=0 leaves no text", option="truncate_prompt_tokens")
+    if most is not None:
+        options["truncation"] = "head"
+        if most > 0:
+            options["max_tokens"] = most
+    return options | call.take("truncation", "stride", "parse_special")
+
+
 def list_texts(given: str | Sequence[str]) -> list[str]:
     return [given] if isinstance(given, str) else list(given)
 
 
-def make_list(call: Call, data: Sequence[Mapping[str, Any]], tokens: int) -> JSONResponse:
-    """Return the answer of a route that has an entry for each text."""
-    usage: Usage = {"prompt_tokens": tokens, "total_tokens": tokens}
-    return JSONResponse({"object": "list", "data": data, "model": call.served.name, "usage": usage})
+async def answer_list(
+    call: Call, write: Callable[[int, T], Mapping[str, Any]], results: Sequence[T], tokens: int
+) -> Response:
+    """Return the answer of a route with an entry for each text, which `write` makes of index and result."""
+
+    def make() -> Steps[dict[str, Any]]:
+        data: list[Raw] = yield from encode_pieces(write, results)
+        usage: Usage = {"prompt_tokens": tokens, "total_tokens": tokens}
+        return {"object": "list", "data": data, "model": call.served.name, "usage": usage}
+
+    return await call.write(make(), few=len(results) <= FEW and all(map(is_short, results)))
+
+
+def is_short(result: Any) -> bool:
+    """Return whether a result is written in less time than it takes to wake another thread."""
+    return isinstance(result, Embedding | Ranked)
 
 
 async def embed(call: Call) -> Response:
     """Return a vector for each text."""
     options = call.take("prompt_name", "normalize", truncate_dim="dimensions")
     results, tokens = await run_task(call, "embed", list_texts(call.body["input"]), **options)
-    write = write_base64 if call.body.get("encoding_format") == "base64" else write_floats
+    write_vector = write_base64 if call.body.get("encoding_format") == "base64" else write_floats
 
-    def make() -> JSONResponse:
-        data: list[EmbeddingEntry] = [
-            {"object": "embedding", "index": index, "embedding": write(result)}
-            for index, result in enumerate(results)
-        ]
-        return make_list(call, data, tokens)
+    def write(index: int, result: Embedding) -> EmbeddingEntry:
+        return {
+            "object": "embedding",
+            "index": index,
+            "embedding": write_vector(result),
+            "dropped": result.dropped,
+        }
 
-    if len(results) <= FEW:
-        return make()
-    return await call.run(make, begun=True)  # a thousand vectors take longer to write than the event loop may
+    return await answer_list(call, write, results, tokens)
 
 
 def write_floats(result: Embedding) -> list[float]:
+    check_finite(result.vector)
     floats: list[float] = result.vector.tolist()
     return floats
 
@@ -86,16 +117,18 @@ async def rerank(call: Call) -> Response:
     results: list[Ranked]
     pairs = [(query, document) for document in documents]
     results, tokens = await run_task(call, "rank", pairs, ("query", "documents"))
+    check_finite([result.score for result in results])
     order = sorted(range(len(results)), key=lambda index: -results[index].score)[: call.body.get("top_n")]
     rows: list[RankedDocument] = [
-        {"index": index, "relevance_score": results[index].score} for index in order
+        {"index": index, "relevance_score": results[index].score, "dropped": results[index].dropped}
+        for index in order
     ]
     if call.body.get("return_documents"):
         for row in rows:
             row["document"] = {"text": documents[row["index"]]}
     usage: Usage = {"prompt_tokens": tokens, "total_tokens": tokens}
     answer: RerankAnswer = {"model": call.served.name, "results": rows, "usage": usage}
-    return JSONResponse(answer)
+    return await call.write(make_step(lambda: answer), few=not call.body.get("return_documents"))
 
 
 async def run_and_list(
@@ -104,20 +137,30 @@ async def run_and_list(
     items: Sequence[Any],
     names: tuple[str, str] = ("input", "input"),
     **options: Any,
-) -> JSONResponse:
+) -> Response:
     """Return the results of a task in their own form; the arguments are those of `run_task`."""
     results, tokens = await run_task(call, task, items, names, **options)
-    data = [{"index": index, **write_result(result)} for index, result in enumerate(results)]
-    return make_list(call, data, tokens)
+    return await answer_list(call, write_result, results, tokens)
 
 
-def write_result(result: Result) -> dict[str, Any]:
+def write_result(index: int, result: Result) -> dict[str, Any]:
     """Return a result's fields as JSON, with `best` of the answers to a question."""
     assert isinstance(result, Answers | Classification | FilledMask | Tags)
-    fields = result.to_json()
+    fields = {"index": index, **result.to_json()}
+    if isinstance(result, Classification):
+        check_finite([result.score])
     if isinstance(result, Answers):
         fields["best"] = None if result.best is None else vars(result.best)
     return fields
+
+
+def check_finite(numbers: Any) -> None:
+    """Refuse numbers that JSON does not have, which would become null."""
+    if not np.isfinite(numbers).all():
+        raise BackendError(
+            "the engine computed NaN or infinity; run `planforge verify` on the bundle, and try"
+            " --precision fp32 if this is fp16"
+        )
 
 
 async def classify(call: Call) -> Response:

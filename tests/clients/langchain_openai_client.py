@@ -75,7 +75,7 @@ def check_errors(where: dict[str, Any]) -> None:
     for model, options, error in (
         (unknown, {}, openai.NotFoundError),
         (stranger, {}, openai.AuthenticationError),
-        (chat, {"presence_penalty": 1}, openai.BadRequestError),
+        (chat, {"presence_penalty": 3}, openai.BadRequestError),
     ):
         try:
             model.invoke(QUESTION, **options)

@@ -129,7 +129,7 @@ async function parse() {
 async function expectErrors() {
   const cases = [
     [{ ...completion, model: "gpt-4" }, OpenAI.NotFoundError, "model_not_found", "model"],
-    [{ ...completion, presence_penalty: 1 }, OpenAI.BadRequestError, "invalid_value", "presence_penalty"],
+    [{ ...completion, presence_penalty: 3 }, OpenAI.BadRequestError, "invalid_value", "presence_penalty"],
     [{ ...completion, temperature: -1 }, OpenAI.BadRequestError, "invalid_value", "temperature"],
     [{ ...completion, prompt: "word ".repeat(1000) }, OpenAI.BadRequestError, "context_length_exceeded", "prompt"],
   ];

@@ -78,7 +78,7 @@ def test_errors_are_openais(client: openai.OpenAI) -> None:
         client.chat.completions.create(model="gpt-4", messages=SAID)
     assert missing.value.code == "model_not_found"
     with pytest.raises(openai.BadRequestError) as refused:
-        client.chat.completions.create(model="llama", messages=SAID, presence_penalty=1)
+        client.chat.completions.create(model="llama", messages=SAID, presence_penalty=3)
     assert refused.value.param == "presence_penalty"
     with pytest.raises(openai.BadRequestError) as long:
         client.completions.create(model="gpt", prompt="word " * 1000)

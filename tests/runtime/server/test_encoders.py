@@ -32,7 +32,9 @@ def read_vectors(answer: dict[str, Any]) -> np.ndarray[Any, Any]:
 def test_embeddings_are_sentence_transformers(
     server: Address, sentence_model: SentenceTransformer, form: str
 ) -> None:
-    answer = server.ask("/v1/embeddings", model="minilm", input=TEXTS, encoding_format=form)
+    answer = server.ask(
+        "/v1/embeddings", model="minilm", input=TEXTS, encoding_format=form, truncation="head"
+    )
     expected = sentence_model.encode(TEXTS)
     assert np.abs(read_vectors(answer) - expected).max() < 1e-5
     assert [entry["index"] for entry in answer["data"]] == [0, 1, 2, 3]
@@ -42,10 +44,55 @@ def test_embeddings_are_sentence_transformers(
 
 def test_texts_that_are_read_in_several_steps(server: Address, models: dict[str, Any]) -> None:
     texts = [f"{word} " + "a " * 26_000 for word in ("wings", "bread", "birds")]
-    answer = server.ask("/v1/embeddings", model="minilm", input=texts)
+    answer = server.ask("/v1/embeddings", model="minilm", input=texts, truncation="head")
     np.testing.assert_allclose(read_vectors(answer), models["minilm"].embed(texts), atol=1e-6)
     refused = server.post("/v1/fill-mask", model="pretrained", input=[f"[MASK] {texts[0]}", texts[1]])
-    assert refused.status_code == 400 and refused.json()["error"]["message"].startswith("texts[1]: ")
+    assert refused.status_code == 400 and refused.json()["error"]["message"].startswith("input[1]: ")
+
+
+@pytest.mark.parametrize("most", [-1, 16])
+def test_a_long_text_is_cut_where_the_client_asks_for_it(
+    server: Address, sentence_model: SentenceTransformer, most: int
+) -> None:
+    """So many tokens, as sentence-transformers keeps with this max_seq_length; refused unless asked for."""
+    text = "the baker sells bread " * 1000
+    refused = server.post("/v1/embeddings", model="minilm", input=["a", text])
+    assert refused.status_code == 400
+    error = refused.json()["error"]
+    assert error["code"] == "context_length_exceeded" and error["param"].startswith("input")
+    assert "truncation" in error["message"] and error["message"].startswith("input[1]: ")
+    answer = server.ask("/v1/embeddings", model="minilm", input=["a", text], truncate_prompt_tokens=most)
+    usual = sentence_model.max_seq_length
+    assert usual is not None
+    everything = len(sentence_model.tokenizer(text, truncation=False)["input_ids"])
+    try:
+        if most > 0:
+            sentence_model.max_seq_length = most
+        expected = sentence_model.encode(["a", text])
+        kept = most if most > 0 else usual
+    finally:
+        sentence_model.max_seq_length = usual
+    assert np.abs(read_vectors(answer) - expected).max() < 1e-5
+    assert [entry["dropped"] for entry in answer["data"]] == [0, everything - kept]
+
+
+def test_no_route_of_an_encoder_drops_text_unasked(server: Address) -> None:
+    long = "the baker sells bread " * 1000
+    for path, model, body in (
+        ("/v1/rerank", "ranker", {"query": "bread", "documents": ["a", long]}),
+        ("/v1/classify", "classifier", {"input": long}),
+    ):
+        refused = server.post(path, model=model, **body)
+        assert refused.status_code == 400, path
+        assert refused.json()["error"]["code"] == "context_length_exceeded"
+        answer = server.ask(path, model=model, **body, truncate_prompt_tokens=-1)
+        assert max(entry["dropped"] for entry in answer.get("data", answer.get("results"))) > 4000
+    for path, model, body in (  # read in windows, all of it
+        ("/v1/tags", "tagger", {"input": long}),
+        ("/v1/answers", "reader", {"question": "Who?", "context": long}),
+        ("/v1/fill-mask", "pretrained", {"input": f"[MASK] {long}"}),
+    ):
+        assert server.ask(path, model=model, **body)["data"][0]["dropped"] == 0, path
 
 
 def test_more_text_than_is_ever_read(server: Address) -> None:
@@ -76,7 +123,7 @@ def test_ranks_are_sentence_transformers(server: Address, head_bundle: Callable[
     documents = ["hello world, not it!", "Paris is it", "我在北京 café", "the plan is it. " * 30, "the"]
     expected = CrossEncoder(str(checkpoint), device="cpu").rank(query, documents, show_progress_bar=False)
     assert np.ptp([row["score"] for row in expected]) > 0.05
-    body: dict[str, Any] = {"model": "ranker", "query": query, "documents": documents}
+    body: dict[str, Any] = {"model": "ranker", "query": query, "documents": documents, "truncation": "head"}
     results = server.ask("/v1/rerank", **body, return_documents=True)["results"]
     assert [row["index"] for row in results] == [row["corpus_id"] for row in expected]
     scores = [row["relevance_score"] for row in results]

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gzip
 import json
 import threading
 import time
@@ -122,6 +123,14 @@ def test_an_origin_that_is_allowed(gpt_model: TextGenerator) -> None:
     with running_server({"gpt": gpt_model}, ServerSettings(keys=("k",), origins=(origin,))) as server:
         allowed = server.client.options(COMPLETE, headers=asks)
         assert allowed.status_code == 200 and allowed.headers["access-control-allow-origin"] == origin
+        stainless = "authorization,content-type,x-stainless-lang,x-stainless-retry-count,x-stainless-os"
+        browser = server.client.options(
+            COMPLETE, headers={**asks, "Access-Control-Request-Headers": stainless}
+        )
+        assert browser.status_code == 200  # OpenAI's client in a page
+        assert set(stainless.split(",")) <= set(
+            browser.headers["access-control-allow-headers"].replace(" ", "").split(",")
+        )
         other = server.client.options(COMPLETE, headers={**asks, "Origin": "https://evil.example"})
         assert "access-control-allow-origin" not in other.headers
 
@@ -139,6 +148,42 @@ def test_bodies_have_a_limit(gpt_model: TextGenerator) -> None:
         with server.connect() as cut:
             cut.sendall(HEAD + b'Content-Length: 500\r\n\r\n{"prompt"')
         assert server.client.get("/health").status_code == 200
+
+
+def test_a_body_in_gzip(gpt_model: TextGenerator) -> None:
+    body = json.dumps({"prompt": "In the", "max_tokens": 2, "temperature": 0}).encode()
+    headers = {"Content-Type": "application/json", "Content-Encoding": "gzip"}
+    with running_server({"gpt": gpt_model}, ServerSettings(body_bytes=10_000)) as server:
+        plain = server.client.post(COMPLETE, content=body, headers={"Content-Type": "application/json"})
+        packed = server.client.post(COMPLETE, content=gzip.compress(body), headers=headers)
+        assert packed.status_code == 200 and packed.json()["choices"] == plain.json()["choices"]
+        bomb = gzip.compress(b" " * 50_000_000 + body)
+        assert len(bomb) > 10_000  # so that it comes in parts of which each is small
+        small = gzip.compress(b" " * 5_000_000 + body)
+        for content, status in (
+            (bomb, 413),
+            (small, 413),
+            (b"no gzip", 400),
+            (gzip.compress(body)[:-20], 400),
+        ):
+            assert server.client.post(COMPLETE, content=content, headers=headers).status_code == status
+        other = server.client.post(COMPLETE, content=body, headers={**headers, "Content-Encoding": "br"})
+        assert other.status_code == 415 and "gzip" in other.json()["error"]["message"]
+
+
+def test_a_stop_does_not_wait_for_a_model_that_loads(load_gpt: Load) -> None:
+    go_on = threading.Event()
+    loaded: list[TextGenerator] = []
+
+    def load_late() -> TextGenerator:
+        assert go_on.wait(SECONDS)
+        loaded.append(load_gpt())
+        return loaded[0]
+
+    with running_server({"gpt": load_late}, ServerSettings(grace=0)) as server:
+        assert server.client.get("/ready").status_code == 503
+    go_on.set()  # the server has stopped
+    wait_until(lambda: bool(loaded) and loaded[0].decoder.closed)
 
 
 def test_a_prompt_of_ten_megabytes_is_refused(gpt_model: TextGenerator) -> None:

@@ -6,6 +6,7 @@ import contextlib
 import json
 import signal
 import socket
+import subprocess
 import sys
 import threading
 import time
@@ -67,6 +68,31 @@ def test_it_stops_in_order(demo_bundle: Path) -> None:
         assert "gpt: TextGenerator(gpt2" in said
         assert f"Ready: 1 model at {url} (Ctrl-C stops it)" in said
         assert "Traceback" not in said and "rror" not in said
+
+
+LOADING = """
+import threading
+from planforge.runtime.commands.serve import open_socket, run_server
+from planforge.runtime.server import ServerSettings, make_app
+settings = ServerSettings(grace=0)
+with open_socket("127.0.0.1", 0) as listener:
+    run_server(make_app({"late": threading.Event().wait}, settings), settings, listener)
+"""
+
+
+@pytest.mark.skipif(sys.platform == "win32", reason="needs signals")
+def test_sigterm_ends_it_while_a_model_loads() -> None:
+    with subprocess.Popen([sys.executable, "-c", LOADING], stderr=subprocess.PIPE, text=True) as process:
+        assert process.stderr is not None
+        try:
+            url = process.stderr.readline().split()[-1]
+            end = time.monotonic() + SECONDS
+            while httpx.get(f"{url}/health", trust_env=False).status_code != 200:
+                assert time.monotonic() < end
+            process.send_signal(signal.SIGTERM)
+            process.wait(SECONDS)
+        finally:
+            process.kill()
 
 
 def test_a_model_that_cannot_be_loaded_ends_it(demo_bundle: Path) -> None:

@@ -59,9 +59,9 @@ def test_what_is_at_the_wrong_place_is_told_the_right_one(server: Address, name:
 @pytest.mark.parametrize(
     ("name", "value"),
     [
-        ("presence_penalty", 0.5),
-        ("frequency_penalty", -1),
-        ("store", True),
+        ("presence_penalty", 2.5),
+        ("frequency_penalty", -3),
+        ("modalities", ["audio"]),
         ("functions", []),
         ("audio", {}),
         ("tools", [{"type": "function", "function": {"name": "look"}}]),
@@ -161,7 +161,7 @@ def test_null_is_as_good_as_leaving_out(server: Address) -> None:
 
 def test_token_ids_for_an_encoder_are_refused_with_a_way_out(server: Address) -> None:
     error = read_error(server.post("/v1/embeddings", model="minilm", input=[1, 2]), 400)
-    assert error["param"] == "input" and "check_embedding_ctx_length=False" in error["message"]
+    assert error["param"] == "input[0]" and "check_embedding_ctx_length=False" in error["message"]
 
 
 @pytest.mark.parametrize(
@@ -222,6 +222,35 @@ def test_where_one_model_fits_its_name_may_be_left_out(server: Address) -> None:
     assert error["param"] == "model" and "'gpt'" in error["message"] and "'llama'" in error["message"]
 
 
+@pytest.mark.parametrize(
+    ("path", "extra", "says", "not_says"),
+    [
+        ("/v1/embeddings", {"dimensions": 2**20}, "dimensions=1048576", "truncate_dim"),
+        ("/v1/embeddings", {"input": ["a"] * 2049}, "at most 2048 items, not 2049", "token ids"),
+        ("/v1/embeddings", {"input": []}, "at least 1 items, not 0", "token ids"),
+        ("/v1/embeddings", {"input": [1, 2]}, "check_embedding_ctx_length", "items"),
+        ("/v1/embeddings", {"input": [[1, 2]]}, "check_embedding_ctx_length", "items"),
+        ("/v1/embeddings", {"truncate_prompt_tokens": 1}, "truncate_prompt_tokens=1 must", "max_tokens"),
+        ("/v1/rerank", {"documents": ["a"] * 2049}, "at most 2048 items, not 2049", "must be of"),
+        ("/v1/classify", {"input": ["a"] * 2049}, "at most 2048 items, not 2049", "must be of"),
+        ("/v1/completions", {"prompt": ["a"] * 129}, "at most 128 items, not 129", "must be string"),
+        ("/v1/completions", {"prompt": []}, "at least 1 items, not 0", "must be string"),
+        ("/v1/completions", {"prompt": "word " * 1000}, "truncation='tail'", "--"),
+        (
+            "/v1/chat/completions",
+            {"messages": [{"role": "user", "content": [{"type": "image_url", "image_url": {"url": "x"}}]}]},
+            "not 'image_url' (this server's models read text, no images",
+            "is missing",
+        ),
+    ],
+)
+def test_errors_speak_the_words_of_the_route(
+    server: Address, path: str, extra: dict[str, Any], says: str, not_says: str
+) -> None:
+    error = read_error(server.post(path, **{**MINIMAL[path], **extra}), 400)
+    assert says in error["message"] and not_says not in error["message"], error["message"]
+
+
 def test_a_prompt_that_is_too_long(server: Address, gpt: TextGenerator) -> None:
     error = read_error(server.post("/v1/completions", model="gpt", prompt="word " * 1000), 400)
     assert error["code"] == "context_length_exceeded"
@@ -241,7 +270,7 @@ def test_the_ways_out_that_errors_name_are_open(server: Address, gpt: TextGenera
     assert answer["choices"][0]["text"] == expected.text
     assert answer["usage"]["prompt_tokens"] == gpt.max_length - 2
     error = read_error(server.post("/v1/completions", prompt="", **text), 400)
-    assert "parse_special=True" in error["message"]
+    assert "parse_special=true" in error["message"]
     answer = server.ask("/v1/completions", prompt="<|endoftext|>", parse_special=True, **text)
     assert answer["usage"]["prompt_tokens"] == 1
     said = [{"role": "user", "content": long}, {"role": "assistant", "content": "a"}, *SAID]

@@ -5,10 +5,11 @@ from __future__ import annotations
 import json
 from collections.abc import Iterator
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 import jsonschema
 import openai
+import pydantic
 import pytest
 
 from planforge.runtime import TextGenerator
@@ -100,6 +101,51 @@ def test_a_named_tool_is_called_and_its_result_goes_back(client: openai.OpenAI) 
     further = client.chat.completions.create(**{**BODY, "messages": history, "max_tokens": 4})
     assert answer.usage is not None and further.usage is not None
     assert further.usage.prompt_tokens > answer.usage.prompt_tokens + 10
+
+
+class Weather(pydantic.BaseModel):
+    """Says how warm a city is."""
+
+    city: str = pydantic.Field(max_length=10)
+    unit: Literal["C", "F"]
+
+
+def test_the_clients_own_streams_of_tools(client: openai.OpenAI) -> None:
+    """`chat.completions.stream` puts a call's events together, and parses its arguments by pydantic."""
+    body = {**FORCED, "tools": [openai.pydantic_function_tool(Weather)]}
+    (whole,) = list_answers(client, body)
+    ((name, arguments),) = whole["calls"]
+    deltas = ""
+    done = []
+    with client.chat.completions.stream(**body) as stream:
+        for event in stream:
+            if event.type == "tool_calls.function.arguments.delta":
+                deltas += event.arguments_delta
+                assert event.arguments == deltas
+            if event.type == "tool_calls.function.arguments.done":
+                done.append((event.index, event.name, event.arguments, event.parsed_arguments))
+        final = stream.get_final_completion().choices[0]
+    parsed = Weather.model_validate_json(arguments)
+    assert name == "Weather" and deltas == arguments
+    assert done == [(0, name, arguments, parsed)]
+    assert final.message.tool_calls is not None
+    assert [call.function.parsed_arguments for call in final.message.tool_calls] == [parsed]
+    assert final.finish_reason == "tool_calls" and not final.message.content
+
+
+def test_the_clients_own_streams_of_several_calls_beside_text(client: openai.OpenAI) -> None:
+    body = {**BODY, "tools": [NOW], "extra_body": {"choices": [f"Well. {CALL}{CALL}"]}}
+    text = ""
+    with client.chat.completions.stream(**body) as stream:
+        for event in stream:
+            if event.type == "content.delta":
+                text += event.delta
+                assert event.snapshot == text
+        final = stream.get_final_completion().choices[0]
+    calls = final.message.tool_calls
+    assert calls is not None and [call.function.name for call in calls] == ["now", "now"]
+    assert len({call.id for call in calls}) == 2
+    assert text.strip() == (final.message.content or "").strip() == "Well."
 
 
 @pytest.mark.parametrize("content", ["a < b. See [1] now. ", ""])

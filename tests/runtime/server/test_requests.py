@@ -1,0 +1,111 @@
+"""What clients of OpenAI's send beside the request itself, and what every answer has."""
+
+from __future__ import annotations
+
+import logging
+import threading
+from typing import Any
+
+import pytest
+
+from planforge.runtime import TextGenerator
+from planforge.runtime.generate.row import Row
+
+from ...helpers.serving import SECONDS, Address
+
+CHAT: dict[str, Any] = {
+    "model": "llama",
+    "messages": [{"role": "user", "content": "The ark"}],
+    "max_completion_tokens": 8,
+    "temperature": 0,
+}
+NEUTRAL: dict[str, Any] = {
+    "metadata": {"a": "b"},
+    "service_tier": "auto",
+    "store": True,
+    "prompt_cache_key": "key",
+    "safety_identifier": "someone",
+    "user": "someone",
+    "modalities": ["text"],
+    "max_tokens": 8,
+}
+
+
+@pytest.mark.parametrize("name", NEUTRAL)
+def test_what_changes_no_answer_is_taken(server: Address, name: str) -> None:
+    path = "/v1/chat/completions"
+    expected = server.ask(path, **CHAT)["choices"]
+    assert server.ask(path, **CHAT, **{name: NEUTRAL[name]})["choices"] == expected
+    body = {**CHAT, "stream": True, "stream_options": {"include_obfuscation": True}}
+    assert server.post(path, **body).status_code == 200
+
+
+def test_limits_that_differ_are_refused(server: Address) -> None:
+    refused = server.post("/v1/chat/completions", **CHAT, max_tokens=9)
+    assert refused.status_code == 400 and refused.json()["error"]["param"] == "max_tokens"
+
+
+def test_penalties_over_http_are_those_of_the_model(server: Address, models: dict[str, Any]) -> None:
+    model = models["gpt"]
+    assert isinstance(model, TextGenerator)
+    options: dict[str, Any] = {"frequency_penalty": 1.5, "presence_penalty": 0.5, "temperature": 0}
+    expected = model.generate("And it came to pass", max_new_tokens=30, ignore_eos=True, **options)
+    body = {"model": "gpt", "prompt": "And it came to pass", "max_tokens": 30, "ignore_eos": True}
+    assert server.ask("/v1/completions", **body, **options)["choices"][0]["text"] == expected.text
+    assert server.ask("/v1/completions", **body, temperature=0)["choices"][0]["text"] != expected.text
+
+
+def test_every_answer_and_line_of_the_log_has_an_id(
+    server: Address, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def fail(*arguments: Any) -> None:
+        raise RuntimeError("out of order")
+
+    caplog.set_level(logging.INFO, "planforge")
+    ids = []
+    for path in ("/health", "/v1/nothing", "/v1/models"):
+        ids.append(server.client.get(path).headers["x-request-id"])
+    assert len(set(ids)) == 3
+    own = server.client.get("/health", headers={"X-Request-Id": "trace-1.a"})
+    assert own.headers["x-request-id"] == "trace-1.a"
+    forged = server.client.get("/health", headers={"X-Request-Id": "a b\x7fc" * 3})
+    assert forged.headers["x-request-id"].startswith("req_")
+    with monkeypatch.context() as patch:
+        patch.setattr(Row, "take", fail)
+        failed = server.post("/v1/chat/completions", **CHAT)
+    assert failed.status_code == 500
+    said = [record.getMessage() for record in caplog.records]
+    ids += ["trace-1.a", failed.headers["x-request-id"]]
+    for each in ids:
+        assert any("GET" in line or "POST" in line for line in said if f"request_id={each}" in line), each
+    assert any("failed" in line for line in said if f"request_id={failed.headers['x-request-id']}" in line)
+
+
+def test_a_stream_that_waits_sends_comments(server: Address, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Before the first token, and between two."""
+    monkeypatch.setattr("planforge.runtime.server.streaming.COMMENT_SECONDS", 0.05)
+    go_on = threading.Event()
+    taken = 0
+    take = Row.take
+
+    def take_when_told(row: Row, *arguments: Any) -> None:
+        nonlocal taken
+        taken += 1
+        if taken in (1, 4):
+            assert go_on.wait(SECONDS)
+            go_on.clear()
+        take(row, *arguments)
+
+    monkeypatch.setattr(Row, "take", take_when_told)
+    lines: list[str] = []
+    with server.client.stream("POST", "/v1/chat/completions", json={**CHAT, "stream": True}) as response:
+        assert response.status_code == 200
+        comments = 0
+        for line in response.iter_lines():
+            lines.append(line)
+            if line == ": waiting":
+                comments += 1
+                go_on.set()
+    assert comments >= 2 and lines[0] == ": waiting" and "data: [DONE]" in lines
+    first = next(number for number, line in enumerate(lines) if line.startswith("data: "))
+    assert ": waiting" in lines[first:]
