@@ -77,8 +77,8 @@ class QuantizationNoiseExecutor(WideExecutor):
             high = self.move(codes >> 4, 0, 15)
             return (high << 4 | low).astype(np.uint8)
         if codes.dtype in NARROW:
-            info = ml_dtypes.iinfo(codes.dtype)
-            return self.move(codes, info.min, info.max).astype(codes.dtype)
+            least, most = (-8, 7) if codes.dtype == NARROW[0] else (0, 15)
+            return self.move(codes, least, most).astype(codes.dtype)
         if codes.dtype.kind not in "iu" or codes.dtype.itemsize > 1:
             return codes
         limits = np.iinfo(codes.dtype)
@@ -87,4 +87,5 @@ class QuantizationNoiseExecutor(WideExecutor):
     def move(self, codes: Array, least: int, most: int) -> Array:
         draw = self.random.random(codes.shape, np.float32)
         step = (draw < MOVED).astype(np.int16) - (draw > 1 - MOVED)
-        return np.clip(codes.astype(np.int16) + step, least, most)
+        moved: Array = np.clip(codes.astype(np.int16) + step, least, most)
+        return moved

@@ -196,7 +196,7 @@ class Tokenizer:
         cut = 0  # where the prompt's last special token ends
         for token_id, (start, end) in zip(parsed.ids, parsed.offsets, strict=True):
             spelled = joined[start:end]  # with the spaces that the token takes in
-            is_unknown_word = token_id == self._unknown and spelled.strip() not in self._special
+            is_unknown_word = token_id == self.unknown and spelled.strip() not in self._special
             if token_id not in self._special_ids or is_unknown_word:
                 continue
             if start + len(spelled.rstrip()) > len(prompt):
