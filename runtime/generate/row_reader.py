@@ -62,7 +62,7 @@ class RowReader:
             raise InputError(
                 "tools go with conversations: use chat, stream_chat or submit_chat", option="tools"
             )
-        if request.truncation is None and isinstance(prompt, list | tuple | np.ndarray):
+        if request.truncation is None and isinstance(prompt, list | tuple):
             self._check_length(len(prompt))  # before a million are looked at
         tokens = self.encode_prompt(prompt, request.parse_special)
         return self._fit(tokens, request.max_new_tokens, request.truncation)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import logging
 import threading
+import time
 from typing import Any
 
 import pytest
@@ -74,8 +75,11 @@ def test_every_answer_and_line_of_the_log_has_an_id(
         patch.setattr(Row, "take", fail)
         failed = server.post("/v1/chat/completions", **CHAT)
     assert failed.status_code == 500
-    said = [record.getMessage() for record in caplog.records]
     ids += ["trace-1.a", failed.headers["x-request-id"]]
+    end = time.monotonic() + SECONDS
+    while " 500 " not in caplog.messages[-1] and time.monotonic() < end:
+        time.sleep(0.005)  # the line comes behind the answer
+    said = caplog.messages
     for each in ids:
         assert any("GET" in line or "POST" in line for line in said if f"request_id={each}" in line), each
     assert any("failed" in line for line in said if f"request_id={failed.headers['x-request-id']}" in line)
