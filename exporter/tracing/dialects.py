@@ -268,6 +268,23 @@ class RecentOrtDecoder(Decoder):
         return self.outputs(input_ids, cache, logit_rows)
 
 
+class WindowOrtDecoder(Decoder):
+    """The `ort` dialect of a model of which every layer sees a window, so that no node reads all slots."""
+
+    def forward(
+        self,
+        input_ids: Tensor,
+        past_lengths: Tensor,
+        window_starts: Tensor,
+        window_total_sequence_length: Tensor,
+        logit_rows: Tensor,
+        *slots: Tensor,
+    ) -> tuple[Tensor, ...]:
+        total = window_total_sequence_length
+        cache = RecentCache(pair_up(slots), past_lengths, total, window_starts, total)
+        return self.outputs(input_ids, cache, logit_rows)
+
+
 class SourceEncoder(nn.Module):
     """The Transformer's encoder; it returns the source's keys and values for the decoder's layers."""
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 
-from ..bundle.artifact import TOTAL
+from ..bundle.artifact import TOTAL, WINDOW_TOTAL
 from ..bundle.bundle import Bundle
 from ..bundle.manifest import Artifact
 from ..errors import BundleError, InputError, ManifestError
@@ -63,7 +63,7 @@ def explain_misfit_on_cuda(artifact: Artifact, cpu_nodes: bool = False) -> str:
     if artifact.precision != "fp16":
         again = "export it with --target cuda, or load it with cpu_nodes=True"
         return "" if cpu_nodes else f"{artifact.id} would compute its attention on the CPU; {again}"
-    if any(spec.role == TOTAL for spec in artifact.inputs):
+    if any(spec.role in (TOTAL, WINDOW_TOTAL) for spec in artifact.inputs):
         return ""
     return (
         f"{artifact.id} was exported by an older version, and its attention reads there on the host what the"

@@ -138,8 +138,8 @@ class GroupQueryCache(SlotCache):
         self.starts = np.zeros(batch, np.int32)  # the position of each row's first slot of these layers
         pairs = zip(self.pairs, self.slots, strict=True)
         self.recent = [slots for (past, _), slots in pairs if RECENT in past.axis_names()]
-        # Older bundles compute the total in the graph, which is right on a CPU.
-        self.gives_total = any(spec.name == TOTAL for spec in self.artifact.inputs)
+        # Older bundles compute totals in the graph, which is right on a CPU.
+        self.totals = {TOTAL, WINDOW_TOTAL} & {spec.name for spec in self.artifact.inputs}
 
     def step(
         self, ids: Array, valid: Array | None, logit_rows: Array, outputs: Sequence[str] = LOGITS
@@ -166,14 +166,14 @@ class GroupQueryCache(SlotCache):
 
     def place(self, lengths: Sequence[int], width: int, first: int = 0) -> dict[str, Array]:
         placed = super().place(lengths, width, first)
-        if self.gives_total:
+        if TOTAL in self.totals:
             placed[TOTAL] = np.array(max(lengths) + width, np.int32)
         if self.recent:
             for row, length in enumerate(lengths, first):
                 self.make_room(row, length, width)
             starts = self.starts[first : first + len(lengths)]
             placed["window_starts"] = starts
-            if self.gives_total:
+            if WINDOW_TOTAL in self.totals:
                 placed[WINDOW_TOTAL] = np.array((placed["past_lengths"] - starts).max() + width, np.int32)
         return placed
 

@@ -7,7 +7,15 @@ from typing import TYPE_CHECKING
 from ....runtime.bundle.artifact import RECENT
 from ....runtime.bundle.manifest import Axis
 from ....runtime.errors import InputError
-from .recipe import Choices, DecoderParts, Recipe, index_recipes, list_decoder_dialects, make_decoder_recipe
+from .recipe import (
+    WINDOWS_ALONE,
+    Choices,
+    DecoderParts,
+    Recipe,
+    index_recipes,
+    list_decoder_dialects,
+    make_decoder_recipe,
+)
 
 if TYPE_CHECKING:
     from ....models import GPT2Config, LlamaConfig
@@ -20,6 +28,7 @@ MODULES = {
     "inplace": "InplaceDecoder",
     "ort": "OrtDecoder",
     RECENT: "RecentOrtDecoder",
+    WINDOWS_ALONE: "WindowOrtDecoder",
 }
 EXAMPLE = {"batch": 2, "tokens": 3, "past": 5, "total": 8, "slots": 11, RECENT: 9, "rows": 4}
 

@@ -13,6 +13,7 @@ from ....runtime.decoding.cache_shapes import count_recent_slots
 if TYPE_CHECKING:
     from torch import nn
 
+WINDOWS_ALONE = "windows alone"  # the module of a decoder of which every layer sees a window
 HEAD_SIZES = 8  # GroupQueryAttention takes multiples of it
 
 
@@ -123,19 +124,21 @@ def make_decoder_recipe(parts: DecoderParts, dialect: str) -> Recipe:
         cached = Axis("slots", 1, length, length)
         total = cached
         placing = [TensorSpec("past_lengths", "past_lengths", "int32", (batch,))]
-    if dialect == "ort":
+    window = find_window(parts, dialect)
+    has_windows_alone = window is not None and None not in parts.windows
+    if dialect == "ort" and not has_windows_alone:
         placing.append(TensorSpec(TOTAL, TOTAL, "int32", ()))
     old_axes = (batch, parts.heads, cached, parts.head_size)
     new_axes = (batch, parts.heads, total, parts.head_size)
     past = make_cache_specs("past_key_values" if grows else "cache", "past", parts.layers, old_axes)
     present = make_cache_specs("present", "present", parts.layers, new_axes)
-    window = find_window(parts, dialect)
     if window is not None:
         placing.append(TensorSpec("window_starts", "window_starts", "int32", (batch,)))
         placing.append(TensorSpec(WINDOW_TOTAL, WINDOW_TOTAL, "int32", ()))
         past = shorten_windows(past, parts.windows, window)
         present = shorten_windows(present, parts.windows, window)
-    module = parts.modules[dialect if window is None else RECENT]
+    kind = dialect if window is None else WINDOWS_ALONE if has_windows_alone else RECENT
+    module = parts.modules[kind]
     return Recipe(
         graph="decoder",
         dialect=dialect,
