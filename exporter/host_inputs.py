@@ -34,26 +34,31 @@ SHAPES = ("Shape", "Size")  # whose results are on the host
 
 def find_late_inputs(graph: ir.Graph) -> Iterator[tuple[ir.Node, ir.Value]]:
     """Yield the nodes that read on the host what a GPU computes, and what they read."""
+    constants = set(graph.initializers.values())
     on_host: set[ir.Value] = set()
     for node in graph:
+        if all(value is None or value in constants for value in node.inputs):  # computed when it is loaded
+            constants.update(node.outputs)
+            on_host.update(node.outputs)
+            continue
         for index in HOST_INPUTS.get(node.op_type, ()):
             value = node.inputs[index] if index < len(node.inputs) else None
             if value is not None and value.name and not (is_given(value) or value in on_host):
                 yield node, value
-        if runs_on_host(node, on_host):
+        if runs_on_host(node, on_host, constants):
             on_host.update(node.outputs)
 
 
-def runs_on_host(node: ir.Node, on_host: set[ir.Value]) -> bool:
+def runs_on_host(node: ir.Node, on_host: set[ir.Value], constants: set[ir.Value]) -> bool:
     """Tell whether ONNX Runtime leaves a node on the CPU: a shape, or what follows from shapes alone.
 
     A node that reads a shape on the host anyway, such as Range, is launched on the GPU.
     """
-    if node.op_type in SHAPES or node.op_type == "Constant":
+    if node.op_type in SHAPES:
         return True
     wanted = HOST_INPUTS.get(node.op_type, ())
     read = [(index, value) for index, value in enumerate(node.inputs) if value is not None]
-    computed = [(index, value) for index, value in read if not is_given(value)]
+    computed = [(index, value) for index, value in read if not (is_given(value) or value in constants)]
     return bool(computed) and all(value in on_host and index not in wanted for index, value in computed)
 
 
