@@ -171,8 +171,9 @@ def make_plain_requests() -> Iterator[Request]:
     for number in range(len(TEXTS)):
         form = ("float", "base64")[number % 2]
         texts = [*TEXTS[number:], *TEXTS[:number]][: 1 + number]
-        yield Request("embeddings", EMBED, {"model": "bert", "input": texts, "encoding_format": form})
-        yield Request("rank", RANK, {"model": "ranker", "query": TEXTS[number], "documents": texts})
+        cut = {"truncate_prompt_tokens": -1}  # some of the texts are longer than a model reads
+        yield Request("embeddings", EMBED, {"model": "bert", "input": texts, "encoding_format": form, **cut})
+        yield Request("rank", RANK, {"model": "ranker", "query": TEXTS[number], "documents": texts, **cut})
     for number, date in enumerate(DATES):
         body = {"model": "dates", "input": [date, *DATES[:number]], "num_beams": 1 + number % 4}
         yield Request("translation", TRANSLATE, body)

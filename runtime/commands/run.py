@@ -54,6 +54,8 @@ def run(
     top_p: run_options.TopPOption = None,
     min_p: run_options.MinPOption = None,
     repetition_penalty: run_options.RepetitionPenaltyOption = None,
+    frequency_penalty: run_options.FrequencyPenaltyOption = None,
+    presence_penalty: run_options.PresencePenaltyOption = None,
     no_repeat_ngram_size: run_options.NoRepeatOption = None,
     seed: run_options.SeedOption = None,
     stop: run_options.StopOption = None,

@@ -44,6 +44,8 @@ GENERATION = (
     "top_p",
     "min_p",
     "repetition_penalty",
+    "frequency_penalty",
+    "presence_penalty",
     "seed",
     "stop",
     "ignore_eos",
@@ -107,6 +109,14 @@ MinPOption = Annotated[
 ]
 RepetitionPenaltyOption = Annotated[
     float | None, generation_option("1.0 does nothing; of translations too.", show_default="1.0")
+]
+FrequencyPenaltyOption = Annotated[
+    float | None,
+    generation_option("Taken from a token's logit for each time that the answer has it.", show_default="0.0"),
+]
+PresencePenaltyOption = Annotated[
+    float | None,
+    generation_option("Taken from the logit of each token that the answer has.", show_default="0.0"),
 ]
 NoRepeatOption = Annotated[
     int | None, generation_option("No run of so many tokens twice; of translations too.", show_default="off")
