@@ -143,7 +143,7 @@ def test_the_command_has_the_options_of_the_runtime() -> None:
         ("answer", AnswerOptions),
     ):
         missing = set(list_options(options)) - set(TASKS[task])
-        assert missing <= {*only_python, "reuse_prompt", "normalize", "max_answer_tokens"}, task
+        assert missing <= {*only_python, "reuse_prompt", "normalize", "max_answer_tokens", "max_tokens"}, task
 
 
 @pytest.mark.skipif(sys.platform == "win32", reason="has no pseudo-terminals")
