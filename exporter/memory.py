@@ -7,7 +7,10 @@ import ctypes
 import gc
 import mmap
 import re
+import sys
+from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 WEIGHTS = (".safetensors", ".data", ".onnx")  # files that are mapped, and never written through a mapping
 REGION = re.compile(r"^([0-9a-f]+)-([0-9a-f]+) (.*)\n", re.MULTILINE)
@@ -34,12 +37,62 @@ def give_back_mapped_pages() -> None:
     """Let go of the pages of mapped weights files: the next reader finds them in the system's cache.
 
     The system takes them back by itself where it is short of memory; until then they count as this
-    process's. Only Linux tells what is mapped.
+    process's. Only what a live Python object maps is let go, and that object is held meanwhile: else another
+    thread may unmap a file, and map memory of its own at the same address.
     """
+    if sys.platform != "linux":
+        return
+    torch = sys.modules.get("torch")
+    kinds = () if torch is None else (torch.Tensor, torch.nn.Parameter)
+    storages = []
+    for owner in gc.get_objects():
+        if type(owner) is mmap.mmap:
+            give_back_map(owner)
+        elif type(owner) in kinds and (storage := find_fixed_storage(owner)) is not None:
+            storages.append(storage)
     with contextlib.suppress(AttributeError, OSError, TypeError):
-        library = ctypes.CDLL(None, use_errno=True)
-        for begin, end in find_mapped_weights(Path("/proc/self/smaps").read_text(encoding="utf-8")):
-            library.madvise(ctypes.c_void_p(begin), ctypes.c_size_t(end - begin), mmap.MADV_DONTNEED)
+        give_back_storages(storages)
+
+
+def give_back_map(owner: mmap.mmap) -> None:
+    """Let go of the pages of a map that nobody can have written through."""
+    # It may be closed by now, and cannot be while it is viewed.
+    with contextlib.suppress(ValueError, OSError), memoryview(owner) as view:
+        if view.readonly:
+            owner.madvise(mmap.MADV_DONTNEED)
+
+
+def find_fixed_storage(tensor: Any) -> Any:
+    """Return the storage of a tensor in memory that stays in place while the storage is held; else None.
+
+    That of a mapped file is such a storage; one that PyTorch allocated may be moved by another thread.
+    """
+    if tensor.device.type != "cpu" or tensor.layout != sys.modules["torch"].strided:
+        return None
+    try:
+        storage = tensor.untyped_storage()
+    except (NotImplementedError, RuntimeError):  # a tensor that wraps another
+        return None
+    return None if storage.resizable() or not storage.nbytes() else storage
+
+
+def give_back_storages(storages: list[Any]) -> None:
+    """Let go of the pages of mapped weights files that lie whole in storages, which the caller holds."""
+    library = ctypes.CDLL(None, use_errno=True)
+    regions = find_mapped_weights(Path("/proc/self/smaps").read_text(encoding="utf-8"))
+    for begin, end in intersect_pages([(s.data_ptr(), s.data_ptr() + s.nbytes()) for s in storages], regions):
+        library.madvise(ctypes.c_void_p(begin), ctypes.c_size_t(end - begin), mmap.MADV_DONTNEED)
+
+
+def intersect_pages(held: list[tuple[int, int]], regions: list[tuple[int, int]]) -> Iterator[tuple[int, int]]:
+    """Yield the pages of regions that are wholly held; each pair is a beginning and an end."""
+    page = mmap.PAGESIZE
+    for first, last in sorted(set(held)):
+        for begin, end in regions:
+            low = max(begin, -(-first // page) * page)
+            high = min(end, last // page * page)
+            if low < high:
+                yield low, high
 
 
 class Reclaimer:

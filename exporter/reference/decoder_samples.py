@@ -17,7 +17,7 @@ from ...runtime.diagnostics.golden.decoders import Context, Golden, Sample
 from ...runtime.diagnostics.golden.files import Arrays, choose_evenly
 from ...runtime.progress import PartCounter, Report, report_nothing
 from ...runtime.text.tokenizer import Tokenizer
-from ..errors import VerificationError
+from ..errors import PromptsError, VerificationError
 from ..levels import FULL, Level
 from . import passages
 from .passages import Passage, cut_passages, make_passage
@@ -88,6 +88,11 @@ def choose_questions(
     rows = max(artifact.axis("batch").max for artifact in manifest.artifacts)
     encoded = [tokens for tokens in map(open_plain_tokenizer(bundle).encode, texts) if tokens]
     text = tuple(token for tokens in encoded for token in tokens)
+    if len(text) < 2:
+        raise PromptsError(
+            f"the texts to verify with have {len(text)} tokens together, and judging what follows a token"
+            " takes 2 or more; write longer texts, one a line, or leave --prompts out"
+        )
     steps = min(DECODE_STEPS + 1, context // 2)
     prompts = choose_prompts(encoded, min(PROMPT_TOKENS, context - steps), level, weights)
     passages_of_all, others = cut_passages(encoded, context)

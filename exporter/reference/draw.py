@@ -26,7 +26,7 @@ Random: TypeAlias = np.random.Generator
 MOST_STEP_ROWS = 8
 MOST_TOKENS = 4096
 TEXTS = 8  # of different tokens; the first is as long as all others together
-SMALL_SIZES = 8  # batches of every size up to this one are run, and then powers of two
+SMALL_SIZES = 8  # batches of every size up to this one are run, then powers of two, and the largest
 PHRASE = 32  # tokens at most that follow each other as in real text
 BEGINNING = 48  # tokens of a text at most, whose keys and values fill a longer context several times
 TAIL = 8  # tokens behind a past
@@ -99,9 +99,9 @@ def count_alike(weights: int, sizes: Sequence[int], level: Level) -> int:
 
 
 def list_sizes(most: int) -> list[int]:
-    """Return the sizes of batches up to the largest one."""
+    """Return the sizes of batches up to the largest one, which is among them."""
     powers = [2**power for power in range(4, most.bit_length())]
-    return [*range(1, min(SMALL_SIZES, most) + 1), *powers]
+    return list(dict.fromkeys([*range(1, min(SMALL_SIZES, most) + 1), *powers, most]))
 
 
 def draw_batches(

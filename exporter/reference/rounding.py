@@ -209,6 +209,61 @@ class RoundResults(TorchDispatchMode):
             return tree_map_only(Tensor, round_result, out)
 
 
+class RoundInAnyOrder(TorchDispatchMode):
+    """Moves float64's results at random, as far as fp32 may round them, in whatever order it adds.
+
+    Processors add in different orders, so that one of them shows one sample of what rounding does. A rounding
+    is even between -2**-24 and 2**-24 of its number. A sum of K terms, one after another, rounds each of its
+    K partial sums: more than any order that has several of them side by side.
+    """
+
+    DEVIATION = 2.0**-24 / 3**0.5  # of one rounding, relative
+
+    def __init__(self, seed: int) -> None:
+        super().__init__()  # type: ignore[no-untyped-call]
+        self.random = torch.Generator().manual_seed(seed)
+
+    @classmethod
+    def _should_skip_dynamo(cls) -> bool:
+        return False  # as of RoundResults
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        kwargs = kwargs or {}
+        out = func(*args, **kwargs)
+        read = [leaf for leaf in tree_leaves((args, kwargs)) if isinstance(leaf, Tensor)]
+        shared = {tensor.untyped_storage().data_ptr() for tensor in read}
+        steps = self.measure_steps(func, args, kwargs, out)
+
+        def move(tensor: Tensor) -> Tensor:
+            is_view = tensor.untyped_storage().data_ptr() in shared  # moved already
+            if is_view or not tensor.is_floating_point():
+                return tensor
+            noise = torch.randn(tensor.shape, generator=self.random, dtype=tensor.dtype)
+            return tensor + self.DEVIATION * noise * (tensor.abs() if steps is None else steps)
+
+        return tree_map_only(Tensor, move, out)
+
+    def measure_steps(self, func: Any, args: Any, kwargs: Any, out: Any) -> Tensor | None:
+        """Return the root of the sum of the squares of a sum's K partial sums; None of what is no sum.
+
+        The squares are K / 2 times the sum of the terms' squares where signs are random, and K / 3 times the
+        square of the result where terms are alike. Both are counted.
+        """
+        aten = torch.ops.aten
+        products = {aten.mm: 0, aten.bmm: 0, aten.addmm: 1, aten.baddbmm: 1}
+        packet = getattr(func, "overloadpacket", None)
+        if packet in products:
+            left, right = args[products[packet] :][:2]
+            squares = (left * left) @ (right * right)
+            return (left.shape[-1] * (squares / 2 + out * out / 3)).sqrt()
+        if packet in (aten.sum, aten.mean) and out.is_floating_point() and out.numel():
+            terms = args[0].numel() // out.numel()
+            squares = func(args[0] * args[0], *args[1:], **kwargs)
+            squares = squares / terms if packet is aten.mean else squares
+            return (terms * (squares / 2 + out * out / 3)).sqrt()
+        return None
+
+
 @contextmanager
 def use_one_thread() -> Iterator[None]:
     """Compute with one thread inside the context.

@@ -247,7 +247,8 @@ def test_pages_of_weights_files_are_given_back_but_those_that_were_changed(tmp_p
     for name in ("read.safetensors", "changed.safetensors", "other.bin"):
         (tmp_path / name).write_bytes(b"w" * size)
         with (tmp_path / name).open("r+b") as file:
-            maps.append(mmap.mmap(file.fileno(), size, flags=mmap.MAP_PRIVATE))
+            kind = mmap.PROT_READ if name.startswith("read") else mmap.PROT_READ | mmap.PROT_WRITE
+            maps.append(mmap.mmap(file.fileno(), size, flags=mmap.MAP_PRIVATE, prot=kind))
         assert maps[-1][:].count(b"w") == size
     maps[1][5:8] = b"own"
     give_back_mapped_pages()
@@ -262,3 +263,25 @@ def test_pages_of_weights_files_are_given_back_but_those_that_were_changed(tmp_p
     assert count_resident("other.bin") == size
     assert maps[1][:10] == b"wwwwwownww"
     assert maps[0][:] == b"w" * size
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="only Linux tells what is mapped")
+def test_pages_are_given_back_only_while_their_owner_is_held(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """An address at which a weights file was mapped may be another thread's heap by now."""
+    (tmp_path / "w.safetensors").write_bytes(b"w" * 2**22)
+    storage = torch.UntypedStorage.from_file(str(tmp_path / "w.safetensors"), False, 2**22)
+    tensor = torch.tensor([], dtype=torch.uint8).set_(storage)
+    assert int(tensor.sum()) == 2**22 * ord("w")
+    heap = torch.full((2**20,), 7.0)
+    begin = heap.data_ptr()
+    stale = [(begin, begin + heap.nbytes), (storage.data_ptr(), storage.data_ptr() + 2**22)]
+    monkeypatch.setattr(memory, "find_mapped_weights", lambda smaps: stale)
+    give_back_mapped_pages()
+    assert bool((heap == 7).all())
+    smaps = Path("/proc/self/smaps").read_text()
+    found = re.search(rf"{re.escape(str(tmp_path / 'w.safetensors'))}\n(?:.*\n)*?Rss: +([0-9]+) kB", smaps)
+    assert found is not None
+    assert int(found[1]) == 0
+    assert int(tensor.sum()) == 2**22 * ord("w")
