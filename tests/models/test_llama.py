@@ -186,6 +186,45 @@ def test_the_first_phi_3_calls_longrope_su(tmp_path: Path) -> None:
     assert describe(tmp_path).config == newer
 
 
+@pytest.mark.parametrize("name", LLAMAS)
+def test_a_part_of_each_head_turns_only_where_transformers_turns_it(name: str, tmp_path: Path) -> None:
+    """Of positions that are not stretched most model types ignore partial_rotary_factor."""
+    tiny_llama(tmp_path, name)
+    config = json.loads((tmp_path / "config.json").read_text(encoding="utf-8"))
+    given = config["rope_parameters"]
+    kinds = [kind for kind in given.values() if isinstance(kind, dict)] or [given]
+    if any(kind["rope_type"] != "default" for kind in kinds):
+        pytest.skip("stretched positions read it in every model type")
+    for kind in kinds:
+        kind["partial_rotary_factor"] = 0.5
+    edit_json(tmp_path / "config.json", rope_parameters=given)
+    reference = transformers.AutoModelForCausalLM.from_pretrained(tmp_path)
+    ids = torch.randint(3, 2048, (1, 20), generator=torch.Generator().manual_seed(1))
+    with torch.no_grad():
+        logits, _ = load_llama(tmp_path)(ids)
+        torch.testing.assert_close(logits, reference(ids).logits, rtol=0, atol=LIMIT)
+
+
+def test_settings_that_say_nothing_of_the_model_are_passed_over(tmp_path: Path) -> None:
+    """As they stand in published files; the model stays that of transformers."""
+    tiny_llama(tmp_path, "llama 2")
+    edit_json(
+        tmp_path / "config.json",
+        max_sequence_length=2048,
+        loss_type="ForCausalLM",
+        torchscript=True,
+        neftune_noise_alpha=5.0,
+        model_max_length=4096,
+        name_or_path="someone/llama",
+        task_specific_params={"text-generation": {"do_sample": True, "max_length": 50}},
+    )
+    reference = transformers.AutoModelForCausalLM.from_pretrained(tmp_path)
+    ids = torch.arange(3, 20)[None]
+    with torch.no_grad():
+        logits, _ = load_llama(tmp_path)(ids)
+        torch.testing.assert_close(logits, reference(ids, return_dict=True).logits, rtol=0, atol=LIMIT)
+
+
 @pytest.mark.parametrize("family", PUBLISHED)
 def test_what_published_configs_set_is_known(family: str, tmp_path: Path) -> None:
     """Settings beside those that transformers 5 writes, as they stand in the config.json files on the hub."""
