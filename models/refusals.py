@@ -7,7 +7,7 @@ loaded for it.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -98,6 +98,22 @@ def refuse_kind(folder: Path | str, config: Json, with_optimum: bool = False) ->
             f"{folder}: the weights are quantized ({method}), and only those in fp32, fp16 or bf16 are read:"
             " export the original model, which this one was made from, with --precision int8 or int4"
         )
+
+
+# What wrappers of a model put before the names of its weights, and who they are.
+WRAPPERS = {"_orig_mod.": "torch.compile", "module.": "DataParallel or DistributedDataParallel"}
+
+
+def refuse_wrapped(folder: Path, names: Iterable[str]) -> None:
+    """Refuse weights that were saved from within a wrapper of the model; say how to rename them."""
+    for prefix, maker in WRAPPERS.items():
+        if any(name.startswith(prefix) or f".{prefix}" in name for name in names):
+            raise ValueError(
+                f"{folder}: names of weights have the prefix {prefix!r} of {maker}; take it off: python -c"
+                f' "import glob; from safetensors.torch import load_file, save_file; save_file('
+                f"{{n.replace('{prefix}', ''): t.clone() for f in glob.glob('{folder}/*.safetensors')"
+                f" for n, t in load_file(f).items()}}, '{folder}/model.safetensors', {{'format': 'pt'}})\""
+            )
 
 
 def find_experts(config: Json) -> str:
