@@ -25,7 +25,7 @@ from .gpt2 import CONV1D, GPT2, MASK_BUFFERS, GPT2Config
 from .language_model import LanguageModel
 from .llama import Llama, LlamaConfig
 from .modernbert import ModernBert, ModernBertConfig
-from .refusals import refuse_kind, refuse_wrapped
+from .refusals import refuse_adapter, refuse_kind, refuse_wrapped
 from .sentence_transformers import SentenceModules, read_modules
 from .transformer import Transformer, TransformerConfig
 from .vocabulary import check_vocabulary
@@ -243,8 +243,10 @@ def describe(folder: Path) -> Description:
     Raises:
         ValueError: a file is missing or damaged, or sets what we don't implement; names it.
     """
+    refuse_adapter(folder)
     modules = read_modules(folder)
     folder = folder if modules is None else modules.transformer
+    refuse_adapter(folder)
     config_json = read_json(folder / "config.json")
     refuse_kind(folder, config_json)
     family = family_of(config_json)

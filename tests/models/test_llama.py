@@ -311,7 +311,7 @@ def test_weights_that_do_not_fit_are_named(name: str, message: str, tmp_path: Pa
 
 
 def save_tables(folder: Path, base: float, prefix: str) -> None:
-    """Add what transformers 4.30 saved of rotary positions, in bfloat16, and put a prefix before all names."""
+    """Add what transformers 4.30 saved of rotary positions; put a prefix before all names."""
     weights = load_file(folder / "model.safetensors")
     powers = torch.arange(0, 16, 2) / 16
     angles = torch.outer(torch.arange(256), 1 / base**powers).repeat(1, 2)[None, None]
