@@ -12,8 +12,6 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from .folder import read_json
-
 Json = Mapping[str, Any]
 
 # How many experts each layer has. Dense models of a mixed family have 0 or 1.
@@ -118,6 +116,8 @@ def refuse_adapter(folder: Path) -> None:
     path = folder / "adapter_config.json"
     if not path.is_file():
         return
+    from .folder import read_json  # loads torch
+
     settings = read_json(path)
     base = settings.get("base_model_name_or_path") or "its base model"
     name = PEFT_CLASSES.get(str(settings.get("task_type")), "AutoPeftModel")
