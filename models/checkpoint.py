@@ -25,11 +25,11 @@ from .gpt2 import CONV1D, GPT2, MASK_BUFFERS, GPT2Config
 from .language_model import LanguageModel
 from .llama import Llama, LlamaConfig
 from .modernbert import ModernBert, ModernBertConfig
-from .refusals import refuse_kind
+from .refusals import refuse_adapter, refuse_kind, refuse_wrapped
 from .sentence_transformers import SentenceModules, read_modules
 from .transformer import Transformer, TransformerConfig
 from .vocabulary import check_vocabulary
-from .weights import Report, read_weights, same_numbers
+from .weights import Report, leave_out_rotary, read_weights, same_numbers
 
 Model: TypeAlias = LanguageModel | Encoder | Transformer
 Config: TypeAlias = GPT2Config | LlamaConfig | BertConfig | ModernBertConfig | TransformerConfig
@@ -243,8 +243,10 @@ def describe(folder: Path) -> Description:
     Raises:
         ValueError: a file is missing or damaged, or sets what we don't implement; names it.
     """
+    refuse_adapter(folder)
     modules = read_modules(folder)
     folder = folder if modules is None else modules.transformer
+    refuse_adapter(folder)
     config_json = read_json(folder / "config.json")
     refuse_kind(folder, config_json)
     family = family_of(config_json)
@@ -258,9 +260,11 @@ def describe(folder: Path) -> Description:
     named = {family.settings.get(name, name): value for name, value in config_json.items()}
     values = {name: value for name, value in named.items() if name in known}
     rename = family.rename(config_json)
+    published = read_published_shapes(folder)
+    refuse_wrapped(folder, published)
     shapes = {
         ours: shape
-        for name, shape in read_published_shapes(folder).items()
+        for name, shape in published.items()
         if (ours := rename(name.removeprefix(family.prefix))) is not None
     }
     try:
@@ -337,6 +341,7 @@ def load_model(
     tables = {
         name: weights.pop(name) for name, _ in model.named_buffers(remove_duplicate=False) if name in weights
     }
+    leave_out_rotary(folder, model, weights)
     check_names_and_shapes(folder, dict(model.named_parameters()), weights)
     model.load_state_dict(weights, assign=True, strict=False)  # compared just now, by name and shape
     model.tie_weights()

@@ -18,6 +18,8 @@ HARMLESS = {
     "output_hidden_states", "chunk_size_feed_forward", "is_encoder_decoder", "is_decoder", "id2label",
     "label2id", "problem_type", "max_window_layers", "_sliding_window_pattern", "sliding_window_pattern",
     "tokenizer_class", "num_labels", "transformers.js_config", "unsloth_fixed", "unsloth_version",
+    "max_sequence_length", "loss_type", "torchscript", "neftune_noise_alpha", "model_max_length",
+    "name_or_path", "task_specific_params",
 }  # fmt: skip
 # Settings of published checkpoints that say nothing as long as they have this value.
 HARMLESS_AS = {"is_causal": True, "is_llama_config": True, "full_attn_mod": 1, "interpolate_factor": 1}

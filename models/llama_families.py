@@ -42,6 +42,8 @@ class LlamaFamily:
         norms: published names of a block's RMSNorms, each with ours.
         fused: published names of weights of an MLP that hold several of ours, one below the other.
         norm_offset: what is added to the published weight of each RMSNorm.
+        turns_parts: whether partial_rotary_factor counts in positions that are not stretched; in transformers
+            most families ignore it there.
         class_name: how its classes in transformers begin.
     """
 
@@ -57,6 +59,7 @@ class LlamaFamily:
     )
     fused: Mapping[str, tuple[str, ...]] = field(default_factory=dict)
     norm_offset: float = 0.0
+    turns_parts: bool = False
     class_name: str = "Llama"
 
     def convert(self, name: str, tensor: Tensor) -> Tensor:
@@ -64,6 +67,13 @@ class LlamaFamily:
         if self.norm_offset and name.endswith("norm.weight"):
             return tensor.to(torch.float32) + self.norm_offset
         return tensor
+
+    def make_rotary(self, values: Json, context: int) -> Rotary:
+        """Return the rotation that settings describe; unstretched, most families turn whole heads."""
+        rotary = Rotary.from_json(values, context)
+        if rotary.rope_type == "default" and not self.turns_parts:
+            return replace(rotary, partial_rotary_factor=1.0)
+        return rotary
 
     def list_parts(self, config: LlamaConfig, name: str) -> dict[str, int]:
         """Return our weights that a published one holds, one below the other, each with its rows."""
@@ -211,6 +221,7 @@ FAMILIES: dict[str, LlamaFamily] = {
     ),
     "phi3": LlamaFamily(
         class_name="Phi3",
+        turns_parts=True,
         defaults={
             "rms_norm_eps": 1e-5,
             "sliding_window": None,
@@ -309,21 +320,22 @@ def read_layer_types(config: Json) -> tuple[str, ...]:
 def read_rotary(config: Json) -> dict[str, Rotary]:
     """Return the rotations: of transformers 5's rope_parameters, or of the older names."""
     context = config["max_position_embeddings"]
+    family = FAMILIES[str(config["model_type"])]
     given = config.get("rope_parameters", {})
     scaling = config.get("rope_scaling", {})  # goes before rope_parameters, as in transformers
     beside = {name: config[name] for name in BESIDE_ROTARY if name in config}
     has_local = "rope_local_base_freq" in config
     is_by_kind = FULL in given or SLIDING in given
     if not has_local and (scaling or not is_by_kind):
-        return {"rotary": Rotary.from_json({**beside, **(scaling or given)}, context)}
+        return {"rotary": family.make_rotary({**beside, **(scaling or given)}, context)}
     by_kind = given if is_by_kind else {FULL: given, SLIDING: {}}
     if missing := {FULL, SLIDING} - by_kind.keys():
         raise ValueError(f"rope_parameters has no {missing.pop()}, beside {', '.join(given)}")
     full = {**beside, **by_kind[FULL], **scaling}
     sliding = {**beside, **({"rope_theta": config["rope_local_base_freq"]} if has_local else {})}
     return {
-        "rotary": Rotary.from_json(full, context),
-        "window_rotary": Rotary.from_json({**sliding, **by_kind[SLIDING]}, context),
+        "rotary": family.make_rotary(full, context),
+        "window_rotary": family.make_rotary({**sliding, **by_kind[SLIDING]}, context),
     }
 
 

@@ -7,7 +7,7 @@ loaded for it.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -98,6 +98,53 @@ def refuse_kind(folder: Path | str, config: Json, with_optimum: bool = False) ->
             f"{folder}: the weights are quantized ({method}), and only those in fp32, fp16 or bf16 are read:"
             " export the original model, which this one was made from, with --precision int8 or int4"
         )
+
+
+# Classes of peft by what an adapter says that it is for.
+PEFT_CLASSES = {
+    "CAUSAL_LM": "AutoPeftModelForCausalLM",
+    "FEATURE_EXTRACTION": "AutoPeftModelForFeatureExtraction",
+    "QUESTION_ANS": "AutoPeftModelForQuestionAnswering",
+    "SEQ_2_SEQ_LM": "AutoPeftModelForSeq2SeqLM",
+    "SEQ_CLS": "AutoPeftModelForSequenceClassification",
+    "TOKEN_CLS": "AutoPeftModelForTokenClassification",
+}
+
+
+def refuse_adapter(folder: Path) -> None:
+    """Refuse an adapter, alone or beside a whole model; say how to merge it."""
+    path = folder / "adapter_config.json"
+    if not path.is_file():
+        return
+    from .folder import read_json  # loads torch
+
+    settings = read_json(path)
+    base = settings.get("base_model_name_or_path") or "its base model"
+    name = PEFT_CLASSES.get(str(settings.get("task_type")), "AutoPeftModel")
+    merged = f"{folder.name}-merged"
+    raise ValueError(
+        f"{folder} holds an adapter ({path.name}, of {base}), which is not exported by itself. Merge it with"
+        f' peft: python -c "from peft import {name} as M;'
+        f" M.from_pretrained('{folder}').merge_and_unload().save_pretrained('{merged}')\"; copy the"
+        f" tokenizer's files there, and export {merged}. If a whole model beside it is meant without it, move"
+        f" {path.name} elsewhere"
+    )
+
+
+# What wrappers of a model put before the names of its weights, and who they are.
+WRAPPERS = {"_orig_mod.": "torch.compile", "module.": "DataParallel or DistributedDataParallel"}
+
+
+def refuse_wrapped(folder: Path, names: Iterable[str]) -> None:
+    """Refuse weights that were saved from within a wrapper of the model; say how to rename them."""
+    for prefix, maker in WRAPPERS.items():
+        if any(name.startswith(prefix) or f".{prefix}" in name for name in names):
+            raise ValueError(
+                f"{folder}: names of weights have the prefix {prefix!r} of {maker}; take it off: python -c"
+                f' "import glob; from safetensors.torch import load_file, save_file; save_file('
+                f"{{n.replace('{prefix}', ''): t.clone() for f in glob.glob('{folder}/*.safetensors')"
+                f" for n, t in load_file(f).items()}}, '{folder}/model.safetensors', {{'format': 'pt'}})\""
+            )
 
 
 def find_experts(config: Json) -> str:

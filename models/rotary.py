@@ -6,8 +6,9 @@ B batch, T tokens, H heads, D head size, F frequencies, L context
 from __future__ import annotations
 
 import math
+import re
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, fields
+from dataclasses import dataclass, fields, replace
 from typing import Any
 
 import torch
@@ -194,6 +195,12 @@ STRETCHES: dict[str, Callable[[Rotary, Tensor, int], Tensor]] = {
 }
 
 
+# What old versions of transformers saved beside the weights; newer ones compute it and read none of it.
+SAVED_ROTARY = re.compile(
+    r"(?:layers\.(\d+)\.self_attn\.)?rotary_emb\.(inv_freq|original_inv_freq|cos_cached|sin_cached)"
+)
+
+
 class RotaryTables(nn.Module):
     """Cosines and sines (L, F) of all positions below a context of L tokens."""
 
@@ -216,6 +223,27 @@ class RotaryTables(nn.Module):
         magnitude = self.rotary.compute_magnitude()
         self.cos = angles.cos() * magnitude
         self.sin = angles.sin() * magnitude
+
+    def agrees_with(self, kind: str, saved: Tensor) -> bool:
+        """Tell whether a saved tensor is what these tables are made from, but for rounding to bfloat16.
+
+        Args:
+            kind: "inv_freq" or "original_inv_freq" (F,), "cos_cached" or "sin_cached" (..., L, 2 * F).
+            saved: the tensor. Its frequencies may be those before they are stretched.
+        """
+        saved = saved.to(torch.float32)
+        if kind.endswith("inv_freq"):
+            plain = replace(self.rotary, rope_type="default", short_factor=(), long_factor=())
+            return any(
+                saved.shape == own.shape and torch.allclose(saved, own, rtol=2.0**-8, atol=1e-7)
+                for rotary in (self.rotary, plain)
+                for own in [rotary.compute_frequencies(self.head_size, len(self.cos))]
+            )
+        own = self.cos if kind == "cos_cached" else self.sin
+        rows = min(len(own), saved.shape[-2])
+        own = own[:rows].repeat(1, 2)
+        saved = saved.reshape(-1, saved.shape[-1])[:rows]
+        return saved.shape == own.shape and torch.allclose(saved, own, rtol=0, atol=2.0**-8)
 
     def rotate(self, x: Tensor, positions: Tensor) -> Tensor:
         """Turn the first 2 * F numbers of each head of x (B, H, T, D), in pairs (i, i + F).

@@ -3,12 +3,15 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from pathlib import Path
 from typing import TYPE_CHECKING, TypeAlias
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
 from .folder import read_published_weights, weight_files
+from .llama import Llama
+from .rotary import SAVED_ROTARY
 
 if TYPE_CHECKING:
     from .checkpoint import Description
@@ -63,6 +66,24 @@ def read_weights(
             name = published.removeprefix("linear.")
             weights[f"sentence.dense.{index}.{name}"] = tensor.to(torch.float32)
     return weights
+
+
+def leave_out_rotary(folder: Path, model: nn.Module, weights: dict[str, Tensor]) -> None:
+    """Take saved rotary tables out of the weights; refuse those that config.json does not mean."""
+    if not isinstance(model, Llama):
+        return
+    for name in [name for name in weights if SAVED_ROTARY.fullmatch(name)]:
+        match = SAVED_ROTARY.fullmatch(name)
+        layer = None if match is None else match[1]
+        if layer is not None and int(layer) >= model.config.num_hidden_layers:
+            continue  # refused as unexpected
+        tables = model.rotary if layer is None else model.tables_of(int(layer))
+        saved = weights.pop(name)
+        if tables is not None and not tables.agrees_with(name.rpartition(".")[2], saved):
+            raise ValueError(
+                f"{folder}: {name} is not what config.json means; transformers does not read it either: if"
+                " config.json's rotary settings are right, save the model again with transformers"
+            )
 
 
 def same_numbers(one: Tensor, other: Tensor) -> bool:

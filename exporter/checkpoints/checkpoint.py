@@ -273,6 +273,12 @@ class Checkpoint:
             return "regression" if count == 1 else "single_label_classification"
         if kind not in PROBLEM_TYPES:
             raise CheckpointError(f"config.json: problem_type {kind!r} is not one of {PROBLEM_TYPES}")
+        if count == 1 and kind == "single_label_classification":
+            raise CheckpointError(
+                f"config.json: problem_type {kind!r} with one label gives every text the probability 1; set"
+                " multi_label_classification if the label's probability is the sigmoid of its logit, or"
+                " regression if the logit is the result"
+            )
         return str(kind)
 
     def read_score_activation(self) -> str:

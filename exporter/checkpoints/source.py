@@ -119,6 +119,10 @@ def resolve_source(model: str | Path | Source) -> Source:
         return Source("demo", argument, find_demo(argument))
     folder = Path(model).expanduser()
     if folder.is_dir():
+        from ...models.refusals import refuse_adapter
+
+        with raise_checkpoint_errors():
+            refuse_adapter(folder)
         if not any((folder / name).is_file() for name in ("config.json", "modules.json")):
             raise SourceError(f"{folder} has no config.json; a folder in Hugging Face's layout is needed")
         return Source("folder", argument, folder)

@@ -40,12 +40,30 @@ def describe_checkpoint(folder: Path) -> str:
     return f"{folder} is a checkpoint, not a bundle; first: planforge export {name} -o BUNDLE"
 
 
+LINKS_WAY_OUT = "copy the files themselves, or download with snapshot_download(..., local_dir=FOLDER)"
+
+
 def refuse_odd_files(folder: Path, path: Path) -> None:
     """Refuse a pipe or a device, whose reading may never end, and a link that leaves the folder."""
     if path.exists() and not path.is_dir() and not path.is_file():
         raise IntegrityError(f"{path} is no regular file, so it is not read")
-    if not path.resolve().is_relative_to(folder.resolve()):
-        raise IntegrityError(f"{path} is a link that leaves the bundle")
+    if leaves_bundle(folder, path):
+        raise IntegrityError(f"{path} is a link that leaves the bundle; {LINKS_WAY_OUT}")
+
+
+def leaves_bundle(folder: Path, path: Path) -> bool:
+    """Tell whether a file lies outside its bundle; the blobs of a hub's cache belong to its snapshots.
+
+    The cache has them as models--OWNER--NAME/snapshots/COMMIT and models--OWNER--NAME/blobs.
+    """
+    folder = folder.resolve()
+    allowed = [folder]
+    for snapshots in folder.parents:
+        repository = snapshots.parent
+        if snapshots.name == "snapshots" and repository.name.startswith("models--"):
+            allowed.append(repository / "blobs")
+    real = path.resolve()
+    return not any(real.is_relative_to(place) for place in allowed)
 
 
 class Bundle:
@@ -139,8 +157,8 @@ class Bundle:
         path = self.folder / name
         if not os.path.isfile(path):  # Path.is_file raises where a name is too long
             raise IntegrityError(f"{self.folder}: {name} is missing; export the bundle again")
-        if not path.resolve().is_relative_to(self.folder.resolve()):
-            raise IntegrityError(f"{self.folder}: {name} is a link that leaves the bundle")
+        if leaves_bundle(self.folder, path):
+            raise IntegrityError(f"{self.folder}: {name} is a link that leaves the bundle; {LINKS_WAY_OUT}")
         size = path.stat().st_size
         if size != entry.bytes:
             raise IntegrityError(

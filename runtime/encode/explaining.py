@@ -98,7 +98,7 @@ def find_head(model: TextEncoder, other: str | None) -> Head:
     activation = SOFTMAX
     if defaults.problem_type == "regression":
         activation = SIGMOID if defaults.score_activation == "sigmoid" else LOGIT
-    elif defaults.problem_type == "multi_label_classification":
+    elif defaults.problem_type == "multi_label_classification" or len(defaults.labels) == 1:
         activation = SIGMOID
     if defaults.fitted is None:
         return Head(defaults.labels, activation)

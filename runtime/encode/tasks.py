@@ -189,7 +189,7 @@ class Tasks(RequestRunner):
                 numbers = [float(number) for number in logits.mean(0)]
                 named = dict(zip(labels, numbers, strict=True)) if len(labels) > 1 else {}
                 return Classification(labels[0], numbers[0], named, dropped)
-            multi = problem_type == "multi_label_classification"
+            multi = problem_type == "multi_label_classification" or len(labels) == 1  # no softmax of one
             shares = (sigmoid if multi else softmax)(logits).mean(0)
             best = int(shares.argmax())
             probabilities = dict(zip(labels, map(float, shares), strict=True))

@@ -3,12 +3,16 @@
 from __future__ import annotations
 
 import json
+import shlex
+import subprocess
+import sys
 from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
 import transformers
+from safetensors.torch import load_file, save_file
 
 from planforge.models import Llama
 from planforge.models.checkpoint import describe, load_model
@@ -186,6 +190,45 @@ def test_the_first_phi_3_calls_longrope_su(tmp_path: Path) -> None:
     assert describe(tmp_path).config == newer
 
 
+@pytest.mark.parametrize("name", LLAMAS)
+def test_a_part_of_each_head_turns_only_where_transformers_turns_it(name: str, tmp_path: Path) -> None:
+    """Of positions that are not stretched most model types ignore partial_rotary_factor."""
+    tiny_llama(tmp_path, name)
+    config = json.loads((tmp_path / "config.json").read_text(encoding="utf-8"))
+    given = config["rope_parameters"]
+    kinds = [kind for kind in given.values() if isinstance(kind, dict)] or [given]
+    if any(kind["rope_type"] != "default" for kind in kinds):
+        pytest.skip("stretched positions read it in every model type")
+    for kind in kinds:
+        kind["partial_rotary_factor"] = 0.5
+    edit_json(tmp_path / "config.json", rope_parameters=given)
+    reference = transformers.AutoModelForCausalLM.from_pretrained(tmp_path)
+    ids = torch.randint(3, 2048, (1, 20), generator=torch.Generator().manual_seed(1))
+    with torch.no_grad():
+        logits, _ = load_llama(tmp_path)(ids)
+        torch.testing.assert_close(logits, reference(ids).logits, rtol=0, atol=LIMIT)
+
+
+def test_settings_that_say_nothing_of_the_model_are_passed_over(tmp_path: Path) -> None:
+    """As they stand in published files; the model stays that of transformers."""
+    tiny_llama(tmp_path, "llama 2")
+    edit_json(
+        tmp_path / "config.json",
+        max_sequence_length=2048,
+        loss_type="ForCausalLM",
+        torchscript=True,
+        neftune_noise_alpha=5.0,
+        model_max_length=4096,
+        name_or_path="someone/llama",
+        task_specific_params={"text-generation": {"do_sample": True, "max_length": 50}},
+    )
+    reference = transformers.AutoModelForCausalLM.from_pretrained(tmp_path)
+    ids = torch.arange(3, 20)[None]
+    with torch.no_grad():
+        logits, _ = load_llama(tmp_path)(ids)
+        torch.testing.assert_close(logits, reference(ids, return_dict=True).logits, rtol=0, atol=LIMIT)
+
+
 @pytest.mark.parametrize("family", PUBLISHED)
 def test_what_published_configs_set_is_known(family: str, tmp_path: Path) -> None:
     """Settings beside those that transformers 5 writes, as they stand in the config.json files on the hub."""
@@ -265,3 +308,44 @@ def test_weights_that_do_not_fit_are_named(name: str, message: str, tmp_path: Pa
     edit_json(tmp_path / "config.json", intermediate_size=80)
     with pytest.raises(ValueError, match=message):
         load_model(tmp_path)
+
+
+def save_tables(folder: Path, base: float, prefix: str) -> None:
+    """Add what transformers 4.30 saved of rotary positions; put a prefix before all names."""
+    weights = load_file(folder / "model.safetensors")
+    powers = torch.arange(0, 16, 2) / 16
+    angles = torch.outer(torch.arange(256), 1 / base**powers).repeat(1, 2)[None, None]
+    for layer in range(2):
+        place = f"model.layers.{layer}.self_attn.rotary_emb"
+        weights[f"{place}.inv_freq"] = (1 / base**powers).to(torch.bfloat16)
+        weights[f"{place}.cos_cached"] = angles.cos()
+        weights[f"{place}.sin_cached"] = angles.sin()
+    weights["model.rotary_emb.inv_freq"] = 1 / base**powers
+    save_file({prefix + name: tensor for name, tensor in weights.items()}, folder / "model.safetensors")
+
+
+def test_saved_rotary_tables_are_compared_and_left_out(tmp_path: Path) -> None:
+    reference = tiny_llama(tmp_path, "llama 2")
+    assert reference.config.head_dim == 16
+    save_tables(tmp_path, reference.config.rope_parameters["rope_theta"], "")
+    ids = torch.arange(3, 20)[None]
+    with torch.no_grad():
+        logits, _ = load_llama(tmp_path)(ids)
+        torch.testing.assert_close(logits, reference(ids).logits, rtol=0, atol=LIMIT)
+    save_tables(tmp_path, 500.0, "")
+    with pytest.raises(ValueError, match=r"is not what config\.json means"):
+        load_llama(tmp_path)
+
+
+@pytest.mark.parametrize("prefix", ["_orig_mod.", "module."])
+def test_a_wrapper_of_the_model_is_named_and_its_prefix_taken_off(prefix: str, tmp_path: Path) -> None:
+    reference = tiny_llama(tmp_path, "llama 2")
+    save_tables(tmp_path, reference.config.rope_parameters["rope_theta"], prefix)
+    with pytest.raises(ValueError, match=f"prefix '{prefix}' of") as refused:
+        load_llama(tmp_path)
+    command = shlex.split(str(refused.value).partition("take it off: ")[2])
+    subprocess.run([sys.executable, *command[1:]], check=True)
+    ids = torch.arange(3, 20)[None]
+    with torch.no_grad():
+        logits, _ = load_llama(tmp_path)(ids)
+        torch.testing.assert_close(logits, reference(ids).logits, rtol=0, atol=LIMIT)

@@ -15,6 +15,8 @@ import torch
 import transformers
 from transformers.models.auto import configuration_auto, modeling_auto
 
+from planforge.exporter.checkpoints.source import resolve_source
+from planforge.exporter.errors import CheckpointError
 from planforge.models import Llama
 from planforge.models.checkpoint import load_model
 from planforge.models.refusals import EXPERTS, list_parts, refuse_kind
@@ -209,3 +211,16 @@ def test_the_command_in_the_message_saves_a_language_model_alone(
 def test_all_settings_of_experts_are_of_use() -> None:
     used = {name for config in MIXTURES.values() for part in list_parts(config) for name in part}
     assert used >= set(EXPERTS)
+
+
+@pytest.mark.parametrize("with_model", [True, False])
+def test_an_adapter_is_named_with_the_way_to_merge_it(with_model: bool, tmp_path: Path) -> None:
+    """Beside a whole model too: transformers would load it there."""
+    if with_model:
+        (tmp_path / "config.json").write_text('{"model_type": "llama"}', encoding="utf-8")
+    settings = {"peft_type": "LORA", "task_type": "CAUSAL_LM", "base_model_name_or_path": "someone/llama"}
+    (tmp_path / "adapter_config.json").write_text(json.dumps(settings), encoding="utf-8")
+    with pytest.raises(CheckpointError, match=r"adapter.*someone/llama.*AutoPeftModelForCausalLM.*merge"):
+        resolve_source(tmp_path)
+    with pytest.raises(ValueError, match="merge_and_unload"):
+        load_model(tmp_path)

@@ -12,6 +12,7 @@ import numpy as np
 import onnx
 import onnx_ir as ir
 import pytest
+import transformers
 
 from planforge.exporter import build, export, verify
 from planforge.exporter.checkpoints.source import resolve_source
@@ -241,6 +242,17 @@ def test_a_config_that_contradicts_its_head_is_refused(
     checkpoint = checkpoint_of(tmp_path / "checkpoint", "BertForSequenceClassification", num_labels=3)
     edit_json(checkpoint / "config.json", **changes)
     with pytest.raises(CheckpointError, match=words):
+        export(checkpoint, tmp_path / "bundle", target=["portable"])
+    assert not (tmp_path / "bundle").exists()
+
+
+def test_one_label_of_several_classes_is_refused_as_by_transformers(tmp_path: Path) -> None:
+    """A softmax over one label would be 1 for every text."""
+    checkpoint = checkpoint_of(tmp_path / "checkpoint", "BertForSequenceClassification", num_labels=1)
+    edit_json(checkpoint / "config.json", problem_type="single_label_classification")
+    with pytest.raises(Exception, match="requires `num_labels > 1`"):
+        transformers.AutoConfig.from_pretrained(checkpoint)
+    with pytest.raises(CheckpointError, match="with one label gives every text the probability 1"):
         export(checkpoint, tmp_path / "bundle", target=["portable"])
     assert not (tmp_path / "bundle").exists()
 

@@ -2,6 +2,7 @@ from __future__ import annotations
 
 import hashlib
 import json
+import os
 from pathlib import Path
 from typing import Any
 
@@ -106,6 +107,28 @@ def test_a_link_that_leaves_the_folder_is_refused(folder: Path, tmp_path: Path) 
     (folder / "tokenizer.json").symlink_to(outside)
     with pytest.raises(IntegrityError, match=r"tokenizer\.json is a link that leaves the bundle"):
         Bundle.open(folder).path("tokenizer.json")
+
+
+def test_a_bundle_in_the_cache_of_a_hub_links_to_its_own_blobs_alone(folder: Path, tmp_path: Path) -> None:
+    """As huggingface_hub lays a model out: every file of a snapshot is a link to a blob."""
+    repository = tmp_path / "models--someone--bundle"
+    blobs = repository / "blobs"
+    blobs.mkdir(parents=True)
+    snapshot = repository / "snapshots" / ("a" * 40)
+    for number, path in enumerate(sorted(path for path in folder.rglob("*") if path.is_file())):
+        link = snapshot / path.relative_to(folder)
+        link.parent.mkdir(parents=True, exist_ok=True)
+        path.rename(blobs / str(number))
+        link.symlink_to(os.path.relpath(blobs / str(number), link.parent))
+    Bundle.open(snapshot).verify_files()
+    other = tmp_path / "models--someone--other" / "blobs"
+    other.mkdir(parents=True)
+    blob = (snapshot / "tokenizer.json").resolve()
+    blob.rename(other / "0")
+    (snapshot / "tokenizer.json").unlink()
+    (snapshot / "tokenizer.json").symlink_to(other / "0")
+    with pytest.raises(IntegrityError, match=r"leaves the bundle; .*local_dir"):
+        Bundle.open(snapshot).path("tokenizer.json")
 
 
 def test_a_linked_folder_that_leaves_is_refused(folder: Path, tmp_path: Path) -> None:
