@@ -151,6 +151,8 @@ class Guard:
 
     def encode(self, text: str, tokenizer: Tokenizer) -> list[int]:
         """Return the tokens of a text with marks, which are left out."""
+        if not self.beginnings:
+            return tokenizer.encode(text.replace(MARK, ""), parse_special=True)
         marks = [found.start() - number for number, found in enumerate(re.finditer(MARK, text))]
         text = text.replace(MARK, "")
         pieces = []
@@ -160,11 +162,7 @@ class Guard:
                 pieces += [(text[begin : found.start()], True), (found[0], False)]
                 begin = found.end()
         pieces.append((text[begin:], True))
-        ids = tokenizer.encode(pieces[0][0], parse_special=True)
-        for piece, parse_special in pieces[1:]:
-            if piece:
-                ids += encode_continuation(tokenizer, piece, parse_special)
-        return ids
+        return encode_pieces(tokenizer, pieces)
 
 
 @lru_cache(maxsize=8)
@@ -177,13 +175,42 @@ def find_spellings(tokens: tuple[str, ...]) -> tuple[re.Pattern[str], frozenset[
     return spelled, beginnings, ends
 
 
+def encode_pieces(tokenizer: Tokenizer, pieces: Sequence[tuple[str, bool]]) -> list[int]:
+    """Return the tokens of a text that comes in pieces, each with whether special tokens are read in it."""
+    (first, parse_special), *others = pieces
+    ids = encode_written(tokenizer, first, parse_special)
+    for piece, parse_special in others:
+        if piece:
+            ids += encode_continuation(tokenizer, piece, parse_special)
+    return ids
+
+
 def encode_continuation(tokenizer: Tokenizer, text: str, parse_special: bool) -> list[int]:
     """Return the tokens of a text that follows another: some tokenizers put a space before the first."""
     before = tokenizer.encode("\n")
-    ids = tokenizer.encode("\n" + text, parse_special=parse_special)
+    ids = encode_written(tokenizer, "\n" + text, parse_special)
     if ids[: len(before)] == before:
         return ids[len(before) :]
-    return tokenizer.encode(text, parse_special=parse_special)
+    return encode_written(tokenizer, text, parse_special)
+
+
+def encode_written(tokenizer: Tokenizer, text: str, parse_special: bool) -> list[int]:
+    """Return the tokens of a text, in which special ones are read where it spells them letter by letter.
+
+    What is one only once it is normalized, such as ``</S>`` in lower case, has no mark: a user wrote it.
+    """
+    if not parse_special:
+        return tokenizer.encode(text)
+    (parsed,) = tokenizer.encode_batch([text], parse_special=True)
+    disguised = tokenizer.find_disguised(text, parsed)
+    if not disguised:
+        return parsed.ids
+    pieces = []
+    begin = 0
+    for start, end in disguised:
+        pieces += [(text[begin:start], True), (text[start:end], False)]
+        begin = end
+    return encode_pieces(tokenizer, [*pieces, (text[begin:], True)])
 
 
 def check_messages(messages: Sequence[Message], mark: Callable[[str], str]) -> list[dict[str, Any]]:
