@@ -131,18 +131,17 @@ class Guard:
         # A single letter is read as the token everywhere: see Tokenizer.encode.
         tokens = tuple(token for token in special_tokens if len(token) > 1)
         self.longest = max(map(len, tokens), default=1)
-        self.spelled, self.beginnings, self.ends = find_spellings(tokens)
+        self.spelled, self.any_case, self.beginnings, self.ends = find_spellings(tokens)
 
     def mark(self, text: str) -> str:
         """Put a mark into each special token that a text spells, or that it may spell beside another text."""
-        places = {
-            place for found in self.spelled.finditer(text) for place in range(found.start() + 1, found.end())
-        }
+        found = self.any_case.finditer(text)  # templates change case
+        places = {place for each in found for place in range(each.start() + 1, each.end())}
         begin = len(text) - len(text.lstrip())  # templates trim
         body = text.strip()
         sizes = range(min(len(body), self.longest - 1), 0, -1)
-        last = next((size for size in sizes if body[-size:] in self.beginnings), 0)
-        first = next((size for size in sizes if body[:size] in self.ends), 0)
+        last = next((size for size in sizes if body[-size:].lower() in self.beginnings), 0)
+        first = next((size for size in sizes if body[:size].lower() in self.ends), 0)
         end = begin + len(body)
         places |= {end - count for count in range(last)}
         places |= {begin + count for count in range(first)}
@@ -166,13 +165,15 @@ class Guard:
 
 
 @lru_cache(maxsize=8)
-def find_spellings(tokens: tuple[str, ...]) -> tuple[re.Pattern[str], frozenset[str], frozenset[str]]:
-    """Return what finds tokens in a text, what they may begin with at its end, and end with at its start."""
+def find_spellings(
+    tokens: tuple[str, ...],
+) -> tuple[re.Pattern[str], re.Pattern[str], frozenset[str], frozenset[str]]:
+    """Return what finds tokens, as spelled and in any case, and their beginnings and ends in lower case."""
     longest_first = sorted(tokens, key=len, reverse=True)
-    spelled = re.compile("|".join(map(re.escape, longest_first)) or "(?!)")
-    beginnings = frozenset(token[:size] for token in tokens for size in range(1, len(token)))
-    ends = frozenset(token[size:] for token in tokens for size in range(1, len(token)))
-    return spelled, beginnings, ends
+    pattern = "|".join(map(re.escape, longest_first)) or "(?!)"
+    beginnings = frozenset(token[:size].lower() for token in tokens for size in range(1, len(token)))
+    ends = frozenset(token[size:].lower() for token in tokens for size in range(1, len(token)))
+    return re.compile(pattern), re.compile(pattern, re.IGNORECASE), beginnings, ends
 
 
 def encode_pieces(tokenizer: Tokenizer, pieces: Sequence[tuple[str, bool]]) -> list[int]:
