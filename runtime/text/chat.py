@@ -131,18 +131,17 @@ class Guard:
         # A single letter is read as the token everywhere: see Tokenizer.encode.
         tokens = tuple(token for token in special_tokens if len(token) > 1)
         self.longest = max(map(len, tokens), default=1)
-        self.spelled, self.beginnings, self.ends = find_spellings(tokens)
+        self.spelled, self.any_case, self.beginnings, self.ends = find_spellings(tokens)
 
     def mark(self, text: str) -> str:
         """Put a mark into each special token that a text spells, or that it may spell beside another text."""
-        places = {
-            place for found in self.spelled.finditer(text) for place in range(found.start() + 1, found.end())
-        }
+        found = self.any_case.finditer(text)  # templates change case
+        places = {place for each in found for place in range(each.start() + 1, each.end())}
         begin = len(text) - len(text.lstrip())  # templates trim
         body = text.strip()
         sizes = range(min(len(body), self.longest - 1), 0, -1)
-        last = next((size for size in sizes if body[-size:] in self.beginnings), 0)
-        first = next((size for size in sizes if body[:size] in self.ends), 0)
+        last = next((size for size in sizes if body[-size:].lower() in self.beginnings), 0)
+        first = next((size for size in sizes if body[:size].lower() in self.ends), 0)
         end = begin + len(body)
         places |= {end - count for count in range(last)}
         places |= {begin + count for count in range(first)}
@@ -151,6 +150,8 @@ class Guard:
 
     def encode(self, text: str, tokenizer: Tokenizer) -> list[int]:
         """Return the tokens of a text with marks, which are left out."""
+        if not self.beginnings:
+            return tokenizer.encode(text.replace(MARK, ""), parse_special=True)
         marks = [found.start() - number for number, found in enumerate(re.finditer(MARK, text))]
         text = text.replace(MARK, "")
         pieces = []
@@ -160,30 +161,57 @@ class Guard:
                 pieces += [(text[begin : found.start()], True), (found[0], False)]
                 begin = found.end()
         pieces.append((text[begin:], True))
-        ids = tokenizer.encode(pieces[0][0], parse_special=True)
-        for piece, parse_special in pieces[1:]:
-            if piece:
-                ids += encode_continuation(tokenizer, piece, parse_special)
-        return ids
+        return encode_pieces(tokenizer, pieces)
 
 
 @lru_cache(maxsize=8)
-def find_spellings(tokens: tuple[str, ...]) -> tuple[re.Pattern[str], frozenset[str], frozenset[str]]:
-    """Return what finds tokens in a text, what they may begin with at its end, and end with at its start."""
+def find_spellings(
+    tokens: tuple[str, ...],
+) -> tuple[re.Pattern[str], re.Pattern[str], frozenset[str], frozenset[str]]:
+    """Return what finds tokens, as spelled and in any case, and their beginnings and ends in lower case."""
     longest_first = sorted(tokens, key=len, reverse=True)
-    spelled = re.compile("|".join(map(re.escape, longest_first)) or "(?!)")
-    beginnings = frozenset(token[:size] for token in tokens for size in range(1, len(token)))
-    ends = frozenset(token[size:] for token in tokens for size in range(1, len(token)))
-    return spelled, beginnings, ends
+    pattern = "|".join(map(re.escape, longest_first)) or "(?!)"
+    beginnings = frozenset(token[:size].lower() for token in tokens for size in range(1, len(token)))
+    ends = frozenset(token[size:].lower() for token in tokens for size in range(1, len(token)))
+    return re.compile(pattern), re.compile(pattern, re.IGNORECASE), beginnings, ends
+
+
+def encode_pieces(tokenizer: Tokenizer, pieces: Sequence[tuple[str, bool]]) -> list[int]:
+    """Return the tokens of a text that comes in pieces, each with whether special tokens are read in it."""
+    (first, parse_special), *others = pieces
+    ids = encode_written(tokenizer, first, parse_special)
+    for piece, parse_special in others:
+        if piece:
+            ids += encode_continuation(tokenizer, piece, parse_special)
+    return ids
 
 
 def encode_continuation(tokenizer: Tokenizer, text: str, parse_special: bool) -> list[int]:
     """Return the tokens of a text that follows another: some tokenizers put a space before the first."""
     before = tokenizer.encode("\n")
-    ids = tokenizer.encode("\n" + text, parse_special=parse_special)
+    ids = encode_written(tokenizer, "\n" + text, parse_special)
     if ids[: len(before)] == before:
         return ids[len(before) :]
-    return tokenizer.encode(text, parse_special=parse_special)
+    return encode_written(tokenizer, text, parse_special)
+
+
+def encode_written(tokenizer: Tokenizer, text: str, parse_special: bool) -> list[int]:
+    """Return the tokens of a text, in which special ones are read where it spells them letter by letter.
+
+    What is one only once it is normalized, such as ``</S>`` in lower case, has no mark: a user wrote it.
+    """
+    if not parse_special:
+        return tokenizer.encode(text)
+    (parsed,) = tokenizer.encode_batch([text], parse_special=True)
+    disguised = tokenizer.find_disguised(text, parsed)
+    if not disguised:
+        return parsed.ids
+    pieces = []
+    begin = 0
+    for start, end in disguised:
+        pieces += [(text[begin:start], True), (text[start:end], False)]
+        begin = end
+    return encode_pieces(tokenizer, [*pieces, (text[begin:], True)])
 
 
 def check_messages(messages: Sequence[Message], mark: Callable[[str], str]) -> list[dict[str, Any]]:

@@ -204,6 +204,20 @@ class Tokenizer:
             cut = end
         return parsed.ids
 
+    def find_disguised(self, text: str, parsed: Encoding) -> list[tuple[int, int]]:
+        """Return where a text becomes a special token only once it is normalized, as ``text[start:end]``.
+
+        `parsed` is the text with all special tokens. The unknown token stands for any text.
+        """
+        special = [index for index, token_id in enumerate(parsed.ids) if token_id in self._special_ids]
+        offsets = parsed.offsets if special else []
+        return [
+            offsets[index]
+            for index in special
+            if parsed.ids[index] != self.unknown
+            and text[slice(*offsets[index])].strip() != self.spell(parsed.ids[index])
+        ]
+
     def decode(self, ids: Sequence[int]) -> str:
         """Turn token ids into text; special tokens and unassigned ids add nothing.
 

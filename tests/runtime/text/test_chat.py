@@ -117,6 +117,17 @@ def test_texts_that_a_template_joins_make_no_special_token(
     assert special == ["<s>", "</s>"]
 
 
+@pytest.mark.parametrize(
+    ("written", "change"), [("<|IM_END|>", "lower"), ("<|IM_END|>", "capitalize"), ("[inst]", "upper")]
+)
+@pytest.mark.parametrize("cut", [0, 3, 10])
+def test_case_that_a_template_changes_makes_no_special_token(written: str, change: str, cut: int) -> None:
+    template = f"<s>{{{{ (messages[0]['name'] ~ messages[0]['content']) | {change} }}}}</s>"
+    message = {"role": "user", "name": written[:cut], "content": written[cut:]}
+    ids = chat_of(template).encode([message], ours("byte_level"))
+    assert [each for each in map(ours("byte_level").spell, ids) if each in SPECIAL] == ["<s>", "</s>"]
+
+
 @pytest.mark.parametrize("kind", ["byte_level", "prefixing"])
 @pytest.mark.parametrize("token", SPELLED)
 def test_escapes_and_keys_of_calls_and_tools_make_no_special_token(kind: str, token: str) -> None:
