@@ -15,7 +15,7 @@ from planforge.runtime import InputError, SchemaError, TextGenerator, ToolCall
 from planforge.runtime.generate.tools import Tools, read_tools
 from planforge.runtime.text.chat import Chat
 
-from ...helpers.chat import HERMES
+from ...helpers.chat import HERMES, ours
 
 PARAMETERS: dict[str, Any] = {
     "type": "object",
@@ -89,13 +89,8 @@ def test_calls_and_their_results_reach_the_template() -> None:
     messages = [*MESSAGES, {"role": "assistant", "content": None, "tool_calls": [call]}]
     messages.append({"role": "tool", "tool_call_id": "1", "content": "21"})
 
-    class Letters:
-        special_tokens = ("<|im_end|>",)
-
-        def encode(self, text: str, parse_special: bool = False) -> list[int]:
-            return [ord(letter) for letter in text]
-
-    text = "".join(map(chr, chat.encode(messages, Letters(), tools=TOOLS)))  # type: ignore[arg-type]
+    tokenizer = ours("byte_level")
+    text = "".join(map(tokenizer.show, chat.encode(messages, tokenizer, tools=TOOLS)))
     assert '<tool_call>{"name": "weather", "arguments": {"city": "Rome"}}</tool_call>' in text
     assert "<|im_start|>tool\n21<|im_end|>" in text
     assert json.dumps(WEATHER) in text
