@@ -255,12 +255,14 @@ class RoundInAnyOrder(TorchDispatchMode):
         if packet in products:
             left, right = args[products[packet] :][:2]
             squares = (left * left) @ (right * right)
-            return (left.shape[-1] * (squares / 2 + out * out / 3)).sqrt()
+            of_product: Tensor = (left.shape[-1] * (squares / 2 + out * out / 3)).sqrt()
+            return of_product
         if packet in (aten.sum, aten.mean) and out.is_floating_point() and out.numel():
             terms = args[0].numel() // out.numel()
             squares = func(args[0] * args[0], *args[1:], **kwargs)
             squares = squares / terms if packet is aten.mean else squares
-            return (terms * (squares / 2 + out * out / 3)).sqrt()
+            of_sum: Tensor = (terms * (squares / 2 + out * out / 3)).sqrt()
+            return of_sum
         return None
 
 

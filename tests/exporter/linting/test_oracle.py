@@ -284,5 +284,5 @@ def test_lint_agrees_with_tensorrt_rtx_on_our_graphs(bundle: Path, tmp_path: Pat
 
 
 def find_errors(report: LintReport) -> list[Finding]:
-    """Return the errors of a file, but for its cache's length: `build` makes that a number before it parses."""
+    """Return the errors of a file, but for the length of its cache, which `build` makes a number."""
     return [finding for finding in report.findings if finding.is_error and finding.rule != "cache-length"]
