@@ -271,7 +271,7 @@ def test_pages_are_given_back_only_while_their_owner_is_held(
 ) -> None:
     """An address at which a weights file was mapped may be another thread's heap by now."""
     (tmp_path / "w.safetensors").write_bytes(b"w" * 2**22)
-    storage = torch.UntypedStorage.from_file(str(tmp_path / "w.safetensors"), False, 2**22)
+    storage: Any = torch.UntypedStorage.from_file(str(tmp_path / "w.safetensors"), False, 2**22)
     tensor = torch.tensor([], dtype=torch.uint8).set_(storage)
     assert int(tensor.sum()) == 2**22 * ord("w")
     heap = torch.full((2**20,), 7.0)
