@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -104,12 +104,18 @@ def test_many_vectors(server: Address, monkeypatch: pytest.MonkeyPatch) -> None:
 def test_a_prompt_with_many_answers_is_read_once(server: Address, monkeypatch: pytest.MonkeyPatch) -> None:
     read: list[str] = []
     encode = Tokenizer.encode
+    encode_batch = Tokenizer.encode_batch
 
     def count(tokenizer: Tokenizer, text: str, **options: Any) -> list[int]:
         read.append(text)
         return encode(tokenizer, text, **options)
 
+    def count_batch(tokenizer: Tokenizer, texts: Sequence[str], *arguments: Any, **options: Any) -> Any:
+        read.extend(texts)
+        return encode_batch(tokenizer, texts, *arguments, **options)
+
     monkeypatch.setattr(Tokenizer, "encode", count)
+    monkeypatch.setattr(Tokenizer, "encode_batch", count_batch)
     text = "And it came to pass " * 10
     body = {"max_tokens": 2, "n": 64, "temperature": 1, "seed": 3}
     answer = ask(server, monkeypatch, COMPLETE, {"model": "gpt", "prompt": text, **body}).json()
