@@ -3,22 +3,18 @@
 from __future__ import annotations
 
 import json
-import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
 from ..errors import InputError, SchemaError
 from ..suggest import did_you_mean
-from ..text.stream import count_overlap
 from .json_schema import JSON_OPTIONS, read_schema
 from .structure import MAX_LENGTH, Structure, check_length
+from .tool_calls import read_calls
 
 CHOICES = ("auto", "none", "required")
 NO_ARGUMENTS = {"type": "object", "properties": {}, "additionalProperties": False}
-CALL = "<tool_call>"  # begins a call at any place of an answer
-MARKS = (CALL, "[TOOL_CALLS]", "<|python_tag|>")  # begin one at the start of an answer, as an object does
-TAGGED = re.compile(rf"{CALL}(.*?)(?:</tool_call>|\Z)", re.DOTALL)
 FORM = '{"type": "function", "function": {"name": "...", "parameters": {...}}}'
 
 
@@ -50,23 +46,11 @@ class Tools:
     forced: tuple[str, ...]
 
     def find_calls(self, text: str) -> tuple[ToolCall, ...]:
-        """Return the calls in an answer, in the wordings of Hermes and Qwen, Llama 3 and Mistral."""
-        texts = TAGGED.findall(text)
-        calls: list[ToolCall] = []
-        for one in texts or [re.sub(r"^\s*(\[TOOL_CALLS\]|<\|python_tag\|>)", "", text)]:
-            try:
-                found = json.loads(one)
-            except (ValueError, RecursionError):
-                return ()
-            for call in found if isinstance(found, list) else [found]:
-                name = call.get("name") if isinstance(call, dict) else None
-                if not isinstance(name, str) or name not in self.parameters:
-                    return ()
-                arguments = call.get("arguments", call.get("parameters"))
-                if not isinstance(arguments, dict):
-                    return ()
-                calls.append(ToolCall(name, json.dumps(arguments, ensure_ascii=False)))
-        return tuple(calls)
+        """Return the calls in an answer, in any wording that `tool_calls` reads."""
+        return tuple(
+            ToolCall(name, json.dumps(arguments, ensure_ascii=False))
+            for name, arguments in read_calls(text, self.parameters)
+        )
 
     def write_structure(self, template: str) -> Structure:
         """Return what holds an answer to a call, in the wording that a chat template teaches."""
@@ -96,37 +80,6 @@ class Tools:
                 }
             )
         return {"anyOf": calls, "$defs": definitions}
-
-
-def split_call(text: str, *, is_start: bool) -> tuple[str, str]:
-    """Return what is no call of a tool in the text so far, and the rest, which is one or may become one.
-
-    Args:
-        text: what came of an answer.
-        is_start: whether the answer begins with it.
-    """
-    if is_start and may_begin_call(text):
-        return "", text
-    place = text.find(CALL)
-    if place < 0:
-        place = len(text) - count_overlap(text, CALL)
-    return text[:place], text[place:]
-
-
-def may_begin_call(text: str) -> bool:
-    """Return whether an answer that is a call may begin with a text: by a mark, or with an object."""
-    start = text.lstrip()
-    if any(mark.startswith(start) or start.startswith(mark) for mark in MARKS):
-        return True
-    return re.match(r"\[?\s*(\{|\Z)", start) is not None
-
-
-def cut_calls(text: str) -> str:
-    """Return what an answer that calls tools says beside its calls; space behind the first is left out."""
-    if CALL not in text:
-        return ""
-    before, *others = TAGGED.split(text)[::2]  # between them are the calls
-    return before + "".join(part for part in others if part.strip())
 
 
 def read_tools(tools: Any, choice: Any) -> Tools | None:

@@ -9,7 +9,7 @@ from typing import Any, ClassVar
 
 from ..decoding.chunk import Chunk
 from ..generate.generation import Generation
-from ..generate.tools import cut_calls, split_call
+from ..generate.tool_calls import cut_calls, split_call
 from ..text.tokenizer import Tokenizer
 from .answers import (
     ChatChoice,

@@ -110,6 +110,35 @@ def test_calls_and_their_results_reach_the_template() -> None:
         ('<|python_tag|>{"name": "now", "parameters": {}}', ["now"]),
         ('[TOOL_CALLS][{"name": "now", "arguments": {}}, {"name": "now", "arguments": {}}]', ["now", "now"]),
         ('[{"name": "now", "arguments": {}}]', ["now"]),
+        # A text in the arguments may hold any mark.
+        (
+            '<tool_call>{"name": "weather", "arguments": {"city": "</tool_call> <tool_call>"}}</tool_call>'
+            '<tool_call>{"name": "now", "arguments": {}}</tool_call>',
+            ["weather", "now"],
+        ),
+        # Several calls of Llama 3, Mistral's newer wording, Phi-4-mini and Granite, and OLMo 3.
+        ('{"name": "now", "parameters": {}}; {"name": "now", "parameters": {}}', ["now", "now"]),
+        (
+            '{"name": "now", "parameters": {}}\n{"name": "weather", "parameters": {"city": ";"}}',
+            ["now", "weather"],
+        ),
+        ('[TOOL_CALLS]weather[ARGS]{"city": "Rome"}[TOOL_CALLS]now[ARGS]{}', ["weather", "now"]),
+        ('[TOOL_CALLS]weather[CALL_ID]a1B2[ARGS]{"city": "Rome"}', ["weather"]),
+        ('weather{"city": "[ARGS]{"}', ["weather"]),
+        ('<|tool_call|>[{"name": "now", "arguments": {}}]<|/tool_call|>', ["now"]),
+        ('<|tool_call|>[{"name": "now", "arguments": {}}, {"name": "now", "arguments": {}}]', ["now", "now"]),
+        ('<tool_call>[{"name": "now", "arguments": {}}]', ["now"]),
+        (
+            'Yes. <function_calls>\nweather(city="</function_calls>", days=[1, true], more=null)\nnow()\n'
+            "</function_calls>",
+            ["weather", "now"],
+        ),
+        ("<function_calls>weather(__import__('os'))</function_calls>", []),
+        ("<function_calls>weather(city=open('x'))</function_calls>", []),
+        ("<function_calls>weather(city={'Rome'})</function_calls>", []),
+        ("<function_calls>weather(city=1e999)</function_calls>", []),
+        ('{"name": "now", "arguments": {"a": NaN}}', []),
+        ('<tool_call>{"name": "now", "arguments": {}} and more', []),
         ("It is warm.", []),
         ("", []),
         ('{"name": "other", "arguments": {}}', []),

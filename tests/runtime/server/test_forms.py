@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from dataclasses import replace
 from typing import Any
 
@@ -57,6 +58,11 @@ def join_text(choices: list[Any]) -> str:
         (f"a < b. {CALL}\n{CALL}\n", "a < b. ", 2),
         (f"{CALL} That is {{all}}. {CALL}", " That is {all}. ", 2),
         (CALL.removesuffix("</tool_call>"), None, 1),
+        (f"Now. {CALL.replace('sea', '</tool_call> <tool_call>')} That is all.", "Now.  That is all.", 1),
+        (f"Now. <|tool_call|>[{BARE}]<|/tool_call|>", "Now. ", 1),
+        ('See <function_calls>look(at="</function_calls>")</function_calls>', "See ", 1),
+        (f"{BARE}; {BARE}", None, 2),
+        ('[TOOL_CALLS]look[ARGS]{"at": "sea"}', None, 1),
         (f"  {BARE}", None, 1),
         (f"[{BARE}, {BARE}]", None, 2),
         (f"[TOOL_CALLS] [{BARE}]", None, 1),
@@ -71,7 +77,8 @@ def test_calls_of_tools(tokenizer: Tokenizer, text: str, content: str | None, ca
     assert [call["type"] for call in choice["message"]["tool_calls"]] == ["function"] * calls
     for call in choice["message"]["tool_calls"]:
         assert call["id"].startswith("call_")
-        assert call["function"] == {"name": "look", "arguments": '{"at": "sea"}'}
+        assert call["function"]["name"] == "look"
+        assert json.loads(call["function"]["arguments"])["at"] in text
     for size in range(1, len(text) + 1):
         form = ChatForm(tokenizer, logprobs=False, tools=True)
         parts = stream(form, text, size)
