@@ -4,17 +4,19 @@ from __future__ import annotations
 
 import json
 from collections.abc import Mapping, Sequence
+from copy import deepcopy
 from dataclasses import dataclass
 from typing import Any
 
 from ..errors import InputError, SchemaError
 from ..suggest import did_you_mean
-from .json_schema import JSON_OPTIONS, read_schema
+from .json_schema import JSON_OPTIONS, list_schemas, read_schema
 from .structure import MAX_LENGTH, Structure, check_length
 from .tool_calls import read_calls
 
 CHOICES = ("auto", "none", "required")
 NO_ARGUMENTS = {"type": "object", "properties": {}, "additionalProperties": False}
+ROOT_NAMES = ("$id", "$schema", "id")  # of a whole schema, by which its pointers would be resolved
 FORM = '{"type": "function", "function": {"name": "...", "parameters": {...}}}'
 
 
@@ -68,13 +70,11 @@ class Tools:
         definitions: dict[str, Any] = {}
         calls = []
         for number, name in enumerate(self.forced):
-            parameters = move_references(self.parameters[name], f"{number}-")
-            for part, schema in parameters.pop("$defs", {}).items():
-                definitions[f"{number}-{part}"] = schema
+            definitions[str(number)] = move_schema(self.parameters[name], f"#/$defs/{number}")
             calls.append(
                 {
                     "type": "object",
-                    "properties": {"name": {"const": name}, key: parameters},
+                    "properties": {"name": {"const": name}, key: {"$ref": f"#/$defs/{number}"}},
                     "required": ["name", key],
                     "additionalProperties": False,
                 }
@@ -157,14 +157,11 @@ def read_choice(choice: Any, names: Mapping[str, Any]) -> tuple[str, ...]:
     return (name,)
 
 
-def move_references(schema: Any, prefix: str) -> Any:
-    """Return a copy of a schema whose references to its $defs have a prefix."""
-    if isinstance(schema, list):
-        return [move_references(part, prefix) for part in schema]
-    if not isinstance(schema, dict):
-        return schema
-    moved = {key: move_references(part, prefix) for key, part in schema.items()}
-    reference = moved.get("$ref")
-    if isinstance(reference, str) and reference.startswith("#/$defs/"):
-        moved["$ref"] = f"#/$defs/{prefix}{reference.removeprefix('#/$defs/')}"
+def move_schema(schema: Mapping[str, Any], place: str) -> dict[str, Any]:
+    """Return a schema as it is to stand at a place of another: its pointers name the same parts there."""
+    moved: dict[str, Any] = deepcopy({key: part for key, part in schema.items() if key not in ROOT_NAMES})
+    for _, part in list_schemas(moved, ()):
+        pointer = part.get("$ref")
+        if pointer == "#" or (isinstance(pointer, str) and pointer.startswith("#/")):
+            part["$ref"] = place + pointer[1:]
     return moved

@@ -72,6 +72,69 @@ def test_an_answer_is_held_to_a_call(wear: Wear, template: str, name: str | None
     assert pending.result(60).tool_calls == answer.tool_calls
 
 
+TREE: dict[str, Any] = {
+    "type": "object",
+    "properties": {"a": {"type": "integer"}, "child": {"$ref": "#"}},
+    "required": ["a"],
+    "additionalProperties": False,
+}
+POINTERS: list[tuple[dict[str, Any], list[Any], list[Any]]] = [
+    (TREE, [{"a": 1}, {"a": 1, "child": {"a": 2}}], [{"child": {"a": 2}}, {"a": 1, "child": {"name": "f"}}]),
+    (
+        {
+            **TREE,
+            "$id": "https://example.com/tree",
+            "$schema": "https://json-schema.org/draft/2020-12/schema",
+        },
+        [{"a": 1, "child": {"a": 2}}],
+        [{"a": 1, "child": {}}],
+    ),
+    (
+        {
+            "type": "object",
+            "properties": {"n": {"$ref": "#/definitions/N"}},
+            "definitions": {"N": {"type": "integer"}},
+        },
+        [{"n": 1}],
+        [{"n": "1"}],
+    ),
+    (
+        {"type": "object", "properties": {"a/b": {"type": "boolean"}, "c": {"$ref": "#/properties/a~1b"}}},
+        [{"c": True}],
+        [{"c": "1"}],
+    ),
+    (
+        {
+            "type": "object",
+            "properties": {"x": {"$ref": "#/$defs/outer/$defs/inner"}, "$ref": {"type": "integer"}},
+            "$defs": {"outer": {"$defs": {"inner": {"const": {"$ref": "#"}}}}},
+        },
+        [{"x": {"$ref": "#"}, "$ref": 3}],
+        [{"x": {"$ref": "#/$defs/0"}}, {"$ref": "3"}],
+    ),
+]
+
+
+@pytest.mark.parametrize(("parameters", "valid", "invalid"), POINTERS)
+def test_pointers_mean_the_same_inside_a_call(
+    wear: Wear, parameters: dict[str, Any], valid: list[Any], invalid: list[Any]
+) -> None:
+    """jsonschema judges the arguments by the tool's own schema, and the call by the schema that holds it."""
+    functions = [{"name": "first"}, {"name": "f", "parameters": parameters}]
+    tools = read_tools([{"type": "function", "function": each} for each in functions], "required")
+    assert tools is not None
+    held = json.loads(tools.write_structure(LLAMA).text)
+    for arguments in (*valid, *invalid):
+        own = jsonschema.Draft202012Validator(parameters).is_valid(arguments)
+        assert own == (arguments in valid)
+        call = {"name": "f", "parameters": arguments}
+        assert jsonschema.Draft202012Validator(held).is_valid(call) == own, arguments
+    answer = wear(HERMES).chat(
+        MESSAGES, tools=list(tools.definitions), tool_choice="required", max_new_tokens=1
+    )
+    assert answer.token_ids  # llguidance takes the schema too
+
+
 def test_an_answer_need_not_call(wear: Wear) -> None:
     model = wear(HERMES)
     free = model.chat(MESSAGES, tools=TOOLS, max_new_tokens=8)
