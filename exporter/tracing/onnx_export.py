@@ -11,6 +11,7 @@ import gc
 import inspect
 import json
 import logging
+import os
 import subprocess
 import warnings
 from collections.abc import Callable, Mapping
@@ -75,7 +76,9 @@ def start_trace(checkpoint: Path, recipe: str, choices: Choices, out: Path) -> s
     """Start tracing in a child process; `finish_trace` waits for it."""
     command = [*make_command(__name__), str(checkpoint.resolve()), recipe]
     command += [str(choices.max_batch), str(choices.max_length), ",".join(choices.outputs), str(out)]
-    return start_child(command, stdout=subprocess.DEVNULL, stderr=subprocess.PIPE, text=True)
+    # PyTorch makes a folder for compiled kernels, of which tracing has none.
+    environment = {"TORCHINDUCTOR_CACHE_DIR": str(out.with_suffix(".inductor")), **os.environ}
+    return start_child(command, env=environment, stdout=subprocess.DEVNULL, stderr=subprocess.PIPE, text=True)
 
 
 def finish_trace(process: subprocess.Popen[str], out: Path) -> ir.Model:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+import os
 import sys
 import weakref
 from collections.abc import Iterator, Sequence
@@ -45,6 +46,8 @@ SPINNING = {
 
 def import_onnxruntime() -> ModuleType:
     """Return ONNX Runtime's module, or raise an error that names the extra."""
+    # Its telemetry writes a file with an id of this machine, `.ses`, into the folder for temporary files.
+    os.environ.setdefault("ORT_DISABLE_TELEMETRY", "1")
     try:
         import onnxruntime
     except ModuleNotFoundError as error:
