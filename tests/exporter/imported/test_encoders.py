@@ -67,7 +67,7 @@ def test_classes_of_texts_and_pairs_are_those_of_transformers(
         for item in (TEXTS[0], PAIR):
             given = (item,) if isinstance(item, str) else item
             with torch.no_grad():
-                read = tokenizer(*given, return_tensors="pt", return_token_type_ids=True)
+                read = tokenizer(*given, return_tensors="pt")
                 logits = reference.eval()(**read).logits[0]
             found = model.classify(*given)
             assert found.label == f"LABEL_{int(logits.argmax())}"
