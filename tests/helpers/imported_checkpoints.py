@@ -111,7 +111,10 @@ def write_tokenizer(name: str, folder: Path) -> None:
             tokenizer.post_processor = processors.BertProcessing(**frame)
         roles |= {"bos_token": "<s>", "eos_token": "</s>"}
         roles["tokenizer_class"] = "PreTrainedTokenizerFast"
-        (folder / "tokenizer_config.json").write_text(json.dumps(roles))
+        settings: dict[str, Any] = {**roles}
+        if name == "electra":  # as BERT's class has it
+            settings["model_input_names"] = ["input_ids", "token_type_ids", "attention_mask"]
+        (folder / "tokenizer_config.json").write_text(json.dumps(settings))
     tokenizer.save(str(folder / "tokenizer.json"))
 
 

@@ -126,7 +126,8 @@ def find_frames(data: bytes, source: str) -> tuple[Frame, Frame] | None:
     pair = special("a b", "c d")
     if len(single) != 2 or len(pair) != 3:
         return None
-    return Frame(single[0], (), single[1]), Frame(pair[0], pair[1], pair[2])
+    prefix, between, suffix = pair
+    return Frame(single[0], (), single[1]), Frame(prefix, between, suffix)
 
 
 def reads_segments(folder: Path, data: bytes) -> bool:
