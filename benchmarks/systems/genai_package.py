@@ -31,7 +31,7 @@ class GenaiPackage(onnxruntime_genai.OnnxruntimeGenai):
         with tempfile.TemporaryDirectory(dir=out.parent) as folder:
             bundle = Path(folder) / "bundle"
             planforge.SYSTEM.prepare(checkpoint, kind, precision, bundle, settings)
-            package(bundle, out, runtime="genai", precision=[precision], verify=False)
+            package(bundle, out, runtime="genai", precision=[precision], hard_links=True, verify=False)
 
 
 SYSTEM: System = GenaiPackage()

@@ -20,8 +20,12 @@ def package(
             show_default="all for transformers.js, else the bundle's default",
         ),
     ] = None,
-    copy: Annotated[
-        bool, make_option("Copy the weights instead of linking to the bundle's.", "--copy")
+    hard_links: Annotated[
+        bool,
+        make_option(
+            "Make weights hard links to the bundle's: they take no disk, but `onnx.load` refuses them.",
+            "--hard-links",
+        ),
     ] = False,
     no_verify: Annotated[bool, make_option("Do not run the package in its runtime.", "--no-verify")] = False,
     runtime_at: Annotated[
@@ -44,7 +48,7 @@ def package(
             output,
             runtime=runtime,
             precision=split_names(precision),
-            copy=copy,
+            hard_links=hard_links,
             verify=not no_verify,
             runtime_at=runtime_at,
             progress=progress,

@@ -97,9 +97,9 @@ def list_next_steps(folder: Path, manifest: Manifest) -> list[str]:
     return steps
 
 
-def describe_links(count: int) -> str:
-    """Return in words that files of a package are links, where some are."""
-    return f" beside {count} link{'s' if count > 1 else ''} to the bundle's files" if count else ""
+def describe_shared(count: int) -> str:
+    """Return in words that files of a package share the bundle's disk, where some do."""
+    return f" beside {count} file{'s' if count > 1 else ''} shared with the bundle" if count else ""
 
 
 def make_package_tables(result: PackageResult) -> list[RenderableType]:
@@ -109,7 +109,7 @@ def make_package_tables(result: PackageResult) -> list[RenderableType]:
     rows = [
         ("for", result.title),
         ("graphs", ", ".join(result.artifacts)),
-        ("written", format_size(result.bytes_written) + describe_links(result.links)),
+        ("written", format_size(result.bytes_written) + describe_shared(result.shared)),
         ("run with", result.version or "nothing: it was not run"),
     ]
     tables: list[RenderableType] = [FittingTable(f"Package written to {result.folder}", ("", ""), rows)]

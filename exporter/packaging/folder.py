@@ -1,4 +1,4 @@
-"""The folder of a package: written beside its place, then renamed; weights are links where they can be."""
+"""The folder of a package: written beside its place, then renamed."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from ..bundle.writer import check_parent, open_staging_folder
 from ..errors import OutputError
 from ..passes.weight_files import list_external_tensors, move_weights
 from .hugging_face import write_json
-from .links import link_file
+from .links import FilePlacer
 
 MOST = 0.9  # of a file of weights: where a graph reads less, a package to be fetched has no more of it
 DESCRIPTION = "planforge.json"  # what was packaged, and what was run with it
@@ -56,17 +56,23 @@ def make_folder(folder: Path) -> Iterator[Path]:
         os.rename(staging, folder)
 
 
-def measure_files(folder: Path) -> tuple[int, int]:
-    """Return how many bytes a package's own files have, and how many of its files are links."""
-    stats = [path.stat() for path in folder.rglob("*") if path.is_file()]
-    own = [stat.st_size for stat in stats if stat.st_nlink == 1]
-    return sum(own), len(stats) - len(own)
+def measure_files(folder: Path, placer: FilePlacer) -> int:
+    """Return how many bytes a package's files have that share no blocks with the bundle's."""
+    files = {path for path in folder.rglob("*") if path.is_file()}
+    return sum(path.stat().st_size for path in files - placer.shared)
 
 
 def write_graph(
-    bundle: Bundle, artifact: Artifact, model: ir.Model, path: Path, weights: str, *, fetched: bool = False
+    bundle: Bundle,
+    artifact: Artifact,
+    model: ir.Model,
+    path: Path,
+    weights: str,
+    placer: FilePlacer,
+    *,
+    fetched: bool = False,
 ) -> None:
-    """Write a graph, and link the file of its weights beside it under the name `weights`.
+    """Write a graph, and put the file of its weights beside it under the name `weights`.
 
     `fetched` is of a package that is read over a network: where a graph reads little of the file, as one of
     a translator's two does, what it reads is copied instead.
@@ -79,7 +85,7 @@ def write_graph(
     for number, data in enumerate(artifact.data):
         source = bundle.path(data)
         names[source.name] = weights if number == 0 else f"{weights}_{number}"
-        link_file(source, path.with_name(names[source.name]))
+        placer.place(source, path.with_name(names[source.name]))
     move_weights(model, names)
     path.parent.mkdir(parents=True, exist_ok=True)
     ir.save(model, path)

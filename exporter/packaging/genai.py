@@ -20,6 +20,7 @@ from .hugging_face import (
     write_json,
     write_tokenizer,
 )
+from .links import FilePlacer
 from .settings import list_settings, warn_about_unknown
 
 # Settings that its search has; it refuses a file with another one.
@@ -35,14 +36,14 @@ KNOWN = (
 )
 
 
-def write(bundle: Bundle, artifacts: Sequence[Artifact], folder: Path) -> None:
+def write(bundle: Bundle, artifacts: Sequence[Artifact], folder: Path, placer: FilePlacer) -> None:
     """Write model.onnx with its weights, genai_config.json and the tokenizer's files."""
     (artifact,) = artifacts
     model = read_graph(bundle, artifact)
     take_attention_mask(model.graph, all_rows=False)
-    write_graph(bundle, artifact, model, folder / "model.onnx", "model.onnx.data")
+    write_graph(bundle, artifact, model, folder / "model.onnx", "model.onnx.data", placer)
     write_json(folder / "genai_config.json", describe(bundle, artifact))
-    write_tokenizer(bundle, folder, settings=describe_frame(bundle.manifest))
+    write_tokenizer(bundle, folder, placer, settings=describe_frame(bundle.manifest))
 
 
 def describe_frame(manifest: Manifest) -> dict[str, Any]:

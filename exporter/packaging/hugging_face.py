@@ -11,7 +11,7 @@ from typing import Any, TypeAlias
 from ...runtime.bundle.artifact import Artifact
 from ...runtime.bundle.bundle import Bundle
 from ...runtime.bundle.manifest import Manifest
-from .links import link_file
+from .links import FilePlacer
 
 Change: TypeAlias = Callable[[dict[str, Any]], dict[str, Any]]
 TARGET = "target"  # the folder of a translator's second tokenizer
@@ -103,6 +103,7 @@ def read_vocabulary_size(artifact: Artifact) -> int:
 def write_tokenizer(
     bundle: Bundle,
     folder: Path,
+    placer: FilePlacer,
     change: Change = lambda tokenizer: tokenizer,
     settings: Mapping[str, Any] = MappingProxyType({}),
 ) -> None:
@@ -118,7 +119,7 @@ def write_tokenizer(
         content = change(before)
         place.mkdir(exist_ok=True)
         if content == before:
-            link_file(own, place / "tokenizer.json")
+            placer.place(own, place / "tokenizer.json")
         else:
             write_json(place / "tokenizer.json", content)
         config: dict[str, Any] = {

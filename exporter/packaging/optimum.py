@@ -11,11 +11,12 @@ from .encoders import convert_encoder, describe_encoder, find_head
 from .folder import write_graph
 from .graphs import add_position_ids, name_cache_as_hugging_face, read_graph, take_attention_mask
 from .hugging_face import count_layers, describe_decoder, write_json, write_tokenizer
+from .links import FilePlacer
 from .sentences import write_sentence_files
 from .settings import describe_generation
 
 
-def write(bundle: Bundle, artifacts: Sequence[Artifact], folder: Path) -> None:
+def write(bundle: Bundle, artifacts: Sequence[Artifact], folder: Path, placer: FilePlacer) -> None:
     """Write model.onnx with its weights, config.json and the tokenizer's files."""
     (artifact,) = artifacts
     manifest = bundle.manifest
@@ -31,6 +32,6 @@ def write(bundle: Bundle, artifacts: Sequence[Artifact], folder: Path) -> None:
         name_cache_as_hugging_face(model.graph, count_layers(artifact))
         config = describe_decoder(manifest, artifact)
         write_json(folder / "generation_config.json", describe_generation(manifest))
-    write_graph(bundle, artifact, model, folder / "model.onnx", "model.onnx_data")
+    write_graph(bundle, artifact, model, folder / "model.onnx", "model.onnx_data", placer)
     write_json(folder / "config.json", config)
-    write_tokenizer(bundle, folder)
+    write_tokenizer(bundle, folder, placer)

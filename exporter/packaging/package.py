@@ -18,7 +18,7 @@ from ..errors import VerificationError
 from ..tensorrt.plans import Progress
 from .choice import choose_artifacts
 from .folder import check_apart, check_target, describe, make_folder, measure_files
-from .links import copy_links
+from .links import FilePlacer
 from .recipes import Recipe, find_recipe
 from .run import run_package
 from .worker import Worker
@@ -37,8 +37,8 @@ class PackageResult:
         artifacts: ids of the bundle's graphs that are in it.
         version: of the runtime that ran them; None where it was not run.
         comparisons: one of each graph and case, with what was measured and what is allowed.
-        bytes_written: of the files that are no links to the bundle's.
-        links: how many files are.
+        bytes_written: of the files that share no blocks with the bundle's.
+        shared: how many files do, as reflinks or hard links.
     """
 
     folder: Path
@@ -48,7 +48,7 @@ class PackageResult:
     version: str | None
     comparisons: tuple[Comparison, ...]
     bytes_written: int
-    links: int
+    shared: int
 
     @property
     def verified(self) -> bool:
@@ -65,7 +65,7 @@ class PackageResult:
             "verified": self.verified,
             "comparisons": [comparison.to_json() for comparison in self.comparisons],
             "bytes_written": self.bytes_written,
-            "links": self.links,
+            "shared": self.shared,
         }
 
 
@@ -75,7 +75,7 @@ def package(
     *,
     runtime: str,
     precision: Sequence[str] | None = None,
-    copy: bool = False,
+    hard_links: bool = False,
     verify: bool = True,
     runtime_at: str | Path | None = None,
     progress: Progress = lambda _: None,
@@ -83,9 +83,9 @@ def package(
     """Write the folder that another runtime reads, with a bundle's graphs, and run it there.
 
     The graphs compute the same; their inputs, outputs and names are those that the runtime knows. Weights are
-    links to the bundle's files where the file system has them. Where the runtime is installed it runs the
-    folder, and its logits, tokens and vectors are held to the bundle's golden data: what PyTorch answered at
-    export.
+    reflinks of the bundle's files where the file system has them, and copies elsewhere. Where the runtime is
+    installed it runs the folder, and its logits, tokens and vectors are held to the bundle's golden data:
+    what PyTorch answered at export.
 
     Args:
         bundle: the folder that `export` or `import_folder` wrote.
@@ -93,8 +93,9 @@ def package(
         runtime: "genai" (onnxruntime-genai), "transformers.js", "optimum" or "triton".
         precision: those of the graphs; a str is one. By default all that the runtime takes, or where a
             package has one alone the bundle's default.
-        copy: whether weights are copied. Linked ones take no disk, but Python's `onnx.load` then refuses the
-            graphs of the package, and those of the bundle too.
+        hard_links: whether weights are second names of the bundle's files. They take no disk on any file
+            system, but Python's `onnx.load` then refuses the graphs of the package, and those of the bundle
+            too.
         verify: whether the package is run in its runtime; it is not where that is not installed, and the
             result says so.
         runtime_at: a virtual environment that has the runtime, or its python; for transformers.js a folder
@@ -120,10 +121,9 @@ def package(
     opened.verify_files()
     with make_folder(folder) as staging:
         progress(f"writing graphs for {recipe.title}")
-        recipe.write(opened, artifacts, staging)
-        if copy:
-            copy_links(staging)
-        result = finish_package(opened, recipe, artifacts, worker, staging, progress)
+        placer = FilePlacer(hard_links)
+        recipe.write(opened, artifacts, staging, placer)
+        result = finish_package(opened, recipe, artifacts, worker, staging, placer, progress)
     return replace(result, folder=folder)
 
 
@@ -133,6 +133,7 @@ def finish_package(
     artifacts: Sequence[Artifact],
     worker: Worker | None,
     folder: Path,
+    placer: FilePlacer,
     progress: Progress,
 ) -> PackageResult:
     """Run a package that is written, and describe it."""
@@ -142,7 +143,6 @@ def finish_package(
         version, comparisons = run_package(bundle, recipe, worker, folder, artifacts, progress)
     refuse_failures(comparisons)
     describe(folder, bundle, recipe.title, artifacts, version, comparisons)
-    written, links = measure_files(folder)
     return PackageResult(
         folder=folder,
         runtime=recipe.name,
@@ -150,8 +150,8 @@ def finish_package(
         artifacts=tuple(artifact.id for artifact in artifacts),
         version=version,
         comparisons=tuple(comparisons),
-        bytes_written=written,
-        links=links,
+        bytes_written=measure_files(folder, placer),
+        shared=len(placer.shared),
     )
 
 

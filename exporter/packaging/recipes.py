@@ -20,6 +20,7 @@ from .check import Check
 from .checks import list_decoder_checks, list_encoder_checks, list_translator_checks, make_graph_check
 from .default_checks import list_default_checks
 from .encoders import name_class, name_outputs
+from .links import FilePlacer
 from .worker import Worker, find_node, find_python
 
 CAUSAL = "text-generation"
@@ -45,7 +46,7 @@ class Recipe:
     tasks: tuple[str, ...]
     precisions: tuple[str, ...]
     many: bool  # whether one package has graphs in several precisions
-    write: Callable[[Bundle, Sequence[Artifact], Path], None]
+    write: Callable[[Bundle, Sequence[Artifact], Path, FilePlacer], None]
     find: Callable[[Path | None], Worker | None]  # the worker of a runtime that is installed
     install: str  # what installs it
     oldest: str  # the oldest version that packages were run with

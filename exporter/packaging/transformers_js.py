@@ -15,6 +15,7 @@ from .encoders import convert_encoder, describe_encoder, find_head
 from .folder import write_graph
 from .graphs import name_cache_as_hugging_face, read_graph, rename_axes, take_attention_mask
 from .hugging_face import count_layers, describe_decoder, write_json, write_tokenizer
+from .links import FilePlacer
 from .sentences import write_sentence_files
 from .settings import describe_generation, list_settings, warn_about_unknown
 from .tables import spell_out_tables
@@ -38,7 +39,7 @@ FILES = {
 }
 
 
-def write(bundle: Bundle, artifacts: Sequence[Artifact], folder: Path) -> None:
+def write(bundle: Bundle, artifacts: Sequence[Artifact], folder: Path, placer: FilePlacer) -> None:
     """Write onnx/model*.onnx with their weights, config.json and the tokenizer's files."""
     manifest = bundle.manifest
     external: dict[str, int] = {}
@@ -47,7 +48,7 @@ def write(bundle: Bundle, artifacts: Sequence[Artifact], folder: Path) -> None:
         convert(model.graph, manifest, artifact)
         spell_out_tables(model.graph)
         name = f"{FILES[manifest.task, artifact.graph]}{SUFFIXES[artifact.precision]}.onnx"
-        write_graph(bundle, artifact, model, folder / "onnx" / name, f"{name}_data", fetched=True)
+        write_graph(bundle, artifact, model, folder / "onnx" / name, f"{name}_data", placer, fetched=True)
         external[name] = 1
     config = describe_model(bundle, artifacts)
     config["transformers.js_config"] = {"use_external_data_format": external}
@@ -57,7 +58,7 @@ def write(bundle: Bundle, artifacts: Sequence[Artifact], folder: Path) -> None:
         write_json(folder / "generation_config.json", describe_generation(manifest))
     elif find_head(manifest) is None:
         write_sentence_files(manifest, folder)
-    write_tokenizer(bundle, folder, lower_every_sigma)
+    write_tokenizer(bundle, folder, placer, lower_every_sigma)
 
 
 def convert(graph: ir.Graph, manifest: Manifest, artifact: Artifact) -> None:

@@ -13,7 +13,7 @@ from ...runtime.bundle.json_reader import FILE_NAME
 from ...runtime.errors import InputError
 from .folder import write_graph
 from .graphs import read_graph
-from .links import link_file
+from .links import FilePlacer
 
 MODEL = Path(__file__).with_name("triton_models") / "model.py"
 TYPES = {
@@ -36,7 +36,7 @@ OF_BOTH = ("classify", "rank")  # that take it; "rank" without it is "classify"
 QUEUE_MICROSECONDS = 500  # that a request may wait for others to share its batch
 
 
-def write(bundle: Bundle, artifacts: Sequence[Artifact], folder: Path) -> None:
+def write(bundle: Bundle, artifacts: Sequence[Artifact], folder: Path, placer: FilePlacer) -> None:
     """Write the model that takes texts, and of an encoder its graph as a model of its own."""
     name = name_model(bundle)
     decides = artifacts[-1]  # a decoder, where there are two
@@ -44,7 +44,7 @@ def write(bundle: Bundle, artifacts: Sequence[Artifact], folder: Path) -> None:
     version.mkdir(parents=True)
     shutil.copyfile(MODEL, version / "model.py")
     for file in (FILE_NAME, *bundle.manifest.files):
-        link_file(bundle.folder / file, version / "bundle" / file)
+        placer.place(bundle.folder / file, version / "bundle" / file)
     config = describe_text_model(bundle, decides, name)
     (folder / name / "config.pbtxt").write_text(config, encoding="utf-8")
     if bundle.manifest.encoder is not None:
@@ -55,6 +55,7 @@ def write(bundle: Bundle, artifacts: Sequence[Artifact], folder: Path) -> None:
             read_graph(bundle, decides),
             folder / graph / "1" / "model.onnx",
             "model.onnx.data",
+            placer,
         )
         (folder / graph / "config.pbtxt").write_text(describe_graph(decides, graph), encoding="utf-8")
 

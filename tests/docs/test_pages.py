@@ -124,7 +124,7 @@ def test_the_example_of_optimum_runs_in_its_environment(folder: Path) -> None:
         pytest.skip("needs make build/optimum-venv/.ready")
     (example,) = re.findall(r"```py\n(.*?)```", TEXTS["docs/interop.md"], re.DOTALL)
     bundle = folder / "build/llama-demo"
-    package(bundle, folder / "build/llama-optimum", runtime="optimum", copy=True, verify=False)
+    package(bundle, folder / "build/llama-optimum", runtime="optimum", verify=False)
     done = subprocess.run([OPTIMUM_PYTHON, "-c", example], cwd=folder, capture_output=True, text=True)
     assert done.returncode == 0, done.stderr[-2000:]
     prompts = ["And it came to pass", "In the"]

@@ -44,7 +44,7 @@ def bundles(
 
 
 def write_package(runtime: str, bundle: Path, folder: Path) -> Path:
-    package(bundle, folder, runtime=runtime, precision=["fp32"], copy=True, verify=False)
+    package(bundle, folder, runtime=runtime, precision=["fp32"], verify=False)
     return folder
 
 
@@ -227,7 +227,7 @@ def test_the_tokens_that_a_chat_template_names_go_first(demo_bundle: Path, tmp_p
     name = next(iter(opened.manifest.tokenizer["files"]))
     tokenizer = {**opened.manifest.tokenizer, "chat_template": {"file": name, "tokens": {"eos_token": "the"}}}
     edit(bundle / "manifest.json", tokenizer=tokenizer)
-    package(bundle, tmp_path / "P", runtime="genai", precision=["fp32"], copy=True, verify=False)
+    package(bundle, tmp_path / "P", runtime="genai", precision=["fp32"], verify=False)
     bundled = Bundle.open(bundle)
     compared = compare_settings(bundled, find_decider(bundled, tmp_path / "P"), tmp_path / "P", "x")
     assert compared.passed, compared.failures

@@ -41,17 +41,35 @@ def list_files(folder: Path) -> set[str]:
 
 
 @pytest.mark.parametrize("runtime", RUNTIMES)
-def test_weights_are_links_and_little_else_is_written(
+def test_hard_links_are_made_if_asked_for_and_little_else_is_written(
     runtime: str, llama_demo_bundle: Path, tmp_path: Path
 ) -> None:
-    before = {path: path.read_bytes() for path in llama_demo_bundle.rglob("*") if path.is_file()}
-    result = package(llama_demo_bundle, tmp_path / "P", runtime=runtime, precision=["int8"], verify=False)
-    weights = next(llama_demo_bundle.glob("onnx/weights.int8-*.data"))
+    bundle = Path(shutil.copytree(llama_demo_bundle, tmp_path / "B"))  # whose files get second names
+    before = {path: path.read_bytes() for path in bundle.rglob("*") if path.is_file()}
+    result = package(
+        bundle, tmp_path / "P", runtime=runtime, precision=["int8"], hard_links=True, verify=False
+    )
+    weights = next(bundle.glob("onnx/weights.int8-*.data"))
     links = [path for path in (tmp_path / "P").rglob("*") if path.is_file() and path.samefile(weights)]
     assert len(links) == 1
     assert result.bytes_written < 200_000 < weights.stat().st_size
     assert result.version is None and not result.verified
-    assert before == {path: path.read_bytes() for path in llama_demo_bundle.rglob("*") if path.is_file()}
+    assert before == {path: path.read_bytes() for path in bundle.rglob("*") if path.is_file()}
+
+
+@pytest.mark.parametrize("runtime", RUNTIMES)
+def test_onnx_loads_the_bundle_and_the_package_afterwards(
+    runtime: str, llama_demo_bundle: Path, tmp_path: Path
+) -> None:
+    """It refuses weights that have a second name, as an attack."""
+    bundle = Path(shutil.copytree(llama_demo_bundle, tmp_path / "B"))
+    result = package(bundle, tmp_path / "P", runtime=runtime, precision=["int8"], verify=False)
+    graphs = [*bundle.rglob("*.onnx"), *(tmp_path / "P").rglob("*.onnx")]
+    assert len(graphs) > len(list(bundle.rglob("*.onnx")))
+    for graph in graphs:
+        onnx.load(graph)
+    on_disk = sum(path.stat().st_size for path in (tmp_path / "P").rglob("*") if path.is_file())
+    assert result.shared or result.bytes_written == on_disk
 
 
 def test_what_a_package_is_stands_in_it(llama_demo_bundle: Path, tmp_path: Path) -> None:
@@ -146,7 +164,7 @@ def test_sizes_of_a_decoder_that_was_imported(
 ) -> None:
     """They are those of its checkpoint, though the bundle's config has other names, and not all of them."""
     for runtime in ("optimum", "genai"):
-        package(imported(name), tmp_path / runtime, runtime=runtime, copy=True, verify=False)
+        package(imported(name), tmp_path / runtime, runtime=runtime, verify=False)
     meant = transformers.AutoConfig.from_pretrained(exported / name)
     own = transformers.AutoConfig.from_pretrained(tmp_path / "optimum")
     decoder = json.loads((tmp_path / "genai/genai_config.json").read_text())["model"]["decoder"]
@@ -159,7 +177,7 @@ def test_sizes_of_a_decoder_that_was_imported(
 
 def test_a_begin_token_for_genai_is_asked_for(imported: Callable[[str], Path], tmp_path: Path) -> None:
     genai = pytest.importorskip("onnxruntime_genai")
-    assert package(imported("llama"), tmp_path / "P", runtime="genai", copy=True).verified
+    assert package(imported("llama"), tmp_path / "P", runtime="genai").verified
     tokenizer = genai.Tokenizer(genai.Model(str(tmp_path / "P")))
     plain = tokenizer.encode("In the beginning").tolist()
     tokenizer.update_options(add_special_tokens="true")
@@ -202,7 +220,7 @@ def test_labels_are_those_of_the_checkpoint(head_bundle: Callable[[str], Path], 
 
 @pytest.mark.parametrize("runtime", RUNTIMES)
 def test_graphs_are_sound_by_onnx(runtime: str, demo_bundle: Path, tmp_path: Path) -> None:
-    package(demo_bundle, tmp_path / "P", runtime=runtime, copy=True, verify=False)
+    package(demo_bundle, tmp_path / "P", runtime=runtime, verify=False)
     paths = list((tmp_path / "P").rglob("model*.onnx"))
     assert bool(paths) == (runtime != "triton")  # which has the bundle itself
     for path in paths:
@@ -226,7 +244,7 @@ def test_a_head_that_a_runtime_has_no_class_for(
     head_bundle: Callable[[str], Path], tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
     bundle = Path(shutil.copytree(head_bundle("pretrained"), tmp_path / "B"))
-    package(bundle, tmp_path / "P", runtime="optimum", precision=["fp32"], copy=True, verify=False)
+    package(bundle, tmp_path / "P", runtime="optimum", precision=["fp32"], verify=False)
     assert "without next_sentence" in caplog.text
     manifest = bundle / "manifest.json"
     encoder = json.loads(manifest.read_text())["encoder"]
@@ -403,10 +421,11 @@ def test_the_command_prints_what_was_made(demo_bundle: Path, tmp_path: Path) -> 
     command = ("package", demo_bundle, "--for", "genai", "--no-verify", "-o")
     told = json.loads(planforge(*command, tmp_path / "P", "--json").stdout)
     assert told["runtime"] == "genai" and told["artifacts"] == ["decoder.ort.fp32"]
-    assert told["bytes_written"] < 60_000  # the graph and settings; weights and tokenizer are links
-    linked = planforge(*command, tmp_path / "Q").stdout
-    assert "run with  nothing: it was not run" in linked and "kB beside 2 links to the bundle's" in linked
-    assert "link" not in planforge(*command, tmp_path / "R", "--copy").stdout
+    written = planforge(*command, tmp_path / "Q").stdout
+    assert "run with  nothing: it was not run" in written
+    bundle = Path(shutil.copytree(demo_bundle, tmp_path / "B"))
+    linked = planforge("package", bundle, *command[2:], tmp_path / "R", "--hard-links").stdout
+    assert "kB beside 2 files shared with the bundle" in linked  # the weights and the tokenizer
     again = planforge(*command, tmp_path / "Q")
     assert again.returncode == 1 and again.stdout == ""
     assert "is not empty" in again.stderr.splitlines()[-1]
