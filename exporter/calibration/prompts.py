@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from pathlib import Path
 
+from ...runtime.errors import InputError
+from ...runtime.text.encoding import remove_mark
 from ..errors import PromptsError
 
 PROMPTS = Path(__file__).with_name("prompts.txt")
@@ -18,8 +20,8 @@ def read_prompts(path: str | Path | None, checkpoint: Path | None = None) -> lis
         own = PROMPTS if checkpoint is None else checkpoint / PROMPTS.name
         path = own if own.is_file() else PROMPTS
     try:
-        lines = Path(path).read_text(encoding="utf-8").splitlines()
-    except (OSError, UnicodeDecodeError) as error:
+        lines = remove_mark(Path(path).read_bytes(), "the file").decode().splitlines()
+    except (OSError, UnicodeDecodeError, InputError) as error:
         raise PromptsError(f"the prompts of {path} cannot be read: {error}") from error
     prompts = [line.replace("\\n", "\n") for line in lines if line.strip()]
     if not prompts:

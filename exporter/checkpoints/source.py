@@ -54,9 +54,18 @@ class Source:
         """Return what a manifest says of the checkpoint; its folder is relative to the bundle."""
         argument = self.argument
         if self.kind == "folder":
-            argument = Path(os.path.relpath(self.folder.resolve(), bundle.resolve())).as_posix()
+            argument = locate_from(bundle, self.folder)
         found = {"argument": argument, "kind": self.kind, "sha256": self.compute_sha256()}
         return {**found, "commit": self.commit} if self.commit else found
+
+
+def locate_from(bundle: Path, folder: Path) -> str:
+    """Return a folder's path as seen from a bundle's; the whole path from another drive of Windows."""
+    try:
+        path = os.path.relpath(folder.resolve(), bundle.resolve())
+    except ValueError:  # no relative path leads from drive to drive
+        path = str(folder.resolve())
+    return Path(path).as_posix()
 
 
 def restore_argument(recorded: Mapping[str, Any], bundle: Path) -> str:

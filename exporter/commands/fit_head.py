@@ -14,7 +14,12 @@ from .options import ForceOption
 
 def fit_head(
     bundle: BundleArgument,
-    table: Annotated[Path, typer.Argument(help="Rows of text TAB label.", show_default=False)],
+    table: Annotated[
+        Path,
+        typer.Argument(
+            help="Columns text and label: .tsv, .csv, .jsonl, .ndjson or .parquet.", show_default=False
+        ),
+    ],
     output: Annotated[Path, make_option("The new bundle.", "--output", "-o")],
     features: Annotated[
         str,

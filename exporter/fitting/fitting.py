@@ -9,7 +9,6 @@ import dataclasses
 import importlib.metadata
 import json
 import logging
-import os
 import shutil
 import uuid
 from collections import Counter
@@ -29,6 +28,7 @@ from ...runtime.diagnostics.golden.files import find_golden, read_golden
 from ...runtime.encode.pooling import LAYERS, pool_tokens
 from ...runtime.errors import InputError
 from ..bundle.writer import check_output, install, list_file_entries, open_staging_folder, write_manifest
+from ..checkpoints.source import locate_from
 from ..comparison.kept_explanations import PREFIX as EXPLANATIONS
 from ..errors import ExportError
 from ..reference.fitted_head import HEAD
@@ -86,7 +86,7 @@ def fit_head(
 
     Args:
         bundle: an encoder's bundle; it stays as it is.
-        table: a file of text TAB label, a row per line; see `read_table`.
+        table: a file with the columns text and label, in a format of `planforge batch`; see `read_table`.
         output: the new bundle's folder; must not exist unless `force`.
         features: "embedding", the vectors of `embed`; or one of `LAYERS`, averaged over the tokens,
             which need a bundle exported with outputs=["hidden_states"] (all but "last").
@@ -298,8 +298,7 @@ def relocate_source(opened: Bundle, output: Path) -> dict[str, Any]:
     """Return where the checkpoint is from, as seen from the new bundle's folder."""
     source = dict(opened.manifest.source)
     if source.get("kind") == "folder":
-        folder = (opened.folder / str(source["argument"])).resolve()
-        source["argument"] = Path(os.path.relpath(folder, output.resolve())).as_posix()
+        source["argument"] = locate_from(output, opened.folder / str(source["argument"]))
     return source
 
 

@@ -1,49 +1,116 @@
-"""Tables of labelled texts; errors name the line."""
+"""Tables of labelled texts, in the formats of `planforge batch`; errors name the line."""
 
 from __future__ import annotations
 
 from dataclasses import dataclass
+from functools import cached_property
 from pathlib import Path
+from typing import Any
 
+from ...runtime.batch.formats import (
+    KINDS,
+    RECORD_BYTES,
+    Record,
+    Row,
+    Stretch,
+    TableFile,
+    TsvFile,
+    find_suffix,
+    open_table,
+)
+from ...runtime.batch.storage import Storage
+from ...runtime.batch.values import read_text
 from ...runtime.errors import DataError, InputError
 
 HEADER = ("text", "label")
+STRETCH_ROWS = 10_000
 
 
 @dataclass(frozen=True)
 class Table:
-    """Texts, the label of each, and the line of the file that it stands in."""
+    """Texts, the label of each, and where each stands.
+
+    Attributes:
+        lines: of a file of lines the line, of another one the row; both from 1.
+    """
 
     texts: tuple[str, ...]
     labels: tuple[str, ...]
     lines: tuple[int, ...]
 
 
-def read_table(path: Path) -> Table:
-    """Read rows of text TAB label from a UTF-8 file.
+class NamelessTsvFile(TsvFile):
+    """Lines of text TAB label; the first names no columns."""
 
-    A first line that names the columns, "text" and "label" in any order and beside others, says which are
-    meant. Without one a row has two columns. Empty lines are passed over; nothing is quoted.
+    FIRST = 0
+
+    @cached_property
+    def header(self) -> list[str]:
+        """The columns that each line has."""
+        return list(HEADER)
+
+    def is_row(self, record: Record) -> bool:
+        """Return that each line is one."""
+        return True
+
+
+def read_table(path: Path) -> Table:
+    """Read the columns "text" and "label" of a file in one of the formats of `planforge batch`.
+
+    The first line of a .tsv names the columns, "text" and "label" in any order and beside others. Without
+    such a line a row has two columns: text TAB label. A label may be a whole number.
+
+    Raises:
+        InputError: the file is of another kind, cannot be read, or lacks a column.
+        DataError: a row lacks a text or a label, or there is only one label; the row is named.
     """
+    if find_suffix(str(path)) not in KINDS:
+        raise InputError(f"the table {path} is of no kind that is read: {', '.join(KINDS)}")
+    texts: list[str] = []
+    labels: list[str] = []
+    lines: list[int] = []
     try:
-        lines = path.read_text(encoding="utf-8-sig").split("\n")  # not splitlines: a text may hold a \u2028
-    except (OSError, UnicodeDecodeError) as error:
+        table = open_labelled(Storage.of(path.parent), path)
+        for place in table.cut(STRETCH_ROWS):
+            for row in table.read(Stretch(path.name, *place), HEADER):
+                line = table.count_to(row.number)
+                text, label = read_row(row, f"{path}, {table.UNIT} {line}")
+                texts.append(text)
+                labels.append(label)
+                lines.append(line)
+    except OSError as error:
         raise InputError(f"the table {path} cannot be read: {error}") from error
-    rows = [(n, line.rstrip("\r").split("\t")) for n, line in enumerate(lines, 1) if line.strip()]
-    names = list(HEADER)
-    if rows and set(HEADER) <= set(rows[0][1]):
-        names = rows.pop(0)[1]
-    for number, cells in rows:
-        if len(cells) != len(names):
-            raise DataError(
-                f"{path}, line {number} has {len(cells)} columns, {len(names)} are needed: text TAB label"
-            )
-        for name in HEADER:
-            if not cells[names.index(name)].strip():
-                raise DataError(f"{path}, line {number} has an empty {name}")
-    labels = tuple(cells[names.index("label")].strip() for _, cells in rows)
     if len(set(labels)) < 2:
         found = f"only the label {labels[0]!r}" if labels else "no rows"
         raise DataError(f"{path} has {found}; a classifier needs two classes or more")
-    texts = tuple(cells[names.index("text")] for _, cells in rows)
-    return Table(texts, labels, tuple(number for number, _ in rows))
+    return Table(tuple(texts), tuple(labels), tuple(lines))
+
+
+def open_labelled(storage: Storage, path: Path) -> TableFile:
+    """Return a file that has the columns."""
+    table = open_table(storage, str(path))
+    if isinstance(table, TsvFile) and not set(HEADER) <= set(table.header):
+        table = NamelessTsvFile(storage, str(path))
+    table.check(HEADER)
+    return table
+
+
+def read_row(row: Row, place: str) -> tuple[str, str]:
+    """Return the text and the label of a row; refuse one that lacks any."""
+    if row.error is not None:
+        raise DataError(f"{place}: {row.error}")
+    text, label = (read_cell(name, value, place) for name, value in zip(HEADER, row.values, strict=True))
+    return text, label.strip()
+
+
+def read_cell(name: str, value: Any, place: str) -> str:
+    """Return a value as text; refuse one that is empty."""
+    if name == "label" and isinstance(value, int):
+        value = str(value)
+    try:
+        text = read_text(name, value, RECORD_BYTES)
+    except InputError as error:
+        raise DataError(f"{place}: {error}") from error
+    if not text.strip():
+        raise DataError(f"{place} has an empty {name}")
+    return text

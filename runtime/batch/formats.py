@@ -12,19 +12,21 @@ from collections.abc import Iterator, Sequence
 from functools import cached_property
 from itertools import islice
 from pathlib import PurePosixPath
-from typing import IO, Any, ClassVar, NamedTuple, Protocol, cast
+from typing import IO, Any, ClassVar, NamedTuple, Protocol, TypeVar, cast
 
 import pyarrow as pa
 import pyarrow.parquet as pq
 
 from ..errors import InputError
+from ..text.encoding import LONGEST_MARK, remove_mark
 from .storage import Storage
 from .values import list_values
 
 READ_BYTES = 2**20  # at a time
 STRETCH_BYTES = 64 * 2**20  # after which a stretch ends, however few rows it has
 RECORD_BYTES = 16 * 2**20  # of a line, or of a record of CSV that goes over several
-MARK = b"\xef\xbb\xbf"  # that some programs put at the beginning of UTF-8
+
+Field = TypeVar("Field", str, bytes)
 
 
 class Stretch(NamedTuple):
@@ -68,6 +70,8 @@ class Row(NamedTuple):
 class TableFile(Protocol):
     """A file of rows; it keeps what the next stretch may need."""
 
+    UNIT: ClassVar[str]  # what a row is to a person who looks for it
+
     def __init__(self, storage: Storage, path: str) -> None: ...
 
     def check(self, columns: Sequence[str]) -> None:
@@ -79,10 +83,14 @@ class TableFile(Protocol):
     def read(self, stretch: Stretch, columns: Sequence[str]) -> Iterator[Row]:
         """Yield the rows of a stretch."""
 
+    def count_to(self, number: int) -> int:
+        """Return a row's place among the file's units, from 1."""
+
 
 class LineFile:
     """A file of lines; blank ones are no rows."""
 
+    UNIT: ClassVar[str] = "line"
     FIRST: ClassVar[int] = 0  # the number of the file's first record
 
     def __init__(self, storage: Storage, path: str) -> None:
@@ -90,15 +98,17 @@ class LineFile:
         self.path = path
 
     def check(self, columns: Sequence[str]) -> None:
-        """Refuse nothing: each line is looked at when it is read."""
+        """Refuse another encoding than UTF-8, which a mark tells; lines are looked at when they are read."""
+        with self.storage.files.open_input_stream(self.path, compression=None) as stream:
+            remove_mark(stream.read(LONGEST_MARK), self.path)
 
     def cut(self, rows: int) -> Iterator[tuple[int, int, int, int]]:
         """Yield stretches of whole records, of `STRETCH_BYTES` or little more."""
         first = count = begin = end = 0
         with self.storage.files.open_input_stream(self.path, compression=None) as stream:
             for record in self.iterate_records(stream, self.FIRST):
-                if record.number < 0:
-                    continue  # a header
+                if not self.is_row(record):
+                    continue
                 if count == rows or (count and record.end - begin > STRETCH_BYTES):
                     yield first, count, begin, end - begin
                     count = 0
@@ -123,7 +133,7 @@ class LineFile:
     def iterate_records(self, stream: IO[bytes], first: int) -> Iterator[Record]:
         """Yield the lines that are not blank."""
         begin = 0
-        for number, (line, size) in enumerate(iterate_lines(stream), first):
+        for number, (line, size) in enumerate(self.iterate_lines(stream, first), first):
             if size > RECORD_BYTES:
                 error = InputError(f"the line has {size:,} bytes, of which {RECORD_BYTES:,} may be read")
                 yield Record(number, begin, begin + size, error)
@@ -131,13 +141,36 @@ class LineFile:
                 yield Record(number, begin, begin + size, line.rstrip(b"\r\n"))
             begin += size
 
+    def iterate_lines(self, stream: IO[bytes], first: int) -> Iterator[tuple[bytes, int]]:
+        """Yield lines and their sizes; of one that is larger than may be read only the beginning.
+
+        The file's first line is without a mark of UTF-8, which counts in its size.
+        """
+        reader = io.BufferedReader(cast("io.RawIOBase", stream), READ_BYTES)
+        is_first = first == self.FIRST
+        while line := reader.readline(RECORD_BYTES + 1):
+            size = len(line)
+            while size > RECORD_BYTES and not line.endswith(b"\n") and (more := reader.readline(READ_BYTES)):
+                size += len(more)
+                if more.endswith(b"\n"):
+                    break
+            yield remove_mark(line, self.path) if is_first else line, size
+            is_first = False
+
+    def is_row(self, record: Record) -> bool:
+        """Return whether a record is none that names the columns."""
+        return record.number >= 0
+
+    def count_to(self, number: int) -> int:
+        """Return which line a row is, from 1."""
+        return number - self.FIRST + 1
+
     def parse(self, record: Record, columns: Sequence[str]) -> tuple[Any, ...]:
         """Return the values of a record."""
         if isinstance(record.content, InputError):
             raise record.content
         assert isinstance(record.content, bytes)
-        text = record.content.removeprefix(MARK) if record.number == 0 else record.content
-        return self.parse_line(text, columns)
+        return self.parse_line(record.content, columns)
 
     def parse_line(self, text: bytes, columns: Sequence[str]) -> tuple[Any, ...]:
         """Return the values of a line."""
@@ -148,11 +181,13 @@ class TextFile(LineFile):
     """Text: a line is a row, and its only column "text"."""
 
     def check(self, columns: Sequence[str]) -> None:
-        """Refuse more than one column."""
+        """Refuse more than one column, and another encoding than UTF-8."""
         if len(columns) > 1:
             raise InputError(
-                f"{self.path}: lines of text have one column, not {', '.join(columns)}; use JSON lines"
+                f"{self.path}: lines of text have one column, not {', '.join(columns)};"
+                " use JSON lines, or a .tsv"
             )
+        super().check(columns)
 
     def parse_line(self, text: bytes, columns: Sequence[str]) -> tuple[Any, ...]:
         """Return the line."""
@@ -176,9 +211,46 @@ class JsonLinesFile(LineFile):
         return tuple(map(value.get, columns))
 
 
+class TsvFile(LineFile):
+    """Fields with a TAB between them, of which none is quoted: the first line names the columns."""
+
+    FIRST = -1
+
+    @cached_property
+    def first(self) -> Record:
+        """The first line that is not blank."""
+        with self.storage.files.open_input_stream(self.path, compression=None) as stream:
+            first = next(self.iterate_records(stream, self.FIRST), None)
+        if first is None:
+            raise InputError(f"{self.path} is empty; its first line must name the columns")
+        return first
+
+    @cached_property
+    def header(self) -> list[str]:
+        """The names in the first line."""
+        if isinstance(self.first.content, InputError):
+            raise self.first.content
+        assert isinstance(self.first.content, bytes)
+        return [field.decode(errors="replace") for field in self.first.content.split(b"\t")]
+
+    def is_row(self, record: Record) -> bool:
+        """Return whether a line is behind the first one."""
+        return record.number > self.first.number
+
+    def check(self, columns: Sequence[str]) -> None:
+        """Refuse a file whose first line lacks one of the columns."""
+        super().check(columns)
+        check_columns(self.path, self.header, columns)
+
+    def parse_line(self, text: bytes, columns: Sequence[str]) -> tuple[Any, ...]:
+        """Return the fields of the columns as bytes, which need not be UTF-8."""
+        return pick_fields(text.split(b"\t"), self.header, columns)
+
+
 class CsvFile(LineFile):
     """CSV, as Python's csv module reads it: the first record names the columns."""
 
+    UNIT = "row"
     FIRST = -1
 
     @cached_property
@@ -188,11 +260,11 @@ class CsvFile(LineFile):
             first = next(self.iterate_records(stream, self.FIRST), None)
         if first is None:
             raise InputError(f"{self.path} is empty; its first line must name the columns")
-        names = self.take_fields(first)
-        return [names[0].removeprefix(MARK.decode()), *names[1:]]
+        return self.take_fields(first)
 
     def check(self, columns: Sequence[str]) -> None:
         """Refuse a file whose first record lacks one of the columns."""
+        super().check(columns)
         check_columns(self.path, self.header, columns)
 
     def iterate_records(self, stream: IO[bytes], first: int) -> Iterator[Record]:
@@ -203,11 +275,12 @@ class CsvFile(LineFile):
 
         def read_lines() -> Iterator[str]:
             nonlocal end
-            for line, size in iterate_lines(stream):
+            for line, size in self.iterate_lines(stream, first):
                 if end + size - begin > RECORD_BYTES:
                     raise InputError(
                         f"{self.path}: record {number} has over {RECORD_BYTES:,} bytes; is a quote open?"
                     )
+                end += size - len(line)  # a mark of UTF-8
                 for piece in line.splitlines(keepends=True):  # a lone CR ends a line too
                     end += len(piece)
                     yield piece.decode(errors="surrogateescape")
@@ -227,13 +300,12 @@ class CsvFile(LineFile):
 
     def parse(self, record: Record, columns: Sequence[str]) -> tuple[Any, ...]:
         """Return the record's fields as bytes, which need not be UTF-8."""
-        fields = self.take_fields(record)
-        if len(fields) != len(self.header):
-            raise InputError(
-                f"the record has {len(fields)} fields, the first line of the file {len(self.header)}"
-            )
-        places = [self.header.index(column) for column in columns]
-        return tuple(fields[place].encode(errors="surrogateescape") for place in places)
+        fields = pick_fields(self.take_fields(record), self.header, columns)
+        return tuple(field.encode(errors="surrogateescape") for field in fields)
+
+    def count_to(self, number: int) -> int:
+        """Return which record a row is, from 1 behind the first one."""
+        return number + 1
 
     def take_fields(self, record: Record) -> list[str]:
         """Return a record's fields; raise why it has none."""
@@ -245,6 +317,8 @@ class CsvFile(LineFile):
 
 class ParquetFile:
     """Parquet: row groups are read one at a time, and of them the columns that are asked for."""
+
+    UNIT = "row"
 
     def __init__(self, storage: Storage, path: str) -> None:
         self.storage = storage
@@ -285,6 +359,10 @@ class ParquetFile:
                     yield Row(number, row)
             begin = end
 
+    def count_to(self, number: int) -> int:
+        """Return which row it is, from 1."""
+        return number + 1
+
     def _read_group(self, group: int, columns: Sequence[str]) -> pa.Table:
         """Return columns of a row group, which the next stretch may need too."""
         if self._group is None or self._group[:2] != (group, tuple(columns)):
@@ -299,6 +377,7 @@ KINDS: dict[str, type[TableFile]] = {
     ".jsonl": JsonLinesFile,
     ".ndjson": JsonLinesFile,
     ".csv": CsvFile,
+    ".tsv": TsvFile,
     ".parquet": ParquetFile,
 }
 
@@ -313,16 +392,11 @@ def open_table(storage: Storage, path: str) -> TableFile:
     return KINDS[find_suffix(path)](storage, path)
 
 
-def iterate_lines(stream: IO[bytes]) -> Iterator[tuple[bytes, int]]:
-    """Yield lines and their sizes; of one that is larger than may be read only the beginning."""
-    reader = io.BufferedReader(cast("io.RawIOBase", stream), READ_BYTES)
-    while line := reader.readline(RECORD_BYTES + 1):
-        size = len(line)
-        while size > RECORD_BYTES and not line.endswith(b"\n") and (more := reader.readline(READ_BYTES)):
-            size += len(more)
-            if more.endswith(b"\n"):
-                break
-        yield line, size
+def pick_fields(fields: Sequence[Field], header: Sequence[str], columns: Sequence[str]) -> tuple[Field, ...]:
+    """Return the fields of columns; refuse a record that has more fields than the header, or fewer."""
+    if len(fields) != len(header):
+        raise InputError(f"the record has {len(fields)} fields, the file's columns are {len(header)}")
+    return tuple(fields[header.index(column)] for column in columns)
 
 
 def check_columns(path: str, there: Sequence[str], columns: Sequence[str]) -> None:

@@ -5,7 +5,12 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Any, cast
 
+import numpy as np
 import pyarrow as pa
+
+from ..errors import InputError
+
+PANDAS_MISSING = ("NAType", "NaTType")
 
 
 @dataclass(frozen=True)
@@ -35,3 +40,43 @@ def read_value(value: pa.Scalar) -> Any:
         return value.as_py()
     except (ValueError, OverflowError) as error:
         return Unreadable(str(error))
+
+
+def read_text(name: str, value: Any, longest: int) -> str:
+    """Return a value as text; refuse what is none, and what has more bytes than `longest`."""
+    if isinstance(value, str | bytes):
+        check_size(name, len(value), longest)
+        try:
+            data = value.encode() if isinstance(value, str) else value
+            text = data.decode()
+        except UnicodeEncodeError as error:
+            raise InputError(f"{name} has half of a character at {error.start + 1}") from error
+        except UnicodeDecodeError as error:
+            byte = f"byte {error.start + 1} is 0x{data[error.start]:02x}"
+            raise InputError(f"{name} is not UTF-8: {byte}") from error
+        check_size(name, len(data), longest)
+        return text
+    if value is None or is_missing(value):
+        raise InputError(f"{name} is missing")
+    if isinstance(value, Unreadable):
+        raise InputError(f"{name} cannot be read: {value.reason}")
+    raise InputError(f"{name} must be a text, not {type(value).__name__}{describe(value)}")
+
+
+def check_size(name: str, size: int, longest: int) -> None:
+    """Refuse a text of too many bytes."""
+    if size > longest:
+        raise InputError(f"{name} has {size:,} bytes, of which {longest:,} may be read; split it")
+
+
+def is_missing(value: Any) -> bool:
+    """Return whether a value is what numpy or pandas has for a missing one."""
+    return (isinstance(value, float | np.floating) and value != value) or type(
+        value
+    ).__name__ in PANDAS_MISSING
+
+
+def describe(value: Any) -> str:
+    """Return a number as text, to be told; nothing of others, and of very long ones."""
+    is_short = isinstance(value, bool | float | np.number) or (isinstance(value, int) and abs(value) < 10**20)
+    return f" {value}" if is_short else ""

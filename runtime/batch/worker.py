@@ -27,13 +27,12 @@ from .tasks import (
     list_task_options,
     read_messages,
 )
-from .values import Unreadable, list_values
+from .values import check_size, list_values, read_text
 
 if TYPE_CHECKING:
     from ..options import LoadOptions
 
 NEW_TOKENS = "max_new_tokens"  # the option that says how long an answer may take
-PANDAS_MISSING = ("NAType", "NaTType")
 
 
 class BatchWorker:
@@ -172,35 +171,14 @@ class BatchWorker:
     def _read_item(self, row: Sequence[Any]) -> Item:
         """Return a row as the model takes it."""
         if "messages" in self.columns:
-            messages = read_messages(row[0] if is_list(row[0]) else self._read_text("messages", row[0]))
-            self._check_size("messages", sum(len(str(message.get("content"))) for message in messages))
+            messages = read_messages(
+                row[0] if is_list(row[0]) else read_text("messages", row[0], self._longest)
+            )
+            size = sum(len(str(message.get("content"))) for message in messages)
+            check_size("messages", size, self._longest)
             return messages
-        texts = [self._read_text(name, value) for name, value in zip(self.columns, row, strict=True)]
+        texts = [read_text(name, value, self._longest) for name, value in zip(self.columns, row, strict=True)]
         return texts[0] if len(texts) == 1 else tuple(texts)
-
-    def _read_text(self, name: str, value: Any) -> str:
-        """Return a value as text; refuse what is none, and what is longer than a model reads."""
-        if isinstance(value, str | bytes):
-            self._check_size(name, len(value))
-            try:
-                data = value.encode() if isinstance(value, str) else value
-                text = data.decode()
-            except UnicodeEncodeError as error:
-                raise InputError(f"{name} has half of a character at {error.start + 1}") from error
-            except UnicodeDecodeError as error:
-                byte = f"byte {error.start + 1} is 0x{data[error.start]:02x}"
-                raise InputError(f"{name} is not UTF-8: {byte}") from error
-            self._check_size(name, len(data))
-            return text
-        if value is None or is_missing(value):
-            raise InputError(f"{name} is missing")
-        if isinstance(value, Unreadable):
-            raise InputError(f"{name} cannot be read: {value.reason}")
-        raise InputError(f"{name} must be a text, not {type(value).__name__}{describe(value)}")
-
-    def _check_size(self, name: str, size: int) -> None:
-        if size > self._longest:
-            raise InputError(f"{name} has {size:,} bytes, of which {self._longest:,} may be read; split it")
 
     def _answer_items(self, items: Sequence[Item]) -> list[Output]:
         """Return outputs; where an item cannot be answered, find it by halves."""
@@ -248,19 +226,6 @@ def is_list(value: Any) -> bool:
     if isinstance(value, np.ndarray):
         return value.ndim == 1
     return isinstance(value, Sequence) and not isinstance(value, str | bytes)
-
-
-def is_missing(value: Any) -> bool:
-    """Return whether a value is what numpy or pandas has for a missing one."""
-    return (isinstance(value, float | np.floating) and value != value) or type(
-        value
-    ).__name__ in PANDAS_MISSING
-
-
-def describe(value: Any) -> str:
-    """Return a number as text, to be told; nothing of others, and of very long ones."""
-    is_short = isinstance(value, bool | float | np.number) or (isinstance(value, int) and abs(value) < 10**20)
-    return f" {value}" if is_short else ""
 
 
 def measure(item: Item) -> int:

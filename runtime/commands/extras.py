@@ -18,7 +18,7 @@ EXTRAS = {
     "ray": {*SERVE, "pyarrow", "ray"},
     "verify": VERIFY,
     "plot": {"matplotlib"},
-    "fit": {*CLI, "matplotlib", "onnx", "onnx_ir", "onnxruntime", "sklearn"},
+    "fit": {*CLI, "matplotlib", "onnx", "onnx_ir", "onnxruntime", "pyarrow", "sklearn"},
     "export": EXPORT,
     "import": {*EXPORT, "transformers"},
     "tensorrt": {"cuda", "onnx", "tensorrt"},

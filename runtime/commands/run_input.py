@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import IO, TypeAlias, TypeVar
 
 from ..errors import DataError, InputError
+from ..text.encoding import remove_mark
 from .console import say
 
 Item: TypeAlias = "str | tuple[str, str]"  # a text, or a pair of them
@@ -92,6 +93,8 @@ def read_lines(stream: IO[bytes], name: str) -> Iterator[tuple[int, str]]:
     """Yield each line, as it comes, without its end, and its number from 1; refuse what is not UTF-8."""
     for number, line in enumerate(stream, 1):
         try:
+            if number == 1:
+                line = remove_mark(line, name)
             yield number, line.decode("utf-8").rstrip("\r\n")
         except UnicodeDecodeError as error:
             raise DataError(

@@ -45,6 +45,18 @@ def test_embeddings_as_text_and_from_stdin(minilm_bundle: Path) -> None:
         np.testing.assert_allclose(rows, encoder.embed(["one text", "another text"]), atol=1e-5)
 
 
+def test_a_mark_of_utf_8_is_no_text_and_utf_16_is_named(minilm_bundle: Path, tmp_path: Path) -> None:
+    """PowerShell and Notepad write both."""
+    marked = planforge("run", minilm_bundle, stdin="\ufeffone text\n")
+    assert marked.stdout == planforge("run", minilm_bundle, stdin="one text\n").stdout != ""
+    file = tmp_path / "texts.jsonl"
+    file.write_text('{"text": "one text"}\n', encoding="utf-8-sig")
+    assert planforge("run", minilm_bundle, "--input", file).stdout == marked.stdout
+    file.write_text('{"text": "one text"}\n', encoding="utf-16")
+    line = error_line("run", minilm_bundle, "--input", file, code=1)
+    assert f"{file} is UTF-16, and UTF-8 is read; convert it: iconv -f UTF-16 -t UTF-8" in line
+
+
 def test_every_task_prints_json_with_the_fields_of_its_result(head_bundle: Callable[[str], Path]) -> None:
     (one,) = lines(head_bundle("classifier"), "a text", "--pair", "another")
     with TextEncoder.load(head_bundle("classifier")) as model:
@@ -152,4 +164,4 @@ def test_fit_head_prints_accuracy_and_a_confusion_matrix(minilm_bundle: Path, tm
     assert one["label"] == "good"
     table.write_text("a\tgood\nb\tgood\nbroken\n")
     line = error_line("fit-head", minilm_bundle, table, "-o", tmp_path / "B3", code=1)
-    assert "line 3 has 1 columns" in line
+    assert "line 3: the record has 1 fields" in line

@@ -195,7 +195,8 @@ def read_prompts(folder: Path) -> None:
 def read_labelled(folder: Path) -> None:
     from planforge.exporter.fitting.labelled_texts import read_table
 
-    read_table(folder / "prompt.txt")
+    (folder / "prompt.txt").rename(folder / "prompt.tsv")
+    read_table(folder / "prompt.tsv")
 
 
 def render(folder: Path) -> None:

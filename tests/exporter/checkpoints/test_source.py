@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import json
+import ntpath
+import os
 import socket
-from pathlib import Path
+from pathlib import Path, PureWindowsPath
 from typing import Any
 
 import huggingface_hub
@@ -143,3 +145,28 @@ def test_a_manifest_that_names_nothing_here_asks_no_hub(
     with pytest.raises(SourceError):
         find_recorded(recorded, Path("bundle"))
     assert calls == []
+
+
+def test_a_checkpoint_on_another_drive_is_named_by_its_whole_path(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Windows has no relative path from drive to drive: ntpath raises, as it does there."""
+
+    def relpath(path: Path, start: Path) -> str:
+        return ntpath.relpath(f"D:{path}", f"C:{start}")
+
+    folder = tmp_path / "checkpoint"
+    folder.mkdir()
+    (folder / "config.json").write_text("{}")
+    source = resolve_source(str(folder))
+    with monkeypatch.context() as patch:
+        patch.setattr(os.path, "relpath", relpath)
+        with pytest.raises(ValueError, match="on mount"):
+            os.path.relpath(folder, tmp_path / "bundle")
+        recorded = source.describe(tmp_path / "bundle")
+    assert recorded["argument"] == folder.resolve().as_posix()
+    found = find_recorded(recorded, tmp_path / "bundle")
+    assert found.folder.resolve() == folder.resolve()
+    # On Windows a bundle's path and another drive's whole one join to the latter.
+    assert PureWindowsPath("C:/bundle") / "D:/checkpoint" == PureWindowsPath("D:/checkpoint")
+    assert source.describe(tmp_path / "bundle")["argument"] == "../checkpoint"

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import csv
 import json
 from pathlib import Path
 from typing import Any
@@ -9,6 +10,7 @@ from typing import Any
 import numpy as np
 import onnx
 import onnx_ir as ir
+import pandas
 import pytest
 import sentence_transformers
 from sklearn.linear_model import LogisticRegression
@@ -176,12 +178,13 @@ def test_a_head_that_is_not_scikit_learns_is_noticed(encoder_bundle: Path, tmp_p
     ("content", "words"),
     [
         ("a b\tx\nc d\tx\n", "only the label 'x'"),
-        ("", "no rows"),
-        ("a\tx\nb\ty\tz\n", "line 2 has 3 columns, 2 are needed"),
-        ("a\tx\n\nb\n", "line 3 has 1 columns"),
+        ("", "is empty; its first line must name the columns"),
+        ("text\tlabel\n", "has no rows"),
+        ("a\tx\nb\ty\tz\n", "line 2: the record has 3 fields, the file's columns are 2"),
+        ("a\tx\n\nb\n", "line 3: the record has 1 fields"),
         ("a\tx\n\ty\n", "line 2 has an empty text"),
         ("a\tx\nb\t \n", "line 2 has an empty label"),
-        ("id\tlabel\ttext\n1\tx\n", "line 2 has 2 columns, 3 are needed"),
+        ("id\tlabel\ttext\n1\tx\n", "line 2: the record has 2 fields, the file's columns are 3"),
     ],
 )
 def test_a_broken_table_names_the_line(
@@ -199,9 +202,42 @@ def test_tables_may_name_their_columns_and_come_from_windows(tmp_path: Path) -> 
     table.write_bytes('\ufeffid\tlabel\ttext\r\n1\tx\ta \u2028b\r\n2\ty\t"c\r\n'.encode())
     rows = read_table(table)
     assert (rows.texts, rows.labels, rows.lines) == (("a \u2028b", '"c'), ("x", "y"), (2, 3))
-    table.write_bytes(b"\xff\xfea\tb")
-    with pytest.raises(InputError, match="cannot be read"):
+    table.write_bytes("a\tx".encode("utf-16"))
+    with pytest.raises(InputError, match="is UTF-16, and UTF-8 is read"):
         read_table(table)
+    table.write_bytes(b"a\tx\n\xffb\ty")
+    with pytest.raises(InputError, match="line 2: text is not UTF-8: byte 1 is 0xff"):
+        read_table(table)
+
+
+def test_tables_are_in_the_formats_of_batch(tmp_path: Path) -> None:
+    """As pandas writes them, a mark of UTF-8 and quotes among it; labels may be numbers."""
+    texts = ["a, b", 'c "q"\nd', "\u00e9"]
+    frame = pandas.DataFrame({"id": [1, 2, 3], "label": [0, 1, 0], "text": texts})
+    frame.to_csv(tmp_path / "a.csv", index=False, quoting=csv.QUOTE_ALL, encoding="utf-8-sig")
+    frame.to_json(tmp_path / "a.jsonl", orient="records", lines=True)
+    frame.to_parquet(tmp_path / "a.parquet")
+    for name in ("a.csv", "a.jsonl", "a.parquet"):
+        rows = read_table(tmp_path / name)
+        assert (rows.texts, rows.labels, rows.lines) == (tuple(texts), ("0", "1", "0"), (1, 2, 3)), name
+
+
+@pytest.mark.parametrize(
+    ("name", "content", "words"),
+    [
+        ("a.txt", "a\tx\n", "lines of text have one column, not text, label; use JSON lines, or a .tsv"),
+        ("a.xlsx", "", r"of no kind that is read: \.txt, .*\.parquet"),
+        ("a.csv", "a,b\n1,2\n", "has no columns 'text'; it has: a, b"),
+        ("a.csv", "text,label\na,x\nb\n", "row 2: the record has 1 fields, the file's columns are 2"),
+        ("a.jsonl", '{"text": "a", "label": "x"}\n{"text": 3}\n', "line 2: text must be a text, not int 3"),
+        ("a.jsonl", '{"text": "a", "label": 1.5}\n', "line 1: label must be a text, not float 1.5"),
+        ("a.parquet", "no", "no Parquet file that can be read"),
+    ],
+)
+def test_a_table_that_cannot_be_used_is_named(tmp_path: Path, name: str, content: str, words: str) -> None:
+    (tmp_path / name).write_text(content)
+    with pytest.raises(InputError, match=words):
+        read_table(tmp_path / name)
 
 
 @pytest.mark.parametrize(

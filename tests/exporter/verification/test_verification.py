@@ -272,7 +272,10 @@ def test_another_checkpoint_is_no_reference(demo_bundle: Path, tmp_path: Path) -
 def test_prompts_may_be_the_users_own(demo_bundle: Path, tmp_path: Path) -> None:
     prompts = tmp_path / "prompts.txt"
     prompts.write_text("And it came to pass\\nin those days\nThe LORD spake unto Moses\n")
-    assert read_prompts(prompts)[0] == "And it came to pass\nin those days"
+    wanted = ["And it came to pass\nin those days", "The LORD spake unto Moses"]
+    assert read_prompts(prompts) == wanted
+    prompts.write_bytes("\ufeff".encode() + prompts.read_bytes())
+    assert read_prompts(prompts) == wanted
     report = verify(demo_bundle, prompts=prompts, only=["decoder.ort.fp32"], level="quick")
     assert report.passed
     assert report.with_pytorch

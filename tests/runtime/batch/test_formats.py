@@ -25,6 +25,7 @@ from planforge.runtime.errors import InputError
 
 TEXTS = st.text(st.characters(exclude_categories=["Cs"]), max_size=20)
 LINES = st.text(st.characters(exclude_categories=["Cs"], exclude_characters="\n\r"), max_size=20)
+FIELDS = st.text(st.characters(exclude_categories=["Cs"], exclude_characters="\n\r\t"), max_size=20)
 ROWS = st.integers(1, 7)
 
 
@@ -106,6 +107,51 @@ def test_csv_as_pandas_writes_it(tmp_path: Path) -> None:
     assert [row.values[0].decode() for row in read] == frame["text"].tolist()
 
 
+@settings(max_examples=100, deadline=None)
+@given(
+    records=st.lists(st.tuples(FIELDS, FIELDS), max_size=10), rows=ROWS, end=st.sampled_from(["\n", "\r\n"])
+)
+def test_tsv(folder: Path, records: list[tuple[str, str]], rows: int, end: str) -> None:
+    """Nothing is quoted, as in the media type text/tab-separated-values; the csv module reads it so."""
+    path = folder / "a.tsv"
+    lines = ["\t".join(fields) for fields in [("text", "other"), *records]]
+    path.write_bytes(end.join(lines).encode())
+    reader = csv.DictReader(lines, delimiter="\t", quoting=csv.QUOTE_NONE)
+    wanted = [
+        (record["other"], record["text"]) for record in reader if "".join(record.values()).encode().strip()
+    ]
+    read = read_all(path, ["other", "text"], rows)
+    assert [tuple(value.decode() for value in row.values) for row in read] == wanted
+
+
+@pytest.mark.parametrize("rows", [1, 2, 50])
+def test_a_mark_of_utf_8_belongs_to_no_column_and_no_text(tmp_path: Path, rows: int) -> None:
+    """Excel writes one into CSV; pandas reads what pandas wrote."""
+    frame = pandas.DataFrame({"text": ['a "b",\u00e9', "c", "\ufeffd"], "k": ["1", "2", "3"]})
+    frame.to_csv(tmp_path / "a.csv", index=False, quoting=csv.QUOTE_ALL, encoding="utf-8-sig")
+    frame.to_csv(tmp_path / "a.tsv", index=False, sep="\t", quoting=csv.QUOTE_NONE, encoding="utf-8-sig")
+    lines = frame.to_json(orient="records", lines=True)
+    (tmp_path / "a.jsonl").write_text(lines, encoding="utf-8-sig")
+    (tmp_path / "a.txt").write_text("\n".join(frame["text"]), encoding="utf-8-sig")
+    for name in ("a.csv", "a.tsv", "a.jsonl", "a.txt"):
+        path = tmp_path / name
+        columns = ["text"] if name == "a.txt" else ["text", "k"]
+        open_table(Storage.of(tmp_path), str(path)).check(columns)
+        read = [row.values for row in read_all(path, columns, rows)]
+        texts = [tuple(v.decode() if isinstance(v, bytes) else v for v in values) for values in read]
+        assert texts == list(frame[columns].itertuples(index=False, name=None)), name
+
+
+@pytest.mark.parametrize("encoding", ["utf-16-le", "utf-16-be", "utf-32-le", "utf-32-be"])
+@pytest.mark.parametrize("suffix", ["txt", "jsonl", "ndjson", "csv", "tsv"])
+def test_another_encoding_is_named(tmp_path: Path, encoding: str, suffix: str) -> None:
+    path = tmp_path / f"a.{suffix}"
+    path.write_bytes("\ufefftext\n1\n".encode(encoding))
+    named = encoding[:6].upper()
+    with pytest.raises(InputError, match=f"{path} is {named}, and UTF-8 is read; .* iconv -f {named} "):
+        open_table(Storage.of(tmp_path), str(path)).check(["text"])
+
+
 @settings(max_examples=40, deadline=None)
 @given(values=st.lists(st.one_of(TEXTS, st.none()), max_size=20), rows=ROWS, group=st.integers(1, 9))
 def test_parquet(folder: Path, values: list[str | None], rows: int, group: int) -> None:
@@ -161,8 +207,8 @@ def test_a_record_of_another_length_says_so(tmp_path: Path) -> None:
     read = read_all(tmp_path / "a.csv", ["text"], 2)
     assert [row.error for row in read] == [
         None,
-        "the record has 1 fields, the first line of the file 2",
-        "the record has 3 fields, the first line of the file 2",
+        "the record has 1 fields, the file's columns are 2",
+        "the record has 3 fields, the file's columns are 2",
         None,
     ]
 
@@ -234,7 +280,8 @@ def test_csv_reads_a_field_of_a_megabyte(tmp_path: Path) -> None:
 
 
 def test_lines_are_read_from_any_stream() -> None:
-    assert list(formats.iterate_lines(io.BytesIO(b"a\nb"))) == [(b"a\n", 2), (b"b", 1)]
+    lines = formats.TextFile(Storage.of("."), "a.txt").iterate_lines(io.BytesIO(b"a\nb"), 0)
+    assert list(lines) == [(b"a\n", 2), (b"b", 1)]
 
 
 def test_values_that_python_cannot_have_say_why(tmp_path: Path) -> None:
