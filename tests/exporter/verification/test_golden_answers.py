@@ -27,8 +27,10 @@ from planforge.exporter.verification.golden_answers import (
     list_loose_limits,
 )
 from planforge.runtime.bundle.bundle import Bundle
+from planforge.runtime.diagnostics.golden import files
 from planforge.runtime.diagnostics.golden.files import find_golden, read_golden, write_golden
 from planforge.runtime.diagnostics.metrics import Comparison
+from planforge.runtime.errors import InputError
 
 from ...helpers.plans import with_manifest
 from ...helpers.selftest import mend
@@ -224,3 +226,34 @@ def test_golden_data_that_fits_nothing_is_one_line(
     assert fault.startswith("checks/golden-") and "\n" not in fault
     # What has another shape, or other places, is compared, and is another answer.
     assert (" cannot be compared: " in fault) == ("logits" not in fault)
+
+
+@pytest.mark.parametrize("name", ["gpt2", "classifier", "marian"])
+def test_golden_data_that_is_too_large_keeps_fewer_texts(
+    find: Find, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, name: str
+) -> None:
+    """More than is read had been written. What is kept is read, and is still PyTorch's answers."""
+    sound, checkpoint = find(name)
+    damaged = Path(shutil.copytree(sound, tmp_path / "damaged"))
+    file = find_golden(Bundle.open(damaged))
+    assert file is not None
+    before, _ = read_golden(file)
+    numbers = {key.split(".")[1] for key in before if key.startswith("sample.")}
+    monkeypatch.setattr(files, "MOST_BYTES", files.count_bytes(before.values()))  # too few by the limits
+    change_golden(damaged, lambda arrays, limits: None)
+    after, _ = read_golden(file)
+    kept = {key.split(".")[1] for key in after if key.startswith("sample.")}
+    assert 2 < len(kept) < len(numbers)
+    report = verify(damaged, source=checkpoint, level="quick")
+    assert report.passed, report.list_failures()
+    assert any(c.case == "answers" and c.metrics["answers"] for c in report.comparisons)
+
+
+def test_golden_data_that_cannot_fit_is_refused_with_the_way_out(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(files, "MOST_BYTES", 2**20)
+    arrays = {f"sample.{i}.logits": np.zeros(2**18, np.float32) for i in range(5)}
+    with pytest.raises(InputError, match=r"more than 1 MiB.* --prompts, or .* --no-verify"):
+        write_golden(tmp_path / "golden.npz", arrays, {})
+    assert not list(tmp_path.iterdir())
