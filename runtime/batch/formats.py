@@ -250,7 +250,7 @@ class TsvFile(LineFile):
 class CsvFile(LineFile):
     """CSV, as Python's csv module reads it: the first record names the columns."""
 
-    UNIT = "row"
+    UNIT: ClassVar[str] = "row"
     FIRST = -1
 
     @cached_property
@@ -318,7 +318,7 @@ class CsvFile(LineFile):
 class ParquetFile:
     """Parquet: row groups are read one at a time, and of them the columns that are asked for."""
 
-    UNIT = "row"
+    UNIT: ClassVar[str] = "row"
 
     def __init__(self, storage: Storage, path: str) -> None:
         self.storage = storage
