@@ -11,14 +11,12 @@ from ...runtime.batch.formats import (
     KINDS,
     RECORD_BYTES,
     Record,
-    Row,
-    Stretch,
-    TableFile,
     TsvFile,
     find_suffix,
     open_table,
 )
 from ...runtime.batch.storage import Storage
+from ...runtime.batch.table_file import Row, Stretch, TableFile
 from ...runtime.batch.values import read_text
 from ...runtime.errors import DataError, InputError
 

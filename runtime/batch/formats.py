@@ -12,39 +12,19 @@ from collections.abc import Iterator, Sequence
 from functools import cached_property
 from itertools import islice
 from pathlib import PurePosixPath
-from typing import IO, Any, ClassVar, NamedTuple, Protocol, TypeVar, cast
-
-import pyarrow as pa
-import pyarrow.parquet as pq
+from typing import IO, Any, ClassVar, NamedTuple, TypeVar, cast
 
 from ..errors import InputError
 from ..text.encoding import LONGEST_MARK, remove_mark
+from .parquet_file import ParquetFile
 from .storage import Storage
-from .values import list_values
+from .table_file import Row, Stretch, TableFile, check_columns
 
 READ_BYTES = 2**20  # at a time
 STRETCH_BYTES = 64 * 2**20  # after which a stretch ends, however few rows it has
 RECORD_BYTES = 16 * 2**20  # of a line, or of a record of CSV that goes over several
 
 Field = TypeVar("Field", str, bytes)
-
-
-class Stretch(NamedTuple):
-    """Rows of a file that follow one another.
-
-    Attributes:
-        file: its path below the input's folder.
-        first: the number of the first row.
-        rows: how many.
-        offset: the first byte; 0 of Parquet.
-        size: the bytes; 0 of Parquet.
-    """
-
-    file: str
-    first: int
-    rows: int
-    offset: int
-    size: int
 
 
 class Record(NamedTuple):
@@ -57,34 +37,6 @@ class Record(NamedTuple):
     begin: int
     end: int
     content: bytes | list[str] | InputError
-
-
-class Row(NamedTuple):
-    """A row: the values of the columns that were asked for, or why it has none."""
-
-    number: int
-    values: tuple[Any, ...]
-    error: str | None = None
-
-
-class TableFile(Protocol):
-    """A file of rows; it keeps what the next stretch may need."""
-
-    UNIT: ClassVar[str]  # what a row is to a person who looks for it
-
-    def __init__(self, storage: Storage, path: str) -> None: ...
-
-    def check(self, columns: Sequence[str]) -> None:
-        """Refuse a file that lacks one of the columns."""
-
-    def cut(self, rows: int) -> Iterator[tuple[int, int, int, int]]:
-        """Yield first, rows, offset and size of stretches of at most so many rows."""
-
-    def read(self, stretch: Stretch, columns: Sequence[str]) -> Iterator[Row]:
-        """Yield the rows of a stretch."""
-
-    def count_to(self, number: int) -> int:
-        """Return a row's place among the file's units, from 1."""
 
 
 class LineFile:
@@ -315,63 +267,6 @@ class CsvFile(LineFile):
         return record.content
 
 
-class ParquetFile:
-    """Parquet: row groups are read one at a time, and of them the columns that are asked for."""
-
-    UNIT: ClassVar[str] = "row"
-
-    def __init__(self, storage: Storage, path: str) -> None:
-        self.storage = storage
-        self.path = path
-        self._group: tuple[int, tuple[str, ...], pa.Table] | None = None  # that was read last
-
-    @cached_property
-    def file(self) -> pq.ParquetFile:
-        """The open file."""
-        try:
-            return pq.ParquetFile(self.path, filesystem=self.storage.files)
-        except (pa.ArrowInvalid, OSError) as error:
-            raise InputError(f"{self.path} is no Parquet file that can be read: {error}") from error
-
-    def check(self, columns: Sequence[str]) -> None:
-        """Refuse a file that lacks one of the columns, or is no Parquet."""
-        check_columns(self.path, self.file.schema_arrow.names, columns)
-
-    def cut(self, rows: int) -> Iterator[tuple[int, int, int, int]]:
-        """Yield stretches of rows."""
-        count = self.file.metadata.num_rows
-        for first in range(0, count, rows):
-            yield first, min(rows, count - first), 0, 0
-
-    def read(self, stretch: Stretch, columns: Sequence[str]) -> Iterator[Row]:
-        """Yield the rows of a stretch."""
-        metadata = self.file.metadata
-        last = stretch.first + stretch.rows
-        begin = 0
-        for group in range(metadata.num_row_groups):
-            end = begin + metadata.row_group(group).num_rows
-            if begin < last and end > stretch.first:
-                table = self._read_group(group, columns)
-                place = max(stretch.first - begin, 0)
-                part = table.slice(place, min(last, end) - begin - place)
-                values = [list_values(part.column(column)) for column in columns]
-                for number, row in enumerate(zip(*values, strict=True), begin + place):
-                    yield Row(number, row)
-            begin = end
-
-    def count_to(self, number: int) -> int:
-        """Return which row it is, from 1."""
-        return number + 1
-
-    def _read_group(self, group: int, columns: Sequence[str]) -> pa.Table:
-        """Return columns of a row group, which the next stretch may need too."""
-        if self._group is None or self._group[:2] != (group, tuple(columns)):
-            self._group = None  # before another one is read
-            table = self.file.read_row_group(group, columns=list(columns))
-            self._group = (group, tuple(columns), table)
-        return self._group[2]
-
-
 KINDS: dict[str, type[TableFile]] = {
     ".txt": TextFile,
     ".jsonl": JsonLinesFile,
@@ -397,11 +292,3 @@ def pick_fields(fields: Sequence[Field], header: Sequence[str], columns: Sequenc
     if len(fields) != len(header):
         raise InputError(f"the record has {len(fields)} fields, the file's columns are {len(header)}")
     return tuple(fields[header.index(column)] for column in columns)
-
-
-def check_columns(path: str, there: Sequence[str], columns: Sequence[str]) -> None:
-    """Refuse a file that lacks a column, or has two of that name."""
-    for column in columns:
-        if there.count(column) != 1:
-            count = there.count(column) or "no"
-            raise InputError(f"{path} has {count} columns {column!r}; it has: {', '.join(there):.500}")

@@ -18,10 +18,10 @@ import pyarrow.parquet as pq
 
 from ..bundle.bundle import Bundle
 from ..errors import BatchError, PlanForgeError
-from .formats import Row, TableFile
 from .plan import Part, Source
 from .result import PartResult
 from .storage import Storage
+from .table_file import Row, TableFile
 from .tasks import ERROR, TOKENS
 from .worker import BatchWorker
 

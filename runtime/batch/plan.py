@@ -17,8 +17,9 @@ from typing import Any
 from pyarrow.fs import FileInfo, FileType
 
 from ..errors import BatchError, InputError
-from .formats import KINDS, READ_BYTES, STRETCH_BYTES, Stretch, TableFile, find_suffix, open_table
+from .formats import KINDS, READ_BYTES, STRETCH_BYTES, find_suffix, open_table
 from .storage import JOB, Storage
+from .table_file import Stretch, TableFile
 
 PLAN = f"{JOB}/plan.jsonl"
 PACKED = (".gz", ".bz2", ".zst", ".xz", ".zip", ".lz4")

@@ -18,8 +18,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from planforge.runtime.batch import formats
-from planforge.runtime.batch.formats import Row, Stretch, open_table
+from planforge.runtime.batch.formats import open_table
 from planforge.runtime.batch.storage import Storage
+from planforge.runtime.batch.table_file import Row, Stretch
 from planforge.runtime.batch.values import Unreadable
 from planforge.runtime.errors import InputError
 
