@@ -39,6 +39,8 @@ MOST_STATES = 64  # that a decoder's lens is asked about: it reads each alone
 CLASSES = 3  # of the head that a vector's gradient is asked through
 OBJECTIVES = {"logit": LOGIT, "probability by softmax": SOFTMAX, "probability by sigmoid": SIGMOID}
 OF_A_VECTOR = {**OBJECTIVES, "cosine": COSINE}
+MOST_LIKELY = 0.99  # probability of a token, or of a label, whose gradient is compared
+MOST_TARGETS = 16  # that are tried for one of at most that probability
 ROUNDINGS = 4  # drawn of a case that is beyond the usual limit
 WHOLE_NUMBERS = ("ranks", "likeliest")
 
@@ -131,6 +133,8 @@ class Reference:
                 inputs[spec.name] = np.array([objective])
             elif spec.name not in inputs:
                 inputs[spec.name] = self.draw(spec, sizes, tokens)
+        if objective in (SOFTMAX, SIGMOID):
+            inputs["target"] = self.choose_targets(recipe, inputs)
         outputs = compute(self.model, recipe, inputs)
         highest = None
         if "ranks" in outputs:
@@ -142,6 +146,27 @@ class Reference:
             limit *= max(1.0, float(np.abs(logits["score"]).max()))
         return Case(name, inputs, outputs, limit, highest_ranks=highest, ids=ids, scale=scale)
 
+    def choose_targets(self, recipe: Recipe, inputs: Arrays) -> Array:
+        """Return the drawn targets, and others in place of those whose probability is all but 1.
+
+        The gradient of a probability p is p * (1 - p) times its logit's, and fp32 knows 1 - p to 2**-24 only:
+        beyond `MOST_LIKELY` a comparison would be one of roundings.
+        """
+        targets = inputs["target"]
+        for _ in range(MOST_TARGETS):
+            score = compute(self.model, recipe, {**inputs, "target": targets})["score"]
+            if not (score > MOST_LIKELY).any():
+                break
+            targets = np.where(score > MOST_LIKELY, (targets + 1) % self.count_targets(), targets)
+        return targets
+
+    def count_targets(self) -> int:
+        """Return how many tokens, or labels, a gradient may be asked of."""
+        config: Any = self.model.config
+        if not hasattr(self.model, "lm_head") and hasattr(config, "heads"):
+            return int(config.num_labels) if config.heads else CLASSES
+        return int(config.vocab_size)
+
     def draw(self, spec: TensorSpec, sizes: Mapping[str, int], tokens: int) -> Array:
         """Return an input of any values that the model takes."""
         shape = [sizes[axis.name] if isinstance(axis, Axis) else axis for axis in spec.axes]
@@ -152,9 +177,8 @@ class Reference:
             "row": tokens,
             "token_type_ids": getattr(config, "type_vocab_size", 1),
             "source_ids": getattr(config, "source_vocab_size", 1),
+            "target": self.count_targets(),
         }
-        if spec.name == "target" and not hasattr(self.model, "lm_head") and hasattr(config, "heads"):
-            most["target"] = config.num_labels if config.heads else CLASSES
         return self.random.integers(0, most.get(spec.name, config.vocab_size), shape)
 
 

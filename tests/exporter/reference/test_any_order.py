@@ -57,3 +57,16 @@ def test_a_limit_does_not_hang_on_one_processors_order() -> None:
         gap = measure(in_fp32[name], exact[name])
         assert gap <= limit, name
         assert limit < 1e-3, name
+
+
+@pytest.mark.parametrize("seed", [0, 3])  # both draw a token of which fp32 makes a probability of 1
+def test_no_gradient_is_compared_of_which_fp32_keeps_nothing(seed: int) -> None:
+    """The gradient of a probability of 1 - 5e-7 is rounding alone: its limit would let pass anything."""
+    checkpoint = Checkpoint(resolve_source("transformer-demo"), outputs=("explain",))
+    model = load_our_model(checkpoint.folder, checkpoint.choices.max_length)
+    recipe = next(r for r in checkpoint.explanations.values() if r.graph == "gradient")
+    for case in Reference(model, checkpoint.explanations, seed).list_cases(recipe):
+        limits = widen(case, model, recipe).wider
+        assert max(limits.values()) < 0.01, case.name
+        if case.inputs["objective"].any():
+            assert case.outputs["score"].max() <= 0.99, case.name
