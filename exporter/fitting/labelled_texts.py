@@ -103,7 +103,7 @@ def read_row(row: Row, place: str) -> tuple[str, str]:
 
 def read_cell(name: str, value: Any, place: str) -> str:
     """Return a value as text; refuse one that is empty."""
-    if name == "label" and isinstance(value, int):
+    if name == "label" and isinstance(value, int) and not isinstance(value, bool):
         value = str(value)
     try:
         text = read_text(name, value, RECORD_BYTES)

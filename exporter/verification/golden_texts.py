@@ -35,7 +35,8 @@ from ...runtime.text.piece_tokenizer import PIECES
 from ...runtime.text.tokenizer import Tokenizer, parse, wrap_tokenizer_errors
 from ..bundle.writer import list_file_entries
 from ..checkpoints.checkpoint import Checkpoint
-from ..checkpoints.tokenizers.files import lower_case
+from ..checkpoints.tokenizers.classes import find_unknown_class
+from ..checkpoints.tokenizers.files import lower_case, read_settings
 from ..checkpoints.tokenizers.translation import OWN_FILES
 from ..errors import VerificationError, shorten_error
 from .golden_samples import PAIRS, TEXTS, make_added_texts, make_chats, make_vocabulary_texts
@@ -250,9 +251,20 @@ def make_references(checkpoint: Checkpoint, theirs: Any) -> list[Reference]:
         elif checkpoint.tokenizer_kind == PIECES:
             found.append(OwnReference(tokenizer))
         else:
+            refuse_unknown_class(checkpoint.folder)
             data = list(checkpoint.tokenizer_files.values())[len(found)]
             found.append(PlainReference(data, str(checkpoint.folder)))
     return found
+
+
+def refuse_unknown_class(folder: Path) -> None:
+    """Refuse a tokenizer that only transformers can tell to be read as it reads it."""
+    name = find_unknown_class(folder, read_settings(folder))
+    if name is not None:
+        raise VerificationError(
+            f"{folder} names the tokenizer class {name}, whose rules PlanForge does not know. transformers"
+            " does, but is not installed, or cannot read it: pip install 'planforge[import]' compares them"
+        )
 
 
 def make_text(reference: Reference, text: str) -> GoldenText:

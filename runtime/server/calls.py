@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import re
 import time
 import zlib
 from collections.abc import AsyncIterator, Callable, Sequence
@@ -31,6 +32,7 @@ SHORT = 2_048  # bytes of text that is tokenized in 0.1 ms
 SMALL = 32_768  # bytes of a body that the event loop's thread parses itself
 LATE = "the request's deadline passed before it was read"
 GONE = "the client left"
+HIGH_HALF = re.compile(rb"\\u[dD][89abAB][0-9a-fA-F]{2}(?!\\u[dD][c-fC-F])")  # of a surrogate pair
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -196,10 +198,17 @@ def find_decoder(encoding: str, limit: int) -> Callable[[bytes], bytes]:
     decoder = zlib.decompressobj(wbits=31)
 
     def inflate(part: bytes) -> bytes:
+        nonlocal decoder
+        decoded = b""
         try:
-            return decoder.decompress(part, limit + 1)
+            while part and len(decoded) <= limit:
+                if decoder.eof:  # another member of gzip follows
+                    decoder = zlib.decompressobj(wbits=31)
+                decoded += decoder.decompress(part, limit + 1 - len(decoded))
+                part = decoder.unused_data
         except zlib.error as error:
             raise ApiError(400, f"the body is not valid gzip: {error}", code="invalid_encoding") from None
+        return decoded
 
     return inflate
 
@@ -213,9 +222,10 @@ def parse_json(data: bytes) -> Any:
     try:
         return msgspec.json.decode(data)
     except (msgspec.MsgspecError, UnicodeDecodeError, RecursionError) as error:
-        raise ApiError(
-            400, f"the body is not valid JSON in UTF-8: {error}"[:300], code="invalid_json"
-        ) from None
+        reason = f"the body is not valid JSON in UTF-8: {error}"[:300]
+        if HIGH_HALF.search(data):  # of which msgspec says that the data was truncated
+            reason += "; half of a surrogate pair, such as \\ud800 alone, is no character"
+        raise ApiError(400, reason, code="invalid_json") from None
 
 
 @asynccontextmanager

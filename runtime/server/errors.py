@@ -5,7 +5,6 @@ from __future__ import annotations
 import logging
 import re
 from collections.abc import Mapping
-from contextvars import ContextVar
 
 from ..errors import (
     BackendUnavailableError,
@@ -22,7 +21,6 @@ from .json_text import JsonResponse
 
 log = logging.getLogger("planforge")
 
-REQUEST_ID: ContextVar[str] = ContextVar("request_id", default="none")  # of what is answered
 RETRY_SECONDS = 1  # after which a client may try again what was refused for want of room
 
 
@@ -81,9 +79,9 @@ def find_api_error(error: BaseException, names: Mapping[str, str] | None = None)
     if isinstance(error, BackendUnavailableError):  # names the extra to install
         return ApiError(501, str(error), code="not_installed")
     if isinstance(error, PlanForgeError):
-        log.error("a request failed: %s request_id=%s", error, REQUEST_ID.get())
+        log.error("a request failed: %s", error)
         return ApiError(500, str(error), code="model_failed")
-    log.error("a request failed: request_id=%s", REQUEST_ID.get(), exc_info=error)
+    log.error("a request failed:", exc_info=error)
     return ApiError(500, "the request failed; the server's log says why", code="internal_error")
 
 

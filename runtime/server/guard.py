@@ -14,8 +14,9 @@ from starlette.datastructures import Headers
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from .auth import KeyRing
-from .errors import REQUEST_ID, ApiError
+from .errors import ApiError
 from .metrics import Metrics
+from .request_log import REQUEST_ID, name_requests_in_log
 
 log = logging.getLogger("planforge")
 
@@ -60,6 +61,7 @@ class Guard:
     def __init__(self, app: ASGIApp, rules: Rules) -> None:
         self.app = app
         self.rules = rules
+        name_requests_in_log()
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         """Pass a request on, or refuse it."""
@@ -87,7 +89,7 @@ class Guard:
         finally:
             seconds = time.perf_counter() - began
             path = scope["path"][:MOST_PATH]
-            log.info("%s %a %d %.3f s request_id=%s", scope["method"], path, status, seconds, request_id)
+            log.info("%s %a %d %.3f s", scope["method"], path, status, seconds)
 
     def check(self, scope: Scope) -> ApiError | None:
         """Return why a request is refused, if it is; note whose it is."""

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextvars
 import threading
 from concurrent.futures import Future, ThreadPoolExecutor
 from typing import Any, Generic, TypeVar
@@ -22,6 +23,7 @@ class Job(Generic[T]):
         self.client = client
         self.future: Future[T] = Future()
         self._steps = steps
+        self._context = contextvars.copy_context()  # with the request's id, for the log
         self._error: BaseException | None = None
 
     def stop(self, error: BaseException) -> None:
@@ -38,7 +40,7 @@ class Job(Generic[T]):
         try:
             if self._error is not None:
                 raise self._error
-            next(self._steps)
+            self._context.run(next, self._steps)
         except StopIteration as end:
             self.future.set_result(end.value)
         except BaseException as error:

@@ -64,6 +64,7 @@ USUAL = {
 }
 ALWAYS_USUAL = ("qwen2",)  # whatever class their files name, unless it is one without rules
 NO_CLASS = ("granite", "ministral", "mistral", "modernbert", "olmo2", "olmo3", "phi3")
+RULELESS = ("PreTrained", "TokenizersBackend")  # classes that take all from tokenizer.json
 # Other names of the same classes.
 ALIASES = {
     **dict.fromkeys(("ConvBert", "DistilBert", "Electra", "MobileBert", "SqueezeBert"), "Bert"),
@@ -299,6 +300,16 @@ def choose_class(folder: Path, settings: Settings, data: bytes = b"") -> Tokeniz
     is_fitting = written["model"].get("type") == found.model
     # transformers reads a Llama 3, whose class is said to be Llama's, without the class.
     return None if not is_fitting or (name == "Llama" and b'"ByteLevel"' in data) else found
+
+
+def find_unknown_class(folder: Path, settings: Settings) -> str | None:
+    """Return the class that a folder names, if it may have rules that are not known here."""
+    config = read_json_object(folder / "config.json")
+    declared = settings.get("tokenizer_class") or config.get("tokenizer_class")
+    if declared is None or str(config.get("model_type")) in (*NO_CLASS, *ALWAYS_USUAL):
+        return None
+    name = shorten_class(declared)
+    return None if name in RULELESS or ALIASES.get(name, name) in CLASSES else str(declared)
 
 
 def shorten_class(declared: object) -> str:

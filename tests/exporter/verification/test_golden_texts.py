@@ -26,6 +26,7 @@ from planforge.runtime.diagnostics.golden.texts import GoldenTexts, find_texts, 
 from planforge.runtime.text.chat import Chat
 
 from ...helpers.marian import load_marian_reference
+from ...helpers.models import edit_json
 
 
 def texts_of(bundle: Path) -> GoldenTexts:
@@ -73,6 +74,22 @@ def test_without_transformers_tokenizers_gives_the_ids(monkeypatch: pytest.Monke
     plain: Any = tokenizers.Tokenizer.from_file(str(checkpoint.folder / "tokenizer.json"))
     text = "Begin, <|im_start|>in the middle."
     assert reference.encode(text) == plain.encode(text, add_special_tokens=False).ids
+
+
+@pytest.mark.parametrize("name", ["CodeLlamaTokenizer", "T5TokenizerFast", "PreTrainedTokenizerFast"])
+def test_without_transformers_a_class_with_unknown_rules_is_refused(
+    name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Nobody would compare the texts with those of the class; PreTrainedTokenizerFast has no rules."""
+    folder = shutil.copytree(resolve_source("llama-demo").folder, tmp_path / "checkpoint")
+    edit_json(folder / "tokenizer_config.json", tokenizer_class=name)
+    monkeypatch.setattr(importlib.util, "find_spec", lambda name: None)
+    checkpoint = Checkpoint(resolve_source(str(folder)))
+    if name.startswith("PreTrained"):
+        assert golden_texts.make_references(checkpoint, None)
+        return
+    with pytest.raises(VerificationError, match=f"class {name}, whose rules .*planforge.import"):
+        golden_texts.make_references(checkpoint, None)
 
 
 def test_an_export_whose_ids_are_not_those_of_transformers_is_refused(

@@ -150,6 +150,14 @@ def test_bodies_have_a_limit(gpt_model: TextGenerator) -> None:
         assert server.client.get("/health").status_code == 200
 
 
+def test_half_a_surrogate_pair_is_named(gpt_model: TextGenerator) -> None:
+    with running_server({"gpt": gpt_model}) as server:
+        headers = {"Content-Type": "application/json"}
+        for half in (r"\ud800", r"\udc00"):
+            answer = server.client.post(COMPLETE, content=f'{{"prompt": "{half}"}}', headers=headers)
+            assert answer.status_code == 400 and "surrogate" in answer.json()["error"]["message"]
+
+
 def test_a_body_in_gzip(gpt_model: TextGenerator) -> None:
     body = json.dumps({"prompt": "In the", "max_tokens": 2, "temperature": 0}).encode()
     headers = {"Content-Type": "application/json", "Content-Encoding": "gzip"}
@@ -157,12 +165,17 @@ def test_a_body_in_gzip(gpt_model: TextGenerator) -> None:
         plain = server.client.post(COMPLETE, content=body, headers={"Content-Type": "application/json"})
         packed = server.client.post(COMPLETE, content=gzip.compress(body), headers=headers)
         assert packed.status_code == 200 and packed.json()["choices"] == plain.json()["choices"]
+        members = gzip.compress(body[:9]) + gzip.compress(body[9:])  # which RFC 1952 joins
+        joined = server.client.post(COMPLETE, content=members, headers=headers)
+        assert joined.status_code == 200 and joined.json()["choices"] == plain.json()["choices"]
         bomb = gzip.compress(b" " * 50_000_000 + body)
         assert len(bomb) > 10_000  # so that it comes in parts of which each is small
         small = gzip.compress(b" " * 5_000_000 + body)
         for content, status in (
             (bomb, 413),
             (small, 413),
+            (gzip.compress(b" " * 6_000) * 20, 413),
+            (gzip.compress(body) + b"no gzip", 400),
             (b"no gzip", 400),
             (gzip.compress(body)[:-20], 400),
         ):

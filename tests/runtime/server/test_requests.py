@@ -113,3 +113,17 @@ def test_a_stream_that_waits_sends_comments(server: Address, monkeypatch: pytest
     assert comments >= 2 and lines[0] == ": waiting" and "data: [DONE]" in lines
     first = next(number for number, line in enumerate(lines) if line.startswith("data: "))
     assert ": waiting" in lines[first:]
+
+
+def test_what_readers_say_names_the_request(
+    server: Address, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """They are threads of their own, which know nothing of who asks but what the job brings."""
+
+    def check(job: Any) -> None:
+        logging.getLogger("planforge").warning("a reader's %s", "line")
+
+    monkeypatch.setattr("planforge.runtime.server.readers.Job.check", check)
+    headers = {"X-Request-Id": "trace-2"}
+    server.client.post("/v1/completions", headers=headers, json={"prompt": "In the " * 310, "max_tokens": 1})
+    assert "a reader's line request_id=trace-2" in caplog.messages
