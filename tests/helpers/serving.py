@@ -6,8 +6,8 @@ import asyncio
 import re
 import socket
 import subprocess
+import sys
 import threading
-import time
 from collections.abc import Generator, Mapping
 from contextlib import closing, contextmanager
 from dataclasses import dataclass
@@ -18,6 +18,7 @@ import httpx
 import pytest
 
 from planforge.runtime.commands.serve import open_socket
+from planforge.runtime.generate.pending import PendingGeneration
 from planforge.runtime.generate.row import Row
 from planforge.runtime.model import Model
 from planforge.runtime.server import ServerSettings, make_app
@@ -25,8 +26,9 @@ from planforge.runtime.server.process import make_server
 from planforge.runtime.server.registry import Loader
 
 from .cli import COMMAND
+from .patience import PATIENCE, wait_until
 
-SECONDS = 60.0  # that a test waits at most
+SECONDS = PATIENCE  # that a test waits at most
 
 
 @dataclass(frozen=True)
@@ -99,18 +101,48 @@ def serving(*arguments: str | Path) -> Generator[tuple[subprocess.Popen[str], st
 
 def wait_until_ready(url: str) -> None:
     """Wait until a server has loaded its models."""
-    end = time.monotonic() + SECONDS
-    while httpx.get(f"{url}/ready", trust_env=False).status_code != 200:
-        assert time.monotonic() < end
-        time.sleep(0.05)
+    wait_until(lambda: httpx.get(f"{url}/ready", trust_env=False, timeout=SECONDS).status_code == 200)
 
 
-def slow_down(monkeypatch: pytest.MonkeyPatch, seconds: float = 0.02) -> None:
-    """Let each token take so long at least."""
-    take = Row.take
+class HeldTokens:
+    """Holds the engines of text generators until they may go on, or a request was cancelled.
 
-    def take_slowly(row: Row, *arguments: Any) -> None:
-        time.sleep(seconds)
-        take(row, *arguments)
+    Args:
+        most: the tokens that a row may have meanwhile.
 
-    monkeypatch.setattr(Row, "take", take_slowly)
+    Attributes:
+        rows: that have a token, in the order of their first ones.
+        cancelled: whether a request was.
+    """
+
+    def __init__(self, monkeypatch: pytest.MonkeyPatch, most: int = 1) -> None:
+        self.most = most
+        self.rows: list[Row] = []
+        self.cancelled = threading.Event()
+        self._changed = threading.Condition()
+        take = Row.take
+        cancel = PendingGeneration.cancel
+
+        def take_when_let(row: Row, *arguments: Any) -> None:
+            if not row.token_ids:
+                self.rows.append(row)
+            with self._changed:
+                assert self._changed.wait_for(lambda: self._may_take(row), PATIENCE)
+            take(row, *arguments)
+
+        def cancel_and_tell(pending: PendingGeneration) -> None:
+            cancel(pending)
+            self.cancelled.set()
+            self.let(self.most)
+
+        monkeypatch.setattr(Row, "take", take_when_let)
+        monkeypatch.setattr(PendingGeneration, "cancel", cancel_and_tell)
+
+    def let(self, most: int = sys.maxsize) -> None:
+        """Let the rows have more tokens."""
+        with self._changed:
+            self.most = most
+            self._changed.notify_all()
+
+    def _may_take(self, row: Row) -> bool:
+        return self.cancelled.is_set() or len(row.token_ids) < self.most
