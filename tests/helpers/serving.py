@@ -8,7 +8,7 @@ import socket
 import subprocess
 import sys
 import threading
-from collections.abc import Generator, Mapping
+from collections.abc import Generator, Mapping, Sequence
 from contextlib import closing, contextmanager
 from dataclasses import dataclass
 from pathlib import Path
@@ -83,10 +83,12 @@ def running_server(
 
 
 @contextmanager
-def serving(*arguments: str | Path) -> Generator[tuple[subprocess.Popen[str], str], None, None]:
+def serving(
+    *arguments: str | Path, command: Sequence[str] = COMMAND
+) -> Generator[tuple[subprocess.Popen[str], str], None, None]:
     """Run `planforge serve` until the block ends; yields its process and its address."""
-    command = [*COMMAND, "serve", *map(str, arguments), "--port", "0"]
-    process = subprocess.Popen(command, stderr=subprocess.PIPE, text=True)
+    started = [*command, "serve", *map(str, arguments), "--port", "0"]
+    process = subprocess.Popen(started, stderr=subprocess.PIPE, text=True)
     assert process.stderr is not None
     try:
         line = process.stderr.readline()
@@ -105,14 +107,14 @@ def wait_until_ready(url: str) -> None:
 
 
 class HeldTokens:
-    """Holds the engines of text generators until they may go on, or a request was cancelled.
+    """Holds the engines of text generators until they may go on, or a request with tokens was cancelled.
 
     Args:
         most: the tokens that a row may have meanwhile.
 
     Attributes:
         rows: that have a token, in the order of their first ones.
-        cancelled: whether a request was.
+        cancelled: whether one of them was.
     """
 
     def __init__(self, monkeypatch: pytest.MonkeyPatch, most: int = 1) -> None:
@@ -132,8 +134,9 @@ class HeldTokens:
 
         def cancel_and_tell(pending: PendingGeneration) -> None:
             cancel(pending)
-            self.cancelled.set()
-            self.let(self.most)
+            if pending.row in self.rows:
+                self.cancelled.set()
+                self.let(self.most)
 
         monkeypatch.setattr(Row, "take", take_when_let)
         monkeypatch.setattr(PendingGeneration, "cancel", cancel_and_tell)
