@@ -3,11 +3,14 @@
 from __future__ import annotations
 
 import time
+from collections import Counter
 from collections.abc import Callable
 from types import ModuleType
 from typing import Any
 
 import pytest
+
+from planforge.runtime.memory_budget import MemoryBudget, Reservation
 
 PATIENCE = 120.0  # seconds; what takes milliseconds takes so long on no machine, however busy
 
@@ -18,6 +21,25 @@ def wait_until(holds: Callable[[], bool], what: str = "") -> None:
     while not holds():
         assert time.monotonic() < end, what or "it never came to that"
         time.sleep(0.005)
+
+
+class MemoryWaits:
+    """Tells whether a call waits for another's memory: it has looked in vain before and after a wait."""
+
+    def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        self.looks: Counter[object] = Counter()
+        add = MemoryBudget._add
+
+        def add_and_count(budget: MemoryBudget, asked: Reservation) -> bool:
+            has_room = add(budget, asked)
+            self.looks[asked] += not has_room
+            return has_room
+
+        monkeypatch.setattr(MemoryBudget, "_add", add_and_count)
+
+    def wait(self) -> None:
+        """Wait until one has waited."""
+        wait_until(lambda: max(self.looks.values(), default=0) >= 3)
 
 
 class Clock:

@@ -20,6 +20,7 @@ import pytest
 from planforge.runtime.commands.serve import open_socket
 from planforge.runtime.generate.pending import PendingGeneration
 from planforge.runtime.generate.row import Row
+from planforge.runtime.generate.scheduler import GenerationScheduler
 from planforge.runtime.model import Model
 from planforge.runtime.server import ServerSettings, make_app
 from planforge.runtime.server.process import make_server
@@ -107,7 +108,7 @@ def wait_until_ready(url: str) -> None:
 
 
 class HeldTokens:
-    """Holds the engines of text generators until they may go on, or a request with tokens was cancelled.
+    """Holds engines until they may go on, or a request with tokens is cancelled, or a model closed.
 
     Args:
         most: the tokens that a row may have meanwhile.
@@ -124,6 +125,7 @@ class HeldTokens:
         self._changed = threading.Condition()
         take = Row.take
         cancel = PendingGeneration.cancel
+        stop = GenerationScheduler.stop
 
         def take_when_let(row: Row, *arguments: Any) -> None:
             if not row.token_ids:
@@ -138,6 +140,11 @@ class HeldTokens:
                 self.cancelled.set()
                 self.let(self.most)
 
+        def stop_and_let(scheduler: GenerationScheduler) -> None:
+            stop(scheduler)
+            self.let()
+
+        monkeypatch.setattr(GenerationScheduler, "stop", stop_and_let)
         monkeypatch.setattr(Row, "take", take_when_let)
         monkeypatch.setattr(PendingGeneration, "cancel", cancel_and_tell)
 
