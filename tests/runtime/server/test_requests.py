@@ -92,7 +92,7 @@ def test_a_stream_that_waits_sends_comments(server: Address, monkeypatch: pytest
         for line in response.iter_lines():
             if line == ": waiting":
                 has_text = any(earlier.startswith("data: ") for earlier in lines)
-                tokens.let() if has_text else tokens.let(3)
+                tokens.let(CHAT["max_completion_tokens"] if has_text else 3)
             lines.append(line)
     assert lines[0] == ": waiting" and "data: [DONE]" in lines
     first = next(number for number, line in enumerate(lines) if line.startswith("data: "))

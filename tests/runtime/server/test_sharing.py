@@ -141,7 +141,7 @@ class Narrow(BoundedProtocol):
     made: ClassVar[list[Narrow]] = []
 
     @classmethod
-    def bound(cls, settings: ServerSettings) -> type[Narrow]:
+    def bound(cls, settings: ServerSettings) -> Any:
         """Return the protocol with a server's limits."""
         return type("Bound", (cls,), {"limits": settings})
 
