@@ -9,8 +9,7 @@ import select
 import signal
 import subprocess
 import sys
-import time
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
@@ -22,6 +21,7 @@ from planforge.runtime.bundle.bundle import Bundle
 
 from ..helpers.cli import COMMAND
 from ..helpers.models import one_layer_gpt2
+from ..helpers.patience import PATIENCE, wait_until
 
 pytestmark = pytest.mark.skipif(sys.platform != "linux", reason="reads /proc, which only Linux has")
 
@@ -43,14 +43,6 @@ def started(tmp_path: Path, *arguments: str | Path) -> Iterator[subprocess.Popen
             yield process
         finally:
             process.kill()
-
-
-def wait_until(condition: Callable[[], bool], seconds: float = 400) -> None:
-    """Returns as soon as the condition holds; an error where it never does."""
-    end = time.monotonic() + seconds
-    while not condition():
-        assert time.monotonic() < end, "it never came to that"
-        time.sleep(0.02)
 
 
 def descendants(pid: int) -> dict[int, str]:
@@ -102,7 +94,7 @@ def test_an_export_that_is_terminated_leaves_nothing(
         children = descendants(process.pid)
         assert list(output.parent.iterdir())  # the staging folder is there
         process.send_signal(signal.SIGTERM)
-        _, errors = process.communicate(timeout=30)
+        _, errors = process.communicate(timeout=PATIENCE)
     assert process.returncode == 143, errors
     said = errors.splitlines()[-1]
     assert re.fullmatch(rf"terminated while {stage}, after \d+ s; nothing was changed", said)
@@ -165,7 +157,7 @@ def test_a_wait_for_input_ends_at_once(demo_bundle: Path, tmp_path: Path) -> Non
         process.stdin.flush()
         assert process.stdout.readline().startswith("And God")
         process.send_signal(signal.SIGTERM)
-        _, errors = process.communicate(timeout=30)
+        _, errors = process.communicate(timeout=PATIENCE)
     assert (process.returncode, errors) == (143, "terminated; nothing was changed\n")
 
 
@@ -202,7 +194,7 @@ def test_what_a_terminated_command_says_of_its_changes_is_true(
     own_bundle: Path, step: str, default: str | None, words: str
 ) -> None:
     command = [sys.executable, "-c", INTERRUPTED_COMMIT, str(own_bundle), step]
-    done = subprocess.run(command, capture_output=True, encoding="utf-8", timeout=60)
+    done = subprocess.run(command, capture_output=True, encoding="utf-8", timeout=PATIENCE)
     assert (done.returncode, done.stderr) == (143, f"terminated; {words}\n")
     assert Bundle.open(own_bundle).manifest.default_precision == default
     assert not (own_bundle / ".lock").exists()
@@ -220,11 +212,11 @@ def test_lines_are_answered_as_they_come_in_batches_of_one(
         for line in ("May 3, 1998", "", "", "May 4, 1998"):
             process.stdin.write(line + "\n")
             process.stdin.flush()
-            readable, _, _ = select.select([process.stdout], [], [], 60)
+            readable, _, _ = select.select([process.stdout], [], [], PATIENCE)
             assert readable, f"no answer to {line!r}"
             assert (json.loads(process.stdout.readline()) is None) == (line == "")
         process.stdin.close()
-        assert process.wait(timeout=60) == 0
+        assert process.wait(timeout=PATIENCE) == 0
 
 
 def test_an_export_leaves_nothing_in_the_folder_for_temporary_files(tmp_path: Path) -> None:

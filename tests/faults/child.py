@@ -23,7 +23,7 @@ from pathlib import Path
 from typing import Any
 
 SECONDS = 5.0  # of a processor that a case may take, whatever else runs here
-HANGING = 20.0  # seconds after which a case is ended
+HANGING = 120.0  # seconds after which a case is ended
 BYTES = 10**9  # of memory that it may take
 BATCH = 400  # cases of one child
 ROOM = 6 * 10**9  # of addresses; what asks for more is refused by the system, and seen as MemoryError

@@ -40,14 +40,14 @@ from planforge.runtime.errors import (
 from planforge.runtime.text.chat import Chat
 from planforge.runtime.text.tokenizer import Tokenizer
 
+from ..helpers.patience import PATIENCE
 from ..helpers.staging import whole
 
 pytestmark = pytest.mark.skipif(sys.platform == "win32", reason="has no pipes and devices among its files")
-SOON = 5.0  # seconds, after which a hang is one
 
 
-def within(seconds: float, call: Callable[[], Any]) -> Any:
-    """The result of a call, or what it raised; an error where it takes longer."""
+def run_to_end(call: Callable[[], Any]) -> Any:
+    """The result of a call, or what it raised; an error where it hangs."""
     found: list[Any] = []
 
     def run() -> None:
@@ -58,8 +58,8 @@ def within(seconds: float, call: Callable[[], Any]) -> Any:
 
     thread = threading.Thread(target=run, daemon=True)
     thread.start()
-    thread.join(seconds)
-    assert found, f"no end in {seconds} s"
+    thread.join(PATIENCE)
+    assert found, f"no end in {PATIENCE} s"
     return found[0]
 
 
@@ -77,18 +77,18 @@ def test_a_pipe_or_device_in_the_place_of_any_file_is_not_waited_for(
         content = (folder / name).read_bytes()
         (folder / name).unlink()
         make(folder / name)
-        error = within(SOON, lambda: Bundle.open(folder).verify_files())
+        error = run_to_end(lambda: Bundle.open(folder).verify_files())
         assert isinstance(error, IntegrityError) and name in str(error)
         if name != names[-1]:
             (folder / name).unlink()
             (folder / name).write_bytes(content)
-    assert isinstance(within(SOON, lambda: check_output(folder, force=True)), OutputError)
+    assert isinstance(run_to_end(lambda: check_output(folder, force=True)), OutputError)
 
 
 def test_a_pipe_in_the_place_of_a_graph_is_not_imported(tmp_path: Path) -> None:
     (tmp_path / "config.json").write_text("{}")
     os.mkfifo(tmp_path / "model.onnx")
-    error = within(SOON, lambda: read_folder(tmp_path).graph)
+    error = run_to_end(lambda: read_folder(tmp_path).graph)
     assert "model.onnx is no regular file" in str(error)
 
 
@@ -126,7 +126,7 @@ def test_nothing_is_written_through_a_strangers_links(folder: Path, tmp_path: Pa
 def test_kernels_that_a_stranger_put_beside_a_plan_are_passed_over(tmp_path: Path) -> None:
     cache = RuntimeCache(tmp_path / "a.plan", "1.7.1.116", "sm86")
     os.mkfifo(cache.path)
-    assert within(SOON, cache.load) is None
+    assert run_to_end(cache.load) is None
     cache.path.unlink()
     cache.path.write_text("[" * 4000)
     assert cache.load() is None
@@ -144,7 +144,7 @@ def test_sparse_terabytes_are_not_hashed(folder: Path) -> None:
         file.truncate(2**40)
     listed = json.loads((folder / "manifest.json").read_text())["files"]
     change(folder, files=listed | {name: {"sha256": listed[name]["sha256"], "bytes": 2**40}})
-    error = within(SOON, lambda: Bundle.open(folder).path(name))
+    error = run_to_end(lambda: Bundle.open(folder).path(name))
     assert isinstance(error, IntegrityError) and "only weights and plans have more" in str(error)
 
 
@@ -294,7 +294,7 @@ BURNING = (
 def test_a_template_that_would_burn_time_or_memory_is_stopped(template: str) -> None:
     chat = Chat(template, {}, "chat_template.jinja")
     tokenizer = Tokenizer.from_file(find_demo("gpt2-demo") / "tokenizer.json")
-    error = within(SOON, lambda: chat.encode([{"role": "user", "content": "hi"}], tokenizer))
+    error = run_to_end(lambda: chat.encode([{"role": "user", "content": "hi"}], tokenizer))
     assert isinstance(error, BundleError) and "the chat template is stopped" in str(error)
 
 

@@ -10,8 +10,7 @@ from typing import Any
 from planforge.runtime import TextGenerator
 
 from .generation import Steps, generator
-
-PATIENCE = 20.0  # seconds that a test waits for what takes milliseconds
+from .patience import PATIENCE
 
 
 class Gate:

@@ -6,9 +6,9 @@ import asyncio
 import re
 import socket
 import subprocess
+import sys
 import threading
-import time
-from collections.abc import Generator, Mapping
+from collections.abc import Generator, Mapping, Sequence
 from contextlib import closing, contextmanager
 from dataclasses import dataclass
 from pathlib import Path
@@ -18,15 +18,18 @@ import httpx
 import pytest
 
 from planforge.runtime.commands.serve import open_socket
+from planforge.runtime.generate.pending import PendingGeneration
 from planforge.runtime.generate.row import Row
+from planforge.runtime.generate.scheduler import GenerationScheduler
 from planforge.runtime.model import Model
 from planforge.runtime.server import ServerSettings, make_app
 from planforge.runtime.server.process import make_server
 from planforge.runtime.server.registry import Loader
 
 from .cli import COMMAND
+from .patience import PATIENCE, wait_until
 
-SECONDS = 60.0  # that a test waits at most
+SECONDS = PATIENCE  # that a test waits at most
 
 
 @dataclass(frozen=True)
@@ -81,10 +84,12 @@ def running_server(
 
 
 @contextmanager
-def serving(*arguments: str | Path) -> Generator[tuple[subprocess.Popen[str], str], None, None]:
+def serving(
+    *arguments: str | Path, command: Sequence[str] = COMMAND
+) -> Generator[tuple[subprocess.Popen[str], str], None, None]:
     """Run `planforge serve` until the block ends; yields its process and its address."""
-    command = [*COMMAND, "serve", *map(str, arguments), "--port", "0"]
-    process = subprocess.Popen(command, stderr=subprocess.PIPE, text=True)
+    started = [*command, "serve", *map(str, arguments), "--port", "0"]
+    process = subprocess.Popen(started, stderr=subprocess.PIPE, text=True)
     assert process.stderr is not None
     try:
         line = process.stderr.readline()
@@ -99,18 +104,55 @@ def serving(*arguments: str | Path) -> Generator[tuple[subprocess.Popen[str], st
 
 def wait_until_ready(url: str) -> None:
     """Wait until a server has loaded its models."""
-    end = time.monotonic() + SECONDS
-    while httpx.get(f"{url}/ready", trust_env=False).status_code != 200:
-        assert time.monotonic() < end
-        time.sleep(0.05)
+    wait_until(lambda: httpx.get(f"{url}/ready", trust_env=False, timeout=SECONDS).status_code == 200)
 
 
-def slow_down(monkeypatch: pytest.MonkeyPatch, seconds: float = 0.02) -> None:
-    """Let each token take so long at least."""
-    take = Row.take
+class HeldTokens:
+    """Holds engines until they may go on, or a request with tokens is cancelled, or a model closed.
 
-    def take_slowly(row: Row, *arguments: Any) -> None:
-        time.sleep(seconds)
-        take(row, *arguments)
+    Args:
+        most: the tokens that a row may have meanwhile.
 
-    monkeypatch.setattr(Row, "take", take_slowly)
+    Attributes:
+        rows: that have a token, in the order of their first ones.
+        cancelled: whether one of them was.
+    """
+
+    def __init__(self, monkeypatch: pytest.MonkeyPatch, most: int = 1) -> None:
+        self.most = most
+        self.rows: list[Row] = []
+        self.cancelled = threading.Event()
+        self._changed = threading.Condition()
+        take = Row.take
+        cancel = PendingGeneration.cancel
+        stop = GenerationScheduler.stop
+
+        def take_when_let(row: Row, *arguments: Any) -> None:
+            if not row.token_ids:
+                self.rows.append(row)
+            with self._changed:
+                assert self._changed.wait_for(lambda: self._may_take(row), PATIENCE)
+            take(row, *arguments)
+
+        def cancel_and_tell(pending: PendingGeneration) -> None:
+            cancel(pending)
+            if pending.row in self.rows:
+                self.cancelled.set()
+                self.let(self.most)
+
+        def stop_and_let(scheduler: GenerationScheduler) -> None:
+            stop(scheduler)
+            self.let()
+
+        monkeypatch.setattr(GenerationScheduler, "stop", stop_and_let)
+        monkeypatch.setattr(Row, "take", take_when_let)
+        monkeypatch.setattr(PendingGeneration, "cancel", cancel_and_tell)
+
+    def let(self, most: int = sys.maxsize) -> None:
+        """Let the rows have more tokens."""
+        with self._changed:
+            self.most = most
+            self._changed.notify_all()
+
+    def _may_take(self, row: Row) -> bool:
+        return self.cancelled.is_set() or len(row.token_ids) < self.most

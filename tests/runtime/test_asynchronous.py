@@ -25,14 +25,17 @@ from planforge.runtime import (
 from planforge.runtime.asynchronous.loop_calls import get_loop_calls
 from planforge.runtime.asynchronous.model import run_in_thread
 
+from ..helpers.patience import PATIENCE
+from ..helpers.serving import HeldTokens
+
 T = TypeVar("T")
 TEXTS = ["hello world", "the plan is it", "a friend"]
 PAIRS = [("hello", "world"), ("the plan", "is it")]
 
 
 def run(main: Coroutine[Any, Any, T]) -> T:
-    """Run a test's coroutine, but no longer than a minute."""
-    return asyncio.run(asyncio.wait_for(main, 60))
+    """Run a test's coroutine, but not for ever."""
+    return asyncio.run(asyncio.wait_for(main, PATIENCE))
 
 
 async def wait_until(holds: Callable[[], bool]) -> None:
@@ -82,7 +85,11 @@ def test_conversations(llama_demo_bundle: Path) -> None:
     run(main())
 
 
-def test_a_request_ends_with_the_task_that_waits_for_it(demo_bundle: Path) -> None:
+def test_a_request_ends_with_the_task_that_waits_for_it(
+    demo_bundle: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    tokens = HeldTokens(monkeypatch, most=5)
+
     async def main() -> None:
         async with await AsyncTextGenerator.load(demo_bundle) as model:
             task = asyncio.create_task(model.generate("In the", max_new_tokens=500, ignore_eos=True))
@@ -96,6 +103,7 @@ def test_a_request_ends_with_the_task_that_waits_for_it(demo_bundle: Path) -> No
                 async for _ in model.stream("In the", max_new_tokens=500, ignore_eos=True):
                     pass
 
+            tokens.cancelled.clear()
             with pytest.raises(asyncio.TimeoutError):
                 await asyncio.wait_for(read(), 0.05)
             await wait_until_idle(model)
@@ -136,7 +144,11 @@ async def anext_of(stream: Any) -> Any:
     return await stream.__anext__()
 
 
-def test_a_wrapped_future_that_is_cancelled_disturbs_nobody(demo_bundle: Path) -> None:
+def test_a_wrapped_future_that_is_cancelled_disturbs_nobody(
+    demo_bundle: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    tokens = HeldTokens(monkeypatch, most=5)
+
     async def main() -> None:
         async with await AsyncTextGenerator.load(demo_bundle) as model:
             pending = model.model.submit("In the", max_new_tokens=500, ignore_eos=True)
@@ -144,6 +156,7 @@ def test_a_wrapped_future_that_is_cancelled_disturbs_nobody(demo_bundle: Path) -
             await wait_until_running(model)
             waiting.cancel()
             assert not pending.future.cancel()
+            tokens.let(100)
             assert (await model.generate("In the", max_new_tokens=2)).finish_reason == "length"
             pending.cancel()
             await wait_until_idle(model)
@@ -170,7 +183,9 @@ def test_errors_come_where_they_are_awaited(demo_bundle: Path) -> None:
     run(main())
 
 
-def test_closing_ends_a_stream_with_an_error(demo_bundle: Path) -> None:
+def test_closing_ends_a_stream_with_an_error(demo_bundle: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    HeldTokens(monkeypatch, most=5)
+
     async def main() -> None:
         model = await AsyncTextGenerator.load(demo_bundle)
         stream = model.stream("In the", max_new_tokens=500, ignore_eos=True)
@@ -297,7 +312,7 @@ def test_what_nobody_waits_for_is_undone() -> None:
 
         def work() -> str:
             loop.call_soon_threadsafe(began.set)
-            asyncio.run_coroutine_threadsafe(may_end.wait(), loop).result(30)
+            asyncio.run_coroutine_threadsafe(may_end.wait(), loop).result(PATIENCE)
             return "a model"
 
         task = asyncio.create_task(run_in_thread(work, undone.append))

@@ -6,7 +6,7 @@ import gc
 import threading
 import weakref
 from collections.abc import Iterator
-from concurrent.futures import ThreadPoolExecutor, TimeoutError
+from concurrent.futures import ThreadPoolExecutor
 
 import pytest
 
@@ -19,6 +19,7 @@ from planforge.runtime.memory_budget import MemoryBudget, Reservation
 from ..helpers.decoder_graph import artifact
 from ..helpers.fake_program import FakeProgram
 from ..helpers.generation import DIALECTS, GRAPHS
+from ..helpers.patience import PATIENCE, MemoryWaits
 
 
 def test_without_a_limit_nothing_is_counted() -> None:
@@ -57,28 +58,27 @@ def test_calls_that_do_not_fit_beside_each_other_take_turns() -> None:
 
     with ThreadPoolExecutor(8) as pool:
         for done in [pool.submit(call, size) for size in (90, 50, 40, 30, 20, 10, 1, 45)]:
-            done.result(timeout=30)
+            done.result(timeout=PATIENCE)
     assert 0 < most <= 90
     assert budget.count_held() == 0
 
 
-def test_a_call_waits_until_another_thread_is_done() -> None:
+def test_a_call_waits_until_another_thread_is_done(monkeypatch: pytest.MonkeyPatch) -> None:
+    waits = MemoryWaits(monkeypatch)
     budget = MemoryBudget(100, 0)
-    held = threading.Event()
-    entered = threading.Event()
+    order: list[str] = []
 
     def second() -> None:
-        assert held.wait(10)
         with budget.reserve(60, "a batch"):
-            entered.set()
+            order.append("second")
 
     with ThreadPoolExecutor(1) as pool:
-        waiting = pool.submit(second)
         with budget.reserve(60, "a batch"):
-            held.set()
-            assert not entered.wait(0.2)
-        waiting.result(timeout=10)
-    assert entered.is_set()
+            waiting = pool.submit(second)
+            waits.wait()
+            order.append("first")
+        waiting.result(timeout=PATIENCE)
+    assert order == ["first", "second"]
 
 
 def stream(budget: MemoryBudget) -> Iterator[int]:
@@ -147,7 +147,8 @@ def test_a_cache_gives_back_its_bytes_behind_its_buffers(
     assert budget.count_held() == 0
 
 
-def test_closing_wakes_who_waits() -> None:
+def test_closing_wakes_who_waits(monkeypatch: pytest.MonkeyPatch) -> None:
+    waits = MemoryWaits(monkeypatch)
     budget = MemoryBudget(100, 0)
 
     def wait() -> None:
@@ -156,14 +157,16 @@ def test_closing_wakes_who_waits() -> None:
 
     with ThreadPoolExecutor(1) as pool, budget.reserve(60, "a batch"):
         waiting = pool.submit(wait)
+        waits.wait()
         assert not waiting.done()
         budget.close()
         with pytest.raises(ClosedError, match="was closed"):
-            waiting.result(timeout=10)
+            waiting.result(timeout=PATIENCE)
 
 
-def test_who_waits_for_what_is_kept_meanwhile_gets_it() -> None:
+def test_who_waits_for_what_is_kept_meanwhile_gets_it(monkeypatch: pytest.MonkeyPatch) -> None:
     """What another call keeps when it ends is freed for who waits, though nobody tells."""
+    waits = MemoryWaits(monkeypatch)
     budget = MemoryBudget(100, 0)
     running = budget.hold(60, "a cache")
 
@@ -178,11 +181,11 @@ def test_who_waits_for_what_is_kept_meanwhile_gets_it() -> None:
     budget.make_room_by(keeper.drop)
     with ThreadPoolExecutor(1) as pool:
         waiting = pool.submit(budget.hold, 60, "a batch")
-        with pytest.raises(TimeoutError):
-            waiting.result(timeout=0.3)
-        keeper.kept = True
         try:
-            waiting.result(timeout=10).release()
+            waits.wait()
+            assert not waiting.done()
+            keeper.kept = True
+            waiting.result(timeout=PATIENCE).release()
         finally:
             budget.close()
     assert budget.count_held() == 0
@@ -197,22 +200,23 @@ def test_nobody_waits_for_ever(monkeypatch: pytest.MonkeyPatch) -> None:
             with pytest.raises(
                 MemoryLimitError, match=r"other calls held for 0 seconds \(a cache of 1 x 9 tokens\)"
             ) as caught:
-                waiting.result(timeout=10)
+                waiting.result(timeout=PATIENCE)
         finally:
             budget.close()
     assert (caught.value.needed, caught.value.limit) == (130, 100)
 
 
-def test_memory_belongs_to_the_thread_that_used_it_last() -> None:
+def test_memory_belongs_to_the_thread_that_used_it_last(monkeypatch: pytest.MonkeyPatch) -> None:
+    waits = MemoryWaits(monkeypatch)
     budget = MemoryBudget(100, 0)
     with ThreadPoolExecutor(1) as pool:
-        reservation = pool.submit(budget.hold, 60, "a cache").result(timeout=10)
+        reservation = pool.submit(budget.hold, 60, "a cache").result(timeout=PATIENCE)
         reservation.use()
         with pytest.raises(MemoryLimitError, match="of this thread"):
             budget.hold(60, "a batch")
         waiting = pool.submit(budget.hold, 60, "a batch")  # its own no more: it waits
-        with pytest.raises(TimeoutError):
-            waiting.result(timeout=0.2)
+        waits.wait()
+        assert not waiting.done()
         reservation.release()
         reservation.release()
-        waiting.result(timeout=10).release()
+        waiting.result(timeout=PATIENCE).release()

@@ -21,6 +21,7 @@ from planforge.exporter.errors import ExporterError, OutputError
 from planforge.runtime.bundle.bundle import Bundle, compute_sha256
 from planforge.runtime.bundle.manifest import FileEntry
 
+from ...helpers.patience import PATIENCE
 from ...helpers.staging import stage, whole
 
 MANIFEST = {"family": "gpt2", "task": "text-generation", "export_id": "", "files": {}, "artifacts": []}
@@ -61,7 +62,7 @@ def install_killed(tmp_path: Path, output: Path, fatal: int, how: str = "killed"
     manifest = stage(staging, "new")
     (staging / "manifest.staged").write_text(manifest.to_json())
     command = [sys.executable, "-c", KILLED, str(staging), str(output), str(fatal), how]
-    return subprocess.run(command, timeout=60, stderr=subprocess.DEVNULL).returncode
+    return subprocess.run(command, timeout=PATIENCE, stderr=subprocess.DEVNULL).returncode
 
 
 def test_killed_at_every_step_the_old_or_the_new_bundle_is_whole(tmp_path: Path) -> None:

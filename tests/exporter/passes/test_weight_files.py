@@ -22,6 +22,8 @@ from planforge.exporter.passes.weight_files import load_graph
 from planforge.runtime.bundle.bundle import Bundle
 from planforge.runtime.errors import InputError, IntegrityError
 
+from ...helpers.patience import PATIENCE
+
 SECRET = b"not yours" * 8192
 
 
@@ -104,7 +106,7 @@ def test_a_pipe_is_not_waited_for(folder: Path) -> None:
     """In a process of its own, which would wait for ever."""
     path = write_graph(folder, "pipe")
     code = f"from planforge.exporter.linting import lint; print(lint({str(path)!r}, ['cpu']).passed)"
-    child = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=60)
+    child = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=PATIENCE)
     assert child.stdout.strip() == "False", child.stderr
     with pytest.raises(InputError, match="is no regular file"):
         lint(folder / "pipe")

@@ -8,7 +8,6 @@ import shutil
 import signal
 import subprocess
 import sys
-import time
 from dataclasses import replace
 from pathlib import Path
 from types import SimpleNamespace
@@ -24,6 +23,7 @@ from planforge.runtime.bundle.manifest import Artifact, Axis, Plan, TensorSpec
 from planforge.runtime.errors import BackendUnavailableError
 
 from ...helpers.machines import Driver
+from ...helpers.patience import PATIENCE, wait_until
 
 ALL_SMS = ("sm75", "sm80", "sm86", "sm89", "sm120", "sm121")
 needs_rtx = pytest.mark.skipif(
@@ -374,7 +374,7 @@ def test_an_interrupt_takes_the_child_along(tmp_path: Path) -> None:
     child = (
         "import os, pathlib, time;"
         f"path = pathlib.Path({str(pid_file)!r}); new = path.with_suffix('.new');"
-        "new.write_text(str(os.getpid())); new.rename(path); time.sleep(60)"
+        "new.write_text(str(os.getpid())); new.rename(path); time.sleep(300)"
     )
     parent = (
         "import signal, sys; from planforge.exporter.tensorrt import build;"
@@ -383,10 +383,8 @@ def test_an_interrupt_takes_the_child_along(tmp_path: Path) -> None:
         "build.build_in_child({'engine': 'tensorrt-rtx', 'onnx': 'g.onnx'})"
     )
     process = subprocess.Popen([sys.executable, "-c", parent], stderr=subprocess.DEVNULL)
-    deadline = time.monotonic() + 30
-    while not pid_file.exists() and time.monotonic() < deadline:
-        time.sleep(0.02)
+    wait_until(pid_file.exists)
     process.send_signal(signal.SIGINT)
-    assert process.wait(timeout=30) != 0
+    assert process.wait(timeout=PATIENCE) != 0
     with pytest.raises(ProcessLookupError):
         os.kill(int(pid_file.read_text()), 0)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import gc
 import threading
-import time
+from collections import Counter
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
@@ -24,6 +24,7 @@ from planforge.runtime.errors import ClosedError
 from ...helpers.emulated_cuda import EmulatedCuda
 from ...helpers.emulated_gpu import emulated_gpu
 from ...helpers.emulated_ort_cuda import emulated_ort_cuda
+from ...helpers.patience import PATIENCE, wait_until
 
 Opened = tuple[EmulatedCuda, Any, Any]  # the GPU, a program on it, and a cache of three rows that it filled
 
@@ -87,40 +88,55 @@ def test_every_entry_says_that_the_model_was_closed(entry: str, opened: Opened) 
         ENTRIES[entry](program, cache)
 
 
+class TellingLock:
+    """A lock that tells whether a thread had to wait for it."""
+
+    def __init__(self, lock: Any) -> None:
+        self.lock = lock
+        self.is_wanted = threading.Event()
+
+    def __enter__(self) -> None:
+        if not self.lock.acquire(blocking=False):
+            self.is_wanted.set()
+            self.lock.acquire()
+
+    def __exit__(self, *_: object) -> None:
+        self.lock.release()
+
+
 @pytest.mark.parametrize("entry", ["run", "copy_rows", "numpy", "allocate"])
 def test_who_waits_for_a_turn_while_the_model_is_closed_hears_of_it(entry: str, opened: Opened) -> None:
     _, program, cache = opened
-    started = threading.Event()
-
-    def use() -> None:
-        started.set()
-        ENTRIES[entry](program, cache)
-
+    lock = TellingLock(program.device.lock)
+    program.device.lock = lock
     with ThreadPoolExecutor(1) as pool:
-        with program.device.lock:
-            waiting = pool.submit(use)
-            assert started.wait(10)
-            time.sleep(0.05)  # it waits for the lock by now
+        with lock:
+            waiting = pool.submit(ENTRIES[entry], program, cache)
+            assert lock.is_wanted.wait(PATIENCE)
             program.close()
         with pytest.raises(ClosedError):
-            waiting.result(timeout=10)
+            waiting.result(timeout=PATIENCE)
 
 
 def test_threads_that_never_stop_end_with_closed_errors(opened: Opened) -> None:
     _, program, cache = opened
-    ready = threading.Barrier(4)
+    uses: Counter[str] = Counter()
+    must_end = threading.Event()
 
     def use(entry: str) -> None:
-        ready.wait(10)
-        for _ in range(100_000):
+        while not must_end.is_set():
             ENTRIES[entry](program, cache)
+            uses[entry] += 1
 
+    entries = ("copy_rows", "numpy", "free_memory")
     with ThreadPoolExecutor(3) as pool:
-        running = [pool.submit(use, entry) for entry in ("copy_rows", "numpy", "free_memory")]
-        ready.wait(10)
-        time.sleep(0.05)
-        program.close()
-        errors = [one.exception(timeout=30) for one in running]
+        running = [pool.submit(use, entry) for entry in entries]
+        try:
+            wait_until(lambda: all(uses[entry] >= 10 for entry in entries))
+            program.close()
+            errors = [one.exception(timeout=PATIENCE) for one in running]
+        finally:
+            must_end.set()
     assert [type(error) for error in errors] == [ClosedError] * 3
 
 

@@ -23,6 +23,8 @@ from typing import Any
 import pyarrow.parquet as pq
 from ray.cluster_utils import Cluster
 
+from ...helpers.patience import PATIENCE
+
 WORKER = b"ray::planforge-"  # what Ray calls a process that is at one of our tasks
 RAY = (b"ray::", b"raylet", b"gcs_server")  # what is in the names of a cluster's processes
 NODES = 3
@@ -160,7 +162,7 @@ def run_among_kills(
     return victims
 
 
-def wait_for_none(find: Any, what: str, seconds: float = 20.0) -> None:
+def wait_for_none(find: Any, what: str, seconds: float = PATIENCE) -> None:
     """Wait until `find` returns nothing."""
     deadline = time.monotonic() + seconds
     while left := find():

@@ -9,11 +9,9 @@ import json
 import logging
 import sys
 import threading
-import time
 import urllib.error
 import urllib.request
 import warnings
-from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -25,37 +23,39 @@ from planforge.runtime import TextGenerator
 from planforge.runtime.server.ray_serve import build_app
 
 from ...helpers.paths import ROOT
+from ...helpers.patience import PATIENCE, wait_until
 
 PROMPT = "In the beginning"
 EXAMPLE = ROOT / "docs/examples/serve.yaml"
 
 
-def ask(port: int, path: str, body: dict[str, Any] | None = None) -> Any:
-    """The answer to a request, as JSON."""
+def open_request(port: int, path: str, body: dict[str, Any] | None = None) -> Any:
+    """The answer to a request, to be read."""
     data = None if body is None else json.dumps(body).encode()
     request = urllib.request.Request(
         f"http://127.0.0.1:{port}{path}", data=data, headers={"content-type": "application/json"}
     )
-    with urllib.request.urlopen(request, timeout=120) as answer:
+    return urllib.request.urlopen(request, timeout=PATIENCE)
+
+
+def ask(port: int, path: str, body: dict[str, Any] | None = None) -> Any:
+    """The answer to a request, as JSON."""
+    with open_request(port, path, body) as answer:
         return json.load(answer)
 
 
+def make_body(tokens: int) -> dict[str, Any]:
+    return {"model": "gpt2-demo", "prompt": PROMPT, "max_tokens": tokens, "temperature": 0}
+
+
 def complete(port: int, tokens: int) -> Any:
-    body = {"model": "gpt2-demo", "prompt": PROMPT, "max_tokens": tokens, "temperature": 0}
-    return ask(port, "/v1/completions", body)
+    return ask(port, "/v1/completions", make_body(tokens))
 
 
 def count_replicas() -> int:
     """Replicas that take requests."""
     status = serve.status().applications["planforge"].deployments["planforge"]
     return sum(count for state, count in status.replica_states.items() if state == "RUNNING")
-
-
-def wait_until(check: Callable[[], bool], what: str, seconds: float = 90.0) -> None:
-    deadline = time.monotonic() + seconds
-    while not check():
-        assert time.monotonic() < deadline, what
-        time.sleep(0.2)
 
 
 def check_answers(port: int, bundle: str) -> None:
@@ -88,13 +88,21 @@ def check_scaling(port: int) -> None:
 
 def check_draining(port: int) -> None:
     """An answer that is being made when the service is deleted comes to its end."""
-    answers: list[Any] = []
-    thread = threading.Thread(target=lambda: answers.append(complete(port, 240)))
+    begun = threading.Event()
+    lines: list[str] = []
+
+    def read() -> None:
+        with open_request(port, "/v1/completions", {**make_body(240), "stream": True}) as answer:
+            for line in answer:
+                lines.append(line.decode().strip())
+                begun.set()
+
+    thread = threading.Thread(target=read)
     thread.start()
-    time.sleep(0.1)
+    assert begun.wait(PATIENCE)
     serve.delete("planforge")
     thread.join()
-    assert answers[0]["usage"]["completion_tokens"] == 240
+    assert lines[-2:] == ["data: [DONE]", ""]
 
 
 def main() -> None:

@@ -7,7 +7,7 @@ import signal
 import subprocess
 import sys
 import threading
-import time
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -18,6 +18,7 @@ from planforge.runtime.batch import run_batch
 from planforge.runtime.errors import BatchError
 
 from ...helpers.cli import INTERRUPTIBLE
+from ...helpers.patience import PATIENCE, wait_until
 from .cluster_kills import wait_for_none
 from .texts import TEXTS
 
@@ -29,6 +30,12 @@ def start_in_group(command: list[str]) -> subprocess.Popen[str]:
     )
 
 
+def wait_while_running(process: subprocess.Popen[str], holds: Callable[[], bool]) -> None:
+    """Wait until a condition holds, which it must before the process ends."""
+    wait_until(lambda: process.poll() is not None or holds())
+    assert process.poll() is None
+
+
 @pytest.fixture
 def running(bundle: Path, tmp_path: Path) -> Any:
     """A command that is amid a job of many parts."""
@@ -36,10 +43,7 @@ def running(bundle: Path, tmp_path: Path) -> Any:
     command = [*INTERRUPTIBLE, "batch", str(bundle), "--task", "embed", "--input", str(tmp_path / "in.txt")]
     command += ["--output", str(tmp_path / "out"), "--rows-per-part", "60", "--workers", "2"]
     process = start_in_group(command)
-    deadline = time.monotonic() + 60
-    while len(list((tmp_path / "out").glob("part-*"))) < 3:
-        assert process.poll() is None and time.monotonic() < deadline
-        time.sleep(0.02)
+    wait_while_running(process, lambda: len(list((tmp_path / "out").glob("part-*"))) >= 3)
     yield process
     process.kill()
     process.communicate()
@@ -66,7 +70,7 @@ def test_a_signal_ends_a_job_and_its_workers(
     children = list_children(running.pid)
     assert len(children) >= 2
     os.killpg(running.pid, number) if number == signal.SIGINT else running.send_signal(number)
-    output, errors = running.communicate(timeout=20)
+    output, errors = running.communicate(timeout=PATIENCE)
     assert running.returncode == 128 + number
     assert output == ""
     assert "rows are kept, and the same command goes on with the rest" in errors
@@ -79,18 +83,16 @@ def test_a_signal_ends_a_job_and_its_workers(
     ]
 
 
-@pytest.mark.parametrize("seconds", [0.4, 0.8, 1.2])
-def test_ctrl_c_while_workers_start(bundle: Path, tmp_path: Path, seconds: float) -> None:
+@pytest.mark.parametrize("started", [0, 1, 2, 3])
+def test_ctrl_c_while_workers_start(bundle: Path, tmp_path: Path, started: int) -> None:
+    """As soon as the job is planned, and as soon as each of its processes is there."""
     (tmp_path / "in.txt").write_text("\n".join(TEXTS * 400))
     command = [*INTERRUPTIBLE, "batch", str(bundle), "--task", "embed", "--input", str(tmp_path / "in.txt")]
     job = start_in_group([*command, "--output", str(tmp_path / "out"), "--workers", "2"])
-    deadline = time.monotonic() + 60
-    while not (tmp_path / "out" / "_job" / "job.json").exists():
-        assert job.poll() is None and time.monotonic() < deadline
-        time.sleep(0.01)
-    time.sleep(seconds)
+    wait_while_running(job, (tmp_path / "out" / "_job" / "job.json").exists)
+    wait_while_running(job, lambda: len(list_children(job.pid)) >= started)
     os.killpg(job.pid, signal.SIGINT)
-    _, errors = job.communicate(timeout=20)
+    _, errors = job.communicate(timeout=PATIENCE)
     assert job.returncode == 130
     assert "Traceback" not in errors
 
@@ -143,7 +145,7 @@ if __name__ == "__main__":
 """
     (tmp_path / "job.py").write_text(code)
     completed = subprocess.run(
-        [sys.executable, tmp_path / "job.py"], capture_output=True, text=True, timeout=60
+        [sys.executable, tmp_path / "job.py"], capture_output=True, text=True, timeout=PATIENCE
     )
     assert (completed.stdout, completed.stderr) == ("submitted\ninterrupted\n", "")
 

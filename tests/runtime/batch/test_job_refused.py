@@ -21,6 +21,7 @@ from planforge.runtime.batch.storage import Storage
 from planforge.runtime.errors import BatchError, BundleNotFoundError, InputError
 
 from ...helpers.cli import planforge
+from ...helpers.patience import PATIENCE
 from .texts import TEXTS
 
 
@@ -226,7 +227,7 @@ def test_workers_that_never_begin_end_the_job(tmp_path: Path, bundle: Path) -> N
         "from planforge.runtime.batch import run_batch\n"
         f"run_batch({str(bundle)!r}, 'embed', {str(tmp_path / 'in.txt')!r}, {str(tmp_path / 'out')!r})\n"
     )
-    done = subprocess.run([sys.executable, str(program)], capture_output=True, text=True, timeout=60)
+    done = subprocess.run([sys.executable, str(program)], capture_output=True, text=True, timeout=PATIENCE)
     assert done.returncode == 1
     assert "the workers died 3 times before one of them had computed anything" in done.stderr
     assert "below `if __name__ == '__main__':`" in done.stderr

@@ -10,7 +10,6 @@ import signal
 import socket
 import subprocess
 import sys
-import time
 from collections.abc import Callable, Sequence
 from pathlib import Path
 
@@ -18,6 +17,7 @@ import pytest
 
 from ...helpers.cli import INTERRUPTIBLE
 from ...helpers.paths import ROOT
+from ...helpers.patience import PATIENCE, wait_until
 from .cluster_kills import find_workers, wait_for_none
 
 TEXTS = [f"wings lift the plane {number} times" for number in range(8000)]
@@ -78,7 +78,7 @@ def test_a_service(demo_bundle: Path, minilm_bundle: Path) -> None:
 def test_a_worker_that_cannot_load_says_why_once(bundle: Path, source: Path, tmp_path: Path) -> None:
     command = strict_command(bundle, "--task", "embed", "--input", source, "-o", tmp_path / "out")
     command += ["--address", "local", "--option", "pooling=middle"]
-    done = subprocess.run(command, env=ENVIRONMENT, capture_output=True, text=True, timeout=120)
+    done = subprocess.run(command, env=ENVIRONMENT, capture_output=True, text=True, timeout=PATIENCE)
     assert done.returncode == 1
     assert done.stderr.count("pooling='middle' is not one of") == 1
     assert "Traceback" not in done.stderr
@@ -91,12 +91,10 @@ def test_ctrl_c_ends_a_job_and_its_cluster(bundle: Path, source: Path, tmp_path:
     job = subprocess.Popen(
         command, env=ENVIRONMENT, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True
     )
-    deadline = time.monotonic() + 120
-    while not list((tmp_path / "out").glob("part-*")):
-        assert job.poll() is None and time.monotonic() < deadline
-        time.sleep(0.05)
+    wait_until(lambda: job.poll() is not None or bool(list((tmp_path / "out").glob("part-*"))))
+    assert job.poll() is None
     job.send_signal(signal.SIGINT)
-    output, errors = job.communicate(timeout=60)
+    output, errors = job.communicate(timeout=PATIENCE)
     assert job.returncode == 130
     assert output == ""
     assert "rows are kept, and the same command goes on with the rest" in errors
@@ -113,7 +111,7 @@ def test_workers_that_no_machine_has_room_for(bundle: Path, source: Path, tmp_pa
             env=ENVIRONMENT,
             capture_output=True,
             text=True,
-            timeout=120,
+            timeout=PATIENCE,
         )
         assert done.returncode == 1
         assert "no machine of the cluster has" in done.stderr
@@ -123,7 +121,7 @@ def test_workers_that_no_machine_has_room_for(bundle: Path, source: Path, tmp_pa
 def test_where_no_cluster_is(bundle: Path, source: Path, tmp_path: Path, address: str) -> None:
     command = strict_command(bundle, "--task", "embed", "--input", source, "-o", tmp_path / "out")
     done = subprocess.run(
-        [*command, "--address", address], env=ENVIRONMENT, capture_output=True, text=True, timeout=60
+        [*command, "--address", address], env=ENVIRONMENT, capture_output=True, text=True, timeout=PATIENCE
     )
     assert done.returncode == 1
     assert f"--address {address}: no Ray cluster is there" in done.stderr

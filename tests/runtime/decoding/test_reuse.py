@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import threading
-from concurrent.futures import ThreadPoolExecutor, TimeoutError
+from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
 import pytest
@@ -16,6 +16,7 @@ from planforge.runtime.errors import BackendError, ClosedError, MemoryLimitError
 
 from ...helpers.decoder_graph import CONTEXT, artifact
 from ...helpers.generation import DIALECTS, LOOKUP, REUSE, assert_same, dialects, generator, prompts, thorough
+from ...helpers.patience import PATIENCE, MemoryWaits
 
 
 @thorough
@@ -107,17 +108,18 @@ def test_a_kept_cache_counts_and_gives_way(dialect: str) -> None:
     assert roomy.generate("abcdef", max_new_tokens=2, **REUSE).prompt_tokens_reused == 5
 
 
-def test_a_call_that_waits_gets_what_another_keeps_when_it_ends() -> None:
+def test_a_call_that_waits_gets_what_another_keeps_when_it_ends(monkeypatch: pytest.MonkeyPatch) -> None:
+    waits = MemoryWaits(monkeypatch)
     model, _ = generator("inplace", memory_limit=count_cache_bytes(artifact("inplace"), 1, CONTEXT))
     running = model.stream("abcabc", **REUSE)
     next(running)
     with ThreadPoolExecutor(1) as pool:
         waiting = pool.submit(model.generate, "abc", max_new_tokens=2)
-        with pytest.raises(TimeoutError):
-            waiting.result(timeout=0.3)
-        running.close()
         try:
-            assert len(waiting.result(timeout=10).token_ids) == 2
+            waits.wait()
+            assert not waiting.done()
+            running.close()
+            assert len(waiting.result(timeout=PATIENCE).token_ids) == 2
         finally:
             model.close()
 
@@ -125,11 +127,11 @@ def test_a_call_that_waits_gets_what_another_keeps_when_it_ends() -> None:
 def test_a_kept_cache_belongs_to_the_thread_that_takes_it_over() -> None:
     model, _ = generator("inplace", memory_limit=count_cache_bytes(artifact("inplace"), 1, CONTEXT))
     with ThreadPoolExecutor(1) as pool:
-        pool.submit(lambda: model.generate("abcabc", max_new_tokens=2, **REUSE)).result(timeout=10)
+        pool.submit(lambda: model.generate("abcabc", max_new_tokens=2, **REUSE)).result(timeout=PATIENCE)
     running = model.stream("abcabc", **REUSE)
     next(running)
     assert model.decoder.budget.count_held() > 0
-    closing = threading.Timer(10, model.close)  # a thread that waits for itself must not hang the tests
+    closing = threading.Timer(PATIENCE, model.close)  # a thread that waits for itself must not hang the tests
     closing.start()
     try:
         with pytest.raises(MemoryLimitError, match="an unfinished call of this thread"):

@@ -19,6 +19,7 @@ from planforge.runtime.errors import ClosedError, ContextLengthError, InputError
 from planforge.runtime.explain import METHODS, gradients
 
 from ...helpers.explained import open_model
+from ...helpers.patience import PATIENCE, MemoryWaits
 
 PROMPT = "In the beginning God created the"
 TEXTS = {
@@ -269,8 +270,11 @@ def test_points_are_taken_in_parts(monkeypatch: pytest.MonkeyPatch) -> None:
         assert max(sizes) == {1024: 160, 45: 40, 5: 20}[most]
 
 
-def test_who_waits_for_memory_is_told_of_the_close(explained: Callable[[str], Path]) -> None:
+def test_who_waits_for_memory_is_told_of_the_close(
+    explained: Callable[[str], Path], monkeypatch: pytest.MonkeyPatch
+) -> None:
     """Another call has all of it; closing does not wait for it either."""
+    waits = MemoryWaits(monkeypatch)
     errors: list[Exception] = []
     model = open_model(explained("gpt2-demo") / "bundle", memory_limit=150_000_000)
     budget = model.decoder.budget
@@ -284,10 +288,10 @@ def test_who_waits_for_memory_is_told_of_the_close(explained: Callable[[str], Pa
 
     waiting = threading.Thread(target=explain)
     waiting.start()
-    waiting.join(0.5)
+    waits.wait()
     assert waiting.is_alive()
     model.close()
-    waiting.join(30)
+    waiting.join(PATIENCE)
     assert not waiting.is_alive() and len(errors) == 1
     held.release()
 

@@ -16,6 +16,7 @@ from planforge.runtime.text.tokenizer import Tokenizer
 
 from ...helpers.chat import byte_level, prefixing
 from ...helpers.generation import TOKENIZER
+from ...helpers.patience import PATIENCE
 from ...helpers.text import tiny
 
 
@@ -80,7 +81,7 @@ def test_a_slow_grammar_delays_no_other_one(monkeypatch: pytest.MonkeyPatch) -> 
 
     def compile_slowly(structure: Structure) -> Any:
         compiled.append(structure.text)
-        assert structure.text != "aab" or go_on.wait(20)
+        assert structure.text != "aab" or go_on.wait(PATIENCE)
         return compile_one(structure)
 
     monkeypatch.setattr(grammars, "_compile", compile_slowly)
@@ -91,7 +92,7 @@ def test_a_slow_grammar_delays_no_other_one(monkeypatch: pytest.MonkeyPatch) -> 
     assert all(thread.is_alive() for thread in waiting)
     go_on.set()
     for thread in waiting:
-        thread.join(20)
+        thread.join(PATIENCE)
     assert sorted(compiled) == ["aab", "ba"]
     for _ in range(2):
         with pytest.raises(InputError, match="regex cannot be used"):

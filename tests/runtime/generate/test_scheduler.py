@@ -13,8 +13,9 @@ from planforge.runtime import Chunk
 from planforge.runtime.decoding.cache_shapes import count_cache_bytes
 
 from ...helpers.decoder_graph import CONTEXT, artifact
-from ...helpers.gate import PATIENCE, Gate, gated
+from ...helpers.gate import Gate, gated
 from ...helpers.generation import DIALECTS, LETTERS, assert_same, generator, joined
+from ...helpers.patience import PATIENCE
 
 texts = st.text(LETTERS, min_size=1, max_size=30)
 ways = st.sampled_from(

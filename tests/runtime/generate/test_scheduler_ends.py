@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import threading
-import time
 from typing import Any
 
 import numpy as np
@@ -12,10 +11,14 @@ import pytest
 from planforge.runtime import Chunk
 from planforge.runtime.decoding.cache_shapes import count_cache_bytes
 from planforge.runtime.errors import BackendError, ClosedError, DeadlineError, InputError
+from planforge.runtime.generate import scheduler
+from planforge.runtime.generate.scheduler import GenerationScheduler
+from planforge.runtime.scheduling import batcher
 
 from ...helpers.decoder_graph import CONTEXT, artifact
-from ...helpers.gate import PATIENCE, gated
+from ...helpers.gate import gated
 from ...helpers.generation import DIALECTS, LETTERS, assert_same, generator
+from ...helpers.patience import PATIENCE, turn_clocks, wait_until
 
 
 def test_a_cancelled_request_ends_within_a_step_and_disturbs_nobody() -> None:
@@ -58,13 +61,14 @@ def test_who_leaves_the_loop_over_chunks_cancels() -> None:
         assert pending.cancelled
 
 
-def test_a_deadline_ends_what_runs_and_what_waits() -> None:
+def test_a_deadline_ends_what_runs_and_what_waits(monkeypatch: pytest.MonkeyPatch) -> None:
+    clock = turn_clocks(monkeypatch, batcher, scheduler)
     with gated(running=1) as (model, gate):
-        running = model.submit("abc", timeout=0.05)
+        running = model.submit("abc", timeout=1000)
         gate.wait()
-        waiting = model.submit("bcd", timeout=0.05)
+        waiting = model.submit("bcd", timeout=1000)
         after = model.submit("cde", max_new_tokens=2)
-        time.sleep(0.06)
+        clock.ahead = 1001
         gate.open()
         for one in (running, waiting):
             with pytest.raises(DeadlineError, match="deadline"):
@@ -73,11 +77,16 @@ def test_a_deadline_ends_what_runs_and_what_waits() -> None:
 
 
 @pytest.mark.parametrize("dialect", DIALECTS)
-def test_a_request_that_waits_for_memory_keeps_its_deadline_and_can_be_closed(dialect: str) -> None:
+def test_a_request_that_waits_for_memory_keeps_its_deadline_and_can_be_closed(
+    dialect: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    clock = turn_clocks(monkeypatch, batcher, scheduler)
     model, _ = generator(dialect, memory_limit=count_cache_bytes(artifact(dialect), 1, CONTEXT))
     stream = model.stream("abcdefgh" * 4, max_new_tokens=30)
     next(stream)  # holds the memory
-    late = model.submit("abc", timeout=0.2)
+    late = model.submit("abc", timeout=1000)
+    wait_until(lambda: model.count_requests() == (0, 1))  # it has a seat, and no memory
+    clock.ahead = 1001
     with pytest.raises(DeadlineError):
         late.result(PATIENCE)
     stream.close()
@@ -202,16 +211,23 @@ def test_an_observer_that_raises_is_told_no_more(caplog: pytest.LogCaptureFixtur
     ) == 1
 
 
-def test_a_model_that_closes_ends_all_and_takes_no_more() -> None:
+def test_a_model_that_closes_ends_all_and_takes_no_more(monkeypatch: pytest.MonkeyPatch) -> None:
+    stopped = threading.Event()
+    stop = GenerationScheduler.stop
+
+    def stop_and_tell(one: GenerationScheduler) -> None:
+        stop(one)
+        stopped.set()
+
+    monkeypatch.setattr(GenerationScheduler, "stop", stop_and_tell)
     with gated(running=1) as (model, gate):
         pending = [model.submit("abc", max_new_tokens=50) for _ in range(2)]
         gate.wait()
         closing = threading.Thread(target=model.close)
         closing.start()
+        assert stopped.wait(PATIENCE)
         with pytest.raises(ClosedError):
-            while True:
-                pending.append(model.submit("abc"))
-                time.sleep(0.001)
+            model.submit("abc")
         gate.open()
         closing.join(PATIENCE)
         for one in pending:

@@ -10,8 +10,9 @@ import pytest
 from planforge.runtime.errors import ContextLengthError, InputError, QueueFullError
 
 from ...helpers.decoder_graph import CONTEXT
-from ...helpers.gate import PATIENCE, gated
+from ...helpers.gate import gated
 from ...helpers.generation import generator
+from ...helpers.patience import PATIENCE
 
 
 def test_clients_take_turns() -> None:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import concurrent.futures
 import threading
-import time
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import CancelledError, Future
 from typing import Any
@@ -12,9 +11,10 @@ from typing import Any
 import pytest
 
 from planforge.runtime import ClosedError, DeadlineError, InputError, QueueFullError
+from planforge.runtime.scheduling import batcher
 from planforge.runtime.scheduling.batcher import Batcher, BatchSettings, find_deadline
 
-PATIENCE = 30.0  # seconds, after which a test that would hang fails
+from ...helpers.patience import PATIENCE, turn_clocks, wait_until
 
 
 class HeldEngine:
@@ -70,10 +70,7 @@ class Case:
     def finish(self) -> list[list[str]]:
         """Let all turns run; return the parts of those after the first."""
         self.engine.let(1000)
-        deadline = time.monotonic() + PATIENCE
-        while any(self.batcher.count_requests()):
-            assert time.monotonic() < deadline
-            time.sleep(0.001)
+        wait_until(lambda: not any(self.batcher.count_requests()))
         self.batcher.close()
         return [parts for _, parts in self.engine.turns[1:]]
 
@@ -221,13 +218,14 @@ def test_the_rest_of_a_large_request_can_be_cancelled() -> None:
     assert concurrent.futures.wait([large], PATIENCE).not_done == set()
 
 
-def test_a_turn_that_runs_asks_what_is_still_wanted() -> None:
+def test_a_turn_that_runs_asks_what_is_still_wanted(monkeypatch: pytest.MonkeyPatch) -> None:
+    clock = turn_clocks(monkeypatch, batcher)
     case = Case(turn=10)
-    gone, late, wanted = case.submit(list("ab")), case.submit(["c"], timeout=0.5), case.submit(["d"])
+    gone, late, wanted = case.submit(list("ab")), case.submit(["c"], timeout=1000), case.submit(["d"])
     case.engine.let(1)
     assert case.engine.wait() == list("abcd")
     assert gone.cancel()
-    time.sleep(0.6)
+    clock.ahead = 1001
     case.finish()
     assert wanted.result() == ["D"]
     with pytest.raises(DeadlineError, match="deadline passed"):
@@ -235,10 +233,11 @@ def test_a_turn_that_runs_asks_what_is_still_wanted() -> None:
     assert concurrent.futures.wait([gone], PATIENCE).not_done == set()
 
 
-def test_a_deadline_that_passed_ends_what_waits() -> None:
+def test_a_deadline_that_passed_ends_what_waits(monkeypatch: pytest.MonkeyPatch) -> None:
+    clock = turn_clocks(monkeypatch, batcher)
     case = Case(turn=2)
-    late, patient = case.submit(["a"], timeout=1e-6), case.submit(["b"], timeout=1000)
-    time.sleep(0.001)
+    late, patient = case.submit(["a"], timeout=1000), case.submit(["b"], timeout=9000)
+    clock.ahead = 1001
     assert case.finish() == [["b"]]
     with pytest.raises(DeadlineError, match="deadline passed"):
         late.result()
@@ -271,8 +270,7 @@ def test_closing_ends_what_waits() -> None:
     assert case.engine.wait() == ["a"]
     closing = threading.Thread(target=case.batcher.close)
     closing.start()
-    while not case.batcher._closed:
-        time.sleep(0.001)
+    wait_until(lambda: case.batcher._closed)
     case.engine.let(1)
     closing.join(PATIENCE)
     assert not closing.is_alive()
@@ -286,9 +284,9 @@ def test_closing_ends_what_waits() -> None:
 
 
 def test_closing_before_the_first_request_starts_no_thread() -> None:
-    batcher: Batcher[str, str, str] = Batcher(HeldEngine().run, len, BatchSettings(turn=1, queue_size=1))
-    assert batcher.submit("kind", []).result() == []
-    batcher.close()
+    unused: Batcher[str, str, str] = Batcher(HeldEngine().run, len, BatchSettings(turn=1, queue_size=1))
+    assert unused.submit("kind", []).result() == []
+    unused.close()
     assert not [thread for thread in threading.enumerate() if thread.name == "planforge-batcher"]
 
 

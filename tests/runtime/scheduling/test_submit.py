@@ -23,6 +23,7 @@ from planforge.runtime import (
 )
 from planforge.runtime.scheduling.batched_model import BatchedModel
 
+from ...helpers.patience import PATIENCE, wait_until
 from ...helpers.translation import SENTENCES
 
 WORDS = "hello world the plan is it . a [MASK] friend"
@@ -73,7 +74,7 @@ def run_together(submit: list[Callable[[], Future[Any]]]) -> list[Any]:
 
     def wait_and_submit(one: Callable[[], Future[Any]]) -> Any:
         gate.wait()
-        return one().result(60)
+        return one().result(PATIENCE)
 
     with ThreadPoolExecutor(len(submit)) as pool:
         return list(pool.map(wait_and_submit, submit))
@@ -90,8 +91,35 @@ def count_batches(model: BatchedModel) -> list[float]:
     return batches
 
 
+class Held:
+    """Holds a model's engine at its first turn, which is that of one request of this.
+
+    Attributes:
+        batches: the number of requests of each turn.
+    """
+
+    def __init__(self, model: TextEncoder, **options: Any) -> None:
+        self.batches: list[float] = []
+        self._may_go_on = threading.Event()
+        model.schedule(observe=self._observe, **options)
+        model.submit("embed", ["hello"])
+        wait_until(lambda: bool(self.batches))
+
+    def let(self) -> None:
+        self._may_go_on.set()
+
+    def let_when(self, holds: Callable[[], bool]) -> None:
+        wait_until(holds)
+        self.let()
+
+    def _observe(self, name: str, value: float) -> None:
+        if name == "batch":
+            self.batches.append(value)
+            assert self._may_go_on.wait(PATIENCE)
+
+
 def test_many_tasks_of_many_threads_are_what_each_is_alone(encoder: TextEncoder) -> None:
-    batches = count_batches(encoder)
+    held = Held(encoder)
     calls: list[tuple[str, Any, dict[str, Any]]] = []
     for start in range(0, 40, 5):
         part = slice(start, start + 5)
@@ -103,10 +131,13 @@ def test_many_tasks_of_many_threads_are_what_each_is_alone(encoder: TextEncoder)
             ("fill_mask", MASKED[part], {"top_k": 2 + start % 2}),
         ]
     want = [list(encoder.iterate(task, texts, **options)) for task, texts, options in calls]  # type: ignore[call-overload]
+    threading.Thread(
+        target=lambda: held.let_when(lambda: encoder.count_requests() == (len(calls), 1))
+    ).start()
     got = run_together([submits(encoder, call[:2], call[2] | {"client": call[0]}) for call in calls])
     assert_equal(got, want)
-    assert max(batches) > 1  # some did run together
-    assert encoder.count_requests() == (0, 0)
+    assert max(held.batches) > 1  # some did run together
+    wait_until(lambda: encoder.count_requests() == (0, 0))
 
 
 @pytest.mark.parametrize(
@@ -134,11 +165,7 @@ def test_a_head_s_task(head_bundle: Callable[[str], Path], name: str, task: Any,
 
 def test_requests_with_the_same_outputs_share_batches(encoder: TextEncoder) -> None:
     """Prompts, truncation and the like are no reason to run apart."""
-    batches = count_batches(encoder)
-    gate = threading.Event()
-    first = encoder.submit("embed", ["hello"])
-    first.add_done_callback(lambda _: gate.wait(60))  # holds the engine's thread
-    first.result(60)
+    held = Held(encoder)
     options: list[dict[str, Any]] = [
         {"prompt": "a "},
         {"truncate_dim": 4},
@@ -146,26 +173,22 @@ def test_requests_with_the_same_outputs_share_batches(encoder: TextEncoder) -> N
         {"truncation": "tail"},
     ]
     futures = [encoder.submit("embed", ["world"], **each) for each in options]
-    gate.set()
-    vectors = [future.result(60)[0].vector for future in futures]
-    assert batches == [1, 4]
+    held.let()
+    vectors = [future.result(PATIENCE)[0].vector for future in futures]
+    assert held.batches == [1, 4]
     for vector, each in zip(vectors, options, strict=True):
         np.testing.assert_allclose(vector, encoder.embed("world", **each), atol=TIGHT)
 
 
 def test_a_long_text_takes_turns_with_short_ones(encoder: TextEncoder) -> None:
-    encoder.schedule(turn_tokens=encoder.defaults.max_length)
+    held = Held(encoder, turn_tokens=encoder.defaults.max_length)
     done: list[str] = []
-    gate = threading.Event()
-    first = encoder.submit("embed", ["hello"])
-    first.add_done_callback(lambda _: gate.wait(60))
-    first.result(60)
     long = encoder.submit("embed", [LONG * 20], truncation="windows")
     short = encoder.submit("embed", ["world"])
     long.add_done_callback(lambda _: done.append("long"))
     short.add_done_callback(lambda _: done.append("short"))
-    gate.set()
-    long.result(60)
+    held.let()
+    long.result(PATIENCE)
     assert done == ["short", "long"]
 
 
@@ -196,26 +219,22 @@ def test_what_is_wrong_is_raised_at_the_call(encoder: TextEncoder) -> None:
 
 def test_dropped_tokens_are_told(model: TextEncoder, caplog: pytest.LogCaptureFixture) -> None:
     with caplog.at_level(logging.WARNING, "planforge"):
-        (result,) = model.submit("embed", [LONG], truncation="head").result(60)
+        (result,) = model.submit("embed", [LONG], truncation="head").result(PATIENCE)
     assert result.dropped > 0
     assert f"1 of 1 texts were longer than the {model.defaults.max_length} tokens" in caplog.text
 
 
 def test_a_closed_encoder_ends_its_requests(head_bundle: Callable[[str], Path]) -> None:
     encoder = TextEncoder.load(head_bundle("pretrained"))
-    gate = threading.Event()
-    first = encoder.submit("embed", ["hello"])
-    first.add_done_callback(lambda _: gate.wait(60))
-    first.result(60)
+    held = Held(encoder)
     waiting = encoder.submit("embed", ["world"])
     closing = threading.Thread(target=encoder.close)
     closing.start()
-    while not encoder.encoder.closed:
-        pass
-    gate.set()
+    wait_until(lambda: encoder._batcher._closed)
+    held.let()
     with pytest.raises(ClosedError):
-        waiting.result(60)
-    closing.join(60)
+        waiting.result(PATIENCE)
+    closing.join(PATIENCE)
     with pytest.raises(ClosedError):
         encoder.submit("embed", ["a"])
     encoder.close()
@@ -233,9 +252,9 @@ def test_a_failing_engine_fails_each_request_and_goes_on(
         futures = [encoder.submit("embed", [text]) for text in TEXTS[:3]]
         for future in futures:
             with pytest.raises(BackendError, match="no memory left"):
-                future.result(60)
+                future.result(PATIENCE)
     np.testing.assert_allclose(
-        encoder.submit("embed", ["hello"]).result(60)[0].vector, encoder.embed("hello"), atol=TIGHT
+        encoder.submit("embed", ["hello"]).result(PATIENCE)[0].vector, encoder.embed("hello"), atol=TIGHT
     )
 
 

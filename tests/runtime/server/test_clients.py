@@ -20,8 +20,8 @@ from planforge.runtime.generate.pending import PendingGeneration
 from planforge.runtime.server import ServerSettings
 
 from ...helpers.openai_client import connect_openai
-from ...helpers.serving import SECONDS, Address, running_server, slow_down
-from .test_limits import wait_until
+from ...helpers.patience import wait_until
+from ...helpers.serving import SECONDS, Address, HeldTokens, running_server
 
 SAID: Any = [{"role": "user", "content": "And God said, Let there be light"}]
 
@@ -128,7 +128,7 @@ def test_the_client_asks_again_while_a_model_loads_and_while_the_queue_is_full(
                 pending.cancel()
 
     monkeypatch.setattr("planforge.runtime.server.errors.RETRY_SECONDS", 0.02)
-    slow_down(monkeypatch)
+    HeldTokens(monkeypatch, most=5)
     settings = ServerSettings(schedule={"running": 1}, queue_size=1)
     http = openai.DefaultHttpxClient(trust_env=False, event_hooks={"response": [see]})
     ask: dict[str, Any] = {"model": "gpt", "prompt": "And it came to pass", "temperature": 0, "max_tokens": 5}

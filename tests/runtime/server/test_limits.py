@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import gzip
 import json
+import select
 import threading
-import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
@@ -15,12 +15,15 @@ import openai
 import pytest
 
 from planforge.runtime import BackendError, ClosedError, InputError, TextGenerator, load
+from planforge.runtime.generate import scheduler
 from planforge.runtime.generate.row import Row
-from planforge.runtime.server import ServerSettings
+from planforge.runtime.scheduling import batcher
+from planforge.runtime.server import ServerSettings, app, calls
 from planforge.runtime.server.auth import read_keys
 
 from ...helpers.openai_client import connect_openai
-from ...helpers.serving import SECONDS, running_server, slow_down
+from ...helpers.patience import turn_clocks, wait_until
+from ...helpers.serving import SECONDS, HeldTokens, running_server
 
 COMPLETE = "/v1/completions"
 LONG: dict[str, Any] = {
@@ -50,13 +53,6 @@ def load_gpt(demo_bundle: Path) -> Load:
 def gpt_model(load_gpt: Load) -> Iterator[TextGenerator]:
     with load_gpt() as model:
         yield model
-
-
-def wait_until(is_true: Callable[[], bool]) -> None:
-    end = time.monotonic() + SECONDS
-    while not is_true():
-        assert time.monotonic() < end
-        time.sleep(0.005)
 
 
 def test_a_key_is_asked_for(gpt_model: TextGenerator, tmp_path: Path) -> None:
@@ -136,17 +132,21 @@ def test_an_origin_that_is_allowed(gpt_model: TextGenerator) -> None:
 
 
 def test_bodies_have_a_limit(gpt_model: TextGenerator) -> None:
-    settings = ServerSettings(body_bytes=10_000, body_seconds=0.3)
-    with running_server({"gpt": gpt_model}, settings) as server:
+    with running_server({"gpt": gpt_model}, ServerSettings(body_bytes=10_000)) as server:
         assert server.post(COMPLETE, prompt="a" * 20_000).status_code == 413
         pieces = (b"a" * 5_000 for _ in range(5))  # without a length
         headers = {"Content-Type": "application/json"}
         assert server.client.post(COMPLETE, content=pieces, headers=headers).status_code == 413
+        with server.connect() as cut:
+            cut.sendall(HEAD + b'Content-Length: 500\r\n\r\n{"prompt"')
+        assert server.client.get("/health").status_code == 200
+
+
+def test_bodies_have_a_time(gpt_model: TextGenerator) -> None:
+    with running_server({"gpt": gpt_model}, ServerSettings(body_seconds=0.1)) as server:
         with server.connect() as slow:
             slow.sendall(HEAD + b'Content-Length: 500\r\n\r\n{"prompt"')
             assert b" 408 " in slow.recv(4096)
-        with server.connect() as cut:
-            cut.sendall(HEAD + b'Content-Length: 500\r\n\r\n{"prompt"')
         assert server.client.get("/health").status_code == 200
 
 
@@ -210,79 +210,93 @@ def test_a_prompt_of_ten_megabytes_is_refused(gpt_model: TextGenerator) -> None:
 
 
 def test_headers_and_connections_have_limits(gpt_model: TextGenerator) -> None:
-    settings = ServerSettings(header_seconds=0.3, header_bytes=4096, connections=50)
+    settings = ServerSettings(header_seconds=3000, header_bytes=4096, connections=50)
     with running_server({"gpt": gpt_model}, settings) as server:
         slow = [server.connect() for _ in range(45)]
         for connection in slow:
             connection.sendall(b"GET /health HTTP/1.1\r\nHost: ")
         assert server.client.get("/health").status_code == 200
-        many = [server.connect() for _ in range(30)]
-        wait_until(lambda: any(is_closed(connection) for connection in many))
-        for connection in slow:
-            assert connection.recv(4096) == b""  # its time is over
         with server.connect() as large:
             large.sendall(b"GET /health HTTP/1.1\r\nX: " + b"a" * 8192)
             assert large.recv(4096).startswith(b"HTTP/1.1 400")
+        many = [server.connect() for _ in range(30)]
+        ready = select.select(many, [], [], SECONDS)[0]
+        assert ready and all(connection.recv(1) == b"" for connection in ready)  # one too many
+        assert select.select(slow, [], [], 0)[0] == []
         for connection in slow + many:
             connection.close()
-        wait_until(lambda: httpx.get(f"{server.url}/health", trust_env=False).status_code == 200)
+        wait_until(lambda: answers_health(server.url))
 
 
-def is_closed(connection: Any) -> bool:
-    connection.setblocking(False)
+def answers_health(url: str) -> bool:
     try:
-        return bool(connection.recv(1) == b"")
-    except BlockingIOError:
+        return httpx.get(f"{url}/health", trust_env=False, timeout=SECONDS).status_code == 200
+    except httpx.TransportError:  # one too many still
         return False
-    except ConnectionResetError:
-        return True
+
+
+def test_headers_have_a_time(gpt_model: TextGenerator) -> None:
+    with (
+        running_server({"gpt": gpt_model}, ServerSettings(header_seconds=0.1)) as server,
+        server.connect() as slow,
+    ):
+        slow.sendall(b"GET /health HTTP/1.1\r\nHost: ")
+        assert slow.recv(4096) == b""
 
 
 @pytest.mark.parametrize("stream", [False, True])
 def test_a_client_that_leaves_frees_its_row(
     gpt_model: TextGenerator, monkeypatch: pytest.MonkeyPatch, stream: bool
 ) -> None:
-    slow_down(monkeypatch)
+    tokens = HeldTokens(monkeypatch)
     settings = ServerSettings(schedule={"running": 2})
     with running_server({"gpt": gpt_model}, settings) as server:
         body = json.dumps({**LONG, "stream": stream}).encode()
         leaver = server.connect()
         leaver.sendall(HEAD + f"Content-Length: {len(body)}\r\n\r\n".encode() + body)
-        wait_until(lambda: gpt_model.count_requests()[1] == 1)
+        wait_until(lambda: gpt_model.count_requests() == (0, 1))
         answers: list[Any] = []
         stayer = threading.Thread(
             target=lambda: answers.append(server.ask(COMPLETE, **{**LONG, "max_tokens": 40}))
         )
         stayer.start()
-        wait_until(lambda: gpt_model.count_requests()[1] == 2)
+        wait_until(lambda: gpt_model.count_requests() == (1, 1))
+        tokens.let(5)
+        wait_until(lambda: gpt_model.count_requests() == (0, 2))
         leaver.close()
-        wait_until(lambda: gpt_model.count_requests()[1] == 1)  # long before its 230 tokens
-        assert stayer.is_alive()
         stayer.join(SECONDS)
+        left, stayed = tokens.rows
+        assert left.finish_reason == "cancelled" and len(left.token_ids) <= 6  # of 230
+        assert len(stayed.token_ids) == 40
         assert answers[0]["usage"]["completion_tokens"] == 40
     expected = gpt_model.generate(str(LONG["prompt"]), max_new_tokens=40, ignore_eos=True)
     assert answers[0]["choices"][0]["text"] == expected.text
 
 
 def test_a_full_queue_and_a_deadline(gpt_model: TextGenerator, monkeypatch: pytest.MonkeyPatch) -> None:
-    slow_down(monkeypatch)
-    settings = ServerSettings(schedule={"running": 1}, queue_size=1)
+    tokens = HeldTokens(monkeypatch)
+    clock = turn_clocks(monkeypatch, app, calls, batcher, scheduler)
+    settings = ServerSettings(schedule={"running": 1}, queue_size=1, timeout=3000)
     with running_server({"gpt": gpt_model}, settings) as server:
-        running = threading.Thread(target=lambda: server.post(COMPLETE, **{**LONG, "timeout": 2}))
+        running = threading.Thread(target=lambda: server.post(COMPLETE, **{**LONG, "timeout": 2000}))
         running.start()
         wait_until(lambda: gpt_model.count_requests() == (0, 1))
         waiting: list[httpx.Response] = []
         waiter = threading.Thread(
-            target=lambda: waiting.append(server.post(COMPLETE, **{**LONG, "timeout": 0.5}))
+            target=lambda: waiting.append(server.post(COMPLETE, **{**LONG, "timeout": 1000}))
         )
         waiter.start()
         wait_until(lambda: gpt_model.count_requests() == (1, 1))
         refused = server.post(COMPLETE, **LONG)
         assert refused.status_code == 429
         assert refused.headers["retry-after"] == "1" and refused.json()["error"]["code"] == "queue_full"
+        clock.ahead += 1001
+        tokens.let(2)
         waiter.join(SECONDS)
         assert waiting[0].status_code == 504 and waiting[0].json()["error"]["code"] == "timeout"
         assert server.post(COMPLETE, **LONG, n=2).status_code == 429  # neither of the two stays
+        clock.ahead += 1000
+        tokens.let()
         wait_until(lambda: gpt_model.count_requests() == (0, 0))
         running.join(SECONDS)
         for body in ({"n": 3}, {"prompt": ["a", "b", "c"]}):  # more than ever fit

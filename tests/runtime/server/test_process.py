@@ -9,7 +9,6 @@ import socket
 import subprocess
 import sys
 import threading
-import time
 from pathlib import Path
 
 import httpx
@@ -22,19 +21,50 @@ from planforge.runtime.server.endpoints import ENDPOINTS
 from planforge.runtime.server.openapi import describe_api
 
 from ...helpers.cli import planforge
+from ...helpers.patience import wait_until
 from ...helpers.serving import SECONDS, serving, wait_until_ready
 
 COMPLETE = "/v1/completions"
 
 
+# A server whose answers wait at their fifth tokens until a file is there.
+HELD = """
+import pathlib, sys, time
+from planforge.exporter.commands.app import main
+from planforge.runtime.generate.row import Row
+
+go_on = pathlib.Path(sys.argv.pop(1))
+take = Row.take
+
+def take_when_let(row, *arguments):
+    while len(row.token_ids) == 4 and not go_on.exists():
+        time.sleep(0.01)
+    take(row, *arguments)
+
+Row.take = take_when_let
+main()
+"""
+
+
+def is_stopping(url: str) -> bool:
+    try:
+        return httpx.get(f"{url}/ready", trust_env=False, timeout=SECONDS).status_code == 503
+    except httpx.TransportError:
+        return True
+
+
 @pytest.mark.skipif(sys.platform == "win32", reason="needs signals")
-def test_it_stops_in_order(demo_bundle: Path) -> None:
+def test_it_stops_in_order(demo_bundle: Path, tmp_path: Path) -> None:
     """What runs and waits is answered whole, what comes then is not, and it ends as if told to by a user."""
     body = {"prompt": "And it", "max_tokens": 240, "ignore_eos": True, "seed": 1, "n": 3}
     options = ("--precision", "fp32", "--parallel", "1")  # so that two of the three answers wait
-    with serving(f"gpt={demo_bundle}", *options) as (process, url):
+    go_on = tmp_path / "go-on"
+    held = (sys.executable, "-c", HELD, str(go_on))
+    with serving(f"gpt={demo_bundle}", *options, command=held) as (process, url):
         wait_until_ready(url)
+        go_on.touch()
         expected = httpx.post(url + COMPLETE, json=body, trust_env=False, timeout=SECONDS).json()["choices"]
+        go_on.unlink()
         lines: list[str] = []
 
         def read() -> None:
@@ -45,16 +75,15 @@ def test_it_stops_in_order(demo_bundle: Path) -> None:
 
         reader = threading.Thread(target=read)
         reader.start()
-        end = time.monotonic() + SECONDS
-        while not lines and time.monotonic() < end:
-            time.sleep(0.005)
+        wait_until(lambda: bool(lines))
         process.send_signal(signal.SIGTERM)
-        time.sleep(0.05)
+        wait_until(lambda: is_stopping(url))
         with contextlib.suppress(httpx.TransportError):  # it may have ceased to listen
             late = httpx.post(url + COMPLETE, json=body, trust_env=False, timeout=SECONDS)
             assert late.status_code == 503
             assert late.json()["error"]["code"] == "closing" and late.headers["retry-after"]
         assert "data: [DONE]" not in lines  # so far
+        go_on.touch()
         reader.join(SECONDS)
         assert lines[-1] == "data: [DONE]"
         events = [json.loads(line.removeprefix("data: ")) for line in lines[:-1]]
@@ -86,9 +115,9 @@ def test_sigterm_ends_it_while_a_model_loads() -> None:
         assert process.stderr is not None
         try:
             url = process.stderr.readline().split()[-1]
-            end = time.monotonic() + SECONDS
-            while httpx.get(f"{url}/health", trust_env=False).status_code != 200:
-                assert time.monotonic() < end
+            wait_until(
+                lambda: httpx.get(f"{url}/health", trust_env=False, timeout=SECONDS).status_code == 200
+            )
             process.send_signal(signal.SIGTERM)
             process.wait(SECONDS)
         finally:

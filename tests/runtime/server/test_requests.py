@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import logging
-import threading
-import time
 from typing import Any
 
 import pytest
@@ -12,7 +10,8 @@ import pytest
 from planforge.runtime import TextGenerator
 from planforge.runtime.generate.row import Row
 
-from ...helpers.serving import SECONDS, Address
+from ...helpers.patience import wait_until
+from ...helpers.serving import Address, HeldTokens
 
 CHAT: dict[str, Any] = {
     "model": "llama",
@@ -76,9 +75,7 @@ def test_every_answer_and_line_of_the_log_has_an_id(
         failed = server.post("/v1/chat/completions", **CHAT)
     assert failed.status_code == 500
     ids += ["trace-1.a", failed.headers["x-request-id"]]
-    end = time.monotonic() + SECONDS
-    while " 500 " not in caplog.messages[-1] and time.monotonic() < end:
-        time.sleep(0.005)  # the line comes behind the answer
+    wait_until(lambda: " 500 " in caplog.messages[-1])  # the line comes behind the answer
     said = caplog.messages
     for each in ids:
         assert any("GET" in line or "POST" in line for line in said if f"request_id={each}" in line), each
@@ -88,29 +85,16 @@ def test_every_answer_and_line_of_the_log_has_an_id(
 def test_a_stream_that_waits_sends_comments(server: Address, monkeypatch: pytest.MonkeyPatch) -> None:
     """Before the first token, and between two."""
     monkeypatch.setattr("planforge.runtime.server.streaming.COMMENT_SECONDS", 0.05)
-    go_on = threading.Event()
-    taken = 0
-    take = Row.take
-
-    def take_when_told(row: Row, *arguments: Any) -> None:
-        nonlocal taken
-        taken += 1
-        if taken in (1, 4):
-            assert go_on.wait(SECONDS)
-            go_on.clear()
-        take(row, *arguments)
-
-    monkeypatch.setattr(Row, "take", take_when_told)
+    tokens = HeldTokens(monkeypatch, most=0)
     lines: list[str] = []
     with server.client.stream("POST", "/v1/chat/completions", json={**CHAT, "stream": True}) as response:
         assert response.status_code == 200
-        comments = 0
         for line in response.iter_lines():
-            lines.append(line)
             if line == ": waiting":
-                comments += 1
-                go_on.set()
-    assert comments >= 2 and lines[0] == ": waiting" and "data: [DONE]" in lines
+                has_text = any(earlier.startswith("data: ") for earlier in lines)
+                tokens.let(CHAT["max_completion_tokens"] if has_text else 3)
+            lines.append(line)
+    assert lines[0] == ": waiting" and "data: [DONE]" in lines
     first = next(number for number, line in enumerate(lines) if line.startswith("data: "))
     assert ": waiting" in lines[first:]
 

@@ -11,10 +11,10 @@ from pathlib import Path
 import pytest
 
 from planforge.runtime import TextGenerator
-from planforge.runtime.server import ServerSettings
 
+from ...helpers.patience import wait_until
 from ...helpers.serving import Address, running_server
-from .test_limits import COMPLETE, HEAD, wait_until
+from .test_limits import COMPLETE, HEAD
 
 BODY = json.dumps({"prompt": "And it came to pass", "max_tokens": 40, "temperature": 0}).encode()
 REQUEST = HEAD + f"Content-Length: {len(BODY)}\r\n\r\n".encode() + BODY
@@ -49,7 +49,7 @@ def model(demo_bundle: Path) -> Iterator[TextGenerator]:
 
 @pytest.fixture(scope="module")
 def server(model: TextGenerator) -> Iterator[Address]:
-    with running_server({"gpt": model}, ServerSettings(header_seconds=0.3)) as address:
+    with running_server({"gpt": model}) as address:
         yield address
 
 

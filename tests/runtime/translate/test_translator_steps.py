@@ -14,6 +14,7 @@ import pytest
 from planforge.runtime import Chunk, InputError, Translator
 from planforge.runtime.backends.ort_backend import OrtProgram
 
+from ...helpers.patience import PATIENCE
 from ...helpers.translation import SENTENCES, Reference
 
 
@@ -95,19 +96,19 @@ def test_a_submitted_request_that_is_cancelled_takes_no_further_step(
         step = calls.count("decoder") + 1
         if step in entered:
             entered[step].set()
-            assert may_go_on[step].wait(20)
+            assert may_go_on[step].wait(PATIENCE)
         return execute(*arguments)
 
     monkeypatch.setattr(program, "execute", hold)
     first = model.submit(long_texts[2:], num_beams=num_beams)
-    assert entered[1].wait(20)
+    assert entered[1].wait(PATIENCE)
     stays, leaves = (model.submit([text], num_beams=num_beams) for text in long_texts[:2])
     assert first.cancel()
     may_go_on[1].set()
-    assert entered[3].wait(20)  # the second step of the turn that both share
+    assert entered[3].wait(PATIENCE)  # the second step of the turn that both share
     assert leaves.cancel()
     may_go_on[3].set()
-    (result,) = stays.result(20)
+    (result,) = stays.result(PATIENCE)
     assert result.token_ids == alone.token_ids
     assert result.score == pytest.approx(alone.score, abs=1e-5)
     assert calls == ["encoder", "decoder", "encoder", *["decoder"] * steps_alone]

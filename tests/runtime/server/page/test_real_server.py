@@ -12,7 +12,7 @@ from planforge.runtime.server import ServerSettings
 
 from ....helpers.browser import Browser
 from ....helpers.page import PANEL, ask, do_task, fill, press_button, wait_for_text
-from ....helpers.serving import running_server, slow_down
+from ....helpers.serving import HeldTokens, running_server
 
 QUESTION = "And God said, Let there be light: and there was light."
 KEY = "a-key"
@@ -50,8 +50,8 @@ def test_the_page_talks_with_models(
         assert figures.startswith(f"{len(expected.token_ids)} tokens · ")
         page.screenshot(tmp_path / "chat.png")
         fill(page, "Longest answer", "400")
-        with monkeypatch.context() as slower:
-            slow_down(slower, seconds=0.2)  # so that the answer still runs when Escape is pressed
+        with monkeypatch.context() as patch:
+            HeldTokens(patch, most=20)  # so that the answer still runs when Escape is pressed
             press_button(page, "Regenerate")
             page.wait("document.querySelector('.assistant .text').textContent.length > 5")
             page.press("Escape")
