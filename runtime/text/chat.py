@@ -4,16 +4,16 @@ from __future__ import annotations
 
 import json
 import re
-from bisect import bisect_left, bisect_right
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
-from functools import cached_property, lru_cache
-from itertools import pairwise
+from functools import cached_property
 from typing import TYPE_CHECKING, Any, TypeAlias
 
 from ..bundle.bundle import Bundle
 from ..bundle.json_reader import Reader
 from ..errors import BackendUnavailableError, BundleError, InputError
+from .guard import Guard
+from .template_limits import Watch, keep
 from .tokenizer import Tokenizer
 
 if TYPE_CHECKING:
@@ -21,7 +21,6 @@ if TYPE_CHECKING:
 
 MAX_BYTES = 2**20  # of a template
 SYSTEM = ("system", "developer")  # roles whose messages are never dropped
-MARK = "\ufdd0"  # Unicode keeps it from being a character of any text
 
 Message: TypeAlias = Mapping[str, object]
 """One message of a conversation: "role", "content", and what else its chat template reads."""
@@ -84,7 +83,8 @@ class Chat:
                 f"the chat template words no tools ({self.source}); leave tools out", option="tools"
             )
         plain_tools = [copy_plain(tool, f"tools[{i}]", guard.mark) for i, tool in enumerate(tools)]
-        rendered = self._render(check_messages(messages, guard.mark), plain_tools)
+        watch = keep if parse_special else guard.mark_made
+        rendered = self._render(check_messages(messages, guard.mark), plain_tools, watch)
         if not rendered:
             raise InputError(
                 f"the chat template made nothing of these messages; see {self.source}", option="messages"
@@ -96,12 +96,12 @@ class Chat:
         plain_tools = [copy_plain(tool, f"tools[{i}]", str) for i, tool in enumerate(tools)]
         return self._render(check_messages(messages, str), plain_tools)
 
-    def _render(self, messages: list[dict[str, Any]], tools: list[Any]) -> str:
+    def _render(self, messages: list[dict[str, Any]], tools: list[Any], watch: Watch = keep) -> str:
         """Render contents that are lists of parts as lists, or as texts where the template reads texts."""
         messages = [message if message["content"] else join_parts(message) for message in messages]
         parts = [part for m in messages if isinstance(m["content"], list) for part in m["content"]]
         try:
-            rendered = self._render_once(messages, tools)
+            rendered = self._render_once(messages, tools, watch)
         except InputError:
             if not parts:
                 raise
@@ -109,109 +109,14 @@ class Chat:
             # A template that reads texts alone may write a list as Python would.
             if not any(repr(part) in rendered for part in parts):
                 return rendered
-        return self._render_once([join_parts(message) for message in messages], tools)
+        return self._render_once([join_parts(message) for message in messages], tools, watch)
 
-    def _render_once(self, messages: list[dict[str, Any]], tools: list[Any]) -> str:
+    def _render_once(self, messages: list[dict[str, Any]], tools: list[Any], watch: Watch) -> str:
         own: dict[str, Any] = {"tools": tools or None, "documents": None, "messages": messages}
         own["add_generation_prompt"] = True
         if self.clock is not None:
             own["strftime_now"] = self.clock
-        return self.compiled.render({**self.tokens, **own})
-
-
-class Guard:
-    """Keeps special tokens that a text spells plain text after a template has put it in its place.
-
-    Marks stand between the letters of each. They stand too behind the beginning of one at a text's end, and
-    before the end of one at a text's beginning, as templates join texts. So every token in what a template
-    renders has a mark inside, unless the template itself wrote it.
-    """
-
-    def __init__(self, special_tokens: Sequence[str]) -> None:
-        # A single letter is read as the token everywhere: see Tokenizer.encode.
-        tokens = tuple(token for token in special_tokens if len(token) > 1)
-        self.longest = max(map(len, tokens), default=1)
-        self.spelled, self.any_case, self.beginnings, self.ends = find_spellings(tokens)
-
-    def mark(self, text: str) -> str:
-        """Put a mark into each special token that a text spells, or that it may spell beside another text."""
-        found = self.any_case.finditer(text)  # templates change case
-        places = {place for each in found for place in range(each.start() + 1, each.end())}
-        begin = len(text) - len(text.lstrip())  # templates trim
-        body = text.strip()
-        sizes = range(min(len(body), self.longest - 1), 0, -1)
-        last = next((size for size in sizes if body[-size:].lower() in self.beginnings), 0)
-        first = next((size for size in sizes if body[:size].lower() in self.ends), 0)
-        end = begin + len(body)
-        places |= {end - count for count in range(last)}
-        places |= {begin + count for count in range(first)}
-        cuts = [0, *sorted(places), len(text)]
-        return MARK.join(text[i:j] for i, j in pairwise(cuts)) if places else text
-
-    def encode(self, text: str, tokenizer: Tokenizer) -> list[int]:
-        """Return the tokens of a text with marks, which are left out."""
-        if not self.beginnings:
-            return tokenizer.encode(text.replace(MARK, ""), parse_special=True)
-        marks = [found.start() - number for number, found in enumerate(re.finditer(MARK, text))]
-        text = text.replace(MARK, "")
-        pieces = []
-        begin = 0
-        for found in self.spelled.finditer(text):
-            if bisect_left(marks, found.end()) > bisect_right(marks, found.start()):
-                pieces += [(text[begin : found.start()], True), (found[0], False)]
-                begin = found.end()
-        pieces.append((text[begin:], True))
-        return encode_pieces(tokenizer, pieces)
-
-
-@lru_cache(maxsize=8)
-def find_spellings(
-    tokens: tuple[str, ...],
-) -> tuple[re.Pattern[str], re.Pattern[str], frozenset[str], frozenset[str]]:
-    """Return what finds tokens, as spelled and in any case, and their beginnings and ends in lower case."""
-    longest_first = sorted(tokens, key=len, reverse=True)
-    pattern = "|".join(map(re.escape, longest_first)) or "(?!)"
-    beginnings = frozenset(token[:size].lower() for token in tokens for size in range(1, len(token)))
-    ends = frozenset(token[size:].lower() for token in tokens for size in range(1, len(token)))
-    return re.compile(pattern), re.compile(pattern, re.IGNORECASE), beginnings, ends
-
-
-def encode_pieces(tokenizer: Tokenizer, pieces: Sequence[tuple[str, bool]]) -> list[int]:
-    """Return the tokens of a text that comes in pieces, each with whether special tokens are read in it."""
-    (first, parse_special), *others = pieces
-    ids = encode_written(tokenizer, first, parse_special)
-    for piece, parse_special in others:
-        if piece:
-            ids += encode_continuation(tokenizer, piece, parse_special)
-    return ids
-
-
-def encode_continuation(tokenizer: Tokenizer, text: str, parse_special: bool) -> list[int]:
-    """Return the tokens of a text that follows another: some tokenizers put a space before the first."""
-    before = tokenizer.encode("\n")
-    ids = encode_written(tokenizer, "\n" + text, parse_special)
-    if ids[: len(before)] == before:
-        return ids[len(before) :]
-    return encode_written(tokenizer, text, parse_special)
-
-
-def encode_written(tokenizer: Tokenizer, text: str, parse_special: bool) -> list[int]:
-    """Return the tokens of a text, in which special ones are read where it spells them letter by letter.
-
-    What is one only once it is normalized, such as ``</S>`` in lower case, has no mark: a user wrote it.
-    """
-    if not parse_special:
-        return tokenizer.encode(text)
-    (parsed,) = tokenizer.encode_batch([text], parse_special=True)
-    disguised = tokenizer.find_disguised(text, parsed)
-    if not disguised:
-        return parsed.ids
-    pieces = []
-    begin = 0
-    for start, end in disguised:
-        pieces += [(text[begin:start], True), (text[start:end], False)]
-        begin = end
-    return encode_pieces(tokenizer, [*pieces, (text[begin:], True)])
+        return self.compiled.render({**self.tokens, **own}, watch)
 
 
 def check_messages(messages: Sequence[Message], mark: Callable[[str], str]) -> list[dict[str, Any]]:

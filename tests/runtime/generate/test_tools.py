@@ -147,7 +147,7 @@ def test_calls_and_their_results_reach_the_template() -> None:
     rendered: list[dict[str, Any]] = []
     chat = Chat(HERMES, {}, "chat_template.jinja")
     render = chat.compiled.render
-    chat.compiled.render = lambda variables: rendered.append(variables) or render(variables)  # type: ignore
+    chat.compiled.render = lambda variables, *more: rendered.append(variables) or render(variables, *more)  # type: ignore
     call = {"id": "1", "type": "function", "function": {"name": "weather", "arguments": '{"city": "Rome"}'}}
     messages = [*MESSAGES, {"role": "assistant", "content": None, "tool_calls": [call]}]
     messages.append({"role": "tool", "tool_call_id": "1", "content": "21"})
