@@ -19,6 +19,7 @@ import jinja2
 from jinja2 import nodes
 from jinja2.exceptions import SecurityError
 from jinja2.ext import Extension, loopcontrols
+from jinja2.meta import find_undeclared_variables
 from jinja2.parser import Parser
 from jinja2.runtime import Context
 from jinja2.sandbox import ImmutableSandboxedEnvironment
@@ -53,7 +54,11 @@ CUT = "cut"
 
 
 class ChatTemplate:
-    """A compiled template, which errors call `source`; safe to use from several threads."""
+    """A compiled template, which errors call `source`; safe to use from several threads.
+
+    Attributes:
+        variables: names that it reads and does not set itself.
+    """
 
     def __init__(self, text: str, source: str) -> None:
         found = version("jinja2")
@@ -66,6 +71,7 @@ class ChatTemplate:
         self._lock = threading.Lock()  # one count of steps
         try:
             self._template = self._environment.from_string(text)
+            self.variables = find_undeclared_variables(self._environment.parse(text))
         except Exception as error:  # the compiler's own, and Python's of what it made of the template
             line = f", line {error.lineno}" if isinstance(error, jinja2.TemplateSyntaxError) else ""
             raise BundleError(

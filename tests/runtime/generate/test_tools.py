@@ -14,6 +14,7 @@ import pytest
 from planforge.runtime import InputError, SchemaError, TextGenerator, ToolCall
 from planforge.runtime.generate.tools import Tools, read_tools
 from planforge.runtime.text.chat import Chat
+from planforge.runtime.text.wording import Wording
 
 from ...helpers.chat import HERMES, ours
 
@@ -153,7 +154,7 @@ def test_calls_and_their_results_reach_the_template() -> None:
     messages.append({"role": "tool", "tool_call_id": "1", "content": "21"})
 
     tokenizer = ours("byte_level")
-    text = "".join(map(tokenizer.show, chat.encode(messages, tokenizer, tools=TOOLS)))
+    text = "".join(map(tokenizer.show, chat.encode(messages, tokenizer, wording=Wording(TOOLS))))
     assert '<tool_call>{"name": "weather", "arguments": {"city": "Rome"}}</tool_call>' in text
     assert "<|im_start|>tool\n21<|im_end|>" in text
     assert json.dumps(WEATHER) in text
