@@ -158,7 +158,7 @@ class RowReader:
     def find_structure(self, request: GenerationRequest) -> Structure | None:
         """Return what an answer must be; None where it may be anything."""
         if request.tools is not None and request.tools.forced and self.chat is not None:
-            return request.tools.write_structure(self.chat.text_for_tools)
+            return request.tools.write_structure(self.chat.text_for_tools, self.tokenizer)
         return request.structure
 
     def _encode_own(self, prompt: Any, parse_special: bool) -> list[int]:

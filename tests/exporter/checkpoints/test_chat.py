@@ -193,7 +193,8 @@ def test_a_bundle_keeps_the_template_for_tools(checkpoint: Path, tmp_path: Path)
     tools = [{"type": "function", "function": {"name": "now", "parameters": {"type": "object"}}}]
     with TextGenerator.load(bundle) as model:
         assert model.has_tools
-        for options in ({}, {"tools": tools}):
+        asked: list[dict[str, Any]] = [{}, {"tools": tools}]
+        for options in asked:
             prompt = tokenizer.apply_chat_template(
                 MESSAGES, add_generation_prompt=True, return_dict=False, **options
             )
@@ -207,7 +208,7 @@ def test_a_bundle_keeps_the_template_for_tools(checkpoint: Path, tmp_path: Path)
         "tokenizer.chat_template: the bundle alone has a template 'tool_use'"
     ]
     (bundle / recorded["tool_use"]).write_text("other")
-    with pytest.raises(IntegrityError, match=r"tool_use-.*jinja has changed"):
+    with pytest.raises(IntegrityError, match=r"tool_use-.*jinja has 5 bytes"):
         TextGenerator.load(bundle)
 
 
