@@ -39,7 +39,7 @@ def client(model: TextGenerator) -> Iterator[openai.OpenAI]:
 
 def ask(client: openai.OpenAI, messages: list[Any], **extra: Any) -> str:
     body: dict[str, Any] = {"model": "llama", "messages": messages, "max_tokens": 12, "temperature": 0}
-    whole = client.chat.completions.create(**body, extra_body=extra).choices[0].message.content
+    whole: str | None = client.chat.completions.create(**body, extra_body=extra).choices[0].message.content
     parts = [
         chunk.choices[0].delta.content or ""
         for chunk in client.chat.completions.create(**body, extra_body=extra, stream=True)
