@@ -242,9 +242,12 @@ def begin_manifest(
         (staging / name).write_bytes(data)
     chat = {}
     if (template := checkpoint.chat_template) is not None:
-        name = checkpoint.name_file("tokenizer/chat_template", "jinja")
-        (staging / name).write_bytes(template.content)
-        chat = {"chat_template": {"file": name, "tokens": template.tokens}}
+        names = {}
+        for key, stem in (("file", "chat_template"), ("tool_use", "chat_template-tool_use")):
+            if key in template.contents:
+                names[key] = checkpoint.name_file(f"tokenizer/{stem}", "jinja")
+                (staging / names[key]).write_bytes(template.contents[key])
+        chat = {"chat_template": {**names, "tokens": template.tokens}}
     source = checkpoint.source.describe(output)
     if checkpoint.exporter:
         source["exporter"] = checkpoint.exporter

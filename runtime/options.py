@@ -260,6 +260,11 @@ class GenerationOptions(TypedDict, total=False):
         tool_choice: "auto", the default, lets the model decide; "none" hides the tools; "required", or
             {"type": "function", "function": {"name": ...}}, holds the answer to a call whose arguments are
             valid by the schema.
+        template_options: variables of the chat template by name, such as {"enable_thinking": False}: texts,
+            numbers, lists and mappings. A name that it does not read is refused, and so is one that the
+            conversation sets.
+        continue_final_message: the model goes on with the assistant's last message, instead of answering
+            behind it. The answer's text is what it adds.
         ignore_eos: go on behind end tokens, up to max_new_tokens.
         truncation: None refuses a prompt that is too long. "tail" keeps the end of one to which
             max_new_tokens would not fit, half a context of it at least, and the special tokens that begin
@@ -308,6 +313,8 @@ class GenerationOptions(TypedDict, total=False):
     choices: Sequence[str] | None
     tools: Sequence[Mapping[str, Any]] | None
     tool_choice: Literal["auto", "none", "required"] | Mapping[str, Any] | None
+    template_options: Mapping[str, Any] | None
+    continue_final_message: bool
     ignore_eos: bool
     truncation: Literal["tail"] | None
     parse_special: bool

@@ -1,7 +1,8 @@
-"""A checkpoint's chat template, and the special tokens that it may name."""
+"""A checkpoint's chat templates, and the special tokens that they may name."""
 
 from __future__ import annotations
 
+import json
 import logging
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
@@ -15,47 +16,77 @@ from .tokenizers.files import read_named_tokens, read_settings
 log = logging.getLogger("planforge")
 
 
+FILES = {"default": "file", "tool_use": "tool_use"}  # transformers' names of templates, and the manifest's
+
+
 @dataclass(frozen=True)
 class TemplateFile:
-    """The chat template that a bundle keeps."""
+    """The chat templates that a bundle keeps.
 
-    content: bytes  # in UTF-8
-    tokens: Mapping[str, str]  # special tokens by the names that a template has for them, such as bos_token
+    Attributes:
+        contents: in UTF-8: of "file", the usual one, and where there is one of "tool_use", that for tools.
+        tokens: special tokens by the names that a template has for them, such as bos_token.
+    """
+
+    contents: Mapping[str, bytes]
+    tokens: Mapping[str, str]
 
 
 def read_chat_template(folders: Iterable[Path]) -> TemplateFile | None:
-    """Return the template of the first folder that has one; a warning says why one cannot be used."""
+    """Return the templates of the first folder that has any; a warning says why they cannot be used."""
     for folder in folders:
         settings = read_settings(folder)
         try:
-            text = find_template(folder, settings)
-            if text is None:
+            texts = find_templates(folder, settings)
+            if not texts:
                 continue
-            content = text.encode()
-            check_template_size(len(content))
+            contents = {FILES[name]: text.encode() for name, text in texts.items()}
+            for content in contents.values():
+                check_template_size(len(content))
             tokens = read_named_tokens(settings)
-            _ = Chat(text, tokens, str(folder)).compiled
+            chat = Chat(texts["default"], tokens, str(folder), tool_template=texts.get("tool_use"))
+            _ = (chat.compiled, chat.compiled_for_tools)
         except (BundleError, ValueError) as error:
             log.warning("%s: the chat template is left out: %s", folder, error)
             return None
-        return TemplateFile(content, tokens)
+        return TemplateFile(contents, tokens)
     return None
 
 
-def find_template(folder: Path, settings: Mapping[str, Any]) -> str | None:
-    """Return the text of chat_template.jinja, else tokenizer_config.json's, of several "default"."""
-    path = folder / "chat_template.jinja"
-    if path.is_file():
-        check_template_size(path.stat().st_size)
-        return path.read_text(encoding="utf-8")
-    found = settings.get("chat_template")
-    if isinstance(found, list):
-        named = {entry.get("name"): entry.get("template") for entry in found if isinstance(entry, dict)}
-        if "default" not in named:
-            raise ValueError(
-                f"tokenizer_config.json has templates {sorted(map(str, named))}, none is 'default'"
-            )
-        found = named["default"]
-    if found is not None and not isinstance(found, str):
-        raise ValueError(f"tokenizer_config.json's chat_template is {type(found).__name__}, not a text")
-    return found
+def find_templates(folder: Path, settings: Mapping[str, Any]) -> dict[str, str]:
+    """Return the template "default", and where there is one "tool_use", from where transformers reads them.
+
+    Files in jinja2 come before tokenizer_config.json; chat_template.json, which older processors wrote, last.
+    """
+    paths = {path.stem: path for path in sorted((folder / "additional_chat_templates").glob("*.jinja"))}
+    if (path := folder / "chat_template.jinja").is_file():
+        paths["default"] = path
+    found: Any = {name: read_text(path) for name, path in paths.items()}
+    source = "the files of templates"
+    if not paths:
+        source = "tokenizer_config.json"
+        found = settings.get("chat_template")
+        if found is None and (path := folder / "chat_template.json").is_file():
+            source = path.name
+            legacy = json.loads(read_text(path))
+            found = legacy.get("chat_template") if isinstance(legacy, dict) else legacy
+        if found is None:
+            return {}
+        if isinstance(found, list):
+            found = {entry.get("name"): entry.get("template") for entry in found if isinstance(entry, dict)}
+        elif isinstance(found, str):
+            found = {"default": found}
+        else:
+            raise ValueError(f"{source}'s chat_template is {type(found).__name__}, not a text")
+    if "default" not in found:
+        raise ValueError(f"{source} has templates {sorted(map(str, found))}, none is 'default'")
+    texts = {name: found[name] for name in FILES if name in found}
+    for text in texts.values():
+        if not isinstance(text, str):
+            raise ValueError(f"{source}'s chat_template is {type(text).__name__}, not a text")
+    return texts
+
+
+def read_text(path: Path) -> str:
+    check_template_size(path.stat().st_size)
+    return path.read_text(encoding="utf-8")

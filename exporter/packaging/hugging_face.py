@@ -135,6 +135,10 @@ def write_tokenizer(
             file = bundle.path(str(manifest.tokenizer["chat_template"]["file"]))
             config["chat_template"] = file.read_text(encoding="utf-8")
             (place / "chat_template.jinja").write_text(config["chat_template"], encoding="utf-8")
+            if "tool_use" in manifest.tokenizer["chat_template"]:
+                tool_use = bundle.path(str(manifest.tokenizer["chat_template"]["tool_use"]))
+                (place / "additional_chat_templates").mkdir(exist_ok=True)
+                (place / "additional_chat_templates" / "tool_use.jinja").write_bytes(tool_use.read_bytes())
         write_json(place / "tokenizer_config.json", config)
 
 

@@ -19,6 +19,7 @@ from ...runtime.diagnostics.differences import describe_differences, show_value
 from ...runtime.diagnostics.golden.texts import FILES, open_text_tokenizers
 from ...runtime.diagnostics.metrics import Comparison
 from ...runtime.errors import PlanForgeError
+from ...runtime.text.chat import TEMPLATE_FILES
 from ...runtime.text.piece_tokenizer import PIECES
 from ...runtime.text.tokenizer import Tokenizer, parse, read
 from ..checkpoints.chat_template import read_chat_template
@@ -168,8 +169,14 @@ def compare_templates(bundle: Bundle, derived: Checkpoint) -> tuple[int, list[st
         if recorded is None:
             return 1, ["there is no chat template, and the checkpoint has one"]
         return 1, [f"{recorded['file']} is there, and the checkpoint has no chat template"]
-    got = read(bundle.path(str(recorded["file"]))).decode(errors="replace")
-    failures = describe_different_line(got, template.content.decode(), str(recorded["file"]))
+    failures = []
+    for key in TEMPLATE_FILES:
+        if (key in recorded) != (key in template.contents):
+            whose = "the bundle" if key in recorded else "the checkpoint"
+            failures.append(f"tokenizer.chat_template: {whose} alone has a template {key!r}")
+        elif key in recorded:
+            got = read(bundle.path(str(recorded[key]))).decode(errors="replace")
+            failures += describe_different_line(got, template.contents[key].decode(), str(recorded[key]))
     tokens = {"chat_template": {"tokens": recorded.get("tokens")}}
     meant = {"chat_template": {"tokens": dict(template.tokens)}}
     failures += describe_differences(tokens, meant, WHOSE)

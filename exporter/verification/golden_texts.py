@@ -33,6 +33,7 @@ from ...runtime.errors import InputError
 from ...runtime.text.chat import Chat
 from ...runtime.text.piece_tokenizer import PIECES
 from ...runtime.text.tokenizer import Tokenizer, parse, wrap_tokenizer_errors
+from ...runtime.text.wording import Wording
 from ..bundle.writer import list_file_entries
 from ..checkpoints.checkpoint import Checkpoint
 from ..checkpoints.tokenizers.classes import find_unknown_class
@@ -319,7 +320,7 @@ def render_here(
     chat: Chat, messages: Sequence[Mapping[str, Any]], tools: Sequence[Mapping[str, Any]]
 ) -> str | None:
     try:
-        return chat.render(messages, tools)
+        return chat.render(messages, Wording(tools))
     except InputError:
         return None
 

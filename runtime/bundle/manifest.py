@@ -142,6 +142,8 @@ class Manifest:
         if "chat_template" in self.tokenizer:
             template = Reader(self.tokenizer["chat_template"], "tokenizer.chat_template")
             named.append(template.get("file", str))
+            if "tool_use" in template.value:
+                named.append(template.get("tool_use", str))
         for name in named:
             if name not in self.files:
                 raise ManifestError(f"{FILE_NAME} uses {name!r} without listing its hash under 'files'")

@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 import sys
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeAlias
 
+from ..bundle.json_reader import parse_json
 from ..errors import InputError
 from ..load import load
 from ..suggest import did_you_mean
@@ -34,6 +35,8 @@ HEAD_TASKS = {
 }
 # Tasks of models that have no other, and what such models do.
 ONLY_TASKS = {"generate": "generates text", "translate": "translates"}
+# Options of conversations alone.
+FLAGS = {"system": "--system", "template_options": "--template-option", "continue_from": "--continue"}
 # Options that are words on the command line, and the values that they stand for.
 WORDS: dict[str, dict[str, Any]] = {
     "early_stopping": {"true": True, "false": False, "never": "never"},
@@ -65,6 +68,8 @@ def run(
     top_logprobs: run_options.TopLogprobsOption = None,
     chat: run_options.ChatOption = None,
     system: run_options.SystemOption = None,
+    template_options: run_options.TemplateOption = None,
+    continue_from: run_options.ContinueOption = None,
     num_beams: run_options.NumBeamsOption = None,
     n_best: run_options.NBestOption = None,
     length_penalty: run_options.LengthPenaltyOption = None,
@@ -174,6 +179,7 @@ def run_job(job: Job) -> None:
         del options["parse_special"]
     is_chat = options.pop("chat", False)
     system = options.pop("system", None)
+    begin = options.pop("continue_from", None)
     best = options.pop("top_k", None) if job.task == "rank" else None
     if best is not None and "query" not in job.source.beside:
         raise InputError("--top-k of rank goes with --query; pairs of --input keep their order")
@@ -184,7 +190,7 @@ def run_job(job: Job) -> None:
     list(job.iterate([]))  # refuses wrong values of options before a text is read
     with blame_data(job.source):
         if is_chat:
-            converse(job.model, job.source, options, system, job.as_json)  # type: ignore[arg-type]
+            converse(job.model, job.source, options, system, begin, job.as_json)  # type: ignore[arg-type]
         elif "query" in job.source.beside:
             print_ranking(job, best)
         else:
@@ -278,9 +284,11 @@ def check_task(job: Job) -> None:
         raise InputError(f"this bundle {what}, which does not go with the task {task!r}")
     for name in options:
         if name not in TASKS[task] and name != "parse_special":
-            raise InputError(f"--{name.replace('_', '-')} is no option of the task {task}")
-    if "system" in options and "chat" not in options:
-        raise InputError("--system goes with --chat")
+            flag = FLAGS.get(name, f"--{name.replace('_', '-')}")
+            raise InputError(f"{flag} is no option of the task {task}")
+    for name, flag in FLAGS.items():
+        if name in options and "chat" not in options:
+            raise InputError(f"{flag} goes with --chat")
     if "chat" in options and options.get("num_beams", 1) > 1:
         raise InputError("--num-beams does not go with --chat, whose answers are shown as they are made")
 
@@ -300,6 +308,22 @@ def check_second_texts(job: Job) -> None:
         raise InputError(f"{job.task} needs --{option} TEXT beside each text, or pairs by --input FILE")
 
 
+def read_template_options(given: Sequence[str]) -> dict[str, Any]:
+    """Return the variables of a chat template that NAME=VALUE give: values are JSON, else texts."""
+    options: dict[str, Any] = {}
+    for one in given:
+        name, equals, value = one.partition("=")
+        if not (name and equals):
+            raise InputError(f"--template-option {one!r:.80} must be NAME=VALUE, as in enable_thinking=false")
+        if name in options:
+            raise InputError(f"--template-option gives {name!r:.80} twice; give it once")
+        try:
+            options[name] = parse_json(value)
+        except (ValueError, RecursionError):
+            options[name] = value
+    return options
+
+
 def read_options(given: Mapping[str, Any]) -> dict[str, Any]:
     """Return the given options of tasks, with the values that words such as true and none stand for."""
     task = given.get("task")
@@ -317,4 +341,6 @@ def read_options(given: Mapping[str, Any]) -> dict[str, Any]:
             options[name] = values[word]
     if options.get("truncation") == "none":
         options["truncation"] = None
+    if "template_options" in options:
+        options["template_options"] = read_template_options(options["template_options"])
     return options

@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import sys
 from collections.abc import Iterator
+from itertools import chain
 from typing import TYPE_CHECKING, Any
 
 from ..errors import InputError
@@ -21,14 +22,21 @@ EXIT = "/exit"
 
 
 def converse(
-    model: TextGenerator, source: TextSource, options: dict[str, Any], system: str | None, as_json: bool
+    model: TextGenerator,
+    source: TextSource,
+    options: dict[str, Any],
+    system: str | None,
+    continue_from: str | None,
+    as_json: bool,
 ) -> None:
     """Answer each message, printing the answer as it comes.
 
     Lines of stdin are turns of one conversation, in which /reset begins anew and /exit ends; other messages
     begin their own. On a terminal both speakers are named, and a message that cannot be answered does not
-    end the conversation.
+    end the conversation. With `continue_from` every answer begins with it, and the model goes on.
     """
+    start = [] if continue_from is None else [make_message("assistant", continue_from)]
+    options["continue_final_message"] = bool(start)
     begin = [] if system is None else [make_message("system", system)]
     messages = list(begin)
     is_one = source.is_read and source.file is None
@@ -48,7 +56,7 @@ def converse(
                 raise InputError("--chat takes messages, not pairs of texts")
             asked = [*(messages if is_one else begin), make_message("user", text)]
             try:
-                reply = answer(model, asked, options, as_json, is_talk)
+                reply = answer(model, [*asked, *start], options, as_json, is_talk)
                 messages = [*asked, make_message("assistant", reply)]
             except InputError as error:
                 if not is_talk:
@@ -63,18 +71,19 @@ def answer(
     as_json: bool,
     is_talk: bool,
 ) -> str:
-    """Show the answer to the last message, and return its text."""
+    """Show the answer to the last user's message, and return its text, with what it was to begin with."""
+    begin = [messages[-1]["content"]] if options["continue_final_message"] else []
     if as_json:
         result = model.chat(messages, **options)
-        emit(format_json({"prompt": messages[-1]["content"], **result.to_json()}))
-        return result.text
+        emit(format_json({"prompt": messages[-1 - len(begin)]["content"], **result.to_json()}))
+        return "".join([*begin, result.text])
     chunks = model.stream_chat(messages, **options)  # checks everything before anything shows
     if is_talk:
         emit(MODEL, end="")
     pieces = []
-    for chunk in chunks:
-        emit(str(chunk), end="")
-        pieces.append(str(chunk))
+    for piece in chain(begin, map(str, chunks)):
+        emit(piece, end="")
+        pieces.append(piece)
     emit("")
     return "".join(pieces)
 

@@ -56,6 +56,8 @@ GENERATION = (
     *MANY,
     "chat",
     "system",
+    "template_options",
+    "continue_from",
 )
 TRANSLATION = ("max_new_tokens", "min_new_tokens", "repetition_penalty", *SEARCH, *MANY)
 ALL_TEXTS = (*MANY, "stride")
@@ -151,6 +153,17 @@ ChatOption = Annotated[
     ),
 ]
 SystemOption = Annotated[str | None, chat_option("What a --chat begins with.")]
+TemplateOption = Annotated[
+    list[str] | None,
+    chat_option(
+        "NAME=VALUE, a variable of the chat template, such as enable_thinking=false: JSON, else a text; any"
+        " number of them.",
+        "--template-option",
+    ),
+]
+ContinueOption = Annotated[
+    str | None, chat_option("What answers begin with: the model goes on from there.", "--continue")
+]
 
 NumBeamsOption = Annotated[
     int | None, search_option("Beams of the search; 1 is greedy.", show_default="1; the checkpoint's")

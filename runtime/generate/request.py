@@ -20,12 +20,13 @@ from ..options import (
     check_switch,
     check_whole,
 )
+from ..text.wording import Wording, check_options_of_template
 from .structure import KINDS, Structure, read_structure
 from .tools import Tools, read_tools
 
 BEAMS = ("num_beams", "length_penalty", "early_stopping")
 DRAWING = ("temperature", "top_k", "top_p", "min_p")
-SWITCHES = ("ignore_eos", "parse_special", "reuse_prompt", "logprobs")
+SWITCHES = ("ignore_eos", "parse_special", "reuse_prompt", "logprobs", "continue_final_message")
 
 
 @dataclass(frozen=True)
@@ -48,6 +49,8 @@ class GenerationRequest:
     top_logprobs: int = 0
     structure: Structure | None = None
     tools: Tools | None = None
+    template_options: Mapping[str, Any] | None = None
+    continue_final_message: bool = False
     on_token: OnToken | None = None
     progress: ProgressOption = False
     batch_size: int | None = None
@@ -59,6 +62,7 @@ class GenerationRequest:
         check_choice("speculative", self.speculative, (None, "prompt-lookup"))
         for name in SWITCHES:
             check_switch(name, getattr(self, name))
+        check_options_of_template(self.template_options)
         check_integer("top_logprobs", self.top_logprobs, 0, "0 gives none")
         if self.on_token is not None and not callable(self.on_token):
             raise InputError(
@@ -80,6 +84,12 @@ class GenerationRequest:
     def one_by_one(self) -> bool:
         """Whether several prompts run one after the other instead of as a batch."""
         return self.speculative is not None or self.reuse_prompt
+
+    @property
+    def wording(self) -> Wording:
+        """How a conversation is worded."""
+        definitions = () if self.tools is None else self.tools.definitions
+        return Wording(definitions, self.template_options or {}, self.continue_final_message)
 
     def list_options_without_beams(self) -> list[tuple[str, Any]]:
         """Return the options that are set and that beams do not take, with their values."""

@@ -17,11 +17,11 @@ from ..errors import ContextLengthError, InputError
 from ..text.chat import Chat, Message, cut_chat
 from ..text.reading import name_item
 from ..text.tokenizer import Tokenizer
+from ..text.wording import PLAIN, Wording
 from .grammar import Grammars
 from .request import GenerationRequest
 from .row import Row
 from .structure import Structure
-from .tools import Tools
 
 log = logging.getLogger("planforge")
 
@@ -53,7 +53,8 @@ class RowReader:
     ) -> list[Row]:
         """Return a row for each of several answers to one prompt or conversation, which is read once."""
         tokens, cut = self._read_chat(prompt, request) if chat else self._read_prompt(prompt, request)
-        context = [] if chat else self.tokenizer.find_context(tokens)  # a chat's answer begins a text
+        begins = chat and not request.continue_final_message  # a chat's answer begins a text
+        context = [] if begins else self.tokenizer.find_context(tokens)
         return [self._make_row(tokens, cut, request, number, context) for number in numbers]
 
     def _read_prompt(self, prompt: Any, request: GenerationRequest) -> tuple[list[int], int]:
@@ -62,6 +63,11 @@ class RowReader:
             raise InputError(
                 "tools go with conversations: use chat, stream_chat or submit_chat", option="tools"
             )
+        for name in ("template_options", "continue_final_message"):
+            if getattr(request, name):
+                raise InputError(
+                    f"{name} goes with conversations: use chat, stream_chat or submit_chat", option=name
+                )
         if request.truncation is None and isinstance(prompt, list | tuple):
             self._check_length(len(prompt))  # before a million are looked at
         tokens = self.encode_prompt(prompt, request.parse_special)
@@ -99,7 +105,7 @@ class RowReader:
         return prefix + tokens
 
     def encode_chat(
-        self, messages: Sequence[Message], parse_special: bool, tools: Tools | None = None
+        self, messages: Sequence[Message], parse_special: bool, wording: Wording = PLAIN
     ) -> list[int]:
         """Return the tokens of a conversation, up to where the model is to answer."""
         if self.chat is None:
@@ -108,25 +114,26 @@ class RowReader:
                 " export again from a folder with chat_template.jinja or chat_template in"
                 " tokenizer_config.json"
             )
-        definitions = () if tools is None else tools.definitions
-        return self.chat.encode(messages, self.tokenizer, parse_special, definitions)
+        return self.chat.encode(messages, self.tokenizer, parse_special, wording)
 
     def _read_chat(self, messages: Sequence[Message], request: GenerationRequest) -> tuple[list[int], int]:
         """Return the tokens of a conversation that fit the context, and how many it lost.
 
         Truncation "tail" leaves room for max_new_tokens, half a context at most.
         """
+
+        def encode(messages: Sequence[Message]) -> list[int]:
+            return self.encode_chat(messages, request.parse_special, request.wording)
+
         limit = self.max_length - 1
         if request.truncation is None:
-            tokens = self.encode_chat(messages, request.parse_special, request.tools)
+            tokens = encode(messages)
             dropped = 0
             what = "the conversation has"
             way_out = "Shorten it, or drop its oldest turns by truncation='tail'"
         else:
             room = self.max_length - min(request.max_new_tokens, self.max_length // 2)
-            cut = cut_chat(
-                messages, lambda kept: self.encode_chat(kept, request.parse_special, request.tools), room
-            )
+            cut = cut_chat(messages, encode, room)
             tokens = cut.tokens
             dropped = cut.dropped_tokens
             what = "the last message, with what the system said, has"
@@ -151,7 +158,7 @@ class RowReader:
     def find_structure(self, request: GenerationRequest) -> Structure | None:
         """Return what an answer must be; None where it may be anything."""
         if request.tools is not None and request.tools.forced and self.chat is not None:
-            return request.tools.write_structure(self.chat.template)
+            return request.tools.write_structure(self.chat.text_for_tools, self.tokenizer)
         return request.structure
 
     def _encode_own(self, prompt: Any, parse_special: bool) -> list[int]:

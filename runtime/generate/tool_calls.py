@@ -24,6 +24,8 @@ BLOCK = re.compile("|".join(map(re.escape, BLOCKS)))
 START = re.compile(rf"\s*(?:{'|'.join(map(re.escape, STARTS))})")
 # Mistral's: name[ARGS]{...}, which may have an id; what tokenizers leave out of texts may be missing.
 NAMED = re.compile(r"\s*(?:\[TOOL_CALLS\])?\s*([\w.-]+)\s*(?:\[CALL_ID\][\w-]*)?\s*(?:\[ARGS\])?\s*(?=\{)")
+ID_LENGTH = 9  # of the ids of its calls
+BEHIND_NAME = re.compile(rf"[a-zA-Z0-9]{{0,{ID_LENGTH}}}\s*(?:\Z|[{{\[])")
 BETWEEN = re.compile(r"[\s;]*")
 JSON_NAMES = {"true": True, "false": False, "null": None}
 MAX_CALLS_TEXT = 2**16  # characters of calls in Python's syntax, which is parsed as a whole
@@ -64,7 +66,7 @@ def read_calls(text: str, names: Collection[str]) -> list[Call]:
         if BLOCK.search(text):
             calls = [call for block in find_blocks(text) for call in block.calls]
         else:
-            calls = read_whole(text)
+            calls = read_whole(text, names)
     except (ValueError, RecursionError, MemoryError, SyntaxError):
         return []
     return calls if all(name in names for name, _ in calls) else []
@@ -84,10 +86,10 @@ def find_blocks(text: str) -> Iterator[Block]:
         yield Block(mark.start(), place, calls)
 
 
-def read_whole(text: str) -> list[Call]:
+def read_whole(text: str, names: Collection[str]) -> list[Call]:
     """Return the calls of an answer that is nothing else."""
     if NAMED.match(text) is not None:
-        return read_named(text)
+        return read_named(text, names)
     start = START.match(text)
     values, place = read_values(text, 0 if start is None else start.end())
     if place < len(text):
@@ -95,8 +97,8 @@ def read_whole(text: str) -> list[Call]:
     return [read_object(value) for value in values]
 
 
-def read_named(text: str) -> list[Call]:
-    """Return calls in Mistral's newer wording."""
+def read_named(text: str, names: Collection[str]) -> list[Call]:
+    """Return calls in Mistral's newer wording, in which an id may follow a name without its mark."""
     calls = []
     place = 0
     while place < len(text):
@@ -104,7 +106,8 @@ def read_named(text: str) -> list[Call]:
         if named is None:
             raise ValueError("no name of a tool")
         arguments, place = DECODER.raw_decode(text, named.end())
-        calls.append((named[1], arguments))
+        name = named[1] if named[1] in names else named[1][:-ID_LENGTH]
+        calls.append((name, arguments))
         place = skip(text, place)
     return calls
 
@@ -189,23 +192,27 @@ def skip_end(text: str, place: int, end: str) -> int:
     return place
 
 
-def split_call(text: str, *, is_start: bool) -> tuple[str, str]:
+def split_call(text: str, names: Collection[str], *, is_start: bool) -> tuple[str, str]:
     """Return what is no call of a tool in the text so far, and the rest, which is one or may become one.
 
     Args:
         text: what came of an answer.
+        names: of the tools.
         is_start: whether the answer begins with it.
     """
-    if is_start and may_begin_call(text):
+    if is_start and may_begin_call(text, names):
         return "", text
     mark = BLOCK.search(text)
     place = len(text) - max(count_overlap(text, begin) for begin in BLOCKS) if mark is None else mark.start()
     return text[:place], text[place:]
 
 
-def may_begin_call(text: str) -> bool:
-    """Return whether an answer that is a call may begin with a text: by a mark, or with an object."""
+def may_begin_call(text: str, names: Collection[str]) -> bool:
+    """Return whether an answer that is a call may begin so: by a mark, a tool's name or an object."""
     start = text.lstrip()
+    for name in names:  # of Mistral's wording, whose marks tokenizers leave out of texts
+        if name.startswith(start) or (start.startswith(name) and BEHIND_NAME.match(start, len(name))):
+            return True
     if any(mark.startswith(start) or start.startswith(mark) for mark in (*BLOCKS, *STARTS)):
         return True
     return re.match(r"\[?\s*(\{|\Z)", start) is not None

@@ -10,6 +10,7 @@ from typing import Any
 
 from ..errors import InputError, SchemaError
 from ..suggest import did_you_mean
+from ..text.tokenizer import Tokenizer
 from .json_schema import JSON_OPTIONS, list_schemas, read_schema
 from .structure import MAX_LENGTH, Structure, check_length
 from .tool_calls import read_calls
@@ -54,15 +55,36 @@ class Tools:
             for name, arguments in read_calls(text, self.parameters)
         )
 
-    def write_structure(self, template: str) -> Structure:
-        """Return what holds an answer to a call, in the wording that a chat template teaches."""
+    def write_structure(self, template: str, tokenizer: Tokenizer) -> Structure:
+        """Return what holds an answer to a call, in the wording that a chat template teaches.
+
+        A mark that is a special token comes as that token.
+        """
+
+        def spell(mark: str) -> str:
+            special = mark in tokenizer.special_tokens
+            return f"<[{tokenizer.find_id(mark)}]>" if special else json.dumps(mark)
+
+        if "[TOOL_CALLS]" in template and "[ARGS]" in template:
+            call_id = f"{spell('[CALL_ID]')} /[a-zA-Z0-9]{{9}}/ " if "[CALL_ID]" in template else ""
+            lines = [
+                f"start: {spell('[TOOL_CALLS]')} ({' | '.join(f'f{i}' for i in range(len(self.forced)))})"
+            ]
+            for number, name in enumerate(self.forced):
+                schema = write_guided(move_schema(self.parameters[name], "#"))
+                lines.append(f"f{number}: {json.dumps(name)} {call_id}{spell('[ARGS]')} a{number}")
+                lines.append(f"a{number}: %json {schema}")
+            return Structure("grammar", "\n".join(lines), "tools")
         if "<tool_call>" in template:
-            start = '"<tool_call>\\n" call "\\n</tool_call>"'
+            start = f'{spell("<tool_call>")} "\\n" call "\\n" {spell("</tool_call>")}'
+        elif "<|tool_call|>" in template:
+            end = spell("<|/tool_call|>") if "<|/tool_call|>" in template else ""
+            start = f'{spell("<|tool_call|>")} "[" call "]" {end}'
         elif "[TOOL_CALLS]" in template:
-            start = '"[" call "]"'
+            start = f'{spell("[TOOL_CALLS]")} "[" call "]"'
         else:
             return Structure("json_schema", json.dumps(self._write_schema("parameters")), "tools")
-        schema = json.dumps({**self._write_schema("arguments"), "x-guidance": JSON_OPTIONS})
+        schema = write_guided(self._write_schema("arguments"))
         return Structure("grammar", f"start: {start}\ncall: %json {schema}", "tools")
 
     def _write_schema(self, key: str) -> dict[str, Any]:
@@ -80,6 +102,11 @@ class Tools:
                 }
             )
         return {"anyOf": calls, "$defs": definitions}
+
+
+def write_guided(schema: Mapping[str, Any]) -> str:
+    """Return a schema as a grammar of llguidance has it."""
+    return json.dumps({**schema, "x-guidance": JSON_OPTIONS})
 
 
 def read_tools(tools: Any, choice: Any) -> Tools | None:

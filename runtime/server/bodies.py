@@ -276,6 +276,11 @@ CHAT = body(
     tools=maybe(array(FUNCTION, least=0, most=128)),
     tool_choice=maybe({"anyOf": [{"type": "string", "enum": ["none", "auto", "required"]}, NAMED_TOOL]}),
     parallel_tool_calls=switch("Whether one answer may call several tools."),
+    chat_template_kwargs=maybe(
+        {"type": "object", "maxProperties": 64, "description": "Variables of the chat template, by name."}
+    ),
+    continue_final_message=switch("Go on with the assistant's last message."),
+    add_generation_prompt=switch("Begin an answer; false goes with continue_final_message=true."),
     modalities=maybe(
         array(
             {

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import uuid
 from abc import ABC, abstractmethod
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from typing import Any, ClassVar
 
 from ..decoding.chunk import Chunk
@@ -87,14 +87,14 @@ class ChatForm(Form):
     Args:
         tokenizer: spells tokens.
         logprobs: whether answers show log-probabilities.
-        tools: whether the model may call tools. Then what may be a call is held back.
+        tools: the names of those that the model may call. Then what may be a call is held back.
     """
 
     prefix = "chatcmpl-"
     whole = "chat.completion"
     part = "chat.completion.chunk"
 
-    def __init__(self, tokenizer: Tokenizer, *, logprobs: bool, tools: bool = False) -> None:
+    def __init__(self, tokenizer: Tokenizer, *, logprobs: bool, tools: Collection[str] = ()) -> None:
         super().__init__(tokenizer, logprobs=logprobs)
         self._tools = tools
         self._held: dict[int, str] = {}  # by answer, what may be a call
@@ -149,7 +149,9 @@ class ChatForm(Form):
     def _release(self, index: int, text: str) -> str:
         """Return what a chunk shows: of what was held back and of its text all that is surely no call."""
         shown = self._shown.get(index, 0)
-        text, self._held[index] = split_call(self._held.get(index, "") + text, is_start=not shown)
+        text, self._held[index] = split_call(
+            self._held.get(index, "") + text, self._tools, is_start=not shown
+        )
         self._shown[index] = shown + len(text)
         return text
 

@@ -31,7 +31,11 @@ FEW_ANSWERS = 4  # that are written in less time than it takes to wake another t
 FORBIDDEN = -100  # a bias that forbids a token, as OpenAI has it
 
 # Options of ours that a client knows by other names.
-NAMES = {"max_new_tokens": "max_tokens", "json_schema": "response_format"}
+NAMES = {
+    "max_new_tokens": "max_tokens",
+    "json_schema": "response_format",
+    "template_options": "chat_template_kwargs",
+}
 
 Submit = Callable[..., list[PendingGeneration]]
 
@@ -53,7 +57,9 @@ async def chat(call: Call) -> Response:
         raise ApiError(400, message, param="tools", code="unsupported_parameter")
     options = read_options(call)
     options["logprobs"] = bool(body.get("logprobs"))
-    options |= call.take("top_logprobs", "tools", "tool_choice")
+    options |= call.take("top_logprobs", "tools", "tool_choice", template_options="chat_template_kwargs")
+    check_continuation(body)
+    options |= call.take("continue_final_message")
     limit = body.get("max_completion_tokens", body.get("max_tokens"))
     if limit is None and model.defaults.max_new_tokens is None:
         limit = model.max_length
@@ -71,9 +77,18 @@ async def chat(call: Call) -> Response:
     count = body.get("n", 1)
     check_listed(call, count, options)
     submits = [partial(model.submit_answers, messages, count, client=call.client, chat=True, **options)]
-    may_call = bool(body.get("tools")) and body.get("tool_choice") != "none"
-    form = ChatForm(model.tokenizer, logprobs=options["logprobs"], tools=may_call)
+    tools = [] if body.get("tool_choice") == "none" else body.get("tools") or []
+    names = [tool["function"]["name"] for tool in tools]
+    form = ChatForm(model.tokenizer, logprobs=options["logprobs"], tools=names)
     return await answer(call, submits, form, compiles=must_compile(call, options))
+
+
+def check_continuation(body: Mapping[str, Any]) -> None:
+    """Refuse to begin an answer and to go on with one, and to do neither."""
+    begins = body.get("add_generation_prompt")
+    if begins is not None and begins == body.get("continue_final_message", False):
+        reason = "add_generation_prompt and continue_final_message cannot both be true, nor both false"
+        raise ApiError(400, reason, param="add_generation_prompt", code="invalid_value")
 
 
 async def complete(call: Call) -> Response:

@@ -4,24 +4,26 @@ from __future__ import annotations
 
 import json
 import re
-from bisect import bisect_left, bisect_right
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
-from functools import cached_property, lru_cache
-from itertools import pairwise
+from functools import cached_property
+from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeAlias
 
 from ..bundle.bundle import Bundle
 from ..bundle.json_reader import Reader
 from ..errors import BackendUnavailableError, BundleError, InputError
+from .guard import Guard
+from .template_limits import Watch, keep
 from .tokenizer import Tokenizer
+from .wording import OWN, PLAIN, Wording, check_last, copy_options, copy_plain, cut_at_end, mark_end
 
 if TYPE_CHECKING:
     from .chat_template import ChatTemplate
 
 MAX_BYTES = 2**20  # of a template
+TEMPLATE_FILES = ("file", "tool_use")  # as the manifest names them: the usual one, and that for tools
 SYSTEM = ("system", "developer")  # roles whose messages are never dropped
-MARK = "\ufdd0"  # Unicode keeps it from being a character of any text
 
 Message: TypeAlias = Mapping[str, object]
 """One message of a conversation: "role", "content", and what else its chat template reads."""
@@ -35,6 +37,7 @@ class Chat:
     tokens: Mapping[str, str]  # special ones by the names that the template has for them, such as bos_token
     source: str  # what errors call the template
     clock: Callable[[str], str] | None = None  # in place of the machine's: the time in a format of strftime
+    tool_template: str | None = None  # in place of `template` for conversations with tools
 
     @classmethod
     def of(cls, bundle: Bundle) -> Chat | None:
@@ -43,65 +46,93 @@ class Chat:
             return None
         r = Reader(bundle.manifest.tokenizer["chat_template"], "tokenizer.chat_template")
         path = bundle.path(r.get("file", str))
-        try:
-            check_template_size(path.stat().st_size)
-            return cls(path.read_text(encoding="utf-8"), r.texts("tokens"), str(path))
-        except ValueError as error:
-            raise BundleError(f"{path} is no chat template: {error}; export the bundle again") from error
+        tool_use = None
+        if "tool_use" in r.value:
+            tool_use = read_template(bundle.path(r.get("tool_use", str)))
+        return cls(read_template(path), r.texts("tokens"), str(path), tool_template=tool_use)
 
     @cached_property
     def compiled(self) -> ChatTemplate:
         """The template, ready to be rendered."""
-        try:
-            from .chat_template import ChatTemplate
-        except ModuleNotFoundError as error:
-            raise BackendUnavailableError(
-                f"chat templates need {error.name}: pip install 'planforge[chat]'"
-            ) from error
-        return ChatTemplate(self.template, self.source)
+        return compile_template(self.template, self.source)
+
+    @cached_property
+    def compiled_for_tools(self) -> ChatTemplate:
+        """The template of conversations with tools."""
+        if self.tool_template is None:
+            return self.compiled
+        return compile_template(self.tool_template, f"{self.source} (tool_use)")
+
+    @property
+    def text_for_tools(self) -> str:
+        """The text of the template of conversations with tools."""
+        return self.template if self.tool_template is None else self.tool_template
 
     @property
     def words_tools(self) -> bool:
         """Whether the template tells the model of tools."""
-        return re.search(r"\btools\b", self.template) is not None
+        return re.search(r"\btools\b", self.text_for_tools) is not None
 
     def encode(
         self,
         messages: Sequence[Message],
         tokenizer: Tokenizer,
         parse_special: bool = False,
-        tools: Sequence[Mapping[str, Any]] = (),
+        wording: Wording = PLAIN,
     ) -> list[int]:
-        """Return the tokens of a conversation, up to where the model is to answer; it may call the tools.
+        """Return the tokens of a conversation, up to where the model is to answer.
 
         The template's own special tokens are read as such. Those that a message spells are plain text, so
         that a user cannot end his turn and speak as another; with `parse_special` they are read too, as
         transformers does by default.
         """
         guard = Guard(() if parse_special else tokenizer.special_tokens)
-        if tools and not self.words_tools:
+        if wording.tools and not self.words_tools:
             raise InputError(
                 f"the chat template words no tools ({self.source}); leave tools out", option="tools"
             )
-        plain_tools = [copy_plain(tool, f"tools[{i}]", guard.mark) for i, tool in enumerate(tools)]
-        rendered = self._render(check_messages(messages, guard.mark), plain_tools)
+        watch = keep if parse_special else guard.mark_made
+        rendered = self._render(messages, wording, guard.mark, watch)
         if not rendered:
             raise InputError(
                 f"the chat template made nothing of these messages; see {self.source}", option="messages"
             )
         return guard.encode(rendered, tokenizer)
 
-    def render(self, messages: Sequence[Message], tools: Sequence[Mapping[str, Any]] = ()) -> str:
+    def render(self, messages: Sequence[Message], wording: Wording = PLAIN) -> str:
         """Return the text of a conversation, up to where the model is to answer."""
-        plain_tools = [copy_plain(tool, f"tools[{i}]", str) for i, tool in enumerate(tools)]
-        return self._render(check_messages(messages, str), plain_tools)
+        return self._render(messages, wording, str, keep)
 
-    def _render(self, messages: list[dict[str, Any]], tools: list[Any]) -> str:
+    def _render(
+        self, messages: Sequence[Message], wording: Wording, mark: Callable[[str], str], watch: Watch
+    ) -> str:
         """Render contents that are lists of parts as lists, or as texts where the template reads texts."""
-        messages = [message if message["content"] else join_parts(message) for message in messages]
-        parts = [part for m in messages if isinstance(m["content"], list) for part in m["content"]]
+        checked = check_messages(messages, mark)
+        if wording.continues:
+            check_last(messages[-1])
+        checked = [message if message["content"] else join_parts(message) for message in checked]
+        template = self.compiled_for_tools if wording.tools else self.compiled
+        options = copy_options(wording.options, template, [*OWN, *self.tokens], mark)
+        tools = [copy_plain(tool, f"tools[{i}]", mark) for i, tool in enumerate(wording.tools)]
+        given = {
+            "documents": None,
+            **options,
+            **self.tokens,
+            "tools": tools or None,
+            "add_generation_prompt": not wording.continues,
+        }
+        if self.clock is not None:
+            given["strftime_now"] = self.clock
+
+        def render(messages: list[dict[str, Any]]) -> str:
+            if not wording.continues:
+                return template.render({**given, "messages": messages}, watch)
+            text = template.render({**given, "messages": mark_end(messages)}, watch)
+            return cut_at_end(text, messages)
+
+        parts = [part for m in checked if isinstance(m["content"], list) for part in m["content"]]
         try:
-            rendered = self._render_once(messages, tools)
+            rendered = render(checked)
         except InputError:
             if not parts:
                 raise
@@ -109,109 +140,27 @@ class Chat:
             # A template that reads texts alone may write a list as Python would.
             if not any(repr(part) in rendered for part in parts):
                 return rendered
-        return self._render_once([join_parts(message) for message in messages], tools)
-
-    def _render_once(self, messages: list[dict[str, Any]], tools: list[Any]) -> str:
-        own: dict[str, Any] = {"tools": tools or None, "documents": None, "messages": messages}
-        own["add_generation_prompt"] = True
-        if self.clock is not None:
-            own["strftime_now"] = self.clock
-        return self.compiled.render({**self.tokens, **own})
+        return render([join_parts(message) for message in checked])
 
 
-class Guard:
-    """Keeps special tokens that a text spells plain text after a template has put it in its place.
-
-    Marks stand between the letters of each. They stand too behind the beginning of one at a text's end, and
-    before the end of one at a text's beginning, as templates join texts. So every token in what a template
-    renders has a mark inside, unless the template itself wrote it.
-    """
-
-    def __init__(self, special_tokens: Sequence[str]) -> None:
-        # A single letter is read as the token everywhere: see Tokenizer.encode.
-        tokens = tuple(token for token in special_tokens if len(token) > 1)
-        self.longest = max(map(len, tokens), default=1)
-        self.spelled, self.any_case, self.beginnings, self.ends = find_spellings(tokens)
-
-    def mark(self, text: str) -> str:
-        """Put a mark into each special token that a text spells, or that it may spell beside another text."""
-        found = self.any_case.finditer(text)  # templates change case
-        places = {place for each in found for place in range(each.start() + 1, each.end())}
-        begin = len(text) - len(text.lstrip())  # templates trim
-        body = text.strip()
-        sizes = range(min(len(body), self.longest - 1), 0, -1)
-        last = next((size for size in sizes if body[-size:].lower() in self.beginnings), 0)
-        first = next((size for size in sizes if body[:size].lower() in self.ends), 0)
-        end = begin + len(body)
-        places |= {end - count for count in range(last)}
-        places |= {begin + count for count in range(first)}
-        cuts = [0, *sorted(places), len(text)]
-        return MARK.join(text[i:j] for i, j in pairwise(cuts)) if places else text
-
-    def encode(self, text: str, tokenizer: Tokenizer) -> list[int]:
-        """Return the tokens of a text with marks, which are left out."""
-        if not self.beginnings:
-            return tokenizer.encode(text.replace(MARK, ""), parse_special=True)
-        marks = [found.start() - number for number, found in enumerate(re.finditer(MARK, text))]
-        text = text.replace(MARK, "")
-        pieces = []
-        begin = 0
-        for found in self.spelled.finditer(text):
-            if bisect_left(marks, found.end()) > bisect_right(marks, found.start()):
-                pieces += [(text[begin : found.start()], True), (found[0], False)]
-                begin = found.end()
-        pieces.append((text[begin:], True))
-        return encode_pieces(tokenizer, pieces)
+def read_template(path: Path) -> str:
+    """Return the text of a bundle's template."""
+    try:
+        check_template_size(path.stat().st_size)
+        return path.read_text(encoding="utf-8")
+    except ValueError as error:
+        raise BundleError(f"{path} is no chat template: {error}; export the bundle again") from error
 
 
-@lru_cache(maxsize=8)
-def find_spellings(
-    tokens: tuple[str, ...],
-) -> tuple[re.Pattern[str], re.Pattern[str], frozenset[str], frozenset[str]]:
-    """Return what finds tokens, as spelled and in any case, and their beginnings and ends in lower case."""
-    longest_first = sorted(tokens, key=len, reverse=True)
-    pattern = "|".join(map(re.escape, longest_first)) or "(?!)"
-    beginnings = frozenset(token[:size].lower() for token in tokens for size in range(1, len(token)))
-    ends = frozenset(token[size:].lower() for token in tokens for size in range(1, len(token)))
-    return re.compile(pattern), re.compile(pattern, re.IGNORECASE), beginnings, ends
-
-
-def encode_pieces(tokenizer: Tokenizer, pieces: Sequence[tuple[str, bool]]) -> list[int]:
-    """Return the tokens of a text that comes in pieces, each with whether special tokens are read in it."""
-    (first, parse_special), *others = pieces
-    ids = encode_written(tokenizer, first, parse_special)
-    for piece, parse_special in others:
-        if piece:
-            ids += encode_continuation(tokenizer, piece, parse_special)
-    return ids
-
-
-def encode_continuation(tokenizer: Tokenizer, text: str, parse_special: bool) -> list[int]:
-    """Return the tokens of a text that follows another: some tokenizers put a space before the first."""
-    before = tokenizer.encode("\n")
-    ids = encode_written(tokenizer, "\n" + text, parse_special)
-    if ids[: len(before)] == before:
-        return ids[len(before) :]
-    return encode_written(tokenizer, text, parse_special)
-
-
-def encode_written(tokenizer: Tokenizer, text: str, parse_special: bool) -> list[int]:
-    """Return the tokens of a text, in which special ones are read where it spells them letter by letter.
-
-    What is one only once it is normalized, such as ``</S>`` in lower case, has no mark: a user wrote it.
-    """
-    if not parse_special:
-        return tokenizer.encode(text)
-    (parsed,) = tokenizer.encode_batch([text], parse_special=True)
-    disguised = tokenizer.find_disguised(text, parsed)
-    if not disguised:
-        return parsed.ids
-    pieces = []
-    begin = 0
-    for start, end in disguised:
-        pieces += [(text[begin:start], True), (text[start:end], False)]
-        begin = end
-    return encode_pieces(tokenizer, [*pieces, (text[begin:], True)])
+def compile_template(text: str, source: str) -> ChatTemplate:
+    """Return a template that is ready to be rendered."""
+    try:
+        from .chat_template import ChatTemplate
+    except ModuleNotFoundError as error:
+        raise BackendUnavailableError(
+            f"chat templates need {error.name}: pip install 'planforge[chat]'"
+        ) from error
+    return ChatTemplate(text, source)
 
 
 def check_messages(messages: Sequence[Message], mark: Callable[[str], str]) -> list[dict[str, Any]]:
@@ -291,22 +240,6 @@ def join_parts(message: dict[str, Any]) -> dict[str, Any]:
     if isinstance(message["content"], str):
         return message
     return {**message, "content": "".join(part["text"] for part in message["content"])}
-
-
-def copy_plain(value: Any, name: str, mark: Callable[[str], str]) -> Any:
-    """Copy a value to plain types, which have no methods of its own for a template to call."""
-    if value is None or type(value) in (bool, int, float):
-        return value
-    if isinstance(value, str):
-        return mark(str.__str__(value))
-    if isinstance(value, list | tuple):
-        return [copy_plain(item, f"{name}[{i}]", mark) for i, item in enumerate(value)]
-    if isinstance(value, Mapping) and all(type(key) is str for key in value):
-        return {mark(key): copy_plain(item, f"{name}[{key!r}]", mark) for key, item in value.items()}
-    raise InputError(
-        f"{name} is {type(value).__name__}; messages hold texts, numbers, lists and mappings of them",
-        option=name.partition("[")[0],
-    )
 
 
 def check_template_size(size: int) -> None:

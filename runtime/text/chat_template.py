@@ -8,8 +8,9 @@ Needs jinja2, which nothing else of the runtime loads.
 from __future__ import annotations
 
 import json
+import re
 import threading
-from collections.abc import Collection, Mapping
+from collections.abc import Collection, Mapping, Sequence
 from datetime import datetime
 from importlib.metadata import version
 from typing import Any, NoReturn
@@ -18,6 +19,7 @@ import jinja2
 from jinja2 import nodes
 from jinja2.exceptions import SecurityError
 from jinja2.ext import Extension, loopcontrols
+from jinja2.meta import find_undeclared_variables
 from jinja2.parser import Parser
 from jinja2.runtime import Context
 from jinja2.sandbox import ImmutableSandboxedEnvironment
@@ -25,22 +27,38 @@ from jinja2.utils import Namespace
 from jinja2.visitor import NodeTransformer
 
 from ..errors import BackendUnavailableError, BundleError, InputError
-from .template_limits import CALL_STEPS, Budget, LimitError, Weight, check_size, list_generators
+from .guard import MARK, FormedTokenError
+from .template_limits import (
+    CALL_STEPS,
+    Budget,
+    LimitError,
+    Watch,
+    Weight,
+    check_size,
+    keep,
+    list_generators,
+)
 from .tokenizer import join_lines
 
 LEAST_VERSION = (3, 1, 6)  # those before have known ways out of the sandbox
 MAX_CHARACTERS = 2**20  # of what is rendered, and for each character of the messages so many more:
 CHARACTERS_EACH = 16
+ESCAPED_MARK = json.dumps(MARK)[1:-1]  # a mark in JSON of ASCII, which is none any more
+ESCAPED = re.compile(r"\\(?:u[0-9a-f]{4}|.)")
 # Filters that no template can name: they stand between loops, `~`, comparisons, keys or slices, and their
 # operands.
 COUNTED = "counted steps"
 JOINED = "joined texts"
 READ = "read whole"
-COPIED = "copied"
+CUT = "cut"
 
 
 class ChatTemplate:
-    """A compiled template, which errors call `source`; safe to use from several threads."""
+    """A compiled template, which errors call `source`; safe to use from several threads.
+
+    Attributes:
+        variables: names that it reads and does not set itself.
+    """
 
     def __init__(self, text: str, source: str) -> None:
         found = version("jinja2")
@@ -53,6 +71,7 @@ class ChatTemplate:
         self._lock = threading.Lock()  # one count of steps
         try:
             self._template = self._environment.from_string(text)
+            self.variables = find_undeclared_variables(self._environment.parse(text))
         except Exception as error:  # the compiler's own, and Python's of what it made of the template
             line = f", line {error.lineno}" if isinstance(error, jinja2.TemplateSyntaxError) else ""
             raise BundleError(
@@ -60,13 +79,19 @@ class ChatTemplate:
                 " in the checkpoint, and export again"
             ) from error
 
-    def render(self, variables: Mapping[str, Any]) -> str:
-        """Return the text of a conversation; variables hold nothing but texts, numbers, lists and dicts."""
+    def render(self, variables: Mapping[str, Any], watch: Watch = keep) -> str:
+        """Return the text of a conversation.
+
+        Args:
+            variables: nothing but texts, numbers, lists and dicts.
+            watch: see `Budget`.
+        """
         pieces = []
         length = 0
         try:
             with self._lock:
                 self._environment.budget.steps = 0
+                self._environment.budget.watch = watch
                 given = Weight([variables])
                 most = MAX_CHARACTERS + CHARACTERS_EACH * given.nested
                 for piece in self._template.generate(variables):
@@ -80,6 +105,12 @@ class ChatTemplate:
         except Refused as error:
             raise InputError(
                 f"the chat template refuses the messages: {join_lines(error):.500}", option="messages"
+            ) from error
+        except FormedTokenError as error:
+            raise InputError(
+                f"{error}, which stands beside the template's own; leave out of the messages what it changes"
+                " there, or give parse_special=True",
+                option="messages",
             ) from error
         except Exception as error:  # whatever its operators and filters raise
             raise InputError(
@@ -116,7 +147,7 @@ class Sandbox(ImmutableSandboxedEnvironment):
             COUNTED: self.budget.count_steps,
             JOINED: self.budget.join,
             READ: self.budget.read,
-            COPIED: self.budget.copy,
+            CUT: self.budget.cut,
         }
         del self.globals["lipsum"]
         self.globals |= {
@@ -147,7 +178,12 @@ class Sandbox(ImmutableSandboxedEnvironment):
 
     def call_binop(self, context: Context, operator: str, left: Any, right: Any) -> Any:
         self.budget.check_operands(operator, left, right)
-        return super().call_binop(context, operator, left, right)
+        made = super().call_binop(context, operator, left, right)
+        return self.budget.watch("%", made, [left, right]) if operator == "%" else made
+
+    def getitem(self, obj: Any, argument: Any) -> Any:
+        found = super().getitem(obj, argument)
+        return self.budget.watch("[]", found, [obj]) if isinstance(obj, str) else found
 
 
 class Bounds(NodeTransformer):
@@ -177,14 +213,16 @@ class Bounds(NodeTransformer):
     def visit_Getitem(self, node: nodes.Getitem) -> nodes.Node:  # noqa: N802
         self.generic_visit(node)
         if isinstance(node.arg, nodes.Slice):
-            node.node = add_filter(node.node, COPIED)
-        elif node.ctx == "load" and not isinstance(node.arg, nodes.Const):
+            bounds = [node.arg.start, node.arg.stop, node.arg.step]
+            given = [bound or nodes.Const(None, lineno=node.lineno) for bound in bounds]
+            return add_filter(node.node, CUT, given)
+        if node.ctx == "load" and not isinstance(node.arg, nodes.Const):
             node.arg = add_filter(node.arg, READ)
         return node
 
 
-def add_filter(node: nodes.Node, name: str) -> nodes.Filter:
-    return nodes.Filter(node, name, [], [], None, None, lineno=node.lineno)
+def add_filter(node: nodes.Node, name: str, arguments: Sequence[nodes.Node] = ()) -> nodes.Filter:
+    return nodes.Filter(node, name, list(arguments), [], None, None, lineno=node.lineno)
 
 
 class Generation(Extension):
@@ -230,9 +268,12 @@ def write_json(
     sort_keys: bool = False,
 ) -> str:
     """Return plain JSON; jinja2's own filter escapes HTML."""
-    return json.dumps(
+    written = json.dumps(
         value, ensure_ascii=ensure_ascii, indent=indent, separators=separators, sort_keys=sort_keys
     )
+    if not ensure_ascii:
+        return written
+    return ESCAPED.sub(lambda found: MARK if found[0] == ESCAPED_MARK else found[0], written)
 
 
 def raise_exception(message: Any) -> NoReturn:

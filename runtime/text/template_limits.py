@@ -11,7 +11,7 @@ import re
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from functools import wraps
 from types import GeneratorType
-from typing import Any, NoReturn
+from typing import Any, NoReturn, TypeAlias
 
 MAX_STEPS = 1_000_000  # turns of loops; what a call costs is said in so many turns
 CALL_STEPS = 10
@@ -36,6 +36,9 @@ GROWING = frozenset(
 )
 FORMATS = frozenset(("format", "format_map", "%"))
 SPREADING = frozenset(("indent", "join", "translate", "urlize", "wordwrap", "xmlattr"))
+
+
+Watch: TypeAlias = Callable[[str, Any, Sequence[Any]], Any]
 
 
 class LimitError(Exception):
@@ -83,10 +86,17 @@ class Weight:
 
 
 class Budget:
-    """Counts steps, and refuses what is too large."""
+    """Counts steps, and refuses what is too large.
+
+    Attributes:
+        steps: since a rendering began.
+        watch: what returns, in place of what a filter or method makes, what a template gets. Called with the
+            name, what was made, and the values that it was made of.
+    """
 
     def __init__(self) -> None:
-        self.steps = 0  # since a rendering began
+        self.steps = 0
+        self.watch: Watch = keep
 
     def step(self, count: int = 1) -> None:
         self.steps += count
@@ -95,7 +105,7 @@ class Budget:
     def count_steps(self, values: Iterable[Any]) -> Iterator[Any]:
         for value in values:
             self.step()
-            yield value
+            yield self.watch("for", value, [values]) if isinstance(values, str) else value
 
     def read(self, value: Any) -> Any:
         """Pay for reading a value whole, as comparing, hashing and writing it do; return it."""
@@ -106,11 +116,11 @@ class Budget:
             self.step((weight.elements + weight.nested // SLOW) // SLOW)
         return value
 
-    def copy(self, value: Any) -> Any:
-        """Pay for a copy of a value's elements, such as `value[1:]`; return the value."""
+    def cut(self, value: Any, *bounds: Any) -> Any:
+        """Return `value[start:stop:step]`, after paying for the copy."""
         if isinstance(value, Sequence):
             self.step(len(value) // QUICK)
-        return value
+        return self.watch("[:]", value[slice(*bounds)], [value])
 
     def call(self, name: str, receiver: Any, arguments: Sequence[Any], make: Callable[[], Any]) -> Any:
         """Return what a filter or method makes, after paying for it."""
@@ -120,10 +130,13 @@ class Budget:
         self.step((weight.characters + weight.nested) // per_step + weight.elements // SLOW)
         made = make()
         if isinstance(made, GeneratorType):
-            return self.count_steps(made)
+            made = self.count_steps(made)
+            if isinstance(receiver, str):
+                return (self.watch(name, part, [receiver]) for part in made)
+            return made
         if isinstance(made, Collection):
             self.step(len(made) // (QUICK if isinstance(made, str | bytes) else SLOW))
-        return made
+        return self.watch(name, made, [receiver, *arguments])
 
     def guard(self, name: str, function: Callable[..., Any]) -> Callable[..., Any]:
         """Return a filter or test that is paid for."""
@@ -171,6 +184,10 @@ class Budget:
         if not isinstance(value, str):
             check_size("'{{ }}'", Weight([value]).text_length, MAX_MADE, "characters")
         return self.read(value)
+
+
+def keep(name: str, made: Any, given: Sequence[Any]) -> Any:
+    return made
 
 
 def list_generators(values: Iterable[Any]) -> list[Any]:

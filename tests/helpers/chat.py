@@ -181,12 +181,21 @@ def ours(kind: str) -> Tokenizer:
     return Tokenizer(KINDS[kind]().to_str().encode())
 
 
-@functools.cache
-def load_reference(kind: str, template: str | None = None) -> Any:
-    """The same tokenizer in transformers, whose own apply_chat_template is the reference."""
+def load_reference(kind: str, template: Any = None) -> Any:
+    """The same tokenizer in transformers, whose own apply_chat_template is the reference.
+
+    `template` is one, or several by name.
+    """
+    return load_kept(kind, template) if isinstance(template, str | None) else make_reference(kind, template)
+
+
+def make_reference(kind: str, template: Any) -> Any:
     return transformers.PreTrainedTokenizerFast(
         tokenizer_object=KINDS[kind](), chat_template=template, unk_token="<unk>", **ROLES
     )
+
+
+load_kept = functools.cache(make_reference)
 
 
 def copy_with_template(bundle: Path, folder: Path, template: str) -> Path:

@@ -18,9 +18,10 @@ from ...bundle.manifest import Manifest
 from ...errors import BackendUnavailableError, BundleError, InputError, TokenizerError
 from ...generate.grammar import Grammars
 from ...generate.row_reader import RowReader
-from ...text.chat import Chat
+from ...text.chat import TEMPLATE_FILES, Chat
 from ...text.long_text import fit
 from ...text.tokenizer import Tokenizer
+from ...text.wording import Wording
 from ...translate.sources import SourceReader, open_tokenizers
 from ..differences import describe_differences
 from ..metrics import Comparison
@@ -202,7 +203,8 @@ def hash_files(bundle: Bundle) -> tuple[str, ...]:
 def list_files(manifest: Manifest) -> list[str]:
     names = [str(name) for name in manifest.tokenizer["files"]]
     template = manifest.tokenizer.get("chat_template")
-    return names if template is None else [*names, str(template["file"])]
+    chat = [str(template[key]) for key in TEMPLATE_FILES if key in template] if template else []
+    return names + chat
 
 
 def compare_texts(bundle: Bundle) -> tuple[list[Comparison], list[Skipped]]:
@@ -363,8 +365,9 @@ def compare_chat(chat: Chat, tokenizer: Tokenizer, one: GoldenChat, golden: Gold
     """Return how a conversation is rendered otherwise, or ""."""
     name = f"the chat that ends with {show(str(one.messages[-1].get('content')))}"
     try:
-        rendered = chat.render(one.messages, one.tools)
-        ids = chat.encode(one.messages, tokenizer, parse_special=True, tools=one.tools)
+        wording = Wording(one.tools)
+        rendered = chat.render(one.messages, wording)
+        ids = chat.encode(one.messages, tokenizer, parse_special=True, wording=wording)
     except InputError as error:
         return "" if one.rendered is None else f"{name} is refused here: {error}"
     if one.rendered is None:

@@ -15,14 +15,16 @@ import transformers
 
 from planforge.exporter import export
 from planforge.exporter.checkpoints.chat_template import read_chat_template
-from planforge.exporter.checkpoints.source import DEMOS
+from planforge.exporter.checkpoints.checkpoint import Checkpoint
+from planforge.exporter.checkpoints.source import DEMOS, Source
+from planforge.exporter.verification.derivation import compare_templates
 from planforge.runtime import TextGenerator, load
 from planforge.runtime.bundle.bundle import Bundle
 from planforge.runtime.errors import BundleError, IntegrityError, ManifestError
 from planforge.runtime.text.chat import MAX_BYTES
 
 from ...conftest import Once
-from ...helpers.chat import CHATML, KINDS, LLAMA, MISTRAL, ROLES, load_reference
+from ...helpers.chat import CHATML, HERMES, KINDS, LLAMA, MISTRAL, ROLES, load_reference
 from ...helpers.cli import error_line, planforge
 from ...helpers.models import edit_json, greedy
 from ...helpers.modules import modules_after
@@ -88,15 +90,37 @@ def test_the_template_is_the_one_that_transformers_reads(
     assert (tmp_path / "chat_template.jinja").is_file() == as_file
     found = read_chat_template([tmp_path])
     assert found is not None
-    assert found.content.decode() == read.get_chat_template() == (MISTRAL if several else LLAMA)
+    assert found.contents["file"].decode() == read.get_chat_template() == (MISTRAL if several else LLAMA)
     assert found.tokens == read.special_tokens_map == {**ROLES, "unk_token": "<unk>"}
+
+
+@pytest.mark.parametrize("as_file", [True, False])
+def test_tools_have_the_template_that_transformers_takes(as_file: bool, tmp_path: Path) -> None:
+    read = write_tokenizer(tmp_path, {"default": CHATML, "tool_use": HERMES, "rag": "x"}, as_file)
+    assert (tmp_path / "additional_chat_templates" / "tool_use.jinja").is_file() == as_file
+    found = read_chat_template([tmp_path])
+    assert found is not None
+    assert {name: content.decode() for name, content in found.contents.items()} == {
+        "file": read.get_chat_template(),
+        "tool_use": read.get_chat_template(tools=[]),
+    }
+
+
+def test_what_an_older_processor_wrote_counts_last(tmp_path: Path) -> None:
+    """AutoProcessor reads chat_template.json where nothing else has a template."""
+    (tmp_path / "chat_template.json").write_text(json.dumps({"chat_template": LLAMA}), encoding="utf-8")
+    found = read_chat_template([tmp_path])
+    assert found is not None and found.contents["file"].decode() == LLAMA
+    write_tokenizer(tmp_path, CHATML, as_file=False)
+    found = read_chat_template([tmp_path])
+    assert found is not None and found.contents["file"].decode() == CHATML
 
 
 def test_the_file_wins_over_the_settings(tmp_path: Path) -> None:
     write_tokenizer(tmp_path, LLAMA, as_file=False)
     (tmp_path / "chat_template.jinja").write_text(CHATML, encoding="utf-8")
     found = read_chat_template([tmp_path])
-    assert found is not None and found.content.decode() == CHATML
+    assert found is not None and found.contents["file"].decode() == CHATML
     assert transformers.AutoTokenizer.from_pretrained(tmp_path).chat_template == CHATML
 
 
@@ -116,10 +140,13 @@ def test_what_optimum_left_out_comes_from_the_checkpoint(tmp_path: Path) -> None
     (tmp_path / "graphs").mkdir()
     write_tokenizer(tmp_path / "source", LLAMA, as_file=True)
     found = read_chat_template([tmp_path / "graphs", tmp_path / "source"])
-    assert found is not None and (found.content.decode(), found.tokens["bos_token"]) == (LLAMA, "<s>")
+    assert found is not None and (found.contents["file"].decode(), found.tokens["bos_token"]) == (
+        LLAMA,
+        "<s>",
+    )
     (tmp_path / "graphs" / "chat_template.jinja").write_text(CHATML, encoding="utf-8")
     found = read_chat_template([tmp_path / "graphs", tmp_path / "source"])
-    assert found is not None and found.content.decode() == CHATML
+    assert found is not None and found.contents["file"].decode() == CHATML
     assert read_chat_template([tmp_path]) is None
 
 
@@ -154,6 +181,35 @@ def test_a_bundle_says_where_its_template_is(bundle: Path) -> None:
     assert (bundle / template["file"]).read_text(encoding="utf-8") == BIBLE
     assert template["file"].startswith("tokenizer/chat_template-") and template["file"] in manifest.files
     assert template["tokens"] == {f"{role}_token": "<|endoftext|>" for role in ("bos", "eos", "unk")}
+
+
+def test_a_bundle_keeps_the_template_for_tools(checkpoint: Path, tmp_path: Path) -> None:
+    folder = Path(shutil.copytree(checkpoint, tmp_path / "checkpoint"))
+    named = [{"name": "default", "template": BIBLE}, {"name": "tool_use", "template": HERMES}]
+    edit_json(folder / "tokenizer_config.json", chat_template=named)
+    bundle = tmp_path / "bundle"
+    export(folder, bundle, precision=["fp32"], target=["cpu"], verify=False)
+    tokenizer: Any = transformers.AutoTokenizer.from_pretrained(folder)
+    tools = [{"type": "function", "function": {"name": "now", "parameters": {"type": "object"}}}]
+    with TextGenerator.load(bundle) as model:
+        assert model.has_tools
+        asked: list[dict[str, Any]] = [{}, {"tools": tools}]
+        for options in asked:
+            prompt = tokenizer.apply_chat_template(
+                MESSAGES, add_generation_prompt=True, return_dict=False, **options
+            )
+            answer = model.chat(MESSAGES, max_new_tokens=4, **options)
+            assert list(answer.token_ids) == list(model.generate(prompt, max_new_tokens=4).token_ids)
+    opened = Bundle.open(bundle)
+    recorded = opened.manifest.tokenizer["chat_template"]
+    assert (bundle / recorded["tool_use"]).read_text(encoding="utf-8") == HERMES
+    derived = Checkpoint(Source("folder", str(checkpoint), checkpoint))
+    assert compare_templates(opened, derived)[1] == [
+        "tokenizer.chat_template: the bundle alone has a template 'tool_use'"
+    ]
+    (bundle / recorded["tool_use"]).write_text("other")
+    with pytest.raises(IntegrityError, match=r"tool_use-.*jinja has 5 bytes"):
+        TextGenerator.load(bundle)
 
 
 def test_the_answer_is_that_of_transformers(checkpoint: Path, bundle: Path) -> None:
@@ -258,8 +314,23 @@ def test_run_keeps_the_conversation_between_lines(bundle: Path) -> None:
     assert shown.stdout == f"{first['text']}\n\n{second['text']}\n"
 
 
+def test_run_goes_on_with_what_an_answer_begins_with(bundle: Path) -> None:
+    done = planforge("run", bundle, "Where is the ark?", "--chat", *SHORT, "--continue", " It is")
+    assert done.returncode == 0, done.stderr
+    said = [MESSAGES[1], {"role": "assistant", "content": " It is"}]
+    with TextGenerator.load(bundle) as model:
+        answer = model.chat(said, max_new_tokens=12, continue_final_message=True)
+    assert done.stdout == f" It is{answer.text}\n"
+
+
 def test_run_says_what_goes_with_chat(own: Path, tmp_path: Path) -> None:
     assert "--system goes with --chat" in error_line("run", own, "hi", "--system", "x")
+    assert "--continue goes with --chat" in error_line("run", own, "hi", "--continue", "x")
+    variable = ("--template-option", "thinking=false")
+    assert "--template-option goes with --chat" in error_line("run", own, "hi", *variable)
+    assert "reads no 'thinking'; it reads none" in error_line("run", own, "--chat", "hi", *variable)
+    wrong = ("--template-option", "thinking")
+    assert "'thinking' must be NAME=VALUE" in error_line("run", own, "--chat", "hi", *wrong)
     pairs = tmp_path / "pairs.jsonl"
     pairs.write_text('{"text": "a", "pair": "b"}\n', encoding="utf-8")
     assert "--chat takes messages, not pairs" in error_line("run", own, "--chat", "--input", pairs, code=1)

@@ -3,19 +3,25 @@
 from __future__ import annotations
 
 import json
+import re
 from collections.abc import Callable, Iterator
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import jsonschema
+import numpy as np
 import pytest
 
 from planforge.runtime import InputError, SchemaError, TextGenerator, ToolCall
+from planforge.runtime.generate.grammar import Grammars
+from planforge.runtime.generate.tool_calls import split_call
 from planforge.runtime.generate.tools import Tools, read_tools
 from planforge.runtime.text.chat import Chat
+from planforge.runtime.text.tokenizer import Tokenizer
+from planforge.runtime.text.wording import Wording
 
-from ...helpers.chat import HERMES, ours
+from ...helpers.chat import HERMES, byte_level, ours
 
 PARAMETERS: dict[str, Any] = {
     "type": "object",
@@ -30,7 +36,22 @@ MESSAGES: list[dict[str, Any]] = [{"role": "user", "content": "Is it warm in Rom
 # In the style of Mistral and Llama 3, beside Hermes and Qwen.
 MISTRAL = "{{ tools | tojson }}{% for m in messages %}[INST]{{ m.content }}[/INST]{% endfor %}[TOOL_CALLS]"
 LLAMA = "{{ tools | tojson }}{% for m in messages %}{{ m.role }}: {{ m.content }}\n{% endfor %}"
-TEMPLATES = {"hermes": HERMES, "mistral": MISTRAL, "llama": LLAMA}
+# And newer Mistral, Granite and Phi-4-mini.
+NAMED = MISTRAL + "[ARGS]"
+WITH_ID = MISTRAL + "[CALL_ID]a1B2c3D4e[ARGS]"
+GRANITE = LLAMA + "Call as <|tool_call|>[...]"
+PHI = LLAMA + "Call as <|tool_call|>[...]<|/tool_call|>"
+TEMPLATES = {"hermes": HERMES, "mistral": MISTRAL, "llama": LLAMA, "granite": GRANITE, "phi": PHI}
+TEMPLATES |= {"named": NAMED, "with_id": WITH_ID}
+WORDED = {
+    "hermes": r"<tool_call>\n{.*}\n</tool_call>",
+    "mistral": r"\[TOOL_CALLS\]\[{.*}\]",
+    "llama": r"{.*}",
+    "granite": r"<\|tool_call\|>\[{.*}\]",
+    "phi": r"<\|tool_call\|>\[{.*}\]<\|/tool_call\|>",
+    "named": r"\[TOOL_CALLS\](weather|now)\[ARGS\]{.*}",
+    "with_id": r"\[TOOL_CALLS\](weather|now)\[CALL_ID\][a-zA-Z0-9]{9}\[ARGS\]{.*}",
+}
 
 Wear = Callable[[str], TextGenerator]
 
@@ -58,10 +79,11 @@ def wear(plain: TextGenerator, monkeypatch: pytest.MonkeyPatch) -> Wear:
 def test_an_answer_is_held_to_a_call(wear: Wear, template: str, name: str | None) -> None:
     model = wear(TEMPLATES[template])
     choice: Any = "required" if name is None else {"type": "function", "function": {"name": name}}
-    for seed in range(4):
-        options: dict[str, Any] = {"temperature": 1.0, "seed": seed, "max_new_tokens": 90}
+    for seed in range(2):
+        options: dict[str, Any] = {"temperature": 1.0, "seed": seed, "max_new_tokens": 130}
         answer = model.chat(MESSAGES, tools=TOOLS, tool_choice=choice, **options)
         assert answer.finish_reason == "stop"
+        assert re.fullmatch(WORDED[template], answer.text, re.DOTALL)
         (call,) = answer.tool_calls
         if call.name == "weather":
             jsonschema.validate(json.loads(call.arguments), PARAMETERS)
@@ -70,6 +92,45 @@ def test_an_answer_is_held_to_a_call(wear: Wear, template: str, name: str | None
         assert "".join(map(str, chunks)) == answer.text
     pending = model.submit_chat(MESSAGES, tools=TOOLS, tool_choice=choice, **options)
     assert pending.result(60).tool_calls == answer.tool_calls
+
+
+MARKS = ["[TOOL_CALLS]", "[ARGS]", "[CALL_ID]", "<tool_call>", "</tool_call>", "<|tool_call|>"]
+
+
+@pytest.mark.parametrize(
+    ("template", "worded"),
+    [
+        (HERMES, r"<tool_call>\n{.*weather.*}\n</tool_call>"),
+        (MISTRAL, r"\[TOOL_CALLS\]\[{.*}\]"),
+        (GRANITE, r"<\|tool_call\|>\[{.*}\]"),
+        (NAMED, r"\[TOOL_CALLS\]weather\[ARGS\]{.*}"),
+        (WITH_ID, r"\[TOOL_CALLS\]weather\[CALL_ID\][a-zA-Z0-9]{9}\[ARGS\]{.*}"),
+    ],
+)
+def test_marks_that_are_special_tokens_come_as_such(template: str, worded: str) -> None:
+    """llguidance chooses at random; tokenizers spells what it chose."""
+    raw = byte_level()
+    raw.add_special_tokens(MARKS)
+    tokenizer = Tokenizer(raw.to_str().encode())
+    tools = read_tools(TOOLS, {"type": "function", "function": {"name": "weather"}})
+    assert tools is not None
+    structure = tools.write_structure(template, tokenizer)
+    (eos,) = tokenizer.encode("</s>", parse_special=True)
+    random = np.random.default_rng(1)
+    grammars = Grammars(tokenizer, [eos], tokenizer.vocab_size)
+    for _ in range(3):
+        grammar = grammars.start(structure)
+        ids: list[int] = []
+        while not grammar.complete and len(ids) < 300:
+            (allowed,) = np.nonzero(grammar.find_allowed())
+            ids.append(int(random.choice(allowed)))
+            grammar.take(ids[-1])
+        shown = raw.decode(ids, skip_special_tokens=False).removesuffix("</s>")
+        assert re.fullmatch(worded, shown, re.DOTALL)
+        special = [raw.id_to_token(token) for token in ids if raw.id_to_token(token) in MARKS]
+        assert special == [mark for mark in re.findall("|".join(map(re.escape, MARKS)), shown)]
+        (call,) = tools.find_calls(tokenizer.decode(ids))
+        jsonschema.validate(json.loads(call.arguments), PARAMETERS)
 
 
 TREE: dict[str, Any] = {
@@ -123,7 +184,7 @@ def test_pointers_mean_the_same_inside_a_call(
     functions = [{"name": "first"}, {"name": "f", "parameters": parameters}]
     tools = read_tools([{"type": "function", "function": each} for each in functions], "required")
     assert tools is not None
-    held = json.loads(tools.write_structure(LLAMA).text)
+    held = json.loads(tools.write_structure(LLAMA, ours("byte_level")).text)
     for arguments in (*valid, *invalid):
         own = jsonschema.Draft202012Validator(parameters).is_valid(arguments)
         assert own == (arguments in valid)
@@ -147,13 +208,13 @@ def test_calls_and_their_results_reach_the_template() -> None:
     rendered: list[dict[str, Any]] = []
     chat = Chat(HERMES, {}, "chat_template.jinja")
     render = chat.compiled.render
-    chat.compiled.render = lambda variables: rendered.append(variables) or render(variables)  # type: ignore
+    chat.compiled.render = lambda variables, *more: rendered.append(variables) or render(variables, *more)  # type: ignore
     call = {"id": "1", "type": "function", "function": {"name": "weather", "arguments": '{"city": "Rome"}'}}
     messages = [*MESSAGES, {"role": "assistant", "content": None, "tool_calls": [call]}]
     messages.append({"role": "tool", "tool_call_id": "1", "content": "21"})
 
     tokenizer = ours("byte_level")
-    text = "".join(map(tokenizer.show, chat.encode(messages, tokenizer, tools=TOOLS)))
+    text = "".join(map(tokenizer.show, chat.encode(messages, tokenizer, wording=Wording(TOOLS))))
     assert '<tool_call>{"name": "weather", "arguments": {"city": "Rome"}}</tool_call>' in text
     assert "<|im_start|>tool\n21<|im_end|>" in text
     assert json.dumps(WEATHER) in text
@@ -263,3 +324,16 @@ def test_what_words_no_tools_refuses_them(plain: TextGenerator) -> None:
     with pytest.raises(InputError, match="arguments are no JSON"):
         call = {"function": {"name": "now", "arguments": "{"}}
         plain.chat([{"role": "assistant", "tool_calls": [call]}])
+
+
+@pytest.mark.parametrize(
+    "behind", ['{"city": "Rome"}', ' {"city": "Rome"}', "[ARGS]{}", "a1B2c3D4e{}", '{}weather{"city": ""}']
+)
+def test_a_call_by_name_is_held_back_from_its_first_letter(behind: str) -> None:
+    text = "weather" + behind
+    assert read_tools(TOOLS, None).find_calls(text)  # type: ignore[union-attr]
+    for size in range(1, len(text) + 1):
+        assert split_call(text[:size], ["weather", "now"], is_start=True) == ("", text[:size])
+    for other in ("weather is", "wet", "nowhere to", "weather: {"):
+        assert split_call(other, ["weather", "now"], is_start=True) == (other, "")
+        assert split_call(text, ["weather", "now"], is_start=False) == (text, "")

@@ -71,7 +71,7 @@ def join_text(choices: list[Any]) -> str:
 )
 def test_calls_of_tools(tokenizer: Tokenizer, text: str, content: str | None, calls: int) -> None:
     answer = make_answer(text)
-    choice = ChatForm(tokenizer, logprobs=False, tools=True).write_answer(0, answer)
+    choice = ChatForm(tokenizer, logprobs=False, tools=["now"]).write_answer(0, answer)
     assert choice["finish_reason"] == "tool_calls"
     assert choice["message"]["content"] == content
     assert [call["type"] for call in choice["message"]["tool_calls"]] == ["function"] * calls
@@ -80,7 +80,7 @@ def test_calls_of_tools(tokenizer: Tokenizer, text: str, content: str | None, ca
         assert call["function"]["name"] == "look"
         assert json.loads(call["function"]["arguments"])["at"] in text
     for size in range(1, len(text) + 1):
-        form = ChatForm(tokenizer, logprobs=False, tools=True)
+        form = ChatForm(tokenizer, logprobs=False, tools=["now"])
         parts = stream(form, text, size)
         *texts, called, end = form.write_end(0, answer)
         assert join_text([*parts, *texts]) == (content or "")
@@ -108,7 +108,7 @@ def test_calls_of_tools(tokenizer: Tokenizer, text: str, content: str | None, ca
 def test_what_only_looks_like_a_call_is_text(tokenizer: Tokenizer, text: str, late: str) -> None:
     """It streams as it comes, but for what is `late`: that could still have become a call."""
     for size in range(1, len(text) + 2):
-        form = ChatForm(tokenizer, logprobs=False, tools=True)
+        form = ChatForm(tokenizer, logprobs=False, tools=["now"])
         assert join_text(stream(form, text, size)) == text.removesuffix(late)
         end = form.write_end(0, make_answer(text))
         assert join_text(end) == late

@@ -19,7 +19,8 @@ from planforge.runtime.errors import (
     InputError,
 )
 from planforge.runtime.text import chat_template
-from planforge.runtime.text.chat import MARK
+from planforge.runtime.text.guard import MARK
+from planforge.runtime.text.wording import Wording
 
 from ...helpers.chat import LLAMA, MISTRAL, ROLES, SPECIAL, TEMPLATES, load_reference, ours
 from ...helpers.chat_templates import PLAIN, chat_of, kinds, texts
@@ -148,10 +149,10 @@ def test_escapes_and_keys_of_calls_and_tools_make_no_special_token(kind: str, to
     ]
     parameters = {"type": "object", "properties": {token: {"type": "string", "description": token}}}
     tools = [{"type": "function", "function": {"name": "f", "parameters": parameters}}]
-    ids = chat_of(template).encode(messages, ours(kind), tools=tools)
+    ids = chat_of(template).encode(messages, ours(kind), wording=Wording(tools))
     special = [ours(kind).spell(token) for token in ids if ours(kind).spell(token) in SPECIAL]
     assert special == ["<s>", "</s>"]
-    assert chat_of(template).encode(messages, ours(kind), tools=tools, parse_special=True) != ids
+    assert chat_of(template).encode(messages, ours(kind), True, Wording(tools)) != ids
 
 
 def test_the_mark_in_a_users_text_is_no_way_around() -> None:

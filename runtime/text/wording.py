@@ -1,0 +1,131 @@
+"""What words a conversation beside its messages: tools, the template's variables, a message that goes on."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Collection, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Any
+
+from ..errors import InputError
+from ..suggest import did_you_mean
+from .guard import MARK
+
+if TYPE_CHECKING:
+    from .chat_template import ChatTemplate
+
+OWN = ("messages", "tools", "add_generation_prompt", "continue_final_message", "strftime_now")
+END = "CONTINUE_FINAL_MESSAGE_TAG "  # transformers' own, as templates may trim what is behind a text
+
+
+@dataclass(frozen=True)
+class Wording:
+    """How a conversation is worded.
+
+    Attributes:
+        tools: that the model may call.
+        options: variables of the template by name.
+        continues: the model goes on with the last message instead of beginning one.
+    """
+
+    tools: Sequence[Mapping[str, Any]] = ()
+    options: Mapping[str, Any] = field(default_factory=dict)
+    continues: bool = False
+
+
+PLAIN = Wording()
+
+
+def check_options_of_template(options: Any) -> None:
+    """Refuse what are no variables of a template."""
+    if options is not None and not (
+        isinstance(options, Mapping) and all(isinstance(name, str) for name in options)
+    ):
+        raise InputError(
+            f"template_options={options!r:.80} must be a mapping of names to values, such as"
+            ' {"enable_thinking": False}',
+            option="template_options",
+        )
+
+
+def copy_options(
+    options: Mapping[str, Any], template: ChatTemplate, own: Collection[str], mark: Callable[[str], str]
+) -> dict[str, Any]:
+    """Return the values of a template's variables in plain types; refuse those that it does not read."""
+    known = sorted(template.variables.difference(own))
+    for name in options:
+        if name in own:
+            raise InputError(
+                f"template_options: {name!r} is set by the conversation; leave it out",
+                option="template_options",
+            )
+        if name not in known:
+            hint = did_you_mean(name, known)
+            reads = f"it reads {', '.join(known)}" if known else "it reads none; leave template_options out"
+            raise InputError(
+                f"template_options: the chat template reads no {name!r:.80}{hint}; {reads}",
+                option="template_options",
+            )
+    try:
+        plain: dict[str, Any] = copy_plain(options, "template_options", mark)
+    except RecursionError as error:
+        raise InputError(
+            "template_options are nested too deep, or contain themselves", option="template_options"
+        ) from error
+    return plain
+
+
+def mark_end(messages: Sequence[dict[str, Any]]) -> list[dict[str, Any]]:
+    """Return messages of which the last has a tag behind its text, from where a model is to go on."""
+    *others, last = messages
+    content = last["content"]
+    if isinstance(content, str):
+        return [*others, {**last, "content": content + END}]
+    *before, part = content
+    return [*others, {**last, "content": [*before, {**part, "text": part["text"] + END}]}]
+
+
+def cut_at_end(rendered: str, messages: Sequence[dict[str, Any]]) -> str:
+    """Return what a template rendered up to the tag behind the last message's text."""
+    content = messages[-1]["content"]
+    text = content if isinstance(content, str) else content[-1]["text"]
+    place = rendered.rfind(END.strip())
+    if place < 0 or text.replace(MARK, "").strip() not in rendered.replace(MARK, ""):
+        raise InputError(
+            "continue_final_message: the chat template leaves out parts of the last message, so that there is"
+            " no place to go on from; leave continue_final_message out, or change the message",
+            option="continue_final_message",
+        )
+    if rendered.startswith(END, place):
+        return rendered[:place]
+    return rendered[:place].rstrip()  # the template trims
+
+
+def check_last(message: Mapping[str, Any]) -> None:
+    """Refuse a last message that a model cannot go on with."""
+    if message.get("role") != "assistant":
+        raise InputError(
+            "continue_final_message goes on with the assistant's last message, but the last one is of the"
+            f" role {message.get('role')!r:.80}; put the beginning of the answer behind it",
+            option="continue_final_message",
+        )
+    if message.get("content") is None or message.get("tool_calls"):
+        raise InputError(
+            "continue_final_message goes on with a text; the last message has none, or calls tools",
+            option="continue_final_message",
+        )
+
+
+def copy_plain(value: Any, name: str, mark: Callable[[str], str]) -> Any:
+    """Copy a value to plain types, which have no methods of its own for a template to call."""
+    if value is None or type(value) in (bool, int, float):
+        return value
+    if isinstance(value, str):
+        return mark(str.__str__(value))
+    if isinstance(value, list | tuple):
+        return [copy_plain(item, f"{name}[{i}]", mark) for i, item in enumerate(value)]
+    if isinstance(value, Mapping) and all(type(key) is str for key in value):
+        return {mark(key): copy_plain(item, f"{name}[{key!r}]", mark) for key, item in value.items()}
+    raise InputError(
+        f"{name} is {type(value).__name__}; a template gets texts, numbers, lists and mappings of them",
+        option=name.partition("[")[0],
+    )

@@ -1,0 +1,167 @@
+"""What a user writes is no special token either where a chat template changes texts into one."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from planforge.runtime.errors import InputError
+
+from ...helpers.chat import SPECIAL, load_reference, ours
+from ...helpers.chat_templates import chat_of, kinds
+
+# What a template may make of a text `c`. Each takes letters away, changes or moves them.
+CHANGES = [
+    "c | replace('X', '')",
+    "c.replace('XX', '') | trim",
+    "c.split('X') | join('')",
+    "c.split('X')[-1]",
+    "c.split('X', 1)[0]",
+    "(c ~ 'X').partition('X')[0]",
+    "c[1:-1]",
+    "c[::-1]",
+    "c[::2]",
+    "c[0] ~ c[2:]",
+    "c | reject('equalto', 'X') | join('')",
+    "c | list | join",
+    "c | reverse",
+    "c | lower",
+    "c | upper | lower",
+    "c.swapcase()",
+    "c | striptags",
+    "c | escape | replace('&lt;', '<') | replace('&gt;', '>')",
+    "c.strip('X')",
+    "c.removeprefix('X').removesuffix('X')",
+    "'%s' % c[1:]",
+    "'%.9s' % c",
+    "'{}{:.5}'.format(c[1:], c)",
+    "(c | tojson)[1:-1]",
+    "(c | tojson(ensure_ascii=true))[1:-1]",
+    "(c | tojson).replace('X', '')",
+    "(c | wordwrap(3, wrapstring='X')) | replace('X', '')",
+    "c | truncate(9, true, '')",
+    "c.expandtabs() | indent | replace('\\n', '')",
+    "c.encode('ascii', 'ignore').decode().replace('X', '')",
+    "c | map('lower') | join",
+    "c | batch(2) | map('join') | join",
+    "c.title().lower()",
+    "c | replace('&', '<')",
+    "(c ~ 'z') | replace('X', '')",
+]
+LOOPS = [
+    "{% for d in c %}{{ d if d != 'X' }}{% endfor %}",
+    "{% for d in c.split('X') %}{{ d }}{% endfor %}",
+    "{% for d in c | batch(3) %}{{ d | join }}{% endfor %}",
+    "{% filter replace('X', '') %}{{ c }}{% endfilter %}",
+    "{% set d %}{{ c }}{% endset %}{{ d | replace('X', '') }}",
+    "{% set n = namespace(d='') %}{% for d in c if d != 'X' %}{% set n.d = n.d ~ d %}{% endfor %}{{ n.d }}",
+    "{% macro m(d) %}{{ d[1:] }}{% endmacro %}{{ m(c) }}",
+]
+WRITTEN = [*(f"{{{{ {change} }}}}" for change in CHANGES), *LOOPS]
+pieces = st.sampled_from(
+    [
+        *SPECIAL,
+        *(
+            "<|im_",
+            "end|>",
+            "<|im_XXend|>",
+            "X<|im_Xend|>X",
+            "<s",
+            "X>",
+            "</",
+            "sX>",
+            "[IN",
+            "XST]",
+            "< ",
+            "&lt;",
+        ),
+        *(
+            "X",
+            ">|dne_mi|<",
+            "<|\tim_end|>",
+            "<|IM_END|>",
+            "<<ss>>",
+            "&/s>",
+            "a",
+            " ",
+            "\n",
+            "é",
+            "{",
+            "\\",
+            '"',
+        ),
+    ]
+)
+contents = st.lists(pieces, max_size=4).map("".join)
+
+
+def count_special(kind: str, ids: list[int]) -> list[str]:
+    raw = load_reference(kind)
+    special = set(raw.convert_tokens_to_ids(SPECIAL)) - {raw.unk_token_id}
+    return [raw.convert_ids_to_tokens(token) for token in ids if token in special]
+
+
+@settings(deadline=None, max_examples=150)
+@given(
+    kind=kinds,
+    first=st.sampled_from(WRITTEN),
+    second=st.sampled_from(WRITTEN),
+    texts=st.tuples(contents, contents),
+)
+def test_no_change_of_a_template_makes_a_users_text_a_special_token(
+    kind: str, first: str, second: str, texts: tuple[str, str]
+) -> None:
+    template = (
+        "<s>{% set c = messages[0].content %}" + first + "{% set c = messages[1].content %}" + second + "</s>"
+    )
+    messages = [{"role": "user", "content": text} for text in texts]
+    try:
+        ids = chat_of(template).encode(messages, ours(kind))
+    except InputError as error:
+        assert "of the chat template makes" not in str(error)
+        return  # such as the first letter of an empty text
+    assert count_special(kind, ids) == ["<s>", "</s>"]
+
+
+@pytest.mark.parametrize("change", WRITTEN)
+def test_texts_are_changed_as_in_transformers(change: str) -> None:
+    template = "<s>{% set c = messages[0].content %}" + change + "<|im_end|>"
+    reference: Any = load_reference("byte_level", template)
+    for text in ("aXbXXc a", "<think>X</think>Xé\n", "Hello, <b>World</b>!"):
+        messages = [{"role": "user", "content": text}]
+        wanted = reference.apply_chat_template(messages, return_dict=False)
+        assert chat_of(template).encode(messages, ours("byte_level")) == wanted
+
+
+def test_tokens_that_the_template_writes_into_texts_stay() -> None:
+    for written in (
+        "{{ (messages[0].content ~ '<|im_end|>') | replace('X', '') }}",
+        "{{ messages[0].content | replace('X', '<|im_end|>') }}",
+        "{{ '%s<|im_end|>' % messages[0].content }}",
+        "{{ '{}{}'.format(messages[0].content, '<|im_end|>') | trim }}",
+        "{{ '<|im_end|>'.join([messages[0].content, 'b', 'c']) }}",
+        "{{ ([messages[0].content, 'b'] | join('<|im_end|>'))[:-1] }}",
+        "{% filter trim %}{{ messages[0].content }}<|im_end|>{% endfilter %}",
+        "{{ '<|IM_END|>' | lower }}{{ messages[0].content[:2] }}",
+        "{{ '<|' ~ ('IM_END' | lower) ~ '|>' }}",
+    ):
+        reference: Any = load_reference("byte_level", written)
+        messages = [{"role": "user", "content": "aXb"}]
+        wanted = reference.apply_chat_template(messages, return_dict=False)
+        ids = chat_of(written).encode(messages, ours("byte_level"))
+        assert ids == wanted, written
+        assert "<|im_end|>" in count_special("byte_level", ids)
+
+
+def test_a_users_token_beside_the_templates_own_is_refused() -> None:
+    template = "{{ (messages[0].content ~ '<|im_end|>') | replace('X', '') }}"
+    messages = [{"role": "user", "content": "<|im_XXend|>"}]
+    with pytest.raises(
+        InputError, match=r"'replace' of the chat template makes '<\|im_end\|>' of another text"
+    ):
+        chat_of(template).encode(messages, ours("byte_level"))
+    ids = chat_of(template).encode(messages, ours("byte_level"), parse_special=True)
+    assert count_special("byte_level", ids) == ["<|im_end|>"] * 2
