@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import logging
+import shlex
 import uuid
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
@@ -11,6 +12,7 @@ from typing import TypeAlias
 
 from ...runtime.backends.tensorrt_library import LIBRARIES, is_installed
 from ...runtime.bundle.bundle import Bundle
+from ...runtime.bundle.export_again import TARGETS, tell_export_again
 from ...runtime.bundle.manifest import Artifact, FileEntry, Manifest, Plan
 from ...runtime.bundle.plan import make_network_name
 from ...runtime.errors import BackendUnavailableError, InputError
@@ -166,19 +168,15 @@ def build_plans_for(
 ) -> list[Plan]:
     """Build a target's plans, one for each graph, below `folder`."""
     target = find_target(target_name)
-    if target_name.startswith("jetpack") and not is_installed(target.engine):
-        raise BackendUnavailableError(
-            f"a plan for {target_name} is built on the board, by JetPack's own TensorRT: copy the bundle"
-            if target.version >= (8, 6)
-            else f"{target_name} has TensorRT for Python 3.8 alone, and PlanForge needs 3.10: for trtexec"
-            " write the graph as in docs/deploy/jetson.md"
-        )
+    graphs = find_fp16_graphs(bundle, target.dialect)
+    if is_elsewhere(target_name):
+        raise make_board_error(target_name, "copy the bundle", bundle.folder.name)
     limits = dict(limits or {})
     if unknown := set(limits) - {"batch", "length"}:
         raise InputError(f"--max {sorted(unknown)[0]}=...: only batch and length can be limited")
     architectures = tuple(sms or LIBRARIES[target.engine].sms)
     plans = []
-    for artifact in find_fp16_graphs(bundle.manifest, target.dialect):
+    for artifact in graphs:
         where = ", ".join(architectures) or "this GPU"
         progress(f"building a {target.engine} plan of {artifact.id} for {where}")
         profiles = derive_profiles(artifact, max_batch=limits.get("batch"), max_length=limits.get("length"))
@@ -194,6 +192,25 @@ def build_plans_for(
             dropped = ", ".join(plan.built_from for plan in plans)
             raise BuildError(f"{error}\n  the plan of {dropped} was built, and is dropped with it") from error
     return plans
+
+
+def is_elsewhere(target_name: str) -> bool:
+    """Tell whether a target's plans are built elsewhere: by JetPack's own TensorRT, which is not here."""
+    return target_name.startswith("jetpack") and not is_installed(find_target(target_name).engine)
+
+
+def make_board_error(target_name: str, way_out: str, bundle: str) -> BackendUnavailableError:
+    """Return the error that says where the plans of a board are built; `way_out` gets a bundle there."""
+    if find_target(target_name).version < (8, 6):
+        return BackendUnavailableError(
+            f"{target_name} has TensorRT for Python 3.8 alone, and PlanForge needs 3.10: for trtexec write"
+            " the graph as in docs/deploy/jetson.md"
+        )
+    return BackendUnavailableError(
+        f"a plan for {target_name} is built on the board, by JetPack's own TensorRT: {way_out} there, then"
+        f" `planforge build {shlex.quote(bundle)} --target {target_name}`; if this is the board, `planforge"
+        " doctor` says what is missing"
+    )
 
 
 def build_plan_of_graph(
@@ -234,19 +251,17 @@ def build_plan_of_graph(
     return dataclasses.replace(plan, sources=sources, profiles=described)
 
 
-def find_fp16_graphs(manifest: Manifest, dialect: str) -> list[Artifact]:
+def find_fp16_graphs(bundle: Bundle, dialect: str) -> list[Artifact]:
     """Return the graphs that plans are built from; encoders, and other exporters' graphs, are portable."""
     found = []
+    manifest = bundle.manifest
     if manifest.source.get("exporter"):
         dialect = "portable"
     for graph in dict.fromkeys(artifact.graph for artifact in manifest.artifacts):
         wanted = (graph, "portable" if graph == "encoder" else dialect, "fp16")
         matching = [a for a in manifest.artifacts if (a.graph, a.dialect, a.precision) == wanted]
         if not matching:
-            raise InputError(
-                f"the bundle has no {wanted[1]} graph of the {graph} in fp16; export it again with"
-                " `planforge export MODEL -o BUNDLE --force --precision fp32,fp16 --target"
-                f" cpu,{'portable' if dialect == 'portable' else 'rtx'}`"
-            )
+            again = tell_export_again(bundle, precisions=["fp16"], targets=[TARGETS[dialect]])
+            raise InputError(f"the bundle has no {wanted[1]} graph of the {graph} in fp16; {again}")
         found += matching
     return found

@@ -270,9 +270,9 @@ def test_what_a_runtime_does_not_take_is_told_with_the_way_out(
 @pytest.mark.parametrize(
     ("has", "source", "advice"),
     [
-        ("fp32", {}, "export with --target cpu --precision fp32"),
-        ("fp16", {}, "export with --target cuda --precision fp16"),
-        ("fp32", {"exporter": "optimum"}, "`planforge import` with --target cpu --precision fp32"),
+        ("fp32", {}, "export gpt2-demo .* --precision fp32 --target portable,rtx,cpu "),
+        ("fp16", {}, "export gpt2-demo .* --precision fp16 --target portable,rtx,cuda "),
+        ("fp32", {"exporter": "optimum"}, "import FOLDER --source gpt2-demo .* --target portable,rtx,cpu "),
     ],
 )
 def test_a_bundle_without_graphs_of_the_dialect_is_exported_again(
@@ -282,7 +282,7 @@ def test_a_bundle_without_graphs_of_the_dialect_is_exported_again(
     manifest = json.loads(path.read_text())
     others = [one for one in manifest["artifacts"] if one["dialect"] != "ort" and one["precision"] == has]
     edit_json(path, artifacts=others, plans=[], default_precision=has, source=manifest["source"] | source)
-    with pytest.raises(InputError, match=rf"has decoder\.\w+\.{has}.*: {advice}"):
+    with pytest.raises(InputError, match=rf"has decoder\.\w+\.{has}.*: export it again: `planforge {advice}"):
         package(own_bundle, tmp_path / "P", runtime="genai")
 
 
