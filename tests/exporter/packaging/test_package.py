@@ -233,7 +233,7 @@ REFUSED = [
     ("optimum", None, "dates_bundle", "is a bundle for translation"),
     ("transformers.js", None, "marian_bundle", "has MarianMT's tokenizers, .*: package it --for triton"),
     ("genai", ["fp32-kv8"], "llama_demo_bundle", "takes fp32, fp16, int8, int4"),
-    ("genai", ["fp16"], "llama_demo_bundle", "--target cpu,cuda --precision fp32,int8,int4,fp16"),
+    ("genai", ["fp16"], "llama_demo_bundle", "--precision fp32,int8,int4,fp16 --target cpu,cuda"),
     ("genai", ["in8"], "llama_demo_bundle", "did you mean 'int8'"),
     ("genai", ["fp32", "int8"], "llama_demo_bundle", "has one precision; fp32, int8 are 2"),
     ("gen-ai", None, "llama_demo_bundle", "is not one of genai, .*; did you mean 'genai'"),
