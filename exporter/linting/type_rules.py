@@ -188,6 +188,9 @@ def check_fp8_hardware(model: LintModel, target: Target) -> Iterator[Hit]:
     holds=lambda target: target.engine == "tensorrt-rtx",
 )
 def check_older_hardware(model: LintModel, target: Target) -> Iterator[Hit]:
+    values = (value for node in model.nodes for value in node.outputs)
+    if model.in_bundle and all(type_of(value) != ir.DataType.FLOAT16 for value in values):
+        return  # plans are built from fp16
     for node in model.nodes:
         types = ([type_of(value) for value in values] for values in (node.inputs, node.outputs))
         need = find_need(node.op_type, *types) if is_standard(node) else None
