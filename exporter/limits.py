@@ -53,7 +53,7 @@ def compute_limits(
     it is not finite: it judges nothing. `accepted` raises caps, but those of fp32.
     """
     caps = {name: CAPS[precision][name] for name in names}
-    if gap is None:
+    if gap is None:  # nor is it known how many labels are counted: as few as have a share
         few = {name: find_upper_bound(cap, MEAN_OF) for name, cap in caps.items() if name == "label_changes"}
         return caps | few
     if not gap.finite:

@@ -41,7 +41,8 @@ class Command(TyperCommand):
 
     def parse_args(self, ctx: Any, args: list[str]) -> list[str]:
         typed = list(args)
-        Settings.as_json = "--json" in typed and any("--json" in param.opts for param in self.params)
+        options = typed[: typed.index("--")] if "--" in typed else typed  # what is behind it is a text
+        Settings.as_json = "--json" in options and any("--json" in param.opts for param in self.params)
         rest = super().parse_args(ctx, args)
         if ctx.resilient_parsing:  # for a shell that completes the line
             return rest
