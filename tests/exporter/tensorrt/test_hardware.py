@@ -133,9 +133,7 @@ def test_a_gpu_without_a_kernel_gets_no_plan_and_it_is_said(checkpoint: Path, tm
     assert said.index(why) < next(i for i, line in enumerate(said) if line.startswith("building a "))
     found = lint(tmp_path / "B", ["rtx"]).findings
     assert any(f.rule == "older-hardware" and "fp16" in f.graph for f in found)
-    with pytest.raises(
-        BuildOptionError, match=r"--sm 75: .*Leave out sm75: --sm sm80,sm86,sm89,sm120,sm12"
-    ):
+    with pytest.raises(BuildOptionError, match=r"--sm 75: .*Leave out sm75: --sm sm80,sm86,sm89,sm120,sm12"):
         build(tmp_path / "B", sms=["75"])
     assert build(tmp_path / "B", sms=["sm86"]).plans[0].sms == ("sm86",)
 
