@@ -8,6 +8,7 @@ import os
 import re
 import sys
 from collections import Counter
+from collections.abc import Callable
 from importlib.metadata import version
 from typing import Annotated, Any
 
@@ -50,7 +51,11 @@ class Command(TyperCommand):
         for param, count in Counter(given).items():
             is_switch = getattr(param, "is_flag", False) and not param.secondary_opts
             if param.param_type_name == "option" and count > 1 and not (param.multiple or is_switch):
-                several = ", several names separated by commas" if SEVERAL.search(str(param.help)) else ""
+                several = (
+                    ", several names separated by commas"
+                    if SEVERAL.search(str(getattr(param, "help", "")))
+                    else ""
+                )
                 raise InputError(f"{param.opts[0]} is given {count} times; give it once{several}")
         return rest
 
@@ -97,7 +102,7 @@ def before_every_command(
     logging.getLogger("onnxscript").setLevel(logging.DEBUG if debug else logging.ERROR)
 
 
-COMMANDS = {
+COMMANDS: dict[str, Callable[..., None]] = {
     "export": export,
     "import": import_bundle,
     "build": build,

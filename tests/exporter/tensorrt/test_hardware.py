@@ -106,7 +106,7 @@ def test_the_builder_refuses_what_is_foreseen_and_nothing_else(name: str, tmp_pa
 def checkpoint(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A GPT-2 one of whose weights is too large for fp16, so that its product stays in fp32."""
     folder = tmp_path_factory.mktemp("large") / "checkpoint"
-    model = tiny_gpt2(folder, n_layer=1, vocab_size=50257, bos_token_id=50256, eos_token_id=50256)
+    model: Any = tiny_gpt2(folder, n_layer=1, vocab_size=50257, bos_token_id=50256, eos_token_id=50256)
     weight = model.transformer.h[0].mlp.c_proj.weight.detach().clone()
     weight[0, 0] = 1e5
     edit_weights(folder, **{"transformer.h.0.mlp.c_proj.weight": weight})
