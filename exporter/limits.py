@@ -7,7 +7,7 @@ from collections.abc import Mapping, Sequence
 from types import MappingProxyType
 from typing import TypeAlias
 
-from ..runtime.diagnostics.metrics import Measured, Metrics
+from ..runtime.diagnostics.metrics import MEAN_OF, Measured, Metrics
 
 # The one table of caps, in fp32, fp16, int8 and int4. fp32 engines add in another order, nothing more.
 TABLE = {
@@ -16,6 +16,8 @@ TABLE = {
     "cosine_gap": (1e-8, 1e-3, 0.01, 0.1),
     "mean_cosine_gap": (1e-8, 1e-3, 0.001, 0.01),
     "text_kl": (1e-8, 1e-3, 0.005, 0.1),
+    "probability_error": (1e-4, 0.05, 0.2, 0.5),
+    "label_changes": (0.005, 0.02, 0.02, 0.1),
     "top1_changes": (0.005, 0.02, 0.02, 0.1),
     "perplexity_change": (1e-4, 0.002, 0.01, 0.08),
 }
@@ -28,6 +30,7 @@ GAP_FACTOR = 3.0  # an engine may differ by this much more than rounding does in
 # These grow with the square of the values' error, so three times the error is nine times as much.
 QUADRATIC = ("mean_kl", "cosine_gap", "mean_cosine_gap", "text_kl")
 # Shares of a text of some hundred words: one more or less says nothing of the engine.
+SHARES = ("top1_changes", "label_changes")  # of what is counted
 COUNTED = ("top1_changes", "perplexity_change")
 DEVIATIONS = 2.58  # of a counted share, that another text of as many tokens may have: 99 of 100 are inside
 MOST = {"mean_cosine_gap": "cosine_gap"}  # a case has some of the vectors: their mean is at most the largest
@@ -50,19 +53,20 @@ def compute_limits(
     it is not finite: it judges nothing. `accepted` raises caps, but those of fp32.
     """
     caps = {name: CAPS[precision][name] for name in names}
-    if gap is None:
-        return caps
+    if gap is None:  # nor is it known how many labels are counted: as few as have a share
+        few = {name: find_upper_bound(cap, MEAN_OF) for name, cap in caps.items() if name == "label_changes"}
+        return caps | few
     if not gap.finite:
         raise ValueError(f"rounded to {precision}, the PyTorch model itself is not finite")
     limits = {}
     for name, cap in caps.items():
         own = getattr(gap, MOST.get(name, name))
         least = CAPS["fp32"][name]
-        if precision == "fp32":
+        if precision == "fp32" and name != "label_changes":
             limits[name] = max(least, find_factor(name) * own)
             continue
         cap = max(cap, accepted.get(name, 0.0))
-        if name == "top1_changes":
+        if name in SHARES:
             # Where PyTorch itself changes more of them, no more than that is held against an engine.
             limits[name] = find_upper_bound(max(own, least, min(cap, GAP_FACTOR * own)), gap.rows)
         elif name in COUNTED:

@@ -34,7 +34,7 @@ from .reference.model import rest
 from .request import Request
 from .resources import announce_need
 from .targets import find_target
-from .tensorrt.plans import Progress, build_plans
+from .tensorrt.plans import Progress, build_plans, tell_left_out
 from .verification.explain import explain
 from .verification.explanations import verify_explanations
 from .verification.golden_texts import add_golden_texts
@@ -131,6 +131,7 @@ def stage_bundle(
         rest(model)  # only its weights are read, while they are written
         give_back_memory()
     manifest = stage_graphs(staging, manifest, graphs, calibration, progress)
+    tell_left_out(Bundle(staging, manifest), request.targets, request.sms)
     report = None
     with plans_beside(staging, manifest, checkpoint, request, progress) as plans:
         if examiner is not None and request.verify:

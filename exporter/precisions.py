@@ -47,5 +47,7 @@ def resolve_precisions(names: Sequence[str]) -> list[str]:
     if not names or not set(names) <= set(PRECISIONS):
         unknown = next((name for name in names if name not in PRECISIONS), "")
         hint = did_you_mean(unknown, PRECISIONS)
+        if unknown in ("bf16", "bfloat16"):
+            hint = "; fp32 keeps every weight of a checkpoint in bfloat16 as it is, fp16 rounds some"
         raise InputError(f"precision={list(names)} must name one or more of {', '.join(PRECISIONS)}{hint}")
     return list(dict.fromkeys(names))

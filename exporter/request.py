@@ -8,6 +8,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 from ..runtime.backends.tensorrt_library import LIBRARIES, is_installed
+from ..runtime.bundle.export_again import TARGETS
 from ..runtime.errors import InputError
 from ..runtime.suggest import did_you_mean
 from .bundle.writer import check_output
@@ -16,7 +17,7 @@ from .limits import TABLE, Accepted
 from .precisions import PRECISIONS, resolve_precisions
 from .targets import find_target
 from .tensorrt.build import resolve_architectures
-from .tensorrt.plans import USUAL_TARGETS
+from .tensorrt.plans import USUAL_TARGETS, is_elsewhere, make_board_error
 
 QUANTIZERS = ("gptq", "rtn")  # how weights become int4, and an encoder's int8
 
@@ -127,6 +128,15 @@ def list_usual_precisions(targets: Sequence[str]) -> list[str]:
     return ["fp32", "fp16"] if takes_fp16 else ["fp32"]
 
 
+def advise_for_board(request: Request) -> str:
+    """Return the options that export the graphs which a board builds its plan from, beside what was asked."""
+    here = [name for name in request.targets if not is_elsewhere(name)] or ["cpu"]
+    dialects = [find_target(name).dialect for name in request.targets if is_elsewhere(name)]
+    targets = dict.fromkeys([*here, *(TARGETS[dialect] for dialect in dialects)])
+    precisions = dict.fromkeys([*request.precisions, "fp16"])
+    return f"export with --target {','.join(targets)} --precision {','.join(precisions)}"
+
+
 def check_request(request: Request) -> None:
     """Refuse choices that cannot be carried out, and an output that must not be replaced."""
     targets = request.targets
@@ -135,6 +145,8 @@ def check_request(request: Request) -> None:
         engine = find_target(name).engine
         if engine not in LIBRARIES:
             continue
+        if is_elsewhere(name):
+            raise make_board_error(name, f"{advise_for_board(request)}, copy the bundle", request.output.name)
         if is_installed(engine) or targets != USUAL_TARGETS:
             resolve_architectures(engine, sms or LIBRARIES[engine].sms)
         if "fp16" not in request.precisions:

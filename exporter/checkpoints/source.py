@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import Any
 
 from ...runtime.bundle.bundle import compute_sha256
+from ...runtime.bundle.export_again import restore_argument
 from ...runtime.suggest import did_you_mean
 from ..errors import HubError, SourceError, raise_checkpoint_errors, shorten_error
 
@@ -66,15 +67,6 @@ def locate_from(bundle: Path, folder: Path) -> str:
     except ValueError:  # no relative path leads from drive to drive
         path = str(folder.resolve())
     return Path(path).as_posix()
-
-
-def restore_argument(recorded: Mapping[str, Any], bundle: Path) -> str:
-    """Return the MODEL argument that finds a manifest's checkpoint again: of a hub model, its very commit."""
-    argument = str(recorded.get("argument", ""))
-    if recorded.get("kind") == "folder":
-        return str(bundle / argument)
-    commit = recorded.get("commit")
-    return f"{argument.partition('@')[0]}@{commit}" if commit else argument
 
 
 def find_recorded(recorded: Mapping[str, Any], bundle: Path) -> Source:

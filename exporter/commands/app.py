@@ -5,12 +5,15 @@ from __future__ import annotations
 import io
 import logging
 import os
+import re
 import sys
+from collections import Counter
+from collections.abc import Callable
 from importlib.metadata import version
 from typing import Annotated, Any
 
 import typer
-from typer.core import TyperGroup
+from typer.core import TyperCommand, TyperGroup
 
 from ...runtime.commands.batch import batch
 from ...runtime.commands.console import Settings, end_with_exit_code
@@ -20,6 +23,7 @@ from ...runtime.commands.prepare import prepare
 from ...runtime.commands.run import run
 from ...runtime.commands.selftest import selftest
 from ...runtime.commands.serve import serve
+from ...runtime.errors import InputError
 from ..processes import end_children_on_signals
 from .bench import bench
 from .build import build
@@ -29,6 +33,31 @@ from .inspect import inspect
 from .lint import lint
 from .package import package
 from .verify import verify
+
+SEVERAL = re.compile(r"commas|[a-z0-9],[a-z]")  # in the help of an option that takes several names
+
+
+class Command(TyperCommand):
+    """A command that refuses an option which is given twice and holds one value: the last would count."""
+
+    def parse_args(self, ctx: Any, args: list[str]) -> list[str]:
+        typed = list(args)
+        options = typed[: typed.index("--")] if "--" in typed else typed  # what is behind it is a text
+        Settings.as_json = "--json" in options and any("--json" in param.opts for param in self.params)
+        rest = super().parse_args(ctx, args)
+        if ctx.resilient_parsing:  # for a shell that completes the line
+            return rest
+        _, _, given = self.make_parser(ctx).parse_args(args=typed)
+        for param, count in Counter(given).items():
+            is_switch = getattr(param, "is_flag", False) and not param.secondary_opts
+            if param.param_type_name == "option" and count > 1 and not (param.multiple or is_switch):
+                several = (
+                    ", several names separated by commas"
+                    if SEVERAL.search(str(getattr(param, "help", "")))
+                    else ""
+                )
+                raise InputError(f"{param.opts[0]} is given {count} times; give it once{several}")
+        return rest
 
 
 class Commands(TyperGroup):
@@ -59,7 +88,7 @@ def before_every_command(
     verbose: Annotated[
         bool, typer.Option("--verbose", "-v", help="Say which engine runs, with how many threads, and why.")
     ] = False,
-    debug: Annotated[bool, typer.Option(help="Show tracebacks and debug messages.")] = False,
+    debug: Annotated[bool, typer.Option("--debug", help="Show tracebacks and debug messages.")] = False,
     show_version: Annotated[
         bool,
         typer.Option("--version", callback=print_version, is_eager=True, help="Print the version and exit."),
@@ -73,22 +102,26 @@ def before_every_command(
     logging.getLogger("onnxscript").setLevel(logging.DEBUG if debug else logging.ERROR)
 
 
-app.command()(export)
-app.command("import")(import_bundle)
-app.command()(build)
-app.command()(verify)
-app.command()(run)
-app.command()(explain)
-app.command()(serve)
-app.command()(batch)
-app.command()(fit_head)
-app.command()(inspect)
-app.command()(bench)
-app.command()(prepare)
-app.command()(lint)
-app.command()(package)
-app.command()(doctor)
-app.command()(selftest)
+COMMANDS: dict[str, Callable[..., None]] = {
+    "export": export,
+    "import": import_bundle,
+    "build": build,
+    "verify": verify,
+    "run": run,
+    "explain": explain,
+    "serve": serve,
+    "batch": batch,
+    "fit-head": fit_head,
+    "inspect": inspect,
+    "bench": bench,
+    "prepare": prepare,
+    "lint": lint,
+    "package": package,
+    "doctor": doctor,
+    "selftest": selftest,
+}
+for name, function in COMMANDS.items():
+    app.command(name, cls=Command)(function)
 
 
 def main() -> None:

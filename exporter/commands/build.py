@@ -70,12 +70,14 @@ def build(
 
 
 def parse_limits(options: list[str]) -> dict[str, int]:
-    """Return the numbers by their axes in texts such as "batch=4,length=128"; a later one counts."""
-    limits = {}
+    """Return the numbers by their axes in texts such as "batch=4,length=128"."""
+    limits: dict[str, int] = {}
     for option in options:
         for text in split_names(option) or []:
             name, _, number = text.partition("=")
             if not number.isdecimal():
                 raise InputError(f"--max {text!r} must be batch=N or length=N")
+            if name in limits:
+                raise InputError(f"--max {text!r}: {name} is given already; give it once")
             limits[name] = int(number)
     return limits

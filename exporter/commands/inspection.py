@@ -155,11 +155,18 @@ def describe_gate(artifact: Artifact) -> str:
 
 
 def find_worst(artifact: Artifact) -> dict[str, float]:
-    """Return the metrics that a graph was verified by; of several outputs the worst."""
+    """Return the metrics that a graph was verified by; of several outputs the worst.
+
+    Of a model with a head they are those of its results, not of the hidden states below.
+    """
     measured = artifact.gate.get("measured")
+    below = [s.name for s in artifact.outputs if s.role.startswith("hidden.") or s.role == "pooler_output"]
+    has_head = len(below) < len(artifact.outputs)
     worst: dict[str, float] = {}
     for name, value in measured.items() if isinstance(measured, dict) else ():
-        metric = name.rpartition(".")[2]
+        output, _, metric = name.rpartition(".")
+        if has_head and output in below:
+            continue
         if not isinstance(value, float) or (metric == "mean_cosine_gap" and not value):
             continue  # the latter of fewer texts than have a mean
         worst[metric] = max(value, worst.get(metric, 0.0))

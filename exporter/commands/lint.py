@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Annotated
 
@@ -33,7 +34,11 @@ def lint(
         from ..linting.rules import list_targets_and_rules
 
         if rules:
-            print_tables([FittingTable(*section) for section in list_targets_and_rules()])
+            sections = list_targets_and_rules()
+            if as_json:
+                print_json({title: name_cells(columns, rows) for title, columns, rows in sections}, indent=1)
+            else:
+                print_tables([FittingTable(*section) for section in sections])
             return
         if model is None:
             raise InputError("lint needs an .onnx file or a bundle's folder; --rules lists what it looks for")
@@ -44,3 +49,9 @@ def lint(
             print_tables(report.tables())
         if not report.passed:
             raise typer.Exit(1)
+
+
+def name_cells(columns: Sequence[str], rows: Sequence[Sequence[str]]) -> list[dict[str, str]]:
+    """Return rows with the cells by their columns' names, which have "_" for spaces."""
+    names = [column.replace(" ", "_") for column in columns]
+    return [dict(zip(names, row, strict=True)) for row in rows]

@@ -81,5 +81,7 @@ def parse_metrics(texts: Sequence[str] | None, option: str) -> dict[str, float]:
             number = math.nan
         if not name or not 0 <= number < math.inf:
             raise InputError(f"{option} {text!r} must be METRIC=VALUE, as in max_error=0.001")
+        if name in found:
+            raise InputError(f"{option} {text!r}: {name} is given already; give it once")
         found[name] = number
     return found

@@ -49,14 +49,27 @@ def describe_verdict(artifact: Artifact) -> str:
         words.append(f"next token the same in {share}")
     if worst.get("perplexity_change", 0.0) >= 0.0005:
         words.append(f"perplexity {worst['perplexity_change']:+.1%}")
-    if "cosine_gap" in worst:
+    roles = {spec.role for spec in artifact.outputs}
+    if "cosine_gap" in worst and not any(role.startswith("question_answering") for role in roles):
         words.append(f"cosine of vectors at least {1 - worst['cosine_gap']:.4f}")
-    if not words and "mean_kl" in worst:
-        words.append(f"KL of the next token {worst['mean_kl']:.2g} nats")
+    if "probability_error" in worst:
+        words += list_flips(artifact)
+        words.append(f"probabilities within {worst['probability_error']:.2g}")
+        words.append(f"logits within {worst.get('max_error', 0.0):.2g} of their spread")
+    if not words and "mean_kl" in worst and "sequence_classification" not in roles:  # which is a number
+        what = "a masked word" if "masked_lm" in roles else "the next token"
+        words.append(f"KL of {what} {worst['mean_kl']:.2g} nats")
     if not words and "max_error" in worst:
         words.append(f"largest error {worst['max_error']:.2g} of the spread")
     verdict = "passed" if artifact.passed else "FAILED"
     return f"{verdict}{describe_quick(artifact.gate.get('level', ''))}: {', '.join(words)}"
+
+
+def list_flips(artifact: Artifact) -> list[str]:
+    """Return how many of a classifier's labels are others than the original model's, of each head."""
+    flips = artifact.gate.get("flips")
+    counts = flips.values() if isinstance(flips, dict) else ()
+    return [f"{count} of {rows} labels flip{'s' if count == 1 else ''}" for count, rows in counts]
 
 
 def list_plan_rows(manifest: Manifest) -> list[tuple[str, str, str]]:

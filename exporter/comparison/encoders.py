@@ -16,12 +16,18 @@ from ...runtime.bundle.manifest import Artifact, TensorSpec
 from ...runtime.diagnostics.golden import encoders as golden
 from ...runtime.diagnostics.golden.cases import Case
 from ...runtime.diagnostics.golden.files import Arrays, choose_evenly
-from ...runtime.diagnostics.metrics import Metrics, Spot, VectorMetrics
+from ...runtime.diagnostics.metrics import LabelMetrics, Metrics, Spot, VectorMetrics
 from ...runtime.encode.encoder import Encoder
 from ...runtime.text.long_text import Piece
 from ..execution.trial import PADDING, Step, Trial, count_positions
 from ..limits import Gaps
-from ..reference.encoder_samples import Expectation, compute_outputs, run_model, to_arrays
+from ..reference.encoder_samples import (
+    Expectation,
+    compute_outputs,
+    read_problem_type,
+    run_model,
+    to_arrays,
+)
 from ..reference.fitted_head import HEAD, LinearHead
 from ..reference.model import is_module
 from .examiner import Examiner, Limited, Limits, OpenProgram
@@ -57,25 +63,34 @@ class EncoderExaminer(Examiner[Encoder]):
         assert is_module(model)
         samples = (*self.expected.samples, *self.expected.drawn)
         specs = self.specs
+        kind = self.expected.problem_type
         with rounding.apply(model):
             head = LinearHead.load(self.bundle)
             rounded_outputs = [compute_outputs(model, s.piece, s.positions, specs, head) for s in samples]
-        gaps: Gaps = dict(golden.measure_all(rounded_outputs, [sample.outputs for sample in samples], specs))
+        gaps: Gaps = dict(golden.measure_all(rounded_outputs, [s.outputs for s in samples], specs, kind))
         # A case has some of the samples, and golden data some of their positions: a mean over all is at most
         # the largest of any part, and so is the angle of a vector that has one number from each token.
         parts = []
         for sample, outputs in zip(samples, rounded_outputs, strict=True):
             both = replace(sample, outputs=outputs), sample
             thin = (one.thin(self.expected.per_token) for one in both)
-            parts += [golden.measure_all([a.outputs], [b.outputs], specs) for a, b in (both, thin)]
+            parts += [golden.measure_all([a.outputs], [b.outputs], specs, kind) for a, b in (both, thin)]
         vectors = {spec.name for spec in specs if golden.is_vector_of_tokens(spec)}
+        count = max(1, len(self.expected.samples) - 2)  # behind the texts are a token and a full sequence
+        of_texts = golden.measure_all(
+            rounded_outputs[:count], [s.outputs for s in samples[:count]], specs, kind
+        )
 
         def find_largest(name: str, metric: str) -> float:
             return max(float(getattr(part[name], metric)) for part in parts)
 
         for name, gap in gaps.items():
             if isinstance(gap, Metrics):
-                gaps[name] = replace(gap, mean_kl=find_largest(name, "mean_kl"))
+                gap = replace(gap, mean_kl=find_largest(name, "mean_kl"))
+                texts = of_texts[name]
+                if isinstance(gap, LabelMetrics) and isinstance(texts, LabelMetrics):
+                    gap = replace(gap, label_changes=texts.label_changes, rows=texts.rows)
+                gaps[name] = gap
             elif isinstance(gap, VectorMetrics) and name in vectors:
                 error = find_largest(name, "max_error")
                 gaps[name] = replace(gap, max_error=error, cosine_gap=find_largest(name, "cosine_gap"))
@@ -87,7 +102,8 @@ class EncoderExaminer(Examiner[Encoder]):
 
     def list_limited(self, gaps: Gaps) -> Iterator[Limited]:
         for spec in self.specs:
-            yield f"{spec.name}.", gaps.get(spec.name), golden.choose_metrics(spec).LIMITED
+            kind = golden.choose_metrics(spec, self.expected.problem_type)
+            yield f"{spec.name}.", gaps.get(spec.name), kind.LIMITED
 
     def open(self, artifact: Artifact, open_program: OpenProgram) -> Encoder:
         return Encoder(open_program(artifact), artifact, self.padding)
@@ -98,9 +114,10 @@ class EncoderExaminer(Examiner[Encoder]):
     def list_slow_cases(self, engine: Encoder, artifact: Artifact, limits: Limits) -> dict[str, Case]:
         longest = self.expected.samples[-1]
         batch = self.choose_trial_samples()
+        kind = self.expected.problem_type
         return {
-            golden.name_batch(batch): golden.make_batch_case(engine, batch, limits),
-            f"{len(longest)} tokens": golden.make_batch_case(engine, [longest], limits),
+            golden.name_batch(batch): golden.make_batch_case(engine, batch, limits, kind),
+            f"{len(longest)} tokens": golden.make_batch_case(engine, [longest], limits, kind),
         }
 
     def make_trial(self, artifact: Artifact, whole: bool = False) -> Trial:
@@ -165,5 +182,6 @@ def add_fitted_head(
     samples = tuple(map(add_logits, old.expected.samples))
     drawn = tuple(map(add_logits, old.expected.drawn))
     encoder.close()
-    examiner = EncoderExaminer(new, replace(old.expected, samples=samples, drawn=drawn))
+    expected = replace(old.expected, samples=samples, drawn=drawn, problem_type=read_problem_type(new))
+    examiner = EncoderExaminer(new, expected)
     return examiner, {name: {**examiner.choose_limits(name, {}), **own} for name, own in limits.items()}

@@ -15,6 +15,7 @@ import numpy as np
 from ...runtime.backends.backend import Array
 from ...runtime.backends.ort_backend import OrtCpuBackend
 from ...runtime.bundle.bundle import Bundle
+from ...runtime.bundle.export_again import name_checkpoint
 from ...runtime.bundle.manifest import Artifact
 from ...runtime.diagnostics.golden.files import name_damage, read_golden, write_golden
 from ...runtime.diagnostics.metrics import Comparison
@@ -88,7 +89,8 @@ def compare_kept(bundle: Bundle, progress: Progress) -> list[Comparison]:
     names = [name for name in bundle.manifest.files if name.startswith(PREFIX)]
     if not names:
         raise VerificationError(
-            f"{bundle.folder} has graphs that explain, and nothing to compare them with; pass --source MODEL"
+            f"{bundle.folder} has graphs that explain, and nothing to compare them with; pass --source"
+            f" {name_checkpoint(bundle)}"
         )
     every = Bundle.open(bundle.folder).manifest.explanations  # also where only one of them is to be compared
     layers = next(artifact for artifact in every if artifact.graph == "layers")

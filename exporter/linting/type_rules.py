@@ -8,6 +8,7 @@ import numpy as np
 import onnx_ir as ir
 
 from ..targets import RTX_MEASURED, Target
+from ..tensorrt.hardware import BFLOAT16, FP32_PRODUCT, find_need
 from ..tensorrt_versions import OPERATORS
 from .model import (
     LintModel,
@@ -178,6 +179,23 @@ def check_fp8_hardware(model: LintModel, target: Target) -> Iterator[Hit]:
     for node in model.nodes:
         if node.op_type == "DequantizeLinear" and type_of(find_input(node, 0)) == ir.DataType.FLOAT8E4M3FN:
             yield Hit("fp8 needs a GPU of sm89 or newer; a plan for an older one is not built", node)
+
+
+@make_rule(
+    "a product in fp32, or bfloat16, before sm80",
+    fix="leave the older GPU out (--sm), or run it there with ONNX Runtime (--target cuda)",
+    severity="warning",
+    holds=lambda target: target.engine == "tensorrt-rtx",
+)
+def check_older_hardware(model: LintModel, target: Target) -> Iterator[Hit]:
+    values = (value for node in model.nodes for value in node.outputs)
+    if model.in_bundle and all(type_of(value) != ir.DataType.FLOAT16 for value in values):
+        return  # plans are built from fp16
+    for node in model.nodes:
+        types = ([type_of(value) for value in values] for values in (node.inputs, node.outputs))
+        need = find_need(node.op_type, *types) if is_standard(node) else None
+        if need is not None and need in (FP32_PRODUCT, BFLOAT16):
+            yield Hit(f"{need.what} needs a GPU of sm{need.sm} or newer; a plan for sm75 is not built", node)
 
 
 @make_rule(

@@ -146,7 +146,8 @@ def list_encoder_checks(bundle: Bundle, artifact: Artifact, names: Mapping[str, 
         f"batch of {len(batch)}, padded": [batch],
         f"{len(full)} tokens": [[full]],
     }
-    checks = [make_encode_check(case, parts, kept, own, names) for case, parts in batches.items()]
+    kind = golden.problem_type
+    checks = [make_encode_check(case, parts, kept, own, names, kind) for case, parts in batches.items()]
     return checks + list_text_checks(bundle)
 
 
@@ -156,6 +157,7 @@ def make_encode_check(
     artifact: Artifact,
     limits: Limits,
     names: Mapping[str, str],
+    problem_type: str | None,
 ) -> Check:
     """Return the check of batches of sequences."""
 
@@ -170,7 +172,7 @@ def make_encode_check(
                     }
                 )
         samples = [sample for batch in batches for sample in batch]
-        return encoders.compare_outputs(got, samples, artifact, limits)
+        return encoders.compare_outputs(got, samples, artifact, limits, problem_type)
 
     questions = [
         {
@@ -187,7 +189,8 @@ def make_encode_check(
 def make_graph_check(bundle: Bundle, artifact: Artifact) -> Check:
     """Return the check of an encoder's own graph, run by the names of the bundle as one padded batch."""
     arrays, limits = load_golden(bundle)
-    *texts, single, _ = encoders.from_arrays(arrays).samples
+    golden = encoders.from_arrays(arrays)
+    *texts, single, _ = golden.samples
     batch = [*texts, single][-min(encoders.MAX_BATCH, artifact.axis("batch").max) :]
     width = max(map(len, batch))
     rows = [[place * width + t for t in sample.positions] for place, sample in enumerate(batch)]
@@ -211,7 +214,8 @@ def make_graph_check(bundle: Bundle, artifact: Artifact) -> Check:
                 else:
                     own[spec.name] = choose_known(array[place], spec, sample)
             got.append(own)
-        return encoders.compare_outputs(got, batch, artifact, limits[artifact.precision])
+        own_limits = limits[artifact.precision]
+        return encoders.compare_outputs(got, batch, artifact, own_limits, golden.problem_type)
 
     inputs = {spec.name: values[spec.role] for spec in artifact.inputs}
     return Check(f"graph, batch of {len(batch)}, padded", [{"kind": "run_graph", "inputs": inputs}], judge)

@@ -6,6 +6,7 @@ from collections.abc import Sequence
 
 from ...runtime.bundle.artifact import RECENT, Artifact
 from ...runtime.bundle.bundle import Bundle
+from ...runtime.bundle.export_again import tell_export_again
 from ...runtime.errors import InputError
 from ...runtime.suggest import did_you_mean
 from ...runtime.text.piece_tokenizer import PIECES
@@ -68,13 +69,11 @@ def check_model(bundle: Bundle, recipe: Recipe) -> None:
 
 def tell_export(bundle: Bundle, precisions: Sequence[str]) -> str:
     """Return how a bundle gets graphs in these precisions of the dialect; fp16 is for a GPU alone."""
-    floats = any(precision == "fp16" for precision in precisions)
-    others = any(precision not in ("fp16", "fp32") for precision in precisions)
-    targets = ",".join([*(["cpu"] if others or not floats else []), *(["cuda"] if floats else [])])
-    options = f"--target {targets} --precision {','.join(precisions)}"
+    targets = ["cuda" if precision == "fp16" else "cpu" for precision in precisions]
+    again = tell_export_again(bundle, precisions=precisions, targets=targets)
     if not bundle.manifest.source.get("exporter"):
-        return f"export with {options}"
-    return f"`planforge import` with {options}, unless that says that its attention stays as it is"
+        return again
+    return f"{again}, unless that says that its attention stays as it is"
 
 
 def choose_precisions(default: str | None, there: Sequence[str], recipe: Recipe) -> list[str]:

@@ -57,6 +57,7 @@ class Questions:
     seed: int  # that decided what is drawn
     outputs: tuple[TensorSpec, ...]  # of the graph
     head: LinearHead | None  # that was fitted to the model
+    problem_type: str  # of a classifier
     texts: tuple[Piece, ...]  # as in an `Expectation`
     left_out: tuple[str, ...]
 
@@ -90,9 +91,17 @@ def choose_questions(
         seed=seed,
         outputs=tuple(manifest.artifacts[0].outputs),
         head=LinearHead.load(bundle),
+        problem_type=read_problem_type(bundle),
         texts=tuple(cut_calibration_pieces(encoded, manifest.encoder)),
         left_out=tuple(describe_left_out(len(pieces), len(every), bool(drawn), weights, sizes, level)),
     )
+
+
+def read_problem_type(bundle: Bundle) -> str:
+    """Return what a classifier's logits mean."""
+    defaults = bundle.manifest.encoder
+    assert defaults is not None
+    return defaults.problem_type or golden.ONE_LABEL
 
 
 def answer(model: ReferenceModel, questions: Questions, report: Report = report_nothing) -> Expectation:
@@ -113,6 +122,7 @@ def answer(model: ReferenceModel, questions: Questions, report: Report = report_
         drawn=tuple(map(compute, questions.drawn)),
         batches=questions.batches,
         seed=questions.seed,
+        problem_type=questions.problem_type,
         left_out=questions.left_out,
     )
 

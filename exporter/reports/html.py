@@ -218,7 +218,7 @@ def list_outputs(comparison: Comparison, columns: Sequence[Column]) -> Iterator[
 
 def find_nearest(comparisons: Sequence[Comparison]) -> Nearest | None:
     limited = [
-        (tables.compute_share(c.metrics[n], c.limits[n]), n, c)
+        (tables.compute_share(n, c.metrics[n], c.limits[n]), n, c)
         for c in comparisons
         for n in c.limits
         if n in c.metrics

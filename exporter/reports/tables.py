@@ -13,7 +13,7 @@ from rich.padding import Padding
 from rich.table import Table
 from rich.text import Text
 
-from ...runtime.diagnostics.metrics import Comparison
+from ...runtime.diagnostics.metrics import MORE_IS_BETTER, Comparison
 from ..levels import describe_quick
 from ..verification.fp32_nodes import Fp32Node
 from .output import make_printable
@@ -25,7 +25,6 @@ if TYPE_CHECKING:
 
 NEAR = 0.8  # a figure of at least this share of its limit is marked
 CHANGES = {"top1_changes"}  # shown as the share that did not change
-MORE_IS_BETTER = {"top1_agreement", "top5_agreement", "common_prefix"}
 COUNTS = {"rows", "settings", "texts", "weights"}
 NOT_SHOWN = {"finite", "common_prefix_of"}
 
@@ -47,6 +46,9 @@ COLUMNS = (
     Column("1 - cosine", ("cosine_gap",), brief=True),
     Column("mean 1 - cosine", ("mean_cosine_gap",)),
     Column("top-1", ("top1_agreement", "top1_changes"), percent=True, brief=True),
+    Column("probability error", ("probability_error",), brief=True),
+    Column("label flips", ("label_flips",), brief=True),
+    Column("label changes", ("label_changes",), percent=True),
     Column("top-5", ("top5_agreement",), percent=True),
     Column("flip margin", ("flip_margin",)),
     Column("same tokens", ("common_prefix",)),
@@ -94,8 +96,8 @@ def make_cell(comparison: Comparison, column: Column, output: str | None = None)
     text = format_value(value, column, metric)
     if limit is None:
         return Cell(text, state="over" if value is None else "")
-    share = compute_share(value, limit)
-    sign = "≥" if metric in CHANGES else "≤"
+    share = compute_share(name, value, limit)
+    sign = "≥" if metric in CHANGES or metric in MORE_IS_BETTER else "≤"
     return Cell(text, f"{sign} {format_value(limit, column, metric)}", share, judge_share(share))
 
 
@@ -112,13 +114,18 @@ def rank_badness(comparison: Comparison, name: str) -> tuple[bool, float, float]
     limit = comparison.limits.get(name)
     if value is None:
         return True, 0.0, 0.0
-    size = -float(value) if name.rpartition(".")[2] in MORE_IS_BETTER else float(value)
-    return False, -1.0 if limit is None else compute_share(value, limit), size
+    is_better = name.rpartition(".")[2] in (*MORE_IS_BETTER, "common_prefix")
+    size = -float(value) if is_better else float(value)
+    return False, -1.0 if limit is None else compute_share(name, value, limit), size
 
 
-def compute_share(value: float | None, limit: float) -> float:
+def compute_share(name: str, value: float | None, limit: float) -> float:
+    """Return a metric in units of its limit; of a share that should be large, what is missing of it."""
     if value is None or not math.isfinite(value):
         return math.inf
+    if name.rpartition(".")[2] in MORE_IS_BETTER:
+        value = 1 - value
+        limit = 1 - limit
     if limit > 0:
         return value / limit
     return math.inf if value > limit else 0.0

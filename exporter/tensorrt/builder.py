@@ -169,7 +169,7 @@ def import_engine(engine: str, release: Sequence[int] | None = None) -> Any:
     if engine == "tensorrt" and read_version(trt) < OLDEST:
         raise BackendUnavailableError(
             f"tensorrt {trt.__version__} is older than {OLDEST[0]}.{OLDEST[1]}, the oldest that PlanForge"
-            " builds with: pip install 'planforge[tensorrt]'"
+            " builds with: on a Jetson install a newer JetPack, elsewhere pip install 'planforge[tensorrt]'"
         )
     if release is not None and read_version(trt)[0] != release[0]:
         raise BuildError(

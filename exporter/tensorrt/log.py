@@ -27,6 +27,14 @@ TYPES = r"Half|Float|BFloat16|Int\d+|Bool"
 # Messages of TensorRT that are frequent and unclear, and what to write instead.
 TRANSLATIONS = (
     (r"^false$", "TensorRT has no such operator"),
+    (
+        r"Cannot compile operation '(?P<node>[^']*)' for Turing .*?: (?P<what>[^.]*) is not supported",
+        "{node} is {what}, for which there is no kernel on sm75: name the other GPUs by --sm",
+    ),
+    (
+        r"Cannot compile for target\(s\) (?P<sm>[^,]*), because the model contains HW-specific",
+        "the graph computes in a type that {sm} does not have: name the other GPUs by --sm",
+    ),
     (r"Plugin not found", "TensorRT has no such operator, and no plugin of that name is loaded"),
     (
         rf"types?\b.* (?P<a>{TYPES})\b.* (?P<b>{TYPES})\b",

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import logging
+import shlex
 import uuid
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
@@ -11,14 +12,16 @@ from typing import TypeAlias
 
 from ...runtime.backends.tensorrt_library import LIBRARIES, is_installed
 from ...runtime.bundle.bundle import Bundle
+from ...runtime.bundle.export_again import TARGETS, tell_export_again
 from ...runtime.bundle.manifest import Artifact, FileEntry, Manifest, Plan
 from ...runtime.bundle.plan import make_network_name
 from ...runtime.errors import BackendUnavailableError, InputError
 from ...runtime.suggest import did_you_mean
 from ..bundle.writer import install_change, list_file_entries, open_staging_folder
-from ..errors import BuildError
+from ..errors import BuildError, BuildOptionError
 from ..targets import INSTALLED, NAMES, find_target
-from .build import USUAL, Options, PlanRequest, build_plan
+from .build import USUAL, Options, PlanRequest, build_plan, resolve_architectures
+from .hardware import describe_unmet
 from .memory import estimate_memory
 from .profiles import Profile, derive_profiles
 
@@ -64,7 +67,8 @@ def build(
         bundle: the folder that `export` wrote.
         target: a row of the targets table that builds plans; "rtx" by default.
         engine: instead of a target, the library: "tensorrt-rtx" or "tensorrt", in the version installed.
-        sms: GPU architectures, such as ("sm86", "sm89"); by default all of the target's.
+        sms: GPU architectures, such as ("sm86", "sm89"); by default all of the target's that have kernels
+            for what the graphs compute.
         limits: a smaller largest "batch" or "length" than the graph was exported for.
         options: workspace, timing cache, stripped and compatible plans, and those that pick tokens.
         progress: called with a line when a stage begins, and for every plan that was replaced.
@@ -77,6 +81,7 @@ def build(
     opened = Bundle.open(bundle)
     name = choose_target(opened, target, engine, options)
     replaced: list[Plan] = []
+    tell_left_out(opened, [name], sms)
     with open_staging_folder(opened.folder) as staging:
         new = build_plans_for(opened, name, sms, limits, staging, progress, options)
         entries = list_file_entries(staging)
@@ -166,19 +171,15 @@ def build_plans_for(
 ) -> list[Plan]:
     """Build a target's plans, one for each graph, below `folder`."""
     target = find_target(target_name)
-    if target_name.startswith("jetpack") and not is_installed(target.engine):
-        raise BackendUnavailableError(
-            f"a plan for {target_name} is built on the board, by JetPack's own TensorRT: copy the bundle"
-            if target.version >= (8, 6)
-            else f"{target_name} has TensorRT for Python 3.8 alone, and PlanForge needs 3.10: for trtexec"
-            " write the graph as in docs/deploy/jetson.md"
-        )
+    graphs = find_fp16_graphs(bundle, target.dialect)
+    if is_elsewhere(target_name):
+        raise make_board_error(target_name, "copy the bundle", bundle.folder.name)
     limits = dict(limits or {})
     if unknown := set(limits) - {"batch", "length"}:
         raise InputError(f"--max {sorted(unknown)[0]}=...: only batch and length can be limited")
-    architectures = tuple(sms or LIBRARIES[target.engine].sms)
+    architectures, _ = choose_architectures(bundle, graphs, target_name, sms)
     plans = []
-    for artifact in find_fp16_graphs(bundle.manifest, target.dialect):
+    for artifact in graphs:
         where = ", ".join(architectures) or "this GPU"
         progress(f"building a {target.engine} plan of {artifact.id} for {where}")
         profiles = derive_profiles(artifact, max_batch=limits.get("batch"), max_length=limits.get("length"))
@@ -194,6 +195,69 @@ def build_plans_for(
             dropped = ", ".join(plan.built_from for plan in plans)
             raise BuildError(f"{error}\n  the plan of {dropped} was built, and is dropped with it") from error
     return plans
+
+
+def choose_architectures(
+    bundle: Bundle, graphs: Sequence[Artifact], target_name: str, sms: Sequence[str] | None
+) -> tuple[tuple[str, ...], str]:
+    """Return the GPUs to build for: those named, else the engine's; and which are left out and why, or "".
+
+    Left out are those that have no kernel for what a graph computes, unless they are named.
+
+    Raises:
+        BuildOptionError: such a GPU was named.
+        BuildError: none is left.
+    """
+    engine = find_target(target_name).engine
+    if not LIBRARIES[engine].sms:
+        return tuple(sms or ()), ""
+    wanted = resolve_architectures(engine, sms or LIBRARIES[engine].sms)
+    unmet = [(graph, describe_unmet(bundle.path(graph.file), wanted)) for graph in graphs]
+    out = [sm for sm in wanted if any(sm in found for _, found in unmet)]
+    if not out:
+        return tuple(wanted), ""
+    left = [sm for sm in LIBRARIES[engine].sms if not any(sm in found for _, found in unmet)]
+    graph, found = next((graph, found) for graph, found in unmet if found)
+    why = (
+        f"{engine} has no kernel on {', '.join(out)} for what {graph.id} computes: {found[max(found)]}; ONNX"
+        " Runtime runs it there (--target cuda)"
+    )
+    if sms:
+        others = f"--sm {','.join(left)}" if left else "a target of ONNX Runtime"
+        raise BuildOptionError(f"--sm {','.join(sms)}: {why}. Leave out {', '.join(out)}: {others}")
+    if not left:
+        raise BuildError(why)
+    return tuple(sm for sm in wanted if sm in left), f"no plan for {', '.join(out)}: {why}"
+
+
+def tell_left_out(bundle: Bundle, targets: Sequence[str], sms: Sequence[str] | None) -> None:
+    """Log which GPUs get no plan, before long work begins; refuse those of them that are named."""
+    for name in targets:
+        target = find_target(name)
+        if target.engine in LIBRARIES and is_installed(target.engine):
+            graphs = find_fp16_graphs(bundle, target.dialect)
+            _, why = choose_architectures(bundle, graphs, name, sms)
+            if why:
+                log.warning("%s", why)
+
+
+def is_elsewhere(target_name: str) -> bool:
+    """Tell whether a target's plans are built elsewhere: by JetPack's own TensorRT, which is not here."""
+    return target_name.startswith("jetpack") and not is_installed(find_target(target_name).engine)
+
+
+def make_board_error(target_name: str, way_out: str, bundle: str) -> BackendUnavailableError:
+    """Return the error that says where the plans of a board are built; `way_out` gets a bundle there."""
+    if find_target(target_name).version < (8, 6):
+        return BackendUnavailableError(
+            f"{target_name} has TensorRT for Python 3.8 alone, and PlanForge needs 3.10: for trtexec write"
+            " the graph as in docs/deploy/jetson.md"
+        )
+    return BackendUnavailableError(
+        f"a plan for {target_name} is built on the board, by JetPack's own TensorRT: {way_out} there, then"
+        f" `planforge build {shlex.quote(bundle)} --target {target_name}`; if this is the board, `planforge"
+        " doctor` says what is missing"
+    )
 
 
 def build_plan_of_graph(
@@ -234,19 +298,17 @@ def build_plan_of_graph(
     return dataclasses.replace(plan, sources=sources, profiles=described)
 
 
-def find_fp16_graphs(manifest: Manifest, dialect: str) -> list[Artifact]:
+def find_fp16_graphs(bundle: Bundle, dialect: str) -> list[Artifact]:
     """Return the graphs that plans are built from; encoders, and other exporters' graphs, are portable."""
     found = []
+    manifest = bundle.manifest
     if manifest.source.get("exporter"):
         dialect = "portable"
     for graph in dict.fromkeys(artifact.graph for artifact in manifest.artifacts):
         wanted = (graph, "portable" if graph == "encoder" else dialect, "fp16")
         matching = [a for a in manifest.artifacts if (a.graph, a.dialect, a.precision) == wanted]
         if not matching:
-            raise InputError(
-                f"the bundle has no {wanted[1]} graph of the {graph} in fp16; export it again with"
-                " `planforge export MODEL -o BUNDLE --force --precision fp32,fp16 --target"
-                f" cpu,{'portable' if dialect == 'portable' else 'rtx'}`"
-            )
+            again = tell_export_again(bundle, precisions=["fp16"], targets=[TARGETS[dialect]])
+            raise InputError(f"the bundle has no {wanted[1]} graph of the {graph} in fp16; {again}")
         found += matching
     return found

@@ -5,13 +5,12 @@ What a user chose is taken from the manifest: the longest text, the largest batc
 
 from __future__ import annotations
 
-from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 
 import onnx_ir as ir
 
 from ...runtime.bundle.bundle import Bundle
-from ...runtime.bundle.manifest import Artifact, Axis, Manifest, TensorSpec
+from ...runtime.bundle.manifest import Artifact, Axis, TensorSpec
 from ...runtime.diagnostics.differences import describe_differences
 from ..graphs import make_artifact
 from ..passes.kv_cache import KEY_SCALE
@@ -25,17 +24,6 @@ WHOSE = "the checkpoint's is"
 MOST = 6  # differences that are told
 BOUNDS = {"min": "at least", "opt": "tuned for", "max": "at most"}
 LENGTHS = ("slots", "tokens", "total", "source_tokens")  # axes that are as long as a text may be
-
-
-def find_max_batch(manifest: Manifest) -> int | None:
-    """Return the largest batch that was chosen at export, as most of the graphs have it."""
-    found: Counter[int] = Counter()
-    for artifact in manifest.artifacts:
-        axes = {axis.name: axis for spec in artifact.inputs for axis in spec.axes if isinstance(axis, Axis)}
-        batch = axes.get("sources") or axes.get("batch")  # a translation's decoder has several beams of each
-        if batch is not None:
-            found[batch.max] += 1
-    return found.most_common(1)[0][0] if found else None
 
 
 def compare_artifacts(bundle: Bundle, recipes: Mapping[str, Recipe] | None) -> tuple[int, list[str]]:

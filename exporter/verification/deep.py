@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING
 import onnx_ir as ir
 
 from ...runtime.bundle.bundle import Bundle
+from ...runtime.bundle.export_again import name_checkpoint
 from ...runtime.bundle.manifest import Artifact, Manifest
 from ...runtime.diagnostics.metrics import Comparison
 from ..calibration.calibration import Calibration
@@ -40,7 +41,9 @@ def refuse_deep(bundle: Bundle, has_checkpoint: bool) -> None:
             " leave it out; all else is compared without"
         )
     if not has_checkpoint:
-        raise VerificationError("--deep makes graphs from the checkpoint again; pass --source MODEL")
+        raise VerificationError(
+            f"--deep makes graphs from the checkpoint again; pass --source {name_checkpoint(bundle)}"
+        )
 
 
 def compare_deeply(

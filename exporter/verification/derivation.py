@@ -15,6 +15,7 @@ from types import SimpleNamespace
 from typing import Any
 
 from ...runtime.bundle.bundle import Bundle
+from ...runtime.bundle.export_again import find_max_batch, read_chosen_outputs
 from ...runtime.diagnostics.differences import describe_differences, show_value
 from ...runtime.diagnostics.golden.texts import FILES, open_text_tokenizers
 from ...runtime.diagnostics.metrics import Comparison
@@ -28,8 +29,7 @@ from ..checkpoints.source import Source
 from ..checkpoints.tokenizers.files import find_frames
 from ..errors import raise_checkpoint_errors
 from ..tracing.recipes import Choices
-from .artifacts import compare_artifacts, find_max_batch
-from .explain import read_chosen_outputs
+from .artifacts import compare_artifacts
 
 READING = "reading the files"  # in the place of an engine
 WHOSE = "the checkpoint's is"

@@ -15,6 +15,7 @@ import onnx_ir as ir
 
 from ...runtime.backends.backend import Array
 from ...runtime.bundle.bundle import Bundle
+from ...runtime.bundle.export_again import read_chosen_outputs
 from ...runtime.bundle.manifest import Artifact, Manifest
 from ...runtime.diagnostics.metrics import Spot
 from ...runtime.errors import PlanForgeError
@@ -346,12 +347,3 @@ def make_tracer(manifest: Manifest, source: Source, model: ReferenceModel) -> Tr
         return graphs
 
     return trace
-
-
-def read_chosen_outputs(manifest: Manifest) -> tuple[str, ...]:
-    """Return the `outputs` that were chosen at export."""
-    names = [spec.name for artifact in manifest.artifacts for spec in artifact.outputs]
-    chosen = [n for n in names if n.startswith("hidden_states.") or n == "pooler_output"]
-    chosen += ["cross_attentions" for n in names if n.startswith("cross_attentions.")]
-    chosen += ["explain"] if manifest.explanations else []
-    return tuple(dict.fromkeys(chosen))

@@ -13,7 +13,7 @@ import numpy.typing as npt
 from ...runtime.bundle.bundle import Bundle
 from ...runtime.bundle.manifest import Manifest
 from ...runtime.diagnostics.golden.translators import BEAMS
-from ...runtime.diagnostics.metrics import Comparison
+from ...runtime.diagnostics.metrics import Comparison, keeps_limit
 from ..calibration.calibration import Calibration
 from ..comparison.examiner import Progress
 from ..comparison.tasks import AnyExaminer
@@ -41,8 +41,7 @@ def list_exceeded(comparison: Comparison) -> dict[str, float | None]:
     return {
         name: comparison.metrics[name]
         for name, limit in comparison.limits.items()
-        if name in comparison.metrics
-        and not (comparison.metrics[name] is not None and comparison.metrics[name] <= limit)
+        if name in comparison.metrics and not keeps_limit(name, comparison.metrics[name], limit)
     }
 
 

@@ -136,6 +136,11 @@ class VerificationReport:
             for name in comparison.limits:
                 values = [gate["measured"].get(name, 0.0), comparison.metrics[name]]
                 gate["measured"][name] = None if None in values else max(values)
+            for name, flips in comparison.metrics.items():
+                if name.endswith(".label_flips"):  # of the case that has most
+                    rows = comparison.metrics[f"{name.removesuffix('label_flips')}rows"]
+                    known = gate.setdefault("flips", {}).get(name.rpartition(".")[0], [0, 0])
+                    gate["flips"][name.rpartition(".")[0]] = max(known, [flips, rows])
             if self.level:
                 gate |= self.describe_effort()
             accepted = self.accepted.get(self.precisions.get(comparison.artifact, ""))

@@ -7,39 +7,57 @@ import logging
 import math
 from collections.abc import Mapping
 
-from ...runtime.diagnostics.metrics import Comparison, Metrics, ScoreMetrics, VectorMetrics
+from ...runtime.diagnostics.metrics import (
+    MORE_IS_BETTER,
+    Comparison,
+    LabelMetrics,
+    Metrics,
+    ScoreMetrics,
+    VectorMetrics,
+    keeps_limit,
+)
 from ...runtime.errors import InputError
 from ..reference.passages import TextMetrics
 from .report import VerificationReport
 
 log = logging.getLogger("planforge")
 
-# Metrics that a user can limit: of the others more is better, or they count.
-ERRORS = {
+# Metrics that a user can limit: the others are counts.
+LIMITABLE = {
     field.name
-    for kind in (Metrics, VectorMetrics, ScoreMetrics, TextMetrics)
+    for kind in (Metrics, LabelMetrics, VectorMetrics, ScoreMetrics, TextMetrics)
     for field in dataclasses.fields(kind)
-} - {"top1_agreement", "top5_agreement", "finite", "rows"}
+} - {"finite", "rows"}
 
 
 def check_limits(limits: Mapping[str, float]) -> None:
-    """Refuse limits of what is no error, and limits that are no numbers from 0."""
+    """Refuse limits of what cannot be limited, limits that are no numbers from 0, and shares above 1."""
     if bad := [name for name, limit in limits.items() if not limit >= 0]:  # NaN is not
         raise InputError(f"limit of {bad[0]!r} must be 0 or more")
-    if unknown := set(limits) - ERRORS:
-        raise InputError(f"limit of {min(unknown)!r}: what can be limited is {', '.join(sorted(ERRORS))}")
+    for name, limit in limits.items():
+        metric = name.rpartition(".")[2]
+        if metric not in LIMITABLE:
+            raise InputError(f"limit of {name!r}: what can be limited is {', '.join(sorted(LIMITABLE))}")
+        if metric in MORE_IS_BETTER and limit > 1:
+            raise InputError(f"limit of {name!r}: it is the least share that is wanted, at most 1")
 
 
 def tighten_limits(report: VerificationReport, limits: Mapping[str, float]) -> VerificationReport:
-    """Return a report that holds metrics to a user's limits too; refuse those that nothing has."""
-    measured = {name.rpartition(".")[2] for comparison in report.comparisons for name in comparison.metrics}
-    if unknown := set(limits) - measured:
+    """Return a report that holds metrics to a user's limits too; refuse those that nothing has.
+
+    A limit is of a metric, as in "max_error", or of one output's alone, as in "logits.max_error".
+    """
+    measured = {name for comparison in report.comparisons for name in comparison.metrics}
+    by_metric = {name.rpartition(".")[2] for name in measured}
+    if unknown := set(limits) - measured - by_metric:
+        name = min(unknown)
+        metric = name.rpartition(".")[2]
+        there = {one for one in measured if one.endswith(f".{metric}")} or by_metric & LIMITABLE
         raise InputError(
-            f"limit of {min(unknown)!r}: nothing here is measured by it, only by"
-            f" {', '.join(sorted(measured & ERRORS))}"
+            f"limit of {name!r}: nothing here is measured by it, only by {', '.join(sorted(there))}"
         )
     for name, limit in limits.items():
-        usual = [c.limits[n] for c in report.comparisons for n in c.limits if n.rpartition(".")[2] == name]
+        usual = [c.limits[n] for c in report.comparisons for n in c.limits if is_meant(name, n)]
         if usual and limit >= max(usual):
             log.warning("--limit %s=%g changes nothing: the usual one is %.3g", name, limit, max(usual))
     return dataclasses.replace(
@@ -47,17 +65,25 @@ def tighten_limits(report: VerificationReport, limits: Mapping[str, float]) -> V
     )
 
 
+def is_meant(limited: str, name: str) -> bool:
+    """Tell whether a limit is of a metric: by its whole name, or by what is behind its output's."""
+    return limited in (name, name.rpartition(".")[2])
+
+
 def apply_limits(comparison: Comparison, limits: Mapping[str, float]) -> Comparison:
-    own = {
-        name: min(limits[metric], comparison.limits.get(name, math.inf))
-        for name in comparison.metrics
-        if (metric := name.rpartition(".")[2]) in limits
-    }
+    """Return a comparison that holds its metrics to a user's limits, where they are stricter."""
+    own: dict[str, float] = {}
     found = list(comparison.failures)
-    for name, limit in own.items():
-        value = comparison.metrics[name]
-        if limit < comparison.limits.get(name, math.inf) and value is not None and not value <= limit:
-            found.append(f"{name} is {value:.3g}, at most {limit:.3g} is wanted")
+    for name, value in comparison.metrics.items():
+        given = [limit for limited, limit in limits.items() if is_meant(limited, name)]
+        if not given:
+            continue
+        least = name.rpartition(".")[2] in MORE_IS_BETTER
+        usual = comparison.limits.get(name, 0.0 if least else math.inf)
+        own[name] = max(usual, *given) if least else min(usual, *given)
+        if own[name] != usual and value is not None and not keeps_limit(name, value, own[name]):
+            wanted = "at least" if least else "at most"
+            found.append(f"{name} is {value:.3g}, {wanted} {own[name]:.3g} is wanted")
     return dataclasses.replace(
         comparison, limits={**comparison.limits, **own}, failures=tuple(dict.fromkeys(found))
     )

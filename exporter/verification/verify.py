@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from ...runtime.bundle.bundle import Bundle
+from ...runtime.bundle.export_again import name_checkpoint, read_chosen_outputs, tell_export_again
 from ...runtime.bundle.manifest import Manifest
 from ...runtime.diagnostics.golden.files import find_golden, name_damage, read_golden
 from ...runtime.diagnostics.golden.texts import compare_texts
@@ -31,7 +32,7 @@ from ..reference.model import load_our_model
 from ..tensorrt.build import check_plan_names
 from .deep import compare_deeply, refuse_deep
 from .derivation import compare_with_checkpoint
-from .explain import explain, make_tracer, read_chosen_outputs
+from .explain import explain, make_tracer
 from .explanations import verify_explanations, verify_kept_explanations
 from .files import verify_file
 from .golden_answers import compare_golden
@@ -181,7 +182,8 @@ def verify_with_golden_data(opened: Bundle, progress: Progress) -> VerificationR
     file = find_golden(opened)
     if file is None:
         raise VerificationError(
-            f"{opened.folder} has no golden data and its checkpoint is not at hand; pass --source MODEL"
+            f"{opened.folder} has no golden data and its checkpoint is not at hand; pass --source"
+            f" {name_checkpoint(opened)}"
         )
     with name_damage(opened):
         try:
@@ -190,7 +192,7 @@ def verify_with_golden_data(opened: Bundle, progress: Progress) -> VerificationR
         except KeyError as error:
             raise VerificationError(
                 f"the golden data of {opened.folder} is that of another PlanForge, without {error}: pass"
-                " --source MODEL, or export again"
+                f" --source {name_checkpoint(opened)}, or {tell_export_again(opened)}"
             ) from error
         report = explain(examiner, compare_all(examiner, usual, progress), progress)
     return verify_kept_explanations(report, opened, progress)
@@ -278,7 +280,7 @@ def find_checkpoint(bundle: Bundle, choices: Choices) -> Source | None:
         return find_given_source(bundle, choices.source)
     checkpoint = find_recorded_source(bundle)
     if checkpoint is None and choices.prompts is not None:
-        raise VerificationError("--prompts needs the checkpoint; pass --source MODEL")
+        raise VerificationError(f"--prompts needs the checkpoint; pass --source {name_checkpoint(bundle)}")
     return checkpoint
 
 

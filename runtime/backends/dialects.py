@@ -61,11 +61,11 @@ def explain_misfit_on_cuda(artifact: Artifact, cpu_nodes: bool = False) -> str:
     if artifact.dialect != "ort" or not any(spec.role.startswith("past.") for spec in artifact.inputs):
         return ""
     if artifact.precision != "fp16":
-        again = "export it with --target cuda, or load it with cpu_nodes=True"
-        return "" if cpu_nodes else f"{artifact.id} would compute its attention on the CPU; {again}"
+        why = f"{artifact.id} would compute its attention on the CPU, unless loaded with cpu_nodes=True"
+        return "" if cpu_nodes else why
     if any(spec.role in (TOTAL, WINDOW_TOTAL) for spec in artifact.inputs):
         return ""
     return (
         f"{artifact.id} was exported by an older version, and its attention reads there on the host what the"
-        " GPU has not yet computed, which gives wrong results; export it again"
+        " GPU has not yet computed, which gives wrong results"
     )

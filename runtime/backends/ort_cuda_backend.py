@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import Any
 
 from ..bundle.bundle import Bundle
+from ..bundle.export_again import tell_export_again
 from ..bundle.manifest import Artifact
 from ..errors import BackendUnavailableError
 from .backend import Array, Arrays, BoundGraph, Buffer, Buffers, LoadRequest, Shape
@@ -84,10 +85,11 @@ def choose_precision(bundle: Bundle, wanted: str | None, cpu_nodes: bool) -> str
     for artifact, why in misfits:
         asked = PRECISIONS if wanted is None else (wanted,)
         if why and artifact.dialect in CUDA_DIALECTS and artifact.precision in set(asked) & set(PRECISIONS):
-            raise BackendUnavailableError(why)
+            again = tell_export_again(bundle, precisions=[artifact.precision], targets=["cuda"])
+            raise BackendUnavailableError(f"{why}; {again}")
     raise BackendUnavailableError(
         f"the bundle has no graphs in {wanted or ' or '.join(PRECISIONS)} that ONNX Runtime runs on a GPU;"
-        " export it with --target cuda --precision fp32,fp16"
+        f" {tell_export_again(bundle, precisions=['fp16'], targets=['cuda'])}"
     )
 
 

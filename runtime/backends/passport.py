@@ -6,6 +6,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from ..bundle.bundle import Bundle
+from ..bundle.export_again import tell_export_again
 from ..bundle.manifest import Plan
 from ..errors import BackendUnavailableError
 from .tensorrt_library import LIBRARIES
@@ -62,8 +63,9 @@ def describe_way_to_plan(bundle: Bundle, library: str) -> str:
     }
     if ready == {a.graph for a in artifacts}:
         return f"make one: {make_rebuild_command(bundle, library)}"
-    targets = "cpu,rtx" if library == "tensorrt-rtx" else "cpu,rtx,portable"
-    return f"it has no graphs for one either; export it again with --precision fp32,fp16 --target {targets}"
+    targets = ["rtx"] if library == "tensorrt-rtx" else ["rtx", "portable"]
+    again = tell_export_again(bundle, precisions=["fp16"], targets=targets)
+    return f"it has no graphs for one either; {again}"
 
 
 def find_changed_source(plan: Plan, bundle: Bundle) -> str:

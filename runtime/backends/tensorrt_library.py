@@ -60,8 +60,10 @@ def import_library(name: str) -> Any:
 
 def make_library_error(name: str) -> BackendUnavailableError:
     """Return the error that names NVIDIA's package and the extra that installs it."""
+    elsewhere = "; a Jetson has JetPack's, for the system's own Python" if name == "tensorrt" else ""
     return BackendUnavailableError(
         f"engine {name!r} needs NVIDIA's package {LIBRARIES[name].package}: pip install 'planforge[{name}]'"
+        f"{elsewhere}"
     )
 
 

@@ -106,7 +106,7 @@ def batch(
             output,
             columns=name_columns(column or [], find_task(task).inputs),
             id_column=id_column,
-            options=dict(map(parse_option, option or [])),
+            options=read_task_options(option or []),
             load_options=load_options,
             workers=workers,
             threads=threads,
@@ -141,6 +141,17 @@ def name_columns(arguments: list[str], inputs: tuple[str, ...]) -> dict[str, str
             raise InputError(f"--column {argument}: {name} was given already", option="column")
         columns[name] = column
     return columns
+
+
+def read_task_options(arguments: list[str]) -> dict[str, Any]:
+    """Return the values of --option by their names."""
+    options: dict[str, Any] = {}
+    for argument in arguments:
+        name, value = parse_option(argument)
+        if name in options:
+            raise InputError(f"--option {argument}: {name} is given already; give it once", option="option")
+        options[name] = value
+    return options
 
 
 def parse_option(argument: str) -> tuple[str, Any]:

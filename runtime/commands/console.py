@@ -29,6 +29,7 @@ FILE_WIDTH = 160  # columns of a table that goes into a file or a pipe
 FAILED = 1
 INTERRUPTED = 130
 READER_GONE = 141
+UsageError: type[Exception] = typer.BadParameter.__mro__[1]  # typer gives the class no name of its own
 CONTROLS = re.compile(r"[\x00-\x08\x0b-\x1f\x7f-\x9f]")  # all but line breaks and tabs
 HIGH_CONTROLS = re.compile(r"[\x7f-\x9f]")
 
@@ -48,6 +49,7 @@ class Settings:
     """What holds for the whole command."""
 
     debug = False  # the option given before the command
+    as_json = False  # whether the command was asked for JSON, in which errors are told too
     stages: Stages | None = None  # that are shown now; they end before results are printed
     interrupted = ""  # the stage that Ctrl-C or SIGTERM interrupted, in words
 
@@ -71,8 +73,12 @@ def end_with_exit_code(context: typer.Context) -> Iterator[None]:
     """Turn what a command raises into one line on stderr and an exit code; --debug shows the traceback."""
     forget_changes()
     Settings.interrupted = ""
+    Settings.as_json = False
     try:
         yield
+    except UsageError as error:  # which typer prints
+        print_error(error.format_message(), error.exit_code, error)  # type: ignore[attr-defined]
+        raise
     except PlanForgeError as error:
         fail(str(error), error.exit_code, error)
     except ModuleNotFoundError as error:
@@ -93,11 +99,18 @@ def end_with_exit_code(context: typer.Context) -> Iterator[None]:
 
 def fail(message: str, code: int, error: BaseException) -> None:
     """Print what was wrong and end the command; with --debug raise the error, for its traceback."""
+    print_error(message, code, error)
     if Settings.debug:
         raise error
     with suppress(OSError):  # nobody reads a stderr that cannot be written
         errors.print(Text("error: ", style="red").append(message, style="default"))
     raise typer.Exit(code) from error
+
+
+def print_error(message: str, code: int, error: BaseException) -> None:
+    """Print an error to stdout, for a program that asked for JSON."""
+    if Settings.as_json:
+        print_json({"error": {"type": type(error).__name__, "message": message, "exit_code": code}})
 
 
 def say(line: str) -> None:

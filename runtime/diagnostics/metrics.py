@@ -14,11 +14,13 @@ import numpy as np
 import numpy.typing as npt
 
 from ..decoding.sampling import log_softmax
+from ..encode.pooling import sigmoid, softmax
 
 Logits = npt.NDArray[np.float32]
 Spot: TypeAlias = tuple[int, int, int]  # of a case of many runs: a run, a step of it, and a row
 
 LIKELIEST = 5  # tokens that are compared as a set
+MORE_IS_BETTER = ("top1_agreement", "top5_agreement")  # whose limits are the least that is wanted
 SPREAD_OF_LARGEST = 0.05  # a tensor's spread is at least this share of its largest number: sums round by that
 CACHED_NUMBERS = 2**16  # whose softmax fits a core's cache: of more, memory would take most of the time
 MEAN_OF = 8  # vectors at least; the mean of fewer says no more than the worst of them
@@ -46,6 +48,20 @@ class Metrics(PlainFields):
     rows: int  # that were compared
 
     LIMITED: ClassVar[tuple[str, ...]] = ("max_error", "mean_kl")
+
+
+@dataclass(frozen=True)
+class LabelMetrics(Metrics):
+    """How far a classifier's logits are from the reference's, and what a user reads of them.
+
+    `top1_agreement` and `flip_margin` are of labels: of independent ones of all that a row has.
+    """
+
+    probability_error: float  # the largest difference of two probabilities
+    label_flips: int  # rows whose label is another one
+    label_changes: float  # their share, of more than `MEAN_OF` rows of real text; else 0
+
+    LIMITED: ClassVar[tuple[str, ...]] = ("max_error", "mean_kl", "probability_error", "label_changes")
 
 
 @dataclass(frozen=True)
@@ -169,6 +185,24 @@ def measure(got: Logits, want: Logits) -> Metrics:
     )
 
 
+def measure_labels(got: Logits, want: Logits, *, independent: bool, of_texts: bool = True) -> LabelMetrics:
+    """Compare a classifier's logits (N, V); of `independent` labels each has a probability of its own."""
+    found = vars(measure(got, want))
+    rows = len(want)
+    if not found["finite"]:
+        return LabelMetrics(**found, probability_error=math.nan, label_flips=rows, label_changes=math.nan)
+    activation = sigmoid if independent else softmax
+    error = float(np.abs(activation(got) - activation(want)).max())
+    differs = (got > 0) != (want > 0) if independent else (got.argmax(-1) != want.argmax(-1))[:, None]
+    flipped = differs.any(-1)
+    flips = int(flipped.sum())
+    if independent:
+        found["top1_agreement"] = 1 - flips / rows
+        found["flip_margin"] = float(np.abs(want)[differs].max(initial=0.0))
+    share = flips / rows if of_texts and rows > MEAN_OF else 0.0
+    return LabelMetrics(**found, probability_error=error, label_flips=flips, label_changes=share)
+
+
 def cut_rows(logits: Logits) -> Iterator[slice]:
     """Yield slices of some rows of logits (N, V), for work whose results are larger than they are."""
     step = max(1, CACHED_NUMBERS // logits.shape[-1])
@@ -274,6 +308,13 @@ def judge(metrics: Measured, limits: Mapping[str, float]) -> tuple[str, ...]:
         if not value <= limit:  # NaN is not <= anything
             failures.append(f"{name} is {value:.3g}, at most {limit:.3g} is allowed")
     return tuple(failures)
+
+
+def keeps_limit(name: str, value: float | None, limit: float) -> bool:
+    """Tell whether a metric keeps its limit; what is not finite keeps none."""
+    if value is None:
+        return False
+    return value >= limit if name.rpartition(".")[2] in MORE_IS_BETTER else value <= limit
 
 
 def make_plain(value: Any) -> Any:

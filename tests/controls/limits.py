@@ -18,7 +18,7 @@ import onnx_ir as ir
 from planforge.runtime.backends.ort_backend import OrtCpuBackend
 from planforge.runtime.bundle.bundle import Bundle
 from planforge.runtime.bundle.manifest import Artifact
-from planforge.runtime.diagnostics.metrics import Outcome, measure_scale
+from planforge.runtime.diagnostics.metrics import LabelMetrics, Outcome, measure_scale
 
 from ..helpers.faults import Fault, Plant, change_weight
 from ..helpers.ground import Ground
@@ -32,6 +32,7 @@ SQUARES = ("mean_kl", "cosine_gap", "mean_cosine_gap", "text_kl")  # grow with t
 # A sum of n products in another order may differ by n half units in the last place: here of 2,000 in fp32.
 ROUNDING = 2000 * 2.0**-24
 ENGINE = 5.0  # PyTorch, which rounds every result, loses at most so many times what an engine does
+FEW = 8  # texts whose labels are counted, where it is not known how many there are
 # Promised whatever the model is: shares of real text that a precision may change.
 CHANGED = 0.005
 PERPLEXITY = {"fp32": 1e-4, "fp16": 0.002, "int8": 0.01, "int4": 0.08}
@@ -93,7 +94,7 @@ class Limit:
             yield f"is {self.allowed:.3g}, and at most {self.bound:.3g} follows from rounding"
         if not self.caught <= TIMES**self.power * self.bound:
             yield f"lets pass what is {TIMES:g} times the {self.bound:.3g} that follow from rounding"
-        is_counted = self.metric in ("top1_changes", "perplexity_change")
+        is_counted = self.metric in ("top1_changes", "label_changes", "perplexity_change")
         if not is_counted and self.allowed > max(self.least, (TIMES * ENGINE) ** self.power * self.sound):
             yield f"is {self.allowed:.3g}, where a sound graph measures {self.sound:.3g}"
 
@@ -106,6 +107,7 @@ class Rounded:
     losses: Mapping[str, float] = field(default_factory=dict)
     tokens: int = 0  # of real text
     scale: float = 0.0  # the standard deviation of a translator's logits
+    labels: Mapping[str, int] = field(default_factory=dict)  # how many real texts have one, by output
 
     @classmethod
     def measure(cls, ground: Ground, precision: str) -> Rounded:
@@ -118,6 +120,7 @@ class Rounded:
             ground.examiner.name_losses(gaps),
             gaps["text"].rows if "text" in gaps else 0,
             max(map(measure_scale, logits), default=0.0),
+            {name: gap.rows for name, gap in gaps.items() if isinstance(gap, LabelMetrics)},
         )
 
     def bound(self, name: str) -> tuple[float, float]:
@@ -128,9 +131,10 @@ class Rounded:
         if metric == "mean_cosine_gap":  # of few vectors it may be as large as the largest
             metric = "cosine_gap"
         own = self.losses.get(f"{output}.{metric}" if output else metric, 0.0)
-        if metric == "top1_changes":
+        if metric in ("top1_changes", "label_changes"):
             share = max(CHANGED, TIMES * own)
-            chance = 3 * math.sqrt(share / self.tokens) + 9 / self.tokens if self.tokens else 0.0
+            count = self.labels.get(output, FEW) if metric == "label_changes" else self.tokens
+            chance = 3 * math.sqrt(share / count) + 9 / count if count else 0.0
             return CHANGED, share + chance
         power = 2 if metric in SQUARES else 1
         least = 2 * ROUNDING * self.scale if metric == "score_error" else ROUNDING**power

@@ -147,6 +147,7 @@ class Refusing:
             SimpleNamespace(id=f"{graph}.portable.fp16", graph=graph) for graph in ("encoder", "decoder")
         ]
         monkeypatch.setattr(plans, "find_fp16_graphs", lambda manifest, dialect: graphs)
+        monkeypatch.setattr(plans, "choose_architectures", lambda *arguments: (("sm86",), ""))
         monkeypatch.setattr(plans, "derive_profiles", lambda artifact, **limits: [])
         monkeypatch.setattr(plans, "build_plan_of_graph", self.build_plan_of_graph)
         monkeypatch.setattr(plans, "is_installed", lambda engine: True)

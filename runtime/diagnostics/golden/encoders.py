@@ -16,6 +16,7 @@ from ...bundle.manifest import Artifact, TensorSpec
 from ...encode.encoder import Encoder
 from ...text.long_text import Piece
 from ..metrics import (
+    LabelMetrics,
     Metrics,
     Outcome,
     Spot,
@@ -23,6 +24,7 @@ from ..metrics import (
     judge,
     locate_failure,
     measure,
+    measure_labels,
     measure_vectors,
 )
 from .cases import Case, Skipped, find_room, name_sizes, skip_batches, skip_too_long
@@ -33,6 +35,8 @@ Outputs: TypeAlias = dict[str, Array]  # by the name of the graph's output
 MAX_BATCH = 8  # of the padded case, or the graph's largest
 GOLDEN_POSITIONS = 3
 DISTRIBUTIONS = {"masked_lm", "next_sentence", "sequence_classification", "token_classification"}
+ONE_LABEL = "single_label_classification"  # the problem type of heads that have none in a config.json
+INDEPENDENT = "multi_label_classification"
 
 
 @dataclass(frozen=True)
@@ -64,6 +68,8 @@ class Golden:
     drawn: tuple[Sample, ...] = field(default=(), kw_only=True)
     batches: tuple[tuple[int, ...], ...] = field(default=(), kw_only=True)
     seed: int = field(default=0, kw_only=True)  # that decided them
+    # What the logits of a classifier mean. Earlier versions do not say.
+    problem_type: str | None = field(default=None, kw_only=True)
 
     @property
     def pool(self) -> tuple[Sample, ...]:
@@ -76,6 +82,8 @@ def to_arrays(golden: Golden, whole: bool = False) -> dict[str, Array]:
     arrays: dict[str, Array] = {"per_token": np.array(golden.per_token)}
     arrays |= {f"batch.{i}": np.array(rows) for i, rows in enumerate(golden.batches)}
     arrays["seed"] = np.array(golden.seed)
+    if golden.problem_type is not None:
+        arrays["problem_type"] = np.array(golden.problem_type)
     for kind, samples in (("sample", golden.samples), ("drawn", golden.drawn)):
         for i, sample in enumerate(samples):
             stored = sample if whole else sample.thin(golden.per_token)
@@ -97,6 +105,7 @@ def from_arrays(arrays: Arrays) -> Golden:
         drawn=read_samples(arrays, "drawn"),
         batches=tuple(tuple(arrays[f"batch.{i}"].tolist()) for i in batches),
         seed=int(arrays.get("seed", 0)),
+        problem_type=str(arrays["problem_type"]) if "problem_type" in arrays else None,
     )
 
 
@@ -119,19 +128,21 @@ def make_cases(encoder: Encoder, golden: Golden, limits: Mapping[str, float]) ->
     room = find_room(encoder.artifact)
     texts = [sample for sample in texts if len(sample) <= room]
     batch = [*texts, single][-min(MAX_BATCH, encoder.max_batch) :]
+    kind = golden.problem_type
 
     def compare_one_by_one() -> Outcome:
-        return compare_outputs([run_batch(encoder, [s])[0] for s in texts], texts, encoder.artifact, limits)
+        got = [run_batch(encoder, [sample])[0] for sample in texts]
+        return compare_outputs(got, texts, encoder.artifact, limits, kind)
 
     cases = {"one by one": compare_one_by_one} if texts else {}
-    cases[name_batch(batch)] = make_batch_case(encoder, batch, limits)
-    cases["1 token"] = make_batch_case(encoder, [single], limits)
+    cases[name_batch(batch)] = make_batch_case(encoder, batch, limits, kind)
+    cases["1 token"] = make_batch_case(encoder, [single], limits, kind)
     if len(full) <= room:
-        cases[f"{len(full)} tokens"] = make_batch_case(encoder, [full], limits)
+        cases[f"{len(full)} tokens"] = make_batch_case(encoder, [full], limits, kind)
     if batches := list_batches(encoder.artifact, golden):
         sizes = sorted({len(rows) for rows in batches.values()})
         name = f"batches of {name_sizes(sizes)}, padded, drawn with seed {golden.seed}"
-        cases[name] = make_drawn_case(encoder, batches, limits)
+        cases[name] = make_drawn_case(encoder, batches, limits, kind)
     return cases
 
 
@@ -148,9 +159,16 @@ def list_batches(artifact: Artifact, golden: Golden) -> dict[int, list[Sample]]:
 
 
 def make_drawn_case(
-    encoder: Encoder, batches: Mapping[int, Sequence[Sample]], limits: Mapping[str, float]
+    encoder: Encoder,
+    batches: Mapping[int, Sequence[Sample]],
+    limits: Mapping[str, float],
+    problem_type: str | None,
 ) -> Case:
     """Return the case of padded batches, of which the first row that is over its limits is told."""
+
+    def compare(got: Sequence[Outputs], want: Sequence[Sample]) -> Outcome:
+        # A mean's limit is what real texts may lose; of random tokens each result is judged alone.
+        return compare_outputs(got, want, encoder.artifact, limits, problem_type, of_texts=False)
 
     def run() -> Outcome:
         got: list[Outputs] = []
@@ -161,10 +179,9 @@ def make_drawn_case(
             got += outputs
             want += batch
             for row, (one, sample) in enumerate(zip(outputs, batch, strict=True)):
-                if spot is None and compare_outputs([one], [sample], encoder.artifact, limits).failures:
+                if spot is None and compare([one], [sample]).failures:
                     spot = (number, 0, row)
-        # The mean's limit is what real texts may lose; of random tokens each vector is judged alone.
-        outcome = compare_outputs(got, want, encoder.artifact, limits, of_texts=False)
+        outcome = compare(got, want)
         if not outcome.failures or spot is None:
             return outcome
         number, _, row = spot
@@ -198,9 +215,13 @@ def name_batch(samples: Sequence[Sample]) -> str:
     return f"batch of {len(samples)}, padded"
 
 
-def make_batch_case(encoder: Encoder, samples: Sequence[Sample], limits: Mapping[str, float]) -> Case:
+def make_batch_case(
+    encoder: Encoder, samples: Sequence[Sample], limits: Mapping[str, float], problem_type: str | None
+) -> Case:
     """Return the case of all samples as one padded batch."""
-    return lambda: compare_outputs(run_batch(encoder, samples), samples, encoder.artifact, limits)
+    return lambda: compare_outputs(
+        run_batch(encoder, samples), samples, encoder.artifact, limits, problem_type
+    )
 
 
 def run_batch(encoder: Encoder, samples: Sequence[Sample]) -> list[Outputs]:
@@ -222,21 +243,27 @@ def compare_outputs(
     samples: Sequence[Sample],
     artifact: Artifact,
     limits: Mapping[str, float],
+    problem_type: str | None = None,
     of_texts: bool = True,
 ) -> Outcome:
-    """Return the outcome of every output of `samples`; the mean of vectors counts only `of_texts`."""
+    """Return the outcome of every output of `samples`; means and shares count only `of_texts`."""
     metrics: dict[str, Any] = {}
     failures: list[str] = []
     want = [sample.outputs for sample in samples]
-    for name, measured in measure_all(got, want, artifact.outputs, of_texts).items():
+    for name, measured in measure_all(got, want, artifact.outputs, problem_type, of_texts).items():
         own = {metric: limits[f"{name}.{metric}"] for metric in measured.LIMITED}
         failures += [f"{name}: {failure}" for failure in judge(measured, own)]
         metrics |= {f"{name}.{key}": value for key, value in measured.to_json().items()}
-    return Outcome(metrics, limits, tuple(failures))
+    applied = {name: limit for name, limit in limits.items() if name in metrics}
+    return Outcome(metrics, applied, tuple(failures))
 
 
 def measure_all(
-    got: Sequence[Outputs], want: Sequence[Outputs], specs: Sequence[TensorSpec], of_texts: bool = True
+    got: Sequence[Outputs],
+    want: Sequence[Outputs],
+    specs: Sequence[TensorSpec],
+    problem_type: str | None = None,
+    of_texts: bool = True,
 ) -> dict[str, Metrics | VectorMetrics]:
     """Return the metrics of each output over all sequences."""
     metrics: dict[str, Metrics | VectorMetrics] = {}
@@ -247,16 +274,30 @@ def measure_all(
             metrics[spec.name] = measure_vectors(a, b, least_scale=1.0)
             continue
         a, b = (np.concatenate([np.atleast_2d(array) for array in arrays]) for arrays in sides)
-        if choose_metrics(spec) is Metrics:
+        kind = choose_metrics(spec, problem_type)
+        if kind is LabelMetrics:
+            independent = is_independent(spec, problem_type)
+            metrics[spec.name] = measure_labels(a, b, independent=independent, of_texts=of_texts)
+        elif kind is Metrics:
             metrics[spec.name] = measure(a, b)
         else:
             metrics[spec.name] = measure_vectors(a, b, of_texts=of_texts and not is_per_token(spec))
     return metrics
 
 
-def choose_metrics(spec: TensorSpec) -> type[Metrics] | type[VectorMetrics]:
+def choose_metrics(spec: TensorSpec, problem_type: str | None) -> type[Metrics] | type[VectorMetrics]:
     """Return how to compare an output: logits over classes or words as distributions, others as vectors."""
-    return Metrics if spec.role in DISTRIBUTIONS else VectorMetrics
+    if spec.role not in DISTRIBUTIONS:
+        return VectorMetrics
+    is_number = spec.role == "sequence_classification" and problem_type == "regression"
+    has_labels = problem_type is not None and spec.role != "masked_lm" and not is_number
+    return LabelMetrics if has_labels else Metrics
+
+
+def is_independent(spec: TensorSpec, problem_type: str | None) -> bool:
+    """Tell whether each label of a head has a probability of its own, as `classify` reads them."""
+    multi = problem_type == INDEPENDENT or spec.axis_names()[-1] == 1  # no softmax of one
+    return spec.role == "sequence_classification" and multi
 
 
 def is_vector_of_tokens(spec: TensorSpec) -> bool:

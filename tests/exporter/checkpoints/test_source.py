@@ -13,8 +13,9 @@ import huggingface_hub
 import pytest
 
 from planforge.exporter import export, export_checkpoint, import_folder
-from planforge.exporter.checkpoints.source import Source, find_recorded, resolve_source, restore_argument
+from planforge.exporter.checkpoints.source import Source, find_recorded, resolve_source
 from planforge.exporter.errors import CheckpointError, SourceError
+from planforge.runtime.bundle.export_again import restore_argument
 
 COMMIT = "0123456789abcdef0123456789abcdef01234567"
 

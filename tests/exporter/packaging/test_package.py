@@ -233,7 +233,7 @@ REFUSED = [
     ("optimum", None, "dates_bundle", "is a bundle for translation"),
     ("transformers.js", None, "marian_bundle", "has MarianMT's tokenizers, .*: package it --for triton"),
     ("genai", ["fp32-kv8"], "llama_demo_bundle", "takes fp32, fp16, int8, int4"),
-    ("genai", ["fp16"], "llama_demo_bundle", "--target cpu,cuda --precision fp32,int8,int4,fp16"),
+    ("genai", ["fp16"], "llama_demo_bundle", "--precision fp32,int8,int4,fp16 --target cpu,cuda"),
     ("genai", ["in8"], "llama_demo_bundle", "did you mean 'int8'"),
     ("genai", ["fp32", "int8"], "llama_demo_bundle", "has one precision; fp32, int8 are 2"),
     ("gen-ai", None, "llama_demo_bundle", "is not one of genai, .*; did you mean 'genai'"),
@@ -270,9 +270,9 @@ def test_what_a_runtime_does_not_take_is_told_with_the_way_out(
 @pytest.mark.parametrize(
     ("has", "source", "advice"),
     [
-        ("fp32", {}, "export with --target cpu --precision fp32"),
-        ("fp16", {}, "export with --target cuda --precision fp16"),
-        ("fp32", {"exporter": "optimum"}, "`planforge import` with --target cpu --precision fp32"),
+        ("fp32", {}, "export gpt2-demo .* --precision fp32 --target portable,rtx,cpu "),
+        ("fp16", {}, "export gpt2-demo .* --precision fp16 --target portable,rtx,cuda "),
+        ("fp32", {"exporter": "optimum"}, "import FOLDER --source gpt2-demo .* --target portable,rtx,cpu "),
     ],
 )
 def test_a_bundle_without_graphs_of_the_dialect_is_exported_again(
@@ -282,7 +282,7 @@ def test_a_bundle_without_graphs_of_the_dialect_is_exported_again(
     manifest = json.loads(path.read_text())
     others = [one for one in manifest["artifacts"] if one["dialect"] != "ort" and one["precision"] == has]
     edit_json(path, artifacts=others, plans=[], default_precision=has, source=manifest["source"] | source)
-    with pytest.raises(InputError, match=rf"has decoder\.\w+\.{has}.*: {advice}"):
+    with pytest.raises(InputError, match=rf"has decoder\.\w+\.{has}.*: export it again: `planforge {advice}"):
         package(own_bundle, tmp_path / "P", runtime="genai")
 
 

@@ -144,7 +144,9 @@ def test_a_bundle_without_graphs_can_occlude(whole_bundle: Path) -> None:
         result: Any = model.explain(PROMPT, " earth")
         assert set(result.saliency) == {"occlusion"}
         assert result.lens is None and not result.attention
-        with pytest.raises(InputError, match="export it again with --outputs explain"):
+        with pytest.raises(
+            InputError, match=r"export it again: `planforge export gpt2-demo .* --outputs explain"
+        ):
             model.explain(PROMPT, " earth", methods=["lens"])
         whole = model.score([token.id for token in result.tokens]).logprobs[-1]
         assert result.targets[0].probability == pytest.approx(np.exp(whole))

@@ -1,0 +1,104 @@
+"""The command that exports a bundle again: with all that its manifest names, and what was missing."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+from .bundle import Bundle
+from .manifest import Artifact, Axis, Manifest
+
+TARGETS = {"portable": "portable", "inplace": "rtx"}  # that give a dialect
+
+
+def tell_export_again(
+    bundle: Bundle,
+    *,
+    precisions: Sequence[str] = (),
+    targets: Sequence[str] = (),
+    outputs: Sequence[str] = (),
+) -> str:
+    """Return "export it again: `planforge ...`", with all that the bundle has and what is named here beside.
+
+    Args:
+        bundle: to be replaced.
+        precisions: that it should have, too; what `run` takes stays the same.
+        targets: that it should have graphs of, too.
+        outputs: that its graphs should have, too.
+    """
+    import shlex  # a quicker start without it
+
+    manifest = bundle.manifest
+    graphs = manifest.artifacts
+    has_plan = any(plan.engine == "tensorrt-rtx" for plan in manifest.plans)
+    there = [*map(find_target, graphs), *(["rtx"] if has_plan else [])]
+    words = [
+        *name_origin(bundle),
+        *("-o", str(bundle.folder), "--force"),
+        *("--precision", ",".join(dict.fromkeys([*(a.precision for a in graphs), *precisions]))),
+        *("--target", ",".join(dict.fromkeys([*there, *targets]))),
+    ]
+    if wanted := dict.fromkeys([*read_chosen_outputs(manifest), *outputs]):
+        words += ["--outputs", ",".join(wanted)]
+    if most := find_max_batch(manifest):
+        words += ["--max-batch", str(most)]
+    words += ["--max-length", str(manifest.max_length)]
+    is_fitted = manifest.encoder is not None and manifest.encoder.fitted is not None
+    fitted = ", then fit its head again" if is_fitted else ""
+    return f"export it again: `planforge {shlex.join(words)}`{fitted}"
+
+
+def name_origin(bundle: Bundle) -> list[str]:
+    """Return the command and the model that a bundle was made by: of other exporters' graphs `import`."""
+    model = name_checkpoint(bundle)
+    if not bundle.manifest.source.get("exporter"):
+        return ["export", model]
+    if any(Path(model).glob("*.onnx")):
+        return ["import", model]
+    return ["import", "FOLDER", "--source", model]  # what optimum wrote is nowhere named
+
+
+def name_checkpoint(bundle: Bundle) -> str:
+    """Return what a user types for the checkpoint: of a folder that is not here, its name alone."""
+    recorded = bundle.manifest.source
+    argument = restore_argument(recorded, bundle.folder)
+    if recorded.get("kind") == "folder":
+        path = Path(argument)
+        return str(path.resolve()) if path.is_dir() else path.name
+    return argument or "MODEL"
+
+
+def find_target(artifact: Artifact) -> str:
+    """Return a target that gives a graph; "rtx" stands for the cache in place."""
+    return TARGETS.get(artifact.dialect) or ("cuda" if artifact.precision == "fp16" else "cpu")
+
+
+def restore_argument(recorded: Mapping[str, Any], bundle: Path) -> str:
+    """Return the MODEL argument that finds a manifest's checkpoint again: of a hub model, its very commit."""
+    argument = str(recorded.get("argument", ""))
+    if recorded.get("kind") == "folder":
+        return str(bundle / argument)
+    commit = recorded.get("commit")
+    return f"{argument.partition('@')[0]}@{commit}" if commit else argument
+
+
+def find_max_batch(manifest: Manifest) -> int | None:
+    """Return the largest batch that was chosen at export, as most of the graphs have it."""
+    found: Counter[int] = Counter()
+    for artifact in manifest.artifacts:
+        axes = {axis.name: axis for spec in artifact.inputs for axis in spec.axes if isinstance(axis, Axis)}
+        batch = axes.get("sources") or axes.get("batch")  # a translation's decoder has several beams of each
+        if batch is not None:
+            found[batch.max] += 1
+    return found.most_common(1)[0][0] if found else None
+
+
+def read_chosen_outputs(manifest: Manifest) -> tuple[str, ...]:
+    """Return the `outputs` that were chosen at export."""
+    names = [spec.name for artifact in manifest.artifacts for spec in artifact.outputs]
+    chosen = [n for n in names if n.startswith("hidden_states.") or n == "pooler_output"]
+    chosen += ["cross_attentions" for n in names if n.startswith("cross_attentions.")]
+    chosen += ["explain"] if manifest.explanations else []
+    return tuple(dict.fromkeys(chosen))
