@@ -123,11 +123,25 @@ def find_spellings(
     tokens: tuple[str, ...],
 ) -> tuple[re.Pattern[str], re.Pattern[str], frozenset[str], frozenset[str]]:
     """Return what finds tokens, as spelled and in any case, and their beginnings and ends in lower case."""
-    longest_first = sorted(tokens, key=len, reverse=True)
-    pattern = "|".join(map(re.escape, longest_first)) or "(?!)"
+    pattern = join_spellings(tokens) if tokens else "(?!)"
     beginnings = frozenset(token[:size].lower() for token in tokens for size in range(1, len(token)))
     ends = frozenset(token[size:].lower() for token in tokens for size in range(1, len(token)))
     return re.compile(pattern), re.compile(pattern, re.IGNORECASE), beginnings, ends
+
+
+def join_spellings(texts: Sequence[str]) -> str:
+    """Return a regular expression of any of the texts, the longest first.
+
+    What several begin with stands there once. Else each of a thousand tokens would be tried at every place.
+    """
+    rests: dict[str, list[str]] = {}
+    for text in filter(None, texts):
+        rests.setdefault(text[0], []).append(text[1:])
+    ways = [re.escape(first) + join_spellings(rest) for first, rest in rests.items()]
+    if len(ways) == 1 and "" not in texts:
+        return ways[0]
+    joined = f"(?:{'|'.join(ways)})" if ways else ""
+    return f"{joined}?" if ways and "" in texts else joined
 
 
 def encode_pieces(tokenizer: Tokenizer, pieces: Sequence[tuple[str, bool]]) -> list[int]:

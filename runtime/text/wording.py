@@ -14,6 +14,14 @@ if TYPE_CHECKING:
     from .chat_template import ChatTemplate
 
 OWN = ("messages", "tools", "add_generation_prompt", "continue_final_message", "strftime_now")
+# What templates compare with words of their own. No mark may stand there: the message would count as none.
+WORDS = {
+    *("role", "system", "developer", "user", "assistant", "tool", "ipython"),
+    *("content", "type", "text", "name", "reasoning_content", "thinking"),
+    *("tool_calls", "tool_call_id", "id", "function", "arguments", "description", "parameters"),
+    *("properties", "required", "items", "enum", "object", "array", "string", "number", "integer", "boolean"),
+}
+NAMING = ("role", "type")  # keys of such words
 END = "CONTINUE_FINAL_MESSAGE_TAG "  # transformers' own, as templates may trim what is behind a text
 
 
@@ -66,7 +74,9 @@ def copy_options(
                 option="template_options",
             )
     try:
-        plain: dict[str, Any] = copy_plain(options, "template_options", mark)
+        plain = {
+            name: copy_plain(value, f"template_options[{name!r}]", mark) for name, value in options.items()
+        }
     except RecursionError as error:
         raise InputError(
             "template_options are nested too deep, or contain themselves", option="template_options"
@@ -124,7 +134,12 @@ def copy_plain(value: Any, name: str, mark: Callable[[str], str]) -> Any:
     if isinstance(value, list | tuple):
         return [copy_plain(item, f"{name}[{i}]", mark) for i, item in enumerate(value)]
     if isinstance(value, Mapping) and all(type(key) is str for key in value):
-        return {mark(key): copy_plain(item, f"{name}[{key!r}]", mark) for key, item in value.items()}
+        return {
+            key if key in WORDS else mark(key): (
+                item if key in NAMING and item in WORDS else copy_plain(item, f"{name}[{key!r}]", mark)
+            )
+            for key, item in value.items()
+        }
     raise InputError(
         f"{name} is {type(value).__name__}; a template gets texts, numbers, lists and mappings of them",
         option=name.partition("[")[0],

@@ -373,7 +373,8 @@ def compare_chat(chat: Chat, tokenizer: Tokenizer, one: GoldenChat, golden: Gold
     if one.rendered is None:
         return f"{name} is rendered, {golden.chat_reference} refused it"
     if rendered == one.rendered:
-        return describe_ids(one.rendered, ids, one.ids, tokenizer, golden.reference)
+        told = describe_ids(one.rendered, ids, one.ids, tokenizer, golden.reference)
+        return told or compare_guarded(chat, tokenizer, one)
     pairs = enumerate(zip(rendered, one.rendered, strict=False))
     place = next((i for i, (a, b) in pairs if a != b), min(len(rendered), len(one.rendered)))
     begin = max(0, place - 10)
@@ -381,6 +382,19 @@ def compare_chat(chat: Chat, tokenizer: Tokenizer, one: GoldenChat, golden: Gold
         f"{name} is from character {begin} on {show(rendered[begin:])};"
         f" {golden.chat_reference} gives {show(one.rendered[begin:])}"
     )
+
+
+def compare_guarded(chat: Chat, tokenizer: Tokenizer, one: GoldenChat) -> str:
+    """Return how a conversation is read otherwise where special tokens that texts spell stay text, or ""."""
+    wording = Wording(one.tools)
+    said = json.dumps([one.messages, one.tools], ensure_ascii=False)
+    if any(token.lower() in said.lower() for token in tokenizer.special_tokens):
+        return ""
+    ids = chat.encode(one.messages, tokenizer, wording=wording)
+    if tuple(ids) == one.ids:
+        return ""
+    last = show(str(one.messages[-1].get("content")))
+    return f"the chat that ends with {last} is read otherwise where special tokens of users stay plain text"
 
 
 def show(text: str) -> str:

@@ -2,13 +2,20 @@
 
 from __future__ import annotations
 
+import re
 from typing import Any
 
 import pytest
+import tokenizers
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from tokenizers import models, pre_tokenizers
 
 from planforge.runtime.errors import InputError
+from planforge.runtime.text.chat import Chat
+from planforge.runtime.text.guard import join_spellings
+from planforge.runtime.text.tokenizer import Tokenizer
+from planforge.runtime.text.wording import Wording
 
 from ...helpers.chat import SPECIAL, load_reference, ours
 from ...helpers.chat_templates import chat_of, kinds
@@ -165,3 +172,36 @@ def test_a_users_token_beside_the_templates_own_is_refused() -> None:
         chat_of(template).encode(messages, ours("byte_level"))
     ids = chat_of(template).encode(messages, ours("byte_level"), parse_special=True)
     assert count_special("byte_level", ids) == ["<|im_end|>"] * 2
+
+
+def test_what_templates_compare_has_no_marks() -> None:
+    """Special tokens begin or end as "user", "assistant", "role" and "content" do."""
+    special = ["USER:", "ASSISTANT:", "<|im_end|>", "eos", "Xcon"]
+    letters = {letter: number for number, letter in enumerate(pre_tokenizers.ByteLevel.alphabet())}
+    raw = tokenizers.Tokenizer(models.BPE(vocab=letters, merges=[]))
+    raw.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
+    raw.add_special_tokens(special)
+    template = (
+        "{% for m in messages %}{% if m.role == 'user' %}USER:{{ m.content }}{% elif m.role == 'assistant' %}"
+        "ASSISTANT:{{ m['content'] }}<|im_end|>{% endif %}{% endfor %}"
+        "{% for t in tools %}{{ t.type ~ t.function.name if t.type == 'function' }}{% endfor %}ASSISTANT:"
+    )
+    messages = [
+        {"role": "user", "content": "hi"},
+        {"role": "assistant", "content": "ho"},
+        {"role": "user", "content": "again"},
+    ]
+    tool = {"type": "function", "function": {"name": "f", "parameters": {"type": "object", "properties": {}}}}
+    chat = Chat(template, {}, "a template")
+    ids = chat.encode(messages, Tokenizer(raw.to_str().encode()), wording=Wording([tool]))
+    assert ids == raw.encode("USER:hiASSISTANT:ho<|im_end|>USER:againfunctionfASSISTANT:").ids
+
+
+some = st.text("<|abAB>.*", min_size=1, max_size=4)
+
+
+@given(st.lists(some, min_size=1, max_size=6), st.text("<|abAB>.*", max_size=12))
+def test_spellings_are_found_as_the_longest_that_stands_there(texts: list[str], text: str) -> None:
+    found = [match[0] for match in re.finditer(join_spellings(texts), text)]
+    longest = "|".join(re.escape(one) for one in sorted(texts, key=len, reverse=True))
+    assert found == re.findall(longest, text)
