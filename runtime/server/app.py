@@ -112,14 +112,14 @@ def make_handler(endpoint: Endpoint, registry: Registry, readers: Readers) -> Ha
             arrival = time.monotonic()
             latest = arrival + settings.timeout
             body = await read_parameters(request, data, endpoint.body, readers, latest)
-            served = registry.find(body.get("model"), endpoint.capability)
+            served = registry.find(body.model, endpoint.capability)
             call = Call(
                 request=request,
                 body=body,
                 served=served,
                 size=len(data),
                 client=request.state.client,
-                deadline=min(arrival + body.get("timeout", settings.timeout), latest),
+                deadline=min(arrival + (body.timeout or settings.timeout), latest),
                 most_bytes=settings.body_bytes,
                 readers=readers,
             )

@@ -6,6 +6,7 @@ import logging
 import re
 from collections.abc import Mapping
 from contextvars import ContextVar
+from typing import NoReturn
 
 from ..errors import (
     BackendUnavailableError,
@@ -59,6 +60,11 @@ class ApiError(Exception):
         if self.status == 401:
             headers["WWW-Authenticate"] = "Bearer"
         return JsonResponse(self.to_json(), self.status, headers)
+
+
+def refuse(name: str, reason: str) -> NoReturn:
+    """Raise the error of a parameter whose value cannot be used."""
+    raise ApiError(400, f"{name} {reason}", param=name, code="invalid_value")
 
 
 def find_api_error(error: BaseException, names: Mapping[str, str] | None = None) -> ApiError:

@@ -7,6 +7,8 @@ from dataclasses import dataclass
 from importlib.metadata import version
 from typing import Any
 
+import msgspec
+
 from .answers import ErrorAnswer, Health, ModelEntry, ModelList, Readiness
 from .endpoints import Endpoint
 from .guard import OPEN
@@ -68,6 +70,9 @@ def describe_api(endpoints: Sequence[Endpoint], has_keys: bool) -> dict[str, Any
     paths: dict[str, Any] = {page.path: {"get": describe_page(page, schemas, failures)} for page in PAGES}
     for endpoint in endpoints:
         paths[endpoint.path] = {"post": describe_endpoint(endpoint, schemas, failures)}
+    bodies = [endpoint.body for endpoint in endpoints]
+    _, named = msgspec.json.schema_components(bodies, ref_template="#/components/schemas/{name}")
+    schemas.named |= named
     api: dict[str, Any] = {
         "openapi": "3.1.0",
         "info": {"title": "PlanForge", "version": version("planforge")},
@@ -109,7 +114,12 @@ def describe_endpoint(
         content["text/event-stream"] = {"x-event": schemas.describe(endpoint.event)}
     return {
         "summary": endpoint.summary,
-        "requestBody": {"required": True, "content": {"application/json": {"schema": endpoint.body}}},
+        "requestBody": {
+            "required": True,
+            "content": {
+                "application/json": {"schema": {"$ref": f"#/components/schemas/{endpoint.body.__name__}"}}
+            },
+        },
         "responses": {"200": {"description": done, "content": content}, **failures},
     }
 

@@ -81,12 +81,24 @@ def make_sample(schema: dict[str, Any]) -> Any:
     return {"string": "a", "integer": 1, "number": 1, "boolean": True}[schema["type"]]
 
 
+def resolve(schema: Any, named: dict[str, Any]) -> Any:
+    """Return a schema with those that it refers to in their places."""
+    if isinstance(schema, list):
+        return [resolve(part, named) for part in schema]
+    if not isinstance(schema, dict):
+        return schema
+    if "$ref" in schema:
+        return resolve(named[schema["$ref"].rpartition("/")[2]], named)
+    return {name: resolve(part, named) for name, part in schema.items()}
+
+
 def read_bodies(server: Address) -> dict[str, dict[str, Any]]:
     """Return the schemas of bodies by their routes, as the server describes them."""
-    paths = server.client.get("/openapi.json").json()["paths"]
+    api = server.client.get("/openapi.json").json()
+    named = api["components"]["schemas"]
     return {
-        path: operations["post"]["requestBody"]["content"]["application/json"]["schema"]
-        for path, operations in paths.items()
+        path: resolve(operations["post"]["requestBody"]["content"]["application/json"]["schema"], named)
+        for path, operations in api["paths"].items()
         if "post" in operations
     }
 
