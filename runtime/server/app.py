@@ -138,16 +138,12 @@ def list_plain_routes(registry: Registry, metrics: Metrics, settings: ServerSett
     api = describe_api(ENDPOINTS, bool(settings.keys))
 
     async def say_health(request: Request) -> Response:
-        answer: Health = {"status": "ok"}
-        return JsonResponse(answer)
+        return JsonResponse(Health("ok"))
 
     async def say_ready(request: Request) -> Response:
         is_ready = registry.ready
-        answer: Readiness = {
-            "status": "ready" if is_ready else "not ready",
-            "models": {name: registry.find_state(name) for name in registry.names},
-        }
-        return JsonResponse(answer, 200 if is_ready else 503)
+        states = {name: registry.find_state(name) for name in registry.names}
+        return JsonResponse(Readiness("ready" if is_ready else "not ready", states), 200 if is_ready else 503)
 
     async def show_metrics(request: Request) -> Response:
         loaded = list(registry.loaded.items())
@@ -155,11 +151,7 @@ def list_plain_routes(registry: Registry, metrics: Metrics, settings: ServerSett
         return PlainTextResponse(metrics.write(counts), media_type=MEDIA_TYPE)
 
     async def list_models(request: Request) -> Response:
-        answer: ModelList = {
-            "object": "list",
-            "data": [registry.describe(name) for name in registry.names],
-        }
-        return JsonResponse(answer)
+        return JsonResponse(ModelList([registry.describe(name) for name in registry.names]))
 
     async def show_model(request: Request) -> Response:
         return JsonResponse(registry.describe(request.path_params["name"]))

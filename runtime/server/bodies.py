@@ -60,7 +60,11 @@ Tokens = Annotated[list[Token], sizes(1, MOST_TOKENS)]
 Count = Annotated[int, limits(1, 2**31 - 1)]
 Size = Annotated[int, limits(1, 2**20)]
 Penalty = Annotated[float, limits(0.01, 100, "Above 1 makes tokens less likely that are there already.")]
-Biases = Annotated[dict[Token, Annotated[float, limits(-100, 100)]], sizes(0, MOST_BIASES)]
+Biases = Annotated[
+    dict[Token, Annotated[float, limits(-100, 100)]],
+    sizes(0, MOST_BIASES),
+    Meta(extra_json_schema={"propertyNames": {"pattern": "^(0|[1-9][0-9]{0,9})$"}}),
+]
 Special = Annotated[bool, says("Read special tokens that a text spells as such.")]
 Unused = Annotated[T, says("Has no effect on the answer.")]
 NoText = Annotated[Literal[""], refusal(UNSUPPORTED)]

@@ -20,7 +20,7 @@ from ..asynchronous.loop_calls import get_loop_calls
 from ..errors import DeadlineError
 from ..scheduling.steps import Steps, run_all
 from .bodies import Body
-from .decoding import decode_body
+from .decode_body import decode_body
 from .errors import ApiError
 from .json_text import JsonResponse
 from .readers import Job, Lane, Readers
@@ -67,8 +67,8 @@ class Call(Generic[Asked]):
 
     def take(self, *names: str, **renamed: str) -> dict[str, Any]:
         """Return the parameters of these names that were given, as options; `option="name"` renames one."""
-        places = {**dict(zip(names, names, strict=True)), **renamed}
-        given = {to: getattr(self.body, name, None) for to, name in places.items()}
+        places = {name: name for name in names} | renamed
+        given = {to: getattr(self.body, name) for to, name in places.items()}
         return {to: msgspec.to_builtins(value) for to, value in given.items() if value is not None}
 
     async def read(self, steps: Steps[T], size: int) -> T:

@@ -10,7 +10,7 @@ from starlette.responses import Response
 
 from ..encode.results import Answer, Answers, Classification, FilledMask, Tags
 from . import answers, bodies, explanations, text, translations, vectors
-from .answers import ListOf
+from .answers import ListOf, list_results
 from .calls import Call
 
 
@@ -68,7 +68,7 @@ ENDPOINTS = (
         "embeddings",
         bodies.EmbeddingsRequest,
         vectors.embed,
-        ListOf(answers.EmbeddingEntry),
+        ListOf[answers.EmbeddingEntry],
         names={**INPUT, "truncate_dim": "dimensions"},
     ),
     Endpoint(
@@ -84,16 +84,16 @@ ENDPOINTS = (
         "classify",
         bodies.ClassifyRequest,
         vectors.classify,
-        ListOf(Classification),
+        list_results(Classification),
         names={**INPUT, "first": "input"},
     ),
-    Endpoint("/v1/tags", "tags", bodies.TagsRequest, vectors.tag, ListOf(Tags), names=INPUT),
+    Endpoint("/v1/tags", "tags", bodies.TagsRequest, vectors.tag, list_results(Tags), names=INPUT),
     Endpoint(
         "/v1/answers",
         "answers",
         bodies.AnswersRequest,
         vectors.answer,
-        ListOf(Answers, {"best": Answer | None}),
+        list_results(Answers, best=Answer | None),
         names={"first": "question", "texts": "context", **CUT},
     ),
     Endpoint(
@@ -101,7 +101,7 @@ ENDPOINTS = (
         "fill-mask",
         bodies.FillMaskRequest,
         vectors.fill_mask,
-        ListOf(FilledMask),
+        list_results(FilledMask),
         names=INPUT,
     ),
     Endpoint(
@@ -109,7 +109,7 @@ ENDPOINTS = (
         "translations",
         bodies.TranslationsRequest,
         translations.translate,
-        ListOf(answers.TranslationEntry),
+        ListOf[answers.TranslationEntry],
         names=INPUT,
     ),
     Endpoint(

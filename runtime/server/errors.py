@@ -18,7 +18,7 @@ from ..errors import (
     QueueFullError,
     SchemaError,
 )
-from .answers import ErrorAnswer
+from .answers import ErrorAnswer, ErrorFields
 from .json_text import JsonResponse
 
 log = logging.getLogger("planforge")
@@ -52,7 +52,7 @@ class ApiError(Exception):
             kind = "authentication_error"
         if self.status == 429:
             kind = "rate_limit_error"
-        return {"error": {"message": str(self), "type": kind, "param": self.param, "code": self.code}}
+        return ErrorAnswer(ErrorFields(str(self), kind, self.param, self.code))
 
     def to_response(self) -> JsonResponse:
         """Return the answer."""

@@ -14,6 +14,7 @@ from ..explain.options import USUAL_NEW_TOKENS
 from ..explain.tokens import encode_alone
 from ..generate.text_generator import TextGenerator
 from ..translate.translator import Translator
+from .answers import ExplanationAnswer
 from .bodies import ExplanationsRequest
 from .calls import Call, make_step
 from .text_sizes import measure_texts
@@ -37,7 +38,9 @@ async def explain(call: Call[ExplanationsRequest]) -> Response:
     """Return why a model answered so: which tokens counted, and what each layer would have said."""
     measure_texts(call, call.take("input", "pair", "answer").values())
     explanation = await call.explain(lambda on_step: compute(call.served.model, call, on_step))
-    return await call.write(make_step(lambda: {**explanation.to_json(), "model": call.served.name}))
+    return await call.write(
+        make_step(lambda: ExplanationAnswer(**{**explanation.to_json(), "model": call.served.name}))
+    )
 
 
 def compute(model: Any, call: Call[ExplanationsRequest], on_step: Callable[[], None]) -> Explanation:

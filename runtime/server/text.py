@@ -9,14 +9,15 @@ from dataclasses import dataclass
 from functools import partial
 from typing import Any
 
-from msgspec import to_builtins
+from msgspec import UNSET, to_builtins
+from msgspec.structs import replace
 from starlette.responses import Response
 
 from ..generate.generation import Generation
 from ..generate.pending import PendingGeneration
 from ..generate.text_generator import TextGenerator
 from ..scheduling.steps import Steps
-from .answers import GenerationUsage
+from .answers import GenerationUsage, PromptDetails, Record
 from .bodies import ChatRequest, CompletionRequest, GenerationRequest
 from .calls import SMALL, Call, cancel_when_gone, wait_for_all
 from .errors import ApiError, find_api_error
@@ -269,10 +270,10 @@ class Exchange:
         async with cancel_when_gone(self.call.request, self.cancel):
             answers = await wait_for_all([pending.future for pending in self.pendings])
 
-        def write() -> Steps[dict[str, Any]]:
-            choices = yield from encode_pieces(self.form.write_answer, answers)
+        def write() -> Steps[Record]:
+            choices: Any = yield from encode_pieces(self.form.write_answer, answers)
             usage = self._count_tokens(answers)
-            return {**self._describe(self.form.whole), "choices": choices, "usage": usage}
+            return self.form.answer(**self._describe(), choices=choices, usage=usage)
 
         few = len(answers) <= FEW_ANSWERS and not self.form.logprobs
         return await self.call.write(write(), few=few)
@@ -281,8 +282,8 @@ class Exchange:
         """Yield events; what fails once they began is an event too."""
         options = self.call.body.stream_options
         wants_usage = options is not None and bool(options.include_usage)
-        common = self._describe(self.form.part)
-        writer = EventWriter(common, ',"usage":null' if wants_usage else "")
+        event = self.form.event(**self._describe(), choices=[], usage=None if wants_usage else UNSET)
+        writer = EventWriter(event)
         running = set(range(len(self.pendings)))
         started: set[int] = set()
         async with cancel_when_gone(self.call.request, self.cancel):
@@ -304,12 +305,12 @@ class Exchange:
                     yield events
             answers = [pending.future.result() for pending in self.pendings]
         if wants_usage:
-            yield write_event({**common, "choices": [], "usage": self._count_tokens(answers)})
+            yield write_event(replace(event, usage=self._count_tokens(answers)))
         yield DONE
 
     def _write_events(self, items: Sequence[Item], writer: EventWriter, started: set[int]) -> bytes:
         """Return the events of what came, up to what went wrong; note which answers began."""
-        choices: list[Mapping[str, Any]] = []
+        choices: list[Record] = []
         for index, item in items:
             if isinstance(item, BaseException):
                 break
@@ -322,11 +323,10 @@ class Exchange:
             choices += self.form.write_chunk(index, item)
         return b"".join(map(writer.write, choices))
 
-    def _describe(self, kind: str) -> dict[str, Any]:
+    def _describe(self) -> dict[str, Any]:
         """Return what an answer, or each of its chunks, begins with."""
         return {
             "id": f"{self.form.prefix}{uuid.uuid4().hex}",
-            "object": kind,
             "created": int(time.time()),
             "model": self.call.served.name,
             "system_fingerprint": self.call.served.fingerprint,
@@ -337,9 +337,5 @@ class Exchange:
         prompts = answers[:: self.call.body.n or 1]
         prompt = sum(one.usage.prompt_tokens for one in prompts)
         completion = sum(one.usage.completion_tokens for one in answers)
-        return {
-            "prompt_tokens": prompt,
-            "completion_tokens": completion,
-            "total_tokens": prompt + completion,
-            "prompt_tokens_details": {"cached_tokens": sum(one.prompt_tokens_reused for one in prompts)},
-        }
+        reused = sum(one.prompt_tokens_reused for one in prompts)
+        return GenerationUsage(prompt, completion, prompt + completion, PromptDetails(reused))

@@ -5,6 +5,7 @@ from __future__ import annotations
 from functools import partial
 from typing import Any
 
+from msgspec import UNSET
 from starlette.responses import Response
 
 from ..errors import InputError
@@ -53,26 +54,21 @@ async def translate(call: Call[TranslationsRequest]) -> Response:
 
 
 def write_translation(index: int, result: Translation) -> TranslationEntry:
-    candidates: list[CandidateEntry] = [
-        {"text": one.text, "score": max(one.score, LEAST)} for one in result.candidates
-    ]
-    entry: TranslationEntry = {
-        "index": index,
-        "text": result.text,
-        "score": max(result.score, LEAST),
-        "finish_reason": FINISH_REASONS[result.finish_reason],
-        "candidates": candidates,
-        "dropped": result.dropped,
-    }
-    if result.alignment is not None:
-        entry["alignment"] = write_alignment(result.alignment)
-    return entry
+    return TranslationEntry(
+        index=index,
+        text=result.text,
+        score=max(result.score, LEAST),
+        finish_reason=FINISH_REASONS[result.finish_reason],
+        candidates=[CandidateEntry(one.text, max(one.score, LEAST)) for one in result.candidates],
+        dropped=result.dropped,
+        alignment=UNSET if result.alignment is None else write_alignment(result.alignment),
+    )
 
 
 def write_alignment(alignment: Alignment) -> AlignmentEntry:
     """Return the tokens of a text and of its translation, and how much each of these looked at those."""
     weights = [[round(float(share), 4) for share in row] for row in alignment.averaged()]
-    return {"source": list(alignment.source), "target": list(alignment.target), "weights": weights}
+    return AlignmentEntry(list(alignment.source), list(alignment.target), weights)
 
 
 async def tokenize(call: Call[TokenizeRequest]) -> Response:
@@ -82,7 +78,7 @@ async def tokenize(call: Call[TokenizeRequest]) -> Response:
     content = call.body.content
     steps = make_step(partial(tokenizer.encode, content, parse_special=special))
     tokens = await call.read(steps, measure_texts(call, [content], ("content", "")))
-    answer: TokenizeAnswer = {"model": call.served.name, "tokens": tokens, "count": len(tokens)}
+    answer = TokenizeAnswer(call.served.name, tokens, len(tokens))
     return await call.write(make_step(lambda: answer), few=len(tokens) <= SHORT)
 
 
@@ -96,8 +92,7 @@ async def detokenize(call: Call[DetokenizeRequest]) -> Response:
             option="tokens",
         )
     content = await call.run(partial(tokenizer.decode, tokens))
-    answer: DetokenizeAnswer = {"model": call.served.name, "content": content}
-    return JsonResponse(answer)
+    return JsonResponse(DetokenizeAnswer(call.served.name, content))
 
 
 def get_tokenizer(call: Call[Any]) -> Tokenizer:

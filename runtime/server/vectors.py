@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import base64
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from typing import Any, TypeVar
 
 import numpy as np
@@ -14,12 +14,13 @@ from ..encode.results import Answers, Classification, Embedding, FilledMask, Ran
 from ..errors import BackendError, InputError
 from ..scheduling.batcher import PendingResults
 from ..scheduling.steps import Steps
-from .answers import EmbeddingEntry, RankedDocument, RerankAnswer, Usage
+from .answers import DocumentText, EmbeddingEntry, ListOf, RankedDocument, RerankAnswer, Usage
 from .bodies import (
     AnswersRequest,
     Body,
     ClassifyRequest,
     EmbeddingsRequest,
+    EncodeRequest,
     FillMaskRequest,
     LongTextsRequest,
     RerankRequest,
@@ -67,7 +68,8 @@ def read_length(call: Call[LongTextsRequest], task: str) -> dict[str, Any]:
         options["truncation"] = "head"
         if most > 0:
             options["max_tokens"] = most
-    return options | call.take("truncation", "stride", "parse_special")
+    names = ("parse_special",) if isinstance(call.body, EncodeRequest) else ()
+    return options | call.take("truncation", "stride", *names)
 
 
 def list_texts(given: str | Sequence[str]) -> list[str]:
@@ -75,14 +77,13 @@ def list_texts(given: str | Sequence[str]) -> list[str]:
 
 
 async def answer_list(
-    call: Call[Body], write: Callable[[int, T], Mapping[str, Any]], results: Sequence[T], tokens: int
+    call: Call[Body], write: Callable[[int, T], Any], results: Sequence[T], tokens: int
 ) -> Response:
     """Return the answer of a route with an entry for each text, which `write` makes of index and result."""
 
-    def make() -> Steps[dict[str, Any]]:
-        data: list[Raw] = yield from encode_pieces(write, results)
-        usage: Usage = {"prompt_tokens": tokens, "total_tokens": tokens}
-        return {"object": "list", "data": data, "model": call.served.name, "usage": usage}
+    def make() -> Steps[ListOf[Raw]]:
+        data = yield from encode_pieces(write, results)
+        return ListOf(data, call.served.name, Usage(tokens, tokens))
 
     return await call.write(make(), few=len(results) <= FEW and all(map(is_short, results)))
 
@@ -99,12 +100,7 @@ async def embed(call: Call[EmbeddingsRequest]) -> Response:
     write_vector = write_base64 if call.body.encoding_format == "base64" else write_floats
 
     def write(index: int, result: Embedding) -> EmbeddingEntry:
-        return {
-            "object": "embedding",
-            "index": index,
-            "embedding": write_vector(result),
-            "dropped": result.dropped,
-        }
+        return EmbeddingEntry(index, write_vector(result), result.dropped)
 
     return await answer_list(call, write, results, tokens)
 
@@ -129,15 +125,11 @@ async def rerank(call: Call[RerankRequest]) -> Response:
     results, tokens = await run_task(call, "rank", pairs, ("query", "documents"))
     check_finite([result.score for result in results])
     order = sorted(range(len(results)), key=lambda index: -results[index].score)[: call.body.top_n]
-    rows: list[RankedDocument] = [
-        {"index": index, "relevance_score": results[index].score, "dropped": results[index].dropped}
-        for index in order
-    ]
+    rows = [RankedDocument(index, results[index].score, results[index].dropped) for index in order]
     if call.body.return_documents:
         for row in rows:
-            row["document"] = {"text": documents[row["index"]]}
-    usage: Usage = {"prompt_tokens": tokens, "total_tokens": tokens}
-    answer: RerankAnswer = {"model": call.served.name, "results": rows, "usage": usage}
+            row.document = DocumentText(documents[row.index])
+    answer = RerankAnswer(call.served.name, rows, Usage(tokens, tokens))
     return await call.write(make_step(lambda: answer), few=not call.body.return_documents)
 
 

@@ -12,13 +12,17 @@ import os
 from collections.abc import Iterator
 from typing import Any
 
+import jsonschema
 import pytest
 import schemathesis
 from hypothesis import HealthCheck, Phase, given, settings
 from schemathesis import GenerationMode
 from schemathesis.specs.openapi.checks import negative_data_rejection, positive_data_acceptance
 
-from planforge.runtime.server.endpoints import ENDPOINTS
+from planforge.runtime.server.decode_body import decode_body
+from planforge.runtime.server.endpoints import ENDPOINTS, Endpoint
+from planforge.runtime.server.errors import ApiError
+from planforge.runtime.server.openapi import describe_api
 
 from ...helpers.serving import Address
 from .test_refusals import MINIMAL, read_error
@@ -124,6 +128,31 @@ def test_no_value_at_any_place_breaks_the_server(server: Address, path: str) -> 
                     assert param is not None, (content, error)
                     assert param.partition("[")[0].partition(".")[0] == name, (content, error)
     assert count >= len(HOSTILE) * len(schema["properties"])
+
+
+@pytest.mark.parametrize("endpoint", ENDPOINTS, ids=MINIMAL)
+def test_what_is_taken_is_what_is_described(endpoint: Endpoint) -> None:
+    """By jsonschema, which takes 1.0 for an integer."""
+    api = describe_api(ENDPOINTS, has_keys=False)
+    schema = resolve({"$ref": endpoint.body.__name__}, api["components"]["schemas"])
+    seen = set()
+    for name, part in schema["properties"].items():
+        validator = jsonschema.Draft202012Validator(part)
+        for argument in list_places(part):
+            for value in HOSTILE:
+                inner = json.dumps(argument).replace(json.dumps(PLACE), value)
+                if value in NOT_JSON or value in ("1e308", "-0.0"):
+                    continue
+                body = json.dumps({**MINIMAL[endpoint.path], name: PLACE}).replace(json.dumps(PLACE), inner)
+                expected = validator.is_valid(json.loads(inner))
+                try:
+                    decode_body(body.encode(), endpoint.body)
+                    taken = True
+                except ApiError:
+                    taken = False
+                assert taken == expected, body
+                seen.add(taken)
+    assert seen == {True, False}
 
 
 @pytest.mark.parametrize("mode", list(GenerationMode))

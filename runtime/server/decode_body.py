@@ -95,9 +95,9 @@ def refuse_object(reason: str, place: str, value: Any, schemas: Sequence[Schema]
     for one in schemas:
         known |= one.get("properties", {})
     members = value if isinstance(value, dict) else {}
-    for name in members.keys() & known.keys():  # what a part is, before what it lacks then
-        if members[name] not in known[name].get("enum", [members[name]]):
-            refuse(join(place, name), explain("", members[name], [known[name]]))
+    for name, schema in known.items():  # what a part is, before what it lacks then
+        if name in members and members[name] not in schema.get("enum", [members[name]]):
+            refuse(join(place, name), explain("", members[name], [schema]))
     name = reason.split("`")[1]
     if name in known:
         refuse(join(place, name), "is missing")
