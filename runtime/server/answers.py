@@ -1,32 +1,37 @@
 """What routes answer, as types: by them the writers are checked, and /openapi.json is made of them.
 
-Those of what encoders find are in `encode/results.py`; `ListOf` says how a route lists them.
+Those of what encoders find are in `encode/results.py`; `list_results` says how a route lists them.
 """
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from dataclasses import dataclass, field
-from typing import Any, Literal, TypedDict
+from typing import Any, Generic, Literal, TypeVar, get_type_hints
+
+from msgspec import UNSET, Struct, UnsetType, defstruct
 
 FinishReason = Literal["stop", "length", "tool_calls"]
 State = Literal["loading", "ready", "failed"]
+T = TypeVar("T")
 
 
-class Usage(TypedDict):
+class Record(Struct, forbid_unknown_fields=True):
+    """An object of an answer, which has these members and no others; those that are UNSET are left out."""
+
+
+class Usage(Record):
     """Tokens that a model read."""
 
     prompt_tokens: int
     total_tokens: int
 
 
-class PromptDetails(TypedDict):
+class PromptDetails(Record):
     """Tokens of a prompt that earlier requests had computed."""
 
     cached_tokens: int
 
 
-class GenerationUsage(TypedDict):
+class GenerationUsage(Record):
     """Tokens that a model read and wrote."""
 
     prompt_tokens: int
@@ -35,18 +40,17 @@ class GenerationUsage(TypedDict):
     prompt_tokens_details: PromptDetails
 
 
-class CalledFunction(TypedDict):
+class CalledFunction(Record):
     """The function that an answer calls; the arguments are JSON."""
 
     name: str
     arguments: str
 
 
-class ToolCall(TypedDict):
+class ToolCall(Record, tag_field="type", tag="function"):
     """A call of a tool."""
 
     id: str
-    type: Literal["function"]
     function: CalledFunction
 
 
@@ -56,7 +60,7 @@ class StreamedToolCall(ToolCall):
     index: int
 
 
-class TokenLogprob(TypedDict):
+class TokenLogprob(Record):
     """A token and its log-probability; one that is part of a character reads as its bytes.
 
     The bytes are what it adds to the text: a special token adds none.
@@ -73,29 +77,23 @@ class ChosenLogprob(TokenLogprob):
     top_logprobs: list[TokenLogprob]
 
 
-class ChatLogprobs(TypedDict):
+class ChatLogprobs(Record):
     """The log-probabilities of a chat's tokens."""
 
     content: list[ChosenLogprob]
     refusal: None
 
 
-class TextMessage(TypedDict):
-    """An answer's text; null beside calls of tools, where there is none."""
+class Message(Record, tag_field="role", tag="assistant"):
+    """An answer; its text is null beside calls of tools, where there is none."""
 
-    role: Literal["assistant"]
     content: str | None
     refusal: None
     annotations: list[Any]
+    tool_calls: list[ToolCall] | UnsetType = UNSET
 
 
-class Message(TextMessage, total=False):
-    """An answer."""
-
-    tool_calls: list[ToolCall]
-
-
-class ChatChoice(TypedDict):
+class ChatChoice(Record):
     """One answer to a conversation."""
 
     index: int
@@ -104,11 +102,10 @@ class ChatChoice(TypedDict):
     finish_reason: FinishReason
 
 
-class ChatAnswer(TypedDict):
+class ChatAnswer(Record, tag_field="object", tag="chat.completion"):
     """The answer of /v1/chat/completions."""
 
     id: str
-    object: Literal["chat.completion"]
     created: int
     model: str
     system_fingerprint: str
@@ -116,16 +113,16 @@ class ChatAnswer(TypedDict):
     usage: GenerationUsage
 
 
-class Delta(TypedDict, total=False):
+class Delta(Record):
     """What an event adds to an answer."""
 
-    role: Literal["assistant"]
-    content: str
-    refusal: None
-    tool_calls: list[StreamedToolCall]
+    role: Literal["assistant"] | UnsetType = UNSET
+    content: str | UnsetType = UNSET
+    refusal: UnsetType | None = UNSET
+    tool_calls: list[StreamedToolCall] | UnsetType = UNSET
 
 
-class StreamedChatChoice(TypedDict):
+class StreamedChatChoice(Record):
     """A piece of one answer to a conversation."""
 
     index: int
@@ -134,24 +131,18 @@ class StreamedChatChoice(TypedDict):
     finish_reason: FinishReason | None
 
 
-class ChatPiece(TypedDict):
-    """What every event of a chat's stream has."""
+class ChatEvent(Record, tag_field="object", tag="chat.completion.chunk"):
+    """An event of a chat's stream; with include_usage the last one has the usage."""
 
     id: str
-    object: Literal["chat.completion.chunk"]
     created: int
     model: str
     system_fingerprint: str
     choices: list[StreamedChatChoice]
+    usage: GenerationUsage | UnsetType | None = UNSET
 
 
-class ChatEvent(ChatPiece, total=False):
-    """An event of a chat's stream; with include_usage the last one has the usage."""
-
-    usage: GenerationUsage | None
-
-
-class CompletionLogprobs(TypedDict):
+class CompletionLogprobs(Record):
     """The log-probabilities of a completion's tokens."""
 
     tokens: list[str]
@@ -160,7 +151,7 @@ class CompletionLogprobs(TypedDict):
     text_offset: list[int]
 
 
-class CompletionChoice(TypedDict):
+class CompletionChoice(Record):
     """One continuation of a prompt, or in a stream a piece of it, whose last one has the finish reason."""
 
     index: int
@@ -169,72 +160,72 @@ class CompletionChoice(TypedDict):
     finish_reason: FinishReason | None
 
 
-class CompletionPiece(TypedDict):
-    """What answers and events of /v1/completions have."""
+class CompletionAnswer(Record, tag_field="object", tag="text_completion"):
+    """The answer of /v1/completions."""
 
     id: str
-    object: Literal["text_completion"]
     created: int
     model: str
     system_fingerprint: str
     choices: list[CompletionChoice]
-
-
-class CompletionAnswer(CompletionPiece):
-    """The answer of /v1/completions."""
-
     usage: GenerationUsage
 
 
-class CompletionEvent(CompletionPiece, total=False):
+class CompletionEvent(Record, tag_field="object", tag="text_completion"):
     """An event of a completion's stream; with include_usage the last one has the usage."""
 
-    usage: GenerationUsage | None
+    id: str
+    created: int
+    model: str
+    system_fingerprint: str
+    choices: list[CompletionChoice]
+    usage: GenerationUsage | UnsetType | None = UNSET
 
 
-@dataclass(frozen=True)
-class ListOf:
-    """The answer of a route that has an entry for each text.
+class ListOf(Record, Generic[T], tag_field="object", tag="list"):
+    """The answer of a route that has an entry for each text."""
 
-    Attributes:
-        entry: what an entry is; of a result of an encoder, its fields and which text's it is.
-        more: members that a result of an encoder has beside its fields, with their types.
+    data: list[T]
+    model: str
+    usage: Usage
+
+
+def list_results(result: type, **more: Any) -> Any:
+    """Return the type of an answer that lists results of an encoder, each with the index of its text.
+
+    `more` are the types of members that a result has beside its fields.
     """
+    fields = {"index": int, **get_type_hints(result), **more}
+    entry = defstruct(
+        result.__name__, list(fields.items()), bases=(Record,), namespace={"__doc__": result.__doc__}
+    )
+    return ListOf[entry]  # type: ignore[valid-type]
 
-    entry: type
-    more: Mapping[str, Any] = field(default_factory=dict)
 
-
-class EmbeddingEntry(TypedDict):
+class EmbeddingEntry(Record, tag_field="object", tag="embedding"):
     """A text's vector, as numbers or in base64, and how many of the text's tokens were dropped."""
 
-    object: Literal["embedding"]
     index: int
     embedding: list[float] | str
     dropped: int
 
 
-class DocumentText(TypedDict):
+class DocumentText(Record):
     """A document."""
 
     text: str
 
 
-class RankedEntry(TypedDict):
+class RankedDocument(Record):
     """A document's place among those given, its score, and how many of their tokens were dropped."""
 
     index: int
     relevance_score: float
     dropped: int
+    document: DocumentText | UnsetType = UNSET
 
 
-class RankedDocument(RankedEntry, total=False):
-    """The same, with its text."""
-
-    document: DocumentText
-
-
-class RerankAnswer(TypedDict):
+class RerankAnswer(Record):
     """The answer of /v1/rerank: the best documents first."""
 
     model: str
@@ -242,14 +233,14 @@ class RerankAnswer(TypedDict):
     usage: Usage
 
 
-class CandidateEntry(TypedDict):
+class CandidateEntry(Record):
     """One of a text's translations."""
 
     text: str
     score: float
 
 
-class AlignmentEntry(TypedDict):
+class AlignmentEntry(Record):
     """How much each token of a translation looked at each of the text."""
 
     source: list[str]
@@ -257,8 +248,8 @@ class AlignmentEntry(TypedDict):
     weights: list[list[float]]
 
 
-class PlainTranslationEntry(TypedDict):
-    """A text's translations, the best one first."""
+class TranslationEntry(Record):
+    """A text's translations, the best one first, and what its tokens looked at."""
 
     index: int
     text: str
@@ -266,15 +257,10 @@ class PlainTranslationEntry(TypedDict):
     finish_reason: FinishReason
     candidates: list[CandidateEntry]
     dropped: int
+    alignment: AlignmentEntry | UnsetType = UNSET
 
 
-class TranslationEntry(PlainTranslationEntry, total=False):
-    """The same, with what its tokens looked at."""
-
-    alignment: AlignmentEntry
-
-
-class ExplainedToken(TypedDict):
+class ExplainedToken(Record):
     """A token that was read or written."""
 
     text: str
@@ -284,7 +270,7 @@ class ExplainedToken(TypedDict):
     end: int
 
 
-class ExplanationAnswer(TypedDict):
+class ExplanationAnswer(Record):
     """The answer of /v1/explanations, as `Explanation.to_json` gives it."""
 
     kind: str
@@ -299,7 +285,7 @@ class ExplanationAnswer(TypedDict):
     other: str | None
 
 
-class TokenizeAnswer(TypedDict):
+class TokenizeAnswer(Record):
     """The answer of /tokenize."""
 
     model: str
@@ -307,59 +293,55 @@ class TokenizeAnswer(TypedDict):
     count: int
 
 
-class DetokenizeAnswer(TypedDict):
+class DetokenizeAnswer(Record):
     """The answer of /detokenize."""
 
     model: str
     content: str
 
 
-class ListedModel(TypedDict):
-    """What /v1/models says of a model that loads too."""
+class ModelEntry(Record, tag_field="object", tag="model"):
+    """A model; what it can be asked for are the last words of the routes that it answers.
+
+    While it loads, no more is known than these members without a default.
+    """
 
     id: str
-    object: Literal["model"]
     created: int
     owned_by: str
     capabilities: list[str]
     status: State
+    family: str | UnsetType = UNSET
+    precision: str | UnsetType = UNSET
+    backend: str | UnsetType = UNSET
+    context_length: int | UnsetType = UNSET
+    labels: list[str] | UnsetType = UNSET
+    mask_token: str | UnsetType = UNSET
+    tools: bool | UnsetType = UNSET
+    languages: list[str] | UnsetType = UNSET
+    alignments: bool | UnsetType = UNSET
 
 
-class ModelEntry(ListedModel, total=False):
-    """A model; what it can be asked for are the last words of the routes that it answers."""
-
-    family: str
-    precision: str
-    backend: str
-    context_length: int
-    labels: list[str]
-    mask_token: str
-    tools: bool
-    languages: list[str]
-    alignments: bool
-
-
-class ModelList(TypedDict):
+class ModelList(Record, tag_field="object", tag="list"):
     """The answer of /v1/models."""
 
-    object: Literal["list"]
     data: list[ModelEntry]
 
 
-class Health(TypedDict):
+class Health(Record):
     """The answer of /health."""
 
     status: Literal["ok"]
 
 
-class Readiness(TypedDict):
+class Readiness(Record):
     """The answer of /ready."""
 
     status: Literal["ready", "not ready"]
     models: dict[str, State]
 
 
-class ErrorFields(TypedDict):
+class ErrorFields(Record):
     """What was wrong: the parameter and the code are null where there is none."""
 
     message: str
@@ -368,7 +350,7 @@ class ErrorFields(TypedDict):
     code: str | None
 
 
-class ErrorAnswer(TypedDict):
+class ErrorAnswer(Record):
     """The answer to what was refused or failed."""
 
     error: ErrorFields

@@ -112,14 +112,14 @@ def make_handler(endpoint: Endpoint, registry: Registry, readers: Readers) -> Ha
             arrival = time.monotonic()
             latest = arrival + settings.timeout
             body = await read_parameters(request, data, endpoint.body, readers, latest)
-            served = registry.find(body.get("model"), endpoint.capability)
+            served = registry.find(body.model, endpoint.capability)
             call = Call(
                 request=request,
                 body=body,
                 served=served,
                 size=len(data),
                 client=request.state.client,
-                deadline=min(arrival + body.get("timeout", settings.timeout), latest),
+                deadline=min(arrival + (body.timeout or settings.timeout), latest),
                 most_bytes=settings.body_bytes,
                 readers=readers,
             )
@@ -138,16 +138,12 @@ def list_plain_routes(registry: Registry, metrics: Metrics, settings: ServerSett
     api = describe_api(ENDPOINTS, bool(settings.keys))
 
     async def say_health(request: Request) -> Response:
-        answer: Health = {"status": "ok"}
-        return JsonResponse(answer)
+        return JsonResponse(Health("ok"))
 
     async def say_ready(request: Request) -> Response:
         is_ready = registry.ready
-        answer: Readiness = {
-            "status": "ready" if is_ready else "not ready",
-            "models": {name: registry.find_state(name) for name in registry.names},
-        }
-        return JsonResponse(answer, 200 if is_ready else 503)
+        states = {name: registry.find_state(name) for name in registry.names}
+        return JsonResponse(Readiness("ready" if is_ready else "not ready", states), 200 if is_ready else 503)
 
     async def show_metrics(request: Request) -> Response:
         loaded = list(registry.loaded.items())
@@ -155,11 +151,7 @@ def list_plain_routes(registry: Registry, metrics: Metrics, settings: ServerSett
         return PlainTextResponse(metrics.write(counts), media_type=MEDIA_TYPE)
 
     async def list_models(request: Request) -> Response:
-        answer: ModelList = {
-            "object": "list",
-            "data": [registry.describe(name) for name in registry.names],
-        }
-        return JsonResponse(answer)
+        return JsonResponse(ModelList([registry.describe(name) for name in registry.names]))
 
     async def show_model(request: Request) -> Response:
         return JsonResponse(registry.describe(request.path_params["name"]))

@@ -1,11 +1,17 @@
-"""The bodies of requests as JSON Schema: by these tables they are checked, and /openapi.json shows them."""
+"""The bodies of requests as types: msgspec decodes and checks them, and /openapi.json is made of them.
+
+A parameter that is null is as good as left out. In the schema of a place, `x-refusal` is the end of every
+error about it, and `x-other-type` of one about a value of another type.
+"""
 
 from __future__ import annotations
 
-from typing import Any
+from typing import Annotated, Any, Literal, TypeAlias, TypeVar
+
+from msgspec import Meta, Struct
 
 from ..explain.options import METHODS, MOST_WATCHED, OBJECTIVES
-from .schema import Schema
+from .errors import refuse
 
 LONGEST_TEXT = 2**20  # characters
 MOST_TEXTS = 2048  # of a request, as OpenAI has it
@@ -13,372 +19,336 @@ MOST_TOKENS = 2**20
 MOST_ANSWERS = 128
 MOST_BIASES = 16_384
 UNSUPPORTED = "this server does not support other values"
-LANGCHAIN = "check_embedding_ctx_length=False"
-TOKEN_IDS = f"token ids of another tokenizer would mean other texts; with LangChain set {LANGCHAIN}"
-LIMITS = {"array": "maxItems", "object": "maxProperties", "string": "maxLength"}
-HINTS = {  # where to put what is looked for at the wrong place
-    "json_schema": 'a schema goes into response_format={"type": "json_schema", "json_schema": {"name": ...,'
-    ' "schema": ...}}',
-    "functions": "give them as tools",
-    "function_call": "give it as tool_choice",
-}
-
-
-def maybe(schema: Schema) -> Schema:
-    """Return the schema of a value that may be null, which is as good as leaving it out."""
-    return {"anyOf": [*schema.get("anyOf", [schema]), {"type": "null"}]}
-
-
-def number(least: float, most: float, text: str = "") -> Schema:
-    return maybe({"type": "number", "minimum": least, "maximum": most, "description": text})
-
-
-def share(text: str) -> Schema:
-    """Return the schema of a probability that is not 0."""
-    return maybe({"type": "number", "exclusiveMinimum": 0, "maximum": 1, "description": text})
-
-
-def whole(least: int, most: int, text: str = "") -> Schema:
-    return maybe({"type": "integer", "minimum": least, "maximum": most, "description": text})
-
-
-def switch(text: str) -> Schema:
-    return maybe({"type": "boolean", "description": text})
-
-
-def choice(*values: str, text: str = "") -> Schema:
-    return maybe({"type": "string", "enum": list(values), "description": text})
-
-
-def only(value: Any, kind: str) -> Schema:
-    """Return the schema of a parameter of OpenAI's whose effect there is not: its neutral value is fine."""
-    return maybe({"type": kind, "enum": [value], "x-refusal": UNSUPPORTED})
-
-
-def unused(schema: Schema) -> Schema:
-    """Return the schema of a parameter of OpenAI's that changes no answer."""
-    return maybe({**schema, "description": "Has no effect on the answer."})
-
-
-def nothing(kind: str) -> Schema:
-    """Return the schema of what OpenAI's clients send back of an answer although it is null or empty."""
-    return maybe({"type": kind, LIMITS[kind]: 0, "x-refusal": UNSUPPORTED})
-
-
-def array(items: Schema, least: int = 1, most: int = MOST_TEXTS) -> Schema:
-    return {"type": "array", "items": items, "minItems": least, "maxItems": most}
-
-
-def body(required: tuple[str, ...], **properties: Schema) -> Schema:
-    """Return the schema of a request's body, which has these parameters and no others."""
-    return {
-        "type": "object",
-        "properties": {"model": MODEL, **properties, "user": USER, "timeout": TIMEOUT},
-        "required": list(required),
-        "additionalProperties": False,
-        "x-hints": HINTS,
-    }
-
-
-TEXT: Schema = {"type": "string", "maxLength": LONGEST_TEXT}
-TEXTS: Schema = {"anyOf": [TEXT, array(TEXT)]}
-PAIR: Schema = array(TEXT, least=2, most=2)
-TOKENS = array({"type": "integer", "minimum": 0, "maximum": 2**31 - 1}, most=MOST_TOKENS)
-MODEL = maybe({"type": "string", "description": "Its name; may be left out where one model alone fits."})
-USER = maybe(
-    {"type": "string", "maxLength": 512, "description": "Has no effect: keys take turns, not users."}
+TOKEN_IDS = (
+    "token ids of another tokenizer would mean other texts; with LangChain set"
+    " check_embedding_ctx_length=False"
 )
-TIMEOUT = number(0.1, 86_400, "Seconds after which the request fails.")
+TRUNCATED = "Drop the beginning of a prompt, or a conversation's oldest turns, that is too long."
+KEPT = "Keep so many tokens of a text, its beginning unless truncation says; -1: what the model takes."
 
-SAMPLING: dict[str, Schema] = {
-    "temperature": number(0, 100, "0 takes the likeliest token always."),
-    "top_p": number(
-        0, 1, "Draw from the likeliest tokens that together reach this probability; 0 is the likeliest."
-    ),
-    "top_k": whole(1, 2**31 - 1, "Draw from so many likeliest tokens."),
-    "min_p": share("Draw from tokens with this share of the likeliest one's probability."),
-    "repetition_penalty": number(0.01, 100, "Above 1 makes tokens less likely that are there already."),
-    "no_repeat_ngram_size": whole(1, 2**20),
-    "seed": whole(-(2**63), 2**63 - 1, "Makes the draws repeatable."),
-    "n": whole(1, MOST_ANSWERS, "How many answers."),
-    "stop": maybe(
-        {
-            "anyOf": [
-                {"type": "string", "minLength": 1, "maxLength": 1024},
-                array({"type": "string", "minLength": 1, "maxLength": 1024}, least=0, most=16),
-            ]
-        }
-    ),
-    "logit_bias": maybe(
-        {
-            "type": "object",
-            "additionalProperties": {"type": "number", "minimum": -100, "maximum": 100},
-            "maxProperties": MOST_BIASES,
-            "description": "Is added to the logits of token ids; -100 forbids one.",
-        }
-    ),
-    "truncation": choice(
-        "tail", text="Drop the beginning of a prompt, or a conversation's oldest turns, that is too long."
-    ),
-    "parse_special": switch("Read special tokens that a prompt or a message spells as such."),
-    "ignore_eos": switch("Go on behind end tokens."),
-    "stream": switch("Send the answer as it comes, as server-sent events."),
-    "stream_options": maybe(
-        {
-            "type": "object",
-            "properties": {
-                "include_usage": switch("Let a chunk with the usage come last."),
-                "include_obfuscation": switch("Has no effect: nothing is padded."),
-            },
-            "additionalProperties": False,
-        }
-    ),
-    "frequency_penalty": number(-2, 2, "Is taken off a token's logit for each time that the answer has it."),
-    "presence_penalty": number(-2, 2, "Is taken off a token's logit once the answer has it."),
-    "metadata": unused({"type": "object", "maxProperties": 16, "additionalProperties": {"type": "string"}}),
-    "service_tier": unused({"type": "string", "enum": ["auto", "default", "flex", "scale", "priority"]}),
-    "store": unused({"type": "boolean"}),
-    "prompt_cache_key": unused({"type": "string", "maxLength": 512}),
-    "safety_identifier": unused({"type": "string", "maxLength": 512}),
-}
-FUNCTION: Schema = {
-    "type": "object",
-    "properties": {
-        "type": {"type": "string", "enum": ["function"]},
-        "function": {
-            "type": "object",
-            "properties": {
-                "name": {"type": "string", "minLength": 1, "maxLength": 64},
-                "description": maybe({"type": "string"}),
-                "parameters": maybe({"type": "object"}),
-                "strict": switch(""),
-            },
-            "required": ["name"],
-            "additionalProperties": False,
-        },
-    },
-    "required": ["type", "function"],
-    "additionalProperties": False,
-}
-NAMED_TOOL: Schema = {
-    "type": "object",
-    "properties": {
-        "type": {"type": "string", "enum": ["function"]},
-        "function": {
-            "type": "object",
-            "properties": {"name": {"type": "string"}},
-            "required": ["name"],
-            "additionalProperties": False,
-        },
-    },
-    "required": ["type", "function"],
-    "additionalProperties": False,
-}
-RESPONSE_FORMAT = maybe(
-    {
-        "type": "object",
-        "properties": {
-            "type": {"type": "string", "enum": ["text", "json_object", "json_schema"]},
-            "json_schema": {
-                "type": "object",
-                "properties": {
-                    "name": {"type": "string"},
-                    "description": maybe({"type": "string"}),
-                    "schema": maybe({"type": "object"}),
-                    "strict": switch(""),
-                },
-                "required": ["schema"],
-                "additionalProperties": False,
-            },
-        },
-        "required": ["type"],
-        "additionalProperties": False,
-    }
-)
-STRUCTURE: dict[str, Schema] = {
-    "response_format": RESPONSE_FORMAT,
-    "regex": maybe({"type": "string", "maxLength": 65_536, "description": "The answer matches it."}),
-    "grammar": maybe(
-        {"type": "string", "maxLength": 65_536, "description": "Of llguidance, in Lark's form."}
-    ),
-    "choices": maybe(array({"type": "string", "minLength": 1}, most=1024)),
-}
-CONTENT: Schema = {
-    "anyOf": [
-        {"type": "string", "maxLength": LONGEST_TEXT},
-        array(
-            {
-                "type": "object",
-                "properties": {
-                    "type": {
-                        "type": "string",
-                        "enum": ["text"],
-                        "x-refusal": "this server's models read text, no images, audio or files",
-                    },
-                    "text": TEXT,
-                },
-                "required": ["type", "text"],
-                "additionalProperties": False,
-            }
-        ),
-        {"type": "null"},
-    ]
-}
-CALLED: Schema = {
-    "type": "object",
-    "properties": {
-        "id": maybe({"type": "string"}),
-        "type": choice("function"),
-        "function": {
-            "type": "object",
-            "properties": {
-                "name": {"type": "string", "minLength": 1, "maxLength": 64},
-                "arguments": {"type": "string", "description": "A JSON object."},
-            },
-            "required": ["name", "arguments"],
-            "additionalProperties": False,
-        },
-    },
-    "required": ["function"],
-    "additionalProperties": False,
-}
-MESSAGE: Schema = {
-    "type": "object",
-    "properties": {
-        "role": {"type": "string", "enum": ["system", "developer", "user", "assistant", "tool"]},
-        "content": CONTENT,
-        "name": maybe(
-            {
-                "type": "string",
-                "maxLength": 64,
-                "description": "Whose it is, for chat templates that word it.",
-            }
-        ),
-        "tool_calls": maybe(array(CALLED, least=0, most=128)),
-        "tool_call_id": maybe({"type": "string", "description": "Which call a tool's message answers."}),
-        "refusal": nothing("string"),
-        "annotations": nothing("array"),
-        "audio": nothing("object"),
-        "function_call": nothing("object"),
-    },
-    "required": ["role"],
-    "additionalProperties": False,
-}
-CHAT = body(
-    ("messages",),
-    messages=array(MESSAGE),
-    max_tokens=whole(1, 2**31 - 1, "As max_completion_tokens; unless given, what the context holds."),
-    max_completion_tokens=whole(1, 2**31 - 1, "The most new tokens."),
-    logprobs=switch("Give each token's log-probability."),
-    top_logprobs=whole(0, 20, "And those of so many likeliest tokens."),
-    **SAMPLING,
-    **STRUCTURE,
-    tools=maybe(array(FUNCTION, least=0, most=128)),
-    tool_choice=maybe({"anyOf": [{"type": "string", "enum": ["none", "auto", "required"]}, NAMED_TOOL]}),
-    parallel_tool_calls=switch("Whether one answer may call several tools."),
-    chat_template_kwargs=maybe(
-        {"type": "object", "maxProperties": 64, "description": "Variables of the chat template, by name."}
-    ),
-    continue_final_message=switch("Go on with the assistant's last message."),
-    add_generation_prompt=switch("Begin an answer; false goes with continue_final_message=true."),
-    modalities=maybe(
-        array(
-            {
-                "type": "string",
-                "enum": ["text"],
-                "x-refusal": "this server's models write text",
-            },
-            most=1,
-        )
-    ),
-)
-COMPLETION = body(
-    ("prompt",),
-    prompt={"anyOf": [TEXT, array(TEXT, most=MOST_ANSWERS), TOKENS, array(TOKENS, most=MOST_ANSWERS)]},
-    max_tokens=whole(1, 2**31 - 1, "The most new tokens; 16 unless given, as OpenAI has it."),
-    logprobs=whole(0, 5, "Give log-probabilities, and those of so many likeliest tokens."),
-    **SAMPLING,
-    **STRUCTURE,
-    best_of=only(1, "integer"),
-    echo=only(False, "boolean"),
-    suffix=only("", "string"),
-)
-LONG_TEXTS: dict[str, Schema] = {
-    "truncation": choice(
-        "head", "tail", "head+tail", "windows", text="Of a text that is too long, which is refused otherwise."
-    ),
-    "truncate_prompt_tokens": whole(
-        -1,
-        2**20,
-        "Keep so many tokens of a text, its beginning unless truncation says; -1: what the model takes.",
-    ),
-    "stride": whole(0, 2**20, "Tokens that neighbouring windows share."),
-}
-ENCODED: dict[str, Schema] = {
-    **LONG_TEXTS,
-    "parse_special": switch("Read special tokens that a text spells as such."),
-}
-EMBEDDINGS = body(
-    ("input",),
-    input={"anyOf": [TEXT, array({**TEXT, "x-other-type": TOKEN_IDS})]},
-    dimensions=whole(1, 2**20, "Keep so many of a vector's first numbers."),
-    encoding_format=choice("float", "base64"),
-    prompt_name=maybe(
-        {"type": "string", "description": "A prompt of the checkpoint to put before each text."}
-    ),
-    normalize=switch("To length 1; the checkpoint's choice unless given."),
-    **ENCODED,
-)
-DOCUMENT: Schema = {
-    "anyOf": [
-        TEXT,
-        {"type": "object", "properties": {"text": TEXT}, "required": ["text"], "additionalProperties": False},
-    ]
-}
-RERANK = body(
-    ("query", "documents"),
-    query=TEXT,
-    documents=array(DOCUMENT),
-    top_n=whole(1, 2**20, "Return only so many documents."),
-    return_documents=switch("Return their texts too."),
-    **ENCODED,
-)
-CLASSIFY = body(("input",), input={"anyOf": [TEXT, array({"anyOf": [TEXT, PAIR]})]}, **ENCODED)
-TAGS = body(("input",), input=TEXTS, **ENCODED)
-ANSWERS = body(
-    ("question", "context"),
-    question=TEXT,
-    context=TEXTS,
-    n_best=whole(1, 100, "How many answers of each context."),
-    max_answer_tokens=whole(1, 512),
-    **ENCODED,
-)
-FILL_MASK = body(("input",), input=TEXTS, top_k=whole(1, 1000, "Words for each place."), **LONG_TEXTS)
-TRANSLATIONS = body(
-    ("input",),
-    input=TEXTS,
-    num_beams=whole(1, 64),
-    n_best=whole(1, 64),
-    length_penalty=number(-10, 10),
-    max_new_tokens=whole(1, 2**20),
-    min_new_tokens=whole(0, 2**20),
-    no_repeat_ngram_size=whole(1, 2**20),
-    repetition_penalty=number(0.01, 100, "Above 1 makes tokens less likely that are there already."),
-    truncation=choice("head", "tail"),
-    alignment=switch("Return what each token looked at; of a bundle exported with cross_attentions."),
-)
-EXPLANATIONS = body(
-    ("input",),
-    input=TEXT,
-    pair=maybe({**TEXT, "description": "The other text, of models that read or compare two."}),
-    answer=maybe({**TEXT, "description": "What to explain; the model's own answer unless given."}),
-    methods=maybe(array({"type": "string", "enum": list(METHODS)}, most=len(METHODS))),
-    objective=choice(*OBJECTIVES, text="What gradients are of."),
-    watch=maybe(array({"type": "string", "minLength": 1, "maxLength": 256}, most=MOST_WATCHED)),
-    factors=whole(1, 64, "Groups of neurons."),
-    max_new_tokens=whole(1, 64, "Of the model's own answer."),
-)
-TOKENIZE = body(("content",), content=TEXT, parse_special=switch("Read special tokens as such."))
-DETOKENIZE = body(
-    ("tokens",), tokens=array({"type": "integer", "minimum": 0, "maximum": 2**31 - 1}, 0, MOST_TOKENS)
-)
+
+def limits(least: float, most: float, text: str | None = None) -> Meta:
+    """Return the least and the most that a number may be, and what it says."""
+    return Meta(ge=least, le=most, description=text)
+
+
+def sizes(least: int, most: int) -> Meta:
+    """Return how many characters, items or members there may be."""
+    return Meta(min_length=least, max_length=most)
+
+
+def says(text: str) -> Meta:
+    return Meta(description=text)
+
+
+def refusal(text: str, kind: str = "x-refusal") -> Meta:
+    """Return the end of errors about a place."""
+    return Meta(extra_json_schema={kind: text})
+
+
+TEMPLATE_OPTIONS = Meta(max_length=64, description="Variables of the chat template, by name.")
+
+T = TypeVar("T")
+Text = Annotated[str, sizes(0, LONGEST_TEXT)]
+Name = Annotated[str, sizes(1, 64)]
+Stop = Annotated[str, sizes(1, 1024)]
+Key = Annotated[str, sizes(0, 512), says("Has no effect on the answer.")]
+Many = Annotated[list[T], sizes(1, MOST_TEXTS)]
+Few = Annotated[list[T], sizes(0, 128)]
+Texts: TypeAlias = Text | Many[Text]
+Pair = Annotated[list[Text], sizes(2, 2)]
+Token = Annotated[int, limits(0, 2**31 - 1)]
+Tokens = Annotated[list[Token], sizes(1, MOST_TOKENS)]
+Count = Annotated[int, limits(1, 2**31 - 1)]
+Size = Annotated[int, limits(1, 2**20)]
+Penalty = Annotated[float, limits(0.01, 100, "Above 1 makes tokens less likely that are there already.")]
+Biases = Annotated[
+    dict[Token, Annotated[float, limits(-100, 100)]],
+    sizes(0, MOST_BIASES),
+    Meta(extra_json_schema={"propertyNames": {"pattern": "^(0|[1-9][0-9]{0,9})$"}}),
+]
+Special = Annotated[bool, says("Read special tokens that a text spells as such.")]
+Unused = Annotated[T, says("Has no effect on the answer.")]
+NoText = Annotated[Literal[""], refusal(UNSUPPORTED)]
+NoList = Annotated[list[Any], sizes(0, 0), refusal(UNSUPPORTED)]
+NoObject = Annotated[dict[str, Any], sizes(0, 0), refusal(UNSUPPORTED)]
+Modality = Annotated[Literal["text"], refusal("this server's models write text")]
+Method: TypeAlias = Literal[METHODS]  # type: ignore[valid-type]
+Objective: TypeAlias = Literal[OBJECTIVES]  # type: ignore[valid-type]
+
+
+class Part(Struct, forbid_unknown_fields=True, omit_defaults=True):
+    """An object of a request, which has these members and no others."""
+
+
+class Body(Part):
+    """What every request may have; clients take turns by their keys, not by `user`."""
+
+    model: Annotated[str, says("May be left out where one model alone fits.")] | None = None
+    user: Key | None = None
+    timeout: Annotated[float, limits(0.1, 86_400, "Seconds after which the request fails.")] | None = None
+
+
+class StreamOptions(Part):
+    """What a stream has beside the answer."""
+
+    include_usage: Annotated[bool, says("Let a chunk with the usage come last.")] | None = None
+    include_obfuscation: Annotated[bool, says("Has no effect: nothing is padded.")] | None = None
+
+
+class JsonSchema(Part):
+    """The JSON schema of an answer."""
+
+    schema: dict[str, Any]
+    name: str | None = None
+    description: str | None = None
+    strict: bool | None = None
+
+
+class ResponseFormat(Part):
+    """What an answer must look like."""
+
+    type: Literal["text", "json_object", "json_schema"]
+    json_schema: JsonSchema | None = None
+
+
+class GenerationRequest(Body):
+    """What chats and completions may have."""
+
+    temperature: Annotated[float, limits(0, 100, "0 takes the likeliest token always.")] | None = None
+    top_p: Annotated[float, limits(0, 1, "Draw from the likeliest tokens of this share.")] | None = None
+    top_k: Annotated[Count, says("Draw from so many likeliest tokens.")] | None = None
+    min_p: Annotated[float, Meta(gt=0, le=1), says("Least share of the likeliest's.")] | None = None
+    repetition_penalty: Penalty | None = None
+    no_repeat_ngram_size: Size | None = None
+    seed: Annotated[int, limits(-(2**63), 2**63 - 1, "Makes the draws repeatable.")] | None = None
+    n: Annotated[int, limits(1, MOST_ANSWERS, "How many answers.")] | None = None
+    stop: Stop | Annotated[list[Stop], sizes(0, 16)] | None = None
+    logit_bias: Annotated[Biases, says("Is added to logits of token ids; -100 forbids one.")] | None = None
+    truncation: Annotated[Literal["tail"], says(TRUNCATED)] | None = None
+    parse_special: Special | None = None
+    ignore_eos: Annotated[bool, says("Go on behind end tokens.")] | None = None
+    stream: Annotated[bool, says("Send the answer as it comes, as server-sent events.")] | None = None
+    stream_options: StreamOptions | None = None
+    frequency_penalty: Annotated[float, limits(-2, 2, "Off the logit, for each time.")] | None = None
+    presence_penalty: Annotated[float, limits(-2, 2, "Off the logit, once.")] | None = None
+    response_format: ResponseFormat | None = None
+    regex: Annotated[str, sizes(0, 65_536), says("The answer matches it.")] | None = None
+    grammar: Annotated[str, sizes(0, 65_536), says("Of llguidance, in Lark's form.")] | None = None
+    choices: Annotated[list[Annotated[str, Meta(min_length=1)]], sizes(1, 1024)] | None = None
+    metadata: Unused[Annotated[dict[str, str], sizes(0, 16)]] | None = None
+    service_tier: Unused[Literal["auto", "default", "flex", "scale", "priority"]] | None = None
+    store: Unused[bool] | None = None
+    prompt_cache_key: Key | None = None
+    safety_identifier: Key | None = None
+
+
+class Function(Part):
+    """A function that a model may call."""
+
+    name: Name
+    description: str | None = None
+    parameters: Annotated[dict[str, Any], says("A JSON schema.")] | None = None
+    strict: bool | None = None
+
+
+class Tool(Part):
+    """A tool that a model may call."""
+
+    type: Literal["function"]
+    function: Function
+
+
+class FunctionName(Part):
+    """The name of a function."""
+
+    name: str
+
+
+class ToolChoice(Part):
+    """The tool that a model must call."""
+
+    type: Literal["function"]
+    function: FunctionName
+
+
+class TextPart(Part):
+    """A part of a message."""
+
+    type: Annotated[Literal["text"], refusal("this server's models read text, no images, audio or files")]
+    text: Text
+
+
+class FunctionCall(Part):
+    """A function that an earlier answer called."""
+
+    name: Name
+    arguments: Annotated[str, says("A JSON object.")]
+
+
+class MessageCall(Part):
+    """A call of a tool in an earlier answer."""
+
+    function: FunctionCall
+    type: Literal["function"] | None = None
+    id: str | None = None
+
+
+class ChatMessage(Part):
+    """A message of a conversation; what must be empty is sent back by OpenAI's clients nevertheless."""
+
+    role: Literal["system", "developer", "user", "assistant", "tool"]
+    content: Text | Many[TextPart] | None = None
+    name: Annotated[str, sizes(0, 64), says("Whose it is, for templates that word it.")] | None = None
+    tool_calls: Few[MessageCall] | None = None
+    tool_call_id: Annotated[str, says("Which call a tool's message answers.")] | None = None
+    refusal: NoText | None = None
+    annotations: NoList | None = None
+    audio: NoObject | None = None
+    function_call: NoObject | None = None
+
+
+class ChatRequest(GenerationRequest, kw_only=True):
+    """The body of /v1/chat/completions."""
+
+    messages: Many[ChatMessage]
+    max_tokens: Annotated[Count, says("As max_completion_tokens.")] | None = None
+    max_completion_tokens: Annotated[Count, says("Unless given, what the context holds.")] | None = None
+    logprobs: Annotated[bool, says("Give each token's log-probability.")] | None = None
+    top_logprobs: Annotated[int, limits(0, 20, "And those of so many likeliest tokens.")] | None = None
+    tools: Few[Tool] | None = None
+    tool_choice: Literal["none", "auto", "required"] | ToolChoice | None = None
+    parallel_tool_calls: Annotated[bool, says("Whether one answer may call several tools.")] | None = None
+    chat_template_kwargs: Annotated[dict[str, Any], TEMPLATE_OPTIONS] | None = None
+    continue_final_message: Annotated[bool, says("Go on with the assistant's last message.")] | None = None
+    add_generation_prompt: Annotated[bool, says("False goes with continue_final_message=true.")] | None = None
+    modalities: Annotated[list[Modality], sizes(1, 1)] | None = None
+
+
+class CompletionRequest(GenerationRequest, kw_only=True):
+    """The body of /v1/completions; an array has prompts of one kind, or the token ids of one."""
+
+    prompt: Text | Annotated[list[Text | Token | Tokens], sizes(1, MOST_TOKENS)]
+    max_tokens: Annotated[Count, says("16 unless given, as OpenAI has it.")] | None = None
+    logprobs: Annotated[int, limits(0, 5, "And those of so many likeliest tokens.")] | None = None
+    best_of: Annotated[Literal[1], refusal(UNSUPPORTED)] | None = None
+    echo: Annotated[bool, Meta(extra_json_schema={"enum": [False]})] | None = None
+    suffix: NoText | None = None
+
+    def __post_init__(self) -> None:
+        """Refuse, in an ApiError, what types cannot."""
+        if self.echo:
+            refuse("echo", f"must be false, not true ({UNSUPPORTED})")
+        kinds = set(map(type, self.prompt)) if isinstance(self.prompt, list) else {str}
+        if len(kinds) > 1:
+            refuse("prompt", "must be texts, or token ids, or arrays of token ids, not some of each")
+        if kinds != {int} and isinstance(self.prompt, list) and len(self.prompt) > MOST_ANSWERS:
+            refuse("prompt", f"must have at most {MOST_ANSWERS} items, not {len(self.prompt)}")
+
+
+class LongTextsRequest(Body):
+    """What becomes of texts that are too long, which are refused otherwise."""
+
+    truncation: Literal["head", "tail", "head+tail", "windows"] | None = None
+    truncate_prompt_tokens: Annotated[int, limits(-1, 2**20, KEPT)] | None = None
+    stride: Annotated[int, limits(0, 2**20, "Tokens that neighbouring windows share.")] | None = None
+
+
+class EncodeRequest(LongTextsRequest):
+    """What most routes of encoders may have."""
+
+    parse_special: Special | None = None
+
+
+class EmbeddingsRequest(EncodeRequest, kw_only=True):
+    """The body of /v1/embeddings."""
+
+    input: Text | Many[Annotated[Text, refusal(TOKEN_IDS, "x-other-type")]]
+    dimensions: Annotated[Size, says("Keep so many of a vector's first numbers.")] | None = None
+    encoding_format: Literal["float", "base64"] | None = None
+    prompt_name: Annotated[str, says("A prompt of the checkpoint to put before each text.")] | None = None
+    normalize: Annotated[bool, says("To length 1; the checkpoint's choice unless given.")] | None = None
+
+
+class Document(Part):
+    """A document."""
+
+    text: Text
+
+
+class RerankRequest(EncodeRequest, kw_only=True):
+    """The body of /v1/rerank."""
+
+    query: Text
+    documents: Many[Text | Document]
+    top_n: Annotated[Size, says("Return only so many documents.")] | None = None
+    return_documents: Annotated[bool, says("Return their texts too.")] | None = None
+
+
+class ClassifyRequest(EncodeRequest, kw_only=True):
+    """The body of /v1/classify."""
+
+    input: Text | Many[Text | Pair]
+
+
+class TagsRequest(EncodeRequest, kw_only=True):
+    """The body of /v1/tags."""
+
+    input: Texts
+
+
+class AnswersRequest(EncodeRequest, kw_only=True):
+    """The body of /v1/answers."""
+
+    question: Text
+    context: Texts
+    n_best: Annotated[int, limits(1, 100, "How many answers of each context.")] | None = None
+    max_answer_tokens: Annotated[int, limits(1, 512)] | None = None
+
+
+class FillMaskRequest(LongTextsRequest, kw_only=True):
+    """The body of /v1/fill-mask."""
+
+    input: Texts
+    top_k: Annotated[int, limits(1, 1000, "Words for each place.")] | None = None
+
+
+class TranslationsRequest(Body, kw_only=True):
+    """The body of /v1/translations."""
+
+    input: Texts
+    num_beams: Annotated[int, limits(1, 64)] | None = None
+    n_best: Annotated[int, limits(1, 64)] | None = None
+    length_penalty: Annotated[float, limits(-10, 10)] | None = None
+    max_new_tokens: Size | None = None
+    min_new_tokens: Annotated[int, limits(0, 2**20)] | None = None
+    no_repeat_ngram_size: Size | None = None
+    repetition_penalty: Penalty | None = None
+    truncation: Literal["head", "tail"] | None = None
+    alignment: Annotated[bool, says("What each token looked at, if exported so.")] | None = None
+
+
+class ExplanationsRequest(Body, kw_only=True):
+    """The body of /v1/explanations."""
+
+    input: Text
+    pair: Annotated[Text, says("The other text, of models that read or compare two.")] | None = None
+    answer: Annotated[Text, says("What to explain; the model's own answer unless given.")] | None = None
+    methods: Annotated[list[Method], sizes(1, len(METHODS))] | None = None
+    objective: Annotated[Objective, says("What gradients are of.")] | None = None
+    watch: Annotated[list[Annotated[str, sizes(1, 256)]], sizes(1, MOST_WATCHED)] | None = None
+    factors: Annotated[int, limits(1, 64, "Groups of neurons.")] | None = None
+    max_new_tokens: Annotated[int, limits(1, 64, "Of the model's own answer.")] | None = None
+
+
+class TokenizeRequest(Body, kw_only=True):
+    """The body of /tokenize."""
+
+    content: Text
+    parse_special: Special | None = None
+
+
+class DetokenizeRequest(Body, kw_only=True):
+    """The body of /detokenize."""
+
+    tokens: Annotated[list[Token], sizes(0, MOST_TOKENS)]

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import re
 import time
 import zlib
 from collections.abc import AsyncIterator, Callable, Sequence
@@ -11,7 +10,7 @@ from concurrent.futures import Future
 from contextlib import asynccontextmanager
 from dataclasses import dataclass
 from functools import partial
-from typing import Any, NoReturn, TypeVar
+from typing import Any, Generic, NoReturn, TypeVar
 
 import anyio
 import msgspec
@@ -20,27 +19,29 @@ from starlette.requests import ClientDisconnect, Request
 from ..asynchronous.loop_calls import get_loop_calls
 from ..errors import DeadlineError
 from ..scheduling.steps import Steps, run_all
+from .bodies import Body
+from .decode_body import decode_body
 from .errors import ApiError
 from .json_text import JsonResponse
 from .readers import Job, Lane, Readers
 from .registry import ServedModel
-from .schema import Schema, check
 from .settings import ServerSettings
 
 T = TypeVar("T")
+B = TypeVar("B", bound=Body)
+Asked = TypeVar("Asked", bound=Body, covariant=True)
 SHORT = 2_048  # bytes of text that is tokenized in 0.1 ms
 SMALL = 32_768  # bytes of a body that the event loop's thread parses itself
 LATE = "the request's deadline passed before it was read"
 GONE = "the client left"
-HIGH_HALF = re.compile(rb"\\u[dD][89abAB][0-9a-fA-F]{2}(?!\\u[dD][c-fC-F])")  # of a surrogate pair
 
 
 @dataclass(frozen=True, kw_only=True)
-class Call:
+class Call(Generic[Asked]):
     """A request whose body was checked.
 
     Attributes:
-        body: its parameters; those that were null are left out.
+        body: its parameters; those that were left out are None.
         size: bytes of the body.
         client: whose it is: clients take turns where requests wait.
         deadline: of time.monotonic(), by which its answer must be there.
@@ -48,7 +49,7 @@ class Call:
     """
 
     request: Request
-    body: dict[str, Any]
+    body: Asked
     served: ServedModel
     size: int
     client: str
@@ -66,8 +67,9 @@ class Call:
 
     def take(self, *names: str, **renamed: str) -> dict[str, Any]:
         """Return the parameters of these names that were given, as options; `option="name"` renames one."""
-        options = {name: self.body[name] for name in names if name in self.body}
-        return options | {to: self.body[name] for to, name in renamed.items() if name in self.body}
+        places = {name: name for name in names} | renamed
+        given = {to: getattr(self.body, name) for to, name in places.items()}
+        return {to: msgspec.to_builtins(value) for to, value in given.items() if value is not None}
 
     async def read(self, steps: Steps[T], size: int) -> T:
         """Run the steps that read so many bytes: of few in less time than it takes to wake another thread."""
@@ -136,20 +138,12 @@ async def run_steps(request: Request, job: Job[T], lane: Lane, deadline: float, 
 
 
 async def read_parameters(
-    request: Request, data: bytes, schema: Schema, readers: Readers, deadline: float
-) -> dict[str, Any]:
-    """Return the parameters of a request's body, without those that are null."""
-
-    def parse() -> dict[str, Any]:
-        value = parse_json(data)
-        if not isinstance(value, dict):
-            raise ApiError(400, "the body must be a JSON object", code="invalid_json")
-        check(value, schema, "")
-        return {name: given for name, given in value.items() if given is not None}
-
+    request: Request, data: bytes, kind: type[B], readers: Readers, deadline: float
+) -> B:
+    """Return the parameters of a request's body; a large one is decoded in another thread."""
     if len(data) <= SMALL:
-        return parse()
-    job = Job(make_step(parse), request.state.client)
+        return decode_body(data, kind)
+    job = Job(make_step(partial(decode_body, data, kind)), request.state.client)
     return await run_steps(request, job, readers.choose(len(data)), deadline)
 
 
@@ -215,17 +209,6 @@ def find_decoder(encoding: str, limit: int) -> Callable[[bytes], bytes]:
 
 def refuse_large(limit: int) -> NoReturn:
     raise ApiError(413, f"the body is larger than the {limit} bytes that this server takes", code="too_large")
-
-
-def parse_json(data: bytes) -> Any:
-    """Return what JSON says; refuse NaN, too long numbers, too deep nesting and half characters."""
-    try:
-        return msgspec.json.decode(data)
-    except (msgspec.MsgspecError, UnicodeDecodeError, RecursionError) as error:
-        reason = f"the body is not valid JSON in UTF-8: {error}"[:300]
-        if HIGH_HALF.search(data):  # of which msgspec says that the data was truncated
-            reason += "; half of a surrogate pair, such as \\ud800 alone, is no character"
-        raise ApiError(400, reason, code="invalid_json") from None
 
 
 @asynccontextmanager

@@ -10,9 +10,8 @@ from starlette.responses import Response
 
 from ..encode.results import Answer, Answers, Classification, FilledMask, Tags
 from . import answers, bodies, explanations, text, translations, vectors
-from .answers import ListOf
+from .answers import ListOf, list_results
 from .calls import Call
-from .schema import Schema
 
 
 @dataclass(frozen=True)
@@ -21,7 +20,7 @@ class Endpoint:
 
     Attributes:
         capability: what the model must be able to do; "" is anything.
-        body: the schema of a request's parameters.
+        body: the type of a request's parameters.
         handle: makes the answer.
         answer: the type of an answer, of `answers`.
         event: the type of a stream's events, where the route has streams.
@@ -31,8 +30,8 @@ class Endpoint:
 
     path: str
     capability: str
-    body: Schema
-    handle: Callable[[Call], Awaitable[Response]]
+    body: type[bodies.Body]
+    handle: Callable[[Call[Any]], Awaitable[Response]]
     answer: Any
     event: Any = None
     names: Mapping[str, str] = field(default_factory=dict)
@@ -49,7 +48,7 @@ ENDPOINTS = (
     Endpoint(
         "/v1/chat/completions",
         "chat",
-        bodies.CHAT,
+        bodies.ChatRequest,
         text.chat,
         answers.ChatAnswer,
         answers.ChatEvent,
@@ -58,7 +57,7 @@ ENDPOINTS = (
     Endpoint(
         "/v1/completions",
         "completions",
-        bodies.COMPLETION,
+        bodies.CompletionRequest,
         text.complete,
         answers.CompletionAnswer,
         answers.CompletionEvent,
@@ -67,15 +66,15 @@ ENDPOINTS = (
     Endpoint(
         "/v1/embeddings",
         "embeddings",
-        bodies.EMBEDDINGS,
+        bodies.EmbeddingsRequest,
         vectors.embed,
-        ListOf(answers.EmbeddingEntry),
+        ListOf[answers.EmbeddingEntry],
         names={**INPUT, "truncate_dim": "dimensions"},
     ),
     Endpoint(
         "/v1/rerank",
         "rerank",
-        bodies.RERANK,
+        bodies.RerankRequest,
         vectors.rerank,
         answers.RerankAnswer,
         names={"first": "query", "texts": "documents", **CUT},
@@ -83,35 +82,40 @@ ENDPOINTS = (
     Endpoint(
         "/v1/classify",
         "classify",
-        bodies.CLASSIFY,
+        bodies.ClassifyRequest,
         vectors.classify,
-        ListOf(Classification),
+        list_results(Classification),
         names={**INPUT, "first": "input"},
     ),
-    Endpoint("/v1/tags", "tags", bodies.TAGS, vectors.tag, ListOf(Tags), names=INPUT),
+    Endpoint("/v1/tags", "tags", bodies.TagsRequest, vectors.tag, list_results(Tags), names=INPUT),
     Endpoint(
         "/v1/answers",
         "answers",
-        bodies.ANSWERS,
+        bodies.AnswersRequest,
         vectors.answer,
-        ListOf(Answers, {"best": Answer | None}),
+        list_results(Answers, best=Answer | None),
         names={"first": "question", "texts": "context", **CUT},
     ),
     Endpoint(
-        "/v1/fill-mask", "fill-mask", bodies.FILL_MASK, vectors.fill_mask, ListOf(FilledMask), names=INPUT
+        "/v1/fill-mask",
+        "fill-mask",
+        bodies.FillMaskRequest,
+        vectors.fill_mask,
+        list_results(FilledMask),
+        names=INPUT,
     ),
     Endpoint(
         "/v1/translations",
         "translations",
-        bodies.TRANSLATIONS,
+        bodies.TranslationsRequest,
         translations.translate,
-        ListOf(answers.TranslationEntry),
+        ListOf[answers.TranslationEntry],
         names=INPUT,
     ),
     Endpoint(
         "/v1/explanations",
         "explanations",
-        bodies.EXPLANATIONS,
+        bodies.ExplanationsRequest,
         explanations.explain,
         answers.ExplanationAnswer,
         names={
@@ -122,6 +126,6 @@ ENDPOINTS = (
             "translation": "answer",
         },
     ),
-    Endpoint("/tokenize", "", bodies.TOKENIZE, translations.tokenize, answers.TokenizeAnswer),
-    Endpoint("/detokenize", "", bodies.DETOKENIZE, translations.detokenize, answers.DetokenizeAnswer),
+    Endpoint("/tokenize", "", bodies.TokenizeRequest, translations.tokenize, answers.TokenizeAnswer),
+    Endpoint("/detokenize", "", bodies.DetokenizeRequest, translations.detokenize, answers.DetokenizeAnswer),
 )

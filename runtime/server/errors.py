@@ -5,6 +5,7 @@ from __future__ import annotations
 import logging
 import re
 from collections.abc import Mapping
+from typing import NoReturn
 
 from ..errors import (
     BackendUnavailableError,
@@ -16,7 +17,7 @@ from ..errors import (
     QueueFullError,
     SchemaError,
 )
-from .answers import ErrorAnswer
+from .answers import ErrorAnswer, ErrorFields
 from .json_text import JsonResponse
 
 log = logging.getLogger("planforge")
@@ -49,7 +50,7 @@ class ApiError(Exception):
             kind = "authentication_error"
         if self.status == 429:
             kind = "rate_limit_error"
-        return {"error": {"message": str(self), "type": kind, "param": self.param, "code": self.code}}
+        return ErrorAnswer(ErrorFields(str(self), kind, self.param, self.code))
 
     def to_response(self) -> JsonResponse:
         """Return the answer."""
@@ -57,6 +58,11 @@ class ApiError(Exception):
         if self.status == 401:
             headers["WWW-Authenticate"] = "Bearer"
         return JsonResponse(self.to_json(), self.status, headers)
+
+
+def refuse(name: str, reason: str) -> NoReturn:
+    """Raise the error of a parameter whose value cannot be used."""
+    raise ApiError(400, f"{name} {reason}", param=name, code="invalid_value")
 
 
 def find_api_error(error: BaseException, names: Mapping[str, str] | None = None) -> ApiError:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from typing import Any
 
 from starlette.responses import Response
@@ -14,6 +14,8 @@ from ..explain.options import USUAL_NEW_TOKENS
 from ..explain.tokens import encode_alone
 from ..generate.text_generator import TextGenerator
 from ..translate.translator import Translator
+from .answers import ExplanationAnswer
+from .bodies import ExplanationsRequest
 from .calls import Call, make_step
 from .text_sizes import measure_texts
 
@@ -32,48 +34,49 @@ UNUSED = {
 }
 
 
-async def explain(call: Call) -> Response:
+async def explain(call: Call[ExplanationsRequest]) -> Response:
     """Return why a model answered so: which tokens counted, and what each layer would have said."""
-    texts = [call.body[name] for name in ("input", "pair", "answer") if name in call.body]
-    measure_texts(call, texts)
+    measure_texts(call, call.take("input", "pair", "answer").values())
     explanation = await call.explain(lambda on_step: compute(call.served.model, call, on_step))
-    return await call.write(make_step(lambda: {**explanation.to_json(), "model": call.served.name}))
+    return await call.write(
+        make_step(lambda: ExplanationAnswer(**{**explanation.to_json(), "model": call.served.name}))
+    )
 
 
-def compute(model: Any, call: Call, on_step: Callable[[], None]) -> Explanation:
+def compute(model: Any, call: Call[ExplanationsRequest], on_step: Callable[[], None]) -> Explanation:
     """Explain, in a thread of its own; refuse texts that would take it too long."""
     body = call.body
     check_use(model, body)
     options = {**call.take(*CHOICES), "on_step": on_step}
-    answer = body.get("answer")
-    read = sum(model.count_tokens(body[name]) for name in ("input", "pair") if name in body)
+    answer = body.answer
+    read = sum(map(model.count_tokens, call.take("input", "pair").values()))
     check_tokens(read)
     result: Explanation
     if isinstance(model, TextEncoder):
-        result = model.explain(body["input"], body.get("pair"), label=answer, **options)
+        result = model.explain(body.input, body.pair, label=answer, **options)
     elif isinstance(model, TextGenerator):
         options |= call.take("watch", "max_new_tokens")
         check_context(read, model.max_length - 1)
         most = options.get("max_new_tokens", USUAL_NEW_TOKENS)
         check_tokens(read + (most if answer is None else len(encode_alone(model.tokenizer, answer))))
-        result = model.explain(body["input"], answer, **options)
+        result = model.explain(body.input, answer, **options)
     else:
         options |= call.take("watch")
         check_context(read, model.max_length)
         if answer is None:  # how long it gets is not known before
-            translation = list(model.translate(body["input"]).token_ids)
+            translation = list(model.translate(body.input).token_ids)
         else:
             translation = encode_alone(model.target_tokenizer, answer)
         check_tokens(read + len(translation))
-        result = model.explain(body["input"], translation, **options)
+        result = model.explain(body.input, translation, **options)
     return result
 
 
-def check_use(model: Any, body: Mapping[str, Any]) -> None:
+def check_use(model: Any, body: ExplanationsRequest) -> None:
     """Refuse what would have no effect."""
     for kind, unused in UNUSED.items():
         for name, whose in unused.items():
-            if isinstance(model, kind) and name in body:
+            if isinstance(model, kind) and getattr(body, name) is not None:
                 raise InputError(f"{name} is for {whose}", option=name)
 
 

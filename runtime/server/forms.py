@@ -4,23 +4,30 @@ from __future__ import annotations
 
 import uuid
 from abc import ABC, abstractmethod
-from collections.abc import Collection, Mapping, Sequence
-from typing import Any, ClassVar
+from collections.abc import Collection, Sequence
+from typing import ClassVar
 
 from ..decoding.chunk import Chunk
 from ..generate.generation import Generation
 from ..generate.tool_calls import cut_calls, split_call
 from ..text.tokenizer import Tokenizer
 from .answers import (
+    CalledFunction,
+    ChatAnswer,
     ChatChoice,
+    ChatEvent,
     ChatLogprobs,
     ChosenLogprob,
+    CompletionAnswer,
     CompletionChoice,
+    CompletionEvent,
     CompletionLogprobs,
     Delta,
     FinishReason,
     Message,
+    Record,
     StreamedChatChoice,
+    StreamedToolCall,
     TokenLogprob,
     ToolCall,
 )
@@ -42,14 +49,14 @@ class Form(ABC):
 
     Attributes:
         prefix: of the answers' ids.
-        whole: the kind of object that an answer is.
-        part: and a chunk of one.
+        answer: the type of an answer.
+        event: and of a stream's events.
         continues: of each answer, whether its text goes on with a prompt's; a chat's does not.
     """
 
     prefix: ClassVar[str]
-    whole: ClassVar[str]
-    part: ClassVar[str]
+    answer: ClassVar[type[ChatAnswer | CompletionAnswer]]
+    event: ClassVar[type[ChatEvent | CompletionEvent]]
 
     def __init__(self, tokenizer: Tokenizer, *, logprobs: bool) -> None:
         self.tokenizer = tokenizer
@@ -65,19 +72,19 @@ class Form(ABC):
         return self._places[index]
 
     @abstractmethod
-    def write_answer(self, index: int, answer: Generation) -> Mapping[str, Any]:
+    def write_answer(self, index: int, answer: Generation) -> Record:
         """Return the choice of a whole answer."""
 
     @abstractmethod
-    def write_start(self, index: int) -> Sequence[Mapping[str, Any]]:
+    def write_start(self, index: int) -> Sequence[Record]:
         """Return the choices before the first chunk."""
 
     @abstractmethod
-    def write_chunk(self, index: int, chunk: Chunk) -> Sequence[Mapping[str, Any]]:
+    def write_chunk(self, index: int, chunk: Chunk) -> Sequence[Record]:
         """Return the choices of a chunk; of one that shows nothing, none."""
 
     @abstractmethod
-    def write_end(self, index: int, answer: Generation) -> Sequence[Mapping[str, Any]]:
+    def write_end(self, index: int, answer: Generation) -> Sequence[Record]:
         """Return the choices behind the last chunk."""
 
 
@@ -91,8 +98,8 @@ class ChatForm(Form):
     """
 
     prefix = "chatcmpl-"
-    whole = "chat.completion"
-    part = "chat.completion.chunk"
+    answer = ChatAnswer
+    event = ChatEvent
 
     def __init__(self, tokenizer: Tokenizer, *, logprobs: bool, tools: Collection[str] = ()) -> None:
         super().__init__(tokenizer, logprobs=logprobs)
@@ -101,25 +108,15 @@ class ChatForm(Form):
         self._shown: dict[int, int] = {}  # and how many characters its chunks have
 
     def write_answer(self, index: int, answer: Generation) -> ChatChoice:
-        message: Message = {
-            "role": "assistant",
-            "content": answer.text,
-            "refusal": None,
-            "annotations": [],
-        }
+        message = Message(content=answer.text, refusal=None, annotations=[])
         if answer.tool_calls:
-            message["content"] = cut_calls(answer.text) or None
-            message["tool_calls"] = write_calls(answer)
-        return {
-            "index": index,
-            "message": message,
-            "logprobs": self._write_logprobs(index, answer),
-            "finish_reason": find_reason(answer),
-        }
+            message.content = cut_calls(answer.text) or None
+            message.tool_calls = write_calls(answer)
+        return ChatChoice(index, message, self._write_logprobs(index, answer), find_reason(answer))
 
     def write_start(self, index: int) -> list[StreamedChatChoice]:
-        delta: Delta = {"role": "assistant", "content": "", "refusal": None}
-        return [{"index": index, "delta": delta, "logprobs": None, "finish_reason": None}]
+        delta = Delta(role="assistant", content="", refusal=None)
+        return [StreamedChatChoice(index, delta, logprobs=None, finish_reason=None)]
 
     def write_chunk(self, index: int, chunk: Chunk) -> list[StreamedChatChoice]:
         text = chunk.text
@@ -128,22 +125,21 @@ class ChatForm(Form):
         if not text and not (self.logprobs and chunk.token_ids):
             return []
         logprobs = self._write_logprobs(index, chunk)
-        return [{"index": index, "delta": {"content": text}, "logprobs": logprobs, "finish_reason": None}]
+        return [StreamedChatChoice(index, Delta(content=text), logprobs, finish_reason=None)]
 
     def write_end(self, index: int, answer: Generation) -> list[StreamedChatChoice]:
         deltas: list[Delta] = []
         if self._tools:
             text = cut_calls(answer.text) if answer.tool_calls else answer.text
             if rest := text[self._shown.get(index, 0) :]:
-                deltas.append({"content": rest})
+                deltas.append(Delta(content=rest))
         if answer.tool_calls:
             calls = write_calls(answer)
-            deltas.append({"tool_calls": [{"index": number, **call} for number, call in enumerate(calls)]})
-        deltas.append({})
-        choices: list[StreamedChatChoice] = [
-            {"index": index, "delta": one, "logprobs": None, "finish_reason": None} for one in deltas
-        ]
-        choices[-1]["finish_reason"] = find_reason(answer)
+            streamed = [StreamedToolCall(call.id, call.function, number) for number, call in enumerate(calls)]
+            deltas.append(Delta(tool_calls=streamed))
+        deltas.append(Delta())
+        choices = [StreamedChatChoice(index, one, logprobs=None, finish_reason=None) for one in deltas]
+        choices[-1].finish_reason = find_reason(answer)
         return choices
 
     def _release(self, index: int, text: str) -> str:
@@ -162,20 +158,20 @@ class ChatForm(Form):
         for one in self.find_places(index).place(part):
             likeliest = [self._write_token(top.token_id, top.logprob, one.begins) for top in one.likeliest]
             chosen = self._write_token(one.token, one.logprob, one.begins)
-            content.append({**chosen, "top_logprobs": likeliest})
-        return {"content": content, "refusal": None}
+            content.append(ChosenLogprob(chosen.token, chosen.logprob, chosen.bytes, likeliest))
+        return ChatLogprobs(content, refusal=None)
 
     def _write_token(self, token: int, logprob: float, begins: bool) -> TokenLogprob:
         text, content = spell_token(self.tokenizer, token, begins=begins)
-        return {"token": text, "logprob": max(logprob, LEAST), "bytes": list(content)}
+        return TokenLogprob(text, max(logprob, LEAST), list(content))
 
 
 class CompletionForm(Form):
     """The form of /v1/completions."""
 
     prefix = "cmpl-"
-    whole = "text_completion"
-    part = "text_completion"
+    answer = CompletionAnswer
+    event = CompletionEvent
 
     def write_answer(self, index: int, answer: Generation) -> CompletionChoice:
         return self._write(index, answer)
@@ -195,20 +191,16 @@ class CompletionForm(Form):
         logprobs: CompletionLogprobs | None = None
         if self.logprobs:
             logprobs = self._write_logprobs(self.find_places(index).take(part))
-        return {
-            "index": index,
-            "text": part.text,
-            "logprobs": logprobs,
-            "finish_reason": None if part.finish_reason is None else FINISH_REASONS[part.finish_reason],
-        }
+        reason = None if part.finish_reason is None else FINISH_REASONS[part.finish_reason]
+        return CompletionChoice(index, part.text, logprobs, reason)
 
     def _write_logprobs(self, tokens: Sequence[PlacedToken]) -> CompletionLogprobs:
-        return {
-            "tokens": [self._spell(one.token, one) for one in tokens],
-            "token_logprobs": [max(one.logprob, LEAST) for one in tokens],
-            "top_logprobs": [self._write_likeliest(one) for one in tokens if one.likeliest] or None,
-            "text_offset": [one.offset for one in tokens],
-        }
+        return CompletionLogprobs(
+            tokens=[self._spell(one.token, one) for one in tokens],
+            token_logprobs=[max(one.logprob, LEAST) for one in tokens],
+            top_logprobs=[self._write_likeliest(one) for one in tokens if one.likeliest] or None,
+            text_offset=[one.offset for one in tokens],
+        )
 
     def _spell(self, token: int, place: PlacedToken) -> str:
         """Return what a token reads as that was chosen, or likely, at a place."""
@@ -238,10 +230,6 @@ def find_reason(answer: Generation) -> FinishReason:
 def write_calls(answer: Generation) -> list[ToolCall]:
     """Return an answer's calls of tools."""
     return [
-        {
-            "id": f"call_{uuid.uuid4().hex[:24]}",
-            "type": "function",
-            "function": {"name": call.name, "arguments": call.arguments},
-        }
+        ToolCall(f"call_{uuid.uuid4().hex[:24]}", CalledFunction(call.name, call.arguments))
         for call in answer.tool_calls
     ]

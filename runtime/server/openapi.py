@@ -1,16 +1,17 @@
-"""/openapi.json, made of the tables by which requests are checked, and of the answers' types."""
+"""/openapi.json, made of the types by which msgspec decodes requests and encodes answers."""
 
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from importlib.metadata import version
-from typing import Any
+from typing import Any, TypeAlias
+
+import msgspec
 
 from .answers import ErrorAnswer, Health, ModelEntry, ModelList, Readiness
 from .endpoints import Endpoint
 from .guard import OPEN
-from .type_schemas import TypeSchemas
 
 FAILURES = {
     "400": "A parameter that cannot be used.",
@@ -26,6 +27,8 @@ FAILURES = {
     "503": "The model is loading, or the server is stopping.",
     "504": "The answer was not there in time.",
 }
+Schemas: TypeAlias = Mapping[Any, Any]
+
 EVERYWHERE = ("401", "403")
 
 
@@ -57,13 +60,13 @@ PAGES = (
     Page("/metrics", "Return counts for Prometheus.", {"200": None}),
     Page("/v1/models", "List the models.", {"200": ModelList}),
     Page("/v1/models/{name}", "Describe a model.", {"200": ModelEntry}, (*EVERYWHERE, "404"), "name"),
-    Page("/openapi.json", "Return this description.", {"200": Mapping[str, Any]}),
+    Page("/openapi.json", "Return this description.", {"200": dict[str, Any]}),
 )
 
 
 def describe_api(endpoints: Sequence[Endpoint], has_keys: bool) -> dict[str, Any]:
     """Return the description of all routes."""
-    schemas = TypeSchemas()
+    schemas, named = describe_types(endpoints)
     failures = {status: describe_failure(status, schemas) for status in FAILURES}
     paths: dict[str, Any] = {page.path: {"get": describe_page(page, schemas, failures)} for page in PAGES}
     for endpoint in endpoints:
@@ -72,7 +75,7 @@ def describe_api(endpoints: Sequence[Endpoint], has_keys: bool) -> dict[str, Any
         "openapi": "3.1.0",
         "info": {"title": "PlanForge", "version": version("planforge")},
         "paths": paths,
-        "components": {"schemas": schemas.named},
+        "components": {"schemas": named},
     }
     if has_keys:
         api["components"]["securitySchemes"] = {"key": {"type": "http", "scheme": "bearer"}}
@@ -83,12 +86,24 @@ def describe_api(endpoints: Sequence[Endpoint], has_keys: bool) -> dict[str, Any
     return api
 
 
-def describe_page(page: Page, schemas: TypeSchemas, failures: Mapping[str, Any]) -> dict[str, Any]:
+def describe_types(endpoints: Sequence[Endpoint]) -> tuple[Schemas, dict[str, Any]]:
+    """Return the schemas of all types, and by their names those that they refer to."""
+    kinds = [ErrorAnswer, *(kind for page in PAGES for kind in page.answers.values() if kind)]
+    for endpoint in endpoints:
+        kinds += [endpoint.body, endpoint.answer, *([endpoint.event] if endpoint.event else [])]
+    described, named = msgspec.json.schema_components(kinds, ref_template="#/components/schemas/{name}")
+    for schema in named.values():
+        schema["description"] = schema["description"].partition("\n")[0]
+        schema["additionalProperties"] = False  # of the encoders' dataclasses too
+    return dict(zip(kinds, described, strict=True)), named
+
+
+def describe_page(page: Page, schemas: Schemas, failures: Mapping[str, Any]) -> dict[str, Any]:
     """Return the operation of a route that says something of the server itself."""
     responses = {status: failures[status] for status in page.failures}
     for status, kind in page.answers.items():
         media_type = "text/plain" if kind is None else "application/json"
-        schema = {"type": "string"} if kind is None else schemas.describe(kind)
+        schema = {"type": "string"} if kind is None else schemas[kind]
         description = "Done." if status == "200" else FAILURES[status]
         responses[status] = {"description": description, "content": {media_type: {"schema": schema}}}
     operation: dict[str, Any] = {"summary": page.summary, "responses": responses}
@@ -98,23 +113,24 @@ def describe_page(page: Page, schemas: TypeSchemas, failures: Mapping[str, Any])
     return operation
 
 
-def describe_endpoint(
-    endpoint: Endpoint, schemas: TypeSchemas, failures: Mapping[str, Any]
-) -> dict[str, Any]:
+def describe_endpoint(endpoint: Endpoint, schemas: Schemas, failures: Mapping[str, Any]) -> dict[str, Any]:
     """Return the operation of a route that a model answers."""
-    content: dict[str, Any] = {"application/json": {"schema": schemas.describe(endpoint.answer)}}
+    content: dict[str, Any] = {"application/json": {"schema": schemas[endpoint.answer]}}
     done = "Done."
     if endpoint.event is not None:
         done = 'Done; a stream has events "data: " and JSON as x-event says, and "data: [DONE]" at its end.'
-        content["text/event-stream"] = {"x-event": schemas.describe(endpoint.event)}
+        content["text/event-stream"] = {"x-event": schemas[endpoint.event]}
     return {
         "summary": endpoint.summary,
-        "requestBody": {"required": True, "content": {"application/json": {"schema": endpoint.body}}},
+        "requestBody": {
+            "required": True,
+            "content": {"application/json": {"schema": schemas[endpoint.body]}},
+        },
         "responses": {"200": {"description": done, "content": content}, **failures},
     }
 
 
-def describe_failure(status: str, schemas: TypeSchemas) -> dict[str, Any]:
+def describe_failure(status: str, schemas: Schemas) -> dict[str, Any]:
     """Return the answer of a status other than 200."""
-    content = {"application/json": {"schema": schemas.describe(ErrorAnswer)}}
+    content = {"application/json": {"schema": schemas[ErrorAnswer]}}
     return {"description": FAILURES[status], "content": content}

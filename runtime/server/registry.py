@@ -61,29 +61,28 @@ class ServedModel:
     def to_json(self) -> ModelEntry:
         """Return its entry in /v1/models."""
         model = self.model
-        entry: ModelEntry = {
-            "id": self.name,
-            "object": "model",
-            "created": self.created,
-            "owned_by": OWNER,
-            "capabilities": list(self.capabilities),
-            "status": "ready",
-            "family": model.family,
-            "precision": model.artifact.precision,
-            "backend": model.backend,
-        }
+        entry = ModelEntry(
+            id=self.name,
+            created=self.created,
+            owned_by=OWNER,
+            capabilities=list(self.capabilities),
+            status="ready",
+            family=model.family,
+            precision=model.artifact.precision,
+            backend=model.backend,
+        )
         if isinstance(model, TextEncoder):
-            entry["context_length"] = model.defaults.max_length
-            entry["labels"] = list(model.labels)
+            entry.context_length = model.defaults.max_length
+            entry.labels = list(model.labels)
             if "mask" in model.defaults.tokens:
-                entry["mask_token"] = model.tokenizer.spell(model.defaults.tokens["mask"])
+                entry.mask_token = model.tokenizer.spell(model.defaults.tokens["mask"])
         if isinstance(model, TextGenerator):
-            entry["context_length"] = self.context
-            entry["tools"] = model.has_tools
+            entry.context_length = self.context
+            entry.tools = model.has_tools
         if isinstance(model, Translator):
-            entry["context_length"] = model.max_length
-            entry["languages"] = list(model.languages)
-            entry["alignments"] = any(s.role.startswith("cross_attention.") for s in model.artifact.outputs)
+            entry.context_length = model.max_length
+            entry.languages = list(model.languages)
+            entry.alignments = any(s.role.startswith("cross_attention.") for s in model.artifact.outputs)
         return entry
 
 
@@ -128,14 +127,9 @@ class Registry:
             self._refuse_unknown(name)
         if name in self.loaded:
             return self.loaded[name].to_json()
-        return {
-            "id": name,
-            "object": "model",
-            "created": self.created,
-            "owned_by": OWNER,
-            "capabilities": [],
-            "status": self.find_state(name),
-        }
+        return ModelEntry(
+            id=name, created=self.created, owned_by=OWNER, capabilities=[], status=self.find_state(name)
+        )
 
     def load(self) -> None:
         """Load the models that are not loaded yet; what fails is kept in `failure`."""

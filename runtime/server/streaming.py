@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import time
-from collections.abc import AsyncGenerator, Callable, Mapping, Sequence
+from collections.abc import AsyncGenerator, Callable, Sequence
 from contextlib import aclosing
 from functools import partial
 from typing import Any, TypeAlias
@@ -15,6 +15,7 @@ from starlette.types import Receive, Scope, Send
 from ..asynchronous.loop_calls import get_loop_calls
 from ..decoding.chunk import Chunk
 from ..generate.pending import PendingGeneration
+from .answers import ChatEvent, CompletionEvent, Record
 from .json_text import encode_json
 
 DONE = b"data: [DONE]\n\n"
@@ -71,17 +72,15 @@ class EventWriter:
     """Writes events that begin alike: only what differs is made into JSON each time.
 
     Args:
-        common: the members that all events have; "choices" comes behind them.
-        ending: the JSON behind the choices, such as `,"usage":null`.
+        empty: an event without choices.
     """
 
-    def __init__(self, common: dict[str, Any], ending: str = "") -> None:
-        self._head = b"data: " + encode_json(common)[:-1] + b',"choices":['
-        self._tail = f"]{ending}}}\n\n".encode()
+    def __init__(self, empty: ChatEvent | CompletionEvent) -> None:
+        self._head, _, self._tail = write_event(empty).rpartition(b"]")
 
-    def write(self, choice: Mapping[str, Any]) -> bytes:
+    def write(self, choice: Record) -> bytes:
         """Return the event of a choice."""
-        return self._head + encode_json(choice) + self._tail
+        return self._head + encode_json(choice) + b"]" + self._tail
 
 
 async def wait_for_first(

@@ -2,37 +2,31 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from typing import Any, NoReturn
+from typing import Any
 
-from .errors import ApiError
+from .bodies import ChatRequest, GenerationRequest
+from .errors import refuse
 
 
-def read_structure(body: Mapping[str, Any]) -> dict[str, Any]:
+def read_structure(body: GenerationRequest) -> dict[str, Any]:
     """Return the option that structures an answer, if a body asks for one."""
-    options = {name: body[name] for name in ("regex", "grammar", "choices") if name in body}
+    given = {"regex": body.regex, "grammar": body.grammar, "choices": body.choices}
+    options: dict[str, Any] = {name: value for name, value in given.items() if value is not None}
     names = list(options)
-    form = body.get("response_format", {"type": "text"})
-    if form["type"] != "text":
+    form = body.response_format
+    if form is not None and form.type != "text":
         names.append("response_format")
         options["json_schema"] = {"type": "object"}
-    if form["type"] == "json_schema":
-        if "json_schema" not in form:
-            refuse("response_format.json_schema", "is missing")
-        options["json_schema"] = form["json_schema"]["schema"]
-        if options["json_schema"] is None:
-            refuse("response_format.json_schema.schema", "is missing")
+        if form.type == "json_schema":
+            if form.json_schema is None:
+                refuse("response_format.json_schema", "is missing")
+            options["json_schema"] = form.json_schema.schema
     if len(names) > 1:
         refuse(names[-1], f"does not go with {names[0]}; give one")
     return options
 
 
-def asks_for_grammar(body: Mapping[str, Any]) -> bool:
+def asks_for_grammar(body: GenerationRequest) -> bool:
     """Return whether a grammar must be compiled, which may take a second, before an answer begins."""
-    form = body.get("response_format", {"type": "text"})["type"]
-    called = body.get("tool_choice") not in (None, "auto", "none")
-    return form != "text" or called or any(name in body for name in ("regex", "grammar", "choices"))
-
-
-def refuse(name: str, reason: str) -> NoReturn:
-    raise ApiError(400, f"{name} {reason}", param=name, code="invalid_value")
+    called = isinstance(body, ChatRequest) and body.tool_choice not in (None, "auto", "none")
+    return called or bool(read_structure(body))

@@ -9,13 +9,16 @@ from dataclasses import dataclass
 from functools import partial
 from typing import Any
 
+from msgspec import UNSET, to_builtins
+from msgspec.structs import replace
 from starlette.responses import Response
 
 from ..generate.generation import Generation
 from ..generate.pending import PendingGeneration
 from ..generate.text_generator import TextGenerator
 from ..scheduling.steps import Steps
-from .answers import GenerationUsage
+from .answers import GenerationUsage, PromptDetails, Record
+from .bodies import ChatRequest, CompletionRequest, GenerationRequest
 from .calls import SMALL, Call, cancel_when_gone, wait_for_all
 from .errors import ApiError, find_api_error
 from .forms import ChatForm, CompletionForm, Form
@@ -40,67 +43,62 @@ NAMES = {
 Submit = Callable[..., list[PendingGeneration]]
 
 
-async def chat(call: Call) -> Response:
+async def chat(call: Call[ChatRequest]) -> Response:
     """Answer a conversation; what is not given is as the checkpoint's generation_config says."""
     model = get_generator(call)
     body = call.body
-    if "top_logprobs" in body and not body.get("logprobs"):
+    if body.top_logprobs is not None and not body.logprobs:
         raise ApiError(
             400, "top_logprobs goes with logprobs=true", param="top_logprobs", code="invalid_value"
         )
-    limits = {body[name] for name in ("max_tokens", "max_completion_tokens") if name in body}
+    limits = {body.max_tokens, body.max_completion_tokens} - {None}
     if len(limits) > 1:
         reason = "max_tokens and max_completion_tokens are the same, and must be equal; give one"
         raise ApiError(400, reason, param="max_tokens", code="invalid_value")
-    if body.get("tools") and not model.has_tools:
+    if body.tools and not model.has_tools:
         message = f"the chat template of the model {call.served.name!r} words no tools; leave tools out"
         raise ApiError(400, message, param="tools", code="unsupported_parameter")
     options = read_options(call)
-    options["logprobs"] = bool(body.get("logprobs"))
+    options["logprobs"] = bool(body.logprobs)
     options |= call.take("top_logprobs", "tools", "tool_choice", template_options="chat_template_kwargs")
     check_continuation(body)
     options |= call.take("continue_final_message")
-    limit = body.get("max_completion_tokens", body.get("max_tokens"))
+    limit = next(iter(limits), None)
     if limit is None and model.defaults.max_new_tokens is None:
         limit = model.max_length
     if limit is not None:
         options["max_new_tokens"] = limit
     check_messages(call)
-    messages = [{**message, "content": message.get("content") or ""} for message in body["messages"]]
-    if (
-        body.get("parallel_tool_calls") is False
-        and body.get("tool_choice", "auto") == "auto"
-        and body.get("tools")
-    ):
+    messages = [{"content": "", **to_builtins(message)} for message in body.messages]
+    if body.parallel_tool_calls is False and body.tool_choice in (None, "auto") and body.tools:
         raise ApiError(400, PARALLEL, param="parallel_tool_calls", code="unsupported_parameter")
     check_size(call, "messages", list_texts(messages))
-    count = body.get("n", 1)
+    count = body.n or 1
     check_listed(call, count, options)
     submits = [partial(model.submit_answers, messages, count, client=call.client, chat=True, **options)]
-    tools = [] if body.get("tool_choice") == "none" else body.get("tools") or []
-    names = [tool["function"]["name"] for tool in tools]
+    names = [tool.function.name for tool in body.tools or [] if body.tool_choice != "none"]
     form = ChatForm(model.tokenizer, logprobs=options["logprobs"], tools=names)
     return await answer(call, submits, form, compiles=must_compile(call, options))
 
 
-def check_continuation(body: Mapping[str, Any]) -> None:
+def check_continuation(body: ChatRequest) -> None:
     """Refuse to begin an answer and to go on with one, and to do neither."""
-    begins = body.get("add_generation_prompt")
-    if begins is not None and begins == body.get("continue_final_message", False):
+    begins = body.add_generation_prompt
+    if begins is not None and begins == bool(body.continue_final_message):
         reason = "add_generation_prompt and continue_final_message cannot both be true, nor both false"
         raise ApiError(400, reason, param="add_generation_prompt", code="invalid_value")
 
 
-async def complete(call: Call) -> Response:
+async def complete(call: Call[CompletionRequest]) -> Response:
     """Continue one prompt, or each of several; tokens are drawn at temperature 1 unless it is given."""
     model = get_generator(call)
     body = call.body
     options = {"temperature": 1.0, **read_options(call)}
-    options["max_new_tokens"] = body.get("max_tokens", COMPLETION_TOKENS)
-    options["logprobs"] = "logprobs" in body
-    options["top_logprobs"] = body.get("logprobs", 0)
-    prompts = list_prompts(body["prompt"])
-    count = body.get("n", 1)
+    options["max_new_tokens"] = body.max_tokens or COMPLETION_TOKENS
+    options["logprobs"] = body.logprobs is not None
+    options["top_logprobs"] = body.logprobs or 0
+    prompts = list_prompts(body.prompt)
+    count = body.n or 1
     for prompt in prompts:
         if isinstance(prompt, str):
             check_size(call, "prompt", [prompt])
@@ -112,7 +110,7 @@ async def complete(call: Call) -> Response:
     return await answer(call, submits, form, compiles=must_compile(call, options))
 
 
-def get_generator(call: Call) -> TextGenerator:
+def get_generator(call: Call[Any]) -> TextGenerator:
     assert isinstance(call.served.model, TextGenerator)  # its tasks say so
     return call.served.model
 
@@ -131,21 +129,21 @@ def list_texts(messages: Sequence[Mapping[str, Any]]) -> list[Any]:
     return [message["content"] for message in messages] + arguments
 
 
-def check_messages(call: Call) -> None:
+def check_messages(call: Call[ChatRequest]) -> None:
     """Refuse calls of tools and their results where they have no effect."""
-    for number, message in enumerate(call.body["messages"]):
+    for number, message in enumerate(call.body.messages):
         for name, role in (("tool_calls", "assistant"), ("tool_call_id", "tool")):
-            if message.get(name) is not None and message["role"] != role:
+            if getattr(message, name) is not None and message.role != role:
                 place = f"messages[{number}].{name}"
-                reason = f"{place} goes with the role {role!r}, not {message['role']!r}"
+                reason = f"{place} goes with the role {role!r}, not {message.role!r}"
                 raise ApiError(400, reason, param=place, code="invalid_value")
-        if message.get("tool_calls") and not get_generator(call).has_tools:
+        if message.tool_calls and not get_generator(call).has_tools:
             place = f"messages[{number}].tool_calls"
             reason = f"the chat template of the model {call.served.name!r} words no tools; leave {place} out"
             raise ApiError(400, reason, param=place, code="unsupported_parameter")
 
 
-def check_size(call: Call, name: str, texts: Sequence[Any]) -> None:
+def check_size(call: Call[Any], name: str, texts: Sequence[Any]) -> None:
     """Refuse a prompt that cannot fit the context, before its tokens fill the memory; texts may be parts."""
     served = call.served
     parts = [part for text in texts for part in (text if isinstance(text, list) else [text])]
@@ -161,7 +159,7 @@ def check_size(call: Call, name: str, texts: Sequence[Any]) -> None:
         )
 
 
-def check_listed(call: Call, count: int, options: Mapping[str, Any]) -> None:
+def check_listed(call: Call[GenerationRequest], count: int, options: Mapping[str, Any]) -> None:
     """Refuse so many log-probabilities that a request's answers would not fit the memory."""
     if not options["logprobs"]:
         return
@@ -169,7 +167,7 @@ def check_listed(call: Call, count: int, options: Mapping[str, Any]) -> None:
     tokens = min(options.get("max_new_tokens", most), most)
     listed = count * tokens * (1 + options.get("top_logprobs", 0))
     if listed > MOST_LISTED:
-        name = "top_logprobs" if "top_logprobs" in call.body else "logprobs"
+        name = "top_logprobs" if getattr(call.body, "top_logprobs", None) else "logprobs"
         raise ApiError(
             400,
             f"{count} answers of up to {tokens} tokens, each with {options.get('top_logprobs', 0)} likeliest"
@@ -180,10 +178,10 @@ def check_listed(call: Call, count: int, options: Mapping[str, Any]) -> None:
         )
 
 
-def read_options(call: Call) -> dict[str, Any]:
+def read_options(call: Call[GenerationRequest]) -> dict[str, Any]:
     """Return the options of generation that both routes have."""
     body = call.body
-    if "stream_options" in body and not body.get("stream"):
+    if body.stream_options is not None and not body.stream:
         raise ApiError(
             400, "stream_options goes with stream=true", param="stream_options", code="invalid_value"
         )
@@ -206,29 +204,17 @@ def read_options(call: Call) -> dict[str, Any]:
         options["temperature"] = 0.0
     if "seed" in options:
         options["seed"] %= SEEDS  # negative ones have their own draws too
-    if body.get("stop"):
-        options["stop"] = body["stop"]
-    if body.get("logit_bias"):
-        options["logit_bias"] = read_bias(body["logit_bias"])
+    if body.stop:
+        options["stop"] = body.stop
+    if body.logit_bias:
+        forbidden = float("-inf")
+        options["logit_bias"] = {
+            token: forbidden if bias == FORBIDDEN else bias for token, bias in body.logit_bias.items()
+        }
     return options | read_structure(body)
 
 
-def read_bias(given: dict[str, float]) -> dict[int, float]:
-    """Return a bias whose keys are token ids."""
-    bias = {}
-    for key, value in given.items():
-        if not (key.isascii() and key.isdecimal() and len(key) < 10):
-            raise ApiError(
-                400,
-                f"logit_bias has the key {key!r:.80}, which is no token id",
-                param="logit_bias",
-                code="invalid_value",
-            )
-        bias[int(key)] = float("-inf") if value == FORBIDDEN else value
-    return bias
-
-
-def check_places(call: Call, count: int) -> None:
+def check_places(call: Call[GenerationRequest], count: int) -> None:
     """Refuse more answers to one request than there is ever room for."""
     places = get_generator(call).count_places()
     if count > 1 and count > places:
@@ -236,19 +222,19 @@ def check_places(call: Call, count: int) -> None:
             400,
             f"{count} answers, n for each prompt, are more than the {places} that may run (--parallel) and"
             " wait (--queue-size) here; ask for fewer",
-            param="n" if "n" in call.body else "prompt",
+            param="n" if call.body.n else "prompt",
             code="invalid_value",
         )
 
 
-def must_compile(call: Call, options: Mapping[str, Any]) -> bool:
+def must_compile(call: Call[GenerationRequest], options: Mapping[str, Any]) -> bool:
     """Return whether a grammar must be compiled before an answer begins; of a large one it may be."""
     if not asks_for_grammar(call.body):
         return False
     return call.size > SMALL or not get_generator(call).has_compiled(**options)
 
 
-def submit_all(call: Call, submits: Sequence[Submit]) -> Steps[list[PendingGeneration]]:
+def submit_all(call: Call[Any], submits: Sequence[Submit]) -> Steps[list[PendingGeneration]]:
     """Submit all, or, where one is refused, none: one in each step, as each reads its prompt."""
     pendings: list[PendingGeneration] = []
     try:
@@ -263,14 +249,16 @@ def submit_all(call: Call, submits: Sequence[Submit]) -> Steps[list[PendingGener
     return pendings
 
 
-async def answer(call: Call, submits: Sequence[Submit], form: Form, *, compiles: bool) -> Response:
+async def answer(
+    call: Call[GenerationRequest], submits: Sequence[Submit], form: Form, *, compiles: bool
+) -> Response:
     """Submit the requests, and return their answers, whole or as they come."""
-    check_places(call, len(submits) * call.body.get("n", 1))
+    check_places(call, len(submits) * (call.body.n or 1))
     lane = call.readers.choose(call.size, compiles=compiles)
     pendings = await call.run_steps(submit_all(call, submits), lane)
     form.continues = [bool(pending.row.context) for pending in pendings]
     exchange = Exchange(call, pendings, form)
-    if not call.body.get("stream"):
+    if not call.body.stream:
         return await exchange.collect()
     first, events = await wait_for_first(
         exchange.stream(), lambda error: write_event(find_api_error(error, NAMES).to_json())
@@ -282,7 +270,7 @@ async def answer(call: Call, submits: Sequence[Submit], form: Form, *, compiles:
 class Exchange:
     """The answers to one call, in the form of its route."""
 
-    call: Call
+    call: Call[GenerationRequest]
     pendings: Sequence[PendingGeneration]
     form: Form
 
@@ -296,19 +284,20 @@ class Exchange:
         async with cancel_when_gone(self.call.request, self.cancel):
             answers = await wait_for_all([pending.future for pending in self.pendings])
 
-        def write() -> Steps[dict[str, Any]]:
-            choices = yield from encode_pieces(self.form.write_answer, answers)
+        def write() -> Steps[Record]:
+            choices: Any = yield from encode_pieces(self.form.write_answer, answers)
             usage = self._count_tokens(answers)
-            return {**self._describe(self.form.whole), "choices": choices, "usage": usage}
+            return self.form.answer(**self._describe(), choices=choices, usage=usage)
 
         few = len(answers) <= FEW_ANSWERS and not self.form.logprobs
         return await self.call.write(write(), few=few)
 
     async def stream(self) -> AsyncGenerator[bytes, None]:
         """Yield events; what fails once they began is an event too."""
-        wants_usage = self.call.body.get("stream_options", {}).get("include_usage", False)
-        common = self._describe(self.form.part)
-        writer = EventWriter(common, ',"usage":null' if wants_usage else "")
+        options = self.call.body.stream_options
+        wants_usage = options is not None and bool(options.include_usage)
+        event = self.form.event(**self._describe(), choices=[], usage=None if wants_usage else UNSET)
+        writer = EventWriter(event)
         running = set(range(len(self.pendings)))
         started: set[int] = set()
         async with cancel_when_gone(self.call.request, self.cancel):
@@ -330,12 +319,12 @@ class Exchange:
                     yield events
             answers = [pending.future.result() for pending in self.pendings]
         if wants_usage:
-            yield write_event({**common, "choices": [], "usage": self._count_tokens(answers)})
+            yield write_event(replace(event, usage=self._count_tokens(answers)))
         yield DONE
 
     def _write_events(self, items: Sequence[Item], writer: EventWriter, started: set[int]) -> bytes:
         """Return the events of what came, up to what went wrong; note which answers began."""
-        choices: list[Mapping[str, Any]] = []
+        choices: list[Record] = []
         for index, item in items:
             if isinstance(item, BaseException):
                 break
@@ -348,11 +337,10 @@ class Exchange:
             choices += self.form.write_chunk(index, item)
         return b"".join(map(writer.write, choices))
 
-    def _describe(self, kind: str) -> dict[str, Any]:
+    def _describe(self) -> dict[str, Any]:
         """Return what an answer, or each of its chunks, begins with."""
         return {
             "id": f"{self.form.prefix}{uuid.uuid4().hex}",
-            "object": kind,
             "created": int(time.time()),
             "model": self.call.served.name,
             "system_fingerprint": self.call.served.fingerprint,
@@ -360,12 +348,8 @@ class Exchange:
 
     def _count_tokens(self, answers: Sequence[Generation]) -> GenerationUsage:
         """Return the usage: a prompt that has several answers counts once."""
-        prompts = answers[:: self.call.body.get("n", 1)]
+        prompts = answers[:: self.call.body.n or 1]
         prompt = sum(one.usage.prompt_tokens for one in prompts)
         completion = sum(one.usage.completion_tokens for one in answers)
-        return {
-            "prompt_tokens": prompt,
-            "completion_tokens": completion,
-            "total_tokens": prompt + completion,
-            "prompt_tokens_details": {"cached_tokens": sum(one.prompt_tokens_reused for one in prompts)},
-        }
+        reused = sum(one.prompt_tokens_reused for one in prompts)
+        return GenerationUsage(prompt, completion, prompt + completion, PromptDetails(reused))

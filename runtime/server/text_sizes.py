@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable
-from typing import TypeAlias
+from typing import Any, TypeAlias
 
 from .calls import Call
 from .errors import ApiError
@@ -11,7 +11,7 @@ from .errors import ApiError
 Item: TypeAlias = str | tuple[str, str]
 
 
-def measure_texts(call: Call, items: Iterable[Item], names: tuple[str, str] = ("input", "input")) -> int:
+def measure_texts(call: Call[Any], items: Iterable[Item], names: tuple[str, str] = ("input", "input")) -> int:
     """Return the bytes of texts, or of pairs; refuse a text that is too long, and too many together.
 
     Args:

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 from functools import partial
+from typing import Any
 
+from msgspec import UNSET
 from starlette.responses import Response
 
 from ..errors import InputError
@@ -18,6 +20,7 @@ from .answers import (
     TokenizeAnswer,
     TranslationEntry,
 )
+from .bodies import DetokenizeRequest, TokenizeRequest, TranslationsRequest
 from .calls import SHORT, Call, cancel_when_gone, make_step, wait_for_all
 from .forms import FINISH_REASONS
 from .json_text import JsonResponse
@@ -37,11 +40,11 @@ SEARCH = (
 )
 
 
-async def translate(call: Call) -> Response:
+async def translate(call: Call[TranslationsRequest]) -> Response:
     """Translate each text; what is not given of the search is the checkpoint's."""
     translator = call.served.model
     assert isinstance(translator, Translator)  # its tasks say so
-    texts = list_texts(call.body["input"])
+    texts = list_texts(call.body.input)
     options = call.take(*SEARCH, "alignment")
     steps = translator.submit_in_steps(texts, client=call.client, deadline=call.deadline, **options)
     future = await call.read(steps, measure_texts(call, texts))
@@ -51,54 +54,48 @@ async def translate(call: Call) -> Response:
 
 
 def write_translation(index: int, result: Translation) -> TranslationEntry:
-    candidates: list[CandidateEntry] = [
-        {"text": one.text, "score": max(one.score, LEAST)} for one in result.candidates
-    ]
-    entry: TranslationEntry = {
-        "index": index,
-        "text": result.text,
-        "score": max(result.score, LEAST),
-        "finish_reason": FINISH_REASONS[result.finish_reason],
-        "candidates": candidates,
-        "dropped": result.dropped,
-    }
-    if result.alignment is not None:
-        entry["alignment"] = write_alignment(result.alignment)
-    return entry
+    return TranslationEntry(
+        index=index,
+        text=result.text,
+        score=max(result.score, LEAST),
+        finish_reason=FINISH_REASONS[result.finish_reason],
+        candidates=[CandidateEntry(one.text, max(one.score, LEAST)) for one in result.candidates],
+        dropped=result.dropped,
+        alignment=UNSET if result.alignment is None else write_alignment(result.alignment),
+    )
 
 
 def write_alignment(alignment: Alignment) -> AlignmentEntry:
     """Return the tokens of a text and of its translation, and how much each of these looked at those."""
     weights = [[round(float(share), 4) for share in row] for row in alignment.averaged()]
-    return {"source": list(alignment.source), "target": list(alignment.target), "weights": weights}
+    return AlignmentEntry(list(alignment.source), list(alignment.target), weights)
 
 
-async def tokenize(call: Call) -> Response:
+async def tokenize(call: Call[TokenizeRequest]) -> Response:
     """Return the token ids of a text, without those that a model puts before or behind it."""
     tokenizer = get_tokenizer(call)
-    special = call.body.get("parse_special", False)
-    content = call.body["content"]
+    special = bool(call.body.parse_special)
+    content = call.body.content
     steps = make_step(partial(tokenizer.encode, content, parse_special=special))
     tokens = await call.read(steps, measure_texts(call, [content], ("content", "")))
-    answer: TokenizeAnswer = {"model": call.served.name, "tokens": tokens, "count": len(tokens)}
+    answer = TokenizeAnswer(call.served.name, tokens, len(tokens))
     return await call.write(make_step(lambda: answer), few=len(tokens) <= SHORT)
 
 
-async def detokenize(call: Call) -> Response:
+async def detokenize(call: Call[DetokenizeRequest]) -> Response:
     """Return the text of token ids."""
     tokenizer = get_tokenizer(call)
-    tokens = call.body["tokens"]
+    tokens = call.body.tokens
     if tokens and max(tokens) >= tokenizer.vocab_size:
         raise InputError(
             f"tokens has an id beyond the tokenizer's, which are 0 to {tokenizer.vocab_size - 1}",
             option="tokens",
         )
     content = await call.run(partial(tokenizer.decode, tokens))
-    answer: DetokenizeAnswer = {"model": call.served.name, "content": content}
-    return JsonResponse(answer)
+    return JsonResponse(DetokenizeAnswer(call.served.name, content))
 
 
-def get_tokenizer(call: Call) -> Tokenizer:
+def get_tokenizer(call: Call[Any]) -> Tokenizer:
     """Return the tokenizer that reads a model's texts."""
     model = call.served.model
     if isinstance(model, Translator):

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import base64
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from typing import Any, TypeVar
 
 import numpy as np
@@ -14,7 +14,18 @@ from ..encode.results import Answers, Classification, Embedding, FilledMask, Ran
 from ..errors import BackendError, InputError
 from ..scheduling.batcher import PendingResults
 from ..scheduling.steps import Steps
-from .answers import EmbeddingEntry, RankedDocument, RerankAnswer, Usage
+from .answers import DocumentText, EmbeddingEntry, ListOf, RankedDocument, RerankAnswer, Usage
+from .bodies import (
+    AnswersRequest,
+    Body,
+    ClassifyRequest,
+    EmbeddingsRequest,
+    EncodeRequest,
+    FillMaskRequest,
+    LongTextsRequest,
+    RerankRequest,
+    TagsRequest,
+)
 from .calls import Call, cancel_when_gone, make_step, wait_for_all
 from .json_text import encode_pieces
 from .text_sizes import measure_texts
@@ -26,7 +37,7 @@ CUTTING = ("embed", "rank", "classify")
 
 
 async def run_task(
-    call: Call,
+    call: Call[LongTextsRequest],
     task: str,
     items: Sequence[Any],
     names: tuple[str, str] = ("input", "input"),
@@ -47,17 +58,18 @@ async def run_task(
     return results, future.tokens
 
 
-def read_length(call: Call, task: str) -> dict[str, Any]:
+def read_length(call: Call[LongTextsRequest], task: str) -> dict[str, Any]:
     """Return the options that say what becomes of long texts: none is cut unless the client asks for it."""
     options: dict[str, Any] = {"truncation": None} if task in CUTTING else {}
-    most = call.body.get("truncate_prompt_tokens")
+    most = call.body.truncate_prompt_tokens
     if most == 0:
         raise InputError("truncate_prompt_tokens=0 leaves no text", option="truncate_prompt_tokens")
     if most is not None:
         options["truncation"] = "head"
         if most > 0:
             options["max_tokens"] = most
-    return options | call.take("truncation", "stride", "parse_special")
+    names = ("parse_special",) if isinstance(call.body, EncodeRequest) else ()
+    return options | call.take("truncation", "stride", *names)
 
 
 def list_texts(given: str | Sequence[str]) -> list[str]:
@@ -65,14 +77,13 @@ def list_texts(given: str | Sequence[str]) -> list[str]:
 
 
 async def answer_list(
-    call: Call, write: Callable[[int, T], Mapping[str, Any]], results: Sequence[T], tokens: int
+    call: Call[Body], write: Callable[[int, T], Any], results: Sequence[T], tokens: int
 ) -> Response:
     """Return the answer of a route with an entry for each text, which `write` makes of index and result."""
 
-    def make() -> Steps[dict[str, Any]]:
-        data: list[Raw] = yield from encode_pieces(write, results)
-        usage: Usage = {"prompt_tokens": tokens, "total_tokens": tokens}
-        return {"object": "list", "data": data, "model": call.served.name, "usage": usage}
+    def make() -> Steps[ListOf[Raw]]:
+        data = yield from encode_pieces(write, results)
+        return ListOf(data, call.served.name, Usage(tokens, tokens))
 
     return await call.write(make(), few=len(results) <= FEW and all(map(is_short, results)))
 
@@ -82,19 +93,14 @@ def is_short(result: Any) -> bool:
     return isinstance(result, Embedding | Ranked)
 
 
-async def embed(call: Call) -> Response:
+async def embed(call: Call[EmbeddingsRequest]) -> Response:
     """Return a vector for each text."""
     options = call.take("prompt_name", "normalize", truncate_dim="dimensions")
-    results, tokens = await run_task(call, "embed", list_texts(call.body["input"]), **options)
-    write_vector = write_base64 if call.body.get("encoding_format") == "base64" else write_floats
+    results, tokens = await run_task(call, "embed", list_texts(call.body.input), **options)
+    write_vector = write_base64 if call.body.encoding_format == "base64" else write_floats
 
     def write(index: int, result: Embedding) -> EmbeddingEntry:
-        return {
-            "object": "embedding",
-            "index": index,
-            "embedding": write_vector(result),
-            "dropped": result.dropped,
-        }
+        return EmbeddingEntry(index, write_vector(result), result.dropped)
 
     return await answer_list(call, write, results, tokens)
 
@@ -110,29 +116,25 @@ def write_base64(result: Embedding) -> str:
     return base64.b64encode(result.vector.astype("<f4").tobytes()).decode()
 
 
-async def rerank(call: Call) -> Response:
+async def rerank(call: Call[RerankRequest]) -> Response:
     """Score documents against a query, the best first; the scores are sentence-transformers'."""
-    query = call.body["query"]
-    documents = [each if isinstance(each, str) else each["text"] for each in call.body["documents"]]
+    query = call.body.query
+    documents = [each if isinstance(each, str) else each.text for each in call.body.documents]
     results: list[Ranked]
     pairs = [(query, document) for document in documents]
     results, tokens = await run_task(call, "rank", pairs, ("query", "documents"))
     check_finite([result.score for result in results])
-    order = sorted(range(len(results)), key=lambda index: -results[index].score)[: call.body.get("top_n")]
-    rows: list[RankedDocument] = [
-        {"index": index, "relevance_score": results[index].score, "dropped": results[index].dropped}
-        for index in order
-    ]
-    if call.body.get("return_documents"):
+    order = sorted(range(len(results)), key=lambda index: -results[index].score)[: call.body.top_n]
+    rows = [RankedDocument(index, results[index].score, results[index].dropped) for index in order]
+    if call.body.return_documents:
         for row in rows:
-            row["document"] = {"text": documents[row["index"]]}
-    usage: Usage = {"prompt_tokens": tokens, "total_tokens": tokens}
-    answer: RerankAnswer = {"model": call.served.name, "results": rows, "usage": usage}
-    return await call.write(make_step(lambda: answer), few=not call.body.get("return_documents"))
+            row.document = DocumentText(documents[row.index])
+    answer = RerankAnswer(call.served.name, rows, Usage(tokens, tokens))
+    return await call.write(make_step(lambda: answer), few=not call.body.return_documents)
 
 
 async def run_and_list(
-    call: Call,
+    call: Call[LongTextsRequest],
     task: str,
     items: Sequence[Any],
     names: tuple[str, str] = ("input", "input"),
@@ -163,27 +165,27 @@ def check_finite(numbers: Any) -> None:
         )
 
 
-async def classify(call: Call) -> Response:
+async def classify(call: Call[ClassifyRequest]) -> Response:
     """Return the class of each text or pair."""
-    given = call.body["input"]
+    given = call.body.input
     items = (
         [given] if isinstance(given, str) else [one if isinstance(one, str) else tuple(one) for one in given]
     )
     return await run_and_list(call, "classify", items)
 
 
-async def tag(call: Call) -> Response:
+async def tag(call: Call[TagsRequest]) -> Response:
     """Return the tagged stretches of each text."""
-    return await run_and_list(call, "tag", list_texts(call.body["input"]))
+    return await run_and_list(call, "tag", list_texts(call.body.input))
 
 
-async def answer(call: Call) -> Response:
+async def answer(call: Call[AnswersRequest]) -> Response:
     """Return the stretches of each context that answer a question."""
-    pairs = [(call.body["question"], context) for context in list_texts(call.body["context"])]
+    pairs = [(call.body.question, context) for context in list_texts(call.body.context)]
     options = call.take("n_best", "max_answer_tokens")
     return await run_and_list(call, "answer", pairs, ("question", "context"), **options)
 
 
-async def fill_mask(call: Call) -> Response:
+async def fill_mask(call: Call[FillMaskRequest]) -> Response:
     """Return the likeliest words for each mask token."""
-    return await run_and_list(call, "fill_mask", list_texts(call.body["input"]), **call.take("top_k"))
+    return await run_and_list(call, "fill_mask", list_texts(call.body.input), **call.take("top_k"))

@@ -8,6 +8,7 @@ from collections.abc import Iterator
 from typing import Any
 
 import jsonschema
+import msgspec
 import pytest
 
 from planforge.runtime.decoding.chunk import Usage
@@ -120,9 +121,9 @@ def test_calls_of_tools_are_as_described() -> None:
         usage=Usage(1, 1),
         tool_calls=calls,
     )
-    check(form.write_answer(0, answer), {"$ref": "#/components/schemas/ChatChoice"})
+    check(msgspec.to_builtins(form.write_answer(0, answer)), {"$ref": "#/components/schemas/ChatChoice"})
     for choice in (*form.write_start(0), *form.write_end(0, answer)):
-        check(choice, {"$ref": "#/components/schemas/StreamedChatChoice"})
+        check(msgspec.to_builtins(choice), {"$ref": "#/components/schemas/StreamedChatChoice"})
 
 
 def test_paths_that_need_no_key_say_so() -> None:

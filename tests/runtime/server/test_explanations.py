@@ -92,9 +92,9 @@ def test_a_label_alone_is_explained(server: Address) -> None:
 
 
 REFUSED: dict[str, tuple[dict[str, Any], str, str]] = {
-    "an unknown method": ({"methods": ["gradients"]}, "methods[0]", "'gradient'"),
+    "an unknown method": ({"methods": ["gradients"]}, "methods[0]", '"gradient"'),
     "no method": ({"methods": []}, "methods", "at least 1"),
-    "an unknown objective": ({"objective": "loss"}, "objective", "'probability'"),
+    "an unknown objective": ({"objective": "loss"}, "objective", '"probability"'),
     "a word of several tokens": ({"watch": ["Mesopotamia"]}, "watch", "A space before a word counts"),
     "too many words": ({"watch": [" a"] * 17}, "watch", "16"),
     "an empty answer": ({"answer": ""}, "answer", "empty"),

@@ -7,6 +7,7 @@ from dataclasses import replace
 from typing import Any
 
 import pytest
+from msgspec import to_builtins
 
 from planforge.runtime.decoding.chunk import Chunk, TopLogprob, Usage
 from planforge.runtime.generate.generation import Generation, Timings
@@ -43,7 +44,7 @@ def stream(form: ChatForm, text: str, size: int) -> list[Any]:
     """Return the choices of the chunks of an answer that comes some letters at a time."""
     pieces = [text[i : i + size] for i in range(0, len(text), size)]
     chunks = [Chunk(piece, (), (), (), None, Usage(1, 1)) for piece in pieces]
-    return [choice for chunk in chunks for choice in form.write_chunk(0, chunk)]
+    return [choice for chunk in chunks for choice in to_builtins(form.write_chunk(0, chunk))]
 
 
 def join_text(choices: list[Any]) -> str:
@@ -71,7 +72,7 @@ def join_text(choices: list[Any]) -> str:
 )
 def test_calls_of_tools(tokenizer: Tokenizer, text: str, content: str | None, calls: int) -> None:
     answer = make_answer(text)
-    choice = ChatForm(tokenizer, logprobs=False, tools=["now"]).write_answer(0, answer)
+    choice: Any = to_builtins(ChatForm(tokenizer, logprobs=False, tools=["now"]).write_answer(0, answer))
     assert choice["finish_reason"] == "tool_calls"
     assert choice["message"]["content"] == content
     assert [call["type"] for call in choice["message"]["tool_calls"]] == ["function"] * calls
@@ -82,7 +83,7 @@ def test_calls_of_tools(tokenizer: Tokenizer, text: str, content: str | None, ca
     for size in range(1, len(text) + 1):
         form = ChatForm(tokenizer, logprobs=False, tools=["now"])
         parts = stream(form, text, size)
-        *texts, called, end = form.write_end(0, answer)
+        *texts, called, end = to_builtins(form.write_end(0, answer))
         assert join_text([*parts, *texts]) == (content or "")
         for number, call in enumerate(called["delta"]["tool_calls"]):
             assert call["index"] == number
@@ -110,7 +111,7 @@ def test_what_only_looks_like_a_call_is_text(tokenizer: Tokenizer, text: str, la
     for size in range(1, len(text) + 2):
         form = ChatForm(tokenizer, logprobs=False, tools=["now"])
         assert join_text(stream(form, text, size)) == text.removesuffix(late)
-        end = form.write_end(0, make_answer(text))
+        end = to_builtins(form.write_end(0, make_answer(text)))
         assert join_text(end) == late
         assert end[-1]["finish_reason"] == "stop"
 
@@ -172,14 +173,16 @@ def test_a_completions_tokens_have_their_places_in_its_text(
 ) -> None:
     answer = make_spelled(tokenizer, pieces, text)
     whole = CompletionForm(tokenizer, logprobs=True).write_answer(0, answer)
-    logprobs: Any = whole["logprobs"]
+    logprobs: Any = to_builtins(whole.logprobs)
     assert (logprobs["tokens"], logprobs["text_offset"]) == (tokens, offsets)
     assert max(offsets) <= len(text)
     assert logprobs["token_logprobs"] == list(answer.logprobs)
     assert [set(top) for top in logprobs["top_logprobs"]] == [{token, tokens[0]} for token in tokens]
     form = CompletionForm(tokenizer, logprobs=True)
     parts: list[Any] = [
-        choice for chunk in list_chunks(tokenizer, answer) for choice in form.write_chunk(0, chunk)
+        to_builtins(choice)
+        for chunk in list_chunks(tokenizer, answer)
+        for choice in form.write_chunk(0, chunk)
     ]
     assert "".join(part["text"] for part in parts) == text
     for name in ("tokens", "token_logprobs", "top_logprobs", "text_offset"):
@@ -194,11 +197,11 @@ def test_a_completions_tokens_have_their_places_in_its_text(
 def test_a_chats_tokens_have_their_bytes(tokenizer: Tokenizer) -> None:
     answer = make_spelled(tokenizer, ["a", "Ã", "©"], "aé")
     choice = ChatForm(tokenizer, logprobs=True).write_answer(0, answer)
-    assert choice["logprobs"] is not None
-    content = choice["logprobs"]["content"]
-    assert [one["token"] for one in content] == ["a", r"\xc3", r"\xa9"]
-    assert bytes(byte for one in content for byte in one["bytes"]).decode() == "aé"
-    assert [top["token"] for top in content[2]["top_logprobs"]] == [r"\xa9", "a"]
+    assert choice.logprobs is not None
+    content = choice.logprobs.content
+    assert [one.token for one in content] == ["a", r"\xc3", r"\xa9"]
+    assert bytes(byte for one in content for byte in one.bytes).decode() == "aé"
+    assert [top.token for top in content[2].top_logprobs] == [r"\xa9", "a"]
 
 
 @pytest.mark.parametrize("continues", [False, True])
@@ -213,12 +216,12 @@ def test_tokens_joined_are_the_text(kind: str, continues: bool) -> None:
     chat = ChatForm(tokenizer, logprobs=True)
     completion = CompletionForm(tokenizer, logprobs=True)
     chat.continues = completion.continues = [continues]
-    content = chat.write_answer(0, answer)["logprobs"]
-    tokens = completion.write_answer(0, answer)["logprobs"]
+    content = chat.write_answer(0, answer).logprobs
+    tokens = completion.write_answer(0, answer).logprobs
     assert content is not None
     assert tokens is not None
-    assert bytes(byte for one in content["content"] for byte in one["bytes"]).decode() == text
-    assert "".join(tokens["tokens"]) == text
+    assert bytes(byte for one in content.content for byte in one.bytes).decode() == text
+    assert "".join(tokens.tokens) == text
 
 
 @pytest.mark.parametrize(
@@ -240,7 +243,7 @@ def test_likely_tokens_that_read_alike_are_told_apart(continues: bool, chosen: s
     answer = replace(make_answer("a"), token_ids=(token,), logprobs=(own,), top_logprobs=(top,))
     form = CompletionForm(tokenizer, logprobs=True)
     form.continues = [continues]
-    logprobs = form.write_answer(0, answer)["logprobs"]
+    logprobs = form.write_answer(0, answer).logprobs
     assert logprobs is not None
-    assert logprobs["top_logprobs"] == [{key: -float(n) for n, key in enumerate(keys)}]
-    assert logprobs["top_logprobs"][0][logprobs["tokens"][0]] == own
+    assert logprobs.top_logprobs == [{key: -float(n) for n, key in enumerate(keys)}]
+    assert logprobs.top_logprobs[0][logprobs.tokens[0]] == own

@@ -12,13 +12,17 @@ import os
 from collections.abc import Iterator
 from typing import Any
 
+import jsonschema
 import pytest
 import schemathesis
 from hypothesis import HealthCheck, Phase, given, settings
 from schemathesis import GenerationMode
 from schemathesis.specs.openapi.checks import negative_data_rejection, positive_data_acceptance
 
-from planforge.runtime.server.endpoints import ENDPOINTS
+from planforge.runtime.server.decode_body import decode_body
+from planforge.runtime.server.endpoints import ENDPOINTS, Endpoint
+from planforge.runtime.server.errors import ApiError
+from planforge.runtime.server.openapi import describe_api
 
 from ...helpers.serving import Address
 from .test_refusals import MINIMAL, read_error
@@ -81,12 +85,24 @@ def make_sample(schema: dict[str, Any]) -> Any:
     return {"string": "a", "integer": 1, "number": 1, "boolean": True}[schema["type"]]
 
 
+def resolve(schema: Any, named: dict[str, Any]) -> Any:
+    """Return a schema with those that it refers to in their places."""
+    if isinstance(schema, list):
+        return [resolve(part, named) for part in schema]
+    if not isinstance(schema, dict):
+        return schema
+    if "$ref" in schema:
+        return resolve(named[schema["$ref"].rpartition("/")[2]], named)
+    return {name: resolve(part, named) for name, part in schema.items()}
+
+
 def read_bodies(server: Address) -> dict[str, dict[str, Any]]:
     """Return the schemas of bodies by their routes, as the server describes them."""
-    paths = server.client.get("/openapi.json").json()["paths"]
+    api = server.client.get("/openapi.json").json()
+    named = api["components"]["schemas"]
     return {
-        path: operations["post"]["requestBody"]["content"]["application/json"]["schema"]
-        for path, operations in paths.items()
+        path: resolve(operations["post"]["requestBody"]["content"]["application/json"]["schema"], named)
+        for path, operations in api["paths"].items()
         if "post" in operations
     }
 
@@ -112,6 +128,31 @@ def test_no_value_at_any_place_breaks_the_server(server: Address, path: str) -> 
                     assert param is not None, (content, error)
                     assert param.partition("[")[0].partition(".")[0] == name, (content, error)
     assert count >= len(HOSTILE) * len(schema["properties"])
+
+
+@pytest.mark.parametrize("endpoint", ENDPOINTS, ids=MINIMAL)
+def test_what_is_taken_is_what_is_described(endpoint: Endpoint) -> None:
+    """By jsonschema, which takes 1.0 for an integer."""
+    api = describe_api(ENDPOINTS, has_keys=False)
+    schema = resolve({"$ref": endpoint.body.__name__}, api["components"]["schemas"])
+    seen = set()
+    for name, part in schema["properties"].items():
+        validator = jsonschema.Draft202012Validator(part)
+        for argument in list_places(part):
+            for value in HOSTILE:
+                inner = json.dumps(argument).replace(json.dumps(PLACE), value)
+                if value in NOT_JSON or value in ("1e308", "-0.0"):
+                    continue
+                body = json.dumps({**MINIMAL[endpoint.path], name: PLACE}).replace(json.dumps(PLACE), inner)
+                expected = validator.is_valid(json.loads(inner))
+                try:
+                    decode_body(body.encode(), endpoint.body)
+                    taken = True
+                except ApiError:
+                    taken = False
+                assert taken == expected, body
+                seen.add(taken)
+    assert seen == {True, False}
 
 
 @pytest.mark.parametrize("mode", list(GenerationMode))

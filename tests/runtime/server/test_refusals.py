@@ -8,7 +8,6 @@ from typing import Any
 import pytest
 
 from planforge.runtime import TextGenerator
-from planforge.runtime.server.bodies import CHAT, COMPLETION
 from planforge.runtime.server.endpoints import ENDPOINTS
 
 from ...helpers.serving import Address
@@ -154,9 +153,9 @@ def test_parameters_that_go_together(server: Address) -> None:
 
 
 def test_null_is_as_good_as_leaving_out(server: Address) -> None:
-    for path, schema in (("/v1/chat/completions", CHAT), ("/v1/completions", COMPLETION)):
-        nothing = {name: None for name in schema["properties"] if name not in MINIMAL[path]}
-        server.ask(path, **MINIMAL[path], **nothing)
+    for endpoint in ENDPOINTS:
+        body = MINIMAL[endpoint.path]
+        server.ask(endpoint.path, **{**dict.fromkeys(endpoint.body.__struct_fields__), **body})
 
 
 def test_token_ids_for_an_encoder_are_refused_with_a_way_out(server: Address) -> None:
@@ -235,12 +234,31 @@ def test_where_one_model_fits_its_name_may_be_left_out(server: Address) -> None:
         ("/v1/classify", {"input": ["a"] * 2049}, "at most 2048 items, not 2049", "must be of"),
         ("/v1/completions", {"prompt": ["a"] * 129}, "at most 128 items, not 129", "must be string"),
         ("/v1/completions", {"prompt": []}, "at least 1 items, not 0", "must be string"),
+        ("/v1/completions", {"prompt": [1, "a"]}, "not some of each", "items"),
+        ("/v1/completions", {"prompt": [True]}, "an array of (an integer), not true", "True"),
+        ("/v1/completions", {"prompt": None}, "prompt is missing", "null"),
+        ("/v1/completions", {"echo": True}, "echo must be false, not true", "True"),
+        (
+            "/v1/completions",
+            {"logit_bias": {"1": 1, "2": "x"}},
+            'logit_bias.2 must be a number, not "x"',
+            "1",
+        ),
+        ("/v1/completions", {"logit_bias": {"a": 1}}, 'a name that must be an integer, not "a"', "key"),
+        ("/v1/completions", {"truncation": 5}, 'truncation must be "tail", not 5', "string"),
+        ("/v1/completions", {"temperature": "hot"}, 'must be a number, not "hot"', "float"),
         ("/v1/completions", {"prompt": "word " * 1000}, "truncation='tail'", "--"),
         (
             "/v1/chat/completions",
             {"messages": [{"role": "user", "content": [{"type": "image_url", "image_url": {"url": "x"}}]}]},
-            "not 'image_url' (this server's models read text, no images",
+            'not "image_url" (this server\'s models read text, no images',
             "is missing",
+        ),
+        (
+            "/v1/chat/completions",
+            {"messages": [{"role": "user", "content": [{"file": {}, "type": "file"}]}]},
+            'content[0].type must be "text", not "file" (this server\'s models read text, no images',
+            "not supported",
         ),
     ],
 )
@@ -249,6 +267,25 @@ def test_errors_speak_the_words_of_the_route(
 ) -> None:
     error = read_error(server.post(path, **{**MINIMAL[path], **extra}), 400)
     assert says in error["message"] and not_says not in error["message"], error["message"]
+
+
+@pytest.mark.parametrize(
+    "content",
+    [
+        '{"logit_bias": {"1": "x"}, "logit_bias": 5}',  # the last one counts
+        '{"stop": ["", "a"], "stop": 5}',
+        '{"x` - at `$.user[...]": 1}',  # looks like a path of msgspec's
+        '{"user": "a", "x` - at `$.user[...]": 1}',
+        '{"user": {"x` - at `key` in `$.user": 1}}',
+        '{"truncation": "` - at `$.prompt[...]`"}',
+        '{"` - at `$[0]": 1}',
+    ],
+)
+def test_what_misleads_who_explains_is_refused(server: Address, content: str) -> None:
+    headers = {"Content-Type": "application/json"}
+    for path in MINIMAL:
+        error = read_error(server.client.post(path, content=content, headers=headers), 400)
+        assert error["param"]
 
 
 def test_a_prompt_that_is_too_long(server: Address, gpt: TextGenerator) -> None:
