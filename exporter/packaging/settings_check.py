@@ -18,6 +18,7 @@ from ...runtime.bundle.defaults import GenerationDefaults
 from ...runtime.diagnostics.golden.texts import FILES, open_text_tokenizers
 from ...runtime.diagnostics.metrics import Comparison
 from .check import report
+from .settings import OFF, list_rules
 from .workers.pbtxt import read_pbtxt
 
 CASE = "settings"
@@ -240,11 +241,8 @@ def list_generation_settings(defaults: GenerationDefaults, values: Mapping[str, 
     for name, (otherwise, want) in wanted.items():
         yield Setting(f"{file}: {name}", values.get(name, otherwise), want)
     yield Setting(f"{file}: eos_token_id", as_list(values.get("eos_token_id")), list(defaults.eos))
-    yield Setting(
-        f"{file}: bad_words_ids",
-        values.get("bad_words_ids") or [],
-        [[token] for token in defaults.suppressed],
-    )
+    for name, want in list_rules(defaults).items():
+        yield Setting(f"{file}: {name}", values.get(name, OFF.get(name)), want)
 
 
 def list_genai_settings(bundle: Bundle, values: Mapping[str, Any]) -> Iterator[Setting]:

@@ -49,6 +49,7 @@ GENERATION = (
     "seed",
     "stop",
     "ignore_eos",
+    "min_new_tokens",
     "generation",
     "speculative",
     "top_logprobs",
@@ -166,7 +167,8 @@ EarlyStoppingOption = Annotated[
 ]
 
 MinNewTokensOption = Annotated[
-    int | None, translation_option("No end before.", show_default="the checkpoint's")
+    int | None,
+    generation_option("No end before; of translations too.", show_default="0, or the checkpoint's"),
 ]
 AttentionOption = Annotated[
     Path | None,

@@ -55,7 +55,8 @@ async def chat(call: Call) -> Response:
     options["logprobs"] = bool(body.get("logprobs"))
     options |= call.take("top_logprobs", "tools", "tool_choice")
     limit = body.get("max_completion_tokens", body.get("max_tokens"))
-    if limit is None and model.defaults.max_new_tokens is None:
+    usual = (model.defaults.max_new_tokens, model.defaults.max_total_tokens)
+    if limit is None and usual == (None, None):
         limit = model.max_length
     if limit is not None:
         options["max_new_tokens"] = limit
