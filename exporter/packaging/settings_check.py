@@ -18,6 +18,7 @@ from ...runtime.bundle.defaults import GenerationDefaults
 from ...runtime.diagnostics.golden.texts import FILES, open_text_tokenizers
 from ...runtime.diagnostics.metrics import Comparison
 from .check import report
+from .sentences import has_layers
 from .settings import OFF, list_rules
 from .workers.pbtxt import read_pbtxt
 
@@ -199,7 +200,7 @@ def list_sentence_settings(bundle: Bundle, folder: Path) -> Iterator[Setting]:
     file = "config_sentence_transformers.json"
     yield Setting(f"{file}: prompts", values.get("prompts"), dict(defaults.prompts))
     yield Setting(f"{file}: default_prompt_name", values.get("default_prompt_name"), defaults.default_prompt)
-    if (bundle.manifest.config.get("sentence") or {}).get("dense"):
+    if has_layers(bundle.manifest):
         return
     modules = folder / "modules.json"
     listed = json.loads(modules.read_text(encoding="utf-8")) if modules.exists() else []
@@ -207,7 +208,10 @@ def list_sentence_settings(bundle: Bundle, folder: Path) -> Iterator[Setting]:
     normalizing = ["Normalize"] if defaults.normalize else []
     yield Setting("modules.json", kinds, ["Transformer", "Pooling", *normalizing])
     pooling = read_json(folder / "1_Pooling" / "config.json")
+    included = pooling.get("include_prompt", True)
+    yield Setting("1_Pooling/config.json: include_prompt", included, defaults.include_prompt)
     flags = {name.removeprefix("pooling_mode_") for name, on in pooling.items() if on is True}
+    flags.discard("include_prompt")
     wanted = {POOLINGS.get(name, name) for name in defaults.pooling.split("+")}
     yield Setting("1_Pooling/config.json", sorted(flags), sorted(wanted))
 

@@ -154,6 +154,7 @@ class EncoderDefaults:
     score_activation: str = "sigmoid"  # or "identity": how a cross-encoder's one logit becomes a score
     pooling: str = "mean"  # how the vectors of a text's tokens become one
     normalize: bool = True  # whether that vector gets length 1
+    include_prompt: bool = True  # whether that vector is made of a prompt's tokens too
     prompts: Mapping[str, str] = field(default_factory=dict)  # texts to put before a text, by name
     default_prompt: str | None = None  # the name of the prompt that every text gets
     fitted: FittedHead | None = None  # the classification head, where it is not the checkpoint's
@@ -191,6 +192,7 @@ class EncoderDefaults:
             score_activation=r.get("score_activation", str),
             pooling=r.get("pooling", str),
             normalize=r.flag("normalize"),
+            include_prompt=r.flag("include_prompt", True),
             prompts=r.texts("prompts"),
             default_prompt=r.get("default_prompt", str, None),
             fitted=fitted,

@@ -85,6 +85,7 @@ class Task(Generic[R]):
     find_rows: Callable[[TextRequest], list[list[int]]] | None = None
     needs_tokens: bool = True  # whether results are made of the texts' tokens and places
     prompt: str = ""  # the checkpoint's own, before each text; its special tokens are read as such
+    unpooled: int | None = None  # tokens of a prompt that are no part of a text's vector; None without one
 
 
 class Collector(Generic[R]):
@@ -208,6 +209,9 @@ class RequestRunner:
                     truncation=reading.truncation,
                     stride=reading.stride,
                 )
+                if task.unpooled is not None:
+                    pieces = tuple(piece.leave_out_prompt(task.unpooled) for piece in fitted.pieces)
+                    fitted = replace(fitted, pieces=pieces)
                 request = TextRequest(number, pair, first, second, fitted)
                 if task.find_rows is not None:
                     request = replace(request, rows=task.find_rows(request))

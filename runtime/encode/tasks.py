@@ -108,14 +108,38 @@ class Tasks(RequestRunner):
         check_whole("truncate_dim", keep, 1, width if isinstance(width, int) else sys.maxsize, optional=True)
 
         def finish(request: TextRequest, outputs: Outputs) -> Embedding:
-            vectors = [array if in_graph else pool_tokens(array, how) for (array,) in outputs]
-            vector = merge_windows(vectors, [len(piece) for piece in request.fitted.pieces], how)[:keep]
+            pieces = request.fitted.pieces
+            vectors = [
+                array if in_graph else pool_tokens(array[piece.unpooled :], how)
+                for piece, (array,) in zip(pieces, outputs, strict=True)
+            ]
+            vector = merge_windows(vectors, [len(piece) for piece in pieces], how)[:keep]
             return Embedding(normalize_vector(vector) if unit else vector, request.fitted.dropped)
 
         checked = check_each(texts, check_text)
         if not is_own:
             checked = (before + text for text in checked)
-        return Task(checked, (role,), finish, reading, needs_tokens=False, prompt=before if is_own else "")
+        return Task(
+            checked,
+            (role,),
+            finish,
+            reading,
+            needs_tokens=False,
+            prompt=before if is_own else "",
+            unpooled=self.count_unpooled(before, is_own or reading.parse_special),
+        )
+
+    def count_unpooled(self, prompt: str, parse_special: bool) -> int | None:
+        """Return how many tokens of a prompt are no part of a vector, None where all are.
+
+        As sentence-transformers counts them: of the prompt alone, without a special token at the end.
+        """
+        if self.defaults.include_prompt or not prompt:
+            return None
+        ids = self.tokenizer.encode(prompt, parse_special=parse_special)
+        if self.defaults.make_frame().suffix or not ids:
+            return len(ids)
+        return len(ids) - self.tokenizer.is_special(ids[-1])
 
     def find_prompt(self, name: str | None, prompt: str | None) -> str:
         """Return what to put before each text; as in sentence-transformers, prompt takes precedence."""
@@ -196,7 +220,8 @@ class Tasks(RequestRunner):
             return Classification(labels[best], float(shares[best]), probabilities, dropped)
 
         items = check_each(texts, check_item, "classify(text, pair=other)")
-        return Task(items, (head,), finish, reading, needs_tokens=False)
+        prompt = self.find_prompt(None, None)
+        return Task(items, (head,), finish, reading, needs_tokens=False, prompt=prompt)
 
     def rank(self, pairs: Iterable[Item], options: EncoderOptions) -> Task[Ranked]:
         reading = self.read_options(options, EncoderOptions, "head")
@@ -212,7 +237,8 @@ class Tasks(RequestRunner):
             return Ranked(request.number, str(request.item[1]), score, request.fitted.dropped)
 
         items = check_each(pairs, check_pair, "rank(query, [text])")
-        return Task(items, (head,), finish, reading, needs_tokens=False)
+        prompt = self.find_prompt(None, None)
+        return Task(items, (head,), finish, reading, needs_tokens=False, prompt=prompt)
 
     def next_sentence(self, pairs: Iterable[Item], options: EncoderOptions) -> Task[NextSentence]:
         reading = self.read_options(options, EncoderOptions, "head")
