@@ -125,6 +125,24 @@ class FeatureOptions(EncoderOptions, total=False):
     layers: Layers
 
 
+class ClassifyOptions(EncoderOptions, total=False):
+    """The options of `TextEncoder.classify`.
+
+    Attributes:
+        logits: give the logits too; the mean of those of a text's windows.
+        candidate_labels: labels of your own, which a model of natural language inference (one with a label
+            "entailment") judges each text by: zero-shot classification. Each costs a sequence of its own.
+        hypothesis_template: what is said of a text, with {} for the label; "This example is {}." unless
+            given.
+        multi_label: judge each label by itself, as several may hold; their probabilities do not sum to 1.
+    """
+
+    logits: bool
+    candidate_labels: Sequence[str] | None
+    hypothesis_template: str
+    multi_label: bool
+
+
 class RankOptions(EncoderOptions, total=False):
     """The options of `TextEncoder.rank`.
 

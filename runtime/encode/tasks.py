@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import logging
 import sys
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import replace
 from typing import Any
 
@@ -15,12 +15,14 @@ from ..bundle.defaults import EncoderDefaults
 from ..errors import InputError
 from ..options import (
     AnswerOptions,
+    ClassifyOptions,
     EmbedOptions,
     EncoderOptions,
     FeatureOptions,
     FillMaskOptions,
     Layers,
     check_choice,
+    check_switch,
     check_whole,
 )
 from ..text.long_text import place_tokens
@@ -51,6 +53,7 @@ from .results import (
     Tags,
 )
 from .spans import find_answers, find_entities, number_words
+from .zero_shot import read_hypotheses, stack_logits
 
 log = logging.getLogger("planforge")
 
@@ -200,28 +203,55 @@ class Tasks(RequestRunner):
             )
         return roles
 
-    def classify(self, texts: Iterable[Item], options: EncoderOptions) -> Task[Classification]:
-        reading = self.read_options(options, EncoderOptions, "head")
+    def classify(self, texts: Iterable[Item], options: ClassifyOptions) -> Task[Classification]:
+        reading = self.read_options(options, ClassifyOptions, "head")
         head = self.need_head("classify")
-        labels = self.defaults.labels
-        problem_type = self.defaults.problem_type
+        wants_logits = options.get("logits", False)
+        check_switch("logits", wants_logits)
+        hypotheses = read_hypotheses(options, self.defaults.labels, self.tokenizer)
+        labels = self.defaults.labels if hypotheses is None else hypotheses.labels
+
+        def name(values: Array) -> dict[str, float]:
+            return dict(zip(labels, map(float, values), strict=True))
 
         def finish(request: TextRequest, outputs: Outputs) -> Classification:
-            logits = np.stack([array for (array,) in outputs])  # (windows, C)
-            dropped = request.fitted.dropped
-            if problem_type == "regression":
-                numbers = [float(number) for number in logits.mean(0)]
-                named = dict(zip(labels, numbers, strict=True)) if len(labels) > 1 else {}
-                return Classification(labels[0], numbers[0], named, dropped)
-            multi = problem_type == "multi_label_classification" or len(labels) == 1  # no softmax of one
-            shares = (sigmoid if multi else softmax)(logits).mean(0)
-            best = int(shares.argmax())
-            probabilities = dict(zip(labels, map(float, shares), strict=True))
-            return Classification(labels[best], float(shares[best]), probabilities, dropped)
+            logits = stack_logits(outputs)
+            if hypotheses is None:
+                own = logits.mean(0)
+                shares = self.share_classes(logits)
+            else:
+                own = hypotheses.choose_logits(logits)
+                shares = hypotheses.share(logits)
+            best = 0 if shares is None else int(shares.argmax())
+            named = name(own if shares is None else shares)
+            return Classification(
+                labels[best],
+                named[labels[best]],
+                {} if shares is None and len(labels) == 1 else named,
+                request.fitted.dropped,
+                name(own) if wants_logits else {},
+            )
 
-        items = check_each(texts, check_item, "classify(text, pair=other)")
-        prompt = self.find_prompt(None, None)
-        return Task(items, (head,), finish, reading, needs_tokens=False, prompt=prompt)
+        check = check_item if hypotheses is None else check_text
+        items: Iterator[Item] = check_each(texts, check, "classify(text, pair=other)")
+        return Task(
+            items,
+            (head,),
+            finish,
+            reading,
+            needs_tokens=False,
+            prompt=self.find_prompt(None, None),
+            seconds=None if hypotheses is None else hypotheses.tokens,
+        )
+
+    def share_classes(self, logits: Array) -> Array | None:
+        """Return each class's probability (C,), of the logits of windows (W, C); None of a regression."""
+        problem_type = self.defaults.problem_type
+        if problem_type == "regression":
+            return None
+        multi = problem_type == "multi_label_classification" or logits.shape[1] == 1  # no softmax of one
+        shares: Array = (sigmoid if multi else softmax)(logits).mean(0)
+        return shares
 
     def rank(self, pairs: Iterable[Item], options: EncoderOptions) -> Task[Ranked]:
         reading = self.read_options(options, EncoderOptions, "head")

@@ -12,6 +12,7 @@ MOST_TEXTS = 2048  # of a request, as OpenAI has it
 MOST_TOKENS = 2**20
 MOST_ANSWERS = 128
 MOST_BIASES = 16_384
+MOST_LABELS = 256  # of a zero-shot request
 UNSUPPORTED = "this server does not support other values"
 LANGCHAIN = "check_embedding_ctx_length=False"
 TOKEN_IDS = f"token ids of another tokenizer would mean other texts; with LangChain set {LANGCHAIN}"
@@ -338,7 +339,22 @@ RERANK = body(
     return_documents=switch("Return their texts too."),
     **ENCODED,
 )
-CLASSIFY = body(("input",), input={"anyOf": [TEXT, array({"anyOf": [TEXT, PAIR]})]}, **ENCODED)
+CLASSIFY = body(
+    ("input",),
+    input={"anyOf": [TEXT, array({"anyOf": [TEXT, PAIR]})]},
+    logits=switch("Give the logits too."),
+    candidate_labels=maybe(
+        {
+            **array({"type": "string", "minLength": 1, "maxLength": 1024}, most=MOST_LABELS),
+            "description": "Labels of your own, which a model of natural language inference judges by.",
+        }
+    ),
+    hypothesis_template=maybe(
+        {"type": "string", "maxLength": 1024, "description": "What is said of a text, with {} for the label."}
+    ),
+    multi_label=switch("Judge each of the labels by itself."),
+    **ENCODED,
+)
 TAGS = body(("input",), input=TEXTS, **ENCODED)
 ANSWERS = body(
     ("question", "context"),

@@ -15,7 +15,9 @@ from ..errors import BackendError, InputError
 from ..scheduling.batcher import PendingResults
 from ..scheduling.steps import Steps
 from .answers import EmbeddingEntry, RankedDocument, RerankAnswer, Usage
+from .bodies import MOST_TEXTS
 from .calls import Call, cancel_when_gone, make_step, wait_for_all
+from .errors import ApiError
 from .json_text import encode_pieces
 from .text_sizes import measure_texts
 
@@ -169,7 +171,17 @@ async def classify(call: Call) -> Response:
     items = (
         [given] if isinstance(given, str) else [one if isinstance(one, str) else tuple(one) for one in given]
     )
-    return await run_and_list(call, "classify", items)
+    labels = call.body.get("candidate_labels") or ()
+    if len(items) * len(labels) > MOST_TEXTS:
+        raise ApiError(
+            400,
+            f"{len(items)} texts with {len(labels)} labels each are {len(items) * len(labels)} sequences; a"
+            f" request may have {MOST_TEXTS}: send fewer texts",
+            param="input",
+            code="invalid_value",
+        )
+    options = call.take("logits", "candidate_labels", "hypothesis_template", "multi_label")
+    return await run_and_list(call, "classify", items, **options)
 
 
 async def tag(call: Call) -> Response:

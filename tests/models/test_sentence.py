@@ -285,7 +285,8 @@ def test_a_plain_checkpoint_has_no_modules(plain: Path) -> None:
 def test_poolings_by_the_flags_of_older_versions(plain: Path, folder: Path, mode: Any) -> None:
     model = saved(plain, folder, Pooling(32, mode))
     (folder / "1_Pooling" / "config.json").write_text(json.dumps(flags([mode])))
-    assert modules_of(folder).config.pooling == (mode,)
+    config = modules_of(folder).config
+    assert config is not None and config.pooling == (mode,)
     assert_equal_vectors(folder, model)
 
 

@@ -176,7 +176,7 @@ def answer_in_all_ways(model: TextGenerator) -> Iterator[list[list[int]]]:
     prompts = [list(prompt) for prompt in PROMPTS]
     yield [list(one.token_ids) for one in model.generate(prompts, **how)]
     yield [list(model.generate(prompt, **how).token_ids) for prompt in prompts]
-    if resolve_request(how, model._checkpoint).num_beams > 1:
+    if model.defaults.num_beams > 1:
         return
     yield [[token for chunk in model.stream(p, **how) for token in chunk.token_ids] for p in prompts]
     pendings = [model.submit_answers(prompt, 2, **how) for prompt in prompts]

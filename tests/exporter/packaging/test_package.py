@@ -207,7 +207,8 @@ def test_how_a_vector_is_made_is_told_as_sentence_transformers_does(
     prompts = {"query": "query: ", "text": "passage: "}
     edit_json(bundle / "manifest.json", encoder=encoder | {"prompts": prompts, "default_prompt": "text"})
     meant = read_modules(find_demo("bert-demo"))
-    assert meant is not None and meant.config.pooling == ("mean",) and meant.config.normalize
+    assert meant is not None and meant.config is not None
+    assert meant.config.pooling == ("mean",) and meant.config.normalize
     for runtime in ("optimum", "transformers.js"):
         folder = tmp_path / runtime
         package(bundle, folder, runtime=runtime, verify=False)
