@@ -36,6 +36,7 @@ from .pooling import (
     merge_windows,
     normalize_vector,
     pool_tokens,
+    share_classes,
     sigmoid,
     softmax,
 )
@@ -218,7 +219,8 @@ class Tasks(RequestRunner):
             logits = stack_logits(outputs)
             if hypotheses is None:
                 own = logits.mean(0)
-                shares = self.share_classes(logits)
+                windows = share_classes(logits, self.defaults.problem_type)
+                shares = None if windows is None else windows.mean(0)
             else:
                 own = hypotheses.choose_logits(logits)
                 shares = hypotheses.share(logits)
@@ -243,15 +245,6 @@ class Tasks(RequestRunner):
             prompt=self.find_prompt(None, None),
             seconds=None if hypotheses is None else hypotheses.tokens,
         )
-
-    def share_classes(self, logits: Array) -> Array | None:
-        """Return each class's probability (C,), of the logits of windows (W, C); None of a regression."""
-        problem_type = self.defaults.problem_type
-        if problem_type == "regression":
-            return None
-        multi = problem_type == "multi_label_classification" or logits.shape[1] == 1  # no softmax of one
-        shares: Array = (sigmoid if multi else softmax)(logits).mean(0)
-        return shares
 
     def rank(self, pairs: Iterable[Item], options: EncoderOptions) -> Task[Ranked]:
         reading = self.read_options(options, EncoderOptions, "head")
