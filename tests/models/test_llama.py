@@ -355,3 +355,14 @@ def test_a_wrapper_of_the_model_is_named_and_its_prefix_taken_off(prefix: str, t
     with torch.no_grad():
         logits, _ = load_llama(tmp_path)(ids)
         torch.testing.assert_close(logits, reference(ids).logits, rtol=0, atol=LIMIT)
+
+
+def test_stretched_positions_of_a_part_of_a_head_are_refused_where_transformers_fails(tmp_path: Path) -> None:
+    stretched = {**PLAIN, "rope_type": "linear", "factor": 2.0, "partial_rotary_factor": 0.5}
+    reference = tiny_llama(tmp_path, "llama 2", rope_parameters=stretched)
+    with pytest.raises(RuntimeError, match="must match the size of tensor"):
+        reference(torch.arange(3, 9)[None])
+    with pytest.raises(
+        ValueError, match=r"partial_rotary_factor=0\.5 with rope_type='linear' is not supported"
+    ):
+        load_llama(tmp_path)
