@@ -93,7 +93,7 @@ def test_every_way_of_asking_gives_the_same(case: Case) -> None:
 @pytest.mark.parametrize("problem_type", ["single_label_classification", "multi_label_classification"])
 def test_logits_are_the_models(case: Case, tmp_path: Path, problem_type: str) -> None:
     model = case.with_config(tmp_path / "other", problem_type=problem_type)
-    pairs = [(TEXTS[0], TEXTS[1]), TEXTS[3]]
+    pairs: list[str | tuple[str, str]] = [(TEXTS[0], TEXTS[1]), TEXTS[3]]
     pipeline = case.pipeline("text-classification", top_k=None, function_to_apply="none")
     for item, one in zip(pairs, model.classify(pairs, logits=True), strict=True):
         given = item if isinstance(item, str) else {"text": item[0], "text_pair": item[1]}
