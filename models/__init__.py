@@ -15,7 +15,7 @@ if TYPE_CHECKING:
     from .llama import Llama, LlamaConfig
     from .modernbert import ModernBert, ModernBertConfig
     from .saving import save_model
-    from .sentence import DenseConfig, SentenceConfig
+    from .sentence import DenseConfig, LayerNormConfig, NormalizeConfig, SentenceConfig
     from .transformer import Transformer, TransformerConfig
 
 __all__ = [
@@ -29,10 +29,12 @@ __all__ = [
     "GPT2Config",
     "GrowingCache",
     "KeyValue",
+    "LayerNormConfig",
     "Llama",
     "LlamaConfig",
     "ModernBert",
     "ModernBertConfig",
+    "NormalizeConfig",
     "PaddedAttention",
     "SentenceConfig",
     "SourceAttention",
@@ -53,10 +55,12 @@ _HOME = {
     "GPT2Config": ".gpt2",
     "GrowingCache": ".attention",
     "KeyValue": ".attention",
+    "LayerNormConfig": ".sentence",
     "Llama": ".llama",
     "LlamaConfig": ".llama",
     "ModernBert": ".modernbert",
     "ModernBertConfig": ".modernbert",
+    "NormalizeConfig": ".sentence",
     "PaddedAttention": ".attention",
     "SentenceConfig": ".sentence",
     "SourceAttention": ".attention",

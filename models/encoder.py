@@ -64,7 +64,7 @@ class EncoderConfig:
         if unknown := set(self.heads) - set(HEADS):
             raise ValueError(f"heads {sorted(unknown)} are not among {list(HEADS)}")
         if self.sentence is not None:
-            self.sentence.check_widths(self.hidden_size)
+            self.sentence.measure_vector(self.hidden_size)
 
 
 class Encoder(nn.Module, ABC):
@@ -89,7 +89,8 @@ class Encoder(nn.Module, ABC):
 
         Args:
             input_ids: (B, T) int64; rows of unequal length are padded on the right.
-            attention_mask: (B, T), 0 at padding; None when there is none.
+            attention_mask: (B, T), 0 at padding, and 2 at a prompt that a sentence's vector leaves out; None
+                when there is none.
             token_type_ids: (B, T), the segment of each token; all 0 when None.
 
         Returns:

@@ -73,6 +73,11 @@ class LlamaFamily:
         rotary = Rotary.from_json(values, context)
         if rotary.rope_type == "default" and not self.turns_parts:
             return replace(rotary, partial_rotary_factor=1.0)
+        if rotary.partial_rotary_factor != 1.0 and not self.turns_parts:
+            raise ValueError(
+                f"partial_rotary_factor={rotary.partial_rotary_factor} with rope_type={rotary.rope_type!r} is"
+                " not supported: transformers turns whole heads of this model_type, and cannot run it"
+            )
         return rotary
 
     def list_parts(self, config: LlamaConfig, name: str) -> dict[str, int]:

@@ -239,6 +239,8 @@ class RotaryTables(nn.Module):
                 for rotary in (self.rotary, plain)
                 for own in [rotary.compute_frequencies(self.head_size, len(self.cos))]
             )
+        if saved.dim() < 2:
+            return False
         own = self.cos if kind == "cos_cached" else self.sin
         rows = min(len(own), saved.shape[-2])
         own = own[:rows].repeat(1, 2)

@@ -6,7 +6,8 @@ B batch, T tokens, E hidden size, F features
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, field
+from typing import TypeAlias
 
 import torch
 from torch import Tensor, nn
@@ -24,6 +25,7 @@ class DenseConfig:
     out_features: int
     bias: bool = True
     activation: str | None = None
+    kind: str = field(default="dense", init=False)
 
     def __post_init__(self) -> None:
         check_whole(self, "in_features", "out_features")
@@ -33,34 +35,78 @@ class DenseConfig:
 
 
 @dataclass(frozen=True)
+class LayerNormConfig:
+    """A layer that gives a vector's numbers the mean 0 and the variance 1, then a scale and a shift each."""
+
+    dimension: int
+    kind: str = field(default="layer_norm", init=False)
+
+    def __post_init__(self) -> None:
+        check_whole(self, "dimension")
+
+
+@dataclass(frozen=True)
+class NormalizeConfig:
+    """A layer that gives a vector the length 1."""
+
+    kind: str = field(default="normalize", init=False)
+
+
+SentenceLayer: TypeAlias = DenseConfig | LayerNormConfig | NormalizeConfig
+
+
+@dataclass(frozen=True)
 class SentenceConfig:
     """How a sentence-transformers folder makes a text's vector from the last hidden state.
 
     Attributes:
         pooling: one or more of `POOLINGS`; several are put side by side.
-        dense: layers after pooling, in order.
-        normalize: whether the vector ends with length 1.
+        layers: what comes after pooling, in order.
+        include_prompt: whether a prompt's tokens are pooled too, with the special ones before it.
     """
 
     pooling: tuple[str, ...] = ("mean",)
-    dense: tuple[DenseConfig, ...] = ()
-    normalize: bool = False
+    layers: tuple[SentenceLayer, ...] = ()
+    include_prompt: bool = True
 
     def __post_init__(self) -> None:
         if not self.pooling or not set(self.pooling) <= set(POOLINGS):
             raise ValueError(f"pooling={list(self.pooling)} must be one or more of {sorted(POOLINGS)}")
 
-    def check_widths(self, hidden_size: int) -> None:
-        """Raise a ValueError unless each dense layer takes as many features as the layer before it gives."""
+    @property
+    def normalize(self) -> bool:
+        """Whether the vector ends with length 1."""
+        return bool(self.layers) and isinstance(self.layers[-1], NormalizeConfig)
+
+    def measure_vector(self, hidden_size: int) -> int:
+        """Return how many numbers the vector has.
+
+        Raises:
+            ValueError: a layer does not take as many features as the layer before it gives.
+        """
         width = hidden_size * len(self.pooling)
-        for index, dense in enumerate(self.dense):
-            if dense.in_features != width:
-                raise ValueError(f"dense layer {index} has in_features={dense.in_features}, but gets {width}")
-            width = dense.out_features
+        dense = 0  # layers so far
+        for layer in self.layers:
+            if isinstance(layer, DenseConfig):
+                if layer.in_features != width:
+                    raise ValueError(
+                        f"dense layer {dense} has in_features={layer.in_features}, but gets {width}"
+                    )
+                width = layer.out_features
+                dense += 1
+            elif isinstance(layer, LayerNormConfig) and layer.dimension != width:
+                raise ValueError(f"a LayerNorm has dimension={layer.dimension}, but gets {width}")
+        return width
 
 
 def cls_pooling(x: Tensor, mask: Tensor) -> Tensor:
     return x[:, 0]  # (B, E)
+
+
+def first_pooling(x: Tensor, mask: Tensor) -> Tensor:
+    """Return the first token that counts: that behind a prompt."""
+    counted = mask.cumsum(1) * mask
+    return ((counted == 1).to(x.dtype)[:, None] @ x)[:, 0]  # (B, E)
 
 
 def mean_pooling(x: Tensor, mask: Tensor) -> Tensor:
@@ -100,19 +146,38 @@ POOLINGS: dict[str, Callable[[Tensor, Tensor], Tensor]] = {
 
 
 class SentenceEmbedding(nn.Module):
-    """Pooling, dense layers and normalization."""
+    """Pooling, and the layers after it."""
 
     def __init__(self, config: SentenceConfig) -> None:
         super().__init__()
         self.config = config
-        self.dense = nn.ModuleList(nn.Linear(d.in_features, d.out_features, d.bias) for d in config.dense)
+        denses = [layer for layer in config.layers if isinstance(layer, DenseConfig)]
+        norms = [layer for layer in config.layers if isinstance(layer, LayerNormConfig)]
+        self.dense = nn.ModuleList(nn.Linear(d.in_features, d.out_features, d.bias) for d in denses)
+        self.norms = nn.ModuleList(nn.LayerNorm(norm.dimension) for norm in norms)
 
     def forward(self, x: Tensor, attention_mask: Tensor) -> Tensor:
-        """Return the vectors (B, F) of texts whose last hidden state is x (B, T, E)."""
-        pooled = [POOLINGS[name](x, attention_mask) for name in self.config.pooling]
-        vector = torch.cat(pooled, dim=1)  # (B, E per pooling)
-        for linear, config in zip(self.dense, self.config.dense, strict=True):
-            vector = linear(vector)
-            if config.activation is not None:
+        """Return the vectors (B, F) of texts whose last hidden state is x (B, T, E).
+
+        attention_mask (B, T) is 0 at padding, and where a prompt is not pooled 2 at its tokens.
+        """
+        vector = torch.cat(self.pool(x, attention_mask), dim=1)  # (B, E per pooling)
+        denses = iter(self.dense)
+        norms = iter(self.norms)
+        for config in self.config.layers:
+            if isinstance(config, NormalizeConfig):
+                vector = nn.functional.normalize(vector)
+                continue
+            vector = next(denses if isinstance(config, DenseConfig) else norms)(vector)
+            if isinstance(config, DenseConfig) and config.activation is not None:
                 vector = ACTIVATIONS[config.activation]()(vector)
-        return nn.functional.normalize(vector) if self.config.normalize else vector
+        return vector
+
+    def pool(self, x: Tensor, attention_mask: Tensor) -> list[Tensor]:
+        """Return the vectors (B, E) of each pooling."""
+        if self.config.include_prompt:
+            return [POOLINGS[name](x, attention_mask) for name in self.config.pooling]
+        ways = POOLINGS | {"cls": first_pooling}
+        ends = {"lasttoken": attention_mask.clamp(max=1)}
+        pooled = (attention_mask == 1).to(attention_mask.dtype)
+        return [ways[name](x, ends.get(name, pooled)) for name in self.config.pooling]

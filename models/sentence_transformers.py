@@ -3,21 +3,33 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path, PureWindowsPath
 from typing import Any
 
 from .folder import read_json, read_json_list
-from .sentence import POOLINGS, DenseConfig, SentenceConfig
+from .sentence import (
+    POOLINGS,
+    DenseConfig,
+    LayerNormConfig,
+    NormalizeConfig,
+    SentenceConfig,
+    SentenceLayer,
+)
 
 MODULES = "modules.json"
-KINDS = ("Transformer", "Pooling", "Dense", "Normalize")
-ORDER = re.compile("Transformer Pooling( Dense)*( Normalize)?")
+KINDS = ("Transformer", "Pooling", "Dense", "LayerNorm", "Dropout", "Normalize")
+ORDER = re.compile("Transformer( Pooling( Dense| LayerNorm| Dropout| Normalize)*)?")
 TOKEN_VECTORS = {  # settings by which the transformer gives its last hidden state, and nothing else
     "transformer_task": "feature-extraction",
     "modality_config": {"text": {"method": "forward", "method_output_name": "last_hidden_state"}},
     "module_output_name": "token_embeddings",
+}
+CLASS_LOGITS = {  # settings by which it gives the logits of its classes: a CrossEncoder
+    "transformer_task": "sequence-classification",
+    "modality_config": {"text": {"method": "forward", "method_output_name": "logits"}},
+    "module_output_name": "scores",
 }
 ACTIVATION_NAMES = {"Identity": None, "Tanh": "tanh", "ReLU": "relu", "GELU": "gelu", "SiLU": "silu"}
 
@@ -28,19 +40,24 @@ class SentenceModules:
 
     Attributes:
         transformer: the folder of config.json and the weights.
-        config: pooling, dense layers, normalization.
+        config: pooling, and the layers after it; None of a CrossEncoder, which scores texts.
         dense_folders: the folders of the dense layers' weights, in order.
+        norm_folders: those of the LayerNorm modules' weights.
         max_seq_length: tokens after which it cuts a text, special ones included; None: the model's.
         prompts: texts to put before a text, by name.
         default_prompt: the name of the prompt that every text gets.
+        activation: the class by which a CrossEncoder makes scores of logits; None where the folder does not
+            say.
     """
 
     transformer: Path
-    config: SentenceConfig
+    config: SentenceConfig | None
     dense_folders: tuple[Path, ...] = ()
+    norm_folders: tuple[Path, ...] = ()
     max_seq_length: int | None = None
     prompts: Mapping[str, str] = field(default_factory=dict)
     default_prompt: str | None = None
+    activation: str | None = None
 
 
 def read_modules(folder: Path) -> SentenceModules | None:
@@ -56,25 +73,54 @@ def read_modules(folder: Path) -> SentenceModules | None:
     if not ORDER.fullmatch(" ".join(kinds)):
         raise ValueError(
             f"{folder / MODULES} lists {', '.join(kinds) or 'nothing'}, in an order that is not supported;"
-            " that is Transformer, Pooling, then Dense as often as you like, then perhaps Normalize"
+            " that is Transformer alone (a CrossEncoder), or Transformer, Pooling, then Dense, LayerNorm,"
+            " Dropout and Normalize as you like"
         )
     transformer = modules[0][1]
-    pooling = modules[1][1]
-    dense_folders = tuple(path for kind, path in modules if kind == "Dense")
-    if kinds[-1] == "Normalize":
-        check_sentence_only(modules[-1][1], read_json(modules[-1][1] / "config.json", missing={}))
-    settings = transformer_settings(transformer)
-    prompts, default_prompt = prompts_of(folder)
+    is_scorer = kinds == ["Transformer"]
+    settings = transformer_settings(transformer, CLASS_LOGITS if is_scorer else TOKEN_VECTORS)
+    if is_scorer and settings.get("transformer_task") != CLASS_LOGITS["transformer_task"]:
+        raise ValueError(
+            f"{folder / MODULES} lists a Transformer alone, without a Pooling, so no vector of a text is"
+            " made; a CrossEncoder's folder has a transformer_task in sentence_bert_config.json"
+        )
+    file = folder / "config_sentence_transformers.json"
+    root_settings = read_json(file, missing={})
+    prompts, default_prompt = prompts_of(file, root_settings)
     return SentenceModules(
         transformer=transformer,
-        config=SentenceConfig(
-            pooling_of(pooling), tuple(dense_of(path) for path in dense_folders), kinds[-1] == "Normalize"
-        ),
-        dense_folders=dense_folders,
+        config=None if is_scorer else read_sentence(modules[1:]),
+        dense_folders=tuple(path for kind, path in modules if kind == "Dense"),
+        norm_folders=tuple(path for kind, path in modules if kind == "LayerNorm"),
         max_seq_length=max_seq_length(transformer, settings),
         prompts=prompts,
         default_prompt=default_prompt,
+        activation=activation_of(file, root_settings),
     )
+
+
+def read_sentence(modules: Sequence[tuple[str, Path]]) -> SentenceConfig:
+    """Return what a Pooling module and those behind it do, of their kinds and folders."""
+    _, pooling = modules[0]
+    layers: list[SentenceLayer] = []
+    for kind, path in modules[1:]:
+        if kind == "Dense":
+            layers.append(dense_of(path))
+        elif kind == "LayerNorm":
+            layers.append(LayerNormConfig(read_json(path / "config.json").get("dimension", 0)))
+        elif kind == "Normalize":
+            check_sentence_only(path, read_json(path / "config.json", missing={}))
+            layers.append(NormalizeConfig())  # a Dropout does nothing once a model is trained
+    names, include_prompt = pooling_of(pooling)
+    return SentenceConfig(names, tuple(layers), include_prompt)
+
+
+def activation_of(path: Path, settings: Mapping[str, Any]) -> str | None:
+    """Return the class by which a CrossEncoder makes scores of logits."""
+    name = settings.get("activation_fn")
+    if name is not None and not isinstance(name, str):
+        raise ValueError(f"{path}: activation_fn={name!r:.80} is not a class's name")
+    return name
 
 
 def module_of(folder: Path, module: Any) -> tuple[str, Path]:
@@ -94,13 +140,13 @@ def module_of(folder: Path, module: Any) -> tuple[str, Path]:
     return kind, folder / path
 
 
-def transformer_settings(folder: Path) -> dict[str, Any]:
-    """Read sentence_bert_config.json, or the file that old versions wrote instead."""
+def transformer_settings(folder: Path, wanted: Mapping[str, Any]) -> dict[str, Any]:
+    """Read sentence_bert_config.json, or the file that old versions wrote instead; refuse other settings."""
     for name in ("bert", "distilbert"):
         path = folder / f"sentence_{name}_config.json"
         if settings := read_json(path, missing={}):
             break
-    for name, value in TOKEN_VECTORS.items():
+    for name, value in wanted.items():
         if settings.get(name, value) != value:
             raise ValueError(f"{path} sets {name}={settings[name]!r}; only {value!r} is supported")
     return settings
@@ -122,10 +168,8 @@ def max_seq_length(folder: Path, settings: Mapping[str, Any]) -> int | None:
     return length
 
 
-def prompts_of(folder: Path) -> tuple[dict[str, str], str | None]:
+def prompts_of(path: Path, settings: Mapping[str, Any]) -> tuple[dict[str, str], str | None]:
     """Return the prompts by name, and the name of the one that every text gets."""
-    path = folder / "config_sentence_transformers.json"
-    settings = read_json(path, missing={})
     if settings.get("truncate_dim") is not None:
         raise ValueError(
             f"{path} sets truncate_dim={settings['truncate_dim']!r}, which is not supported; set it to null,"
@@ -140,11 +184,12 @@ def prompts_of(folder: Path) -> tuple[dict[str, str], str | None]:
     return prompts, default
 
 
-def pooling_of(folder: Path) -> tuple[str, ...]:
-    """Return the names of a Pooling module's modes, in the order in which it concatenates them."""
+def pooling_of(folder: Path) -> tuple[tuple[str, ...], bool]:
+    """Return a Pooling module's modes, in the order in which it concatenates them, and include_prompt."""
     config = read_json(folder / "config.json")
-    if config.get("include_prompt") is False:
-        raise ValueError(f"{folder}/config.json sets include_prompt=false, which is not supported")
+    include_prompt = config.get("include_prompt", True)
+    if not isinstance(include_prompt, bool):
+        raise ValueError(f"{folder}/config.json: include_prompt={include_prompt!r:.80} is not true or false")
     if "pooling_mode" in config:
         mode = config["pooling_mode"]
         names = mode if isinstance(mode, list) else [mode]
@@ -156,13 +201,15 @@ def pooling_of(folder: Path) -> tuple[str, ...]:
     for name in names:
         if name not in list(POOLINGS):  # a list: its members need no hash
             raise ValueError(f"{folder}/config.json: pooling {name!r} is not one of {sorted(POOLINGS)}")
-    return tuple(names or ["mean"])
+    return tuple(names or ["mean"]), include_prompt
 
 
 def dense_of(folder: Path) -> DenseConfig:
     config = read_json(folder / "config.json")
     known = {"in_features", "out_features", "bias", "activation_function"}
     known |= {"module_input_name", "module_output_name"}
+    if config.get("use_residual") is False:
+        known.add("use_residual")
     if unknown := set(config) - known:
         raise ValueError(f"{folder}/config.json sets {sorted(unknown)}, which is not supported")
     check_sentence_only(folder, config)

@@ -15,6 +15,7 @@ from .rotary import SAVED_ROTARY
 
 if TYPE_CHECKING:
     from .checkpoint import Description
+    from .sentence_transformers import SentenceModules
 
 Report: TypeAlias = Callable[[int, int], None]  # bytes that were read, and the bytes of all
 
@@ -61,10 +62,21 @@ def read_weights(
             if description.config.tie_word_embeddings and not same_numbers(own, weights.get(name, own)):
                 raise ValueError(f"{description.folder} holds {name} twice, with different values")
             weights.setdefault(name, own)
-    for index, folder in enumerate(description.modules.dense_folders if description.modules else ()):
-        for _, published, tensor in read_published_weights(folder):
-            name = published.removeprefix("linear.")
-            weights[f"sentence.dense.{index}.{name}"] = tensor.to(torch.float32)
+    if description.modules is not None:
+        weights |= read_sentence_weights(description.modules)
+    return weights
+
+
+def read_sentence_weights(modules: SentenceModules) -> dict[str, Tensor]:
+    """Return the weights of the layers after pooling."""
+    weights = {}
+    for name, own, folders in (
+        ("dense", "linear.", modules.dense_folders),
+        ("norms", "norm.", modules.norm_folders),
+    ):
+        for index, folder in enumerate(folders):
+            for _, published, tensor in read_published_weights(folder):
+                weights[f"sentence.{name}.{index}.{published.removeprefix(own)}"] = tensor.to(torch.float32)
     return weights
 
 

@@ -125,6 +125,24 @@ class FeatureOptions(EncoderOptions, total=False):
     layers: Layers
 
 
+class ClassifyOptions(EncoderOptions, total=False):
+    """The options of `TextEncoder.classify`.
+
+    Attributes:
+        logits: give the logits too; the mean of those of a text's windows.
+        candidate_labels: labels of your own, which a model of natural language inference (one with a label
+            "entailment") judges each text by: zero-shot classification. Each costs a sequence of its own.
+        hypothesis_template: what is said of a text, with {} for the label; "This example is {}." unless
+            given.
+        multi_label: judge each label by itself, as several may hold; their probabilities do not sum to 1.
+    """
+
+    logits: bool
+    candidate_labels: Sequence[str] | None
+    hypothesis_template: str
+    multi_label: bool
+
+
 class RankOptions(EncoderOptions, total=False):
     """The options of `TextEncoder.rank`.
 
@@ -237,6 +255,7 @@ class GenerationOptions(TypedDict, total=False):
         min_p: draw from tokens that have at least this share of the likeliest one's probability.
         repetition_penalty: above 1.0 makes tokens less likely that the prompt or the answer already has.
         no_repeat_ngram_size: no sequence of so many tokens comes twice, prompt included.
+        min_new_tokens: no end token comes before so many others; 0 unless given.
         frequency_penalty: OpenAI's, from -2 to 2: is taken off a token's logit for each time that the answer
             has it already; the prompt does not count.
         presence_penalty: OpenAI's, from -2 to 2: is taken off a token's logit once the answer has it.
@@ -273,10 +292,10 @@ class GenerationOptions(TypedDict, total=False):
         speculative: "prompt-lookup" guesses tokens, see above.
         reuse_prompt: whether to reuse and keep a KV cache, see above.
         num_beams: answers that are followed at a time, as transformers' beam search does; 1 is none.
-            repetition_penalty (of log-probabilities there, as in transformers), no_repeat_ngram_size and
-            ignore_eos go with beams. Options that draw tokens, seed, logit_bias, logits_processor, stop,
-            json_schema, regex, grammar, choices, top_logprobs, speculative, reuse_prompt, on_token and
-            streams do not; nor do frequency_penalty and presence_penalty.
+            repetition_penalty (of log-probabilities there, as in transformers), no_repeat_ngram_size,
+            min_new_tokens and ignore_eos go with beams. Options that draw tokens, seed, logit_bias,
+            logits_processor, stop, json_schema, regex, grammar, choices, top_logprobs, speculative,
+            reuse_prompt, on_token and streams do not; nor do frequency_penalty and presence_penalty.
         length_penalty: of beams; an answer is ranked by its log-probability divided by its number of new
             tokens to this power. Above 0 favours long answers.
         early_stopping: of beams; True ends at num_beams finished answers, False where the best running one
@@ -286,10 +305,12 @@ class GenerationOptions(TypedDict, total=False):
         top_logprobs: how many of the likeliest tokens to give for each new one, with log-probabilities.
         generation: "checkpoint" takes what the checkpoint's generation_config says of temperature, top_k,
             top_p, min_p, num_beams, length_penalty, early_stopping, repetition_penalty,
-            no_repeat_ngram_size and max_new_tokens where they are not given; it draws no tokens where
-            do_sample is not true there. Its beams count only without streams and where nothing is given that
-            they do not take, and what it says of drawing only without beams. What `chat` and `stream_chat`
-            do unless given None.
+            no_repeat_ngram_size, min_new_tokens, max_new_tokens (or max_length, of prompt and answer
+            together) and stop_strings where they are not given; it draws no tokens where do_sample is not
+            true there. Its beams count only without streams and where nothing is given that they do not
+            take, and what it says of drawing and of stop_strings only without beams. Its suppress_tokens,
+            begin_suppress_tokens, bad_words_ids, sequence_bias, min_length and
+            exponential_decay_length_penalty hold always. What `chat` and `stream_chat` do unless given None.
         on_token: called with the chunk of each prompt after each step; returning True ends that prompt's
             answer with "cancelled", and is the last call for it.
     """
@@ -301,6 +322,7 @@ class GenerationOptions(TypedDict, total=False):
     min_p: float | None
     repetition_penalty: float
     no_repeat_ngram_size: int | None
+    min_new_tokens: int
     frequency_penalty: float
     presence_penalty: float
     logit_bias: Mapping[int, float] | None

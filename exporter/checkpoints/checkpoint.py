@@ -197,13 +197,14 @@ class Checkpoint:
             )
         framed, separators = self.read_frames(tokens)
         classifies = {"sequence_classification", "token_classification"} & set(config.heads)
-        embeds = {}
-        if modules is not None and config.sentence is not None:
-            embeds = {
+        embeds: dict[str, Any] = {}
+        if modules is not None:
+            embeds = {"prompts": modules.prompts, "default_prompt": modules.default_prompt}
+        if config.sentence is not None:
+            embeds |= {
                 "pooling": "+".join(config.sentence.pooling),
                 "normalize": config.sentence.normalize,
-                "prompts": modules.prompts,
-                "default_prompt": modules.default_prompt,
+                "include_prompt": config.sentence.include_prompt,
             }
         return EncoderDefaults(
             max_length=self.choices.max_length,
@@ -283,11 +284,19 @@ class Checkpoint:
 
     def read_score_activation(self) -> str:
         """Return how a cross-encoder's logit becomes a score, as in sentence-transformers."""
-        config_json = self.config_json
-        settings: Any = config_json.get("sentence_transformers")
-        name = settings.get("activation_fn") if isinstance(settings, dict) else None
-        name = str(name or config_json.get("sbert_ce_default_activation_function") or "Sigmoid")
-        kind = name.rpartition(".")[2].lower()
-        if kind not in ("sigmoid", "identity"):
-            raise CheckpointError(f"config.json: a score's activation {name!r} must be Sigmoid or Identity")
-        return kind
+        settings: Any = self.config_json.get("sentence_transformers")
+        own = settings.get("activation_fn") if isinstance(settings, dict) else None
+        named = {"config.json": own or self.config_json.get("sbert_ce_default_activation_function")}
+        if self.modules is not None:
+            named = {"config_sentence_transformers.json": self.modules.activation} | named
+        for file, name in named.items():
+            if name is None:
+                continue
+            if not str(name).startswith("torch."):
+                log.warning("%s: the activation %r is no class of torch's, and is passed over", file, name)
+                continue
+            kind = str(name).rpartition(".")[2].lower()
+            if kind not in ("sigmoid", "identity"):
+                raise CheckpointError(f"{file}: a score's activation {name!r} must be Sigmoid or Identity")
+            return kind
+        return "sigmoid"

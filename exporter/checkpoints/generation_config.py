@@ -7,9 +7,9 @@ from collections.abc import Mapping
 from dataclasses import replace
 from typing import Any
 
-from ...runtime.bundle.defaults import GenerationDefaults
+from ...runtime.bundle.defaults import GenerationDefaults, SequenceBias, TokenRules
 from ...runtime.decoding.beam import make_search
-from ...runtime.decoding.sampling import FLOAT32_MAX
+from ...runtime.decoding.checks import FLOAT32_MAX
 from ...runtime.errors import InputError
 from ..errors import CheckpointError
 
@@ -17,31 +17,25 @@ log = logging.getLogger("planforge")
 
 # Settings that change what is generated and that the runtime does not have, with the values that mean "off".
 UNSUPPORTED: dict[str, tuple[object, ...]] = {
-    "begin_suppress_tokens": (None, []),
     "diversity_penalty": (None, 0.0),
     "do_sample": (None, False),
     "encoder_no_repeat_ngram_size": (None, 0),
+    "encoder_repetition_penalty": (None, 1.0),
     "forced_decoder_ids": (None, []),
     "num_beam_groups": (None, 1),
     "prefix_allowed_tokens_fn": (None,),
-    "sequence_bias": (None, []),
+    "stop_strings": (None, []),
 }
 # The same for language models.
 UNSUPPORTED_BY_DECODERS: dict[str, tuple[object, ...]] = {
-    "bad_words_ids": (None, []),
-    "begin_suppress_tokens": (None, []),
+    "encoder_no_repeat_ngram_size": (None, 0),
+    "encoder_repetition_penalty": (None, 1.0),
     "epsilon_cutoff": (None, 0.0),
     "eta_cutoff": (None, 0.0),
-    "exponential_decay_length_penalty": (None,),
     "forced_bos_token_id": (None,),
     "forced_eos_token_id": (None,),
     "guidance_scale": (None, 1.0),
-    "min_length": (None, 0),
-    "min_new_tokens": (None, 0),
     "penalty_alpha": (None, 0.0),
-    "sequence_bias": (None, []),
-    "stop_strings": (None, []),
-    "suppress_tokens": (None, []),
     "top_h": (None,),
     "typical_p": (None, 1.0),
     "watermarking_config": (None,),
@@ -114,19 +108,75 @@ class Settings:
             raise CheckpointError(f"{self.where}: {name} is {value!r}, not true or false")
         return bool(value)
 
-    def read_bad_words(self) -> tuple[int, ...]:
-        """Return the tokens of bad_words_ids and suppress_tokens."""
-        words = self.value.get("bad_words_ids") or []
-        if not isinstance(words, list) or not all(isinstance(w, list) and len(w) == 1 for w in words):
-            raise CheckpointError(
-                f"{self.where}: bad_words_ids is {words!r}; only single tokens are supported"
-            )
-        found = set(self.read_tokens("suppress_tokens"))
-        for (token,) in words:
-            if type(token) is not int:
-                raise CheckpointError(f"{self.where}: bad_words_ids has {token!r}, not a token's number")
-            found.add(token)
-        return tuple(sorted(t for t in found if 0 <= t < self.vocab_size))
+    def read_known(self, name: str) -> tuple[int, ...]:
+        """Return the tokens of a setting that the model has, in order."""
+        return tuple(sorted({token for token in self.read_tokens(name) if self.has(token)}))
+
+    def has(self, token: int) -> bool:
+        return 0 <= token < self.vocab_size
+
+    def read_sequence(self, name: str, value: object) -> tuple[int, ...]:
+        """Return the tokens of a sequence that a setting lists."""
+        if not isinstance(value, list) or not value or not all(type(token) is int for token in value):
+            raise CheckpointError(f"{self.where}: {name} has {value!r:.60}, not a list of tokens' numbers")
+        return tuple(value)
+
+    def read_list(self, name: str) -> list[Any]:
+        """Return a setting that is a list; none where it is not set."""
+        value = self.value.get(name)
+        if value is not None and not isinstance(value, list):
+            raise CheckpointError(f"{self.where}: {name} is {value!r:.60}, not a list")
+        return value or []
+
+    def read_words(self) -> list[tuple[int, ...]]:
+        """Return the sequences of bad_words_ids, without those with a token that no model chooses."""
+        words = [self.read_sequence("bad_words_ids", word) for word in self.read_list("bad_words_ids")]
+        return sorted({word for word in words if all(map(self.has, word))})
+
+    def read_biases(self) -> tuple[SequenceBias, ...]:
+        """Return sequence_bias, a list of [tokens, number]; of one sequence the last counts."""
+        name = "sequence_bias"
+        biases = {}
+        for pair in self.read_list(name):
+            if not isinstance(pair, list) or len(pair) != 2 or type(pair[1]) not in (int, float):
+                raise CheckpointError(f"{self.where}: {name} has {pair!r:.60}, not [[tokens], a number]")
+            sequence = self.read_sequence(name, pair[0])
+            self.require(abs(pair[1]) <= FLOAT32_MAX, name, pair[1], "a finite number; bad_words_ids forbids")
+            if all(map(self.has, sequence)):
+                biases[sequence] = float(pair[1])
+        return tuple(SequenceBias(sequence, added) for sequence, added in biases.items())
+
+    def read_decay(self) -> tuple[int, float]:
+        """Return exponential_decay_length_penalty: where it begins, and its factor; 1.0 is none."""
+        name = "exponential_decay_length_penalty"
+        pair = self.read_list(name)
+        if not pair:
+            return 0, 1.0
+        if len(pair) != 2 or type(pair[0]) is not int or type(pair[1]) not in (int, float):
+            raise CheckpointError(f"{self.where}: {name} is {pair!r:.60}, not [tokens, factor]")
+        self.require(pair[0] >= 0, name, pair[0], "a count of tokens from 0")
+        self.require(0 < pair[1] <= FLOAT32_MAX, name, pair[1], "a finite factor over 0")
+        return pair[0], float(pair[1])
+
+    def read_rules(self) -> TokenRules:
+        """Return the rules of tokens that every model that generates may have."""
+        decay_start, decay_factor = self.read_decay()
+        return TokenRules(
+            bad_words=tuple(word for word in self.read_words() if len(word) > 1),
+            suppress_tokens=self.read_known("suppress_tokens"),
+            begin_suppress_tokens=self.read_known("begin_suppress_tokens"),
+            sequence_bias=self.read_biases(),
+            decay_start=decay_start,
+            decay_factor=decay_factor,
+        )
+
+    def read_stop_strings(self) -> tuple[str, ...]:
+        """Return the texts that end an answer."""
+        value = self.value.get("stop_strings")
+        texts = [value] if isinstance(value, str) else self.read_list("stop_strings")
+        if not all(isinstance(text, str) and text for text in texts):
+            raise CheckpointError(f"{self.where}: stop_strings is {value!r:.60}, not a list of texts")
+        return tuple(texts)
 
     def require(self, holds: bool, name: str, value: float, allowed: str) -> None:
         """Refuse a number for which a condition does not hold, as none does for NaN."""
@@ -139,21 +189,45 @@ class Settings:
 def read_decoder_defaults(settings: Settings, max_length: int) -> GenerationDefaults:
     """Return the generation defaults of a language model; refuse what transformers would refuse."""
     warn_about_unsupported(settings, UNSUPPORTED_BY_DECODERS)
-    max_new_tokens = settings.read_integer("max_new_tokens")
-    if max_new_tokens is not None and max_new_tokens < 1:
-        raise CheckpointError(f"{settings.where}: max_new_tokens is {max_new_tokens}; it must be at least 1")
     penalty = settings.read_number("repetition_penalty", 1.0)
     settings.require(0.0 < penalty <= FLOAT32_MAX, "repetition_penalty", penalty, "a finite number over 0")
     defaults = replace(
         read_token_defaults(settings, max_length),
-        max_new_tokens=max_new_tokens,
         repetition_penalty=penalty,
         no_repeat_ngram_size=max(0, settings.read_integer("no_repeat_ngram_size") or 0) or None,
+        stop=settings.read_stop_strings(),
+        renormalize=settings.read_flag("renormalize_logits"),
     )
+    defaults = add_lengths(defaults, settings)
     if settings.read_flag("do_sample"):
         warn_about_unsupported(settings, {"num_beams": (None, 1)})  # beams draw no tokens here
         return add_sampling(defaults, settings)
-    return add_beam_search(defaults, settings)
+    defaults = add_beam_search(defaults, settings)
+    if defaults.num_beams > 1:
+        warn_about_unsupported(settings, {"stop_strings": (None, [])})
+        return replace(defaults, stop=())
+    return defaults
+
+
+def add_lengths(defaults: GenerationDefaults, settings: Settings) -> GenerationDefaults:
+    """Return a language model's defaults with its lengths: those of new tokens win, as in transformers."""
+    least = settings.read_integer("min_new_tokens")
+    most = settings.read_integer("max_new_tokens")
+    total = settings.read_integer("max_length")
+    if most is not None and most < 1:
+        raise CheckpointError(f"{settings.where}: max_new_tokens is {most}; it must be at least 1")
+    if most is None and total is not None and total < 2:
+        raise CheckpointError(
+            f"{settings.where}: max_length is {total}; it counts the prompt too, and must be at least 2"
+        )
+    shortest = 0 if least is not None else max(0, settings.read_integer("min_length") or 0)
+    return replace(
+        defaults,
+        max_new_tokens=most,
+        max_total_tokens=total if most is None else None,
+        min_new_tokens=max(0, least or 0),
+        rules=replace(defaults.rules, min_length=shortest),
+    )
 
 
 def add_beam_search(defaults: GenerationDefaults, settings: Settings) -> GenerationDefaults:
@@ -205,12 +279,14 @@ def warn_about_unsupported(settings: Settings, unsupported: Mapping[str, tuple[o
 
 
 def read_token_defaults(settings: Settings, max_length: int) -> GenerationDefaults:
-    """Return what every model that generates has: its special tokens and its length."""
+    """Return what every model that generates has: special tokens, those that never come, and its length."""
     return GenerationDefaults(
         eos=tuple(t for t in settings.read_tokens("eos_token_id") if 0 <= t < settings.vocab_size),
         bos=settings.read_integer("bos_token_id", "a token's number"),
         pad=settings.read_integer("pad_token_id", "a token's number"),
         max_length=max_length,
+        suppressed=tuple(word[0] for word in settings.read_words() if len(word) == 1),
+        rules=settings.read_rules(),
     )
 
 
@@ -238,7 +314,6 @@ def read_translation_defaults(settings: Settings, max_length: int) -> Generation
         decoder_start=start,
         forced_bos=settings.read_output_token("forced_bos_token_id"),
         forced_eos=settings.read_output_token("forced_eos_token_id"),
-        suppressed=settings.read_bad_words(),
         repetition_penalty=settings.read_number("repetition_penalty", 1.0),
         no_repeat_ngram_size=settings.read_integer("no_repeat_ngram_size") or None,
         min_new_tokens=least,

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import importlib.util
+import json
 import os
 import re
 from collections.abc import Mapping
@@ -23,6 +24,7 @@ DEMO_NAMES = sorted([*OWN_DEMOS, *PACKAGED_DEMOS])  # installed or not
 HUB_ID = re.compile(r"[A-Za-z0-9][\w.-]*(/[A-Za-z0-9][\w.-]*)?")
 REVISION = re.compile(r"[A-Za-z0-9][\w./-]*")  # a branch, a tag, a commit, or refs/pr/1
 COMMIT = re.compile("[0-9a-f]{40}")
+SENTENCE_SETTINGS = ("prompts", "default_prompt_name", "activation_fn")
 HUB_FILES = ["*.json", "*.safetensors", "*.txt", "*.model", "*.spm", "*.jinja"]
 
 
@@ -38,8 +40,8 @@ class Source:
     def compute_sha256(self) -> str:
         """Return one hash over the names and contents of config.json and all safetensors files.
 
-        In a sentence-transformers folder, modules.json and the folders that hold its modules count too; in
-        one without weights its graphs.
+        In a sentence-transformers folder, modules.json, the folders that hold its modules, its prompts and a
+        score's activation count too; in one without weights its graphs.
         """
         patterns = ["*.safetensors", "config.json"]
         if (self.folder / "modules.json").is_file():
@@ -49,7 +51,20 @@ class Source:
         digest = hashlib.sha256()
         for path in sorted(path for pattern in patterns for path in self.folder.glob(pattern)):
             digest.update(f"{path.relative_to(self.folder).as_posix()} {compute_sha256(path)}\n".encode())
+        if settings := self.read_sentence_settings():
+            digest.update(json.dumps(settings, sort_keys=True).encode())
         return digest.hexdigest()
+
+    def read_sentence_settings(self) -> dict[str, Any]:
+        """Return what config_sentence_transformers.json sets that changes the model, not its versions."""
+        path = self.folder / "config_sentence_transformers.json"
+        if not (self.folder / "modules.json").is_file() or not path.is_file():
+            return {}
+        from ...models.folder import read_json
+
+        with raise_checkpoint_errors():
+            settings = read_json(path)
+        return {name: settings[name] for name in SENTENCE_SETTINGS if settings.get(name)}
 
     def describe(self, bundle: Path) -> dict[str, str]:
         """Return what a manifest says of the checkpoint; its folder is relative to the bundle."""

@@ -63,10 +63,17 @@ class ImportedEncoder(ImportedCheckpoint):
         with raise_checkpoint_errors():
             self.modules = read_modules(self.source.folder)
         sentence = None if self.modules is None else self.modules.config
-        if sentence is not None and (sentence.dense or "+".join(sentence.pooling) not in POOLINGS):
+        if sentence is None:
+            return
+        layers = sentence.layers[:-1] if sentence.normalize else sentence.layers
+        if layers or "+".join(sentence.pooling) not in POOLINGS:
             raise CheckpointError(
-                f"{self.source.folder} pools by {'+'.join(sentence.pooling)} with {len(sentence.dense)} dense"
-                f" layers; an imported encoder can pool by {', '.join(POOLINGS)} alone"
+                f"{self.source.folder} pools by {'+'.join(sentence.pooling)} with {len(layers)} layers"
+                f" behind; an imported encoder can pool by {', '.join(POOLINGS)} alone"
+            )
+        if not sentence.include_prompt:
+            raise CheckpointError(
+                f"{self.source.folder}: include_prompt=false needs an export from the weights, not an import"
             )
 
     def read_config(self, found: Folder) -> EncoderConfig:

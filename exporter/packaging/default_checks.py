@@ -22,7 +22,7 @@ from ...runtime.diagnostics.golden.cases import find_room
 from ...runtime.diagnostics.golden.texts import find_texts, open_text_tokenizers, read_texts
 from ...runtime.diagnostics.metrics import Logits, Outcome, measure_scale
 from ...runtime.diagnostics.selftest import load_golden
-from ...runtime.encode.pooling import sigmoid, softmax
+from ...runtime.encode.pooling import share_classes, softmax
 from ...runtime.text.long_text import Piece
 from .check import Answer, Check, describe_difference, report
 
@@ -212,8 +212,10 @@ def compare_labels(
 
     A score moves at most as far as its logit, so that the limit of logits is one of scores.
     """
-    multi = head == "sequence_classification" and defaults.problem_type == "multi_label_classification"
-    shares = (sigmoid if multi else softmax)(logits)
+    shares = softmax(logits)
+    if head == "sequence_classification":
+        known = share_classes(logits, defaults.problem_type)
+        shares = logits if known is None else known  # of a regression the numbers themselves
     allowed = max_error * measure_scale(logits)
     if not given:
         return f"{text!r:.60} has no label"

@@ -20,12 +20,12 @@ FLAGS = {
 
 
 def write_sentence_files(manifest: Manifest, folder: Path) -> None:
-    """Write prompts, pooling and length; of a model with dense layers, which have weights, prompts alone."""
+    """Write prompts, pooling and length; of a model with further layers behind it, prompts alone."""
     defaults = manifest.encoder
     assert defaults is not None
     prompts = {"prompts": dict(defaults.prompts), "default_prompt_name": defaults.default_prompt}
     write_json(folder / "config_sentence_transformers.json", prompts)
-    if (manifest.config.get("sentence") or {}).get("dense"):
+    if has_layers(manifest):
         return
     modules = {"Transformer": "", "Pooling": "1_Pooling"}
     if defaults.normalize:
@@ -35,6 +35,14 @@ def write_sentence_files(manifest: Manifest, folder: Path) -> None:
     write_json(folder / "modules.json", list_modules(modules))
     write_json(folder / "sentence_bert_config.json", {"max_seq_length": defaults.max_length})
     write_json(folder / "1_Pooling/config.json", describe_pooling(manifest))
+
+
+def has_layers(manifest: Manifest) -> bool:
+    """Return whether more than a Normalize comes after pooling, which a package does not have."""
+    sentence = manifest.config.get("sentence") or {}
+    layers = sentence.get("layers", ())
+    kinds = [layer["kind"] for layer in layers]
+    return bool(sentence.get("dense")) or kinds not in ([], ["normalize"])
 
 
 def list_modules(paths: dict[str, str]) -> list[dict[str, Any]]:
@@ -51,4 +59,5 @@ def describe_pooling(manifest: Manifest) -> dict[str, Any]:
     assert defaults is not None
     wanted = defaults.pooling.split("+")
     flags = {f"pooling_mode_{flag}": name in wanted for name, flag in FLAGS.items()}
-    return {"word_embedding_dimension": manifest.config["hidden_size"], **flags}
+    config = {"word_embedding_dimension": manifest.config["hidden_size"], **flags}
+    return config if defaults.include_prompt else config | {"include_prompt": False}

@@ -6,6 +6,7 @@ import logging
 from collections.abc import Collection, Mapping
 from typing import Any
 
+from ...runtime.bundle.defaults import GenerationDefaults
 from ...runtime.bundle.manifest import Manifest
 from .hugging_face import describe_special_tokens
 
@@ -21,6 +22,11 @@ OFF: dict[str, Any] = {
     "min_new_tokens": 0,
     "renormalize_logits": False,
     "bad_words_ids": [],
+    "min_length": 0,
+    "suppress_tokens": [],
+    "begin_suppress_tokens": [],
+    "sequence_bias": [],
+    "stop_strings": [],
 }
 
 
@@ -45,9 +51,25 @@ def list_settings(manifest: Manifest) -> dict[str, Any]:
         "min_new_tokens": defaults.min_new_tokens,
         "max_new_tokens": defaults.max_new_tokens,
         "renormalize_logits": defaults.renormalize,
-        "bad_words_ids": [[token] for token in defaults.suppressed],
+        **list_rules(defaults),
     }
     return {name: value for name, value in values.items() if value != OFF.get(name)}
+
+
+def list_rules(defaults: GenerationDefaults) -> dict[str, Any]:
+    """Return what a bundle says of tokens that come or not, and of a sequence's end."""
+    rules = defaults.rules
+    decays = rules.decay_factor != 1.0
+    return {
+        "bad_words_ids": [*([token] for token in defaults.suppressed), *map(list, rules.bad_words)],
+        "max_length": defaults.max_total_tokens,
+        "min_length": rules.min_length,
+        "suppress_tokens": list(rules.suppress_tokens),
+        "begin_suppress_tokens": list(rules.begin_suppress_tokens),
+        "sequence_bias": [[list(bias.tokens), bias.added] for bias in rules.sequence_bias],
+        "exponential_decay_length_penalty": [rules.decay_start, rules.decay_factor] if decays else None,
+        "stop_strings": list(defaults.stop),
+    }
 
 
 def describe_generation(manifest: Manifest) -> dict[str, Any]:

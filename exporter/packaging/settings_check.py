@@ -18,6 +18,8 @@ from ...runtime.bundle.defaults import GenerationDefaults
 from ...runtime.diagnostics.golden.texts import FILES, open_text_tokenizers
 from ...runtime.diagnostics.metrics import Comparison
 from .check import report
+from .sentences import has_layers
+from .settings import OFF, list_rules
 from .workers.pbtxt import read_pbtxt
 
 CASE = "settings"
@@ -198,7 +200,7 @@ def list_sentence_settings(bundle: Bundle, folder: Path) -> Iterator[Setting]:
     file = "config_sentence_transformers.json"
     yield Setting(f"{file}: prompts", values.get("prompts"), dict(defaults.prompts))
     yield Setting(f"{file}: default_prompt_name", values.get("default_prompt_name"), defaults.default_prompt)
-    if (bundle.manifest.config.get("sentence") or {}).get("dense"):
+    if has_layers(bundle.manifest):
         return
     modules = folder / "modules.json"
     listed = json.loads(modules.read_text(encoding="utf-8")) if modules.exists() else []
@@ -206,7 +208,10 @@ def list_sentence_settings(bundle: Bundle, folder: Path) -> Iterator[Setting]:
     normalizing = ["Normalize"] if defaults.normalize else []
     yield Setting("modules.json", kinds, ["Transformer", "Pooling", *normalizing])
     pooling = read_json(folder / "1_Pooling" / "config.json")
+    included = pooling.get("include_prompt", True)
+    yield Setting("1_Pooling/config.json: include_prompt", included, defaults.include_prompt)
     flags = {name.removeprefix("pooling_mode_") for name, on in pooling.items() if on is True}
+    flags.discard("include_prompt")
     wanted = {POOLINGS.get(name, name) for name in defaults.pooling.split("+")}
     yield Setting("1_Pooling/config.json", sorted(flags), sorted(wanted))
 
@@ -240,11 +245,8 @@ def list_generation_settings(defaults: GenerationDefaults, values: Mapping[str, 
     for name, (otherwise, want) in wanted.items():
         yield Setting(f"{file}: {name}", values.get(name, otherwise), want)
     yield Setting(f"{file}: eos_token_id", as_list(values.get("eos_token_id")), list(defaults.eos))
-    yield Setting(
-        f"{file}: bad_words_ids",
-        values.get("bad_words_ids") or [],
-        [[token] for token in defaults.suppressed],
-    )
+    for name, want in list_rules(defaults).items():
+        yield Setting(f"{file}: {name}", values.get(name, OFF.get(name)), want)
 
 
 def list_genai_settings(bundle: Bundle, values: Mapping[str, Any]) -> Iterator[Setting]:

@@ -29,7 +29,10 @@ SIGMA = {
     "content": "\N{GREEK SMALL LETTER SIGMA}",
 }
 # Settings that it reads and does nothing with.
-UNKNOWN = ("top_p", "min_p", "num_beams", "length_penalty", "early_stopping", "renormalize_logits")
+UNKNOWN = (
+    *("top_p", "min_p", "num_beams", "length_penalty", "early_stopping", "renormalize_logits"),
+    *("sequence_bias", "exponential_decay_length_penalty", "stop_strings"),
+)
 # By task and graph: the file's name without suffix.
 FILES = {
     ("text-generation", "decoder"): "model",

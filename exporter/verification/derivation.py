@@ -215,10 +215,17 @@ def compare_settings(bundle: Bundle, derived: Checkpoint) -> tuple[int, list[str
     if not isinstance(derived, ImportedSettings):
         config = make_plain(dataclasses.asdict(derived.config))
         # What an older version did not record is no difference.
-        meant["config"] = {key: config[key] for key in config if key in manifest.config}
-        got["config"] = {key: value for key, value in manifest.config.items() if key in config}
+        got["config"], meant["config"] = keep_shared(make_plain(manifest.config), config)
     failures = describe_differences(got, meant, WHOSE, make_show(bundle))
     return sum(len(part) if isinstance(part, Mapping) else 1 for part in meant.values()), failures
+
+
+def keep_shared(got: Any, meant: Any) -> tuple[Any, Any]:
+    """Return two values with only those names of mappings that both have."""
+    if not isinstance(got, Mapping) or not isinstance(meant, Mapping):
+        return got, meant
+    shared = {key: keep_shared(got[key], meant[key]) for key in meant if key in got}
+    return {key: pair[0] for key, pair in shared.items()}, {key: pair[1] for key, pair in shared.items()}
 
 
 def make_plain(value: Any) -> Any:

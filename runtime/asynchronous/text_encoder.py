@@ -31,6 +31,7 @@ if TYPE_CHECKING:
 
     from ..options import (
         AnswerOptions,
+        ClassifyOptions,
         EmbedOptions,
         EncoderOptions,
         FeatureOptions,
@@ -84,14 +85,14 @@ class AsyncTextEncoder(AsyncModel[TextEncoder]):
 
     @overload
     async def classify(  # type: ignore[overload-overlap]  # a str is no iterable of texts here
-        self, texts: str, pair: str | None = ..., **options: Unpack[EncoderOptions]
+        self, texts: str, pair: str | None = ..., **options: Unpack[ClassifyOptions]
     ) -> Classification: ...
     @overload
     async def classify(
-        self, texts: Iterable[Item], **options: Unpack[EncoderOptions]
+        self, texts: Iterable[Item], **options: Unpack[ClassifyOptions]
     ) -> list[Classification]: ...
     async def classify(
-        self, texts: str | Iterable[Item], pair: str | None = None, **options: Unpack[EncoderOptions]
+        self, texts: str | Iterable[Item], pair: str | None = None, **options: Unpack[ClassifyOptions]
     ) -> Classification | list[Classification]:
         """Return the class of each text, or of each pair; see `TextEncoder.classify`."""
         return await self._run_one_or_all(

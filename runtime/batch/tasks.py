@@ -20,6 +20,7 @@ from ..options import (
     AnswerOptions,
     BatchGenerationOptions,
     BatchTranslationOptions,
+    ClassifyOptions,
     EmbedOptions,
     EncoderOptions,
     FillMaskOptions,
@@ -45,7 +46,15 @@ OF_ONE_ROW = (InputError, MemoryLimitError)  # what another row need not meet
 
 PROBE = "a b c"  # three tokens or more, of every tokenizer
 # Options that would hold up a batch, or say nothing there.
-NOT_IN_BATCHES = ("progress", "on_token", "alignment", "reuse_prompt", "top_logprobs", "logits_processor")
+NOT_IN_BATCHES = (
+    "progress",
+    "on_token",
+    "alignment",
+    "reuse_prompt",
+    "top_logprobs",
+    "logits_processor",
+    "logits",
+)
 
 
 @dataclass(frozen=True)
@@ -237,7 +246,7 @@ TASKS: Mapping[str, Task] = {
         TextEncoder,
         ("text",),
         {"label": TEXT, "score": NUMBER, "probabilities": PROBABILITIES, **DROPPED},
-        EncoderOptions,
+        ClassifyOptions,
         encode(
             "classify",
             lambda result: {

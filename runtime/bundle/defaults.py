@@ -13,6 +13,48 @@ FRAMED = ("all", "single", "none")
 
 
 @dataclass(frozen=True)
+class SequenceBias:
+    """What is added to the last of some tokens where the others stand before it."""
+
+    tokens: tuple[int, ...]
+    added: float
+
+
+@dataclass(frozen=True)
+class TokenRules:
+    """Further rules of a checkpoint about its tokens, as transformers' processors have them."""
+
+    min_length: int = 0  # no end token before a sequence, prompt included, has so many tokens
+    bad_words: tuple[tuple[int, ...], ...] = ()  # sequences of several tokens that are never completed
+    suppress_tokens: tuple[int, ...] = ()  # never generated, not even to end
+    begin_suppress_tokens: tuple[int, ...] = ()  # never the first new token
+    sequence_bias: tuple[SequenceBias, ...] = ()
+    # Behind so many new tokens each further one makes the end likelier by the factor.
+    decay_start: int = 0
+    decay_factor: float = 1.0
+
+    @staticmethod
+    def from_json(value: Any) -> TokenRules:
+        r = Reader(value, "generation.rules")
+        words = r.get("bad_words", list, [])
+        biases = [Reader(bias, "generation.rules.sequence_bias") for bias in r.get("sequence_bias", list, [])]
+        return TokenRules(
+            min_length=r.get("min_length", int, 0),
+            bad_words=tuple(Reader({"bad_words": word}, r.what).list_of("bad_words", int) for word in words),
+            suppress_tokens=r.list_of("suppress_tokens", int, ()),
+            begin_suppress_tokens=r.list_of("begin_suppress_tokens", int, ()),
+            sequence_bias=tuple(
+                SequenceBias(bias.list_of("tokens", int), bias.number("added", 0.0)) for bias in biases
+            ),
+            decay_start=r.get("decay_start", int, 0),
+            decay_factor=r.number("decay_factor", 1.0),
+        )
+
+
+NO_RULES = TokenRules()
+
+
+@dataclass(frozen=True)
 class GenerationDefaults:
     """The defaults of generation and translation; `decoding.beam.Search` explains those of beams."""
 
@@ -32,6 +74,8 @@ class GenerationDefaults:
     min_new_tokens: int = 0  # before so many tokens none of `eos` is generated
     renormalize: bool = False  # whether probabilities are normalized again after these rules
     max_new_tokens: int | None = None  # of a translation, or with the checkpoint's own settings
+    # Of a prompt with its answer, where the checkpoint says that instead of max_new_tokens.
+    max_total_tokens: int | None = None
     max_length: int = 1024  # tokens of one sequence, at most
     do_sample: bool = False  # if not, decoding is greedy, whatever the next four say
     temperature: float | None = None  # None turns one of the four off
@@ -39,6 +83,8 @@ class GenerationDefaults:
     top_p: float | None = None
     min_p: float | None = None
     repetition_penalty: float = 1.0  # for tokens that the prompt or the answer already has; 1.0 is none
+    stop: tuple[str, ...] = ()  # texts that end an answer
+    rules: TokenRules = NO_RULES
 
     @staticmethod
     def from_json(value: Any) -> GenerationDefaults:
@@ -68,6 +114,9 @@ class GenerationDefaults:
             top_p=r.number("top_p", None),
             min_p=r.number("min_p", None),
             repetition_penalty=r.number("repetition_penalty", 1.0),
+            max_total_tokens=r.get("max_total_tokens", int, None),
+            stop=r.list_of("stop", str, ()),
+            rules=TokenRules.from_json(r.get("rules", dict, {})),
         )
 
 
@@ -105,6 +154,7 @@ class EncoderDefaults:
     score_activation: str = "sigmoid"  # or "identity": how a cross-encoder's one logit becomes a score
     pooling: str = "mean"  # how the vectors of a text's tokens become one
     normalize: bool = True  # whether that vector gets length 1
+    include_prompt: bool = True  # whether that vector is made of a prompt's tokens too
     prompts: Mapping[str, str] = field(default_factory=dict)  # texts to put before a text, by name
     default_prompt: str | None = None  # the name of the prompt that every text gets
     fitted: FittedHead | None = None  # the classification head, where it is not the checkpoint's
@@ -142,6 +192,7 @@ class EncoderDefaults:
             score_activation=r.get("score_activation", str),
             pooling=r.get("pooling", str),
             normalize=r.flag("normalize"),
+            include_prompt=r.flag("include_prompt", True),
             prompts=r.texts("prompts"),
             default_prompt=r.get("default_prompt", str, None),
             fitted=fitted,

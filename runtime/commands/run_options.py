@@ -49,6 +49,7 @@ GENERATION = (
     "seed",
     "stop",
     "ignore_eos",
+    "min_new_tokens",
     "generation",
     "speculative",
     "top_logprobs",
@@ -67,7 +68,7 @@ TASKS: dict[str, tuple[str, ...]] = {
     "translate": TRANSLATION,
     "embed": (*ALL_TEXTS, "pooling", "truncate_dim", "prompt_name", "prompt"),
     "features": (*ALL_TEXTS, "layers"),
-    "classify": ALL_TEXTS,
+    "classify": (*ALL_TEXTS, "candidate_labels", "hypothesis_template", "multi_label", "logits"),
     "rank": (*ALL_TEXTS, "top_k"),
     "next_sentence": ALL_TEXTS,
     "fill_mask": (*ALL_TEXTS, "top_k"),
@@ -179,7 +180,8 @@ EarlyStoppingOption = Annotated[
 ]
 
 MinNewTokensOption = Annotated[
-    int | None, translation_option("No end before.", show_default="the checkpoint's")
+    int | None,
+    generation_option("No end before; of translations too.", show_default="0, or the checkpoint's"),
 ]
 AttentionOption = Annotated[
     Path | None,
@@ -193,6 +195,16 @@ AttentionHeadOption = Annotated[int | None, translation_option("Of --attention."
 PairOption = Annotated[str | None, encoder_option("A second text beside each.")]
 QuestionOption = Annotated[str | None, encoder_option("What each text is to answer.")]
 QueryOption = Annotated[str | None, encoder_option("Rank the texts by how well they fit it.")]
+CandidateLabelsOption = Annotated[
+    list[str] | None,
+    encoder_option("classify: a label of your own, which a model of inference judges by; once for each."),
+]
+HypothesisOption = Annotated[
+    str | None,
+    encoder_option("What is said of a text, with {} for the label.", show_default="This example is {}."),
+]
+MultiLabelOption = Annotated[bool | None, encoder_option("Judge each of them by itself.", "--multi-label")]
+LogitsOption = Annotated[bool | None, encoder_option("classify: with --json, the logits too.", "--logits")]
 PoolingOption = Annotated[
     str | None, encoder_option("cls, mean, max or lasttoken.", show_default="the checkpoint's")
 ]

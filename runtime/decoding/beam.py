@@ -16,6 +16,7 @@ import numpy as np
 
 from ..bundle.defaults import GenerationDefaults
 from ..errors import InputError
+from .checks import check_integer, check_positive, is_number
 from .constraints import Constraints, constrain
 from .extensions import (
     BLOCKS_OF,
@@ -25,10 +26,11 @@ from .extensions import (
     add_terms,
     compute_log_sum,
     find_candidates,
-    penalize,
+    normalize,
 )
-from .processors import Float32
-from .sampling import Logits, check_integer, check_logits, check_positive, is_number
+from .processors import Float32, penalize_repeats
+from .rules import add_sequence_bias
+from .sampling import Logits, check_logits
 
 Ending: TypeAlias = Literal["eos", "length", "context", "cancelled"]
 MAX_PENALTY = 1e30  # what a length may divide a score by, or multiply it with, and stay in float32
@@ -81,6 +83,11 @@ class Search:
                 option="min_new_tokens",
             )
 
+    @property
+    def changes_scores(self) -> bool:
+        """Whether more is done to scores than to forbid or force tokens."""
+        return self.repetition_penalty != 1.0 or self.constraints.changes_scores
+
 
 def make_search(defaults: GenerationDefaults, **given: Any) -> Search:
     """Return a bundle's default search, changed by fields of `Search` and `Constraints` that are not None."""
@@ -97,6 +104,7 @@ def make_search(defaults: GenerationDefaults, **given: Any) -> Search:
         no_repeat_ngram_size=chosen.pop("no_repeat_ngram_size", defaults.no_repeat_ngram_size),
         min_new_tokens=chosen.pop("min_new_tokens", least),
         renormalize=defaults.renormalize,
+        rules=defaults.rules,
     )
     n_best = chosen.get("n_best")
     usual: dict[str, Any] = {
@@ -296,9 +304,9 @@ class BeamSearch:
         if not np.isfinite(highest).all():
             check_logits(logits.astype(np.float32))
         log_sums: Float64 | None = None
-        if self.search.repetition_penalty != 1.0:
-            penalty = self.search.repetition_penalty
-            log_sums = penalize(scores, room[n, :V], self.histories[rows], penalty, as_logprobs=n > 1)
+        if self.search.changes_scores:
+            log_sums = normalize(scores, room[n, :V], as_logprobs=n > 1)
+            self._change_scores(scores, self.histories[rows])
             highest = np.maximum(scores.max(axis=-1), FLOAT32_LEAST)
         constraints = self.search.constraints
         limit = self._limits[source]
@@ -329,6 +337,13 @@ class BeamSearch:
             Extension(score, first + row, token, float(logits[first + row, token] - log_sums[row]))
             for score, row, token, _ in best
         ]
+
+    def _change_scores(self, scores: Float32, histories: Sequence[Sequence[int]]) -> None:
+        """Apply what comes before all constraints to a source's scores (rows, V)."""
+        add_sequence_bias(scores, histories, self.search.constraints.rules.sequence_bias)
+        if self.search.repetition_penalty != 1.0:
+            for row, history in zip(scores, histories, strict=True):
+                penalize_repeats(row, history, np.float32(self.search.repetition_penalty))
 
     def _make_room(self, V: int) -> Float32:
         """Return room for a source's scores and one row more; its width in whole blocks, -inf beyond V."""

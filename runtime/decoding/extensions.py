@@ -2,13 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from typing import NamedTuple
 
 import numpy as np
 import numpy.typing as npt
 
-from .processors import Float32, penalize_repeats
+from .processors import Float32
 
 Float64 = npt.NDArray[np.float64]
 FLOAT32_LEAST = np.finfo(np.float32).min
@@ -67,14 +66,11 @@ def compute_log_sum(row: Float32, highest: np.float32, room: Float32) -> np.floa
     return np.log(room.sum())  # type: ignore[no-any-return]
 
 
-def penalize(
-    scores: Float32, room: Float32, histories: Sequence[Sequence[int]], penalty: float, *, as_logprobs: bool
-) -> Float64:
-    """Make tokens less likely that a row already has, in place, as transformers' repetition_penalty does.
+def normalize(scores: Float32, room: Float32, *, as_logprobs: bool) -> Float64:
+    """Return the logarithm of the sum of each row's exponentials, (rows,), of logits (rows, V).
 
-    Scores (rows, V) are logits; `as_logprobs` makes them log-probabilities first, as transformers does for
-    beams. `room` (V,) is for what is computed in between. Return the logarithm of the sum of each row's
-    exponentials before the penalty, (rows,).
+    `as_logprobs` makes them log-probabilities, in place, which is what transformers' processors change of
+    beams. `room` (V,) is for what is computed in between.
     """
     highest = scores.max(axis=-1)
     sums = [compute_log_sum(row, top, room) for row, top in zip(scores, highest, strict=True)]
@@ -82,7 +78,5 @@ def penalize(
     if as_logprobs:
         scores -= highest[:, None]
         scores -= normalizers[:, None]
-    for row, history in zip(scores, histories, strict=True):
-        penalize_repeats(row, history, np.float32(penalty))
     log_sums: Float64 = highest.astype(np.float64) + normalizers
     return log_sums

@@ -9,13 +9,15 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from math import isfinite, log
-from numbers import Integral, Real
+from numbers import Integral
 from typing import Any
 
 import numpy as np
 import numpy.typing as npt
 
 from ..errors import BackendError, InputError
+from .checks import FLOAT32_MAX, check_integer, check_positive, is_number
+from .constraints import Constraints, constrain
 from .processors import (
     LogitsProcessor,
     forbid_repeats,
@@ -26,13 +28,13 @@ from .processors import (
     penalize_repeats,
     run_processor,
 )
+from .rules import add_sequence_bias
 
 Logits = npt.NDArray[np.floating]
 PENALTIES = ("frequency_penalty", "presence_penalty")  # as OpenAI has them
 # The likeliest to blame first.
 PROCESSORS = ("logit_bias", "no_repeat_ngram_size", "repetition_penalty", *PENALTIES)
 MOST_PENALTY = 2.0  # as OpenAI has it
-FLOAT32_MAX = float(np.finfo(np.float32).max)
 LEAST_TEMPERATURE = float(np.finfo(np.float32).smallest_normal)  # what is below may be read as 0
 # Below this the sum of exponentials needs no shift by the highest logit: 2^60 of them can be added in
 # float32, and above -40 what counts in the sum does not vanish.
@@ -55,6 +57,7 @@ class Sampling:
     frequency_penalty: float = 0.0
     presence_penalty: float = 0.0
     structured: bool = False  # whether each row has a mask of the tokens that may come
+    constraints: Constraints | None = None  # rules of the checkpoint, and min_new_tokens; None has none
 
     def __post_init__(self) -> None:
         if self.temperature is not None and not (is_number(self.temperature) and self.temperature == 0):
@@ -101,6 +104,7 @@ class Sampling:
             or bool(self.logit_bias)
             or self.penalizes_counts
             or self.logits_processor is not None
+            or self.constraints is not None
             or self.structured
         )
 
@@ -139,10 +143,11 @@ def process(
 ) -> npt.NDArray[np.float32]:
     """Apply all processors that the options name: transformers' order and arithmetic.
 
-    That order is logit_bias, OpenAI's two penalties, repetition_penalty, no_repeat_ngram_size,
-    logits_processor, and unless greedy temperature, top_k, top_p, min_p. The penalties are about the tokens
-    behind a history's `prompt_length`. Of equal logits at top-k's border all stay, as in transformers; at
-    top-p's border the first stay, where transformers keeps arbitrary ones.
+    That order is logit_bias, sequence_bias, OpenAI's two penalties, repetition_penalty,
+    no_repeat_ngram_size, the other constraints, logits_processor, and unless greedy temperature, top_k,
+    top_p, min_p. The penalties are about the tokens behind a history's `prompt_length`. Of equal logits at
+    top-k's border all stay, as in transformers; at top-p's border the first stay, where transformers keeps
+    arbitrary ones.
 
     Logits (B, V) of any float type are never modified; the result is float32, -inf for tokens that must not
     be drawn. Histories are the tokens of each row, prompt included; ids without a logit are ignored.
@@ -188,13 +193,16 @@ def run_processors(
     """Apply what does not depend on whether tokens are drawn."""
     sampling.check_vocabulary(scores.shape[-1])
     ids, added = sampling.bias
+    constraints = sampling.constraints
     with np.errstate(over="ignore", divide="ignore", invalid="ignore"):  # looked at below
         scores[:, ids] += added
+        if constraints is not None:
+            add_sequence_bias(scores, histories, constraints.rules.sequence_bias)
         if sampling.penalizes_counts:
             frequency = np.float32(sampling.frequency_penalty)
             presence = np.float32(sampling.presence_penalty)
             for row, history in zip(scores, histories, strict=True):
-                answer = history[getattr(history, "prompt_length", 0) :]
+                answer = history[find_prompt_length(history) :]
                 penalize_counts(row, answer, frequency, presence)
         if sampling.repetition_penalty != 1.0:
             for row, history in zip(scores, histories, strict=True):
@@ -202,9 +210,16 @@ def run_processors(
     for row, history in zip(scores, histories, strict=True):
         if sampling.no_repeat_ngram_size is not None:
             forbid_repeats(row[None], [history], sampling.no_repeat_ngram_size)
+        if constraints is not None:
+            constrain(row[None], [history], constraints, prompt_length=find_prompt_length(history))
         if sampling.logits_processor is not None:
             run_processor(sampling.logits_processor, history, row)
     check_scores(scores, sampling)
+
+
+def find_prompt_length(history: Sequence[int]) -> int:
+    """Return how many of a row's tokens are not of its answer; a plain list is all answer."""
+    return getattr(history, "prompt_length", 0)
 
 
 def check_scores(scores: npt.NDArray[np.float32], sampling: Sampling) -> None:
@@ -221,6 +236,8 @@ def check_scores(scores: npt.NDArray[np.float32], sampling: Sampling) -> None:
     if sampling.logits_processor is not None:
         names.append("logits_processor")
         changed.append("logits_processor")
+    if sampling.constraints is not None:
+        changed.append(sampling.constraints.describe())
     if sampling.structured:
         changed.append("the structure of the answer")
     empty = np.isneginf(highest[~np.isfinite(highest)]).all()
@@ -316,24 +333,6 @@ def draw(row: npt.NDArray[np.float32], generator: np.random.Generator) -> int:
     # The product stays below the total, and a token of probability 0 spans no interval.
     point = generator.random() * cumulative[-1]
     return int(candidates[np.searchsorted(cumulative, point, side="right")])
-
-
-def is_number(value: Any) -> bool:
-    """Return whether a value is a real number; True and False are none."""
-    return isinstance(value, Real) and not isinstance(value, bool)
-
-
-def check_positive(name: str, value: Any, way_out: str, most: float = FLOAT32_MAX) -> None:
-    allowed = "a finite number over 0" if most == FLOAT32_MAX else f"over 0 and at most {most:g}"
-    if not is_number(value) or not 0 < value <= most:
-        raise InputError(f"{name} is {value!r}; it must be {allowed}; {way_out}", option=name)
-
-
-def check_integer(name: str, value: Any, least: int, way_out: str) -> None:
-    """Refuse what is not an integer from `least`; True and False are none."""
-    integer = isinstance(value, Integral) and not isinstance(value, bool)
-    if not integer or value < least:
-        raise InputError(f"{name} is {value!r}; it must be an integer from {least}; {way_out}", option=name)
 
 
 def check_bias(bias: Any) -> None:

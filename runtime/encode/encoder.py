@@ -82,6 +82,7 @@ class Encoder(GraphRunner):
         for b, piece in enumerate(pieces):
             ids[b, : len(piece)] = piece.ids
             mask[b, : len(piece)] = 1
+            mask[b, : piece.unpooled] = 2  # attended to, but not pooled
             segments[b, : len(piece)] = piece.segments
         # A graph with a masked-word head always computes one row at least.
         flat = [b * T + t for b, positions in enumerate(rows or ()) for t in positions] or [0]

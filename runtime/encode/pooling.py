@@ -61,6 +61,14 @@ def normalize_vector(vector: Array) -> Array:
     return scaled
 
 
+def share_classes(logits: Array, problem_type: str | None) -> Array | None:
+    """Return the probabilities (..., C) of a text's classes for logits (..., C); None of a regression."""
+    if problem_type == "regression":
+        return None
+    multi = problem_type == "multi_label_classification" or logits.shape[-1] == 1  # no softmax of one
+    return (sigmoid if multi else softmax)(logits)
+
+
 def softmax(logits: Array) -> Array:
     """Return probabilities along the last axis."""
     powers = np.exp(logits - logits.max(-1, keepdims=True))

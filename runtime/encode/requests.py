@@ -85,6 +85,8 @@ class Task(Generic[R]):
     find_rows: Callable[[TextRequest], list[list[int]]] | None = None
     needs_tokens: bool = True  # whether results are made of the texts' tokens and places
     prompt: str = ""  # the checkpoint's own, before each text; its special tokens are read as such
+    seconds: Sequence[list[int]] | None = None  # tokens of what each text is paired with, one after another
+    unpooled: int | None = None  # tokens of a prompt that are no part of a text's vector; None without one
 
 
 class Collector(Generic[R]):
@@ -200,14 +202,15 @@ class RequestRunner:
         for number, (pair, (ids, first)) in enumerate(zip(pairs, firsts, strict=True), done):
             second = None if pair[1] is None else next(seconds)
             with name_item(f"texts[{number}]"):
-                fitted = fit(
-                    ids,
-                    None if second is None else second.ids,
-                    max_length=reading.max_tokens,
-                    frame=self.defaults.make_frame(is_pair=second is not None),
-                    truncation=reading.truncation,
-                    stride=reading.stride,
-                )
+                if task.seconds is None:
+                    fitted = self.fit_text(ids, None if second is None else second.ids, reading)
+                else:
+                    each = [self.fit_text(ids, one, reading) for one in task.seconds]
+                    pieces = tuple(piece for one in each for piece in one.pieces)
+                    fitted = FittedText(pieces, max(one.dropped for one in each))
+                if task.unpooled is not None:
+                    pieces = tuple(piece.leave_out_prompt(task.unpooled) for piece in fitted.pieces)
+                    fitted = replace(fitted, pieces=pieces)
                 request = TextRequest(number, pair, first, second, fitted)
                 if task.find_rows is not None:
                     request = replace(request, rows=task.find_rows(request))
@@ -215,6 +218,17 @@ class RequestRunner:
                 request = replace(request, first=None, second=None)
             requests.append(request)
         return requests
+
+    def fit_text(self, first: list[int], second: list[int] | None, reading: Reading) -> FittedText:
+        """Fit a text's tokens, or a pair's, to the model."""
+        return fit(
+            first,
+            second,
+            max_length=reading.max_tokens,
+            frame=self.defaults.make_frame(is_pair=second is not None),
+            truncation=reading.truncation,
+            stride=reading.stride,
+        )
 
     def encode_firsts(
         self, texts: Sequence[str], task: Task[R], done: int

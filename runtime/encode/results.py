@@ -8,7 +8,7 @@ T tokens, E width of a vector, F width of features
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, field
 from typing import TypeAlias
 
 import numpy as np
@@ -71,12 +71,14 @@ class Classification(Result):
             (first) number itself.
         probabilities: of every label; they sum to 1 unless several labels can hold at once. Of a
             regression the numbers, if it has several.
+        logits: of every label, where they were asked for; of zero-shot labels those of entailment.
     """
 
     label: str
     score: float
     probabilities: Mapping[str, float]
     dropped: int = 0
+    logits: Mapping[str, float] = field(default_factory=dict)
 
 
 @dataclass(frozen=True)

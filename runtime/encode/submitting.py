@@ -29,7 +29,14 @@ from .tasks import Tasks
 if TYPE_CHECKING:
     from typing_extensions import Unpack
 
-    from ..options import AnswerOptions, EmbedOptions, EncoderOptions, FeatureOptions, FillMaskOptions
+    from ..options import (
+        AnswerOptions,
+        ClassifyOptions,
+        EmbedOptions,
+        EncoderOptions,
+        FeatureOptions,
+        FillMaskOptions,
+    )
 
 TURN_TOKENS = 512
 WAYS_OUT = {"progress": "a callback of the future that it returns tells when all are done"}
@@ -91,7 +98,7 @@ class SubmittingEncoder(BatchedModel):
         *,
         client: str = ...,
         timeout: float | None = ...,
-        **options: Unpack[EncoderOptions],
+        **options: Unpack[ClassifyOptions],
     ) -> PendingResults[Classification]: ...
     @overload
     def submit(

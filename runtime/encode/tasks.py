@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import logging
 import sys
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import replace
 from typing import Any
 
@@ -15,12 +15,14 @@ from ..bundle.defaults import EncoderDefaults
 from ..errors import InputError
 from ..options import (
     AnswerOptions,
+    ClassifyOptions,
     EmbedOptions,
     EncoderOptions,
     FeatureOptions,
     FillMaskOptions,
     Layers,
     check_choice,
+    check_switch,
     check_whole,
 )
 from ..text.long_text import place_tokens
@@ -34,6 +36,7 @@ from .pooling import (
     merge_windows,
     normalize_vector,
     pool_tokens,
+    share_classes,
     sigmoid,
     softmax,
 )
@@ -51,6 +54,7 @@ from .results import (
     Tags,
 )
 from .spans import find_answers, find_entities, number_words
+from .zero_shot import read_hypotheses, stack_logits
 
 log = logging.getLogger("planforge")
 
@@ -108,14 +112,38 @@ class Tasks(RequestRunner):
         check_whole("truncate_dim", keep, 1, width if isinstance(width, int) else sys.maxsize, optional=True)
 
         def finish(request: TextRequest, outputs: Outputs) -> Embedding:
-            vectors = [array if in_graph else pool_tokens(array, how) for (array,) in outputs]
-            vector = merge_windows(vectors, [len(piece) for piece in request.fitted.pieces], how)[:keep]
+            pieces = request.fitted.pieces
+            vectors = [
+                array if in_graph else pool_tokens(array[piece.unpooled :], how)
+                for piece, (array,) in zip(pieces, outputs, strict=True)
+            ]
+            vector = merge_windows(vectors, [len(piece) for piece in pieces], how)[:keep]
             return Embedding(normalize_vector(vector) if unit else vector, request.fitted.dropped)
 
         checked = check_each(texts, check_text)
         if not is_own:
             checked = (before + text for text in checked)
-        return Task(checked, (role,), finish, reading, needs_tokens=False, prompt=before if is_own else "")
+        return Task(
+            checked,
+            (role,),
+            finish,
+            reading,
+            needs_tokens=False,
+            prompt=before if is_own else "",
+            unpooled=self.count_unpooled(before, is_own or reading.parse_special),
+        )
+
+    def count_unpooled(self, prompt: str, parse_special: bool) -> int | None:
+        """Return how many tokens of a prompt are no part of a vector, None where all are.
+
+        As sentence-transformers counts them: of the prompt alone, without a special token at the end.
+        """
+        if self.defaults.include_prompt or not prompt:
+            return None
+        ids = self.tokenizer.encode(prompt, parse_special=parse_special)
+        if self.defaults.make_frame().suffix or not ids:
+            return len(ids)
+        return len(ids) - self.tokenizer.is_special(ids[-1])
 
     def find_prompt(self, name: str | None, prompt: str | None) -> str:
         """Return what to put before each text; as in sentence-transformers, prompt takes precedence."""
@@ -176,27 +204,47 @@ class Tasks(RequestRunner):
             )
         return roles
 
-    def classify(self, texts: Iterable[Item], options: EncoderOptions) -> Task[Classification]:
-        reading = self.read_options(options, EncoderOptions, "head")
+    def classify(self, texts: Iterable[Item], options: ClassifyOptions) -> Task[Classification]:
+        reading = self.read_options(options, ClassifyOptions, "head")
         head = self.need_head("classify")
-        labels = self.defaults.labels
-        problem_type = self.defaults.problem_type
+        wants_logits = options.get("logits", False)
+        check_switch("logits", wants_logits)
+        hypotheses = read_hypotheses(options, self.defaults.labels, self.tokenizer)
+        labels = self.defaults.labels if hypotheses is None else hypotheses.labels
+
+        def name(values: Array) -> dict[str, float]:
+            return dict(zip(labels, map(float, values), strict=True))
 
         def finish(request: TextRequest, outputs: Outputs) -> Classification:
-            logits = np.stack([array for (array,) in outputs])  # (windows, C)
-            dropped = request.fitted.dropped
-            if problem_type == "regression":
-                numbers = [float(number) for number in logits.mean(0)]
-                named = dict(zip(labels, numbers, strict=True)) if len(labels) > 1 else {}
-                return Classification(labels[0], numbers[0], named, dropped)
-            multi = problem_type == "multi_label_classification" or len(labels) == 1  # no softmax of one
-            shares = (sigmoid if multi else softmax)(logits).mean(0)
-            best = int(shares.argmax())
-            probabilities = dict(zip(labels, map(float, shares), strict=True))
-            return Classification(labels[best], float(shares[best]), probabilities, dropped)
+            logits = stack_logits(outputs)
+            if hypotheses is None:
+                own = logits.mean(0)
+                windows = share_classes(logits, self.defaults.problem_type)
+                shares = None if windows is None else windows.mean(0)
+            else:
+                own = hypotheses.choose_logits(logits)
+                shares = hypotheses.share(logits)
+            best = 0 if shares is None else int(shares.argmax())
+            named = name(own if shares is None else shares)
+            return Classification(
+                labels[best],
+                named[labels[best]],
+                {} if shares is None and len(labels) == 1 else named,
+                request.fitted.dropped,
+                name(own) if wants_logits else {},
+            )
 
-        items = check_each(texts, check_item, "classify(text, pair=other)")
-        return Task(items, (head,), finish, reading, needs_tokens=False)
+        check = check_item if hypotheses is None else check_text
+        items: Iterator[Item] = check_each(texts, check, "classify(text, pair=other)")
+        return Task(
+            items,
+            (head,),
+            finish,
+            reading,
+            needs_tokens=False,
+            prompt=self.find_prompt(None, None),
+            seconds=None if hypotheses is None else hypotheses.tokens,
+        )
 
     def rank(self, pairs: Iterable[Item], options: EncoderOptions) -> Task[Ranked]:
         reading = self.read_options(options, EncoderOptions, "head")
@@ -212,7 +260,8 @@ class Tasks(RequestRunner):
             return Ranked(request.number, str(request.item[1]), score, request.fitted.dropped)
 
         items = check_each(pairs, check_pair, "rank(query, [text])")
-        return Task(items, (head,), finish, reading, needs_tokens=False)
+        prompt = self.find_prompt(None, None)
+        return Task(items, (head,), finish, reading, needs_tokens=False, prompt=prompt)
 
     def next_sentence(self, pairs: Iterable[Item], options: EncoderOptions) -> Task[NextSentence]:
         reading = self.read_options(options, EncoderOptions, "head")

@@ -42,7 +42,14 @@ from .tasks import TASK_HEADS, Tasks
 if TYPE_CHECKING:
     from typing_extensions import Self, Unpack
 
-    from ..options import AnswerOptions, EmbedOptions, EncoderOptions, FeatureOptions, FillMaskOptions
+    from ..options import (
+        AnswerOptions,
+        ClassifyOptions,
+        EmbedOptions,
+        EncoderOptions,
+        FeatureOptions,
+        FillMaskOptions,
+    )
 
 
 class TextEncoder(SubmittingEncoder):
@@ -138,19 +145,19 @@ class TextEncoder(SubmittingEncoder):
 
     @overload
     def classify(  # type: ignore[overload-overlap]  # a str is no iterable of texts here
-        self, texts: str, pair: str | None = ..., **options: Unpack[EncoderOptions]
+        self, texts: str, pair: str | None = ..., **options: Unpack[ClassifyOptions]
     ) -> Classification: ...
     @overload
-    def classify(self, texts: Iterable[Item], **options: Unpack[EncoderOptions]) -> list[Classification]: ...
+    def classify(self, texts: Iterable[Item], **options: Unpack[ClassifyOptions]) -> list[Classification]: ...
     def classify(
-        self, texts: str | Iterable[Item], pair: str | None = None, **options: Unpack[EncoderOptions]
+        self, texts: str | Iterable[Item], pair: str | None = None, **options: Unpack[ClassifyOptions]
     ) -> Classification | list[Classification]:
         """Return the class of each text, or of each pair. Windows' probabilities are averaged.
 
         Args:
             texts: one text, or several texts or pairs (text, other).
             pair: the other text, where the model classifies pairs and `texts` is one text.
-            **options: see `EncoderOptions`.
+            **options: see `ClassifyOptions`. With candidate_labels each text is judged by labels of your own.
         """
         items = make_item(texts, pair, "classify(text, pair=other)", needs_pair=False)
         return run_one_or_all(items, lambda many: self._tasks.run_task(self._tasks.classify(many, options)))
@@ -253,7 +260,7 @@ class TextEncoder(SubmittingEncoder):
     ) -> Iterator[Features]: ...
     @overload
     def iterate(
-        self, task: Literal["classify"], texts: Iterable[Item], **options: Unpack[EncoderOptions]
+        self, task: Literal["classify"], texts: Iterable[Item], **options: Unpack[ClassifyOptions]
     ) -> Iterator[Classification]: ...
     @overload
     def iterate(

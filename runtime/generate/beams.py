@@ -4,13 +4,13 @@ from __future__ import annotations
 
 import time
 from collections.abc import Sequence
+from dataclasses import replace
 
 import numpy as np
 
 from ..decoding.beam import BeamSearch, Hypothesis, Search
 from ..decoding.cache_shapes import find_capacity
 from ..decoding.chunk import Usage
-from ..decoding.constraints import Constraints
 from ..decoding.decoder import Decoder
 from ..errors import InputError
 from ..text.tokenizer import Tokenizer
@@ -28,9 +28,7 @@ def answer_by_beams(
     beams, seconds = search_answers(decoder, prompts, search, limits)
     generations = []
     for row, hypotheses in zip(rows, beams.list_hypotheses(), strict=True):
-        candidates = tuple(
-            make_candidate(tokenizer, row.context, hypothesis, logprobs) for hypothesis in hypotheses
-        )
+        candidates = tuple(make_candidate(tokenizer, row, hypothesis, logprobs) for hypothesis in hypotheses)
         best = candidates[0]
         generation = Generation(
             text=best.text,
@@ -72,14 +70,15 @@ def search_answers(
 
 
 def make_candidate(
-    tokenizer: Tokenizer, context: Sequence[int], hypothesis: Hypothesis, logprobs: bool
+    tokenizer: Tokenizer, row: Row, hypothesis: Hypothesis, logprobs: bool
 ) -> GenerationCandidate:
     """Return the text of an answer behind its context, its tokens, and their log-probabilities if wanted."""
+    reason = hypothesis.finish_reason
     return GenerationCandidate(
-        text=tokenizer.decode_known(hypothesis.token_ids, context),
+        text=tokenizer.decode_known(hypothesis.token_ids, row.context),
         token_ids=hypothesis.token_ids,
         score=hypothesis.score,
-        finish_reason=hypothesis.finish_reason,
+        finish_reason=row.full if reason in ("length", "context") else reason,
         logprobs=hypothesis.logprobs if logprobs else (),
     )
 
@@ -87,8 +86,9 @@ def make_candidate(
 def resolve_search(request: GenerationRequest, eos: Sequence[int], *, streams: bool = False) -> Search | None:
     """Return how a call searches, or None where it follows one answer only; refuse what beams do not take.
 
-    repetition_penalty, no_repeat_ngram_size, ignore_eos and max_new_tokens go with beams, as in
-    transformers: the penalty multiplies log-probabilities there, not logits.
+    repetition_penalty, no_repeat_ngram_size, ignore_eos, min_new_tokens, max_new_tokens and the
+    checkpoint's rules go with beams, as in transformers: the penalty multiplies log-probabilities there, not
+    logits.
     """
     sampling = request.sampling
     search = Search(
@@ -98,8 +98,10 @@ def resolve_search(request: GenerationRequest, eos: Sequence[int], *, streams: b
         n_best=request.n_best,
         max_new_tokens=request.max_new_tokens,
         repetition_penalty=sampling.repetition_penalty,
-        constraints=Constraints(
-            eos=() if request.ignore_eos else tuple(eos), no_repeat_ngram_size=sampling.no_repeat_ngram_size
+        constraints=replace(
+            request.make_constraints(eos),
+            no_repeat_ngram_size=sampling.no_repeat_ngram_size,
+            min_new_tokens=min(request.min_new_tokens, request.max_new_tokens),
         ),
     )
     if search.num_beams == 1:

@@ -3,13 +3,15 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, fields
+from dataclasses import dataclass, fields, replace
 from typing import Any, Literal
 
 from ..bundle.defaults import GenerationDefaults
 from ..decoding.beam import Search
+from ..decoding.checks import check_integer
 from ..decoding.chunk import OnToken
-from ..decoding.sampling import PENALTIES, Sampling, check_integer
+from ..decoding.constraints import Constraints
+from ..decoding.sampling import PENALTIES, Sampling
 from ..errors import InputError
 from ..options import (
     BatchGenerationOptions,
@@ -26,6 +28,7 @@ from .tools import Tools, read_tools
 
 BEAMS = ("num_beams", "length_penalty", "early_stopping")
 DRAWING = ("temperature", "top_k", "top_p", "min_p")
+NO_CONSTRAINTS = Constraints(eos=())
 SWITCHES = ("ignore_eos", "parse_special", "reuse_prompt", "logprobs", "continue_final_message")
 
 
@@ -54,10 +57,13 @@ class GenerationRequest:
     on_token: OnToken | None = None
     progress: ProgressOption = False
     batch_size: int | None = None
+    min_new_tokens: int = 0
+    max_length: int | None = None  # of a prompt with its answer, where the checkpoint says so
     search: Search | None = None  # how beams are searched, from the options that say so; None without beams
 
     def __post_init__(self) -> None:
         check_whole("max_new_tokens", self.max_new_tokens, 1)
+        check_whole("min_new_tokens", self.min_new_tokens, 0)
         check_choice("truncation", self.truncation, (None, "tail"))
         check_choice("speculative", self.speculative, (None, "prompt-lookup"))
         for name in SWITCHES:
@@ -91,6 +97,26 @@ class GenerationRequest:
         definitions = () if self.tools is None else self.tools.definitions
         return Wording(definitions, self.template_options or {}, self.continue_final_message)
 
+    def find_limit(self, prompt_length: int) -> int:
+        """Return the most new tokens behind a prompt."""
+        if self.max_length is None:
+            return self.max_new_tokens
+        return min(self.max_new_tokens, self.max_length - prompt_length)
+
+    def bind(self, eos: Sequence[int]) -> GenerationRequest:
+        """Return the request for a model with these end tokens."""
+        constraints = self.make_constraints(eos)
+        acts = constraints != Constraints(eos=constraints.eos)
+        return replace(self, sampling=replace(self.sampling, constraints=constraints if acts else None))
+
+    def make_constraints(self, eos: Sequence[int]) -> Constraints:
+        """Return the checkpoint's rules with the call's own, of a model with these end tokens."""
+        return replace(
+            self.sampling.constraints or NO_CONSTRAINTS,
+            eos=() if self.ignore_eos else tuple(eos),
+            min_new_tokens=self.min_new_tokens,
+        )
+
     def list_options_without_beams(self) -> list[tuple[str, Any]]:
         """Return the options that are set and that beams do not take, with their values."""
         sampling = self.sampling
@@ -110,12 +136,13 @@ class GenerationRequest:
 
 
 def resolve_request(
-    options: GenerationOptions, checkpoint: GenerationOptions, *, streams: bool = False, several: bool = False
+    options: GenerationOptions, checkpoint: CheckpointOptions, *, streams: bool = False, several: bool = False
 ) -> GenerationRequest:
     """Return a call's request: the options given, before the checkpoint's, before the defaults.
 
     Options of the checkpoint give way where they do not go with those that are given: its beams to drawn
-    tokens, streams and what else beams do not take, its drawing to beams. An option that is given wins, also
+    tokens, streams and what else beams do not take, its drawing and stop strings to beams, its max_length to
+    max_new_tokens. An option that is given wins, also
     as None. The checkpoint's count with generation="checkpoint"; `several` prompts bring more options.
     """
     check_options(options, BatchGenerationOptions if several else GenerationOptions)
@@ -125,11 +152,13 @@ def resolve_request(
     request = make_request(given)
     if source is None:
         return request
-    left_out: Sequence[str] = ()
+    left_out: set[str] = set()
     if request.num_beams != 1:
-        left_out = DRAWING
+        left_out = {*DRAWING, "stop"}
     elif streams or request.list_options_without_beams():
-        left_out = BEAMS
+        left_out = {*BEAMS}
+    if "max_new_tokens" in given:
+        left_out.add("max_length")
     usual = {name: value for name, value in checkpoint.items() if name not in left_out}
     return make_request({**usual, **given})
 
@@ -147,15 +176,34 @@ def make_request(options: Mapping[str, Any]) -> GenerationRequest:
     return GenerationRequest(sampling=sampling, structure=structure, tools=tools, **others)
 
 
-def read_checkpoint_options(defaults: GenerationDefaults) -> GenerationOptions:
+class CheckpointOptions(GenerationOptions, total=False):
+    """The options that a checkpoint may ask for, of which the last two are no caller's."""
+
+    max_length: int
+    constraints: Constraints
+
+
+def read_checkpoint_options(defaults: GenerationDefaults) -> CheckpointOptions:
     """Return the options that a bundle's checkpoint asks for; none of a bundle that keeps nothing of them.
 
     As with transformers, temperature, top_k, top_p and min_p count only where the checkpoint means its
     tokens to be drawn, and num_beams, length_penalty and early_stopping only where it does not.
     """
-    options: GenerationOptions = {}
+    options: CheckpointOptions = {}
     if defaults.max_new_tokens is not None:
         options["max_new_tokens"] = defaults.max_new_tokens
+    elif defaults.max_total_tokens is not None:
+        options["max_length"] = defaults.max_total_tokens
+        options["max_new_tokens"] = max(1, defaults.max_total_tokens - 1)  # behind the shortest prompt
+    if defaults.min_new_tokens:
+        options["min_new_tokens"] = defaults.min_new_tokens
+    if defaults.stop:
+        options["stop"] = defaults.stop
+    constraints = Constraints(
+        eos=(), suppressed=defaults.suppressed, renormalize=defaults.renormalize, rules=defaults.rules
+    )
+    if constraints != NO_CONSTRAINTS:
+        options["constraints"] = constraints
     if defaults.do_sample:
         options["temperature"] = 1.0 if defaults.temperature is None else defaults.temperature
         options["top_k"] = defaults.top_k
@@ -184,6 +232,11 @@ def describe_request(request: GenerationRequest) -> str:
     if sampling.repetition_penalty != 1.0:
         named["repetition_penalty"] = sampling.repetition_penalty
     named["no_repeat_ngram_size"] = sampling.no_repeat_ngram_size
-    named["max_new_tokens"] = request.max_new_tokens
+    if request.max_length is None:
+        named["max_new_tokens"] = request.max_new_tokens
+    named["max_length"] = request.max_length
+    named["stop"] = request.stop or None
     listed = ", ".join(f"{name}={value}" for name, value in named.items() if value is not None)
+    if sampling.constraints is not None:
+        listed += f", {sampling.constraints.describe()}"
     return f"greedy, {listed}" if request.num_beams == 1 and sampling.greedy else listed

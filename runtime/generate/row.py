@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from typing import Literal
 
 from ..backends.backend import Array
 from ..decoding.candidates import Chosen, choose_tokens
@@ -43,8 +44,10 @@ class Row:
         self.grammar = grammar
         (self.generator,) = make_generators(request.sampling.seed, [number])
         self.eos = frozenset(() if request.ignore_eos else eos)
-        self.limit = request.max_new_tokens
-        self.max_new_tokens = min(self.limit, room)
+        limit = request.find_limit(len(prompt))
+        self.max_new_tokens = min(limit, room)
+        # Why it ends at its last token: the context is full, unless less was asked for.
+        self.full: Literal["length", "context"] = "length" if self.max_new_tokens == limit else "context"
         self.stop = StopStrings(request.stop)
         self.has_stop_strings = bool(request.stop)
         self.context = context
@@ -97,7 +100,7 @@ class Row:
         elif self.grammar is not None and self.grammar.complete:
             self._finish("stop")
         elif len(self.token_ids) == self.max_new_tokens:
-            self._finish("length" if self.max_new_tokens == self.limit else "context")
+            self._finish(self.full)
         elif self.stop.found is not None:
             self._finish("stop")
 

@@ -69,9 +69,9 @@ class RowReader:
                     f"{name} goes with conversations: use chat, stream_chat or submit_chat", option=name
                 )
         if request.truncation is None and isinstance(prompt, list | tuple):
-            self._check_length(len(prompt))  # before a million are looked at
+            self._check_length(len(prompt), request)  # before a million are looked at
         tokens = self.encode_prompt(prompt, request.parse_special)
-        return self._fit(tokens, request.max_new_tokens, request.truncation)
+        return self._fit(tokens, request)
 
     def read_numbered(self, number: int, prompt: Any, request: GenerationRequest) -> Row:
         """Return the row of one of several prompts, which errors name."""
@@ -125,32 +125,31 @@ class RowReader:
         def encode(messages: Sequence[Message]) -> list[int]:
             return self.encode_chat(messages, request.parse_special, request.wording)
 
-        limit = self.max_length - 1
+        context = self._find_context(request)
         if request.truncation is None:
             tokens = encode(messages)
             dropped = 0
             what = "the conversation has"
             way_out = "Shorten it, or drop its oldest turns by truncation='tail'"
         else:
-            room = self.max_length - min(request.max_new_tokens, self.max_length // 2)
-            cut = cut_chat(messages, encode, room)
+            cut = cut_chat(messages, encode, self._count_room(request))
             tokens = cut.tokens
             dropped = cut.dropped_tokens
             what = "the last message, with what the system said, has"
             way_out = "Shorten one of the two; neither is ever cut"
-            if cut.dropped_messages and len(tokens) <= limit:
+            if cut.dropped_messages and len(tokens) < context:
                 log.warning(
                     "the conversation has %d tokens; its %d oldest messages were dropped, %d tokens",
                     len(tokens) + dropped,
                     cut.dropped_messages,
                     dropped,
                 )
-        if len(tokens) > limit:
+        if len(tokens) >= context:
             raise ContextLengthError(
-                f"{what} {len(tokens)} tokens; the context holds {self.max_length}, of which one must be left"
+                f"{what} {len(tokens)} tokens; {self._name_context(context)}, of which one must be left"
                 f" for the answer. {way_out}",
                 tokens=len(tokens),
-                limit=limit,
+                limit=context - 1,
                 option="messages",
             )
         return tokens, dropped
@@ -182,12 +181,21 @@ class RowReader:
             return list(prompt)  # a million in the time of which one by one takes a second
         return [self._check_token(token) for token in prompt]
 
-    def _fit(self, tokens: list[int], max_new_tokens: int, truncation: str | None) -> tuple[list[int], int]:
+    def _count_room(self, request: GenerationRequest) -> int:
+        """Return how many tokens a prompt may have that is cut: the answer gets half a context at most."""
+        context = self._find_context(request)
+        return context - min(request.max_new_tokens, context // 2)
+
+    def _find_context(self, request: GenerationRequest) -> int:
+        """Return how many tokens a prompt and its answer may have together."""
+        return min(self.max_length, request.max_length or self.max_length)
+
+    def _fit(self, tokens: list[int], request: GenerationRequest) -> tuple[list[int], int]:
         """Return the prompt, or its end if it is to be cut, and how many tokens were dropped."""
-        if truncation is None:
-            self._check_length(len(tokens))
+        if request.truncation is None:
+            self._check_length(len(tokens), request)
             return tokens, 0
-        keep = self.max_length - min(max_new_tokens, self.max_length // 2)
+        keep = self._count_room(request)
         if len(tokens) <= keep:
             return tokens, 0
         log.warning("the prompt has %d tokens; its first %d were dropped", len(tokens), len(tokens) - keep)
@@ -196,17 +204,24 @@ class RowReader:
             prefix = ()
         return [*prefix, *tokens[len(tokens) - keep + len(prefix) :]], len(tokens) - keep
 
-    def _check_length(self, count: int) -> None:
+    def _check_length(self, count: int, request: GenerationRequest) -> None:
         """Refuse a prompt that leaves no room in the context."""
-        if count >= self.max_length:
+        context = self._find_context(request)
+        if count >= context:
             raise ContextLengthError(
-                f"the prompt has {count} tokens; the context holds {self.max_length}, of which one"
+                f"the prompt has {count} tokens; {self._name_context(context)}, of which one"
                 " must be left for the answer. Shorten it, or drop its beginning by truncation='tail'"
                 " (--truncation tail)",
                 tokens=count,
-                limit=self.max_length - 1,
+                limit=context - 1,
                 option="prompt",
             )
+
+    def _name_context(self, context: int) -> str:
+        """Return what a prompt and its answer may have together, and by whom."""
+        if context == self.max_length:
+            return f"the context holds {context}"
+        return f"the checkpoint's max_length is {context} (max_new_tokens overrides it)"
 
     def _check_token(self, token: Any) -> int:
         if not isinstance(token, Integral) or isinstance(token, bool):

@@ -394,6 +394,7 @@ class TextGenerator(Model):
         if self.decoder.closed:
             raise ClosedError
         request = resolve_request(options, self._checkpoint, streams=streams, several=several)
+        request = request.bind(self.defaults.eos)
         request = replace(request, search=resolve_search(request, self.defaults.eos, streams=streams))
         request.sampling.check_vocabulary(self._rows.vocabulary)
         if request.structure is not None:

@@ -14,7 +14,7 @@ from concurrent.futures import Future
 from dataclasses import dataclass, field
 from typing import Any, Generic, TypeAlias, TypeVar
 
-from ..decoding.sampling import check_positive
+from ..decoding.checks import check_positive
 from ..errors import ClosedError, DeadlineError, InputError
 from ..options import check_whole
 from .options import Observer

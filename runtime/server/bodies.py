@@ -18,6 +18,7 @@ MOST_TEXTS = 2048  # of a request, as OpenAI has it
 MOST_TOKENS = 2**20
 MOST_ANSWERS = 128
 MOST_BIASES = 16_384
+MOST_LABELS = 256  # of a zero-shot request
 UNSUPPORTED = "this server does not support other values"
 TOKEN_IDS = (
     "token ids of another tokenizer would mean other texts; with LangChain set"
@@ -286,9 +287,13 @@ class RerankRequest(EncodeRequest, kw_only=True):
 
 
 class ClassifyRequest(EncodeRequest, kw_only=True):
-    """The body of /v1/classify."""
+    """The body of /v1/classify; labels of one's own are judged by a model of natural language inference."""
 
     input: Text | Many[Text | Pair]
+    logits: Annotated[bool, says("Give the logits too.")] | None = None
+    candidate_labels: Annotated[list[Annotated[str, sizes(1, 1024)]], sizes(1, MOST_LABELS)] | None = None
+    hypothesis_template: Annotated[str, sizes(0, 1024), says("{} stands for a label.")] | None = None
+    multi_label: Annotated[bool, says("Judge each of the labels by itself.")] | None = None
 
 
 class TagsRequest(EncodeRequest, kw_only=True):

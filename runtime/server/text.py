@@ -64,7 +64,8 @@ async def chat(call: Call[ChatRequest]) -> Response:
     check_continuation(body)
     options |= call.take("continue_final_message")
     limit = next(iter(limits), None)
-    if limit is None and model.defaults.max_new_tokens is None:
+    usual = (model.defaults.max_new_tokens, model.defaults.max_total_tokens)
+    if limit is None and usual == (None, None):
         limit = model.max_length
     if limit is not None:
         options["max_new_tokens"] = limit

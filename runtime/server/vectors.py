@@ -16,6 +16,7 @@ from ..scheduling.batcher import PendingResults
 from ..scheduling.steps import Steps
 from .answers import DocumentText, EmbeddingEntry, ListOf, RankedDocument, RerankAnswer, Usage
 from .bodies import (
+    MOST_TEXTS,
     AnswersRequest,
     Body,
     ClassifyRequest,
@@ -27,6 +28,7 @@ from .bodies import (
     TagsRequest,
 )
 from .calls import Call, cancel_when_gone, make_step, wait_for_all
+from .errors import ApiError
 from .json_text import encode_pieces
 from .text_sizes import measure_texts
 
@@ -171,7 +173,15 @@ async def classify(call: Call[ClassifyRequest]) -> Response:
     items = (
         [given] if isinstance(given, str) else [one if isinstance(one, str) else tuple(one) for one in given]
     )
-    return await run_and_list(call, "classify", items)
+    labels = call.body.candidate_labels or ()
+    if (count := len(items) * len(labels)) > MOST_TEXTS:
+        reason = (
+            f"{len(items)} texts with {len(labels)} labels each are {count} sequences; a request may have"
+            f" {MOST_TEXTS}: send fewer texts"
+        )
+        raise ApiError(400, reason, param="input", code="invalid_value")
+    options = call.take("logits", "candidate_labels", "hypothesis_template", "multi_label")
+    return await run_and_list(call, "classify", items, **options)
 
 
 async def tag(call: Call[TagsRequest]) -> Response:

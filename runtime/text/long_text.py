@@ -6,7 +6,7 @@ M is the room for text in one sequence: the model's length without the special t
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from ..bundle.defaults import Frame
 from ..errors import ContextLengthError, InputError
@@ -28,9 +28,15 @@ class Piece:
     second: Sequence[int] | None  # None without a second text
     separators: int = 1  # [SEP] between the two; RoBERTa has two
     prefix: int = 1  # [CLS]; a model without special tokens has none
+    unpooled: int = 0  # tokens at the beginning that are no part of a text's vector: a prompt's
 
     def __len__(self) -> int:
         return len(self.ids)
+
+    def leave_out_prompt(self, tokens: int) -> Piece:
+        """Return the sequence with [CLS] and the first `tokens` of its text left out of its vector."""
+        unpooled = self.prefix + sum(token < tokens for token in self.first)
+        return replace(self, unpooled=unpooled if unpooled < len(self) else 0)
 
     @property
     def body(self) -> tuple[int, Sequence[int]]:

@@ -204,6 +204,10 @@ class Tokenizer:
             cut = end
         return parsed.ids
 
+    def is_special(self, token_id: int) -> bool:
+        """Return whether a token is a special one."""
+        return token_id in self._special_ids
+
     def find_disguised(self, text: str, parsed: Encoding) -> list[tuple[int, int]]:
         """Return where a text becomes a special token only once it is normalized, as ``text[start:end]``.
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ast
+import json
 import re
 import shutil
 import subprocess
@@ -22,6 +23,7 @@ from planforge.runtime import TextEncoder, TextGenerator, Translator
 
 from ..conftest import OPTIMUM_PYTHON
 from ..helpers.cli import planforge
+from ..helpers.models import edit_json
 from ..helpers.paths import ROOT
 
 PAGES = {str(page.relative_to(ROOT)): page for page in (ROOT / "README.md", *ROOT.glob("docs/**/*.md"))}
@@ -41,6 +43,7 @@ PRINTED = {
     "embed(": r"0\.\d+\n\(384,\) 0",
     "layers=": r"zurich 0 6 \(1536,\)",
     "classify(": r"LABEL_\d 0\.\d+ \{'LABEL_0'",
+    "candidate_labels=": r"(sports|politics|cooking) \{'sports': 0\.\d+, 'politics'",
     "rank(": r"[01] 0\.\d+ (Wings|Bread)",
     "next_sentence(": r"^0\.\d+",
     "fill_mask(": r"(\S+ 0\.\d+\n){3}",
@@ -84,6 +87,9 @@ def folder(
     import_folder(graphs, build / "t5", precision="fp32", target="cpu", verify=False)
     for name, tiny in BUNDLES.items():
         (build / name).symlink_to(head_bundle(tiny))
+    shutil.copytree(head_bundle("classifier"), build / "nli")
+    encoder = json.loads((build / "nli/manifest.json").read_text(encoding="utf-8"))["encoder"]
+    edit_json(build / "nli/manifest.json", encoder=encoder | {"labels": ["no", "neutral", "entailment"]})
     return folder
 
 

@@ -20,7 +20,7 @@ from planforge.models.llama import LlamaConfig
 from planforge.models.llama_families import read_settings
 
 from ..helpers.llamas import LLAMA3, LLAMAS, LONG, PLAIN, SIZES, WINDOW, tiny_llama
-from ..helpers.models import edit_json
+from ..helpers.models import edit_json, edit_weights
 
 LIMIT = 1e-4  # the issue's, on logits
 
@@ -334,6 +334,10 @@ def test_saved_rotary_tables_are_compared_and_left_out(tmp_path: Path) -> None:
     with torch.no_grad():
         logits, _ = load_llama(tmp_path)(ids)
         torch.testing.assert_close(logits, reference(ids).logits, rtol=0, atol=LIMIT)
+    flat = {"model.layers.0.self_attn.rotary_emb.cos_cached": torch.ones(16)}
+    edit_weights(tmp_path, **flat)
+    with pytest.raises(ValueError, match=r"layers\.0\..*cos_cached is not what config\.json means"):
+        load_llama(tmp_path)
     save_tables(tmp_path, 500.0, "")
     with pytest.raises(ValueError, match=r"is not what config\.json means"):
         load_llama(tmp_path)
@@ -351,3 +355,14 @@ def test_a_wrapper_of_the_model_is_named_and_its_prefix_taken_off(prefix: str, t
     with torch.no_grad():
         logits, _ = load_llama(tmp_path)(ids)
         torch.testing.assert_close(logits, reference(ids).logits, rtol=0, atol=LIMIT)
+
+
+def test_stretched_positions_of_a_part_of_a_head_are_refused_where_transformers_fails(tmp_path: Path) -> None:
+    stretched = {**PLAIN, "rope_type": "linear", "factor": 2.0, "partial_rotary_factor": 0.5}
+    reference = tiny_llama(tmp_path, "llama 2", rope_parameters=stretched)
+    with pytest.raises(RuntimeError, match="must match the size of tensor"):
+        reference(torch.arange(3, 9)[None])
+    with pytest.raises(
+        ValueError, match=r"partial_rotary_factor=0\.5 with rope_type='linear' is not supported"
+    ):
+        load_llama(tmp_path)

@@ -95,7 +95,9 @@ class Package:
         limit = question["max_new_tokens"]
         options = {} if limit is None else {"max_new_tokens": limit}
         batch = self.tokenizer(question["texts"], padding=True, return_tensors="pt")
-        found = self.model.generate(**batch, do_sample=False, num_beams=1, **options)
+        found = self.model.generate(
+            **batch, do_sample=False, num_beams=1, tokenizer=self.tokenizer, **options
+        )
         rows = found[:, batch["input_ids"].shape[1] :].tolist()
         pad = self.tokenizer.pad_token_id
         texts = self.tokenizer.batch_decode(rows, skip_special_tokens=True)

@@ -106,8 +106,7 @@ def make_head_specs(config: EncoderConfig, axes: Axes) -> list[TensorSpec]:
             name = names.get(head, "logits") if len(config.heads) > 1 else "logits"
             specs.append(TensorSpec(name, head, "float32", axes[head]))
     if config.sentence is not None:
-        dense = config.sentence.dense
-        width = dense[-1].out_features if dense else config.hidden_size * len(config.sentence.pooling)
+        width = config.sentence.measure_vector(config.hidden_size)
         pooled = (axes["pooler_output"][0], width)
         specs.append(TensorSpec("sentence_embedding", "sentence_embedding", "float32", pooled))
     return specs

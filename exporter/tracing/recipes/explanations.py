@@ -147,8 +147,7 @@ def measure_vector(config: Any) -> int:
     """Return how many numbers the vector of a text has."""
     if config.sentence is None:
         return int(config.hidden_size)
-    dense = config.sentence.dense
-    return int(dense[-1].out_features if dense else config.hidden_size * len(config.sentence.pooling))
+    return int(config.sentence.measure_vector(config.hidden_size))
 
 
 def make_lens(width: int, vocab_size: int) -> Recipe:

@@ -176,7 +176,7 @@ def test_sentence_transformers_says_how_to_pool(exported: Path, tmp_path: Path) 
         np.testing.assert_allclose(model.embed(TEXTS), theirs.encode(TEXTS), atol=1e-5)
     pooling["pooling_mode_cls_token"], pooling["pooling_mode_mean_sqrt_len_tokens"] = False, True
     (checkpoint / "1_Pooling/config.json").write_text(json.dumps(pooling), encoding="utf-8")
-    with pytest.raises(CheckpointError, match="pools by mean_sqrt_len_tokens with 0 dense layers"):
+    with pytest.raises(CheckpointError, match="pools by mean_sqrt_len_tokens with 0 layers behind"):
         import_folder(exported / "roberta.onnx", tmp_path / "other", source=checkpoint)
 
 

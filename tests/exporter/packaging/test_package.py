@@ -144,18 +144,31 @@ def test_settings_are_read_as_they_are_meant(
     ]
     caplog.clear()
     beams = {"num_beams": 4, "length_penalty": 2.0, "early_stopping": "never", "max_new_tokens": 9}
-    rules = {"min_new_tokens": 2, "renormalize": True, "suppressed": [5]}
+    further = {
+        "bad_words": [[6, 7]],
+        "suppress_tokens": [8],
+        "sequence_bias": [{"tokens": [9, 3], "added": -2.0}],
+        "decay_start": 4,
+        "decay_factor": 1.5,
+    }
+    rules = {"min_new_tokens": 2, "renormalize": True, "suppressed": [5], "stop": ["x"], "rules": further}
     edit_json(path, generation={**generation, **beams, **rules})
     package(own_bundle, tmp_path / "P", runtime="optimum", verify=False)
     own = transformers.GenerationConfig.from_pretrained(tmp_path / "P").to_diff_dict()
-    renamed = {"min_new_tokens": 2, "renormalize_logits": True, "bad_words_ids": [[5]]}
+    renamed = {
+        **{"min_new_tokens": 2, "renormalize_logits": True, "bad_words_ids": [[5], [6, 7]]},
+        **{"suppress_tokens": [8], "sequence_bias": [[[9, 3], -2.0]], "stop_strings": ["x"]},
+        "exponential_decay_length_penalty": [4, 1.5],
+    }
     assert own.items() >= {**beams, **renamed}.items()
     assert caplog.text == ""
     package(own_bundle, tmp_path / "Q", runtime="genai", verify=False)
     search = json.loads((tmp_path / "Q/genai_config.json").read_text())["search"]
     assert search.items() >= {"num_beams": 4, "length_penalty": 2.0, "early_stopping": False}.items()
     unknown = ("early_stopping='never'", "min_new_tokens=2", "max_new_tokens=9", "renormalize_logits=True")
-    assert f"does not know {', '.join(unknown)}, bad_words_ids=[[5]] of" in caplog.text
+    assert (
+        f"does not know {', '.join(unknown)}, bad_words_ids=[[5], [6, 7]], suppress_tokens=[8]" in caplog.text
+    )
 
 
 @pytest.mark.parametrize("name", ["opt", "qwen2"])
@@ -194,7 +207,8 @@ def test_how_a_vector_is_made_is_told_as_sentence_transformers_does(
     prompts = {"query": "query: ", "text": "passage: "}
     edit_json(bundle / "manifest.json", encoder=encoder | {"prompts": prompts, "default_prompt": "text"})
     meant = read_modules(find_demo("bert-demo"))
-    assert meant is not None and meant.config.pooling == ("mean",) and meant.config.normalize
+    assert meant is not None and meant.config is not None
+    assert meant.config.pooling == ("mean",) and meant.config.normalize
     for runtime in ("optimum", "transformers.js"):
         folder = tmp_path / runtime
         package(bundle, folder, runtime=runtime, verify=False)

@@ -9,6 +9,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from planforge.runtime.bundle.defaults import SequenceBias, TokenRules
 from planforge.runtime.decoding.beam import BeamSearch, Hypothesis, Search
 from planforge.runtime.decoding.constraints import Constraints, constrain
 from planforge.runtime.decoding.extensions import BLOCKS_OF, find_candidates
@@ -25,6 +26,14 @@ fast = settings(deadline=None, max_examples=100)
 EOS = 0
 PAD = 59
 VOCABULARY = 60
+RULES = TokenRules(
+    bad_words=((12, 30), (40, 41)),
+    suppress_tokens=(PAD, 9),
+    begin_suppress_tokens=(21, 33, 48),
+    sequence_bias=(SequenceBias((17,), 2.0), SequenceBias((PAD, 25), 3.0), SequenceBias((30, 31), -4.0)),
+    decay_start=3,
+    decay_factor=0.8,
+)
 MARIAN = Constraints(eos=(EOS,), suppressed=(PAD,))
 TINY: dict[str, Any] = {
     "vocab_size": VOCABULARY,
@@ -75,7 +84,14 @@ def ours(sources: Any, search: Search) -> list[list[Hypothesis]]:
 def generation_config(search: Search) -> Any:
     rules = search.constraints
     options: dict[str, Any] = {
-        "bad_words_ids": [[token] for token in rules.suppressed] or None,
+        "bad_words_ids": [*([token] for token in rules.suppressed), *map(list, rules.rules.bad_words)]
+        or None,
+        "suppress_tokens": list(rules.rules.suppress_tokens) or None,
+        "begin_suppress_tokens": list(rules.rules.begin_suppress_tokens) or None,
+        "sequence_bias": [[list(bias.tokens), bias.added] for bias in rules.rules.sequence_bias] or None,
+        "exponential_decay_length_penalty": (
+            (rules.rules.decay_start, rules.rules.decay_factor) if rules.rules.decay_factor != 1.0 else None
+        ),
         "forced_bos_token_id": rules.forced_bos,
         "forced_eos_token_id": rules.forced_eos,
         "no_repeat_ngram_size": rules.no_repeat_ngram_size,
@@ -172,6 +188,8 @@ def test_the_options_make_a_difference_here() -> None:
         Constraints(eos=(EOS, 7), min_new_tokens=4),
         Constraints(eos=(EOS,), suppressed=(PAD, 5, 9), no_repeat_ngram_size=1, renormalize=True),
         Constraints(eos=(EOS,), suppressed=(PAD,), forced_bos=4, forced_eos=EOS, renormalize=True),
+        Constraints(eos=(EOS, 7), rules=RULES),
+        Constraints(eos=(EOS,), forced_bos=4, rules=RULES, renormalize=True),
     ],
     ids=str,
 )
@@ -194,10 +212,16 @@ def test_constraints_as_in_transformers(
         Constraints,
         eos=st.sampled_from([(), (0,), (0, 3)]),
         suppressed=st.sampled_from([(), (7,), (0, 2, 7)]),
-        forced_bos=st.none() | st.integers(0, 7),
-        forced_eos=st.none() | st.integers(0, 7),
+        forced_bos=st.none() | st.integers(0, 4),  # transformers refuses to force what it suppresses
+        forced_eos=st.none() | st.integers(0, 4),
         no_repeat_ngram_size=st.none() | st.integers(1, 10),
         min_new_tokens=st.integers(0, 5),
+        rules=st.builds(
+            TokenRules,
+            bad_words=st.sampled_from([(), ((1, 2), (3, 3, 4))]),
+            suppress_tokens=st.sampled_from([(), (7,), (5, 6)]),
+            begin_suppress_tokens=st.sampled_from([(), (4, 1)]),
+        ),
     ),
 )
 def test_constrain_is_the_processors_of_transformers(
