@@ -41,6 +41,11 @@ OBJECTIVES = {"logit": LOGIT, "probability by softmax": SOFTMAX, "probability by
 OF_A_VECTOR = {**OBJECTIVES, "cosine": COSINE}
 ROUNDINGS = 4  # drawn of a case that is beyond the usual limit
 WHOLE_NUMBERS = ("ranks", "likeliest")
+# Probabilities whose gradients are compared: those of one near 1 are mostly rounding, in every engine.
+FAIR = (0.001, 0.9)
+# PyTorch and the engine round each of the sum of the exponentials, its quotient, its square and what is
+# left of it: 8 numbers up to 1, by 2**-24 of 1 each.
+ROUNDED_OF_ONE = 8 * 2.0**-24
 
 
 @dataclass(frozen=True, eq=False)
@@ -131,16 +136,42 @@ class Reference:
                 inputs[spec.name] = np.array([objective])
             elif spec.name not in inputs:
                 inputs[spec.name] = self.draw(spec, sizes, tokens)
+        is_probability = objective in (SOFTMAX, SIGMOID)
+        if is_probability:
+            inputs["target"] = self.choose_targets(recipe, inputs)
         outputs = compute(self.model, recipe, inputs)
         highest = None
         if "ranks" in outputs:
             outputs["ranks"], highest, is_clear = find_ties(self.model, recipe, inputs)
             outputs["likeliest"] = np.where(is_clear, outputs["likeliest"], -1)
         limit = CAPS["fp32"]["max_error"]
-        if objective in (SOFTMAX, SIGMOID):  # a probability is off by a share that is its logit's error
+        wider: dict[str, float] = {}
+        if is_probability:  # it is off by a share that is its logit's error
             logits = compute(self.model, recipe, {**inputs, "objective": np.array([LOGIT])})
             limit *= max(1.0, float(np.abs(logits["score"]).max()))
-        return Case(name, inputs, outputs, limit, highest_ranks=highest, ids=ids, scale=scale)
+            wider = {name: limit + more for name, more in measure_saturation(outputs, logits).items()}
+        return Case(name, inputs, outputs, limit, wider, highest, ids, scale)
+
+    def choose_targets(self, recipe: Recipe, inputs: Arrays) -> Array:
+        """Return of each row (B,) a target whose probability is in `FAIR`, else the likeliest below it."""
+        import torch
+
+        assert recipe.reference is not None
+        reference: Any = recipe.reference(self.model)
+        tensors = [torch.from_numpy(np.ascontiguousarray(inputs[spec.name])) for spec in recipe.inputs]
+        with torch.no_grad():
+            logits = reference.score.compute_logits(*tensors).double()  # (B, V)
+        is_softmax = int(inputs["objective"][0]) == SOFTMAX
+        probabilities = (logits.softmax(-1) if is_softmax else logits.sigmoid()).numpy()
+        return np.array([self.choose_target(row) for row in probabilities], np.int64)
+
+    def choose_target(self, probabilities: Array) -> int:
+        least, most = FAIR
+        below = np.flatnonzero(probabilities <= most)
+        if not len(below):  # sigmoids may all be near 1
+            return int(probabilities.argmin())
+        fair = below[probabilities[below] >= least]
+        return int(self.random.choice(fair) if len(fair) else below[probabilities[below].argmax()])
 
     def draw(self, spec: TensorSpec, sizes: Mapping[str, int], tokens: int) -> Array:
         """Return an input of any values that the model takes."""
@@ -171,6 +202,21 @@ def compute(model: nn.Module, recipe: Recipe, inputs: Arrays) -> dict[str, Array
     results = results if isinstance(results, tuple) else (results,)
     arrays = (result.detach().numpy() for result in results)
     return dict(zip((spec.name for spec in recipe.outputs), arrays, strict=True))
+
+
+def measure_saturation(outputs: Arrays, logits: Arrays) -> dict[str, float]:
+    """Return how far rounding 1 - p may move each gradient of a probability p, in units of its spread.
+
+    The gradient of p by the logits is p times (1 less p, and less the others' probabilities), and in fp32
+    1 - p is off by `ROUNDED_OF_ONE` whatever is left of it. `logits` has the logit's own gradients.
+    """
+    moved = {}
+    for name, gradient in outputs.items():
+        if name != "score":  # (B, T, E)
+            of_logit = np.abs(logits[name]).max((1, 2))
+            most = ROUNDED_OF_ONE * float((outputs["score"] * of_logit).max())
+            moved[name] = most / max(measure_spread(gradient.astype(np.float64)), 1e-30)
+    return moved
 
 
 def read_inside(specs: Sequence[TensorSpec], inside: Arrays, scale: float) -> dict[str, Array]:
@@ -250,7 +296,10 @@ def widen(case: Case, model: nn.Module, recipe: Recipe) -> Case:
         with RoundInAnyOrder(seed):
             samples.append(compute(exact_model, recipe, case.inputs))
     wider = {
-        name: GAP_FACTOR * max(measure(sample[name], exact[name]) for sample in samples)
+        name: max(
+            case.wider.get(name, 0.0),
+            GAP_FACTOR * max(measure(sample[name], exact[name]) for sample in samples),
+        )
         for name in exact
         if name not in WHOLE_NUMBERS
     }

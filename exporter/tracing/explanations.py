@@ -260,30 +260,42 @@ def read_text(model: Encoder, x: Tensor) -> Tensor:
     return nn.functional.normalize(x.mean(1))  # as the runtime makes one where a checkpoint does not say
 
 
-class ScoreOfDecoder(nn.Module):
+class Score(nn.Module):
+    """What is explained of a model: a target's logit or probability. The inputs end in target, objective."""
+
+    def compute_logits(self, *inputs: Tensor) -> Tensor:
+        """Return the logits (B, V), or (B, C) of labels, among which the target's is."""
+        raise NotImplementedError
+
+    def forward(self, *inputs: Tensor) -> Tensor:
+        *_, target, objective = inputs
+        return score(self.compute_logits(*inputs), target, objective)
+
+
+class ScoreOfDecoder(Score):
     """What is explained of a decoder: the target's logit or probability behind the token at `row`."""
 
     def __init__(self, model: LanguageModel) -> None:
         super().__init__()
         self.model = model
 
-    def forward(self, embeddings: Tensor, row: Tensor, target: Tensor, objective: Tensor) -> Tensor:
+    def compute_logits(self, *inputs: Tensor) -> Tensor:
+        embeddings, row, *_ = inputs
         words = STACKS[type(self.model).__name__].words
         with embed_as(self.model, words, embeddings) as ids:
             x = self.model.hidden_states(ids, WholeText(causal=True))
-        return score(self.model.logits(pick(x, row)), target, objective)
+        return self.model.logits(pick(x, row))
 
 
-class ScoreOfTransformer(nn.Module):
+class ScoreOfTransformer(Score):
     """What is explained of a translation: the target's logit or probability behind the token at `row`."""
 
     def __init__(self, model: Transformer) -> None:
         super().__init__()
         self.model = model
 
-    def forward(
-        self, source_embeddings: Tensor, embeddings: Tensor, row: Tensor, target: Tensor, objective: Tensor
-    ) -> Tensor:
+    def compute_logits(self, *inputs: Tensor) -> Tensor:
+        source_embeddings, embeddings, row, *_ = inputs
         model = self.model
         with (
             embed_as(model, SOURCE.words, source_embeddings) as source_ids,
@@ -291,10 +303,10 @@ class ScoreOfTransformer(nn.Module):
         ):
             source = read_source(model, source_ids, WholeText(causal=False))
             x = model.hidden_states(ids, WholeText(causal=True), source)
-        return score(model.output(pick(x, row)), target, objective)
+        return model.output(pick(x, row))  # type: ignore[no-any-return]
 
 
-class ScoreOfEncoder(nn.Module):
+class ScoreOfEncoder(Score):
     """What is explained of a classifier or ranker: the logit or probability of a label."""
 
     def __init__(self, model: Encoder) -> None:
@@ -307,11 +319,10 @@ class ScoreOfEncoder(nn.Module):
             x = self.model.hidden_states(ids, segments, WholeText(causal=False))[-1]
         return read_text(self.model, x)
 
-    def forward(self, embeddings: Tensor, *rest: Tensor) -> Tensor:
-        """`rest` is token_type_ids (B, T), if the model has them, target (B,) and objective (1,)."""
-        *segments, target, objective = rest
-        logits = self.read(embeddings, segments[0] if segments else None)
-        return score(logits, target, objective)
+    def compute_logits(self, *inputs: Tensor) -> Tensor:
+        """The inputs are embeddings, token_type_ids (B, T) if the model has them, target and objective."""
+        embeddings, *segments, _, _ = inputs
+        return self.read(embeddings, segments[0] if segments else None)
 
 
 class ScoreOfVector(ScoreOfEncoder):
@@ -320,9 +331,9 @@ class ScoreOfVector(ScoreOfEncoder):
     By the objective `COSINE` the head is on top of the vector at length 1: another text's gives the cosine.
     """
 
-    def forward(self, embeddings: Tensor, *rest: Tensor) -> Tensor:
-        """`rest` is token_type_ids, if the model has them, weight (C, F), bias (C,), target and objective."""
-        *segments, weight, bias, target, objective = rest
+    def compute_logits(self, *inputs: Tensor) -> Tensor:
+        """In front of target and objective the inputs have weight (C, F) and bias (C,)."""
+        embeddings, *segments, weight, bias, _, objective = inputs
         vector = self.read(embeddings, segments[0] if segments else None)
         vector = torch.where(objective == COSINE, nn.functional.normalize(vector), vector)
-        return score(vector @ weight.mT + bias, target, objective)
+        return vector @ weight.mT + bias

@@ -1,4 +1,4 @@
-"""`python -m tests.avx2 COMMAND ...`: runs a command as on a processor with AVX2, without AVX-512, VNNI and AMX.
+"""`python -m tests.avx2 COMMAND ...`: runs a command on a processor with AVX2, without AVX-512, VNNI and AMX.
 
 PyTorch has switches for it. ONNX Runtime has none: the command gets a copy whose `cpuid` is answered by
 avx2only.c. The copy lies in build/avx2, and is made again for another version.
@@ -105,7 +105,9 @@ def compile_answers(folder: Path) -> Path:
     """Compile avx2only.c, and return the library."""
     library = folder / "avx2only.so"
     source = str(HERE / "avx2only.c")
-    subprocess.run(["gcc", "-O2", "-Wall", "-shared", "-fPIC", "-o", str(library), source, "-ldl"], check=True)
+    subprocess.run(
+        ["gcc", "-O2", "-Wall", "-shared", "-fPIC", "-o", str(library), source, "-ldl"], check=True
+    )
     return library
 
 

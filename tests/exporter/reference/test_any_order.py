@@ -10,9 +10,16 @@ import torch
 
 from planforge.exporter.checkpoints.checkpoint import Checkpoint
 from planforge.exporter.checkpoints.source import resolve_source
-from planforge.exporter.comparison.explanations import Reference, compute, measure, widen
+from planforge.exporter.comparison.explanations import (
+    Reference,
+    compute,
+    measure,
+    measure_saturation,
+    widen,
+)
 from planforge.exporter.reference.model import load_our_model
 from planforge.exporter.reference.rounding import RoundInAnyOrder
+from planforge.runtime.explain.objectives import SIGMOID, SOFTMAX
 
 
 @pytest.mark.parametrize("terms", [64, 1024])
@@ -57,3 +64,49 @@ def test_a_limit_does_not_hang_on_one_processors_order() -> None:
         gap = measure(in_fp32[name], exact[name])
         assert gap <= limit, name
         assert limit < 1e-3, name
+
+
+def test_the_gradient_of_a_probability_near_1_is_as_exact_as_fp32_can_tell() -> None:
+    """Softmax of logits that are W x, by PyTorch in fp32 against PyTorch in float64."""
+    nearest = 0.0
+    for seed in range(300):
+        random = np.random.default_rng(seed)
+        weight = torch.from_numpy(random.standard_normal((5, 8)))
+        x = torch.from_numpy(random.standard_normal((1, 1, 8)))
+        x *= float(random.uniform(2, 12))
+        target = (x[0, 0] @ weight.T).argmax()
+        exact = differentiate_softmax(weight, x, target)
+        in_fp32 = differentiate_softmax(weight.float(), x.float(), target)
+        of_logit = {"gradient.embeddings": weight[target][None, None].numpy()}
+        given = {"gradient.embeddings": exact[0], "score": exact[1]}
+        (limit,) = measure_saturation(given, of_logit).values()
+        by_logits = 2.0**-23 * 100  # inputs of 1e2 are rounded, and products of them
+        gap = measure(in_fp32[0], exact[0])
+        assert gap <= limit + by_logits
+        if exact[1][0] > 1 - 1e-5:
+            nearest = max(nearest, gap / limit)
+    assert 0.05 < nearest <= 1  # the limit is near what rounding does, and nothing else sets it there
+
+
+def differentiate_softmax(weight: torch.Tensor, x: torch.Tensor, target: torch.Tensor) -> list[np.ndarray]:
+    leaf = x.clone().requires_grad_()
+    score = (leaf @ weight.T).softmax(-1)[..., target].flatten()
+    (gradient,) = torch.autograd.grad(score.sum(), leaf)
+    return [gradient.numpy(), score.detach().numpy()]
+
+
+@pytest.mark.parametrize("objective", [SOFTMAX, SIGMOID])
+def test_gradients_are_compared_of_probabilities_that_are_not_saturated(objective: int) -> None:
+    """By float64 no target's probability is near 1, so that gradients in fp32 tell something."""
+    checkpoint = Checkpoint(resolve_source("transformer-demo"), outputs=("explain",))
+    model = load_our_model(checkpoint.folder, checkpoint.choices.max_length)
+    recipe = next(r for r in checkpoint.explanations.values() if r.graph == "gradient")
+    reference = Reference(model, checkpoint.explanations, seed=0)
+    cases = [reference.make_case(recipe, "a case", 3, 5, objective) for _ in range(8)]
+    exact_model = model.double()
+    for case in cases:
+        exact = compute(exact_model, recipe, case.inputs)
+        assert exact["score"].max() < 0.901
+        for name, value in exact.items():
+            assert measure(case.outputs[name], value) <= 1e-3
+            assert case.find_limit(name) < 5e-3
