@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import replace
+from typing import Any
 
 import numpy as np
 import pytest
@@ -88,7 +89,8 @@ def test_the_gradient_of_a_probability_near_1_is_as_exact_as_fp32_can_tell() -> 
     assert 0.05 < nearest <= 1  # the limit is near what rounding does, and nothing else sets it there
 
 
-def differentiate_softmax(weight: torch.Tensor, x: torch.Tensor, target: torch.Tensor) -> list[np.ndarray]:
+def differentiate_softmax(weight: torch.Tensor, x: torch.Tensor, target: torch.Tensor) -> list[Any]:
+    """Return the gradient by x, and the probability, as arrays."""
     leaf = x.clone().requires_grad_()
     score = (leaf @ weight.T).softmax(-1)[..., target].flatten()
     (gradient,) = torch.autograd.grad(score.sum(), leaf)
