@@ -14,7 +14,7 @@ TRANSLATOR := build/transformer-demo
 .PHONY: help demo test coverage lint format train-demos train-gpt2-demo train-llama-demo train-transformer-demo wheel check constraints install-demo install clean
 
 help: ## this list
-	@sed -n 's/^\([a-z-]*\):.*## /\1 /p' Makefile | while read -r name text; do printf '%-14s%s\n' "$$name" "$$text"; done
+	@sed -n 's/^\([a-z0-9-]*\):.*## /\1 /p' Makefile | while read -r name text; do printf '%-14s%s\n' "$$name" "$$text"; done
 
 # What the demo's last step runs. It fails where generating text needs PyTorch.
 define WITHOUT_TORCH
@@ -90,6 +90,14 @@ build/genai-venv/.ready: benchmarks/requirements-genai.txt
 .PHONY: fuzz
 fuzz: .venv/.ready-dev ## damaged files, killed commands, full disks, work at full load: over an hour; docs/security.md
 	$(BIN)/python -m tests.faults --record build/faults.json
+
+# Where rounding decides; that sums of 8-bit products saturate is looked at first.
+AVX2_TESTS := tests/exporter/reference/test_any_order.py
+.PHONY: avx2
+avx2: .venv/.ready-dev ## what depends on the processor, as on one with AVX2 alone (Linux, x86-64; gcc, objdump); docs/evidence.md
+	$(BIN)/python -m tests.avx2 $(BIN)/pytest -q $(AVX2_TESTS)
+	$(BIN)/python -m tests.avx2 $(BIN)/planforge export $(notdir $(TRANSLATOR)) -o build/avx2/bundle --target cpu \
+	  --precision fp32 --outputs explain --force
 
 .PHONY: controls
 controls: .venv/.ready-dev ## 60 sound checkpoints, drawn at random, none of which may be called faulty: 20 minutes; docs/evidence.md
