@@ -81,7 +81,7 @@ def test_no_key_fills_the_queue_and_a_key_has_one_turn_at_a_time(
         tokens.let()
         for thread in threads:
             thread.join()
-    order = [row.limit for row in tokens.rows]
+    order = [row.max_new_tokens for row in tokens.rows]
     assert order.index(limits["b1"]) < order.index(limits["a3"])
 
 
