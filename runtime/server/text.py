@@ -71,8 +71,9 @@ async def chat(call: Call) -> Response:
     count = body.get("n", 1)
     check_listed(call, count, options)
     submits = [partial(model.submit_answers, messages, count, client=call.client, chat=True, **options)]
-    may_call = bool(body.get("tools")) and body.get("tool_choice") != "none"
-    form = ChatForm(model.tokenizer, logprobs=options["logprobs"], tools=may_call)
+    tools = body.get("tools") or () if body.get("tool_choice") != "none" else ()
+    names = [tool["function"]["name"] for tool in tools]
+    form = ChatForm(model.tokenizer, logprobs=options["logprobs"], tools=names)
     return await answer(call, submits, form, compiles=must_compile(call, options))
 
 

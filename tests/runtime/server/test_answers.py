@@ -109,7 +109,7 @@ def test_a_model_that_loads_is_as_described() -> None:
 
 def test_calls_of_tools_are_as_described() -> None:
     tokenizer = Tokenizer(byte_level().to_str().encode())
-    form = ChatForm(tokenizer, logprobs=False, tools=True)
+    form = ChatForm(tokenizer, logprobs=False, tools=["look"])
     calls = (ToolCall("look", "{}"), ToolCall("look", '{"at": "sea"}'))
     answer = Generation(
         text="[...]",
