@@ -59,11 +59,11 @@ def test_calls_are_parsed_once(monkeypatch: pytest.MonkeyPatch, text: str) -> No
     parsed: list[str] = []
     parse = ast.parse
 
-    def count(source: str, *arguments: Any, **options: Any) -> ast.AST:
+    def count(source: str, *arguments: Any, **options: Any) -> Any:
         parsed.append(source)
         return parse(source, *arguments, **options)
 
-    monkeypatch.setattr(tool_calls.ast, "parse", count)
+    monkeypatch.setattr(ast, "parse", count)
     read_calls(f"{BEGIN}{text}" + f"{END} " * 500, ["f"])
     assert len([source for source in parsed if source.startswith(text[:5])]) <= 1
 
