@@ -154,6 +154,12 @@ def test_mistrals_marks_that_tokenizers_leave_out(number: str) -> None:
     assert len(choice["delta"]["tool_calls"]) == 2 and end["finish_reason"] == "tool_calls"
 
 
+CALLS = [
+    CALL,
+    BARE,
+    f"[{BARE}]",
+    *(f'look{mark}{{"at": "sea"}}' for mark in ("", " ", "[ARGS]", "a1B2c3D4e")),
+]
 PARTS = [*NAMES, *MARKS, CALL, BARE, "<tool_call>", "</tool_call>", "<function_calls>", "</function_calls>"]
 PARTS += [
     "<|python_tag|>",
@@ -169,7 +175,10 @@ PARTS += ["a1B2c3D4e", ";", " ", "\n", "a", "1", "<", ",", "#", "'", '"']
 
 
 @settings(deadline=None, max_examples=300)
-@given(parts=st.lists(st.sampled_from(PARTS), max_size=6), size=st.integers(1, 12))
+@given(
+    parts=st.lists(st.one_of(st.sampled_from(CALLS), st.sampled_from(PARTS)), max_size=5),
+    size=st.integers(1, 12),
+)
 def test_streams_have_the_text_and_calls_of_whole_answers(
     tokenizer: Tokenizer, parts: list[str], size: int
 ) -> None:
