@@ -97,12 +97,15 @@ class Grammar:
             self._check()
 
     def find_forced(self) -> list[int]:
-        """Return tokens for the text that must come next, if there is one; other tokens may spell it too."""
-        return self._matcher.compute_ff_tokens()
+        """Return tokens for the text that must come next, if there is one; other tokens may spell it too.
+
+        Where the answer begins a text there are none: the matcher knows what tokens add elsewhere.
+        """
+        return [] if self._openers else self._matcher.compute_ff_tokens()
 
     def count_allowed(self, tokens: Sequence[int]) -> int:
-        """Return how many tokens may come next, one behind the other."""
-        return self._matcher.validate_tokens(list(tokens))
+        """Return how many tokens may come next, one behind the other; where the answer begins a text none."""
+        return 0 if self._openers else self._matcher.validate_tokens(list(tokens))
 
     def _check(self) -> None:
         if self._matcher.is_error():

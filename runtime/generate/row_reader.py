@@ -14,6 +14,7 @@ import numpy.typing as npt
 from ..bundle.defaults import GenerationDefaults
 from ..bundle.manifest import Artifact
 from ..errors import ContextLengthError, InputError
+from ..options import check_not_pair
 from ..text.chat import Chat, Message, cut_chat
 from ..text.reading import name_item
 from ..text.tokenizer import Tokenizer
@@ -72,6 +73,13 @@ class RowReader:
             self._check_length(len(prompt), request)  # before a million are looked at
         tokens = self.encode_prompt(prompt, request.parse_special)
         return self._fit(tokens, request)
+
+    def read_all(self, prompt: Any, request: GenerationRequest) -> tuple[list[Row], bool]:
+        """Return the rows of one prompt, or of several, and whether it is one."""
+        check_not_pair(prompt)
+        if is_one_prompt(prompt):
+            return [self.read(prompt, request)], True
+        return [self.read_numbered(number, one, request) for number, one in enumerate(prompt)], False
 
     def read_numbered(self, number: int, prompt: Any, request: GenerationRequest) -> Row:
         """Return the row of one of several prompts, which errors name."""
@@ -271,6 +279,13 @@ def is_one_prompt(prompt: Any) -> bool:
             f" {type(prompt).__name__}{way_out}"
         )
     return len(prompt) > 0 and all(isinstance(token, Integral) for token in prompt)
+
+
+def check_several(prompts: Any) -> None:
+    """Refuse what is not several prompts."""
+    if isinstance(prompts, str | bytes) or not hasattr(prompts, "__iter__"):
+        raise InputError(f"iterate takes several prompts, such as a list, not {type(prompts).__name__}")
+    check_not_pair(prompts)
 
 
 def count_vocabulary(artifact: Artifact, tokenizer: Tokenizer) -> int:

@@ -5,7 +5,6 @@ from __future__ import annotations
 import logging
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import replace
-from itertools import islice
 from typing import TYPE_CHECKING, overload
 
 from ..backends.backend import Backend, GraphRunner, LoadRequest
@@ -13,18 +12,13 @@ from ..bundle.bundle import Bundle
 from ..bundle.defaults import GenerationDefaults
 from ..decoding.chunk import TextStream
 from ..decoding.decoder import Decoder
-from ..errors import ClosedError, InputError
+from ..errors import ClosedError
 from ..explain.explanation import Explanation
 from ..explain.options import USUAL_NEW_TOKENS, advising_shorter_texts, check_not_empty, make_choices
 from ..memory_budget import MemoryBudget
 from ..model import Model
 from ..opening import check_weights, choose_length, list_tokenizer_files, open_programs
-from ..options import (
-    BatchGenerationOptions,
-    GenerationOptions,
-    check_batch_size,
-    check_not_pair,
-)
+from ..options import BatchGenerationOptions, GenerationOptions, check_batch_size
 from ..progress import Progress
 from ..scheduling.options import ScheduleOptions
 from ..text.chat import Chat, Message
@@ -35,9 +29,9 @@ from .generation import Generation
 from .grammar import Grammars
 from .loop import GenerationLoop
 from .pending import PendingGeneration
+from .prompt_groups import PromptGroups
 from .request import GenerationRequest, describe_request, read_checkpoint_options, resolve_request
-from .row import Row
-from .row_reader import Prompt, RowReader, count_vocabulary, is_one_prompt
+from .row_reader import Prompt, RowReader, check_several, count_vocabulary
 from .score import Score, score_tokens
 from .submissions import Submissions
 
@@ -137,17 +131,9 @@ class TextGenerator(Model):
             MemoryLimitError: the cache does not fit `memory_limit`.
         """
         request = self._resolve(options, several=True)
-        check_not_pair(prompt)
-        answers: list[Generation] = []
         with Progress(request.progress, "prompts") as report:
-            is_one = is_one_prompt(prompt)
-            if is_one:
-                rows = [self._rows.read(prompt, request)]
-            else:
-                rows = [self._rows.read_numbered(number, one, request) for number, one in enumerate(prompt)]
-            for group in list(self._split_rows(rows, request)):
-                answers += self._loop.answer(group, request)
-                report(len(answers))
+            rows, is_one = self._rows.read_all(prompt, request)
+            answers = self._group_prompts(request).answer(rows, report)
         return answers[0] if is_one else answers
 
     def iterate(
@@ -166,10 +152,9 @@ class TextGenerator(Model):
             InputError: as `generate`; that of a prompt names its number, and comes when it is read.
         """
         request = self._resolve(options, several=True)
-        if isinstance(prompts, str | bytes) or not hasattr(prompts, "__iter__"):
-            raise InputError(f"iterate takes several prompts, such as a list, not {type(prompts).__name__}")
-        check_not_pair(prompts)
-        return self._iterate(enumerate(prompts), request, Progress(request.progress, "prompts"))
+        check_several(prompts)
+        progress = Progress(request.progress, "prompts")
+        return self._group_prompts(request).iterate(prompts, self._rows, progress)
 
     def stream(self, prompt: Prompt, **options: Unpack[GenerationOptions]) -> TextStream:
         """Continue one prompt, a chunk at each step.
@@ -409,42 +394,5 @@ class TextGenerator(Model):
             )
         return request
 
-    def _limit_rows(self, request: GenerationRequest) -> int:
-        if request.one_by_one:
-            return 1
-        return min(request.batch_size or self.max_batch, self.max_batch // request.num_beams)
-
-    def _split_rows(self, rows: Sequence[Row], request: GenerationRequest) -> Iterator[list[Row]]:
-        """Yield rows that run together: in their order, as many as batch_size and memory_limit allow."""
-        size = self._limit_rows(request)
-        group: list[Row] = []
-        for row in rows:
-            if group and (len(group) == size or not self._fits([*group, row], request)):
-                yield group
-                group = []
-            if not group:
-                self.decoder.check_memory(request.num_beams, self._loop.count_capacity([row], request))
-            group = [*group, row]
-        if group:
-            yield group
-
-    def _fits(self, rows: Sequence[Row], request: GenerationRequest) -> bool:
-        return self.decoder.fits(len(rows) * request.num_beams, self._loop.count_capacity(rows, request))
-
-    def _iterate(
-        self, numbered: Iterator[tuple[int, Prompt]], request: GenerationRequest, progress: Progress
-    ) -> Iterator[Generation]:
-        size = self._limit_rows(request)
-        done = 0
-        with progress:
-            while True:
-                rows, error = self._rows.read_some(islice(numbered, size), request)
-                for group in self._split_rows(rows, request):
-                    answers = self._loop.answer(group, request)
-                    done += len(answers)
-                    progress(done)
-                    yield from answers
-                if error is not None:
-                    raise error
-                if len(rows) < size:
-                    return
+    def _group_prompts(self, request: GenerationRequest) -> PromptGroups:
+        return PromptGroups(request, self.decoder, self._loop, self.max_batch)

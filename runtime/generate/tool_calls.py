@@ -13,8 +13,6 @@ from collections.abc import Collection, Iterator
 from dataclasses import dataclass
 from typing import Any, TypeAlias
 
-from ..text.stream import count_overlap
-
 CALL = "<tool_call>"
 # Marks that begin calls at any place of an answer, and those that end them.
 BLOCKS = {CALL: "</tool_call>", "<|tool_call|>": "<|/tool_call|>", "<function_calls>": "</function_calls>"}
@@ -23,12 +21,24 @@ STARTS = ("[TOOL_CALLS]", "<|python_tag|>")
 BLOCK = re.compile("|".join(map(re.escape, BLOCKS)))
 START = re.compile(rf"\s*(?:{'|'.join(map(re.escape, STARTS))})")
 # Mistral's: name[ARGS]{...}, which may have an id; what tokenizers leave out of texts may be missing.
-NAMED = re.compile(r"\s*(?:\[TOOL_CALLS\])?\s*([\w.-]+)\s*(?:\[CALL_ID\][\w-]*)?\s*(?:\[ARGS\])?\s*(?=\{)")
-ID_LENGTH = 9  # of the ids of its calls
-BEHIND_NAME = re.compile(rf"[a-zA-Z0-9]{{0,{ID_LENGTH}}}\s*(?:\Z|[{{\[])")
+NAMED = re.compile(r"\s*(?:\[TOOL_CALLS\]\s*)?([\w.-]+)\s*(?:\[CALL_ID\][\w-]*\s*)?(?:\[ARGS\]\s*)?(?=\{)")
+ID = re.compile("[A-Za-z0-9]{9}")  # Mistral's, which follows the name where its mark is missing
+FIRST = re.compile(r"\s*(?=[{\[])")
 BETWEEN = re.compile(r"[\s;]*")
 JSON_NAMES = {"true": True, "false": False, "null": None}
 MAX_CALLS_TEXT = 2**16  # characters of calls in Python's syntax, which is parsed as a whole
+# Strings and comments of Python, which may hold the mark that ends calls, and that mark. A string that
+# nothing closes ends with its line, or with the text.
+PYTHON_PART = re.compile(
+    r'''"""(?:[^"\\]|\\.|"(?!""))*(?:""")?'''
+    r"""|'''(?:[^'\\]|\\.|'(?!''))*(?:''')?"""
+    r"""|"(?:[^"\\\n]|\\.)*"?"""
+    r"""|'(?:[^'\\\n]|\\.)*'?"""
+    r"|#(?:(?!</function_calls>)[^\n])*"
+    r"|(?P<end></function_calls>)",
+    re.DOTALL,
+)
+UNREADABLE = (ValueError, RecursionError, MemoryError, SyntaxError)
 
 Call: TypeAlias = "tuple[str, dict[str, Any]]"
 
@@ -63,26 +73,30 @@ def read_calls(text: str, names: Collection[str]) -> list[Call]:
         names: of the tools.
     """
     try:
-        if BLOCK.search(text):
-            calls = [call for block in find_blocks(text) for call in block.calls]
-        else:
-            calls = read_whole(text, names)
-    except (ValueError, RecursionError, MemoryError, SyntaxError):
+        calls = [call for block in list_blocks(text, names) for call in block.calls]
+    except UNREADABLE:
         return []
     return calls if all(name in names for name, _ in calls) else []
+
+
+def list_blocks(text: str, names: Collection[str]) -> list[Block]:
+    """Return all calls of an answer, the whole of which may be one block; raise one of UNREADABLE."""
+    try:
+        return [Block(0, len(text), read_whole(text, names))]
+    except UNREADABLE:  # its text may still have calls between marks
+        return list(find_blocks(text))
 
 
 def find_blocks(text: str) -> Iterator[Block]:
     """Yield the calls between marks; ValueError where they cannot be read."""
     place = 0
     while (mark := BLOCK.search(text, place)) is not None:
-        end = BLOCKS[mark[0]]
         if mark[0] == "<function_calls>":
-            calls, place = read_python_calls(text, mark.end(), end)
+            calls, place = read_python_calls(text, mark.end())
         else:
             values, place = read_values(text, mark.end())
             calls = [read_object(value) for value in values]
-            place = skip_end(text, place, end)
+            place = skip_end(text, place, BLOCKS[mark[0]])
         yield Block(mark.start(), place, calls)
 
 
@@ -98,7 +112,7 @@ def read_whole(text: str, names: Collection[str]) -> list[Call]:
 
 
 def read_named(text: str, names: Collection[str]) -> list[Call]:
-    """Return calls in Mistral's newer wording, in which an id may follow a name without its mark."""
+    """Return calls in Mistral's newer wording."""
     calls = []
     place = 0
     while place < len(text):
@@ -106,22 +120,30 @@ def read_named(text: str, names: Collection[str]) -> list[Call]:
         if named is None:
             raise ValueError("no name of a tool")
         arguments, place = DECODER.raw_decode(text, named.end())
-        name = named[1] if named[1] in names else named[1][:-ID_LENGTH]
-        calls.append((name, arguments))
+        calls.append((drop_id(named[1], names), arguments))
         place = skip(text, place)
     return calls
+
+
+def drop_id(word: str, names: Collection[str]) -> str:
+    """Return the name of a tool without the id of the call, which may follow it without a mark."""
+    name = word[:-9]
+    return name if word not in names and name in names and ID.fullmatch(word[-9:]) else word
 
 
 def read_values(text: str, place: int) -> tuple[list[Any], int]:
     """Return objects, or lists of them, that stand one behind the other, and where they end."""
     values: list[Any] = []
-    place = skip(text, place)
+    first = FIRST.match(text, place)
+    if first is None:
+        raise ValueError("no JSON")
+    place = first.end()
     while text.startswith(("{", "["), place):
         value, place = DECODER.raw_decode(text, place)
+        if value == []:
+            raise ValueError("no calls")
         values += value if isinstance(value, list) else [value]
         place = skip(text, place)
-    if not values:
-        raise ValueError("no JSON")
     return values, place
 
 
@@ -134,17 +156,14 @@ def read_object(value: Any) -> Call:
     return name, arguments
 
 
-def read_python_calls(text: str, begin: int, end: str) -> tuple[list[Call], int]:
-    """Return calls in Python's syntax, one a line, and where their block ends; a text may hold its mark."""
-    if len(text) - begin > MAX_CALLS_TEXT:
+def read_python_calls(text: str, begin: int) -> tuple[list[Call], int]:
+    """Return calls in Python's syntax, one a line, and where their block ends; its mark may lack."""
+    parts = PYTHON_PART.finditer(text, begin)
+    mark = next((part for part in parts if part["end"]), None)
+    end = len(text) if mark is None else mark.start()
+    if end - begin > MAX_CALLS_TEXT:
         raise ValueError("too long")
-    place = text.find(end, begin)
-    while place >= 0:
-        try:
-            return parse_python(text[begin:place]), place + len(end)
-        except SyntaxError:
-            place = text.find(end, place + 1)
-    return parse_python(text[begin:]), len(text)
+    return parse_python(text[begin:end]), end if mark is None else mark.end()
 
 
 def parse_python(source: str) -> list[Call]:
@@ -192,39 +211,11 @@ def skip_end(text: str, place: int, end: str) -> int:
     return place
 
 
-def split_call(text: str, names: Collection[str], *, is_start: bool) -> tuple[str, str]:
-    """Return what is no call of a tool in the text so far, and the rest, which is one or may become one.
-
-    Args:
-        text: what came of an answer.
-        names: of the tools.
-        is_start: whether the answer begins with it.
-    """
-    if is_start and may_begin_call(text, names):
-        return "", text
-    mark = BLOCK.search(text)
-    place = len(text) - max(count_overlap(text, begin) for begin in BLOCKS) if mark is None else mark.start()
-    return text[:place], text[place:]
-
-
-def may_begin_call(text: str, names: Collection[str]) -> bool:
-    """Return whether an answer that is a call may begin so: by a mark, a tool's name or an object."""
-    start = text.lstrip()
-    for name in names:  # of Mistral's wording, whose marks tokenizers leave out of texts
-        if name.startswith(start) or (start.startswith(name) and BEHIND_NAME.match(start, len(name))):
-            return True
-    if any(mark.startswith(start) or start.startswith(mark) for mark in (*BLOCKS, *STARTS)):
-        return True
-    return re.match(r"\[?\s*(\{|\Z)", start) is not None
-
-
-def cut_calls(text: str) -> str:
+def cut_calls(text: str, names: Collection[str]) -> str:
     """Return what an answer that calls tools says beside its calls; space behind the first is left out."""
-    if BLOCK.search(text) is None:
-        return ""
     parts = []
     place = 0
-    for block in find_blocks(text):
+    for block in list_blocks(text, names):
         parts.append(text[place : block.begin])
         place = block.end
     parts.append(text[place:])

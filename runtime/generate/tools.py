@@ -3,21 +3,23 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping, Sequence
-from copy import deepcopy
+import re
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any
 
 from ..errors import InputError, SchemaError
 from ..suggest import did_you_mean
 from ..text.tokenizer import Tokenizer
-from .json_schema import JSON_OPTIONS, list_schemas, read_schema
+from .json_schema import JSON_OPTIONS, read_schema
+from .schema_references import move_schema, resolve_references
 from .structure import MAX_LENGTH, Structure, check_length
 from .tool_calls import read_calls
 
 CHOICES = ("auto", "none", "required")
 NO_ARGUMENTS = {"type": "object", "properties": {}, "additionalProperties": False}
-ROOT_NAMES = ("$id", "$schema", "id")  # of a whole schema, by which its pointers would be resolved
+SURROGATE = re.compile("[\ud800-\udfff]")
 FORM = '{"type": "function", "function": {"name": "...", "parameters": {...}}}'
 
 
@@ -34,13 +36,20 @@ class ToolCall:
     arguments: str
 
 
+def write_arguments(arguments: Mapping[str, Any]) -> str:
+    """Return arguments as JSON that UTF-8 can hold: half a surrogate pair stays escaped."""
+    text = json.dumps(arguments, ensure_ascii=False)
+    return SURROGATE.sub(lambda half: f"\\u{ord(half[0]):04x}", text)
+
+
 @dataclass(frozen=True)
 class Tools:
     """The tools of a conversation.
 
     Attributes:
         definitions: as the template gets them.
-        parameters: of each function the JSON schema of its arguments.
+        parameters: of each function the JSON schema of its arguments; where calls are forced, its references
+            are resolved.
         forced: the functions of which the answer must call one; empty where it need not.
     """
 
@@ -51,7 +60,7 @@ class Tools:
     def find_calls(self, text: str) -> tuple[ToolCall, ...]:
         """Return the calls in an answer, in any wording that `tool_calls` reads."""
         return tuple(
-            ToolCall(name, json.dumps(arguments, ensure_ascii=False))
+            ToolCall(name, write_arguments(arguments))
             for name, arguments in read_calls(text, self.parameters)
         )
 
@@ -131,6 +140,9 @@ def read_tools(tools: Any, choice: Any) -> Tools | None:
     forced = read_choice(choice, parameters)
     if not forced:
         check_not_strict(tools)
+    for number, name in enumerate(parameters if forced else ()):
+        with naming_tool(number, name):
+            parameters[name] = resolve_references(parameters[name])
     return Tools(tuple(map(dict, tools)), parameters, forced)
 
 
@@ -152,15 +164,22 @@ def read_tool(tool: Any, number: int) -> tuple[str, dict[str, Any]]:
     name = function.get("name") if isinstance(function, Mapping) else None
     if not isinstance(function, Mapping) or not isinstance(name, str) or not name:
         raise InputError(f"tools[{number}]={tool!r:.80} must be {FORM}", option=f"tools[{number}]")
-    option = f"tools[{number}].function.parameters"
-    try:
+    with naming_tool(number, name):
         text = read_schema(function.get("parameters") or NO_ARGUMENTS, MAX_LENGTH)
-    except SchemaError as error:
-        place = "/".join(part for part in (f"tools/{number}/function/parameters", error.path) if part)
-        raise SchemaError(f"tools[{number}], {name}: {error}", path=place, option=option) from error
-    check_length(option, text)
+    check_length(f"tools[{number}].function.parameters", text)
     schema: dict[str, Any] = json.loads(text)
     return name, schema
+
+
+@contextmanager
+def naming_tool(number: int, name: str) -> Iterator[None]:
+    """Say in errors of a schema which tool's it is."""
+    try:
+        yield
+    except SchemaError as error:
+        place = "/".join(part for part in (f"tools/{number}/function/parameters", error.path) if part)
+        option = f"tools[{number}].function.parameters"
+        raise SchemaError(f"tools[{number}], {name}: {error}", path=place, option=option) from error
 
 
 def read_choice(choice: Any, names: Mapping[str, Any]) -> tuple[str, ...]:
@@ -182,13 +201,3 @@ def read_choice(choice: Any, names: Mapping[str, Any]) -> tuple[str, ...]:
             f"tool_choice names {name!r:.80}, which is none of the tools{hint}", option="tool_choice"
         )
     return (name,)
-
-
-def move_schema(schema: Mapping[str, Any], place: str) -> dict[str, Any]:
-    """Return a schema as it is to stand at a place of another: its pointers name the same parts there."""
-    moved: dict[str, Any] = deepcopy({key: part for key, part in schema.items() if key not in ROOT_NAMES})
-    for _, part in list_schemas(moved, ()):
-        pointer = part.get("$ref")
-        if pointer == "#" or (isinstance(pointer, str) and pointer.startswith("#/")):
-            part["$ref"] = place + pointer[1:]
-    return moved

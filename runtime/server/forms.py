@@ -8,8 +8,9 @@ from collections.abc import Collection, Sequence
 from typing import ClassVar
 
 from ..decoding.chunk import Chunk
+from ..generate.call_splitter import CallSplitter
 from ..generate.generation import Generation
-from ..generate.tool_calls import cut_calls, split_call
+from ..generate.tool_calls import cut_calls
 from ..text.tokenizer import Tokenizer
 from .answers import (
     CalledFunction,
@@ -94,7 +95,7 @@ class ChatForm(Form):
     Args:
         tokenizer: spells tokens.
         logprobs: whether answers show log-probabilities.
-        tools: the names of those that the model may call. Then what may be a call is held back.
+        tools: the names of those that the model may call. Of a stream what may be a call is held back.
     """
 
     prefix = "chatcmpl-"
@@ -104,13 +105,12 @@ class ChatForm(Form):
     def __init__(self, tokenizer: Tokenizer, *, logprobs: bool, tools: Collection[str] = ()) -> None:
         super().__init__(tokenizer, logprobs=logprobs)
         self._tools = tools
-        self._held: dict[int, str] = {}  # by answer, what may be a call
-        self._shown: dict[int, int] = {}  # and how many characters its chunks have
+        self._splitters: dict[int, CallSplitter] = {}  # of the answers that come in chunks
 
     def write_answer(self, index: int, answer: Generation) -> ChatChoice:
         message = Message(content=answer.text, refusal=None, annotations=[])
         if answer.tool_calls:
-            message.content = cut_calls(answer.text) or None
+            message.content = cut_calls(answer.text, self._tools) or None
             message.tool_calls = write_calls(answer)
         return ChatChoice(index, message, self._write_logprobs(index, answer), find_reason(answer))
 
@@ -121,7 +121,7 @@ class ChatForm(Form):
     def write_chunk(self, index: int, chunk: Chunk) -> list[StreamedChatChoice]:
         text = chunk.text
         if self._tools:
-            text = self._release(index, text)
+            text = self._find_splitter(index).push(text)
         if not text and not (self.logprobs and chunk.token_ids):
             return []
         logprobs = self._write_logprobs(index, chunk)
@@ -130,8 +130,8 @@ class ChatForm(Form):
     def write_end(self, index: int, answer: Generation) -> list[StreamedChatChoice]:
         deltas: list[Delta] = []
         if self._tools:
-            text = cut_calls(answer.text) if answer.tool_calls else answer.text
-            if rest := text[self._shown.get(index, 0) :]:
+            text = cut_calls(answer.text, self._tools) if answer.tool_calls else answer.text
+            if rest := text[self._find_splitter(index).shown :]:
                 deltas.append(Delta(content=rest))
         if answer.tool_calls:
             calls = write_calls(answer)
@@ -142,14 +142,11 @@ class ChatForm(Form):
         choices[-1].finish_reason = find_reason(answer)
         return choices
 
-    def _release(self, index: int, text: str) -> str:
-        """Return what a chunk shows: of what was held back and of its text all that is surely no call."""
-        shown = self._shown.get(index, 0)
-        text, self._held[index] = split_call(
-            self._held.get(index, "") + text, self._tools, is_start=not shown
-        )
-        self._shown[index] = shown + len(text)
-        return text
+    def _find_splitter(self, index: int) -> CallSplitter:
+        """Return what splits an answer's chunks, from its beginning."""
+        if index not in self._splitters:
+            self._splitters[index] = CallSplitter(self._tools)
+        return self._splitters[index]
 
     def _write_logprobs(self, index: int, part: Generation | Chunk) -> ChatLogprobs | None:
         if not self.logprobs:

@@ -19,6 +19,7 @@ from .stream import IncrementalDecoder, encode_piece, is_byte
 
 MAX_BYTES = 256 * 2**20
 MAX_IDS = 2**24
+FEW_IDS = 256  # decoded by tokenizers' `decode`, which lets no other thread run but takes half the time
 BYTE_LEVEL = re.compile(r"(Sequence\(decoders=\[)?ByteLevel\([^()]*\)(\]\))?")  # a decoder, described
 SPACE_BYTE = "<0x20>"  # how a vocabulary with byte fallback spells the byte of a space
 WAY_OUT = "save it again with save_pretrained of transformers, or copy the file once more"
@@ -154,7 +155,8 @@ class Tokenizer:
         check_text(text)
         tokenizer = self._parsing if parse_special else self._plain
         with wrap_tokenizer_errors(self._source):
-            ids = tokenizer.encode(text, add_special_tokens=False).ids
+            (raw,) = tokenizer.encode_batch([text], add_special_tokens=False)  # `encode` lets no thread run
+        ids: list[int] = raw.ids
         if parse_special or self._special_ids.isdisjoint(ids):
             return ids
         return [plain for token_id in ids for plain in self._spell_out(token_id)]
@@ -172,10 +174,7 @@ class Tokenizer:
             check_text(text, index)
         tokenizer = self._parsing if parse_special else self._plain
         with wrap_tokenizer_errors(self._source):
-            if len(texts) == 1:  # wakes no other thread
-                encodings = [tokenizer.encode(texts[0], add_special_tokens=False)]
-            else:
-                encodings = tokenizer.encode_batch(list(texts), add_special_tokens=False)
+            encodings = tokenizer.encode_batch(list(texts), add_special_tokens=False)
         if parse_special:
             return [Encoding(raw.ids, raw) for raw in encodings]
         return [self._make_plain(raw) for raw in encodings]
@@ -229,7 +228,10 @@ class Tokenizer:
         """
         checked = [self._check_id(token_id) for token_id in ids]
         with wrap_tokenizer_errors(self._source):
-            return self._plain.decode(checked, skip_special_tokens=True)
+            if len(checked) <= FEW_IDS:
+                return self._plain.decode(checked, skip_special_tokens=True)
+            (text,) = self._plain.decode_batch([checked], skip_special_tokens=True)
+        return text
 
     def decode_known(self, ids: Sequence[int], context: Sequence[int] = ()) -> str:
         """Decode what a model chose: ids beyond the vocabulary, which some models have, add nothing.

@@ -13,6 +13,7 @@ from pathlib import Path
 
 os.environ["PLANFORGE_ANSWERS_MB"] = "0"  # PyTorch answers anew; the cache folder stays as it is
 os.environ["OPENBLAS_NUM_THREADS"] = "1"  # before numpy is imported: what forks must have one thread
+os.environ["TOKENIZERS_PARALLELISM"] = "false"
 os.environ["JE_ARROW_MALLOC_CONF"] = "background_thread:false"  # before pyarrow is, for the same reason
 
 from ..helpers.paths import ROOT

@@ -139,6 +139,20 @@ TREE: dict[str, Any] = {
     "required": ["a"],
     "additionalProperties": False,
 }
+
+
+def make_reference(reference: str, definition: dict[str, Any]) -> dict[str, Any]:
+    """Return a schema of objects whose one member refers to a definition."""
+    return {
+        "type": "object",
+        "properties": {"a": {"$ref": reference}},
+        "required": ["a"],
+        "additionalProperties": False,
+        "$defs": {"a [": definition},
+    }
+
+
+TREES = ([{"a": {"a": 1}}, {"a": {"a": 1, "child": {"a": 2}}}], [{"a": {"a": 1, "child": {}}}, {"a": 1}])
 POINTERS: list[tuple[dict[str, Any], list[Any], list[Any]]] = [
     (TREE, [{"a": 1}, {"a": 1, "child": {"a": 2}}], [{"child": {"a": 2}}, {"a": 1, "child": {"name": "f"}}]),
     (
@@ -173,6 +187,43 @@ POINTERS: list[tuple[dict[str, Any], list[Any], list[Any]]] = [
         [{"x": {"$ref": "#"}, "$ref": 3}],
         [{"x": {"$ref": "#/$defs/0"}}, {"$ref": "3"}],
     ),
+    *[
+        ({"$id": name, **make_reference(reference, {"type": "integer"})}, [{"a": 1}], [{"a": "x"}, {}])
+        for name, reference in [
+            ("https://e.org/s", "https://e.org/s#/$defs/a%20%5B"),
+            ("https://e.org/s#", "s#/$defs/a%20%5B"),
+            ("urn:example:s", "urn:example:s#/$defs/a%20%5B"),
+        ]
+    ],
+    (make_reference("#n", {"$anchor": "n", "type": "integer"}), [{"a": 1}], [{"a": "x"}]),
+    (make_reference("https://e.org/n", {"$id": "https://e.org/n", **TREE}), *TREES),
+    (make_reference("https://e.org/n#t", {"$id": "https://e.org/n", **TREE, "$anchor": "t"}), *TREES),
+    (
+        {**make_reference("t/n", {"$id": "t/n", **TREE}), "$id": "https://e.org/s"},
+        *TREES,
+    ),
+    (
+        {
+            "$schema": "http://json-schema.org/draft-07/schema#",
+            "type": "object",
+            "properties": {"a": {"$ref": "#n"}},
+            "definitions": {"N": {"$id": "#n", "type": "integer"}},
+        },
+        [{"a": 1}],
+        [{"a": "x"}],
+    ),
+    (
+        make_reference(
+            "#/$defs/a%20%5B",
+            {
+                "$id": "https://e.org/x",
+                **make_reference("#n", {"$anchor": "n", "type": "string"}),
+                "properties": {"a": {"$ref": "#n"}, "b": {"$ref": "/x#/$defs/a%20%5B"}},
+            },
+        ),
+        [{"a": {"a": "x", "b": "y"}}],
+        [{"a": {"a": 1}}, {"a": {"a": "x", "b": 1}}, {"a": "x"}],
+    ),
 ]
 
 
@@ -186,7 +237,8 @@ def test_pointers_mean_the_same_inside_a_call(
     assert tools is not None
     held = json.loads(tools.write_structure(LLAMA, ours("byte_level")).text)
     for arguments in (*valid, *invalid):
-        own = jsonschema.Draft202012Validator(parameters).is_valid(arguments)
+        judge = jsonschema.validators.validator_for(parameters, jsonschema.Draft202012Validator)
+        own = judge(parameters).is_valid(arguments)
         assert own == (arguments in valid)
         call = {"name": "f", "parameters": arguments}
         assert jsonschema.Draft202012Validator(held).is_valid(call) == own, arguments
@@ -194,6 +246,38 @@ def test_pointers_mean_the_same_inside_a_call(
         MESSAGES, tools=list(tools.definitions), tool_choice="required", max_new_tokens=1
     )
     assert answer.token_ids  # llguidance takes the schema too
+
+
+@pytest.mark.parametrize("name", [{}, {"$id": "https://e.org/s"}])
+def test_tools_keep_their_own_names_of_parts(wear: Wear, name: dict[str, str]) -> None:
+    kinds: dict[str, Any] = {"f": {"type": "integer", "maximum": 9}, "g": {"type": "string", "maxLength": 2}}
+    schemas = {tool: {**name, **make_reference("#n", {"$anchor": "n", **kinds[tool]})} for tool in kinds}
+    functions = [{"name": tool, "parameters": schema} for tool, schema in schemas.items()]
+    tools = read_tools([{"type": "function", "function": each} for each in functions], "required")
+    assert tools is not None
+    held = jsonschema.Draft202012Validator(json.loads(tools.write_structure(LLAMA).text))
+    for tool, schema in schemas.items():
+        for arguments in ({"a": 1}, {"a": "x"}):
+            valid = jsonschema.Draft202012Validator(schema).is_valid(arguments)
+            assert held.is_valid({"name": tool, "parameters": arguments}) == valid
+    for tool, schema in schemas.items():
+        choice: Any = {"type": "function", "function": {"name": tool}}
+        answer = wear(LLAMA).chat(
+            MESSAGES, tools=list(tools.definitions), tool_choice=choice, max_new_tokens=90
+        )
+        (call,) = answer.tool_calls
+        jsonschema.validate(json.loads(call.arguments), schema)
+
+
+@pytest.mark.parametrize("reference", ["#n", "https://e.org/s#/$defs/N", "other.json"])
+def test_a_reference_to_nothing_is_refused_by_its_place(reference: str) -> None:
+    tool = {"function": {"name": "f", "parameters": make_reference(reference, {})}}
+    with pytest.raises(
+        SchemaError, match=r"tools\[1\], f: .*properties/a/\$ref is .* names no part"
+    ) as caught:
+        read_tools([TOOLS[1], tool], "required")
+    assert caught.value.path == "tools/1/function/parameters/properties/a/$ref"
+    assert read_tools([TOOLS[1], tool], "auto")  # nothing is held to it
 
 
 def test_an_answer_need_not_call(wear: Wear) -> None:

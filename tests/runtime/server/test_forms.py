@@ -3,23 +3,30 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Collection
 from dataclasses import replace
 from typing import Any
 
 import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
 from msgspec import to_builtins
 
 from planforge.runtime.decoding.chunk import Chunk, TopLogprob, Usage
+from planforge.runtime.generate import call_splitter
 from planforge.runtime.generate.generation import Generation, Timings
 from planforge.runtime.generate.tools import read_tools
 from planforge.runtime.server.forms import ChatForm, CompletionForm
+from planforge.runtime.server.json_text import encode_json
 from planforge.runtime.text.tokenizer import Tokenizer
 
 from ...helpers.text import END, KINDS, byte_level, tiny
 
 CALL = '<tool_call>\n{"name": "look", "arguments": {"at": "sea"}}\n</tool_call>'
 BARE = '{"name": "look", "parameters": {"at": "sea"}}'
-TOOLS = read_tools([{"type": "function", "function": {"name": "look"}}], "auto")
+NAMES = ["look", "now"]
+TOOLS = read_tools([{"type": "function", "function": {"name": name}} for name in NAMES], "auto")
+MARKS = ["[TOOL_CALLS]", "[CALL_ID]", "[ARGS]"]
 
 
 @pytest.fixture(scope="module")
@@ -68,11 +75,15 @@ def join_text(choices: list[Any]) -> str:
         (f"[{BARE}, {BARE}]", None, 2),
         (f"[TOOL_CALLS] [{BARE}]", None, 1),
         (f"<|python_tag|>{BARE}", None, 1),
+        (BARE.replace("sea", "<tool_call>"), None, 1),
+        ('look {"at": "sea"}\nlook[ARGS]{"at": "sea"}', None, 2),
+        ('lookoutlook12{"at": "sea"}', None, 1),  # with an id
+        ('look[CALL_ID]a1B2[ARGS]{"at": "sea"}', None, 1),
     ],
 )
 def test_calls_of_tools(tokenizer: Tokenizer, text: str, content: str | None, calls: int) -> None:
     answer = make_answer(text)
-    choice: Any = to_builtins(ChatForm(tokenizer, logprobs=False, tools=["now"]).write_answer(0, answer))
+    choice: Any = to_builtins(ChatForm(tokenizer, logprobs=False, tools=NAMES).write_answer(0, answer))
     assert choice["finish_reason"] == "tool_calls"
     assert choice["message"]["content"] == content
     assert [call["type"] for call in choice["message"]["tool_calls"]] == ["function"] * calls
@@ -81,7 +92,7 @@ def test_calls_of_tools(tokenizer: Tokenizer, text: str, content: str | None, ca
         assert call["function"]["name"] == "look"
         assert json.loads(call["function"]["arguments"])["at"] in text
     for size in range(1, len(text) + 1):
-        form = ChatForm(tokenizer, logprobs=False, tools=["now"])
+        form = ChatForm(tokenizer, logprobs=False, tools=NAMES)
         parts = stream(form, text, size)
         *texts, called, end = to_builtins(form.write_end(0, answer))
         assert join_text([*parts, *texts]) == (content or "")
@@ -100,6 +111,15 @@ def test_calls_of_tools(tokenizer: Tokenizer, text: str, content: str | None, ca
         ("<b>bold</b>, then <tool", "<tool"),
         ("<|python|>", ""),
         ("plain words", ""),
+        ("loo", "loo"),
+        ("look at it", ""),
+        ("look[1] {2}", ""),
+        ("lookout, now", ""),
+        ("lookouts", "lookouts"),  # with a part of an id
+        ("look {at}", "look {at}"),
+        ("now and then", ""),
+        ("[]" + BARE, ""),
+        (";" + BARE, ""),
         ("See <tool_call>nothing</tool_call>.", "<tool_call>nothing</tool_call>."),
         ('{"name": "nobody"}', '{"name": "nobody"}'),
         ("  ", "  "),
@@ -109,11 +129,108 @@ def test_calls_of_tools(tokenizer: Tokenizer, text: str, content: str | None, ca
 def test_what_only_looks_like_a_call_is_text(tokenizer: Tokenizer, text: str, late: str) -> None:
     """It streams as it comes, but for what is `late`: that could still have become a call."""
     for size in range(1, len(text) + 2):
-        form = ChatForm(tokenizer, logprobs=False, tools=["now"])
+        form = ChatForm(tokenizer, logprobs=False, tools=NAMES)
         assert join_text(stream(form, text, size)) == text.removesuffix(late)
         end = to_builtins(form.write_end(0, make_answer(text)))
         assert join_text(end) == late
         assert end[-1]["finish_reason"] == "stop"
+
+
+@pytest.mark.parametrize("number", ["", "a1B2c3D4e"])
+def test_mistrals_marks_that_tokenizers_leave_out(number: str) -> None:
+    """tokenizers says what the text of the tokens is."""
+    raw = byte_level()
+    raw.add_special_tokens(MARKS)
+    call = f'[TOOL_CALLS]look{number and "[CALL_ID]" + number}[ARGS]{{"at": "sea"}}'
+    ids = raw.encode(call + call).ids
+    text = raw.decode(ids, skip_special_tokens=True)
+    assert not any(mark in text for mark in MARKS)
+    tokenizer = Tokenizer(raw.to_str().encode())
+    answer = make_answer(text)
+    called = [(call.name, json.loads(call.arguments)) for call in answer.tool_calls]
+    assert called == [("look", {"at": "sea"})] * 2
+    form = ChatForm(tokenizer, logprobs=False, tools=NAMES)
+    assert stream(form, text, 5) == []
+    choice, end = form.write_end(0, answer)
+    assert len(choice["delta"]["tool_calls"]) == 2 and end["finish_reason"] == "tool_calls"
+
+
+CALLS = [
+    CALL,
+    BARE,
+    f"[{BARE}]",
+    *(f'look{mark}{{"at": "sea"}}' for mark in ("", " ", "[ARGS]", "a1B2c3D4e")),
+]
+PARTS = [*NAMES, *MARKS, CALL, BARE, "<tool_call>", "</tool_call>", "<function_calls>", "</function_calls>"]
+PARTS += [
+    "<|python_tag|>",
+    "<|tool_call|>",
+    "<|/tool_call|>",
+    "look(at='sea')",
+    '{"at": "sea"}',
+    "[",
+    "]",
+    "{}",
+]
+PARTS += ["a1B2c3D4e", ";", " ", "\n", "a", "1", "<", ",", "#", "'", '"']
+
+
+@settings(deadline=None, max_examples=300)
+@given(
+    parts=st.lists(st.one_of(st.sampled_from(CALLS), st.sampled_from(PARTS)), max_size=5),
+    size=st.integers(1, 12),
+)
+def test_streams_have_the_text_and_calls_of_whole_answers(
+    tokenizer: Tokenizer, parts: list[str], size: int
+) -> None:
+    text = "".join(parts)
+    answer = make_answer(text)
+    whole = ChatForm(tokenizer, logprobs=False, tools=NAMES).write_answer(0, answer)["message"]
+    form = ChatForm(tokenizer, logprobs=False, tools=NAMES)
+    choices = [*stream(form, text, size), *form.write_end(0, answer)]
+    assert join_text(choices) == (whole["content"] or "")
+    calls = [call for choice in choices for call in choice["delta"].get("tool_calls", ())]
+    assert [call["function"] for call in calls] == [call["function"] for call in whole.get("tool_calls", ())]
+
+
+def test_a_long_call_is_not_read_again_with_each_piece(monkeypatch: pytest.MonkeyPatch) -> None:
+    judged: list[int] = []
+    judge = call_splitter.judge_beginning
+
+    def count(text: str, names: Collection[str]) -> bool | None:
+        judged.append(len(text))
+        return judge(text, names)
+
+    monkeypatch.setattr(call_splitter, "judge_beginning", count)
+    for text in (BARE.replace("sea", "sea" * 3000), " \n" * 3000 + "no", "a" + "<" * 3000, CALL * 100):
+        splitter = call_splitter.CallSplitter(NAMES)
+        judged.clear()
+        for letter in text:
+            splitter.push(letter)
+            assert sum(map(len, splitter._held)) < 20 or splitter._calls or splitter._begins
+        assert sum(judged) < 3 * len(text)
+
+
+@pytest.mark.parametrize(
+    ("text", "city"),
+    [
+        ('{"name": "look", "arguments": {"at": "\\ud83d"}}', "\ud83d"),
+        ('<tool_call>{"name": "look", "arguments": {"at": "é\\udE00"}}</tool_call>', "é\ude00"),
+        ('look{"at": "\\ud83d\\ude00"}', "😀"),
+        ("<function_calls>look(at='\\ud83d')</function_calls>", "\ud83d"),
+        ("<function_calls>look(at='\\ud83d\\ude00')</function_calls>", "😀"),
+    ],
+)
+def test_half_a_surrogate_pair_is_escaped(tokenizer: Tokenizer, text: str, city: str) -> None:
+    answer = make_answer(text)
+    whole = json.loads(encode_json(ChatForm(tokenizer, logprobs=False, tools=NAMES).write_answer(0, answer)))
+    (call,) = whole["message"]["tool_calls"]
+    assert json.loads(call["function"]["arguments"]) == {"at": city}
+    assert ("é" in call["function"]["arguments"]) == ("é" in city)
+    (called, _) = json.loads(
+        encode_json(ChatForm(tokenizer, logprobs=False, tools=NAMES).write_end(0, answer))
+    )
+    assert called["delta"]["tool_calls"][0]["function"] == call["function"]
 
 
 def test_without_tools_nothing_is_held_back(tokenizer: Tokenizer) -> None:

@@ -4,6 +4,9 @@ import json
 import subprocess
 import sys
 import threading
+import time
+import types
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -299,3 +302,49 @@ def test_needs_no_framework() -> None:
     )
     run = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
     assert not {"torch", "transformers", "onnx"} & set(run.stdout.split())
+
+
+def count_turns(work: Callable[[], object]) -> int:
+    """Return how often this thread got the interpreter while another one worked."""
+    began = threading.Event()
+    ended = threading.Event()
+
+    def run() -> None:
+        began.set()
+        work()
+        ended.set()
+
+    worker = threading.Thread(target=run)
+    worker.start()
+    began.wait()
+    turns = 0
+    while not ended.is_set():
+        turns += 1
+        time.sleep(0.001)
+    worker.join()
+    return turns
+
+
+@pytest.mark.parametrize("kind", ["text", "prompt", "batch"])
+def test_a_long_text_lets_other_threads_run(kind: str) -> None:
+    """A token of 4 kB makes a megabyte fit a context of 256, so that a server reads that much."""
+    raw = byte_level()
+    raw.add_tokens(["=" * 4096])
+    tokenizer = load(raw)
+    text = "=" * 4096 + "Once upon a time there was a big ark. " * 10_000
+    work: dict[str, Callable[[], object]] = {
+        "text": lambda: tokenizer.encode(text),
+        "prompt": lambda: tokenizer.encode(text, parse_special=True),
+        "batch": lambda: tokenizer.encode_batch([text]),
+    }
+    assert len(text) < 256 * 4096
+    assert count_turns(work[kind]) >= 10
+
+
+def test_many_ids_are_decoded_by_what_lets_other_threads_run(monkeypatch: pytest.MonkeyPatch) -> None:
+    tokenizer = load(byte_level())
+    ids = tokenizer.encode("Once upon a time there was a big ark. " * 100)
+    expected = tokenizer._plain.decode(ids)
+    plain = types.SimpleNamespace(decode_batch=tokenizer._plain.decode_batch)  # no `decode`, which holds them
+    monkeypatch.setattr(tokenizer, "_plain", plain)
+    assert tokenizer.decode(ids) == expected
