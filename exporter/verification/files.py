@@ -23,7 +23,7 @@ from ..execution.node_executor import NODE_BY_NODE, ExecutedProgram, NotFiniteEr
 from ..execution.quantization_noise import QuantizationNoiseExecutor, find_code_bits, list_live_nodes
 from ..execution.trial import Step, Trial
 from ..limits import CAPS, compute_limits
-from ..passes.weight_files import load_graph
+from ..passes.weight_files import load_graph, map_linked_files
 from .bisect import Band, Culprit, find_culprit
 from .report import VerificationReport
 from .structure import compare_files
@@ -54,6 +54,7 @@ class OnnxFile:
             if model.functions:
                 InlinePass()(model)
                 ir.external_data.set_base_dir(model.graph, path.parent)  # a function's have none
+                map_linked_files(model, path)
         except VerificationError:
             raise
         except Exception as error:  # protobuf's own
