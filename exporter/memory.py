@@ -77,7 +77,12 @@ def find_fixed_storage(tensor: Any) -> Any:
 
 
 def give_back_storages(storages: list[Any]) -> None:
-    """Let go of the pages of mapped weights files that lie whole in storages, which the caller holds."""
+    """Let go of the pages of mapped weights files that lie whole in storages, which the caller holds.
+
+    PyTorch has no call for it, so it goes by addresses. No other thread can have anything else there: a
+    storage that is held keeps its mapping, and only what lies whole in one is let go. Nothing is lost:
+    a private mapping of weights is never written through, and one that shows changed pages is left out.
+    """
     library = ctypes.CDLL(None, use_errno=True)
     regions = find_mapped_weights(Path("/proc/self/smaps").read_text(encoding="utf-8"))
     for begin, end in intersect_pages([(s.data_ptr(), s.data_ptr() + s.nbytes()) for s in storages], regions):

@@ -9,7 +9,7 @@ import os
 import re
 from collections.abc import Mapping
 from dataclasses import dataclass
-from pathlib import Path
+from pathlib import Path, PureWindowsPath
 from typing import Any
 
 from ...runtime.bundle.bundle import compute_sha256
@@ -41,7 +41,8 @@ class Source:
         """Return one hash over the names and contents of config.json and all safetensors files.
 
         In a sentence-transformers folder, modules.json, the folders that hold its modules, its prompts and a
-        score's activation count too; in one without weights its graphs.
+        score's activation count too; in one without weights its graphs. SourceError names one that is no
+        regular file.
         """
         patterns = ["*.safetensors", "config.json"]
         if (self.folder / "modules.json").is_file():
@@ -50,6 +51,8 @@ class Source:
             patterns += ["*.onnx", "*.onnx_data", "*.onnx.data"]
         digest = hashlib.sha256()
         for path in sorted(path for pattern in patterns for path in self.folder.glob(pattern)):
+            if not path.is_file():  # reading a pipe or a device may never end
+                raise SourceError(f"{path} is no regular file, so it is not read")
             digest.update(f"{path.relative_to(self.folder).as_posix()} {compute_sha256(path)}\n".encode())
         if settings := self.read_sentence_settings():
             digest.update(json.dumps(settings, sort_keys=True).encode())
@@ -84,18 +87,34 @@ def locate_from(bundle: Path, folder: Path) -> str:
     return Path(path).as_posix()
 
 
+def is_recorded_place(argument: str) -> bool:
+    """Tell whether `locate_from` may have written a folder's path: a relative one, or one on a Windows drive.
+
+    Windows asks the network for what begins with two slashes of either kind, and an automounter may for any
+    whole path.
+    """
+    place = PureWindowsPath(argument)  # takes / and \\ alike
+    return not place.anchor or re.fullmatch(r"[A-Za-z]:\\", place.anchor) is not None
+
+
 def find_recorded(recorded: Mapping[str, Any], bundle: Path) -> Source:
     """Return the checkpoint that a manifest names, from this machine alone: a hub's from its cache.
 
-    A bundle may be a stranger's, so nothing that it names is asked of the network, and no file is read
-    before the hashes are compared. SourceError says where the checkpoint would be.
+    A bundle may be a stranger's, so nothing that it names is asked of the network, a share of Windows among
+    it, and no file is read before the hashes are compared. SourceError says where the checkpoint would be.
     """
     argument = str(recorded.get("argument", ""))
     if recorded.get("kind") != "hub":
-        place = bundle / argument if recorded.get("kind") == "folder" else Path(argument)
-        if argument in DEMO_NAMES or place.is_dir():
-            return resolve_source(argument if argument in DEMO_NAMES else place)
-        raise SourceError(f"the checkpoint {place} is not there")
+        if argument in DEMO_NAMES:
+            return resolve_source(argument)
+        if recorded.get("kind") != "folder" or not is_recorded_place(argument):
+            raise SourceError(
+                f"the manifest names {argument!r}, which no export records; pass --source MODEL"
+            )
+        place = bundle / argument
+        if not place.is_dir():
+            raise SourceError(f"the checkpoint {place} is not there")
+        return Source("folder", str(place), place)
     hub_id, at, revision = restore_argument(recorded, bundle).partition("@")
     if not HUB_ID.fullmatch(hub_id) or (at and not REVISION.fullmatch(revision)):
         raise SourceError(f"the manifest names {argument!r}, which is no model of the hub")

@@ -25,6 +25,7 @@ ROUNDING_ENGINE = f"{NODE_BY_NODE}, rounded to fp16"  # what stands for an engin
 
 GRAPHS = (ir.AttributeType.GRAPH, ir.AttributeType.GRAPHS)
 HOLDS = ("Constant", "ConstantOfShape")  # give what the file says
+CHOOSES = "If"  # runs one of its graphs, whose nodes run alone as others do
 # Operators whose results are numbers that they read, in other places.
 MOVES = {
     "Concat",
@@ -77,7 +78,8 @@ class NodeExecutor:
         self.attributes: dict[ir.Node, tuple[bytes, ...]] = {}
         self.constants = {
             value: value.const_value.numpy()
-            for value in model.graph.initializers.values()
+            for graph in (model.graph, *model.graph.subgraphs())
+            for value in graph.initializers.values()
             if value.const_value is not None
         }
 
@@ -85,17 +87,26 @@ class NodeExecutor:
         """Run the graph and return all of its outputs by name; NotFiniteError tells of the first bad node."""
         values: dict[ir.Value, Array] = dict(self.constants)
         values |= {value: inputs[str(value.name)] for value in list_inputs(self.graph)}
-        last_use = {value: node for node in self.graph for value in node.inputs if value is not None}
-        keep = set(self.graph.outputs) | set(self.constants)
-        for node in self.graph:
+        results = self.run_graph(self.graph, values)
+        return {str(value.name): array for value, array in zip(self.graph.outputs, results, strict=True)}
+
+    def run_graph(self, graph: ir.Graph, values: dict[ir.Value, Array]) -> list[Array]:
+        """Return a graph's outputs; `values` has what it reads, and loses what is not read again."""
+        last_use = {value: node for node in graph for value in list_read(node)}
+        keep = set(graph.outputs) | set(self.constants)
+        for node in graph:
             feeds = [None if value is None else values[value] for value in node.inputs]
-            for output, array in zip(node.outputs, self.run_node(node, feeds), strict=True):
+            if node.op_type == CHOOSES:
+                results = self.run_graph(choose_branch(node, feeds), dict(values))
+            else:
+                results = self.run_node(node, feeds)
+            for output, array in zip(node.outputs, results, strict=True):
                 self.check(node, str(output.name), array, feeds)
                 values[output] = array
-            for read in node.inputs:
-                if read is not None and read not in keep and last_use[read] is node:
+            for read in list_read(node):
+                if read not in keep and last_use[read] is node:
                     values.pop(read, None)
-        return {str(value.name): values[value] for value in self.graph.outputs}
+        return [values[value] for value in graph.outputs]
 
     def run_node(self, node: ir.Node, feeds: list[Array | None]) -> list[Array]:
         if is_own_attention(node, feeds):
@@ -174,28 +185,22 @@ class NodeExecutor:
 
 
 class WideExecutor(NodeExecutor):
-    """Computes everything that is fp16 or fp32 in fp32; if `rounded`, what it computes is rounded to fp16."""
+    """Computes everything that is fp16 or fp32 in fp32."""
 
-    def __init__(self, model: ir.Model, rounded: bool) -> None:
+    def __init__(self, model: ir.Model) -> None:
         super().__init__(model)
-        self.rounded = rounded
-        self.constants = {value: self.widen(array) for value, array in self.constants.items()}
-
-    def widen(self, array: Array) -> Array:
-        if array.dtype not in (np.float16, np.float32):
-            return array
-        with np.errstate(over="ignore"):
-            return (array.astype(np.float16) if self.rounded else array).astype(np.float32)
+        self.constants = {value: widen(array) for value, array in self.constants.items()}
 
     def choose_type(self, node: ir.Node, result: ir.Value) -> ir.TypeProtocol | None:
-        wide = result.dtype == ir.DataType.FLOAT16 and node.op_type != "Cast"
-        return ir.TensorType(ir.DataType.FLOAT) if wide else result.type
+        return None if result.dtype == ir.DataType.FLOAT16 else result.type  # what follows from its inputs
 
     def run(self, inputs: Arrays) -> dict[str, Array]:
-        return super().run({name: self.widen(array) for name, array in inputs.items()})
+        return super().run({name: widen(array) for name, array in inputs.items()})
 
     def run_node(self, node: ir.Node, feeds: list[Array | None]) -> list[Array]:
-        return [self.widen(result) for result in super().run_node(node, feeds)]
+        if node.op_type == "Cast" and node.attributes["to"].as_int() == ir.DataType.FLOAT16:
+            return [np.asarray(feeds[0], np.float32)]
+        return [widen(result) for result in super().run_node(node, feeds)]
 
 
 class ExecutedProgram:
@@ -229,6 +234,36 @@ class ExecutedProgram:
         del self.executor
 
 
+def widen(array: Array) -> Array:
+    """Return an array of fp16 in fp32, any other as it is."""
+    return array.astype(np.float32) if array.dtype == np.float16 else array
+
+
+def list_read(node: ir.Node) -> list[ir.Value]:
+    """Return what a node reads, also from within its graphs."""
+    read = [value for value in node.inputs if value is not None]
+    for graph in list_graphs(node):
+        read += [value for inner in graph for value in list_read(inner)]
+        read.extend(graph.outputs)
+    return read
+
+
+def list_graphs(node: ir.Node) -> list[ir.Graph]:
+    """Return the graphs that a node holds itself, as If does."""
+    found: list[ir.Graph] = []
+    for attribute in node.attributes.values():
+        if attribute.type == ir.AttributeType.GRAPH:
+            found.append(attribute.as_graph())
+        elif attribute.type == ir.AttributeType.GRAPHS:
+            found += attribute.as_graphs()
+    return found
+
+
+def choose_branch(node: ir.Node, feeds: Sequence[Array | None]) -> ir.Graph:
+    """Return the graph that an If runs, by its condition."""
+    return node.attributes["then_branch" if np.all(feeds[0]) else "else_branch"].as_graph()
+
+
 def is_finite(array: Array) -> bool:
     """Tell whether an array of floats has no NaN and no infinity."""
     if array.dtype == np.float16:  # by its bits: numpy's own test takes ten times as long
@@ -240,7 +275,7 @@ def is_inherited(node: ir.Node, result: Array, read: Sequence[Array]) -> bool:
     """Tell whether a result has no NaN, and infinities only where the node has read one."""
     if np.isnan(result).any():
         return False
-    if node.op_type in HOLDS:
+    if node.op_type in (*HOLDS, CHOOSES):
         return True
     infinite = [np.isinf(array) for array in read]
     if node.op_type in MOVES:

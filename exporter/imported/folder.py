@@ -13,7 +13,7 @@ import onnx_ir as ir
 from onnxscript import version_converter
 
 from ..errors import CheckpointError, shorten_error
-from ..passes.weight_files import explain_refusal
+from ..passes.weight_files import allow_links, explain_refusal
 from ..passes.weights import EXTERNAL_FROM_BYTES, make_lazy_tensor
 from .mapped import load_mapped
 
@@ -168,6 +168,7 @@ def map_weight(weight: ir.ExternalTensor, path: Path) -> ir.TensorProtocol:
     shown = location if location.isprintable() else repr(location)
     if (why := explain_refusal(path, location)) is not None:
         raise CheckpointError(f"{path} has weights in {shown}, {why}")
+    weight = allow_links(weight, path)
     try:
         array = copy(weight).numpy()
     except Exception as error:  # onnx_ir's own

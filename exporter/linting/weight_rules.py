@@ -10,6 +10,7 @@ import numpy as np
 import numpy.typing as npt
 import onnx_ir as ir
 
+from ...runtime.bundle.bundle import LINKS_WAY_OUT
 from ..passes.weight_files import LINK, NO_FILE, OUTSIDE, explain_refusal, list_external_tensors
 from ..targets import Target
 from .model import LintModel
@@ -21,7 +22,7 @@ MULTIPLIES = frozenset({"Gemm", "MatMul", "Transpose"})
 # What a finding says of a file that must not be opened.
 PREDICATES = {
     OUTSIDE: "lies outside of the graph's folder, and is not looked at",
-    LINK: "is a link out of the graph's folder, and is not followed",
+    LINK: f"is a link out of the graph's folder, and is not followed; {LINKS_WAY_OUT}",
     NO_FILE: "is no regular file, and is not opened",
 }
 EXTERNAL_DATA = "https://github.com/onnx/onnx/blob/main/docs/ExternalData.md"

@@ -9,10 +9,11 @@ from pathlib import Path, PurePosixPath
 
 import onnx_ir as ir
 
+from ...runtime.bundle.bundle import LINKS_WAY_OUT, leaves_bundle
 from ..errors import VerificationError
 
 OUTSIDE = "outside of its folder"
-LINK = "which is a link; copy the file there"
+LINK = f"which is a link that leaves the folder; {LINKS_WAY_OUT}"
 NO_FILE = "which is no regular file"
 
 
@@ -20,17 +21,17 @@ def explain_refusal(graph: Path, location: str) -> str | None:
     """Return why a file of weights must not be opened, or None where it may be, or is missing.
 
     `location` is as the graph has it, relative to the graph's folder. Nothing is opened here: a pipe would
-    block for ever, and even the size of another's file would be told.
+    block for ever, and even the size of another's file would be told. A hub's cache has links, which are
+    followed as `leaves_bundle` allows.
     """
     place = PurePosixPath(location.replace("\\", "/"))
     if not place.parts or place.is_absolute() or ".." in place.parts or ":" in location or "\0" in location:
         return OUTSIDE
-    folder = os.path.realpath(graph.parent)
-    file = os.path.realpath(graph.parent / place)
-    if os.path.commonpath([folder, file]) != folder:
+    file = graph.parent / place
+    if leaves_bundle(graph.parent, file):
         return LINK
     try:
-        mode = os.lstat(file).st_mode
+        mode = os.lstat(os.path.realpath(file)).st_mode
     except OSError:
         return None
     return None if stat.S_ISREG(mode) else NO_FILE
@@ -48,33 +49,47 @@ def load_graph(path: Path) -> ir.Model:
 
 
 def map_linked_files(model: ir.Model, path: Path) -> None:
-    """Let weights be mapped whose file has a second name, as a packaged bundle's has.
+    """Let weights be mapped whose files `allow_links` lets be."""
+    for graph in list_graphs(model):
+        for value in graph.initializers.values() if isinstance(graph, ir.Graph) else ():
+            if isinstance(value.const_value, ir.ExternalTensor):
+                value.const_value = allow_links(value.const_value, path)
+        for node in graph:
+            for name, attribute in list(node.attributes.items()):
+                if isinstance(attribute.value, ir.ExternalTensor):
+                    node.attributes.add(ir.AttrTensor(name, allow_links(attribute.value, path)))
 
-    onnx-ir reads no such file below a folder that it knows, so it is told the whole path alone. Nothing is
-    risked by that: of a bundle's files the content counts, which the manifest lists.
+
+def allow_links(tensor: ir.ExternalTensor, graph: Path) -> ir.ExternalTensor:
+    """Return a graph's tensor that is mapped also where its file is a link, or has a second name.
+
+    A hub's cache has links, and a packaged bundle may have second names. onnx-ir reads neither below a folder
+    that it knows, so it is told the whole path alone. Nothing is risked by that where `explain_refusal` has
+    passed the file: of a bundle's files the content counts, which the manifest lists.
     """
-    for value in model.graph.initializers.values():
-        tensor = value.const_value
-        if not isinstance(tensor, ir.ExternalTensor):
-            continue
-        file = (path.parent / tensor.location).resolve()
-        if file.is_file() and file.stat().st_nlink > 1:
-            value.const_value = ir.ExternalTensor(
-                file,
-                tensor.offset,
-                tensor.length,
-                tensor.dtype,
-                shape=ir.Shape(tensor.shape),
-                name=tensor.name or "",
-            )
+    file = graph.parent.absolute() / tensor.location
+    if not (file.is_file() and (file.stat().st_nlink > 1 or file.is_symlink())):
+        return tensor
+    return ir.ExternalTensor(
+        file,
+        tensor.offset,
+        tensor.length,
+        tensor.dtype,
+        shape=ir.Shape(tensor.shape),
+        name=tensor.name or "",
+    )
+
+
+def list_graphs(model: ir.Model) -> list[ir.Graph | ir.Function]:
+    """Return a model's graph, its functions, and the branches of either."""
+    roots: list[ir.Graph | ir.Function] = [model.graph, *model.functions.values()]
+    return [graph for root in roots for graph in (root, *root.subgraphs())]
 
 
 def list_external_tensors(model: ir.Model) -> list[ir.ExternalTensor]:
     """Return every tensor that lies in another file: of weights and constants, of branches and functions."""
-    roots: list[ir.Graph | ir.Function] = [model.graph, *model.functions.values()]
-    graphs = [graph for root in roots for graph in (root, *root.subgraphs())]
     found: list[object] = []
-    for graph in graphs:
+    for graph in list_graphs(model):
         if isinstance(graph, ir.Graph):
             found += [value.const_value for value in graph.initializers.values()]
         for attribute in (attribute for node in graph for attribute in node.attributes.values()):

@@ -19,11 +19,18 @@ from ...runtime.diagnostics.metrics import Comparison, Outcome, VectorMetrics, j
 from ...runtime.errors import BackendError, InputError, ManifestError
 from ..comparison.examiner import Progress
 from ..errors import VerificationError, shorten_error
-from ..execution.node_executor import NODE_BY_NODE, ExecutedProgram, NotFiniteError, WideExecutor, list_inputs
-from ..execution.quantization_noise import QuantizationNoiseExecutor, find_code_bits, list_live_nodes
+from ..execution.node_executor import (
+    NODE_BY_NODE,
+    ExecutedProgram,
+    NodeExecutor,
+    NotFiniteError,
+    WideExecutor,
+    list_inputs,
+)
+from ..execution.rounding_noise import RoundingExecutor, find_code_bits, list_live_nodes
 from ..execution.trial import Step, Trial
 from ..limits import CAPS, compute_limits
-from ..passes.weight_files import load_graph
+from ..passes.weight_files import load_graph, map_linked_files
 from .bisect import Band, Culprit, find_culprit
 from .report import VerificationReport
 from .structure import compare_files
@@ -54,6 +61,8 @@ class OnnxFile:
             if model.functions:
                 InlinePass()(model)
                 ir.external_data.set_base_dir(model.graph, path.parent)  # a function's have none
+                map_linked_files(model, path)
+            model.graph.sort()  # ONNX Runtime sorts too
         except VerificationError:
             raise
         except Exception as error:  # protobuf's own
@@ -78,8 +87,14 @@ def find_precision(graph: ir.Graph) -> str:
     bits = {bits for node in live for bits in find_code_bits(node)}
     if bits:
         return "int4" if min(bits) <= 4 else "int8"
+    return "fp16" if has_half(graph) else "fp32"
+
+
+def has_half(graph: ir.Graph) -> bool:
+    """Tell whether an output depends on numbers in fp16."""
+    live = list_live_nodes(graph)
     values = {value for node in live for value in (*node.inputs, *node.outputs)} | set(graph.outputs)
-    return "fp16" if any(v is not None and v.dtype == ir.DataType.FLOAT16 for v in values) else "fp32"
+    return any(value is not None and value.dtype == ir.DataType.FLOAT16 for value in values)
 
 
 def read_dtype(value: ir.Value, path: Path) -> str:
@@ -94,7 +109,7 @@ def verify_file(
     """Compare ONNX Runtime, as it would run a file, with the same graph node by node, and with another file.
 
     Node by node every result is rounded to its type, and all must be finite. Where a node
-    cannot run alone, such as an If, two files are compared on ONNX Runtime.
+    cannot run alone, such as a Loop, two files are compared on ONNX Runtime.
     """
     file = OnnxFile.load(path)
     other = None if against is None else OnnxFile.load(Path(against))
@@ -114,8 +129,8 @@ def verify_file(
     itself: tuple[Comparison, ...] = ()
     if not isinstance(nodes, BackendError):
         # Both sides read the same quantized weights, so int8 and int4 explain no difference.
-        own = "fp16" if file.artifact.precision == "fp16" else "fp32"
-        gap = measure_rounding(file, feeds, own)
+        own = "fp16" if has_half(file.model.graph) else "fp32"
+        gap = None if own == "fp32" else measure_rounding(file, feeds, moves=False)
         itself = (compare_outputs(file, engine, nodes, own, f"against {NODE_BY_NODE}", gap),)
     elif other is None:
         raise VerificationError(
@@ -143,8 +158,8 @@ def compare_with_file(
         want = run_on_engine(other, feeds)
         if isinstance(want, BackendError):
             raise VerificationError(f"{other.path} cannot be compared with: {want}")
-    coarse = other if precision in ("fp16", other.artifact.precision) else file  # the one with the codes
-    gap = measure_rounding(coarse, feeds, precision)
+    coarse = other if precision == other.artifact.precision else file  # the one that rounds
+    gap = None if precision == "fp32" else measure_rounding(coarse, feeds, moves=True)
     if on_engine:
         return compare_outputs(file, engine, want, precision, case, gap), ()
     both = compare_outputs(file, nodes, want, precision, f"{NODE_BY_NODE}, {case}", gap)
@@ -214,20 +229,27 @@ def run_node_by_node(file: OnnxFile, feeds: Arrays) -> Results:
         return BackendError(shorten_error(error))
 
 
-def measure_rounding(file: OnnxFile, feeds: Arrays, precision: str) -> Gap:
-    """Return a file's results in fp32, and with the rounding of a precision; None if it cannot be run so.
+def measure_rounding(file: OnnxFile, feeds: Arrays, moves: bool) -> Gap:
+    """Return a file's results in fp32, and with what it rounds; None if it cannot be run so.
 
-    Rounding to fp16 rounds every result. Of int8 and int4 the codes of quantized operators are moved as
-    rounding moves numbers, so that what no such operator computes gains nothing.
+    Results that are fp16 in the file are rounded. If it `moves` them, so are inputs in fp16, and the stored
+    numbers change as their rounding has changed them: those in fp16, and the codes of quantized operators.
+    What does neither gains nothing.
     """
-    if precision == "fp32":
-        return None
+    given = cast_inputs(file, feeds)
+    half = {name for name, array in given.items() if array.dtype == np.float16}
+
+    def note(node: ir.Node, name: str, array: Array) -> None:
+        if array.dtype == np.float16:
+            half.add(name)
+
+    wide = {
+        name: np.asarray(feeds[name], np.float32) if name in half and moves else given[name] for name in given
+    }
     try:
-        exact = WideExecutor(file.model, False).run(cast_inputs(file, feeds))
-        rounding = (
-            WideExecutor(file.model, True) if precision == "fp16" else QuantizationNoiseExecutor(file.model)
-        )
-        rounded = rounding.run(cast_inputs(file, feeds))
+        NodeExecutor(file.model, note).run(given)
+        exact = WideExecutor(file.model).run(wide)
+        rounded = RoundingExecutor(file.model, half, moves).run(wide)
     except (NotFiniteError, BackendError, TypeError):
         return None
     return exact, rounded

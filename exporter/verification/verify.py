@@ -15,7 +15,7 @@ from ...runtime.bundle.export_again import name_checkpoint, read_chosen_outputs,
 from ...runtime.bundle.manifest import Manifest
 from ...runtime.diagnostics.golden.files import find_golden, name_damage, read_golden
 from ...runtime.diagnostics.golden.texts import compare_texts
-from ...runtime.errors import InputError
+from ...runtime.errors import InputError, PlanForgeError
 from ..calibration.calibration import read_calibration
 from ..calibration.prompts import read_prompts
 from ..calibration.repeat import repeat_calibration
@@ -23,7 +23,7 @@ from ..checkpoints.checkpoint import Checkpoint
 from ..checkpoints.source import Source, find_recorded, resolve_source
 from ..comparison.examiner import Progress
 from ..comparison.tasks import examine_golden, examine_model
-from ..errors import SourceError, VerificationError
+from ..errors import VerificationError
 from ..levels import STANDARD, Level, find_level
 from ..memory import give_back_memory
 from ..passes.weight_files import load_graph
@@ -158,18 +158,18 @@ def verify_bundle(
 
 def verify_contents(opened: Bundle, choices: Choices, progress: Progress) -> VerificationReport:
     """Compare a bundle with its checkpoint, or with golden data where that is absent."""
-    checkpoint = find_checkpoint(opened, choices)
+    found = load_checkpoint(opened, choices)
     if choices.deep:
-        refuse_deep(opened, checkpoint is not None)
+        refuse_deep(opened, found is not None)
     progress("comparing tokenizer and settings")
-    files = [] if checkpoint is None else compare_with_checkpoint(opened, checkpoint)
+    files = [] if found is None else compare_with_checkpoint(opened, found[0])
     texts, skipped = compare_texts(opened)
     files += texts
-    if checkpoint is None:
+    if found is None:
         skipped += find_doubts(opened)
         report = verify_with_golden_data(opened, progress)
     else:
-        report = verify_with_pytorch(opened, checkpoint, choices, progress)
+        report = verify_with_pytorch(opened, *found, choices, progress)
     notes = [f"{one.artifact}: {one.what} are not compared: {one.reason}" for one in skipped]
     for note in notes:
         log.warning("%s", note)
@@ -199,10 +199,9 @@ def verify_with_golden_data(opened: Bundle, progress: Progress) -> VerificationR
 
 
 def verify_with_pytorch(
-    opened: Bundle, checkpoint: Source, choices: Choices, progress: Progress
+    opened: Bundle, checkpoint: Source, model: ReferenceModel, choices: Choices, progress: Progress
 ) -> VerificationReport:
-    """Verify a bundle with its checkpoint, whose hash was compared with the manifest's."""
-    model = load_model_to_compare(opened, checkpoint)
+    """Verify a bundle with its checkpoint's model; the hash was compared with the manifest's."""
     texts = read_prompts(choices.prompts, checkpoint.folder)
     recorded = str(opened.manifest.source["sha256"])  # the checkpoint's
     examiner = examine_model(opened, model, texts, progress, choices.seed, choices.level, recorded)
@@ -271,6 +270,24 @@ def is_described_bundle(bundle: Bundle) -> bool:
     return is_described(load_graph(bundle.path(bundle.manifest.artifacts[0].file)))
 
 
+def load_checkpoint(bundle: Bundle, choices: Choices) -> tuple[Source, ReferenceModel] | None:
+    """Return the checkpoint to compare a bundle with, and its model; None where golden data has to do.
+
+    One that the manifest names may be refused, as by a later version: that ends nothing, since no user named
+    it.
+    """
+    checkpoint = find_checkpoint(bundle, choices)
+    if checkpoint is None:
+        return None
+    try:
+        return checkpoint, load_model_to_compare(bundle, checkpoint)
+    except PlanForgeError as error:
+        if choices.source is not None or choices.prompts is not None:
+            raise
+        log.warning("%s; comparing with golden data instead", error)
+        return None
+
+
 def find_checkpoint(bundle: Bundle, choices: Choices) -> Source | None:
     """Return the checkpoint that a user names; else the recorded one, if it is there."""
     needs_checkpoint = choices.source is not None or choices.prompts is not None
@@ -307,7 +324,7 @@ def find_recorded_source(bundle: Bundle) -> Source | None:
         if source.compute_sha256() == recorded.get("sha256"):
             return source
         why = f"the checkpoint {source.argument} has changed"
-    except (SourceError, OSError) as error:
+    except (PlanForgeError, OSError) as error:
         why = str(error)
     log.warning("%s; comparing with golden data instead", why)
     return None

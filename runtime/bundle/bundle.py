@@ -56,14 +56,14 @@ def leaves_bundle(folder: Path, path: Path) -> bool:
 
     The cache has them as models--OWNER--NAME/snapshots/COMMIT and models--OWNER--NAME/blobs.
     """
-    folder = folder.resolve()
-    allowed = [folder]
-    for snapshots in folder.parents:
+    real = Path(os.path.realpath(folder))  # Path.resolve raises where a link leads to itself
+    allowed = [real]
+    for snapshots in real.parents:
         repository = snapshots.parent
         if snapshots.name == "snapshots" and repository.name.startswith("models--"):
             allowed.append(repository / "blobs")
-    real = path.resolve()
-    return not any(real.is_relative_to(place) for place in allowed)
+    file = Path(os.path.realpath(path))
+    return not any(file.is_relative_to(place) for place in allowed)
 
 
 class Bundle:

@@ -13,7 +13,7 @@ import huggingface_hub
 import pytest
 
 from planforge.exporter import export, export_checkpoint, import_folder
-from planforge.exporter.checkpoints.source import Source, find_recorded, resolve_source
+from planforge.exporter.checkpoints.source import Source, find_recorded, is_recorded_place, resolve_source
 from planforge.exporter.errors import CheckpointError, SourceError
 from planforge.runtime.bundle.export_again import restore_argument
 
@@ -166,8 +166,44 @@ def test_a_checkpoint_on_another_drive_is_named_by_its_whole_path(
             os.path.relpath(folder, tmp_path / "bundle")
         recorded = source.describe(tmp_path / "bundle")
     assert recorded["argument"] == folder.resolve().as_posix()
-    found = find_recorded(recorded, tmp_path / "bundle")
-    assert found.folder.resolve() == folder.resolve()
+    assert is_recorded_place("D:/checkpoint")
     # On Windows a bundle's path and another drive's whole one join to the latter.
     assert PureWindowsPath("C:/bundle") / "D:/checkpoint" == PureWindowsPath("D:/checkpoint")
     assert source.describe(tmp_path / "bundle")["argument"] == "../checkpoint"
+
+
+@pytest.mark.parametrize(
+    "argument",
+    [
+        r"\\host\share",
+        "//host/share",
+        r"\\?\UNC\host\share",
+        r"\\.\pipe\name",
+        "/net/host/share",
+        r"\checkpoint",
+        "C:checkpoint",
+    ],
+)
+@pytest.mark.parametrize("kind", ["folder", "demo", None])
+def test_a_place_that_no_export_records_is_not_touched(
+    argument: str, kind: str | None, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """On Windows even asking whether a share is a folder reaches its host, with the user's name."""
+    with monkeypatch.context() as patch:
+        patch.setattr(os, "stat", None)  # whoever asks for a file fails with a TypeError
+        patch.setattr(Path, "is_dir", None)
+        with pytest.raises(SourceError, match="which no export records; pass --source MODEL"):
+            find_recorded({"kind": kind, "argument": argument}, tmp_path)
+
+
+@pytest.mark.parametrize("name", ["model.safetensors", "config.json"])
+def test_a_pipe_in_the_place_of_a_recorded_checkpoints_file_is_not_waited_for(
+    name: str, tmp_path: Path
+) -> None:
+    if not hasattr(os, "mkfifo"):
+        pytest.skip("has no pipes among its files")
+    (tmp_path / "checkpoint").mkdir()
+    os.mkfifo(tmp_path / "checkpoint" / name)
+    source = find_recorded({"kind": "folder", "argument": "checkpoint"}, tmp_path)
+    with pytest.raises(SourceError, match=f"{name} is no regular file"):
+        source.compute_sha256()

@@ -218,7 +218,7 @@ def too_old(folder: Path) -> None:
         (outside_of_a_constant, r"has weights in \.\./secret, outside of its folder"),
         (in_a_function, "has functions of its own; inline them: onnx"),
         (without_shapes, "the layers' caches have different shapes"),
-        (linked, r"has weights in w\.data, which is a link; copy the file there"),
+        (linked, r"has weights in w\.data, which is a link that leaves the folder; copy the files"),
         (in_halves, "computes in half precision; export it in fp32, and choose --precision fp16"),
         (without_cache, "has no cache, and LlamaForCausalLM generates text; export it again"),
         (too_old, "has opset 6 and cannot be brought to 18"),

@@ -18,6 +18,9 @@ from ...helpers.lint import Case, write_case
 from ...helpers.lint_cases import MS
 from ...helpers.old_total import compute_total_in_the_graph
 
+BRANCHES = (
+    "then_branch = one () => (float[m] p) { p = Abs(x) }, else_branch = two () => (float[m] q) { q = Neg(x) }"
+)
 COMPUTED = "m = ReduceMax <keepdims = 0>(p) s = Shape <start = 1, end = 2>(q) c = Cast <to = 6>(s)"
 
 
@@ -43,6 +46,22 @@ def attend(total: str, before: str = "", dtype: str = "float16") -> str:
             "(float[n] x) => (float[m] y)"
             " <int64 o = {0}, int64 i = {1}> { s = Size(x) r = Range(o, s, i) y = Expand(x, r) }",
             ["reads 'r' on the host"],
+        ),
+        ("(float[n] x, float m) => (float[n] y) { y = Clip(x, m) }", []),
+        ("(float[n] x, float m) => (float[n] y) { a = Abs(m) y = Clip(x, a) }", ["reads 'a' on the host"]),
+        (
+            "(float[n] x, int64[k] i) => (float r) { a = Abs(i) r = ReduceSum <keepdims = 0>(x, a) }",
+            ["reads 'a' on the host"],
+        ),
+        ("(float[n] x) => (float r) { a = ReduceMax <keepdims = 0>(x) r = Identity(a) }", []),
+        (f"(float[n] x, bool b) => (float[m] y) {{ c = Not(b) y = If(c) <{BRANCHES}> }}", ["reads 'c' on"]),
+        (f"(float[n] x, bool b) => (float[m] y) {{ y = If(b) <{BRANCHES}> }}", []),
+        # What comes from around the branch is waited for, what a branch computes is not.
+        (
+            "(float[n] x, int64[k] i, bool b) => (float[m] y) { j = Abs(i) y = If(b) <"
+            "then_branch = one () => (float[m] p) { p = Expand(x, j) },"
+            "else_branch = two () => (float[m] q) { h = Abs(i) q = Expand(x, h) }> }",
+            ["reads 'h' on the host"],
         ),
     ],
 )  # fmt: skip

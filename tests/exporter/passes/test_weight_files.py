@@ -10,18 +10,21 @@ from collections.abc import Callable
 from pathlib import Path
 
 import numpy as np
+import onnx
 import pytest
 from onnx import TensorProto, helper
 
-from planforge.exporter import verify
+from planforge.exporter import package, verify
 from planforge.exporter.commands.inspection import inspect
 from planforge.exporter.errors import CheckpointError, VerificationError
 from planforge.exporter.imported.folder import read_graph
 from planforge.exporter.linting import lint
 from planforge.exporter.passes.weight_files import load_graph
+from planforge.runtime import TextGenerator
 from planforge.runtime.bundle.bundle import Bundle
 from planforge.runtime.errors import InputError, IntegrityError
 
+from ...helpers.hub import write_hub_cache
 from ...helpers.patience import PATIENCE
 
 SECRET = b"not yours" * 8192
@@ -151,3 +154,45 @@ def test_weights_whose_file_has_a_second_name_are_read(tmp_path: Path) -> None:
     tensor = model.graph.initializers["w"].const_value
     assert tensor is not None
     assert np.array_equal(tensor.numpy().ravel(), weight)
+
+
+@pytest.mark.parametrize("in_constant", [False, True])
+def test_a_hubs_cache_is_read_and_other_links_name_the_way_out(in_constant: bool, tmp_path: Path) -> None:
+    weight = np.arange(64 * 64, dtype=np.float32)
+    (tmp_path / "model").mkdir()
+    (tmp_path / "model" / "w.data").write_bytes(weight.tobytes())
+    write_graph(tmp_path / "model", "w.data", in_constant)
+    path = write_hub_cache(tmp_path / "model", tmp_path / "cache") / "model.onnx"
+    assert path.with_name("w.data").is_symlink()
+    for model in (load_graph(path), read_graph(path)):
+        graph = model.graph
+        read = (
+            graph[0].attributes["value"].as_tensor() if in_constant else graph.initializers["w"].const_value
+        )
+        assert read is not None and np.array_equal(read.numpy().ravel(), weight)
+    assert verify(path).passed
+    assert lint(path, ["cpu"]).passed
+    (tmp_path / "cache" / "models--someone--model").rename(tmp_path / "elsewhere")  # no cache of a hub
+    path = tmp_path / "elsewhere" / path.relative_to(tmp_path / "cache" / "models--someone--model")
+    with pytest.raises(VerificationError, match=r"is a link that leaves the folder; .*local_dir=FOLDER"):
+        load_graph(path)
+    (finding,) = (finding for finding in lint(path, ["cpu"]).findings if finding.severity == "error")
+    assert finding.rule == "weights-outside" and "local_dir=FOLDER" in finding.what
+
+
+def test_a_bundle_in_a_hubs_cache_is_linted_verified_packaged_and_run(
+    demo_bundle: Path, tmp_path: Path
+) -> None:
+    bundle = write_hub_cache(demo_bundle, tmp_path)
+    assert all(path.is_symlink() for path in bundle.rglob("*") if path.is_file())
+    assert lint(bundle, ["cpu"]).passed
+    assert verify(bundle, only=["decoder.ort.fp32"], level="quick").with_pytorch
+    package(bundle, tmp_path / "package", runtime="optimum", precision=["fp32"], verify=False)
+    written = [path for path in (tmp_path / "package").rglob("*") if path.is_file()]
+    assert written and not any(path.is_symlink() for path in written)
+    for path in written:
+        if path.suffix == ".onnx":
+            onnx.checker.check_model(path)
+    prompt = "In the beginning"
+    with TextGenerator.load(bundle) as linked, TextGenerator.load(demo_bundle) as plain:
+        assert linked.generate(prompt, max_new_tokens=4).text == plain.generate(prompt, max_new_tokens=4).text

@@ -47,6 +47,21 @@ choice (float[2, 4] x, bool flag) => (float[2, 4] y)
 """
 
 
+REPEATED = """
+<ir_version: 10, opset_import: ["" : 20]>
+repeated (float[2, 4] x) => (float[2, 4] y)
+<int64 times = {2}, float factor = {FACTOR}>
+{
+  y = Loop (times, , x) <
+    body = once (int64 i, bool going, float[2, 4] a) => (bool on, float[2, 4] b) {
+      on = Identity (going)
+      b = Mul (a, factor)
+    }
+  >
+}
+"""
+
+
 def write_file(path: Path, text: str, low: str = "-1e9", factor: str = "1") -> Path:
     model = onnx.parser.parse_model(text.replace("LOW", low).replace("FACTOR", factor))
     for tensor in model.graph.initializer:
@@ -89,12 +104,27 @@ def test_what_a_mask_of_minus_infinity_makes_nan_is_told(tmp_path: Path) -> None
     assert "(Softmax, float32) gives nan" in report.comparisons[0].failures[0]
 
 
-def test_nodes_that_hold_graphs_run_on_onnx_runtime_alone(tmp_path: Path, inputs: Path) -> None:
+def test_the_branch_of_an_if_runs_node_by_node(tmp_path: Path, inputs: Path) -> None:
     one, same, other = (
         write_file(tmp_path / f"{name}.onnx", CHOICE, factor=factor)
         for name, factor in (("one", "2"), ("same", "2"), ("other", "3"))
     )
-    with pytest.raises(VerificationError, match=r"cannot be run node by node.*\(If\) holds.*--against"):
+    report = verify(one, inputs=inputs)
+    assert report.passed and report.against == "itself node by node"
+    assert verify(one, inputs=inputs, against=same).passed
+    report = verify(one, inputs=inputs, against=other)
+    assert not report.passed
+    assert [culprit.op_type for culprit in report.culprits] == ["Mul"]
+    np.savez(inputs, **{**np.load(inputs), "flag": np.array(False)})
+    assert verify(one, inputs=inputs, against=other).passed  # the other branch
+
+
+def test_nodes_that_hold_other_graphs_run_on_onnx_runtime_alone(tmp_path: Path, inputs: Path) -> None:
+    one, same, other = (
+        write_file(tmp_path / f"{name}.onnx", REPEATED, factor=factor)
+        for name, factor in (("one", "2"), ("same", "2"), ("other", "3"))
+    )
+    with pytest.raises(VerificationError, match=r"cannot be run node by node.*\(Loop\) holds.*--against"):
         verify(one, inputs=inputs)
     report = verify(one, inputs=inputs, against=same)
     assert report.passed

@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import warnings
+from collections.abc import Callable
 from pathlib import Path
 
 import numpy as np
 import onnx
+import onnx_ir as ir
 import pytest
 from onnx import TensorProto, helper, numpy_helper
 
@@ -63,26 +65,86 @@ def quantize_to_four_bits(source: Path, path: Path) -> None:
     quantizer.model.save_model_to_file(str(path))
 
 
-QUANTIZERS = [quantize_dynamically, quantize_to_pairs, quantize_to_four_bits]
+def halve(source: Path, path: Path, keep: bool) -> None:
+    from onnxruntime.transformers.float16 import convert_float_to_float16
+
+    onnx.save(convert_float_to_float16(onnx.load(source), keep_io_types=keep), path)
+
+
+def halve_within(source: Path, path: Path) -> None:
+    halve(source, path, keep=True)
+
+
+def halve_all(source: Path, path: Path) -> None:
+    halve(source, path, keep=False)
+
+
+def halve_weights(source: Path, path: Path) -> None:
+    """Store weights in fp16, and compute in fp32."""
+    model = onnx.load(source)
+    for tensor in model.graph.initializer:
+        array = numpy_helper.to_array(tensor).astype(np.float16)
+        name = f"{tensor.name}_half"
+        model.graph.node.insert(0, helper.make_node("Cast", [name], [tensor.name], to=TensorProto.FLOAT))
+        tensor.CopyFrom(numpy_helper.from_array(array, name))
+    onnx.save(model, path)
+
+
+QUANTIZERS = [
+    quantize_dynamically,
+    quantize_to_pairs,
+    quantize_to_four_bits,
+    halve_within,
+    halve_all,
+    halve_weights,
+]
+
+
+def put_into_branches(path: Path) -> None:
+    """Put a graph's nodes into both branches of an If, which read the weights of the graph around them.
+
+    So are the decoders that optimum merges.
+    """
+    opened = ir.load(path)
+    opened.graph.sort()
+    model = ir.to_proto(opened)
+    graph = model.graph
+    (y,) = graph.output
+    results = [helper.make_tensor_value_info("z", y.type.tensor_type.elem_type, ["n", WIDTH])]
+    nodes = [*graph.node, helper.make_node("Identity", ["y"], ["z"])]
+    branches = {f"{name}_branch": helper.make_graph(nodes, name, [], results) for name in ("then", "else")}
+    chosen = helper.make_node("If", ["use_cache"], ["y"], name="if", **branches)
+    graph.ClearField("node")
+    graph.ClearField("value_info")
+    graph.node.append(chosen)
+    graph.input.append(helper.make_tensor_value_info("use_cache", TensorProto.BOOL, []))
+    for branch in chosen.attribute:  # a name that is new there
+        for node in branch.g.node:
+            for names in (node.input, node.output):
+                names[:] = ["inner" if name == "y" else name for name in names]
+    onnx.save(model, path)
 
 
 @pytest.fixture
 def inputs(tmp_path: Path) -> Path:
-    np.savez(tmp_path / "in.npz", x=np.random.default_rng(9).standard_normal((16, WIDTH)).astype(np.float32))
+    x = np.random.default_rng(9).standard_normal((16, WIDTH)).astype(np.float32)
+    np.savez(tmp_path / "in.npz", x=x, use_cache=np.array(True))
     return tmp_path / "in.npz"
 
 
+@pytest.mark.parametrize("in_branches", [False, True])
 @pytest.mark.parametrize("quantize", QUANTIZERS)
 def test_what_onnxruntime_quantizes_passes_and_a_fault_of_a_weight_fails(
-    quantize: object, tmp_path: Path, inputs: Path
+    quantize: Callable[[Path, Path], None], in_branches: bool, tmp_path: Path, inputs: Path
 ) -> None:
     """ONNX Runtime's own quantizers are the reference of what a sound file is."""
-    assert callable(quantize)
     sound = write(tmp_path / "sound.onnx")
     spoiled = write(tmp_path / "spoiled.onnx", 2.0)
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")
         quantize(sound, tmp_path / "quantized.onnx")
+    for path in (sound, spoiled, tmp_path / "quantized.onnx") if in_branches else ():
+        put_into_branches(path)
     report = verify(tmp_path / "quantized.onnx", against=sound, inputs=inputs)
     assert report.passed, [c.failures for c in report.comparisons]
     for pair in ((tmp_path / "quantized.onnx", spoiled), (spoiled, tmp_path / "quantized.onnx")):
@@ -90,6 +152,39 @@ def test_what_onnxruntime_quantizes_passes_and_a_fault_of_a_weight_fails(
             f for c in verify(pair[0], against=pair[1], inputs=inputs).comparisons for f in c.failures
         ]
         assert any("max_error is" in failure for failure in failures)
+
+
+def add_half(path: Path) -> None:
+    """Add to y what is 0 * y in fp16."""
+    model = onnx.load(path)
+    for node in model.graph.node:
+        node.output[:] = ["exact" if name == "y" else name for name in node.output]
+    model.graph.initializer.append(numpy_helper.from_array(np.float16(0), "nothing"))
+    model.graph.node.extend(
+        [
+            helper.make_node("Cast", ["exact"], ["half"], to=TensorProto.FLOAT16, name="to_half"),
+            helper.make_node("Mul", ["half", "nothing"], ["zeros"], name="zeros"),
+            helper.make_node("Cast", ["zeros"], ["added"], to=TensorProto.FLOAT, name="to_float"),
+            helper.make_node("Add", ["exact", "added"], ["y"], name="add"),
+        ]
+    )
+    onnx.save(onnx.shape_inference.infer_shapes(model), path)
+
+
+@pytest.mark.parametrize("in_branches", [False, True])
+@pytest.mark.parametrize("spoil", [0.0005, 0.0])
+def test_a_live_number_in_fp16_loosens_no_limit_of_others(
+    spoil: float, in_branches: bool, tmp_path: Path, inputs: Path
+) -> None:
+    sound = write(tmp_path / "sound.onnx")
+    spoiled = write(tmp_path / "spoiled.onnx", spoil)
+    add_half(spoiled)
+    for path in (sound, spoiled) if in_branches else ():
+        put_into_branches(path)
+    report = verify(spoiled, against=sound, inputs=inputs)
+    assert report.passed == (spoil == 0.0)
+    failures = [failure for comparison in report.comparisons for failure in comparison.failures]
+    assert any("max_error is" in failure for failure in failures) == (spoil > 0)
 
 
 def add_constant(path: Path, dtype: type[np.generic], used: bool) -> None:

@@ -18,7 +18,7 @@ import torch
 
 from planforge.exporter import verify
 from planforge.exporter.calibration.prompts import read_prompts
-from planforge.exporter.errors import VerificationError
+from planforge.exporter.errors import CheckpointError, VerificationError
 from planforge.exporter.execution.node_executor import NodeExecutor, NotFiniteError
 from planforge.exporter.limits import compute_limits
 from planforge.exporter.reference.passages import TextMetrics
@@ -237,6 +237,45 @@ def test_without_the_checkpoint_golden_data_judges(own_bundle: Path, monkeypatch
     assert not verify(own_bundle, only=["decoder.inplace.fp32"]).passed
     with pytest.raises(VerificationError, match="--source"):
         verify(own_bundle, prompts="prompts.txt")
+
+
+def record_folder(bundle: Path) -> Path:
+    """Let a bundle of gpt2-demo name a folder beside it as its checkpoint; return the folder, a copy."""
+    from planforge.exporter.checkpoints.source import DEMOS
+
+    checkpoint = Path(shutil.copytree(DEMOS / "gpt2-demo", bundle.parent / "checkpoint"))
+    path = bundle / "manifest.json"
+    manifest = json.loads(path.read_text())
+    manifest["source"] |= {"kind": "folder", "argument": "../checkpoint"}
+    path.write_text(json.dumps(manifest))
+    return checkpoint
+
+
+def test_a_recorded_checkpoint_that_is_refused_leaves_golden_data_to_judge(
+    own_bundle: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    checkpoint = record_folder(own_bundle)
+    opened = Bundle.open(own_bundle)
+    assert verify_module.load_checkpoint(opened, verify_module.Choices()) is not None
+    assert not caplog.messages
+    # An adapter beside the model, which its hash does not count.
+    (checkpoint / "adapter_config.json").write_text("{}")
+    report = verify(own_bundle, only=["decoder.ort.fp32"])
+    assert report.passed and not report.with_pytorch
+    assert "holds an adapter" in caplog.text and "comparing with golden data instead" in caplog.text
+    with pytest.raises(CheckpointError, match="holds an adapter"):  # who names it wants it
+        verify(own_bundle, source=checkpoint)
+    with pytest.raises(CheckpointError, match="holds an adapter"):
+        verify(own_bundle, prompts=checkpoint / "config.json")
+    (checkpoint / "adapter_config.json").unlink()
+    caplog.clear()
+
+    def refuse(folder: Path, config: object) -> None:  # as a later version might
+        raise ValueError(f"{folder}: this version refuses it")
+
+    monkeypatch.setattr("planforge.models.checkpoint.refuse_kind", refuse)
+    assert verify_module.load_checkpoint(opened, verify_module.Choices()) is None
+    assert "this version refuses it; comparing with golden data instead" in caplog.text
 
 
 def test_an_older_bundle_without_metadata_is_compared_with_golden_data(

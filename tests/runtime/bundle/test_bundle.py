@@ -131,6 +131,13 @@ def test_a_bundle_in_the_cache_of_a_hub_links_to_its_own_blobs_alone(folder: Pat
         Bundle.open(snapshot).path("tokenizer.json")
 
 
+def test_a_manifest_that_is_a_link_to_itself_is_missing(folder: Path) -> None:
+    (folder / "manifest.json").unlink()
+    (folder / "manifest.json").symlink_to("manifest.json")
+    with pytest.raises(BundleError):
+        Bundle.open(folder)
+
+
 def test_a_linked_folder_that_leaves_is_refused(folder: Path, tmp_path: Path) -> None:
     (folder / "onnx").rename(tmp_path / "onnx")
     (folder / "onnx").symlink_to(tmp_path / "onnx")

@@ -14,8 +14,8 @@ import numpy as np
 import pytest
 
 from planforge.runtime import InputError, SchemaError, TextGenerator, ToolCall
+from planforge.runtime.generate.call_splitter import CallSplitter
 from planforge.runtime.generate.grammar import Grammars
-from planforge.runtime.generate.tool_calls import split_call
 from planforge.runtime.generate.tools import Tools, read_tools
 from planforge.runtime.text.chat import Chat
 from planforge.runtime.text.tokenizer import Tokenizer
@@ -417,7 +417,8 @@ def test_a_call_by_name_is_held_back_from_its_first_letter(behind: str) -> None:
     text = "weather" + behind
     assert read_tools(TOOLS, None).find_calls(text)  # type: ignore[union-attr]
     for size in range(1, len(text) + 1):
-        assert split_call(text[:size], ["weather", "now"], is_start=True) == ("", text[:size])
+        assert CallSplitter(["weather", "now"]).push(text[:size]) == ""
     for other in ("weather is", "wet", "nowhere to", "weather: {"):
-        assert split_call(other, ["weather", "now"], is_start=True) == (other, "")
-        assert split_call(text, ["weather", "now"], is_start=False) == (text, "")
+        splitter = CallSplitter(["weather", "now"])
+        assert splitter.push(other) == other
+        assert splitter.push(text) == text

@@ -1,13 +1,18 @@
-"""What a graph's quantized operators may change: each code moved as rounding to a code moves a number."""
+"""What the rounding of a graph's numbers may change: results in fp16, and stored numbers that were rounded.
+
+Each code is moved as rounding to a code moves a number.
+"""
 
 from __future__ import annotations
+
+from collections.abc import Collection
 
 import ml_dtypes
 import numpy as np
 import onnx_ir as ir
 
-from ...runtime.backends.backend import Array
-from .node_executor import WideExecutor
+from ...runtime.backends.backend import Array, Arrays
+from .node_executor import HOLDS, WideExecutor, list_graphs
 
 # The inputs of operators that hold codes: integers that stand for numbers by a scale.
 CODE_INPUTS = {
@@ -33,15 +38,21 @@ NARROW = (np.dtype(ml_dtypes.int4), np.dtype(ml_dtypes.uint4))
 MOVED = 1 / 24
 
 
-def list_live_nodes(graph: ir.Graph) -> list[ir.Node]:
-    """Return the nodes that a graph's outputs depend on, from the last to the first."""
-    wanted = set(graph.outputs)
+def list_live_nodes(graph: ir.Graph, wanted: set[ir.Value] | None = None) -> list[ir.Node]:
+    """Return the nodes that a graph's outputs depend on, those of branches too.
+
+    `wanted` gets the values that are read, which may be those of a graph around it.
+    """
+    wanted = set() if wanted is None else wanted
+    wanted.update(graph.outputs)
     live = []
     for node in reversed(graph):
         if wanted.isdisjoint(node.outputs):
             continue
         live.append(node)
-        wanted |= {value for value in node.inputs if value is not None}
+        wanted.update(value for value in node.inputs if value is not None)
+        for inner in list_graphs(node):
+            live += list_live_nodes(inner, wanted)
     return live
 
 
@@ -54,21 +65,57 @@ def find_code_bits(node: ir.Node) -> set[int]:
     return {bits for bits, kinds in ((4, INT4), (8, INT8)) if dtypes & set(kinds)}
 
 
-class QuantizationNoiseExecutor(WideExecutor):
-    """Computes a graph in fp32, with the codes of its quantized operators moved at random."""
+class RoundingExecutor(WideExecutor):
+    """Computes a graph in fp32, and rounds the results that are fp16 in its file.
 
-    def __init__(self, model: ir.Model) -> None:
-        super().__init__(model, False)
+    Args:
+        half: the names of the results and inputs that are fp16.
+        moves: whether numbers that the file stores are moved as well: codes at random, and what is fp16 by
+            half a step, the most that its rounding has moved it.
+    """
+
+    def __init__(self, model: ir.Model, half: Collection[str], moves: bool) -> None:
+        stored = {
+            value
+            for graph in (model.graph, *model.graph.subgraphs())
+            for value in graph.initializers.values()
+            if value.dtype == ir.DataType.FLOAT16
+        }
+        super().__init__(model)
+        self.half = half
+        self.moves = moves
         self.random = np.random.default_rng(0)  # the same draws in each run
+        if moves:
+            self.constants |= {value: self.move_half(self.constants[value]) for value in stored}
+
+    def run(self, inputs: Arrays) -> dict[str, Array]:
+        return super().run({name: self.round(name, array) for name, array in inputs.items()})
 
     def run_node(self, node: ir.Node, feeds: list[Array | None]) -> list[Array]:
         moved = list(feeds)
-        bits = find_code_bits(node)
+        bits = find_code_bits(node) if self.moves else ()
         for place in CODE_INPUTS.get(node.op_type, ()) if bits else ():
             codes = feeds[place] if place < len(feeds) else None
             if codes is not None:
                 moved[place] = self.move_codes(codes, packed=4 in bits and codes.dtype == np.uint8)
-        return super().run_node(node, moved)
+        results = super().run_node(node, moved)
+        if node.op_type in HOLDS and self.moves:
+            half = [str(value.name) in self.half for value in node.outputs]
+            return [self.move_half(r) if is_half else r for r, is_half in zip(results, half, strict=True)]
+        return [self.round(str(value.name), r) for value, r in zip(node.outputs, results, strict=True)]
+
+    def round(self, name: str, array: Array) -> Array:
+        """Round an array that is fp16 in the file."""
+        if name not in self.half or array.dtype != np.float32:
+            return array
+        with np.errstate(over="ignore"):
+            return array.astype(np.float16).astype(np.float32)
+
+    def move_half(self, array: Array) -> Array:
+        """Move numbers of fp16, given in fp32, up or down by half the step to the next one."""
+        step = np.abs(np.spacing(array.astype(np.float16))).astype(np.float32)
+        moved: Array = array + np.where(self.random.random(array.shape) < 0.5, -0.5, 0.5) * step
+        return np.where(np.isfinite(moved), moved, array).astype(np.float32)
 
     def move_codes(self, codes: Array, packed: bool) -> Array:
         """Move some codes by one step, within their type; `packed` has two of four bits in each byte."""
