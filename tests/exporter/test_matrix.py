@@ -16,8 +16,8 @@ from planforge.exporter import export
 from planforge.exporter.checkpoints.source import find_demo
 from planforge.exporter.host_inputs import find_late_inputs
 from planforge.exporter.passes.weight_files import load_graph
-from planforge.exporter.verification.artifacts import find_max_batch
 from planforge.runtime.bundle.bundle import Bundle
+from planforge.runtime.bundle.export_again import find_max_batch
 
 from ..helpers.llamas import tiny_llama
 from ..helpers.marian import write_marian_tokenizer

@@ -255,7 +255,7 @@ def test_tools_keep_their_own_names_of_parts(wear: Wear, name: dict[str, str]) -
     functions = [{"name": tool, "parameters": schema} for tool, schema in schemas.items()]
     tools = read_tools([{"type": "function", "function": each} for each in functions], "required")
     assert tools is not None
-    held = jsonschema.Draft202012Validator(json.loads(tools.write_structure(LLAMA).text))
+    held = jsonschema.Draft202012Validator(json.loads(tools.write_structure(LLAMA, ours("byte_level")).text))
     for tool, schema in schemas.items():
         for arguments in ({"a": 1}, {"a": "x"}):
             valid = jsonschema.Draft202012Validator(schema).is_valid(arguments)

@@ -151,7 +151,7 @@ def test_mistrals_marks_that_tokenizers_leave_out(number: str) -> None:
     assert called == [("look", {"at": "sea"})] * 2
     form = ChatForm(tokenizer, logprobs=False, tools=NAMES)
     assert stream(form, text, 5) == []
-    choice, end = form.write_end(0, answer)
+    choice, end = to_builtins(form.write_end(0, answer))
     assert len(choice["delta"]["tool_calls"]) == 2 and end["finish_reason"] == "tool_calls"
 
 
@@ -185,9 +185,9 @@ def test_streams_have_the_text_and_calls_of_whole_answers(
 ) -> None:
     text = "".join(parts)
     answer = make_answer(text)
-    whole = ChatForm(tokenizer, logprobs=False, tools=NAMES).write_answer(0, answer)["message"]
+    whole = to_builtins(ChatForm(tokenizer, logprobs=False, tools=NAMES).write_answer(0, answer))["message"]
     form = ChatForm(tokenizer, logprobs=False, tools=NAMES)
-    choices = [*stream(form, text, size), *form.write_end(0, answer)]
+    choices = [*stream(form, text, size), *to_builtins(form.write_end(0, answer))]
     assert join_text(choices) == (whole["content"] or "")
     calls = [call for choice in choices for call in choice["delta"].get("tool_calls", ())]
     assert [call["function"] for call in calls] == [call["function"] for call in whole.get("tool_calls", ())]
