@@ -13,7 +13,8 @@ from .bundle.bundle import Bundle
 from .bundle.json_reader import Reader
 from .bundle.manifest import Artifact, Manifest
 from .errors import InputError, ManifestError, MemoryLimitError
-from .options import LoadOptions, check_options, check_whole
+from .option_checks import check_options, check_whole
+from .options import LoadOptions
 
 # Parsing a tokenizer holds Python's lock for 80 ms, which ONNX Runtime needs until it begins to pack weights.
 HEAD_START = 0.03  # seconds

@@ -20,7 +20,7 @@ from ..backends.cuda_memory import gpu_is_present
 from ..backends.threads import choose_threads
 from ..bundle.bundle import Bundle
 from ..errors import BackendUnavailableError, BatchError, InputError
-from ..options import check_whole
+from ..option_checks import check_whole
 from ..progress import CountedLine, StageCounter, describe_count
 from ..signals import note_changes
 from .engine import Engine, Lost

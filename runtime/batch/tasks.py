@@ -16,6 +16,7 @@ from ..errors import InputError, MemoryLimitError
 from ..generate.generation import Generation
 from ..generate.pending import PendingGeneration
 from ..generate.text_generator import TextGenerator
+from ..option_checks import check_choice
 from ..options import (
     AnswerOptions,
     BatchGenerationOptions,
@@ -24,7 +25,6 @@ from ..options import (
     EmbedOptions,
     EncoderOptions,
     FillMaskOptions,
-    check_choice,
 )
 from ..translate.translator import Translator
 

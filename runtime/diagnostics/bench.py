@@ -24,7 +24,7 @@ from ..backends.dialects import choose_artifact
 from ..backends.threads import Threads, choose_threads
 from ..bundle.bundle import Bundle
 from ..errors import InputError, PlanForgeError
-from ..options import check_whole
+from ..option_checks import check_whole
 from .bench_work import Work
 from .machine import find_processor_name
 from .packages import find_package

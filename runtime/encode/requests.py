@@ -9,7 +9,8 @@ from typing import Generic, TypeAlias, TypeVar
 
 from ..backends.backend import Array
 from ..bundle.defaults import EncoderDefaults
-from ..options import EncoderOptions, Truncation, check_batch_size, check_choice, check_options, check_whole
+from ..option_checks import check_batch_size, check_choice, check_options, check_whole
+from ..options import EncoderOptions, Truncation
 from ..progress import Progress
 from ..text.long_text import TRUNCATIONS, FittedText, Piece, fit
 from ..text.reading import Item, count_read_ahead, name_item, run_in_chunks

@@ -13,6 +13,7 @@ import numpy as np
 from ..backends.backend import Array
 from ..bundle.defaults import EncoderDefaults
 from ..errors import InputError
+from ..option_checks import check_choice, check_switch, check_whole
 from ..options import (
     AnswerOptions,
     ClassifyOptions,
@@ -21,9 +22,6 @@ from ..options import (
     FeatureOptions,
     FillMaskOptions,
     Layers,
-    check_choice,
-    check_switch,
-    check_whole,
 )
 from ..text.long_text import place_tokens
 from ..text.reading import Item, check_each, check_item, check_pair, check_text

@@ -20,7 +20,8 @@ from ..explain.explanation import Explanation
 from ..explain.options import make_choices
 from ..memory_budget import MemoryBudget
 from ..opening import choose_length, list_tokenizer_files, open_programs
-from ..options import RankOptions, check_options, check_whole
+from ..option_checks import check_options, check_whole
+from ..options import RankOptions
 from ..text.reading import Item, check_each, check_text, make_item, run_one_or_all
 from ..text.tokenizer import Tokenizer
 from .encoder import Encoder, check_manifest, check_memory

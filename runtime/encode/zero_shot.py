@@ -13,7 +13,8 @@ import numpy as np
 
 from ..backends.backend import Array
 from ..errors import InputError
-from ..options import ClassifyOptions, check_switch
+from ..option_checks import check_switch
+from ..options import ClassifyOptions
 from ..text.tokenizer import Tokenizer
 from .pooling import softmax
 

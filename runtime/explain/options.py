@@ -7,7 +7,7 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 
 from ..errors import ContextLengthError, InputError
-from ..options import check_whole
+from ..option_checks import check_whole
 from ..suggest import did_you_mean
 from .graphs import ExplanationGraphs
 

@@ -13,15 +13,8 @@ from ..decoding.chunk import OnToken
 from ..decoding.constraints import Constraints
 from ..decoding.sampling import PENALTIES, Sampling
 from ..errors import InputError
-from ..options import (
-    BatchGenerationOptions,
-    GenerationOptions,
-    ProgressOption,
-    check_choice,
-    check_options,
-    check_switch,
-    check_whole,
-)
+from ..option_checks import check_choice, check_options, check_switch, check_whole
+from ..options import BatchGenerationOptions, GenerationOptions, ProgressOption
 from ..text.wording import Wording, check_options_of_template
 from .structure import KINDS, Structure, read_structure
 from .tools import Tools, read_tools

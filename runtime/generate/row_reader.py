@@ -14,7 +14,7 @@ import numpy.typing as npt
 from ..bundle.defaults import GenerationDefaults
 from ..bundle.manifest import Artifact
 from ..errors import ContextLengthError, InputError
-from ..options import check_not_pair
+from ..option_checks import check_not_pair
 from ..text.chat import Chat, Message, cut_chat
 from ..text.reading import name_item
 from ..text.tokenizer import Tokenizer

@@ -9,7 +9,7 @@ from typing import Any
 
 from ..decoding.decoder import Decoder
 from ..errors import ClosedError, InputError
-from ..options import check_options, check_switch, check_whole
+from ..option_checks import check_options, check_switch, check_whole
 from ..scheduling.batcher import find_deadline, observe_nothing
 from ..scheduling.options import ScheduleOptions
 from ..scheduling.queue import count_places

@@ -18,7 +18,8 @@ from ..explain.options import USUAL_NEW_TOKENS, advising_shorter_texts, check_no
 from ..memory_budget import MemoryBudget
 from ..model import Model
 from ..opening import check_weights, choose_length, list_tokenizer_files, open_programs
-from ..options import BatchGenerationOptions, GenerationOptions, check_batch_size
+from ..option_checks import check_batch_size
+from ..options import BatchGenerationOptions, GenerationOptions
 from ..progress import Progress
 from ..scheduling.options import ScheduleOptions
 from ..text.chat import Chat, Message

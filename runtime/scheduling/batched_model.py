@@ -6,7 +6,7 @@ from typing import Any, ClassVar
 
 from ..errors import InputError
 from ..model import Model
-from ..options import check_switch
+from ..option_checks import check_switch
 from .batcher import Batcher, BatchSettings, observe_nothing
 from .options import Observer
 

@@ -16,7 +16,7 @@ from typing import Any, Generic, TypeAlias, TypeVar
 
 from ..decoding.checks import check_positive
 from ..errors import ClosedError, DeadlineError, InputError
-from ..options import check_whole
+from ..option_checks import check_whole
 from .options import Observer
 from .queue import FairQueue
 

@@ -8,7 +8,7 @@ from itertools import zip_longest
 from typing import Any, Generic, TypeVar
 
 from ..errors import QueueFullError
-from ..options import check_whole
+from ..option_checks import check_whole
 
 T = TypeVar("T")
 MISSING: Any = object()  # behind the requests of a client that has fewer than another

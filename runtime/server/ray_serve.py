@@ -13,7 +13,7 @@ from ray import serve
 
 from ..errors import BackendError, InputError
 from ..load import load
-from ..options import check_whole
+from ..option_checks import check_whole
 from ..suggest import did_you_mean
 from .app import make_app
 from .settings import ServerSettings

@@ -7,7 +7,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from ..errors import InputError
-from ..options import check_whole
+from ..option_checks import check_whole
 
 MEGABYTE = 2**20
 LONGEST = 86_400.0  # seconds

@@ -7,7 +7,7 @@ from contextlib import contextmanager
 from typing import Any, TypeAlias, TypeVar
 
 from ..errors import ContextLengthError, InputError
-from ..options import check_not_pair
+from ..option_checks import check_not_pair
 from ..progress import Progress
 
 READ_AHEAD = 1024  # texts that are sorted by length together

@@ -12,7 +12,7 @@ import numpy as np
 import numpy.typing as npt
 
 from ..decoding.chunk import FinishReason
-from ..options import check_whole
+from ..option_checks import check_whole
 
 Array: TypeAlias = npt.NDArray[np.float32]
 

@@ -12,7 +12,7 @@ from ..bundle.defaults import GenerationDefaults
 from ..bundle.json_reader import Reader
 from ..errors import ContextLengthError, InputError
 from ..opening import list_tokenizer_files
-from ..options import check_choice
+from ..option_checks import check_choice
 from ..text.piece_tokenizer import open_tokenizer
 from ..text.reading import name_item
 from ..text.tokenizer import Tokenizer, read

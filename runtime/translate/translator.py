@@ -20,13 +20,8 @@ from ..explain.explanation import Explanation
 from ..explain.options import advising_shorter_texts, check_not_empty, make_choices
 from ..memory_budget import MemoryBudget
 from ..opening import check_weights, choose_length, open_programs
-from ..options import (
-    BatchTranslationOptions,
-    TranslationOptions,
-    check_batch_size,
-    check_options,
-    check_switch,
-)
+from ..option_checks import check_batch_size, check_options, check_switch
+from ..options import BatchTranslationOptions, TranslationOptions
 from ..progress import Progress
 from ..scheduling.batched_model import QUEUE_SIZE, BatchedModel, refuse_options
 from ..scheduling.batcher import Batcher, BatchSettings, IsWanted, PendingResults, find_deadline

@@ -18,7 +18,7 @@ from planforge.exporter.commands.app import app
 from planforge.runtime import TextGenerator, load
 from planforge.runtime.commands.run_input import keep_blanks
 from planforge.runtime.commands.run_options import TASKS
-from planforge.runtime.options import list_options
+from planforge.runtime.option_checks import list_options
 
 from ..helpers.cli import COMMAND
 

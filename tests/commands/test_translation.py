@@ -10,7 +10,8 @@ import pytest
 from planforge.models.demos import dates
 from planforge.runtime import Translator
 from planforge.runtime.commands.run_options import TRANSLATION
-from planforge.runtime.options import TranslationOptions, list_options
+from planforge.runtime.option_checks import list_options
+from planforge.runtime.options import TranslationOptions
 
 from ..helpers.cli import error_line, planforge
 

@@ -9,14 +9,14 @@ from typing import Any, TypedDict
 import pytest
 
 from planforge.runtime.errors import InputError
-from planforge.runtime.options import (
-    EmbedOptions,
+from planforge.runtime.option_checks import (
     check_batch_size,
     check_choice,
     check_not_pair,
     check_options,
     list_options,
 )
+from planforge.runtime.options import EmbedOptions
 from planforge.runtime.progress import Progress
 
 
