@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import io
+import json
 import logging
 import subprocess
 import sys
@@ -86,7 +87,10 @@ def error_line(*arguments: str | int | Path, code: int = 2) -> str:
     done = planforge(*arguments)
     assert done.returncode == code, done.stdout + done.stderr
     assert "Traceback" not in done.stderr
-    assert done.stdout == ""
     lines = [line for line in done.stderr.splitlines() if line.startswith("error: ")]
     assert len(lines) == 1, done.stderr
+    if "--json" in arguments:
+        assert json.loads(done.stdout)["error"]["exit_code"] == code
+    else:
+        assert done.stdout == ""
     return lines[0]
