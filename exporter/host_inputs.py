@@ -60,7 +60,7 @@ HOST_INPUTS = {
     "com.microsoft.BeamSearch": (0, 1, 2, 3, 4, 5, 6, 7),
     "com.microsoft.DecoderMaskedMultiHeadAttention": (7, 8),
     "com.microsoft.DecoderMaskedSelfAttention": (6,),
-    "com.microsoft.GreedySearch": (0, 1, 2, 3),
+    "com.microsoft.GreedySearch": (0, 1, 2, 3, 6),
     "com.microsoft.GroupQueryAttention": (6,),
     "com.microsoft.QAttention": (3, 4, 6, 7),
     "com.microsoft.Sampling": (0, 1, 2, 3, 6),

@@ -9,11 +9,11 @@ import os
 import re
 from collections.abc import Mapping
 from dataclasses import dataclass
-from pathlib import Path, PureWindowsPath
+from pathlib import Path
 from typing import Any
 
 from ...runtime.bundle.bundle import compute_sha256
-from ...runtime.bundle.export_again import restore_argument
+from ...runtime.bundle.export_again import is_recorded_place, restore_argument
 from ...runtime.suggest import did_you_mean
 from ..errors import HubError, SourceError, raise_checkpoint_errors, shorten_error
 
@@ -85,16 +85,6 @@ def locate_from(bundle: Path, folder: Path) -> str:
     except ValueError:  # no relative path leads from drive to drive
         path = str(folder.resolve())
     return Path(path).as_posix()
-
-
-def is_recorded_place(argument: str) -> bool:
-    """Tell whether `locate_from` may have written a folder's path: a relative one, or one on a Windows drive.
-
-    Windows asks the network for what begins with two slashes of either kind, and an automounter may for any
-    whole path.
-    """
-    place = PureWindowsPath(argument)  # takes / and \\ alike
-    return not place.anchor or re.fullmatch(r"[A-Za-z]:\\", place.anchor) is not None
 
 
 def find_recorded(recorded: Mapping[str, Any], bundle: Path) -> Source:

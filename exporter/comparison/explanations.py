@@ -101,7 +101,8 @@ class Reference:
             for objective, number in (OF_A_VECTOR if is_of_vector else OBJECTIVES).items():
                 case = self.make_case(recipe, f"{objective}, {name}", batch, tokens, number)
                 is_enough = objective == "logit" or name != long
-                yield replace(case, is_kept=is_kept and is_enough)
+                if not is_certain(case):
+                    yield replace(case, is_kept=is_kept and is_enough)
 
     def choose_length(self) -> int:
         """Return the length of the longest case: beyond the longest window, and at most the model's."""
@@ -147,13 +148,13 @@ class Reference:
         return Case(name, inputs, outputs, limit, highest_ranks=highest, ids=ids, scale=scale)
 
     def choose_targets(self, recipe: Recipe, inputs: Arrays) -> Array:
-        """Return the drawn targets, and others in place of those whose probability is all but 1.
+        """Return the drawn targets, and others, if there are, in place of those that are all but certain.
 
         The gradient of a probability p is p * (1 - p) times its logit's, and fp32 knows 1 - p to 2**-24 only:
         beyond `MOST_LIKELY` a comparison would be one of roundings.
         """
         targets = inputs["target"]
-        for _ in range(MOST_TARGETS):
+        for _ in range(min(MOST_TARGETS, self.count_targets() - 1)):
             score = compute(self.model, recipe, {**inputs, "target": targets})["score"]
             if not (score > MOST_LIKELY).any():
                 break
@@ -180,6 +181,12 @@ class Reference:
             "target": self.count_targets(),
         }
         return self.random.integers(0, most.get(spec.name, config.vocab_size), shape)
+
+
+def is_certain(case: Case) -> bool:
+    """Tell whether a case is of a gradient of which fp32 keeps nothing, as of a model's only label."""
+    objective = case.inputs["objective"][0]
+    return objective in (SOFTMAX, SIGMOID) and bool((case.outputs["score"] > MOST_LIKELY).any())
 
 
 def compute(model: nn.Module, recipe: Recipe, inputs: Arrays) -> dict[str, Array]:

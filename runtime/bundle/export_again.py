@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+import re
 from collections import Counter
 from collections.abc import Mapping, Sequence
-from pathlib import Path
+from pathlib import Path, PureWindowsPath
 from typing import Any
 
 from .bundle import Bundle
@@ -55,7 +56,8 @@ def name_origin(bundle: Bundle) -> list[str]:
     model = name_checkpoint(bundle)
     if not bundle.manifest.source.get("exporter"):
         return ["export", model]
-    if any(Path(model).glob("*.onnx")):
+    is_folder = bundle.manifest.source.get("kind") == "folder" and Path(model).is_absolute()
+    if is_folder and any(Path(model).glob("*.onnx")):  # it was looked at before
         return ["import", model]
     return ["import", "FOLDER", "--source", model]  # what optimum wrote is nowhere named
 
@@ -66,7 +68,8 @@ def name_checkpoint(bundle: Bundle) -> str:
     argument = restore_argument(recorded, bundle.folder)
     if recorded.get("kind") == "folder":
         path = Path(argument)
-        return str(path.resolve()) if path.is_dir() else path.name
+        is_here = is_recorded_place(str(recorded.get("argument", ""))) and path.is_dir()
+        return str(path.resolve()) if is_here else PureWindowsPath(argument).name or "MODEL"
     return argument or "MODEL"
 
 
@@ -82,6 +85,16 @@ def restore_argument(recorded: Mapping[str, Any], bundle: Path) -> str:
         return str(bundle / argument)
     commit = recorded.get("commit")
     return f"{argument.partition('@')[0]}@{commit}" if commit else argument
+
+
+def is_recorded_place(argument: str) -> bool:
+    """Tell whether an export may have written a folder's path: a relative one, or one on a Windows drive.
+
+    Windows asks the network for what begins with two slashes of either kind, and an automounter may for any
+    whole path.
+    """
+    place = PureWindowsPath(argument)  # takes / and \\ alike
+    return not place.anchor or re.fullmatch(r"[A-Za-z]:\\", place.anchor) is not None
 
 
 def find_max_batch(manifest: Manifest) -> int | None:

@@ -32,6 +32,7 @@ B = TypeVar("B", bound=Body)
 Asked = TypeVar("Asked", bound=Body, covariant=True)
 SHORT = 2_048  # bytes of text that is tokenized in 0.1 ms
 SMALL = 32_768  # bytes of a body that the event loop's thread parses itself
+PART = 16_384  # bytes of gzip that are decoded at a time: each member in them copies what is behind it
 LATE = "the request's deadline passed before it was read"
 GONE = "the client left"
 
@@ -160,13 +161,14 @@ async def read_body(request: Request, settings: ServerSettings) -> bytes:
     parts: list[bytes] = []
 
     async def read() -> None:
-        total = 0
+        encoded = decoded = 0
         async for part in request.stream():
-            part = inflate(part)
-            total += len(part)
-            if total > limit:
-                refuse_large(limit)
-            parts.append(part)
+            encoded += len(part)
+            for begin in range(0, len(part), PART):
+                parts.append(inflate(part[begin : begin + PART]))
+                decoded += len(parts[-1])
+                if max(encoded, decoded) > limit:
+                    refuse_large(limit)
 
     if length.isdecimal() and int(length) > limit:
         refuse_large(limit)

@@ -8,7 +8,6 @@ Needs jinja2, which nothing else of the runtime loads.
 from __future__ import annotations
 
 import json
-import re
 import threading
 from collections.abc import Collection, Mapping, Sequence
 from datetime import datetime
@@ -27,7 +26,7 @@ from jinja2.utils import Namespace
 from jinja2.visitor import NodeTransformer
 
 from ..errors import BackendUnavailableError, BundleError, InputError
-from .guard import MARK, FormedTokenError
+from .guard import MARK, SPELLED_MARK, FormedTokenError
 from .template_limits import (
     CALL_STEPS,
     Budget,
@@ -43,8 +42,6 @@ from .tokenizer import join_lines
 LEAST_VERSION = (3, 1, 6)  # those before have known ways out of the sandbox
 MAX_CHARACTERS = 2**20  # of what is rendered, and for each character of the messages so many more:
 CHARACTERS_EACH = 16
-ESCAPED_MARK = json.dumps(MARK)[1:-1]  # a mark in JSON of ASCII, which is none any more
-ESCAPED = re.compile(r"\\(?:u[0-9a-f]{4}|.)")
 # Filters that no template can name: they stand between loops, `~`, comparisons, keys or slices, and their
 # operands.
 COUNTED = "counted steps"
@@ -104,7 +101,7 @@ class ChatTemplate:
             raise BundleError(f"{self.source}: the chat template is stopped: {join_lines(error)}") from error
         except Refused as error:
             raise InputError(
-                f"the chat template refuses the messages: {join_lines(error):.500}", option="messages"
+                f"the chat template refuses the messages: {tell_error(error)}", option="messages"
             ) from error
         except FormedTokenError as error:
             raise InputError(
@@ -114,11 +111,16 @@ class ChatTemplate:
             ) from error
         except Exception as error:  # whatever its operators and filters raise
             raise InputError(
-                f"the chat template cannot render these messages: {join_lines(error):.500}; give them the"
+                f"the chat template cannot render these messages: {tell_error(error)}; give them the"
                 f" roles and keys that {self.source} reads",
                 option="messages",
             ) from error
         return "".join(pieces)
+
+
+def tell_error(error: Exception) -> str:
+    """Return what an error says on one line, without the marks in the texts that it quotes."""
+    return join_lines(error).replace(MARK, "").replace(SPELLED_MARK, "")[:500]
 
 
 class Refused(jinja2.TemplateError):
@@ -268,12 +270,9 @@ def write_json(
     sort_keys: bool = False,
 ) -> str:
     """Return plain JSON; jinja2's own filter escapes HTML."""
-    written = json.dumps(
+    return json.dumps(
         value, ensure_ascii=ensure_ascii, indent=indent, separators=separators, sort_keys=sort_keys
     )
-    if not ensure_ascii:
-        return written
-    return ESCAPED.sub(lambda found: MARK if found[0] == ESCAPED_MARK else found[0], written)
 
 
 def raise_exception(message: Any) -> NoReturn:

@@ -13,6 +13,8 @@ from typing import Any
 from .tokenizer import Tokenizer
 
 MARK = "\ufdd0"  # Unicode keeps it from being a character of any text
+SPELLED_MARK = "\\ufdd0"  # what Python and JSON write of it where a template writes a list or an object
+ESCAPED_MARK = re.compile(r"(?<!\\)((?:\\\\)*)\\ufdd0")
 
 
 class FormedTokenError(ValueError):
@@ -22,10 +24,10 @@ class FormedTokenError(ValueError):
 class Guard:
     """Keeps special tokens that a text spells plain text after a template has put it in its place.
 
-    Marks stand between the letters of each. They stand too behind the beginning of one at a text's end, and
-    before the end of one at a text's beginning, as templates join texts. What a template changes in a text is
-    marked anew. So every token in what a template renders has a mark inside, unless the template itself
-    wrote it.
+    Marks stand between the letters of each. They stand too behind the beginning of one at a text's end,
+    before the end of one at a text's beginning, and before a text that lies inside of one, as templates join
+    texts. What a template changes in a text is marked anew. So every token in what a template renders has a
+    mark inside, unless the template itself wrote it.
     """
 
     def __init__(self, special_tokens: Sequence[str]) -> None:
@@ -33,10 +35,12 @@ class Guard:
         tokens = tuple(token for token in special_tokens if len(token) > 1)
         self.longest = max(map(len, tokens), default=1)
         self.spelled, self.any_case, self.beginnings, self.ends = find_spellings(tokens)
+        self.insides = "\n".join(token[1:-1] for token in tokens).lower()
 
     def mark(self, text: str) -> str:
         """Put a mark into each special token that a text spells, or that it may spell beside another text."""
-        return self._mark(text, self.any_case.finditer(text))  # templates change case
+        marked = self._mark(text, self.any_case.finditer(text))  # templates change case
+        return marked.replace(SPELLED_MARK, f"\\{MARK}{SPELLED_MARK[1:]}")
 
     def mark_made(self, name: str, made: Any, given: Sequence[Any]) -> Any:
         """Mark what a template's filter or method made of values: it may have taken letters away.
@@ -54,6 +58,7 @@ class Guard:
         if isinstance(made, str):
             if made == given[0]:
                 return made
+            made = read_marks(made)
             return self._mark(made, self._find_formed(name, made, given))
         if isinstance(made, list | tuple) and isinstance(given[0], str | bytes):
             return type(made)([self.mark_made(name, part, given) for part in made])
@@ -99,6 +104,8 @@ class Guard:
         end = begin + len(body)
         places |= {end - count for count in range(last)}
         places |= {begin + count for count in range(first)}
+        if body and body.lower() in self.insides:
+            places.add(begin)
         cuts = [0, *sorted(places), len(text)]
         return MARK.join(text[i:j] for i, j in pairwise(cuts)) if places else text
 
@@ -106,6 +113,7 @@ class Guard:
         """Return the tokens of a text with marks, which are left out."""
         if not self.beginnings:
             return tokenizer.encode(text.replace(MARK, ""), parse_special=True)
+        text = read_marks(text)
         marks = [found.start() - number for number, found in enumerate(re.finditer(MARK, text))]
         text = text.replace(MARK, "")
         pieces = []
@@ -116,6 +124,11 @@ class Guard:
                 begin = found.end()
         pieces.append((text[begin:], True))
         return encode_pieces(tokenizer, pieces)
+
+
+def read_marks(text: str) -> str:
+    """Return a text with its marks, also those that were escaped where a list or an object was written."""
+    return ESCAPED_MARK.sub(rf"\1{MARK}", text) if SPELLED_MARK in text else text
 
 
 @lru_cache(maxsize=8)

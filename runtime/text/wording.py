@@ -16,7 +16,8 @@ if TYPE_CHECKING:
 OWN = ("messages", "tools", "add_generation_prompt", "continue_final_message", "strftime_now")
 # What templates compare with words of their own. No mark may stand there: the message would count as none.
 WORDS = {
-    *("role", "system", "developer", "user", "assistant", "tool", "ipython"),
+    *("role", "system", "developer", "user", "assistant", "tool", "ipython", "observation", "environment"),
+    *("model", "context", "document", "documents"),
     *("content", "type", "text", "name", "reasoning_content", "thinking"),
     *("tool_calls", "tool_call_id", "id", "function", "arguments", "description", "parameters"),
     *("properties", "required", "items", "enum", "object", "array", "string", "number", "integer", "boolean"),

@@ -7,15 +7,16 @@ import ntpath
 import os
 import socket
 from pathlib import Path, PureWindowsPath
+from types import SimpleNamespace
 from typing import Any
 
 import huggingface_hub
 import pytest
 
 from planforge.exporter import export, export_checkpoint, import_folder
-from planforge.exporter.checkpoints.source import Source, find_recorded, is_recorded_place, resolve_source
+from planforge.exporter.checkpoints.source import Source, find_recorded, resolve_source
 from planforge.exporter.errors import CheckpointError, SourceError
-from planforge.runtime.bundle.export_again import restore_argument
+from planforge.runtime.bundle.export_again import is_recorded_place, name_origin, restore_argument
 
 COMMIT = "0123456789abcdef0123456789abcdef01234567"
 
@@ -194,6 +195,10 @@ def test_a_place_that_no_export_records_is_not_touched(
         patch.setattr(Path, "is_dir", None)
         with pytest.raises(SourceError, match="which no export records; pass --source MODEL"):
             find_recorded({"kind": kind, "argument": argument}, tmp_path)
+        manifest = SimpleNamespace(source={"kind": kind, "argument": argument, "exporter": "optimum"})
+        named = name_origin(SimpleNamespace(manifest=manifest, folder=tmp_path))  # type: ignore[arg-type]
+    assert named[:-1] == ["import", "FOLDER", "--source"]
+    assert kind != "folder" or "/" not in named[-1]
 
 
 @pytest.mark.parametrize("name", ["model.safetensors", "config.json"])

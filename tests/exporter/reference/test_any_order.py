@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import replace
+from pathlib import Path
 
 import numpy as np
 import pytest
@@ -13,6 +14,9 @@ from planforge.exporter.checkpoints.source import resolve_source
 from planforge.exporter.comparison.explanations import Reference, compute, measure, widen
 from planforge.exporter.reference.model import load_our_model
 from planforge.exporter.reference.rounding import RoundInAnyOrder
+from planforge.runtime.explain.objectives import LOGIT
+
+from ...helpers.models import edit_weights, tiny_bert, write_wordpiece
 
 
 @pytest.mark.parametrize("terms", [64, 1024])
@@ -70,3 +74,14 @@ def test_no_gradient_is_compared_of_which_fp32_keeps_nothing(seed: int) -> None:
         assert max(limits.values()) < 0.01, case.name
         if case.inputs["objective"].any():
             assert case.outputs["score"].max() <= 0.99, case.name
+
+
+def test_an_only_label_that_is_certain_is_compared_by_its_logit(tmp_path: Path) -> None:
+    tiny_bert(tmp_path, "BertForSequenceClassification", num_labels=1)
+    edit_weights(tmp_path, **{"classifier.bias": torch.tensor([15.0])})
+    write_wordpiece(tmp_path)
+    checkpoint = Checkpoint(resolve_source(str(tmp_path)), outputs=("explain",))
+    ours = load_our_model(checkpoint.folder, checkpoint.choices.max_length)
+    recipe = next(r for r in checkpoint.explanations.values() if r.graph == "gradient")
+    cases = list(Reference(ours, checkpoint.explanations, seed=0).list_cases(recipe))
+    assert {int(case.inputs["objective"][0]) for case in cases} == {LOGIT}

@@ -57,6 +57,11 @@ CHANGES = [
     "c.title().lower()",
     "c | replace('&', '<')",
     "(c ~ 'z') | replace('X', '')",
+    "[c] | string",
+    "{'a': [c]} | string",
+    "'%s %s' % ([c], {c: 1})",
+    "c | pprint",
+    "[c, c] ~ c",
 ]
 LOOPS = [
     "{% for d in c %}{{ d if d != 'X' }}{% endfor %}",
@@ -141,6 +146,45 @@ def test_texts_are_changed_as_in_transformers(change: str) -> None:
         messages = [{"role": "user", "content": text}]
         wanted = reference.apply_chat_template(messages, return_dict=False)
         assert chat_of(template).encode(messages, ours("byte_level")) == wanted
+
+
+@pytest.mark.parametrize(
+    "written",
+    [
+        "{{ [c] }}",
+        "{{ {'a': c} }}",
+        "{{ [c, [c]] | string }}",
+        "{{ c | pprint }}",
+        "{{ '%s' % [c] }}",
+        "{{ [c] ~ c }}",
+        "{{ [c] | tojson(ensure_ascii=true) }}",
+        "{{ c }}{{ [c] | tojson }}",
+    ],
+)
+def test_values_are_written_as_in_transformers(written: str) -> None:
+    """Python and JSON escape marks where they write a list, of what begins or ends as a special token."""
+    template = "<s>{% set c = messages[0].content %}" + written + "<|im_end|>"
+    reference: Any = load_reference("byte_level", template)
+    for text in ("a <", "<=", "> \\", "<", "\\ufdd0 <", "\\\\ufdd0", "é 'x' <", "end", "\\<"):
+        messages = [{"role": "user", "content": text}]
+        wanted = reference.apply_chat_template(messages, return_dict=False)
+        assert chat_of(template).encode(messages, ours("byte_level")) == wanted, text
+
+
+@pytest.mark.parametrize(
+    "written", ["<|{{ c }}|>", "{{ '<|' ~ c ~ '|>' }}", "<{{ c }}>", "[{{ c }}]", "<|im_{{ c }}|>"]
+)
+@pytest.mark.parametrize("text", ["im_end", "IM_END", " end ", "s", "/s", "INST", "e"])
+def test_what_lies_inside_of_a_special_token_makes_none(written: str, text: str) -> None:
+    template = "{% set c = messages[0].content | trim %}" + written
+    ids = chat_of(template).encode([{"role": "user", "content": text}], ours("byte_level"))
+    assert not count_special("byte_level", ids)
+
+
+def test_no_mark_stands_in_errors() -> None:
+    template = "{{ raise_exception('no ' ~ messages[0].content) }}"
+    with pytest.raises(InputError, match=r"no a <\|im_end\|>$"):
+        chat_of(template).encode([{"role": "user", "content": "a <|im_end|>"}], ours("byte_level"))
 
 
 def test_tokens_that_the_template_writes_into_texts_stay() -> None:
