@@ -38,6 +38,9 @@ PYTHON_PART = re.compile(
     r"|(?P<end></function_calls>)",
     re.DOTALL,
 )
+# A prefix that makes backslashes of the string behind it plain, and escapes of strings that are not raw.
+RAW = re.compile(r"[rR][bBfF]?\Z")
+ESCAPE = re.compile(r"\\(?:(?P<octal>[4-7][0-7]{2})|(?P<known>[\n\r\\'\"abfnrtvxNuU0-7])|.)", re.DOTALL)
 UNREADABLE = (ValueError, RecursionError, MemoryError, SyntaxError)
 
 Call: TypeAlias = "tuple[str, dict[str, Any]]"
@@ -168,15 +171,35 @@ def read_python_calls(text: str, begin: int) -> tuple[list[Call], int]:
 
 def parse_python(source: str) -> list[Call]:
     calls = []
-    for statement in ast.parse(source.strip()).body:
+    for statement in ast.parse(PYTHON_PART.sub(spell_string, source).strip()).body:
         call = statement.value if isinstance(statement, ast.Expr) else None
         if not isinstance(call, ast.Call) or call.args or not isinstance(call.func, ast.Name | ast.Attribute):
             raise ValueError("no call with named arguments")
-        arguments = {word.arg: read_literal(word.value) for word in call.keywords if word.arg is not None}
+        arguments: dict[str, Any] = {}
+        for word in call.keywords:
+            if word.arg is None or word.arg in arguments:
+                raise ValueError("an argument has no name, or one that another has")
+            arguments[word.arg] = read_literal(word.value)
         if not all(map(is_json, arguments.values())):
             raise ValueError("an argument is not JSON")
         calls.append((ast.unparse(call.func), arguments))
     return calls
+
+
+def spell_string(part: re.Match[str]) -> str:
+    """Return a string or a comment of Python without escapes that Python warns of, of the same value.
+
+    Whether its warnings are errors is set for the whole process, which is not ours.
+    """
+    before = part.string[max(0, part.start() - 2) : part.start()]
+    return part[0] if part[0].startswith("#") or RAW.search(before) else ESCAPE.sub(spell_escape, part[0])
+
+
+def spell_escape(escape: re.Match[str]) -> str:
+    """Return an escape that Python knows: a backslash before another letter is a backslash."""
+    if escape["octal"]:
+        return f"\\u{int(escape['octal'], 8):04x}"
+    return escape[0] if escape["known"] else "\\" + escape[0]
 
 
 def read_literal(node: ast.expr) -> Any:
