@@ -24,6 +24,8 @@ START = re.compile(rf"\s*(?:{'|'.join(map(re.escape, STARTS))})")
 NAMED = re.compile(r"\s*(?:\[TOOL_CALLS\]\s*)?([\w.-]+)\s*(?:\[CALL_ID\][\w-]*\s*)?(?:\[ARGS\]\s*)?(?=\{)")
 ID = re.compile("[A-Za-z0-9]{9}")  # Mistral's, which follows the name where its mark is missing
 FIRST = re.compile(r"\s*(?=[{\[])")
+# What begins calls in Python's syntax: a comment, or a name and a parenthesis, which lines may break.
+FIRST_PYTHON = re.compile(r"[\s\\(]*(?:#|[\w.]+\s*[\\(])")
 BETWEEN = re.compile(r"[\s;]*")
 JSON_NAMES = {"true": True, "false": False, "null": None}
 MAX_CALLS_TEXT = 2**16  # characters of calls in Python's syntax, which is parsed as a whole
@@ -91,16 +93,22 @@ def list_blocks(text: str, names: Collection[str]) -> list[Block]:
 
 
 def find_blocks(text: str) -> Iterator[Block]:
-    """Yield the calls between marks; ValueError where they cannot be read."""
+    """Yield the calls between marks; ValueError where they cannot be read.
+
+    A mark behind which no call begins is text.
+    """
     place = 0
     while (mark := BLOCK.search(text, place)) is not None:
-        if mark[0] == "<function_calls>":
+        is_python = mark[0] == "<function_calls>"
+        if (FIRST_PYTHON if is_python else FIRST).match(text, mark.end()) is None:
+            place = mark.end()
+        elif is_python:
             calls, place = read_python_calls(text, mark.end())
+            yield Block(mark.start(), place, calls)
         else:
             values, place = read_values(text, mark.end())
-            calls = [read_object(value) for value in values]
             place = skip_end(text, place, BLOCKS[mark[0]])
-        yield Block(mark.start(), place, calls)
+            yield Block(mark.start(), place, [read_object(value) for value in values])
 
 
 def read_whole(text: str, names: Collection[str]) -> list[Call]:
@@ -151,9 +159,11 @@ def read_values(text: str, place: int) -> tuple[list[Any], int]:
 
 
 def read_object(value: Any) -> Call:
-    """Return the call that an object of JSON asks for."""
+    """Return the call that an object of JSON asks for; arguments may be JSON in a string, as OpenAI's."""
     name = value.get("name") if isinstance(value, dict) else None
     arguments = value.get("arguments", value.get("parameters")) if isinstance(value, dict) else None
+    if isinstance(arguments, str):
+        arguments = DECODER.decode(arguments)
     if not isinstance(name, str) or not isinstance(arguments, dict):
         raise ValueError("no name and arguments")
     return name, arguments
