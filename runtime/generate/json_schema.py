@@ -127,16 +127,21 @@ def check_depth(value: Any, path: Path) -> None:
 
 
 def list_schemas(schema: Any, path: Path) -> Iterator[tuple[Path, dict[str, Any]]]:
-    """Yield a schema and those in it, with their places."""
-    if not isinstance(schema, dict):
+    """Yield a schema and those in it that are objects, with their places."""
+    return ((place, part) for place, part in list_all_schemas(schema, path) if isinstance(part, dict))
+
+
+def list_all_schemas(schema: Any, path: Path) -> Iterator[tuple[Path, dict[str, Any] | bool]]:
+    """Yield a schema and those in it, true and false too, with their places."""
+    if not isinstance(schema, dict | bool):
         return
     yield path, schema
-    for key, value in schema.items():
+    for key, value in list_children(schema):
         if key in SCHEMAS:
-            yield from list_schemas(value, (*path, key))
+            yield from list_all_schemas(value, (*path, key))
         if key in (SCHEMA_LISTS if isinstance(value, list) else SCHEMA_MAPS):
             for name, part in list_children(value):
-                yield from list_schemas(part, (*path, key, name))
+                yield from list_all_schemas(part, (*path, key, name))
 
 
 def check_keywords(schema: dict[str, Any], path: Path) -> None:

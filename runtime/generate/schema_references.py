@@ -5,10 +5,10 @@ from __future__ import annotations
 from collections.abc import Mapping
 from copy import deepcopy
 from typing import Any
-from urllib.parse import quote, urldefrag, urljoin
+from urllib.parse import quote, unquote, urldefrag, urljoin
 
 from ..errors import SchemaError
-from .json_schema import Path, list_schemas, write_path
+from .json_schema import Path, list_all_schemas, list_schemas, write_path
 
 ROOT_NAMES = ("$schema", "id")  # of a whole schema
 
@@ -19,7 +19,7 @@ def resolve_references(schema: Mapping[str, Any]) -> dict[str, Any]:
     A part may be named by `$id`, which its own references count from, and by `$anchor`.
 
     Raises:
-        SchemaError: a reference names no part of the schema.
+        SchemaError: a reference names no schema in the schema.
     """
     resolved: dict[str, Any] = deepcopy({key: part for key, part in schema.items() if key not in ROOT_NAMES})
     bases: dict[Path, str] = {(): ""}  # of the parts that references in them count from, their URIs
@@ -35,14 +35,16 @@ def resolve_references(schema: Mapping[str, Any]) -> dict[str, Any]:
                 bases[path] = uri
         if isinstance(anchor, str):
             pointers[f"{find_base(bases, path)}#{anchor}"] = pointer
+    # References in what is no schema, such as an example or "x-...", are left as they are.
+    targets = {unquote(write_pointer(path)) for path, _ in list_all_schemas(resolved, ())}
     for path, part in list_schemas(resolved, ()):
         reference = part.get("$ref")
         if isinstance(reference, str):
             part["$ref"] = find_pointer(pointers, join_uri(find_base(bases, path), reference))
-            if not part["$ref"]:
+            if unquote(part["$ref"]) not in targets:
                 place = write_path((*path, "$ref"))
                 raise SchemaError(
-                    f"json_schema: {place} is {reference!r:.200}, which names no part of the schema; put what"
+                    f"json_schema: {place} is {reference!r:.200}, which names no schema in this one; put what"
                     " it names into $defs",
                     path=place,
                 )

@@ -24,6 +24,8 @@ START = re.compile(rf"\s*(?:{'|'.join(map(re.escape, STARTS))})")
 NAMED = re.compile(r"\s*(?:\[TOOL_CALLS\]\s*)?([\w.-]+)\s*(?:\[CALL_ID\][\w-]*\s*)?(?:\[ARGS\]\s*)?(?=\{)")
 ID = re.compile("[A-Za-z0-9]{9}")  # Mistral's, which follows the name where its mark is missing
 FIRST = re.compile(r"\s*(?=[{\[])")
+# What begins calls in Python's syntax: a comment, or a name and a parenthesis, which lines may break.
+FIRST_PYTHON = re.compile(r"[\s\\(]*(?:#|[\w.]+\s*[\\(])")
 BETWEEN = re.compile(r"[\s;]*")
 JSON_NAMES = {"true": True, "false": False, "null": None}
 MAX_CALLS_TEXT = 2**16  # characters of calls in Python's syntax, which is parsed as a whole
@@ -38,6 +40,9 @@ PYTHON_PART = re.compile(
     r"|(?P<end></function_calls>)",
     re.DOTALL,
 )
+# A prefix that makes backslashes of the string behind it plain, and escapes of strings that are not raw.
+RAW = re.compile(r"[rR][bBfF]?\Z")
+ESCAPE = re.compile(r"\\(?:(?P<octal>[4-7][0-7]{2})|(?P<known>[\n\r\\'\"abfnrtvxNuU0-7])|.)", re.DOTALL)
 UNREADABLE = (ValueError, RecursionError, MemoryError, SyntaxError)
 
 Call: TypeAlias = "tuple[str, dict[str, Any]]"
@@ -88,16 +93,22 @@ def list_blocks(text: str, names: Collection[str]) -> list[Block]:
 
 
 def find_blocks(text: str) -> Iterator[Block]:
-    """Yield the calls between marks; ValueError where they cannot be read."""
+    """Yield the calls between marks; ValueError where they cannot be read.
+
+    A mark behind which no call begins is text.
+    """
     place = 0
     while (mark := BLOCK.search(text, place)) is not None:
-        if mark[0] == "<function_calls>":
+        is_python = mark[0] == "<function_calls>"
+        if (FIRST_PYTHON if is_python else FIRST).match(text, mark.end()) is None:
+            place = mark.end()
+        elif is_python:
             calls, place = read_python_calls(text, mark.end())
+            yield Block(mark.start(), place, calls)
         else:
             values, place = read_values(text, mark.end())
-            calls = [read_object(value) for value in values]
             place = skip_end(text, place, BLOCKS[mark[0]])
-        yield Block(mark.start(), place, calls)
+            yield Block(mark.start(), place, [read_object(value) for value in values])
 
 
 def read_whole(text: str, names: Collection[str]) -> list[Call]:
@@ -148,9 +159,11 @@ def read_values(text: str, place: int) -> tuple[list[Any], int]:
 
 
 def read_object(value: Any) -> Call:
-    """Return the call that an object of JSON asks for."""
+    """Return the call that an object of JSON asks for; arguments may be JSON in a string, as OpenAI's."""
     name = value.get("name") if isinstance(value, dict) else None
     arguments = value.get("arguments", value.get("parameters")) if isinstance(value, dict) else None
+    if isinstance(arguments, str):
+        arguments = DECODER.decode(arguments)
     if not isinstance(name, str) or not isinstance(arguments, dict):
         raise ValueError("no name and arguments")
     return name, arguments
@@ -168,15 +181,35 @@ def read_python_calls(text: str, begin: int) -> tuple[list[Call], int]:
 
 def parse_python(source: str) -> list[Call]:
     calls = []
-    for statement in ast.parse(source.strip()).body:
+    for statement in ast.parse(PYTHON_PART.sub(spell_string, source).strip()).body:
         call = statement.value if isinstance(statement, ast.Expr) else None
         if not isinstance(call, ast.Call) or call.args or not isinstance(call.func, ast.Name | ast.Attribute):
             raise ValueError("no call with named arguments")
-        arguments = {word.arg: read_literal(word.value) for word in call.keywords if word.arg is not None}
+        arguments: dict[str, Any] = {}
+        for word in call.keywords:
+            if word.arg is None or word.arg in arguments:
+                raise ValueError("an argument has no name, or one that another has")
+            arguments[word.arg] = read_literal(word.value)
         if not all(map(is_json, arguments.values())):
             raise ValueError("an argument is not JSON")
         calls.append((ast.unparse(call.func), arguments))
     return calls
+
+
+def spell_string(part: re.Match[str]) -> str:
+    """Return a string or a comment of Python without escapes that Python warns of, of the same value.
+
+    Whether its warnings are errors is set for the whole process, which is not ours.
+    """
+    before = part.string[max(0, part.start() - 2) : part.start()]
+    return part[0] if part[0].startswith("#") or RAW.search(before) else ESCAPE.sub(spell_escape, part[0])
+
+
+def spell_escape(escape: re.Match[str]) -> str:
+    """Return an escape that Python knows: a backslash before another letter is a backslash."""
+    if escape["octal"]:
+        return f"\\u{int(escape['octal'], 8):04x}"
+    return escape[0] if escape["known"] else "\\" + escape[0]
 
 
 def read_literal(node: ast.expr) -> Any:

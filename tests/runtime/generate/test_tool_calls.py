@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import ast
 import time
+import warnings
 from typing import Any
 
 import pytest
@@ -51,7 +52,7 @@ def test_python_says_where_calls_end(text: str) -> None:
             expected = []
     more = "" if end is None else text[end + len(END) :]
     if BEGIN not in more:
-        assert read_calls(BEGIN + text, ["f"]) == expected
+        assert read_calls(BEGIN + text, ["f", *(name for name, _ in expected)]) == expected
 
 
 @pytest.mark.parametrize("text", ['f(a="""', "f(a=1)\n" * 300 + "f(a='''", "f(a=1) # ", "x = [[1]]\nf(a="])
@@ -66,6 +67,46 @@ def test_calls_are_parsed_once(monkeypatch: pytest.MonkeyPatch, text: str) -> No
     monkeypatch.setattr(ast, "parse", count)
     read_calls(f"{BEGIN}{text}" + f"{END} " * 500, ["f"])
     assert len([source for source in parsed if source.startswith(text[:5])]) <= 1
+
+
+@pytest.mark.parametrize("arguments", ["1", "*[1]", "**{'a': 1}", "a=1, **{'b': 2}", "a=1, a=2", "ﬁ=1, fi=2"])
+def test_a_call_that_would_lose_arguments_is_none(arguments: str) -> None:
+    assert read_calls(f"{BEGIN}f({arguments})", ["f"]) == []
+
+
+LITERALS = st.builds(
+    lambda prefix, mark, parts: f"{prefix}{mark}{''.join(parts)}{mark}",
+    st.sampled_from(["", "", "r", "R", "u"]),
+    st.sampled_from(["'", '"', "'''", '"""']),
+    st.lists(
+        st.sampled_from([*"\\\\\\d.4017xuNé'\" \n", r"\d", r"\x41", r"\u00e9", r"\N{DIGIT ONE}", r"\400"]),
+        max_size=6,
+    ),
+)
+
+
+@pytest.mark.filterwarnings("error")
+@settings(deadline=None, max_examples=500)
+@given(LITERALS)
+def test_strings_are_read_as_python_does_whatever_its_warnings_are(literal: str) -> None:
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        try:
+            expected = [("f", {"a": ast.literal_eval(f"({literal})")})]
+        except (SyntaxError, ValueError):
+            expected = []
+    assert read_calls(f"{BEGIN}f(a={literal})\n{END}", ["f"]) == expected
+
+
+@pytest.mark.filterwarnings("error")
+@pytest.mark.parametrize(
+    "text", [r'"\d+"', r"'\.\d'", r'["\d", r"\d", "\\d"]', r'{"\d": "\400"}', "'\\\n\\d'"]
+)
+def test_a_backslash_that_escapes_nothing_is_one(text: str) -> None:
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        expected = ast.literal_eval(text)
+    assert read_calls(f"{BEGIN}f(a={text}) # \\d", ["f"]) == [("f", {"a": expected})]
 
 
 @pytest.mark.parametrize("text", [" ", "f", "f ", "[TOOL_CALLS]", "f[CALL_ID]a", "f[ARGS]", "{}"])

@@ -141,7 +141,7 @@ TREE: dict[str, Any] = {
 }
 
 
-def make_reference(reference: str, definition: dict[str, Any]) -> dict[str, Any]:
+def make_reference(reference: str, definition: Any) -> dict[str, Any]:
     """Return a schema of objects whose one member refers to a definition."""
     return {
         "type": "object",
@@ -195,6 +195,13 @@ POINTERS: list[tuple[dict[str, Any], list[Any], list[Any]]] = [
             ("urn:example:s", "urn:example:s#/$defs/a%20%5B"),
         ]
     ],
+    (make_reference("#/%24defs/a%20%5B", True), [{"a": 1}], [{}]),
+    (
+        make_reference("#/$defs/a%20%5B/anyOf/1", {"anyOf": [False, {"type": "null"}]}),
+        [{"a": None}],
+        [{"a": 1}],
+    ),
+    (make_reference("#/$defs/a%20%5B/items", {"items": {"type": "null"}}), [{"a": None}], [{"a": 1}]),
     (make_reference("#n", {"$anchor": "n", "type": "integer"}), [{"a": 1}], [{"a": "x"}]),
     (make_reference("https://e.org/n", {"$id": "https://e.org/n", **TREE}), *TREES),
     (make_reference("https://e.org/n#t", {"$id": "https://e.org/n", **TREE, "$anchor": "t"}), *TREES),
@@ -269,11 +276,29 @@ def test_tools_keep_their_own_names_of_parts(wear: Wear, name: dict[str, str]) -
         jsonschema.validate(json.loads(call.arguments), schema)
 
 
-@pytest.mark.parametrize("reference", ["#n", "https://e.org/s#/$defs/N", "other.json"])
-def test_a_reference_to_nothing_is_refused_by_its_place(reference: str) -> None:
-    tool = {"function": {"name": "f", "parameters": make_reference(reference, {})}}
+NO_SCHEMAS: dict[str, Any] = {"default": {"N": TREE}, "examples": [TREE], "x-n": {"N": TREE}, "x-": TREE}
+
+
+@pytest.mark.parametrize(
+    "reference",
+    [
+        *["#n", "https://e.org/s#/$defs/N", "other.json", "#/$defs", "#/$defs/N", "#/properties"],
+        *[
+            "#/x-n/N",
+            "#/x%2Dn/N",
+            "#/x-",
+            "#/default/N",
+            "#/examples/0",
+            "#/$defs/a%20%5B/x-/properties/child",
+        ],
+    ],
+)
+def test_a_reference_to_no_schema_is_refused_by_its_place(reference: str) -> None:
+    """References in what is no schema would stay as they are, and mean another place inside a call."""
+    schema = {**make_reference(reference, {"x-": TREE}), **NO_SCHEMAS}
+    tool = {"function": {"name": "f", "parameters": schema}}
     with pytest.raises(
-        SchemaError, match=r"tools\[1\], f: .*properties/a/\$ref is .* names no part"
+        SchemaError, match=r"tools\[1\], f: .*properties/a/\$ref is .* names no schema"
     ) as caught:
         read_tools([TOOLS[1], tool], "required")
     assert caught.value.path == "tools/1/function/parameters/properties/a/$ref"

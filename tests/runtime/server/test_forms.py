@@ -24,6 +24,8 @@ from ...helpers.text import END, KINDS, byte_level, tiny
 
 CALL = '<tool_call>\n{"name": "look", "arguments": {"at": "sea"}}\n</tool_call>'
 BARE = '{"name": "look", "parameters": {"at": "sea"}}'
+WRITTEN = json.dumps({"name": "look", "arguments": '{"at": "sea"}'})  # arguments as in OpenAI's API
+NO_OBJECT = json.dumps({"name": "look", "arguments": "[1]"})
 NAMES = ["look", "now"]
 TOOLS = read_tools([{"type": "function", "function": {"name": name}} for name in NAMES], "auto")
 MARKS = ["[TOOL_CALLS]", "[CALL_ID]", "[ARGS]"]
@@ -76,6 +78,12 @@ def join_text(choices: list[Any]) -> str:
         (f"[TOOL_CALLS] [{BARE}]", None, 1),
         (f"<|python_tag|>{BARE}", None, 1),
         (BARE.replace("sea", "<tool_call>"), None, 1),
+        (f"Use <tool_call> tags.\n{CALL}", "Use <tool_call> tags.\n", 1),  # such a mark is text
+        (f"<tool_call></tool_call>{CALL} Not <tool_call>x.", "<tool_call></tool_call> Not <tool_call>x.", 1),
+        (f"<function_calls> or <|tool_call|>: {CALL}", "<function_calls> or <|tool_call|>: ", 1),
+        ("<function_calls> (say).<function_calls>\nlook(at='sea')", "<function_calls> (say).", 1),
+        (f"<tool_call>{WRITTEN}</tool_call>", None, 1),
+        (f"{WRITTEN}; {BARE}", None, 2),
         ('look {"at": "sea"}\nlook[ARGS]{"at": "sea"}', None, 2),
         ('lookoutlook12{"at": "sea"}', None, 1),  # with an id
         ('look[CALL_ID]a1B2[ARGS]{"at": "sea"}', None, 1),
@@ -122,6 +130,9 @@ def test_calls_of_tools(tokenizer: Tokenizer, text: str, content: str | None, ca
         (";" + BARE, ""),
         ("See <tool_call>nothing</tool_call>.", "<tool_call>nothing</tool_call>."),
         ('{"name": "nobody"}', '{"name": "nobody"}'),
+        (WRITTEN.replace("sea", "\t"), WRITTEN.replace("sea", "\t")),
+        (f"<tool_call>{NO_OBJECT}", f"<tool_call>{NO_OBJECT}"),
+        ("Use <tool_call> tags.", "<tool_call> tags."),
         ("  ", "  "),
         ("", ""),
     ],
@@ -158,6 +169,7 @@ def test_mistrals_marks_that_tokenizers_leave_out(number: str) -> None:
 CALLS = [
     CALL,
     BARE,
+    WRITTEN,
     f"[{BARE}]",
     *(f'look{mark}{{"at": "sea"}}' for mark in ("", " ", "[ARGS]", "a1B2c3D4e")),
 ]
