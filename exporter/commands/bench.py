@@ -59,7 +59,7 @@ def bench(
         result = measure(
             bundle,
             backend=backend,
-            precisions=split_names(precision) or (),
+            precisions=split_names("--precision", precision) or (),
             threads=threads,
             prompt_tokens=prompt_tokens,
             new_tokens=new_tokens,

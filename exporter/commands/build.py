@@ -55,7 +55,7 @@ def build(
             bundle,
             target=target,
             engine=engine,
-            sms=split_names(sm),
+            sms=split_names("--sm", sm),
             limits=parse_limits(maximum or []),
             options=Options(
                 workspace=None if workspace is None else workspace * 2**20,
@@ -73,7 +73,7 @@ def parse_limits(options: list[str]) -> dict[str, int]:
     """Return the numbers by their axes in texts such as "batch=4,length=128"."""
     limits: dict[str, int] = {}
     for option in options:
-        for text in split_names(option) or []:
+        for text in split_names("--max", option) or []:
             name, _, number = text.partition("=")
             if not number.isdecimal():
                 raise InputError(f"--max {text!r} must be batch=N or length=N")

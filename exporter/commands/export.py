@@ -22,6 +22,7 @@ from .options import (
     SmOption,
     TargetsOption,
     VerifyOption,
+    choose_level,
     parse_metrics,
 )
 
@@ -39,7 +40,7 @@ def export(
         make_option(
             "Of an encoder, beside its last hidden state and heads: hidden_states (of all layers),"
             " hidden_states.3, pooler_output, several separated by commas. Of an encoder-decoder:"
-            " cross_attentions."
+            " cross_attentions. Of any model that `explain` takes: explain."
         ),
     ] = None,
     exporter: Annotated[
@@ -52,7 +53,7 @@ def export(
     optimum_python: Annotated[
         str | None, make_option("The python of an environment with optimum-onnx.", show_default="this one")
     ] = None,
-    verify: VerifyOption = "standard",
+    verify: VerifyOption = None,
     no_verify: NoVerifyOption = False,
     prompts: PromptsOption = None,
     quantizer: QuantizerOption = "gptq",
@@ -68,15 +69,15 @@ def export(
         result = export_bundle(
             model,
             output,
-            precision=split_names(precision),
-            target=split_names(target),
-            sms=split_names(sm),
+            precision=split_names("--precision", precision),
+            target=split_names("--target", target),
+            sms=split_names("--sm", sm),
             max_batch=max_batch,
             max_length=max_length,
-            outputs=split_names(outputs) or (),
+            outputs=split_names("--outputs", outputs) or (),
             exporter=exporter,
             optimum_python=optimum_python,
-            verify=False if no_verify else verify,
+            verify=choose_level(verify, no_verify),
             prompts=prompts,
             quantizer=quantizer,
             accept=parse_metrics(accept, "--accept"),
@@ -101,7 +102,7 @@ def import_bundle(
     sm: SmOption = None,
     max_batch: MaxBatchOption = None,
     max_length: MaxLengthOption = None,
-    verify: VerifyOption = "standard",
+    verify: VerifyOption = None,
     no_verify: NoVerifyOption = False,
     prompts: PromptsOption = None,
     quantizer: QuantizerOption = "gptq",
@@ -118,12 +119,12 @@ def import_bundle(
             folder,
             output,
             source=source,
-            precision=split_names(precision),
-            target=split_names(target),
-            sms=split_names(sm),
+            precision=split_names("--precision", precision),
+            target=split_names("--target", target),
+            sms=split_names("--sm", sm),
             max_batch=max_batch,
             max_length=max_length,
-            verify=False if no_verify else verify,
+            verify=choose_level(verify, no_verify),
             prompts=prompts,
             quantizer=quantizer,
             accept=parse_metrics(accept, "--accept"),

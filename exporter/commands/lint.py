@@ -42,7 +42,7 @@ def lint(
             return
         if model is None:
             raise InputError("lint needs an .onnx file or a bundle's folder; --rules lists what it looks for")
-        report = check(model, split_names(target) or ())
+        report = check(model, split_names("--target", target) or ())
         if as_json:
             print_json(report.to_json(), indent=1)
         else:

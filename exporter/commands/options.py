@@ -9,7 +9,7 @@ from typing import Annotated
 
 from ...runtime.commands.run_options import make_option
 from ...runtime.errors import InputError
-from ..levels import LEVELS
+from ..levels import LEVELS, STANDARD
 
 OutputOption = Annotated[Path, make_option("The bundle's folder.", "--output", "-o")]
 PrecisionsOption = Annotated[
@@ -45,7 +45,7 @@ MaxLengthOption = Annotated[
 ]
 LEVELS_HELP = "; ".join(f"{level.name}, {level.meaning}" for level in LEVELS.values()) + "."
 VerifyOption = Annotated[
-    str, make_option(f"Compare every graph with PyTorch: {LEVELS_HELP}", show_default=True)
+    str | None, make_option(f"Compare every graph with PyTorch: {LEVELS_HELP}", show_default=STANDARD.name)
 ]
 NoVerifyOption = Annotated[bool, make_option("Compare no graph with PyTorch.", "--no-verify")]
 PromptsOption = Annotated[
@@ -68,6 +68,15 @@ AcceptOption = Annotated[
     ),
 ]
 ForceOption = Annotated[bool, make_option("Replace the bundle at OUTPUT.", "--force")]
+
+
+def choose_level(verify: str | None, no_verify: bool) -> str | bool:
+    """Return the level that --verify names, or False for --no-verify; refuse both."""
+    if not no_verify:
+        return STANDARD.name if verify is None else verify
+    if verify is not None:
+        raise InputError(f"--verify {verify} and --no-verify exclude each other; give one of them")
+    return False
 
 
 def parse_metrics(texts: Sequence[str] | None, option: str) -> dict[str, float]:

@@ -47,7 +47,7 @@ def package(
             bundle,
             output,
             runtime=runtime,
-            precision=split_names(precision),
+            precision=split_names("--precision", precision),
             hard_links=hard_links,
             verify=not no_verify,
             runtime_at=runtime_at,

@@ -91,7 +91,10 @@ def list_next_steps(folder: Path, manifest: Manifest) -> list[str]:
     """Return how the bundle was verified, and the commands that one types next."""
     bundle = shlex.quote(str(folder))
     if any(artifact.gate for artifact in manifest.artifacts):
-        steps = [f"Each graph ran beside the original model on the same texts: planforge inspect {bundle}"]
+        steps = [
+            "Each graph ran beside the original model on the same texts;"
+            f" `planforge inspect {bundle}` shows the figures"
+        ]
     else:
         steps = [f"No graph was compared with the original model: planforge verify {bundle} does"]
     heads = manifest.encoder.heads if manifest.encoder else ()

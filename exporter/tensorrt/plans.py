@@ -149,7 +149,12 @@ def build_plans(
         if engine not in LIBRARIES:
             continue
         if not is_installed(engine) and tuple(targets) == USUAL_TARGETS:
-            log.warning("no plan was built: pip install 'planforge[%s]', then `planforge build`", engine)
+            log.warning(
+                "no plan was built: pip install 'planforge[%s]', then `planforge build BUNDLE --target %s`;"
+                " for a CPU alone, export with --target cpu",
+                engine,
+                name,
+            )
             continue
         try:
             plans += build_plans_for(bundle, name, sms, None, staging, progress)

@@ -20,7 +20,7 @@ import typer
 from rich.console import Console, RenderableType
 from rich.text import Text
 
-from ..errors import PlanForgeError, make_printable
+from ..errors import InputError, PlanForgeError, make_printable
 from ..signals import Terminated, describe_changes, forget_changes
 from .extras import find_extra
 from .stages import Stages
@@ -204,6 +204,11 @@ def give_up_stdout() -> None:
         os.close(nowhere)
 
 
-def split_names(text: str | None) -> list[str] | None:
-    """Return the names in a comma-separated list; None where the option was not given."""
-    return [name.strip() for name in text.split(",") if name.strip()] if text else None
+def split_names(option: str, text: str | None) -> list[str] | None:
+    """Return the names in an option's comma-separated list; None where it was not given. Refuse no names."""
+    if text is None:
+        return None
+    names = [name.strip() for name in text.split(",") if name.strip()]
+    if not names:
+        raise InputError(f"{option} {text!r} names none; give names separated by commas, or leave it out")
+    return names

@@ -104,7 +104,7 @@ def explain(
         with load(bundle, backend=backend, precision=precision, threads=threads) as model:
             progress("explaining")
             choices: dict[str, Any] = {
-                "methods": split_names(methods),
+                "methods": split_names("--methods", methods),
                 "objective": objective,
                 "factors": factors,
             }

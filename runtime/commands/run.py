@@ -16,7 +16,7 @@ from . import run_options
 from .console import emit, say, show_stages
 from .run_chat import converse
 from .run_input import Item, TextSource, blame_data, keep_blanks
-from .run_options import TASKS
+from .run_options import FLAGS, TASKS
 from .run_output import Printer
 from .stages import Stages
 
@@ -35,8 +35,6 @@ HEAD_TASKS = {
 }
 # Tasks of models that have no other, and what such models do.
 ONLY_TASKS = {"generate": "generates text", "translate": "translates"}
-# Options of conversations alone.
-FLAGS = {"system": "--system", "template_options": "--template-option", "continue_from": "--continue"}
 # Options that are words on the command line, and the values that they stand for.
 WORDS: dict[str, dict[str, Any]] = {
     "early_stopping": {"true": True, "false": False, "never": "never"},
@@ -107,7 +105,7 @@ def run(
         source.check()
         options = read_options(given)
         with load(bundle, backend=backend, precision=precision, threads=threads, device=device) as model:
-            task = task or find_default_task(model, beside)
+            task = task or find_default_task(model, beside, options)
             run_job(Job(model, task, source, options, picture, as_json, stages))
 
 
@@ -210,7 +208,7 @@ def print_results(job: Job) -> None:
         items = job.picture.draw_only(job.model, items, options)  # type: ignore[arg-type]
     several = job.task in ONLY_TASKS and options.get("n_best", 1) > 1
     is_search = several or options.get("num_beams", 1) > 1
-    printer = Printer(job.task, job.as_json, several)
+    printer = Printer(job.task, job.as_json, several or "candidate_labels" in options)
     is_single = source.is_typed or len(source.texts) == 1
     streams = job.task == "generate" and is_single and not (job.as_json or is_search)
     if not (streams or source.is_typed):
@@ -253,8 +251,8 @@ def print_ranking(job: Job, best: int | None) -> None:
         printer.show((None, result))
 
 
-def find_default_task(model: Model, beside: dict[str, str]) -> str:
-    """Return the task that a bundle has by default."""
+def find_default_task(model: Model, beside: dict[str, str], options: Mapping[str, Any]) -> str:
+    """Return the task that a bundle has by default, or that a second text or labels of one's own ask for."""
     from .. import TextEncoder
 
     if only := find_only_task(model):
@@ -264,6 +262,8 @@ def find_default_task(model: Model, beside: dict[str, str]) -> str:
         return "answer"
     if "query" in beside:
         return "rank"
+    if "candidate_labels" in options:
+        return "classify"
     if "pair" in beside and "next_sentence" in model.heads:
         return "next_sentence"
     return next((task for head, task in HEAD_TASKS.items() if head in model.heads), "embed")
@@ -301,8 +301,8 @@ def check_second_texts(job: Job) -> None:
     """Refuse a second text that the task has no use for, and a task that lacks its own."""
     from .. import TextEncoder
 
-    if isinstance(job.model, TextEncoder):
-        job.model.check_task(job.task)
+    if isinstance(job.model, TextEncoder) and "candidate_labels" not in job.options:
+        job.model.check_task(job.task)  # labels of one's own have an error of their own
     allowed = {"classify": "pair", "next_sentence": "pair", "answer": "question", "rank": "query"}
     option = allowed.get(job.task)
     for name in job.source.beside:
@@ -310,6 +310,12 @@ def check_second_texts(job: Job) -> None:
             raise InputError(f"--{name} is no option of the task {job.task}")
     if option and job.task != "classify" and not job.source.beside and not job.source.file:
         raise InputError(f"{job.task} needs --{option} TEXT beside each text, or pairs by --input FILE")
+
+
+def check_labels(labels: Sequence[str]) -> None:
+    """Refuse what seems to be several labels in one: a comma in the only one."""
+    if len(labels) == 1 and "," in labels[0]:
+        raise InputError(f"--candidate-labels {labels[0]!r:.80} is one label; give the option once for each")
 
 
 def read_template_options(given: Sequence[str]) -> dict[str, Any]:
@@ -343,6 +349,7 @@ def read_options(given: Mapping[str, Any]) -> dict[str, Any]:
                 known = ", ".join(values)
                 raise InputError(f"{option} {word!r} must be one of {known}{did_you_mean(word, values)}")
             options[name] = values[word]
+    check_labels(options.get("candidate_labels", ()))
     if options.get("truncation") == "none":
         options["truncation"] = None
     if "template_options" in options:

@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any
 from ..errors import InputError
 from .console import emit, format_json, say
 from .run_input import Item, TextSource
+from .run_options import FLAGS
 
 if TYPE_CHECKING:
     from .. import TextGenerator
@@ -56,12 +57,25 @@ def converse(
                 raise InputError("--chat takes messages, not pairs of texts")
             asked = [*(messages if is_one else begin), make_message("user", text)]
             try:
-                reply = answer(model, [*asked, *start], options, as_json, is_talk)
+                with speaking_of_flags():
+                    reply = answer(model, [*asked, *start], options, as_json, is_talk)
                 messages = [*asked, make_message("assistant", reply)]
             except InputError as error:
                 if not is_talk:
                     raise
                 say(f"error: {error}")
+
+
+@contextlib.contextmanager
+def speaking_of_flags() -> Iterator[None]:
+    """Let errors name the command's options, where those of the runtime name parameters."""
+    try:
+        yield
+    except InputError as error:
+        if error.option not in FLAGS:
+            raise
+        message = str(error).replace(error.option, FLAGS[error.option])
+        raise InputError(message, option=error.option) from error
 
 
 def answer(

@@ -75,6 +75,9 @@ TASKS: dict[str, tuple[str, ...]] = {
     "tag": ALL_TEXTS,
     "answer": (*ALL_TEXTS, "n_best"),
 }
+# Options of conversations alone, by the names of the runtime's parameters.
+FLAGS = {"system": "--system", "template_options": "--template-option", "continue_from": "--continue"}
+
 TextsArgument = Annotated[
     list[str] | None, typer.Argument(metavar="[TEXT]...", help="Texts; without any, a line each from stdin.")
 ]

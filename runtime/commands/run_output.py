@@ -27,7 +27,7 @@ LINES: dict[str, Callable[[Any], list[str]]] = {
 
 
 class Printer:
-    """Prints the results of one task, in order; of `several` candidates each in a line with its score."""
+    """Prints the results of one task, in order; `several` candidates or labels each in a line of its own."""
 
     def __init__(self, task: str, as_json: bool, several: bool = False) -> None:
         self._task = task
@@ -51,6 +51,9 @@ class Printer:
         return {"prompt": text, **value} if self._task == "generate" else value
 
     def _format_lines(self, text: Any, result: Any) -> Iterable[str]:
+        if self._task == "classify" and self._several:
+            best_first = sorted(result.probabilities.items(), key=lambda item: -item[1])
+            return [f"{label}\t{score:.4f}" for label, score in best_first]
         if self._task not in ("generate", "translate"):
             return LINES[self._task](result)
         before = text if self._task == "generate" else ""

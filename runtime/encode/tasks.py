@@ -52,7 +52,7 @@ from .results import (
     Tags,
 )
 from .spans import find_answers, find_entities, number_words
-from .zero_shot import read_hypotheses, stack_logits
+from .zero_shot import make_no_inference_error, read_hypotheses, stack_logits
 
 log = logging.getLogger("planforge")
 
@@ -204,6 +204,8 @@ class Tasks(RequestRunner):
 
     def classify(self, texts: Iterable[Item], options: ClassifyOptions) -> Task[Classification]:
         reading = self.read_options(options, ClassifyOptions, "head")
+        if options.get("candidate_labels") is not None and TASK_HEADS["classify"] not in self.defaults.heads:
+            raise make_no_inference_error(())
         head = self.need_head("classify")
         wants_logits = options.get("logits", False)
         check_switch("logits", wants_logits)

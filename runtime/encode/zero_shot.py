@@ -20,6 +20,7 @@ from .pooling import softmax
 
 TEMPLATE = "This example is {}."  # transformers' own
 PLACE = "{}"  # where a template has the label
+NEEDS_INFERENCE = "needs a model of natural language inference, with a label that begins with 'entail'"
 OPTIONS = ("hypothesis_template", "multi_label")  # that go with candidate_labels
 
 
@@ -105,12 +106,14 @@ def find_entailment(classes: Sequence[str]) -> int:
     """Return the number of the class that says that a hypothesis follows; refuse a model without one."""
     found = [number for number, name in enumerate(classes) if name.lower().startswith("entail")]
     if not found or len(classes) < 2:
-        raise InputError(
-            "candidate_labels needs a model of natural language inference, with a label that begins with"
-            f" 'entail'; this one has {', '.join(map(repr, classes))}",
-            option="candidate_labels",
-        )
+        raise make_no_inference_error(classes)
     return found[0]
+
+
+def make_no_inference_error(classes: Sequence[str]) -> InputError:
+    """Return the error of labels that a caller names to a model of these classes."""
+    has = f"has {', '.join(map(repr, classes))}" if classes else "is no classifier"
+    return InputError(f"candidate_labels {NEEDS_INFERENCE}; this one {has}", option="candidate_labels")
 
 
 def stack_logits(outputs: Sequence[Sequence[Array]]) -> Array:

@@ -13,6 +13,7 @@ from importlib.metadata import version
 from typing import Any, NoReturn, TypeAlias
 
 from ..encode.text_encoder import TextEncoder
+from ..encode.zero_shot import NEEDS_INFERENCE
 from ..errors import InputError
 from ..generate.text_generator import TextGenerator
 from ..longest_text import count_longest_text
@@ -37,6 +38,8 @@ TASKS = {
     "answer": "answers",
     "fill_mask": "fill-mask",
 }
+# What an error says beside which model cannot do it.
+NEEDS = {"classify": f"; candidate_labels {NEEDS_INFERENCE}"}
 
 
 @dataclass(frozen=True)
@@ -194,7 +197,10 @@ class Registry:
             raise ApiError(503, "the models are loading", code="loading", retry=True)
         if not able:
             raise ApiError(
-                400, f"none of the models here can do {capability!r}", param="model", code="wrong_model"
+                400,
+                f"none of the models here can do {capability!r}{NEEDS.get(capability, '')}",
+                param="model",
+                code="wrong_model",
             )
         names = ", ".join(repr(served.name) for served in able)
         message = f"model is missing; those that can do this are: {names}"
@@ -272,7 +278,8 @@ def check_capability(served: ServedModel, capability: str) -> None:
     """Refuse what a model cannot do."""
     if capability and capability not in served.capabilities:
         able = ", ".join(served.capabilities)
-        message = f"the model {served.name!r} cannot do {capability!r}; it can do: {able}"
+        needs = NEEDS.get(capability, "")
+        message = f"the model {served.name!r} cannot do {capability!r}; it can do: {able}{needs}"
         raise ApiError(400, message, param="model", code="wrong_model")
 
 

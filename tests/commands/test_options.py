@@ -87,6 +87,36 @@ def test_a_name_is_not_given_two_values(arguments: list[str], words: str) -> Non
     assert words in error_line(*arguments)
 
 
+@pytest.mark.parametrize("given", ["", ",", " "])
+@pytest.mark.parametrize(
+    "arguments",
+    [
+        *(
+            ["export", "gpt2-demo", "-o", "new", option]
+            for option in ("--precision", "--target", "--sm", "--outputs")
+        ),
+        *(["import", ".", "-o", "new", option] for option in ("--precision", "--target", "--sm")),
+        ["build", ".", "--sm"],
+        ["build", ".", "--max"],
+        ["bench", ".", "--precision"],
+        ["lint", ".", "--target"],
+        ["package", ".", "--for", "genai", "-o", "new", "--precision"],
+    ],
+    ids=lambda words: f"{words[0]}{words[-1]}" if words else "",
+)
+def test_a_list_of_no_names_is_refused(
+    arguments: list[str], given: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    assert f"{arguments[-1]} {given!r} names none; give names" in error_line(*arguments, given)
+
+
+def test_a_level_of_verification_excludes_none(tmp_path: Path) -> None:
+    for command in (["export", "gpt2-demo"], ["import", str(tmp_path)]):
+        words = [*command, "-o", tmp_path / "B", "--verify", "quick", "--no-verify"]
+        assert "--verify quick and --no-verify exclude each other" in error_line(*words)
+
+
 @pytest.mark.parametrize("name", WITH_JSON)
 def test_an_error_is_json_for_whoever_asked_for_json(
     name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch

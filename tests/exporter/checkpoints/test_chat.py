@@ -328,7 +328,11 @@ def test_run_says_what_goes_with_chat(own: Path, tmp_path: Path) -> None:
     assert "--continue goes with --chat" in error_line("run", own, "hi", "--continue", "x")
     variable = ("--template-option", "thinking=false")
     assert "--template-option goes with --chat" in error_line("run", own, "hi", *variable)
-    assert "reads no 'thinking'; it reads none" in error_line("run", own, "--chat", "hi", *variable)
+    line = error_line("run", own, "--chat", "hi", *variable)
+    assert (
+        "--template-option: the chat template reads no 'thinking'; it reads none; leave --template-option out"
+        in line
+    )
     wrong = ("--template-option", "thinking")
     assert "'thinking' must be NAME=VALUE" in error_line("run", own, "--chat", "hi", *wrong)
     pairs = tmp_path / "pairs.jsonl"

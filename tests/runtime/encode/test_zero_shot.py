@@ -15,7 +15,7 @@ import pytest
 from planforge.runtime import AsyncTextEncoder, TextEncoder
 from planforge.runtime.errors import InputError
 
-from ...helpers.cli import planforge
+from ...helpers.cli import error_line, planforge
 from ...helpers.encoders import Case, opened
 from ...helpers.models import edit_json
 from ...helpers.serving import running_server
@@ -184,3 +184,41 @@ def test_the_command_gives_what_python_gives(bundle: Path) -> None:
     assert found["probabilities"] == pytest.approx(meant.probabilities, abs=1e-6)
     assert found["logits"] == pytest.approx(meant.logits, abs=1e-5)
     assert np.ptp([*meant.logits.values()]) > 1e-3
+
+
+@pytest.mark.parametrize("switch", [[], ["--multi-label"]], ids=str)
+def test_the_command_prints_every_label_the_best_first(bundle: Path, switch: list[str]) -> None:
+    words = [word for label in LABELS for word in ("--candidate-labels", label)]
+    shown = planforge("run", bundle, *TEXTS[:2], *words, *switch).stdout
+    with TextEncoder.load(bundle) as model:
+        meant = model.classify(TEXTS[:2], candidate_labels=LABELS, multi_label=bool(switch))
+    for block, one in zip(shown.strip().split("\n\n"), meant, strict=True):
+        found = [line.split("\t") for line in block.splitlines()]
+        assert {label for label, _ in found} == set(LABELS) and found[0][0] == one.label
+        assert [float(score) for _, score in found] == pytest.approx(
+            sorted(one.probabilities.values(), reverse=True), abs=1e-4
+        )
+
+
+def test_several_labels_in_one_are_refused(bundle: Path) -> None:
+    line = error_line("run", bundle, "a", "--candidate-labels", "great,dull")
+    assert line.endswith("--candidate-labels 'great,dull' is one label; give the option once for each")
+    both = ("--candidate-labels", "great, if long", "--candidate-labels", "dull")
+    assert planforge("run", bundle, "a", *both).returncode == 0
+
+
+@pytest.mark.parametrize("head", ["pretrained", "tagger"])
+def test_a_model_that_is_no_classifier_says_what_labels_need(
+    head_bundle: Callable[[str], Path], head: str
+) -> None:
+    folder = head_bundle(head)
+    needs = (
+        "candidate_labels needs a model of natural language inference, with a label that begins with 'entail'"
+    )
+    with TextEncoder.load(folder) as model:
+        with pytest.raises(InputError, match=f"^{needs}; this one is no classifier$"):
+            model.classify("a", candidate_labels=LABELS)
+        with running_server({"own": model}) as server:
+            refused = server.post("/v1/classify", input="a", candidate_labels=LABELS)
+    assert refused.status_code == 400 and needs in refused.json()["error"]["message"]
+    assert needs in error_line("run", folder, "a", "--candidate-labels", "good")
