@@ -2,13 +2,18 @@
 
 from __future__ import annotations
 
+import contextvars
 import logging
+import threading
 from typing import Any
 
 import pytest
 
 from planforge.runtime import TextGenerator
 from planforge.runtime.generate.row import Row
+from planforge.runtime.scheduling.steps import Steps
+from planforge.runtime.server.readers import Job
+from planforge.runtime.server.request_log import REQUEST_ID, name_requests_in_log
 
 from ...helpers.patience import wait_until
 from ...helpers.serving import Address, HeldTokens
@@ -99,15 +104,20 @@ def test_a_stream_that_waits_sends_comments(server: Address, monkeypatch: pytest
     assert ": waiting" in lines[first:]
 
 
-def test_what_readers_say_names_the_request(
-    server: Address, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_what_readers_say_names_the_request(caplog: pytest.LogCaptureFixture) -> None:
     """They are threads of their own, which know nothing of who asks but what the job brings."""
 
-    def check(job: Any) -> None:
+    def read() -> Steps[None]:
         logging.getLogger("planforge").warning("a reader's %s", "line")
+        yield
 
-    monkeypatch.setattr("planforge.runtime.server.readers.Job.check", check)
-    headers = {"X-Request-Id": "trace-2"}
-    server.client.post("/v1/completions", headers=headers, json={"prompt": "In the " * 310, "max_tokens": 1})
-    assert "a reader's line request_id=trace-2" in caplog.messages
+    def make_job() -> Job[None]:
+        REQUEST_ID.set("trace-2")
+        return Job(read(), "a client")
+
+    name_requests_in_log()
+    job = contextvars.copy_context().run(make_job)
+    thread = threading.Thread(target=job.run_step)
+    thread.start()
+    thread.join()
+    assert caplog.messages == ["a reader's line request_id=trace-2"]
