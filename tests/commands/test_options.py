@@ -113,7 +113,7 @@ def test_a_list_of_no_names_is_refused(
 
 def test_a_level_of_verification_excludes_none(tmp_path: Path) -> None:
     for command in (["export", "gpt2-demo"], ["import", str(tmp_path)]):
-        words = [*command, "-o", tmp_path / "B", "--verify", "quick", "--no-verify"]
+        words = [*command, "-o", str(tmp_path / "B"), "--verify", "quick", "--no-verify"]
         assert "--verify quick and --no-verify exclude each other" in error_line(*words)
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 from pathlib import Path
 
 import pytest
@@ -9,6 +10,7 @@ import pytest
 from planforge.exporter import build
 from planforge.exporter.bundle.writer import list_file_entries
 from planforge.exporter.errors import BuildError
+from planforge.exporter.tensorrt import plans
 from planforge.exporter.tensorrt.build import Options
 from planforge.exporter.tensorrt.plans import replace_plans
 from planforge.runtime.bundle.bundle import Bundle
@@ -36,6 +38,17 @@ def test_build_keeps_plans_for_other_lengths_and_gpus(own_bundle: Path) -> None:
     assert after.manifest.plans == (exported, *few.plans, *again.plans)
     after.verify_files()
     assert not (own_bundle / small.plans[0].file).exists()
+
+
+def test_a_plan_that_was_not_built_comes_with_the_command_that_builds_it(
+    own_bundle: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    monkeypatch.setattr(plans, "is_installed", lambda engine: False)
+    caplog.set_level(logging.WARNING, "planforge")
+    manifest = Bundle.open(own_bundle).manifest
+    assert plans.build_plans(own_bundle, manifest, plans.USUAL_TARGETS, None, lambda *_: None, None) == []
+    assert "'planforge[tensorrt-rtx]', then `planforge build BUNDLE --target rtx`" in caplog.text
+    assert "for a CPU alone, export with --target cpu" in caplog.text
 
 
 def test_plans_of_another_library_stay(own_bundle: Path) -> None:
