@@ -34,8 +34,7 @@ class Guard:
         # A single letter is read as the token everywhere: see Tokenizer.encode.
         tokens = tuple(token for token in special_tokens if len(token) > 1)
         self.longest = max(map(len, tokens), default=1)
-        self.spelled, self.any_case, self.beginnings, self.ends = find_spellings(tokens)
-        self.insides = "\n".join(token[1:-1] for token in tokens).lower()
+        self.spelled, self.any_case, self.beginnings, self.ends, self.insides = find_spellings(tokens)
 
     def mark(self, text: str) -> str:
         """Put a mark into each special token that a text spells, or that it may spell beside another text."""
@@ -134,12 +133,13 @@ def read_marks(text: str) -> str:
 @lru_cache(maxsize=8)
 def find_spellings(
     tokens: tuple[str, ...],
-) -> tuple[re.Pattern[str], re.Pattern[str], frozenset[str], frozenset[str]]:
-    """Return what finds tokens, as spelled and in any case, and their beginnings and ends in lower case."""
+) -> tuple[re.Pattern[str], re.Pattern[str], frozenset[str], frozenset[str], str]:
+    """Return what finds tokens, as spelled and in any case; in lower case their beginnings, ends and insides."""
     pattern = join_spellings(tokens) if tokens else "(?!)"
     beginnings = frozenset(token[:size].lower() for token in tokens for size in range(1, len(token)))
     ends = frozenset(token[size:].lower() for token in tokens for size in range(1, len(token)))
-    return re.compile(pattern), re.compile(pattern, re.IGNORECASE), beginnings, ends
+    insides = "\n".join(token[1:-1] for token in tokens).lower()
+    return re.compile(pattern), re.compile(pattern, re.IGNORECASE), beginnings, ends, insides
 
 
 def join_spellings(texts: Sequence[str]) -> str:
