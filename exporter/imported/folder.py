@@ -13,7 +13,7 @@ import onnx_ir as ir
 from onnxscript import version_converter
 
 from ..errors import CheckpointError, shorten_error
-from ..passes.weight_files import allow_links, explain_refusal
+from ..passes.weight_files import allow_links, explain_refusal, replace_external
 from ..passes.weights import EXTERNAL_FROM_BYTES, make_lazy_tensor
 from .mapped import load_mapped
 
@@ -149,17 +149,10 @@ def map_files(model: ir.Model, path: Path) -> None:
             f"{path} has functions of its own; inline them: onnx.inliner.inline_local_functions"
         )
     for graph in model.graphs():
-        for value in graph.initializers.values():
-            if isinstance(value.const_value, ir.ExternalTensor):
-                value.const_value = map_weight(value.const_value, path)
         for node in graph:
-            for name, attribute in list(node.attributes.items()):
-                if isinstance(attribute.value, ir.ExternalTensor):
-                    node.attributes.add(ir.AttrTensor(name, map_weight(attribute.value, path)))
-                elif attribute.type == ir.AttributeType.TENSORS:
-                    raise CheckpointError(
-                        f"{path} has a list of tensors in {node.op_type}, which is not read"
-                    )
+            if any(attribute.type == ir.AttributeType.TENSORS for attribute in node.attributes.values()):
+                raise CheckpointError(f"{path} has a list of tensors in {node.op_type}, which is not read")
+    replace_external(model, lambda weight: map_weight(weight, path))
 
 
 def map_weight(weight: ir.ExternalTensor, path: Path) -> ir.TensorProtocol:

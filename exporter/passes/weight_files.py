@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 import stat
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from pathlib import Path, PurePosixPath
 
 import onnx_ir as ir
@@ -44,20 +44,20 @@ def load_graph(path: Path) -> ir.Model:
         location = str(tensor.location)
         if (why := explain_refusal(path, location)) is not None:
             raise VerificationError(f"{path}: weight {tensor.name!r} lies in {location}, {why}")
-    map_linked_files(model, path)
+    replace_external(model, lambda tensor: allow_links(tensor, path))
     return model
 
 
-def map_linked_files(model: ir.Model, path: Path) -> None:
-    """Let weights be mapped whose files `allow_links` lets be."""
+def replace_external(model: ir.Model, replace: Callable[[ir.ExternalTensor], ir.TensorProtocol]) -> None:
+    """Put other tensors in place of a model's weights in files, those of branches and Constants too."""
     for graph in list_graphs(model):
         for value in graph.initializers.values() if isinstance(graph, ir.Graph) else ():
             if isinstance(value.const_value, ir.ExternalTensor):
-                value.const_value = allow_links(value.const_value, path)
+                value.const_value = replace(value.const_value)
         for node in graph:
             for name, attribute in list(node.attributes.items()):
                 if isinstance(attribute.value, ir.ExternalTensor):
-                    node.attributes.add(ir.AttrTensor(name, allow_links(attribute.value, path)))
+                    node.attributes.add(ir.AttrTensor(name, replace(attribute.value)))
 
 
 def allow_links(tensor: ir.ExternalTensor, graph: Path) -> ir.ExternalTensor:

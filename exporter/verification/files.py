@@ -30,7 +30,7 @@ from ..execution.node_executor import (
 from ..execution.rounding_noise import RoundingExecutor, find_code_bits, list_live_nodes
 from ..execution.trial import Step, Trial
 from ..limits import CAPS, compute_limits
-from ..passes.weight_files import load_graph, map_linked_files
+from ..passes.weight_files import allow_links, load_graph, replace_external
 from .bisect import Band, Culprit, find_culprit
 from .report import VerificationReport
 from .structure import compare_files
@@ -61,7 +61,7 @@ class OnnxFile:
             if model.functions:
                 InlinePass()(model)
                 ir.external_data.set_base_dir(model.graph, path.parent)  # a function's have none
-                map_linked_files(model, path)
+                replace_external(model, lambda tensor: allow_links(tensor, path))
             model.graph.sort()  # ONNX Runtime sorts too
         except VerificationError:
             raise

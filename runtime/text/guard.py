@@ -134,7 +134,7 @@ def read_marks(text: str) -> str:
 def find_spellings(
     tokens: tuple[str, ...],
 ) -> tuple[re.Pattern[str], re.Pattern[str], frozenset[str], frozenset[str], str]:
-    """Return what finds tokens, as spelled and in any case; in lower case their beginnings, ends and insides."""
+    """Return what finds tokens as spelled, in any case, and their beginnings, ends, insides in lower case."""
     pattern = join_spellings(tokens) if tokens else "(?!)"
     beginnings = frozenset(token[:size].lower() for token in tokens for size in range(1, len(token)))
     ends = frozenset(token[size:].lower() for token in tokens for size in range(1, len(token)))
