@@ -275,7 +275,7 @@ LLAMA_1B: Mapping[str, Any] = {
 }
 WINDOWED_05B: Mapping[str, Any] = {**QWEN_05B, "model_type": "mistral", "sliding_window": 512}
 published = partial(llama, dtype="bfloat16")
-DEMOS = ("gpt2-demo", "bert-demo")
+DEMOS = ("bert-demo", "gpt2-demo", "llama-demo")
 RANDOM: dict[str, Callable[[Path], Path]] = {
     "gpt2-124m": gpt2,
     "gpt2-medium": partial(gpt2, n_embd=1024, n_layer=24, n_head=16),

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import gc
 import ipaddress
 import os
 import socket
@@ -214,7 +215,13 @@ def run_server(app: Starlette, settings: ServerSettings, listener: socket.socket
     say(f"listening on {url}")
     names = app.state.registry.names
     models = "1 model" if len(names) == 1 else f"{len(names)} models"
-    server = make_server(app, settings, lambda: say(f"Ready: {models} at {url} (Ctrl-C stops it)"))
+
+    def tell_ready() -> None:
+        gc.collect()
+        gc.freeze()  # what is loaded stays: the collector would stop all threads to look at it again
+        say(f"Ready: {models} at {url} (Ctrl-C stops it)")
+
+    server = make_server(app, settings, tell_ready)
     with contextlib.suppress(KeyboardInterrupt):  # it has stopped in order; Terminated is one too
         asyncio.run(server.serve([listener]))
     if app.state.registry.loading:  # nothing ends its thread, for which Python's own exit would wait

@@ -2,11 +2,16 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Generator, Iterator
+from collections.abc import Callable, Generator, Iterator, Sequence
 from dataclasses import dataclass, replace
 from threading import Event
-from typing import Literal, TypeAlias
+from typing import Any, Literal, TypeAlias, overload
 
+import numpy as np
+import numpy.typing as npt
+
+# The ids of a place's likeliest tokens, their log-probabilities, and whether the text begins there.
+Likeliest: TypeAlias = tuple[npt.NDArray[np.int64], npt.NDArray[np.float64], bool]
 FinishReason: TypeAlias = Literal["eos", "stop", "length", "context", "cancelled"]
 """Why an answer ended: an end token, a stop string, max_new_tokens, a full context, or the caller."""
 
@@ -44,6 +49,43 @@ class TopLogprob:
     logprob: float
 
 
+class TopLogprobs(Sequence[tuple[TopLogprob, ...]]):
+    """The likeliest tokens of each place, which become objects when they are read.
+
+    A long answer has hundreds of thousands: Python's garbage collector would look at each again and again.
+    """
+
+    def __init__(self, places: Sequence[Likeliest], spell: Callable[[int, bool], str]) -> None:
+        self._places = places
+        self._spell = spell
+
+    def __len__(self) -> int:
+        return len(self._places)
+
+    @overload
+    def __getitem__(self, index: int) -> tuple[TopLogprob, ...]: ...
+    @overload
+    def __getitem__(self, index: slice) -> TopLogprobs: ...
+    def __getitem__(self, index: int | slice) -> tuple[TopLogprob, ...] | TopLogprobs:
+        if isinstance(index, slice):
+            return TopLogprobs(self._places[index], self._spell)
+        ids, logprobs, begins = self._places[index]
+        pairs = zip(ids.tolist(), logprobs.tolist(), strict=True)
+        return tuple(TopLogprob(token, self._spell(token, begins), logprob) for token, logprob in pairs)
+
+    def __eq__(self, other: object) -> bool:
+        return isinstance(other, TopLogprobs | tuple) and tuple(self) == tuple(other)
+
+    def __hash__(self) -> int:
+        return hash(tuple(self))
+
+    def __repr__(self) -> str:
+        return repr(tuple(self))
+
+    def __reduce__(self) -> Any:
+        return tuple, (tuple(self),)  # a copy in another process needs no tokenizer
+
+
 @dataclass(frozen=True)
 class Chunk:
     """What one step added to an answer; prints as its text.
@@ -65,7 +107,7 @@ class Chunk:
     text: str
     token_ids: tuple[int, ...]
     logprobs: tuple[float, ...]
-    top_logprobs: tuple[tuple[TopLogprob, ...], ...]
+    top_logprobs: Sequence[tuple[TopLogprob, ...]]
     finish_reason: FinishReason | None
     usage: Usage
     index: int = 0

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 
 from ..decoding.chunk import FinishReason, TopLogprob, Usage
 from .row import Row
@@ -74,7 +74,7 @@ class Generation:
     logprobs: tuple[float, ...]
     timings: Timings
     usage: Usage
-    top_logprobs: tuple[tuple[TopLogprob, ...], ...] = ()
+    top_logprobs: Sequence[tuple[TopLogprob, ...]] = ()
     prompt_tokens_cut: int = 0
     prompt_tokens_reused: int = 0
     drafted_tokens: int = 0
@@ -85,7 +85,7 @@ class Generation:
 
     def to_json(self) -> dict[str, object]:
         """Return the fields of `planforge run --json`."""
-        return asdict(self)
+        return asdict(replace(self, top_logprobs=tuple(self.top_logprobs)))
 
 
 def make_generation(row: Row, seconds: Sequence[float]) -> Generation:
@@ -100,7 +100,7 @@ def make_generation(row: Row, seconds: Sequence[float]) -> Generation:
         logprobs=tuple(row.logprobs),
         timings=Timings.of(seconds, len(row.token_ids)),
         usage=row.usage,
-        top_logprobs=tuple(row.top_logprobs),
+        top_logprobs=row.list_top_logprobs(0),
         prompt_tokens_cut=row.cut,
         prompt_tokens_reused=row.reused,
         drafted_tokens=row.drafted,

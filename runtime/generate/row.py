@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from functools import partial
 from typing import Literal
 
 from ..backends.backend import Array
 from ..decoding.candidates import Chosen, choose_tokens
-from ..decoding.chunk import Chunk, FinishReason, TopLogprob, Usage
+from ..decoding.chunk import Chunk, FinishReason, Likeliest, TopLogprobs, Usage
 from ..decoding.history import TokenHistory
 from ..decoding.sampling import make_generators
 from ..decoding.speculative import PromptLookup
@@ -55,7 +56,7 @@ class Row:
         self._begins = not context  # whether the next token is the first of its text
         self.token_ids: list[int] = []
         self.logprobs: list[float] = []
-        self.top_logprobs: list[tuple[TopLogprob, ...]] = []
+        self.top_logprobs: list[Likeliest] = []
         self.pieces: list[str] = []  # the text of the tokens that are decoded
         self._decoded = 0  # of `token_ids`
         self.finish_reason: FinishReason | None = None
@@ -82,10 +83,7 @@ class Row:
             self.logprobs.append(chosen.logprobs[place])
         if chosen.likeliest is not None:
             ids, logprobs = chosen.likeliest
-            pairs = zip(ids[place].tolist(), logprobs[place].tolist(), strict=True)
-            self.top_logprobs.append(
-                tuple(self._make_top_logprob(token, logprob) for token, logprob in pairs)
-            )
+            self.top_logprobs.append((ids[place], logprobs[place], self._begins))
         token = chosen.tokens[place]
         if self._begins:
             self._begins = not self.tokenizer.find_context([token])
@@ -153,7 +151,7 @@ class Row:
             text=text,
             token_ids=tuple(self.token_ids[tokens]),
             logprobs=tuple(self.logprobs[tokens]),
-            top_logprobs=tuple(self.top_logprobs[tokens]),
+            top_logprobs=self.list_top_logprobs(tokens.start),
             finish_reason=self.finish_reason,
             usage=self.usage,
             index=self.number,
@@ -174,11 +172,15 @@ class Row:
                 text += self.stream.release_bytes()
             self.pieces.append(self.stop.push(text))
 
-    def _make_top_logprob(self, token: int, logprob: float) -> TopLogprob:
-        text = ""
-        if token < self.tokenizer.vocab_size:
-            text = self.tokenizer.show(token, begins=self._begins)
-        return TopLogprob(token_id=token, text=text, logprob=logprob)
+    def list_top_logprobs(self, start: int) -> TopLogprobs:
+        """Return the likeliest tokens of the places from one on."""
+        return TopLogprobs(self.top_logprobs[start:], partial(spell_candidate, self.tokenizer))
+
+
+def spell_candidate(tokenizer: Tokenizer, token: int, begins: bool) -> str:
+    """Return what a token adds to a text, which it `begins` or not."""
+    # A model may have more rows than its tokenizer has tokens; those beyond spell nothing.
+    return tokenizer.show(token, begins=begins) if token < tokenizer.vocab_size else ""
 
 
 def choose_for_rows(rows: Sequence[Row], scores: Array) -> Chosen:

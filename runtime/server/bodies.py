@@ -15,9 +15,23 @@ from .errors import refuse
 
 LONGEST_TEXT = 2**20  # characters
 MOST_TEXTS = 2048  # of a request, as OpenAI has it
-MOST_TOKENS = 2**20
+MOST_TOKENS = 2**18
 MOST_ANSWERS = 128
 MOST_BIASES = 16_384
+MOST_OPTION_BYTES = 2**20  # of JSON, of a parameter that is none of INPUTS
+INPUTS = (
+    "messages",
+    "prompt",
+    "input",
+    "query",
+    "documents",
+    "question",
+    "context",
+    "pair",
+    "answer",
+    "content",
+    "tokens",
+)
 MOST_LABELS = 256  # of a zero-shot request
 UNSUPPORTED = "this server does not support other values"
 TOKEN_IDS = (

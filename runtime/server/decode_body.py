@@ -11,13 +11,14 @@ from typing import Any, NoReturn, TypeAlias, TypeVar, get_type_hints
 import msgspec
 
 from ..suggest import did_you_mean
-from .bodies import Body
+from .bodies import INPUTS, MOST_OPTION_BYTES, MOST_TOKENS, Body
 from .errors import ApiError, refuse
 from .json_text import encode_json
 
 HIGH_HALF = re.compile(rb"\\u[dD][89abAB][0-9a-fA-F]{2}(?!\\u[dD][c-fC-F])")  # of a surrogate pair
 
 B = TypeVar("B", bound=Body)
+MEMBERS = msgspec.json.Decoder(dict[str, msgspec.Raw])
 Schema: TypeAlias = Mapping[str, Any]
 
 STEP = re.compile(r"\.(\w+)|\[(\d+)\]")  # of a path such as $.messages[0].content
@@ -35,6 +36,7 @@ HINTS = {  # where to put what is looked for at the wrong place
 
 def decode_body(data: bytes, kind: type[B]) -> B:
     """Return a request's body; raises an ApiError that names the place of what cannot be used."""
+    check_sizes(data, kind)
     try:
         return msgspec.json.decode(data, type=kind)
     except (msgspec.MsgspecError, UnicodeDecodeError, RecursionError) as error:
@@ -43,6 +45,22 @@ def decode_body(data: bytes, kind: type[B]) -> B:
     if not isinstance(body, dict):
         raise ApiError(400, "the body must be a JSON object", code="invalid_json")
     refuse_body(fault, body, kind)
+
+
+def check_sizes(data: bytes, kind: type[Body]) -> None:
+    """Refuse a body with a parameter that is too large, before it is decoded: no thread can run meanwhile."""
+    if len(data) <= MOST_OPTION_BYTES:
+        return
+    with suppress(msgspec.MsgspecError, UnicodeDecodeError, RecursionError):  # decode_body says what is wrong
+        for name, raw in MEMBERS.decode(data).items():
+            schema = describe_body(kind)
+            if name not in schema["properties"]:
+                refuse_object(f"`{name}`", "", {name: None}, [schema])
+            content = bytes(raw)
+            if name not in INPUTS and len(content) > MOST_OPTION_BYTES:
+                refuse(name, f"must have at most {MOST_OPTION_BYTES} bytes of JSON, not {len(content)}")
+            if b'"' not in content and (count := content.count(b",") + 1) > MOST_TOKENS:
+                refuse(name, f"must have at most {MOST_TOKENS} token ids, not {count}")
 
 
 def parse_json(data: bytes) -> Any:

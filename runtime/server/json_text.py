@@ -7,10 +7,12 @@ from typing import Any, TypeVar
 
 import msgspec
 from starlette.responses import Response
+from starlette.types import Receive, Scope, Send
 
 from ..scheduling.steps import Steps
 
 T = TypeVar("T")
+PIECE = 2**18  # bytes of an answer that are sent at once
 
 
 def encode_json(value: Any) -> bytes:
@@ -26,6 +28,15 @@ class JsonResponse(Response):
     def render(self, content: Any) -> bytes:
         """Return the body."""
         return encode_json(content)
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        """Send the answer; a large one in pieces, between which the event loop answers others."""
+        body = self.body
+        await send({"type": "http.response.start", "status": self.status_code, "headers": self.raw_headers})
+        for begin in range(0, len(body), PIECE):
+            end = begin + PIECE
+            more = end < len(body)
+            await send({"type": "http.response.body", "body": bytes(body[begin:end]), "more_body": more})
 
 
 def encode_pieces(write: Callable[[int, T], Any], results: Iterable[T]) -> Steps[list[msgspec.Raw]]:

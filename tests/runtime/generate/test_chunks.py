@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import gc
+import pickle
 import threading
 from pathlib import Path
 from typing import Any
@@ -14,6 +16,7 @@ import transformers
 from planforge.exporter.checkpoints.source import DEMOS
 from planforge.runtime import Chunk, Generation, TextGenerator, Usage, load
 from planforge.runtime.decoding import candidates
+from planforge.runtime.decoding.chunk import TopLogprob
 from planforge.runtime.errors import ClosedError, ContextLengthError, InputError
 
 from ...helpers.decoder_graph import CONTEXT
@@ -150,6 +153,17 @@ def test_top_logprobs_are_those_of_torch(model: TextGenerator) -> None:
         assert all(top.logprob == logprob for top in place if top.token_id == token)
         assert [top.text for top in place] == [model.tokenizer.decode([top.token_id]) for top in place]
     assert len(model.generate(prompt, max_new_tokens=1, top_logprobs=10**6).top_logprobs[0]) > 1000
+
+
+def test_top_logprobs_become_objects_when_they_are_read(model: TextGenerator) -> None:
+    """The garbage collector would look at hundreds of thousands of them again and again."""
+    answer = model.generate("And it came", max_new_tokens=6, top_logprobs=5)
+    assert not any(isinstance(one, TopLogprob) for one in gc.get_objects())
+    places = tuple(answer.top_logprobs)
+    assert len(places) == 6 and answer.top_logprobs == places and answer.top_logprobs[1:3] == places[1:3]
+    assert {answer.top_logprobs: 1}[places] == 1
+    copied = pickle.loads(pickle.dumps(answer))
+    assert copied.top_logprobs == places and type(copied.top_logprobs) is tuple
 
 
 def test_ignore_eos_goes_on() -> None:

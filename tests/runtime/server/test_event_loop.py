@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
@@ -9,6 +10,9 @@ from typing import Any
 import pytest
 
 from planforge.runtime import load
+from planforge.runtime.server.bodies import INPUTS, LONGEST_TEXT, MOST_TOKENS
+from planforge.runtime.server.decode_body import check_sizes, describe_body
+from planforge.runtime.server.endpoints import ENDPOINTS
 from planforge.runtime.text.tokenizer import Tokenizer
 
 from ...helpers.loop_probe import probing_loops
@@ -80,20 +84,51 @@ def test_many_biases(server: Address, monkeypatch: pytest.MonkeyPatch) -> None:
     body = {"model": "gpt", "prompt": "a", "logit_bias": {str(token): 1 for token in range(500_000)}}
     refused = ask(server, monkeypatch, COMPLETE, body)
     assert refused.status_code == 400 and refused.json()["error"]["param"] == "logit_bias"
-    assert "at most 16384 members" in refused.json()["error"]["message"]
+    assert "at most 1048576 bytes of JSON, not" in refused.json()["error"]["message"]
+    body["logit_bias"] = {str(token): 1 for token in range(20_000)}
+    refused = ask(server, monkeypatch, COMPLETE, body)
+    assert "at most 16384 members, not 20000" in refused.json()["error"]["message"]
 
 
 @pytest.mark.parametrize("truncation", [None, "tail"])
-def test_a_million_tokens(server: Address, monkeypatch: pytest.MonkeyPatch, truncation: str | None) -> None:
-    body = {"model": "gpt", "prompt": [1] * 1_000_000, "truncation": truncation, "max_tokens": 1}
+def test_as_many_tokens_as_may_be(
+    server: Address, monkeypatch: pytest.MonkeyPatch, truncation: str | None
+) -> None:
+    body = {"model": "gpt", "prompt": [1] * MOST_TOKENS, "truncation": truncation, "max_tokens": 1}
     response = ask(server, monkeypatch, COMPLETE, body)
     if truncation is None:
         assert response.status_code == 400
         assert response.json()["error"]["code"] == "context_length_exceeded"
     else:
         assert response.status_code == 200
-    response = ask(server, monkeypatch, "/detokenize", {"model": "gpt", "tokens": [1] * 1_000_000})
-    assert response.status_code in (200, 400)
+    response = ask(server, monkeypatch, "/detokenize", {"model": "gpt", "tokens": [1] * MOST_TOKENS})
+    assert response.status_code == 200
+
+
+@pytest.mark.parametrize("prompt", [[1] * 1_000_000, [[1] * 500_000] * 2])
+def test_a_million_tokens(server: Address, monkeypatch: pytest.MonkeyPatch, prompt: list[Any]) -> None:
+    refused = ask(server, monkeypatch, COMPLETE, {"model": "gpt", "prompt": prompt})
+    assert refused.status_code == 400 and refused.json()["error"]["param"] == "prompt"
+    assert "at most 262144 token ids, not 1000000" in refused.json()["error"]["message"]
+
+
+def test_a_large_body_with_a_parameter_that_is_unknown(
+    server: Address, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    body = {"model": "gpt", "prompt": "a", "biases": {str(token): 1 for token in range(500_000)}}
+    refused = ask(server, monkeypatch, COMPLETE, body)
+    assert refused.status_code == 400 and refused.json()["error"]["code"] == "unsupported_parameter"
+
+
+def test_what_holds_a_long_text_or_many_tokens_may_be_large() -> None:
+    large = set()
+    for endpoint in ENDPOINTS:
+        for name, schema in describe_body(endpoint.body)["properties"].items():
+            text = json.dumps(schema)
+            if f'"maxLength": {LONGEST_TEXT}' in text or f'"maxItems": {MOST_TOKENS}' in text:
+                large.add(name)
+                check_sizes(json.dumps({name: "é" * 2**20}, ensure_ascii=False).encode(), endpoint.body)
+    assert large == set(INPUTS)
 
 
 def test_many_vectors(server: Address, monkeypatch: pytest.MonkeyPatch) -> None:
