@@ -104,6 +104,7 @@ _OTHERS = {
     "tensorrt11": _VERSIONS[(11, 2)],
 }
 NAMES = (*TARGETS, *_OTHERS, INSTALLED)
+GPU_HINT = "; did you mean 'cuda' (ONNX Runtime on the GPU), or 'rtx' (TensorRT-RTX plans)?"
 
 
 def find_target(name: str) -> Target:
@@ -111,7 +112,8 @@ def find_target(name: str) -> Target:
     if name == INSTALLED:
         return find_installed_tensorrt()
     if name not in NAMES:
-        raise InputError(f"target {name!r} is not one of {', '.join(NAMES)}{did_you_mean(name, NAMES)}")
+        hint = GPU_HINT if name.lower() in ("gpu", "nvidia") else did_you_mean(name, NAMES)
+        raise InputError(f"target {name!r} is not one of {', '.join(NAMES)}{hint}")
     return {**TARGETS, **_OTHERS}[name]
 
 

@@ -19,6 +19,7 @@ from starlette.routing import BaseRoute, Route
 
 from ..explain import page as explanation_page
 from ..model import Model
+from ..suggest import did_you_mean
 from .answers import Health, ModelList, Readiness
 from .auth import KeyRing
 from .calls import Call, read_body, read_parameters
@@ -32,6 +33,7 @@ from .readers import Readers
 from .registry import Loader, Registry
 from .settings import ServerSettings
 
+LONGEST_PATH = 60  # characters of one that is perhaps mistyped
 PAGE = Path(__file__).parent / "page"
 # What draws explanations, and what any page begins with: files of the page that `planforge explain` writes.
 EXPLANATION_FILES = {
@@ -184,9 +186,13 @@ def list_page_routes() -> list[BaseRoute]:
 
 
 async def answer_http_error(request: Request, error: Exception) -> Response:
-    """Answer an unknown path or method in OpenAI's form."""
+    """Answer an unknown path or method in OpenAI's form; a mistyped path with the one that is like it."""
     assert isinstance(error, HTTPException)
-    message = f"{request.method} {request.url.path[:200]}: {error.detail}"
+    path = request.url.path
+    message = f"{request.method} {path[:200]}: {error.detail}"
+    if error.status_code == 404:
+        paths = [route.path for route in request.app.routes if isinstance(route, Route)]
+        message += did_you_mean(path, paths) if len(path) < LONGEST_PATH else ""
     response = ApiError(error.status_code, message).to_response()
     response.headers.update(error.headers or {})
     return response

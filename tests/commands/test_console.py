@@ -24,6 +24,7 @@ from planforge.exporter.errors import (
     SourceError,
     VerificationError,
 )
+from planforge.exporter.targets import find_target
 from planforge.runtime.commands.console import (
     end_with_exit_code,
     escape_controls,
@@ -339,6 +340,11 @@ def test_extras_bring_what_pyproject_says() -> None:
 )
 def test_a_name_that_is_not_there_gets_a_suggestion(name: str, known: list[str], hint: str) -> None:
     assert did_you_mean(name, known) == hint
+
+
+def test_a_gpu_as_a_target_gets_the_targets_for_gpus() -> None:
+    with pytest.raises(InputError, match=r"'gpu' is not one of .*; did you mean 'cuda' .*, or 'rtx'"):
+        find_target("gpu")
 
 
 def test_control_characters_are_written_out() -> None:

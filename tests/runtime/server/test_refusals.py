@@ -205,6 +205,8 @@ def test_an_unknown_model_path_and_method(server: Address) -> None:
         assert "'minilm'" in error["message"]
         read_error(server.client.get(path), 405)
     read_error(server.post("/v1/images/generations"), 404)
+    mistyped = read_error(server.post("/v1/chat/completion"), 404)
+    assert "did you mean '/v1/chat/completions'?" in mistyped["message"]
     read_error(server.client.get("/v1/models/nobody"), 404)
 
 
