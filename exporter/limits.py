@@ -7,7 +7,7 @@ from collections.abc import Mapping, Sequence
 from types import MappingProxyType
 from typing import TypeAlias
 
-from ..runtime.diagnostics.metrics import MEAN_OF, Measured, Metrics
+from ..runtime.apps.check.metrics import MEAN_OF, Measured, Metrics
 
 # The one table of caps, in fp32, fp16, int8 and int4. fp32 engines add in another order, nothing more.
 TABLE = {

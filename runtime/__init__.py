@@ -26,12 +26,12 @@ from .errors import (
 from .load import load
 
 if TYPE_CHECKING:
+    from .apps.check.selftest import SelftestResult, selftest
     from .asynchronous.text_encoder import AsyncTextEncoder
     from .asynchronous.text_generator import AsyncTextGenerator, AsyncTextStream
     from .asynchronous.translator import AsyncTranslator
     from .decoding.chunk import Chunk, FinishReason, TextStream, TopLogprob, Usage
     from .decoding.processors import LogitsProcessor
-    from .diagnostics.selftest import SelftestResult, selftest
     from .encode.results import (
         Answer,
         Answers,
@@ -157,7 +157,7 @@ MODULES = {
     "Message": "text.chat",
     "Prompt": "generate.row_reader",
     "Score": "generate.score",
-    **dict.fromkeys(("SelftestResult", "selftest"), "diagnostics.selftest"),
+    **dict.fromkeys(("SelftestResult", "selftest"), "apps.check.selftest"),
     "TextGenerator": "generate.text_generator",
     "ToolCall": "generate.tools",
     "TextEncoder": "encode.text_encoder",

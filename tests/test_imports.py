@@ -65,7 +65,7 @@ def test_selftest_loads_no_framework_and_nothing_of_verify(
             f"app(['selftest', {str(bundle)!r}, '--backend', 'ort-cpu'], standalone_mode=False)",
             whole=True,
         )
-        assert "planforge.runtime.diagnostics.metrics" in loaded
+        assert "planforge.runtime.apps.check.metrics" in loaded
         assert not {name.split(".")[0] for name in loaded} & HEAVY
         assert "planforge.exporter.verification" not in loaded
 
@@ -75,7 +75,7 @@ def test_selftest_in_python_loads_nothing_of_the_command(demo_bundle: Path) -> N
     loaded = modules_after(code, whole=True)
     assert not {name.split(".")[0] for name in loaded} & (HEAVY | COMMAND_ONLY)
     assert "planforge.exporter" not in loaded
-    assert "planforge.runtime.diagnostics.golden.translators" not in loaded  # nor of the other tasks
+    assert "planforge.runtime.apps.check.translators" not in loaded  # nor of the other tasks
 
 
 def test_what_bench_measures_loads_no_framework_and_nothing_of_the_command(demo_bundle: Path) -> None:

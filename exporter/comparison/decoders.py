@@ -13,14 +13,14 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
+from ...runtime.apps.check.cases import Case
+from ...runtime.apps.check.decoders import Context, fill_context, make_cases
+from ...runtime.apps.check.draws import PREFIX as DRAWN
+from ...runtime.apps.check.files import Arrays
+from ...runtime.apps.check.metrics import DrawMetrics, Metrics, Outcome, Spot, judge_outcome, measure
 from ...runtime.backends.backend import Program
 from ...runtime.bundle.manifest import Artifact
 from ...runtime.decoding.decoder import Decoder, pad
-from ...runtime.diagnostics.golden.cases import Case
-from ...runtime.diagnostics.golden.decoders import Context, fill_context, make_cases
-from ...runtime.diagnostics.golden.draws import PREFIX as DRAWN
-from ...runtime.diagnostics.golden.files import Arrays
-from ...runtime.diagnostics.metrics import DrawMetrics, Metrics, Outcome, Spot, judge_outcome, measure
 from ..execution.trial import Step, Trial, count_positions
 from ..limits import COUNTED, Gaps
 from ..precisions import PRECISIONS

@@ -10,12 +10,8 @@ from typing import TypeAlias
 
 import numpy as np
 
-from ...runtime.backends.backend import Program
-from ...runtime.bundle.manifest import Artifact
-from ...runtime.decoding.cache_shapes import PREFILL_CHUNK
-from ...runtime.decoding.decoder import Decoder, pad
-from ...runtime.diagnostics.golden.decoders import Context
-from ...runtime.diagnostics.golden.draws import (
+from ...runtime.apps.check.decoders import Context
+from ...runtime.apps.check.draws import (
     STEPS,
     Batch,
     Draws,
@@ -26,7 +22,11 @@ from ...runtime.diagnostics.golden.draws import (
     start_rows,
     take_step,
 )
-from ...runtime.diagnostics.metrics import Spot
+from ...runtime.apps.check.metrics import Spot
+from ...runtime.backends.backend import Program
+from ...runtime.bundle.manifest import Artifact
+from ...runtime.decoding.cache_shapes import PREFILL_CHUNK
+from ...runtime.decoding.decoder import Decoder, pad
 from ...runtime.translate.source_encoder import SourceEncoder
 from ..execution.trial import PADDING, Integers, Reading, Step, Trial
 

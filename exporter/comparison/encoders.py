@@ -9,14 +9,14 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
+from ...runtime.apps.check import encoders as golden
+from ...runtime.apps.check.cases import Case
+from ...runtime.apps.check.files import Arrays, choose_evenly
+from ...runtime.apps.check.metrics import LabelMetrics, Metrics, Spot, VectorMetrics
 from ...runtime.backends.backend import Program
 from ...runtime.backends.ort_backend import OrtCpuBackend
 from ...runtime.bundle.bundle import Bundle
 from ...runtime.bundle.manifest import Artifact, TensorSpec
-from ...runtime.diagnostics.golden import encoders as golden
-from ...runtime.diagnostics.golden.cases import Case
-from ...runtime.diagnostics.golden.files import Arrays, choose_evenly
-from ...runtime.diagnostics.metrics import LabelMetrics, Metrics, Spot, VectorMetrics
 from ...runtime.encode.encoder import Encoder
 from ...runtime.text.long_text import Piece
 from ..execution.trial import PADDING, Step, Trial, count_positions

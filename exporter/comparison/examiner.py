@@ -7,13 +7,13 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, ClassVar, Generic, Protocol, TypeAlias, TypeVar
 
+from ...runtime.apps.check.cases import Case
+from ...runtime.apps.check.files import Arrays
+from ...runtime.apps.check.metrics import Comparison, Measured, Outcome, Spot
 from ...runtime.backends.backend import Program
 from ...runtime.backends.ort_backend import OrtCpuBackend
 from ...runtime.bundle.bundle import Bundle
 from ...runtime.bundle.manifest import Artifact
-from ...runtime.diagnostics.golden.cases import Case
-from ...runtime.diagnostics.golden.files import Arrays
-from ...runtime.diagnostics.metrics import Comparison, Measured, Outcome, Spot
 from ...runtime.progress import CountedLine
 from ..execution.node_executor import ROUNDING_ENGINE, ExecutedProgram, NotFiniteError
 from ..execution.trial import Trial

@@ -12,12 +12,12 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
+from ...runtime.apps.check.files import choose_evenly
+from ...runtime.apps.check.metrics import Comparison, measure_spread
 from ...runtime.backends.backend import Array, Arrays, Program
 from ...runtime.backends.ort_backend import OrtCpuBackend
 from ...runtime.bundle.bundle import Bundle
 from ...runtime.bundle.manifest import Artifact, Axis, TensorSpec
-from ...runtime.diagnostics.golden.files import choose_evenly
-from ...runtime.diagnostics.metrics import Comparison, measure_spread
 from ...runtime.errors import BackendError
 from ...runtime.explain.objectives import COSINE, LOGIT, SIGMOID, SOFTMAX
 from ...runtime.progress import CountedLine

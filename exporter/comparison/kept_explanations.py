@@ -12,13 +12,13 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
+from ...runtime.apps.check.files import name_damage, read_golden, write_golden
+from ...runtime.apps.check.metrics import Comparison
 from ...runtime.backends.backend import Array
 from ...runtime.backends.ort_backend import OrtCpuBackend
 from ...runtime.bundle.bundle import Bundle
 from ...runtime.bundle.export_again import name_checkpoint
 from ...runtime.bundle.manifest import Artifact
-from ...runtime.diagnostics.golden.files import name_damage, read_golden, write_golden
-from ...runtime.diagnostics.metrics import Comparison
 from ...runtime.errors import BackendError
 from ..errors import VerificationError
 from .explanations import WHOLE_NUMBERS, Case, JudgedGraphs, choose_numbers, read_inside, run_cases

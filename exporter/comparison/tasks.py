@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any, Protocol, TypeAlias
 
+from ...runtime.apps.check.files import Arrays
 from ...runtime.bundle.bundle import Bundle
-from ...runtime.diagnostics.golden.files import Arrays
 from ...runtime.progress import Report, StageCounter
 from ..levels import FULL, Level
 from ..reference import decoder_samples, encoder_samples, translation_samples

@@ -9,25 +9,11 @@ from typing import TYPE_CHECKING, ClassVar
 
 import numpy as np
 
-from ...runtime.backends.backend import Program
-from ...runtime.backends.ort_backend import OrtCpuBackend
-from ...runtime.bundle.manifest import Artifact
-from ...runtime.decoding.decoder import Decoder, pad
-from ...runtime.diagnostics.golden.cases import Case
-from ...runtime.diagnostics.golden.draws import PREFIX as DRAWN
-from ...runtime.diagnostics.golden.draws import STEPS, measure_error
-from ...runtime.diagnostics.golden.files import Arrays
-from ...runtime.diagnostics.golden.translation_engine import Engine
-from ...runtime.diagnostics.golden.translations import Sample
-from ...runtime.diagnostics.golden.translators import (
-    SEARCH,
-    list_searched,
-    make_at_once_case,
-    make_cross_case,
-    make_decoder_cases,
-    make_encoder_cases,
-)
-from ...runtime.diagnostics.metrics import (
+from ...runtime.apps.check.cases import Case
+from ...runtime.apps.check.draws import PREFIX as DRAWN
+from ...runtime.apps.check.draws import STEPS, measure_error
+from ...runtime.apps.check.files import Arrays
+from ...runtime.apps.check.metrics import (
     DrawMetrics,
     Logits,
     Metrics,
@@ -36,6 +22,20 @@ from ...runtime.diagnostics.metrics import (
     VectorMetrics,
     measure_scale,
 )
+from ...runtime.apps.check.translation_engine import Engine
+from ...runtime.apps.check.translations import Sample
+from ...runtime.apps.check.translators import (
+    SEARCH,
+    list_searched,
+    make_at_once_case,
+    make_cross_case,
+    make_decoder_cases,
+    make_encoder_cases,
+)
+from ...runtime.backends.backend import Program
+from ...runtime.backends.ort_backend import OrtCpuBackend
+from ...runtime.bundle.manifest import Artifact
+from ...runtime.decoding.decoder import Decoder, pad
 from ...runtime.translate.source_encoder import SourceEncoder
 from ...runtime.translate.sources import open_tokenizers
 from ..execution.trial import PADDING, Reading, Step, Trial, count_positions

@@ -21,10 +21,10 @@ import numpy as np
 import numpy.typing as npt
 
 from ...runtime import TextEncoder
+from ...runtime.apps.check.files import find_golden, read_golden
 from ...runtime.bundle.bundle import Bundle
 from ...runtime.bundle.defaults import EncoderDefaults, FittedHead
 from ...runtime.bundle.manifest import Artifact, Manifest, TensorSpec
-from ...runtime.diagnostics.golden.files import find_golden, read_golden
 from ...runtime.encode.pooling import LAYERS, pool_tokens
 from ...runtime.errors import InputError
 from ..bundle.writer import check_output, install, list_file_entries, open_staging_folder, write_manifest

@@ -8,15 +8,15 @@ from dataclasses import dataclass
 from typing import Any, TypeAlias
 
 from ...runtime import TextEncoder, Translator, load
+from ...runtime.apps.check import answers as golden_answers
+from ...runtime.apps.check import decoders
+from ...runtime.apps.check.cases import find_room
+from ...runtime.apps.check.metrics import Outcome
+from ...runtime.apps.check.selftest import load_golden
+from ...runtime.apps.check.texts import find_texts, open_text_tokenizers, read_texts
 from ...runtime.bundle.artifact import Artifact
 from ...runtime.bundle.bundle import Bundle
 from ...runtime.bundle.defaults import EncoderDefaults, GenerationDefaults
-from ...runtime.diagnostics.golden import answers as golden_answers
-from ...runtime.diagnostics.golden import decoders
-from ...runtime.diagnostics.golden.cases import find_room
-from ...runtime.diagnostics.golden.texts import find_texts, open_text_tokenizers, read_texts
-from ...runtime.diagnostics.metrics import Outcome
-from ...runtime.diagnostics.selftest import load_golden
 from ...runtime.encode.results import Result
 from ...runtime.text.tokenizer import Tokenizer
 from .check import Answer, Check, report

@@ -9,14 +9,14 @@ from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from typing import Any, TypeAlias
 
+from ...runtime.apps.check import decoders, encoders, translations
+from ...runtime.apps.check.cases import find_room
+from ...runtime.apps.check.divergence import add_divergence, follow
+from ...runtime.apps.check.metrics import Logits, Outcome, judge_outcome
+from ...runtime.apps.check.selftest import load_golden
+from ...runtime.apps.check.texts import open_text_tokenizers
 from ...runtime.bundle.artifact import Artifact
 from ...runtime.bundle.bundle import Bundle
-from ...runtime.diagnostics.golden import decoders, encoders, translations
-from ...runtime.diagnostics.golden.cases import find_room
-from ...runtime.diagnostics.golden.divergence import add_divergence, follow
-from ...runtime.diagnostics.golden.texts import open_text_tokenizers
-from ...runtime.diagnostics.metrics import Logits, Outcome, judge_outcome
-from ...runtime.diagnostics.selftest import load_golden
 from ...runtime.text.tokenizer import Tokenizer
 from .check import Answer, Check
 from .text_checks import list_text_checks

@@ -13,15 +13,15 @@ from typing import Any, TypeAlias
 import numpy as np
 
 from ...runtime import TextEncoder, TextGenerator, Translator, load
+from ...runtime.apps.check import answers as golden_answers
+from ...runtime.apps.check import decoders, translations
+from ...runtime.apps.check.cases import find_room
+from ...runtime.apps.check.metrics import Logits, Outcome, measure_scale
+from ...runtime.apps.check.selftest import load_golden
+from ...runtime.apps.check.texts import find_texts, open_text_tokenizers, read_texts
 from ...runtime.bundle.artifact import Artifact
 from ...runtime.bundle.bundle import Bundle
 from ...runtime.bundle.defaults import EncoderDefaults, GenerationDefaults
-from ...runtime.diagnostics.golden import answers as golden_answers
-from ...runtime.diagnostics.golden import decoders, translations
-from ...runtime.diagnostics.golden.cases import find_room
-from ...runtime.diagnostics.golden.texts import find_texts, open_text_tokenizers, read_texts
-from ...runtime.diagnostics.metrics import Logits, Outcome, measure_scale
-from ...runtime.diagnostics.selftest import load_golden
 from ...runtime.encode.pooling import share_classes, softmax
 from ...runtime.text.long_text import Piece
 from .check import Answer, Check, describe_difference, report

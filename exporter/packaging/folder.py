@@ -10,9 +10,9 @@ from pathlib import Path
 
 import onnx_ir as ir
 
+from ...runtime.apps.check.metrics import Comparison
 from ...runtime.bundle.artifact import Artifact
 from ...runtime.bundle.bundle import Bundle
-from ...runtime.diagnostics.metrics import Comparison
 from ..bundle.writer import check_parent, open_staging_folder
 from ..errors import OutputError
 from ..passes.weight_files import list_external_tensors, move_weights

@@ -9,10 +9,10 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
+from ...runtime.apps.check.files import find_golden
+from ...runtime.apps.check.metrics import Comparison
 from ...runtime.bundle.artifact import Artifact
 from ...runtime.bundle.bundle import Bundle
-from ...runtime.diagnostics.golden.files import find_golden
-from ...runtime.diagnostics.metrics import Comparison
 from ...runtime.errors import InputError
 from ..errors import VerificationError
 from ..tensorrt.plans import Progress

@@ -6,10 +6,10 @@ import logging
 from collections.abc import Sequence
 from pathlib import Path
 
+from ...runtime.apps.check.metrics import Comparison
+from ...runtime.apps.check.texts import FILES
 from ...runtime.bundle.artifact import Artifact
 from ...runtime.bundle.bundle import Bundle
-from ...runtime.diagnostics.golden.texts import FILES
-from ...runtime.diagnostics.metrics import Comparison
 from ..tensorrt.plans import Progress
 from .check import Check
 from .recipes import Recipe

@@ -12,11 +12,11 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from ...runtime.apps.check.metrics import Comparison
+from ...runtime.apps.check.texts import FILES, open_text_tokenizers
 from ...runtime.bundle.artifact import Artifact
 from ...runtime.bundle.bundle import Bundle
 from ...runtime.bundle.defaults import GenerationDefaults
-from ...runtime.diagnostics.golden.texts import FILES, open_text_tokenizers
-from ...runtime.diagnostics.metrics import Comparison
 from .check import report
 from .sentences import has_layers
 from .settings import OFF, list_rules

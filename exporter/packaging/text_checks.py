@@ -5,9 +5,9 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any
 
+from ...runtime.apps.check.metrics import Outcome
+from ...runtime.apps.check.texts import GoldenTexts, find_texts, read_texts
 from ...runtime.bundle.bundle import Bundle
-from ...runtime.diagnostics.golden.texts import GoldenTexts, find_texts, read_texts
-from ...runtime.diagnostics.metrics import Outcome
 from .check import Answer, Check, describe_difference, report
 
 

@@ -16,7 +16,7 @@ from typing import Any
 
 import numpy as np
 
-from ...runtime.diagnostics.metrics import Logits
+from ...runtime.apps.check.metrics import Logits
 from ...runtime.errors import InputError
 from ..errors import VerificationError
 

@@ -18,10 +18,10 @@ from torch import nn
 
 from ...models import GrowingCache, KeyValue
 from ...models.language_model import LanguageModel
+from ...runtime.apps.check.decoders import Context
+from ...runtime.apps.check.draws import PREFIX, Draws
+from ...runtime.apps.check.metrics import Logits, measure, measure_scale
 from ...runtime.decoding.decoder import pad
-from ...runtime.diagnostics.golden.decoders import Context
-from ...runtime.diagnostics.golden.draws import PREFIX, Draws
-from ...runtime.diagnostics.metrics import Logits, measure, measure_scale
 from ..limits import Gaps
 from .decoder_samples import CONTEXT_ROWS, Expectation
 from .draw import TAIL, measure_draws

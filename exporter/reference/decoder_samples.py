@@ -10,11 +10,11 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 import numpy.typing as npt
 
+from ...runtime.apps.check import decoders as golden
+from ...runtime.apps.check.decoders import Context, Golden, Sample
+from ...runtime.apps.check.files import Arrays, choose_evenly
 from ...runtime.bundle.bundle import Bundle
 from ...runtime.decoding.cache_shapes import PREFILL_CHUNK
-from ...runtime.diagnostics.golden import decoders as golden
-from ...runtime.diagnostics.golden.decoders import Context, Golden, Sample
-from ...runtime.diagnostics.golden.files import Arrays, choose_evenly
 from ...runtime.progress import PartCounter, Report, report_nothing
 from ...runtime.text.tokenizer import Tokenizer
 from ..errors import PromptsError, VerificationError

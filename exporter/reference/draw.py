@@ -12,8 +12,8 @@ from typing import TYPE_CHECKING, Protocol, TypeAlias
 
 import numpy as np
 
-from ...runtime.diagnostics.golden.draws import Batch, Draws, measure_error
-from ...runtime.diagnostics.metrics import DrawMetrics
+from ...runtime.apps.check.draws import Batch, Draws, measure_error
+from ...runtime.apps.check.metrics import DrawMetrics
 from ..errors import VerificationError
 from ..levels import FULL, Level
 

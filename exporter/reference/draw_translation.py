@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from ...runtime.diagnostics.golden.draws import Batch, Draws
+from ...runtime.apps.check.draws import Batch, Draws
 from .draw import (
     SMALL_SIZES,
     TEXTS,

@@ -12,13 +12,13 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
+from ...runtime.apps.check import encoders as golden
+from ...runtime.apps.check.encoders import Golden, Outputs, Sample, is_per_token
+from ...runtime.apps.check.files import Arrays, choose_evenly
 from ...runtime.backends.backend import Array
 from ...runtime.bundle.bundle import Bundle
 from ...runtime.bundle.defaults import EncoderDefaults
 from ...runtime.bundle.manifest import TensorSpec
-from ...runtime.diagnostics.golden import encoders as golden
-from ...runtime.diagnostics.golden.encoders import Golden, Outputs, Sample, is_per_token
-from ...runtime.diagnostics.golden.files import Arrays, choose_evenly
 from ...runtime.progress import PartCounter, Report, report_nothing
 from ...runtime.text.long_text import Piece, fit
 from ...runtime.text.tokenizer import Tokenizer

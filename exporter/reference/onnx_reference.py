@@ -9,9 +9,9 @@ import numpy as np
 import torch
 
 from ...models import KeyValue
+from ...runtime.apps.check.metrics import Logits
 from ...runtime.backends.backend import Array
 from ...runtime.backends.ort_backend import open_plain_session
-from ...runtime.diagnostics.metrics import Logits
 from ..imported.branches import SWITCH
 from ..imported.folder import LAYERS, Folder
 from ..imported.plain_attention import CROSS, STATES

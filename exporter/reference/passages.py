@@ -13,11 +13,11 @@ from typing import Any, ClassVar
 import numpy as np
 import numpy.typing as npt
 
+from ...runtime.apps.check.files import choose_evenly
+from ...runtime.apps.check.metrics import Logits, PlainFields, measure_kl
 from ...runtime.decoding.cache_shapes import PREFILL_CHUNK
 from ...runtime.decoding.decoder import Decoder
 from ...runtime.decoding.sampling import compute_logprobs
-from ...runtime.diagnostics.golden.files import choose_evenly
-from ...runtime.diagnostics.metrics import Logits, PlainFields, measure_kl
 
 PASSAGE_TOKENS = 256  # at most of one, and at most the context
 JUDGED = 0.6  # of the passages; the others are for calibration

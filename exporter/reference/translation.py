@@ -16,16 +16,16 @@ import torch
 from torch import Tensor
 
 from ...models import KeyValue, PaddedAttention, SourceAttention, Transformer
+from ...runtime.apps.check.metrics import DrawMetrics, Logits, ScoreMetrics, measure, measure_scale
 from ...runtime.decoding.beam import BeamSearch, Hypothesis, Search
 from ...runtime.decoding.sampling import compute_logprobs
-from ...runtime.diagnostics.metrics import DrawMetrics, Logits, ScoreMetrics, measure, measure_scale
 from ..limits import Gaps
 from .draw import measure_draws
 from .rounding import Rounding
 
 if TYPE_CHECKING:
-    from ...runtime.diagnostics.golden.draws import Draws
-    from ...runtime.diagnostics.golden.translations import Sample
+    from ...runtime.apps.check.draws import Draws
+    from ...runtime.apps.check.translations import Sample
 
 
 def make_reference(model: Any, start: int, gives_attention: bool = False) -> Reference:
@@ -95,7 +95,7 @@ class Reference:
 
     def answer_draws(self, draws: Draws) -> Draws:
         """Return the draws with what their sources and texts come to, each computed at once."""
-        from ...runtime.diagnostics.golden.draws import choose_places
+        from ...runtime.apps.check.draws import choose_places
 
         pairs = list(zip(draws.sources, draws.texts, strict=True))
         # The model is fed a target but for its last token, so there has to be one more.
@@ -106,8 +106,8 @@ class Reference:
 
     def measure_gaps(self, samples: Sequence[Sample], rounding: Rounding, draws: Draws | None = None) -> Gaps:
         """Compare the rounded model with itself unrounded; keys are the prefixes of the limits' names."""
-        from ...runtime.diagnostics.golden.draws import PREFIX
-        from ...runtime.diagnostics.golden.translations import measure_attention, measure_cross
+        from ...runtime.apps.check.draws import PREFIX
+        from ...runtime.apps.check.translations import measure_attention, measure_cross
 
         with rounding.apply(self.model):
             both = [self.compute_results(s.source, s.target) for s in samples]
@@ -142,8 +142,8 @@ class Reference:
         self, searched: Sequence[tuple[Sample, Hypothesis]], found: Sequence[Logits]
     ) -> Gaps:
         """Compare the logits and scores that rounding gives the targets of beam searches."""
-        from ...runtime.diagnostics.golden.draws import measure_error
-        from ...runtime.diagnostics.golden.translators import SEARCH
+        from ...runtime.apps.check.draws import measure_error
+        from ...runtime.apps.check.translators import SEARCH
 
         scores = []
         errors = []

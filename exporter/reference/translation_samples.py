@@ -9,15 +9,15 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 import numpy.typing as npt
 
+from ...runtime.apps.check import translations
+from ...runtime.apps.check.files import Arrays, choose_evenly
+from ...runtime.apps.check.translations import Golden, Sample
+from ...runtime.apps.check.translators import MAX_BATCH
 from ...runtime.bundle.bundle import Bundle
 from ...runtime.bundle.defaults import GenerationDefaults
 from ...runtime.bundle.manifest import Manifest
 from ...runtime.decoding.beam import Search
 from ...runtime.decoding.constraints import Constraints
-from ...runtime.diagnostics.golden import translations
-from ...runtime.diagnostics.golden.files import Arrays, choose_evenly
-from ...runtime.diagnostics.golden.translations import Golden, Sample
-from ...runtime.diagnostics.golden.translators import MAX_BATCH
 from ...runtime.progress import PartCounter, Report, report_nothing
 from ...runtime.translate.sources import open_tokenizers
 from ..errors import VerificationError

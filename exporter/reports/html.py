@@ -17,8 +17,8 @@ from typing import Any
 import jinja2
 from markupsafe import Markup
 
+from ...runtime.apps.check.metrics import Comparison
 from ...runtime.bundle.bundle import Bundle
-from ...runtime.diagnostics.metrics import Comparison
 from ...runtime.errors import PlanForgeError
 from ..verification.report import VerificationReport
 from . import tables

@@ -9,9 +9,9 @@ from collections.abc import Iterator, Mapping, Sequence
 
 import onnx_ir as ir
 
+from ...runtime.apps.check.differences import describe_differences
 from ...runtime.bundle.bundle import Bundle
 from ...runtime.bundle.manifest import Artifact, Axis, TensorSpec
-from ...runtime.diagnostics.differences import describe_differences
 from ..graphs import make_artifact
 from ..passes.kv_cache import KEY_SCALE
 from ..passes.quantize import read_stored_bits

@@ -14,9 +14,9 @@ from typing import TYPE_CHECKING, Any, TypeAlias
 import numpy as np
 import onnx_ir as ir
 
+from ...runtime.apps.check.metrics import make_plain, measure_spread
 from ...runtime.backends.backend import Array
 from ...runtime.bundle.manifest import Artifact
-from ...runtime.diagnostics.metrics import make_plain, measure_spread
 from ..execution.node_executor import ExecutedProgram, NotFiniteError
 from ..execution.trial import Key, Trial
 from ..limits import CAPS

@@ -8,10 +8,10 @@ from typing import TYPE_CHECKING
 
 import onnx_ir as ir
 
+from ...runtime.apps.check.metrics import Comparison
 from ...runtime.bundle.bundle import Bundle
 from ...runtime.bundle.export_again import name_checkpoint
 from ...runtime.bundle.manifest import Artifact, Manifest
-from ...runtime.diagnostics.metrics import Comparison
 from ..calibration.calibration import Calibration
 from ..calibration.convert import convert_graph
 from ..comparison.examiner import Progress

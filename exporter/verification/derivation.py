@@ -14,11 +14,11 @@ from collections.abc import Iterator, Mapping, Sequence
 from types import SimpleNamespace
 from typing import Any
 
+from ...runtime.apps.check.differences import describe_differences, show_value
+from ...runtime.apps.check.metrics import Comparison
+from ...runtime.apps.check.texts import FILES, open_text_tokenizers
 from ...runtime.bundle.bundle import Bundle
 from ...runtime.bundle.export_again import find_max_batch, read_chosen_outputs
-from ...runtime.diagnostics.differences import describe_differences, show_value
-from ...runtime.diagnostics.golden.texts import FILES, open_text_tokenizers
-from ...runtime.diagnostics.metrics import Comparison
 from ...runtime.errors import PlanForgeError
 from ...runtime.text.chat import TEMPLATE_FILES
 from ...runtime.text.piece_tokenizer import PIECES

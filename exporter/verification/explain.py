@@ -13,11 +13,11 @@ from typing import TYPE_CHECKING, TypeAlias
 
 import onnx_ir as ir
 
+from ...runtime.apps.check.metrics import Spot
 from ...runtime.backends.backend import Array
 from ...runtime.bundle.bundle import Bundle
 from ...runtime.bundle.export_again import read_chosen_outputs
 from ...runtime.bundle.manifest import Artifact, Manifest
-from ...runtime.diagnostics.metrics import Spot
 from ...runtime.errors import PlanForgeError
 from ..calibration.calibration import Calibration
 from ..calibration.convert import convert_graph

@@ -8,9 +8,9 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
+from ...runtime.apps.check.metrics import Comparison
 from ...runtime.backends.backend import Program
 from ...runtime.bundle.bundle import Bundle
-from ...runtime.diagnostics.metrics import Comparison
 from ...runtime.errors import PlanForgeError
 from ..comparison.examiner import Progress
 from ..comparison.explanations import Case, JudgedGraphs, compare_explanations

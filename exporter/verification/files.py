@@ -11,11 +11,11 @@ import numpy as np
 import onnx_ir as ir
 from onnx_ir.passes.common import InlinePass
 
+from ...runtime.apps.check.metrics import Comparison, Outcome, VectorMetrics, judge, measure_vectors
 from ...runtime.backends.backend import Array, Arrays, Program
 from ...runtime.backends.ort_backend import OrtProgram
 from ...runtime.backends.threads import choose_threads
 from ...runtime.bundle.manifest import Artifact, TensorSpec
-from ...runtime.diagnostics.metrics import Comparison, Outcome, VectorMetrics, judge, measure_vectors
 from ...runtime.errors import BackendError, InputError, ManifestError
 from ..comparison.examiner import Progress
 from ..errors import VerificationError, shorten_error

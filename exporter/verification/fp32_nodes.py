@@ -7,9 +7,9 @@ from typing import Any
 
 import onnx_ir as ir
 
+from ...runtime.apps.check.metrics import make_plain
 from ...runtime.backends.backend import Array
 from ...runtime.bundle.manifest import Artifact
-from ...runtime.diagnostics.metrics import make_plain
 from ..execution.node_executor import ExecutedProgram, NotFiniteError
 from ..execution.trial import Trial
 from ..passes.fp16_ranges import Choice

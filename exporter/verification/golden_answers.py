@@ -12,13 +12,13 @@ from typing import TYPE_CHECKING, Any, TypeAlias
 import numpy as np
 import numpy.typing as npt
 
+from ...runtime.apps.check.decoders import Sample
+from ...runtime.apps.check.draws import PREFIX as DRAWN
+from ...runtime.apps.check.draws import Draws
+from ...runtime.apps.check.files import Arrays, find_golden, name_damage, read_golden
+from ...runtime.apps.check.metrics import Comparison, measure_scale
 from ...runtime.bundle.manifest import Manifest
 from ...runtime.decoding.sampling import compute_logprobs
-from ...runtime.diagnostics.golden.decoders import Sample
-from ...runtime.diagnostics.golden.draws import PREFIX as DRAWN
-from ...runtime.diagnostics.golden.draws import Draws
-from ...runtime.diagnostics.golden.files import Arrays, find_golden, name_damage, read_golden
-from ...runtime.diagnostics.metrics import Comparison, measure_scale
 from ...runtime.errors import BundleError
 from ..comparison.decoders import ENOUGH
 from ..comparison.examiner import Limits, Progress

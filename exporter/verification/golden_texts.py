@@ -14,9 +14,7 @@ from typing import Any, Protocol
 
 import tokenizers
 
-from ...runtime.bundle.bundle import Bundle
-from ...runtime.bundle.manifest import Manifest
-from ...runtime.diagnostics.golden.texts import (
+from ...runtime.apps.check.texts import (
     PREFIX,
     GoldenChat,
     GoldenInput,
@@ -29,6 +27,8 @@ from ...runtime.diagnostics.golden.texts import (
     read_texts,
     tell_fixed_time,
 )
+from ...runtime.bundle.bundle import Bundle
+from ...runtime.bundle.manifest import Manifest
 from ...runtime.errors import InputError
 from ...runtime.text.chat import Chat
 from ...runtime.text.piece_tokenizer import PIECES

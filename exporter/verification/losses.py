@@ -10,10 +10,10 @@ from typing import TYPE_CHECKING
 import numpy as np
 import numpy.typing as npt
 
+from ...runtime.apps.check.metrics import Comparison, keeps_limit
+from ...runtime.apps.check.translators import BEAMS
 from ...runtime.bundle.bundle import Bundle
 from ...runtime.bundle.manifest import Manifest
-from ...runtime.diagnostics.golden.translators import BEAMS
-from ...runtime.diagnostics.metrics import Comparison, keeps_limit
 from ..calibration.calibration import Calibration
 from ..comparison.examiner import Progress
 from ..comparison.tasks import AnyExaminer

@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
+from ...runtime.apps.check.cases import Skipped
+from ...runtime.apps.check.texts import FILES, find_texts, read_texts
 from ...runtime.bundle.bundle import Bundle
 from ...runtime.bundle.defaults import Frame
-from ...runtime.diagnostics.golden.cases import Skipped
-from ...runtime.diagnostics.golden.texts import FILES, find_texts, read_texts
 from ...runtime.text.tokenizer import read
 from ..checkpoints.tokenizers.files import find_frames
 

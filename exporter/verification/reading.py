@@ -5,9 +5,9 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import TYPE_CHECKING
 
+from ...runtime.apps.check.metrics import Comparison
 from ...runtime.backends.backend import Array
 from ...runtime.bundle.bundle import Bundle
-from ...runtime.diagnostics.metrics import Comparison
 from ...runtime.progress import CountedLine
 from ..calibration.calibration import Calibration, compute_cache_scales
 from ..comparison.decoders import ENOUGH, DecoderExaminer

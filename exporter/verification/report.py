@@ -9,9 +9,9 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+from ...runtime.apps.check.files import PREFIX, Arrays, write_golden
+from ...runtime.apps.check.metrics import Comparison
 from ...runtime.bundle.manifest import Artifact, Manifest
-from ...runtime.diagnostics.golden.files import PREFIX, Arrays, write_golden
-from ...runtime.diagnostics.metrics import Comparison
 from ..comparison.examiner import Limits
 from ..errors import VerificationError
 from ..levels import LEVELS

@@ -11,11 +11,11 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 import numpy as np
 import onnx_ir as ir
 
+from ...runtime.apps.check.metrics import Comparison
 from ...runtime.backends.backend import Array, Arrays
 from ...runtime.backends.dialects import CUDA_DIALECTS
 from ...runtime.bundle.bundle import Bundle
 from ...runtime.bundle.manifest import Artifact
-from ...runtime.diagnostics.metrics import Comparison
 from ..host_inputs import find_late_inputs
 from ..passes.int8_encoder import COLUMNS, JOINED, UNSMOOTHING
 from ..passes.kv_cache import KEY_SCALE

@@ -7,7 +7,7 @@ import logging
 import math
 from collections.abc import Mapping
 
-from ...runtime.diagnostics.metrics import (
+from ...runtime.apps.check.metrics import (
     MORE_IS_BETTER,
     Comparison,
     LabelMetrics,

@@ -6,7 +6,7 @@ import dataclasses
 from collections.abc import Mapping
 from typing import TYPE_CHECKING, NamedTuple
 
-from ...runtime.diagnostics.metrics import Comparison, Outcome
+from ...runtime.apps.check.metrics import Comparison, Outcome
 from ...runtime.errors import BackendError
 from ..calibration.calibration import Calibration
 from ..comparison.examiner import Progress

@@ -10,11 +10,11 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from ...runtime.apps.check.files import find_golden, name_damage, read_golden
+from ...runtime.apps.check.texts import compare_texts
 from ...runtime.bundle.bundle import Bundle
 from ...runtime.bundle.export_again import name_checkpoint, read_chosen_outputs, tell_export_again
 from ...runtime.bundle.manifest import Manifest
-from ...runtime.diagnostics.golden.files import find_golden, name_damage, read_golden
-from ...runtime.diagnostics.golden.texts import compare_texts
 from ...runtime.errors import InputError, PlanForgeError
 from ..calibration.calibration import read_calibration
 from ..calibration.prompts import read_prompts

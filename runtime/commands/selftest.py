@@ -17,9 +17,9 @@ if TYPE_CHECKING:
 
     from rich.console import RenderableType
 
+    from ..apps.check.metrics import Comparison
+    from ..apps.check.selftest import SelftestResult
     from ..bundle.manifest import Manifest
-    from ..diagnostics.metrics import Comparison
-    from ..diagnostics.selftest import SelftestResult
 
 
 def selftest(
@@ -35,8 +35,8 @@ def selftest(
     torch nor onnx.
     """
     with show_stages() as progress:
+        from ..apps.check.selftest import selftest as test
         from ..bundle.bundle import Bundle
-        from ..diagnostics.selftest import selftest as test
 
         result = test(bundle, backend, precision, device, progress)
         manifest = Bundle.open(bundle).manifest

@@ -15,7 +15,7 @@ import transformers
 
 from planforge.exporter.commands.summary import summarize_bundle
 from planforge.exporter.verification.golden_answers import GOLDEN
-from planforge.runtime.diagnostics.golden.texts import FILES
+from planforge.runtime.apps.check.texts import FILES
 
 from ..helpers.cli import error_line, planforge, planforge_process
 from ..helpers.models import random_gpt2, tiny_gpt2

@@ -8,9 +8,9 @@ from pathlib import Path
 import pytest
 
 from planforge.runtime import SelftestResult
+from planforge.runtime.apps.check.cases import Skipped
+from planforge.runtime.apps.check.metrics import Comparison
 from planforge.runtime.commands.selftest import list_remarks, make_row
-from planforge.runtime.diagnostics.golden.cases import Skipped
-from planforge.runtime.diagnostics.metrics import Comparison
 
 from ..helpers.cli import error_line, planforge
 from ..helpers.selftest import change_weight

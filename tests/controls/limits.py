@@ -15,10 +15,10 @@ import numpy as np
 import numpy.typing as npt
 import onnx_ir as ir
 
+from planforge.runtime.apps.check.metrics import LabelMetrics, Outcome, measure_scale
 from planforge.runtime.backends.ort_backend import OrtCpuBackend
 from planforge.runtime.bundle.bundle import Bundle
 from planforge.runtime.bundle.manifest import Artifact
-from planforge.runtime.diagnostics.metrics import LabelMetrics, Outcome, measure_scale
 
 from ..helpers.faults import Fault, Plant, change_weight
 from ..helpers.ground import Ground

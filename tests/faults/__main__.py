@@ -33,7 +33,7 @@ def load_modules() -> None:
     import planforge.exporter.linting
     import planforge.exporter.tracing.onnx_export
     import planforge.models.checkpoint
-    import planforge.runtime.diagnostics.selftest
+    import planforge.runtime.apps.check.selftest
     import planforge.runtime.encode.text_encoder
     import planforge.runtime.generate.text_generator
     import planforge.runtime.text.chat_template

@@ -73,14 +73,14 @@ def load_any_backend(folder: Path) -> None:
 
 
 def test_itself(folder: Path) -> None:
-    from planforge.runtime.diagnostics.selftest import selftest
+    from planforge.runtime.apps.check.selftest import selftest
 
     selftest(folder, backend="ort-cpu")
 
 
 def compare_golden_texts(folder: Path) -> None:
+    from planforge.runtime.apps.check.texts import compare_texts
     from planforge.runtime.bundle.bundle import Bundle
-    from planforge.runtime.diagnostics.golden.texts import compare_texts
 
     compare_texts(Bundle.open(folder))
 

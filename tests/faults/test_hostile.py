@@ -23,12 +23,12 @@ from planforge.exporter.checkpoints.source import find_demo
 from planforge.exporter.errors import OutputError
 from planforge.exporter.imported.folder import read_folder
 from planforge.exporter.linting import lint
+from planforge.runtime.apps.check import files
+from planforge.runtime.apps.check.files import read_golden
 from planforge.runtime.backends.runtime_cache import RuntimeCache
 from planforge.runtime.bundle.artifact import TensorSpec
 from planforge.runtime.bundle.bundle import Bundle
 from planforge.runtime.bundle.defaults import EncoderDefaults
-from planforge.runtime.diagnostics.golden import files
-from planforge.runtime.diagnostics.golden.files import read_golden
 from planforge.runtime.encode.encoder import check_manifest
 from planforge.runtime.errors import (
     BundleError,

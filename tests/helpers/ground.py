@@ -33,9 +33,9 @@ from planforge.exporter.verification.reading import compute_scales_to_compare, l
 from planforge.exporter.verification.structure import compare_structure
 from planforge.exporter.verification.verify import find_recorded_source
 from planforge.models import load_model
+from planforge.runtime.apps.check.metrics import Comparison
 from planforge.runtime.bundle.bundle import Bundle
 from planforge.runtime.bundle.manifest import Artifact
-from planforge.runtime.diagnostics.metrics import Comparison
 
 from .faults import Fault
 from .graphs import damaged

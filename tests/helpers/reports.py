@@ -13,8 +13,8 @@ from planforge.exporter.reports.html import Subject
 from planforge.exporter.verification.bisect import Culprit
 from planforge.exporter.verification.fp32_nodes import Fp32Node
 from planforge.exporter.verification.report import VerificationReport
+from planforge.runtime.apps.check.metrics import Comparison
 from planforge.runtime.bundle.bundle import Bundle
-from planforge.runtime.diagnostics.metrics import Comparison
 
 SUBJECT = Subject("my-model", {"model": "gpt2, text-generation", "date": "2026-01-02 03:04 UTC"})
 LIMITS = {"max_error": 0.1, "mean_kl": 0.001}

@@ -43,7 +43,7 @@ def pytest_configure(config: pytest.Config) -> None:
         raise_if_failed(report, advice)
 
     verification.verify = verify_and_record
-    VerificationReport.raise_if_failed = record_and_raise  # type: ignore[method-assign]
+    VerificationReport.raise_if_failed = record_and_raise  # type: ignore[assignment,method-assign]
 
 
 def record(file: str, judge: str, report: VerificationReport) -> None:

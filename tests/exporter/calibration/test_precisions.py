@@ -28,8 +28,8 @@ from planforge.exporter.reference.model import load_our_model, rest
 from planforge.exporter.reference.passages import TextMetrics
 from planforge.exporter.reference.rounding import Rounding
 from planforge.exporter.request import list_usual_precisions
+from planforge.runtime.apps.check.metrics import Metrics
 from planforge.runtime.bundle.bundle import Bundle
-from planforge.runtime.diagnostics.metrics import Metrics
 from planforge.runtime.errors import InputError
 
 from ...helpers.models import edit_json

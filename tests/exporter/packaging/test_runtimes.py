@@ -21,8 +21,8 @@ from planforge.exporter.packaging.package import PackageResult
 from planforge.exporter.packaging.recipes import find_recipe
 from planforge.exporter.passes.build import Builder
 from planforge.runtime import TextGenerator
+from planforge.runtime.apps.check.texts import FILES
 from planforge.runtime.bundle.bundle import Bundle
-from planforge.runtime.diagnostics.golden.texts import FILES
 
 from ...conftest import OPTIMUM_PYTHON
 from ...helpers.llamas import shallow_llama

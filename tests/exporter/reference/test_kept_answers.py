@@ -32,8 +32,8 @@ from planforge.exporter.reference.kept_answers import (
 )
 from planforge.exporter.verification.report import VerificationReport
 from planforge.exporter.verification.verify import find_recorded_source, load_model_to_compare
+from planforge.runtime.apps.check.files import Arrays, find_golden, read_golden
 from planforge.runtime.bundle.bundle import Bundle
-from planforge.runtime.diagnostics.golden.files import Arrays, find_golden, read_golden
 from planforge.runtime.errors import InputError
 
 from ...helpers.faults import perturbed

@@ -15,7 +15,7 @@ from planforge.exporter.levels import FULL, STANDARD
 from planforge.exporter.reference import draw
 from planforge.exporter.reference.decoder_samples import Expectation
 from planforge.exporter.verification.golden_answers import answer_again, compare_arrays
-from planforge.runtime.diagnostics.selftest import selftest
+from planforge.runtime.apps.check.selftest import selftest
 
 from ...helpers.fault_table import Row, collect_table
 from ...helpers.faults import Fault, Plant

@@ -26,10 +26,10 @@ from planforge.exporter.verification.golden_answers import (
     compare_golden,
     list_loose_limits,
 )
+from planforge.runtime.apps.check import files
+from planforge.runtime.apps.check.files import find_golden, read_golden, write_golden
+from planforge.runtime.apps.check.metrics import Comparison
 from planforge.runtime.bundle.bundle import Bundle
-from planforge.runtime.diagnostics.golden import files
-from planforge.runtime.diagnostics.golden.files import find_golden, read_golden, write_golden
-from planforge.runtime.diagnostics.metrics import Comparison
 from planforge.runtime.errors import InputError
 
 from ...helpers.plans import with_manifest

@@ -20,9 +20,9 @@ from planforge.exporter.checkpoints.source import resolve_source
 from planforge.exporter.checkpoints.tokenizers import files
 from planforge.exporter.errors import VerificationError
 from planforge.exporter.verification import golden_texts
+from planforge.runtime.apps.check.differences import describe_differences
+from planforge.runtime.apps.check.texts import GoldenTexts, find_texts, read_texts, tell_fixed_time
 from planforge.runtime.bundle.bundle import Bundle
-from planforge.runtime.diagnostics.differences import describe_differences
-from planforge.runtime.diagnostics.golden.texts import GoldenTexts, find_texts, read_texts, tell_fixed_time
 from planforge.runtime.text.chat import Chat
 
 from ...helpers.marian import load_marian_reference

@@ -17,9 +17,9 @@ from planforge.exporter import verify
 from planforge.exporter.commands.summary import describe_verdict
 from planforge.exporter.reference.encoder_samples import from_arrays
 from planforge.exporter.verification.user_limits import check_limits, tighten_limits
+from planforge.runtime.apps.check.files import find_golden, read_golden
+from planforge.runtime.apps.check.metrics import Comparison, measure_labels
 from planforge.runtime.bundle.bundle import Bundle
-from planforge.runtime.diagnostics.golden.files import find_golden, read_golden
-from planforge.runtime.diagnostics.metrics import Comparison, measure_labels
 from planforge.runtime.errors import InputError
 
 from ...helpers.cli import error_line, planforge

@@ -20,9 +20,9 @@ from planforge.exporter.reference.decoder_samples import (
 )
 from planforge.models import load_model
 from planforge.runtime import TextGenerator
+from planforge.runtime.apps.check import decoders as golden
 from planforge.runtime.bundle.bundle import Bundle
 from planforge.runtime.decoding.decoder import Decoder
-from planforge.runtime.diagnostics.golden import decoders as golden
 
 from ...helpers.llamas import shallow_llama, write_dialects
 from ...helpers.plans import only

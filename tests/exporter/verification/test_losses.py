@@ -20,8 +20,8 @@ from planforge.exporter.limits import CAPS, TABLE, compute_limits, find_upper_bo
 from planforge.exporter.reference.passages import TextMetrics
 from planforge.exporter.verification.losses import describe_rounding, is_lost_in_pytorch, tell_losses
 from planforge.models import load_model
+from planforge.runtime.apps.check.metrics import Comparison, Metrics
 from planforge.runtime.bundle.bundle import Bundle
-from planforge.runtime.diagnostics.metrics import Comparison, Metrics
 from planforge.runtime.errors import InputError
 
 from ...helpers.cli import error_line

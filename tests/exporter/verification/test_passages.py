@@ -28,8 +28,8 @@ from planforge.exporter.reference.passages import (
     measure_text,
     to_arrays,
 )
-from planforge.runtime.diagnostics.golden.files import read_golden, write_golden
-from planforge.runtime.diagnostics.metrics import judge
+from planforge.runtime.apps.check.files import read_golden, write_golden
+from planforge.runtime.apps.check.metrics import judge
 
 Array = npt.NDArray[np.float32]
 

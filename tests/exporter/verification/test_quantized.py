@@ -27,12 +27,12 @@ from planforge.exporter.reference.passages import cut_passages
 from planforge.exporter.verification import verify as verify_module
 from planforge.models import load_model
 from planforge.runtime import TextGenerator
+from planforge.runtime.apps.check.files import read_golden
 from planforge.runtime.backends.ort_backend import OrtBuffer, OrtCpuBackend
 from planforge.runtime.bundle.bundle import Bundle
 from planforge.runtime.decoding.cache_shapes import count_cache_bytes
 from planforge.runtime.decoding.decoder import Decoder
 from planforge.runtime.decoding.slot_cache import GroupQueryCache
-from planforge.runtime.diagnostics.golden.files import read_golden
 from planforge.runtime.text.tokenizer import Tokenizer
 
 from ...helpers.cache import in_steps

@@ -18,10 +18,10 @@ from planforge.exporter.checkpoints.source import Source, find_demo
 from planforge.exporter.errors import CheckpointError
 from planforge.exporter.verification import verify as verify_module
 from planforge.models import load_model
+from planforge.runtime.apps.check.translation_engine import Engine
 from planforge.runtime.bundle.bundle import Bundle
 from planforge.runtime.decoding.beam import Hypothesis
 from planforge.runtime.decoding.decoder import DecoderRun
-from planforge.runtime.diagnostics.golden.translation_engine import Engine
 from planforge.runtime.errors import InputError, TokenizerError
 
 from ...helpers.graphs import nodes, replace_graph

@@ -24,9 +24,9 @@ from planforge.exporter.limits import compute_limits
 from planforge.exporter.reference.passages import TextMetrics
 from planforge.exporter.verification import verify as verify_module
 from planforge.exporter.verification.structure import READING
+from planforge.runtime.apps.check import metrics as metrics_module
+from planforge.runtime.apps.check.metrics import Metrics, judge, measure, measure_kl
 from planforge.runtime.bundle.bundle import Bundle
-from planforge.runtime.diagnostics import metrics as metrics_module
-from planforge.runtime.diagnostics.metrics import Metrics, judge, measure, measure_kl
 
 from ...helpers.faults import epsilon
 from ...helpers.graphs import nodes, replace_graph

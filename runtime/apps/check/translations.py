@@ -15,10 +15,10 @@ import numpy.typing as npt
 
 from ...decoding.beam import Hypothesis, Search
 from ...decoding.constraints import Constraints
-from ..metrics import Logits, VectorMetrics, measure_vectors
 from . import draws
 from .draws import Draws
 from .files import Arrays, choose_evenly
+from .metrics import Logits, VectorMetrics, measure_vectors
 
 GOLDEN_STEPS = 3
 GOLDEN_POSITIONS = 2

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from typing import TypeAlias
 
 from ...bundle.manifest import Artifact
-from ..metrics import Outcome
+from .metrics import Outcome
 
 Case: TypeAlias = "Callable[[], Outcome]"
 

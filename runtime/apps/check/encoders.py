@@ -15,7 +15,9 @@ from ...backends.backend import Array
 from ...bundle.manifest import Artifact, TensorSpec
 from ...encode.encoder import Encoder
 from ...text.long_text import Piece
-from ..metrics import (
+from .cases import Case, Skipped, find_room, name_sizes, skip_batches, skip_too_long
+from .files import Arrays, choose_evenly
+from .metrics import (
     LabelMetrics,
     Metrics,
     Outcome,
@@ -27,8 +29,6 @@ from ..metrics import (
     measure_labels,
     measure_vectors,
 )
-from .cases import Case, Skipped, find_room, name_sizes, skip_batches, skip_too_long
-from .files import Arrays, choose_evenly
 
 Outputs: TypeAlias = dict[str, Array]  # by the name of the graph's output
 

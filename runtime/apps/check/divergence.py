@@ -6,7 +6,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Protocol, TypeAlias
 
-from ..metrics import Logits, Outcome, measure_scale
+from .metrics import Logits, Outcome, measure_scale
 
 if TYPE_CHECKING:
     from . import decoders, translations

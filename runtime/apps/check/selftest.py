@@ -8,19 +8,19 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeAlias
 
-from ..backends.backend import LoadRequest
-from ..bundle.bundle import Bundle
-from ..bundle.manifest import Artifact, Manifest
-from ..errors import BundleError
-from ..load import find_class
+from ...backends.backend import LoadRequest
+from ...bundle.bundle import Bundle
+from ...bundle.manifest import Artifact, Manifest
+from ...errors import BundleError
+from ...load import find_class
 
 # Imported when they are needed, so that `import planforge.runtime` stays quick.
 if TYPE_CHECKING:
-    from ..encode.text_encoder import TextEncoder
-    from ..generate.text_generator import TextGenerator
-    from ..translate.translator import Translator
-    from .golden.cases import Case, Skipped
-    from .golden.files import Arrays
+    from ...encode.text_encoder import TextEncoder
+    from ...generate.text_generator import TextGenerator
+    from ...translate.translator import Translator
+    from .cases import Case, Skipped
+    from .files import Arrays
     from .metrics import Comparison
 
 Limits: TypeAlias = Mapping[str, Mapping[str, float]]  # of each metric, by precision
@@ -102,8 +102,8 @@ def selftest(
         BackendUnavailableError: the backend cannot run here; says what is missing.
         BackendError: the engine does not load a graph, or fails while running.
     """
-    from .golden.files import name_damage
-    from .golden.texts import compare_texts
+    from .files import name_damage
+    from .texts import compare_texts
 
     started = time.perf_counter()
     opened = Bundle.open(bundle)
@@ -159,7 +159,7 @@ def compare_cases(subject: Subject, backend: str, progress: Callable[[str], None
 
 def load_golden(bundle: Bundle) -> tuple[Arrays, Limits]:
     """Load a bundle's golden data and its limits."""
-    from .golden.files import find_golden, read_golden
+    from .files import find_golden, read_golden
 
     file = find_golden(bundle)
     if file is None:
@@ -181,7 +181,7 @@ def make_outdated_error(bundle: Bundle, missing: KeyError) -> BundleError:
 
 def prepare_generator(model: TextGenerator, arrays: Arrays, limits: Limits) -> list[Subject]:
     """Prepare a decoder's cases: prompts through its cache, greedy text, a full context."""
-    from .golden import decoders
+    from . import decoders
 
     golden = decoders.from_arrays(arrays)
     artifact = model.decoder.artifact
@@ -191,7 +191,7 @@ def prepare_generator(model: TextGenerator, arrays: Arrays, limits: Limits) -> l
 
 def prepare_encoder(model: TextEncoder, arrays: Arrays, limits: Limits) -> list[Subject]:
     """Prepare an encoder's cases: every output, alone and in a padded batch."""
-    from .golden import encoders
+    from . import encoders
 
     golden = encoders.from_arrays(arrays)
     artifact = model.encoder.artifact
@@ -204,8 +204,8 @@ def prepare_translator(model: Translator, arrays: Arrays, limits: Limits) -> lis
 
     Beams that golden data does not know are scored by the engine's own steps, which are compared with it too.
     """
-    from .golden import translations, translators
-    from .golden.translation_engine import Engine
+    from . import translations, translators
+    from .translation_engine import Engine
 
     start = model.defaults.decoder_start
     assert start is not None  # load() sees to it
@@ -237,7 +237,7 @@ def compare_generator(
     model: TextGenerator, manifest: Manifest, arrays: Arrays, limits: Limits
 ) -> list[Comparison]:
     """Let a language model continue texts."""
-    from .golden import answers
+    from . import answers
 
     return answers.compare_generator(model, manifest, arrays, limits)
 
@@ -246,7 +246,7 @@ def compare_translator(
     model: Translator, manifest: Manifest, arrays: Arrays, limits: Limits
 ) -> list[Comparison]:
     """Let an encoder-decoder translate texts."""
-    from .golden import answers
+    from . import answers
 
     return answers.compare_translator(model, manifest, arrays, limits)
 

@@ -17,17 +17,17 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from planforge.runtime.apps.check.decoders import Sample
+from planforge.runtime.apps.check.divergence import follow
+from planforge.runtime.apps.check.selftest import selftest
+from planforge.runtime.apps.check.translation_engine import Engine, Follower
+from planforge.runtime.apps.check.translations import Golden
+from planforge.runtime.apps.check.translations import Sample as Translated
+from planforge.runtime.apps.check.translators import make_beams_case
 from planforge.runtime.backends.ort_backend import OrtProgram
 from planforge.runtime.decoding.beam import Hypothesis, Search
 from planforge.runtime.decoding.constraints import Constraints
 from planforge.runtime.decoding.decoder import DecoderRun
-from planforge.runtime.diagnostics.golden.decoders import Sample
-from planforge.runtime.diagnostics.golden.divergence import follow
-from planforge.runtime.diagnostics.golden.translation_engine import Engine, Follower
-from planforge.runtime.diagnostics.golden.translations import Golden
-from planforge.runtime.diagnostics.golden.translations import Sample as Translated
-from planforge.runtime.diagnostics.golden.translators import make_beams_case
-from planforge.runtime.diagnostics.selftest import selftest
 
 from ...helpers import emulated_gpu as helpers_emulated_gpu
 from ...helpers.emulated_gpu import emulated_gpu

@@ -15,12 +15,12 @@ import numpy.typing as npt
 from ...bundle.manifest import Artifact
 from ...decoding.decoder import Decoder
 from ...text.tokenizer import Tokenizer
-from ..metrics import Logits, Metrics, Outcome, judge_outcome, measure, measure_max_error
 from . import draws
 from .cases import Case, Skipped, find_room, skip_too_long
 from .divergence import add_divergence, follow
 from .draws import Draws, find_skipped_draws, make_draw_cases
 from .files import Arrays, choose_evenly
+from .metrics import Logits, Metrics, Outcome, judge_outcome, measure, measure_max_error
 
 GOLDEN_STEPS = 3  # logits kept per sample: a row of GPT-2's has 200 KB
 MAX_BATCH = 8  # of the padded cases, or the graph's largest

@@ -23,9 +23,9 @@ from ...text.long_text import fit
 from ...text.tokenizer import Tokenizer
 from ...text.wording import Wording
 from ...translate.sources import SourceReader, open_tokenizers
-from ..differences import describe_differences
-from ..metrics import Comparison
 from .cases import Skipped
+from .differences import describe_differences
+from .metrics import Comparison
 
 PREFIX = "checks/texts-"  # of the file's name in a bundle
 FORMAT = 1

@@ -15,7 +15,7 @@ from ...decoding.decoder import Decoder, DecoderRun
 from ...decoding.sampling import compute_logprobs
 from ...text.tokenizer import Tokenizer
 from ...translate.source_encoder import SourceEncoder
-from ..metrics import Logits
+from .metrics import Logits
 from .translations import Sample
 
 

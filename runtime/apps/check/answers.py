@@ -13,10 +13,10 @@ from ...bundle.defaults import GenerationDefaults
 from ...bundle.manifest import Manifest
 from ...errors import InputError
 from ...text.tokenizer import Tokenizer
-from ..metrics import Comparison, measure_scale
 from . import decoders, translations
 from .cases import find_room
 from .files import Arrays
+from .metrics import Comparison, measure_scale
 from .texts import GoldenInput, make_comparison, make_input_reader, show
 
 if TYPE_CHECKING:

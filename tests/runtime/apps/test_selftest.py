@@ -16,12 +16,12 @@ import pytest
 
 from planforge.exporter.tensorrt.profiles import derive_profiles
 from planforge.runtime import SelftestResult
+from planforge.runtime.apps.check import draws
+from planforge.runtime.apps.check.files import find_golden
+from planforge.runtime.apps.check.metrics import measure
+from planforge.runtime.apps.check.selftest import selftest
 from planforge.runtime.bundle.bundle import Bundle, compute_sha256
 from planforge.runtime.bundle.plan import make_network_name
-from planforge.runtime.diagnostics.golden import draws
-from planforge.runtime.diagnostics.golden.files import find_golden
-from planforge.runtime.diagnostics.metrics import measure
-from planforge.runtime.diagnostics.selftest import selftest
 from planforge.runtime.errors import (
     BackendUnavailableError,
     BundleError,

@@ -9,11 +9,11 @@ from dataclasses import replace
 import numpy as np
 
 from ...bundle.manifest import Artifact
-from ..metrics import DrawMetrics, Logits, Outcome, ScoreMetrics, Spot, judge_outcome, locate_failure
 from .cases import Case, Skipped, find_room, skip_batches, skip_too_long
 from .decoders import measure_parts, measure_steps
 from .divergence import add_divergence, follow
 from .draws import Draws, choose_places, find_skipped_draws, make_draw_cases, name_batches, reads
+from .metrics import DrawMetrics, Logits, Outcome, ScoreMetrics, Spot, judge_outcome, locate_failure
 from .translation_engine import Engine, Follower
 from .translations import Golden, Sample, measure_attention, measure_cross
 

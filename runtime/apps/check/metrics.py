@@ -13,8 +13,8 @@ from typing import Any, ClassVar, Protocol, TypeAlias
 import numpy as np
 import numpy.typing as npt
 
-from ..decoding.sampling import log_softmax
-from ..encode.pooling import sigmoid, softmax
+from ...decoding.sampling import log_softmax
+from ...encode.pooling import sigmoid, softmax
 
 Logits = npt.NDArray[np.float32]
 Spot: TypeAlias = tuple[int, int, int]  # of a case of many runs: a run, a step of it, and a row

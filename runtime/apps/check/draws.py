@@ -19,9 +19,9 @@ from ...decoding.cache import NONE_PENDING
 from ...decoding.cache_shapes import PREFILL_CHUNK
 from ...decoding.decoder import Decoder, DecoderRun
 from ...translate.source_encoder import SourceEncoder
-from ..metrics import DrawMetrics, Logits, Outcome, Spot, judge_outcome, locate_failure
 from .cases import Case, Skipped, find_room, name_sizes, skip_batches
 from .files import Arrays, choose_evenly
+from .metrics import DrawMetrics, Logits, Outcome, Spot, judge_outcome, locate_failure
 
 Floats = npt.NDArray[np.float64]
 
