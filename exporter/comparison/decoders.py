@@ -17,7 +17,15 @@ from ...runtime.apps.check.cases import Case
 from ...runtime.apps.check.decoders import Context, fill_context, make_cases
 from ...runtime.apps.check.draws import PREFIX as DRAWN
 from ...runtime.apps.check.files import Arrays
-from ...runtime.apps.check.metrics import DrawMetrics, Metrics, Outcome, Spot, judge_outcome, measure
+from ...runtime.apps.check.metrics import (
+    DrawMetrics,
+    Metrics,
+    Outcome,
+    Spot,
+    TextMetrics,
+    judge_outcome,
+    measure,
+)
 from ...runtime.backends.backend import Program
 from ...runtime.bundle.manifest import Artifact
 from ...runtime.decoding.decoder import Decoder, pad
@@ -25,7 +33,7 @@ from ..execution.trial import Step, Trial, count_positions
 from ..limits import COUNTED, Gaps
 from ..precisions import PRECISIONS
 from ..reference.decoder_samples import Expectation, open_plain_tokenizer, to_arrays
-from ..reference.passages import TextMetrics, measure_text, read_passages
+from ..reference.passages import measure_text, read_passages
 from .draws import find_text, make_draw_trial
 from .examiner import Examiner, Limited, Limits, OpenProgram
 

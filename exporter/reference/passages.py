@@ -8,13 +8,13 @@ from __future__ import annotations
 import math
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any, ClassVar
+from typing import Any
 
 import numpy as np
 import numpy.typing as npt
 
 from ...runtime.apps.check.files import choose_evenly
-from ...runtime.apps.check.metrics import Logits, PlainFields, measure_kl
+from ...runtime.apps.check.metrics import Logits, TextMetrics, measure_kl
 from ...runtime.decoding.cache_shapes import PREFILL_CHUNK
 from ...runtime.decoding.decoder import Decoder
 from ...runtime.decoding.sampling import compute_logprobs
@@ -42,19 +42,6 @@ class Passage:
         """Return the passage with the logits of `GOLDEN_ROWS` positions."""
         keep = list(choose_evenly(len(self.rows), GOLDEN_ROWS))
         return Passage(self.tokens, self.likeliest, self.logprobs, self.rows[keep], self.logits[keep])
-
-
-@dataclass(frozen=True)
-class TextMetrics(PlainFields):
-    """What a decoder loses on real text."""
-
-    text_kl: float  # of the engine from the reference, in nats, averaged over the known rows
-    top1_changes: float  # share of positions where another token is the likeliest
-    perplexity_change: float  # as a share of the reference's perplexity; a gain counts as none
-    finite: bool
-    rows: int  # how many positions were compared
-
-    LIMITED: ClassVar[tuple[str, ...]] = ("text_kl", "top1_changes", "perplexity_change")
 
 
 def cut_passages(

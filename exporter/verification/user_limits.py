@@ -13,11 +13,11 @@ from ...runtime.apps.check.metrics import (
     LabelMetrics,
     Metrics,
     ScoreMetrics,
+    TextMetrics,
     VectorMetrics,
     keeps_limit,
 )
 from ...runtime.errors import InputError
-from ..reference.passages import TextMetrics
 from .report import VerificationReport
 
 log = logging.getLogger("planforge")

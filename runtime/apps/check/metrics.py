@@ -99,6 +99,19 @@ class DrawMetrics(PlainFields):
     LIMITED: ClassVar[tuple[str, ...]] = ("max_error",)
 
 
+@dataclass(frozen=True)
+class TextMetrics(PlainFields):
+    """What a decoder loses on real text."""
+
+    text_kl: float  # of the engine from the reference, in nats, averaged over the known rows
+    top1_changes: float  # share of positions where another token is the likeliest
+    perplexity_change: float  # as a share of the reference's perplexity; a gain counts as none
+    finite: bool
+    rows: int  # how many positions were compared
+
+    LIMITED: ClassVar[tuple[str, ...]] = ("text_kl", "top1_changes", "perplexity_change")
+
+
 class Measured(Protocol):
     """What all metrics have: whether everything was finite, and the names of those that have a limit."""
 

@@ -25,10 +25,9 @@ from planforge.exporter.limits import CAPS, Gaps
 from planforge.exporter.passes.quantize import quantize
 from planforge.exporter.precisions import PRECISIONS, resolve_precisions
 from planforge.exporter.reference.model import load_our_model, rest
-from planforge.exporter.reference.passages import TextMetrics
 from planforge.exporter.reference.rounding import Rounding
 from planforge.exporter.request import list_usual_precisions
-from planforge.runtime.apps.check.metrics import Metrics
+from planforge.runtime.apps.check.metrics import Metrics, TextMetrics
 from planforge.runtime.bundle.bundle import Bundle
 from planforge.runtime.errors import InputError
 

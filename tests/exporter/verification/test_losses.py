@@ -17,10 +17,9 @@ from planforge.exporter.calibration.prompts import read_prompts
 from planforge.exporter.checkpoints.source import find_demo
 from planforge.exporter.comparison.tasks import examine_model
 from planforge.exporter.limits import CAPS, TABLE, compute_limits, find_upper_bound
-from planforge.exporter.reference.passages import TextMetrics
 from planforge.exporter.verification.losses import describe_rounding, is_lost_in_pytorch, tell_losses
 from planforge.models import load_model
-from planforge.runtime.apps.check.metrics import Comparison, Metrics
+from planforge.runtime.apps.check.metrics import Comparison, Metrics, TextMetrics
 from planforge.runtime.bundle.bundle import Bundle
 from planforge.runtime.errors import InputError
 

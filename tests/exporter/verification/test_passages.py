@@ -21,7 +21,6 @@ from planforge.exporter.reference.passages import (
     MOST_PASSAGES,
     PASSAGE_TOKENS,
     Passage,
-    TextMetrics,
     cut_passages,
     from_arrays,
     make_passage,
@@ -29,7 +28,7 @@ from planforge.exporter.reference.passages import (
     to_arrays,
 )
 from planforge.runtime.apps.check.files import read_golden, write_golden
-from planforge.runtime.apps.check.metrics import judge
+from planforge.runtime.apps.check.metrics import TextMetrics, judge
 
 Array = npt.NDArray[np.float32]
 

@@ -21,11 +21,10 @@ from planforge.exporter.calibration.prompts import read_prompts
 from planforge.exporter.errors import CheckpointError, VerificationError
 from planforge.exporter.execution.node_executor import NodeExecutor, NotFiniteError
 from planforge.exporter.limits import compute_limits
-from planforge.exporter.reference.passages import TextMetrics
 from planforge.exporter.verification import verify as verify_module
 from planforge.exporter.verification.structure import READING
 from planforge.runtime.apps.check import metrics as metrics_module
-from planforge.runtime.apps.check.metrics import Metrics, judge, measure, measure_kl
+from planforge.runtime.apps.check.metrics import Metrics, TextMetrics, judge, measure, measure_kl
 from planforge.runtime.bundle.bundle import Bundle
 
 from ...helpers.faults import epsilon

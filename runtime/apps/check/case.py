@@ -1,0 +1,195 @@
+"""What engines are compared with PyTorch by, as data: texts, cases that read them, and PyTorch's answers.
+
+N places of a text
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import asdict, dataclass, field, replace
+from typing import Any, Literal, NamedTuple, TypeAlias
+
+import numpy as np
+import numpy.typing as npt
+
+from ...bundle.manifest import Artifact
+from .cases import find_room
+from .files import Arrays, choose_evenly
+
+Array: TypeAlias = npt.NDArray[Any]
+Integers: TypeAlias = npt.NDArray[np.int64]
+Runner: TypeAlias = Literal["forced", "every", "greedy"]
+
+FORMAT = 2  # of the arrays that `to_arrays` makes; 1 had the names of each task
+
+
+@dataclass(frozen=True)
+class Text:
+    """Tokens that a row reads.
+
+    Attributes:
+        tokens: their ids.
+        continues: how many tokens PyTorch adds to them; 0 once `answer` has.
+        past: how many of the first tokens have their keys and values in a cache `repeats` times.
+        repeats: how often, one behind the other. Positions are counted in `tokens`, without repetitions.
+    """
+
+    tokens: tuple[int, ...]
+    continues: int = 0
+    past: int = 0
+    repeats: int = 1
+
+    def count(self, end: int | None = None) -> int:
+        """Return how many tokens of a cache the first `end` take, or all of them."""
+        length = len(self.tokens) + self.continues if end is None else end
+        return length + (self.repeats - 1) * min(self.past, length)
+
+
+@dataclass(frozen=True)
+class Row:
+    """A row of a batch: which text it reads, and how many of its tokens it has read behind each step."""
+
+    text: int
+    ends: tuple[int, ...]
+
+
+@dataclass(frozen=True)
+class Case:
+    """Rows that a graph reads together, in several steps.
+
+    Attributes:
+        name: in words; cases of one name are one comparison.
+        graph: "decoder", ...
+        rows: of one batch, all of as many steps.
+        metrics: the limits that it is held to, by their names; see `metric_groups`.
+        runner: "forced" compares what follows each step; "every" each token's, of a single row; "greedy" lets
+            the engine choose the tokens behind the first step.
+        shares_past: the first step is read once, by the row that reads most of it, and copied.
+    """
+
+    name: str
+    graph: str
+    rows: tuple[Row, ...]
+    metrics: tuple[str, ...]
+    runner: Runner = "forced"
+    shares_past: bool = False
+
+    def list_steps(self) -> Iterator[tuple[tuple[int, int], ...]]:
+        """Yield where each row's text is cut in each step: its begin and its end."""
+        begins = (0,) * len(self.rows)
+        for ends in zip(*(row.ends for row in self.rows), strict=True):
+            yield tuple(zip(begins, ends, strict=True))
+            begins = ends
+
+
+class Known(NamedTuple):
+    """Values at some positions of a text; those behind its token at position 0, 1, ..."""
+
+    positions: Integers  # (N,) ascending
+    values: Array  # (N, ...)
+
+    def at(self, position: int) -> Array | None:
+        """Return the value at a position; None where it is not known."""
+        place = int(np.searchsorted(self.positions, position))
+        found = place < len(self.positions) and self.positions[place] == position
+        return self.values[place] if found else None
+
+    def thin(self, most: int) -> Known:
+        """Return the values at `most` of the positions, the first and last among them."""
+        keep = list(choose_evenly(len(self.positions), most))
+        return Known(self.positions[keep], self.values[keep])
+
+
+Answers: TypeAlias = Mapping[str, Mapping[int, Known]]  # by output and text
+
+
+@dataclass(frozen=True)
+class CaseSet:
+    """Texts, the cases that read them, and what PyTorch answers.
+
+    Attributes:
+        texts: what rows read.
+        cases: in the order in which they run.
+        places: of each output, the positions of each text where it is wanted.
+        columns: tokens of the vocabulary, of whose logits "columns" are.
+        answers: PyTorch's; empty until `answer`.
+        left_out: what the level of verification does without, in words.
+    """
+
+    texts: tuple[Text, ...]
+    cases: tuple[Case, ...]
+    places: Mapping[str, Mapping[int, Sequence[int]]]
+    columns: tuple[int, ...] = ()
+    answers: Answers = field(default_factory=dict)
+    left_out: tuple[str, ...] = ()
+
+    def fits(self, case: Case, artifact: Artifact) -> bool:
+        """Tell whether a graph takes a case's rows and tokens."""
+        rows = artifact.axis("batch")
+        return rows.min <= len(case.rows) <= rows.max and self.count_columns(case) <= find_room(artifact)
+
+    def count_columns(self, case: Case) -> int:
+        """Return how many tokens wide a cache gets in which the rows are padded in each step."""
+        first, *others = [max(end - begin for begin, end in step) for step in case.list_steps()]
+        repeats = max(self.texts[row.text].repeats for row in case.rows)
+        return first * repeats + sum(others)
+
+    def thin(self, counts: Mapping[str, int]) -> CaseSet:
+        """Return the set with so many answers of each text, by output; others are kept whole."""
+        thinned = {
+            output: {text: known.thin(counts[output]) for text, known in by_text.items()}
+            if output in counts
+            else by_text
+            for output, by_text in self.answers.items()
+        }
+        return replace(self, answers=thinned)
+
+
+def to_arrays(case_set: CaseSet) -> dict[str, Array]:
+    """Return a set as a .npz file keeps it: one text of JSON, and an array for each text and output."""
+    plan = {
+        "format": FORMAT,
+        "cases": [asdict(case) for case in case_set.cases],
+        "texts": [{**asdict(text), "tokens": None} for text in case_set.texts],
+        "columns": case_set.columns,
+        "left_out": case_set.left_out,
+    }
+    arrays: dict[str, Array] = {"plan": np.array(json.dumps(plan))}
+    arrays |= {f"text.{i}": np.array(text.tokens, np.int64) for i, text in enumerate(case_set.texts)}
+    for output, by_text in case_set.answers.items():
+        for text, known in by_text.items():
+            arrays[f"{output}.{text}.positions"] = known.positions
+            arrays[f"{output}.{text}.values"] = known.values
+    return arrays
+
+
+def from_arrays(arrays: Arrays) -> CaseSet:
+    """Return the set that `to_arrays` stored; a KeyError names an array that is missing."""
+    plan = json.loads(str(arrays["plan"]))
+    texts = [Text(**{**text, "tokens": ()}) for text in plan["texts"]]
+    answers: dict[str, dict[int, Known]] = {}
+    for name in arrays:
+        if name.endswith(".positions"):
+            output, number, _ = name.split(".")
+            values = arrays[f"{output}.{number}.values"]
+            answers.setdefault(output, {})[int(number)] = Known(arrays[name], values)
+    return CaseSet(
+        texts=tuple(
+            replace(text, tokens=tuple(arrays[f"text.{i}"].tolist())) for i, text in enumerate(texts)
+        ),
+        cases=tuple(map(read_case, plan["cases"])),
+        places={
+            output: {text: known.positions.tolist() for text, known in by_text.items()}
+            for output, by_text in answers.items()
+        },
+        columns=tuple(plan["columns"]),
+        answers=answers,
+        left_out=tuple(plan["left_out"]),
+    )
+
+
+def read_case(fields: Mapping[str, Any]) -> Case:
+    """Return the case whose fields JSON has."""
+    rows = tuple(Row(row["text"], tuple(row["ends"])) for row in fields["rows"])
+    return Case(**{**fields, "rows": rows, "metrics": tuple(fields["metrics"])})

@@ -1,0 +1,175 @@
+"""A decoder's cases as data: transformers' logits at their places, what cases in code measure, and faults.
+
+The older way, `examine_model`, is compared beside it until it goes.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+import transformers
+
+from planforge.exporter.calibration.prompts import read_prompts
+from planforge.exporter.checkpoints.source import DEMOS
+from planforge.exporter.comparison.tasks import examine_model
+from planforge.exporter.levels import FULL, QUICK, STANDARD, Level
+from planforge.exporter.reference.decoder_samples import open_plain_tokenizer
+from planforge.exporter.reference.model import load_our_model
+from planforge.exporter.reference.rounding import Rounding
+from planforge.exporter.tasks.decoder import answer, choose, measure_gaps
+from planforge.runtime.apps.check.case import CaseSet, Known, from_arrays, to_arrays
+from planforge.runtime.apps.check.decoder import list_outcomes
+from planforge.runtime.apps.check.metrics import Outcome
+from planforge.runtime.backends.ort_backend import OrtCpuBackend
+from planforge.runtime.bundle.bundle import Bundle
+from planforge.runtime.bundle.manifest import Artifact
+from planforge.runtime.decoding.decoder import Decoder
+
+FOLDER = DEMOS / "gpt2-demo"
+ANY = dict.fromkeys(
+    ("max_error", "mean_kl", "drawn.max_error", "text_kl", "top1_changes", "perplexity_change"), 1e9
+)
+LIMITS = {**ANY, "max_error": 1e-4, "drawn.max_error": 1e-4}
+# The same measure by another name, or of the same places; batches in parts compare more of them now.
+RENAMED = {"drawn with seed": "random batches", "single steps": "single steps"}
+
+
+@pytest.fixture(scope="module")
+def bundle(demo_bundle: Path) -> Bundle:
+    return Bundle.open(demo_bundle)
+
+
+@pytest.fixture(scope="module")
+def model(bundle: Bundle) -> Any:
+    return load_our_model(FOLDER, bundle.manifest.max_length)
+
+
+def make_set(model: Any, bundle: Bundle, level: Level) -> CaseSet:
+    return answer(model, choose(model, bundle, read_prompts(None, FOLDER)[:6], level=level))
+
+
+@pytest.fixture(scope="module")
+def case_set(model: Any, bundle: Bundle) -> CaseSet:
+    return make_set(model, bundle, STANDARD)
+
+
+def compare(bundle: Bundle, artifact: Artifact, case_set: CaseSet, limits: Any = ANY) -> dict[str, Outcome]:
+    decoder = Decoder(OrtCpuBackend().open(bundle, artifact), artifact)
+    try:
+        return dict(list_outcomes(decoder, artifact, case_set, limits, open_plain_tokenizer(bundle)))
+    finally:
+        decoder.close()
+
+
+def list_graphs(bundle: Bundle) -> Iterator[Artifact]:
+    return (artifact for artifact in bundle.manifest.artifacts if artifact.precision == "fp32")
+
+
+def test_answers_are_the_logits_of_transformers(case_set: CaseSet) -> None:
+    reference = transformers.GPT2LMHeadModel.from_pretrained(FOLDER).float().eval()
+    looked_at = 0
+    for number, text in enumerate(case_set.texts):
+        if text.repeats > 1:
+            continue
+        with torch.no_grad():
+            want = reference(torch.tensor([text.tokens])).logits[0].numpy()
+        for output, by_text in case_set.answers.items():
+            known = by_text.get(number)
+            if known is None or output not in ("logits", "columns"):
+                continue
+            there = want[known.positions]
+            there = there[:, list(case_set.columns)] if output == "columns" else there
+            np.testing.assert_allclose(known.values, there, atol=2e-4)
+            looked_at += len(known.positions)
+    assert looked_at > 500
+
+
+@pytest.mark.parametrize("level", [QUICK, STANDARD, FULL])
+def test_they_measure_what_cases_in_code_do(model: Any, bundle: Bundle, level: Level) -> None:
+    texts = read_prompts(None, FOLDER)[:6]
+    examiner = examine_model(bundle, model, texts, level=level)
+    found = make_set(model, bundle, level)
+    for artifact in list_graphs(bundle):
+        engine = examiner.open(artifact, lambda other: OrtCpuBackend().open(bundle, other))
+        try:
+            old = {name: run() for name, run in examiner.list_cases(engine, artifact, ANY).items()}
+        finally:
+            engine.close()
+        new = compare(bundle, artifact, found)
+        assert len(new) == len(old)
+        for name, outcome in old.items():
+            renamed = next((other for part, other in RENAMED.items() if part in name), name)
+            (twin,) = (each for each_name, each in new.items() if each_name.startswith(renamed))
+            for metric, value in outcome.metrics.items():
+                if "padded" in name and "parts" in name:
+                    assert metric != "rows" or twin.metrics["rows"] > value
+                else:
+                    assert twin.metrics[metric] == pytest.approx(value, rel=1e-6, abs=1e-9), (name, metric)
+
+
+@pytest.mark.parametrize("rounding", [Rounding(dtype=torch.float16), Rounding(exact=True)])
+def test_a_rounded_answer_measures_what_rounding_loses(
+    model: Any, bundle: Bundle, case_set: CaseSet, rounding: Rounding
+) -> None:
+    examiner = examine_model(bundle, model, read_prompts(None, FOLDER)[:6], level=FULL)
+    want = examiner.measure_gaps(model, rounding)
+    with rounding.apply(model):
+        rounded = answer(model, case_set, rounding)
+    found = measure_gaps(case_set, rounded)
+    assert found.keys() == want.keys()
+    for prefix, names in (("", ("max_error", "mean_kl")), ("text", ("text_kl",)), ("drawn.", ("max_error",))):
+        for name in names:
+            assert getattr(found[prefix], name) == pytest.approx(getattr(want[prefix], name), rel=0.2)
+
+
+def test_a_wrong_number_at_one_place_is_found_there(bundle: Bundle, case_set: CaseSet) -> None:
+    number, case = next(
+        (i, c) for i, c in enumerate(case_set.cases) if len(c.rows) == 3 and not c.shares_past
+    )
+    step, row = len(case.rows[1].ends) - 1, 1
+    text, end = case.rows[row].text, case.rows[row].ends[step]
+    known = case_set.answers["columns"][text]
+    values = known.values.copy()
+    values[np.searchsorted(known.positions, end - 1), 0] += 1.0
+    wrong = {**case_set.answers["columns"], text: Known(known.positions, values)}
+    damaged = dataclasses.replace(case_set, answers={**case_set.answers, "columns": wrong}, cases=(case,))
+    artifact = next(list_graphs(bundle))
+    (outcome,) = compare(bundle, artifact, damaged, LIMITS).values()
+    assert outcome.spot == (0, step, row)
+    assert f"in row {row} of a batch of 3" in outcome.failures[0], number
+    assert not any(each.failures for each in compare(bundle, artifact, case_set, LIMITS).values())
+
+
+def test_arrays_keep_a_set_whole(case_set: CaseSet) -> None:
+    read = from_arrays(to_arrays(case_set))
+    assert (read.texts, read.cases, read.columns) == (case_set.texts, case_set.cases, case_set.columns)
+    for output, by_text in case_set.answers.items():
+        for text, known in by_text.items():
+            for one, other in zip(read.answers[output][text], known, strict=True):
+                np.testing.assert_array_equal(one, other)
+
+
+def test_a_thinned_set_runs_at_the_places_that_are_left(bundle: Bundle, case_set: CaseSet) -> None:
+    thinned = from_arrays(to_arrays(case_set.thin({"logits": 3})))
+    artifact = next(list_graphs(bundle))
+    found = compare(bundle, artifact, thinned, LIMITS)
+    assert found.keys() == compare(bundle, artifact, case_set, LIMITS).keys()
+    prompts = sum(bool(text.tokens) for text in case_set.texts[:7])
+    assert found["prefill and decode, batch 1"].metrics["rows"] == 3 * prompts
+    assert not any(outcome.failures for outcome in found.values())
+
+
+def test_what_a_small_plan_does_not_take_is_left_out(bundle: Bundle, case_set: CaseSet) -> None:
+    artifact = next(list_graphs(bundle))
+    axes = {axis.name: axis for spec in artifact.inputs for axis in spec.axes if not isinstance(axis, int)}
+    assert axes["batch"].max >= 8
+    taken = [case for case in case_set.cases if case_set.fits(case, artifact)]
+    assert len(taken) == len(case_set.cases)
+    wide = dataclasses.replace(case_set.cases[0], rows=case_set.cases[0].rows * (axes["batch"].max + 1))
+    assert not case_set.fits(wide, artifact)
