@@ -26,7 +26,7 @@ from .comparison.tasks import AnyExaminer, examine_model
 from .errors import BuildError
 from .graphs import plan_artifacts, plan_explanations
 from .levels import CALIBRATION, STANDARD
-from .linting import lint
+from .linting.lint import lint
 from .memory import give_back_memory
 from .precisions import PRECISIONS
 from .processes import ChildGroup, leave_cores

@@ -6,235 +6,26 @@ outside the folder is opened. Problems are ValueErrors that name the file or the
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
-from dataclasses import dataclass, field, fields, replace
+from collections.abc import Mapping
+from dataclasses import fields
 from pathlib import Path
-from typing import Any, TypeAlias
+from typing import Any
 
 import torch
 from torch import Tensor, nn
 from torch.overrides import TorchFunctionMode
 
-from . import bert_names, llama_families, marian_names, modernbert_names
-from .bert import Bert, BertConfig
-from .bert_names import Rename
+from .bert_names import architecture
 from .config_checks import check_depth
-from .encoder import Encoder, EncoderConfig
+from .encoder import EncoderConfig
+from .families import FAMILIES, Description, Family, Model
 from .folder import read_json, read_published_shapes
-from .gpt2 import CONV1D, GPT2, MASK_BUFFERS, GPT2Config
-from .language_model import LanguageModel
-from .llama import Llama, LlamaConfig
-from .modernbert import ModernBert, ModernBertConfig
+from .llama import Llama
+from .modernbert import ModernBert
 from .refusals import refuse_adapter, refuse_kind, refuse_wrapped
-from .sentence_transformers import SentenceModules, read_modules
-from .transformer import Transformer, TransformerConfig
+from .sentence_transformers import read_modules
 from .vocabulary import check_vocabulary
 from .weights import Report, leave_out_rotary, read_weights, same_numbers
-
-Model: TypeAlias = LanguageModel | Encoder | Transformer
-Config: TypeAlias = GPT2Config | LlamaConfig | BertConfig | ModernBertConfig | TransformerConfig
-
-
-@dataclass(frozen=True)
-class Family:
-    """How one model_type of Hugging Face maps to one of our models.
-
-    Attributes:
-        prefix: the prefix that published names may have.
-        rename: returns the renaming of weights for a config.json.
-        converted: converts a published weight to ours, where it is published in another shape.
-        parts: returns for one of our names the weights that it holds, one below the other, each with its
-            rows; nothing for a single weight.
-        adjust: changes weights that have our names, where several make up one of ours.
-        tied: our names of tied weights, each with the weight that it shares, as the config says.
-        stand_ins: our names of weights that replace another where that one is missing.
-        settings: published names of settings that have another name in our config.
-        fixed: settings that config.json does not have.
-        details: settings that follow from names and shapes of the weights alone.
-        refused: settings that we don't implement, each with the value that means "off".
-        other_classes: classes of transformers that we don't implement, each with the one whose part of the
-            weights can be exported; None where there is none.
-    """
-
-    name: str
-    model: Callable[[Any], Model]
-    config: type[Any]
-    prefix: str
-    rename: Callable[[Mapping[str, Any]], Rename]
-    converted: Callable[[str, Tensor], Tensor] = lambda name, tensor: tensor
-    parts: Callable[[Any, str], Mapping[str, int]] = lambda config, name: {}
-    adjust: Callable[[dict[str, Tensor], Mapping[str, Any]], None] = lambda weights, config_json: None
-    tied: Callable[[Any], Mapping[str, str]] = lambda config: {}
-    stand_ins: Mapping[str, str] = field(default_factory=dict)
-    settings: Mapping[str, str] = field(default_factory=dict)
-    fixed: Mapping[str, Any] = field(default_factory=dict)
-    details: Callable[[Mapping[str, Any], Mapping[str, tuple[int, ...]]], dict[str, Any]] = lambda *_: {}
-    refused: Mapping[str, object] = field(default_factory=dict)
-    other_classes: Mapping[str, str | None] = field(default_factory=dict)
-
-
-def gpt2_name(name: str) -> str | None:
-    return None if MASK_BUFFERS.fullmatch(name) else name
-
-
-def gpt2_weight(name: str, tensor: Tensor) -> Tensor:
-    return tensor.T if CONV1D.fullmatch(name) else tensor
-
-
-def marian_weight(name: str, tensor: Tensor) -> Tensor:
-    return tensor.squeeze(0) if name == "output.bias" else tensor
-
-
-def tied_head(head: str, words: str) -> Callable[[Any], Mapping[str, str]]:
-    return lambda config: {head: words} if config.tie_word_embeddings else {}
-
-
-def transformer_ties(config: TransformerConfig) -> dict[str, str]:
-    words = "source.words.weight" if config.share_embeddings else "target.words.weight"
-    shared = {"target.words.weight": words} if config.share_embeddings else {}
-    return {**shared, "output.weight": words} if config.tie_word_embeddings else shared
-
-
-GPT2_HEADS = (
-    "GPT2DoubleHeadsModel",
-    "GPT2ForQuestionAnswering",
-    "GPT2ForSequenceClassification",
-    "GPT2ForTokenClassification",
-)
-BERT = Family(
-    name="bert",
-    model=Bert,
-    config=BertConfig,
-    prefix="bert.",
-    rename=lambda config_json: bert_names.rename_by(bert_names.BERT, config_json),
-    tied=tied_head("heads.masked_lm.decoder.weight", "embeddings.words.weight"),
-    stand_ins=bert_names.STAND_INS,
-    fixed={"pooler": None, "sentence": None},
-    details=bert_names.details,
-    refused={"position_embedding_type": "absolute", "is_decoder": False, "add_cross_attention": False},
-    other_classes={"BertForMultipleChoice": "BertModel"},
-)
-LLAMA_HEADS = ("ForSequenceClassification", "ForTokenClassification", "ForQuestionAnswering")
-
-
-def make_llama(model_type: str) -> Family:
-    """Return the family of one model_type of the Llama family."""
-    row = llama_families.FAMILIES[model_type]
-    return Family(
-        name="llama",
-        model=Llama,
-        config=LlamaConfig,
-        prefix="model.",
-        rename=llama_families.rename_by,
-        converted=row.convert,
-        parts=row.list_parts,
-        adjust=llama_families.join_projections,
-        tied=tied_head("lm_head.weight", "embed_tokens.weight"),
-        details=lambda config_json, shapes: llama_families.read_settings(config_json),
-        other_classes={f"{row.class_name}{head}": f"{row.class_name}ForCausalLM" for head in LLAMA_HEADS},
-    )
-
-
-ROBERTA = replace(
-    BERT,
-    prefix="roberta.",
-    rename=lambda config_json: bert_names.rename_by(bert_names.ROBERTA, config_json),
-    adjust=bert_names.fold_segment,
-    details=bert_names.read_roberta,
-    other_classes={
-        f"{name}ForMultipleChoice": f"{name}Model" for name in ("Roberta", "XLMRoberta", "Camembert")
-    },
-)
-FAMILIES = {
-    **dict.fromkeys(("roberta", "xlm-roberta", "camembert"), ROBERTA),
-    "modernbert": Family(
-        name="modernbert",
-        model=ModernBert,
-        config=ModernBertConfig,
-        prefix="model.",
-        rename=modernbert_names.rename_by,
-        tied=tied_head("heads.masked_lm.decoder.weight", "words.weight"),
-        details=modernbert_names.read_settings,
-        other_classes={"ModernBertForMultipleChoice": "ModernBertModel"},
-    ),
-    **{model_type: make_llama(model_type) for model_type in llama_families.FAMILIES},
-    "gpt2": Family(
-        name="gpt2",
-        model=GPT2,
-        config=GPT2Config,
-        prefix="transformer.",
-        rename=lambda config_json: gpt2_name,
-        converted=gpt2_weight,
-        tied=tied_head("lm_head.weight", "wte.weight"),
-        refused={
-            "scale_attn_weights": True,
-            "scale_attn_by_inverse_layer_idx": False,
-            "add_cross_attention": False,
-        },
-        other_classes=dict.fromkeys(GPT2_HEADS, "GPT2LMHeadModel"),
-    ),
-    "bert": BERT,
-    "distilbert": replace(
-        BERT,
-        prefix="distilbert.",
-        rename=lambda config_json: bert_names.rename_by(bert_names.DISTILBERT, config_json),
-        settings={
-            "dim": "hidden_size",
-            "n_layers": "num_hidden_layers",
-            "n_heads": "num_attention_heads",
-            "hidden_dim": "intermediate_size",
-            "activation": "hidden_act",
-        },
-        fixed={**BERT.fixed, "type_vocab_size": 0, "layer_norm_eps": 1e-12},
-        refused={},
-        other_classes={"DistilBertForMultipleChoice": "DistilBertModel"},
-    ),
-    "transformer": Family(
-        name="transformer",
-        model=Transformer,
-        config=TransformerConfig,
-        prefix="",
-        rename=lambda config_json: str,
-        tied=transformer_ties,
-    ),
-    "marian": Family(
-        name="transformer",
-        model=Transformer,
-        config=TransformerConfig,
-        prefix="model.",
-        rename=lambda config_json: marian_names.rename,
-        converted=marian_weight,
-        stand_ins=marian_names.STAND_INS,
-        tied=transformer_ties,
-        details=marian_names.settings,
-        refused={
-            "normalize_before": False,
-            "normalize_embedding": False,
-            "add_final_layer_norm": False,
-            "static_position_embeddings": True,
-        },
-        other_classes={"MarianForCausalLM": None},
-    ),
-}
-
-
-@dataclass(frozen=True)
-class Description:
-    """A checkpoint folder's model, described without its weights.
-
-    Attributes:
-        family: how its published names map to ours.
-        config: our config.
-        config_json: the published config.
-        folder: the folder of config.json and the weights.
-        modules: those of a sentence-transformers folder; None for others.
-    """
-
-    family: Family
-    config: Config
-    config_json: Mapping[str, Any]
-    folder: Path
-    modules: SentenceModules | None
 
 
 def describe(folder: Path) -> Description:
@@ -252,7 +43,7 @@ def describe(folder: Path) -> Description:
     family = family_of(config_json)
     if modules is not None and not issubclass(family.config, EncoderConfig):
         raise ValueError(f"{folder}: sentence-transformers folders are of encoders here, not {family.name}")
-    check_class(folder, family, bert_names.architecture(config_json))
+    check_class(folder, family, architecture(config_json))
     for name, off in family.refused.items():
         if config_json.get(name, off) != off:
             raise ValueError(f"config.json sets {name}={config_json[name]!r}; only {off!r} is supported")

@@ -5,9 +5,9 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
-from . import bert_names
 from .attention import FULL, SLIDING
 from .bert_names import ARCHITECTURE_HEADS, Rename, architecture
+from .bert_names import rename_by as rename_bert
 from .config_json import Json, read_count, refuse_unknown
 from .rotary import Rotary
 
@@ -53,7 +53,7 @@ def rename_by(config_json: Json) -> Rename:
             "classifier": f"heads.{head}.decoder",
             "decoder": f"heads.{head}.decoder",
         }
-    return bert_names.rename_by(table, {})
+    return rename_bert(table, {})
 
 
 def find_head(config_json: Json) -> str | None:

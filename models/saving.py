@@ -10,10 +10,10 @@ from typing import Any
 from safetensors.torch import save_file
 from torch import Tensor
 
-from . import marian_names
-from .checkpoint import FAMILIES, gpt2_weight
+from .families import FAMILIES, gpt2_weight
 from .folder import SINGLE
 from .gpt2 import GPT2
+from .marian_names import config_json_of, translate_to_marian
 from .transformer import Transformer
 
 
@@ -55,9 +55,9 @@ def layout_of(model: GPT2 | Transformer, model_type: str) -> tuple[dict[str, Any
         }
     if model_type == "transformer":
         return {"model_type": "transformer", **asdict(model.config)}, weights
-    config = marian_names.config_json_of(model.config)
+    config = config_json_of(model.config)
     published = {
-        marian_names.translate_to_marian(name): tensor[None] if name == "output.bias" else tensor
+        translate_to_marian(name): tensor[None] if name == "output.bias" else tensor
         for name, tensor in weights.items()
     }
     words = model.source.words.weight

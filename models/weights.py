@@ -14,7 +14,7 @@ from .llama import Llama
 from .rotary import SAVED_ROTARY
 
 if TYPE_CHECKING:
-    from .checkpoint import Description
+    from .families import Description
     from .sentence_transformers import SentenceModules
 
 Report: TypeAlias = Callable[[int, int], None]  # bytes that were read, and the bytes of all

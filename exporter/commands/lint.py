@@ -30,7 +30,7 @@ def lint(
     with show_stages():
         from ...runtime.commands.tables import FittingTable
         from ...runtime.errors import InputError
-        from ..linting import lint as check
+        from ..linting.lint import lint as check
         from ..linting.rules import list_targets_and_rules
 
         if rules:

@@ -19,11 +19,10 @@ from ...runtime.backends.ort_backend import OrtCpuBackend
 from ...runtime.bundle.bundle import Bundle
 from ...runtime.bundle.manifest import Artifact, Axis, TensorSpec
 from ...runtime.errors import BackendError
-from ...runtime.explain.objectives import COSINE, LOGIT, SIGMOID, SOFTMAX
+from ...runtime.explain.objectives import COSINE, LENS_TOKENS, LOGIT, SIGMOID, SOFTMAX
 from ...runtime.progress import CountedLine
 from ..limits import CAPS, GAP_FACTOR
 from ..tracing.recipes import Recipe
-from ..tracing.recipes.explanations import LIKELIEST
 
 if TYPE_CHECKING:
     from torch import nn
@@ -237,11 +236,11 @@ def find_ties(model: nn.Module, recipe: Recipe, inputs: Arrays) -> tuple[Array, 
     chosen = np.take_along_axis(logits, inputs["tokens"], axis=1)[:, :, None]  # (N, K, 1)
     above = (logits[:, None] > chosen + near).sum(-1) + 1
     level = (logits[:, None] > chosen - near).sum(-1)
-    most = min(LIKELIEST + 1, logits.shape[1])
+    most = min(LENS_TOKENS + 1, logits.shape[1])
     order = -np.sort(np.partition(-logits, most - 1, axis=1)[:, :most], axis=1)  # the largest first
     apart = np.pad(-np.diff(order) > near, [(0, 0), (1, 1)], constant_values=True)  # (N, most + 1)
     is_clear = apart[:, :-1] & apart[:, 1:]
-    return above, np.maximum(above, level), is_clear[:, :LIKELIEST]
+    return above, np.maximum(above, level), is_clear[:, :LENS_TOKENS]
 
 
 def compare_explanations(

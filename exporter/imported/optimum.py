@@ -195,7 +195,7 @@ def check_weights(checkpoint: Path, architecture: str) -> None:
 def has_reference_model(checkpoint: Path) -> bool:
     """Tell whether PlanForge exports a checkpoint itself; also true where config.json does not say."""
     from ...models.bert_names import architecture
-    from ...models.checkpoint import FAMILIES
+    from ...models.families import FAMILIES
 
     folder = checkpoint if (checkpoint / "config.json").is_file() else checkpoint / "0_Transformer"
     try:

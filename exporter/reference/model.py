@@ -13,7 +13,7 @@ from ..memory import Reclaimer
 if TYPE_CHECKING:
     from torch import nn
 
-    from ...models.checkpoint import Model
+    from ...models.families import Model
     from ...models.weights import Report
     from .onnx_reference import OnnxGraphs
 

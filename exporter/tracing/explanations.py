@@ -27,8 +27,7 @@ from ...models.language_model import LanguageModel
 from ...models.masked import MASKED
 from ...models.rotary import RotaryTables
 from ...models.transformer import Transformer
-from ...runtime.explain.objectives import COSINE, SIGMOID, SOFTMAX
-from .recipes.explanations import LIKELIEST
+from ...runtime.explain.objectives import COSINE, LENS_TOKENS, SIGMOID, SOFTMAX
 
 
 @dataclass(frozen=True)
@@ -234,7 +233,7 @@ class Lens(nn.Module):
         above = (logits[:, None] > chosen[:, :, None]).to(torch.int32)  # (N, K, V)
         rank = above.sum(-1, dtype=torch.int32).to(torch.int64) + 1
         logprobs = logits.log_softmax(-1)
-        values, ids = logprobs.topk(min(LIKELIEST, logits.shape[1]), dim=-1)
+        values, ids = logprobs.topk(min(LENS_TOKENS, logits.shape[1]), dim=-1)
         return rank, logprobs.gather(1, tokens), ids, values
 
 

@@ -29,7 +29,7 @@ if TYPE_CHECKING:
     import onnx_ir as ir
     from torch import nn
 
-    from ...models.checkpoint import Model
+    from ...models.families import Model
 
 T = TypeVar("T")
 

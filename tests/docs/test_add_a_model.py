@@ -13,7 +13,8 @@ from planforge.exporter import export
 from planforge.exporter.errors import CheckpointError
 from planforge.exporter.imported import optimum
 from planforge.models import llama_families
-from planforge.models.checkpoint import FAMILIES, describe, load_model, make_llama
+from planforge.models.checkpoint import describe, load_model
+from planforge.models.families import FAMILIES, make_llama
 from planforge.models.llama_families import LlamaFamily
 
 from ..helpers.llamas import LLAMAS, tiny_llama

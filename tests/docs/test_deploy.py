@@ -14,7 +14,7 @@ import pytest
 from typer.main import get_group
 
 from planforge.exporter.commands.app import app
-from planforge.exporter.linting import lint
+from planforge.exporter.linting.lint import lint
 from planforge.exporter.precisions import PRECISIONS
 from planforge.exporter.targets import NAMES, TARGETS, find_target
 from planforge.runtime.backends.ladder import BACKENDS, RUNGS

@@ -7,7 +7,7 @@ import re
 import pytest
 
 from planforge.exporter.imported.optimum import MODEL_TYPES
-from planforge.models.checkpoint import FAMILIES
+from planforge.models.families import FAMILIES
 
 from ..helpers.paths import ROOT
 

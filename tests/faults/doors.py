@@ -120,7 +120,7 @@ def check_printable(text: str) -> None:
 
 
 def lint(folder: Path) -> None:
-    from planforge.exporter.linting import lint
+    from planforge.exporter.linting.lint import lint
     from planforge.runtime.commands.console import format_json
 
     path = next(folder.glob("*.onnx"), folder)

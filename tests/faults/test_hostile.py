@@ -22,7 +22,7 @@ from planforge.exporter.bundle.writer import check_output, replace_manifest
 from planforge.exporter.checkpoints.source import find_demo
 from planforge.exporter.errors import OutputError
 from planforge.exporter.imported.folder import read_folder
-from planforge.exporter.linting import lint
+from planforge.exporter.linting.lint import lint
 from planforge.runtime.apps.check import files
 from planforge.runtime.apps.check.files import read_golden
 from planforge.runtime.backends.runtime_cache import RuntimeCache

@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from planforge.models.checkpoint import FAMILIES
+from planforge.models.families import FAMILIES
 
 from ..helpers.paths import ROOT
 

@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any
 
 from ....runtime.bundle.manifest import Axis, TensorSpec
 from ....runtime.errors import InputError
+from ....runtime.explain.objectives import LENS_TOKENS
 from .recipe import Choices, Recipe, index_recipes
 
 if TYPE_CHECKING:
@@ -22,7 +23,6 @@ BATCH = Axis("batch", 1, 8, 64)  # texts of one length
 STATES = Axis("states", 1, 64, 2**20)  # that a lens reads at a time
 ASKED = Axis("asked", 1, 1, 64)  # tokens that a lens ranks
 CLASSES = Axis("classes", 1, 2, 2**16)  # of a head on top of a text's vector
-LIKELIEST = 10  # tokens that a lens names
 EXAMPLE = {
     "batch": 2,
     "tokens": 3,
@@ -152,7 +152,7 @@ def measure_vector(config: Any) -> int:
 
 def make_lens(width: int, vocab_size: int) -> Recipe:
     """Return the recipe of a decoder's lens, which ranks tokens of its vocabulary."""
-    named = min(LIKELIEST, vocab_size)
+    named = min(LENS_TOKENS, vocab_size)
     return make_recipe(
         "lens",
         [make_spec("hidden", STATES, width), make_spec("tokens", STATES, ASKED, dtype="int64")],

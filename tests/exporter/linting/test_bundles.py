@@ -8,8 +8,8 @@ from pathlib import Path
 
 import pytest
 
-from planforge.exporter.linting import Finding, LintReport, lint
-from planforge.exporter.linting.lint import choose_graphs, list_graph_targets
+from planforge.exporter.linting.lint import choose_graphs, lint, list_graph_targets
+from planforge.exporter.linting.report import Finding, LintReport
 from planforge.exporter.targets import find_targets
 from planforge.runtime.bundle.bundle import Bundle
 

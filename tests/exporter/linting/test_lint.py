@@ -17,10 +17,11 @@ from hypothesis import strategies as st
 from onnx import TensorProto, helper
 from typer.testing import CliRunner
 
-from planforge.exporter.linting import TARGETS, LintReport, lint
 from planforge.exporter.linting import operator_tables as tables
+from planforge.exporter.linting.lint import lint
+from planforge.exporter.linting.report import LintReport
 from planforge.exporter.linting.rules import RULES, list_targets_and_rules
-from planforge.exporter.targets import NAMES, find_targets
+from planforge.exporter.targets import NAMES, TARGETS, find_targets
 from planforge.runtime.errors import BundleError, InputError
 
 from ...helpers.lint import Case, model_of, write_case
@@ -210,7 +211,7 @@ def test_500_mb_of_weights_are_not_read(tmp_path: Path) -> None:
     with (tmp_path / "w.data").open("wb") as file:
         file.truncate(8 * 4096 * 4096 * 4)  # holes: the disk has none of it
     code = (
-        "import re, sys; from planforge.exporter.linting import lint;"
+        "import re, sys; from planforge.exporter.linting.lint import lint;"
         f"report = lint({str(path)!r}); assert report.passed, report.findings;"
         "heavy = {'torch', 'transformers', 'onnxscript', 'planforge.models'} & set(sys.modules);"
         # ru_maxrss would begin with what the process that forked it had

@@ -12,8 +12,10 @@ import onnx.numpy_helper
 import pytest
 
 from planforge.exporter.errors import BuildError
-from planforge.exporter.linting import TARGETS, Finding, LintReport, lint
+from planforge.exporter.linting.lint import lint
+from planforge.exporter.linting.report import Finding, LintReport
 from planforge.exporter.linting.rules import RULES
+from planforge.exporter.targets import TARGETS
 from planforge.exporter.tensorrt.build import PlanRequest, build_plan
 from planforge.exporter.tensorrt.profiles import derive_profiles
 from planforge.runtime.bundle.bundle import Bundle

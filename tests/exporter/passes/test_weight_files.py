@@ -18,7 +18,7 @@ from planforge.exporter import package, verify
 from planforge.exporter.commands.inspection import inspect
 from planforge.exporter.errors import CheckpointError, VerificationError
 from planforge.exporter.imported.folder import read_graph
-from planforge.exporter.linting import lint
+from planforge.exporter.linting.lint import lint
 from planforge.exporter.passes.weight_files import load_graph
 from planforge.runtime import TextGenerator
 from planforge.runtime.bundle.bundle import Bundle
@@ -108,7 +108,7 @@ def test_verify_and_import_refuse_such_a_file_unopened(
 def test_a_pipe_is_not_waited_for(folder: Path) -> None:
     """In a process of its own, which would wait for ever."""
     path = write_graph(folder, "pipe")
-    code = f"from planforge.exporter.linting import lint; print(lint({str(path)!r}, ['cpu']).passed)"
+    code = f"from planforge.exporter.linting.lint import lint; print(lint({str(path)!r}, ['cpu']).passed)"
     child = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=PATIENCE)
     assert child.stdout.strip() == "False", child.stderr
     with pytest.raises(InputError, match="is no regular file"):

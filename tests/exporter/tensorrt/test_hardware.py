@@ -11,7 +11,7 @@ import pytest
 
 from planforge.exporter import build, export, pipeline
 from planforge.exporter.errors import BuildError, BuildOptionError
-from planforge.exporter.linting import lint
+from planforge.exporter.linting.lint import lint
 from planforge.exporter.tensorrt import build as builds
 from planforge.exporter.tensorrt.hardware import describe_unmet
 from planforge.exporter.tensorrt.profiles import Profile

@@ -17,7 +17,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from planforge.exporter.errors import BuildError, OutputError
-from planforge.exporter.linting import lint
+from planforge.exporter.linting.lint import lint
 from planforge.exporter.tensorrt import build, builder
 from planforge.exporter.tensorrt.memory import estimate_memory, evaluate_length
 from planforge.exporter.tensorrt.older import rewrite_for_tensorrt_8

@@ -1,0 +1,243 @@
+"""How the model_types of Hugging Face map to our models: a row of a table each.
+
+Names of weights and settings of one family are in a file of their own.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+from typing import Any, TypeAlias
+
+from torch import Tensor
+
+from .bert import Bert, BertConfig
+from .bert_names import BERT as BERT_NAMES
+from .bert_names import DISTILBERT as DISTILBERT_NAMES
+from .bert_names import ROBERTA as ROBERTA_NAMES
+from .bert_names import STAND_INS as BERT_STAND_INS
+from .bert_names import Rename, fold_segment, read_roberta
+from .bert_names import details as read_bert
+from .bert_names import rename_by as rename_bert
+from .encoder import Encoder
+from .gpt2 import CONV1D, GPT2, MASK_BUFFERS, GPT2Config
+from .language_model import LanguageModel
+from .llama import Llama, LlamaConfig
+from .llama_families import FAMILIES as LLAMA_FAMILIES
+from .llama_families import join_projections
+from .llama_families import read_settings as read_llama
+from .llama_families import rename_by as rename_llama
+from .marian_names import STAND_INS as MARIAN_STAND_INS
+from .marian_names import rename as rename_marian
+from .marian_names import settings as read_marian
+from .modernbert import ModernBert, ModernBertConfig
+from .modernbert_names import read_settings as read_modernbert
+from .modernbert_names import rename_by as rename_modernbert
+from .sentence_transformers import SentenceModules
+from .transformer import Transformer, TransformerConfig
+
+Model: TypeAlias = LanguageModel | Encoder | Transformer
+Config: TypeAlias = GPT2Config | LlamaConfig | BertConfig | ModernBertConfig | TransformerConfig
+
+
+@dataclass(frozen=True)
+class Family:
+    """How one model_type of Hugging Face maps to one of our models.
+
+    Attributes:
+        prefix: the prefix that published names may have.
+        rename: returns the renaming of weights for a config.json.
+        converted: converts a published weight to ours, where it is published in another shape.
+        parts: returns for one of our names the weights that it holds, one below the other, each with its
+            rows; nothing for a single weight.
+        adjust: changes weights that have our names, where several make up one of ours.
+        tied: our names of tied weights, each with the weight that it shares, as the config says.
+        stand_ins: our names of weights that replace another where that one is missing.
+        settings: published names of settings that have another name in our config.
+        fixed: settings that config.json does not have.
+        details: settings that follow from names and shapes of the weights alone.
+        refused: settings that we don't implement, each with the value that means "off".
+        other_classes: classes of transformers that we don't implement, each with the one whose part of the
+            weights can be exported; None where there is none.
+    """
+
+    name: str
+    model: Callable[[Any], Model]
+    config: type[Any]
+    prefix: str
+    rename: Callable[[Mapping[str, Any]], Rename]
+    converted: Callable[[str, Tensor], Tensor] = lambda name, tensor: tensor
+    parts: Callable[[Any, str], Mapping[str, int]] = lambda config, name: {}
+    adjust: Callable[[dict[str, Tensor], Mapping[str, Any]], None] = lambda weights, config_json: None
+    tied: Callable[[Any], Mapping[str, str]] = lambda config: {}
+    stand_ins: Mapping[str, str] = field(default_factory=dict)
+    settings: Mapping[str, str] = field(default_factory=dict)
+    fixed: Mapping[str, Any] = field(default_factory=dict)
+    details: Callable[[Mapping[str, Any], Mapping[str, tuple[int, ...]]], dict[str, Any]] = lambda *_: {}
+    refused: Mapping[str, object] = field(default_factory=dict)
+    other_classes: Mapping[str, str | None] = field(default_factory=dict)
+
+
+def gpt2_name(name: str) -> str | None:
+    return None if MASK_BUFFERS.fullmatch(name) else name
+
+
+def gpt2_weight(name: str, tensor: Tensor) -> Tensor:
+    return tensor.T if CONV1D.fullmatch(name) else tensor
+
+
+def marian_weight(name: str, tensor: Tensor) -> Tensor:
+    return tensor.squeeze(0) if name == "output.bias" else tensor
+
+
+def tied_head(head: str, words: str) -> Callable[[Any], Mapping[str, str]]:
+    return lambda config: {head: words} if config.tie_word_embeddings else {}
+
+
+def transformer_ties(config: TransformerConfig) -> dict[str, str]:
+    words = "source.words.weight" if config.share_embeddings else "target.words.weight"
+    shared = {"target.words.weight": words} if config.share_embeddings else {}
+    return {**shared, "output.weight": words} if config.tie_word_embeddings else shared
+
+
+GPT2_HEADS = (
+    "GPT2DoubleHeadsModel",
+    "GPT2ForQuestionAnswering",
+    "GPT2ForSequenceClassification",
+    "GPT2ForTokenClassification",
+)
+BERT = Family(
+    name="bert",
+    model=Bert,
+    config=BertConfig,
+    prefix="bert.",
+    rename=lambda config_json: rename_bert(BERT_NAMES, config_json),
+    tied=tied_head("heads.masked_lm.decoder.weight", "embeddings.words.weight"),
+    stand_ins=BERT_STAND_INS,
+    fixed={"pooler": None, "sentence": None},
+    details=read_bert,
+    refused={"position_embedding_type": "absolute", "is_decoder": False, "add_cross_attention": False},
+    other_classes={"BertForMultipleChoice": "BertModel"},
+)
+LLAMA_HEADS = ("ForSequenceClassification", "ForTokenClassification", "ForQuestionAnswering")
+
+
+def make_llama(model_type: str) -> Family:
+    """Return the family of one model_type of the Llama family."""
+    row = LLAMA_FAMILIES[model_type]
+    return Family(
+        name="llama",
+        model=Llama,
+        config=LlamaConfig,
+        prefix="model.",
+        rename=rename_llama,
+        converted=row.convert,
+        parts=row.list_parts,
+        adjust=join_projections,
+        tied=tied_head("lm_head.weight", "embed_tokens.weight"),
+        details=lambda config_json, shapes: read_llama(config_json),
+        other_classes={f"{row.class_name}{head}": f"{row.class_name}ForCausalLM" for head in LLAMA_HEADS},
+    )
+
+
+ROBERTA = replace(
+    BERT,
+    prefix="roberta.",
+    rename=lambda config_json: rename_bert(ROBERTA_NAMES, config_json),
+    adjust=fold_segment,
+    details=read_roberta,
+    other_classes={
+        f"{name}ForMultipleChoice": f"{name}Model" for name in ("Roberta", "XLMRoberta", "Camembert")
+    },
+)
+FAMILIES = {
+    **dict.fromkeys(("roberta", "xlm-roberta", "camembert"), ROBERTA),
+    "modernbert": Family(
+        name="modernbert",
+        model=ModernBert,
+        config=ModernBertConfig,
+        prefix="model.",
+        rename=rename_modernbert,
+        tied=tied_head("heads.masked_lm.decoder.weight", "words.weight"),
+        details=read_modernbert,
+        other_classes={"ModernBertForMultipleChoice": "ModernBertModel"},
+    ),
+    **{model_type: make_llama(model_type) for model_type in LLAMA_FAMILIES},
+    "gpt2": Family(
+        name="gpt2",
+        model=GPT2,
+        config=GPT2Config,
+        prefix="transformer.",
+        rename=lambda config_json: gpt2_name,
+        converted=gpt2_weight,
+        tied=tied_head("lm_head.weight", "wte.weight"),
+        refused={
+            "scale_attn_weights": True,
+            "scale_attn_by_inverse_layer_idx": False,
+            "add_cross_attention": False,
+        },
+        other_classes=dict.fromkeys(GPT2_HEADS, "GPT2LMHeadModel"),
+    ),
+    "bert": BERT,
+    "distilbert": replace(
+        BERT,
+        prefix="distilbert.",
+        rename=lambda config_json: rename_bert(DISTILBERT_NAMES, config_json),
+        settings={
+            "dim": "hidden_size",
+            "n_layers": "num_hidden_layers",
+            "n_heads": "num_attention_heads",
+            "hidden_dim": "intermediate_size",
+            "activation": "hidden_act",
+        },
+        fixed={**BERT.fixed, "type_vocab_size": 0, "layer_norm_eps": 1e-12},
+        refused={},
+        other_classes={"DistilBertForMultipleChoice": "DistilBertModel"},
+    ),
+    "transformer": Family(
+        name="transformer",
+        model=Transformer,
+        config=TransformerConfig,
+        prefix="",
+        rename=lambda config_json: str,
+        tied=transformer_ties,
+    ),
+    "marian": Family(
+        name="transformer",
+        model=Transformer,
+        config=TransformerConfig,
+        prefix="model.",
+        rename=lambda config_json: rename_marian,
+        converted=marian_weight,
+        stand_ins=MARIAN_STAND_INS,
+        tied=transformer_ties,
+        details=read_marian,
+        refused={
+            "normalize_before": False,
+            "normalize_embedding": False,
+            "add_final_layer_norm": False,
+            "static_position_embeddings": True,
+        },
+        other_classes={"MarianForCausalLM": None},
+    ),
+}
+
+
+@dataclass(frozen=True)
+class Description:
+    """A checkpoint folder's model, described without its weights.
+
+    Attributes:
+        family: how its published names map to ours.
+        config: our config.
+        config_json: the published config.
+        folder: the folder of config.json and the weights.
+        modules: those of a sentence-transformers folder; None for others.
+    """
+
+    family: Family
+    config: Config
+    config_json: Mapping[str, Any]
+    folder: Path
+    modules: SentenceModules | None
