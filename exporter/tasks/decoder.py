@@ -12,15 +12,15 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from ...runtime.apps.check.case import Case, CaseSet, Integers, Known, Row, Text
+from ...runtime.apps.check.case import Case, CaseSet, Integers, Known, Measure, Row, Text
 from ...runtime.apps.check.decoder import reduce
 from ...runtime.apps.check.decoders import MAX_BATCH, PART, Context
-from ...runtime.apps.check.draws import PREFIX, Batch
+from ...runtime.apps.check.draws import PREFIX, SPARE, Batch
 from ...runtime.apps.check.files import choose_evenly
 from ...runtime.apps.check.metrics import Logits, Metrics, TextMetrics
 from ...runtime.apps.check.places import Seen, measure_columns, measure_logits, measure_passages
 from ...runtime.bundle.bundle import Bundle
-from ...runtime.decoding.cache_shapes import PREFILL_CHUNK
+from ...runtime.bundle.manifest import Manifest
 from ...runtime.progress import PartCounter, Report, report_nothing
 from ..errors import PromptsError, VerificationError
 from ..levels import FULL, Level
@@ -59,29 +59,30 @@ if TYPE_CHECKING:
     from ..reference.model import ReferenceModel
     from ..reference.rounding import Rounding
 
-LOGITS = Metrics.LIMITED
-COLUMNS = (f"{PREFIX}max_error",)
-PASSAGES = TextMetrics.LIMITED
+GRAPH = "decoder"
+LOGITS = Measure("logits", ("logits",), Metrics.LIMITED)
+COLUMNS = Measure("columns", ("columns",), ("max_error",), PREFIX)
+PASSAGES = Measure("passages", ("likeliest", "logprob", "logits"), TextMetrics.LIMITED)
 
 
 class Builder:
-    """Collects texts, cases, and the places where answers are wanted."""
+    """Collects texts, and cases that read them."""
 
     def __init__(self) -> None:
         self.texts: list[Text] = []
         self.cases: list[Case] = []
-        self.places: dict[str, dict[int, Sequence[int]]] = {}
+        self.wanted: dict[str, dict[int, Known]] = {}
 
     def add_text(self, text: Text, **places: Sequence[int]) -> int:
         """Add a text, and of each output the positions that are wanted; return its number."""
         number = len(self.texts)
         self.texts.append(text)
         for output, positions in places.items():
-            self.places.setdefault(output, {})[number] = positions
+            self.wanted.setdefault(output, {})[number] = Known.wanted(positions)
         return number
 
-    def add_case(self, name: str, rows: Sequence[Row], metrics: Sequence[str], **how: object) -> None:
-        self.cases.append(Case(name, "decoder", tuple(rows), tuple(metrics), **how))  # type: ignore[arg-type]
+    def add_case(self, case: Case) -> None:
+        self.cases.append(case)
 
 
 def choose(
@@ -112,7 +113,7 @@ def choose(
     passages = thin_passages(every_passage, level.count_text(weights))
     filled = fill_for_level(reference, real, context, level, weights)
     builder = Builder()
-    vocabulary = reference.compute_logits(real[:1], slice(None)).shape[1]
+    vocabulary = find_vocabulary(manifest)
     add_prompts(builder, prompts, steps, min(MAX_BATCH, most))
     add_edges(builder, (filled.tokens or real), list_edges(bundle, len(filled.tokens)))
     if filled:
@@ -136,7 +137,7 @@ def choose(
         sizes=most,
         level=level,
     )
-    return CaseSet(tuple(builder.texts), tuple(builder.cases), builder.places, columns, {}, tuple(left_out))
+    return CaseSet(tuple(builder.texts), tuple(builder.cases), builder.wanted, columns, tuple(left_out))
 
 
 def add_prompts(builder: Builder, prompts: Sequence[tuple[int, ...]], steps: int, most: int) -> None:
@@ -147,23 +148,18 @@ def add_prompts(builder: Builder, prompts: Sequence[tuple[int, ...]], steps: int
         text = builder.add_text(Text(prompt, continues=steps), logits=wanted, margin=wanted)
         rows.append(Row(text, tuple(range(len(prompt), len(prompt) + steps))))
     for row in rows:
-        builder.add_case("prefill and decode, batch 1", [row], LOGITS)
+        builder.add_case(Case("prefill and decode, batch 1", GRAPH, (row,), LOGITS))
     for size in sorted({min(2, most), most}):
         batch = [*(rows[i % max(1, len(rows) - 1)] for i in range(size - 1)), rows[-1]]
-        first = [replace(row, ends=row.ends[:1]) for row in batch]
-        builder.add_case(f"greedy, batch {size}, padded", first, LOGITS, runner="greedy")
-    last = [(row.text, row.ends[-1]) for row in rows[-most:]]
-    for text, length in last:
-        ends = (*range(PART, length, PART), length)
-        builder.add_case(f"parts of {PART} tokens, batch 1", [Row(text, ends)], LOGITS, runner="every")
-    if len(last) > 1:
-        parts = min(math.ceil(max(length for _, length in last) / PART), min(length for _, length in last))
-        batch = [
-            Row(text, (*(min(PART * part, length - parts + part) for part in range(1, parts)), length))
-            for text, length in last
-        ]
-        # The mean of so few rows says no more.
-        builder.add_case(f"parts of {PART} tokens, batch {len(last)}, padded", batch, LOGITS[:1])
+        first = tuple(replace(row, ends=row.ends[:1]) for row in batch)
+        builder.add_case(Case(f"greedy, batch {size}, padded", GRAPH, first, LOGITS, "greedy"))
+    whole = tuple(Row(row.text, row.ends[-1:]) for row in rows[-most:])
+    for row in whole:
+        builder.add_case(Case(f"parts of {PART} tokens, batch 1", GRAPH, (row,), LOGITS, "every", chunk=PART))
+    if len(whole) > 1:
+        name = f"parts of {PART} tokens, batch {len(whole)}, padded"
+        of_few = LOGITS._replace(limited=("max_error",))  # the mean of so few rows says no more
+        builder.add_case(Case(name, GRAPH, whole, of_few, chunk=PART))
 
 
 def add_edges(builder: Builder, tokens: Sequence[int], edges: Sequence[int]) -> None:
@@ -173,7 +169,7 @@ def add_edges(builder: Builder, tokens: Sequence[int], edges: Sequence[int]) -> 
     text = builder.add_text(Text(tuple(tokens[: max(edges)])), logits=[edge - 1 for edge in edges])
     name = f"prompts of {', '.join(map(str, edges))} tokens"
     for edge in edges:
-        builder.add_case(name, [Row(text, (edge,))], LOGITS)
+        builder.add_case(Case(name, GRAPH, (Row(text, (edge,)),), LOGITS))
 
 
 def add_context(builder: Builder, filled: Context) -> None:
@@ -184,7 +180,7 @@ def add_context(builder: Builder, filled: Context) -> None:
     ends = tuple(range(len(tokens) - rows + 1, len(tokens) + 1))
     text = builder.add_text(Text(tokens, past=past, repeats=filled.repeats), logits=[end - 1 for end in ends])
     row = Row(text, (past, *ends) if past else ends)
-    builder.add_case("full context", [row], LOGITS, shares_past=bool(past))
+    builder.add_case(Case("full context", GRAPH, (row,), LOGITS, shares_past=bool(past)))
 
 
 def add_random(
@@ -221,7 +217,8 @@ def add_random(
             for row in range(len(batch.texts))
         ]
         name = f"random batches, seed {drawing.seed}"
-        builder.add_case(name, rows, COLUMNS, shares_past=bool(batch.repeats))
+        shares_past = bool(batch.repeats)
+        builder.add_case(Case(name, GRAPH, tuple(rows), COLUMNS, shares_past=shares_past, spare=SPARE))
     add_single_steps(
         builder, numbers[0], longest, min(count_step_rows(weights, longest, drawing.level), drawing.max_batch)
     )
@@ -236,8 +233,8 @@ def add_single_steps(builder: Builder, text: int, length: int, most: int) -> Non
     count = math.ceil((length - 1) / rows)
     pasts = [min(1 + row * count, length - count) for row in range(rows)]
     name = f"single steps at positions 1 to {pasts[-1] + count - 1}"
-    steps = [Row(text, tuple(range(past, past + count + 1))) for past in pasts]
-    builder.add_case(name, steps, COLUMNS, shares_past=True)
+    steps = tuple(Row(text, tuple(range(past, past + count + 1))) for past in pasts)
+    builder.add_case(Case(name, GRAPH, steps, COLUMNS, shares_past=True))
 
 
 def add_passages(builder: Builder, passages: Sequence[tuple[int, ...]], vocabulary: int) -> None:
@@ -247,8 +244,15 @@ def add_passages(builder: Builder, passages: Sequence[tuple[int, ...]], vocabula
         allowed = max(1, LOGITS_BYTES // (len(passages) * vocabulary * 4))
         some = choose_evenly(len(every), allowed)
         text = builder.add_text(Text(tokens), likeliest=every, logprob=every, logits=some)
-        ends = (*range(PREFILL_CHUNK, len(every), PREFILL_CHUNK), len(every))
-        builder.add_case("real text", [Row(text, ends)], PASSAGES, runner="every")
+        builder.add_case(Case("real text", GRAPH, (Row(text, (len(every),)),), PASSAGES, "every"))
+
+
+def find_vocabulary(manifest: Manifest) -> int:
+    """Return how many tokens a bundle's graphs give logits of."""
+    outputs = next(artifact.outputs for artifact in manifest.artifacts if artifact.graph == GRAPH)
+    size = next(spec for spec in outputs if spec.name == "logits").axes[-1]
+    assert isinstance(size, int)
+    return size
 
 
 def answer(
@@ -264,12 +268,14 @@ def answer(
     from ..reference.decoder import make_reference
 
     reference = make_reference(model, rounding)
-    texts = continue_texts(reference, case_set.texts)
-    case_set = replace(case_set, texts=texts)
-    parts = PartCounter(report, len(texts))
+    case_set = replace(case_set, texts=continue_texts(reference, case_set.texts))
+    parts = PartCounter(report, len(case_set.texts))
+    repeated = answer_repeated(reference, case_set)
     answers: dict[str, dict[int, Known]] = {}
-    for number in range(len(texts)):
-        for output, known in answer_text(reference, case_set, number).items():
+    for number in range(len(case_set.texts)):
+        for output, known in (repeated.get(number) or answer_text(reference, case_set, number)).items():
+            if not np.isfinite(known.values).all():
+                raise VerificationError("the PyTorch model's own logits are not finite; check its weights")
             answers.setdefault(output, {})[number] = known
         parts.finish_one()
     return replace(case_set, answers=answers)
@@ -288,29 +294,39 @@ def continue_texts(reference: Reference, texts: Sequence[Text]) -> tuple[Text, .
     return tuple(done)
 
 
+def answer_repeated(reference: Reference, case_set: CaseSet) -> dict[int, dict[str, Known]]:
+    """Return the answers to beginnings of one text that are there more than once; it is read once for all."""
+    known = {
+        number: known.positions
+        for number, known in case_set.answers.get("columns", {}).items()
+        if case_set.texts[number].repeats > 1
+    }
+    if not known:
+        return {}
+    texts = {number: case_set.texts[number] for number in known}
+    longest = max(texts.values(), key=lambda text: text.past)
+    places = [(text.past, text.repeats) for text in texts.values()]
+    found = reference.compute_repeated(longest.tokens, places, TAIL, case_set.columns)
+    return {
+        number: {"columns": Known(positions, found[text.past, text.repeats][positions - text.past])}
+        for (number, positions), text in zip(known.items(), texts.values(), strict=True)
+    }
+
+
 def answer_text(reference: Reference, case_set: CaseSet, number: int) -> dict[str, Known]:
     """Return PyTorch's answers at the wanted places of a text, by output."""
     text = case_set.texts[number]
     wanted = {
-        output: np.asarray(by_text[number], np.int64)
-        for output, by_text in case_set.places.items()
-        if number in by_text
+        output: by_text[number].positions for output, by_text in case_set.answers.items() if number in by_text
     }
     every = np.unique(np.concatenate(list(wanted.values())))
     if set(wanted) == {"columns"}:
-        logits = compute_columns(reference, text, every, case_set.columns)
-        if not np.isfinite(logits).all():
-            raise VerificationError("the PyTorch model's own logits are not finite; check its weights")
-        return {"columns": Known(every, logits)}
+        logits = reference.compute_columns(text.tokens[: every[-1] + 1], case_set.columns)
+        return {"columns": Known(every, logits[every])}
     logits = compute_logits(reference, text, every)
-    if not np.isfinite(logits).all():
-        raise VerificationError("the PyTorch model's own logits are not finite; check its weights")
     return {
         output: Known(
-            positions,
-            reduce(
-                output, logits[np.searchsorted(every, positions)], positions, text.tokens, case_set.columns
-            ),
+            positions, reduce(case_set, output, number, positions, logits[np.searchsorted(every, positions)])
         )
         for output, positions in wanted.items()
     }
@@ -325,32 +341,23 @@ def compute_logits(reference: Reference, text: Text, positions: Integers) -> Log
     return reference.continue_repeated(pairs, text.repeats, tail, len(tail))[positions - text.past]
 
 
-def compute_columns(reference: Reference, text: Text, positions: Integers, columns: Sequence[int]) -> Logits:
-    """Return the logits (N, K) of some tokens behind some positions of a text."""
-    if text.repeats == 1:
-        return reference.compute_columns(text.tokens[: positions[-1] + 1], columns)[positions]
-    tail = positions[-1] + 1 - text.past
-    found = reference.compute_repeated(text.tokens, [(text.past, text.repeats)], int(tail), columns)
-    return found[text.past, text.repeats][positions - text.past]
-
-
 def measure_gaps(case_set: CaseSet, rounded: CaseSet) -> Gaps:
     """Measure how far rounded answers are from PyTorch's own, by the beginning of limits' names.
 
     A case has some of the texts, so the mean KL is that of the worst of them.
     """
-    by_limit: dict[str, list[Seen]] = {}
-    metrics = {row.text: case.metrics[0] for case in case_set.cases for row in case.rows}
-    for text, limit in metrics.items():
+    by_kind: dict[str, list[Seen]] = {}
+    kinds = {row.text: case.measure.kind for case in case_set.cases for row in case.rows}
+    for text, kind in kinds.items():
         values = {output: by_text[text] for output, by_text in rounded.answers.items() if text in by_text}
         if values:
-            by_limit.setdefault(limit, []).append(Seen(text, 0, 0, text, values))
+            by_kind.setdefault(kind, []).append(Seen(text, 0, 0, text, values))
     gaps: Gaps = {}
-    if seen := by_limit.get(LOGITS[0]):
+    if seen := by_kind.get("logits"):
         worst = max(measure_logits([one], case_set)[0].mean_kl for one in seen)
         gaps[""] = replace(measure_logits(seen, case_set)[0], mean_kl=worst)
-    if seen := by_limit.get(PASSAGES[0]):
+    if seen := by_kind.get("passages"):
         gaps["text"] = measure_passages(seen, case_set)
-    if seen := by_limit.get(COLUMNS[0]):
+    if seen := by_kind.get("columns"):
         gaps[PREFIX] = measure_columns(seen, case_set)[0]
     return gaps

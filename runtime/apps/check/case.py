@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import asdict, dataclass, field, replace
+from dataclasses import asdict, dataclass, replace
 from typing import Any, Literal, NamedTuple, TypeAlias
 
 import numpy as np
@@ -20,6 +20,7 @@ from .files import Arrays, choose_evenly
 Array: TypeAlias = npt.NDArray[Any]
 Integers: TypeAlias = npt.NDArray[np.int64]
 Runner: TypeAlias = Literal["forced", "every", "greedy"]
+Kind: TypeAlias = Literal["logits", "columns", "passages"]
 
 FORMAT = 2  # of the arrays that `to_arrays` makes; 1 had the names of each task
 
@@ -54,6 +55,15 @@ class Row:
     ends: tuple[int, ...]
 
 
+class Measure(NamedTuple):
+    """What is measured of a case, and held to which limits."""
+
+    kind: Kind  # which of `places.JUDGES` does it
+    outputs: tuple[str, ...]  # that it compares with PyTorch's
+    limited: tuple[str, ...]  # the metrics that have limits
+    prefix: str = ""  # of the limits' names
+
+
 @dataclass(frozen=True)
 class Case:
     """Rows that a graph reads together, in several steps.
@@ -62,18 +72,23 @@ class Case:
         name: in words; cases of one name are one comparison.
         graph: "decoder", ...
         rows: of one batch, all of as many steps.
-        metrics: the limits that it is held to, by their names; see `metric_groups`.
+        measure: what is compared of it.
         runner: "forced" compares what follows each step; "every" each token's, of a single row; "greedy" lets
             the engine choose the tokens behind the first step.
         shares_past: the first step is read once, by the row that reads most of it, and copied.
+        chunk: how many tokens of a row one run of the graph reads at most; 0 leaves it to the runtime.
+        spare: slots of the cache behind those that are needed: what is written too far shows in results then,
+            and else the engine itself would raise an error.
     """
 
     name: str
     graph: str
     rows: tuple[Row, ...]
-    metrics: tuple[str, ...]
+    measure: Measure
     runner: Runner = "forced"
     shares_past: bool = False
+    chunk: int = 0
+    spare: int = 0
 
     def list_steps(self) -> Iterator[tuple[tuple[int, int], ...]]:
         """Yield where each row's text is cut in each step: its begin and its end."""
@@ -87,13 +102,18 @@ class Known(NamedTuple):
     """Values at some positions of a text; those behind its token at position 0, 1, ..."""
 
     positions: Integers  # (N,) ascending
-    values: Array  # (N, ...)
+    values: Array  # (N, ...); (0,) where they are wanted and not known yet
 
-    def at(self, position: int) -> Array | None:
-        """Return the value at a position; None where it is not known."""
-        place = int(np.searchsorted(self.positions, position))
-        found = place < len(self.positions) and self.positions[place] == position
-        return self.values[place] if found else None
+    @classmethod
+    def wanted(cls, positions: Sequence[int]) -> Known:
+        """Return positions whose values are to be found."""
+        return cls(np.asarray(positions, np.int64), np.empty(0, np.float32))
+
+    def find_values(self, positions: Integers) -> Array:
+        """Return the values at positions, all of which are among the known ones."""
+        places = np.searchsorted(self.positions, positions)
+        assert np.array_equal(self.positions[places], positions)
+        return self.values[places]
 
     def thin(self, most: int) -> Known:
         """Return the values at `most` of the positions, the first and last among them."""
@@ -111,27 +131,35 @@ class CaseSet:
     Attributes:
         texts: what rows read.
         cases: in the order in which they run.
-        places: of each output, the positions of each text where it is wanted.
         columns: tokens of the vocabulary, of whose logits "columns" are.
-        answers: PyTorch's; empty until `answer`.
+        answers: PyTorch's, at the positions where they are wanted.
         left_out: what the level of verification does without, in words.
     """
 
     texts: tuple[Text, ...]
     cases: tuple[Case, ...]
-    places: Mapping[str, Mapping[int, Sequence[int]]]
+    answers: Answers
     columns: tuple[int, ...] = ()
-    answers: Answers = field(default_factory=dict)
     left_out: tuple[str, ...] = ()
 
-    def fits(self, case: Case, artifact: Artifact) -> bool:
-        """Tell whether a graph takes a case's rows and tokens."""
-        rows = artifact.axis("batch")
-        return rows.min <= len(case.rows) <= rows.max and self.count_columns(case) <= find_room(artifact)
+    def fit(self, case: Case, artifact: Artifact) -> list[Case]:
+        """Return a case as a graph takes it: without rows that are too long, in batches of its sizes."""
+        size = artifact.axis("batch")
+        rows = [row for row in case.rows if self.count_row(case, row) <= find_room(artifact)]
+        parts = [tuple(rows[begin : begin + size.max]) for begin in range(0, len(rows), size.max)]
+        cases = [replace(case, rows=part) for part in parts if len(part) >= size.min]
+        return [one for one in cases if self.count_columns(one) <= find_room(artifact)]
+
+    def count_row(self, case: Case, row: Row) -> int:
+        """Return how many tokens a row has in the end."""
+        text = self.texts[row.text]
+        return text.count() if case.runner == "greedy" else text.count(row.ends[-1])
 
     def count_columns(self, case: Case) -> int:
         """Return how many tokens wide a cache gets in which the rows are padded in each step."""
         first, *others = [max(end - begin for begin, end in step) for step in case.list_steps()]
+        if case.runner == "greedy":
+            others = [min(self.count_row(case, row) - row.ends[0] for row in case.rows)]
         repeats = max(self.texts[row.text].repeats for row in case.rows)
         return first * repeats + sum(others)
 
@@ -165,13 +193,18 @@ def to_arrays(case_set: CaseSet) -> dict[str, Array]:
 
 
 def from_arrays(arrays: Arrays) -> CaseSet:
-    """Return the set that `to_arrays` stored; a KeyError names an array that is missing."""
+    """Return the set that `to_arrays` stored.
+
+    A KeyError names an array that is missing, a ValueError another version of the format.
+    """
     plan = json.loads(str(arrays["plan"]))
+    if plan["format"] != FORMAT:
+        raise ValueError(f"cases of format {plan['format']} are not read here, but those of format {FORMAT}")
     texts = [Text(**{**text, "tokens": ()}) for text in plan["texts"]]
     answers: dict[str, dict[int, Known]] = {}
     for name in arrays:
         if name.endswith(".positions"):
-            output, number, _ = name.split(".")
+            output, number, _ = name.rsplit(".", 2)
             values = arrays[f"{output}.{number}.values"]
             answers.setdefault(output, {})[int(number)] = Known(arrays[name], values)
     return CaseSet(
@@ -179,12 +212,8 @@ def from_arrays(arrays: Arrays) -> CaseSet:
             replace(text, tokens=tuple(arrays[f"text.{i}"].tolist())) for i, text in enumerate(texts)
         ),
         cases=tuple(map(read_case, plan["cases"])),
-        places={
-            output: {text: known.positions.tolist() for text, known in by_text.items()}
-            for output, by_text in answers.items()
-        },
-        columns=tuple(plan["columns"]),
         answers=answers,
+        columns=tuple(plan["columns"]),
         left_out=tuple(plan["left_out"]),
     )
 
@@ -192,4 +221,6 @@ def from_arrays(arrays: Arrays) -> CaseSet:
 def read_case(fields: Mapping[str, Any]) -> Case:
     """Return the case whose fields JSON has."""
     rows = tuple(Row(row["text"], tuple(row["ends"])) for row in fields["rows"])
-    return Case(**{**fields, "rows": rows, "metrics": tuple(fields["metrics"])})
+    kind, outputs, limited, prefix = fields["measure"]
+    measure = Measure(kind, tuple(outputs), tuple(limited), prefix)
+    return Case(**{**fields, "rows": rows, "measure": measure})

@@ -5,12 +5,14 @@ B rows of a batch, N places, V vocabulary
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import replace
+from functools import partial
 from itertools import chain, islice
+from typing import TypeAlias
 
 import numpy as np
 
-from ...bundle.manifest import Artifact
 from ...decoding.cache_shapes import PREFILL_CHUNK
 from ...decoding.decoder import Decoder, DecoderRun
 from ...decoding.sampling import compute_logprobs
@@ -18,15 +20,42 @@ from ...text.tokenizer import Tokenizer
 from .case import Case, CaseSet, Integers, Known
 from .cases import find_room
 from .decoders import Sample, measure_parts
-from .divergence import add_divergence, follow
-from .draws import SPARE, take_step
+from .divergence import Followed, add_divergence, follow
+from .draws import take_step
 from .metrics import Logits, Outcome, judge_outcome
 from .places import JUDGES, Seen
 
+Numbered: TypeAlias = tuple[int, Case]  # a case as a graph takes it, and its number in the set
+Limits: TypeAlias = Mapping[str, float]
 
-def run(decoder: Decoder, case_set: CaseSet, number: int) -> Iterator[Seen]:
-    """Yield what a graph gives at the known places of a case, whose tokens are all known."""
-    case = case_set.cases[number]
+
+def list_comparisons(
+    decoder: Decoder, case_set: CaseSet, limits: Limits, tokenizer: Tokenizer
+) -> dict[str, Callable[[], Outcome]]:
+    """Return what compares a graph with PyTorch, by name, as far as it takes the rows and tokens."""
+    artifact = decoder.artifact
+    by_name: dict[str, list[Numbered]] = {}
+    for number, case in enumerate(case_set.cases):
+        if case.graph == artifact.graph and (parts := case_set.fit(case, artifact)):
+            by_name.setdefault(case.name, []).extend((number, part) for part in parts)
+    return {
+        name: partial(compare, decoder, case_set, cases, limits, tokenizer) for name, cases in by_name.items()
+    }
+
+
+def compare(
+    decoder: Decoder, case_set: CaseSet, cases: Sequence[Numbered], limits: Limits, tokenizer: Tokenizer
+) -> Outcome:
+    """Return the outcome of cases of one name."""
+    wanted = cases[0][1].measure
+    if cases[0][1].runner == "greedy":
+        return compare_greedy(decoder, case_set, cases, limits, tokenizer)
+    seen = chain.from_iterable(run(decoder, case_set, *case) for case in cases)
+    return JUDGES[wanted.kind](seen, case_set, wanted, limits)
+
+
+def run(decoder: Decoder, case_set: CaseSet, number: int, case: Case) -> Iterator[Seen]:
+    """Yield what a graph gives at the wanted places of a case, whose tokens are all known."""
     running = start(decoder, case_set, case)
     first = 1 if case.shares_past else 0
     for step, cuts in islice(enumerate(case.list_steps()), first, None):
@@ -35,29 +64,25 @@ def run(decoder: Decoder, case_set: CaseSet, number: int) -> Iterator[Seen]:
             for row, (begin, end) in zip(case.rows, cuts, strict=True)
         ]
         if case.runner == "every":
-            ((begin, end),) = cuts
-            logits = np.concatenate(list(running.extend(rows[0], min(end - begin, PREFILL_CHUNK))))
-            text = case.rows[0].text
-            yield Seen(number, step, 0, text, read_places(case_set, text, begin, logits))
+            logits = np.concatenate(list(running.extend(rows[0], case.chunk or PREFILL_CHUNK)))
+            yield see(case_set, number, case, step, 0, cuts[0][0], logits)
             continue
-        got = take_step(running, rows, has_past=step > 0)
-        for place, (row, (_, end)) in enumerate(zip(case.rows, cuts, strict=True)):
-            values = read_places(case_set, row.text, end - 1, got[place : place + 1])
-            yield Seen(number, step, place, row.text, values)
+        whole = case.chunk == 0
+        got = take_step(running, rows, has_past=step > 0) if whole else running.prefill(rows, case.chunk)
+        for row, (_, end) in enumerate(cuts):
+            yield see(case_set, number, case, step, row, end - 1, got[row : row + 1])
 
 
 def start(decoder: Decoder, case_set: CaseSet, case: Case) -> DecoderRun:
     """Return a run of a case's rows, which have read their past where they share one."""
-    # A graph that writes a slot too far is told by its results, where the engine itself would raise an error.
-    capacity = min(find_room(decoder.artifact), case_set.count_columns(case) + SPARE)
+    capacity = min(find_room(decoder.artifact), case_set.count_columns(case) + case.spare)
     if not case.shares_past:
         return decoder.start(len(case.rows), capacity)
     pasts = [row.ends[0] for row in case.rows]
-    longest = case.rows[int(np.argmax(pasts))]
-    tokens = case_set.texts[longest.text].tokens
-    running = start_on_past(decoder, tokens, pasts, capacity)
-    if (repeats := case_set.texts[longest.text].repeats) > 1:
-        running.repeat(repeats)
+    longest = case_set.texts[case.rows[int(np.argmax(pasts))].text]
+    running = start_on_past(decoder, longest.tokens, pasts, capacity)
+    if longest.repeats > 1:
+        running.repeat(longest.repeats)
     return running
 
 
@@ -77,67 +102,68 @@ def start_on_past(decoder: Decoder, tokens: Sequence[int], pasts: Sequence[int],
     return running
 
 
-def read_places(case_set: CaseSet, text: int, begin: int, logits: Logits) -> dict[str, Known]:
-    """Return by output what logits (N, V) say at the positions of a text from one on, where it is wanted."""
-    found: dict[str, Known] = {}
-    for output, places in case_set.places.items():
-        wanted = np.asarray(places.get(text, ()), np.int64)
-        wanted = wanted[(wanted >= begin) & (wanted < begin + len(logits))]
-        if len(wanted):
-            tokens = case_set.texts[text].tokens
-            found[output] = Known(
-                wanted, reduce(output, logits[wanted - begin], wanted, tokens, case_set.columns)
+def see(case_set: CaseSet, number: int, case: Case, step: int, row: int, begin: int, logits: Logits) -> Seen:
+    """Return what logits (N, V) at the positions of a row's text from one on say, where that is wanted."""
+    text = case.rows[row].text
+    values: dict[str, Known] = {}
+    for output in case.measure.outputs:
+        if (known := case_set.answers.get(output, {}).get(text)) is None:
+            continue
+        inside = (known.positions >= begin) & (known.positions < begin + len(logits))
+        if inside.any():
+            positions = known.positions[inside]
+            values[output] = Known(
+                positions, reduce(case_set, output, text, positions, logits[positions - begin])
             )
-    return found
+    return Seen(number, step, row, text, values)
 
 
-def reduce(
-    output: str, logits: Logits, positions: Integers, tokens: Sequence[int], columns: Sequence[int]
-) -> Logits:
-    """Return what an output keeps of logits (N, V) at some positions of a text."""
-    if output == "columns":
-        known = logits[:, columns]
-        known[~np.isfinite(logits).all(axis=1)] = np.nan
-        return known
+def reduce(case_set: CaseSet, output: str, text: int, positions: Integers, logits: Logits) -> Logits:
+    """Return what an output keeps of logits (N, V) at some positions of a text.
+
+    It is NaN, but for whole logits and the likeliest token, where any of the V is not finite.
+    """
+    if output == "logits":
+        return logits
     if output == "likeliest":
         likeliest: Logits = logits.argmax(-1)
         return likeliest
-    if output == "logprob":
-        following = np.asarray(tokens)[positions + 1]
-        return compute_logprobs(logits, following).astype(np.float32)
-    if output == "margin":
+    if output == "columns":
+        kept = logits[:, case_set.columns]
+    elif output == "logprob":
+        following = np.asarray(case_set.texts[text].tokens)[positions + 1]
+        kept = compute_logprobs(logits, following).astype(np.float32)
+    else:
+        assert output == "margin", output
         best = np.sort(logits, axis=-1)[:, -2:]
-        margin: Logits = best[:, 1] - best[:, 0]
-        return margin
-    return logits
-
-
-def compare(
-    decoder: Decoder,
-    case_set: CaseSet,
-    numbers: Sequence[int],
-    limits: Mapping[str, float],
-    tokenizer: Tokenizer,
-) -> Outcome:
-    """Return the outcome of the cases of one name, by their numbers."""
-    case = case_set.cases[numbers[0]]
-    if case.runner == "greedy":
-        return compare_greedy(decoder, case_set, case, limits, tokenizer)
-    seen = chain.from_iterable(run(decoder, case_set, number) for number in numbers)
-    return JUDGES[case.metrics[0]](seen, case_set, case.metrics, limits)
+        kept = best[:, 1] - best[:, 0]
+    kept[~np.isfinite(logits).all(axis=1)] = np.nan
+    return kept
 
 
 def compare_greedy(
-    decoder: Decoder, case_set: CaseSet, case: Case, limits: Mapping[str, float], tokenizer: Tokenizer
+    decoder: Decoder, case_set: CaseSet, cases: Sequence[Numbered], limits: Limits, tokenizer: Tokenizer
 ) -> Outcome:
-    """Return the outcome of a padded batch whose tokens the engine chooses."""
-    samples = [read_sample(case_set, row.text, row.ends[0]) for row in case.rows]
-    steps = min(len(sample.continuation) for sample in samples)
-    batch = decoder.start(len(samples), max(len(sample.prompt) for sample in samples) + steps)
-    followed = follow(batch, batch.prefill([sample.prompt for sample in samples]), samples, limits)
-    outcome = judge_outcome(measure_parts(followed.parts), limits, failures=followed.failures)
-    prompts = [tokenizer.decode(sample.prompt) for sample in samples]
-    return add_divergence(outcome, followed, prompts, samples, tokenizer.decode_known)
+    """Return the outcome of padded batches whose tokens the engine chooses."""
+    samples: list[Sample] = []
+    found: list[Followed] = []
+    for _, case in cases:
+        own = [read_sample(case_set, row.text, row.ends[0]) for row in case.rows]
+        prompts = [sample.prompt for sample in own]
+        batch = decoder.start(len(own), case_set.count_columns(case))
+        followed = follow(batch, batch.prefill(prompts), own, limits)
+        moved = [replace(one, row=one.row + len(samples)) for one in followed.divergences]
+        found.append(replace(followed, divergences=tuple(moved)))
+        samples += own
+    parts = [part for one in found for part in one.parts]
+    divergences = [divergence for one in found for divergence in one.divergences]
+    everything = Followed(tuple(parts), tuple(divergences), min(one.steps for one in found))
+    wanted = cases[0][1].measure
+    outcome = judge_outcome(
+        measure_parts(parts), limits, wanted.prefix, everything.failures, names=wanted.limited
+    )
+    texts = [tokenizer.decode(sample.prompt) for sample in samples]
+    return add_divergence(outcome, everything, texts, samples, tokenizer.decode_known)
 
 
 def read_sample(case_set: CaseSet, text: int, length: int) -> Sample:
@@ -147,15 +173,3 @@ def read_sample(case_set: CaseSet, text: int, length: int) -> Sample:
     margins = case_set.answers["margin"][text].values
     steps = tuple(int(position) - length + 1 for position in logits.positions)
     return Sample(tokens[:length], tokens[length:], tuple(map(float, margins)), steps, logits.values)
-
-
-def list_outcomes(
-    decoder: Decoder, artifact: Artifact, case_set: CaseSet, limits: Mapping[str, float], tokenizer: Tokenizer
-) -> Iterator[tuple[str, Outcome]]:
-    """Yield the outcome of each comparison, by its name, as far as the graph takes its rows and tokens."""
-    by_name: dict[str, list[int]] = {}
-    for number, case in enumerate(case_set.cases):
-        if case.graph == artifact.graph and case_set.fits(case, artifact):
-            by_name.setdefault(case.name, []).append(number)
-    for name, numbers in by_name.items():
-        yield name, compare(decoder, case_set, numbers, limits, tokenizer)

@@ -6,13 +6,13 @@ N places, V vocabulary, K tokens whose logits are known
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping
 from typing import NamedTuple
 
 import numpy as np
 
-from .case import Array, CaseSet, Known
-from .draws import PREFIX, measure_error
+from .case import Array, CaseSet, Known, Measure
+from .draws import measure_error
 from .metrics import (
     DrawMetrics,
     Logits,
@@ -43,8 +43,7 @@ class Seen(NamedTuple):
 
 def find_answers(case_set: CaseSet, output: str, one: Seen) -> Array:
     """Return PyTorch's answers (N, ...) at the places that were seen."""
-    known = case_set.answers[output][one.text]
-    return known.values[np.searchsorted(known.positions, one.values[output].positions)]
+    return case_set.answers[output][one.text].find_values(one.values[output].positions)
 
 
 def measure_logits(seen: Iterable[Seen], case_set: CaseSet) -> tuple[Metrics, list[float]]:
@@ -65,11 +64,11 @@ def measure_logits(seen: Iterable[Seen], case_set: CaseSet) -> tuple[Metrics, li
 
 
 def judge_logits(
-    seen: Iterable[Seen], case_set: CaseSet, names: Sequence[str], limits: Mapping[str, float]
+    seen: Iterable[Seen], case_set: CaseSet, wanted: Measure, limits: Mapping[str, float]
 ) -> Outcome:
     """Return the outcome of whole logits."""
     metrics, errors = measure_logits(seen, case_set)
-    return judge_outcome(metrics, limits, names=names, errors=errors)
+    return judge_outcome(metrics, limits, wanted.prefix, names=wanted.limited, errors=errors)
 
 
 def measure_columns(
@@ -97,13 +96,12 @@ def find_scale(case_set: CaseSet) -> float:
 
 
 def judge_columns(
-    seen: Iterable[Seen], case_set: CaseSet, names: Sequence[str], limits: Mapping[str, float]
+    seen: Iterable[Seen], case_set: CaseSet, wanted: Measure, limits: Mapping[str, float]
 ) -> Outcome:
     """Return the outcome of logits of some tokens, with the first place where they are over their limit."""
     metrics, errors = measure_columns(seen, case_set)
-    own = [name.removeprefix(PREFIX) for name in names]
-    outcome = judge_outcome(metrics, limits, PREFIX, names=own)
-    limit = limits[f"{PREFIX}max_error"]
+    outcome = judge_outcome(metrics, limits, wanted.prefix, names=wanted.limited)
+    limit = limits[f"{wanted.prefix}max_error"]
     over = next((place for place, error in errors.items() if not error <= limit), None)
     if over is None:
         return outcome
@@ -154,14 +152,12 @@ def measure_passages(seen: Iterable[Seen], case_set: CaseSet) -> TextMetrics:
 
 
 def judge_passages(
-    seen: Iterable[Seen], case_set: CaseSet, names: Sequence[str], limits: Mapping[str, float]
+    seen: Iterable[Seen], case_set: CaseSet, wanted: Measure, limits: Mapping[str, float]
 ) -> Outcome:
     """Return the outcome of texts; what is counted in few tokens is shown and not judged."""
     metrics = measure_passages(seen, case_set)
-    if metrics.rows < ENOUGH:
-        names = [name for name in names if name not in COUNTED]
-    return judge_outcome(metrics, limits, names=names)
+    names = [name for name in wanted.limited if metrics.rows >= ENOUGH or name not in COUNTED]
+    return judge_outcome(metrics, limits, wanted.prefix, names=names)
 
 
-# How what was seen is judged, by the first limit of a case.
-JUDGES = {"max_error": judge_logits, "drawn.max_error": judge_columns, "text_kl": judge_passages}
+JUDGES = {"logits": judge_logits, "columns": judge_columns, "passages": judge_passages}  # by a measure's kind
