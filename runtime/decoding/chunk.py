@@ -73,6 +73,12 @@ class TopLogprobs(Sequence[tuple[TopLogprob, ...]]):
         pairs = zip(ids.tolist(), logprobs.tolist(), strict=True)
         return tuple(TopLogprob(token, self._spell(token, begins), logprob) for token, logprob in pairs)
 
+    def __add__(self, other: Sequence[tuple[TopLogprob, ...]]) -> tuple[tuple[TopLogprob, ...], ...]:
+        return (*self, *other)
+
+    def __radd__(self, other: Sequence[tuple[TopLogprob, ...]]) -> tuple[tuple[TopLogprob, ...], ...]:
+        return (*other, *self)
+
     def __eq__(self, other: object) -> bool:
         return isinstance(other, TopLogprobs | tuple) and tuple(self) == tuple(other)
 

@@ -83,7 +83,7 @@ class Row:
             self.logprobs.append(chosen.logprobs[place])
         if chosen.likeliest is not None:
             ids, logprobs = chosen.likeliest
-            self.top_logprobs.append((ids[place], logprobs[place], self._begins))
+            self.top_logprobs.append((ids[place].copy(), logprobs[place].copy(), self._begins))
         token = chosen.tokens[place]
         if self._begins:
             self._begins = not self.tokenizer.find_context([token])
@@ -172,8 +172,10 @@ class Row:
                 text += self.stream.release_bytes()
             self.pieces.append(self.stop.push(text))
 
-    def list_top_logprobs(self, start: int) -> TopLogprobs:
-        """Return the likeliest tokens of the places from one on."""
+    def list_top_logprobs(self, start: int) -> TopLogprobs | tuple[()]:
+        """Return the likeliest tokens of the places from one on; nothing where they were not asked for."""
+        if not self.request.top_logprobs:
+            return ()
         return TopLogprobs(self.top_logprobs[start:], partial(spell_candidate, self.tokenizer))
 
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import difflib
 import threading
 import time
 from collections.abc import AsyncIterator, Awaitable, Callable, Mapping, Sequence
@@ -19,7 +20,6 @@ from starlette.routing import BaseRoute, Route
 
 from ..explain import page as explanation_page
 from ..model import Model
-from ..suggest import did_you_mean
 from .answers import Health, ModelList, Readiness
 from .auth import KeyRing
 from .calls import Call, read_body, read_parameters
@@ -191,8 +191,9 @@ async def answer_http_error(request: Request, error: Exception) -> Response:
     path = request.url.path
     message = f"{request.method} {path[:200]}: {error.detail}"
     if error.status_code == 404:
-        paths = [route.path for route in request.app.routes if isinstance(route, Route)]
-        message += did_you_mean(path, paths) if len(path) < LONGEST_PATH else ""
+        paths = [one.path for one in ENDPOINTS] + ["/v1/models", "/health", "/ready", "/metrics"]
+        close = difflib.get_close_matches(path[:LONGEST_PATH], paths, n=1, cutoff=0.8)
+        message += f"; did you mean {close[0]!r}?" if close else ""
     response = ApiError(error.status_code, message).to_response()
     response.headers.update(error.headers or {})
     return response

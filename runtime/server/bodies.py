@@ -18,7 +18,7 @@ MOST_TEXTS = 2048  # of a request, as OpenAI has it
 MOST_TOKENS = 2**18
 MOST_ANSWERS = 128
 MOST_BIASES = 16_384
-MOST_OPTION_BYTES = 2**20  # of JSON, of a parameter that is none of INPUTS
+MOST_OPTION_BYTES = 2**20  # of JSON, of all parameters together that are none of INPUTS
 INPUTS = (
     "messages",
     "prompt",
@@ -31,6 +31,7 @@ INPUTS = (
     "answer",
     "content",
     "tokens",
+    "candidate_labels",
 )
 MOST_LABELS = 256  # of a zero-shot request
 UNSUPPORTED = "this server does not support other values"

@@ -51,16 +51,32 @@ def check_sizes(data: bytes, kind: type[Body]) -> None:
     """Refuse a body with a parameter that is too large, before it is decoded: no thread can run meanwhile."""
     if len(data) <= MOST_OPTION_BYTES:
         return
-    with suppress(msgspec.MsgspecError, UnicodeDecodeError, RecursionError):  # decode_body says what is wrong
-        for name, raw in MEMBERS.decode(data).items():
-            schema = describe_body(kind)
-            if name not in schema["properties"]:
-                refuse_object(f"`{name}`", "", {name: None}, [schema])
-            content = bytes(raw)
-            if name not in INPUTS and len(content) > MOST_OPTION_BYTES:
-                refuse(name, f"must have at most {MOST_OPTION_BYTES} bytes of JSON, not {len(content)}")
-            if b'"' not in content and (count := content.count(b",") + 1) > MOST_TOKENS:
-                refuse(name, f"must have at most {MOST_TOKENS} token ids, not {count}")
+    schema = describe_body(kind)
+    read = others = 0  # bytes of all parameters, and of those that are no input
+    for name, raw in split_members(data).items():
+        if name not in schema["properties"]:
+            refuse_object(f"`{name}`", "", {name: None}, [schema])
+        content = bytes(raw)
+        read += len(content)
+        others += 0 if name in INPUTS else len(content)
+        if others > MOST_OPTION_BYTES:
+            reason = f"must have at most {MOST_OPTION_BYTES} bytes of JSON, together with other options"
+            refuse(name, f"{reason}, not {others}")
+        if b'"' not in content and (count := content.count(b",") + 1) > MOST_TOKENS:
+            refuse(name, f"must have at most {MOST_TOKENS} token ids, not {count}")
+    if len(data) - read > MOST_OPTION_BYTES:
+        reason = "has more than a megabyte of white space, or a name more than once"
+        raise ApiError(400, f"the body {reason}", code="invalid_json")
+
+
+def split_members(data: bytes) -> dict[str, msgspec.Raw]:
+    """Return the JSON of each member of a body, which is looked through and not decoded."""
+    try:
+        return MEMBERS.decode(data)
+    except msgspec.ValidationError:
+        raise ApiError(400, "the body must be a JSON object", code="invalid_json") from None
+    except (msgspec.MsgspecError, UnicodeDecodeError, RecursionError) as error:
+        raise find_syntax_error(data, error) from None
 
 
 def parse_json(data: bytes) -> Any:
@@ -68,10 +84,15 @@ def parse_json(data: bytes) -> Any:
     try:
         return msgspec.json.decode(data)
     except (msgspec.MsgspecError, UnicodeDecodeError, RecursionError) as error:
-        reason = f"the body is not valid JSON in UTF-8: {error}"[:300]
-        if HIGH_HALF.search(data):  # of which msgspec says that the data was truncated
-            reason += "; half of a surrogate pair, such as \\ud800 alone, is no character"
-        raise ApiError(400, reason, code="invalid_json") from None
+        raise find_syntax_error(data, error) from None
+
+
+def find_syntax_error(data: bytes, error: Exception) -> ApiError:
+    """Return the error of a body that is not valid JSON."""
+    reason = f"the body is not valid JSON in UTF-8: {error}"[:300]
+    if HIGH_HALF.search(data):  # of which msgspec says that the data was truncated
+        reason += "; half of a surrogate pair, such as \\ud800 alone, is no character"
+    return ApiError(400, reason, code="invalid_json")
 
 
 def refuse_body(fault: str, body: dict[str, Any], kind: type[Body]) -> NoReturn:

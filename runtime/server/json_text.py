@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 from collections.abc import Callable, Iterable
 from typing import Any, TypeVar
 
@@ -37,6 +38,9 @@ class JsonResponse(Response):
             end = begin + PIECE
             more = end < len(body)
             await send({"type": "http.response.body", "body": bytes(body[begin:end]), "more_body": more})
+            await asyncio.sleep(0)  # `send` alone waits only where the client is slow
+        if self.background is not None:
+            await self.background()
 
 
 def encode_pieces(write: Callable[[int, T], Any], results: Iterable[T]) -> Steps[list[msgspec.Raw]]:

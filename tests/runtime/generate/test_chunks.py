@@ -155,13 +155,20 @@ def test_top_logprobs_are_those_of_torch(model: TextGenerator) -> None:
     assert len(model.generate(prompt, max_new_tokens=1, top_logprobs=10**6).top_logprobs[0]) > 1000
 
 
+def count_objects() -> int:
+    return sum(isinstance(one, TopLogprob) for one in gc.get_objects())
+
+
 def test_top_logprobs_become_objects_when_they_are_read(model: TextGenerator) -> None:
     """The garbage collector would look at hundreds of thousands of them again and again."""
+    before = count_objects()
     answer = model.generate("And it came", max_new_tokens=6, top_logprobs=5)
-    assert not any(isinstance(one, TopLogprob) for one in gc.get_objects())
+    assert count_objects() == before
     places = tuple(answer.top_logprobs)
     assert len(places) == 6 and answer.top_logprobs == places and answer.top_logprobs[1:3] == places[1:3]
     assert {answer.top_logprobs: 1}[places] == 1
+    assert sum([answer.top_logprobs], ()) == places and answer.top_logprobs + places == places + places
+    assert model.generate("And it came", max_new_tokens=1).top_logprobs == ()
     copied = pickle.loads(pickle.dumps(answer))
     assert copied.top_logprobs == places and type(copied.top_logprobs) is tuple
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import json
 from collections.abc import Iterator, Sequence
 from pathlib import Path
@@ -10,9 +11,12 @@ from typing import Any
 import pytest
 
 from planforge.runtime import load
-from planforge.runtime.server.bodies import INPUTS, LONGEST_TEXT, MOST_TOKENS
+from planforge.runtime.server import decode_body
+from planforge.runtime.server.bodies import INPUTS, LONGEST_TEXT, MOST_TOKENS, CompletionRequest
 from planforge.runtime.server.decode_body import check_sizes, describe_body
 from planforge.runtime.server.endpoints import ENDPOINTS
+from planforge.runtime.server.errors import ApiError
+from planforge.runtime.server.json_text import PIECE, JsonResponse
 from planforge.runtime.text.tokenizer import Tokenizer
 
 from ...helpers.loop_probe import probing_loops
@@ -84,7 +88,7 @@ def test_many_biases(server: Address, monkeypatch: pytest.MonkeyPatch) -> None:
     body = {"model": "gpt", "prompt": "a", "logit_bias": {str(token): 1 for token in range(500_000)}}
     refused = ask(server, monkeypatch, COMPLETE, body)
     assert refused.status_code == 400 and refused.json()["error"]["param"] == "logit_bias"
-    assert "at most 1048576 bytes of JSON, not" in refused.json()["error"]["message"]
+    assert "at most 1048576 bytes of JSON, together" in refused.json()["error"]["message"]
     body["logit_bias"] = {str(token): 1 for token in range(20_000)}
     refused = ask(server, monkeypatch, COMPLETE, body)
     assert "at most 16384 members, not 20000" in refused.json()["error"]["message"]
@@ -128,7 +132,50 @@ def test_what_holds_a_long_text_or_many_tokens_may_be_large() -> None:
             if f'"maxLength": {LONGEST_TEXT}' in text or f'"maxItems": {MOST_TOKENS}' in text:
                 large.add(name)
                 check_sizes(json.dumps({name: "é" * 2**20}, ensure_ascii=False).encode(), endpoint.body)
-    assert large == set(INPUTS)
+    assert large == set(INPUTS) - {"candidate_labels"}  # long together: 256 of 1,024 characters
+
+
+MANY = ", ".join(f'"{token}": 1' for token in range(200_000))
+SOME = ", ".join(f'"{token}": 1' for token in range(60_000))
+
+
+@pytest.mark.parametrize(
+    ("body", "reason"),
+    [
+        (f'{{"prompt": "a", "logit_bias": {{{MANY}}}', "not valid JSON"),
+        (f'{{"prompt": "a", "logit_bias": {{{MANY}}}, "logit_bias": {{}}}}', "a name more than once"),
+        (f"[{MANY.replace(':', ',')}]", "must be a JSON object"),
+        (
+            f'{{"metadata": {{{SOME}}}, "logit_bias": {{{SOME}}}}}',
+            "together with other options",
+        ),
+    ],
+)
+def test_a_large_body_is_not_decoded_to_say_what_is_wrong(
+    monkeypatch: pytest.MonkeyPatch, body: str, reason: str
+) -> None:
+    decoded: list[int] = []
+    monkeypatch.setattr(decode_body, "parse_json", lambda data: decoded.append(len(data)))
+    body = body.replace(": }", "}").replace(":}", ": 1}")
+    with pytest.raises(ApiError, match=reason):
+        decode_body.decode_body(body.encode(), CompletionRequest)
+    assert not decoded
+
+
+def test_a_large_answer_is_sent_in_pieces() -> None:
+    response = JsonResponse(["é" * 1000] * 300)
+    sent: list[Any] = []
+
+    async def send(message: Any) -> None:
+        sent.append(message)
+
+    asyncio.run(response({"type": "http"}, None, send))  # type: ignore[arg-type]
+    start, *pieces = sent
+    content = b"".join(piece["body"] for piece in pieces)
+    assert json.loads(content) == ["é" * 1000] * 300 and len(pieces) > 2
+    assert max(len(piece["body"]) for piece in pieces) <= PIECE
+    assert dict(start["headers"])[b"content-length"] == str(len(content)).encode()
+    assert [piece["more_body"] for piece in pieces] == [True] * (len(pieces) - 1) + [False]
 
 
 def test_many_vectors(server: Address, monkeypatch: pytest.MonkeyPatch) -> None:
