@@ -8,6 +8,7 @@ from types import MappingProxyType
 from typing import TypeAlias
 
 from ..runtime.apps.check.metrics import MEAN_OF, Measured, Metrics
+from ..runtime.apps.check.places import COUNTED
 
 # The one table of caps, in fp32, fp16, int8 and int4. fp32 engines add in another order, nothing more.
 TABLE = {
@@ -31,7 +32,6 @@ GAP_FACTOR = 3.0  # an engine may differ by this much more than rounding does in
 QUADRATIC = ("mean_kl", "cosine_gap", "mean_cosine_gap", "text_kl")
 # Shares of a text of some hundred words: one more or less says nothing of the engine.
 SHARES = ("top1_changes", "label_changes")  # of what is counted
-COUNTED = ("top1_changes", "perplexity_change")
 DEVIATIONS = 2.58  # of a counted share, that another text of as many tokens may have: 99 of 100 are inside
 MOST = {"mean_cosine_gap": "cosine_gap"}  # a case has some of the vectors: their mean is at most the largest
 

@@ -26,11 +26,12 @@ from ...runtime.apps.check.metrics import (
     judge_outcome,
     measure,
 )
+from ...runtime.apps.check.places import COUNTED, ENOUGH
 from ...runtime.backends.backend import Program
 from ...runtime.bundle.manifest import Artifact
 from ...runtime.decoding.decoder import Decoder, pad
 from ..execution.trial import Step, Trial, count_positions
-from ..limits import COUNTED, Gaps
+from ..limits import Gaps
 from ..precisions import PRECISIONS
 from ..reference.decoder_samples import Expectation, open_plain_tokenizer, to_arrays
 from ..reference.passages import measure_text, read_passages
@@ -45,7 +46,6 @@ log = logging.getLogger("planforge")
 
 WHOLE_TEXTS = 3  # passages of a whole trial
 TRIAL_TOKENS = (24, 13)  # at most, of the two texts of a trial
-ENOUGH = 500  # tokens of real text; what is counted in fewer says no more of an engine than of the text
 
 
 @dataclass(frozen=True)

@@ -86,13 +86,7 @@ def choose_questions(
     manifest = bundle.manifest
     context = manifest.max_length
     rows = max(artifact.axis("batch").max for artifact in manifest.artifacts)
-    encoded = [tokens for tokens in map(open_plain_tokenizer(bundle).encode, texts) if tokens]
-    text = tuple(token for tokens in encoded for token in tokens)
-    if len(text) < 2:
-        raise PromptsError(
-            f"the texts to verify with have {len(text)} tokens together, and judging what follows a token"
-            " takes 2 or more; write longer texts, one a line, or leave --prompts out"
-        )
+    encoded, text = encode_texts(bundle, texts)
     steps = min(DECODE_STEPS + 1, context // 2)
     prompts = choose_prompts(encoded, min(PROMPT_TOKENS, context - steps), level, weights)
     passages_of_all, others = cut_passages(encoded, context)
@@ -127,6 +121,18 @@ def choose_questions(
         texts=tuple(others),
         left_out=tuple(left_out),
     )
+
+
+def encode_texts(bundle: Bundle, texts: Sequence[str]) -> tuple[list[list[int]], tuple[int, ...]]:
+    """Return the tokens of each text that has any, and all of them; refuse too few to judge by."""
+    encoded = [tokens for tokens in map(open_plain_tokenizer(bundle).encode, texts) if tokens]
+    text = tuple(token for tokens in encoded for token in tokens)
+    if len(text) < 2:
+        raise PromptsError(
+            f"the texts to verify with have {len(text)} tokens together, and judging what follows a token"
+            " takes 2 or more; write longer texts, one a line, or leave --prompts out"
+        )
+    return encoded, text
 
 
 def answer(model: ReferenceModel, questions: Questions, report: Report = report_nothing) -> Expectation:

@@ -14,7 +14,7 @@ import numpy as np
 import numpy.typing as npt
 
 from ...runtime.apps.check.files import choose_evenly
-from ...runtime.apps.check.metrics import Logits, TextMetrics, measure_kl
+from ...runtime.apps.check.metrics import Logits, TextMetrics, measure_kl, summarize_text
 from ...runtime.decoding.cache_shapes import PREFILL_CHUNK
 from ...runtime.decoding.decoder import Decoder
 from ...runtime.decoding.sampling import compute_logprobs
@@ -77,13 +77,7 @@ def measure_text(got: Iterable[Logits], want: Sequence[Passage]) -> TextMetrics:
         changed.append(logits.argmax(-1) != passage.likeliest)
         own = compute_logprobs(logits, np.asarray(passage.tokens[1:])).astype(np.float32)
         lost.append(passage.logprobs - own)
-    return TextMetrics(
-        text_kl=float(np.concatenate(kl).mean()),
-        top1_changes=float(np.concatenate(changed).mean()),
-        perplexity_change=max(0.0, math.expm1(float(np.concatenate(lost).mean()))),
-        finite=True,
-        rows=rows,
-    )
+    return summarize_text(kl, changed, lost)
 
 
 def read_passages(decoder: Decoder, passages: Sequence[Passage]) -> Iterator[Logits]:

@@ -22,7 +22,7 @@ from ...runtime.apps.check.places import Seen, measure_columns, measure_logits, 
 from ...runtime.bundle.bundle import Bundle
 from ...runtime.bundle.manifest import Manifest
 from ...runtime.progress import PartCounter, Report, report_nothing
-from ..errors import PromptsError, VerificationError
+from ..errors import VerificationError
 from ..levels import FULL, Level
 from ..limits import Gaps
 from ..reference.decoder_samples import (
@@ -31,9 +31,9 @@ from ..reference.decoder_samples import (
     PROMPT_TOKENS,
     choose_prompts,
     describe_left_out,
+    encode_texts,
     fill_for_level,
     list_edges,
-    open_plain_tokenizer,
     thin_passages,
 )
 from ..reference.draw import (
@@ -100,13 +100,7 @@ def choose(
     manifest = bundle.manifest
     context = manifest.max_length
     most = max(artifact.axis("batch").max for artifact in manifest.artifacts)
-    encoded = [tokens for tokens in map(open_plain_tokenizer(bundle).encode, texts) if tokens]
-    real = tuple(token for tokens in encoded for token in tokens)
-    if len(real) < 2:
-        raise PromptsError(
-            f"the texts to verify with have {len(real)} tokens together, and judging what follows a token"
-            " takes 2 or more; write longer texts, one a line, or leave --prompts out"
-        )
+    encoded, real = encode_texts(bundle, texts)
     steps = min(DECODE_STEPS + 1, context // 2)
     prompts = choose_prompts(encoded, min(PROMPT_TOKENS, context - steps), level, weights)
     every_passage, _ = cut_passages(encoded, context)

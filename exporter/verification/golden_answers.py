@@ -17,10 +17,10 @@ from ...runtime.apps.check.draws import PREFIX as DRAWN
 from ...runtime.apps.check.draws import Draws
 from ...runtime.apps.check.files import Arrays, find_golden, name_damage, read_golden
 from ...runtime.apps.check.metrics import Comparison, measure_scale
+from ...runtime.apps.check.places import ENOUGH
 from ...runtime.bundle.manifest import Manifest
 from ...runtime.decoding.sampling import compute_logprobs
 from ...runtime.errors import BundleError
-from ..comparison.decoders import ENOUGH
 from ..comparison.examiner import Limits, Progress
 from ..comparison.tasks import TASKS, AnyExaminer
 from ..errors import shorten_error

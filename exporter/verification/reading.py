@@ -6,11 +6,12 @@ from collections.abc import Mapping
 from typing import TYPE_CHECKING
 
 from ...runtime.apps.check.metrics import Comparison
+from ...runtime.apps.check.places import ENOUGH
 from ...runtime.backends.backend import Array
 from ...runtime.bundle.bundle import Bundle
 from ...runtime.progress import CountedLine
 from ..calibration.calibration import Calibration, compute_cache_scales
-from ..comparison.decoders import ENOUGH, DecoderExaminer
+from ..comparison.decoders import DecoderExaminer
 from ..comparison.examiner import Progress
 from ..comparison.tasks import AnyExaminer
 from ..graphs import list_tensors

@@ -21,7 +21,7 @@ from .case import Case, CaseSet, Integers, Known
 from .cases import find_room
 from .decoders import Sample, measure_parts
 from .divergence import Followed, add_divergence, follow
-from .draws import take_step
+from .draws import start_on_past, take_step
 from .metrics import Logits, Outcome, judge_outcome
 from .places import JUDGES, Seen
 
@@ -83,22 +83,6 @@ def start(decoder: Decoder, case_set: CaseSet, case: Case) -> DecoderRun:
     running = start_on_past(decoder, longest.tokens, pasts, capacity)
     if longest.repeats > 1:
         running.repeat(longest.repeats)
-    return running
-
-
-def start_on_past(decoder: Decoder, tokens: Sequence[int], pasts: Sequence[int], capacity: int) -> DecoderRun:
-    """Return a run whose rows have read so many of some tokens."""
-    if decoder.artifact.window is None:
-        running = decoder.start(1, capacity, copies=len(pasts))
-        running.prefill([tokens[: max(pasts)]])
-        running.spread()
-        for row, past in enumerate(pasts):
-            running.truncate_row(row, past)
-        return running
-    running = decoder.start(len(pasts), capacity)  # what a window needs of shorter ones is gone
-    for row, past in enumerate(pasts):
-        for begin in range(0, past, PREFILL_CHUNK):
-            running.extend_row(row, tokens[begin : min(begin + PREFILL_CHUNK, past)])
     return running
 
 

@@ -15,7 +15,7 @@ import numpy as np
 import numpy.typing as npt
 
 from ...bundle.manifest import Artifact
-from ...decoding.cache import NONE_PENDING
+from ...decoding.cache import NONE_PENDING, PendingContext
 from ...decoding.cache_shapes import PREFILL_CHUNK
 from ...decoding.decoder import Decoder, DecoderRun
 from ...translate.source_encoder import SourceEncoder
@@ -346,19 +346,29 @@ def start_rows(
     encoder: SourceEncoder | None = None,
 ) -> DecoderRun:
     """Return a run whose rows have read so many tokens of the first text."""
-    text = draws.texts[0]
+    context = NONE_PENDING if encoder is None else encoder.prepare(draws.sources[:1])
+    return start_on_past(decoder, draws.texts[0], pasts, capacity, context)
+
+
+def start_on_past(
+    decoder: Decoder,
+    tokens: Sequence[int],
+    pasts: Sequence[int],
+    capacity: int,
+    context: PendingContext = NONE_PENDING,
+) -> DecoderRun:
+    """Return a run whose rows have read so many of some tokens, which are read once."""
     if decoder.artifact.window is None:
-        context = NONE_PENDING if encoder is None else encoder.prepare(draws.sources[:1])
         run = decoder.start(1, capacity, context, copies=len(pasts))
-        run.prefill([text[: max(pasts)]])
+        run.prefill([tokens[: max(pasts)]])
         run.spread()
         for row, past in enumerate(pasts):
             run.truncate_row(row, past)
         return run
     run = decoder.start(len(pasts), capacity)  # what a window needs of shorter ones is gone
     for row, past in enumerate(pasts):
-        for start in range(0, past, PREFILL_CHUNK):
-            run.extend_row(row, text[start : min(start + PREFILL_CHUNK, past)])
+        for begin in range(0, past, PREFILL_CHUNK):
+            run.extend_row(row, tokens[begin : min(begin + PREFILL_CHUNK, past)])
     return run
 
 

@@ -112,6 +112,19 @@ class TextMetrics(PlainFields):
     LIMITED: ClassVar[tuple[str, ...]] = ("text_kl", "top1_changes", "perplexity_change")
 
 
+def summarize_text(
+    kl: Sequence[npt.NDArray[Any]], changed: Sequence[npt.NDArray[Any]], lost: Sequence[npt.NDArray[Any]]
+) -> TextMetrics:
+    """Return the metrics of finite results: KL divergences, other tokens, and lost log-probabilities."""
+    return TextMetrics(
+        text_kl=float(np.concatenate(kl).mean()),
+        top1_changes=float(np.concatenate(changed).mean()),
+        perplexity_change=max(0.0, math.expm1(float(np.concatenate(lost).mean()))),
+        finite=True,
+        rows=sum(map(len, changed)),
+    )
+
+
 class Measured(Protocol):
     """What all metrics have: whether everything was finite, and the names of those that have a limit."""
 

@@ -25,6 +25,7 @@ from .metrics import (
     measure_kl,
     measure_max_error,
     measure_scale,
+    summarize_text,
 )
 
 ENOUGH = 500  # tokens of real text; what is counted in fewer says no more of an engine than of the text
@@ -142,13 +143,7 @@ def measure_passages(seen: Iterable[Seen], case_set: CaseSet) -> TextMetrics:
     rows = sum(map(len, changed))
     if not finite:
         return TextMetrics(math.nan, 1.0, math.nan, False, rows)
-    return TextMetrics(
-        text_kl=float(np.concatenate(kl).mean()),
-        top1_changes=float(np.concatenate(changed).mean()),
-        perplexity_change=max(0.0, math.expm1(float(np.concatenate(lost).mean()))),
-        finite=True,
-        rows=rows,
-    )
+    return summarize_text(kl, changed, lost)
 
 
 def judge_passages(
