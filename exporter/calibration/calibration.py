@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 import numpy.typing as npt
 
+from ...runtime.apps.check.case import CaseSet
 from ...runtime.bundle.bundle import Bundle
 from ...runtime.bundle.manifest import Artifact
 from ...runtime.progress import StageCounter
@@ -155,7 +156,9 @@ def calibrate(
 
 def hash_texts(examiner: AnyExaminer) -> str:
     """Return the sha256 of the tokens that an examiner's model is calibrated with."""
-    ids = [list(getattr(text, "ids", text)) for text in examiner.expected.texts]
+    expected = examiner.expected
+    texts = [t.tokens for t in expected.calibration] if isinstance(expected, CaseSet) else expected.texts
+    ids = [list(getattr(text, "ids", text)) for text in texts]
     return hashlib.sha256(json.dumps(ids).encode()).hexdigest()
 
 
@@ -184,9 +187,9 @@ def measure_ranges(
     others = tuple(map(describe_in_fp32, bundle.manifest.artifacts))  # a decoder reads its encoder
     in_fp32 = Bundle(bundle.folder, replace(bundle.manifest, artifacts=others))
     full = describe_in_fp32(artifact)
-    trial = replace(examiner, bundle=in_fp32, open_other=open_other).make_trial(full, whole=True)
+    replay = replace(examiner, bundle=in_fp32, open_other=open_other).make_replay(full, whole=True)
     try:
-        trial.drive(ExecutedProgram(graphs[artifact.recipe_id], full, keep_largest))
+        replay.drive(ExecutedProgram(graphs[artifact.recipe_id], full, keep_largest))
     except NotFiniteError as error:
         raise ExportError(f"the model is not finite in fp32 already: {error}") from error
     return largest
@@ -197,13 +200,13 @@ def compute_cache_scales(examiner: AnyExaminer, model: ReferenceModel) -> dict[s
 
     The text is read in pieces as long as the context, so that late positions are seen too.
     """
-    from ..reference.decoder import make_reference
+    from ..reference.open import make_reference
 
     assert isinstance(examiner, DecoderExaminer)
     reference = make_reference(model)
     context = examiner.bundle.manifest.max_length
     largest: dict[str, Array] = {}
-    text = [token for tokens in examiner.expected.texts for token in tokens]
+    text = [token for text in examiner.expected.calibration for token in text.tokens]
     for start in range(0, len(text), context):
         for layer, pair in enumerate(reference.compute_keys_values(text[start : start + context])):
             for kind, tensor in zip(("key", "value"), pair, strict=True):

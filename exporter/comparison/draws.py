@@ -1,4 +1,4 @@
-"""Trials of drawn batches and single steps, to look for the fault of the row that failed.
+"""Replays of drawn batches and single steps, to look for the fault of the row that failed.
 
 B rows, T tokens of a run
 """
@@ -10,7 +10,6 @@ from typing import TypeAlias
 
 import numpy as np
 
-from ...runtime.apps.check.decoders import Context
 from ...runtime.apps.check.draws import (
     STEPS,
     Batch,
@@ -28,7 +27,7 @@ from ...runtime.bundle.manifest import Artifact
 from ...runtime.decoding.cache_shapes import PREFILL_CHUNK
 from ...runtime.decoding.decoder import Decoder, pad
 from ...runtime.translate.source_encoder import SourceEncoder
-from ..execution.trial import PADDING, Integers, Reading, Step, Trial
+from ..execution.replay import PADDING, Integers, Reading, Replay, Step
 
 COMPARED = 256  # tokens of the row; of a longer one only the step that failed is compared
 
@@ -36,20 +35,20 @@ COMPARED = 256  # tokens of the row; of a longer one only the step that failed i
 OpenDecoder: TypeAlias = "Callable[[Program], tuple[Decoder, SourceEncoder | None]]"
 
 
-def make_draw_trial(
+def make_draw_replay(
     artifact: Artifact, draws: Draws, spot: Spot, reading: Reading, open_decoder: OpenDecoder
-) -> Trial:
-    """Return the trial of the spot where a drawn batch, or the single steps, failed first.
+) -> Replay:
+    """Return the replay of the spot where a drawn batch, or the single steps, failed first.
 
     Of all rows that run, the one that failed is compared. `reading` runs PyTorch over its text.
     """
     number, step, row = spot
     if number == STEPS:
-        return make_step_trial(artifact, draws, step, row, reading, open_decoder)
-    return make_batch_trial(artifact, draws, draws.batches[number], step, row, reading, open_decoder)
+        return make_step_replay(artifact, draws, step, row, reading, open_decoder)
+    return make_batch_replay(artifact, draws, draws.batches[number], step, row, reading, open_decoder)
 
 
-def make_batch_trial(
+def make_batch_replay(
     artifact: Artifact,
     draws: Draws,
     batch: Batch,
@@ -57,8 +56,8 @@ def make_batch_trial(
     row: int,
     reading: Reading,
     open_decoder: OpenDecoder,
-) -> Trial:
-    """Return the trial of the first steps of a batch, up to one of them."""
+) -> Replay:
+    """Return the replay of the first steps of a batch, up to one of them."""
 
     def drive(program: Program) -> None:
         decoder, encoder = open_decoder(program)
@@ -84,7 +83,7 @@ def make_batch_trial(
             steps.append(Step(name, kept, rows))
         begins = ends
     readings = [reading if number == row else None for number in range(len(batch.texts))]
-    return Trial(drive, tuple(steps), tuple(readings))
+    return Replay(drive, tuple(steps), tuple(readings))
 
 
 def list_runs(
@@ -109,10 +108,10 @@ def list_runs(
             yield every, piece
 
 
-def make_step_trial(
+def make_step_replay(
     artifact: Artifact, draws: Draws, step: int, row: int, reading: Reading, open_decoder: OpenDecoder
-) -> Trial:
-    """Return the trial of one of the single steps, behind pasts that are read at once."""
+) -> Replay:
+    """Return the replay of one of the single steps, behind pasts that are read at once."""
     planned = plan_steps(artifact, draws)
     pasts = [past + step for past in planned.pasts]
     text = draws.texts[0]
@@ -128,7 +127,7 @@ def make_step_trial(
     positions[row] = pasts[row]
     last = Step(f"single step at position {pasts[row]}", positions, every)
     readings = [reading if number == row else None for number in every]
-    return Trial(drive, (*list_past_steps(artifact, pasts), last), tuple(readings))
+    return Replay(drive, (*list_past_steps(artifact, pasts), last), tuple(readings))
 
 
 def list_past_steps(artifact: Artifact, pasts: Sequence[int]) -> list[Step]:
@@ -141,14 +140,10 @@ def list_past_steps(artifact: Artifact, pasts: Sequence[int]) -> list[Step]:
     ]
 
 
-def find_text(draws: Draws, spot: Spot, artifact: Artifact) -> Context:
+def find_text(draws: Draws, spot: Spot, artifact: Artifact) -> tuple[int, ...]:
     """Return what the row that failed had read."""
     number, step, row = spot
     if number == STEPS:
-        return Context(draws.texts[0][: plan_steps(artifact, draws).pasts[row] + step + 1])
+        return draws.texts[0][: plan_steps(artifact, draws).pasts[row] + step + 1]
     batch = draws.batches[number]
-    text = draws.texts[batch.texts[row]][: batch.ends[step][row]]
-    if batch.repeats < 2:
-        return Context(text)
-    past = batch.ends[0][row]
-    return Context(text[:past], batch.repeats, text[past:])
+    return draws.texts[batch.texts[row]][: batch.ends[step][row]]

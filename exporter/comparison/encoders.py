@@ -19,7 +19,7 @@ from ...runtime.bundle.bundle import Bundle
 from ...runtime.bundle.manifest import Artifact, TensorSpec
 from ...runtime.encode.encoder import Encoder
 from ...runtime.text.long_text import Piece
-from ..execution.trial import PADDING, Step, Trial, count_positions
+from ..execution.replay import PADDING, Replay, Step, count_positions
 from ..limits import Gaps
 from ..reference.encoder_samples import (
     Expectation,
@@ -36,7 +36,7 @@ if TYPE_CHECKING:
     from ..reference.model import ReferenceModel
     from ..reference.rounding import Rounding
 
-COMPARED = 256  # tokens of a row in a trial, the first and last among them
+COMPARED = 256  # tokens of a row in a replay, the first and last among them
 
 
 @dataclass(frozen=True)
@@ -113,16 +113,16 @@ class EncoderExaminer(Examiner[Encoder]):
 
     def list_slow_cases(self, engine: Encoder, artifact: Artifact, limits: Limits) -> dict[str, Case]:
         longest = self.expected.samples[-1]
-        batch = self.choose_trial_samples()
+        batch = self.choose_replay_samples()
         kind = self.expected.problem_type
         return {
             golden.name_batch(batch): golden.make_batch_case(engine, batch, limits, kind),
             f"{len(longest)} tokens": golden.make_batch_case(engine, [longest], limits, kind),
         }
 
-    def make_trial(self, artifact: Artifact, whole: bool = False) -> Trial:
-        """Return a trial of two texts and a single token as a padded batch; a whole trial has all samples."""
-        samples = list(self.expected.samples) if whole else self.choose_trial_samples()
+    def make_replay(self, artifact: Artifact, whole: bool = False) -> Replay:
+        """Return a replay of two texts and a single token as a padded batch; a whole one has all samples."""
+        samples = list(self.expected.samples) if whole else self.choose_replay_samples()
 
         def drive(program: Program) -> None:
             golden.run_batch(Encoder(program, artifact, self.padding), samples)
@@ -132,9 +132,9 @@ class EncoderExaminer(Examiner[Encoder]):
 
         lengths = np.array([len(sample.piece) for sample in samples])
         step = Step("batch", count_positions(np.arange(lengths.max()) < lengths[:, None]))
-        return Trial(drive, (step,), tuple(partial(read, sample.piece) for sample in samples))
+        return Replay(drive, (step,), tuple(partial(read, sample.piece) for sample in samples))
 
-    def make_spot_trial(self, artifact: Artifact, spot: Spot) -> Trial | None:
+    def make_spot_replay(self, artifact: Artifact, spot: Spot) -> Replay | None:
         number, _, row = spot
         samples = [self.expected.pool[i] for i in self.expected.batches[number]]
         piece = samples[row].piece
@@ -149,9 +149,9 @@ class EncoderExaminer(Examiner[Encoder]):
         compared = list(choose_evenly(len(piece), COMPARED))
         positions[row, compared] = compared
         step = Step(f"batch of {len(samples)}", positions)
-        return Trial(drive, (step,), tuple(read if i == row else None for i in range(len(samples))))
+        return Replay(drive, (step,), tuple(read if i == row else None for i in range(len(samples))))
 
-    def choose_trial_samples(self) -> list[golden.Sample]:
+    def choose_replay_samples(self) -> list[golden.Sample]:
         """Return two texts and a single token."""
         *texts, single, _ = self.expected.samples
         return [*texts[:2], single]

@@ -16,7 +16,7 @@ from ...runtime.bundle.bundle import Bundle
 from ...runtime.bundle.manifest import Artifact
 from ...runtime.progress import CountedLine
 from ..execution.node_executor import ROUNDING_ENGINE, ExecutedProgram, NotFiniteError
-from ..execution.trial import Trial
+from ..execution.replay import Replay
 from ..levels import FULL, Level
 from ..limits import NOTHING_ACCEPTED, Accepted, Gaps, compute_limits
 from ..passes.weight_files import load_graph
@@ -52,7 +52,7 @@ class Examiner(ABC, Generic[EngineT]):
     expected: Any  # the model's results
     level: Level = field(default=FULL, kw_only=True)  # how much of it was computed
     answers_kept: bool = field(default=False, kw_only=True)  # whether an earlier run computed the results
-    open_other: OpenProgram | None = None  # opens what a trial's graph runs with; else the bundle's file is
+    open_other: OpenProgram | None = None  # opens what a replay's graph runs with; else the bundle's file is
 
     @abstractmethod
     def collect_golden(self) -> Arrays:
@@ -106,11 +106,11 @@ class Examiner(ABC, Generic[EngineT]):
         """Return the few cases to compare a graph in that is run node by node, which is slow."""
 
     @abstractmethod
-    def make_trial(self, artifact: Artifact, whole: bool = False) -> Trial:
-        """Return a trial: a little real text to run through a graph; as much as ranges need if `whole`."""
+    def make_replay(self, artifact: Artifact, whole: bool = False) -> Replay:
+        """Return a replay: a little real text to run through a graph; as much as ranges need if `whole`."""
 
-    def make_spot_trial(self, artifact: Artifact, spot: Spot) -> Trial | None:
-        """Return the trial of the spot where a case of many runs failed first; None without one."""
+    def make_spot_replay(self, artifact: Artifact, spot: Spot) -> Replay | None:
+        """Return the replay of the spot where a case of many runs failed first; None without one."""
         return None
 
     def compare(

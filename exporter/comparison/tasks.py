@@ -3,14 +3,17 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import replace
 from typing import TYPE_CHECKING, Any, Protocol, TypeAlias
 
+from ...runtime.apps.check.case import CaseSet, from_arrays, to_arrays
 from ...runtime.apps.check.files import Arrays
 from ...runtime.bundle.bundle import Bundle
 from ...runtime.progress import Report, StageCounter
 from ..levels import FULL, Level
-from ..reference import decoder_samples, encoder_samples, translation_samples
+from ..reference import encoder_samples, translation_samples
 from ..reference.kept_answers import KEPT, compute_key, keep_answers, read_answers, read_limit
+from ..tasks import decoder, decoder_answers
 from .decoders import DecoderExaminer
 from .encoders import EncoderExaminer
 from .examiner import Examiner, Progress
@@ -43,8 +46,30 @@ class Samples(Protocol):
         """Return what golden data keeps of it."""
 
 
+class DecoderSamples:
+    """A decoder's cases, whose answers are a part of them."""
+
+    choose_questions = staticmethod(decoder.choose)
+
+    @staticmethod
+    def answer(model: ReferenceModel, questions: CaseSet, report: Report) -> CaseSet:
+        return decoder_answers.answer(model, questions, report=report)
+
+    @staticmethod
+    def restore(model: ReferenceModel, questions: CaseSet, arrays: Arrays) -> CaseSet:
+        del model
+        kept = from_arrays(arrays)
+        return replace(questions, texts=kept.texts, answers=kept.answers)
+
+    @staticmethod
+    def to_arrays(expected: CaseSet, whole: bool) -> Arrays:
+        return to_arrays(expected if whole else decoder_answers.thin_for_file(expected))
+
+    from_arrays = staticmethod(from_arrays)
+
+
 TASKS: dict[str, tuple[type[AnyExaminer], Samples]] = {
-    "text-generation": (DecoderExaminer, decoder_samples),
+    "text-generation": (DecoderExaminer, DecoderSamples()),
     "text-encoding": (EncoderExaminer, encoder_samples),
     "translation": (TranslationExaminer, translation_samples),
 }

@@ -38,10 +38,10 @@ from ...runtime.bundle.manifest import Artifact
 from ...runtime.decoding.decoder import Decoder, pad
 from ...runtime.translate.source_encoder import SourceEncoder
 from ...runtime.translate.sources import open_tokenizers
-from ..execution.trial import PADDING, Reading, Step, Trial, count_positions
+from ..execution.replay import PADDING, Reading, Replay, Step, count_positions
 from ..limits import CAPS, GAP_FACTOR, NOTHING_ACCEPTED, Accepted, Gaps
 from ..reference.translation_samples import Expectation, to_arrays
-from .draws import find_text, make_draw_trial
+from .draws import find_text, make_draw_replay
 from .examiner import Examiner, Limited, Limits, OpenProgram
 
 if TYPE_CHECKING:
@@ -49,7 +49,7 @@ if TYPE_CHECKING:
     from ..reference.rounding import Rounding
     from ..reference.translation import Reference
 
-TRIAL_TOKENS = (12, 7)  # at most, of the two targets of a trial
+REPLAY_TOKENS = (12, 7)  # at most, of the two targets of a replay
 
 
 @dataclass(frozen=True)
@@ -167,14 +167,14 @@ class TranslationExaminer(Examiner[Engine]):
         make_case = make_cross_case if artifact.graph == "encoder" else make_at_once_case
         return {f"{len(samples)} sources": make_case(engine, samples, limits)}
 
-    def make_trial(self, artifact: Artifact, whole: bool = False) -> Trial:
-        """Return a trial of two unequal, padded sources; for a decoder of their targets, then a token."""
+    def make_replay(self, artifact: Artifact, whole: bool = False) -> Replay:
+        """Return a replay of two unequal, padded sources; for a decoder of their targets, then a token."""
         sources = [sample.source for sample in self.expected.samples]
         # With the start token a prompt is no longer than a full target.
         targets = [sample.target[:-1] for sample in self.expected.samples]
         if not whole:
             sources = sources[:2]
-            targets = [target[:length] for target, length in zip(targets, TRIAL_TOKENS, strict=False)]
+            targets = [target[:length] for target, length in zip(targets, REPLAY_TOKENS, strict=False)]
         prompts = [[self.decoder_start, *target[:-1]] for target in targets]
 
         def decode(program: Program) -> None:
@@ -184,25 +184,25 @@ class TranslationExaminer(Examiner[Engine]):
 
         if artifact.graph == "encoder":
             step = Step("sources", count_positions(pad(sources, "right")[1]))
-            return self.make_source_trial(artifact, sources, step, range(len(sources)))
+            return self.make_source_replay(artifact, sources, step, range(len(sources)))
         prefill = count_positions(pad(prompts, artifact.padding_side)[1])
         last = np.array([[len(prompt)] for prompt in prompts])
         readings = [self.make_reading(*pair) for pair in zip(sources, targets, strict=True)]
-        return Trial(decode, (Step("prefill", prefill), Step("decode", last)), tuple(readings))
+        return Replay(decode, (Step("prefill", prefill), Step("decode", last)), tuple(readings))
 
-    def make_source_trial(
+    def make_source_replay(
         self, artifact: Artifact, sources: Sequence[Sequence[int]], step: Step, compared: Container[int]
-    ) -> Trial:
-        """Return the trial of an encoder that reads sources, of which some rows are compared."""
+    ) -> Replay:
+        """Return the replay of an encoder that reads sources, of which some rows are compared."""
 
         def encode(program: Program) -> None:
             self.open_beside(artifact, program).encoder.encode(sources)
 
         rows = enumerate(sources)
         readings = [self.make_reading(source) if row in compared else None for row, source in rows]
-        return Trial(encode, (step,), tuple(readings))
+        return Replay(encode, (step,), tuple(readings))
 
-    def make_spot_trial(self, artifact: Artifact, spot: Spot) -> Trial | None:
+    def make_spot_replay(self, artifact: Artifact, spot: Spot) -> Replay | None:
         draws = self.expected.draws
         assert draws is not None  # nothing else has spots
         number, _, row = spot
@@ -210,15 +210,15 @@ class TranslationExaminer(Examiner[Engine]):
             sources = draws.list_sources(draws.batches[number])
             positions = np.full((len(sources), max(map(len, sources))), PADDING)
             positions[row, : len(sources[row])] = np.arange(len(sources[row]))
-            return self.make_source_trial(artifact, sources, Step("sources", positions), [row])
+            return self.make_source_replay(artifact, sources, Step("sources", positions), [row])
 
         def open_decoder(program: Program) -> tuple[Decoder, SourceEncoder]:
             engine = self.open_beside(artifact, program)
             return engine.decoder, engine.encoder
 
         source = draws.sources[0 if number == STEPS else draws.batches[number].texts[row]]
-        target = find_text(draws, spot, artifact).tokens[1:]
-        return make_draw_trial(artifact, draws, spot, self.make_reading(source, target), open_decoder)
+        target = find_text(draws, spot, artifact)[1:]
+        return make_draw_replay(artifact, draws, spot, self.make_reading(source, target), open_decoder)
 
     def open_beside(self, artifact: Artifact, program: Program) -> Engine:
         """Open the graph that a program runs, and the one that it runs with from the bundle."""

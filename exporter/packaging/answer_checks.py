@@ -9,8 +9,9 @@ from typing import Any, TypeAlias
 
 from ...runtime import TextEncoder, Translator, load
 from ...runtime.apps.check import answers as golden_answers
-from ...runtime.apps.check import decoders
+from ...runtime.apps.check.case import from_arrays
 from ...runtime.apps.check.cases import find_room
+from ...runtime.apps.check.divergence import list_samples
 from ...runtime.apps.check.metrics import Outcome
 from ...runtime.apps.check.selftest import load_golden
 from ...runtime.apps.check.texts import find_texts, open_text_tokenizers, read_texts
@@ -69,7 +70,7 @@ def make_generator_check(bundle: Bundle, artifact: Artifact) -> Check:
     arrays, limits = load_golden(bundle)
     (tokenizer,) = open_text_tokenizers(bundle)
     counts = {}
-    for sample in decoders.from_arrays(arrays).samples:
+    for sample in list_samples(from_arrays(arrays)):
         text = golden_answers.find_text(manifest, tokenizer, sample.prompt)
         if text and len(sample) <= find_room(artifact):
             counts[text] = len(sample.continuation)

@@ -9,9 +9,18 @@ from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from typing import Any, TypeAlias
 
-from ...runtime.apps.check import decoders, encoders, translations
+from ...runtime.apps.check import encoders, translations
+from ...runtime.apps.check.case import from_arrays
 from ...runtime.apps.check.cases import find_room
-from ...runtime.apps.check.divergence import add_divergence, follow
+from ...runtime.apps.check.divergence import (
+    Continued,
+    follow,
+    judge_followed,
+    list_batches,
+    list_samples,
+    measure_parts,
+    measure_steps,
+)
 from ...runtime.apps.check.metrics import Logits, Outcome, judge_outcome
 from ...runtime.apps.check.selftest import load_golden
 from ...runtime.apps.check.texts import open_text_tokenizers
@@ -22,7 +31,6 @@ from .check import Answer, Check
 from .text_checks import list_text_checks
 
 Limits: TypeAlias = Mapping[str, float]
-Sample: TypeAlias = decoders.Sample | translations.Sample
 Tokens: TypeAlias = Sequence[int]
 
 PADDING = 3  # places before a row that is fed at once
@@ -52,7 +60,8 @@ def list_decoder_checks(bundle: Bundle, artifact: Artifact, *, every_place: bool
     arrays, limits = load_golden(bundle)
     own = limits[artifact.precision]
     room = find_room(artifact)
-    samples = [sample for sample in decoders.from_arrays(arrays).samples if len(sample) <= room]
+    case_set = from_arrays(arrays)
+    samples = [sample for sample in list_samples(case_set) if len(sample) <= room]
     (tokenizer,) = open_text_tokenizers(bundle)
     prompts = [sample.prompt for sample in samples]
     checks = [make_forced_check(samples, prompts, own)]
@@ -60,11 +69,11 @@ def list_decoder_checks(bundle: Bundle, artifact: Artifact, *, every_place: bool
         short = [sample for sample in samples if len(sample) + PADDING <= room]
         once = make_forced_check(short, [sample.prompt for sample in short], own, "at_once")
         checks.append(replace(once, case="PyTorch's tokens at once"))
-    most = min(decoders.MAX_BATCH, artifact.axis("batch").max)
-    for size in sorted({min(2, most), most}):
-        batch = decoders.make_batch(samples, size)
+    for batch in list_batches(case_set):
+        fitting = [sample for sample in batch if len(sample) <= room]
+        kept = fitting[: artifact.axis("batch").max]
         checks.append(
-            make_greedy_check(batch, [sample.prompt for sample in batch], own, (tokenizer, tokenizer))
+            make_greedy_check(kept, [sample.prompt for sample in kept], own, (tokenizer, tokenizer))
         )
     return checks + list_text_checks(bundle)
 
@@ -84,7 +93,7 @@ def list_translator_checks(bundle: Bundle, artifact: Artifact) -> list[Check]:
 
 
 def make_forced_check(
-    samples: Sequence[Sample], prompts: Sequence[Tokens], limits: Limits, kind: str = "force"
+    samples: Sequence[Continued], prompts: Sequence[Tokens], limits: Limits, kind: str = "force"
 ) -> Check:
     """Return the check of every prompt, or source, alone, continued by PyTorch's tokens."""
 
@@ -93,8 +102,8 @@ def make_forced_check(
             (answer["logits"][list(sample.steps)], sample.logits)
             for answer, sample in zip(answers, samples, strict=True)
         ]
-        errors = decoders.measure_steps(parts)
-        return judge_outcome(decoders.measure_parts(parts), limits, errors=errors)
+        errors = measure_steps(parts)
+        return judge_outcome(measure_parts(parts), limits, errors=errors)
 
     questions = [
         {
@@ -109,7 +118,7 @@ def make_forced_check(
 
 
 def make_greedy_check(
-    samples: Sequence[Sample],
+    samples: Sequence[Continued],
     prompts: Sequence[Tokens],
     limits: Limits,
     tokenizers: tuple[Tokenizer, Tokenizer],
@@ -124,9 +133,8 @@ def make_greedy_check(
         (answer,) = answers
         run = Recorded(answer["tokens"], answer["logits"])
         followed = follow(run, run.logits[0], samples, limits)
-        outcome = judge_outcome(decoders.measure_parts(followed.parts), limits, failures=followed.failures)
         texts = [reader.decode(prompt) for prompt in prompts]
-        return add_divergence(outcome, followed, texts, samples, writer.decode_known)
+        return judge_followed(followed, samples, texts, writer, limits)
 
     steps = min(len(sample.continuation) for sample in samples)
     question = {"kind": "greedy", "prompts": [list(prompt) for prompt in prompts], "steps": steps}

@@ -8,7 +8,6 @@ from __future__ import annotations
 import inspect
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
-from dataclasses import replace
 from functools import partial
 from typing import Any
 
@@ -17,31 +16,15 @@ import torch
 from torch import nn
 
 from ...models import GrowingCache, KeyValue
-from ...models.language_model import LanguageModel
-from ...runtime.apps.check.decoders import Context
-from ...runtime.apps.check.draws import PREFIX, Draws
-from ...runtime.apps.check.metrics import Logits, measure, measure_scale
+from ...runtime.apps.check.metrics import Logits
 from ...runtime.decoding.decoder import pad
-from ..limits import Gaps
-from .decoder_samples import CONTEXT_ROWS, Expectation
-from .draw import TAIL, measure_draws
-from .passages import LOGITS_BYTES, measure_text
+from .draw import CONTEXT_ROWS
 from .piecewise import PiecewiseCache
 from .rounding import RoundedCache, Rounding
 
 LONG_CONTEXT = 2048  # tokens; of longer ones a part is read
 READ_TOKENS = 512
-
-
-def make_reference(model: Any, rounding: Rounding | None = None) -> Reference:
-    """Return the reference for our own decoders, for transformers' model, or for optimum's graph."""
-    if isinstance(model, LanguageModel):
-        return Reference(model, rounding)
-    from .onnx_reference import OnnxDecoder, OnnxGraphs
-
-    if isinstance(model, OnnxGraphs):
-        return OnnxDecoder(model)
-    return HubReference(model)
+PIECE_BYTES = 128 * 2**20  # of logits that are computed at once
 
 
 class Reference:
@@ -87,14 +70,6 @@ class Reference:
         return max(READ_TOKENS, max(windows, default=0) + CONTEXT_ROWS)
 
     @torch.no_grad()
-    def compute_context_logits(self, context: Context, rows: int) -> Logits:
-        """Return the logits (N, V) of the last rows of a context."""
-        if context.repeats == 1:
-            return self.compute_logits(context.tokens, slice(-rows, None))
-        pairs = self.compute_keys_values(context.tokens)
-        return self.continue_repeated(pairs, context.repeats, context.tail, rows)
-
-    @torch.no_grad()
     def continue_repeated(
         self, pairs: Sequence[KeyValue], repeats: int, tail: Sequence[int], rows: int
     ) -> Logits:
@@ -131,16 +106,6 @@ class Reference:
                 )
         return found
 
-    def answer_draws(self, draws: Draws) -> Draws:
-        """Return the draws with the logits of their texts, computed at once."""
-        logits = tuple(self.compute_columns(text, draws.columns) for text in draws.texts)
-        return replace(
-            draws,
-            logits=logits,
-            scale=measure_scale(np.concatenate(logits)),
-            repeated=self.compute_repeated(draws.texts[0], draws.list_repeated(), TAIL, draws.columns),
-        )
-
     @torch.no_grad()
     def continue_greedily(self, prompts: Sequence[Sequence[int]], steps: int) -> list[list[int]]:
         """Return the likeliest continuation of each prompt, token by token through the cache."""
@@ -157,41 +122,6 @@ class Reference:
             mask = torch.cat([mask, torch.ones_like(ids)], dim=1)
             tokens.append(ids)
         return torch.cat(tokens, dim=1).tolist()
-
-    def measure_gaps(self, expected: Expectation, rounding: Rounding, ends: bool = False) -> Gaps:
-        """Compare the rounded model with itself unrounded.
-
-        For fp16, rounding the weights alone is not enough: a checkpoint in fp16 would allow no difference.
-        A case has some of the samples, or the context: the mean KL is that of the worst of them. With `ends`
-        the ends of passages are such cases too, in place of a context's end.
-        """
-        rounded = type(self)(self.model, rounding)
-        passages = expected.passages
-        last = expected.context_logits
-        with rounding.apply(self.model):
-            got = []
-            want = []
-            for s in expected.samples:
-                tokens = [*s.prompt, *s.continuation[:-1]]
-                got.append(rounded.compute_logits(tokens, slice(len(s.prompt) - 1, None))[list(s.steps)])
-                want.append(s.logits)
-            if expected.context:
-                got.append(rounded.compute_context_logits(expected.context, len(last)))
-                want.append(last)
-
-            def read_passages() -> Iterator[Logits]:
-                for passage in passages:
-                    logits = rounded.compute_logits(passage.tokens[:-1], slice(None))
-                    if ends:
-                        got.append(logits[passage.rows[-CONTEXT_ROWS:]])
-                        want.append(passage.logits[-CONTEXT_ROWS:])
-                    yield logits
-
-            gaps: Gaps = {"text": measure_text(read_passages(), passages)} if passages else {}
-            if expected.draws is not None:
-                gaps[PREFIX] = measure_draws(rounded.answer_draws(expected.draws), expected.draws)
-        worst = max(measure(a, b).mean_kl for a, b in zip(got, want, strict=True))
-        return {"": replace(measure(np.concatenate(got), np.concatenate(want)), mean_kl=worst), **gaps}
 
 
 class HubReference(Reference):
@@ -250,5 +180,5 @@ def compute_whole_columns(reference: Reference, tokens: Sequence[int], columns: 
         logits = reference.compute_logits(tokens[: done + rows], slice(done, None))
         found.append(logits[:, list(columns)])
         done += len(logits)
-        rows = max(1, LOGITS_BYTES // logits[0].nbytes)
+        rows = max(1, PIECE_BYTES // logits[0].nbytes)
     return np.concatenate(found)

@@ -29,6 +29,7 @@ TEXTS = 8  # of different tokens; the first is as long as all others together
 SMALL_SIZES = 8  # batches of every size up to this one are run, then powers of two, and the largest
 PHRASE = 32  # tokens at most that follow each other as in real text
 BEGINNING = 48  # tokens of a text at most, whose keys and values fill a longer context several times
+CONTEXT_ROWS = 8  # positions compared at the end of a full context
 TAIL = 8  # tokens behind a past
 WIDEST = 6  # tokens of the first step behind it, at most
 PLACES = 16  # in the context, where pasts end
@@ -240,33 +241,6 @@ def draw_rows(
         widest = [i for i in by_length if 2 * lengths[i] <= tokens] or by_length[:2]
         add(2, int(random.integers(2)), widest[-1])
     return tuple(batches)
-
-
-def draw_for_decoder(reference: Reference, drawing: Drawing) -> Draws:
-    """Draw texts and batches for a decoder, and compute what PyTorch makes of the texts."""
-    random = np.random.default_rng(drawing.seed)
-    weights = count_weights(reference.model)
-    longest = count_longest(weights, drawing.context, drawing.level)
-    lengths = [longest, *[max(1, longest // (TEXTS - 1))] * (TEXTS - 1)]
-    texts = tuple(draw_text(random, drawing.real, length) for length in lengths)
-    vocabulary = reference.compute_logits(texts[0][:1], slice(None)).shape[1]
-    columns = draw_columns(random, vocabulary)
-    sizes = list_sizes(drawing.max_batch)
-    alike = count_alike(weights, sizes, drawing.level)
-    room = count_room(weights, lengths[0], len(sizes) * alike, drawing.level)
-    batches = draw_batches(random, lengths, sizes, room, drawing.context, drawing.parts, alike)
-    repeats = find_most_repeats(reference, lengths[0], drawing)
-    far = draw_far_batches(random, sizes, lengths[0], drawing, repeats)
-    draws = Draws(
-        seed=drawing.seed,
-        texts=texts,
-        columns=columns,
-        logits=(),
-        scale=1.0,
-        batches=(*batches, *far),
-        step_rows=count_step_rows(weights, lengths[0], drawing.level),
-    )
-    return answer_finitely(reference, draws)
 
 
 def draw_columns(random: Random, vocabulary: int) -> tuple[int, ...]:

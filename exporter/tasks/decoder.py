@@ -1,42 +1,24 @@
-"""Chooses what a decoder is compared by, and asks PyTorch for the answers.
-
-N places, V vocabulary, K tokens whose logits are known
-"""
+"""Chooses what a decoder is compared by: prompts, real text, a full context, and random batches."""
 
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
 from typing import TYPE_CHECKING
 
 import numpy as np
 
-from ...runtime.apps.check.case import Case, CaseSet, Integers, Known, Measure, Row, Text
-from ...runtime.apps.check.decoder import reduce
-from ...runtime.apps.check.decoders import MAX_BATCH, PART, Context
+from ...runtime.apps.check.case import Case, CaseSet, Known, Measure, Row, Text
 from ...runtime.apps.check.draws import PREFIX, SPARE, Batch
 from ...runtime.apps.check.files import choose_evenly
-from ...runtime.apps.check.metrics import Logits, Metrics, TextMetrics
-from ...runtime.apps.check.places import Seen, measure_columns, measure_logits, measure_passages
+from ...runtime.apps.check.metrics import DrawMetrics, Metrics, TextMetrics
 from ...runtime.bundle.bundle import Bundle
 from ...runtime.bundle.manifest import Manifest
-from ...runtime.progress import PartCounter, Report, report_nothing
-from ..errors import VerificationError
+from ...runtime.decoding.cache_shapes import PREFILL_CHUNK
 from ..levels import FULL, Level
-from ..limits import Gaps
-from ..reference.decoder_samples import (
-    CONTEXT_ROWS,
-    DECODE_STEPS,
-    PROMPT_TOKENS,
-    choose_prompts,
-    describe_left_out,
-    encode_texts,
-    fill_for_level,
-    list_edges,
-    thin_passages,
-)
 from ..reference.draw import (
+    CONTEXT_ROWS,
     TAIL,
     TEXTS,
     Drawing,
@@ -45,6 +27,7 @@ from ..reference.draw import (
     count_room,
     count_step_rows,
     count_weights,
+    describe_undrawn,
     draw_batches,
     draw_columns,
     draw_far_batches,
@@ -52,16 +35,21 @@ from ..reference.draw import (
     find_most_repeats,
     list_sizes,
 )
-from ..reference.passages import LOGITS_BYTES, cut_passages
+from .passages import clamp_count, cut_passages, encode_texts, thin_passages
 
 if TYPE_CHECKING:
     from ..reference.decoder import Reference
     from ..reference.model import ReferenceModel
-    from ..reference.rounding import Rounding
 
 GRAPH = "decoder"
+CONTEXT = "full context"  # the name of its case
+MAX_BATCH = 8  # of the padded cases, or the graph's largest
+PART = 7  # tokens of a step on top of a past; divides no round length
+DECODE_STEPS = 16
+PROMPT_TOKENS = 48  # at most; several lengths below that are used
+LOGITS_BYTES = 128 * 2**20  # of all passages together: where that is too little, of some positions
 LOGITS = Measure("logits", ("logits",), Metrics.LIMITED)
-COLUMNS = Measure("columns", ("columns",), ("max_error",), PREFIX)
+COLUMNS = Measure("columns", ("columns",), DrawMetrics.LIMITED, PREFIX)
 PASSAGES = Measure("passages", ("likeliest", "logprob", "logits"), TextMetrics.LIMITED)
 
 
@@ -93,7 +81,7 @@ def choose(
     There are prompts of unequal length, one of a single token, real text, a full context, and batches that a
     seed draws at random.
     """
-    from ..reference.decoder import make_reference
+    from ..reference.open import make_reference
 
     reference = make_reference(model)
     weights = count_weights(model)
@@ -103,14 +91,15 @@ def choose(
     encoded, real = encode_texts(bundle, texts)
     steps = min(DECODE_STEPS + 1, context // 2)
     prompts = choose_prompts(encoded, min(PROMPT_TOKENS, context - steps), level, weights)
-    every_passage, _ = cut_passages(encoded, context)
+    every_passage, calibration = cut_passages(encoded, context)
     passages = thin_passages(every_passage, level.count_text(weights))
     filled = fill_for_level(reference, real, context, level, weights)
     builder = Builder()
     vocabulary = find_vocabulary(manifest)
     add_prompts(builder, prompts, steps, min(MAX_BATCH, most))
-    add_edges(builder, (filled.tokens or real), list_edges(bundle, len(filled.tokens)))
-    if filled:
+    known = filled.tokens[: filled.past or None]
+    add_edges(builder, known or real, list_edges(bundle, len(known)))
+    if known:
         add_context(builder, filled)
     columns: tuple[int, ...] = ()
     if level.draw_work:
@@ -125,13 +114,97 @@ def choose(
             "prompts": (len(prompts) - 1, len(encoded)),
             "passages of real text": (len(passages), len(every_passage)),
         },
-        context=(len(filled), len(filled.tokens), min(context, reference.count_read(context))),
+        context=(filled.count(), len(known), min(context, reference.count_read(context))),
         full_context=context,
         weights=weights,
         sizes=most,
         level=level,
     )
-    return CaseSet(tuple(builder.texts), tuple(builder.cases), builder.wanted, columns, tuple(left_out))
+    return CaseSet(
+        texts=tuple(builder.texts),
+        cases=tuple(builder.cases),
+        answers=builder.wanted,
+        columns=columns,
+        left_out=tuple(left_out),
+        calibration=tuple(map(Text, calibration)),
+    )
+
+
+def choose_prompts(
+    encoded: Sequence[Sequence[int]], longest: int, level: Level, weights: int
+) -> list[tuple[int, ...]]:
+    """Return the beginnings of some texts, of three lengths, and a single token."""
+    count = clamp_count(level.count_samples(weights, PROMPT_TOKENS) - 1, len(encoded))
+    few = choose_evenly(len(encoded), count)
+    chosen = [tuple(encoded[k][: max(1, longest // (1 + i % 3))]) for i, k in enumerate(few)]
+    return [*chosen, tuple(encoded[0][:1])]
+
+
+def list_edges(bundle: Bundle, known: int) -> tuple[int, ...]:
+    """Return the lengths of prompts at which something changes, below that of the known text."""
+    tuned = {artifact.axis("tokens").opt for artifact in bundle.manifest.artifacts}
+    lengths = {length for edge in (*tuned, PREFILL_CHUNK) for length in (edge, edge + 1)}
+    return tuple(sorted(length for length in lengths if length < known))
+
+
+def fill_for_level(
+    reference: Reference, text: Sequence[int], context: int, level: Level, weights: int
+) -> Text:
+    """Return a context of which no more is read than the level allows, but what a window sees.
+
+    Where keys and values cannot be repeated, it ends before the model's own does. It may be empty.
+    """
+    most = clamp_count(level.count_context(weights), context)
+    if not most:
+        return Text(())
+    if most >= context:
+        return fill_context(text, context, reference.count_read(context))
+    if not reference.repeats:
+        return fill_context(text, most, most)
+    windows = [window for window in reference.model.config.windows if window is not None]
+    read = min(reference.count_read(context), max(most, max(windows, default=0) + CONTEXT_ROWS))
+    return fill_context(text, context, read)
+
+
+def fill_context(text: Sequence[int], length: int, read: int) -> Text:
+    """Return a text that fills a context of `length` tokens, of which about `read` are read."""
+    tokens = tuple(text) * (length // len(text) + 1)
+    repeats = length // read
+    if repeats < 2:
+        return Text(tokens[:length])
+    past = (length - CONTEXT_ROWS) // repeats
+    return Text(tokens[: length - (repeats - 1) * past], past=past, repeats=repeats)
+
+
+def describe_left_out(
+    counts: Mapping[str, tuple[int, int]],
+    context: tuple[int, int, int],
+    full_context: int,
+    weights: int,
+    sizes: int,
+    level: Level,
+) -> Iterator[str]:
+    """Yield what the level leaves out of the cases that "full" has.
+
+    Args:
+        counts: how many of each kind are compared, and how many there are.
+        context: how long the context is that is filled, how much of it is read, and how much "full" reads.
+        full_context: how long it would be.
+        weights: of the model.
+        sizes: the most rows of a batch.
+        level: how much is computed.
+    """
+    for what, (some, every) in counts.items():
+        if some < every:
+            yield f"{every - some} of {every} {what}"
+    length, read, usually_read = context
+    if not length:
+        yield "a full context, and prompts as long as a prefill's chunk"
+    elif length < full_context:
+        yield f"positions {length:,} to {full_context - 1:,} of a context"
+    elif read < usually_read:
+        yield f"reading {usually_read:,} tokens of a context: {read:,} are, and stand in it more than once"
+    yield from describe_undrawn(weights, full_context, sizes, level)
 
 
 def add_prompts(builder: Builder, prompts: Sequence[tuple[int, ...]], steps: int, most: int) -> None:
@@ -142,18 +215,20 @@ def add_prompts(builder: Builder, prompts: Sequence[tuple[int, ...]], steps: int
         text = builder.add_text(Text(prompt, continues=steps), logits=wanted, margin=wanted)
         rows.append(Row(text, tuple(range(len(prompt), len(prompt) + steps))))
     for row in rows:
-        builder.add_case(Case("prefill and decode, batch 1", GRAPH, (row,), LOGITS))
+        builder.add_case(Case("prefill and decode, batch 1", GRAPH, (row,), (LOGITS,)))
     for size in sorted({min(2, most), most}):
         batch = [*(rows[i % max(1, len(rows) - 1)] for i in range(size - 1)), rows[-1]]
         first = tuple(replace(row, ends=row.ends[:1]) for row in batch)
-        builder.add_case(Case(f"greedy, batch {size}, padded", GRAPH, first, LOGITS, "greedy"))
+        builder.add_case(Case(f"greedy, {size} prompts, padded", GRAPH, first, (LOGITS,), "greedy"))
     whole = tuple(Row(row.text, row.ends[-1:]) for row in rows[-most:])
     for row in whole:
-        builder.add_case(Case(f"parts of {PART} tokens, batch 1", GRAPH, (row,), LOGITS, "every", chunk=PART))
+        builder.add_case(
+            Case(f"parts of {PART} tokens, batch 1", GRAPH, (row,), (LOGITS,), "every", chunk=PART)
+        )
     if len(whole) > 1:
-        name = f"parts of {PART} tokens, batch {len(whole)}, padded"
+        name = f"parts of {PART} tokens, {len(whole)} prompts, padded"
         of_few = LOGITS._replace(limited=("max_error",))  # the mean of so few rows says no more
-        builder.add_case(Case(name, GRAPH, whole, of_few, chunk=PART))
+        builder.add_case(Case(name, GRAPH, whole, (of_few,), chunk=PART))
 
 
 def add_edges(builder: Builder, tokens: Sequence[int], edges: Sequence[int]) -> None:
@@ -163,18 +238,17 @@ def add_edges(builder: Builder, tokens: Sequence[int], edges: Sequence[int]) -> 
     text = builder.add_text(Text(tuple(tokens[: max(edges)])), logits=[edge - 1 for edge in edges])
     name = f"prompts of {', '.join(map(str, edges))} tokens"
     for edge in edges:
-        builder.add_case(Case(name, GRAPH, (Row(text, (edge,)),), LOGITS))
+        builder.add_case(Case(name, GRAPH, (Row(text, (edge,)),), (LOGITS,)))
 
 
-def add_context(builder: Builder, filled: Context) -> None:
+def add_context(builder: Builder, filled: Text) -> None:
     """Add a full context: the prompt in chunks, then token by token up to the last slot of the cache."""
-    tokens = (*filled.tokens, *filled.tail)
-    past = len(filled.tokens) if filled.repeats > 1 else 0
-    rows = min(CONTEXT_ROWS, len(filled) - 1)
-    ends = tuple(range(len(tokens) - rows + 1, len(tokens) + 1))
-    text = builder.add_text(Text(tokens, past=past, repeats=filled.repeats), logits=[end - 1 for end in ends])
-    row = Row(text, (past, *ends) if past else ends)
-    builder.add_case(Case("full context", GRAPH, (row,), LOGITS, shares_past=bool(past)))
+    length = len(filled.tokens)
+    rows = min(CONTEXT_ROWS, filled.count() - 1)
+    ends = tuple(range(length - rows + 1, length + 1))
+    text = builder.add_text(filled, logits=[end - 1 for end in ends])
+    row = Row(text, (filled.past, *ends) if filled.past else ends)
+    builder.add_case(Case(CONTEXT, GRAPH, (row,), (LOGITS,), shares_past=bool(filled.past)))
 
 
 def add_random(
@@ -212,7 +286,7 @@ def add_random(
         ]
         name = f"random batches, seed {drawing.seed}"
         shares_past = bool(batch.repeats)
-        builder.add_case(Case(name, GRAPH, tuple(rows), COLUMNS, shares_past=shares_past, spare=SPARE))
+        builder.add_case(Case(name, GRAPH, tuple(rows), (COLUMNS,), shares_past=shares_past, spare=SPARE))
     add_single_steps(
         builder, numbers[0], longest, min(count_step_rows(weights, longest, drawing.level), drawing.max_batch)
     )
@@ -228,7 +302,7 @@ def add_single_steps(builder: Builder, text: int, length: int, most: int) -> Non
     pasts = [min(1 + row * count, length - count) for row in range(rows)]
     name = f"single steps at positions 1 to {pasts[-1] + count - 1}"
     steps = tuple(Row(text, tuple(range(past, past + count + 1))) for past in pasts)
-    builder.add_case(Case(name, GRAPH, steps, COLUMNS, shares_past=True))
+    builder.add_case(Case(name, GRAPH, steps, (COLUMNS,), shares_past=True))
 
 
 def add_passages(builder: Builder, passages: Sequence[tuple[int, ...]], vocabulary: int) -> None:
@@ -238,7 +312,7 @@ def add_passages(builder: Builder, passages: Sequence[tuple[int, ...]], vocabula
         allowed = max(1, LOGITS_BYTES // (len(passages) * vocabulary * 4))
         some = choose_evenly(len(every), allowed)
         text = builder.add_text(Text(tokens), likeliest=every, logprob=every, logits=some)
-        builder.add_case(Case("real text", GRAPH, (Row(text, (len(every),)),), PASSAGES, "every"))
+        builder.add_case(Case("real text", GRAPH, (Row(text, (len(every),)),), (PASSAGES,), "every"))
 
 
 def find_vocabulary(manifest: Manifest) -> int:
@@ -247,111 +321,3 @@ def find_vocabulary(manifest: Manifest) -> int:
     size = next(spec for spec in outputs if spec.name == "logits").axes[-1]
     assert isinstance(size, int)
     return size
-
-
-def answer(
-    model: ReferenceModel,
-    case_set: CaseSet,
-    rounding: Rounding | None = None,
-    report: Report = report_nothing,
-) -> CaseSet:
-    """Return the set with PyTorch's answers; rounded, the answers of the same texts in that precision.
-
-    A rounding of weights is applied by the caller, for all that is asked of the model then.
-    """
-    from ..reference.decoder import make_reference
-
-    reference = make_reference(model, rounding)
-    case_set = replace(case_set, texts=continue_texts(reference, case_set.texts))
-    parts = PartCounter(report, len(case_set.texts))
-    repeated = answer_repeated(reference, case_set)
-    answers: dict[str, dict[int, Known]] = {}
-    for number in range(len(case_set.texts)):
-        for output, known in (repeated.get(number) or answer_text(reference, case_set, number)).items():
-            if not np.isfinite(known.values).all():
-                raise VerificationError("the PyTorch model's own logits are not finite; check its weights")
-            answers.setdefault(output, {})[number] = known
-        parts.finish_one()
-    return replace(case_set, answers=answers)
-
-
-def continue_texts(reference: Reference, texts: Sequence[Text]) -> tuple[Text, ...]:
-    """Return texts with the tokens that PyTorch chooses behind those that it is to continue."""
-    open_ones = [number for number, text in enumerate(texts) if text.continues]
-    if not open_ones:
-        return tuple(texts)
-    steps = texts[open_ones[0]].continues
-    continued = reference.continue_greedily([texts[number].tokens for number in open_ones], steps)
-    done = list(texts)
-    for number, tokens in zip(open_ones, continued, strict=True):
-        done[number] = Text((*texts[number].tokens, *tokens))
-    return tuple(done)
-
-
-def answer_repeated(reference: Reference, case_set: CaseSet) -> dict[int, dict[str, Known]]:
-    """Return the answers to beginnings of one text that are there more than once; it is read once for all."""
-    known = {
-        number: known.positions
-        for number, known in case_set.answers.get("columns", {}).items()
-        if case_set.texts[number].repeats > 1
-    }
-    if not known:
-        return {}
-    texts = {number: case_set.texts[number] for number in known}
-    longest = max(texts.values(), key=lambda text: text.past)
-    places = [(text.past, text.repeats) for text in texts.values()]
-    found = reference.compute_repeated(longest.tokens, places, TAIL, case_set.columns)
-    return {
-        number: {"columns": Known(positions, found[text.past, text.repeats][positions - text.past])}
-        for (number, positions), text in zip(known.items(), texts.values(), strict=True)
-    }
-
-
-def answer_text(reference: Reference, case_set: CaseSet, number: int) -> dict[str, Known]:
-    """Return PyTorch's answers at the wanted places of a text, by output."""
-    text = case_set.texts[number]
-    wanted = {
-        output: by_text[number].positions for output, by_text in case_set.answers.items() if number in by_text
-    }
-    every = np.unique(np.concatenate(list(wanted.values())))
-    if set(wanted) == {"columns"}:
-        logits = reference.compute_columns(text.tokens[: every[-1] + 1], case_set.columns)
-        return {"columns": Known(every, logits[every])}
-    logits = compute_logits(reference, text, every)
-    return {
-        output: Known(
-            positions, reduce(case_set, output, number, positions, logits[np.searchsorted(every, positions)])
-        )
-        for output, positions in wanted.items()
-    }
-
-
-def compute_logits(reference: Reference, text: Text, positions: Integers) -> Logits:
-    """Return the logits (N, V) behind some positions of a text."""
-    if text.repeats == 1:
-        return reference.compute_logits(text.tokens[: positions[-1] + 1], positions.tolist())
-    pairs = reference.compute_keys_values(text.tokens[: text.past])
-    tail = text.tokens[text.past : positions[-1] + 1]
-    return reference.continue_repeated(pairs, text.repeats, tail, len(tail))[positions - text.past]
-
-
-def measure_gaps(case_set: CaseSet, rounded: CaseSet) -> Gaps:
-    """Measure how far rounded answers are from PyTorch's own, by the beginning of limits' names.
-
-    A case has some of the texts, so the mean KL is that of the worst of them.
-    """
-    by_kind: dict[str, list[Seen]] = {}
-    kinds = {row.text: case.measure.kind for case in case_set.cases for row in case.rows}
-    for text, kind in kinds.items():
-        values = {output: by_text[text] for output, by_text in rounded.answers.items() if text in by_text}
-        if values:
-            by_kind.setdefault(kind, []).append(Seen(text, 0, 0, text, values))
-    gaps: Gaps = {}
-    if seen := by_kind.get("logits"):
-        worst = max(measure_logits([one], case_set)[0].mean_kl for one in seen)
-        gaps[""] = replace(measure_logits(seen, case_set)[0], mean_kl=worst)
-    if seen := by_kind.get("passages"):
-        gaps["text"] = measure_passages(seen, case_set)
-    if seen := by_kind.get("columns"):
-        gaps[PREFIX] = measure_columns(seen, case_set)[0]
-    return gaps

@@ -18,7 +18,7 @@ from ...runtime.apps.check.metrics import make_plain, measure_spread
 from ...runtime.backends.backend import Array
 from ...runtime.bundle.manifest import Artifact
 from ..execution.node_executor import ExecutedProgram, NotFiniteError
-from ..execution.trial import Key, Trial
+from ..execution.replay import Key, Replay
 from ..limits import CAPS
 from ..tracing.modules import find_layer, find_module
 
@@ -40,7 +40,7 @@ class Culprit:
     """The first node that leaves its band."""
 
     artifact: str  # its id
-    step: str  # the run of the trial in which it does
+    step: str  # the run of the replay in which it does
     node: str  # its name in the ONNX file
     op_type: str
     value: str  # the name of its result
@@ -108,7 +108,7 @@ class LeftItsBandError(Exception):
 def find_culprit(
     graph: ir.Model,
     artifact: Artifact,
-    trial: Trial,
+    replay: Replay,
     references: Sequence[Bands],
     *,
     same_shapes: bool = False,
@@ -125,7 +125,7 @@ def find_culprit(
         module = find_module(node)
         return Culprit(
             artifact=artifact.id,
-            step=trial.steps[program.runs - 1].name,
+            step=replay.steps[program.runs - 1].name,
             node=node.name or name,
             op_type=node.op_type,
             value=name,
@@ -142,9 +142,9 @@ def find_culprit(
 
     def hold(node: ir.Node, name: str, array: Array) -> None:
         step = program.runs - 1
-        if not trial.steps[step].is_compared:
+        if not replay.steps[step].is_compared:
             return
-        got = trial.remove_padding(step, array)
+        got = replay.remove_padding(step, array)
         for bands in references:
             band = bands.get((step, name))
             if band is None:
@@ -157,7 +157,7 @@ def find_culprit(
 
     program = ExecutedProgram(graph, artifact, hold)
     try:
-        trial.drive(program)
+        replay.drive(program)
     except LeftItsBandError as found:
         return found.culprit
     except NotFiniteError as error:
@@ -192,16 +192,16 @@ def measure_distance(got: Array, want: Array) -> float:
 
 
 def make_node_bands(
-    trial: Trial, artifact: Artifact, full: ir.Model, full_artifact: Artifact, own: ir.Model
+    replay: Replay, artifact: Artifact, full: ir.Model, full_artifact: Artifact, own: ir.Model
 ) -> dict[Key, Band]:
     """Return the bands of a graph's nodes, from healthy graphs in fp32 and in its own precision."""
     reference = f"{artifact.id}, converted again"
     floor = CAPS["fp32"]["max_error"]
-    exact = trial.collect_values(full, full_artifact)
+    exact = replay.collect_values(full, full_artifact)
     if artifact.precision == "fp32":
         return {key: Band(array, floor, reference) for key, array in exact.items()}
     bands = {}
-    for key, array in trial.collect_values(own, artifact).items():
+    for key, array in replay.collect_values(own, artifact).items():
         if array.dtype == np.int8 and key in exact and exact[key].dtype.kind == "f":
             steps = array.astype(np.float32)  # int8 steps, which have another unit than the exact ones
             spread = max(measure_spread(steps.astype(np.float64)), 1.0) if steps.size else 1.0
@@ -213,19 +213,19 @@ def make_node_bands(
 
 
 def make_module_bands(
-    trial: Trial, model: nn.Module, rounding: Rounding | None, results: Mapping[str, str]
+    replay: Replay, model: nn.Module, rounding: Rounding | None, results: Mapping[str, str]
 ) -> dict[Key, Band]:
     """Return the bands of the values that are a module's result, from PyTorch; `results` has its path."""
-    exact = trial.collect_module_results(model)
+    exact = replay.collect_module_results(model)
     rounded = exact
     if rounding is not None:
         with rounding.apply(model):
-            rounded = trial.collect_module_results(model, rounding)
+            rounded = replay.collect_module_results(model, rounding)
     bands = {}
-    for step in range(len(trial.steps)):
+    for step in range(len(replay.steps)):
         for name, path in results.items():
-            want = trial.gather_results(step, exact, path)
-            near = trial.gather_results(step, rounded, path)
+            want = replay.gather_results(step, exact, path)
+            near = replay.gather_results(step, rounded, path)
             if want is not None and near is not None:
                 allowed = max(CAPS["fp32"]["max_error"], MODULE_FACTOR * measure_distance(near, want))
                 bands[step, name] = Band(want, allowed, PYTORCH)

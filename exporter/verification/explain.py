@@ -26,7 +26,7 @@ from ..checkpoints.source import Source
 from ..comparison.examiner import Progress
 from ..comparison.tasks import AnyExaminer
 from ..errors import VerificationError
-from ..execution.trial import PADDING, Key, Trial
+from ..execution.replay import PADDING, Key, Replay
 from ..graphs import describe_in_fp32
 from ..limits import CAPS
 from ..passes.biases import split_bias_gelus
@@ -77,7 +77,7 @@ NO_REFERENCE = (
 
 # Gives healthy graphs with their weights, in fp32, by their recipes' ids.
 Tracer: TypeAlias = Callable[[Sequence[str]], Mapping[str, ir.Model]]
-MakeTrial: TypeAlias = Callable[[Artifact], Trial]
+MakeReplay: TypeAlias = Callable[[Artifact], Replay]
 
 
 def explain(
@@ -153,16 +153,16 @@ def search_graph(
     """
     graph = load_graph(examiner.bundle.path(artifact.file))
     traced = remove_fitted_head(artifact, manifest)
-    for make_trial in list_trials(examiner, report, artifact.id):
-        trial = make_trial(traced)
+    for make_replay in list_replays(examiner, report, artifact.id):
+        replay = make_replay(traced)
         if fresh is not None:
             assert model is not None and is_module(model) and calibration is not None
-            references = convert_references(traced, trial, fresh, model, calibration)
+            references = convert_references(traced, replay, fresh, model, calibration)
             if artifact.id in report.lost:
                 references = references[:1]
         else:
-            references = find_references(examiner, make_trial, traced, graph, sound, model, calibration)
-        culprit = find_culprit(graph, traced, trial, references)
+            references = find_references(examiner, make_replay, traced, graph, sound, model, calibration)
+        culprit = find_culprit(graph, traced, replay, references)
         if culprit is not None:
             return culprit
     return None
@@ -198,17 +198,17 @@ def find_nodes_before(node: ir.Node) -> list[ir.Node]:
     return list(found)
 
 
-def list_trials(examiner: AnyExaminer, report: VerificationReport, artifact: str) -> list[MakeTrial]:
-    """Return what makes trials of a graph that failed: a short one, then those of the rows that failed."""
+def list_replays(examiner: AnyExaminer, report: VerificationReport, artifact: str) -> list[MakeReplay]:
+    """Return what makes replays of a graph that failed: a short one, then those of the rows that failed."""
     spots = [c.spot for c in report.comparisons if c.artifact == artifact and c.spot is not None]
-    of_spots = [partial(make_spot_trial, examiner, spot=spot) for spot in spots]
-    return [examiner.make_trial, *of_spots]
+    of_spots = [partial(make_spot_replay, examiner, spot=spot) for spot in spots]
+    return [examiner.make_replay, *of_spots]
 
 
-def make_spot_trial(examiner: AnyExaminer, artifact: Artifact, spot: Spot) -> Trial:
-    trial = examiner.make_spot_trial(artifact, spot)
-    assert trial is not None  # a case of this examiner has told the spot
-    return trial
+def make_spot_replay(examiner: AnyExaminer, artifact: Artifact, spot: Spot) -> Replay:
+    replay = examiner.make_spot_replay(artifact, spot)
+    assert replay is not None  # a case of this examiner has told the spot
+    return replay
 
 
 def propose_acceptance(report: VerificationReport, artifact: str) -> str:
@@ -243,7 +243,7 @@ def remove_fitted_head(artifact: Artifact, manifest: Manifest) -> Artifact:
 
 
 def convert_references(
-    artifact: Artifact, trial: Trial, healthy: ir.Model, model: nn.Module, calibration: Calibration
+    artifact: Artifact, replay: Replay, healthy: ir.Model, model: nn.Module, calibration: Calibration
 ) -> list[Bands]:
     """Return the references: PyTorch, and a healthy graph in fp32 and in the artifact's precision."""
     full_artifact = describe_in_fp32(artifact)
@@ -253,14 +253,14 @@ def convert_references(
     own = convert_graph(healthy, artifact, calibration)
     rounding = calibration.make_rounding(artifact.precision)
     return [
-        make_node_bands(trial, artifact, full, full_artifact, own),
-        make_module_bands(trial, model, rounding, read_results(own)),
+        make_node_bands(replay, artifact, full, full_artifact, own),
+        make_module_bands(replay, model, rounding, read_results(own)),
     ]
 
 
 def find_references(
     examiner: AnyExaminer,
-    make_trial: MakeTrial,
+    make_replay: MakeReplay,
     artifact: Artifact,
     graph: ir.Model,
     sound: Sequence[Artifact],
@@ -270,34 +270,36 @@ def find_references(
     """Return all references for a graph that failed; `sound` are the bundle's in fp32 that did not."""
     nodes: Bands = {}
     modules: Bands = {}
-    trial = make_trial(artifact)
+    replay = make_replay(artifact)
     twin = next((other for other in sound if other.recipe_id == artifact.recipe_id), None)
     if twin is not None and artifact.precision != "fp32":
-        nodes = make_hidden_bands(examiner, trial, artifact.precision, twin)
+        nodes = make_hidden_bands(examiner, replay, artifact.precision, twin)
     if model is not None and is_module(model):
         results = find_module_results(graph, [path for path, _ in model.named_modules()])
         rounding = None if calibration is None else calibration.make_rounding(artifact.precision)
         # Without a rounding PyTorch's bands are those of fp32, which no other precision could keep.
         if results and (rounding is not None or artifact.precision == "fp32"):
-            modules = make_module_bands(trial, model, rounding, results)
+            modules = make_module_bands(replay, model, rounding, results)
     if not modules and artifact.precision == "fp32":
         others = [other for other in sound if other.graph == artifact.graph and other.id != artifact.id]
-        modules = make_sibling_bands(examiner, make_trial, trial, graph, others[0]) if others else {}
+        modules = make_sibling_bands(examiner, make_replay, replay, graph, others[0]) if others else {}
     if not nodes and not modules:
         raise VerificationError(NO_REFERENCE if artifact.precision == "fp32" else ADD_FP32)
     return [nodes, modules]
 
 
-def make_hidden_bands(examiner: AnyExaminer, trial: Trial, precision: str, twin: Artifact) -> dict[Key, Band]:
+def make_hidden_bands(
+    examiner: AnyExaminer, replay: Replay, precision: str, twin: Artifact
+) -> dict[Key, Band]:
     """Return the bands of hidden states, from the same graph in fp32.
 
     In scores, and in keys laid out for a product, padding cannot be told apart.
     """
 
     def choose(step: int, array: Array) -> Array | None:
-        return trial.select_tokens(step, array) if array.ndim == 3 else None
+        return replay.select_tokens(step, array) if array.ndim == 3 else None
 
-    values = trial.collect_values(load_graph(examiner.bundle.path(twin.file)), twin, choose)
+    values = replay.collect_values(load_graph(examiner.bundle.path(twin.file)), twin, choose)
     return {key: Band(array, CAPS[precision]["max_error"], twin.id) for key, array in values.items()}
 
 
@@ -308,16 +310,16 @@ def find_module_results(graph: ir.Model, paths: Sequence[str] = ()) -> Mapping[s
 
 
 def make_sibling_bands(
-    examiner: AnyExaminer, make_trial: MakeTrial, trial: Trial, graph: ir.Model, other: Artifact
+    examiner: AnyExaminer, make_replay: MakeReplay, replay: Replay, graph: ir.Model, other: Artifact
 ) -> dict[Key, Band]:
     """Return bands of modules' results, from the same model in another dialect in fp32 that has passed."""
     sibling = load_graph(examiner.bundle.path(other.file))
-    others = make_trial(other)
+    others = make_replay(other)
     own = find_module_results(graph)
     theirs = {path: name for name, path in find_module_results(sibling).items()}
     values = others.collect_values(sibling, other, others.select_tokens)
     bands: dict[Key, Band] = {}
-    for step, twin in pair_steps(trial, others):
+    for step, twin in pair_steps(replay, others):
         for name, path in own.items():
             tokens = values.get((twin, theirs.get(path, "")))
             if tokens is not None:
@@ -325,14 +327,14 @@ def make_sibling_bands(
     return bands
 
 
-def pair_steps(trial: Trial, other: Trial) -> list[tuple[int, int]]:
-    """Return the runs of two trials that compare the same tokens: a dialect may take one row at a time."""
+def pair_steps(replay: Replay, other: Replay) -> list[tuple[int, int]]:
+    """Return the runs of two replays that compare the same tokens: a dialect may take one row at a time."""
 
-    def list_compared(one: Trial) -> list[tuple[int, list[int]]]:
+    def list_compared(one: Replay) -> list[tuple[int, list[int]]]:
         steps = enumerate(one.steps)
         return [(i, s.positions[s.positions != PADDING].tolist()) for i, s in steps if s.is_compared]
 
-    both = zip(list_compared(trial), list_compared(other), strict=False)
+    both = zip(list_compared(replay), list_compared(other), strict=False)
     return [(mine, theirs) for (mine, tokens), (theirs, same) in both if tokens == same]
 
 

@@ -15,7 +15,7 @@ from ...runtime.errors import PlanForgeError
 from ..comparison.examiner import Progress
 from ..comparison.explanations import Case, JudgedGraphs, compare_explanations
 from ..comparison.kept_explanations import compare_kept
-from ..execution.trial import Step, Trial
+from ..execution.replay import Replay, Step
 from ..passes.weight_files import load_graph
 from ..reference.model import is_module, wake
 from ..tracing.recipes import Recipe
@@ -91,13 +91,13 @@ def find_culprits(
         return [], {name: f"no node can be named: {error}" for name in failed}
     for name, case in failed.items():
         artifact = artifacts[name]
-        trial = make_trial(case)
+        replay = make_replay(case)
         bands = make_node_bands(
-            trial, artifact, healthy[artifact.recipe_id], artifact, healthy[artifact.recipe_id]
+            replay, artifact, healthy[artifact.recipe_id], artifact, healthy[artifact.recipe_id]
         )
         try:
             graph = load_graph(bundle.path(artifact.file))
-            culprit = find_culprit(graph, artifact, trial, [bands], same_shapes=True)
+            culprit = find_culprit(graph, artifact, replay, [bands], same_shapes=True)
         except (PlanForgeError, ValueError) as error:
             unexplained[name] = f"no node can be named: {error}"
             continue
@@ -108,10 +108,10 @@ def find_culprits(
     return culprits, unexplained
 
 
-def make_trial(case: Case) -> Trial:
-    """Return a trial that runs a case's inputs; of all its numbers every one is compared."""
+def make_replay(case: Case) -> Replay:
+    """Return a replay that runs a case's inputs; of all its numbers every one is compared."""
 
     def drive(program: Program) -> None:
         program.run(case.inputs, {})
 
-    return Trial(drive, (Step(f"case {case.name!r}", np.zeros((0, 0), np.int64)),), ())
+    return Replay(drive, (Step(f"case {case.name!r}", np.zeros((0, 0), np.int64)),), ())

@@ -27,8 +27,8 @@ from ..execution.node_executor import (
     WideExecutor,
     list_inputs,
 )
+from ..execution.replay import Replay, Step
 from ..execution.rounding_noise import RoundingExecutor, find_code_bits, list_live_nodes
-from ..execution.trial import Step, Trial
 from ..limits import CAPS, compute_limits
 from ..passes.weight_files import allow_links, load_graph, replace_external
 from .bisect import Band, Culprit, find_culprit
@@ -306,10 +306,10 @@ def find_node_at_fault(file: OnnxFile, other: OnnxFile, feeds: Arrays, allowed: 
     def drive(program: Program) -> None:
         program.run(dict(feeds), {})
 
-    trial = Trial(drive, (Step("run", np.zeros((0, 0), np.int64)),), ())
-    values = trial.collect_values(other.model, other.artifact)
+    replay = Replay(drive, (Step("run", np.zeros((0, 0), np.int64)),), ())
+    values = replay.collect_values(other.model, other.artifact)
     bands = {key: Band(array, allowed, other.path.name) for key, array in values.items()}
-    culprit = find_culprit(file.model, file.artifact, trial, [bands])
+    culprit = find_culprit(file.model, file.artifact, replay, [bands])
     return () if culprit is None else (dataclasses.replace(culprit, artifact=file.path.name),)
 
 

@@ -11,7 +11,7 @@ from ...runtime.apps.check.metrics import make_plain
 from ...runtime.backends.backend import Array
 from ...runtime.bundle.manifest import Artifact
 from ..execution.node_executor import ExecutedProgram, NotFiniteError
-from ..execution.trial import Trial
+from ..execution.replay import Replay
 from ..passes.fp16_ranges import Choice
 from ..tracing.modules import find_module
 from .bisect import find_range
@@ -35,7 +35,7 @@ class Fp32Node:
 
 
 def list_fp32_nodes(
-    graph: ir.Model, artifact: Artifact, trial: Trial
+    graph: ir.Model, artifact: Artifact, replay: Replay
 ) -> tuple[tuple[Fp32Node, ...], NotFiniteError | None]:
     """Return the fp32 nodes of one graph, in its order, up to the node whose result is not finite, if any."""
     found: dict[str, Fp32Node] = {}
@@ -55,7 +55,7 @@ def list_fp32_nodes(
         )
 
     try:
-        trial.drive(ExecutedProgram(graph, artifact, see))
+        replay.drive(ExecutedProgram(graph, artifact, see))
     except NotFiniteError as error:
         return tuple(found.values()), error
     return tuple(found.values()), None

@@ -46,7 +46,7 @@ def compute_scales_to_compare(examiner: AnyExaminer, model: ReferenceModel) -> d
     if not any(PRECISIONS[artifact.precision].cache_bits for artifact in artifacts):
         return {}
     assert isinstance(examiner, DecoderExaminer)
-    enough = sum(map(len, examiner.expected.texts)) >= ENOUGH
+    enough = sum(len(text.tokens) for text in examiner.expected.calibration) >= ENOUGH
     return compute_cache_scales(examiner, model) if enough else {}
 
 

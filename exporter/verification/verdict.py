@@ -3,10 +3,13 @@
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Mapping
+import logging
+from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, NamedTuple
 
 from ...runtime.apps.check.metrics import Comparison, Outcome
+from ...runtime.apps.check.places import COUNTED, ENOUGH
+from ...runtime.bundle.manifest import Artifact
 from ...runtime.errors import BackendError
 from ..calibration.calibration import Calibration
 from ..comparison.examiner import Progress
@@ -16,6 +19,7 @@ from ..execution.node_executor import ROUNDING_ENGINE
 from ..limits import NOTHING_ACCEPTED, Accepted
 from ..memory import give_back_memory
 from ..passes.weight_files import load_graph
+from ..precisions import PRECISIONS
 from ..reference.model import rest, wake
 from .files import RUNNING
 from .fp32_nodes import list_fp32_nodes
@@ -25,6 +29,8 @@ from .report import VerificationReport
 
 if TYPE_CHECKING:
     from ..reference.model import ReferenceModel
+
+log = logging.getLogger("planforge")
 
 
 class Judged(NamedTuple):
@@ -85,6 +91,20 @@ def verify_model(
     return Judged(add_losses(report, losses), limits, calibration)
 
 
+def warn_of_unjudged(artifact: Artifact, comparisons: Sequence[Comparison]) -> None:
+    """Warn where a quantized graph read too little real text to judge what is counted in it."""
+    for one in comparisons:
+        shown = [name for name in COUNTED if name in one.metrics and name not in one.limits]
+        if shown and PRECISIONS[artifact.precision].is_quantized:
+            log.warning(
+                "%s: %s are shown and not judged, for that takes %d tokens of real text, and there are %d",
+                artifact.id,
+                " and ".join(shown),
+                ENOUGH,
+                one.metrics["rows"],
+            )
+
+
 def compare_all(
     examiner: AnyExaminer,
     limits: Mapping[str, Mapping[str, float]],
@@ -104,15 +124,17 @@ def compare_all(
     for artifact in bundle.manifest.artifacts:
         comparisons.append(read[artifact.id])
         try:
-            comparisons += examiner.compare(artifact, limits[artifact.precision], progress)
+            compared = examiner.compare(artifact, limits[artifact.precision], progress)
+            comparisons += compared
+            warn_of_unjudged(artifact, compared)
         except BackendError as error:  # of this graph; the others are still judged
             comparisons.append(Comparison.from_error(artifact.id, "ort-cpu", RUNNING, error))
             continue
         if artifact.precision == "fp16":
             graph = load_graph(bundle.path(artifact.file))
-            trial = examiner.make_trial(artifact)
-            nodes_in_fp32[artifact.id], broken = list_fp32_nodes(graph, artifact, trial)
-            steps = " and ".join(step.name for step in trial.steps)
+            replay = examiner.make_replay(artifact)
+            nodes_in_fp32[artifact.id], broken = list_fp32_nodes(graph, artifact, replay)
+            steps = " and ".join(step.name for step in replay.steps)
             case = f"every result of {steps}, padded, is finite"
             finite = Outcome({"finite": broken is None}, {}, () if broken is None else (str(broken),))
             comparisons.append(

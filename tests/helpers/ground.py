@@ -14,7 +14,7 @@ import onnx_ir as ir
 from planforge.exporter.calibration.calibration import read_calibration
 from planforge.exporter.calibration.prompts import read_prompts
 from planforge.exporter.comparison.tasks import examine_model
-from planforge.exporter.execution.trial import Trial
+from planforge.exporter.execution.replay import Replay
 from planforge.exporter.graphs import describe_in_fp32
 from planforge.exporter.levels import FULL, Level
 from planforge.exporter.passes.weights import LazyMapping
@@ -80,9 +80,9 @@ class Ground:
         gaps = {} if rounding is None else self.examiner.measure_gaps(self.model, rounding)
         return self.examiner.choose_limits(precision, gaps)
 
-    def make_references(self, artifact: Artifact, trial: Trial | None = None) -> list[Bands]:
+    def make_references(self, artifact: Artifact, replay: Replay | None = None) -> list[Bands]:
         """What a graph's nodes are held against, run as the runtime runs them now."""
-        trial = trial or self.examiner.make_trial(artifact)
+        replay = replay or self.examiner.make_replay(artifact)
         full_id = f"{artifact.recipe_id}.fp32"
         own, full = (
             ir.load(self.bundle.path(self.bundle.manifest.artifact(name).file))
@@ -90,8 +90,8 @@ class Ground:
         )
         rounding = self.calibration.make_rounding(artifact.precision)
         return [
-            make_node_bands(trial, artifact, full, describe_in_fp32(artifact), own),
-            make_module_bands(trial, self.model, rounding, read_results(own)),
+            make_node_bands(replay, artifact, full, describe_in_fp32(artifact), own),
+            make_module_bands(replay, self.model, rounding, read_results(own)),
         ]
 
     @contextmanager
@@ -109,13 +109,13 @@ class Ground:
             self.read(artifact, bundle),
             *examiner.compare(artifact, self.limits(artifact.precision)),
         ]
-        trial = examiner.make_trial(artifact)
+        replay = examiner.make_replay(artifact)
         graph = ir.load(bundle.path(artifact.file))
-        culprit = find_culprit(graph, artifact, trial, references or self.sound_references(artifact.id))
+        culprit = find_culprit(graph, artifact, replay, references or self.sound_references(artifact.id))
         for comparison in comparisons:
             if culprit is None and comparison.spot is not None:
-                spot_trial = examiner.make_spot_trial(artifact, comparison.spot)
-                assert spot_trial is not None
-                own = self.make_references(artifact, spot_trial)
-                culprit = find_culprit(graph, artifact, spot_trial, own)
+                spot_replay = examiner.make_spot_replay(artifact, comparison.spot)
+                assert spot_replay is not None
+                own = self.make_references(artifact, spot_replay)
+                culprit = find_culprit(graph, artifact, spot_replay, own)
         return [comparison for comparison in comparisons if not comparison.passed], culprit

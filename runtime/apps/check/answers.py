@@ -13,8 +13,10 @@ from ...bundle.defaults import GenerationDefaults
 from ...bundle.manifest import Manifest
 from ...errors import InputError
 from ...text.tokenizer import Tokenizer
-from . import decoders, translations
+from . import translations
+from .case import from_arrays
 from .cases import find_room
+from .divergence import Continued, list_samples
 from .files import Arrays
 from .metrics import Comparison, measure_scale
 from .texts import GoldenInput, make_comparison, make_input_reader, show
@@ -23,7 +25,6 @@ if TYPE_CHECKING:
     from ...translate.translator import Translator
 
 Limits: TypeAlias = Mapping[str, Mapping[str, float]]  # of each metric, by precision
-Sample: TypeAlias = decoders.Sample | translations.Sample
 CASE = "texts to texts"
 MOST = 3  # texts
 
@@ -56,7 +57,7 @@ def compare_generator(
     room = find_room(model.artifact)
     allowed = limits[model.artifact.precision]["max_error"]
     faults: list[str] = []
-    for sample in decoders.from_arrays(arrays).samples:
+    for sample in list_samples(from_arrays(arrays)):
         text = find_text(manifest, model.tokenizer, sample.prompt)
         if text and len(sample) <= room and len(faults) < MOST:
             answer = model.generate(text, max_new_tokens=len(sample.continuation))
@@ -116,7 +117,7 @@ def cut_at_end(tokens: Sequence[int], eos: Sequence[int]) -> tuple[int, ...]:
 
 
 def compare_tokens(
-    got: Sequence[int], want: Sequence[int], sample: Sample, tokenizer: Tokenizer, allowed: float
+    got: Sequence[int], want: Sequence[int], sample: Continued, tokenizer: Tokenizer, allowed: float
 ) -> str:
     """Return where an answer leaves PyTorch's by more than rounding explains, or ""."""
     pairs = enumerate(zip(got, want, strict=False))

@@ -6,7 +6,7 @@ N places of a text
 from __future__ import annotations
 
 import json
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
 from typing import Any, Literal, NamedTuple, TypeAlias
 
@@ -14,7 +14,7 @@ import numpy as np
 import numpy.typing as npt
 
 from ...bundle.manifest import Artifact
-from .cases import find_room
+from .cases import Skipped, find_room, skip_batches, skip_too_long
 from .files import Arrays, choose_evenly
 
 Array: TypeAlias = npt.NDArray[Any]
@@ -72,7 +72,7 @@ class Case:
         name: in words; cases of one name are one comparison.
         graph: "decoder", ...
         rows: of one batch, all of as many steps.
-        measure: what is compared of it.
+        measures: what is compared of it.
         runner: "forced" compares what follows each step; "every" each token's, of a single row; "greedy" lets
             the engine choose the tokens behind the first step.
         shares_past: the first step is read once, by the row that reads most of it, and copied.
@@ -84,7 +84,7 @@ class Case:
     name: str
     graph: str
     rows: tuple[Row, ...]
-    measure: Measure
+    measures: tuple[Measure, ...]
     runner: Runner = "forced"
     shares_past: bool = False
     chunk: int = 0
@@ -120,6 +120,10 @@ class Known(NamedTuple):
         keep = list(choose_evenly(len(self.positions), most))
         return Known(self.positions[keep], self.values[keep])
 
+    def end(self, most: int) -> Known:
+        """Return the values at the last positions."""
+        return Known(self.positions[-most:], self.values[-most:])
+
 
 Answers: TypeAlias = Mapping[str, Mapping[int, Known]]  # by output and text
 
@@ -134,6 +138,7 @@ class CaseSet:
         columns: tokens of the vocabulary, of whose logits "columns" are.
         answers: PyTorch's, at the positions where they are wanted.
         left_out: what the level of verification does without, in words.
+        calibration: texts that no case reads, to calibrate with; files do without.
     """
 
     texts: tuple[Text, ...]
@@ -141,6 +146,7 @@ class CaseSet:
     answers: Answers
     columns: tuple[int, ...] = ()
     left_out: tuple[str, ...] = ()
+    calibration: tuple[Text, ...] = ()
 
     def fit(self, case: Case, artifact: Artifact) -> list[Case]:
         """Return a case as a graph takes it: without rows that are too long, in batches of its sizes."""
@@ -149,6 +155,28 @@ class CaseSet:
         parts = [tuple(rows[begin : begin + size.max]) for begin in range(0, len(rows), size.max)]
         cases = [replace(case, rows=part) for part in parts if len(part) >= size.min]
         return [one for one in cases if self.count_columns(one) <= find_room(artifact)]
+
+    def list_skipped(self, artifact: Artifact) -> list[Skipped]:
+        """Return what `fit` leaves out of a graph's cases, by their names."""
+        counts: dict[str, int] = {}
+        left: dict[str, list[Case]] = {}
+        for case in self.cases:
+            if case.graph != artifact.graph:
+                continue
+            counts[case.name] = counts.get(case.name, 0) + len(case.rows)
+            kept = [row for part in self.fit(case, artifact) for row in part.rows]
+            if rows := tuple(row for row in case.rows if row not in kept):
+                left.setdefault(case.name, []).append(replace(case, rows=rows))
+        skipped = []
+        for name, cases in left.items():
+            what = f"{sum(len(case.rows) for case in cases)} of {counts[name]} rows of {name!r}"
+            tokens = max(map(self.count_columns, cases))
+            rows_at_once = max(len(case.rows) for case in cases)
+            if tokens > find_room(artifact):
+                skipped.append(skip_too_long(artifact, what, tokens))
+            else:
+                skipped.append(skip_batches(artifact, what, rows_at_once, tokens))
+        return skipped
 
     def count_row(self, case: Case, row: Row) -> int:
         """Return how many tokens a row has in the end."""
@@ -163,15 +191,27 @@ class CaseSet:
         repeats = max(self.texts[row.text].repeats for row in case.rows)
         return first * repeats + sum(others)
 
-    def thin(self, counts: Mapping[str, int]) -> CaseSet:
-        """Return the set with so many answers of each text, by output; others are kept whole."""
-        thinned = {
-            output: {text: known.thin(counts[output]) for text, known in by_text.items()}
-            if output in counts
-            else by_text
+    def list_texts(self, kind: Kind) -> list[int]:
+        """Return the numbers of the texts that cases with a measure of this kind read, in their order."""
+        read = {
+            row.text
+            for case in self.cases
+            for row in case.rows
+            if any(measure.kind == kind for measure in case.measures)
+        }
+        return sorted(read)
+
+    def restrict(self, texts: Collection[int]) -> CaseSet:
+        """Return the set with the cases that read none but these texts, and with answers to these alone."""
+        answers = {
+            output: {text: known for text, known in by_text.items() if text in texts}
             for output, by_text in self.answers.items()
         }
-        return replace(self, answers=thinned)
+        return replace(
+            self,
+            cases=tuple(case for case in self.cases if all(row.text in texts for row in case.rows)),
+            answers={output: by_text for output, by_text in answers.items() if by_text},
+        )
 
 
 def to_arrays(case_set: CaseSet) -> dict[str, Array]:
@@ -221,6 +261,8 @@ def from_arrays(arrays: Arrays) -> CaseSet:
 def read_case(fields: Mapping[str, Any]) -> Case:
     """Return the case whose fields JSON has."""
     rows = tuple(Row(row["text"], tuple(row["ends"])) for row in fields["rows"])
-    kind, outputs, limited, prefix = fields["measure"]
-    measure = Measure(kind, tuple(outputs), tuple(limited), prefix)
-    return Case(**{**fields, "rows": rows, "measure": measure})
+    measures = tuple(
+        Measure(kind, tuple(outputs), tuple(limited), prefix)
+        for kind, outputs, limited, prefix in fields["measures"]
+    )
+    return Case(**{**fields, "rows": rows, "measures": measures})

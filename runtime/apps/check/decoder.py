@@ -19,11 +19,10 @@ from ...decoding.sampling import compute_logprobs
 from ...text.tokenizer import Tokenizer
 from .case import Case, CaseSet, Integers, Known
 from .cases import find_room
-from .decoders import Sample, measure_parts
-from .divergence import Followed, add_divergence, follow
+from .divergence import Followed, Sample, follow, judge_followed, read_sample
 from .draws import start_on_past, take_step
-from .metrics import Logits, Outcome, judge_outcome
-from .places import JUDGES, Seen
+from .metrics import Logits, Outcome
+from .places import Seen, judge
 
 Numbered: TypeAlias = tuple[int, Case]  # a case as a graph takes it, and its number in the set
 Limits: TypeAlias = Mapping[str, float]
@@ -47,11 +46,10 @@ def compare(
     decoder: Decoder, case_set: CaseSet, cases: Sequence[Numbered], limits: Limits, tokenizer: Tokenizer
 ) -> Outcome:
     """Return the outcome of cases of one name."""
-    wanted = cases[0][1].measure
     if cases[0][1].runner == "greedy":
         return compare_greedy(decoder, case_set, cases, limits, tokenizer)
     seen = chain.from_iterable(run(decoder, case_set, *case) for case in cases)
-    return JUDGES[wanted.kind](seen, case_set, wanted, limits)
+    return judge(seen, case_set, cases[0][1].measures, limits)
 
 
 def run(decoder: Decoder, case_set: CaseSet, number: int, case: Case) -> Iterator[Seen]:
@@ -90,7 +88,7 @@ def see(case_set: CaseSet, number: int, case: Case, step: int, row: int, begin: 
     """Return what logits (N, V) at the positions of a row's text from one on say, where that is wanted."""
     text = case.rows[row].text
     values: dict[str, Known] = {}
-    for output in case.measure.outputs:
+    for output in chain.from_iterable(measure.outputs for measure in case.measures):
         if (known := case_set.answers.get(output, {}).get(text)) is None:
             continue
         inside = (known.positions >= begin) & (known.positions < begin + len(logits))
@@ -112,16 +110,18 @@ def reduce(case_set: CaseSet, output: str, text: int, positions: Integers, logit
     if output == "likeliest":
         likeliest: Logits = logits.argmax(-1)
         return likeliest
+    is_finite = np.isfinite(logits).all(axis=1)
     if output == "columns":
         kept = logits[:, case_set.columns]
     elif output == "logprob":
         following = np.asarray(case_set.texts[text].tokens)[positions + 1]
-        kept = compute_logprobs(logits, following).astype(np.float32)
+        kept = np.full(len(logits), np.nan, np.float32)
+        kept[is_finite] = compute_logprobs(logits[is_finite], following[is_finite])
     else:
         assert output == "margin", output
         best = np.sort(logits, axis=-1)[:, -2:]
         kept = best[:, 1] - best[:, 0]
-    kept[~np.isfinite(logits).all(axis=1)] = np.nan
+    kept[~is_finite] = np.nan
     return kept
 
 
@@ -132,28 +132,17 @@ def compare_greedy(
     samples: list[Sample] = []
     found: list[Followed] = []
     for _, case in cases:
-        own = [read_sample(case_set, row.text, row.ends[0]) for row in case.rows]
+        own = [read_sample(case_set, row) for row in case.rows]
         prompts = [sample.prompt for sample in own]
         batch = decoder.start(len(own), case_set.count_columns(case))
         followed = follow(batch, batch.prefill(prompts), own, limits)
         moved = [replace(one, row=one.row + len(samples)) for one in followed.divergences]
         found.append(replace(followed, divergences=tuple(moved)))
         samples += own
-    parts = [part for one in found for part in one.parts]
-    divergences = [divergence for one in found for divergence in one.divergences]
-    everything = Followed(tuple(parts), tuple(divergences), min(one.steps for one in found))
-    wanted = cases[0][1].measure
-    outcome = judge_outcome(
-        measure_parts(parts), limits, wanted.prefix, everything.failures, names=wanted.limited
+    everything = Followed(
+        tuple(part for one in found for part in one.parts),
+        tuple(divergence for one in found for divergence in one.divergences),
+        min(one.steps for one in found),
     )
     texts = [tokenizer.decode(sample.prompt) for sample in samples]
-    return add_divergence(outcome, everything, texts, samples, tokenizer.decode_known)
-
-
-def read_sample(case_set: CaseSet, text: int, length: int) -> Sample:
-    """Return a prompt of so many tokens, with how PyTorch continues it."""
-    tokens = case_set.texts[text].tokens
-    logits = case_set.answers["logits"][text]
-    margins = case_set.answers["margin"][text].values
-    steps = tuple(int(position) - length + 1 for position in logits.positions)
-    return Sample(tokens[:length], tokens[length:], tuple(map(float, margins)), steps, logits.values)
+    return judge_followed(everything, samples, texts, tokenizer, limits)

@@ -4,14 +4,66 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING, Protocol, TypeAlias
+from typing import Protocol
 
-from .metrics import Logits, Outcome, measure_scale
+import numpy as np
 
-if TYPE_CHECKING:
-    from . import decoders, translations
+from ...text.tokenizer import Tokenizer
+from .case import CaseSet, Row
+from .metrics import Logits, Metrics, Outcome, judge_outcome, measure, measure_max_error, measure_scale
 
-    Sample: TypeAlias = decoders.Sample | translations.Sample
+
+@dataclass(frozen=True)
+class Sample:
+    """A prompt, and how PyTorch continues it."""
+
+    prompt: tuple[int, ...]  # token ids
+    continuation: tuple[int, ...]  # PyTorch's greedy tokens
+    margins: tuple[float, ...]  # by how much PyTorch preferred each of them to the next best, in logits
+    steps: tuple[int, ...]  # whose logits are known; step 0 follows the prompt, step i the i-th new token
+    logits: Logits  # (len(steps), V) PyTorch's, computed at once and without a cache
+
+    def __len__(self) -> int:
+        return len(self.prompt) + len(self.continuation)
+
+
+def list_samples(case_set: CaseSet) -> list[Sample]:
+    """Return the prompts that PyTorch has continued, the last of a single token."""
+    rows: dict[int, Row] = {}
+    for case in case_set.cases:
+        for row in case.rows:
+            if row.text in case_set.answers["margin"]:
+                rows.setdefault(row.text, row)  # the first case reads a prompt, then token by token
+    return [read_sample(case_set, row) for row in rows.values()]
+
+
+def list_batches(case_set: CaseSet) -> list[list[Sample]]:
+    """Return the padded batches of prompts that an engine continues by itself."""
+    greedy = [case for case in case_set.cases if case.runner == "greedy"]
+    return [[read_sample(case_set, row) for row in case.rows] for case in greedy]
+
+
+def read_sample(case_set: CaseSet, row: Row) -> Sample:
+    """Return the prompt of a row that an engine continues, with how PyTorch does."""
+    length = row.ends[0]
+    tokens = case_set.texts[row.text].tokens
+    logits = case_set.answers["logits"][row.text]
+    margins = case_set.answers["margin"][row.text].values
+    steps = tuple(int(position) - length + 1 for position in logits.positions)
+    return Sample(tokens[:length], tokens[length:], tuple(map(float, margins)), steps, logits.values)
+
+
+class Continued(Protocol):
+    """What PyTorch has continued."""
+
+    @property
+    def continuation(self) -> tuple[int, ...]: ...
+    @property
+    def margins(self) -> tuple[float, ...]: ...
+    @property
+    def steps(self) -> tuple[int, ...]: ...
+    @property
+    def logits(self) -> Logits: ...
 
 
 class Decodes(Protocol):
@@ -57,7 +109,9 @@ class Followed:
         ]
 
 
-def follow(run: Decodes, logits: Logits, samples: Sequence[Sample], limits: Mapping[str, float]) -> Followed:
+def follow(
+    run: Decodes, logits: Logits, samples: Sequence[Continued], limits: Mapping[str, float]
+) -> Followed:
     """Let the engine choose its own tokens, a sample in each row.
 
     The run has taken in the samples' prompts; the logits (B, V) are those of the first new token.
@@ -87,11 +141,36 @@ def follow(run: Decodes, logits: Logits, samples: Sequence[Sample], limits: Mapp
     return Followed(tuple(parts), tuple(divergences), steps)
 
 
+def measure_parts(parts: Sequence[tuple[Logits, Logits]]) -> Metrics:
+    """Measure all parts together; each is what an engine got and what it should have got."""
+    got, want = zip(*parts, strict=True)
+    return measure(np.concatenate(got), np.concatenate(want))
+
+
+def measure_steps(parts: Sequence[tuple[Logits, Logits]]) -> list[float]:
+    """Return the largest error of each known step over all samples."""
+    steps = min(len(want) for _, want in parts)
+    got, want = (np.stack([rows[:steps] for rows in side], axis=1) for side in zip(*parts, strict=True))
+    return [measure_max_error(*rows) for rows in zip(got, want, strict=True)]
+
+
+def judge_followed(
+    followed: Followed,
+    samples: Sequence[Continued],
+    prompts: Sequence[str],
+    tokenizer: Tokenizer,
+    limits: Mapping[str, float],
+) -> Outcome:
+    """Return the outcome of a batch that was decoded freely, with where it left PyTorch's tokens."""
+    outcome = judge_outcome(measure_parts(followed.parts), limits, failures=followed.failures)
+    return add_divergence(outcome, followed, prompts, samples, tokenizer.decode_known)
+
+
 def add_divergence(
     outcome: Outcome,
     followed: Followed,
     prompts: Sequence[str],
-    samples: Sequence[Sample],
+    samples: Sequence[Continued],
     decode: Callable[[Sequence[int]], str],
 ) -> Outcome:
     """Return the outcome with how many tokens the engine shares with PyTorch, and where it left them."""

@@ -6,7 +6,7 @@ N places, V vocabulary, K tokens whose logits are known
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from typing import NamedTuple
 
 import numpy as np
@@ -87,7 +87,7 @@ def measure_columns(
 
 
 def find_scale(case_set: CaseSet) -> float:
-    """Return the unit of errors of single tokens' logits."""
+    """Return the unit of errors of some tokens' logits: that of all texts together."""
     whole = [
         known.values
         for text, known in case_set.answers["columns"].items()
@@ -153,6 +153,23 @@ def judge_passages(
     metrics = measure_passages(seen, case_set)
     names = [name for name in wanted.limited if metrics.rows >= ENOUGH or name not in COUNTED]
     return judge_outcome(metrics, limits, wanted.prefix, names=names)
+
+
+def judge(
+    seen: Iterable[Seen], case_set: CaseSet, measures: Sequence[Measure], limits: Mapping[str, float]
+) -> Outcome:
+    """Return the outcome of all measures of a case."""
+    every = list(seen) if len(measures) > 1 else seen
+    first, *others = [JUDGES[wanted.kind](every, case_set, wanted, limits) for wanted in measures]
+    for other in others:
+        first = Outcome(
+            metrics={**first.metrics, **other.metrics},
+            limits={**first.limits, **other.limits},
+            failures=(*first.failures, *other.failures),
+            errors=first.errors or other.errors,
+            spot=first.spot or other.spot,
+        )
+    return first
 
 
 JUDGES = {"logits": judge_logits, "columns": judge_columns, "passages": judge_passages}  # by a measure's kind

@@ -180,13 +180,14 @@ def make_outdated_error(bundle: Bundle, missing: KeyError) -> BundleError:
 
 
 def prepare_generator(model: TextGenerator, arrays: Arrays, limits: Limits) -> list[Subject]:
-    """Prepare a decoder's cases: prompts through its cache, greedy text, a full context."""
-    from . import decoders
+    """Prepare a decoder's cases: prompts through its cache, greedy text, a full context, real text."""
+    from .case import from_arrays
+    from .decoder import list_comparisons
 
-    golden = decoders.from_arrays(arrays)
+    case_set = from_arrays(arrays)
     artifact = model.decoder.artifact
-    cases = decoders.make_cases(model.decoder, golden, limits[artifact.precision], model.tokenizer)
-    return [Subject(artifact, cases, decoders.find_skipped(artifact, golden))]
+    cases = list_comparisons(model.decoder, case_set, limits[artifact.precision], model.tokenizer)
+    return [Subject(artifact, cases, case_set.list_skipped(artifact))]
 
 
 def prepare_encoder(model: TextEncoder, arrays: Arrays, limits: Limits) -> list[Subject]:

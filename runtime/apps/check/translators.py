@@ -10,8 +10,7 @@ import numpy as np
 
 from ...bundle.manifest import Artifact
 from .cases import Case, Skipped, find_room, skip_batches, skip_too_long
-from .decoders import measure_parts, measure_steps
-from .divergence import add_divergence, follow
+from .divergence import add_divergence, follow, measure_parts, measure_steps
 from .draws import Draws, choose_places, find_skipped_draws, make_draw_cases, name_batches, reads
 from .metrics import DrawMetrics, Logits, Outcome, ScoreMetrics, Spot, judge_outcome, locate_failure
 from .translation_engine import Engine, Follower

@@ -22,7 +22,7 @@ from torch import Tensor, nn
 from planforge.exporter import export, pipeline
 from planforge.exporter.calibration.calibration import Calibration, calibrate
 from planforge.exporter.checkpoints.source import DEMOS
-from planforge.exporter.reference.decoder import make_reference
+from planforge.exporter.reference.open import make_reference
 from planforge.models import Llama, load_model
 from planforge.runtime.backends.ort_backend import OrtBuffer, OrtCpuBackend
 from planforge.runtime.bundle.bundle import Bundle

@@ -24,7 +24,7 @@ from planforge.exporter.packaging.run import run_package
 from planforge.exporter.packaging.settings_check import compare_settings
 from planforge.exporter.packaging.workers.pbtxt import read_pbtxt
 from planforge.runtime import InputError, TextGenerator, load
-from planforge.runtime.apps.check.decoders import Sample
+from planforge.runtime.apps.check.divergence import Sample
 from planforge.runtime.apps.check.metrics import Comparison
 from planforge.runtime.bundle.artifact import Artifact
 from planforge.runtime.bundle.bundle import Bundle

@@ -1,7 +1,4 @@
-"""A decoder's cases as data: transformers' logits at their places, what cases in code measure, and faults.
-
-The older way, `examine_model`, is compared beside it until it goes.
-"""
+"""A decoder's cases as data: transformers' logits at their places, what cases in code measure, and faults."""
 
 from __future__ import annotations
 
@@ -17,12 +14,11 @@ import transformers
 
 from planforge.exporter.calibration.prompts import read_prompts
 from planforge.exporter.checkpoints.source import DEMOS
-from planforge.exporter.comparison.tasks import examine_model
-from planforge.exporter.levels import FULL, QUICK, STANDARD, Level
-from planforge.exporter.reference.decoder_samples import open_plain_tokenizer
+from planforge.exporter.levels import STANDARD, Level
 from planforge.exporter.reference.model import load_our_model
-from planforge.exporter.reference.rounding import Rounding
-from planforge.exporter.tasks.decoder import answer, choose, measure_gaps
+from planforge.exporter.tasks.decoder import choose
+from planforge.exporter.tasks.decoder_answers import answer, thin_for_file
+from planforge.exporter.tasks.passages import open_plain_tokenizer
 from planforge.runtime.apps.check.case import CaseSet, Known, from_arrays, to_arrays
 from planforge.runtime.apps.check.decoder import list_comparisons
 from planforge.runtime.apps.check.metrics import Outcome
@@ -36,8 +32,6 @@ ANY = dict.fromkeys(
     ("max_error", "mean_kl", "drawn.max_error", "text_kl", "top1_changes", "perplexity_change"), 1e9
 )
 LIMITS = {**ANY, "max_error": 1e-4, "drawn.max_error": 1e-4}
-# The names of what is drawn at random: theirs told what a graph takes of it.
-RENAMED = {"drawn with seed": "random batches", "single steps": "single steps"}
 
 
 @pytest.fixture(scope="module")
@@ -91,41 +85,6 @@ def test_answers_are_the_logits_of_transformers(case_set: CaseSet) -> None:
     assert looked_at > 500
 
 
-@pytest.mark.parametrize("level", [QUICK, STANDARD, FULL])
-def test_they_measure_what_cases_in_code_do(model: Any, bundle: Bundle, level: Level) -> None:
-    texts = read_prompts(None, FOLDER)[:6]
-    examiner = examine_model(bundle, model, texts, level=level)
-    found = make_set(model, bundle, level)
-    for artifact in bundle.manifest.artifacts:
-        engine = examiner.open(artifact, lambda other: OrtCpuBackend().open(bundle, other))
-        try:
-            old = {name: run() for name, run in examiner.list_cases(engine, artifact, ANY).items()}
-        finally:
-            engine.close()
-        new = compare(bundle, artifact, found)
-        assert len(new) == len(old)
-        for name, outcome in old.items():
-            renamed = next((other for part, other in RENAMED.items() if part in name), name)
-            (twin,) = (each for each_name, each in new.items() if each_name.startswith(renamed))
-            for metric, value in outcome.metrics.items():
-                assert twin.metrics[metric] == pytest.approx(value, rel=1e-6, abs=1e-9), (name, metric)
-
-
-@pytest.mark.parametrize("rounding", [Rounding(dtype=torch.float16), Rounding(exact=True)])
-def test_a_rounded_answer_measures_what_rounding_loses(
-    model: Any, bundle: Bundle, case_set: CaseSet, rounding: Rounding
-) -> None:
-    examiner = examine_model(bundle, model, read_prompts(None, FOLDER)[:6], level=STANDARD)
-    want = examiner.measure_gaps(model, rounding)
-    with rounding.apply(model):
-        rounded = answer(model, case_set, rounding)
-    found = measure_gaps(case_set, rounded)
-    assert found.keys() == want.keys()
-    for prefix, names in (("", ("max_error", "mean_kl")), ("text", ("text_kl",)), ("drawn.", ("max_error",))):
-        for name in names:
-            assert getattr(found[prefix], name) == pytest.approx(getattr(want[prefix], name), rel=0.2)
-
-
 def test_a_wrong_number_at_one_place_is_found_there(bundle: Bundle, case_set: CaseSet) -> None:
     number, case = next(
         (i, c) for i, c in enumerate(case_set.cases) if len(c.rows) == 3 and not c.shares_past
@@ -154,7 +113,7 @@ def test_arrays_keep_a_set_whole(case_set: CaseSet) -> None:
 
 
 def test_a_thinned_set_runs_at_the_places_that_are_left(bundle: Bundle, case_set: CaseSet) -> None:
-    thinned = case_set.thin({"logits": 3})
+    thinned = thin_for_file(case_set)
     artifact = next(list_graphs(bundle))
     found = compare(bundle, artifact, thinned, LIMITS)
     assert found.keys() == compare(bundle, artifact, case_set, LIMITS).keys()
@@ -168,7 +127,7 @@ def test_a_small_plan_gets_the_rows_that_it_takes(bundle: Bundle, case_set: Case
     assert [case_set.fit(case, artifact) for case in case_set.cases] == [[case] for case in case_set.cases]
     small = limit_axes(artifact, batch=3, tokens=40)
     found = compare(bundle, small, case_set, LIMITS)
-    assert {"greedy, batch 8, padded", "random batches, seed 0"} <= found.keys()
+    assert {"greedy, 8 prompts, padded", "random batches, seed 0"} <= found.keys()
     assert "full context" not in found
     assert not any(outcome.failures for outcome in found.values())
     for case in case_set.cases:

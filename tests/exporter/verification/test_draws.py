@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-import dataclasses
+import json
 from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
@@ -13,7 +13,7 @@ import pytest
 from planforge.exporter import export
 from planforge.exporter.levels import FULL, STANDARD
 from planforge.exporter.reference import draw
-from planforge.exporter.reference.decoder_samples import Expectation
+from planforge.exporter.tasks import decoder
 from planforge.exporter.verification.golden_answers import answer_again, compare_arrays
 from planforge.runtime.apps.check.selftest import selftest
 
@@ -37,8 +37,9 @@ SIX = "positions wrong in single steps of batches of 6 alone, behind 60 tokens o
 FEW = "positions wrong in steps of 2 to 6 tokens alone, behind 150 tokens or more"
 FOURTH = "padding of the fourth row unmasked"
 LATE_IN_FEW = late_positions_behind(150, None, range(2, 7))
-STEPS = "single steps at positions 1 to 255, 1 row"
-BATCHES = "batches of 1 to 8 rows, padded, drawn with seed 0"
+STEPS = "single steps at positions 1 to 255"
+BATCHES = "random batches, seed 0"
+TARGETS = "batches of 1 to 8 rows, padded, drawn with seed 0"
 
 
 @pytest.fixture(scope="module")
@@ -87,7 +88,7 @@ def test_a_fault_that_few_texts_show_is_caught_and_named(
 def large(demo_bundle: Path, tmp_path_factory: pytest.TempPathFactory) -> Ground:
     """As many weights as Qwen2-0.5B has: 64 tokens are drawn, of a context of 256."""
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(draw, "count_weights", lambda model: 500_000_000)
+        patch.setattr(decoder, "count_weights", lambda model: 500_000_000)
         return Ground(demo_bundle, tmp_path_factory.mktemp("large") / "copy", STANDARD)
 
 
@@ -95,8 +96,7 @@ def test_a_model_whose_budget_allows_few_positions_is_held_to_all_of_the_context
     large: Ground, table: list[Row]
 ) -> None:
     expected = large.examiner.expected
-    assert isinstance(expected, Expectation) and expected.draws is not None
-    assert len(expected.draws.texts[0]) == 64
+    assert max(len(expected.texts[number].tokens) for number in expected.list_texts("columns")) == 64
     artifact = "decoder.inplace.fp32"
     with large.damaged(artifact, Fault("rare", late_slot, "", ())) as bundle:
         failed, culprit = large.examined(bundle, bundle.manifest.artifact(artifact))
@@ -109,8 +109,10 @@ def test_a_model_whose_budget_allows_few_positions_is_held_to_all_of_the_context
 def test_golden_answers_behind_repeated_pasts_are_asked_again(large: Ground) -> None:
     """A damaged one is told; so is one that is gone, and a past that the context has no room for."""
     arrays = large.examiner.collect_golden()
-    name = next(name for name in arrays if name.startswith("drawn.repeated."))
-    asked_otherwise = dataclasses.replace(large.examiner, expected=large.examiner.expected.thin(1))
+    expected = large.examiner.expected
+    number = next(n for n in expected.list_texts("columns") if expected.texts[n].repeats > 1)
+    name = f"columns.{number}.values"
+    asked_otherwise = large.examiner.thin(1)
 
     def list_faults(changed: Mapping[str, Any]) -> list[str]:
         golden = {key: array for key, array in {**arrays, **changed}.items() if array is not None}
@@ -120,10 +122,12 @@ def test_golden_answers_behind_repeated_pasts_are_asked_again(large: Ground) -> 
     assert list_faults({}) == []
     (fault,) = list_faults({name: arrays[name] + 1})
     assert fault.startswith(f"{name} is ")
-    assert list_faults({name: None}) == [f"{name} is missing"]
-    batch = next(key for key, array in arrays.items() if key.startswith("drawn.repeats.") and array > 1)
-    with pytest.raises(ValueError, match=r"it has drawn texts of \d+ tokens, and the model takes 256"):
-        list_faults({batch: np.array(10**6)})
+    with pytest.raises(KeyError, match=name):
+        list_faults({name: None})
+    plan = json.loads(str(arrays["plan"]))
+    plan["texts"][number]["repeats"] = 10**6
+    with pytest.raises(ValueError, match=r"it has texts of \d+ tokens, and the model takes 256"):
+        list_faults({"plan": np.array(json.dumps(plan))})
 
 
 @pytest.mark.parametrize(("repeats", "context"), [(1, 256), (4, 1024), (22, 1024), (683, 32768)])
@@ -186,7 +190,7 @@ def test_golden_data_shows_a_fault_of_few_translations(translators: Ground) -> N
         failed = [
             comparison.case for comparison in selftest(bundle.folder).comparisons if comparison.failures
         ]
-    assert failed == [BATCHES, "single steps at positions 1 to 63, 1 row"]
+    assert failed == [TARGETS, "single steps at positions 1 to 63, 1 row"]
 
 
 SOURCE_MASK = "encoder_attention_mask"
@@ -201,7 +205,7 @@ MASK_NODES = {"Unsqueeze", "Or", "Where"}
             "decoder.portable.fp32",
             f"{SEEN} by cross-attention",
             unmasked(1, 24, 1000, SOURCE_MASK),
-            BATCHES,
+            TARGETS,
             "",
             MASK_NODES,
         ),
@@ -209,7 +213,7 @@ MASK_NODES = {"Unsqueeze", "Or", "Where"}
             "encoder.portable.fp32",
             f"{SEEN} by the encoder",
             unmasked(1, 24, 1000),
-            BATCHES,
+            TARGETS,
             "",
             MASK_NODES,
         ),
@@ -217,7 +221,7 @@ MASK_NODES = {"Unsqueeze", "Or", "Where"}
             "decoder.portable.fp32",
             "two rows' sources exchanged in batches of 6 alone",
             exchanged_sources(6),
-            BATCHES,
+            TARGETS,
             "decoder.layers.0.cross_attention_residual",
             {"MatMul"},
         ),

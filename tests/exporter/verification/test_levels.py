@@ -14,13 +14,14 @@ import torch
 
 from planforge.exporter import verify
 from planforge.exporter.calibration.prompts import read_prompts
-from planforge.exporter.comparison.decoders import DecoderExaminer
 from planforge.exporter.comparison.tasks import examine_model
 from planforge.exporter.levels import CALIBRATION, FULL, LEVELS, STANDARD, parse_verify
-from planforge.exporter.reference.decoder import make_reference
-from planforge.exporter.reference.decoder_samples import thin_passages
 from planforge.exporter.reference.draw import count_alike, count_tokens
+from planforge.exporter.reference.open import make_reference
 from planforge.exporter.reference.rounding import Rounding
+from planforge.exporter.tasks.decoder import CONTEXT
+from planforge.exporter.tasks.decoder_answers import answer, choose_for_gap, compare_answers
+from planforge.exporter.tasks.passages import thin_passages
 from planforge.exporter.verification.verify import find_recorded_source
 from planforge.models import load_model
 from planforge.models.language_model import LanguageModel
@@ -69,7 +70,7 @@ def test_a_quick_verdict_says_what_it_left_out(demo_bundle: Path) -> None:
     assert {"attributes and weights", "prefill and decode, batch 1"} < cases
     compared = [comparison for comparison in quick.comparisons if comparison.artifact in only]
     assert len(compared) < len([c for c in usual["comparisons"] if c["artifact"] in only])
-    assert "full context" not in cases and not [case for case in cases if "drawn" in case]
+    assert "full context" not in cases and not [case for case in cases if "random" in case]
     assert "drawn batches, and single steps at every position" in quick.left_out
     assert quick.describe_level().startswith("Verified at the level quick: a smoke test, without ")
     assert json.loads(json.dumps(quick.to_json()))["left_out"] == list(quick.left_out)
@@ -86,21 +87,23 @@ def test_a_level_that_leaves_out_measures_less_of_fp16_and_judges_by_as_much(dem
         STANDARD, draw_work=1.0, least_drawn=32, text_work=0.0, least_text=768, context_work=0.0
     )
     examiner = examine_model(bundle, model, texts, level=least)
-    assert isinstance(examiner, DecoderExaminer)
     expected = examiner.expected
     rounding = Rounding(dtype=torch.float16)
-    reference = make_reference(model)
     gaps = examiner.measure_gaps(model, rounding)
-    whole = reference.measure_gaps(expected, rounding)
+    with rounding.apply(model):
+        rounded = answer(model, expected, rounding)
+    whole = compare_answers(expected, rounded)
     assert gaps["text"].rows < whole["text"].rows
-    alone = reference.measure_gaps(dataclasses.replace(expected.thin_for_gap(), passages=()), rounding)
-    for metric in ("max_error", "mean_kl"):  # the ends of passages are judged beside the samples
+    alone = compare_answers(expected.restrict(expected.answers["margin"]), rounded)
+    for metric in ("max_error", "mean_kl"):  # the ends of passages are judged beside the prompts
         assert getattr(gaps[""], metric) >= getattr(alone[""], metric)
     assert gaps[""].rows > alone[""].rows
     # A much longer context is read than a passage: its own end is measured.
-    long = dataclasses.replace(expected.context, tokens=expected.context.tokens * 3, repeats=1, tail=())
-    long_examiner = dataclasses.replace(examiner, expected=dataclasses.replace(expected, context=long))
-    assert not long_examiner.ends_like_passages()
+    (number,) = (case.rows[0].text for case in expected.cases if case.name == CONTEXT)
+    texts = list(expected.texts)
+    texts[number] = dataclasses.replace(texts[number], tokens=texts[number].tokens * 3, past=0, repeats=1)
+    _, has_ends = choose_for_gap(dataclasses.replace(expected, texts=tuple(texts)), rounding)
+    assert choose_for_gap(expected, rounding)[1] and not has_ends
 
 
 def test_calibration_measures_the_same_without_a_verdict(demo_bundle: Path) -> None:
@@ -112,9 +115,12 @@ def test_calibration_measures_the_same_without_a_verdict(demo_bundle: Path) -> N
     texts = [text[:400] for text in read_prompts(None, source.folder)]
     small = [dataclasses.replace(level, text_work=0.0) for level in (STANDARD, CALIBRATION)]
     usual, alone = (examine_model(bundle, model, texts, level=level) for level in small)
-    assert usual.expected.draws is not None and usual.expected.context
-    assert alone.expected.draws is None and not alone.expected.context
-    assert usual.expected.texts == alone.expected.texts
+    names = [{case.name for case in examiner.expected.cases} for examiner in (usual, alone)]
+    assert {CONTEXT, "random batches, seed 0"} <= names[0] and not {
+        CONTEXT,
+        "random batches, seed 0",
+    } & names[1]
+    assert usual.expected.calibration == alone.expected.calibration
     rounding = Rounding(weights={"lm_head.weight": model.lm_head.weight.numpy() * np.float32(1.01)})
     gaps = usual.thin(8).measure_gaps(model, rounding)
     assert gaps == alone.thin(8).measure_gaps(model, rounding)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 from pathlib import Path
 from typing import Any
 
@@ -11,18 +12,15 @@ import torch
 import transformers
 
 from planforge.exporter.checkpoints.source import find_demo
-from planforge.exporter.reference.decoder_samples import (
-    CONTEXT_ROWS,
-    Expectation,
-    answer,
-    choose_questions,
-    fill_context,
-)
+from planforge.exporter.reference.draw import CONTEXT_ROWS
+from planforge.exporter.tasks.decoder import CONTEXT as FULL_CONTEXT
+from planforge.exporter.tasks.decoder import choose, fill_context
+from planforge.exporter.tasks.decoder_answers import answer, thin_for_file
 from planforge.models import load_model
 from planforge.runtime import TextGenerator
-from planforge.runtime.apps.check import decoders as golden
+from planforge.runtime.apps.check.case import CaseSet, Known, Text, from_arrays, to_arrays
+from planforge.runtime.apps.check.decoder import run
 from planforge.runtime.bundle.bundle import Bundle
-from planforge.runtime.decoding.decoder import Decoder
 
 from ...helpers.llamas import shallow_llama, write_dialects
 from ...helpers.plans import only
@@ -47,74 +45,76 @@ def texts() -> list[str]:
 
 
 @pytest.fixture(scope="module")
-def expected(folder: Path, texts: list[str]) -> Expectation:
+def expected(folder: Path, texts: list[str]) -> CaseSet:
     model = load_model(folder / "checkpoint")
-    return answer(model, choose_questions(model, Bundle.open(folder / "bundle"), texts))
+    return answer(model, choose(model, Bundle.open(folder / "bundle"), texts))
+
+
+def find_context(case_set: CaseSet) -> tuple[Text, Known]:
+    """The text of the full context, and what PyTorch answers at its end."""
+    (number,) = (case.rows[0].text for case in case_set.cases if case.name == FULL_CONTEXT)
+    return case_set.texts[number], case_set.answers["logits"][number]
 
 
 def test_a_text_fills_the_context() -> None:
     text = range(10, 17)
     for length, read in ((50, 100), (100, 60), (2500, 1024), (4096, 1024), (8191, 1024), (131072, 1024)):
         filled = fill_context(text, length, read)
-        assert len(filled) == filled.repeats * len(filled.tokens) + len(filled.tail) == length
+        tail = len(filled.tokens) - filled.past
+        assert filled.count() == filled.repeats * filled.past + tail == length
         assert filled.repeats == max(1, length // read)
-        assert len(filled.tail) >= CONTEXT_ROWS or filled.repeats == 1
-        assert len(filled.tokens) >= read - CONTEXT_ROWS or filled.repeats == 1
+        assert filled.repeats == 1 or (tail >= CONTEXT_ROWS and filled.past >= read - CONTEXT_ROWS)
 
 
-def test_the_end_is_that_of_transformers(folder: Path, expected: Expectation) -> None:
-    assert expected.context.repeats == 4 and len(expected.context) == CONTEXT
+def test_the_end_is_that_of_transformers(folder: Path, expected: CaseSet) -> None:
+    context, known = find_context(expected)
+    assert context.repeats == 4 and context.count() == CONTEXT
     published: Any = transformers.AutoModelForCausalLM.from_pretrained(
         folder / "checkpoint", dtype=torch.float32
     )
     cache: Any = transformers.DynamicCache()
     with torch.no_grad():
-        published(torch.tensor([expected.context.tokens]), past_key_values=cache)
+        published(torch.tensor([context.tokens[: context.past]]), past_key_values=cache)
         for layer in cache.layers:
-            layer.keys = layer.keys.repeat(1, 1, expected.context.repeats, 1)
-            layer.values = layer.values.repeat(1, 1, expected.context.repeats, 1)
-        logits = published(torch.tensor([expected.context.tail]), past_key_values=cache).logits[
-            0, -CONTEXT_ROWS:
-        ]
-    np.testing.assert_allclose(expected.context_logits, logits.numpy(), rtol=0, atol=LIMIT)
+            layer.keys = layer.keys.repeat(1, 1, context.repeats, 1)
+            layer.values = layer.values.repeat(1, 1, context.repeats, 1)
+        tail = torch.tensor([context.tokens[context.past :]])
+        logits = published(tail, past_key_values=cache).logits[0, -CONTEXT_ROWS:]
+    np.testing.assert_allclose(known.values, logits.numpy(), rtol=0, atol=LIMIT)
 
 
 @pytest.mark.parametrize("dialect", ["ort", "portable", "inplace"])
-def test_every_dialect_fills_its_cache(
-    folder: Path, expected: Expectation, dialect: str, tmp_path: Path
-) -> None:
+def test_every_dialect_fills_its_cache(folder: Path, expected: CaseSet, dialect: str, tmp_path: Path) -> None:
     with TextGenerator.load(only(folder / "bundle", tmp_path / "only", f"decoder.{dialect}.fp32")) as model:
-        kept = golden.from_arrays(golden.to_arrays(expected))
-        for known in (expected, kept):
-            got, want = golden.fill_context(model.decoder, known)
-            assert len(want) > 1 and want.std() > 0.1
-            np.testing.assert_allclose(got, want, rtol=0, atol=LIMIT)
-        assert is_past_seen(model.decoder, expected)
-
-
-def is_past_seen(decoder: Decoder, expected: Expectation) -> bool:
-    """Return whether the end of the context is another where what is repeated is another."""
-    run = decoder.start(1, len(expected.context))
-    run.prefill([expected.context.tokens[::-1]])
-    run.repeat(expected.context.repeats)
-    got = run.prefill([expected.context.tail])
-    return bool(np.abs(got[0] - expected.context_logits[-1]).max() > 10 * LIMIT)
+        for case_set in (expected, from_arrays(to_arrays(thin_for_file(expected)))):
+            (number,) = (n for n, case in enumerate(case_set.cases) if case.name == FULL_CONTEXT)
+            _, known = find_context(case_set)
+            seen = list(run(model.decoder, case_set, number, case_set.cases[number]))
+            got = np.concatenate([one.values["logits"].values for one in seen])
+            assert len(known.values) > 1 and known.values.std() > 0.1
+            np.testing.assert_allclose(got, known.values, rtol=0, atol=LIMIT)
+        context, known = find_context(expected)
+        past = context.tokens[: context.past][::-1]
+        other = dataclasses.replace(context, tokens=(*past, *context.tokens[context.past :]))
+        texts = tuple(other if text == context else text for text in expected.texts)
+        *_, last = run(
+            model.decoder, dataclasses.replace(expected, texts=texts), number, case_set.cases[number]
+        )
+        assert np.abs(last.values["logits"].values[0] - known.values[-1]).max() > 10 * LIMIT
 
 
 def test_positions_that_are_wrong_far_away_alone_are_seen(
-    folder: Path, expected: Expectation, texts: list[str]
+    folder: Path, expected: CaseSet, texts: list[str]
 ) -> None:
     model = load_model(folder / "checkpoint")
     tables: Any = model.rotary
     assert len(tables.cos) == CONTEXT
     tables.cos[2400:] = tables.cos[2300:2400].clone()
-    wrong = answer(model, choose_questions(model, Bundle.open(folder / "bundle"), texts))
-    assert np.abs(wrong.context_logits - expected.context_logits).max() > 10 * LIMIT
-    np.testing.assert_array_equal(wrong.edge_logits, expected.edge_logits)
-
-
-def test_golden_data_of_earlier_bundles_has_a_whole_context(expected: Expectation) -> None:
-    arrays = golden.to_arrays(expected)
-    del arrays["context.repeats"], arrays["context.tail"]
-    earlier = golden.from_arrays(arrays)
-    assert earlier.context == golden.Context(expected.context.tokens)
+    wrong = answer(model, choose(model, Bundle.open(folder / "bundle"), texts))
+    (_, found), (_, known) = find_context(wrong), find_context(expected)
+    assert np.abs(found.values - known.values).max() > 10 * LIMIT
+    others = [number for number in wrong.answers["margin"]]
+    for number in others:
+        np.testing.assert_array_equal(
+            wrong.answers["logits"][number].values, expected.answers["logits"][number].values
+        )

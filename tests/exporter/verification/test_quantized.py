@@ -23,7 +23,7 @@ from planforge.exporter.calibration.prompts import read_prompts
 from planforge.exporter.checkpoints.source import DEMOS
 from planforge.exporter.passes.quantize import BLOCK_SIZES
 from planforge.exporter.precisions import PRECISIONS
-from planforge.exporter.reference.passages import cut_passages
+from planforge.exporter.tasks.passages import cut_passages
 from planforge.exporter.verification import verify as verify_module
 from planforge.models import load_model
 from planforge.runtime import TextGenerator

@@ -17,8 +17,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from planforge.runtime.apps.check.decoders import Sample
-from planforge.runtime.apps.check.divergence import follow
+from planforge.runtime.apps.check.divergence import Sample, follow
 from planforge.runtime.apps.check.selftest import selftest
 from planforge.runtime.apps.check.translation_engine import Engine, Follower
 from planforge.runtime.apps.check.translations import Golden

@@ -1,0 +1,277 @@
+"""Runs a case through a graph node by node, to measure ranges and to search for a fault.
+
+B batch, T tokens of a step
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, replace
+from functools import partial
+from typing import TYPE_CHECKING, Any, Protocol, TypeAlias
+
+import numpy as np
+import numpy.typing as npt
+
+from ...runtime.apps.check.case import Case, CaseSet, Row, Text
+from ...runtime.backends.backend import (
+    Array,
+    ArrayBuffer,
+    Arrays,
+    BoundGraph,
+    Buffer,
+    Buffers,
+    Program,
+    Shape,
+)
+from ...runtime.bundle.manifest import Artifact, TensorSpec
+from .node_executor import ExecutedProgram
+
+if TYPE_CHECKING:
+    import onnx_ir as ir
+    from torch import nn
+
+    from ..reference.model import ReferenceModel
+    from ..reference.rounding import Rounding
+
+Integers = npt.NDArray[np.int64]
+Key = tuple[int, str]  # a step of a replay, and a value's name
+PADDING = -1
+COMPARED = 256  # tokens of a row; of a longer one only the last step is compared
+# Runs PyTorch over a text, with keys and values rounded as a precision rounds them, or as they are.
+Reading: TypeAlias = "Callable[[Any, Rounding | None], object]"
+Choose: TypeAlias = "Callable[[int, Array], Array | None]"  # what to keep of a step's result
+
+
+@dataclass(frozen=True)
+class Step:
+    """One run of the graph."""
+
+    name: str  # "prefill", "decode", ...
+    # (B, T) which token of its row's text stands there; `PADDING` where none does that is compared.
+    # Without any, (0, 0), what runs is no text, and all is compared.
+    positions: Integers
+    rows: tuple[int, ...] | None = None  # of the texts, where not all of them run
+
+    @property
+    def is_compared(self) -> bool:
+        """Whether any of its tokens is."""
+        return not self.positions.size or bool((self.positions != PADDING).any())
+
+
+@dataclass(frozen=True)
+class Replay:
+    """Unequal texts as a padded batch, and where there is a cache a step on top of a past."""
+
+    drive: Callable[[Program], None]  # the runtime's own code, running a program
+    steps: tuple[Step, ...]  # the runs of the graph that `drive` makes, in their order
+    # Runs PyTorch over each row's text alone; None for a row that is not compared.
+    read: tuple[Reading | None, ...]
+
+    def collect_values(
+        self, model: ir.Model, artifact: Artifact, choose: Choose | None = None
+    ) -> dict[Key, Array]:
+        """Return every result of every node in every step that is compared, at the tokens.
+
+        `choose` returns what else to keep of a step's result, or None to keep nothing of it.
+        """
+        found: dict[Key, Array] = {}
+
+        def keep(node: ir.Node, name: str, array: Array) -> None:
+            step = program.runs - 1
+            if self.steps[step].is_compared:
+                chosen = (choose or self.remove_padding)(step, array)
+                if chosen is not None:
+                    found[step, name] = chosen
+
+        program = ExecutedProgram(model, artifact, keep)
+        self.drive(program)
+        return found
+
+    def collect_module_results(
+        self, model: nn.Module, rounding: Rounding | None = None
+    ) -> list[dict[str, Array]]:
+        """Return what each module of PyTorch's model gives, (T, ...) by its path, for each text.
+
+        Keys and values are rounded here; whoever calls applies the rest of the rounding to the model.
+        """
+        from torch import Tensor
+        from torch.nn.modules.module import register_module_forward_hook
+
+        paths = {module: path for path, module in model.named_modules()}
+        found: list[dict[str, Array]] = []
+
+        def keep(module: nn.Module, inputs: Any, output: Any) -> None:
+            if module in paths and isinstance(output, Tensor) and len(output) == 1:
+                found[-1][paths[module]] = output[0].detach().numpy().copy()
+
+        hook = register_module_forward_hook(keep)
+        try:
+            for run in self.read:
+                found.append({})
+                if run is not None:
+                    run(model, rounding)
+        finally:
+            hook.remove()
+        return found
+
+    def gather_results(self, step: int, results: Sequence[Mapping[str, Array]], path: str) -> Array | None:
+        """Return a module's results at the tokens of a step, one below the other; None if a text has none."""
+        rows = []
+        own = self.steps[step].rows
+        texts = results if own is None else [results[row] for row in own]
+        for positions, found in zip(self.steps[step].positions, texts, strict=True):
+            wanted = positions[positions != PADDING]
+            if not wanted.size:
+                continue
+            array = found.get(path)
+            if array is None or array.ndim < 2 or len(array) <= wanted.max():
+                return None
+            rows.append(array[wanted])
+        return np.concatenate(rows) if rows else None
+
+    def select_tokens(self, step: int, array: Array) -> Array | None:
+        """Return a result (B, T, ...) or (B, H, T, ...) at the same tokens; None if it has another shape."""
+        positions = self.steps[step].positions
+        B, T = positions.shape
+        if array.ndim == 4 and (array.shape[0], array.shape[2]) == (B, T):
+            array = array.swapaxes(1, 2)  # (B, T, H, ...)
+        return array[positions != PADDING] if array.shape[:2] == (B, T) else None
+
+    def remove_padding(self, step: int, array: Array) -> Array:
+        """Return a result at the tokens: nobody reads what a graph makes of padding, and rounding changes it.
+
+        Of one with another shape the rows are kept of which any token is compared.
+        """
+        tokens = self.select_tokens(step, array)
+        if tokens is not None:
+            return tokens
+        compared = (self.steps[step].positions != PADDING).any(axis=1)
+        return array[compared] if array.ndim and len(array) == len(compared) else array
+
+
+def make_replay(
+    artifact: Artifact, case_set: CaseSet, case: Case, task: Replayed, row: int | None = None
+) -> Replay:
+    """Return the replay of a case, or of one of its rows among the others, whose padding decides on it.
+
+    A run of the graph is known by the tokens that it reads, so the case is run once where nothing computes:
+    each token says there which row's it is, and at which position. Of a long row the last step is compared
+    alone. PyTorch reads what stands behind a repeated past by itself.
+    """
+    coded, length = code_tokens(case_set, case)
+    recorder = RecordingProgram(artifact)
+    own_texts = tuple(replace(each, text=number) for number, each in enumerate(case.rows))
+    task.drive(recorder, coded, replace(case, rows=own_texts))
+    begins = [find_compared(case_set, each) for each in case.rows]
+    if row is not None:
+        begins = [begin if number == row else length for number, begin in enumerate(begins)]
+    behind = [find_repeated(case_set.texts[each.text]) for each in case.rows]
+    steps = [make_step(ids, case, length, begins, behind) for ids in recorder.runs]
+    readings = [
+        partial(task.read, case_set, each) if begin < length else None
+        for begin, each in zip(begins, case.rows, strict=True)
+    ]
+    return Replay(lambda program: task.drive(program, case_set, case), tuple(steps), tuple(readings))
+
+
+class Replayed(Protocol):
+    """How a task's cases run through a graph, and how PyTorch reads what a row does."""
+
+    def drive(self, program: Program, case_set: CaseSet, case: Case) -> None:
+        """Run a case."""
+
+    def read(self, case_set: CaseSet, row: Row, model: ReferenceModel, rounding: Rounding | None) -> object:
+        """Run PyTorch over the tokens of a row."""
+
+
+def code_tokens(case_set: CaseSet, case: Case) -> tuple[CaseSet, int]:
+    """Return the set with a text for each row of a case, whose tokens tell their places, and the longest."""
+    length = max(len(text.tokens) for text in case_set.texts)
+    texts = [
+        replace(text, tokens=tuple(-1 - number * length - place for place in range(len(text.tokens))))
+        for number, text in enumerate(case_set.texts[row.text] for row in case.rows)
+    ]
+    return replace(case_set, texts=tuple(texts), answers={}), length
+
+
+def find_compared(case_set: CaseSet, row: Row) -> int:
+    """Return the first position of a row that is compared."""
+    behind = find_repeated(case_set.texts[row.text])
+    if row.ends[-1] - behind <= COMPARED:
+        return behind
+    return row.ends[-2] if len(row.ends) > 1 else row.ends[-1] - COMPARED
+
+
+def find_repeated(text: Text) -> int:
+    """Return how many of a text's tokens are there more than once."""
+    return text.past if text.repeats > 1 else 0
+
+
+def make_step(ids: Integers, case: Case, length: int, begins: Sequence[int], behind: Sequence[int]) -> Step:
+    """Return a run of the graph, by the coded tokens (B, T) that it read."""
+    codes = -1 - ids
+    is_token = ids < 0
+    owners = np.where(is_token, codes // length, 0)
+    places = np.where(is_token, codes % length, PADDING)
+    is_compared = is_token & (places >= np.array(begins)[owners])
+    positions = np.where(is_compared, places - np.array(behind)[owners], PADDING)
+    rows = tuple(range(len(case.rows)))
+    if len(ids) != len(rows):
+        rows = tuple(owners.max(axis=1, initial=0).tolist())
+    furthest = np.unravel_index(places.argmax(), places.shape)
+    ends = case.rows[owners[furthest]].ends
+    number = sum(end <= places[furthest] for end in ends)
+    name = "prefill" if number == 0 else "decode" if ends[number] - ends[number - 1] == 1 else "append"
+    return Step(f"{name}, step {number} of a batch of {len(rows)}", positions, rows)
+
+
+class RecordingProgram:
+    """A program that computes nothing, and keeps the tokens that each run reads."""
+
+    def __init__(self, artifact: Artifact) -> None:
+        self.specs = {spec.name: spec for spec in (*artifact.inputs, *artifact.outputs)}
+        self.outputs = [spec.name for spec in artifact.outputs]
+        self.ids = next(spec.name for spec in artifact.inputs if spec.role == "ids")
+        self.runs: list[Integers] = []
+
+    def allocate(self, name: str, shape: Shape) -> Buffer:
+        return ArrayBuffer(np.zeros(shape, self.specs[name].dtype))
+
+    def free_memory(self) -> int | None:
+        return None
+
+    def run(self, inputs: Arrays, buffers: Buffers, outputs: Sequence[str] | None = None) -> dict[str, Array]:
+        self.runs.append(np.array(inputs[self.ids], np.int64))
+        sizes: dict[str, int] = {}
+        shapes = {name: given.shape for name, given in (*buffers.items(), *inputs.items())}
+        for name, shape in shapes.items():
+            axes = zip(self.specs[name].axis_names(), shape, strict=True)
+            sizes |= {str(axis): size for axis, size in axes}
+
+        def make_result(spec: TensorSpec) -> Array:
+            shape = [axis if isinstance(axis, int) else sizes[axis] for axis in spec.axis_names()]
+            return np.zeros(shape, spec.dtype)
+
+        names = self.outputs if outputs is None else outputs
+        return {name: make_result(self.specs[name]) for name in names if name not in buffers}
+
+    def bind(self, buffers: Buffers, outputs: Sequence[str] | None = None) -> BoundGraph:
+        return partial(self.run, buffers=buffers, outputs=outputs)
+
+    def close(self) -> None:
+        pass
+
+
+def cut_case(case: Case, step: int) -> Case:
+    """Return a case up to one of its steps; of single steps behind a past, all but the last are the past."""
+    rows = [replace(row, ends=row.ends[: step + 1]) for row in case.rows]
+    widths = {b - a for row in case.rows for a, b in zip(row.ends, row.ends[1:], strict=False)}
+    if case.shares_past and widths == {1}:
+        rows = [replace(row, ends=row.ends[-2:]) for row in rows]
+    return replace(case, rows=tuple(rows))
+
+
+def count_positions(valid: npt.NDArray[np.bool_]) -> Integers:
+    """Return the positions (B, T) of rows that begin with their first valid token."""
+    return np.where(valid, valid.cumsum(axis=1) - 1, PADDING)
