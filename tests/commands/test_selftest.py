@@ -34,7 +34,7 @@ def test_a_bundle_that_passes(demo_bundle: Path) -> None:
     assert title.startswith(f"passed: {demo_bundle.name} on ort-cpu against PyTorch's answers, ")
     assert graph == "decoder.portable.fp16"
     assert header.split()[:3] == ["case", "closest", "metric"]
-    assert len(rows) == 9
+    assert len(rows) == 10
     assert all(row.split()[-1] == "passed" for row in rows)
     way = f"planforge selftest {demo_bundle} --precision fp32"
     assert untested == f"tested: fp16; left out: fp32 ({way})"

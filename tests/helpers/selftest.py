@@ -14,15 +14,15 @@ from planforge.runtime.bundle.bundle import Bundle, compute_sha256
 
 from .plans import with_manifest
 
-DECODING = ["prefill and decode, batch 1", "greedy, batch 2, padded", "greedy, batch 8, padded"]
+DECODING = ["prefill and decode, batch 1", "greedy, 2 prompts, padded", "greedy, 8 prompts, padded"]
 DECODING += [
     "parts of 7 tokens, batch 1",
-    "parts of 7 tokens, batch 7, padded",
+    "parts of 7 tokens, 7 prompts, padded",
     "prompts of 128, 129 tokens",
     "full context",
 ]
-STEPS = "single steps at positions 1 to 255, 1 row"
-DECODING += ["batches of 1 to 8 rows, padded, drawn with seed 0", STEPS]
+STEPS = "single steps at positions 1 to 255"
+DECODING += ["random batches, seed 0", STEPS, "real text"]
 ENCODING = ["one by one", "batch of 3, padded", "1 token", "64 tokens"]
 TRANSLATING = ["decode, batch 1", "at once, batch 1", "greedy, batch 3, padded", "full target of 64 tokens"]
 TRANSLATING += ["4 beams, batch 2, padded"]

@@ -149,12 +149,31 @@ class CaseSet:
     calibration: tuple[Text, ...] = ()
 
     def fit(self, case: Case, artifact: Artifact) -> list[Case]:
-        """Return a case as a graph takes it: without rows that are too long, in batches of its sizes."""
+        """Return a case as a graph takes it: in batches of its sizes, without rows and steps that are too long."""
         size = artifact.axis("batch")
-        rows = [row for row in case.rows if self.count_row(case, row) <= find_room(artifact)]
+        rows = [row for row in case.rows if self.count_first(case, row) <= find_room(artifact)]
         parts = [tuple(rows[begin : begin + size.max]) for begin in range(0, len(rows), size.max)]
-        cases = [replace(case, rows=part) for part in parts if len(part) >= size.min]
-        return [one for one in cases if self.count_columns(one) <= find_room(artifact)]
+        cases = [self.cut(replace(case, rows=part), find_room(artifact)) for part in parts]
+        return [one for one in cases if len(one.rows) >= size.min]
+
+    def count_first(self, case: Case, row: Row) -> int:
+        """Return how many tokens a row has when something of it is compared first."""
+        if case.runner == "greedy":
+            return self.texts[row.text].count()
+        return 1 if case.runner == "every" else self.texts[row.text].count(row.ends[case.shares_past])
+
+    def cut(self, case: Case, room: int) -> Case:
+        """Return a case with as many of its steps as a cache of so many tokens has room for; no rows if none."""
+        if case.runner == "every":
+            rows = [replace(row, ends=tuple(min(end, room) for end in row.ends)) for row in case.rows]
+            return replace(case, rows=tuple(rows))
+        least = 2 if case.shares_past else 1
+        for steps in range(len(case.rows[0].ends), least - 1, -1):
+            rows = [replace(row, ends=row.ends[:steps]) for row in case.rows]
+            shorter = replace(case, rows=tuple(rows))
+            if self.count_columns(shorter) <= room:
+                return shorter
+        return replace(case, rows=())
 
     def list_skipped(self, artifact: Artifact) -> list[Skipped]:
         """Return what `fit` leaves out of a graph's cases, by their names."""
@@ -164,8 +183,9 @@ class CaseSet:
             if case.graph != artifact.graph:
                 continue
             counts[case.name] = counts.get(case.name, 0) + len(case.rows)
-            kept = [row for part in self.fit(case, artifact) for row in part.rows]
-            if rows := tuple(row for row in case.rows if row not in kept):
+            kept = {(row.text, row.ends[0]) for part in self.fit(case, artifact) for row in part.rows}
+            rows = tuple(row for row in case.rows if (row.text, row.ends[0]) not in kept)
+            if rows and case.runner != "every":
                 left.setdefault(case.name, []).append(replace(case, rows=rows))
         skipped = []
         for name, cases in left.items():
@@ -178,16 +198,11 @@ class CaseSet:
                 skipped.append(skip_batches(artifact, what, rows_at_once, tokens))
         return skipped
 
-    def count_row(self, case: Case, row: Row) -> int:
-        """Return how many tokens a row has in the end."""
-        text = self.texts[row.text]
-        return text.count() if case.runner == "greedy" else text.count(row.ends[-1])
-
     def count_columns(self, case: Case) -> int:
         """Return how many tokens wide a cache gets in which the rows are padded in each step."""
         first, *others = [max(end - begin for begin, end in step) for step in case.list_steps()]
         if case.runner == "greedy":
-            others = [min(self.count_row(case, row) - row.ends[0] for row in case.rows)]
+            others = [min(self.texts[row.text].count() - row.ends[0] for row in case.rows)]
         repeats = max(self.texts[row.text].repeats for row in case.rows)
         return first * repeats + sum(others)
 

@@ -133,7 +133,10 @@ def test_a_small_plan_gets_the_rows_that_it_takes(bundle: Bundle, case_set: Case
     for case in case_set.cases:
         for part in case_set.fit(case, small):
             assert len(part.rows) <= 3 and case_set.count_columns(part) <= 40
-            assert set(part.rows) <= set(case.rows)
+            for row in part.rows:  # as many of its steps as there is room for
+                assert any(
+                    row.text == one.text and row.ends == one.ends[: len(row.ends)] for one in case.rows
+                ) or (case.runner == "every" and row.ends[-1] <= 40)
 
 
 def limit_axes(artifact: Artifact, **sizes: int) -> Artifact:

@@ -27,6 +27,7 @@ from planforge.exporter.tasks.passages import cut_passages
 from planforge.exporter.verification import verify as verify_module
 from planforge.models import load_model
 from planforge.runtime import TextGenerator
+from planforge.runtime.apps.check.case import from_arrays
 from planforge.runtime.apps.check.files import read_golden
 from planforge.runtime.backends.ort_backend import OrtBuffer, OrtCpuBackend
 from planforge.runtime.bundle.bundle import Bundle
@@ -156,7 +157,7 @@ def test_steps_of_the_cache_are_what_the_text_reaches_and_some(
     context = bundle.manifest.max_length
     judged, texts = cut_passages(encoded, context)
     assert texts and not set(texts) & set(judged)  # what is judged calibrates nothing
-    assert tuple(arrays["context.tokens"].tolist()) not in texts
+    assert not {text.tokens for text in from_arrays(arrays).texts} & set(texts)
     joined = [token for tokens in texts for token in tokens]
     largest: dict[str, npt.NDArray[np.float32]] = {}
     for start in range(0, len(joined), context):

@@ -343,15 +343,15 @@ def test_every_case_of_the_issue_is_compared(demo_bundle: Path) -> None:
             }
             assert found == {
                 "prefill and decode, batch 1",
-                "greedy, batch 2, padded",
-                "greedy, batch 8, padded",
+                "greedy, 2 prompts, padded",
+                "greedy, 8 prompts, padded",
                 "parts of 7 tokens, batch 1",
-                "parts of 7 tokens, batch 7, padded",
+                "parts of 7 tokens, 7 prompts, padded",
                 "prompts of 128, 129 tokens",
                 "full context",
                 "real text",
-                "batches of 1 to 8 rows, padded, drawn with seed 0",
-                "single steps at positions 1 to 255, 1 row",
+                "random batches, seed 0",
+                "single steps at positions 1 to 255",
             }
         assert (
             dialect == "ort"

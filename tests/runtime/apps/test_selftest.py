@@ -5,6 +5,7 @@ Plans run on an emulated GPU, on which ONNX Runtime executes their graphs.
 
 from __future__ import annotations
 
+import dataclasses
 import json
 import re
 from collections.abc import Callable, Mapping
@@ -16,8 +17,9 @@ import pytest
 
 from planforge.exporter.tensorrt.profiles import derive_profiles
 from planforge.runtime import SelftestResult
-from planforge.runtime.apps.check import draws
-from planforge.runtime.apps.check.files import find_golden
+from planforge.runtime.apps.check.case import from_arrays, to_arrays
+from planforge.runtime.apps.check.divergence import list_samples
+from planforge.runtime.apps.check.files import find_golden, read_golden, write_golden
 from planforge.runtime.apps.check.metrics import measure
 from planforge.runtime.apps.check.selftest import selftest
 from planforge.runtime.bundle.bundle import Bundle, compute_sha256
@@ -77,17 +79,15 @@ def test_every_task_passes_on_onnx_runtime(
     assert result.seconds > 0
 
 
-@pytest.mark.parametrize(("name", "count"), [("gpt2", 9), ("pretrained", 5), ("marian", 12), ("dates", 13)])
-def test_every_case_of_the_export_but_real_text_is_compared(
-    name: str, count: int, request: pytest.FixtureRequest
-) -> None:
+@pytest.mark.parametrize(("name", "count"), [("gpt2", 10), ("pretrained", 5), ("marian", 12), ("dates", 13)])
+def test_every_case_of_the_export_is_compared(name: str, count: int, request: pytest.FixtureRequest) -> None:
     bundle = bundle_named(name, request)
     result = selftest(bundle, "ort-cpu")
     report = json.loads(next((bundle / "checks").glob("parity-*.json")).read_text(encoding="utf-8"))
     compared = {
         (c["artifact"], c["case"])
         for c in report["comparisons"]
-        if c["backend"] == "ort-cpu" and c["artifact"] in result.artifacts and "real text" not in c["case"]
+        if c["backend"] == "ort-cpu" and c["artifact"] in result.artifacts
     }
     assert {(c.artifact, c.case) for c in result.comparisons} == compared
     assert len(result.comparisons) == count
@@ -108,10 +108,10 @@ def test_the_tokens_are_those_of_the_golden_data(demo_bundle: Path) -> None:
     """And there are many different ones, so that a constant engine would not pass."""
     file = find_golden(Bundle.open(demo_bundle))
     assert file is not None
-    with np.load(file, allow_pickle=False) as arrays:
-        tokens = [arrays[name].tolist() for name in arrays.files if name.endswith(".continuation")]
+    samples = list_samples(from_arrays(read_golden(file)[0]))
+    tokens = [sample.continuation for sample in samples]
     assert max(len(set(row)) for row in tokens) >= 10
-    assert len({tuple(row) for row in tokens}) == len(tokens)
+    assert len(set(tokens)) == len(tokens)
     greedy = [c for c in selftest(demo_bundle, "ort-cpu").comparisons if c.case.startswith("greedy")]
     assert [c.metrics["common_prefix"] for c in greedy] == [len(tokens[0])] * 2
     assert all(c.divergence is None for c in greedy)
@@ -206,42 +206,37 @@ def test_what_a_smaller_plan_cannot_take_is_skipped_and_said(own_bundle: Path) -
     with emulated_gpu(narrowed(own_bundle, 2, 60)):
         result = selftest(own_bundle)
     assert result.passed
-    assert [c.case for c in result.comparisons] == [
-        "prefill and decode, batch 1",
-        "greedy, batch 2, padded",
-        "parts of 7 tokens, batch 1",
-        "parts of 7 tokens, batch 2, padded",
-        "batches of 1 to 2 rows, padded, drawn with seed 0",
-        "single steps at positions 1 to 59, 1 row",
-    ]
-    *others, drawn = result.skipped
-    assert re.fullmatch(r"\d+ of 24 drawn batches", drawn.what) and drawn.reason.endswith(
-        "it takes 1 to 2 of 60"
-    )
-    assert [(each.what, each.reason) for each in others] == [
-        ("2 of 7 samples", "65 tokens are needed, it takes 60"),  # prompts of 48, and 17 new tokens
-        ("prompts of 128, 129 tokens", "129 tokens are needed, it takes 60"),
-        ("full context", "256 tokens are needed, it takes 60"),
-    ]
+    too_long = {"prompts of 128, 129 tokens", "full context"}
+    assert [c.case for c in result.comparisons] == [case for case in DECODING if case not in too_long]
+    told = {each.what: each.reason for each in result.skipped}
+    # Prompts of 48, and 17 new tokens: forced ones run as far as there is room.
+    assert told["1 of 2 rows of 'greedy, 2 prompts, padded'"] == "65 tokens are needed, it takes 60"
+    assert told["1 of 1 rows of 'full context'"] == "256 tokens are needed, it takes 60"
+    assert sum("of 'random batches, seed 0'" in what for what in told) == 1 and len(told) == 6
     (rows,) = {c.metrics["rows"] for c in result.comparisons if c.case.startswith("prefill")}
-    assert rows == 5 * 3  # of each sample that is left, the steps that golden data keeps
+    assert rows == 5 * 3 + 2 * 2  # of the steps that golden data keeps, those that are left
 
 
 @pytest.mark.parametrize("batch", [1, 2])
 def test_a_plan_that_takes_a_single_sample(batch: int, own_bundle: Path) -> None:
     with emulated_gpu(narrowed(own_bundle, batch, 30)):
         result = selftest(own_bundle)
-    assert result.passed and result.skipped[0].what == "6 of 7 samples"
-    assert [c.case for c in result.comparisons][1] == f"greedy, batch {batch}, padded"
+    assert result.passed and "7 of 8 rows of 'greedy, 8 prompts, padded'" in [s.what for s in result.skipped]
 
 
-def test_nothing_compared_is_no_pass(own_bundle: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(
-        draws, "plan_steps", lambda artifact, drawn: draws.Steps((), 0)
-    )  # as of earlier exports
-    with emulated_gpu(narrowed(own_bundle, 2, 8)):  # a drawn past has 8 tokens behind it
+def test_nothing_compared_is_no_pass(own_bundle: Path) -> None:
+    file = find_golden(Bundle.open(own_bundle))
+    assert file is not None
+    arrays, limits = read_golden(file)
+    case_set = from_arrays(arrays)
+    long = tuple(
+        case for case in case_set.cases if case.name in ("full context", "prompts of 128, 129 tokens")
+    )
+    write_golden(file, to_arrays(dataclasses.replace(case_set, cases=long)), limits)
+    mend(own_bundle, file.relative_to(own_bundle).as_posix())
+    with emulated_gpu(narrowed(own_bundle, 2, 8)):
         result = selftest(own_bundle)
-    assert result.comparisons == () and len(result.skipped) == 4
+    assert result.comparisons == () and len(result.skipped) == 2
     assert not result.passed
     assert result.to_json()["passed"] is False
 
@@ -298,7 +293,7 @@ def test_every_file_is_hashed_first(own_bundle: Path, ending: str, monkeypatch: 
         selftest(own_bundle, "ort-cpu")
 
 
-@pytest.mark.parametrize("missing", ["limits", "edges", "sample.0.margins"])
+@pytest.mark.parametrize("missing", ["limits", "plan", "margin.0.values"])
 def test_golden_data_of_another_version_is_named(own_bundle: Path, missing: str) -> None:
     file = find_golden(Bundle.open(own_bundle))
     assert file is not None

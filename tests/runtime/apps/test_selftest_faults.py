@@ -109,7 +109,7 @@ def run_with(fault: Callable[[Results], None], monkeypatch: pytest.MonkeyPatch) 
         ("gpt2", scaled, ()),
         ("gpt2", not_a_number, ()),
         # A prefill alone has nothing cached, and of one row there is no next.
-        ("gpt2", keys_and_values_swapped, ("prompts of 128, 129 tokens",)),
+        ("gpt2", keys_and_values_swapped, ("prompts of 128, 129 tokens", "real text")),
         (
             "gpt2",
             of_the_next_row,
