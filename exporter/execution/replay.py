@@ -244,7 +244,8 @@ class RecordingProgram:
     def run(self, inputs: Arrays, buffers: Buffers, outputs: Sequence[str] | None = None) -> dict[str, Array]:
         self.runs.append(np.array(inputs[self.ids], np.int64))
         sizes: dict[str, int] = {}
-        shapes = {name: given.shape for name, given in (*buffers.items(), *inputs.items())}
+        shapes = {name: buffer.shape for name, buffer in buffers.items()}
+        shapes |= {name: array.shape for name, array in inputs.items()}
         for name, shape in shapes.items():
             axes = zip(self.specs[name].axis_names(), shape, strict=True)
             sizes |= {str(axis): size for axis, size in axes}

@@ -191,9 +191,9 @@ def thin(case_set: CaseSet, texts: int) -> CaseSet:
 
 
 def thin_for_file(case_set: CaseSet) -> CaseSet:
-    """Return the set as golden data keeps it: with whole logits of few places, of fewer where the file is full.
+    """Return the set as golden data keeps it, with whole logits of few places: GPT-2 has 200 kB of each.
 
-    A row of GPT-2's logits has 200 kB.
+    Where the file is full, they are of fewer.
     """
     prompts = case_set.answers["margin"]
     thinned = case_set

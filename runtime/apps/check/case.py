@@ -149,7 +149,7 @@ class CaseSet:
     calibration: tuple[Text, ...] = ()
 
     def fit(self, case: Case, artifact: Artifact) -> list[Case]:
-        """Return a case as a graph takes it: in batches of its sizes, without rows and steps that are too long."""
+        """Return a case in batches as a graph takes them, without rows and steps that are too long."""
         size = artifact.axis("batch")
         rows = [row for row in case.rows if self.count_first(case, row) <= find_room(artifact)]
         parts = [tuple(rows[begin : begin + size.max]) for begin in range(0, len(rows), size.max)]
@@ -163,7 +163,7 @@ class CaseSet:
         return 1 if case.runner == "every" else self.texts[row.text].count(row.ends[case.shares_past])
 
     def cut(self, case: Case, room: int) -> Case:
-        """Return a case with as many of its steps as a cache of so many tokens has room for; no rows if none."""
+        """Return a case with as many of its steps as there is room for; without rows if that is none."""
         if case.runner == "every":
             rows = [replace(row, ends=tuple(min(end, room) for end in row.ends)) for row in case.rows]
             return replace(case, rows=tuple(rows))

@@ -166,12 +166,9 @@ def test_golden_data_gives_the_same_verdict(
     most = KEPT_LOGITS[0][1]
     assert [len(own) for own in rows] == [min(most, len(logits)) for logits in want]
     some = [np.concatenate([side[i][own] for i, own in enumerate(rows)]) for side in (got, want)]
-    own_kl = torch.nn.functional.kl_div(
-        *(torch.from_numpy(side).double().log_softmax(-1) for side in some),
-        reduction="batchmean",
-        log_target=True,
-    )
-    assert thin.text_kl == pytest.approx(float(own_kl), rel=1e-4, abs=1e-7)
+    own, known = (torch.from_numpy(side).double().log_softmax(-1) for side in some)
+    kl = torch.nn.functional.kl_div(own, known, reduction="batchmean", log_target=True)
+    assert thin.text_kl == pytest.approx(float(kl), rel=1e-4, abs=1e-7)
     for logits in got:
         logits[-1, 0] = np.nan
     assert judge(measure_text(got, again), {})
