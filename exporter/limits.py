@@ -7,8 +7,8 @@ from collections.abc import Mapping, Sequence
 from types import MappingProxyType
 from typing import TypeAlias
 
+from ..runtime.apps.check.judge import COUNTED
 from ..runtime.apps.check.metrics import MEAN_OF, Measured, Metrics
-from ..runtime.apps.check.places import COUNTED
 
 # The one table of caps, in fp32, fp16, int8 and int4. fp32 engines add in another order, nothing more.
 TABLE = {

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any, TypeAlias
 import numpy as np
 import numpy.typing as npt
 
-from ...runtime.apps.check.places import COUNTED
+from ...runtime.apps.check.judge import COUNTED
 from ..errors import ExportError
 from ..limits import CAPS, Gaps
 from ..passes.quantize import BLOCK_SIZES, Blocks, dequantize, find_products, find_quantizable, quantize

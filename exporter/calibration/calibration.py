@@ -158,7 +158,7 @@ def hash_texts(examiner: AnyExaminer) -> str:
     """Return the sha256 of the tokens that an examiner's model is calibrated with."""
     expected = examiner.expected
     texts = [t.tokens for t in expected.calibration] if isinstance(expected, CaseSet) else expected.texts
-    ids = [list(getattr(text, "ids", text)) for text in texts]
+    ids = list(map(list, texts))
     return hashlib.sha256(json.dumps(ids).encode()).hexdigest()
 
 

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 
 from ...runtime.apps.check import cases
 from ...runtime.apps.check.case import Case, CaseSet, Row, Text, to_arrays
-from ...runtime.apps.check.decoder import list_comparisons, run
+from ...runtime.apps.check.decoder import list_decoder_comparisons, run
 from ...runtime.apps.check.divergence import list_samples
 from ...runtime.apps.check.draws import PREFIX
 from ...runtime.apps.check.files import Arrays
@@ -41,7 +41,7 @@ class DecoderExaminer(Examiner[Decoder]):
         return to_arrays(decoder_answers.thin_for_file(self.expected))
 
     def measure_gaps(self, model: ReferenceModel, rounding: Rounding) -> Gaps:
-        return decoder_answers.measure_gaps(model, self.expected, rounding)
+        return decoder_answers.measure_gaps(model, self.bundle, self.expected, rounding)
 
     def thin(self, texts: int) -> DecoderExaminer:
         return replace(self, expected=decoder_answers.thin(self.expected, texts))
@@ -61,7 +61,7 @@ class DecoderExaminer(Examiner[Decoder]):
         return Decoder(open_program(artifact), artifact)
 
     def list_cases(self, engine: Decoder, artifact: Artifact, limits: Limits) -> dict[str, cases.Case]:
-        return list_comparisons(engine, self.expected, limits, open_plain_tokenizer(self.bundle))
+        return list_decoder_comparisons(engine, self.expected, limits, open_plain_tokenizer(self.bundle))
 
     def list_slow_cases(self, engine: Decoder, artifact: Artifact, limits: Limits) -> dict[str, cases.Case]:
         text, known = next(iter(self.expected.answers["logits"].items()))
@@ -71,7 +71,7 @@ class DecoderExaminer(Examiner[Decoder]):
         )
         context = tuple(case for case in self.expected.cases if case.name == CONTEXT)
         few = replace(self.expected, cases=(every, *context))
-        return list_comparisons(engine, few, limits, open_plain_tokenizer(self.bundle))
+        return list_decoder_comparisons(engine, few, limits, open_plain_tokenizer(self.bundle))
 
     def make_replay(self, artifact: Artifact, whole: bool = False) -> Replay:
         """Return the replay of two texts of unequal length as a padded batch, then a token for each."""

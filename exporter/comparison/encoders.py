@@ -1,57 +1,43 @@
-"""Runs an encoder through the runtime's own batching and compares every output with PyTorch's."""
+"""Runs an encoder's cases through the runtime's own batching and compares every output with PyTorch's."""
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, replace
-from functools import partial
 from typing import TYPE_CHECKING
 
 import numpy as np
 
-from ...runtime.apps.check import encoders as golden
-from ...runtime.apps.check.cases import Case
-from ...runtime.apps.check.files import Arrays, choose_evenly
-from ...runtime.apps.check.metrics import LabelMetrics, Metrics, Spot, VectorMetrics
+from ...runtime.apps.check import cases
+from ...runtime.apps.check.case import Case, CaseSet, Known, Row, to_arrays
+from ...runtime.apps.check.encoder import list_encoder_comparisons, make_measure, make_piece, run
+from ...runtime.apps.check.files import Arrays
+from ...runtime.apps.check.metrics import Spot
 from ...runtime.backends.backend import Program
 from ...runtime.backends.ort_backend import OrtCpuBackend
 from ...runtime.bundle.bundle import Bundle
-from ...runtime.bundle.manifest import Artifact, TensorSpec
+from ...runtime.bundle.manifest import Artifact
 from ...runtime.encode.encoder import Encoder
-from ...runtime.text.long_text import Piece
-from ..execution.replay import PADDING, Replay, Step, count_positions
+from ..execution.replay import Replay, make_replay
 from ..limits import Gaps
-from ..reference.encoder_samples import (
-    Expectation,
-    compute_outputs,
-    read_problem_type,
-    run_model,
-    to_arrays,
-)
 from ..reference.fitted_head import HEAD, LinearHead
-from ..reference.model import is_module
+from ..tasks import encoder_answers
+from ..tasks.encoder import RANDOM, make_case, read_problem_type
 from .examiner import Examiner, Limited, Limits, OpenProgram
 
 if TYPE_CHECKING:
     from ..reference.model import ReferenceModel
     from ..reference.rounding import Rounding
 
-COMPARED = 256  # tokens of a row in a replay, the first and last among them
-
 
 @dataclass(frozen=True)
 class EncoderExaminer(Examiner[Encoder]):
     """An encoder's graphs beside every output that the model computes."""
 
-    expected: Expectation
+    expected: CaseSet
 
     def collect_golden(self) -> Arrays:
-        return to_arrays(self.expected)
-
-    @property
-    def specs(self) -> Sequence[TensorSpec]:
-        """The outputs, which all of the bundle's graphs share."""
-        return self.bundle.manifest.artifacts[0].outputs
+        return to_arrays(encoder_answers.thin_for_file(self.expected))
 
     @property
     def padding(self) -> int:
@@ -60,101 +46,64 @@ class EncoderExaminer(Examiner[Encoder]):
         return self.bundle.manifest.encoder.tokens["pad"]
 
     def measure_gaps(self, model: ReferenceModel, rounding: Rounding) -> Gaps:
-        assert is_module(model)
-        samples = (*self.expected.samples, *self.expected.drawn)
-        specs = self.specs
-        kind = self.expected.problem_type
-        with rounding.apply(model):
-            head = LinearHead.load(self.bundle)
-            rounded_outputs = [compute_outputs(model, s.piece, s.positions, specs, head) for s in samples]
-        gaps: Gaps = dict(golden.measure_all(rounded_outputs, [s.outputs for s in samples], specs, kind))
-        # A case has some of the samples, and golden data some of their positions: a mean over all is at most
-        # the largest of any part, and so is the angle of a vector that has one number from each token.
-        parts = []
-        for sample, outputs in zip(samples, rounded_outputs, strict=True):
-            both = replace(sample, outputs=outputs), sample
-            thin = (one.thin(self.expected.per_token) for one in both)
-            parts += [golden.measure_all([a.outputs], [b.outputs], specs, kind) for a, b in (both, thin)]
-        vectors = {spec.name for spec in specs if golden.is_vector_of_tokens(spec)}
-        count = max(1, len(self.expected.samples) - 2)  # behind the texts are a token and a full sequence
-        of_texts = golden.measure_all(
-            rounded_outputs[:count], [s.outputs for s in samples[:count]], specs, kind
-        )
-
-        def find_largest(name: str, metric: str) -> float:
-            return max(float(getattr(part[name], metric)) for part in parts)
-
-        for name, gap in gaps.items():
-            if isinstance(gap, Metrics):
-                gap = replace(gap, mean_kl=find_largest(name, "mean_kl"))
-                texts = of_texts[name]
-                if isinstance(gap, LabelMetrics) and isinstance(texts, LabelMetrics):
-                    gap = replace(gap, label_changes=texts.label_changes, rows=texts.rows)
-                gaps[name] = gap
-            elif isinstance(gap, VectorMetrics) and name in vectors:
-                error = find_largest(name, "max_error")
-                gaps[name] = replace(gap, max_error=error, cosine_gap=find_largest(name, "cosine_gap"))
-        return gaps
+        return encoder_answers.measure_gaps(model, self.bundle, self.expected, rounding)
 
     def run_calibration_texts(self, model: ReferenceModel) -> None:
-        for piece in self.expected.texts:
-            run_model(model, piece)
+        for text in self.expected.calibration:
+            encoder_answers.run_model(model, text)
 
     def list_limited(self, gaps: Gaps) -> Iterator[Limited]:
-        for spec in self.specs:
-            kind = golden.choose_metrics(spec, self.expected.problem_type)
-            yield f"{spec.name}.", gaps.get(spec.name), kind.LIMITED
+        for measure in encoder_answers.list_text_measures(self.expected):
+            yield measure.prefix, gaps.get(measure.prefix), measure.limited
 
     def open(self, artifact: Artifact, open_program: OpenProgram) -> Encoder:
         return Encoder(open_program(artifact), artifact, self.padding)
 
-    def list_cases(self, engine: Encoder, artifact: Artifact, limits: Limits) -> dict[str, Case]:
-        return golden.make_cases(engine, self.expected, limits)
+    def list_cases(self, engine: Encoder, artifact: Artifact, limits: Limits) -> dict[str, cases.Case]:
+        return list_encoder_comparisons(engine, self.expected, limits)
 
-    def list_slow_cases(self, engine: Encoder, artifact: Artifact, limits: Limits) -> dict[str, Case]:
-        longest = self.expected.samples[-1]
-        batch = self.choose_replay_samples()
-        kind = self.expected.problem_type
-        return {
-            golden.name_batch(batch): golden.make_batch_case(engine, batch, limits, kind),
-            f"{len(longest)} tokens": golden.make_batch_case(engine, [longest], limits, kind),
-        }
+    def list_slow_cases(self, engine: Encoder, artifact: Artifact, limits: Limits) -> dict[str, cases.Case]:
+        numbers = self.choose_replay_texts()
+        measures = encoder_answers.list_text_measures(self.expected)
+        batch = make_case(f"{len(numbers)} texts, padded", self.expected.texts, numbers, measures)
+        longest = max(
+            self.expected.cases, key=lambda case: case.rows[0].ends[0] if len(case.rows) == 1 else 0
+        )
+        few = replace(self.expected, cases=(batch, longest))
+        return list_encoder_comparisons(engine, few, limits)
 
     def make_replay(self, artifact: Artifact, whole: bool = False) -> Replay:
         """Return a replay of two texts and a single token as a padded batch; a whole one has all samples."""
-        samples = list(self.expected.samples) if whole else self.choose_replay_samples()
-
-        def drive(program: Program) -> None:
-            golden.run_batch(Encoder(program, artifact, self.padding), samples)
-
-        def read(piece: Piece, model: ReferenceModel, rounding: Rounding | None) -> object:
-            return run_model(model, piece)
-
-        lengths = np.array([len(sample.piece) for sample in samples])
-        step = Step("batch", count_positions(np.arange(lengths.max()) < lengths[:, None]))
-        return Replay(drive, (step,), tuple(partial(read, sample.piece) for sample in samples))
+        real = encoder_answers.list_real_texts(self.expected)
+        numbers = [*sorted(real), len(real), len(real) + 1] if whole else self.choose_replay_texts()
+        case = make_case(f"{len(numbers)} texts", self.expected.texts, numbers, ())
+        return make_replay(artifact, self.expected, case, EncoderReplay(artifact, self.padding))
 
     def make_spot_replay(self, artifact: Artifact, spot: Spot) -> Replay | None:
         number, _, row = spot
-        samples = [self.expected.pool[i] for i in self.expected.batches[number]]
-        piece = samples[row].piece
+        task = EncoderReplay(artifact, self.padding)
+        return make_replay(artifact, self.expected, self.expected.cases[number], task, row)
 
-        def drive(program: Program) -> None:
-            golden.run_batch(Encoder(program, artifact, self.padding), samples)
+    def choose_replay_texts(self) -> list[int]:
+        """Return the numbers of two texts and of a single token, which stands behind the real ones."""
+        real = sorted(encoder_answers.list_real_texts(self.expected))
+        return [*real[:2], len(real)]
 
-        def read(model: ReferenceModel, rounding: Rounding | None) -> object:
-            return run_model(model, piece)
 
-        positions = np.full((len(samples), max(map(len, samples))), PADDING)
-        compared = list(choose_evenly(len(piece), COMPARED))
-        positions[row, compared] = compared
-        step = Step(f"batch of {len(samples)}", positions)
-        return Replay(drive, (step,), tuple(read if i == row else None for i in range(len(samples))))
+@dataclass(frozen=True)
+class EncoderReplay:
+    """How an encoder's cases are replayed."""
 
-    def choose_replay_samples(self) -> list[golden.Sample]:
-        """Return two texts and a single token."""
-        *texts, single, _ = self.expected.samples
-        return [*texts[:2], single]
+    artifact: Artifact
+    padding: int
+
+    def drive(self, program: Program, case_set: CaseSet, case: Case) -> None:
+        for _ in run(Encoder(program, self.artifact, self.padding), case_set, 0, case):
+            pass
+
+    def read(self, case_set: CaseSet, row: Row, model: ReferenceModel, rounding: Rounding | None) -> object:
+        """Run PyTorch over the text of a row."""
+        return encoder_answers.run_model(model, case_set.texts[row.text])
 
 
 def add_fitted_head(
@@ -171,17 +120,24 @@ def add_fitted_head(
     encoder = old.open(artifact, lambda each: OrtCpuBackend().open(old.bundle, each))
     roles = [s.role for s in artifact.outputs if s.role.startswith(("hidden.", "sentence_embedding"))]
     last = max(int(role.removeprefix("hidden.")) for role in roles if role.startswith("hidden."))
-
-    def add_logits(sample: golden.Sample) -> golden.Sample:
-        (arrays,) = encoder.run_batch([sample.piece], roles)
+    logits = {}
+    for number, text in enumerate(old.expected.texts):
+        (arrays,) = encoder.run_batch([make_piece(text)], roles)
         states = dict(zip(roles, arrays, strict=True))
         by_layer = [states.get(f"hidden.{layer}", np.empty(0)) for layer in range(last + 1)]
-        logits = head.compute_logits(by_layer, states.get("sentence_embedding"))
-        return replace(sample, outputs={**sample.outputs, spec.name: logits})
-
-    samples = tuple(map(add_logits, old.expected.samples))
-    drawn = tuple(map(add_logits, old.expected.drawn))
+        values = head.compute_logits(by_layer, states.get("sentence_embedding"))
+        logits[number] = Known(np.array([0]), values[None])
     encoder.close()
-    expected = replace(old.expected, samples=samples, drawn=drawn, problem_type=read_problem_type(new))
+    kind = read_problem_type(new)
+
+    def add_measure(case: Case) -> Case:
+        of_texts = not case.name.startswith(RANDOM)
+        return replace(case, measures=(*case.measures, make_measure(spec, kind, of_texts)))
+
+    expected = replace(
+        old.expected,
+        cases=tuple(map(add_measure, old.expected.cases)),
+        answers={**old.expected.answers, spec.name: logits},
+    )
     examiner = EncoderExaminer(new, expected)
     return examiner, {name: {**examiner.choose_limits(name, {}), **own} for name, own in limits.items()}

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any, Protocol, TypeAlias
 
@@ -11,9 +11,9 @@ from ...runtime.apps.check.files import Arrays
 from ...runtime.bundle.bundle import Bundle
 from ...runtime.progress import Report, StageCounter
 from ..levels import FULL, Level
-from ..reference import encoder_samples, translation_samples
+from ..reference import translation_samples
 from ..reference.kept_answers import KEPT, compute_key, keep_answers, read_answers, read_limit
-from ..tasks import decoder, decoder_answers
+from ..tasks import decoder, decoder_answers, encoder, encoder_answers
 from .decoders import DecoderExaminer
 from .encoders import EncoderExaminer
 from .examiner import Examiner, Progress
@@ -23,6 +23,8 @@ if TYPE_CHECKING:
     from ..reference.model import ReferenceModel
 
 AnyExaminer: TypeAlias = Examiner[Any]
+Choose: TypeAlias = "Callable[[ReferenceModel, Bundle, Sequence[str], int, Level], CaseSet]"
+Answer: TypeAlias = "Callable[[ReferenceModel, Bundle, CaseSet, Report], CaseSet]"
 
 
 class Samples(Protocol):
@@ -33,7 +35,7 @@ class Samples(Protocol):
     ) -> Any:
         """Return what to ask: besides the model, all that the answers depend on."""
 
-    def answer(self, model: ReferenceModel, questions: Any, report: Report) -> Any:
+    def answer(self, model: ReferenceModel, bundle: Bundle, questions: Any, report: Report) -> Any:
         """Return what the model computes."""
 
     def restore(self, model: ReferenceModel, questions: Any, arrays: Arrays) -> Any:
@@ -46,14 +48,16 @@ class Samples(Protocol):
         """Return what golden data keeps of it."""
 
 
-class DecoderSamples:
-    """A decoder's cases, whose answers are a part of them."""
+class CaseSamples:
+    """Cases whose answers are a part of them."""
 
-    choose_questions = staticmethod(decoder.choose)
+    def __init__(self, choose: Choose, answer: Answer, thin: Callable[[CaseSet], CaseSet]) -> None:
+        self.choose_questions = choose
+        self.ask = answer
+        self.thin = thin
 
-    @staticmethod
-    def answer(model: ReferenceModel, questions: CaseSet, report: Report) -> CaseSet:
-        return decoder_answers.answer(model, questions, report=report)
+    def answer(self, model: ReferenceModel, bundle: Bundle, questions: CaseSet, report: Report) -> CaseSet:
+        return self.ask(model, bundle, questions, report)
 
     @staticmethod
     def restore(model: ReferenceModel, questions: CaseSet, arrays: Arrays) -> CaseSet:
@@ -61,16 +65,21 @@ class DecoderSamples:
         kept = from_arrays(arrays)
         return replace(questions, texts=kept.texts, answers=kept.answers)
 
-    @staticmethod
-    def to_arrays(expected: CaseSet, whole: bool) -> Arrays:
-        return to_arrays(expected if whole else decoder_answers.thin_for_file(expected))
+    def to_arrays(self, expected: CaseSet, whole: bool) -> Arrays:
+        return to_arrays(expected if whole else self.thin(expected))
 
     from_arrays = staticmethod(from_arrays)
 
 
 TASKS: dict[str, tuple[type[AnyExaminer], Samples]] = {
-    "text-generation": (DecoderExaminer, DecoderSamples()),
-    "text-encoding": (EncoderExaminer, encoder_samples),
+    "text-generation": (
+        DecoderExaminer,
+        CaseSamples(decoder.choose, decoder_answers.answer, decoder_answers.thin_for_file),
+    ),
+    "text-encoding": (
+        EncoderExaminer,
+        CaseSamples(encoder.choose, encoder_answers.answer, encoder_answers.thin_for_file),
+    ),
     "translation": (TranslationExaminer, translation_samples),
 }
 
@@ -100,7 +109,7 @@ def examine_model(
             return kind(bundle, expected, level=level, answers_kept=True)
     stage = "computing the reference in PyTorch"
     progress(stage)
-    expected = samples.answer(model, questions, StageCounter(progress, stage, "parts"))
+    expected = samples.answer(model, bundle, questions, StageCounter(progress, stage, "parts"))
     if key:
         keep_answers(key, samples.to_arrays(expected, whole=True))
     return kind(bundle, expected, level=level)

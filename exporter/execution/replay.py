@@ -223,7 +223,8 @@ def make_step(ids: Integers, case: Case, length: int, begins: Sequence[int], beh
     ends = case.rows[owners[furthest]].ends
     number = sum(end <= places[furthest] for end in ends)
     name = "prefill" if number == 0 else "decode" if ends[number] - ends[number - 1] == 1 else "append"
-    return Step(f"{name}, step {number} of a batch of {len(rows)}", positions, rows)
+    when = f", step {number}," if number > 1 else ""
+    return Step(f"{'run' if case.runner == 'once' else name}{when} of {len(rows)} rows", positions, rows)
 
 
 class RecordingProgram:

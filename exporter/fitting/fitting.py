@@ -340,8 +340,8 @@ def compare_with_scikit_learn(staging: Path, rows: Table, fitted: Fitted) -> Non
 
 def verify_graphs(opened: Bundle, staging: Path, manifest: Manifest, progress: Progress) -> Manifest:
     """Compare the new graphs with the golden data of the old bundle, if that was verified, and the head's."""
+    from ...runtime.apps.check.case import from_arrays
     from ..comparison.encoders import EncoderExaminer, add_fitted_head
-    from ..reference.encoder_samples import from_arrays
     from ..verification.report import keep_checks
     from ..verification.verdict import compare_all
 

@@ -7,10 +7,12 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
-from typing import Any, TypeAlias
+from typing import TypeAlias
 
-from ...runtime.apps.check import encoders, translations
-from ...runtime.apps.check.case import from_arrays
+import numpy as np
+
+from ...runtime.apps.check import translations
+from ...runtime.apps.check.case import Case, CaseSet, Measure, from_arrays
 from ...runtime.apps.check.cases import find_room
 from ...runtime.apps.check.divergence import (
     Continued,
@@ -21,12 +23,15 @@ from ...runtime.apps.check.divergence import (
     measure_parts,
     measure_steps,
 )
+from ...runtime.apps.check.encoder import is_per_token, list_positions, see
+from ...runtime.apps.check.judge import Numbered, Seen, judge
 from ...runtime.apps.check.metrics import Logits, Outcome, judge_outcome
 from ...runtime.apps.check.selftest import load_golden
 from ...runtime.apps.check.texts import open_text_tokenizers
 from ...runtime.bundle.artifact import Artifact
 from ...runtime.bundle.bundle import Bundle
 from ...runtime.text.tokenizer import Tokenizer
+from ..tasks.encoder import RANDOM
 from .check import Answer, Check
 from .text_checks import list_text_checks
 
@@ -144,96 +149,110 @@ def make_greedy_check(
 def list_encoder_checks(bundle: Bundle, artifact: Artifact, names: Mapping[str, str]) -> list[Check]:
     """Return the checks of an encoder's outputs, by the bundle's names those of the package."""
     arrays, limits = load_golden(bundle)
-    golden = encoders.from_arrays(arrays)
-    own = limits[artifact.precision]
+    case_set = from_arrays(arrays)
+    by_name: dict[str, list[Numbered]] = {}
+    for number, case in enumerate(case_set.cases):
+        if not case.name.startswith(RANDOM):
+            fitting = case_set.fit(case, artifact)
+            by_name.setdefault(case.name, []).extend((number, part) for part in fitting)
     kept = replace(artifact, outputs=tuple(spec for spec in artifact.outputs if spec.name in names))
-    *texts, single, full = golden.samples
-    batch = [*texts, single][-min(encoders.MAX_BATCH, artifact.axis("batch").max) :]
-    batches = {
-        "one by one": [[sample] for sample in (*texts, single)],
-        f"batch of {len(batch)}, padded": [batch],
-        f"{len(full)} tokens": [[full]],
-    }
-    kind = golden.problem_type
-    checks = [make_encode_check(case, parts, kept, own, names, kind) for case, parts in batches.items()]
+    checks = [
+        make_encode_check(name, case_set, cases, kept, limits[artifact.precision], names)
+        for name, cases in by_name.items()
+        if cases
+    ]
     return checks + list_text_checks(bundle)
 
 
 def make_encode_check(
-    case: str,
-    batches: Sequence[Sequence[encoders.Sample]],
+    name: str,
+    case_set: CaseSet,
+    cases: Sequence[Numbered],
     artifact: Artifact,
     limits: Limits,
     names: Mapping[str, str],
-    problem_type: str | None,
 ) -> Check:
-    """Return the check of batches of sequences."""
+    """Return the check of cases of one name."""
 
-    def judge(answers: Sequence[Answer]) -> Outcome:
-        got = []
-        for answer, batch in zip(answers, batches, strict=True):
-            for row, sample in enumerate(batch):
-                got.append(
-                    {
-                        spec.name: choose_known(answer["outputs"][names[spec.name]][row], spec, sample)
-                        for spec in artifact.outputs
-                    }
-                )
-        samples = [sample for batch in batches for sample in batch]
-        return encoders.compare_outputs(got, samples, artifact, limits, problem_type)
+    def judge_answers(answers: Sequence[Answer]) -> Outcome:
+        seen = []
+        for answer, (number, case) in zip(answers, cases, strict=True):
+            for row in range(len(case.rows)):
+                outputs = {spec.name: answer["outputs"][names[spec.name]][row] for spec in artifact.outputs}
+                seen.append(see_known(case_set, number, case, row, outputs, artifact))
+        return judge(seen, case_set, list_own_measures(cases[0][1], artifact), limits)
 
+    texts = [[case_set.texts[row.text] for row in case.rows] for _, case in cases]
     questions = [
         {
             "kind": "encode",
-            "rows": [list(sample.piece.ids) for sample in batch],
-            "segments": [list(sample.piece.segments) for sample in batch],
+            "rows": [list(text.tokens) for text in batch],
+            "segments": [list(text.segments or (0,) * len(text.tokens)) for text in batch],
             "outputs": [names[spec.name] for spec in artifact.outputs],
         }
-        for batch in batches
+        for batch in texts
     ]
-    return Check(case, questions, judge)
+    return Check(name, questions, judge_answers)
+
+
+def list_own_measures(case: Case, artifact: Artifact) -> list[Measure]:
+    """Return the measures of the outputs that a graph has."""
+    names = {spec.name for spec in artifact.outputs}
+    return [measure for measure in case.measures if names.issuperset(measure.outputs)]
+
+
+def see_known(
+    case_set: CaseSet,
+    number: int,
+    case: Case,
+    row: int,
+    outputs: Mapping[str, Logits],
+    artifact: Artifact,
+) -> Seen:
+    """Return what a runtime gave of a row, of the tokens whose results golden data has."""
+    positions = list_positions(case_set, case.rows[row].text, artifact.outputs)
+    known = {
+        spec.name: outputs[spec.name][positions] if is_per_token(spec) else outputs[spec.name]
+        for spec in artifact.outputs
+    }
+    return see(case_set, number, case, row, known, artifact.outputs)
 
 
 def make_graph_check(bundle: Bundle, artifact: Artifact) -> Check:
     """Return the check of an encoder's own graph, run by the names of the bundle as one padded batch."""
     arrays, limits = load_golden(bundle)
-    golden = encoders.from_arrays(arrays)
-    *texts, single, _ = golden.samples
-    batch = [*texts, single][-min(encoders.MAX_BATCH, artifact.axis("batch").max) :]
-    width = max(map(len, batch))
-    rows = [[place * width + t for t in sample.positions] for place, sample in enumerate(batch)]
+    case_set = from_arrays(arrays)
+    padded = next(number for number, case in enumerate(case_set.cases) if len(case.rows) > 1)
+    case = case_set.fit(case_set.cases[padded], artifact)[0]
+    texts = [case_set.texts[row.text] for row in case.rows]
+    width = max(len(text.tokens) for text in texts)
+    places = [list_positions(case_set, row.text, artifact.outputs) for row in case.rows]
+    ends = np.cumsum([len(own) for own in places])
     values = {
-        "ids": [pad(sample.piece.ids, width) for sample in batch],
-        "mask": [pad([1] * len(sample), width) for sample in batch],
-        "segments": [pad(sample.piece.segments, width) for sample in batch],
-        "logit_rows": [row for own in rows for row in own],
+        "ids": [pad(text.tokens, width) for text in texts],
+        "mask": [pad([1] * len(text.tokens), width) for text in texts],
+        "segments": [pad(text.segments, width) for text in texts],
+        "logit_rows": [row * width + t for row, own in enumerate(places) for t in own],
     }
-    begins = [sum(map(len, rows[:place])) for place in range(len(batch))]
 
-    def judge(answers: Sequence[Answer]) -> Outcome:
+    def judge_answers(answers: Sequence[Answer]) -> Outcome:
         (answer,) = answers
-        got = []
-        for place, sample in enumerate(batch):
-            own = {}
+        seen = []
+        for row, positions in enumerate(places):
+            outputs = {}
             for spec in artifact.outputs:
-                array = answer["outputs"][spec.name]
+                array = np.asarray(answer["outputs"][spec.name])
                 if spec.axis_names()[0] == "rows":
-                    own[spec.name] = array[begins[place] : begins[place] + len(rows[place])]
+                    outputs[spec.name] = np.split(array, ends)[row]
                 else:
-                    own[spec.name] = choose_known(array[place], spec, sample)
-            got.append(own)
-        own_limits = limits[artifact.precision]
-        return encoders.compare_outputs(got, batch, artifact, own_limits, golden.problem_type)
+                    outputs[spec.name] = array[row][positions] if is_per_token(spec) else array[row]
+            seen.append(see(case_set, padded, case, row, outputs, artifact.outputs))
+        return judge(seen, case_set, case.measures, limits[artifact.precision])
 
     inputs = {spec.name: values[spec.role] for spec in artifact.inputs}
-    return Check(f"graph, batch of {len(batch)}, padded", [{"kind": "run_graph", "inputs": inputs}], judge)
+    return Check(case.name, [{"kind": "run_graph", "inputs": inputs}], judge_answers)
 
 
 def pad(values: Sequence[int], width: int) -> list[int]:
     """Return a row of a batch, padded on the right with 0."""
     return [*values, *[0] * (width - len(values))]
-
-
-def choose_known(array: Logits, spec: Any, sample: encoders.Sample) -> Logits:
-    """Return the results of the tokens that golden data has; all of what is no result per token."""
-    return array[list(sample.positions)] if encoders.is_per_token(spec) else array

@@ -120,7 +120,9 @@ def make_drawing(manifest: Manifest, real: tuple[int, ...], end: int, seed: int,
     return Drawing((), longest_target, min(rows, rows_of_beams), seed, parts, level, sources)
 
 
-def answer(model: ReferenceModel, questions: Questions, report: Report = report_nothing) -> Expectation:
+def answer(
+    model: ReferenceModel, bundle: Bundle, questions: Questions, report: Report = report_nothing
+) -> Expectation:
     """Compute what PyTorch answers; report the parts."""
     from .draw_translation import draw_for_translator
 

@@ -12,19 +12,19 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from ...runtime.apps.check import files
 from ...runtime.apps.check.case import CaseSet, Integers, Known, Text, to_arrays
 from ...runtime.apps.check.decoder import reduce
 from ...runtime.apps.check.draws import PREFIX
-from ...runtime.apps.check.files import choose_evenly
-from ...runtime.apps.check.metrics import Logits
-from ...runtime.apps.check.places import Seen, measure_columns, measure_logits, measure_passages
+from ...runtime.apps.check.files import choose_evenly, fits
+from ...runtime.apps.check.judge import Seen, measure_columns, measure_passages, measure_values
+from ...runtime.apps.check.metrics import Logits, Metrics
+from ...runtime.bundle.bundle import Bundle
 from ...runtime.progress import PartCounter, Report, report_nothing
 from ..errors import VerificationError
 from ..limits import Gaps
 from ..reference.draw import CONTEXT_ROWS, TAIL
 from ..reference.model import is_module
-from .decoder import CONTEXT
+from .decoder import CONTEXT, LOGITS
 
 if TYPE_CHECKING:
     from ..reference.decoder import Reference
@@ -32,14 +32,14 @@ if TYPE_CHECKING:
     from ..reference.rounding import Rounding
 
 KEPT_LOGITS = ((3, 8), (2, 4), (1, 1))  # of a prompt and of another text, in golden data; the first that fits
-LIMITS_BYTES = 2**16  # at most, beside the answers
 
 
 def answer(
     model: ReferenceModel,
+    bundle: Bundle,
     case_set: CaseSet,
-    rounding: Rounding | None = None,
     report: Report = report_nothing,
+    rounding: Rounding | None = None,
 ) -> CaseSet:
     """Return the set with PyTorch's answers; rounded, the answers of the same texts in that precision.
 
@@ -127,12 +127,12 @@ def read_to(reference: Reference, text: Text, end: int) -> Logits:
     return compute_logits(reference, text, np.array([end - 1]))
 
 
-def measure_gaps(model: ReferenceModel, case_set: CaseSet, rounding: Rounding) -> Gaps:
+def measure_gaps(model: ReferenceModel, bundle: Bundle, case_set: CaseSet, rounding: Rounding) -> Gaps:
     """Measure how far the rounded model is from itself, by the beginning of limits' names."""
     assert is_module(model)
     asked, has_ends = choose_for_gap(case_set, rounding)
     with rounding.apply(model):
-        rounded = answer(model, asked, rounding)
+        rounded = answer(model, bundle, asked, rounding=rounding)
     return compare_answers(asked, rounded, has_ends)
 
 
@@ -174,8 +174,11 @@ def compare_answers(case_set: CaseSet, rounded: CaseSet, has_ends: bool = False)
     if has_ends:
         seen += [one._replace(values={"logits": one.values["logits"].end(CONTEXT_ROWS)}) for one in passages]
     if seen:
-        worst = max(measure_logits([one], case_set)[0].mean_kl for one in seen)
-        gaps[""] = replace(measure_logits(seen, case_set)[0], mean_kl=worst)
+        whole = measure_values(seen, case_set, LOGITS)
+        alone = [measure_values([one], case_set, LOGITS) for one in seen]
+        assert isinstance(whole, Metrics)
+        worst = max(part.mean_kl for part in alone if isinstance(part, Metrics))
+        gaps[""] = replace(whole, mean_kl=worst)
     if passages:
         gaps["text"] = measure_passages(passages, case_set)
     if columns := list_seen(case_set.list_texts("columns")):
@@ -203,6 +206,6 @@ def thin_for_file(case_set: CaseSet) -> CaseSet:
             for text, known in case_set.answers["logits"].items()
         }
         thinned = replace(case_set, answers={**case_set.answers, "logits": logits})
-        if files.count_bytes(to_arrays(thinned).values()) <= files.MOST_BYTES - LIMITS_BYTES:
+        if fits(to_arrays(thinned)):
             break
     return thinned

@@ -17,8 +17,8 @@ from ...runtime.apps.check.case import CaseSet, Known
 from ...runtime.apps.check.draws import PREFIX as DRAWN
 from ...runtime.apps.check.draws import Draws
 from ...runtime.apps.check.files import Arrays, find_golden, name_damage, read_golden
+from ...runtime.apps.check.judge import ENOUGH
 from ...runtime.apps.check.metrics import Comparison, measure_scale
-from ...runtime.apps.check.places import ENOUGH
 from ...runtime.bundle.manifest import Manifest
 from ...runtime.errors import BundleError
 from ..comparison.examiner import Limits, Progress
@@ -26,10 +26,9 @@ from ..comparison.tasks import TASKS, AnyExaminer
 from ..errors import shorten_error
 from ..levels import QUICK
 from ..limits import CAPS, NOTHING_ACCEPTED, Accepted, find_factor, find_upper_bound
-from ..reference import encoder_samples, translation_samples
-from ..reference.fitted_head import LinearHead
+from ..reference import translation_samples
 from ..reference.model import is_module, rest, wake
-from ..tasks import decoder_answers
+from ..tasks import decoder_answers, encoder_answers
 
 if TYPE_CHECKING:
     from ..reference.draw import DrawReference
@@ -72,7 +71,7 @@ def compare_golden(
     try:
         with name_damage(bundle):
             arrays, usual = read_golden(file)
-            if examiner.bundle.manifest.task == "text-generation" and "plan" not in arrays:
+            if examiner.bundle.manifest.task != "translation" and "plan" not in arrays:
                 log.warning("%s: %s", name, OLDER)
                 return []
             meant = answer_again(examiner, arrays, model)
@@ -202,7 +201,7 @@ def answer_decoder(golden: CaseSet, examiner: AnyExaminer, model: ReferenceModel
     chosen = {number: Known.wanted(known.positions.tolist()) for number, known in prompts.items()}
     likeliest = dict(asked.answers.get("likeliest", {}))
     asked = replace(asked, answers={**asked.answers, "likeliest": {**likeliest, **chosen}})
-    answered = decoder_answers.answer(model, asked)
+    answered = decoder_answers.answer(model, examiner.bundle, asked)
     found = dict(answered.answers["likeliest"])
     texts = list(golden.texts)
     for number in list(found):
@@ -242,19 +241,10 @@ def answer_draws(reference: DrawReference, draws: Draws, longest: int) -> Draws:
     return reference.answer_draws(draws)
 
 
-def answer_encoder(
-    golden: encoder_samples.Expectation, examiner: AnyExaminer, model: ReferenceModel, is_quick: bool
-) -> encoder_samples.Expectation:
-    """Ask an encoder for the results of the same sequences."""
-    specs = examiner.bundle.manifest.artifacts[0].outputs
-    head = LinearHead.load(examiner.bundle)
-
-    def answer(sample: Any) -> Any:
-        outputs = encoder_samples.compute_outputs(model, sample.piece, sample.positions, specs, head)
-        return replace(sample, outputs=outputs)
-
-    drawn = golden.drawn if is_quick else tuple(map(answer, golden.drawn))
-    return replace(golden, samples=tuple(map(answer, golden.samples)), drawn=drawn)
+def answer_encoder(golden: CaseSet, examiner: AnyExaminer, model: ReferenceModel, is_quick: bool) -> CaseSet:
+    """Ask an encoder for the results of the same texts; quickly, of the real ones alone."""
+    asked = golden.restrict(encoder_answers.list_real_texts(golden)) if is_quick else golden
+    return encoder_answers.answer(model, examiner.bundle, asked)
 
 
 def answer_translator(

@@ -60,10 +60,8 @@ def tell_losses(comparison: Comparison, losses: Losses, precision: str) -> Compa
     """Return a comparison whose failures tell what PyTorch itself loses, where that is known."""
     failures = list(comparison.failures)
     for name in list_exceeded(comparison).keys() & losses.keys():
-        output, _, metric = name.rpartition(".")
-        begins = (f"{name} is ", f"{output}: {metric} is ")
         own = f" (PyTorch itself, in {precision}: {losses[name]:.3g})"
-        failures = [failure + own if failure.startswith(begins) else failure for failure in failures]
+        failures = [failure + own if failure.startswith(f"{name} is ") else failure for failure in failures]
     if are_tokens_lost(comparison, losses):
         own = f" (PyTorch itself, in {precision}: max_error {losses['max_error']:.3g})"
         failures = [failure + own if failure.startswith(TOKEN) else failure for failure in failures]

@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import TYPE_CHECKING
 
+from ...runtime.apps.check.judge import ENOUGH
 from ...runtime.apps.check.metrics import Comparison
-from ...runtime.apps.check.places import ENOUGH
 from ...runtime.backends.backend import Array
 from ...runtime.bundle.bundle import Bundle
 from ...runtime.progress import CountedLine

@@ -120,7 +120,7 @@ class Rounded:
             ground.examiner.name_losses(gaps),
             gaps["text"].rows if "text" in gaps else 0,
             max(map(measure_scale, logits), default=0.0),
-            {name: gap.rows for name, gap in gaps.items() if isinstance(gap, LabelMetrics)},
+            {name.removesuffix("."): gap.rows for name, gap in gaps.items() if isinstance(gap, LabelMetrics)},
         )
 
     def bound(self, name: str) -> tuple[float, float]:

@@ -19,8 +19,8 @@ from .files import Arrays, choose_evenly
 
 Array: TypeAlias = npt.NDArray[Any]
 Integers: TypeAlias = npt.NDArray[np.int64]
-Runner: TypeAlias = Literal["forced", "every", "greedy"]
-Kind: TypeAlias = Literal["logits", "columns", "passages"]
+Runner: TypeAlias = Literal["forced", "every", "greedy", "once"]
+Kind: TypeAlias = Literal["logits", "columns", "passages", "vectors", "scores", "labels", "flags"]
 
 FORMAT = 2  # of the arrays that `to_arrays` makes; 1 had the names of each task
 
@@ -34,12 +34,14 @@ class Text:
         continues: how many tokens PyTorch adds to them; 0 once `answer` has.
         past: how many of the first tokens have their keys and values in a cache `repeats` times.
         repeats: how often, one behind the other. Positions are counted in `tokens`, without repetitions.
+        segments: of each token, 0 for the first text of a pair and 1 for the second; empty where all are 0.
     """
 
     tokens: tuple[int, ...]
     continues: int = 0
     past: int = 0
     repeats: int = 1
+    segments: tuple[int, ...] = ()
 
     def count(self, end: int | None = None) -> int:
         """Return how many tokens of a cache the first `end` take, or all of them."""
@@ -56,12 +58,23 @@ class Row:
 
 
 class Measure(NamedTuple):
-    """What is measured of a case, and held to which limits."""
+    """What is measured of a case, and held to which limits.
 
-    kind: Kind  # which of `places.JUDGES` does it
-    outputs: tuple[str, ...]  # that it compares with PyTorch's
-    limited: tuple[str, ...]  # the metrics that have limits
-    prefix: str = ""  # of the limits' names
+    Attributes:
+        kind: "logits" of whole rows, the "columns" of some tokens, "passages" of which every token is
+            predicted; of an encoder "vectors", "scores" (a number from each token, all of a text are one
+            vector), "labels" of which one is chosen, "flags" of which each is chosen by itself.
+        outputs: what is compared with PyTorch's.
+        limited: the metrics that have limits.
+        prefix: of the limits' names.
+        of_texts: whether means over texts, and shares of them, count.
+    """
+
+    kind: Kind
+    outputs: tuple[str, ...]
+    limited: tuple[str, ...]
+    prefix: str = ""
+    of_texts: bool = False
 
 
 @dataclass(frozen=True)
@@ -74,7 +87,7 @@ class Case:
         rows: of one batch, all of as many steps.
         measures: what is compared of it.
         runner: "forced" compares what follows each step; "every" each token's, of a single row; "greedy" lets
-            the engine choose the tokens behind the first step.
+            the engine choose the tokens behind the first step; "once" reads whole texts, as an encoder does.
         shares_past: the first step is read once, by the row that reads most of it, and copied.
         chunk: how many tokens of a row one run of the graph reads at most; 0 leaves it to the runtime.
         spare: slots of the cache behind those that are needed: what is written too far shows in results then,
@@ -158,7 +171,7 @@ class CaseSet:
 
     def count_first(self, case: Case, row: Row) -> int:
         """Return how many tokens a row has when something of it is compared first."""
-        if case.runner == "greedy":
+        if case.runner in ("greedy", "once"):
             return self.texts[row.text].count()
         return 1 if case.runner == "every" else self.texts[row.text].count(row.ends[case.shares_past])
 
@@ -255,7 +268,7 @@ def from_arrays(arrays: Arrays) -> CaseSet:
     plan = json.loads(str(arrays["plan"]))
     if plan["format"] != FORMAT:
         raise ValueError(f"cases of format {plan['format']} are not read here, but those of format {FORMAT}")
-    texts = [Text(**{**text, "tokens": ()}) for text in plan["texts"]]
+    texts = [Text(**{**text, "tokens": (), "segments": tuple(text["segments"])}) for text in plan["texts"]]
     answers: dict[str, dict[int, Known]] = {}
     for name in arrays:
         if name.endswith(".positions"):
@@ -277,7 +290,7 @@ def read_case(fields: Mapping[str, Any]) -> Case:
     """Return the case whose fields JSON has."""
     rows = tuple(Row(row["text"], tuple(row["ends"])) for row in fields["rows"])
     measures = tuple(
-        Measure(kind, tuple(outputs), tuple(limited), prefix)
-        for kind, outputs, limited, prefix in fields["measures"]
+        Measure(kind, tuple(outputs), tuple(limited), *others)
+        for kind, outputs, limited, *others in fields["measures"]
     )
     return Case(**{**fields, "rows": rows, "measures": measures})

@@ -7,7 +7,6 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import replace
-from functools import partial
 from itertools import chain, islice
 from typing import TypeAlias
 
@@ -21,35 +20,24 @@ from .case import Case, CaseSet, Integers, Known
 from .cases import find_room
 from .divergence import Followed, Sample, follow, judge_followed, read_sample
 from .draws import start_on_past, take_step
+from .judge import Numbered, Seen, judge, list_comparisons
 from .metrics import Logits, Outcome
-from .places import Seen, judge
 
-Numbered: TypeAlias = tuple[int, Case]  # a case as a graph takes it, and its number in the set
 Limits: TypeAlias = Mapping[str, float]
 
 
-def list_comparisons(
+def list_decoder_comparisons(
     decoder: Decoder, case_set: CaseSet, limits: Limits, tokenizer: Tokenizer
 ) -> dict[str, Callable[[], Outcome]]:
-    """Return what compares a graph with PyTorch, by name, as far as it takes the rows and tokens."""
-    artifact = decoder.artifact
-    by_name: dict[str, list[Numbered]] = {}
-    for number, case in enumerate(case_set.cases):
-        if case.graph == artifact.graph and (parts := case_set.fit(case, artifact)):
-            by_name.setdefault(case.name, []).extend((number, part) for part in parts)
-    return {
-        name: partial(compare, decoder, case_set, cases, limits, tokenizer) for name, cases in by_name.items()
-    }
+    """Return what compares a decoder's graph with PyTorch, by name."""
 
+    def compare(cases: Sequence[Numbered]) -> Outcome:
+        if cases[0][1].runner == "greedy":
+            return compare_greedy(decoder, case_set, cases, limits, tokenizer)
+        seen = chain.from_iterable(run(decoder, case_set, *case) for case in cases)
+        return judge(seen, case_set, cases[0][1].measures, limits)
 
-def compare(
-    decoder: Decoder, case_set: CaseSet, cases: Sequence[Numbered], limits: Limits, tokenizer: Tokenizer
-) -> Outcome:
-    """Return the outcome of cases of one name."""
-    if cases[0][1].runner == "greedy":
-        return compare_greedy(decoder, case_set, cases, limits, tokenizer)
-    seen = chain.from_iterable(run(decoder, case_set, *case) for case in cases)
-    return judge(seen, case_set, cases[0][1].measures, limits)
+    return list_comparisons(case_set, decoder.artifact, compare)
 
 
 def run(decoder: Decoder, case_set: CaseSet, number: int, case: Case) -> Iterator[Seen]:

@@ -24,6 +24,7 @@ PREFIX = "checks/golden-"  # of its name in a bundle
 SAMPLE = "sample."  # before the number of a text, in the names of its arrays
 ALWAYS_KEPT = 2  # of the last samples: an encoder's are its single token and its longest text
 HEADER_BYTES = 256  # of an array in the file, at most
+LIMITS_BYTES = 2**16  # of the limits, beside the answers, at most
 
 
 def write_golden(path: Path, arrays: Arrays, limits: Mapping[str, Mapping[str, float]]) -> None:
@@ -39,6 +40,11 @@ def write_golden(path: Path, arrays: Arrays, limits: Mapping[str, Mapping[str, f
 def count_bytes(arrays: Iterable[npt.NDArray[Any]]) -> int:
     """Return how many bytes arrays take in the file, unpacked, at most."""
     return sum(array.nbytes + HEADER_BYTES for array in arrays)
+
+
+def fits(arrays: Arrays) -> bool:
+    """Tell whether a file of golden data has room for the arrays, with limits."""
+    return count_bytes(arrays.values()) + LIMITS_BYTES <= MOST_BYTES
 
 
 def thin_samples(arrays: Arrays, room: int) -> Arrays:

@@ -182,22 +182,23 @@ def make_outdated_error(bundle: Bundle, missing: KeyError) -> BundleError:
 def prepare_generator(model: TextGenerator, arrays: Arrays, limits: Limits) -> list[Subject]:
     """Prepare a decoder's cases: prompts through its cache, greedy text, a full context, real text."""
     from .case import from_arrays
-    from .decoder import list_comparisons
+    from .decoder import list_decoder_comparisons
 
     case_set = from_arrays(arrays)
     artifact = model.decoder.artifact
-    cases = list_comparisons(model.decoder, case_set, limits[artifact.precision], model.tokenizer)
+    cases = list_decoder_comparisons(model.decoder, case_set, limits[artifact.precision], model.tokenizer)
     return [Subject(artifact, cases, case_set.list_skipped(artifact))]
 
 
 def prepare_encoder(model: TextEncoder, arrays: Arrays, limits: Limits) -> list[Subject]:
     """Prepare an encoder's cases: every output, alone and in a padded batch."""
-    from . import encoders
+    from .case import from_arrays
+    from .encoder import list_encoder_comparisons
 
-    golden = encoders.from_arrays(arrays)
+    case_set = from_arrays(arrays)
     artifact = model.encoder.artifact
-    cases = encoders.make_cases(model.encoder, golden, limits[artifact.precision])
-    return [Subject(artifact, cases, encoders.find_skipped(artifact, golden))]
+    cases = list_encoder_comparisons(model.encoder, case_set, limits[artifact.precision])
+    return [Subject(artifact, cases, case_set.list_skipped(artifact))]
 
 
 def prepare_translator(model: Translator, arrays: Arrays, limits: Limits) -> list[Subject]:

@@ -118,12 +118,12 @@ def test_vectors_of_an_encoder(runtime: str, bert_bundle: Path, tmp_path: Path) 
     result = run(need(runtime), bert_bundle, tmp_path / "P")
     cases = list_cases(result)
     if runtime == "triton":
-        assert cases == {"settings", "texts, all at once", "graph, batch of 5, padded"}
+        assert cases == {"settings", "texts, all at once", "5 texts, padded"}
         assert result.version is not None and result.version.endswith("in a stand-in for the server")
     else:
         assert cases == SETTINGS | {
             "one by one",
-            "batch of 5, padded",
+            "5 texts, padded",
             "256 tokens",
             "ids of texts",
             "ids of inputs",

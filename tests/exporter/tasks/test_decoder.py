@@ -20,7 +20,7 @@ from planforge.exporter.tasks.decoder import choose
 from planforge.exporter.tasks.decoder_answers import answer, thin_for_file
 from planforge.exporter.tasks.passages import open_plain_tokenizer
 from planforge.runtime.apps.check.case import CaseSet, Known, from_arrays, to_arrays
-from planforge.runtime.apps.check.decoder import list_comparisons
+from planforge.runtime.apps.check.decoder import list_decoder_comparisons
 from planforge.runtime.apps.check.metrics import Outcome
 from planforge.runtime.backends.ort_backend import OrtCpuBackend
 from planforge.runtime.bundle.bundle import Bundle
@@ -45,7 +45,7 @@ def model(bundle: Bundle) -> Any:
 
 
 def make_set(model: Any, bundle: Bundle, level: Level) -> CaseSet:
-    return answer(model, choose(model, bundle, read_prompts(None, FOLDER)[:6], level=level))
+    return answer(model, bundle, choose(model, bundle, read_prompts(None, FOLDER)[:6], level=level))
 
 
 @pytest.fixture(scope="module")
@@ -56,7 +56,7 @@ def case_set(model: Any, bundle: Bundle) -> CaseSet:
 def compare(bundle: Bundle, artifact: Artifact, case_set: CaseSet, limits: Any = ANY) -> dict[str, Outcome]:
     decoder = Decoder(OrtCpuBackend().open(bundle, artifact), artifact)
     try:
-        found = list_comparisons(decoder, case_set, limits, open_plain_tokenizer(bundle))
+        found = list_decoder_comparisons(decoder, case_set, limits, open_plain_tokenizer(bundle))
         return {name: run() for name, run in found.items()}
     finally:
         decoder.close()

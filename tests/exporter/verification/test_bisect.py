@@ -38,7 +38,7 @@ def test_a_fault_is_named_in_the_users_words(own_bundle: Path) -> None:
     replace_graph(own_bundle, "decoder.inplace.fp16", swapped("h.2.attn", "TensorScatter", index=1))
     report = verify(own_bundle, source="gpt2-demo", only=["decoder.inplace.fp16"], level="quick")
     (culprit,) = report.culprits
-    assert (culprit.artifact, culprit.step) == ("decoder.inplace.fp16", "prefill")
+    assert (culprit.artifact, culprit.step) == ("decoder.inplace.fp16", "prefill of 2 rows")
     assert (culprit.module, culprit.layer) == ("h.2.attn", 2)
     assert (culprit.op_type, culprit.dtype) == ("TensorScatter", "float16")
     assert culprit.node in {node.name for node in graph_of(own_bundle, culprit.artifact)}

@@ -171,11 +171,10 @@ def test_padding_of_an_encoder_that_few_batches_have_is_caught_and_named(
     artifact = "encoder.portable.fp32"
     with encoders.damaged(artifact, Fault("padding", plant, "", ())) as bundle:
         failed, culprit = encoders.examined(bundle, bundle.manifest.artifact(artifact))
-    drawn = "batches of 2 to 8, 16 and 32 rows, padded, drawn"
-    case = next(comparison.case for comparison in failed if comparison.case.startswith(drawn))
+    assert BATCHES in {comparison.case for comparison in failed}
     assert culprit is not None
     assert culprit.module == "" and culprit.op_type in {"Unsqueeze", "Where", "Or"}
-    table.append((f"BERT {artifact}", name, case, f"{culprit.op_type} of no module"))
+    table.append((f"BERT {artifact}", name, BATCHES, f"{culprit.op_type} of no module"))
 
 
 @pytest.fixture(scope="module")

@@ -15,8 +15,9 @@ from torch import Tensor
 
 from planforge.exporter import verify
 from planforge.exporter.commands.summary import describe_verdict
-from planforge.exporter.reference.encoder_samples import from_arrays
+from planforge.exporter.tasks.encoder_answers import list_real_texts
 from planforge.exporter.verification.user_limits import check_limits, tighten_limits
+from planforge.runtime.apps.check.case import from_arrays
 from planforge.runtime.apps.check.files import find_golden, read_golden
 from planforge.runtime.apps.check.metrics import Comparison, measure_labels
 from planforge.runtime.bundle.bundle import Bundle
@@ -93,14 +94,15 @@ def test_labels_that_flip_are_refused_and_counted(classifier: Path) -> None:
     (case,) = (c for c in report.comparisons if c.case == "one by one")
     file = find_golden(Bundle.open(classifier))
     assert file is not None
-    texts = from_arrays(read_golden(file)[0]).samples[:-2]
-    logits = torch.from_numpy(np.stack([sample.outputs["logits"] for sample in texts]))
+    case_set = from_arrays(read_golden(file)[0])
+    texts = list_real_texts(case_set)
+    logits = torch.from_numpy(np.stack([case_set.answers["logits"][text].values[0] for text in texts]))
     moved = logits + torch.from_numpy(shift)
     assert case.metrics["logits.label_flips"] == int((moved.argmax(-1) != logits.argmax(-1)).sum()) > 0
     error = float((moved.softmax(-1) - logits.softmax(-1)).abs().max())
     assert case.metrics["logits.probability_error"] == pytest.approx(error, abs=1e-4)
     for metric in ("max_error", "probability_error", "label_changes"):
-        assert any(failure.startswith(f"logits: {metric} is ") for failure in case.failures)
+        assert any(failure.startswith(f"logits.{metric} is ") for failure in case.failures)
 
 
 def test_a_limit_may_be_of_one_output_and_of_an_agreement(classifier: Path) -> None:

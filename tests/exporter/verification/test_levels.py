@@ -91,7 +91,7 @@ def test_a_level_that_leaves_out_measures_less_of_fp16_and_judges_by_as_much(dem
     rounding = Rounding(dtype=torch.float16)
     gaps = examiner.measure_gaps(model, rounding)
     with rounding.apply(model):
-        rounded = answer(model, expected, rounding)
+        rounded = answer(model, bundle, expected, rounding=rounding)
     whole = compare_answers(expected, rounded)
     assert gaps["text"].rows < whole["text"].rows
     alone = compare_answers(expected.restrict(expected.answers["margin"]), rounded)

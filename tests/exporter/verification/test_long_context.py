@@ -44,10 +44,15 @@ def texts() -> list[str]:
     return (find_demo("gpt2-demo") / "prompts.txt").read_text(encoding="utf-8").splitlines()[:3]
 
 
+def ask(model: Any, folder: Path, texts: list[str]) -> CaseSet:
+    bundle = Bundle.open(folder / "bundle")
+    return answer(model, bundle, choose(model, bundle, texts))
+
+
 @pytest.fixture(scope="module")
 def expected(folder: Path, texts: list[str]) -> CaseSet:
     model = load_model(folder / "checkpoint")
-    return answer(model, choose(model, Bundle.open(folder / "bundle"), texts))
+    return ask(model, folder, texts)
 
 
 def find_context(case_set: CaseSet) -> tuple[Text, Known]:
@@ -110,7 +115,7 @@ def test_positions_that_are_wrong_far_away_alone_are_seen(
     tables: Any = model.rotary
     assert len(tables.cos) == CONTEXT
     tables.cos[2400:] = tables.cos[2300:2400].clone()
-    wrong = answer(model, choose(model, Bundle.open(folder / "bundle"), texts))
+    wrong = ask(model, folder, texts)
     (_, found), (_, known) = find_context(wrong), find_context(expected)
     assert np.abs(found.values - known.values).max() > 10 * LIMIT
     others = [number for number in wrong.answers["margin"]]

@@ -335,7 +335,7 @@ def test_a_stale_cache_is_caught(
     (culprit,) = report.culprits
     # The graph is sound, and so the same as the reference: PyTorch alone, which has no cache, contradicts.
     assert culprit.reference == PYTORCH
-    assert culprit.step == "decode"  # nothing is stale in a prefill
+    assert culprit.step == "decode of 2 rows"  # nothing is stale in a prefill
     fault = Fault(f"in the decoder: {name}", nothing, culprit.module, (culprit.op_type,))
     around.append(own.read_verdict(report, artifact, fault))
 

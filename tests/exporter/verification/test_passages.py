@@ -22,8 +22,8 @@ from planforge.exporter.tasks.passages import MOST_PASSAGES, PASSAGE_TOKENS, cut
 from planforge.runtime.apps.check.case import CaseSet, Known, from_arrays, to_arrays
 from planforge.runtime.apps.check.decoder import reduce, see
 from planforge.runtime.apps.check.files import read_golden, write_golden
+from planforge.runtime.apps.check.judge import measure_passages
 from planforge.runtime.apps.check.metrics import TextMetrics, judge
-from planforge.runtime.apps.check.places import measure_passages
 
 Array = npt.NDArray[np.float32]
 

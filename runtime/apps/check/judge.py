@@ -6,28 +6,33 @@ N places, V vocabulary, K tokens whose logits are known
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable, Mapping, Sequence
-from typing import NamedTuple
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from functools import partial
+from typing import NamedTuple, TypeAlias
 
 import numpy as np
 
-from .case import Array, CaseSet, Known, Measure
+from ...bundle.manifest import Artifact
+from .case import Array, Case, CaseSet, Known, Measure
 from .draws import measure_error
 from .metrics import (
     DrawMetrics,
     Logits,
-    Metrics,
+    Measured,
     Outcome,
     TextMetrics,
     judge_outcome,
     locate_failure,
     measure,
     measure_kl,
+    measure_labels,
     measure_max_error,
     measure_scale,
+    measure_vectors,
     summarize_text,
 )
 
+Numbered: TypeAlias = tuple[int, Case]  # a case as a graph takes it, and its number in the set
 ENOUGH = 500  # tokens of real text; what is counted in fewer says no more of an engine than of the text
 COUNTED = ("top1_changes", "perplexity_change")
 
@@ -47,29 +52,58 @@ def find_answers(case_set: CaseSet, output: str, one: Seen) -> Array:
     return case_set.answers[output][one.text].find_values(one.values[output].positions)
 
 
-def measure_logits(seen: Iterable[Seen], case_set: CaseSet) -> tuple[Metrics, list[float]]:
-    """Measure whole logits; also return the largest error of each step over all rows."""
-    pairs = [
-        (one.step, one.values["logits"].values, find_answers(case_set, "logits", one))
-        for one in seen
-        if "logits" in one.values
-    ]
-    metrics = measure(*(np.concatenate([pair[side] for pair in pairs]) for side in (1, 2)))
-    steps = sorted({step for step, _, _ in pairs})
-    by_step = [[pair for pair in pairs if pair[0] == step] for step in steps]
-    errors = [
-        measure_max_error(*(np.concatenate([pair[side] for pair in own]) for side in (1, 2)))
-        for own in by_step
-    ]
-    return metrics, errors
+def measure_values(seen: Sequence[Seen], case_set: CaseSet, wanted: Measure) -> Measured:
+    """Measure an output's values at all places together."""
+    (output,) = wanted.outputs
+    got = np.concatenate([one.values[output].values for one in seen])
+    want = np.concatenate([find_answers(case_set, output, one) for one in seen])
+    if wanted.kind == "logits":
+        return measure(got, want)
+    if wanted.kind == "scores":
+        return measure_vectors(got[None], want[None], least_scale=1.0)
+    if wanted.kind == "vectors":
+        return measure_vectors(got, want, of_texts=wanted.of_texts)
+    return measure_labels(got, want, independent=wanted.kind == "flags", of_texts=wanted.of_texts)
 
 
-def judge_logits(
+def judge_values(
     seen: Iterable[Seen], case_set: CaseSet, wanted: Measure, limits: Mapping[str, float]
 ) -> Outcome:
-    """Return the outcome of whole logits."""
-    metrics, errors = measure_logits(seen, case_set)
-    return judge_outcome(metrics, limits, wanted.prefix, names=wanted.limited, errors=errors)
+    """Return the outcome of whole values; of encoders with the first row that is over its limits."""
+    (output,) = wanted.outputs
+    known = [one for one in seen if output in one.values]
+    metrics = measure_values(known, case_set, wanted)
+    outcome = judge_outcome(
+        metrics, limits, wanted.prefix, names=wanted.limited, errors=list_step_errors(known, case_set, output)
+    )
+    if not outcome.failures or not wanted.prefix:
+        return outcome
+
+    def is_over(one: Seen) -> bool:
+        own = measure_values([one], case_set, wanted)
+        return bool(judge_outcome(own, limits, wanted.prefix, names=wanted.limited).failures)
+
+    first = next(filter(is_over, known), None)
+    if first is None:
+        return outcome
+    spot = (first.case, first.step, first.row)
+    return locate_failure(outcome, f"at first {describe_place(case_set, *spot)}", spot)
+
+
+def list_step_errors(seen: Sequence[Seen], case_set: CaseSet, output: str) -> list[float]:
+    """Return the largest error of each step over all rows, where there are several steps."""
+    by_step: dict[int, list[Seen]] = {}
+    for one in seen:
+        by_step.setdefault(one.step, []).append(one)
+    if len(by_step) < 2:
+        return []
+    return [
+        measure_max_error(
+            np.concatenate([one.values[output].values for one in own]),
+            np.concatenate([find_answers(case_set, output, one) for one in own]),
+        )
+        for _, own in sorted(by_step.items())
+    ]
 
 
 def measure_columns(
@@ -112,12 +146,12 @@ def judge_columns(
 def describe_place(case_set: CaseSet, number: int, step: int, row: int) -> str:
     """Return in words where a case failed."""
     case = case_set.cases[number]
-    read = ", ".join(str(case_set.texts[one.text].count(one.ends[step])) for one in case.rows)
+    where = f"in row {row} of a batch of {len(case.rows)}"
+    lengths = ", ".join(str(case_set.texts[one.text].count(one.ends[step])) for one in case.rows)
+    if case.runner == "once":
+        return f"{where}, of {lengths} tokens"
     begin, end = list(case.list_steps())[step][row]
-    return (
-        f"in row {row} of a batch of {len(case.rows)}, in the step of its tokens {begin} to {end - 1}, where"
-        f" the rows have read {read}"
-    )
+    return f"{where}, in the step of its tokens {begin} to {end - 1}, where the rows have read {lengths}"
 
 
 def measure_passages(seen: Iterable[Seen], case_set: CaseSet) -> TextMetrics:
@@ -160,7 +194,9 @@ def judge(
 ) -> Outcome:
     """Return the outcome of all measures of a case."""
     every = list(seen) if len(measures) > 1 else seen
-    first, *others = [JUDGES[wanted.kind](every, case_set, wanted, limits) for wanted in measures]
+    first, *others = [
+        JUDGES.get(wanted.kind, judge_values)(every, case_set, wanted, limits) for wanted in measures
+    ]
     for other in others:
         first = Outcome(
             metrics={**first.metrics, **other.metrics},
@@ -172,4 +208,18 @@ def judge(
     return first
 
 
-JUDGES = {"logits": judge_logits, "columns": judge_columns, "passages": judge_passages}  # by a measure's kind
+def list_comparisons(
+    case_set: CaseSet, artifact: Artifact, compare: Callable[[Sequence[Numbered]], Outcome]
+) -> dict[str, Callable[[], Outcome]]:
+    """Return what compares a graph with PyTorch, by name, as far as it takes the rows and tokens."""
+    by_name: dict[str, list[Numbered]] = {}
+    for number, case in enumerate(case_set.cases):
+        if case.graph == artifact.graph and (parts := case_set.fit(case, artifact)):
+            by_name.setdefault(case.name, []).extend((number, part) for part in parts)
+    return {name: partial(compare, cases) for name, cases in by_name.items()}
+
+
+JUDGES = {
+    "columns": judge_columns,
+    "passages": judge_passages,
+}  # by a measure's kind; others are whole values

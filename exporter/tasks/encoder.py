@@ -1,0 +1,204 @@
+"""Chooses what an encoder is compared by: real text, a single token, a full sequence, random batches."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator, Sequence
+from typing import TYPE_CHECKING
+
+import numpy as np
+
+from ...runtime.apps.check.case import Case, CaseSet, Known, Measure, Row, Text
+from ...runtime.apps.check.encoder import ONE_LABEL, is_per_token, list_measures
+from ...runtime.apps.check.files import choose_evenly
+from ...runtime.bundle.bundle import Bundle
+from ...runtime.bundle.defaults import EncoderDefaults
+from ...runtime.text.long_text import fit
+from ...runtime.text.tokenizer import Tokenizer
+from ..errors import VerificationError
+from ..levels import FULL, Level
+from ..reference.draw import (
+    Random,
+    count_alike,
+    count_tokens,
+    count_weights,
+    draw_rows,
+    draw_text,
+    list_sizes,
+)
+
+if TYPE_CHECKING:
+    from ..reference.model import ReferenceModel
+
+GRAPH = "encoder"
+RANDOM = "random batches"  # how the name of their case begins
+MAX_BATCH = 8  # of the padded case, or the graph's largest
+TEXT_TOKENS = 48  # at most; several lengths below that are used
+JUDGED = 1 / 3  # of a long text; the rest is to calibrate with
+CALIBRATION_TOKENS = 64  # of a sequence
+RANDOM_TEXTS = 12  # of any length
+POSITIONS = 12  # compared in each sequence, the first and last among them
+
+
+def choose(
+    model: ReferenceModel, bundle: Bundle, texts: Sequence[str], seed: int = 0, level: Level = FULL
+) -> CaseSet:
+    """Return what an encoder is compared by, without answers; a level below "full" has less.
+
+    There is real text, a pair, a single token, a full sequence, and padded batches of texts of any length
+    that a seed draws at random.
+    """
+    manifest = bundle.manifest
+    assert manifest.encoder is not None
+    artifact = manifest.artifacts[0]
+    tokenizer = Tokenizer.from_file(bundle.path(str(manifest.tokenizer["files"][0])))
+    has_segments = any(spec.role == "segments" for spec in artifact.inputs)
+    encoded = [tokenizer.encode(text) for text in texts]
+    weights = count_weights(model)
+    every = cut_texts(encoded, manifest.encoder, has_segments)
+    real = thin_texts(every, level.count_samples(weights, TEXT_TOKENS))
+    random = np.random.default_rng(seed)
+    drawn: list[Text] = []
+    if level.draw_work:
+        drawn = draw_texts(random, encoded, manifest.encoder, has_segments, weights, level)
+    rows = max(one.axis("batch").max for one in manifest.artifacts)
+    problem_type = read_problem_type(bundle)
+    cases = list_cases(real, rows, list_measures(artifact, problem_type, of_texts=True))
+    sizes = list_sizes(rows)[1:]
+    pool = [*range(len(real), len(real) + len(drawn)), len(real) - 2, len(real) - 1]
+    chosen = (*real, *drawn)
+    if drawn:
+        batches = draw_rows(random, [len(chosen[i].tokens) for i in pool], sizes, weights, level)
+        measures = list_measures(artifact, problem_type, of_texts=False)
+        name = f"{RANDOM}, seed {seed}"
+        numbers = [[pool[i] for i in batch] for batch in batches]
+        cases += [make_case(name, chosen, batch, measures) for batch in numbers]
+    wanted = {spec.name: want_answers(chosen, is_per_token(spec)) for spec in artifact.outputs}
+    return CaseSet(
+        texts=chosen,
+        cases=tuple(cases),
+        answers=wanted,
+        left_out=tuple(describe_left_out(len(real), len(every), bool(drawn), weights, sizes, level)),
+        calibration=tuple(cut_calibration_texts(encoded, manifest.encoder)),
+    )
+
+
+def want_answers(texts: Sequence[Text], per_token: bool) -> dict[int, Known]:
+    """Return the places of an output whose values are wanted: some of the tokens, or the whole text's one."""
+    return {
+        number: Known.wanted(choose_evenly(len(text.tokens), POSITIONS) if per_token else (0,))
+        for number, text in enumerate(texts)
+    }
+
+
+def list_cases(texts: Sequence[Text], most: int, measures: tuple[Measure, ...]) -> list[Case]:
+    """Return the cases of real text, a single token and a full sequence, which are the last two."""
+    *real, single, full = range(len(texts))
+    batch = [*real, single][-min(MAX_BATCH, most) :]
+    length = len(texts[full].tokens)
+    return [
+        *(make_case("one by one", texts, [number], measures) for number in real),
+        make_case(f"{len(batch)} texts, padded", texts, batch, measures),
+        make_case("1 token", texts, [single], measures),
+        make_case(f"{length} tokens", texts, [full], measures),
+    ]
+
+
+def make_case(
+    name: str, texts: Sequence[Text], numbers: Sequence[int], measures: tuple[Measure, ...]
+) -> Case:
+    """Return the case of texts that an encoder reads together."""
+    rows = tuple(Row(number, (len(texts[number].tokens),)) for number in numbers)
+    return Case(name, GRAPH, rows, measures, "once")
+
+
+def read_problem_type(bundle: Bundle) -> str:
+    """Return what a classifier's logits mean."""
+    defaults = bundle.manifest.encoder
+    assert defaults is not None
+    return defaults.problem_type or ONE_LABEL
+
+
+def thin_texts(texts: list[Text], count: float) -> list[Text]:
+    """Return about so many of the texts, and the pair, the token and the full sequence behind them."""
+    real = texts[:-3]
+    if len(real) <= count:
+        return texts
+    return [*(real[i] for i in choose_evenly(len(real), int(count))), *texts[-3:]]
+
+
+def describe_left_out(
+    compared: int, every: int, drawn: bool, weights: int, sizes: Sequence[int], level: Level
+) -> Iterator[str]:
+    """Yield what the level leaves out of the cases that "full" has."""
+    if compared < every:
+        yield f"{every - compared} of {every} texts"
+    if not drawn:
+        yield "drawn sequences and batches"
+        return
+    if count_tokens(weights, level) < count_tokens(weights, FULL):
+        yield f"drawn sequences beyond {count_tokens(weights, level):,} tokens together"
+    if count_alike(weights, sizes, level) < count_alike(weights, sizes, FULL):
+        yield "a second drawn batch of each size"
+
+
+def draw_texts(
+    random: Random,
+    encoded: Sequence[Sequence[int]],
+    defaults: EncoderDefaults,
+    has_segments: bool,
+    weights: int,
+    level: Level,
+) -> list[Text]:
+    """Return sequences of all lengths, evenly spread by their logarithm, every third of them a pair."""
+    real = [token for ids in encoded for token in ids]
+    steps = np.linspace(0, math.log(defaults.max_length), RANDOM_TEXTS + 1)
+    lengths = np.exp(random.uniform(steps[:-1], steps[1:]))
+    lengths *= min(1.0, count_tokens(weights, level) / 2 / float(lengths.sum()))
+    texts = []
+    for number, length in enumerate(lengths.round().astype(int).tolist()):
+        first = draw_text(random, real, length)
+        second = draw_text(random, real, length) if has_segments and number % 3 == 2 else None
+        texts.append(cut_text(defaults, first, second, length))
+    return texts
+
+
+def cut_texts(encoded: Sequence[Sequence[int]], defaults: EncoderDefaults, has_segments: bool) -> list[Text]:
+    """Return sequences of unequal length from real text; the last are a pair, a token, a full sequence."""
+    windows = [window for ids in encoded for window in split_text(ids)[0]]
+    if not windows:
+        raise VerificationError("the texts to verify with have no tokens that this model knows")
+    texts = [cut_text(defaults, ids, None, TEXT_TOKENS // (1 + i % 3)) for i, ids in enumerate(windows)]
+    if has_segments:
+        texts.append(cut_text(defaults, windows[0], windows[-1], TEXT_TOKENS))
+    texts.append(Text((defaults.tokens.get("cls", windows[0][0]),)))
+    joined = [token for ids in windows for token in ids]
+    full = (joined * (defaults.max_length // len(joined) + 1))[: defaults.max_length]
+    return [*texts, cut_text(defaults, full, None, defaults.max_length)]
+
+
+def cut_text(
+    defaults: EncoderDefaults, first: Sequence[int], second: Sequence[int] | None, most: int
+) -> Text:
+    """Return one sequence of a text's beginning, or of a pair's, of about `most` tokens."""
+    frame = defaults.make_frame(is_pair=second is not None)
+    length = max(3 + defaults.separators, min(most, defaults.max_length))
+    fitted = fit(first, second, max_length=length, frame=frame, truncation="head")
+    piece = fitted.pieces[0]
+    return Text(tuple(piece.ids), segments=tuple(piece.segments) if any(piece.segments) else ())
+
+
+def split_text(ids: Sequence[int]) -> tuple[list[Sequence[int]], Sequence[int]]:
+    """Return a text's beginning, cut into windows to judge, and the rest, to calibrate with."""
+    end = max(TEXT_TOKENS, round(JUDGED * len(ids)))
+    cuts = [ids[start : min(start + TEXT_TOKENS, end)] for start in range(0, end, TEXT_TOKENS)]
+    return [window for window in cuts if len(window) > 1], ids[end:]
+
+
+def cut_calibration_texts(encoded: Sequence[Sequence[int]], defaults: EncoderDefaults) -> list[Text]:
+    """Return sequences to calibrate with, from what `split_text` leaves; if nothing, from all texts."""
+    rest = [token for ids in encoded for token in split_text(ids)[1]]
+    rest = rest or [token for ids in encoded for token in ids]
+    length = min(CALIBRATION_TOKENS, defaults.max_length) - 2
+    cuts = [rest[start : start + length] for start in range(0, len(rest), length)]
+    return [cut_text(defaults, ids, None, defaults.max_length) for ids in cuts]
