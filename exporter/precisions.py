@@ -2,13 +2,17 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 from ..runtime.errors import InputError
 from ..runtime.suggest import did_you_mean
 
-EVERYWHERE = ("portable", "inplace", "ort")
+# By dialect, the forms in which quantized weights are stored, one after another: see `passes.storage`.
+Forms = Mapping[str, tuple[str, ...]]
+FLOATS: Forms = dict.fromkeys(("portable", "inplace", "ort"), ())
+BLOCKS: Forms = {"ort": ("blocks",)}
+ROWS: Forms = {"ort": ("rows", "blocks")}
 
 
 @dataclass(frozen=True)
@@ -16,9 +20,14 @@ class Precision:
     """How weights and cache are kept."""
 
     weights: str  # what its weights file is named by; other precisions may share the file
-    dialects: tuple[str, ...]  # those whose graphs can have it
+    storage: Forms  # of the dialects whose graphs can have it
     weight_bits: int | None = None  # bits of quantized weights; None where they are floats
     cache_bits: int | None = None  # bits of quantized keys and values; None where they are floats
+
+    @property
+    def dialects(self) -> tuple[str, ...]:
+        """Those whose graphs can have it."""
+        return tuple(self.storage)
 
     @property
     def is_quantized(self) -> bool:
@@ -32,13 +41,13 @@ class Precision:
 
 
 PRECISIONS = {
-    "fp32": Precision("fp32", EVERYWHERE),
-    "fp16": Precision("fp16", EVERYWHERE),
-    "int8": Precision("int8", ("ort",), weight_bits=8),
-    "int4": Precision("int4", ("ort",), weight_bits=4),
-    "fp32-kv8": Precision("fp32", ("ort",), cache_bits=8),
-    "int8-kv8": Precision("int8", ("ort",), weight_bits=8, cache_bits=8),
-    "int4-kv8": Precision("int4", ("ort",), weight_bits=4, cache_bits=8),
+    "fp32": Precision("fp32", FLOATS),
+    "fp16": Precision("fp16", FLOATS),
+    "int8": Precision("int8", ROWS, weight_bits=8),
+    "int4": Precision("int4", BLOCKS, weight_bits=4),
+    "fp32-kv8": Precision("fp32", {"ort": ()}, cache_bits=8),
+    "int8-kv8": Precision("int8", ROWS, weight_bits=8, cache_bits=8),
+    "int4-kv8": Precision("int4", BLOCKS, weight_bits=4, cache_bits=8),
 }
 
 

@@ -6,7 +6,7 @@ import logging
 import math
 import re
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, replace
 from functools import partial
 from typing import TYPE_CHECKING, Any, TypeAlias
 
@@ -16,7 +16,7 @@ import numpy.typing as npt
 from ...runtime.apps.check.judge import COUNTED
 from ..errors import ExportError
 from ..limits import CAPS, Gaps
-from ..passes.quantize import BLOCK_SIZES, Blocks, dequantize, find_products, find_quantizable, quantize
+from ..passes.quantize import BLOCK_SIZES, QuantizedWeights, find_products, find_quantizable
 from ..passes.weights import read_array
 from .run_gptq import round_weights
 
@@ -43,34 +43,6 @@ DEVIATIONS = 2.0
 Measure: TypeAlias = "Callable[[Rounding], Gaps]"
 # Gives the rows (M, K) that weights read, by the weights' names.
 Sample: TypeAlias = "Callable[[Iterable[str]], dict[str, Tensor]]"
-
-
-@dataclass(frozen=True)
-class QuantizedWeights(Mapping[str, Blocks]):
-    """A model's weights in int8 or int4, by their names.
-
-    Each is rounded whenever somebody asks for it, but those that GPTQ rounded: that takes seconds, and all
-    together take as much memory as half the model.
-    """
-
-    size: int  # columns of a block
-    bits: dict[str, int]
-    read: Mapping[str, Callable[[], Array]]  # functions that give the weights (N, K)
-    compensated: Mapping[str, Blocks] = field(default_factory=dict)  # those that GPTQ rounded
-
-    def __getitem__(self, name: str) -> Blocks:
-        if name in self.compensated:
-            return self.compensated[name]
-        return quantize(self.read[name](), self.bits[name], self.size)
-
-    def __contains__(self, name: object) -> bool:
-        return name in self.bits  # a Mapping's own rounds the weight to find out
-
-    def __iter__(self) -> Iterator[str]:
-        return iter(self.bits)
-
-    def __len__(self) -> int:
-        return len(self.bits)
 
 
 def select_known_weights(graphs: Iterable[ir.Model], model: nn.Module) -> dict[str, Callable[[], Array]]:
@@ -141,7 +113,7 @@ def choose_blocks(
             if trials.run(own, fitting[-1]):
                 break
     if trials.is_hopeless():
-        trials.best = QuantizedWeights(fitting[0], alike, weights)
+        trials.best = QuantizedWeights(bits, fitting[0], alike, weights)
     return trials.best if sample is None else trials.finish(sample, tables)
 
 
@@ -189,6 +161,7 @@ class Trials:
     ) -> None:
         self.weights = weights
         self.shapes = shapes
+        self.bits = bits
         self.caps = CAPS[f"int{bits}"]
         self.stage = f"calibrating int{bits}"
         self.measures = measures
@@ -212,7 +185,7 @@ class Trials:
         """Try bits and a size of blocks; return whether they are close."""
         self.count += 1
         self.progress(f"{self.stage}: trial {self.count}, blocks of {size}")
-        tried = QuantizedWeights(size, dict(own), self.weights)
+        tried = QuantizedWeights(self.bits, size, dict(own), self.weights)
         first, *others = self.measures
         loss = self.measure(tried, first)
         for gaps in others:
@@ -234,7 +207,7 @@ class Trials:
         """Return what a rounding loses; NaN counts as infinitely much."""
         from ..reference.rounding import Rounding
 
-        rounding = Rounding(weights=dequantize(tried), activation_block=tried.size)
+        rounding = Rounding(weights=tried.dequantize(), activation_block=tried.size)
         largest = {True: 0.0, False: 0.0}
         doubt = 0.0
         for gap in gaps(rounding).values():
@@ -271,7 +244,7 @@ def list_mixtures(trials: Trials, tables: Collection[str]) -> Iterator[dict[str,
     numbers = {}
     for kind, names in kinds.items():
         trials.progress(f"{trials.stage}: what {kind} loses")
-        alone = QuantizedWeights(trials.best.size, dict.fromkeys(names, 4), trials.weights)
+        alone = QuantizedWeights(4, trials.best.size, dict.fromkeys(names, 4), trials.weights)
         numbers[kind] = sum(math.prod(trials.shapes[name]) for name in names)
         losses[kind] = trials.measure(alone, trials.measures[0]).measured / numbers[kind]
     own = dict.fromkeys(trials.weights, 4) | dict.fromkeys(tables, 8)

@@ -24,21 +24,24 @@ from ..execution.node_executor import ExecutedProgram, NotFiniteError
 from ..graphs import describe_in_fp32
 from ..memory import give_back_memory
 from ..passes.fp16_ranges import Choice, choose_fp32_nodes, read_choices
-from ..passes.int8_encoder import UNSMOOTHING, Linears, find_attention_products, find_linears
 from ..passes.int8_rows import (
     ATTENTION_WORTH,
     CONSTANT_WORTH,
+    Linears,
     RowProduct,
     RowRule,
     choose_product,
+    find_attention_products,
+    find_linears,
     round_product,
 )
-from ..passes.quantize import dequantize, find_lookups, read_stored_bits
+from ..passes.quantize import QuantizedWeights, find_lookups
+from ..passes.storage import read_weights
 from ..passes.weight_files import load_graph
 from ..passes.weights import read_array
 from ..precisions import PRECISIONS
 from ..reference.model import is_module, rest, wake
-from .blocks import Measure, QuantizedWeights, choose_blocks, select_known_weights
+from .blocks import Measure, choose_blocks, select_known_weights
 from .run_gptq import count_operations, round_groups
 
 if TYPE_CHECKING:
@@ -62,13 +65,16 @@ CALIBRATION_ROWS = 2048  # that are kept of what a linear reads; half as many gi
 class Calibration:
     """What the passes to fp16, int8 and int4 need to know of a model."""
 
-    blocks: Mapping[int, QuantizedWeights] = field(default_factory=dict)  # by their bits
+    weights: Mapping[str, QuantizedWeights] = field(default_factory=dict)  # by `Precision.weights`
     cache_scales: Mapping[str, Array] = field(default_factory=dict)  # (H * D,) by the cache's input
-    # of an encoder in int8, whose activations are rounded too, by their parameters' names
-    products: Mapping[tuple[str, ...], RowProduct] = field(default_factory=dict)
     # of graphs in fp16, by their recipe's id: nodes that stay in fp32, or are scaled
     fp32_nodes: Mapping[str, Mapping[str, Choice]] = field(default_factory=dict)
     texts: str = ""  # the hash of those that decided; empty where that is not known
+
+    @property
+    def follows_texts(self) -> bool:
+        """Whether texts decided of scales: of a cache, or of what products read."""
+        return bool(self.cache_scales) or any(weights.products for weights in self.weights.values())
 
     def make_rounding(self, precision: str) -> Rounding | None:
         """Return what PyTorch has to round to lose what a precision loses; None for fp32."""
@@ -81,25 +87,21 @@ class Calibration:
             return None
         if precision == "fp16":
             return Rounding(torch.float16)
-        blocks = self.blocks[kind.weight_bits] if kind.weight_bits else None
+        cache_scales = self.cache_scales if kind.cache_bits else {}
+        if not kind.weight_bits:
+            return Rounding(cache_scales=cache_scales)
+        weights = self.weights[kind.weights]
         return Rounding(
-            weights={} if blocks is None else dequantize(blocks),
-            activation_block=0 if blocks is None else blocks.size,
-            cache_scales=self.cache_scales if kind.cache_bits else {},
-            products=self.products if precision == "int8" else {},
+            weights=weights.dequantize(),
+            activation_block=weights.size,
+            cache_scales=cache_scales,
+            products=weights.products,
         )
 
     def describe(self, artifact: Artifact) -> dict[str, Any]:
         """Return what the manifest says of an artifact's quantization."""
         kind = PRECISIONS[artifact.precision]
-        found: dict[str, Any] = {}
-        if kind.weight_bits:
-            weights = self.blocks[kind.weight_bits]
-            found |= {"bits": kind.weight_bits, "block_size": weights.size}
-            if others := {name: own for name, own in weights.bits.items() if own != kind.weight_bits}:
-                found |= {"other_bits": others}
-        if self.products and artifact.precision == "int8":
-            found["rows"] = {"+".join(names): product.to_json() for names, product in self.products.items()}
+        found = self.weights[kind.weights].to_json() if kind.weight_bits else {}
         if kind.cache_bits:
             found["cache_bits"] = kind.cache_bits
         if self.texts and ("rows" in found or kind.cache_bits):
@@ -125,25 +127,10 @@ def calibrate(
     if any(kind.cache_bits for kind in kinds):
         progress("calibrating the cache")
         scales = compute_cache_scales(examiner, model)
-    bits = sorted({kind.weight_bits for kind in kinds if kind.weight_bits})
-    blocks = {}
-    products = {}
-    if bits:
+    weights = {}
+    if any(kind.weight_bits for kind in kinds):
         assert is_module(model)  # an import of graphs alone has no precision with quantized weights
-        ort_recipes = {a.recipe_id for a in manifest.artifacts if a.dialect == "ort"}
-        in_ort = [graph for name, graph in graphs.items() if name in ort_recipes]
-        if 8 in bits and manifest.task == "text-encoding":
-            products = choose_row_products(model, in_ort[0].graph, run, quantizer == "gptq", progress)
-        weights = select_known_weights(in_ort, model)
-        sample = partial(sample_rows_to_rest, model, run) if quantizer == "gptq" else None
-        measures = make_measures(examiner, model)
-        tables = {str(table.name) for graph in in_ort for _, table in find_lookups(graph.graph)}
-        for b in bits:
-            by_rows = {name for names in products for name in names} if b == 8 else set()
-            by_blocks = {name: read for name, read in weights.items() if name not in by_rows}
-            blocks[b] = choose_blocks(by_blocks, b, sample, measures, tables, progress)
-            wake(model)
-            give_back_memory()
+        weights = choose_weights(examiner, model, graphs, run, progress, quantizer == "gptq")
     fp32_nodes = {}
     for artifact in manifest.artifacts:
         if artifact.precision == "fp16":
@@ -151,7 +138,40 @@ def calibrate(
             graph = graphs[artifact.recipe_id].graph
             ranges = measure_ranges(examiner, artifact, graphs)
             fp32_nodes[artifact.recipe_id] = choose_fp32_nodes(graph, ranges)
-    return Calibration(blocks, scales, products, fp32_nodes, hash_texts(examiner))
+    return Calibration(weights, scales, fp32_nodes, hash_texts(examiner))
+
+
+def choose_weights(
+    examiner: AnyExaminer,
+    model: nn.Module,
+    graphs: Mapping[str, ir.Model],
+    run: Callable[[], None],
+    progress: Callable[[str], None],
+    gptq: bool,
+) -> dict[str, QuantizedWeights]:
+    """Return the quantized weights of each precision that has some."""
+    artifacts = examiner.bundle.manifest.artifacts
+    kinds = {(kind := PRECISIONS[a.precision]).weights: kind for a in artifacts}
+    ort_recipes = {a.recipe_id for a in artifacts if a.dialect == "ort"}
+    in_ort = [graph for name, graph in graphs.items() if name in ort_recipes]
+    known = select_known_weights(in_ort, model)
+    measures = make_measures(examiner, model)
+    tables = {str(table.name) for graph in in_ort for _, table in find_lookups(graph.graph)}
+    sample = partial(sample_rows_to_rest, model, run) if gptq else None
+    chosen = {}
+    for name, kind in sorted(kinds.items()):
+        if not kind.weight_bits:
+            continue
+        products = {}
+        if "rows" in kind.storage["ort"] and examiner.bundle.manifest.task == "text-encoding":
+            products = choose_row_products(model, in_ort[0].graph, run, gptq, progress)
+        by_rows = {name for names in products for name in names}
+        by_blocks = {name: read for name, read in known.items() if name not in by_rows}
+        blocks = choose_blocks(by_blocks, kind.weight_bits, sample, measures, tables, progress)
+        chosen[name] = replace(blocks, products=products)
+        wake(model)
+        give_back_memory()
+    return chosen
 
 
 def hash_texts(examiner: AnyExaminer) -> str:
@@ -358,10 +378,8 @@ def read_calibration(bundle: Bundle, model: ReferenceModel) -> Calibration:
     what it chose is read from graphs that are sound, by `adopt_stored_weights`.
     """
     tensors = dict(model.named_parameters(remove_duplicate=False))
-    read = {name: partial(read_array, tensor) for name, tensor in tensors.items()}  # the model may rest
-    blocks: dict[int, QuantizedWeights] = {}
+    weights: dict[str, QuantizedWeights] = {}
     scales: dict[str, Array] = {}
-    products: dict[tuple[str, ...], RowProduct] = {}
     fp32_nodes = {}
     for artifact in bundle.manifest.artifacts:
         if not artifact.quantization and artifact.precision != "fp16":
@@ -370,28 +388,33 @@ def read_calibration(bundle: Bundle, model: ReferenceModel) -> Calibration:
         if artifact.precision == "fp16":
             fp32_nodes[artifact.recipe_id] = read_choices(graph)
         if "bits" in artifact.quantization:
-            bits = int(artifact.quantization["bits"])
-            size = int(artifact.quantization["block_size"])
-            weights = blocks.setdefault(bits, QuantizedWeights(size, {}, read))
-            others = artifact.quantization.get("other_bits", {})
-            for name in read_stored_bits(graph):
-                if name in tensors:  # an import's may be none of the model's
-                    weights.bits[name] = others.get(name, bits)
-        for key, rule in artifact.quantization.get("rows", {}).items():
-            names = tuple(key.split("+"))
-            weight = np.concatenate([tensors[name].detach().numpy() for name in names]).T  # (K, N)
-            own_rule = RowRule(rule["zero"], rule["floor"], rule["absolute"], rule.get("step"))
-            products[names] = read_product(graph, names[0], own_rule, weight)
+            read_quantization(artifact, graph, tensors, weights)
         for spec in artifact.inputs:
             scale = graph.initializers.get(f"{spec.name}.scale")
             if scale is not None and scale.const_value is not None:
                 scales[spec.name] = np.array(scale.const_value.numpy())  # torch warns of what is mapped
-    return Calibration(blocks, scales, products, fp32_nodes)
+    return Calibration(weights, scales, fp32_nodes)
 
 
-def read_product(graph: ir.Graph, name: str, rule: RowRule, weight: Array) -> RowProduct:
-    """Return the int8 form of a linear (K, N), smoothed as a graph has it."""
-    value = graph.initializers.get(name + UNSMOOTHING)
-    constant = None if value is None else value.const_value
-    smoothing = None if constant is None else np.asarray(1 / constant.numpy(), np.float32)
-    return round_product(weight, smoothing, rule)
+def read_quantization(
+    artifact: Artifact, graph: ir.Graph, tensors: Mapping[str, Tensor], found: dict[str, QuantizedWeights]
+) -> None:
+    """Add what an entry of the manifest and its graph say of weights to those that are found."""
+    told = artifact.quantization
+    others = told.get("other_bits", {})
+    rules = told.get("rows", {})
+    read = {name: partial(read_array, tensor) for name, tensor in tensors.items()}  # the model may rest
+    new = QuantizedWeights(int(told["bits"]), int(told["block_size"]), {}, read)
+    weights = found.setdefault(PRECISIONS[artifact.precision].weights, new)
+    smoothings = {}
+    for stored in read_weights(graph, rules):
+        name = stored.names[0]
+        if stored.rows is not None:
+            smoothings[stored.names] = stored.rows.smoothing
+        elif name in tensors:  # an import's may be none of the model's
+            weights.bits[name] = others.get(name, weights.usual_bits)
+    for key, rule in rules.items():
+        names = tuple(key.split("+"))
+        weight = np.concatenate([tensors[name].detach().numpy() for name in names]).T  # (K, N)
+        own_rule = RowRule(rule["zero"], rule["floor"], rule["absolute"], rule.get("step"))
+        weights.products[names] = round_product(weight, smoothings.get(names), own_rule)

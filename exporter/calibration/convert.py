@@ -12,9 +12,8 @@ from ..errors import ExportError
 from ..graphs import is_cache
 from ..passes.encoder_attention import fuse_attention
 from ..passes.fp16 import convert_to_fp16
-from ..passes.int8_encoder import quantize_encoder
 from ..passes.kv_cache import quantize_cache
-from ..passes.quantize import quantize_weights
+from ..passes.storage import FORMS
 from ..passes.tables import split_shared_table
 from ..passes.weights import save_with_shared_weights
 from ..precisions import PRECISIONS
@@ -60,12 +59,12 @@ def convert_graph(graph: ir.Model, artifact: Artifact, calibration: Calibration)
         if artifact.precision == "fp16":
             outputs = [spec.name for spec in artifact.outputs if not is_cache(spec)]
             convert_to_fp16(graph, outputs, calibration.fp32_nodes.get(artifact.recipe_id))
-        if artifact.precision == "int8" and calibration.products:
-            fuse_attention(graph)
-            quantize_encoder(graph, calibration.products)
-        if precision.weight_bits:
-            blocks = calibration.blocks[precision.weight_bits]
-            quantize_weights(graph, precision.weight_bits, blocks.size, blocks)
+        weights = calibration.weights.get(precision.weights)
+        if weights is not None:
+            if weights.products:
+                fuse_attention(graph)
+            for form in precision.storage[artifact.dialect]:
+                FORMS[form].store(graph, weights)
         elif artifact.dialect == "ort" and artifact.precision != "fp16":
             split_shared_table(graph)
         if precision.cache_bits:

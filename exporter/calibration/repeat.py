@@ -43,7 +43,7 @@ def repeat_calibration(examiner: AnyExaminer, model: ReferenceModel, calibration
     That are a cache's scales, and how an encoder's int8 products smooth and round what they read. With other
     texts than the export's, such as a user's prompts, they stay those of the graphs.
     """
-    if not calibration.cache_scales and not calibration.products:
+    if not calibration.follows_texts:
         return calibration
     texts = hash_texts(examiner)
     recorded = {artifact.quantization.get("texts") for artifact in examiner.bundle.manifest.artifacts}
@@ -51,10 +51,12 @@ def repeat_calibration(examiner: AnyExaminer, model: ReferenceModel, calibration
     if recorded and recorded != {texts}:
         return calibration
     scales = compute_cache_scales(examiner, model) if calibration.cache_scales else {}
-    products = repeat_products(examiner, model, calibration.products)
-    if not recorded and not are_alike(calibration, scales, products):
-        return calibration
-    return replace(calibration, cache_scales=scales, products=products, texts=texts)
+    weights = {
+        kind: replace(own, products=repeat_products(examiner, model, own.products))
+        for kind, own in calibration.weights.items()
+    }
+    again = replace(calibration, cache_scales=scales, weights=weights, texts=texts)
+    return again if recorded or are_alike(calibration, again) else calibration
 
 
 def repeat_products(
@@ -88,17 +90,15 @@ def repeat_product(product: RowProduct, x: Array, weight: Array) -> RowProduct:
     return replace(round_product(weight, smoothing, rule), error=product.error)
 
 
-def are_alike(
-    calibration: Calibration,
-    scales: Mapping[str, Array],
-    products: Mapping[tuple[str, ...], RowProduct],
-) -> bool:
+def are_alike(calibration: Calibration, again: Calibration) -> bool:
     """Tell whether so many numbers are the same that they must come from the same texts."""
-    far = [find_far_channels(calibration.cache_scales[name], scale) for name, scale in scales.items()]
-    for names, product in products.items():
-        found = calibration.products[names].smoothing
-        if found is not None and product.smoothing is not None:
-            far.append(find_far_columns(found, product.smoothing))
+    scales = calibration.cache_scales
+    far = [find_far_channels(scales[name], scale) for name, scale in again.cache_scales.items()]
+    for kind, weights in calibration.weights.items():
+        for names, product in weights.products.items():
+            meant = again.weights[kind].products[names].smoothing
+            if product.smoothing is not None and meant is not None:
+                far.append(find_far_columns(product.smoothing, meant))
     return bool(far) and 1 - float(np.concatenate(far).mean()) >= ALIKE
 
 

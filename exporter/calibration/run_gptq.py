@@ -12,7 +12,8 @@ import numpy.typing as npt
 
 from ...runtime.backends.threads import choose_threads
 from ...runtime.progress import Notice, StageCounter
-from ..passes.quantize import Blocks, quantize
+from ..passes.quantize import quantize
+from ..passes.quantized_weight import QuantizedWeight
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -34,7 +35,7 @@ def round_weights(
     size: int,
     progress: Callable[[str], None],
     stage: str,
-) -> dict[str, Blocks]:
+) -> dict[str, QuantizedWeight]:
     """Return weights in int4 by name, each rounded with GPTQ for the rows (M, K) that it reads.
 
     Weights that read the same rows, which are one tensor, are rounded as one: factorizing takes longest.
@@ -51,19 +52,19 @@ def round_weights(
     for name in rows:
         together.setdefault(id(rows[name]), []).append(name)
 
-    def round_group(names: Sequence[str]) -> dict[str, Blocks]:
+    def round_group(names: Sequence[str]) -> dict[str, QuantizedWeight]:
         weights = [read[name]() for name in names]
         read_alike = [rows.pop(name) for name in names]
         joined = quantize(np.concatenate(weights), 4, size, read_alike[0].float().numpy())
         ends = np.cumsum([len(weight) for weight in weights])[:-1]
-        parts = zip(np.split(joined.q, ends), np.split(joined.scale, ends), strict=True)
-        return {name: Blocks(*part, bits=4) for name, part in zip(names, parts, strict=True)}
+        parts = zip(names, np.split(joined.codes, ends), np.split(joined.scale, ends), strict=True)
+        return {name: QuantizedWeight(codes, scale, 4) for name, codes, scale in parts}
 
     groups = {}
     for names in together.values():
         M, K = rows[names[0]].shape
         groups[tuple(names)] = count_operations(M, K, sum(shapes[name][0] for name in names))
-    done: dict[str, Blocks] = {}
+    done: dict[str, QuantizedWeight] = {}
     for found in round_groups(round_group, groups, progress, stage):
         done |= found
     return done

@@ -1,6 +1,6 @@
-"""Rounds weights with GPTQ, so that their products, not they themselves, stay close.
+"""Rounds weights to the nearest, or with GPTQ, so that their products, not they themselves, stay close.
 
-M rows of activations x, K columns of them, N results
+M rows of activations x, K columns of them, N results, b columns in a block
 """
 
 from __future__ import annotations
@@ -10,17 +10,36 @@ from typing import TYPE_CHECKING
 import numpy as np
 import numpy.typing as npt
 
+from .quantized_weight import QuantizedWeight, cut_rows, find_range
+
 if TYPE_CHECKING:
     from torch import Tensor
 
 Array = npt.NDArray[np.float32]
 
+PIECE_NUMBERS = 2**18  # of a weight that are rounded at a time: as many as stay in the processor's cache
 DAMPING = 0.01  # of the mean of the diagonal of x^T x, added to it
 STRIP = 512  # columns of x^T x that are computed at a time
 # A row's error reaches those of its group first, then those of its block, then all others: products of few
 # rows are slow, and many rows do not fit the processor's cache.
 BLOCK = 256
 GROUP = 16
+
+
+def round_weight(weight: Array, scale: Array, bits: int, x: Array | None = None) -> QuantizedWeight:
+    """Return a weight (N, K) with these scales (N, K / b), rounded to the nearest.
+
+    GPTQ keeps its products with `x` (M, K) close, too: rows like those that it will multiply.
+    """
+    low, top = find_range(bits)
+    if x is not None:
+        columns = round_with_gptq(np.ascontiguousarray(weight.T, np.float32), scale.T, low, top, x)
+        return QuantizedWeight(np.ascontiguousarray(columns.T), scale, bits)
+    codes = np.empty(weight.shape, np.int8)
+    for rows in cut_rows(weight.shape, PIECE_NUMBERS):
+        blocks = np.ascontiguousarray(weight[rows], np.float32).reshape(*scale[rows].shape, -1)
+        codes[rows] = round_to_nearest(blocks, scale[rows][..., None], low, top).reshape(codes[rows].shape)
+    return QuantizedWeight(codes, scale, bits)
 
 
 def round_to_nearest(weight: Array, scale: Array, low: int, top: int) -> npt.NDArray[np.int8]:

@@ -20,8 +20,12 @@ from typing import Any
 
 import numpy as np
 import numpy.typing as npt
+import onnx_ir as ir
 
-from .gptq import round_to_nearest, round_with_gptq
+from .gptq import round_to_nearest, round_weight
+from .neighbours import find_below
+from .quantized_weight import QuantizedWeight, find_range
+from .weights import Weight, find_weight
 
 Array = npt.NDArray[np.float32]
 
@@ -33,7 +37,7 @@ CONSTANT_WORTH = 1.5
 ATTENTION_WORTH = 2.5
 HEADROOM = 1.25  # of a constant step: rows that calibrated nothing may reach so much further
 WORTH = 0.8  # smoothing costs a product over x: only where it leaves less than this share of the error
-TOP = 127  # of a weight
+LOW, TOP = find_range(8)  # of a weight
 ONE_SIDED = 0.25  # below this share of the largest value, negative values get only the room they need
 TINY = 1e-6
 
@@ -91,8 +95,7 @@ class RowProduct:
 
     smoothing: Array | None  # s (K,)
     rule: RowRule  # of the rows
-    weight: npt.NDArray[np.int8]  # (K, N)
-    scale: Array  # (N,), float32
+    weight: QuantizedWeight  # (N, K), with a scale for each row
     error: float | None = None  # about the share of its results' squares that it loses, on held-out rows
 
     def to_json(self) -> dict[str, Any]:
@@ -110,9 +113,8 @@ class RowProduct:
         return replace(round_product(weight, self.smoothing, self.rule, rows), error=self.error)
 
     def dequantize(self) -> Array:
-        """Return the weight (K, N) in float32, with the smoothing undone."""
-        weight: Array = self.weight * self.scale
-        return weight if self.smoothing is None else weight / self.smoothing[:, None]
+        """Return the weight (N, K) in float32, with the smoothing undone."""
+        return divide(self.weight.dequantize(), self.smoothing)
 
 
 def choose_product(x: Array, weight: Array, worth: float = CONSTANT_WORTH) -> RowProduct:
@@ -131,7 +133,7 @@ def choose_product(x: Array, weight: Array, worth: float = CONSTANT_WORTH) -> Ro
         # GPTQ roughly halves the weights' error: half the error of the nearest stands in for it.
         scaled = weight * s[:, None]
         scale = compute_column_scales(scaled)
-        nearly = (scaled + round_to_nearest(scaled, scale, -TOP, TOP) * scale) / 2
+        nearly = (scaled + round_to_nearest(scaled, scale, LOW, TOP) * scale) / 2
         rounded = find_rule(fit / s).round_rows(held / s)
         return float(np.square(rounded @ nearly - exact).sum()) / largest
 
@@ -157,12 +159,8 @@ def round_product(
 ) -> RowProduct:
     """Return the int8 form of `weight` (K, N), with GPTQ where smoothed rows (M, K) are given."""
     scaled = weight if smoothing is None else weight * smoothing[:, None]
-    scale = compute_column_scales(scaled)
-    if rows is None:
-        columns = round_to_nearest(scaled, scale, -TOP, TOP)
-    else:
-        columns = round_with_gptq(scaled, scale[None], -TOP, TOP, rows)
-    return RowProduct(smoothing, rule, columns, scale)
+    scale = compute_column_scales(scaled)[:, None]
+    return RowProduct(smoothing, rule, round_weight(scaled.T, scale, 8, rows))
 
 
 def divide(x: Array, smoothing: Array | None) -> Array:
@@ -182,3 +180,70 @@ def compute_smoothing(x: Array, weight: Array, alpha: float) -> Array:
 
 def compute_column_scales(weight: Array) -> Array:
     return np.asarray(np.maximum(np.abs(weight).max(axis=0), 1e-12) / TOP, np.float32)
+
+
+@dataclass(frozen=True)
+class Linears:
+    """The MatMuls that multiply one value (B, T, K) by constants, such as query, key and value."""
+
+    matmuls: tuple[ir.Node, ...]
+    weights: tuple[Weight, ...]
+
+    @property
+    def read(self) -> ir.Value:
+        """The value that is multiplied now: what computed it may have been replaced since they were found."""
+        value = self.matmuls[0].inputs[0]
+        assert value is not None
+        return value
+
+    @property
+    def names(self) -> tuple[str, ...]:
+        """The parameters' names."""
+        return tuple(weight.name for weight in self.weights)
+
+    @property
+    def width(self) -> int:
+        """N, of all results side by side."""
+        return sum(weight.rows for weight in self.weights)
+
+    def join_weights(self) -> npt.NDArray[np.float32]:
+        """Return all columns (K, N), float32."""
+        return np.concatenate([weight.array().T for weight in self.weights], axis=1)
+
+
+def find_linears(graph: ir.Graph) -> list[Linears]:
+    """Return what can become int8. Rows that are not tokens (a pooler's) are too few to matter."""
+    found: dict[ir.Value, list[tuple[ir.Node, Weight]]] = {}
+    for node in graph:
+        read = node.inputs[0] if node.op_type == "MatMul" else None
+        weight = find_weight(node)
+        if weight is not None and read is not None and read.shape is not None and len(read.shape) == 3:
+            found.setdefault(read, []).append((node, weight))
+    return [
+        Linears(tuple(node for node, _ in both), tuple(weight for _, weight in both))
+        for both in found.values()
+    ]
+
+
+def find_attention_products(graph: ir.Graph) -> set[ir.Node]:
+    """Return the products by constants that attention's queries, keys and values come from."""
+    contexts = [
+        context
+        for node in graph
+        if node.op_type == "Softmax"
+        for context in find_below(node.outputs[0], "MatMul")
+        if find_weight(context) is None
+    ]
+    found = set()
+    seen = set()
+    waiting: list[ir.Node | None] = [*contexts]
+    while waiting:
+        node = waiting.pop()
+        if node is None or node in seen:
+            continue
+        seen.add(node)
+        if find_weight(node) is not None:
+            found.add(node)
+        else:
+            waiting += [value.producer() for value in node.inputs if value is not None]
+    return found

@@ -57,9 +57,9 @@ class Rounding:
                 hooks += round_activations(model, self.weights, self.activation_block)
             for names, product in self.products.items():
                 hooks += round_rows(model, names, product)
-                columns = torch.from_numpy(product.dequantize()).T  # (N, K) of all
-                widths = [len(named[name]) for name in names]
-                for name, own in zip(names, torch.split(columns, widths), strict=True):
+                joined = torch.from_numpy(product.dequantize())  # (N, K) of all
+                heights = [len(named[name]) for name in names]
+                for name, own in zip(names, torch.split(joined, heights), strict=True):
                     exchanged.put(named[name], own)
             if self.dtype is None:
                 yield

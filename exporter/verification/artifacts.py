@@ -14,7 +14,7 @@ from ...runtime.bundle.bundle import Bundle
 from ...runtime.bundle.manifest import Artifact, Axis, TensorSpec
 from ..graphs import make_artifact
 from ..passes.kv_cache import KEY_SCALE
-from ..passes.quantize import read_stored_bits
+from ..passes.storage import read_weights
 from ..passes.weight_files import load_graph
 from ..precisions import PRECISIONS, Precision
 from ..tracing.recipes import Recipe
@@ -115,8 +115,10 @@ def compare_precision(artifact: Artifact, graph: ir.Graph, is_ours: bool) -> Ite
     """Yield where a precision's name is not what the graph's weights and caches are."""
     kind = PRECISIONS[artifact.precision]
     label = f"precision is {artifact.precision}"
-    yield from compare_bits(label, artifact, kind, read_stored_bits(graph))
-    has_products = any(node.op_type == "MatMulIntegerToFloat" for node in graph)
+    stored = read_weights(graph, artifact.quantization.get("rows", {}))
+    bits = {weight.names[0]: weight.bits for weight in stored if weight.rows is None}
+    yield from compare_bits(label, artifact, kind, bits)
+    has_products = any(weight.rows is not None for weight in stored)
     if has_products != bool(artifact.quantization.get("rows")):
         yield f"quantization.rows and the graph's int8 products do not belong together, and {label}"
     caches = [node for node in graph if node.op_type == "GroupQueryAttention"]

@@ -18,8 +18,7 @@ from ..comparison.examiner import Progress
 from ..errors import VerificationError
 from ..passes.canonical import Difference, compare_graphs
 from ..passes.fp16_ranges import choose_fp32_nodes
-from ..passes.int8_encoder import UNSMOOTHING
-from ..passes.quantize import WEIGHT
+from ..passes.storage import read_weights
 from ..passes.weight_files import load_graph
 from ..passes.weights import Stored
 from .attributes import describe_node
@@ -80,16 +79,10 @@ def compare_artifact(
 
 
 def list_held_constants(graph: ir.Graph, traced: ir.Graph) -> set[str]:
-    """Return the parameters and parts of whole numbers by their names: reading holds what is in them."""
+    """Return the parameters and parts of quantized weights by their names: reading holds what is in them."""
     tensors = [(value, constant) for value, constant, _ in list_weights(traced)]
     names = {Stored.read(value).parameter for value, constant in tensors if constant.size > 1}
-    for node in graph:
-        if WEIGHT in node.metadata_props or node.op_type == "MatMulIntegerToFloat":
-            read = [value for value in node.inputs if value is not None and value.const_value is not None]
-            names |= {str(value.name) for value in read if value.const_value and value.const_value.size > 1}
-        if node.op_type == "Mul":
-            names |= {str(x.name) for x in node.inputs if x is not None and str(x.name).endswith(UNSMOOTHING)}
-    return names
+    return names | {str(value.name) for weight in read_weights(graph) for value in weight.constants}
 
 
 def describe(difference: Difference) -> str:

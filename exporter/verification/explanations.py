@@ -50,7 +50,7 @@ def verify_explanations(
     comparisons = []
     for artifact in bundle.manifest.explanations:
         graph = load_graph(bundle.path(artifact.file)).graph
-        weights = list(check_weights(graph, tensors, {}, is_ours=True))
+        weights = list(check_weights(graph, tensors, [], is_ours=True))
         faults = [*shorten(find_not_finite(graph)), *shorten(filter(None, weights))]
         comparisons.append(report_reading(artifact.id, CASE, len(weights), faults))
     judged = compare_explanations(bundle, model, recipes, seed, progress)

@@ -17,7 +17,7 @@ N rows of a weight, K columns, M rows x of activations
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable
+from collections.abc import Iterable
 
 import numpy as np
 
@@ -44,8 +44,8 @@ def measure_losses(pieces: Iterable[Piece], x: Array) -> Array:
     return np.concatenate(shares)
 
 
-def describe_excess(shares: Array, describe: Callable[[int], str]) -> str:
-    """Return in words which rows lose more than GPTQ can; "" if none does. `describe` names a row."""
+def describe_excess(shares: Array) -> str:
+    """Return in words which rows lose more than GPTQ can; "" if none does."""
     middle = float(np.median(shares))
     many = shares > min(LIMIT, max(1.0, OUTSTANDING * middle))
     if not many.any():
@@ -53,5 +53,5 @@ def describe_excess(shares: Array, describe: Callable[[int], str]) -> str:
     return (
         f"loses up to {shares.max():.3g} times in products with real text what GPTQ can lose, where its"
         f" middle row loses {middle:.2g}: too much in {int(many.sum())} of {len(shares)} rows, first in"
-        f" {describe(int(np.argmax(many)))}"
+        f" row {int(np.argmax(many))}"
     )

@@ -2,13 +2,10 @@
 
 from __future__ import annotations
 
-import dataclasses
 import logging
 from collections.abc import Mapping
+from dataclasses import replace
 from typing import TYPE_CHECKING
-
-import numpy as np
-import numpy.typing as npt
 
 from ...runtime.apps.check.metrics import Comparison, keeps_limit
 from ...runtime.apps.check.translators import BEAMS
@@ -19,13 +16,13 @@ from ..comparison.examiner import Progress
 from ..comparison.tasks import AnyExaminer
 from ..comparison.translators import TranslationExaminer
 from ..limits import CAPS, GAP_FACTOR, MOST, Accepted, find_factor
-from ..passes.int8_rows import RowProduct
-from ..passes.quantize import Blocks
+from ..passes.quantized_weight import QuantizedWeight, StoredWeight
+from ..passes.storage import read_weights
 from ..passes.weight_files import load_graph
 from ..passes.weights import LazyMapping
+from ..precisions import PRECISIONS
 from ..reference.model import is_module, rest, wake
 from .report import VerificationReport
-from .whole_numbers import WholeNumbers, list_whole_numbers
 
 if TYPE_CHECKING:
     from ..reference.model import ReferenceModel
@@ -53,7 +50,7 @@ def add_losses(report: VerificationReport, losses: Mapping[str, Losses]) -> Veri
         return tell_losses(comparison, losses.get(precision, {}), precision)
 
     lost = find_lost_artifacts(report, losses)
-    return dataclasses.replace(report, comparisons=tuple(map(tell, report.comparisons)), lost=lost)
+    return replace(report, comparisons=tuple(map(tell, report.comparisons)), lost=lost)
 
 
 def tell_losses(comparison: Comparison, losses: Losses, precision: str) -> Comparison:
@@ -65,7 +62,7 @@ def tell_losses(comparison: Comparison, losses: Losses, precision: str) -> Compa
     if are_tokens_lost(comparison, losses):
         own = f" (PyTorch itself, in {precision}: max_error {losses['max_error']:.3g})"
         failures = [failure + own if failure.startswith(TOKEN) else failure for failure in failures]
-    return dataclasses.replace(comparison, failures=tuple(failures))
+    return replace(comparison, failures=tuple(failures))
 
 
 def is_lost_in_pytorch(comparison: Comparison, losses: Losses) -> bool:
@@ -127,48 +124,36 @@ def add_losses_of_searches(
 def adopt_stored_weights(
     calibration: Calibration, bundle: Bundle, read: Mapping[str, Comparison]
 ) -> Calibration:
-    """Return the calibration with the whole numbers that GPTQ chose, as the graphs store them.
+    """Return the calibration with the codes that GPTQ chose, as the graphs store them.
 
     A checkpoint does not tell what GPTQ makes of it, so export and later verifications alike take the graphs'
     word, where reading holds it to what GPTQ can do. Of a graph with a fault that was `read`, by the graphs'
     ids, nothing is taken: it sets no limits for itself, and fails whatever they are.
     """
-    blocks = dict(calibration.blocks)
-    products = dict(calibration.products)
+    quantized = dict(calibration.weights)
     for artifact in bundle.manifest.artifacts:
-        bits = artifact.quantization.get("bits")
-        if bits not in blocks or not read[artifact.id].passed:
+        kind = PRECISIONS[artifact.precision].weights
+        if kind not in quantized or not read[artifact.id].passed:
             continue
+        weights = quantized[kind]
         graph = load_graph(bundle.path(artifact.file)).graph
-        rows = artifact.quantization.get("rows", {})
-        stored = [weight for weight in list_whole_numbers(graph, rows) if weight.may_be_gptq]
-        if rows:
-            by_name = {weight.names: weight for weight in stored}
-            for names in by_name.keys() & products.keys():
-                products[names] = read_product(by_name[names], products[names])
-            continue
-        known = {weight.names[0]: weight for weight in stored if weight.names[0] in blocks[bits].bits}
-        compensated = LazyMapping(known, read_blocks)
-        blocks[bits] = dataclasses.replace(blocks[bits], compensated=compensated)
-    return dataclasses.replace(calibration, blocks=blocks, products=products)
+        products = dict(weights.products)
+        by_name = {}
+        for stored in read_weights(graph, artifact.quantization.get("rows", {})):
+            if stored.rows is not None and stored.names in products:
+                product = products[stored.names]
+                smoothing = stored.rows.smoothing
+                products[stored.names] = replace(product, smoothing=smoothing, weight=read_whole(stored))
+            elif stored.may_be_gptq and stored.names[0] in weights.bits:
+                by_name[stored.names[0]] = stored
+        compensated = LazyMapping(by_name, read_whole)
+        quantized[kind] = replace(weights, compensated=compensated, products=products)
+    return replace(calibration, weights=quantized)
 
 
-def read_integers(weight: WholeNumbers) -> npt.NDArray[np.int8]:
-    """Return the integers (N, K) of a graph's weight."""
-    return np.concatenate([weight.read_codes(rows) for rows in weight.list_pieces()]).astype(np.int8)
-
-
-def read_product(weight: WholeNumbers, product: RowProduct) -> RowProduct:
-    """Return an encoder's product as the graph has it; its rule is the manifest's."""
-    columns = np.ascontiguousarray(read_integers(weight).T)  # (K, N)
-    scale = weight.scale[:, 0]
-    return dataclasses.replace(product, smoothing=weight.smoothing, weight=columns, scale=scale)
-
-
-def read_blocks(weight: WholeNumbers) -> Blocks:
-    """Return the blocks of integers, and the scales, of a graph's weight."""
-    q = read_integers(weight).reshape(*weight.scale.shape, -1)
-    return Blocks(q, weight.scale, weight.bits)
+def read_whole(weight: StoredWeight) -> QuantizedWeight:
+    """Return all rows of a graph's weight."""
+    return weight.read(slice(None))
 
 
 def read_accepted(manifest: Manifest) -> dict[str, Accepted]:
@@ -216,7 +201,7 @@ def judge_by_float64(
     losses = examiner.name_losses(gaps)
     note = describe_rounding(losses)
     log.warning("%s", note)
-    return dataclasses.replace(report, comparisons=tuple(comparisons), notes=(*report.notes, note))
+    return replace(report, comparisons=tuple(comparisons), notes=(*report.notes, note))
 
 
 def describe_rounding(losses: Losses) -> str:

@@ -8,10 +8,10 @@ from typing import TYPE_CHECKING
 from ...runtime.backends.backend import Array
 from ..calibration.calibration import sample_rows
 from ..comparison.tasks import AnyExaminer
-from ..passes.quantize import read_stored_bits
+from ..passes.storage import read_weights
 from ..passes.weight_files import load_graph
 from ..reference.model import is_module
-from .whole_numbers import Rows
+from .quantized_weights import Rows
 
 if TYPE_CHECKING:
     from ..reference.model import ReferenceModel
@@ -42,8 +42,8 @@ def list_names(examiner: AnyExaminer) -> list[str]:
     bundle = examiner.bundle
     names: list[str] = []
     for artifact in bundle.manifest.artifacts:
-        names += [joined.split("+")[0] for joined in artifact.quantization.get("rows", {})]
-        if artifact.quantization.get("bits") == 4:
-            stored = read_stored_bits(load_graph(bundle.path(artifact.file)).graph)
-            names += [name for name, bits in stored.items() if bits == 4]
+        if artifact.quantization:
+            graph = load_graph(bundle.path(artifact.file)).graph
+            stored = read_weights(graph, artifact.quantization.get("rows", {}))
+            names += [weight.names[0] for weight in stored if weight.may_be_gptq]
     return list(dict.fromkeys(names))

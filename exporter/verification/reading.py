@@ -16,14 +16,15 @@ from ..comparison.examiner import Progress
 from ..comparison.tasks import AnyExaminer
 from ..graphs import list_tensors
 from ..memory import give_back_mapped_pages
+from ..passes.quantize import QuantizedWeights
 from ..passes.weights import LazyMapping, read_array
 from ..precisions import PRECISIONS
 from ..reference.fitted_head import LinearHead
 from ..reference.model import is_module
 from .meant import read_meant
+from .quantized_weights import Rows
 from .read_rows import make_row_reader
 from .structure import CASE, compare_structure
-from .whole_numbers import Rows
 
 if TYPE_CHECKING:
     from ..reference.model import ReferenceModel
@@ -60,11 +61,11 @@ def compare_by_reading(
     bundle = examiner.bundle
     tensors = None if model is None else list_tensors_to_compare(bundle, model)
     scales: Mapping[str, Array] = {}
-    products = None
+    quantized: Mapping[str, QuantizedWeights] = {}
     same_texts = calibration is not None and bool(calibration.texts)
     if calibration is not None and same_texts:
         scales = calibration.cache_scales
-        products = calibration.products
+        quantized = calibration.weights
     elif model is not None:
         scales = compute_scales_to_compare(examiner, model)
     meant = None
@@ -76,6 +77,7 @@ def compare_by_reading(
     for number, artifact in enumerate(artifacts):
         line = f"comparing {CASE}: {artifact.id}"
         progress(CountedLine(line, number, len(artifacts), "graphs"))
+        weights = quantized.get(PRECISIONS[artifact.precision].weights)
         read[artifact.id] = compare_structure(
             bundle,
             artifact,
@@ -84,7 +86,7 @@ def compare_by_reading(
             meant,
             rows,
             same_texts,
-            products if artifact.precision == "int8" else None,
+            None if weights is None else weights.products,
         )
         give_back_mapped_pages()
     return read

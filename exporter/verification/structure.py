@@ -6,7 +6,7 @@ An epsilon that is a tenth of the right one, or weights that are 1 % off, may hi
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 
 import numpy as np
 import onnx_ir as ir
@@ -17,13 +17,12 @@ from ...runtime.backends.dialects import CUDA_DIALECTS
 from ...runtime.bundle.bundle import Bundle
 from ...runtime.bundle.manifest import Artifact
 from ..host_inputs import find_late_inputs
-from ..passes.int8_encoder import COLUMNS, JOINED, UNSMOOTHING
 from ..passes.kv_cache import KEY_SCALE
-from ..passes.quantize import WEIGHT
+from ..passes.quantized_weight import StoredWeight
+from ..passes.storage import read_weights
 from ..passes.weight_files import load_graph
 from ..passes.weights import Stored
 from ..tracing.modules import find_module
-from .activation_steps import Products, find_wrong_steps
 from .activations import find_wrong_activations
 from .attributes import (
     NORMS,
@@ -36,9 +35,9 @@ from .attributes import (
 from .finite import find_not_finite, list_constants
 from .meant import Meant
 from .numbers import find_unknown_numbers, find_wrong_caps
-from .whole_numbers import Rows, check_whole_numbers
+from .quantized_rows import Products, find_wrong_rows
+from .quantized_weights import Rows, check_quantized_weights, find_wrong_zeros
 from .wiring import find_altered_ids, find_foreign_caches, find_wrong_parameters
-from .zero_points import find_wrong_zero_points
 
 READING = "reading the graph"  # in the place of an engine
 CASE = "attributes and weights"
@@ -73,10 +72,11 @@ def compare_structure(
     graph = load_graph(bundle.path(artifact.file)).graph
     is_ours = not bundle.manifest.source.get("exporter")  # others scale, and name their weights, as they like
     weights: list[str] = []
-    products = artifact.quantization.get("rows", {})
+    rules = artifact.quantization.get("rows", {})
+    stored = read_weights(graph, rules)
     if tensors is not None:
-        weights += check_weights(graph, tensors, products, is_ours)
-        weights += check_whole_numbers(graph, tensors, products, rows, is_ours)
+        weights += check_weights(graph, tensors, stored, is_ours)
+        weights += check_quantized_weights(stored, tensors, rows, is_ours)
     config = bundle.manifest.config
     runs_on_cuda = artifact.precision == "fp16" and artifact.dialect in CUDA_DIALECTS
     failures = [
@@ -86,13 +86,13 @@ def compare_structure(
         *shorten(find_not_finite(graph)),
         *shorten(filter(None, weights)),
         *shorten(find_wrong_cache_scales(graph, cache_scales or {}, same_texts)),
-        *shorten(find_wrong_steps(graph, row_products or {})),
+        *shorten(find_wrong_rows(stored, rules, row_products or {})),
         *shorten(() if meant is None else find_wrong_caps(graph, meant)),
-        *shorten(() if meant is None else find_unknown_numbers(graph, meant, products)),
-        *shorten(() if tensors is None else find_wrong_parameters(graph, tensors, products, is_ours)),
+        *shorten(() if meant is None else find_unknown_numbers(graph, meant, rules)),
+        *shorten(() if tensors is None else find_wrong_parameters(graph, tensors, stored, is_ours)),
         *shorten(find_altered_ids(graph) if is_ours else ()),
         *shorten(find_foreign_caches(graph) if is_ours else ()),
-        *shorten(find_wrong_zero_points(graph, products)),
+        *shorten(find_wrong_zeros(stored)),
         *shorten(describe_late_inputs(graph) if runs_on_cuda else ()),
     ]
     return report_reading(artifact.id, "attributes" if tensors is None else CASE, len(weights), failures)
@@ -161,23 +161,25 @@ def find_different_attributes(node: ir.Node, other: ir.Node) -> Iterator[tuple[s
 
 
 def check_weights(
-    graph: ir.Graph, tensors: Arrays, products: Mapping[str, object], is_ours: bool
+    graph: ir.Graph, tensors: Arrays, stored: Sequence[StoredWeight], is_ours: bool
 ) -> Iterator[str]:
-    """Yield what is wrong with each weight that is kept as floats, or ""; see `check_whole_numbers`."""
-    known = set(list_parts_of_whole_numbers(graph))
+    """Yield what is wrong with each weight that is kept as floats, or ""; see `check_quantized_weights`."""
+    biases = {weight.biases: weight.bias_names for weight in stored}
+    known = {value for weight in stored for value in weight.constants} | set(list_cache_scales(graph))
     by_size: dict[int, list[str]] = {}
     for value, constant, node in list_constants(graph):
-        stored = Stored.read(value)
+        parameter = Stored.read(value)
         words = f"weight {value.name!r} of {describe_node(node)}"
-        if stored.parameter in tensors:
-            meant = stored.of(tensors[stored.parameter], constant.shape.numpy())
+        if parameter.parameter in tensors:
+            meant = parameter.of(tensors[parameter.parameter], constant.shape.numpy())
             fault = describe_difference(constant.numpy(), meant)
             if isinstance(constant, ir.ExternalTensor):
                 constant.release()  # what is mapped counts as this process's memory
+        elif value in biases and all(name in tensors for name in biases[value]):
+            meant = np.concatenate([tensors[name] for name in biases[value]])
+            fault = describe_difference(constant.numpy(), meant)
         elif value in known or constant.size == 1:  # numbers that one computes with are no weights
             continue
-        elif str(value.name).endswith(JOINED):
-            fault = describe_joined_biases(str(value.name), constant.numpy(), tensors, products)
         elif is_ours:
             fault = "is no tensor of the checkpoint"
         else:
@@ -186,29 +188,11 @@ def check_weights(
         yield f"{words} {fault}" if fault else ""
 
 
-def list_parts_of_whole_numbers(graph: ir.Graph) -> Iterator[ir.Value]:
-    """Yield the constants that belong to weights in whole numbers, or to a cache: other checks read them."""
+def list_cache_scales(graph: ir.Graph) -> Iterator[ir.Value]:
+    """Yield the scales of caches, which `find_wrong_cache_scales` reads."""
     for node in graph:
-        read: list[ir.Value | None] = []
-        if WEIGHT in node.metadata_props:
-            read = [node.inputs[2]]
-        elif node.op_type == "MatMulIntegerToFloat":
-            read = list(node.inputs[3:4])
-            name = str(node.inputs[1].name if node.inputs[1] is not None else "").partition(COLUMNS)[0]
-            read.append(graph.initializers.get(name + UNSMOOTHING))
-        elif node.op_type == "GroupQueryAttention":
-            read = list(node.inputs[KEY_SCALE : KEY_SCALE + 2])
-        yield from (value for value in read if value is not None)
-
-
-def describe_joined_biases(name: str, got: Array, tensors: Arrays, products: Mapping[str, object]) -> str:
-    """Return how the biases of an encoder's linears, one behind the other, differ from the checkpoint's."""
-    first = name.removesuffix(JOINED)
-    weights = next((names for each in products if (names := each.split("+"))[0] == first), [])
-    biases = [f"{weight.removesuffix('weight')}bias" for weight in weights]
-    if not biases or any(bias not in tensors for bias in biases):
-        return "is of no product that the manifest names"
-    return describe_difference(got, np.concatenate([tensors[bias] for bias in biases]))
+        if node.op_type == "GroupQueryAttention":
+            yield from (value for value in node.inputs[KEY_SCALE : KEY_SCALE + 2] if value is not None)
 
 
 def index_by_size(tensors: Arrays) -> dict[int, list[str]]:

@@ -211,7 +211,7 @@ def verify_with_pytorch(
     accepted = read_accepted(opened.manifest)
     judged = verify_model(examiner, model, calibration, progress, accepted)
     report = judged.report
-    if (calibration.cache_scales or calibration.products) and not calibration.texts:
+    if calibration.follows_texts and not calibration.texts:
         log.warning("%s", OTHER_TEXTS)
         report = dataclasses.replace(report, notes=(*report.notes, OTHER_TEXTS))
     golden = compare_golden(examiner, model, judged.limits, accepted, progress)

@@ -6,14 +6,13 @@ Right values do not make a right graph: a product may add another layer's bias, 
 from __future__ import annotations
 
 import re
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 
 import numpy as np
 import onnx_ir as ir
 
 from ...runtime.backends.backend import Array, Arrays
-from ..passes.int8_encoder import COLUMNS, JOINED
-from ..passes.quantize import WEIGHT
+from ..passes.quantized_weight import StoredWeight
 from ..passes.weights import Stored
 from ..tracing.modules import MODULE, find_layer, find_module, find_scope
 from .attributes import describe_node
@@ -26,57 +25,43 @@ SAME = ("Cast", "Identity")  # give the ids that they read
 
 
 def find_wrong_parameters(
-    graph: ir.Graph, tensors: Arrays, products: Mapping[str, object], is_ours: bool
+    graph: ir.Graph, tensors: Arrays, stored: Sequence[StoredWeight], is_ours: bool
 ) -> Iterator[str]:
     """Yield the nodes that read another module's parameter, and the parameters that nobody reads.
 
     Another exporter may store equal parameters once, fold some, and leave out what it likes: of its graphs
     only nodes are looked at whose names have their modules.
     """
+    quantized = {weight.node: weight for weight in stored}
+    biases = {weight.biases: weight.bias_names for weight in stored}
     read: dict[str, ir.Node] = {}
     for node in graph:
+        weight = quantized.get(node)
+        modules = find_reading_modules(node, weight)
         for index, value in enumerate(node.inputs):
-            is_normalized = (
-                index == 0 and "Normalization" in node.op_type
-            )  # as DeBERTa's table of distances is
-            for name in list_parameters(node, value, products):
+            if value is None or value.const_value is None:
+                continue
+            if weight is not None and value is weight.codes:
+                names = weight.names
+            else:
+                names = biases.get(value, (Stored.read(value).parameter,))
+            # As DeBERTa's table of distances is.
+            is_normalized = index == 0 and "Normalization" in node.op_type
+            for name in names:
                 if name not in tensors:
                     continue
                 read.setdefault(name, node)
                 if not is_normalized:
-                    yield from describe_foreign(node, name, tensors, products, is_ours)
+                    yield from describe_foreign(node, name, tensors, modules, is_ours)
     if is_ours:
         yield from find_unread(read, tensors)
 
 
-def list_parameters(node: ir.Node, value: ir.Value | None, products: Mapping[str, object]) -> list[str]:
-    """Return the parameters that a constant holds, some of them side by side; else none."""
-    if value is None or value.const_value is None:
-        return []
-    joined = {names.split("+")[0]: names.split("+") for names in products}
-    name = str(value.name)
-    if WEIGHT in node.metadata_props and value is node.inputs[find_matrix(node)]:
-        return [node.metadata_props[WEIGHT]]
-    first, columns, _ = name.partition(COLUMNS)
-    if columns:
-        return joined.get(first, [first])
-    if name.endswith(JOINED):
-        first = name.removesuffix(JOINED)
-        return [f"{weight.removesuffix('weight')}bias" for weight in joined.get(first, [first])]
-    return [Stored.read(value).parameter]
-
-
-def find_matrix(node: ir.Node) -> int:
-    """Return where a node reads a weight in whole numbers."""
-    return 0 if node.op_type == "GatherBlockQuantized" else 1
-
-
 def describe_foreign(
-    node: ir.Node, name: str, tensors: Arrays, products: Mapping[str, object], is_ours: bool
+    node: ir.Node, name: str, tensors: Arrays, modules: Sequence[str], is_ours: bool
 ) -> Iterator[str]:
     """Yield in words that a node reads a parameter which is not its module's."""
     owner, _, kind = name.rpartition(".")
-    modules = find_reading_modules(node, products)
     if not any(modules) or any(owner == module or owner.startswith(f"{module}.") for module in modules):
         return
     own = [f"{module}.{kind}" for module in modules if f"{module}.{kind}" in tensors]
@@ -87,12 +72,10 @@ def describe_foreign(
         yield f"{describe_node(node)} reads {name!r}, which is another module's"
 
 
-def find_reading_modules(node: ir.Node, products: Mapping[str, object]) -> list[str]:
-    """Return a node's module as tracing noted it or as its name says; of whole numbers, their weights'."""
-    if WEIGHT in node.metadata_props:
-        return [node.metadata_props[WEIGHT].rpartition(".")[0]]
-    if node.op_type == "MatMulIntegerToFloat":
-        return [name.rpartition(".")[0] for name in list_parameters(node, node.inputs[1], products)]
+def find_reading_modules(node: ir.Node, weight: StoredWeight | None) -> list[str]:
+    """Return a node's module as tracing noted it or as its name says; of a quantized weight, its own."""
+    if weight is not None:
+        return [name.rpartition(".")[0] for name in weight.names]
     return [node.metadata_props.get(MODULE) or find_scope(node)]
 
 

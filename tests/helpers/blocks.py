@@ -9,6 +9,10 @@ from typing import TypeAlias
 
 import numpy as np
 import numpy.typing as npt
+import onnx_ir as ir
+
+from planforge.exporter.passes import store_blocks
+from planforge.exporter.passes.quantize import QuantizedWeights
 
 Array: TypeAlias = npt.NDArray[np.float32]
 
@@ -40,3 +44,8 @@ def dequantized(packed: npt.NDArray[np.uint8], scale: Array, bits: int) -> Array
     """(N, K) by "dequantized_weight = (quantized_weight - zero_point) * scale"."""
     numbers = unpacked(packed.reshape(*scale.shape, -1), bits).astype(np.float32)
     return (numbers * scale[..., None]).reshape(len(scale), -1)
+
+
+def quantize_weights(model: ir.Model, bits: int, size: int) -> None:
+    """Store a graph's weights in blocks, each rounded as it is."""
+    store_blocks.store(model, QuantizedWeights(bits, size, {}, {}))

@@ -10,7 +10,7 @@ import numpy as np
 import numpy.typing as npt
 import onnx_ir as ir
 
-from planforge.exporter.passes.int8_encoder import COLUMNS
+from planforge.exporter.passes.store_rows import COLUMNS
 from planforge.exporter.tracing.modules import find_module
 
 from .faults import Plant, constant, node_of

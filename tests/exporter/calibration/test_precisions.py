@@ -15,14 +15,14 @@ import pytest
 import torch
 
 from planforge.exporter import export
-from planforge.exporter.calibration.blocks import QuantizedWeights, choose_blocks
+from planforge.exporter.calibration.blocks import choose_blocks
 from planforge.exporter.calibration.calibration import read_calibration
 from planforge.exporter.checkpoints.checkpoint import Checkpoint
 from planforge.exporter.checkpoints.source import DEMOS, resolve_source
 from planforge.exporter.errors import ExportError
 from planforge.exporter.graphs import plan_artifacts
 from planforge.exporter.limits import CAPS, Gaps
-from planforge.exporter.passes.quantize import quantize
+from planforge.exporter.passes.quantize import QuantizedWeights, quantize
 from planforge.exporter.precisions import PRECISIONS, resolve_precisions
 from planforge.exporter.reference.model import load_our_model, rest
 from planforge.exporter.reference.rounding import Rounding
@@ -288,14 +288,14 @@ def test_whether_a_weight_is_there_rounds_none() -> None:
     def fail() -> Array:
         raise AssertionError("it was read")
 
-    there = QuantizedWeights(32, {"a": 8}, {"a": fail})
+    there = QuantizedWeights(8, 32, {"a": 8}, {"a": fail})
     assert "a" in there and "b" not in there
 
 
 def test_without_a_sample_no_gptq_rounds() -> None:
     given = weights(a=64)
     found = choose_blocks(given, 4, None, [Asked(lambda rounding: GOOD)])
-    np.testing.assert_array_equal(found["a"].q, quantize(given["a"](), 4, 64).q)
+    np.testing.assert_array_equal(found["a"].codes, quantize(given["a"](), 4, 64).codes)
 
 
 def count_bits(rounding: Rounding) -> dict[str, int]:
@@ -337,10 +337,10 @@ def test_gptq_rounds_what_is_multiplied_by_and_no_table() -> None:
 
     found = choose_blocks(given, 4, sample, [Asked(lambda rounding: GOOD)], ["table"])
     nearest = {name: quantize(read(), 4, 64) for name, read in given.items()}
-    np.testing.assert_array_equal(found["table"].q, nearest["table"].q)
-    assert (found["other"].q != nearest["other"].q).any()
+    np.testing.assert_array_equal(found["table"].codes, nearest["table"].codes)
+    assert (found["other"].codes != nearest["other"].codes).any()
     own = quantize(given["other"](), 4, 64, rows)
-    np.testing.assert_array_equal(found["other"].q, own.q)
+    np.testing.assert_array_equal(found["other"].codes, own.codes)
 
 
 @pytest.mark.parametrize(("widths", "sizes"), [((256, 96), [32]), ((64, 192), [64]), ((384, 128), [128])])
@@ -375,10 +375,10 @@ def test_weights_to_compare_with_are_read_from_what_the_model_holds_then(llama_d
     model = load_our_model(DEMOS / "llama-demo", max_length=64)
     calibration = read_calibration(Bundle.open(llama_demo_bundle), model)
     name = "layers.0.mlp.down_proj.weight"
-    while_awake = calibration.blocks[8][name].dequantize()
+    while_awake = calibration.weights["int8"][name].dequantize()
     rest(model)
     assert {parameter.dtype for parameter in model.parameters()} == {torch.bfloat16}
-    np.testing.assert_array_equal(calibration.blocks[8][name].dequantize(), while_awake)
+    np.testing.assert_array_equal(calibration.weights["int8"][name].dequantize(), while_awake)
     parameter = model.get_parameter(name)
     parameter.data = torch.zeros_like(parameter)  # not in place: what a model holds that rests is its file
-    assert not calibration.blocks[8][name].dequantize().any()
+    assert not calibration.weights["int8"][name].dequantize().any()

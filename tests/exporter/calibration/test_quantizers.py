@@ -74,10 +74,12 @@ def test_an_encoder_s_weights_are_rounded_to_the_nearest_too() -> None:
     weight = normal(32, 6, seed=2)
     nearest = choose_product(x, weight)
     scaled = weight if nearest.smoothing is None else weight * nearest.smoothing[:, None]
-    np.testing.assert_array_equal(nearest.weight, np.clip(np.rint(scaled / nearest.scale), -TOP, TOP))
+    np.testing.assert_array_equal(
+        nearest.weight.codes.T, np.clip(np.rint(scaled / nearest.weight.scale[:, 0]), -TOP, TOP)
+    )
     close = nearest.compensate(x, weight)
     assert (close.rule, close.error) == (nearest.rule, nearest.error)
-    assert (close.weight != nearest.weight).any()
+    assert (close.weight.codes != nearest.weight.codes).any()
 
 
 class Block(torch.nn.Module):
@@ -157,4 +159,4 @@ def test_an_encoder_s_rows_are_chosen_by_what_weights_are_and_progress_is_told(
     assert not any("GPTQ" in line for line in lines)
     for each in names:
         assert nearest[each].rule == by_gptq[each].rule and nearest[each].error == by_gptq[each].error
-        assert (nearest[each].weight != by_gptq[each].weight).any()
+        assert (nearest[each].weight.codes != by_gptq[each].weight.codes).any()

@@ -44,7 +44,7 @@ def test_each_weight_is_rounded_for_the_rows_that_it_reads() -> None:
     for name, blocks in found.items():
         alone = quantize(read[name](), 4, SIZE, rows[name].float().numpy())
         np.testing.assert_array_equal(blocks.scale, alone.scale)
-        np.testing.assert_array_equal(blocks.q, alone.q)
+        np.testing.assert_array_equal(blocks.codes, alone.codes)
     last = lines[-1]
     assert isinstance(last, CountedLine)
     assert (last.done, last.total, last) == (3, 3, "int4: GPTQ: 3 of 3 weights")

@@ -19,8 +19,17 @@ from hypothesis import strategies as st
 
 from planforge.exporter import export
 from planforge.exporter.checkpoints.source import DEMOS
-from planforge.exporter.passes.int8_encoder import find_attention_products, find_linears, quantize_encoder
-from planforge.exporter.passes.int8_rows import RowProduct, RowRule, choose_product
+from planforge.exporter.passes import store_rows
+from planforge.exporter.passes.int8_rows import (
+    RowProduct,
+    RowRule,
+    choose_product,
+    find_attention_products,
+    find_linears,
+)
+from planforge.exporter.passes.quantize import QuantizedWeights
+from planforge.exporter.passes.quantized_weight import QuantizedWeight
+from planforge.exporter.passes.storage import read_weights
 from planforge.exporter.passes.weights import attach_parameters
 from planforge.runtime import TextEncoder, Translator
 from planforge.runtime.bundle.bundle import Bundle
@@ -36,8 +45,10 @@ ONE_SIDED = RowRule(20, 0.5, False)
 CONSTANT = RowRule(128, 1e-6, True, step=0.03)
 CONSTANT_ONE_SIDED = RowRule(20, 1e-6, False, step=0.02)
 SMOOTHING = np.exp(normal(K, seed=9) / 2)
-WHOLE = np.random.default_rng(3).integers(-127, 128, (K, N)).astype(np.int8)
 SCALE = (np.abs(normal(N, seed=4)) / 100 + 0.001).astype(np.float32)
+WEIGHT = QuantizedWeight(
+    np.random.default_rng(3).integers(-127, 128, (N, K)).astype(np.int8), SCALE[:, None], 8
+)
 JOINED = """
     q = MatMul (x, wq)
     k = MatMul (x, wk)
@@ -58,7 +69,13 @@ def integers(x: Array, product: RowProduct) -> npt.NDArray[np.float64]:
     if rule.step is not None:
         step = np.full_like(largest, np.float32(rule.step))
     q = np.clip(np.rint(x64 / step) + rule.zero, 0, 255).astype(np.int64)
-    return np.asarray(step * ((q - rule.zero) @ product.weight.astype(np.int64)) * product.scale)
+    return np.asarray(
+        step * ((q - rule.zero) @ product.weight.codes.T.astype(np.int64)) * product.weight.scale[:, 0]
+    )
+
+
+def quantize_encoder(model: ir.Model, products: dict[tuple[str, ...], RowProduct]) -> None:
+    store_rows.store(model, QuantizedWeights(8, 32, {}, {}, products=products))
 
 
 def graph(body: str, **parameters: Array) -> ir.Model:
@@ -83,7 +100,7 @@ def test_a_product_is_that_of_integers(rule: RowRule, smoothing: Array | None, b
         "p = MatMul (x, w)\n y = Add (p, b)" if bias else "y = MatMul (x, w)",
         **{"w": normal(K, N, seed=5)} | ({"b": b} if bias else {}),
     )
-    product = RowProduct(smoothing, rule, WHOLE, SCALE)
+    product = RowProduct(smoothing, rule, WEIGHT)
     (linears,) = find_linears(model.graph)
     quantize_encoder(model, {linears.names: product})
     assert not nodes(model, "MatMul") and len(nodes(model, "MatMulIntegerToFloat")) == 1
@@ -109,7 +126,12 @@ def test_products_of_the_same_rows_become_one(monkeypatch: pytest.MonkeyPatch) -
     (linears,) = find_linears(model.graph)
     product = choose_product(normal(400, K, seed=6), linears.join_weights())
     quantize_encoder(model, {linears.names: product})
-    assert len(nodes(model, "MatMulIntegerToFloat")) == len(nodes(model, "Split")) == 1
+    (node,) = nodes(model, "MatMulIntegerToFloat")
+    assert len(nodes(model, "Split")) == 1
+    (read,) = read_weights(model.graph, ["wq+wk"])
+    assert (read.node, read.names, read.shape) == (node, ("wq", "wk"), (2 * N, K))
+    np.testing.assert_array_equal(read.read(slice(None)).codes, product.weight.codes)
+    np.testing.assert_array_equal(read.read(slice(3, 9)).scale, product.weight.scale[3:9])
     (got,) = run_graph(model, x=x)
     both = integers(x, product)
     want = (both[..., :N] + biases["bq"]) * (both[..., N:] + biases["bk"])
@@ -124,7 +146,7 @@ def test_a_bias_before_a_gelu_is_added_in_passing(rule: RowRule) -> None:
         "p = MatMul (x, w)\n y = com.microsoft.BiasGelu (p, b)", **{"w": normal(K, N, seed=5)} | {"b": b}
     )
     (linears,) = find_linears(model.graph)
-    product = RowProduct(None, rule, WHOLE, SCALE)
+    product = RowProduct(None, rule, WEIGHT)
     quantize_encoder(model, {linears.names: product})
     assert not nodes(model, "BiasGelu") and len(nodes(model, "Gelu")) == 1
     assert len(nodes(model, "Add")) == (rule.step is None)
@@ -218,14 +240,14 @@ def test_a_column_of_outliers_is_smoothed_and_an_even_matrix_is_not() -> None:
     fresh[:, 5] *= 60
     exact = fresh @ weight
     error = np.square(integers(fresh, chosen) - exact).sum() / np.square(exact).sum()
-    plain = RowProduct(None, RowRule.of(outliers), *rounded_columns(weight))
+    plain = RowProduct(None, RowRule.of(outliers), rounded_columns(weight))
     assert error < 0.5 * np.square(integers(fresh, plain) - exact).sum() / np.square(exact).sum()
     assert chosen.error is not None and 0.2 * error < chosen.error < 5 * error
 
 
-def rounded_columns(weight: Array) -> tuple[npt.NDArray[np.int8], Array]:
+def rounded_columns(weight: Array) -> QuantizedWeight:
     scale = np.abs(weight).max(0) / 127
-    return np.rint(weight / scale).astype(np.int8), scale
+    return QuantizedWeight(np.rint(weight / scale).astype(np.int8).T, scale[:, None], 8)
 
 
 @pytest.fixture(scope="module")

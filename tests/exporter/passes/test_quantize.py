@@ -10,8 +10,11 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from planforge.exporter.passes import gptq
 from planforge.exporter.passes import quantize as quantize_module
-from planforge.exporter.passes.quantize import BLOCK_SIZES, Blocks, quantize
+from planforge.exporter.passes.quantize import BLOCK_SIZES, quantize
+from planforge.exporter.passes.quantized_weight import QuantizedWeight
+from planforge.exporter.passes.store_blocks import pack, unpack
 
 from ...helpers.blocks import RANGE, Array, by_block, unpacked
 from ...helpers.graphs import normal
@@ -39,8 +42,9 @@ def weights(draw: st.DrawFn) -> tuple[Array, int]:
 def test_int8_is_at_most_half_a_step_off(given: tuple[Array, int]) -> None:
     weight, size = given
     found = quantize(weight, 8, size)
-    assert found.size == size and found.scale.shape == found.q.shape[:2] and found.scale.dtype == np.float32
-    assert found.q.min() >= RANGE[8][0] and found.q.max() <= RANGE[8][1]
+    assert found.size == size and found.scale.shape == (len(weight), weight.shape[1] // size)
+    assert found.codes.shape == weight.shape and found.scale.dtype == np.float32
+    assert found.codes.min() >= RANGE[8][0] and found.codes.max() <= RANGE[8][1]
     # A quotient of up to 127 carries an error of 127 * 2^-23 steps itself.
     off = np.abs(by_block(found.dequantize(), size) - by_block(weight, size))
     assert (off <= np.abs(found.scale[..., None]) * (0.5 + 127 * 2.0**-22) + 1e-44).all()
@@ -51,7 +55,7 @@ def test_int8_is_at_most_half_a_step_off(given: tuple[Array, int]) -> None:
 def test_int4_loses_no_more_than_the_step_of_the_largest_number(given: tuple[Array, int]) -> None:
     weight, size = given
     found = quantize(weight, 4, size)
-    assert found.q.min() >= RANGE[4][0] and found.q.max() <= RANGE[4][1]
+    assert found.codes.min() >= RANGE[4][0] and found.codes.max() <= RANGE[4][1]
     blocks = by_block(weight, size)
     step = np.maximum(np.abs(blocks).max(-1, keepdims=True) / 7, 1e-45)
     plain = np.square(np.rint(blocks / step) * step - blocks).sum(-1)
@@ -64,9 +68,10 @@ def test_a_large_weight_is_rounded_some_rows_at_a_time(bits: int, monkeypatch: p
     weight = normal(33, 64)
     rows = normal(100, 64, seed=1)
     whole = [quantize(weight, bits, 32), quantize(weight, bits, 32, rows)]
-    monkeypatch.setattr(quantize_module, "PIECE_NUMBERS", 64 * 5)
+    for module in (quantize_module, gptq):
+        monkeypatch.setattr(module, "PIECE_NUMBERS", 64 * 5)
     for one, other in zip(whole, [quantize(weight, bits, 32), quantize(weight, bits, 32, rows)], strict=True):
-        np.testing.assert_array_equal(one.q, other.q)
+        np.testing.assert_array_equal(one.codes, other.codes)
         np.testing.assert_array_equal(one.scale, other.scale)
 
 
@@ -107,10 +112,11 @@ def test_one_huge_number_costs_its_own_block_only(bits: int) -> None:
 def test_packed_numbers_lie_as_the_operator_reads_them(bits: int, given: tuple[Array, int]) -> None:
     weight, size = given
     found = quantize(weight, bits, size)
-    packed = found.pack()
+    packed = pack(found.codes, bits)
     assert packed.dtype == np.uint8
-    assert packed.shape == (len(weight), weight.shape[1] // size, size * bits // 8)
-    np.testing.assert_array_equal(unpacked(packed, bits), found.q)
+    assert packed.shape == (len(weight), weight.shape[1] * bits // 8)
+    np.testing.assert_array_equal(unpacked(packed, bits), found.codes)
+    np.testing.assert_array_equal(unpack(packed, bits), found.codes)
 
 
 def test_a_width_that_no_block_divides_is_named() -> None:
@@ -132,9 +138,9 @@ def test_with_rows_that_it_will_see_a_weights_products_stay_closer(bits: int) ->
     plain = quantize(weight, bits, 64)
     better = quantize(weight, bits, 64, x)
     np.testing.assert_array_equal(better.scale, plain.scale)
-    assert better.q.min() >= RANGE[bits][0] and better.q.max() <= RANGE[bits][1]
+    assert better.codes.min() >= RANGE[bits][0] and better.codes.max() <= RANGE[bits][1]
 
-    def lost(found: Blocks, rows: Array) -> float:
+    def lost(found: QuantizedWeight, rows: Array) -> float:
         return float(np.square(rows @ (found.dequantize() - weight).T).sum())
 
     assert lost(better, x) < 0.5 * lost(plain, x)
@@ -146,7 +152,7 @@ def test_rows_without_correlation_change_nothing(bits: int) -> None:
     """Where a column says nothing of the others, its error cannot be made good there."""
     weight = normal(8, 128)
     x = np.diag(np.exp(normal(128, seed=1))).astype(np.float32)
-    np.testing.assert_array_equal(quantize(weight, bits, 32, x).q, quantize(weight, bits, 32).q)
+    np.testing.assert_array_equal(quantize(weight, bits, 32, x).codes, quantize(weight, bits, 32).codes)
 
 
 @pytest.mark.parametrize("x", [np.zeros((5, 128), np.float32), correlated(3, 128), correlated(1, 128) * 1e4])

@@ -15,16 +15,12 @@ import pytest
 import torch
 
 from planforge.exporter.passes import tables
-from planforge.exporter.passes.quantize import (
-    BLOCK_SIZES,
-    find_quantizable,
-    quantize_weights,
-    read_stored_bits,
-)
+from planforge.exporter.passes.quantize import BLOCK_SIZES, find_quantizable
+from planforge.exporter.passes.storage import read_weights
 from planforge.exporter.passes.tables import PARTS, SPLIT_FROM_ROWS, split_shared_table
 from planforge.exporter.passes.weights import attach_parameters, save_with_shared_weights
 
-from ...helpers.blocks import RANGE, Array, by_block, dequantized
+from ...helpers.blocks import RANGE, Array, by_block, dequantized, quantize_weights
 from ...helpers.graphs import nodes, normal, parse_graph, run_graph
 
 Weights: TypeAlias = dict[str, torch.Tensor]
@@ -177,7 +173,34 @@ def test_a_table_of_words_and_head_is_rounded_once(bits: int) -> None:
     y, embedded = run_graph(model, x=x, ids=ids)
     np.testing.assert_array_equal(embedded, weight[ids])  # a row is read, not computed with
     assert_product(y, x, weight, 64)
-    assert read_stored_bits(model.graph) == {"weight": bits}
+    read = read_weights(model.graph)
+    assert {one.node for one in read} == {product, lookup}
+    for one in read:
+        assert (one.names, one.bits, one.shape) == (("weight",), bits, weight.shape)
+        assert one.is_table and one.wrong_zeros is None
+        np.testing.assert_array_equal(one.read(slice(5, 9)).dequantize(), weight[5:9])
+
+
+@pytest.mark.parametrize(
+    ("width", "zeros", "wrong"),
+    [
+        (64, 0x88, False),  # two blocks share a byte
+        (64, 0x08, True),
+        (64, 0x87, True),
+        (96, 0x08, False),  # the fourth half is no block's
+    ],
+)
+def test_zero_points_are_read_in_pairs(width: int, zeros: int, wrong: bool) -> None:
+    """The last byte of a row with an odd number of blocks is half empty."""
+    model = graph(FORMS["Gemm by rows and bias"], parameters(width=width), x=f"n, {width}")
+    quantize_weights(model, 4, 32)
+    (product,) = nodes(model, "MatMulNBits")
+    rows = np.full((48, -(-width // 64)), 0x88, np.uint8)
+    rows[7, -1] = zeros
+    value = ir.Value(name="zeros", const_value=ir.tensor(rows.reshape(-1)))
+    product.replace_input_with(3, value)
+    (read,) = read_weights(model.graph)
+    assert (read.wrong_zeros is value) == wrong
 
 
 def test_a_lookup_alone_is_exact_too() -> None:

@@ -17,7 +17,7 @@ from planforge.exporter.calibration.prompts import read_prompts
 from planforge.exporter.calibration.repeat import repeat_calibration
 from planforge.exporter.comparison.tasks import examine_model
 from planforge.exporter.levels import QUICK
-from planforge.exporter.passes.int8_encoder import UNSMOOTHING
+from planforge.exporter.passes.store_rows import UNSMOOTHING
 from planforge.exporter.reference.model import load_our_model
 from planforge.exporter.verification.structure import compare_structure
 from planforge.runtime.bundle.bundle import Bundle
@@ -104,18 +104,23 @@ def test_a_fault_of_rows_is_named(name: str, encoder_bundle: Path, tmp_path: Pat
     replace_graph(damaged, ARTIFACT, plant)
     _, again = repeat(damaged, encoder_bundle.parent / "checkpoint")
     bundle = Bundle.open(damaged)
-    read = compare_structure(bundle, bundle.manifest.artifact(ARTIFACT), row_products=again.products)
+    read = compare_structure(
+        bundle, bundle.manifest.artifact(ARTIFACT), row_products=again.weights["int8"].products
+    )
     assert any(told in failure and "layers." in failure for failure in read.failures)
 
 
 def test_what_is_calibrated_again_is_what_the_export_has_chosen(encoder_bundle: Path) -> None:
     """So a graph whose smoothing is damaged sets no limits for itself."""
     first, again = repeat(encoder_bundle, encoder_bundle.parent / "checkpoint")
-    assert again.texts and again.products.keys() == first.products.keys()
-    for names, product in again.products.items():
-        assert product.rule == first.products[names].rule
-        np.testing.assert_allclose(product.scale, first.products[names].scale, rtol=1e-5)
-    assert any(product.smoothing is not None for product in again.products.values())
+    products, before = again.weights["int8"].products, first.weights["int8"].products
+    assert again.texts and products.keys() == before.keys()
+    for names, product in products.items():
+        assert product.rule == before[names].rule
+        np.testing.assert_allclose(product.weight.scale, before[names].weight.scale, rtol=1e-5)
+    assert any(product.smoothing is not None for product in products.values())
     bundle = Bundle.open(encoder_bundle)
-    read = compare_structure(bundle, bundle.manifest.artifact(ARTIFACT), row_products=again.products)
+    read = compare_structure(
+        bundle, bundle.manifest.artifact(ARTIFACT), row_products=again.weights["int8"].products
+    )
     assert read.failures == ()

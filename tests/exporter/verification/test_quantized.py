@@ -200,17 +200,17 @@ def test_int8_slots_are_the_rounded_keys_and_values(
 def test_a_later_verification_finds_the_calibration_of_the_export(exported: Exported) -> None:
     again = read_calibration(Bundle.open(exported.folder), load_model(DEMO))
     first = exported.calibration
-    assert set(again.blocks) == set(first.blocks) == {8, 4}
+    assert set(again.weights) == set(first.weights) == {"int8", "int4"}
     parameters = dict(load_model(DEMO).named_parameters())
-    for bits, weights in again.blocks.items():
-        assert weights.size == first.blocks[bits].size
-        assert set(weights) == set(first.blocks[bits])
+    for kind, weights in again.weights.items():
+        assert weights.size == first.weights[kind].size
+        assert set(weights) == set(first.weights[kind])
         assert set(weights) == {n for n, p in parameters.items() if p.ndim == 2} - {"wpe.weight"}
         for name, blocks in weights.items():
-            if bits == 8:  # int4 is rounded with compensation
-                np.testing.assert_array_equal(blocks.q, first.blocks[bits][name].q)
-            np.testing.assert_array_equal(blocks.scale, first.blocks[bits][name].scale)
-            if bits == 8:
+            if kind == "int8":  # int4 is rounded with compensation
+                np.testing.assert_array_equal(blocks.codes, first.weights[kind][name].codes)
+            np.testing.assert_array_equal(blocks.scale, first.weights[kind][name].scale)
+            if kind == "int8":
                 off = np.abs(blocks.dequantize() - parameters[name].detach().numpy())
                 steps = np.abs(blocks.scale).repeat(weights.size, axis=1)
                 assert (off <= 0.501 * steps).all()

@@ -1,0 +1,100 @@
+"""A quantized weight: integers and scales, as they are chosen and as a node of a graph reads them.
+
+N rows of a weight (its outputs), K columns (its inputs), b columns in a block
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+
+import numpy as np
+import numpy.typing as npt
+import onnx_ir as ir
+
+Array = npt.NDArray[np.float32]
+
+
+@dataclass(frozen=True)
+class QuantizedWeight:
+    """A weight (N, K) in int8 or int4: codes * scale, with codes from -127 to 127 or from -8 to 7."""
+
+    codes: npt.NDArray[np.int8]  # (N, K)
+    scale: Array  # (N, K / b), float32
+    bits: int
+
+    @property
+    def size(self) -> int:
+        """b, the columns that share a scale."""
+        return int(self.codes.shape[1] // self.scale.shape[1])
+
+    def dequantize(self) -> Array:
+        """Return the weight (N, K) in float32."""
+        blocks = self.codes.reshape(*self.scale.shape, -1)
+        return (blocks * self.scale[..., None]).reshape(self.codes.shape)
+
+
+@dataclass(frozen=True)
+class StoredRows:
+    """How a product rounds the rows that it multiplies, as its graph says."""
+
+    step: ir.Value | None  # of all rows; 1 where each has its own
+    zero: ir.Value | None  # their zero point
+    quantizer: ir.Node | None  # the node that rounds them
+    unsmoothing: ir.Value | None  # (K,): what they are multiplied by first
+
+    @property
+    def smoothing(self) -> Array | None:
+        """What rows are divided by, and the weight was multiplied by (K,); None where that is nothing."""
+        if self.unsmoothing is None or self.unsmoothing.const_value is None:
+            return None
+        with np.errstate(all="ignore"):  # a damaged graph may have zeros
+            return np.asarray(1 / self.unsmoothing.const_value.numpy(), np.float32)
+
+
+@dataclass(frozen=True)
+class StoredWeight:
+    """A quantized weight (N, K) as a node reads it."""
+
+    node: ir.Node
+    names: tuple[str, ...]  # of the parameters whose rows it has, one below the other
+    bits: int
+    codes: ir.Value
+    scale: ir.Value
+    shape: tuple[int, int]  # (N, K)
+    read: Callable[[slice], QuantizedWeight]  # gives some of its rows
+    wrong_zeros: ir.Value | None = None  # its zero points, where they are not the middle of its codes
+    has_order: bool = False  # whether the node reads columns in another order, which no export writes
+    rows: StoredRows | None = None  # how what it multiplies is rounded, where the graph does it
+    biases: ir.Value | None = None  # those of its parameters' modules, where it stores them side by side
+    is_table: bool = False  # whether rows of it are looked up, by this node or by another
+
+    @property
+    def may_be_gptq(self) -> bool:
+        """Whether GPTQ may have rounded it: products in int4, and those whose rows are rounded too."""
+        return not self.is_table and (self.bits == 4 or self.rows is not None)
+
+    @property
+    def constants(self) -> list[ir.Value]:
+        """All that the weight is stored in."""
+        unsmoothing = None if self.rows is None else self.rows.unsmoothing
+        values = (self.codes, self.scale, self.wrong_zeros, unsmoothing, self.biases)
+        return [value for value in values if value is not None]
+
+    @property
+    def bias_names(self) -> tuple[str, ...]:
+        """The names of the biases beside its parameters."""
+        return tuple(f"{name.removesuffix('weight')}bias" for name in self.names)
+
+
+def find_range(bits: int) -> tuple[int, int]:
+    """Return the lowest and the highest code of a quantized weight; int4 has one step more below 0."""
+    top = (1 << (bits - 1)) - 1
+    return (-top - 1 if bits == 4 else -top), top
+
+
+def cut_rows(shape: tuple[int, ...], numbers: int) -> Iterator[slice]:
+    """Yield slices of the rows of a matrix, each of about so many numbers."""
+    step = max(1, numbers // shape[1])
+    for first in range(0, shape[0], step):
+        yield slice(first, min(first + step, shape[0]))

@@ -1,0 +1,44 @@
+"""The forms in which graphs store quantized weights: another is a file beside these, and a row here.
+
+`precisions.PRECISIONS` names the forms of each precision, by dialect.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+from dataclasses import replace
+from typing import Protocol
+
+import onnx_ir as ir
+
+from . import store_blocks, store_rows
+from .quantize import QuantizedWeights
+from .quantized_weight import StoredWeight
+
+
+class Form(Protocol):
+    """A file that stores weights in one form, and reads them."""
+
+    OPERATORS: tuple[str, ...]  # those that read such weights
+
+    def store(self, model: ir.Model, weights: QuantizedWeights) -> None:
+        """Put the weights that are in this form into a graph that multiplies by them in floats."""
+
+    def read(self, node: ir.Node, graph: ir.Graph) -> StoredWeight | None:
+        """Return the weight that a node of `OPERATORS` reads; None of one that no export has written."""
+
+
+FORMS: Mapping[str, Form] = {"rows": store_rows, "blocks": store_blocks}
+
+
+def read_weights(graph: ir.Graph, joined: Iterable[str] = ()) -> list[StoredWeight]:
+    """Return the quantized weights that a graph's nodes read, in the order of the nodes.
+
+    `joined` has the names of those that are stored as one, as manifests write them: "query+key+value".
+    """
+    together = {names[0]: names for names in (tuple(text.split("+")) for text in joined)}
+    readers = {operator: form.read for form in FORMS.values() for operator in form.OPERATORS}
+    read = [readers[node.op_type](node, graph) for node in graph if node.op_type in readers]
+    found = [replace(w, names=together.get(w.names[0], w.names)) for w in read if w is not None]
+    tables = {weight.names for weight in found if weight.is_table}
+    return [replace(weight, is_table=weight.names in tables) for weight in found]

@@ -1,0 +1,188 @@
+"""Holds quantized weights to the checkpoint's, within what the quantizer itself may move them.
+
+The scales follow from the checkpoint alone: they are chosen before anything is rounded, with and without
+GPTQ. A number that is rounded to the nearest is off by half a step at most. GPTQ moves numbers further, to
+keep products close: `gptq_bound` says how far.
+
+N rows of a weight (its outputs), K columns (its inputs), b columns in a block, M rows of activations
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from dataclasses import dataclass
+
+import numpy as np
+import numpy.typing as npt
+import onnx_ir as ir
+
+from ...runtime.backends.backend import Array, Arrays
+from ..passes.quantize import CLIPS, find_extremes
+from ..passes.quantized_weight import QuantizedWeight, StoredWeight, cut_rows, find_range
+from .attributes import describe_node
+from .gptq_bound import Piece, describe_excess, measure_losses
+
+PIECE_NUMBERS = 2**21  # of a weight that are looked at together; they take a few times so many floats
+# Relative: a scale is a quotient in fp32; with a smoothing it is that of products in fp32.
+SCALE_OFF = 1e-6
+LEAST_SCALE = 2.0**-142  # below it fp32 has no digits left; blocks of zeros have so small a one
+# Steps beyond half of one: a number has at most 128 of them, and fp32 keeps 24 binary digits of it.
+ROUNDED = 128 * 2.0**-22
+MOVED = 0.01  # GPTQ moves more numbers than this share; fewer were moved by somebody else
+
+Rows = Callable[[str], "Array | None"]  # gives what a weight's product reads of real text (M, K), by its name
+
+
+@dataclass
+class Faults:
+    """What is wrong with a weight's scales and numbers."""
+
+    scales: int = 0
+    all_scales: int = 0
+    first_scale: str = ""
+    moved: int = 0  # numbers that are more than half a step off
+    furthest: float = 0.0  # in steps
+    first_row: int | None = None
+
+
+def check_quantized_weights(
+    stored: Iterable[StoredWeight], tensors: Arrays, rows: Rows, is_ours: bool
+) -> Iterator[str]:
+    """Yield what is wrong with each quantized weight of a graph, or "".
+
+    Args:
+        stored: as the graph's nodes read them; those that lie in one place of a file are looked at once.
+        tensors: the checkpoint's.
+        rows: gives what a weight's product reads.
+        is_ours: whether all weights must be the checkpoint's; another exporter may have folded some.
+    """
+    by_place: dict[object, StoredWeight] = {}
+    for weight in stored:
+        place = (weight.node.op_type, locate(weight.codes), locate(weight.scale))
+        by_place.setdefault(place, weight)
+    for weight in by_place.values():
+        words = f"weight {'+'.join(weight.names)!r} of {describe_node(weight.node)}"
+        if not all(name in tensors for name in weight.names):
+            yield f"{words} is no tensor of the checkpoint" if is_ours else ""
+            continue
+        parts = [np.asarray(tensors[name], np.float32) for name in weight.names]
+        meant = parts[0] if len(parts) == 1 else np.concatenate(parts)
+        fault = check_weight(weight, meant, rows)
+        yield f"{words} {fault}" if fault else ""
+
+
+def locate(value: ir.Value) -> object:
+    """Return where a constant lies: its place in a file, or itself."""
+    tensor = value.const_value
+    return (tensor.location, tensor.offset, tensor.length) if isinstance(tensor, ir.ExternalTensor) else value
+
+
+def find_wrong_zeros(stored: Iterable[StoredWeight]) -> Iterator[str]:
+    """Yield the nodes that do not read a weight's codes from the middle, and each column in its place."""
+    for weight in stored:
+        if weight.wrong_zeros is not None:
+            words = f"has zero points {weight.wrong_zeros.name!r} that are not the middle of its numbers"
+            yield f"{describe_node(weight.node)} {words}"
+        if weight.has_order:
+            yield f"{describe_node(weight.node)} has an order of columns, which no graph of this exporter has"
+
+
+def check_weight(weight: StoredWeight, meant: Array, rows: Rows) -> str:
+    """Return what is wrong with a weight that should be `meant` (N, K); "" if nothing is."""
+    if meant.shape != weight.shape:
+        return f"is {weight.shape}, the checkpoint's is {meant.shape}"
+    smoothing = None if weight.rows is None else weight.rows.smoothing
+    if smoothing is not None and not (smoothing > 0).all():  # NaN is not
+        return "has a smoothing that is not above 0"
+    if not np.isfinite(meant).all():
+        return "holds NaN or infinity in the checkpoint itself"
+    faults = Faults()
+    for piece, found, own in list_pieces(weight, meant):
+        find_faults(weight, piece.start, found, own, faults)
+    if faults.scales:
+        return (
+            f"has {faults.scales} of {faults.all_scales} scales that do not follow from the checkpoint:"
+            f" {faults.first_scale}"
+        )
+    if not faults.moved:
+        return ""
+    assert faults.first_row is not None
+    total = meant.size
+    x = rows(weight.names[0]) if weight.may_be_gptq and faults.moved > MOVED * total else None
+    if x is None:
+        return (
+            f"is not the checkpoint's: {faults.moved} of {total} numbers are more than half a step off, up to"
+            f" {faults.furthest:.3g} steps, first in row {faults.first_row}"
+        )
+    x = x if smoothing is None else x / smoothing
+    return describe_excess(measure_losses(list_errors(weight, meant), np.asarray(x, np.float32)))
+
+
+def list_pieces(weight: StoredWeight, meant: Array) -> Iterator[tuple[slice, QuantizedWeight, Array]]:
+    """Yield some rows at a time, what is stored of them, and what they should stand for (n, K / b, b)."""
+    smoothing = None if weight.rows is None else weight.rows.smoothing
+    for rows in cut_rows(weight.shape, PIECE_NUMBERS):
+        found = weight.read(rows)
+        own = np.asarray(meant[rows], np.float32)
+        own = own if smoothing is None else own * smoothing
+        yield rows, found, own.reshape(*found.scale.shape, -1)
+
+
+def find_faults(
+    weight: StoredWeight, first: int, found: QuantizedWeight, blocks: Array, faults: Faults
+) -> None:
+    """Add what is wrong in rows from `first` on, which should be `blocks` (n, K / b, b)."""
+    allowed = find_scales(weight, blocks)
+    wrong = ~is_any(found.scale, allowed)
+    if wrong.any() and not faults.scales:
+        row, block = np.argwhere(wrong)[0]
+        faults.first_scale = (
+            f"block {block} of row {first + row} has {found.scale[row, block]:.6g}, not"
+            f" {allowed[0][row, block]:.6g}"
+        )
+    faults.scales += int(wrong.sum())
+    faults.all_scales += wrong.size
+    low, top = find_range(found.bits)
+    off = measure_steps(found, blocks) - found.codes
+    far = ~(np.abs(off) <= 0.5 + ROUNDED)  # NaN is not
+    far &= ~((found.codes == top) & (off > 0)) & ~((found.codes == low) & (off < 0))  # beyond the range
+    if far.any():
+        if faults.first_row is None:
+            faults.first_row = first + int(np.argwhere(far)[0][0])
+        faults.moved += int(far.sum())
+        faults.furthest = max(faults.furthest, float(np.abs(off[far]).max()))
+
+
+def measure_steps(found: QuantizedWeight, blocks: Array) -> Array:
+    """Return how many steps the meant numbers of some rows are (n, K)."""
+    with np.errstate(all="ignore"):  # a scale may be NaN or 0
+        return np.asarray((blocks / found.scale[..., None]).reshape(found.codes.shape))
+
+
+def is_any(scale: Array, allowed: Sequence[Array]) -> npt.NDArray[np.bool_]:
+    """Tell which scales (n, K / b) are one of those that the quantizer chooses from."""
+    right = np.zeros(scale.shape, bool)
+    for own in allowed:
+        right |= np.abs(scale - own) <= SCALE_OFF * np.abs(own) + LEAST_SCALE  # NaN is not
+    return right
+
+
+def find_scales(weight: StoredWeight, blocks: Array) -> Sequence[Array]:
+    """Return the scales (n, K / b) that a quantizer may choose for blocks (n, K / b, b)."""
+    _, top = find_range(weight.bits)
+    if weight.rows is not None:
+        return [np.maximum(np.abs(blocks).max(axis=-1), 1e-12) / top]
+    largest = find_extremes(blocks)
+    if weight.bits == 4:  # the extreme itself becomes -8
+        largest = -largest * (top / (top + 1))
+    return [largest * np.float32(clip / top) for clip in CLIPS[weight.bits]]
+
+
+def list_errors(weight: StoredWeight, meant: Array) -> Iterator[Piece]:
+    """Yield the errors of a weight, its steps, and how far what is meant is beyond its integers."""
+    low, top = find_range(weight.bits)
+    for _, found, blocks in list_pieces(weight, meant):
+        signed = np.repeat(found.scale, found.size, axis=1)
+        whole = measure_steps(found, blocks)
+        beyond = np.maximum(np.maximum(whole - top, low - whole), 0)
+        yield (whole - found.codes) * signed, np.abs(signed), beyond
