@@ -52,17 +52,17 @@ def select_known_weights(graphs: Iterable[ir.Model], model: nn.Module) -> dict[s
     too, as they come; how much that loses only the comparison of the graph shows.
     """
     parameters = dict(model.named_parameters(remove_duplicate=False))
-    weights = dict(found for graph in graphs for found in find_quantizable(graph.graph))
-    if unknown := [name for name in weights if name not in parameters]:
+    names = dict.fromkeys(weight.name for graph in graphs for _, weight in find_quantizable(graph.graph))
+    if unknown := [name for name in names if name not in parameters]:
         log.warning(
             "%d of %d weights are no parameter of the model in PyTorch, such as %s: they are rounded, but not"
             " chosen by how much that loses",
             len(unknown),
-            len(weights),
+            len(names),
             name_product(graphs, unknown[0]),
         )
     # A graph may have them transposed.
-    return {name: partial(read_array, parameters[name]) for name in weights if name in parameters}
+    return {name: partial(read_array, parameters[name]) for name in names if name in parameters}
 
 
 def name_product(graphs: Iterable[ir.Model], weight: str) -> str:

@@ -35,6 +35,7 @@ from ..passes.int8_rows import (
     find_linears,
     round_product,
 )
+from ..passes.kv_cache import list_cache_scales
 from ..passes.quantize import QuantizedWeights, find_lookups
 from ..passes.storage import read_weights
 from ..passes.weight_files import load_graph
@@ -42,7 +43,7 @@ from ..passes.weights import read_array
 from ..precisions import PRECISIONS
 from ..reference.model import is_module, rest, wake
 from .blocks import Measure, choose_blocks, select_known_weights
-from .run_gptq import count_operations, round_groups
+from .run_gptq import round_groups
 
 if TYPE_CHECKING:
     import onnx_ir as ir
@@ -87,14 +88,11 @@ class Calibration:
             return None
         if precision == "fp16":
             return Rounding(torch.float16)
-        cache_scales = self.cache_scales if kind.cache_bits else {}
-        if not kind.weight_bits:
-            return Rounding(cache_scales=cache_scales)
-        weights = self.weights[kind.weights]
+        weights = self.weights.get(kind.weights, QuantizedWeights(0, 0, {}, {}))
         return Rounding(
             weights=weights.dequantize(),
             activation_block=weights.size,
-            cache_scales=cache_scales,
+            cache_scales=self.cache_scales if kind.cache_bits else {},
             products=weights.products,
         )
 
@@ -156,7 +154,7 @@ def choose_weights(
     in_ort = [graph for name, graph in graphs.items() if name in ort_recipes]
     known = select_known_weights(in_ort, model)
     measures = make_measures(examiner, model)
-    tables = {str(table.name) for graph in in_ort for _, table in find_lookups(graph.graph)}
+    tables = {weight.name for graph in in_ort for _, weight in find_lookups(graph.graph)}
     sample = partial(sample_rows_to_rest, model, run) if gptq else None
     chosen = {}
     for name, kind in sorted(kinds.items()):
@@ -275,15 +273,12 @@ def choose_row_products(
     if not gptq:
         return products
 
-    def compensate(names: tuple[str, ...]) -> RowProduct:
-        x = rows.pop(names[0]).numpy()
+    def compensate(names: tuple[str, ...], x: Array) -> RowProduct:
         return products[names].compensate(x, found[names].join_weights())
 
-    groups = {}
-    for names, linears in found.items():
-        M, K = rows[names[0]].shape
-        groups[names] = count_operations(M, K, linears.width)
-    return dict(zip(groups, round_groups(compensate, groups, progress, f"{stage}: GPTQ"), strict=True))
+    widths = {names: linears.width for names, linears in found.items()}
+    compensated = round_groups(compensate, widths, rows, progress, f"{stage}: GPTQ")
+    return dict(zip(found, compensated, strict=True))
 
 
 def sample_rows_to_rest(
@@ -389,10 +384,9 @@ def read_calibration(bundle: Bundle, model: ReferenceModel) -> Calibration:
             fp32_nodes[artifact.recipe_id] = read_choices(graph)
         if "bits" in artifact.quantization:
             read_quantization(artifact, graph, tensors, weights)
-        for spec in artifact.inputs:
-            scale = graph.initializers.get(f"{spec.name}.scale")
+        for _, cache, scale in list_cache_scales(graph):
             if scale is not None and scale.const_value is not None:
-                scales[spec.name] = np.array(scale.const_value.numpy())  # torch warns of what is mapped
+                scales[str(cache.name)] = np.array(scale.const_value.numpy())  # torch warns of what is mapped
     return Calibration(weights, scales, fp32_nodes)
 
 
@@ -416,5 +410,4 @@ def read_quantization(
     for key, rule in rules.items():
         names = tuple(key.split("+"))
         weight = np.concatenate([tensors[name].detach().numpy() for name in names]).T  # (K, N)
-        own_rule = RowRule(rule["zero"], rule["floor"], rule["absolute"], rule.get("step"))
-        weights.products[names] = round_product(weight, smoothings.get(names), own_rule)
+        weights.products[names] = round_product(weight, smoothings.get(names), RowRule.from_json(rule))

@@ -59,8 +59,8 @@ def convert_graph(graph: ir.Model, artifact: Artifact, calibration: Calibration)
         if artifact.precision == "fp16":
             outputs = [spec.name for spec in artifact.outputs if not is_cache(spec)]
             convert_to_fp16(graph, outputs, calibration.fp32_nodes.get(artifact.recipe_id))
-        weights = calibration.weights.get(precision.weights)
-        if weights is not None:
+        if precision.weight_bits:
+            weights = calibration.weights[precision.weights]
             if weights.products:
                 fuse_attention(graph)
             for form in precision.storage[artifact.dialect]:

@@ -93,27 +93,19 @@ def repeat_product(product: RowProduct, x: Array, weight: Array) -> RowProduct:
 def are_alike(calibration: Calibration, again: Calibration) -> bool:
     """Tell whether so many numbers are the same that they must come from the same texts."""
     scales = calibration.cache_scales
-    far = [find_far_channels(scales[name], scale) for name, scale in again.cache_scales.items()]
+    far = [find_far(scales[name], scale, RELATIVE, ABSOLUTE) for name, scale in again.cache_scales.items()]
     for kind, weights in calibration.weights.items():
         for names, product in weights.products.items():
             meant = again.weights[kind].products[names].smoothing
             if product.smoothing is not None and meant is not None:
-                far.append(find_far_columns(product.smoothing, meant))
+                far.append(find_far(product.smoothing, meant, 2 * RELATIVE))
     return bool(far) and 1 - float(np.concatenate(far).mean()) >= ALIKE
 
 
-def find_far_columns(found: Array, meant: Array) -> npt.NDArray[np.bool_]:
-    """Tell which columns are smoothed otherwise than the same texts ask for."""
+def find_far(found: Array, meant: Array, relative: float, absolute: float = 0.0) -> npt.NDArray[np.bool_]:
+    """Tell which scales are not those that the same texts ask for; `absolute` is in units of the largest."""
     if found.shape != meant.shape:
         return np.ones(meant.shape, bool)
-    far: npt.NDArray[np.bool_] = ~(np.abs(found - meant) <= 2 * RELATIVE * meant)  # NaN is not
-    return far
-
-
-def find_far_channels(found: Array, meant: Array) -> npt.NDArray[np.bool_]:
-    """Tell which of a cache's scales are not those that the same texts need."""
-    if found.shape != meant.shape:
-        return np.ones(meant.shape, bool)
-    allowed = RELATIVE * meant + ABSOLUTE * meant.max()
+    allowed = relative * meant + absolute * meant.max()
     far: npt.NDArray[np.bool_] = ~((np.abs(found - meant) <= allowed) & (found > 0))  # NaN is not
     return far

@@ -51,45 +51,48 @@ def round_weights(
     together: dict[int, list[str]] = {}
     for name in rows:
         together.setdefault(id(rows[name]), []).append(name)
+    heights = {tuple(names): sum(shapes[name][0] for name in names) for names in together.values()}
 
-    def round_group(names: Sequence[str]) -> dict[str, QuantizedWeight]:
-        weights = [read[name]() for name in names]
-        read_alike = [rows.pop(name) for name in names]
-        joined = quantize(np.concatenate(weights), 4, size, read_alike[0].float().numpy())
-        ends = np.cumsum([len(weight) for weight in weights])[:-1]
+    def round_group(names: Names, x: Array) -> dict[str, QuantizedWeight]:
+        joined = quantize(np.concatenate([read[name]() for name in names]), 4, size, x)
+        ends = np.cumsum([shapes[name][0] for name in names])[:-1]
         parts = zip(names, np.split(joined.codes, ends), np.split(joined.scale, ends), strict=True)
         return {name: QuantizedWeight(codes, scale, 4) for name, codes, scale in parts}
 
-    groups = {}
-    for names in together.values():
-        M, K = rows[names[0]].shape
-        groups[tuple(names)] = count_operations(M, K, sum(shapes[name][0] for name in names))
     done: dict[str, QuantizedWeight] = {}
-    for found in round_groups(round_group, groups, progress, stage):
+    for found in round_groups(round_group, heights, rows, progress, stage):
         done |= found
     return done
 
 
 def round_groups(
-    round_group: Callable[[Names], R],
-    groups: Mapping[Names, float],
+    round_group: Callable[[Names, Array], R],
+    heights: Mapping[Names, int],
+    rows: dict[str, Tensor],
     progress: Callable[[str], None],
     stage: str,
 ) -> Iterator[R]:
     """Yield what `round_group` returns for each group of weights, which GPTQ rounds as one.
 
     Args:
-        round_group: gets the names of a group's weights; called in several threads.
-        groups: names, and the `count_operations` of each group.
+        round_group: gets the names of a group's weights, and what they read; called in several threads.
+        heights: N of all weights of a group.
+        rows: what the first weight of each group reads; those of groups that are done are removed.
         progress: told how many weights are done, and before that what takes long.
         stage: how its lines begin.
     """
+    groups = {names: count_operations(rows[names[0]], N) for names, N in heights.items()}
+
+    def work(names: Names) -> R:
+        x, *_ = [rows.pop(name) for name in names if name in rows]
+        return round_group(names, x.float().numpy())
+
     count = StageCounter(progress, stage, "weights")
     total = sum(map(len, groups))
     done = 0
     threads = min(MOST_THREADS, choose_threads().count)
     began = time.monotonic()
-    for names, found in zip(groups, map_in_threads(round_group, list(groups), threads), strict=True):
+    for names, found in zip(groups, map_in_threads(work, list(groups), threads), strict=True):
         if not done:
             seconds = (time.monotonic() - began) * sum(groups.values()) / groups[names] / threads
             if seconds >= LONG_SECONDS:
@@ -101,8 +104,9 @@ def round_groups(
         yield found
 
 
-def count_operations(M: int, K: int, N: int) -> float:
+def count_operations(rows: Tensor, N: int) -> float:
     """Return about how many multiplications it takes to round a weight (N, K) for rows (M, K)."""
+    M, K = rows.shape
     return K**2 * (M + N + K / 3)
 
 

@@ -14,7 +14,7 @@ with GPTQ on calibration rows.
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -55,6 +55,11 @@ class RowRule:
     def top(self) -> int:
         """What a row's largest value becomes, counted from `zero`."""
         return 127 if self.absolute else 255 - self.zero
+
+    @classmethod
+    def from_json(cls, rule: Mapping[str, Any]) -> RowRule:
+        """Return the rule that a manifest's entry of a product has."""
+        return cls(rule["zero"], rule["floor"], rule["absolute"], rule.get("step"))
 
     @staticmethod
     def of(x: Array) -> RowRule:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 
 import numpy as np
 import numpy.typing as npt
@@ -29,3 +29,12 @@ def quantize_cache(model: ir.Model, scales: Mapping[str, npt.NDArray[np.float32]
         for kind in ("k", "v"):
             node.attributes[f"{kind}_quant_type"] = ir.AttrString(f"{kind}_quant_type", "PER_CHANNEL")
         node.attributes["kv_cache_bit_width"] = ir.AttrInt64("kv_cache_bit_width", 8)
+
+
+def list_cache_scales(graph: ir.Graph) -> Iterator[tuple[ir.Node, ir.Value, ir.Value | None]]:
+    """Yield the nodes that read a cache in int8, with the cache and its scales."""
+    for node in graph:
+        if node.op_type == "GroupQueryAttention" and len(node.inputs) >= KEY_SCALE + 2:
+            for cache, scale in zip(node.inputs[3:5], node.inputs[KEY_SCALE:], strict=False):
+                if cache is not None:
+                    yield node, cache, scale

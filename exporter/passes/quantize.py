@@ -57,14 +57,14 @@ class QuantizedWeights(Mapping[str, QuantizedWeight]):
     def __len__(self) -> int:
         return len(self.bits)
 
-    def choose(self, name: str, array: Callable[[], Array]) -> QuantizedWeight:
+    def choose(self, weight: Weight) -> QuantizedWeight:
         """Return a graph's weight; one that is no parameter, as in an imported graph, is rounded as it is."""
-        if name in self:
-            return self[name]
+        if weight.name in self:
+            return self[weight.name]
         try:
-            return quantize(array(), self.usual_bits, self.size)
+            return quantize(weight.array(), self.usual_bits, self.size)
         except ValueError as error:
-            raise ValueError(f"{name}: {error}") from error
+            raise ValueError(f"{weight.name}: {error}") from error
 
     def dequantize(self) -> Mapping[str, Array]:
         """Return the fp32 numbers (N, K) that the weights stand for, each made when it is asked for."""
@@ -126,23 +126,21 @@ def find_products(graph: ir.Graph) -> list[tuple[ir.Node, Weight]]:
     return [(node, weight) for node, weight in found if weight is not None and weight.rows >= LEAST_ROWS]
 
 
-def find_lookups(graph: ir.Graph) -> list[tuple[ir.Node, ir.Value]]:
+def find_lookups(graph: ir.Graph) -> list[tuple[ir.Node, Weight]]:
     """Return the nodes that look up words, with their tables."""
     found = []
     for node in graph:
         table = node.inputs[0] if node.op_type == "Gather" and node.inputs[1] in graph.inputs else None
-        if table is not None and table.const_value is not None and len(table.const_value.shape) == 2:
-            found.append((node, table))
+        constant = None if table is None else table.const_value
+        if constant is not None and table is not None and len(constant.shape) == 2:
+            rows = constant.shape.numpy()[0]
+            found.append((node, Weight(str(table.name), rows, constant.numpy, table)))
     return found
 
 
-def find_quantizable(graph: ir.Graph) -> list[tuple[str, Callable[[], Array]]]:
-    """Return the weights that `quantize_weights` rounds: names, and functions that give (N, K)."""
-    found = [(weight.name, weight.array) for _, weight in find_products(graph)]
-    for _, table in find_lookups(graph):
-        assert table.const_value is not None
-        found.append((str(table.name), table.const_value.numpy))
-    return found
+def find_quantizable(graph: ir.Graph) -> list[tuple[ir.Node, Weight]]:
+    """Return the nodes that read a weight which can be quantized, without what they multiply by."""
+    return [*find_products(graph), *find_lookups(graph)]
 
 
 def find_extremes(blocks: Array) -> Array:

@@ -14,6 +14,8 @@ import onnx_ir as ir
 
 Array = npt.NDArray[np.float32]
 
+WRONG_ZEROS = "has zero points {!r} that are not the middle of its numbers"
+
 
 @dataclass(frozen=True)
 class QuantizedWeight:
@@ -38,18 +40,16 @@ class QuantizedWeight:
 class StoredRows:
     """How a product rounds the rows that it multiplies, as its graph says."""
 
-    step: ir.Value | None  # of all rows; 1 where each has its own
-    zero: ir.Value | None  # their zero point
-    quantizer: ir.Node | None  # the node that rounds them
+    steps: tuple[ir.Value | None, ...]  # of all rows, for the product and for the node that rounds them
+    zeros: tuple[ir.Value | None, ...]  # their zero points
     unsmoothing: ir.Value | None  # (K,): what they are multiplied by first
 
     @property
     def smoothing(self) -> Array | None:
         """What rows are divided by, and the weight was multiplied by (K,); None where that is nothing."""
-        if self.unsmoothing is None or self.unsmoothing.const_value is None:
-            return None
+        constant = None if self.unsmoothing is None else self.unsmoothing.const_value
         with np.errstate(all="ignore"):  # a damaged graph may have zeros
-            return np.asarray(1 / self.unsmoothing.const_value.numpy(), np.float32)
+            return None if constant is None else np.asarray(1 / constant.numpy(), np.float32)
 
 
 @dataclass(frozen=True)
@@ -63,8 +63,7 @@ class StoredWeight:
     scale: ir.Value
     shape: tuple[int, int]  # (N, K)
     read: Callable[[slice], QuantizedWeight]  # gives some of its rows
-    wrong_zeros: ir.Value | None = None  # its zero points, where they are not the middle of its codes
-    has_order: bool = False  # whether the node reads columns in another order, which no export writes
+    faults: tuple[str, ...] = ()  # in words: what of the node no export writes
     rows: StoredRows | None = None  # how what it multiplies is rounded, where the graph does it
     biases: ir.Value | None = None  # those of its parameters' modules, where it stores them side by side
     is_table: bool = False  # whether rows of it are looked up, by this node or by another
@@ -78,8 +77,7 @@ class StoredWeight:
     def constants(self) -> list[ir.Value]:
         """All that the weight is stored in."""
         unsmoothing = None if self.rows is None else self.rows.unsmoothing
-        values = (self.codes, self.scale, self.wrong_zeros, unsmoothing, self.biases)
-        return [value for value in values if value is not None]
+        return [v for v in (self.codes, self.scale, unsmoothing, self.biases) if v is not None]
 
     @property
     def bias_names(self) -> tuple[str, ...]:

@@ -5,7 +5,6 @@ N rows of a weight (its outputs), K columns (its inputs), b columns in a block
 
 from __future__ import annotations
 
-from dataclasses import replace
 from typing import Any
 
 import numpy as np
@@ -14,20 +13,14 @@ import onnx_ir as ir
 from onnx_ir.passes.common import RemoveUnusedNodesPass
 
 from .biases import find_bias_add, find_vector, split_bias_gelus
-from .quantize import QuantizedWeights, find_lookups, find_products, find_quantizable
-from .quantized_weight import QuantizedWeight, StoredWeight
+from .quantize import QuantizedWeights, find_quantizable
+from .quantized_weight import WRONG_ZEROS, QuantizedWeight, StoredWeight
 from .tables import replace_by_parts
 from .weights import MICROSOFT, View, Weight, add_initializer, make_lazy_tensor
 
 PRODUCT = "MatMulNBits"
 LOOKUP = "GatherBlockQuantized"
 OPERATORS: tuple[str, ...] = (PRODUCT, LOOKUP)
-# Where they read codes, in bytes (N, K / b, b * bits / 8); then scales (N, K / b), and zero points.
-CODES = {PRODUCT: 1, LOOKUP: 0}
-SCALE = 2
-ZEROS = 3
-ORDER = 4  # of a product's columns
-BIAS = 5
 
 WEIGHT = "planforge.weight"  # a node's metadata: the parameter that it reads quantized
 ACCURACY_INT8 = 4  # MatMulNBits' accuracy_level: activations are rounded to int8, a block at a time
@@ -50,15 +43,13 @@ def unpack(packed: npt.NDArray[np.uint8], bits: int) -> npt.NDArray[np.int8]:
 def store(model: ir.Model, weights: QuantizedWeights) -> None:
     """Let every product by a constant, and every table of words, read codes and scales."""
     graph = model.graph
-    chosen: dict[str, QuantizedWeight] = {}
-    for name, array in find_quantizable(graph):
-        if name not in chosen:
-            chosen[name] = weights.choose(name, array)
     split_bias_gelus(graph)
-    for node, weight in find_products(graph):
-        replace_product(graph, node, weight, chosen[weight.name])
-    for node, table in find_lookups(graph):
-        replace_lookup(graph, node, str(table.name), chosen[str(table.name)])
+    chosen: dict[str, QuantizedWeight] = {}
+    for node, weight in find_quantizable(graph):
+        if weight.name not in chosen:
+            chosen[weight.name] = weights.choose(weight)
+        replace = replace_lookup if node.op_type == "Gather" else replace_product
+        replace(graph, node, weight, chosen[weight.name])
     RemoveUnusedNodesPass()(model)
     graph.opset_imports[MICROSOFT] = 1
 
@@ -77,8 +68,9 @@ def make_tensors(name: str, weight: QuantizedWeight) -> tuple[ir.TensorProtocol,
 
 def replace_product(graph: ir.Graph, node: ir.Node, weight: Weight, quantized: QuantizedWeight) -> None:
     packed, scale = make_tensors(weight.name, quantized)
+    bias = weight.bias
     if (add := find_bias_add(node)) is not None:  # the product adds it too
-        weight = replace(weight, bias=find_vector(add))
+        bias = find_vector(add)
         ir.convenience.replace_all_uses_with(add.outputs[0], node.outputs[0], replace_graph_outputs=True)
         node.outputs[0].name = add.outputs[0].name
         add.outputs[0].name = None
@@ -93,15 +85,15 @@ def replace_product(graph: ir.Graph, node: ir.Node, weight: Weight, quantized: Q
     }
     inputs = [node.inputs[0]]
     inputs += [add_initializer(graph, str(tensor.name), tensor) for tensor in (packed, scale)]
-    if weight.bias is not None:
-        inputs += [None, None, weight.bias]
+    if bias is not None:
+        inputs += [None, None, bias]
     product = ir.node(PRODUCT, inputs, attributes, domain=MICROSOFT)
     product.metadata_props[WEIGHT] = weight.name
     replace_by_parts(graph, node, [product])
 
 
-def replace_lookup(graph: ir.Graph, node: ir.Node, name: str, quantized: QuantizedWeight) -> None:
-    packed, scale = make_tensors(name, quantized)
+def replace_lookup(graph: ir.Graph, node: ir.Node, weight: Weight, quantized: QuantizedWeight) -> None:
+    packed, scale = make_tensors(weight.name, quantized)
     flat = (len(quantized.codes), packed.size // len(quantized.codes))
     inputs = [
         add_initializer(graph, f"{packed.name}.table", View(packed, 0, flat)),
@@ -111,17 +103,24 @@ def replace_lookup(graph: ir.Graph, node: ir.Node, name: str, quantized: Quantiz
     attributes = {"bits": quantized.bits, "block_size": quantized.size}
     attributes |= {"gather_axis": 0, "quantize_axis": 1}
     gather = ir.node(LOOKUP, inputs, attributes, domain=MICROSOFT)
-    gather.metadata_props[WEIGHT] = name
+    gather.metadata_props[WEIGHT] = weight.name
     replace_by_parts(graph, node, [gather])
 
 
 def read(node: ir.Node, graph: ir.Graph) -> StoredWeight | None:
     """Return the weight that a product or a lookup reads."""
-    codes, scale = node.inputs[CODES[node.op_type]], node.inputs[SCALE]
-    if WEIGHT not in node.metadata_props or codes is None or scale is None:
-        return None
-    packed, scales = codes.const_value, scale.const_value
-    if packed is None or scales is None:
+    first, second, scale, zeros, order = (*node.inputs, None, None)[:5]
+    is_table = node.op_type == LOOKUP
+    codes = first if is_table else second
+    packed = None if codes is None else codes.const_value
+    scales = None if scale is None else scale.const_value
+    if (
+        WEIGHT not in node.metadata_props
+        or codes is None
+        or scale is None
+        or packed is None
+        or scales is None
+    ):
         return None
     bits = node.attributes["bits"].as_int()
     N = packed.shape.numpy()[0]
@@ -132,18 +131,14 @@ def read(node: ir.Node, graph: ir.Graph) -> StoredWeight | None:
         found = unpack(packed.numpy().reshape(N, -1)[rows], bits)
         return QuantizedWeight(found, scales.numpy().reshape(N, blocks)[rows], bits)
 
-    zeros = node.inputs[ZEROS] if len(node.inputs) > ZEROS else None
+    faults = []
+    if zeros is not None and not are_middle(zeros, N, blocks, bits):
+        faults.append(WRONG_ZEROS.format(zeros.name))
+    if order is not None and not is_table:
+        faults.append("has an order of columns, which no graph of this exporter has")
+    names = (node.metadata_props[WEIGHT],)
     return StoredWeight(
-        node=node,
-        names=(node.metadata_props[WEIGHT],),
-        bits=bits,
-        codes=codes,
-        scale=scale,
-        shape=(N, K),
-        read=read_rows,
-        wrong_zeros=None if zeros is None or are_middle(zeros, N, blocks, bits) else zeros,
-        has_order=node.op_type == PRODUCT and len(node.inputs) > ORDER and node.inputs[ORDER] is not None,
-        is_table=node.op_type == LOOKUP,
+        node, names, bits, codes, scale, (N, K), read_rows, faults=tuple(faults), is_table=is_table
     )
 
 

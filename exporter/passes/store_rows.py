@@ -15,7 +15,7 @@ from .biases import find_bias_add, find_vector, split_bias_gelus
 from .build import Builder, replace_value
 from .int8_rows import Linears, RowProduct, RowRule, find_linears
 from .quantize import QuantizedWeights
-from .quantized_weight import QuantizedWeight, StoredRows, StoredWeight
+from .quantized_weight import WRONG_ZEROS, QuantizedWeight, StoredRows, StoredWeight
 from .weights import MICROSOFT, View, add_initializer
 
 PRODUCT = "MatMulIntegerToFloat"
@@ -109,9 +109,10 @@ def replace_linears(op: Builder, linears: Linears, product: RowProduct) -> None:
 def read(node: ir.Node, graph: ir.Graph) -> StoredWeight | None:
     """Return the weight that a product reads, and how it rounds its rows."""
     rows, columns, step, scale, zero, zeros = (*node.inputs, None)[:6]
-    if columns is None or columns.const_value is None or scale is None or scale.const_value is None:
+    codes = None if columns is None else columns.const_value
+    scales = None if scale is None else scale.const_value
+    if columns is None or scale is None or codes is None or scales is None:
         return None
-    codes, scales = columns.const_value, scale.const_value
     name = str(columns.name).partition(COLUMNS)[0]
     K, N = codes.shape.numpy()
 
@@ -119,17 +120,13 @@ def read(node: ir.Node, graph: ir.Graph) -> StoredWeight | None:
         return QuantizedWeight(codes.numpy().T[some], scales.numpy().reshape(N, 1)[some], 8)
 
     quantizer = None if rows is None else rows.producer()
+    _, own_step, own_zero, *_ = (None,) * 3 if quantizer is None else (*quantizer.inputs, None, None)
+    unsmoothing = graph.initializers.get(name + UNSMOOTHING)
+    stored_rows = StoredRows((step, own_step), (zero, own_zero), unsmoothing)
     constant = None if zeros is None else ir.convenience.get_const_tensor(zeros)
     is_middle = zeros is None or (constant is not None and not constant.numpy().any())
+    faults = () if is_middle or zeros is None else (WRONG_ZEROS.format(zeros.name),)
+    biases = graph.initializers.get(name + JOINED)
     return StoredWeight(
-        node=node,
-        names=(name,),
-        bits=8,
-        codes=columns,
-        scale=scale,
-        shape=(N, K),
-        read=read_columns,
-        wrong_zeros=None if is_middle else zeros,
-        rows=StoredRows(step, zero, quantizer, graph.initializers.get(name + UNSMOOTHING)),
-        biases=graph.initializers.get(name + JOINED),
+        node, (name,), 8, columns, scale, (N, K), read_columns, faults, rows=stored_rows, biases=biases
     )

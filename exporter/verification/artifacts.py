@@ -13,7 +13,7 @@ from ...runtime.apps.check.differences import describe_differences
 from ...runtime.bundle.bundle import Bundle
 from ...runtime.bundle.manifest import Artifact, Axis, TensorSpec
 from ..graphs import make_artifact
-from ..passes.kv_cache import KEY_SCALE
+from ..passes.kv_cache import list_cache_scales
 from ..passes.storage import read_weights
 from ..passes.weight_files import load_graph
 from ..precisions import PRECISIONS, Precision
@@ -122,7 +122,7 @@ def compare_precision(artifact: Artifact, graph: ir.Graph, is_ours: bool) -> Ite
     if has_products != bool(artifact.quantization.get("rows")):
         yield f"quantization.rows and the graph's int8 products do not belong together, and {label}"
     caches = [node for node in graph if node.op_type == "GroupQueryAttention"]
-    in_int8 = sum(len(node.inputs) > KEY_SCALE and node.inputs[KEY_SCALE] is not None for node in caches)
+    in_int8 = len({node for node, _, scale in list_cache_scales(graph) if scale is not None})
     if in_int8 != (len(caches) if kind.cache_bits else 0):
         yield f"{label}, and {in_int8} of {len(caches)} caches of its graph are in int8"
     if not is_ours:  # another exporter's graph in fp32 may hold a checkpoint's half precision

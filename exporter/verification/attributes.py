@@ -11,8 +11,8 @@ import numpy as np
 import onnx_ir as ir
 
 from ...runtime.backends.backend import Array, Arrays
-from ..calibration.repeat import find_far_channels
-from ..passes.kv_cache import KEY_SCALE
+from ..calibration.repeat import ABSOLUTE, RELATIVE, find_far
+from ..passes.kv_cache import KEY_SCALE, list_cache_scales
 from ..tracing.modules import find_module
 from .meant import AttentionMeant, Meant
 
@@ -174,20 +174,17 @@ def find_wrong_cache_scales(graph: ir.Graph, meant: Arrays, same_texts: bool) ->
 
     With the texts that the export had, each channel has a scale of its own to be held to.
     """
-    for node in graph:
-        if node.op_type != "GroupQueryAttention" or len(node.inputs) < KEY_SCALE + 2:
+    for node, cache, scale in list_cache_scales(graph):
+        wanted = meant.get(str(cache.name))
+        if wanted is None:
             continue
-        for cache, scale in zip(node.inputs[3:5], node.inputs[KEY_SCALE : KEY_SCALE + 2], strict=True):
-            wanted = None if cache is None else meant.get(str(cache.name))
-            if cache is None or wanted is None:
-                continue
-            constant = None if scale is None else ir.convenience.get_const_tensor(scale)
-            if scale is None or constant is None:
-                yield f"{describe_node(node)} has no constant scale for {cache.name!r}"
-                continue
-            fault = describe_scales(constant.numpy(), wanted, same_texts)
-            if fault:
-                yield f"{describe_node(node)} has {scale.name!r}{fault}"
+        constant = None if scale is None else ir.convenience.get_const_tensor(scale)
+        if scale is None or constant is None:
+            yield f"{describe_node(node)} has no constant scale for {cache.name!r}"
+            continue
+        fault = describe_scales(constant.numpy(), wanted, same_texts)
+        if fault:
+            yield f"{describe_node(node)} has {scale.name!r}{fault}"
 
 
 def describe_scales(found: Array, wanted: Array, same_texts: bool) -> str:
@@ -198,7 +195,7 @@ def describe_scales(found: Array, wanted: Array, same_texts: bool) -> str:
         with np.errstate(all="ignore"):
             apart = float(np.exp(np.median(np.abs(np.log(found / wanted)))))
         return "" if apart <= SCALES_APART else f", {apart:.3g} times off what real text needs"  # NaN is not
-    far = find_far_channels(found, wanted)
+    far = find_far(found, wanted, RELATIVE, ABSOLUTE)
     if not far.any():
         return ""
     first = int(np.argmax(far))

@@ -9,6 +9,7 @@ from typing import Any
 import numpy as np
 import onnx_ir as ir
 
+from ..passes.int8_rows import RowRule
 from ..passes.weights import Stored
 from ..tracing.modules import find_layer, find_module
 from .attributes import HALF, SINGLE, describe_node, read_number
@@ -70,9 +71,8 @@ def list_shifts(graph: ir.Graph) -> Iterator[float]:
 
 def list_bounds(products: Mapping[str, Mapping[str, Any]]) -> Iterable[float]:
     """Return the numbers that rows are rounded to int8 with: the least of their largest, and 1 / steps."""
-    for rule in products.values():
-        top = 127 if rule["absolute"] else 255 - rule["zero"]
-        yield from (rule["floor"], 1 / top)
+    for rule in map(RowRule.from_json, products.values()):
+        yield from (rule.floor, 1 / rule.top)
 
 
 def find_wrong_caps(graph: ir.Graph, meant: Meant) -> Iterator[str]:

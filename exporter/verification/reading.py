@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from functools import cache, partial
 from typing import TYPE_CHECKING
 
 from ...runtime.apps.check.judge import ENOUGH
@@ -10,24 +11,28 @@ from ...runtime.apps.check.metrics import Comparison
 from ...runtime.backends.backend import Array
 from ...runtime.bundle.bundle import Bundle
 from ...runtime.progress import CountedLine
-from ..calibration.calibration import Calibration, compute_cache_scales
+from ..calibration.calibration import Calibration, compute_cache_scales, sample_rows
 from ..comparison.decoders import DecoderExaminer
 from ..comparison.examiner import Progress
 from ..comparison.tasks import AnyExaminer
 from ..graphs import list_tensors
 from ..memory import give_back_mapped_pages
 from ..passes.quantize import QuantizedWeights
+from ..passes.storage import read_weights
+from ..passes.weight_files import load_graph
 from ..passes.weights import LazyMapping, read_array
 from ..precisions import PRECISIONS
 from ..reference.fitted_head import LinearHead
 from ..reference.model import is_module
 from .meant import read_meant
 from .quantized_weights import Rows
-from .read_rows import make_row_reader
 from .structure import CASE, compare_structure
 
 if TYPE_CHECKING:
     from ..reference.model import ReferenceModel
+
+MOST = 512  # rows of each product: errors that matter show in some hundreds
+TEXTS = 1  # that are read for it, where there are many
 
 
 def list_tensors_to_compare(bundle: Bundle, model: ReferenceModel) -> Mapping[str, Array]:
@@ -90,3 +95,32 @@ def compare_by_reading(
         )
         give_back_mapped_pages()
     return read
+
+
+def make_row_reader(examiner: AnyExaminer, model: ReferenceModel) -> Rows:
+    """Return a function that gives what a weight's product reads (M, K), by the weight's name.
+
+    The texts are read once, when somebody asks first; bundles without GPTQ's weights never ask.
+    """
+
+    @cache
+    def read_texts() -> dict[str, Array]:
+        if not is_module(model):
+            return {}
+        run = partial(examiner.thin(TEXTS).run_calibration_texts, model)
+        sampled = sample_rows(model, list_names(examiner), run, coarse=True, most=MOST)
+        return {name: rows.float().numpy() for name, rows in sampled.items()}
+
+    return lambda name: read_texts().get(name)
+
+
+def list_names(examiner: AnyExaminer) -> list[str]:
+    """Return the weights that GPTQ may have rounded; of those that are rounded as one the first."""
+    bundle = examiner.bundle
+    names: list[str] = []
+    for artifact in bundle.manifest.artifacts:
+        if artifact.quantization:
+            graph = load_graph(bundle.path(artifact.file)).graph
+            stored = read_weights(graph, artifact.quantization.get("rows", {}))
+            names += [weight.names[0] for weight in stored if weight.may_be_gptq]
+    return list(dict.fromkeys(names))

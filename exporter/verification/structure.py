@@ -17,7 +17,7 @@ from ...runtime.backends.dialects import CUDA_DIALECTS
 from ...runtime.bundle.bundle import Bundle
 from ...runtime.bundle.manifest import Artifact
 from ..host_inputs import find_late_inputs
-from ..passes.kv_cache import KEY_SCALE
+from ..passes.kv_cache import list_cache_scales
 from ..passes.quantized_weight import StoredWeight
 from ..passes.storage import read_weights
 from ..passes.weight_files import load_graph
@@ -36,7 +36,7 @@ from .finite import find_not_finite, list_constants
 from .meant import Meant
 from .numbers import find_unknown_numbers, find_wrong_caps
 from .quantized_rows import Products, find_wrong_rows
-from .quantized_weights import Rows, check_quantized_weights, find_wrong_zeros
+from .quantized_weights import Rows, check_quantized_weights
 from .wiring import find_altered_ids, find_foreign_caches, find_wrong_parameters
 
 READING = "reading the graph"  # in the place of an engine
@@ -92,7 +92,7 @@ def compare_structure(
         *shorten(() if tensors is None else find_wrong_parameters(graph, tensors, stored, is_ours)),
         *shorten(find_altered_ids(graph) if is_ours else ()),
         *shorten(find_foreign_caches(graph) if is_ours else ()),
-        *shorten(find_wrong_zeros(stored)),
+        *shorten(f"{describe_node(weight.node)} {fault}" for weight in stored for fault in weight.faults),
         *shorten(describe_late_inputs(graph) if runs_on_cuda else ()),
     ]
     return report_reading(artifact.id, "attributes" if tensors is None else CASE, len(weights), failures)
@@ -165,7 +165,8 @@ def check_weights(
 ) -> Iterator[str]:
     """Yield what is wrong with each weight that is kept as floats, or ""; see `check_quantized_weights`."""
     biases = {weight.biases: weight.bias_names for weight in stored}
-    known = {value for weight in stored for value in weight.constants} | set(list_cache_scales(graph))
+    known: set[ir.Value | None] = {value for weight in stored for value in weight.constants}
+    known |= {scale for _, _, scale in list_cache_scales(graph)}  # which `find_wrong_cache_scales` reads
     by_size: dict[int, list[str]] = {}
     for value, constant, node in list_constants(graph):
         parameter = Stored.read(value)
@@ -186,13 +187,6 @@ def check_weights(
             by_size = by_size or index_by_size(tensors)
             fault = describe_unnamed(value, constant.numpy(), tensors, by_size)
         yield f"{words} {fault}" if fault else ""
-
-
-def list_cache_scales(graph: ir.Graph) -> Iterator[ir.Value]:
-    """Yield the scales of caches, which `find_wrong_cache_scales` reads."""
-    for node in graph:
-        if node.op_type == "GroupQueryAttention":
-            yield from (value for value in node.inputs[KEY_SCALE : KEY_SCALE + 2] if value is not None)
 
 
 def index_by_size(tensors: Arrays) -> dict[int, list[str]]:

@@ -37,7 +37,9 @@ def find_wrong_parameters(
     read: dict[str, ir.Node] = {}
     for node in graph:
         weight = quantized.get(node)
-        modules = find_reading_modules(node, weight)
+        modules = [node.metadata_props.get(MODULE) or find_scope(node)]  # as tracing noted it, or as named
+        if weight is not None:
+            modules = [name.rpartition(".")[0] for name in weight.names]
         for index, value in enumerate(node.inputs):
             if value is None or value.const_value is None:
                 continue
@@ -70,13 +72,6 @@ def describe_foreign(
             yield f"{describe_node(node)} reads {name!r}, where {own[0]!r} belongs"
     elif is_ours and find_layer(owner) is not None and not is_fused_bias(node, modules[0], owner):
         yield f"{describe_node(node)} reads {name!r}, which is another module's"
-
-
-def find_reading_modules(node: ir.Node, weight: StoredWeight | None) -> list[str]:
-    """Return a node's module as tracing noted it or as its name says; of a quantized weight, its own."""
-    if weight is not None:
-        return [name.rpartition(".")[0] for name in weight.names]
-    return [node.metadata_props.get(MODULE) or find_scope(node)]
 
 
 def is_fused_bias(node: ir.Node, module: str, owner: str) -> bool:

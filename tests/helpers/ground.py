@@ -28,8 +28,11 @@ from planforge.exporter.verification.bisect import (
 )
 from planforge.exporter.verification.losses import adopt_stored_weights
 from planforge.exporter.verification.meant import read_meant
-from planforge.exporter.verification.read_rows import make_row_reader
-from planforge.exporter.verification.reading import compute_scales_to_compare, list_tensors_to_compare
+from planforge.exporter.verification.reading import (
+    compute_scales_to_compare,
+    list_tensors_to_compare,
+    make_row_reader,
+)
 from planforge.exporter.verification.structure import compare_structure
 from planforge.exporter.verification.verify import find_recorded_source
 from planforge.models import load_model

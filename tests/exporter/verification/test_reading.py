@@ -18,8 +18,8 @@ from planforge.exporter.checkpoints.source import DEMOS
 from planforge.exporter.import_folder import import_folder
 from planforge.exporter.reference.model import is_module
 from planforge.exporter.reference.open import make_reference
-from planforge.exporter.verification.gptq_bound import measure_losses
 from planforge.exporter.verification.meant import read_meant
+from planforge.exporter.verification.quantized_weights import measure_losses
 from planforge.exporter.verification.reading import list_tensors_to_compare
 from planforge.exporter.verification.structure import compare_structure
 from planforge.exporter.verification.verify import find_recorded_source, load_model_to_compare
