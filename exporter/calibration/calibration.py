@@ -23,23 +23,17 @@ from ..errors import ExportError
 from ..execution.node_executor import ExecutedProgram, NotFiniteError
 from ..graphs import describe_in_fp32
 from ..memory import give_back_memory
-from ..passes.fp16_ranges import Choice, choose_fp32_nodes, read_choices
+from ..passes.fp16_ranges import Choice, choose_fp32_nodes
 from ..passes.int8_rows import (
     ATTENTION_WORTH,
     CONSTANT_WORTH,
     Linears,
     RowProduct,
-    RowRule,
     choose_product,
     find_attention_products,
     find_linears,
-    round_product,
 )
-from ..passes.kv_cache import list_cache_scales
 from ..passes.quantize import QuantizedWeights, find_lookups
-from ..passes.storage import read_weights
-from ..passes.weight_files import load_graph
-from ..passes.weights import read_array
 from ..precisions import PRECISIONS
 from ..reference.model import is_module, rest, wake
 from .blocks import Measure, choose_blocks, select_known_weights
@@ -363,51 +357,3 @@ class SampledRows:
         if len(self.parts) > 1:
             self.parts = [torch.cat(self.parts)]
         return self.parts[0]
-
-
-def read_calibration(bundle: Bundle, model: ReferenceModel) -> Calibration:
-    """Return what a bundle's graphs were calibrated to, with weights rounded again from the model's own.
-
-    So a graph whose weights are damaged does not set its own limits. The scales of a cache and the
-    smoothing are the graph's: `repeat_calibration` computes them again. Nothing is rounded with GPTQ here:
-    what it chose is read from graphs that are sound, by `adopt_stored_weights`.
-    """
-    tensors = dict(model.named_parameters(remove_duplicate=False))
-    weights: dict[str, QuantizedWeights] = {}
-    scales: dict[str, Array] = {}
-    fp32_nodes = {}
-    for artifact in bundle.manifest.artifacts:
-        if not artifact.quantization and artifact.precision != "fp16":
-            continue
-        graph = load_graph(bundle.path(artifact.file)).graph
-        if artifact.precision == "fp16":
-            fp32_nodes[artifact.recipe_id] = read_choices(graph)
-        if "bits" in artifact.quantization:
-            read_quantization(artifact, graph, tensors, weights)
-        for _, cache, scale in list_cache_scales(graph):
-            if scale is not None and scale.const_value is not None:
-                scales[str(cache.name)] = np.array(scale.const_value.numpy())  # torch warns of what is mapped
-    return Calibration(weights, scales, fp32_nodes)
-
-
-def read_quantization(
-    artifact: Artifact, graph: ir.Graph, tensors: Mapping[str, Tensor], found: dict[str, QuantizedWeights]
-) -> None:
-    """Add what an entry of the manifest and its graph say of weights to those that are found."""
-    told = artifact.quantization
-    others = told.get("other_bits", {})
-    rules = told.get("rows", {})
-    read = {name: partial(read_array, tensor) for name, tensor in tensors.items()}  # the model may rest
-    new = QuantizedWeights(int(told["bits"]), int(told["block_size"]), {}, read)
-    weights = found.setdefault(PRECISIONS[artifact.precision].weights, new)
-    smoothings = {}
-    for stored in read_weights(graph, rules):
-        name = stored.names[0]
-        if stored.rows is not None:
-            smoothings[stored.names] = stored.rows.smoothing
-        elif name in tensors:  # an import's may be none of the model's
-            weights.bits[name] = others.get(name, weights.usual_bits)
-    for key, rule in rules.items():
-        names = tuple(key.split("+"))
-        weight = np.concatenate([tensors[name].detach().numpy() for name in names]).T  # (K, N)
-        weights.products[names] = round_product(weight, smoothings.get(names), RowRule.from_json(rule))

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import replace
 from functools import partial
 from typing import TYPE_CHECKING
@@ -10,8 +10,11 @@ from typing import TYPE_CHECKING
 import numpy as np
 import numpy.typing as npt
 
+from ...runtime.bundle.bundle import Bundle
+from ...runtime.bundle.manifest import Artifact
 from ..comparison.tasks import AnyExaminer
 from ..limits import CAPS
+from ..passes.fp16_ranges import read_choices
 from ..passes.int8_rows import (
     ALPHAS,
     CONSTANT_ALPHAS,
@@ -21,10 +24,19 @@ from ..passes.int8_rows import (
     divide,
     round_product,
 )
+from ..passes.kv_cache import list_cache_scales
+from ..passes.quantize import QuantizedWeights
+from ..passes.storage import read_weights
+from ..passes.weight_files import load_graph
+from ..passes.weights import read_array
+from ..precisions import PRECISIONS
 from ..reference.model import is_module
 from .calibration import Calibration, compute_cache_scales, hash_texts, sample_rows
 
 if TYPE_CHECKING:
+    import onnx_ir as ir
+    from torch import Tensor
+
     from ..reference.model import ReferenceModel
 
 Array = npt.NDArray[np.float32]
@@ -35,6 +47,60 @@ ABSOLUTE = CAPS["fp32"]["max_error"]  # of a cache's largest scale
 RELATIVE = 0.01
 # Of a graph that does not tell its texts: with other texts few of the largest values are the same.
 ALIKE = 0.9
+
+
+def read_calibration(bundle: Bundle, model: ReferenceModel) -> Calibration:
+    """Return what a bundle's graphs were calibrated to, with weights rounded again from the model's own.
+
+    So a graph whose weights are damaged does not set its own limits. The scales of a cache and the
+    smoothing are the graph's: `repeat_calibration` computes them again. Nothing is rounded with GPTQ here:
+    what it chose is read from graphs that are sound, by `adopt_stored_weights`.
+    """
+    tensors = dict(model.named_parameters(remove_duplicate=False))
+    weights: dict[str, QuantizedWeights] = {}
+    scales: dict[str, Array] = {}
+    fp32_nodes = {}
+    for artifact in bundle.manifest.artifacts:
+        if not artifact.quantization and artifact.precision != "fp16":
+            continue
+        graph = load_graph(bundle.path(artifact.file)).graph
+        if artifact.precision == "fp16":
+            fp32_nodes[artifact.recipe_id] = read_choices(graph)
+        if "bits" in artifact.quantization:
+            read_quantization(artifact, graph, tensors, weights)
+        for _, cache, scale in list_cache_scales(graph):
+            if scale is not None and scale.const_value is not None:
+                scales[str(cache.name)] = np.array(scale.const_value.numpy())  # torch warns of what is mapped
+    return Calibration(weights, scales, fp32_nodes)
+
+
+def read_quantization(
+    artifact: Artifact, graph: ir.Graph, tensors: Mapping[str, Tensor], found: dict[str, QuantizedWeights]
+) -> None:
+    """Add what an entry of the manifest and its graph say of weights to those that are found."""
+    told = artifact.quantization
+    others = told.get("other_bits", {})
+    rules = told.get("rows", {})
+    read = {name: partial(read_array, tensor) for name, tensor in tensors.items()}  # the model may rest
+    new = QuantizedWeights(int(told["bits"]), int(told["block_size"]), {}, read)
+    weights = found.setdefault(PRECISIONS[artifact.precision].weights, new)
+    smoothings = {}
+    for stored in read_weights(graph, rules):
+        name = stored.names[0]
+        if stored.rows is not None:
+            smoothings[stored.names] = stored.rows.smoothing
+        elif name in tensors:  # an import's may be none of the model's
+            weights.bits[name] = others.get(name, weights.usual_bits)
+    for key, rule in rules.items():
+        names = tuple(key.split("+"))
+        weight = join_weights(tensors, names)
+        weights.products[names] = round_product(weight, smoothings.get(names), RowRule.from_json(rule))
+
+
+def join_weights(tensors: Mapping[str, Tensor], names: Iterable[str]) -> Array:
+    """Return the weights of a product side by side (K, N)."""
+    rows: Array = np.concatenate([tensors[name].detach().numpy() for name in names])
+    return rows.T
 
 
 def repeat_calibration(examiner: AnyExaminer, model: ReferenceModel, calibration: Calibration) -> Calibration:
@@ -73,7 +139,7 @@ def repeat_products(
     rows = sample_rows(model, [names[0] for names in products], run)
     found = {}
     for names, product in products.items():
-        weight = np.concatenate([tensors[name].detach().numpy() for name in names]).T  # (K, N)
+        weight = join_weights(tensors, names)
         found[names] = repeat_product(product, rows[names[0]].numpy(), weight)
     return found
 

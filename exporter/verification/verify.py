@@ -16,9 +16,8 @@ from ...runtime.bundle.bundle import Bundle
 from ...runtime.bundle.export_again import name_checkpoint, read_chosen_outputs, tell_export_again
 from ...runtime.bundle.manifest import Manifest
 from ...runtime.errors import InputError, PlanForgeError
-from ..calibration.calibration import read_calibration
 from ..calibration.prompts import read_prompts
-from ..calibration.repeat import repeat_calibration
+from ..calibration.repeat import read_calibration, repeat_calibration
 from ..checkpoints.checkpoint import Checkpoint
 from ..checkpoints.source import Source, find_recorded, resolve_source
 from ..comparison.examiner import Progress

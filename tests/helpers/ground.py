@@ -11,8 +11,8 @@ from pathlib import Path
 
 import onnx_ir as ir
 
-from planforge.exporter.calibration.calibration import read_calibration
 from planforge.exporter.calibration.prompts import read_prompts
+from planforge.exporter.calibration.repeat import read_calibration
 from planforge.exporter.comparison.tasks import examine_model
 from planforge.exporter.execution.replay import Replay
 from planforge.exporter.graphs import describe_in_fp32

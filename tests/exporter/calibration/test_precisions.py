@@ -16,7 +16,7 @@ import torch
 
 from planforge.exporter import export
 from planforge.exporter.calibration.blocks import choose_blocks
-from planforge.exporter.calibration.calibration import read_calibration
+from planforge.exporter.calibration.repeat import read_calibration
 from planforge.exporter.checkpoints.checkpoint import Checkpoint
 from planforge.exporter.checkpoints.source import DEMOS, resolve_source
 from planforge.exporter.errors import ExportError

@@ -12,9 +12,9 @@ import onnx_ir as ir
 import pytest
 
 from planforge.exporter import export
-from planforge.exporter.calibration.calibration import Calibration, read_calibration
+from planforge.exporter.calibration.calibration import Calibration
 from planforge.exporter.calibration.prompts import read_prompts
-from planforge.exporter.calibration.repeat import repeat_calibration
+from planforge.exporter.calibration.repeat import read_calibration, repeat_calibration
 from planforge.exporter.comparison.tasks import examine_model
 from planforge.exporter.levels import QUICK
 from planforge.exporter.passes.store_rows import UNSMOOTHING

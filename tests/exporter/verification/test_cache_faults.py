@@ -13,9 +13,9 @@ import onnx_ir as ir
 import pytest
 
 from planforge.exporter import export, verify
-from planforge.exporter.calibration.calibration import Calibration, hash_texts, read_calibration
+from planforge.exporter.calibration.calibration import Calibration, hash_texts
 from planforge.exporter.calibration.prompts import read_prompts
-from planforge.exporter.calibration.repeat import repeat_calibration
+from planforge.exporter.calibration.repeat import read_calibration, repeat_calibration
 from planforge.exporter.checkpoints.source import DEMOS
 from planforge.exporter.verification.structure import READING, compare_structure
 from planforge.exporter.verification.verify import OTHER_TEXTS

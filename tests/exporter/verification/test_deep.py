@@ -13,7 +13,8 @@ import onnx_ir as ir
 import pytest
 
 from planforge.exporter import export, verify
-from planforge.exporter.calibration.calibration import Calibration, read_calibration
+from planforge.exporter.calibration.calibration import Calibration
+from planforge.exporter.calibration.repeat import read_calibration
 from planforge.exporter.checkpoints.source import find_demo
 from planforge.exporter.errors import VerificationError
 from planforge.exporter.verification.deep import compare_artifact

@@ -12,8 +12,8 @@ import numpy as np
 import pytest
 
 from planforge.exporter import VerificationReport, export, verify
-from planforge.exporter.calibration.calibration import read_calibration
 from planforge.exporter.calibration.prompts import read_prompts
+from planforge.exporter.calibration.repeat import read_calibration
 from planforge.exporter.checkpoints.source import find_demo
 from planforge.exporter.comparison.tasks import examine_model
 from planforge.exporter.limits import CAPS, TABLE, compute_limits, find_upper_bound

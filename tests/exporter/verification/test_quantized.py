@@ -18,8 +18,9 @@ import transformers
 from safetensors.torch import load_file
 
 from planforge.exporter import export, pipeline, verify
-from planforge.exporter.calibration.calibration import Calibration, calibrate, read_calibration
+from planforge.exporter.calibration.calibration import Calibration, calibrate
 from planforge.exporter.calibration.prompts import read_prompts
+from planforge.exporter.calibration.repeat import read_calibration
 from planforge.exporter.checkpoints.source import DEMOS
 from planforge.exporter.passes.quantize import BLOCK_SIZES
 from planforge.exporter.precisions import PRECISIONS
