@@ -99,8 +99,8 @@ def read_quantization(
 
 def join_weights(tensors: Mapping[str, Tensor], names: Iterable[str]) -> Array:
     """Return the weights of a product side by side (K, N)."""
-    rows: Array = np.concatenate([tensors[name].detach().numpy() for name in names])
-    return rows.T
+    columns: Array = np.concatenate([tensors[name].detach().numpy() for name in names]).T
+    return columns
 
 
 def repeat_calibration(examiner: AnyExaminer, model: ReferenceModel, calibration: Calibration) -> Calibration:
