@@ -43,6 +43,7 @@ if TYPE_CHECKING:
 
 GRAPH = "decoder"
 CONTEXT = "full context"  # the name of its case
+RANDOM = "random batches, padded"  # how the name of their case begins
 MAX_BATCH = 8  # of the padded cases, or the graph's largest
 PART = 7  # tokens of a step on top of a past; divides no round length
 DECODE_STEPS = 16
@@ -284,7 +285,7 @@ def add_random(
             Row(find_text(batch, row), tuple(ends[row] for ends in batch.ends))
             for row in range(len(batch.texts))
         ]
-        name = f"random batches, seed {drawing.seed}"
+        name = f"{RANDOM}, seed {drawing.seed}"
         shares_past = bool(batch.repeats)
         builder.add_case(Case(name, GRAPH, tuple(rows), (COLUMNS,), shares_past=shares_past, spare=SPARE))
     add_single_steps(

@@ -31,7 +31,7 @@ if TYPE_CHECKING:
     from ..reference.model import ReferenceModel
 
 GRAPH = "encoder"
-RANDOM = "random batches"  # how the name of their case begins
+RANDOM = "random batches, padded"  # how the name of their case begins
 MAX_BATCH = 8  # of the padded case, or the graph's largest
 TEXT_TOKENS = 48  # at most; several lengths below that are used
 JUDGED = 1 / 3  # of a long text; the rest is to calibrate with

@@ -7,6 +7,7 @@ from collections.abc import Mapping
 from dataclasses import replace
 from typing import TYPE_CHECKING
 
+from ...runtime.apps.check.failures import Exceeded, OtherToken
 from ...runtime.apps.check.metrics import Comparison, keeps_limit
 from ...runtime.apps.check.translators import BEAMS
 from ...runtime.bundle.bundle import Bundle
@@ -29,7 +30,6 @@ if TYPE_CHECKING:
 
 log = logging.getLogger("planforge")
 
-TOKEN = "new token "  # how the failure begins of a text whose tokens are not PyTorch's
 Losses = Mapping[str, float]  # PyTorch's own, by the limits' names
 
 
@@ -55,21 +55,23 @@ def add_losses(report: VerificationReport, losses: Mapping[str, Losses]) -> Veri
 
 def tell_losses(comparison: Comparison, losses: Losses, precision: str) -> Comparison:
     """Return a comparison whose failures tell what PyTorch itself loses, where that is known."""
-    failures = list(comparison.failures)
-    for name in list_exceeded(comparison).keys() & losses.keys():
-        own = f" (PyTorch itself, in {precision}: {losses[name]:.3g})"
-        failures = [failure + own if failure.startswith(f"{name} is ") else failure for failure in failures]
-    if are_tokens_lost(comparison, losses):
-        own = f" (PyTorch itself, in {precision}: max_error {losses['max_error']:.3g})"
-        failures = [failure + own if failure.startswith(TOKEN) else failure for failure in failures]
-    return replace(comparison, failures=tuple(failures))
+    has_tokens = are_tokens_lost(comparison, losses)
+
+    def add_own(failure: str) -> str:
+        if isinstance(failure, Exceeded) and failure.metric in losses:
+            return failure.add(f" (PyTorch itself, in {precision}: {losses[failure.metric]:.3g})")
+        if isinstance(failure, OtherToken) and has_tokens:
+            return failure.add(f" (PyTorch itself, in {precision}: max_error {losses['max_error']:.3g})")
+        return failure
+
+    return replace(comparison, failures=tuple(map(add_own, comparison.failures)))
 
 
 def is_lost_in_pytorch(comparison: Comparison, losses: Losses) -> bool:
     """Tell whether PyTorch, rounded the same way, loses about as much as a graph that failed."""
     exceeded = list_exceeded(comparison)
-    tokens = [failure for failure in comparison.failures if failure.startswith(TOKEN)]
-    if len(exceeded) + len(tokens) < len(comparison.failures):
+    tokens = [failure for failure in comparison.failures if isinstance(failure, OtherToken)]
+    if not all(isinstance(failure, Exceeded | OtherToken) for failure in comparison.failures):
         return False
     if tokens and not are_tokens_lost(comparison, losses):
         return False

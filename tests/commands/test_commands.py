@@ -160,7 +160,10 @@ def test_verify_compares_with_the_recorded_source(demo_bundle: Path) -> None:
     assert all(c["passed"] and c["metrics"] for c in report["comparisons"])
     graphs = [c for c in report["comparisons"] if c["artifact"] not in (FILES, GOLDEN)]
     without = {c["case"] for c in graphs if not c["limits"]}
-    assert without == {"attributes and weights", "every result of prefill and decode, padded, is finite"}
+    assert without == {
+        "attributes and weights",
+        "every result of prefill of 2 rows and decode of 2 rows, padded, is finite",
+    }
 
 
 def test_inspect_shows_axes_ranges_and_architectures(demo_bundle: Path) -> None:

@@ -22,7 +22,7 @@ DECODING += [
     "full context",
 ]
 STEPS = "single steps at positions 1 to 255"
-DECODING += ["random batches, seed 0", STEPS, "real text"]
+DECODING += ["random batches, padded, seed 0", STEPS, "real text"]
 ENCODING = ["one by one", "batch of 3, padded", "1 token", "64 tokens"]
 TRANSLATING = ["decode, batch 1", "at once, batch 1", "greedy, batch 3, padded", "full target of 64 tokens"]
 TRANSLATING += ["4 beams, batch 2, padded"]

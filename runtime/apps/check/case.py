@@ -125,7 +125,8 @@ class Known(NamedTuple):
     def find_values(self, positions: Integers) -> Array:
         """Return the values at positions, all of which are among the known ones."""
         places = np.searchsorted(self.positions, positions)
-        assert np.array_equal(self.positions[places], positions)
+        if not np.array_equal(self.positions[np.minimum(places, len(self.positions) - 1)], positions):
+            raise ValueError("values are kept for other positions than those that are compared")
         return self.values[places]
 
     def thin(self, most: int) -> Known:

@@ -10,6 +10,7 @@ import numpy as np
 
 from ...text.tokenizer import Tokenizer
 from .case import CaseSet, Row
+from .failures import OtherToken
 from .metrics import Logits, Metrics, Outcome, judge_outcome, measure, measure_max_error, measure_scale
 
 
@@ -99,11 +100,13 @@ class Followed:
         return min((divergence.step for divergence in self.divergences), default=self.steps)
 
     @property
-    def failures(self) -> list[str]:
-        """What rounding does not explain, in words."""
+    def failures(self) -> list[OtherToken]:
+        """What rounding does not explain."""
         return [
-            f"new token {one.step} is {one.got}, PyTorch's is {one.want} by a margin of {one.margin:.3g}"
-            f" (at most {one.allowed:.3g} is rounding)"
+            OtherToken(
+                f"new token {one.step} is {one.got}, PyTorch's is {one.want} by a margin of {one.margin:.3g}"
+                f" (at most {one.allowed:.3g} is rounding)"
+            )
             for one in self.divergences
             if not one.margin <= one.allowed  # NaN is not
         ]

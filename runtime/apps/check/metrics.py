@@ -15,6 +15,7 @@ import numpy.typing as npt
 
 from ...decoding.sampling import log_softmax
 from ...encode.pooling import sigmoid, softmax
+from .failures import Exceeded, Failure, NotFinite
 
 Logits = npt.NDArray[np.float32]
 Spot: TypeAlias = tuple[int, int, int]  # of a case of many runs: a run, a step of it, and a row
@@ -143,7 +144,7 @@ class Outcome:
 
     metrics: Mapping[str, Any]  # by name; None where not finite
     limits: Mapping[str, float]  # of some of the metrics
-    failures: tuple[str, ...] = ()  # what exceeds them, in words
+    failures: tuple[str, ...] = ()  # in words; of what is judged by limits they are `Failure`s
     errors: tuple[float, ...] = ()  # `max_error` of each decode step, where there are steps
     divergence: Mapping[str, Any] | None = None  # where the engine, free to choose, left PyTorch's tokens
     spot: Spot | None = None  # where a case of many runs failed first
@@ -311,7 +312,7 @@ def judge_outcome(
     The limits' names begin with `prefix`; other failures, and the error of each decode step, are added.
     """
     applied = {name: limits[prefix + name] for name in (metrics.LIMITED if names is None else names)}
-    exceeded = [f"{prefix}{failure}" for failure in judge(metrics, applied)]
+    exceeded = judge(metrics, applied, prefix)
     return Outcome(
         metrics={f"{prefix}{name}": value for name, value in metrics.to_json().items()},
         limits={f"{prefix}{name}": limit for name, limit in applied.items()},
@@ -323,16 +324,17 @@ def judge_outcome(
 def locate_failure(outcome: Outcome, where: str, spot: Spot) -> Outcome:
     """Return an outcome that failed, with the words for the place where it did so first, and the place."""
     first, *others = outcome.failures
-    return replace(outcome, failures=(f"{first}, {where}", *others), spot=spot)
+    assert isinstance(first, Failure)
+    return replace(outcome, failures=(first.add(f", {where}"), *others), spot=spot)
 
 
-def judge(metrics: Measured, limits: Mapping[str, float]) -> tuple[str, ...]:
-    """Return what exceeds its limit, in words; NaN always does."""
-    failures = [] if metrics.finite else ["NaN or infinity in the results"]
+def judge(metrics: Measured, limits: Mapping[str, float], prefix: str = "") -> tuple[Failure, ...]:
+    """Return what exceeds its limit; NaN always does. `prefix` is what its name begins with in messages."""
+    failures: list[Failure] = [] if metrics.finite else [NotFinite(f"{prefix}NaN or infinity in the results")]
     for name, limit in limits.items():
         value = getattr(metrics, name)
         if not value <= limit:  # NaN is not <= anything
-            failures.append(f"{name} is {value:.3g}, at most {limit:.3g} is allowed")
+            failures.append(Exceeded.of(f"{prefix}{name}", value, limit))
     return tuple(failures)
 
 

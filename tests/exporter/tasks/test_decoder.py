@@ -127,7 +127,7 @@ def test_a_small_plan_gets_the_rows_that_it_takes(bundle: Bundle, case_set: Case
     assert [case_set.fit(case, artifact) for case in case_set.cases] == [[case] for case in case_set.cases]
     small = limit_axes(artifact, batch=3, tokens=40)
     found = compare(bundle, small, case_set, LIMITS)
-    assert {"greedy, 8 prompts, padded", "random batches, seed 0"} <= found.keys()
+    assert {"greedy, 8 prompts, padded", "random batches, padded, seed 0"} <= found.keys()
     assert "full context" not in found
     assert not any(outcome.failures for outcome in found.values())
     for case in case_set.cases:

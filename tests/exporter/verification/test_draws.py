@@ -38,7 +38,7 @@ FEW = "positions wrong in steps of 2 to 6 tokens alone, behind 150 tokens or mor
 FOURTH = "padding of the fourth row unmasked"
 LATE_IN_FEW = late_positions_behind(150, None, range(2, 7))
 STEPS = "single steps at positions 1 to 255"
-BATCHES = "random batches, seed 0"
+BATCHES = "random batches, padded, seed 0"
 TARGETS = "batches of 1 to 8 rows, padded, drawn with seed 0"
 
 

@@ -116,9 +116,9 @@ def test_calibration_measures_the_same_without_a_verdict(demo_bundle: Path) -> N
     small = [dataclasses.replace(level, text_work=0.0) for level in (STANDARD, CALIBRATION)]
     usual, alone = (examine_model(bundle, model, texts, level=level) for level in small)
     names = [{case.name for case in examiner.expected.cases} for examiner in (usual, alone)]
-    assert {CONTEXT, "random batches, seed 0"} <= names[0] and not {
+    assert {CONTEXT, "random batches, padded, seed 0"} <= names[0] and not {
         CONTEXT,
-        "random batches, seed 0",
+        "random batches, padded, seed 0",
     } & names[1]
     assert usual.expected.calibration == alone.expected.calibration
     rounding = Rounding(weights={"lm_head.weight": model.lm_head.weight.numpy() * np.float32(1.01)})

@@ -19,6 +19,7 @@ from planforge.exporter.comparison.tasks import examine_model
 from planforge.exporter.limits import CAPS, TABLE, compute_limits, find_upper_bound
 from planforge.exporter.verification.losses import describe_rounding, is_lost_in_pytorch, tell_losses
 from planforge.models import load_model
+from planforge.runtime.apps.check.failures import Exceeded, OtherToken
 from planforge.runtime.apps.check.metrics import Comparison, Metrics, TextMetrics
 from planforge.runtime.bundle.bundle import Bundle
 from planforge.runtime.errors import InputError
@@ -142,7 +143,7 @@ def test_tokens_that_pytorchs_own_loss_can_swap_are_a_loss(margin: float, is_los
         case="greedy",
         metrics={"max_error": 3.0},
         limits={"max_error": limit},
-        failures=("max_error is 3, at most 1 is allowed", "new token 3 is 7, PyTorch's is 5 by a margin"),
+        failures=(Exceeded.of("max_error", 3.0, limit), OtherToken("new token 3 is 7, PyTorch's is 5")),
         divergence={"margin": margin, "allowed": 2 * limit * scale},
     )
     losses = {"max_error": own}  # each of two logits may be off by 3 * own * scale

@@ -350,7 +350,7 @@ def test_every_case_of_the_issue_is_compared(demo_bundle: Path) -> None:
                 "prompts of 128, 129 tokens",
                 "full context",
                 "real text",
-                "random batches, seed 0",
+                "random batches, padded, seed 0",
                 "single steps at positions 1 to 255",
             }
         assert (

@@ -151,7 +151,7 @@ def test_an_encoders_plan_of_a_smaller_batch_passes(
         result = selftest(bundle)
     assert_passed(bundle, result)
     assert result.artifacts == ("encoder.portable.fp16",)
-    cases = ["one by one", "8 texts, padded", "1 token", "64 tokens", "random batches, seed 0"]
+    cases = ["one by one", "8 texts, padded", "1 token", "64 tokens", "random batches, padded, seed 0"]
     assert [c.case for c in result.comparisons] == cases
     assert not result.skipped  # larger batches run as several
 
@@ -206,7 +206,7 @@ def test_what_a_smaller_plan_cannot_take_is_skipped_and_said(own_bundle: Path) -
     # Prompts of 48, and 17 new tokens: forced ones run as far as there is room.
     assert told["1 of 2 rows of 'greedy, 2 prompts, padded'"] == "65 tokens are needed, it takes 60"
     assert told["1 of 1 rows of 'full context'"] == "256 tokens are needed, it takes 60"
-    assert sum("of 'random batches, seed 0'" in what for what in told) == 1 and len(told) == 6
+    assert sum("of 'random batches, padded, seed 0'" in what for what in told) == 1 and len(told) == 6
     (rows,) = {c.metrics["rows"] for c in result.comparisons if c.case.startswith("prefill")}
     assert rows == 5 * 3 + 2 * 2  # of the steps that golden data keeps, those that are left
 
@@ -255,7 +255,7 @@ def test_an_encoders_smaller_plan(head_bundle: Callable[[str], Path], tmp_path: 
     with emulated_gpu(bundle):
         result = selftest(bundle)
     assert result.passed
-    cases = ["one by one", "8 texts, padded", "1 token", "random batches, seed 0"]
+    cases = ["one by one", "8 texts, padded", "1 token", "random batches, padded, seed 0"]
     assert [c.case for c in result.comparisons] == cases
     told = {each.what: each.reason for each in result.skipped}
     assert told["1 of 1 rows of '64 tokens'"] == "64 tokens are needed, it takes 20"
