@@ -7,18 +7,19 @@ from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from .export_checkpoint import export
+    from .exporting import ExportResult, export
     from .fitting.fitting import FitResult, fit_head
     from .linting.lint import lint
     from .linting.report import LintReport
+    from .options import ExportOptions
     from .packaging.package import PackageResult, package
-    from .pipeline import ExportResult
     from .tensorrt.plans import BuildResult, build
     from .verification.report import VerificationReport
     from .verification.verify import verify
 
 __all__ = [
     "BuildResult",
+    "ExportOptions",
     "ExportResult",
     "FitResult",
     "LintReport",
@@ -33,8 +34,8 @@ __all__ = [
 ]
 
 _HOME = {
-    "export": ".export_checkpoint",
-    "ExportResult": ".pipeline",
+    **dict.fromkeys(("ExportResult", "export"), ".exporting"),
+    "ExportOptions": ".options",
     **dict.fromkeys(("FitResult", "fit_head"), ".fitting.fitting"),
     "LintReport": ".linting.report",
     "lint": ".linting.lint",

@@ -1,14 +1,19 @@
-"""Traced graphs -> weights -> precisions -> ONNX files, and one weights file for all that can share it."""
+"""The graphs of a bundle: their weights, and what the manifest says of them."""
 
 from __future__ import annotations
 
 import dataclasses
+import importlib.metadata
 import logging
 from collections.abc import Collection, Mapping, Sequence
+from pathlib import Path
 from typing import TYPE_CHECKING
 
-from ..runtime.bundle.manifest import Artifact, TensorSpec
+from ..runtime.backends.ort_backend import import_onnxruntime
+from ..runtime.backends.requirements import check_version
+from ..runtime.bundle.manifest import Artifact, Manifest, TensorSpec
 from ..runtime.errors import InputError
+from .bundle.writer import list_file_entries
 from .checkpoints.checkpoint import Checkpoint
 from .precisions import PRECISIONS
 from .targets import find_target
@@ -23,6 +28,19 @@ if TYPE_CHECKING:
 log = logging.getLogger("planforge")
 
 
+def trace_graphs(
+    checkpoint: Checkpoint, recipe_ids: Sequence[str], model: ReferenceModel
+) -> dict[str, ir.Model]:
+    """Return graphs in fp32 with the model's weights, by the ids of their recipes."""
+    from .tracing.trace import finish_trace, start_trace
+
+    recipes = checkpoint.find_recipes(recipe_ids)
+    with start_trace(checkpoint.source.folder, checkpoint.choices, recipes) as trace:
+        graphs = finish_trace(trace)
+    attach_weights(checkpoint, graphs, model)
+    return graphs
+
+
 def attach_weights(
     checkpoint: Checkpoint, graphs: Mapping[str, ir.Model], model: ReferenceModel | None
 ) -> None:
@@ -32,7 +50,7 @@ def attach_weights(
     from .tracing.graph_check import check_graph, name_axes
 
     tensors = {} if model is None else list_tensors(model)
-    recipes = {**checkpoint.recipes, **checkpoint.explanations}
+    recipes = checkpoint.find_recipes(graphs)
     transposed: set[str] = set()
     for recipe_id in sorted(graphs, key=lambda name: name in checkpoint.explanations):
         graph = graphs[recipe_id]
@@ -89,6 +107,57 @@ def plan_artifacts(
         for recipe_id, recipe in everything.items()
         if recipe_id in wanted[precision]
     ]
+
+
+def check_engine(artifacts: Sequence[Artifact]) -> None:
+    """Refuse graphs that the ONNX Runtime here is too old to verify."""
+    version = import_onnxruntime().__version__
+    for artifact in artifacts:
+        kind = PRECISIONS[artifact.precision]
+        bits = {"bits": kind.weight_bits, "cache_bits": kind.cache_bits}
+        to_be = {name: count for name, count in bits.items() if count}
+        check_version(dataclasses.replace(artifact, quantization=to_be), version)
+
+
+def begin_manifest(
+    checkpoint: Checkpoint, artifacts: Sequence[Artifact], staging: Path, output: Path
+) -> Manifest:
+    """Write the tokenizer's files, and return the manifest, which does not yet list the files to come."""
+    (staging / "tokenizer").mkdir()
+    written: dict[bytes, str] = {}  # a tokenizer that a source and its target share once
+    for stem, data in checkpoint.tokenizer_files.items():
+        name = written.setdefault(data, checkpoint.name_file(f"tokenizer/{stem}", "json"))
+        (staging / name).write_bytes(data)
+    chat = {}
+    if (template := checkpoint.chat_template) is not None:
+        names = {}
+        for key, stem in (("file", "chat_template"), ("tool_use", "chat_template-tool_use")):
+            if key in template.contents:
+                names[key] = checkpoint.name_file(f"tokenizer/{stem}", "jinja")
+                (staging / names[key]).write_bytes(template.contents[key])
+        chat = {"chat_template": {**names, "tokens": template.tokens}}
+    source = checkpoint.source.describe(output)
+    if checkpoint.exporter:
+        source["exporter"] = checkpoint.exporter
+    return Manifest(
+        family=checkpoint.family,
+        task=checkpoint.task,
+        export_id=checkpoint.export_id,
+        config=dataclasses.asdict(checkpoint.config),
+        generation=checkpoint.generation,
+        encoder=checkpoint.encoder,
+        tokenizer={
+            "files": [written[data] for data in checkpoint.tokenizer_files.values()],
+            "kind": checkpoint.tokenizer_kind,
+            "vocab_size": checkpoint.config.vocab_size,
+            **chat,
+        },
+        files=list_file_entries(staging),
+        artifacts=tuple(artifacts),
+        explanations=plan_explanations(checkpoint, artifacts),
+        source=source,
+        tools={name: importlib.metadata.version(name) for name in ("planforge", "torch", "onnx")},
+    )
 
 
 def plan_explanations(checkpoint: Checkpoint, artifacts: Sequence[Artifact]) -> tuple[Artifact, ...]:

@@ -16,8 +16,8 @@ from ..runtime.diagnostics.machine import read_free_memory
 from ..runtime.progress import Notice
 from .checkpoints.checkpoint import Checkpoint
 from .errors import OutputError
+from .options import Request
 from .precisions import PRECISIONS
-from .request import Request
 from .targets import find_target
 from .tensorrt.plans import Progress
 

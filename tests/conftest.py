@@ -345,7 +345,7 @@ def exported(once: Callable[[str], Once]) -> Path:
 @pytest.fixture(scope="session")
 def imported(exported: Path, once: Callable[[str], Once]) -> Callable[[str], Path]:
     """Verified bundles of `exported`, in fp32, with their source recorded. Don't change them."""
-    from planforge.exporter.import_folder import import_folder
+    from planforge.exporter.exporting import import_folder
 
     def bundle(name: str) -> Path:
         with once(f"imported-{name}") as (folder, first):

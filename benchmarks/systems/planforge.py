@@ -40,7 +40,7 @@ class PlanForge(System):
         self, checkpoint: Path, kind: str, precision: str, out: Path, settings: Mapping[str, Any]
     ) -> None:
         from planforge.exporter import export
-        from planforge.exporter.import_folder import import_folder
+        from planforge.exporter.exporting import import_folder
         from planforge.runtime.errors import InputError
 
         if graphs := settings.get("graphs"):

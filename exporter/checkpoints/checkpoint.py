@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import logging
 import uuid
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import replace
 from functools import cache
 from typing import TYPE_CHECKING, Any
@@ -143,6 +143,11 @@ class Checkpoint:
             own = [self.recipes[f"{graph}.{d}"] for d in dialects if f"{graph}.{d}" in self.recipes]
             found += own or [self.recipes[f"{graph}.portable"]]
         return found
+
+    def find_recipes(self, ids: Iterable[str]) -> dict[str, Recipe]:
+        """Return recipes by their ids, also of graphs that explain the model."""
+        known = {**self.recipes, **self.explanations}
+        return {recipe_id: known[recipe_id] for recipe_id in ids}
 
     def name_file(self, stem: str, ending: str) -> str:
         """Return a file name that no other export uses: a new bundle never overwrites an old one's file."""

@@ -63,7 +63,7 @@ def export(
 ) -> None:
     """Export a checkpoint to ONNX, build its plans, verify it, and write a bundle."""
     with show_stages() as progress:
-        from ..export_checkpoint import export as export_bundle
+        from ..exporting import export as export_bundle
         from .summary import summarize_bundle
 
         result = export_bundle(
@@ -112,7 +112,7 @@ def import_bundle(
 ) -> None:
     """Make a bundle of what optimum exported: decoders, encoders, encoder-decoders."""
     with show_stages() as progress:
-        from ..import_folder import import_folder
+        from ..exporting import import_folder
         from .summary import summarize_bundle
 
         result = import_folder(

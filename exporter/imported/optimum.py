@@ -17,8 +17,10 @@ from ...models.folder import read_json
 from ...models.refusals import refuse_kind
 from ..errors import CheckpointError, ExportError, raise_checkpoint_errors
 from ..processes import run_child
+from ..tensorrt.plans import Progress
 from .folder import read_architecture
 
+TOKENIZERS = ("tokenizer.json", "vocab.json", "vocab.txt", "*.model", "*.spm")
 VENV = "optimum-venv"
 ENVIRONMENT = (
     f"python3 -m venv {VENV}, then {VENV}/bin/pip install optimum-onnx onnxruntime sentencepiece protobuf"
@@ -58,8 +60,11 @@ MODEL_TYPES = (
 )  # fmt: skip
 
 
-def export_with_optimum(checkpoint: Path, out: Path, python: str | None = None) -> None:
+def export_with_optimum(checkpoint: Path, out: Path, python: str | None, progress: Progress) -> None:
     """Write a model's graphs and tokenizer to a folder; code that a checkpoint brings is never run."""
+    if not any(any(checkpoint.glob(pattern)) for pattern in TOKENIZERS):
+        raise CheckpointError(f"{checkpoint} has no tokenizer: none of {', '.join(TOKENIZERS)}")
+    progress("exporting with optimum")
     task = choose_task(checkpoint)
     if python is None and importlib.util.find_spec("optimum") is None:
         kind = read_json(checkpoint / "config.json", missing={}).get("model_type", "this model")

@@ -27,7 +27,7 @@ from ..comparison.examiner import Progress
 from ..comparison.tasks import AnyExaminer
 from ..errors import VerificationError
 from ..execution.replay import PADDING, Key, Replay
-from ..graphs import describe_in_fp32
+from ..graphs import describe_in_fp32, trace_graphs
 from ..limits import CAPS
 from ..passes.biases import split_bias_gelus
 from ..passes.weight_files import load_graph
@@ -342,10 +342,7 @@ def make_tracer(manifest: Manifest, source: Source, model: ReferenceModel) -> Tr
     """Return a function that traces a bundle's graphs once more from its checkpoint."""
 
     def trace(recipes: Sequence[str]) -> dict[str, ir.Model]:
-        from ..providers import TracedGraphs  # needs what exporting needs, and verifying does not
-
         checkpoint = Checkpoint(source, None, manifest.max_length, read_chosen_outputs(manifest))
-        graphs, _ = TracedGraphs(checkpoint, model).make_graphs(recipes, lambda _: None, lambda: None)
-        return graphs
+        return trace_graphs(checkpoint, recipes, model)
 
     return trace

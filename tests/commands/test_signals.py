@@ -77,7 +77,7 @@ BESIDE_TRACING = "(reading weights|computing the reference in PyTorch|tracing de
 @pytest.mark.parametrize(
     ("module", "target", "stage"),
     [
-        ("planforge.exporter.tracing.onnx_export", "portable", BESIDE_TRACING),
+        ("planforge.exporter.tracing.trace", "portable", BESIDE_TRACING),
         ("builder", "rtx", ".+"),
     ],
     ids=["tracing", "building a plan"],

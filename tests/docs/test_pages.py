@@ -18,7 +18,7 @@ import pytest
 from planforge.exporter import package
 from planforge.exporter.checkpoints.checkpoint import Checkpoint
 from planforge.exporter.checkpoints.source import Source
-from planforge.exporter.import_folder import import_folder
+from planforge.exporter.exporting import import_folder
 from planforge.runtime import TextEncoder, TextGenerator, Translator
 
 from ..conftest import OPTIMUM_PYTHON

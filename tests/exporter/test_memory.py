@@ -15,7 +15,7 @@ import onnx_ir as ir
 import pytest
 import torch
 
-from planforge.exporter import export, memory, pipeline, providers
+from planforge.exporter import export, exporting, memory
 from planforge.exporter.calibration import blocks
 from planforge.exporter.comparison.decoders import DecoderExaminer
 from planforge.exporter.memory import Reclaimer, give_back_mapped_pages
@@ -188,7 +188,7 @@ def test_while_graphs_run_a_verified_model_rests(
         types.append({parameter.dtype for parameter in models[0].parameters()})
         return compare(*arguments)
 
-    monkeypatch.setattr(providers, "load_our_model", load)
+    monkeypatch.setattr(exporting, "load_our_model", load)
     monkeypatch.setattr(DecoderExaminer, "compare", watch)
     result = export(written / "shards", tmp_path / "B", target=["cpu"], precision=["fp32"])
     assert result.report is not None and result.report.passed
@@ -219,9 +219,9 @@ def test_while_gptq_rounds_and_files_are_written_the_model_rests_and_nothing_cha
 
         monkeypatch.setattr(module, name, watched)
 
-    monkeypatch.setattr(providers, "load_our_model", load)
+    monkeypatch.setattr(exporting, "load_our_model", load)
     watch(blocks, "round_weights")
-    watch(pipeline, "write_graphs")
+    watch(exporting, "write_graphs")
     data = []
     for folder in ("single", "shards"):
         bundle = tmp_path / folder

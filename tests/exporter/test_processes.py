@@ -16,7 +16,7 @@ from typing import Any
 import pytest
 import torch
 
-from planforge.exporter import pipeline
+from planforge.exporter import export
 from planforge.exporter.bundle.writer import open_staging_folder
 from planforge.exporter.checkpoints.checkpoint import Checkpoint
 from planforge.exporter.checkpoints.source import find_demo, resolve_source
@@ -27,13 +27,13 @@ from planforge.exporter.errors import (
     VerificationError,
     make_named_error,
 )
+from planforge.exporter.exporting import start_plans
+from planforge.exporter.graphs import trace_graphs
+from planforge.exporter.options import Request
 from planforge.exporter.processes import leave_cores, start_child
-from planforge.exporter.providers import TracedGraphs
 from planforge.exporter.reference.model import load_our_model
-from planforge.exporter.request import Request
 from planforge.exporter.tensorrt import build, plans
-from planforge.exporter.tracing import onnx_export
-from planforge.exporter.tracing.recipes import Choices
+from planforge.exporter.tracing import trace
 from planforge.exporter.verification.explain import make_tracer
 from planforge.runtime.bundle.bundle import Bundle
 from planforge.runtime.errors import InputError, ManifestError, MemoryLimitError
@@ -74,12 +74,11 @@ def test_one_tracer_that_fails_ends_the_others(tmp_path: Path, monkeypatch: pyte
         command = [sys.executable, "-c", code, str(tmp_path / recipe), str(tmp_path / "decoder.ort")]
         return start_child(command, stdout=subprocess.DEVNULL, stderr=subprocess.PIPE, text=True)
 
-    monkeypatch.setattr(onnx_export, "start_trace", start)
+    monkeypatch.setattr(trace, "start_tracer", start)
     checkpoint = Checkpoint(resolve_source("gpt2-demo"))
+    model: Any = None
     with pytest.raises(ExportError, match=r"tracing failed \(exit 1\): no such recipe"):
-        TracedGraphs(checkpoint).make_graphs(
-            ["decoder.ort", "decoder.portable"], lambda _: None, lambda: None
-        )
+        trace_graphs(checkpoint, ["decoder.ort", "decoder.portable"], model)
     assert is_gone(wait_for(tmp_path / "decoder.ort"))
 
 
@@ -91,11 +90,11 @@ def test_a_tracer_that_fails_while_a_fault_is_explained_ends_the_others(
         command = [sys.executable, "-c", code, str(tmp_path / recipe), str(tmp_path / "decoder.portable")]
         return start_child(command, stdout=subprocess.DEVNULL, stderr=subprocess.PIPE, text=True)
 
-    monkeypatch.setattr(onnx_export, "start_trace", start)
+    monkeypatch.setattr(trace, "start_tracer", start)
     source = resolve_source("gpt2-demo")
-    trace = make_tracer(Bundle.open(demo_bundle).manifest, source, load_our_model(source.folder, 256))
+    tracer = make_tracer(Bundle.open(demo_bundle).manifest, source, load_our_model(source.folder, 256))
     with pytest.raises(ExportError, match="no such recipe"):
-        trace(["decoder.ort", "decoder.portable"])
+        tracer(["decoder.ort", "decoder.portable"])
     assert is_gone(wait_for(tmp_path / "decoder.portable"))
 
 
@@ -110,11 +109,10 @@ def test_damaged_weights_end_the_tracers(tmp_path: Path, monkeypatch: pytest.Mon
         wait_for(tmp_path / "decoder.ort")
         raise ValueError("model.safetensors is not whole")
 
-    monkeypatch.setattr(onnx_export, "start_trace", start)
+    monkeypatch.setattr(trace, "start_tracer", start)
     monkeypatch.setattr("planforge.models.load_model", fail)
-    checkpoint = Checkpoint(resolve_source("gpt2-demo"))
     with pytest.raises(CheckpointError, match="is not whole"):
-        TracedGraphs(checkpoint).make_graphs(["decoder.ort"], lambda _: None, lambda: None)
+        export("gpt2-demo", tmp_path / "B", target=["cpu"], precision=["fp32"], verify=False)
     assert is_gone(wait_for(tmp_path / "decoder.ort"))
 
 
@@ -123,13 +121,11 @@ def test_a_failed_verification_does_not_wait_for_plans(
 ) -> None:
     pid = tmp_path / "pid"
     monkeypatch.setattr(build, "CHILD", (sys.executable, "-c", SLEEPS, str(pid)))
-    manifest = Bundle.open(own_bundle).manifest
     request = Request(output=own_bundle, targets=("rtx",), precisions=("fp16",), sms=("sm86",))
-    checkpoint: Any = SimpleNamespace(exporter="")
     with (
         pytest.raises(VerificationError, match="the decoder differs"),
         open_staging_folder(own_bundle),
-        pipeline.plans_beside(own_bundle, manifest, checkpoint, request, lambda _: None),
+        start_plans(Bundle.open(own_bundle), request, lambda _: None),
     ):
         number = wait_for(pid)
         raise VerificationError("the decoder differs")
@@ -213,10 +209,10 @@ def test_errors_cross_the_boundary_by_name(
 def test_a_tracers_error_is_what_it_was(tmp_path: Path) -> None:
     out = tmp_path / "decoder.ort.traced"
     folder = str(find_demo("gpt2-demo"))
-    onnx_export.main([folder, "decoder.ort", "2", "64", "hidden_states", str(out)])
+    trace.main([folder, "decoder.ort", "2", "64", "hidden_states", str(out)])
     ended = subprocess.Popen([sys.executable, "-c", ""], stderr=subprocess.PIPE, text=True)
     with pytest.raises(InputError, match="a decoder has none to choose"):
-        onnx_export.finish_trace(ended, out)
+        trace.read_traced(ended, out)
     assert list(tmp_path.iterdir()) == []
 
 
@@ -327,15 +323,13 @@ def test_torch_leaves_a_core_to_each_child(threads: int, children: int, left: in
 def test_the_reference_is_computed_beside_the_children_that_trace(
     monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
-    seen: list[int] = []
-    monkeypatch.setattr(onnx_export, "start_trace", lambda *arguments: None)
-    monkeypatch.setattr(onnx_export, "finish_trace", lambda *arguments: None)
+    monkeypatch.setattr(trace, "start_tracer", lambda *arguments: SimpleNamespace(returncode=0))
+    monkeypatch.setattr(trace, "read_traced", lambda *arguments: None)
     monkeypatch.setattr(torch, "get_num_threads", lambda: 8)
     set_threads: list[int] = []
     monkeypatch.setattr(torch, "set_num_threads", set_threads.append)
-    paths = {name: tmp_path / name for name in ("one", "two", "three")}
-    onnx_export.trace_recipes(
-        tmp_path, Choices(1, 8), paths, lambda: seen.append(set_threads[-1]), lambda done, total: None
-    )
-    assert seen == [8 - len(paths)]
+    checkpoint = Checkpoint(resolve_source("gpt2-demo"))
+    assert len(checkpoint.recipes) == 3
+    with trace.start_trace(tmp_path, checkpoint.choices, checkpoint.recipes):
+        assert set_threads == [5]
     assert set_threads == [5, 8]

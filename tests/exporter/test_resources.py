@@ -16,7 +16,7 @@ from planforge.exporter.checkpoints.source import resolve_source
 from planforge.exporter.errors import OutputError
 from planforge.exporter.graphs import plan_artifacts
 from planforge.exporter.levels import parse_verify
-from planforge.exporter.request import Request
+from planforge.exporter.options import Request
 from planforge.exporter.resources import PROCESS, RESULT, TRACER, Need, Weights, announce_need, estimate_need
 from planforge.runtime.progress import Notice
 

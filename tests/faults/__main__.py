@@ -27,11 +27,11 @@ def load_modules() -> None:
     """Import what the doors need, so that no child does; ONNX Runtime would begin a thread."""
     import planforge.exporter.commands.bench
     import planforge.exporter.commands.inspection
+    import planforge.exporter.exporting
     import planforge.exporter.fitting.fitting
     import planforge.exporter.fitting.labelled_texts
-    import planforge.exporter.import_folder
     import planforge.exporter.linting
-    import planforge.exporter.tracing.onnx_export
+    import planforge.exporter.tracing.trace
     import planforge.models.checkpoint
     import planforge.runtime.apps.check.selftest
     import planforge.runtime.encode.text_encoder

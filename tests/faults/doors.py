@@ -12,6 +12,7 @@ import unicodedata
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import cache
+from importlib import import_module
 from pathlib import Path
 from typing import Any
 
@@ -130,19 +131,19 @@ def lint(folder: Path) -> None:
 def export(folder: Path) -> None:
     """Export a checkpoint up to the tracing, which reads nothing but our own models' code."""
     from planforge.exporter import export
-    from planforge.exporter.tracing import onnx_export
 
-    def stop(checkpoint: Path, choices: Any, paths: Any, beside: Callable[[], object], *rest: Any) -> None:
-        beside()
+    def stop(*arguments: Any) -> None:
         raise TracingReachedError
 
-    onnx_export.trace_recipes = stop  # type: ignore[assignment]
+    exporting: Any = import_module("planforge.exporter.exporting")
+    exporting.start_trace = lambda *arguments: contextlib.nullcontext({})
+    exporting.finish_trace = stop
     with contextlib.suppress(TracingReachedError):
         export(folder, folder.with_name("out"), target=["cpu"], verify=False, exporter="planforge")
 
 
 def import_graphs(folder: Path) -> None:
-    from planforge.exporter.import_folder import import_folder
+    from planforge.exporter.exporting import import_folder
 
     import_folder(folder, folder.with_name("out"), precision=["fp32"], target=["portable"], verify=False)
 

@@ -50,14 +50,14 @@ def write_traces(folder: Path) -> None:
     """Trace a decoder's checkpoint, as an export of it for cpu and portable does."""
     from planforge.exporter.checkpoints.checkpoint import Checkpoint
     from planforge.exporter.checkpoints.source import resolve_source
-    from planforge.exporter.tracing import onnx_export
+    from planforge.exporter.tracing.trace import read_traced, start_tracer
 
     checkpoint = folder / "checkpoint"
     choices = Checkpoint(resolve_source(checkpoint)).choices
     (folder / "traced").mkdir()
     for recipe in ("decoder.ort", "decoder.portable"):
         out = folder / "traced" / recipe
-        onnx_export.trace_in_child(checkpoint, recipe, choices, out).graph.name  # noqa: B018
+        read_traced(start_tracer(checkpoint, recipe, choices, out), out)
 
 
 def make_import(folder: Path) -> None:

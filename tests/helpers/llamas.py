@@ -14,9 +14,9 @@ import transformers
 from planforge.exporter.calibration.calibration import Calibration
 from planforge.exporter.checkpoints.checkpoint import Checkpoint
 from planforge.exporter.checkpoints.source import Source, find_demo
-from planforge.exporter.graphs import make_artifact
-from planforge.exporter.pipeline import begin_manifest, stage_graphs
-from planforge.exporter.providers import TracedGraphs
+from planforge.exporter.exporting import stage_graphs
+from planforge.exporter.graphs import begin_manifest, make_artifact, trace_graphs
+from planforge.exporter.reference.model import load_our_model
 
 from .beams import search_beams
 
@@ -162,7 +162,7 @@ def write_dialects(
     """Write a checkpoint's bundle with a graph of each dialect, unverified."""
     checkpoint = Checkpoint(Source("folder", str(folder), folder))
     recipes = {r.id: r for r in checkpoint.recipes.values() if r.dialect in dialects}
-    graphs, _ = TracedGraphs(checkpoint).make_graphs(list(recipes), lambda _: None, lambda: None)
+    graphs = trace_graphs(checkpoint, list(recipes), load_our_model(folder, checkpoint.choices.max_length))
     artifacts = [
         make_artifact(r, precision, f"onnx/{r.id}.onnx", "onnx/weights.data") for r in recipes.values()
     ]

@@ -12,7 +12,7 @@ import pytest
 from planforge.exporter.memory import give_back_mapped_pages, give_back_memory
 
 EVERY = 10  # calls, of which the first gives memory back
-STAGES = ("calibration.calibration", "pipeline", "verification.verdict", "verification.verify")
+STAGES = ("calibration.calibration", "exporting", "verification.verdict", "verification.verify")
 
 
 @contextmanager

@@ -58,8 +58,8 @@ def only(bundle: Path, copy: Path, *ids: str) -> Path:
 @contextmanager
 def without_plans() -> Iterator[None]:
     """Let an export to TensorRT write graphs for plans, and build none, which is slow."""
-    from planforge.exporter import pipeline
+    from planforge.exporter import exporting
 
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(pipeline, "build_plans", lambda *arguments: [])
+        patch.setattr(exporting, "build_plans", lambda *arguments: [])
         yield

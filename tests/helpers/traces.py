@@ -8,14 +8,13 @@ import logging
 import shutil
 import threading
 import time
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import replace
 from importlib.metadata import version
 from pathlib import Path
 from typing import Any
 
-import onnx_ir
 import pytest
 from filelock import FileLock
 
@@ -65,24 +64,30 @@ def trace_quickly() -> Iterator[None]:
         logging.disable(before)
 
 
+class EndedProcess:
+    """Stands for a child process that has traced a graph."""
+
+    returncode = 0
+
+    def communicate(self) -> tuple[str, str]:
+        return "", ""
+
+
 @contextmanager
 def trace_each_graph_once() -> Iterator[None]:
     """Trace in this process, which has PyTorch loaded, and each graph once, also across runs.
 
     Tracing reads a checkpoint's description alone, so graphs of equal descriptions are the same. They are
-    kept in build/traces until the tracer or its packages change. Where `start_trace` is replaced inside,
-    child processes trace.
+    kept in build/traces until the tracer or its packages change. Each is traced before the model runs:
+    meanwhile PyTorch's tracer replaces the calls of every module.
     """
     from torch.onnx._internal.exporter import _registration
 
-    from planforge.exporter.tracing import onnx_export
+    from planforge.exporter.tracing import trace
     from planforge.models.checkpoint import describe
 
     registry = _registration.ONNXRegistry  # built anew for each graph: a seventh of its time
     registry.from_torchlib = staticmethod(functools.cache(registry.from_torchlib))  # type: ignore[method-assign]
-    start_trace = onnx_export.start_trace
-    trace_in_child = onnx_export.trace_in_child
-    trace_recipes = onnx_export.trace_recipes
     one_at_a_time = threading.Lock()
     traces = TRACES / hash_tracer()
     for older in TRACES.glob("*"):  # not those that another run is using
@@ -90,16 +95,14 @@ def trace_each_graph_once() -> Iterator[None]:
             shutil.rmtree(older, ignore_errors=True)
     traces.mkdir(parents=True, exist_ok=True)
 
-    def trace_once(checkpoint: Path, recipe: str, choices: Any, out: Path) -> Any:
-        if onnx_export.start_trace is not start_trace:
-            return trace_in_child(checkpoint, recipe, choices, out)
+    def trace_once(checkpoint: Path, recipe: str, choices: Any, out: Path) -> EndedProcess:
         description = describe(checkpoint)
         words = (description.family.name, describe_graph(description.config), recipe, repr(choices))
         traced = traces / f"{hashlib.sha256('|'.join(words).encode()).hexdigest()[:16]}.onnx"
         with one_at_a_time, FileLock(traced.with_suffix(".lock")):
             if not traced.exists():
                 with trace_quickly():
-                    onnx_export.write_trace(
+                    trace.write_trace(
                         str(checkpoint.resolve()),
                         recipe,
                         str(choices.max_batch),
@@ -109,16 +112,8 @@ def trace_each_graph_once() -> Iterator[None]:
                     )
                 traced.with_suffix(".partial").rename(traced)
         shutil.copy(traced, out)
-        return onnx_ir.load(out)
-
-    def trace_before(checkpoint: Path, choices: Any, paths: Mapping[str, Path], *rest: Any) -> Any:
-        """Trace before the model runs: meanwhile PyTorch's tracer replaces the calls of every module."""
-        if onnx_export.start_trace is start_trace:
-            for recipe, path in paths.items():
-                trace_once(checkpoint, recipe, choices, path)
-        return trace_recipes(checkpoint, choices, paths, *rest)
+        return EndedProcess()
 
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(onnx_export, "trace_in_child", trace_once)
-        patch.setattr(onnx_export, "trace_recipes", trace_before)
+        patch.setattr(trace, "start_tracer", trace_once)
         yield

@@ -70,12 +70,10 @@ def index_recipes(recipes: Iterable[Recipe]) -> dict[str, Recipe]:
     return {recipe.id: recipe for recipe in recipes}
 
 
-def find_alike(recipes: Mapping[str, Recipe], wanted: Iterable[str]) -> dict[str, str]:
-    """Return for each wanted recipe the first of them that differs by its dialect at most."""
-    chosen = {name: replace(recipes[name], dialect="") for name in wanted}
-    return {
-        name: next(other for other in chosen if chosen[other] == recipe) for name, recipe in chosen.items()
-    }
+def find_alike(recipes: Mapping[str, Recipe]) -> dict[str, str]:
+    """Return for each recipe the first of them that differs by its dialect at most."""
+    bare = {name: replace(recipe, dialect="") for name, recipe in recipes.items()}
+    return {name: next(other for other in bare if bare[other] == recipe) for name, recipe in bare.items()}
 
 
 @dataclass(frozen=True)

@@ -19,7 +19,7 @@ import torch
 import transformers
 from torch import Tensor, nn
 
-from planforge.exporter import export, pipeline
+from planforge.exporter import export, exporting
 from planforge.exporter.calibration.calibration import Calibration, calibrate
 from planforge.exporter.checkpoints.source import DEMOS
 from planforge.exporter.reference.open import make_reference
@@ -75,7 +75,7 @@ def exported(
     prompts = folder / "prompts.txt"
     prompts.write_text("".join(f"{text}\n" for text in TEXTS), encoding="utf-8")
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(pipeline, "calibrate", watched)
+        patch.setattr(exporting, "calibrate", watched)
         options: dict[str, Any] = {"precision": PRECISIONS, "prompts": prompts, "verify": False}
         export(checkpoint, folder / "bundle", target=["cpu"], **options)
     return Exported(checkpoint, Bundle.open(folder / "bundle"), found[0])

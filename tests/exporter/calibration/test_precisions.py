@@ -22,11 +22,11 @@ from planforge.exporter.checkpoints.source import DEMOS, resolve_source
 from planforge.exporter.errors import ExportError
 from planforge.exporter.graphs import plan_artifacts
 from planforge.exporter.limits import CAPS, Gaps
+from planforge.exporter.options import list_usual_precisions
 from planforge.exporter.passes.quantize import QuantizedWeights, quantize
 from planforge.exporter.precisions import PRECISIONS, resolve_precisions
 from planforge.exporter.reference.model import load_our_model, rest
 from planforge.exporter.reference.rounding import Rounding
-from planforge.exporter.request import list_usual_precisions
 from planforge.runtime.apps.check.metrics import Metrics, TextMetrics
 from planforge.runtime.bundle.bundle import Bundle
 from planforge.runtime.errors import InputError

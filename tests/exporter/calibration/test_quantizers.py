@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
+import contextlib
 from pathlib import Path
-from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
@@ -11,7 +11,7 @@ import numpy.typing as npt
 import pytest
 import torch
 
-from planforge.exporter import export, export_checkpoint, import_folder, pipeline
+from planforge.exporter import export, exporting
 from planforge.exporter.calibration import calibration, run_gptq
 from planforge.exporter.calibration.calibration import choose_row_products
 from planforge.exporter.passes.int8_rows import (
@@ -22,7 +22,6 @@ from planforge.exporter.passes.int8_rows import (
     choose_product,
 )
 from planforge.exporter.passes.weights import attach_parameters
-from planforge.exporter.request import Request
 from planforge.runtime.progress import CountedLine, Notice
 
 from ...helpers.graphs import normal, parse_graph
@@ -40,8 +39,8 @@ def reach(*found: Any) -> None:
 
 
 def test_export_and_import_take_a_quantizer(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(export_checkpoint, "write_bundle", reach)
-    monkeypatch.setattr(import_folder, "import_graphs", reach)
+    monkeypatch.setattr(exporting, "write_bundle", reach)
+    monkeypatch.setattr(exporting, "import_graphs", reach)
     choices: tuple[dict[str, Any], ...] = ({}, {"quantizer": "gptq"}, {"quantizer": "rtn"})
     for options in choices:
         expected = options.get("quantizer", "gptq")
@@ -49,23 +48,18 @@ def test_export_and_import_take_a_quantizer(tmp_path: Path, monkeypatch: pytest.
             export("gpt2-demo", tmp_path / "B", precision=["int4"], **options)
         assert exported.value.args[1].quantizer == expected
         with pytest.raises(ReachedError) as imported:
-            import_folder.import_folder(tmp_path, tmp_path / "B", precision=["int4"], **options)
+            exporting.import_folder(tmp_path, tmp_path / "B", precision=["int4"], **options)
         assert imported.value.args[2].quantizer == expected
 
 
 def test_the_calibration_gets_it(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    provider: Any = SimpleNamespace(
-        checkpoint=None,
-        load_reference=lambda progress: "model",
-        make_graphs=lambda recipes, progress, compute: ({}, "examiner"),
-    )
-    manifest = SimpleNamespace(explanations=())
-    monkeypatch.setattr(pipeline, "begin_manifest", lambda *arguments: manifest)
-    monkeypatch.setattr(pipeline, "add_golden_texts", lambda *arguments: manifest)
-    monkeypatch.setattr(pipeline, "calibrate", reach)
-    request = Request(output=tmp_path, targets=("cpu",), precisions=("int4",), quantizer="rtn")
+    monkeypatch.setattr(exporting, "start_trace", lambda *arguments: contextlib.nullcontext({}))
+    monkeypatch.setattr(exporting, "compute_answers", lambda *arguments: "answers")
+    monkeypatch.setattr(exporting, "collect_graphs", lambda *arguments: {})
+    monkeypatch.setattr(exporting, "calibrate", reach)
+    options: dict[str, Any] = {"target": ["cpu"], "precision": ["int4"], "verify": False}
     with pytest.raises(ReachedError) as found:
-        pipeline.stage_bundle(provider, request, [], [], tmp_path, print)
+        export("gpt2-demo", tmp_path / "B", quantizer="rtn", **options)
     assert found.value.args[-1] == "rtn"
 
 

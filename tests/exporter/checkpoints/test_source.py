@@ -13,9 +13,10 @@ from typing import Any
 import huggingface_hub
 import pytest
 
-from planforge.exporter import export, export_checkpoint, import_folder
+from planforge.exporter import export, exporting
 from planforge.exporter.checkpoints.source import Source, find_recorded, resolve_source
 from planforge.exporter.errors import CheckpointError, SourceError
+from planforge.exporter.imported import candidates
 from planforge.runtime.bundle.export_again import is_recorded_place, name_origin, restore_argument
 
 COMMIT = "0123456789abcdef0123456789abcdef01234567"
@@ -88,8 +89,8 @@ def test_the_hub_is_asked_once_in_an_export_through_optimum(
 ) -> None:
     sources: list[Source] = []
 
-    def write_graphs(checkpoint: Path, out: Path, python: str | None) -> None:
-        del checkpoint, python
+    def write_graphs(checkpoint: Path, out: Path, *options: Any) -> None:
+        del checkpoint, options
         out.mkdir()
 
     def stop(folder: Path) -> Any:
@@ -99,9 +100,9 @@ def test_the_hub_is_asked_once_in_an_export_through_optimum(
         sources.append(resolve_source(model))
         return sources[-1]
 
-    monkeypatch.setattr(import_folder, "export_with_optimum", write_graphs)
-    monkeypatch.setattr(import_folder, "read_folder", stop)
-    monkeypatch.setattr(export_checkpoint, "resolve_source", resolve)
+    monkeypatch.setattr(exporting, "export_with_optimum", write_graphs)
+    monkeypatch.setattr(candidates, "read_folder", stop)
+    monkeypatch.setattr(exporting, "resolve_source", resolve)
     with pytest.raises(CheckpointError, match="graphs is read"):
         export("org/name@v1.0", tmp_path / "bundle")
     assert calls == [("org/name", "v1.0"), ("org/name", COMMIT)]

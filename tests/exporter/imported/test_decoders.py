@@ -16,7 +16,7 @@ import transformers
 
 from planforge.exporter import verify
 from planforge.exporter.errors import VerificationError
-from planforge.exporter.import_folder import import_folder
+from planforge.exporter.exporting import import_folder
 from planforge.exporter.imported import decoder
 from planforge.exporter.limits import CAPS
 from planforge.runtime import TextGenerator

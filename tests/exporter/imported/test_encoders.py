@@ -19,7 +19,7 @@ from tokenizers import processors
 
 from planforge.exporter import verify
 from planforge.exporter.errors import CheckpointError, ExportError
-from planforge.exporter.import_folder import import_folder
+from planforge.exporter.exporting import import_folder
 from planforge.runtime import TextEncoder
 from planforge.runtime.bundle.bundle import Bundle
 from planforge.runtime.errors import InputError

@@ -14,7 +14,7 @@ from onnx import helper, numpy_helper
 
 from planforge.exporter import verify
 from planforge.exporter.errors import VerificationError
-from planforge.exporter.import_folder import import_folder
+from planforge.exporter.exporting import import_folder
 from planforge.exporter.imported.folder import read_folder
 from planforge.exporter.tracing.modules import find_results_by_scope, find_scope
 from planforge.exporter.verification import verify as verify_module

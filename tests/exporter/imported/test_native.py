@@ -12,7 +12,7 @@ import numpy as np
 import onnx
 import pytest
 
-from planforge.exporter.import_folder import import_folder
+from planforge.exporter.exporting import import_folder
 from planforge.exporter.imported.optimum import write_for_transformers_4
 from planforge.runtime import TextGenerator
 from planforge.runtime.bundle.bundle import Bundle

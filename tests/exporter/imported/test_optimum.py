@@ -20,7 +20,7 @@ from onnx import TensorProto, helper
 from planforge.exporter import export
 from planforge.exporter.checkpoints.source import find_demo
 from planforge.exporter.errors import CheckpointError, ExportError
-from planforge.exporter.import_folder import import_folder
+from planforge.exporter.exporting import import_folder
 from planforge.exporter.imported.optimum import MODEL_TYPES, TASKS, choose_task, write_for_transformers_4
 from planforge.models.refusals import MIXTURES_OF_OPTIMUM
 from planforge.runtime import TextEncoder, TextGenerator

@@ -15,7 +15,7 @@ from onnx import TensorProto, helper
 
 from planforge.exporter import export
 from planforge.exporter.errors import CheckpointError, ExportError
-from planforge.exporter.import_folder import import_folder
+from planforge.exporter.exporting import import_folder
 from planforge.exporter.imported.folder import read_graph
 from planforge.runtime import TextGenerator
 from planforge.runtime.errors import InputError

@@ -15,7 +15,7 @@ from onnx import numpy_helper
 
 from planforge.exporter import verify
 from planforge.exporter.errors import CheckpointError, ExportError
-from planforge.exporter.import_folder import import_folder
+from planforge.exporter.exporting import import_folder
 from planforge.runtime import Translator
 from planforge.runtime.bundle.bundle import Bundle
 

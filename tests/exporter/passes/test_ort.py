@@ -23,9 +23,9 @@ from hypothesis import strategies as st
 from planforge.exporter.calibration.calibration import Calibration
 from planforge.exporter.calibration.convert import write_graphs
 from planforge.exporter.graphs import attach_weights, make_artifact
-from planforge.exporter.tracing.onnx_export import trace
 from planforge.exporter.tracing.recipes import Choices
 from planforge.exporter.tracing.recipes import decoder as recipes
+from planforge.exporter.tracing.trace import trace
 from planforge.models import GPT2, load_model
 from planforge.runtime.backends.ort_backend import OrtBuffer, OrtProgram, OrtStep
 from planforge.runtime.bundle.manifest import Artifact

@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-from planforge.exporter import build, export, pipeline
+from planforge.exporter import build, export, exporting
 from planforge.exporter.errors import BuildError, BuildOptionError
 from planforge.exporter.linting.lint import lint
 from planforge.exporter.tensorrt import build as builds
@@ -145,7 +145,7 @@ def test_a_named_gpu_without_a_kernel_is_refused_before_verification(
     def fail(*arguments: Any) -> None:
         raise AssertionError("verification began")
 
-    monkeypatch.setattr(pipeline, "verify_model", fail)
+    monkeypatch.setattr(exporting, "verify_model", fail)
     options = {**OPTIONS, "verify": "quick"}
     with pytest.raises(BuildOptionError, match="Leave out sm75: --sm sm80,"):
         export(checkpoint, tmp_path / "B", sms=["sm75", "sm86"], **options)

@@ -15,7 +15,7 @@ import onnx_ir as ir
 import pytest
 
 from planforge.exporter import export
-from planforge.exporter.import_folder import import_folder
+from planforge.exporter.exporting import import_folder
 from planforge.exporter.verification.bisect import PYTORCH
 from planforge.runtime.decoding.growing_cache import GrowingCache
 from planforge.runtime.decoding.slot_cache import SlotCache

@@ -17,7 +17,7 @@ import torch
 import transformers
 from safetensors.torch import load_file
 
-from planforge.exporter import export, pipeline, verify
+from planforge.exporter import export, exporting, verify
 from planforge.exporter.calibration.calibration import Calibration, calibrate
 from planforge.exporter.calibration.prompts import read_prompts
 from planforge.exporter.calibration.repeat import read_calibration
@@ -67,7 +67,7 @@ def exported(tmp_path_factory: pytest.TempPathFactory) -> Exported:
         return found[0]
 
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(pipeline, "calibrate", watched)
+        patch.setattr(exporting, "calibrate", watched)
         names = ["fp32", "int8", "int4", "fp32-kv8", "int8-kv8"]
         export("gpt2-demo", folder / "bundle", target=["cpu"], precision=names, prompts=prompts)
     return Exported(folder / "bundle", prompts, found[0])

@@ -15,7 +15,7 @@ import pytest
 from planforge.exporter import export
 from planforge.exporter.calibration.calibration import sample_rows
 from planforge.exporter.checkpoints.source import DEMOS
-from planforge.exporter.import_folder import import_folder
+from planforge.exporter.exporting import import_folder
 from planforge.exporter.reference.model import is_module
 from planforge.exporter.reference.open import make_reference
 from planforge.exporter.verification.meant import read_meant

@@ -1,4 +1,4 @@
-"""All choices of an export, checked before any work is done."""
+"""The options of `export` and `import_folder`, checked before any work is done."""
 
 from __future__ import annotations
 
@@ -6,10 +6,12 @@ import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
+from typing import TypedDict
 
 from ..runtime.backends.tensorrt_library import LIBRARIES, is_installed
 from ..runtime.bundle.export_again import TARGETS
 from ..runtime.errors import InputError
+from ..runtime.option_checks import check_options
 from ..runtime.suggest import did_you_mean
 from .bundle.writer import check_output
 from .levels import STANDARD, Level, parse_verify
@@ -22,9 +24,42 @@ from .tensorrt.plans import USUAL_TARGETS, is_elsewhere, make_board_error
 QUANTIZERS = ("gptq", "rtn")  # how weights become int4, and an encoder's int8
 
 
+class ExportOptions(TypedDict, total=False):
+    """The options that `export` shares with imports.
+
+    Attributes:
+        precision: "fp32", "fp16", "int8", "int4", and with keys and values in int8 "fp32-kv8", "int8-kv8",
+            "int4-kv8"; the first is `load`'s own choice. By default fp32, and fp16 where a target has it.
+        target: "cpu", "rtx", ...; by default cpu and rtx, without a plan where tensorrt-rtx is missing.
+        sms: GPU architectures to build plans for, such as "sm86"; by default all that the engine has.
+        max_batch: the largest batch of plans and of a step; by default 8 for a decoder, 32 for an encoder.
+        max_length: context in tokens; by default the model's, up to 4,096, or sentence-transformers' own.
+        verify: compare every graph with PyTorch, and keep nothing if one differs: "quick", a smoke test;
+            "standard", or True, the default, what the model's size allows; "full", every case; False compares
+            nothing.
+        force: replace the bundle that is at the output; it stays as it is until the new one is whole.
+        prompts: a file with one prompt per line to verify with, instead of the built-in ones.
+        quantizer: "gptq", the default, keeps products with real text close; "rtn" rounds to the nearest, in
+            no time.
+        accept: losses above the usual caps to let pass, such as {"top1_changes": 0.03}, of every precision
+            but fp32, where PyTorch rounded the same way loses as much. The bundle keeps them.
+    """
+
+    precision: Sequence[str] | None
+    target: Sequence[str] | None
+    sms: Sequence[str] | None
+    max_batch: int | None
+    max_length: int | None
+    verify: bool | str
+    force: bool
+    prompts: str | Path | None
+    quantizer: str
+    accept: Mapping[str, float] | None
+
+
 @dataclass(frozen=True, kw_only=True)
 class Request:
-    """The choices of an export, as `export` describes them, which `parse_request` has checked."""
+    """The options of an export, which `parse_request` has checked."""
 
     output: Path
     targets: tuple[str, ...]
@@ -59,34 +94,23 @@ class Request:
         return any("portable" not in PRECISIONS[name].dialects for name in self.precisions)
 
 
-def parse_request(
-    *,
-    output: str | Path,
-    precision: Sequence[str] | None,
-    target: Sequence[str] | None,
-    sms: Sequence[str] | None,
-    max_batch: int | None,
-    max_length: int | None,
-    verify: bool | str,
-    force: bool,
-    prompts: str | Path | None,
-    quantizer: str,
-    accept: Mapping[str, float] | None,
-) -> Request:
+def parse_request(output: str | Path, options: ExportOptions) -> Request:
     """Return the choices of an export, checked; an output that must not be replaced is refused too."""
-    targets, precisions = choose_targets_and_precisions(target, precision)
+    check_options(options, ExportOptions)
+    targets, precisions = choose_targets_and_precisions(options.get("target"), options.get("precision"))
+    sms = options.get("sms")
     request = Request(
         output=Path(output),
         targets=tuple(targets),
         precisions=tuple(precisions),
         sms=None if sms is None else tuple(sms),
-        max_batch=max_batch,
-        max_length=max_length,
-        prompts=prompts,
-        quantizer=quantizer,
-        accept=dict(accept or {}),
-        level=parse_verify(verify),
-        force=force,
+        max_batch=options.get("max_batch"),
+        max_length=options.get("max_length"),
+        prompts=options.get("prompts"),
+        quantizer=options.get("quantizer", "gptq"),
+        accept=dict(options.get("accept") or {}),
+        level=parse_verify(options.get("verify", True)),
+        force=options.get("force", False),
     )
     check_request(request)
     return request

@@ -1,4 +1,4 @@
-"""Traces one recipe into an ONNX graph without weights; runs as a child process of its own.
+"""Traces recipes into ONNX graphs without weights, each in a child process, whose `main` is here too.
 
 Only config.json and the names of the weights are read from the checkpoint. The weights are graph inputs
 while the graph is traced and simplified, so nothing can be folded, merged or dropped because of their
@@ -7,23 +7,26 @@ values, and no process holds them twice.
 
 from __future__ import annotations
 
+import contextlib
 import gc
 import inspect
 import json
 import logging
 import os
 import subprocess
+import tempfile
 import warnings
-from collections.abc import Callable, Mapping
-from concurrent.futures import ThreadPoolExecutor, as_completed
+from collections.abc import Callable, Iterator, Mapping
+from concurrent.futures import Future, ThreadPoolExecutor, as_completed
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, TypeVar
+from typing import TYPE_CHECKING, Any, TypeAlias
 
 from ...runtime.errors import PlanForgeError
 from ..errors import ExportError, make_named_error
-from ..processes import ChildGroup, leave_cores, make_command, start_child
+from ..processes import kill_running, leave_cores, make_command, start_child
 from .modules import keep_only_modules, record_modules
 from .recipes import Choices, Recipe, make_all_recipes
+from .recipes.recipe import find_alike
 
 if TYPE_CHECKING:
     import onnx_ir as ir
@@ -31,49 +34,58 @@ if TYPE_CHECKING:
 
     from ...models.families import Model
 
-T = TypeVar("T")
+    Trace: TypeAlias = Mapping[str, Future[ir.Model]]  # graphs to come, by their recipe's id
 
 
-def trace_recipes(
-    checkpoint: Path,
-    choices: Choices,
-    paths: Mapping[str, Path],
-    beside: Callable[[], T],
-    count: Callable[[int, int], None],
-) -> tuple[dict[str, ir.Model], T]:
-    """Return graphs by their recipe's id, traced in a child process each, and what `beside` does meanwhile.
+@contextlib.contextmanager
+def start_trace(checkpoint: Path, choices: Choices, recipes: Mapping[str, Recipe]) -> Iterator[Trace]:
+    """Trace recipes, those that are alike once, in child processes beside what the block does.
 
-    Each is written to its path, and read again; no file is left there. Any error ends all children. After
-    `beside`, `count` is told how many graphs are done, and of how many.
+    The children end with the block; PyTorch leaves each of them a core until then.
     """
-    children = ChildGroup()
-    with ThreadPoolExecutor(len(paths)) as pool:
+    if not recipes:
+        yield {}
+        return
+    first = find_alike(recipes)
+    alone = list(dict.fromkeys(first.values()))
+    children: list[subprocess.Popen[str]] = []
+    with (
+        tempfile.TemporaryDirectory(prefix="planforge-trace-") as folder,
+        ThreadPoolExecutor(len(alone)) as pool,
+        leave_cores(len(alone)),
+    ):
         try:
-            waiting = {
-                recipe: pool.submit(children.run, trace_in_child, checkpoint, recipe, choices, path)
-                for recipe, path in paths.items()
-            }
-            with leave_cores(len(paths)):
-                result = beside()
-            count(0, len(paths))
-            for number, done in enumerate(as_completed(waiting.values())):
-                done.result()  # the first that fails ends the others
-                count(number + 1, len(paths))
-        except BaseException:
-            children.stop()  # the pool waits for its threads, which reap them
-            raise
-    for path in paths.values():
-        path.unlink(missing_ok=True)
-    return {recipe: done.result() for recipe, done in waiting.items()}, result
+            traced = {}
+            for recipe in alone:
+                out = Path(folder, recipe)
+                children.append(start_tracer(checkpoint, recipe, choices, out))
+                traced[recipe] = pool.submit(read_traced, children[-1], out)
+            yield {recipe: traced[other] for recipe, other in first.items()}
+        finally:
+            kill_running(children)  # the pool waits for its threads, which reap them
 
 
-def trace_in_child(checkpoint: Path, recipe: str, choices: Choices, out: Path) -> ir.Model:
-    """Return one recipe's graph, traced in a child process that writes it to `out`; see `finish_trace`."""
-    return finish_trace(start_trace(checkpoint, recipe, choices, out), out)
+def finish_trace(
+    trace: Trace, count: Callable[[int, int], None] = lambda done, total: None
+) -> dict[str, ir.Model]:
+    """Return the traced graphs, with their weights still among the inputs, or raise what a child raised.
+
+    `count` is told how many are done, and of how many.
+    """
+    waiting = set(trace.values())
+    count(0, len(waiting))
+    for number, done in enumerate(as_completed(waiting), 1):
+        done.result()  # the first that fails leaves the block of `start_trace`
+        count(number, len(waiting))
+    graphs: dict[str, ir.Model] = {}
+    for recipe, traced in trace.items():
+        graph = traced.result()
+        graphs[recipe] = graph.clone() if graph in graphs.values() else graph
+    return graphs
 
 
-def start_trace(checkpoint: Path, recipe: str, choices: Choices, out: Path) -> subprocess.Popen[str]:
-    """Start tracing in a child process; `finish_trace` waits for it."""
+def start_tracer(checkpoint: Path, recipe: str, choices: Choices, out: Path) -> subprocess.Popen[str]:
+    """Start tracing one recipe in a child process; `read_traced` waits for it."""
     command = [*make_command(__name__), str(checkpoint.resolve()), recipe]
     command += [str(choices.max_batch), str(choices.max_length), ",".join(choices.outputs), str(out)]
     # PyTorch makes a folder for compiled kernels, of which tracing has none.
@@ -81,8 +93,8 @@ def start_trace(checkpoint: Path, recipe: str, choices: Choices, out: Path) -> s
     return start_child(command, env=environment, stdout=subprocess.DEVNULL, stderr=subprocess.PIPE, text=True)
 
 
-def finish_trace(process: subprocess.Popen[str], out: Path) -> ir.Model:
-    """Return the traced graph, with its weights still among the inputs; raise what the child raised."""
+def read_traced(process: subprocess.Popen[str], out: Path) -> ir.Model:
+    """Return the graph that a child process has written to `out`; raise what the child raised."""
     import onnx_ir as ir
 
     _, errors = process.communicate()

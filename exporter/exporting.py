@@ -1,0 +1,370 @@
+"""A checkpoint, or a folder that optimum wrote -> ONNX -> plans -> verified bundle."""
+
+from __future__ import annotations
+
+import contextlib
+import dataclasses
+import logging
+import tempfile
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from concurrent.futures import Future, ThreadPoolExecutor
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from ..runtime.bundle.bundle import Bundle
+from ..runtime.bundle.manifest import Manifest, Plan
+from ..runtime.errors import InputError
+from ..runtime.progress import BYTES, StageCounter
+from ..runtime.suggest import did_you_mean
+from .bundle.writer import install, list_file_entries, open_staging_folder, write_manifest
+from .calibration.calibration import Calibration, calibrate
+from .calibration.convert import write_graphs
+from .calibration.prompts import read_prompts
+from .checkpoints.checkpoint import Checkpoint
+from .checkpoints.source import Source, resolve_source
+from .comparison.explanations import JudgedGraphs
+from .comparison.kept_explanations import keep_cases
+from .comparison.tasks import AnyExaminer, examine_model
+from .errors import BuildError
+from .graphs import attach_weights, begin_manifest, check_engine, list_tensors, plan_artifacts
+from .imported.candidates import (
+    check_import,
+    only_shared_buffers_failed,
+    read_candidates,
+    refuse_damaged_graphs,
+)
+from .imported.checkpoint import ImportedCheckpoint
+from .imported.optimum import export_with_optimum, has_reference_model, refuse_unknown_type
+from .levels import CALIBRATION, STANDARD
+from .linting.lint import lint
+from .memory import give_back_memory
+from .options import Request, parse_request
+from .processes import ChildGroup, leave_cores
+from .reference.model import load_our_model, rest
+from .reference.transformers_reference import load_reference
+from .resources import announce_need
+from .targets import find_target
+from .tensorrt.plans import Progress, build_plans, tell_left_out
+from .tracing.trace import finish_trace, start_trace
+from .verification.explain import explain
+from .verification.explanations import verify_explanations
+from .verification.golden_texts import add_golden_texts
+from .verification.report import keep_checks
+from .verification.verdict import Judged, verify_model
+
+if TYPE_CHECKING:
+    import onnx_ir as ir
+    from typing_extensions import Unpack
+
+    from .options import ExportOptions
+    from .reference.model import ReferenceModel
+    from .tracing.recipes import Recipe
+    from .tracing.trace import Trace
+    from .verification.report import VerificationReport
+
+log = logging.getLogger("planforge")
+
+EXPORTERS = ("auto", "planforge", "optimum")
+ADVICE = (
+    "int8 and int4 run in attention over shared buffers, which may not be the model's; fp32 and fp16 do"
+    " without"
+)
+
+
+@dataclass(frozen=True)
+class ExportResult:
+    """A finished export.
+
+    Attributes:
+        bundle: the folder.
+        manifest: what is in it.
+        report: how it was verified; None with verify=False.
+    """
+
+    bundle: Path
+    manifest: Manifest
+    report: VerificationReport | None
+
+
+def export(
+    model: str | Path,
+    output: str | Path,
+    *,
+    outputs: Sequence[str] = (),
+    exporter: str = "auto",
+    optimum_python: str | None = None,
+    progress: Progress = lambda _: None,
+    **options: Unpack[ExportOptions],
+) -> ExportResult:
+    """Export a checkpoint into a bundle, build its plans, and verify it against PyTorch.
+
+    Args:
+        model: a demo's name, a folder in Hugging Face's layout, or a hub id: "org/name[@revision]".
+        output: the bundle's folder; must not exist unless `force`.
+        outputs: of an encoder "hidden_states" (of all layers), "hidden_states.3" (one, 0 being the
+            embeddings), "pooler_output"; of an encoder-decoder "cross_attentions".
+        exporter: "planforge", "optimum", or "auto": optimum for what has no reference model here.
+        optimum_python: the python of an environment that has optimum-onnx; by default this one.
+        progress: called with a line as stages begin and go on; some are a `CountedLine`.
+        **options: see `ExportOptions`.
+
+    Raises:
+        PlanForgeError: SourceError, CheckpointError, OutputError, ExportError, BuildError, VerificationError.
+    """
+    request = parse_request(output, options)
+    source = resolve_source(model)
+    if choose_exporter(exporter, source.folder, outputs) == "planforge":
+        checkpoint = Checkpoint(source, request.max_batch, request.max_length, tuple(outputs))
+        return write_bundle([checkpoint], request, progress)
+    check_import(request)
+    with tempfile.TemporaryDirectory(prefix="planforge-optimum-") as folder:
+        graphs = Path(folder, "graphs")
+        export_with_optimum(source.folder, graphs, optimum_python, progress)
+        return import_graphs(graphs, source, request, progress)
+
+
+def choose_exporter(exporter: str, folder: Path, outputs: Sequence[str]) -> str:
+    """Return "planforge" or "optimum"; refuse an unknown exporter, and outputs that optimum cannot add."""
+    if exporter not in EXPORTERS:
+        hint = did_you_mean(exporter, EXPORTERS)
+        raise InputError(f"exporter {exporter!r} is not one of {', '.join(EXPORTERS)}{hint}")
+    if exporter == "auto":
+        exporter = "planforge" if has_reference_model(folder) else "optimum"
+        if exporter == "optimum":
+            refuse_unknown_type(folder)
+    if exporter == "optimum" and outputs:
+        raise InputError(f"outputs {list(outputs)}: of a graph that optimum exports none can be chosen")
+    return exporter
+
+
+def import_folder(
+    folder: str | Path,
+    output: str | Path,
+    *,
+    source: str | Path | Source | None = None,
+    progress: Progress = lambda _: None,
+    **options: Unpack[ExportOptions],
+) -> ExportResult:
+    """Make a bundle of what optimum-cli, or save_pretrained of an ORTModel, wrote.
+
+    The graphs run through the same caches, precisions and checks as PlanForge's own. For the target cpu a
+    decoder's attention becomes ONNX Runtime's over shared buffers; where it is of a form that is not known,
+    or is not verified to compute the same, it stays as it is, and a warning says so.
+
+    Args:
+        folder: with model.onnx, or an encoder's and a decoder's, config.json and tokenizer files.
+        output: the bundle's folder; must not exist unless `force`.
+        source: the checkpoint, whose weights transformers reads for verification; by default `folder`. Where
+            it has none, the bundle is compared with the folder's graphs as they are.
+        progress: as in `export`.
+        **options: see `ExportOptions`. A precision is fp32, fp16, int8 or int4.
+
+    Raises:
+        PlanForgeError: CheckpointError, ExportError, OutputError, BuildError or VerificationError; nothing is
+            left at `output` that was not there before.
+    """
+    request = parse_request(output, options)
+    check_import(request)
+    at = Path(folder)
+    if not at.is_dir():
+        raise InputError(f"FOLDER {str(folder)!r} is not there; give what optimum wrote")
+    origin = Source("folder", str(folder), at) if source is None else resolve_source(source)
+    return import_graphs(at, origin, request, progress)
+
+
+def import_graphs(folder: Path, source: Source, request: Request, progress: Progress) -> ExportResult:
+    """Make a bundle of a folder's graphs, with choices that `check_import` has passed."""
+    with refuse_damaged_graphs(folder):
+        return write_bundle(read_candidates(folder, source, request), request, progress)
+
+
+def write_bundle(candidates: Iterable[Checkpoint], request: Request, progress: Progress) -> ExportResult:
+    """Write a bundle of the first candidate whose graphs compute the model.
+
+    There is another where an import's attention over shared buffers alone fails, and no precision needs it.
+    """
+    model: ReferenceModel | None = None
+    for number, checkpoint in enumerate(candidates):
+        artifacts = plan_artifacts(checkpoint, request.targets, request.precisions)
+        if request.verify:
+            check_engine(artifacts)
+        texts = read_prompts(request.prompts, checkpoint.source.folder)
+        if number == 0:
+            announce_need(checkpoint, artifacts, request, progress)
+        with open_staging_folder(request.output) as staging:
+            manifest = begin_manifest(checkpoint, artifacts, staging, request.output)
+            if request.verify:
+                progress("comparing how texts are read")
+                manifest = add_golden_texts(staging, manifest, checkpoint)
+
+            recipes = checkpoint.find_recipes(a.recipe_id for a in (*artifacts, *manifest.explanations))
+            traced = {} if checkpoint.exporter else recipes
+            with start_trace(checkpoint.source.folder, checkpoint.choices, traced) as trace:
+                if model is None:
+                    model = load_model(checkpoint, request.needs_reference, progress)
+                examiner = None
+                if model is not None and request.needs_reference:
+                    examiner = compute_answers(Bundle(staging, manifest), model, texts, request, progress)
+                graphs = collect_graphs(checkpoint, recipes, trace, model, progress)
+
+            calibration = Calibration()
+            if model is not None and examiner is not None:
+                calibration = calibrate(examiner, model, graphs, progress, request.quantizer)
+                rest(model)  # only its weights are read, while they are written
+                give_back_memory()
+            manifest = stage_graphs(staging, manifest, graphs, calibration, progress)
+
+            report = None
+            with start_plans(Bundle(staging, manifest), request, progress) as plans:
+                if model is not None and examiner is not None and request.verify:
+                    examiner = dataclasses.replace(examiner, bundle=Bundle(staging, manifest))
+                    judged = verify_model(examiner, model, calibration, progress, request.accepted)
+                    failed = judged.report.failed_artifacts(manifest)
+                    without_shared = only_shared_buffers_failed(checkpoint, failed)
+                    if without_shared and not request.needs_shared_buffers:
+                        continue
+                    report, explained = localize(examiner, judged, model, checkpoint, graphs, progress)
+                    report.raise_if_failed(ADVICE if without_shared else "")
+                    golden = examiner.collect_golden()
+                    manifest = keep_checks(staging, manifest, report, golden, judged.limits)
+                    if manifest.explanations:
+                        keep_cases(staging, manifest.export_id[:8], explained)
+                built = plans.result()
+
+            files = list_file_entries(staging, known=manifest.files)
+            manifest = dataclasses.replace(manifest, plans=tuple(built), files=files)
+            progress("committing the bundle")
+            install(staging, manifest, request.output, force=request.force)
+            return ExportResult(request.output, manifest, report)
+    raise ValueError("there are no graphs to export")
+
+
+def load_model(checkpoint: Checkpoint, computes: bool, progress: Progress) -> ReferenceModel | None:
+    """Return the model that graphs have their weights from, and are compared with.
+
+    Of a model of ours that computes nothing the weights stay in their files, and are converted to fp32 one by
+    one while the graphs are written; an import has its own, and None is returned.
+    """
+    folder = checkpoint.source.folder
+    if not checkpoint.exporter:
+        count = StageCounter(progress, "reading weights", BYTES)
+        return load_our_model(folder, checkpoint.choices.max_length, keep_types=not computes, report=count)
+    if not computes:
+        return None
+    progress("reading the model to compare with")
+    return load_reference(folder, checkpoint.task, checkpoint.encoder)
+
+
+def compute_answers(
+    bundle: Bundle, model: ReferenceModel, texts: Sequence[str], request: Request, progress: Progress
+) -> AnyExaminer:
+    """Return PyTorch's answers, for a verdict or for calibration alone."""
+    # Calibration of encoders reads what is drawn, too.
+    alone = CALIBRATION if bundle.manifest.task == "text-generation" else STANDARD
+    files = bundle.manifest.source["sha256"]
+    return examine_model(bundle, model, texts, progress, level=request.level or alone, checkpoint=files)
+
+
+def collect_graphs(
+    checkpoint: Checkpoint,
+    recipes: Mapping[str, Recipe],
+    trace: Trace,
+    model: ReferenceModel | None,
+    progress: Progress,
+) -> dict[str, ir.Model]:
+    """Return graphs in fp32, with weights, by the ids of their recipes: traced ones, or an import's."""
+    if isinstance(checkpoint, ImportedCheckpoint):
+        tensors = {} if model is None else {n: tensor.numpy() for n, tensor in list_tensors(model).items()}
+        graphs = checkpoint.make_graphs(set(recipes), tensors)
+    else:
+        graphs = finish_trace(trace, StageCounter(progress, f"tracing {', '.join(recipes)}", "graphs"))
+    attach_weights(checkpoint, graphs, model)
+    return graphs
+
+
+def stage_graphs(
+    staging: Path,
+    manifest: Manifest,
+    graphs: Mapping[str, ir.Model],
+    calibration: Calibration,
+    progress: Progress,
+) -> Manifest:
+    """Write the graphs that the manifest names, and the manifest, which now lists their files."""
+    everything = (*manifest.artifacts, *manifest.explanations)
+    opsets = write_graphs(graphs, everything, calibration, staging, progress)
+    described = [
+        dataclasses.replace(a, opset=opsets[a.file], quantization=calibration.describe(a))
+        for a in manifest.artifacts
+    ]
+    explaining = [dataclasses.replace(a, opset=opsets[a.file]) for a in manifest.explanations]
+    files = list_file_entries(staging, known=manifest.files)
+    manifest = dataclasses.replace(
+        manifest, artifacts=tuple(described), explanations=tuple(explaining), files=files
+    )
+    write_manifest(staging, manifest)
+    return manifest
+
+
+@contextlib.contextmanager
+def start_plans(bundle: Bundle, request: Request, progress: Progress) -> Iterator[Future[list[Plan]]]:
+    """Build plans in child processes, beside what the block does meanwhile; they end with the block.
+
+    If another exporter made the graphs, TensorRT's refusal is a warning and no error, as long as some target
+    needs no plan.
+    """
+    targets = request.targets
+    builds = [bool(find_target(name).plans) for name in targets]
+    children = ChildGroup()
+
+    def warn(target: str, error: BuildError) -> None:
+        if children.stopped:
+            raise error
+        warn_of_refusal(bundle, target, error)
+
+    refused = warn if bundle.manifest.source.get("exporter") and not all(builds) else None
+    tell_left_out(bundle, targets, request.sms)
+    with ThreadPoolExecutor(1) as pool, leave_cores(int(any(builds))):
+        try:
+            yield pool.submit(
+                children.run,
+                build_plans,
+                bundle.folder,
+                bundle.manifest,
+                targets,
+                request.sms,
+                progress,
+                refused,
+            )
+        finally:
+            children.stop()  # the pool waits for its thread
+
+
+def warn_of_refusal(bundle: Bundle, target: str, error: BuildError) -> None:
+    """Log that a target gets no plan, and what lint says of the graphs that plans are built from."""
+    log.warning("no plan was built for %s: %s", target, error)
+    for artifact in bundle.manifest.artifacts:
+        if artifact.precision == "fp16":
+            for finding in lint(bundle.path(artifact.file), [target]).findings:
+                if finding.is_error:
+                    log.warning("%s: %s: %s; %s", artifact.id, finding.where, finding.what, finding.fix)
+
+
+def localize(
+    examiner: AnyExaminer,
+    judged: Judged,
+    model: ReferenceModel,
+    checkpoint: Checkpoint,
+    graphs: Mapping[str, ir.Model],
+    progress: Progress,
+) -> tuple[VerificationReport, JudgedGraphs]:
+    """Return a verdict with the first node at fault in each graph that failed, and of those that explain."""
+
+    def trace_again(recipes: Sequence[str]) -> Mapping[str, ir.Model]:
+        return graphs
+
+    tracer = None if checkpoint.exporter else trace_again  # an import's graphs were traced elsewhere
+    report = explain(examiner, judged.report, progress, model, judged.calibration, tracer)
+    return verify_explanations(
+        report, examiner.bundle, model, checkpoint.explanations, trace_again, 0, progress
+    )

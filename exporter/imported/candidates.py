@@ -1,0 +1,102 @@
+"""The graphs of a folder that optimum wrote, in the forms that an import tries, one after the other."""
+
+from __future__ import annotations
+
+import contextlib
+import logging
+from collections.abc import Iterable, Iterator
+from pathlib import Path
+
+from ...runtime.bundle.manifest import Artifact
+from ...runtime.errors import InputError, PlanForgeError
+from ..checkpoints.checkpoint import Checkpoint
+from ..checkpoints.source import Source
+from ..errors import CheckpointError, shorten_error
+from ..options import Request
+from .checkpoint import ImportedCheckpoint
+from .decoder import ImportedDecoder
+from .encoder import ImportedEncoder
+from .folder import Folder, has_weights, read_folder
+from .optimum import choose_task
+from .translator import ImportedTranslator
+
+log = logging.getLogger("planforge")
+
+ALLOWED = ("fp32", "fp16", "int8", "int4")
+GENERATES = ("ForCausalLM", "LMHeadModel")
+
+
+def check_import(request: Request) -> None:
+    """Refuse what an imported model cannot have."""
+    if unknown := [name for name in request.precisions if name not in ALLOWED]:
+        raise InputError(f"an imported model can be {', '.join(ALLOWED)}, not {unknown[0]}")
+    if not request.verify and request.needs_shared_buffers:
+        raise InputError("int8 and int4 run in graphs that are taken only if verified: leave out --no-verify")
+
+
+def read_candidates(folder: Path, source: Source, request: Request) -> Iterator[ImportedCheckpoint]:
+    """Yield a folder's graphs with a decoder's attention over shared buffers, then, as it failed, without.
+
+    Those that nobody verifies are without. `source` has the weights, which transformers can read.
+    """
+    found = read_folder(folder)
+    if not has_weights(source.folder):
+        check_without_weights(source, request)
+    kind = choose_class(found)
+    yield kind(source, found, request.max_batch, request.max_length, shared=request.verify)
+    log.warning(
+        "attention over shared buffers does not compute this model, so it stays as optimum wrote it: the"
+        " bundle is right, and slower on a CPU"
+    )
+    yield kind(source, read_folder(folder), request.max_batch, request.max_length, shared=False)
+
+
+def check_without_weights(source: Source, request: Request) -> None:
+    """Refuse what needs weights, which the source has not; warn that there is no model to compare with."""
+    if not any(source.folder.glob("*.onnx")):
+        choose_task(source.folder)  # says why
+    if request.needs_shared_buffers:
+        raise InputError(
+            f"int8 and int4 are chosen with the checkpoint's weights, which {source.folder} has not: pass"
+            " --source"
+        )
+    if request.verify:
+        log.warning(
+            "%s has no model.safetensors: the bundle is compared with its graphs alone, not with the"
+            " model; --source CHECKPOINT does that",
+            source.folder,
+        )
+
+
+def choose_class(found: Folder) -> type[ImportedCheckpoint]:
+    """Return the class that reads a folder's graphs: by their inputs, not by what config.json calls them."""
+    if found.encoder is not None:
+        return ImportedTranslator
+    if any(str(value.name).startswith("past") for value in found.read.graph.inputs):
+        return ImportedDecoder
+    if found.architecture.endswith(GENERATES):
+        raise CheckpointError(
+            f"{found.model} has no cache, and {found.architecture} generates text; export it again with"
+            " --task text-generation-with-past"
+        )
+    return ImportedEncoder
+
+
+def only_shared_buffers_failed(checkpoint: Checkpoint, failed: Iterable[Artifact]) -> bool:
+    """Tell whether an import's attention over shared buffers failed, and the same graph without passed."""
+    decoders = {a.dialect for a in failed if a.graph == "decoder" and a.precision == "fp32"}
+    return isinstance(checkpoint, ImportedCheckpoint) and decoders == {"ort"}
+
+
+@contextlib.contextmanager
+def refuse_damaged_graphs(folder: Path) -> Iterator[None]:
+    """Turn what onnx_ir, its passes and ONNX Runtime raise of a stranger's graph into one line."""
+    try:
+        yield
+    except (PlanForgeError, OSError):
+        raise
+    except Exception as error:
+        raise CheckpointError(
+            f"the graphs of {folder} cannot be taken over ({type(error).__name__}:"
+            f" {shorten_error(error):.300}); export them again with optimum-cli"
+        ) from error
