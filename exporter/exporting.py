@@ -223,6 +223,7 @@ def write_bundle(candidates: Iterable[Checkpoint], request: Request, progress: P
                     failed = judged.report.failed_artifacts(manifest)
                     without_shared = only_shared_buffers_failed(checkpoint, failed)
                     if without_shared and not request.needs_shared_buffers:
+                        del graphs, examiner, calibration, judged  # the next candidate has its own
                         continue
                     report, explained = localize(examiner, judged, model, checkpoint, graphs, progress)
                     report.raise_if_failed(ADVICE if without_shared else "")

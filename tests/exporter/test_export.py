@@ -228,6 +228,7 @@ def test_an_existing_bundle_survives_a_failed_export(own_bundle: Path, checkpoin
         ({"target": ["rtx"], "precision": ["fp32"]}, "builds its plan from fp16"),
         ({"max_batch": 0}, "max_batch=0"),
         ({"max_length": 100_000}, "max_length=100000 .* context of 256"),
+        ({"max_lenght": 64}, "unknown option 'max_lenght'; did you mean 'max_length'"),
     ],
 )
 def test_choices_that_make_no_sense_are_named(tmp_path: Path, options: Any, words: str) -> None:
