@@ -280,7 +280,7 @@ def collect_graphs(
         graphs = checkpoint.make_graphs(set(recipes), tensors)
     else:
         graphs = finish_trace(trace, StageCounter(progress, f"tracing {', '.join(recipes)}", "graphs"))
-    attach_weights(checkpoint, graphs, model)
+    attach_weights(recipes, graphs, model)
     return graphs
 
 

@@ -37,12 +37,12 @@ def trace_graphs(
     recipes = checkpoint.find_recipes(recipe_ids)
     with start_trace(checkpoint.source.folder, checkpoint.choices, recipes) as trace:
         graphs = finish_trace(trace)
-    attach_weights(checkpoint, graphs, model)
+    attach_weights(recipes, graphs, model)
     return graphs
 
 
 def attach_weights(
-    checkpoint: Checkpoint, graphs: Mapping[str, ir.Model], model: ReferenceModel | None
+    recipes: Mapping[str, Recipe], graphs: Mapping[str, ir.Model], model: ReferenceModel | None
 ) -> None:
     """Give traced graphs their weights and the recipe's axes; those for ONNX Runtime its operators too."""
     from .passes.fusions import fuse_for_onnx_runtime
@@ -50,12 +50,10 @@ def attach_weights(
     from .tracing.graph_check import check_graph, name_axes
 
     tensors = {} if model is None else list_tensors(model)
-    recipes = checkpoint.find_recipes(graphs)
     transposed: set[str] = set()
-    for recipe_id in sorted(graphs, key=lambda name: name in checkpoint.explanations):
-        graph = graphs[recipe_id]
-        recipe = recipes[recipe_id]
-        explains = recipe_id in checkpoint.explanations
+    for recipe in sorted(recipes.values(), key=lambda recipe: recipe.reference is not None):
+        graph = graphs[recipe.id]
+        explains = recipe.reference is not None
         attach_parameters(graph, tensors, transposed if explains else None)
         transposed |= list_transposed(graph)
         if recipe.dialect == "ort":

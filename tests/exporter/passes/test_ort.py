@@ -8,7 +8,6 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from functools import lru_cache
-from types import SimpleNamespace
 from typing import Any, TypeAlias, cast
 
 import numpy as np
@@ -71,7 +70,7 @@ def tiny(tmp_path_factory: pytest.TempPathFactory) -> Tiny:
     assert isinstance(model, GPT2) and model.config.head_size == D
     recipe = recipes.make_decoder(model.config, Choices(4, TINY["n_positions"]), "ort")
     graphs = {recipe.id: trace(model, recipe)}
-    attach_weights(cast(Any, SimpleNamespace(recipes={recipe.id: recipe}, explanations={})), graphs, model)
+    attach_weights({recipe.id: recipe}, graphs, model)
     scales = scales_of(published)
     artifacts = [make_artifact(recipe, p, f"onnx/{p}.onnx", "onnx/w.data") for p in ("fp32", "fp32-kv8")]
     write_graphs(graphs, artifacts, Calibration(cache_scales=scales), folder)
