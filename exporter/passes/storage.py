@@ -39,6 +39,14 @@ def read_weights(graph: ir.Graph, joined: Iterable[str] = ()) -> list[StoredWeig
     together = {names[0]: names for names in (tuple(text.split("+")) for text in joined)}
     readers = {operator: form.read for form in FORMS.values() for operator in form.OPERATORS}
     read = [readers[node.op_type](node, graph) for node in graph if node.op_type in readers]
-    found = [replace(w, names=together.get(w.names[0], w.names)) for w in read if w is not None]
+    found = [replace(w, names=find_names(w, together)) for w in read if w is not None]
     tables = {weight.names for weight in found if weight.is_table}
     return [replace(weight, is_table=weight.names in tables) for weight in found]
+
+
+def find_names(weight: StoredWeight, joined: Mapping[str, tuple[str, ...]]) -> tuple[str, ...]:
+    """Return the parameters of a weight: of those joined ones, by the first, that round their rows as well.
+
+    A product may read one of them alone in blocks, as DeBERTa's of distances do.
+    """
+    return weight.names if weight.rows is None else joined.get(weight.names[0], weight.names)

@@ -124,6 +124,7 @@ def test_vectors_of_an_encoder(runtime: str, bert_bundle: Path, tmp_path: Path) 
         assert cases == SETTINGS | {
             "one by one",
             "5 texts, padded",
+            "1 token",
             "256 tokens",
             "ids of texts",
             "ids of inputs",
