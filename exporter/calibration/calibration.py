@@ -13,7 +13,6 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 import numpy.typing as npt
 
-from ...runtime.apps.check.case import CaseSet
 from ...runtime.bundle.bundle import Bundle
 from ...runtime.bundle.manifest import Artifact
 from ...runtime.progress import StageCounter
@@ -168,9 +167,7 @@ def choose_weights(
 
 def hash_texts(examiner: AnyExaminer) -> str:
     """Return the sha256 of the tokens that an examiner's model is calibrated with."""
-    expected = examiner.expected
-    texts = [t.tokens for t in expected.calibration] if isinstance(expected, CaseSet) else expected.texts
-    ids = list(map(list, texts))
+    ids = [list(text.tokens) for text in examiner.expected.calibration]
     return hashlib.sha256(json.dumps(ids).encode()).hexdigest()
 
 

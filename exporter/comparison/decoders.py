@@ -35,8 +35,6 @@ REPLAY_TOKENS = (24, 13)  # at most, of the two texts of a short one
 class DecoderExaminer(Examiner[Decoder]):
     """A decoder's graphs beside the logits that the model computes."""
 
-    expected: CaseSet
-
     def collect_golden(self) -> Arrays:
         return to_arrays(decoder_answers.thin_for_file(self.expected))
 

@@ -34,8 +34,6 @@ if TYPE_CHECKING:
 class EncoderExaminer(Examiner[Encoder]):
     """An encoder's graphs beside every output that the model computes."""
 
-    expected: CaseSet
-
     def collect_golden(self) -> Arrays:
         return to_arrays(encoder_answers.thin_for_file(self.expected))
 

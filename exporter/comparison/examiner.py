@@ -5,8 +5,9 @@ from __future__ import annotations
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any, ClassVar, Generic, Protocol, TypeAlias, TypeVar
+from typing import TYPE_CHECKING, ClassVar, Generic, Protocol, TypeAlias, TypeVar
 
+from ...runtime.apps.check.case import CaseSet
 from ...runtime.apps.check.cases import Case
 from ...runtime.apps.check.files import Arrays
 from ...runtime.apps.check.metrics import Comparison, Measured, Outcome, Spot
@@ -49,7 +50,8 @@ class Examiner(ABC, Generic[EngineT]):
     runs_model: ClassVar[bool] = False  # whether comparing a graph runs the model in PyTorch once more
 
     bundle: Bundle
-    expected: Any  # the model's results
+    expected: CaseSet  # what is compared, with the model's answers
+    model: ReferenceModel | None = field(default=None, kw_only=True)  # where PyTorch is there
     level: Level = field(default=FULL, kw_only=True)  # how much of it was computed
     answers_kept: bool = field(default=False, kw_only=True)  # whether an earlier run computed the results
     open_other: OpenProgram | None = None  # opens what a replay's graph runs with; else the bundle's file is

@@ -1,17 +1,14 @@
-"""Runs an encoder-decoder through the runtime's own loop and compares every number with PyTorch's."""
+"""Runs a translator's cases through the runtime's own loop and compares every answer with PyTorch's."""
 
 from __future__ import annotations
 
-from collections.abc import Container, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
-from functools import partial
 from typing import TYPE_CHECKING, ClassVar
 
-import numpy as np
-
-from ...runtime.apps.check.cases import Case
-from ...runtime.apps.check.draws import PREFIX as DRAWN
-from ...runtime.apps.check.draws import STEPS, measure_error
+from ...runtime.apps.check import cases
+from ...runtime.apps.check.case import Case, CaseSet, Row, Text, to_arrays
+from ...runtime.apps.check.draws import PREFIX, measure_error
 from ...runtime.apps.check.files import Arrays
 from ...runtime.apps.check.metrics import (
     DrawMetrics,
@@ -22,26 +19,23 @@ from ...runtime.apps.check.metrics import (
     VectorMetrics,
     measure_scale,
 )
-from ...runtime.apps.check.translation_engine import Engine
-from ...runtime.apps.check.translations import Sample
-from ...runtime.apps.check.translators import (
+from ...runtime.apps.check.translator import (
     SEARCH,
-    list_searched,
-    make_at_once_case,
-    make_cross_case,
-    make_decoder_cases,
-    make_encoder_cases,
+    Engine,
+    list_translator_comparisons,
+    run_case,
+    search_beams,
 )
 from ...runtime.backends.backend import Program
 from ...runtime.backends.ort_backend import OrtCpuBackend
 from ...runtime.bundle.manifest import Artifact
-from ...runtime.decoding.decoder import Decoder, pad
+from ...runtime.decoding.decoder import Decoder
 from ...runtime.translate.source_encoder import SourceEncoder
 from ...runtime.translate.sources import open_tokenizers
-from ..execution.replay import PADDING, Reading, Replay, Step, count_positions
+from ..execution.replay import Replay, cut_case, make_replay
 from ..limits import CAPS, GAP_FACTOR, NOTHING_ACCEPTED, Accepted, Gaps
-from ..reference.translation_samples import Expectation, to_arrays
-from .draws import find_text, make_draw_replay
+from ..tasks import translator_answers
+from ..tasks.translator import CROSS, LOGITS
 from .examiner import Examiner, Limited, Limits, OpenProgram
 
 if TYPE_CHECKING:
@@ -54,40 +48,25 @@ REPLAY_TOKENS = (12, 7)  # at most, of the two targets of a replay
 
 @dataclass(frozen=True)
 class TranslationExaminer(Examiner[Engine]):
-    """An encoder-decoder's graphs beside the keys, values, logits and beams that the model computes."""
+    """A translator's graphs beside the keys, values, logits and beams that the model computes."""
 
     runs_model: ClassVar[bool] = True  # to score targets that an engine finds
 
-    expected: Expectation
-
     def collect_golden(self) -> Arrays:
-        return to_arrays(self.expected)
-
-    @property
-    def decoder_start(self) -> int:
-        """The token that every target begins with."""
-        defaults = self.bundle.manifest.generation
-        assert defaults is not None and defaults.decoder_start is not None
-        return defaults.decoder_start
+        return to_arrays(translator_answers.thin_for_file(self.expected))
 
     def measure_gaps(self, model: ReferenceModel, rounding: Rounding) -> Gaps:
-        assert self.expected.reference is not None
-        return self.expected.reference.measure_gaps(self.expected.samples, rounding, self.expected.draws)
+        return translator_answers.measure_gaps(model, self.bundle, self.expected, rounding)
 
     def run_calibration_texts(self, model: ReferenceModel) -> None:
         """Run PyTorch over the sources to calibrate with, and over its translations of them."""
-        reference = self.expected.reference
-        assert reference is not None
-        greedy = replace(self.expected.search, num_beams=1, n_best=1)
-        for source in self.expected.texts:
-            (best,) = reference.search(source, greedy)
-            reference.compute_results(source, best.token_ids)
+        translator_answers.translate(model, self.bundle, self.expected)
 
     def list_limited(self, gaps: Gaps) -> Iterator[Limited]:
         yield "", gaps.get(""), Metrics.LIMITED
         for prefix in ("cross.", "attention."):
             yield prefix, gaps.get(prefix), VectorMetrics.LIMITED
-        for prefix in (SEARCH, DRAWN):
+        for prefix in (SEARCH, PREFIX):
             yield prefix, gaps.get(prefix), DrawMetrics.LIMITED
 
     def choose_limits(
@@ -96,7 +75,7 @@ class TranslationExaminer(Examiner[Engine]):
         limits = super().choose_limits(precision, gaps, accepted)
         # A logit's error moves a token's log-probability by at most twice as much, and so their mean. That is
         # the most: errors of many tokens cancel, so what rounding does to the scores themselves is held to.
-        scale = max(measure_scale(sample.logits) for sample in self.expected.samples)
+        scale = max(map(measure_scale, (known.values for known in self.expected.answers["logits"].values())))
         most = 2 * limits["max_error"] * scale
         own = gaps.get("score")
         if isinstance(own, ScoreMetrics):
@@ -114,20 +93,20 @@ class TranslationExaminer(Examiner[Engine]):
 
         A search that leaves PyTorch's may come to targets at which the model is less sure.
         """
-        reference = self.expected.reference
-        assert reference is not None
+        assert self.model is not None
         engine = self.open(artifact, lambda other: OrtCpuBackend().open(self.bundle, other))
+        texts: list[Text] = []
         try:
-            samples = list_searched(engine, self.expected)
-            found = engine.search(samples, self.expected.search)
+            own = self.expected
+            searches = [case for case in own.cases if case.runner == "beams"]
+            for case in (part for one in searches for part in own.fit(one, artifact, engine.encoding)):
+                for row, found in zip(case.rows, search_beams(engine, own, case), strict=True):
+                    text = own.texts[row.text]
+                    texts += [replace(text, tokens=(text.tokens[0], *one.token_ids)) for one in found]
         finally:
             engine.close()
-        searched = [
-            (sample, replace(target, score=reference.score(sample.source, target.token_ids)))
-            for sample, targets in zip(samples, found, strict=True)
-            for target in targets
-        ]
-        return self.name_losses(reference.measure_rounded_searches(searched, rounding))
+        gaps = translator_answers.measure_search_gaps(self.model, self.bundle, self.expected, texts, rounding)
+        return self.name_losses(gaps)
 
     def open(self, artifact: Artifact, open_program: OpenProgram) -> Engine:
         """Open an encoder with the decoder that fits it best, or a decoder with the encoder."""
@@ -145,80 +124,68 @@ class TranslationExaminer(Examiner[Engine]):
         return Engine(
             SourceEncoder(open_program(encoder), encoder, decoder),
             Decoder(open_program(decoder), decoder),
-            self.decoder_start,
             open_tokenizers(self.bundle),
         )
 
-    def list_cases(self, engine: Engine, artifact: Artifact, limits: Limits) -> dict[str, Case]:
+    def list_cases(self, engine: Engine, artifact: Artifact, limits: Limits) -> dict[str, cases.Case]:
         """Return the cases of one of the two graphs; PyTorch goes along with a search, if it is there."""
+        own = engine if self.model is None else PyTorchModel(self.model, self)
+        return list_translator_comparisons(engine, self.expected, artifact, limits, own)
+
+    def list_slow_cases(self, engine: Engine, artifact: Artifact, limits: Limits) -> dict[str, cases.Case]:
+        """Return the case of two texts, of a single token, and of the most."""
         if artifact.graph == "encoder":
-            return make_encoder_cases(engine, self.expected, limits)
-        reference = self.expected.reference
-        if reference is None:
-            return make_decoder_cases(engine, self.expected, limits, engine.score)
+            numbers = [n for n, text in enumerate(self.expected.texts) if text.source is None]
+            numbers = [n for n in numbers if n in self.list_judged("encoder")]
+            rows = tuple(Row(n, (len(self.expected.texts[n].tokens),)) for n in self.choose_few(numbers))
+            slow = [Case(f"{len(rows)} sources", "encoder", rows, (CROSS,), "once")]
+        else:
+            logits = self.expected.answers["logits"]
+            ends = {n: int(known.positions[-1]) + 1 for n, known in logits.items()}
+            few = self.choose_few(sorted(ends))
+            name = f"{len(few)} targets at once"
+            slow = [Case(name, "decoder", (Row(n, (ends[n],)),), (LOGITS,), "every") for n in few]
+        few_cases = replace(self.expected, cases=tuple(slow))
+        return list_translator_comparisons(engine, few_cases, artifact, limits, engine)
 
-        def score(sample: Sample, target: tuple[int, ...]) -> float:
-            return reference.score(sample.source, target)
+    def list_judged(self, graph: str) -> list[int]:
+        """Return the numbers of the texts of fixed cases of a graph, without what is random."""
+        found = {
+            row.text
+            for case in self.expected.cases
+            if case.graph == graph and "random" not in case.name
+            for row in case.rows
+        }
+        return sorted(found)
 
-        return make_decoder_cases(engine, self.expected, limits, score, partial(SearchFollower, reference))
-
-    def list_slow_cases(self, engine: Engine, artifact: Artifact, limits: Limits) -> dict[str, Case]:
-        samples = [*self.expected.samples[:2], *self.expected.samples[-2:]]  # two texts, one token, the most
-        make_case = make_cross_case if artifact.graph == "encoder" else make_at_once_case
-        return {f"{len(samples)} sources": make_case(engine, samples, limits)}
+    @staticmethod
+    def choose_few(numbers: Sequence[int]) -> list[int]:
+        """Return two texts, a single token and the longest, which stand behind the others."""
+        return list(dict.fromkeys([*numbers[:2], *numbers[-2:]]))
 
     def make_replay(self, artifact: Artifact, whole: bool = False) -> Replay:
         """Return a replay of two unequal, padded sources; for a decoder of their targets, then a token."""
-        sources = [sample.source for sample in self.expected.samples]
-        # With the start token a prompt is no longer than a full target.
-        targets = [sample.target[:-1] for sample in self.expected.samples]
-        if not whole:
-            sources = sources[:2]
-            targets = [target[:length] for target, length in zip(targets, REPLAY_TOKENS, strict=False)]
-        prompts = [[self.decoder_start, *target[:-1]] for target in targets]
-
-        def decode(program: Program) -> None:
-            run = self.open_beside(artifact, program).start_run(sources, 1, max(map(len, targets)) + 1)
-            run.prefill(prompts)
-            run.decode([target[-1] for target in targets])
-
         if artifact.graph == "encoder":
-            step = Step("sources", count_positions(pad(sources, "right")[1]))
-            return self.make_source_replay(artifact, sources, step, range(len(sources)))
-        prefill = count_positions(pad(prompts, artifact.padding_side)[1])
-        last = np.array([[len(prompt)] for prompt in prompts])
-        readings = [self.make_reading(*pair) for pair in zip(sources, targets, strict=True)]
-        return Replay(decode, (Step("prefill", prefill), Step("decode", last)), tuple(readings))
-
-    def make_source_replay(
-        self, artifact: Artifact, sources: Sequence[Sequence[int]], step: Step, compared: Container[int]
-    ) -> Replay:
-        """Return the replay of an encoder that reads sources, of which some rows are compared."""
-
-        def encode(program: Program) -> None:
-            self.open_beside(artifact, program).encoder.encode(sources)
-
-        rows = enumerate(sources)
-        readings = [self.make_reading(source) if row in compared else None for row, source in rows]
-        return Replay(encode, (step,), tuple(readings))
+            numbers = self.list_judged("encoder")
+            rows = tuple(
+                Row(n, (len(self.expected.texts[n].tokens),)) for n in (numbers if whole else numbers[:2])
+            )
+            return self.replay(artifact, Case("sources", "encoder", rows, (), "once"))
+        targets = sorted(self.expected.answers["logits"])
+        chosen = targets if whole else targets[:2]
+        ends = [len(self.expected.texts[n].tokens) - 1 for n in chosen]
+        ends = ends if whole else [min(pair) for pair in zip(ends, REPLAY_TOKENS, strict=True)]
+        rows = tuple(Row(n, (end - 1, end)) for n, end in zip(chosen, ends, strict=True))
+        return self.replay(artifact, Case("targets", "decoder", rows, ()))
 
     def make_spot_replay(self, artifact: Artifact, spot: Spot) -> Replay | None:
-        draws = self.expected.draws
-        assert draws is not None  # nothing else has spots
-        number, _, row = spot
-        if artifact.graph == "encoder":
-            sources = draws.list_sources(draws.batches[number])
-            positions = np.full((len(sources), max(map(len, sources))), PADDING)
-            positions[row, : len(sources[row])] = np.arange(len(sources[row]))
-            return self.make_source_replay(artifact, sources, Step("sources", positions), [row])
+        number, step, row = spot
+        case = self.expected.cases[number]
+        return self.replay(artifact, case if case.runner == "once" else cut_case(case, step), row)
 
-        def open_decoder(program: Program) -> tuple[Decoder, SourceEncoder]:
-            engine = self.open_beside(artifact, program)
-            return engine.decoder, engine.encoder
-
-        source = draws.sources[0 if number == STEPS else draws.batches[number].texts[row]]
-        target = find_text(draws, spot, artifact)[1:]
-        return make_draw_replay(artifact, draws, spot, self.make_reading(source, target), open_decoder)
+    def replay(self, artifact: Artifact, case: Case, row: int | None = None) -> Replay:
+        """Return the replay of a case of one graph, beside the other one."""
+        return make_replay(artifact, self.expected, case, TranslatorReplay(self, artifact), row)
 
     def open_beside(self, artifact: Artifact, program: Program) -> Engine:
         """Open the graph that a program runs, and the one that it runs with from the bundle."""
@@ -232,29 +199,56 @@ class TranslationExaminer(Examiner[Engine]):
 
         return self.open(artifact, open_program)
 
-    def make_reading(self, source: Sequence[int], target: Sequence[int] | None = None) -> Reading:
-        """Return what runs PyTorch over a source and a target; without one, the encoder alone."""
 
-        # No keys and values of a translator are int8, so it does without their rounding.
-        def read(model: ReferenceModel, rounding: Rounding | None) -> object:
-            from ..reference.translation import make_reference
+@dataclass(frozen=True)
+class TranslatorReplay:
+    """How a translator's cases are replayed: one graph node by node, beside the other one."""
 
-            reference = make_reference(model, self.decoder_start)
-            if target is None:
-                return reference.compute_keys_values(source)
-            # The model is fed a target but for its last token, so there has to be one more.
-            return reference.compute_results(source, [*target, 0])
+    examiner: TranslationExaminer
+    artifact: Artifact
 
-        return read
+    def drive(self, program: Program, case_set: CaseSet, case: Case) -> None:
+        engine = self.examiner.open_beside(self.artifact, program)
+        for _ in run_case(engine, case_set, 0, case):
+            pass
+
+    # No keys and values of a translator are int8, so it does without their rounding.
+    def read(self, case_set: CaseSet, row: Row, model: ReferenceModel, rounding: Rounding | None) -> object:
+        """Run PyTorch over a source, or over a target up to a row's end."""
+        reference = translator_answers.open_reference(model, self.examiner.bundle)
+        text = case_set.texts[row.text]
+        if text.source is None:
+            return reference.compute_keys_values(text.tokens)
+        short = replace(text, tokens=text.tokens[: row.ends[-1]])
+        return translator_answers.compute_results(reference, case_set, short)
+
+
+class PyTorchModel:
+    """PyTorch, which scores the targets that an engine's search finds, and goes along with it."""
+
+    def __init__(self, model: ReferenceModel, examiner: TranslationExaminer) -> None:
+        self.reference = translator_answers.open_reference(model, examiner.bundle)
+        self.scales = translator_answers.find_scales(examiner.expected)
+
+    def score(self, source: Sequence[int], target: Sequence[int]) -> float:
+        return self.reference.score(source, tuple(target[1:]))
+
+    def follow(self, case_set: CaseSet, case: Case) -> SearchFollower:
+        assert case_set.search is not None
+        numbers = [case_set.texts[row.text].source for row in case.rows]
+        sources = [(case_set.texts[n].tokens, self.scales[n]) for n in numbers if n is not None]
+        return SearchFollower(self.reference, sources, case_set.search.num_beams)
 
 
 class SearchFollower:
     """PyTorch beside an engine's beam search, each source by itself and without padding."""
 
-    def __init__(self, reference: Reference, samples: Sequence[Sample], beams: int) -> None:
+    def __init__(
+        self, reference: Reference, sources: Sequence[tuple[tuple[int, ...], float]], beams: int
+    ) -> None:
         self.beams = beams
-        self.runs = [reference.start_run(sample.source, beams) for sample in samples]
-        self.scales = [measure_scale(sample.logits) for sample in samples]
+        self.runs = [reference.start_run(source, beams) for source, _ in sources]
+        self.scales = [scale for _, scale in sources]  # of the errors of each
         self.errors: list[float] = []
 
     def compare(self, logits: Logits, tokens: Sequence[int], active: Sequence[bool]) -> None:

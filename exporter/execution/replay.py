@@ -159,10 +159,9 @@ def make_replay(
     each token says there which row's it is, and at which position. Of a long row the last step is compared
     alone. PyTorch reads what stands behind a repeated past by itself.
     """
-    coded, length = code_tokens(case_set, case)
+    coded, coded_case, length = code_tokens(case_set, case)
     recorder = RecordingProgram(artifact)
-    own_texts = tuple(replace(each, text=number) for number, each in enumerate(case.rows))
-    task.drive(recorder, coded, replace(case, rows=own_texts))
+    task.drive(recorder, coded, coded_case)
     begins = [find_compared(case_set, each) for each in case.rows]
     if row is not None:
         begins = [begin if number == row else length for number, begin in enumerate(begins)]
@@ -185,14 +184,16 @@ class Replayed(Protocol):
         """Run PyTorch over the tokens of a row."""
 
 
-def code_tokens(case_set: CaseSet, case: Case) -> tuple[CaseSet, int]:
-    """Return the set with a text for each row of a case, whose tokens tell their places, and the longest."""
+def code_tokens(case_set: CaseSet, case: Case) -> tuple[CaseSet, Case, int]:
+    """Return the set with a text for each row of a case, whose tokens tell their places; and the longest."""
     length = max(len(text.tokens) for text in case_set.texts)
     texts = [
         replace(text, tokens=tuple(-1 - number * length - place for place in range(len(text.tokens))))
         for number, text in enumerate(case_set.texts[row.text] for row in case.rows)
     ]
-    return replace(case_set, texts=tuple(texts), answers={}), length
+    rows = tuple(replace(row, text=len(case_set.texts) + i) for i, row in enumerate(case.rows))
+    coded = replace(case_set, texts=(*case_set.texts, *texts), answers={})
+    return coded, replace(case, rows=rows), length
 
 
 def find_compared(case_set: CaseSet, row: Row) -> int:

@@ -11,7 +11,6 @@ from typing import TypeAlias
 
 import numpy as np
 
-from ...runtime.apps.check import translations
 from ...runtime.apps.check.case import Case, CaseSet, Measure, from_arrays
 from ...runtime.apps.check.cases import find_room
 from ...runtime.apps.check.divergence import (
@@ -87,7 +86,7 @@ def list_translator_checks(bundle: Bundle, artifact: Artifact) -> list[Check]:
     """Return the checks of an encoder-decoder: PyTorch's targets fed one by one, and a padded batch."""
     arrays, limits = load_golden(bundle)
     own = limits[artifact.precision]
-    *samples, _ = translations.from_arrays(arrays).samples  # the last is as long as it may be
+    samples = list_samples(from_arrays(arrays))
     sources = [sample.source for sample in samples]
     source, target = open_text_tokenizers(bundle)
     return [

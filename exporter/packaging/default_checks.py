@@ -14,7 +14,6 @@ import numpy as np
 
 from ...runtime import TextEncoder, TextGenerator, Translator, load
 from ...runtime.apps.check import answers as golden_answers
-from ...runtime.apps.check import translations
 from ...runtime.apps.check.case import from_arrays
 from ...runtime.apps.check.cases import find_room
 from ...runtime.apps.check.divergence import Continued, list_samples
@@ -76,8 +75,8 @@ def find_text_samples(bundle: Bundle, artifact: Artifact) -> dict[str, Continued
     tokenizer = open_text_tokenizers(bundle)[0]
     samples: dict[str, Continued] = {}
     if bundle.manifest.task == "translation":
-        for source in translations.from_arrays(arrays).samples[:-1]:  # the last is as long as it may be
-            samples[golden_answers.find_text(bundle.manifest, tokenizer, source.source)] = source
+        for sample in list_samples(from_arrays(arrays)):
+            samples[golden_answers.find_text(bundle.manifest, tokenizer, sample.source)] = sample
     else:
         room = find_room(artifact) - MAX_NEW_TOKENS
         for prompt in list_samples(from_arrays(arrays)):

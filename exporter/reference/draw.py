@@ -8,13 +8,11 @@ from __future__ import annotations
 import math
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Protocol, TypeAlias
+from typing import TYPE_CHECKING, TypeAlias
 
 import numpy as np
 
-from ...runtime.apps.check.draws import Batch, Draws, measure_error
-from ...runtime.apps.check.metrics import DrawMetrics
-from ..errors import VerificationError
+from ...runtime.apps.check.draws import Batch
 from ..levels import FULL, Level
 
 if TYPE_CHECKING:
@@ -38,21 +36,6 @@ KNOWN_TOKENS = 256  # of the vocabulary, whose logits are compared
 
 
 @dataclass(frozen=True)
-class SourceDrawing:
-    """What is drawn for a translator beside its targets.
-
-    Attributes:
-        real: tokens of real sources, of which phrases are drawn.
-        longest: the most tokens of a source, its end token included.
-        end: the token behind every source.
-    """
-
-    real: tuple[int, ...]
-    longest: int
-    end: int
-
-
-@dataclass(frozen=True)
 class Drawing:
     """What is drawn for a decoder.
 
@@ -72,7 +55,6 @@ class Drawing:
     seed: int
     parts: int
     level: Level
-    sources: SourceDrawing | None = None  # of a translator
 
 
 def count_weights(model: ReferenceModel) -> int:
@@ -249,21 +231,6 @@ def draw_columns(random: Random, vocabulary: int) -> tuple[int, ...]:
     return tuple(columns.tolist())
 
 
-class DrawReference(Protocol):
-    """A model in PyTorch."""
-
-    def answer_draws(self, draws: Draws) -> Draws:
-        """Return the draws with what the model makes of them."""
-
-
-def answer_finitely(reference: DrawReference, draws: Draws) -> Draws:
-    """Return draws with what PyTorch makes of them, which has to be finite."""
-    answered = reference.answer_draws(draws)
-    if not all(np.isfinite(array).all() for array in answered.logits):
-        raise VerificationError("the PyTorch model's own logits are not finite; check its weights")
-    return answered
-
-
 def describe_undrawn(weights: int, context: int, max_batch: int, level: Level) -> Iterator[str]:
     """Yield what a level leaves out of what is drawn at "full"."""
     if not level.draw_work:
@@ -333,11 +300,3 @@ def draw_places(random: Random, most: int, known: int) -> list[int]:
     shares = (np.arange(PLACES // 2) + random.uniform(size=(2, PLACES // 2))) / (PLACES // 2)
     lengths = np.concatenate([shares[0] * most, most ** shares[1]])
     return sorted({max(1, int(length)) for length in lengths})
-
-
-def measure_draws(rounded: Draws, draws: Draws) -> DrawMetrics:
-    """Measure how far what a rounded model makes of draws is from what the model does."""
-    pairs = [*zip(rounded.logits, draws.logits, strict=True)]
-    pairs += [(logits, draws.repeated[place]) for place, logits in rounded.repeated.items()]
-    errors = [measure_error(got, want, draws.scale) for got, want in pairs]
-    return DrawMetrics(max(errors), math.isfinite(max(errors)), sum(len(want) for _, want in pairs))

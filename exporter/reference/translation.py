@@ -5,10 +5,8 @@ S source tokens, T target tokens, V vocabulary, L layers, H heads, D head size, 
 
 from __future__ import annotations
 
-import math
 from abc import ABC, abstractmethod
 from collections.abc import Sequence
-from dataclasses import replace
 from typing import TYPE_CHECKING, Any, Protocol
 
 import numpy as np
@@ -16,16 +14,12 @@ import torch
 from torch import Tensor
 
 from ...models import KeyValue, PaddedAttention, SourceAttention, Transformer
-from ...runtime.apps.check.metrics import DrawMetrics, Logits, ScoreMetrics, measure, measure_scale
+from ...runtime.apps.check.metrics import Logits
 from ...runtime.decoding.beam import BeamSearch, Hypothesis, Search
 from ...runtime.decoding.sampling import compute_logprobs
-from ..limits import Gaps
-from .draw import measure_draws
-from .rounding import Rounding
 
 if TYPE_CHECKING:
-    from ...runtime.apps.check.draws import Draws
-    from ...runtime.apps.check.translations import Sample
+    pass
 
 
 def make_reference(model: Any, start: int, gives_attention: bool = False) -> Reference:
@@ -92,71 +86,6 @@ class Reference:
     def score(self, source: Sequence[int], target: Sequence[int]) -> float:
         """Return the mean log-probability of a target's tokens."""
         return compute_score(self.compute_results(source, target)[0], target)
-
-    def answer_draws(self, draws: Draws) -> Draws:
-        """Return the draws with what their sources and texts come to, each computed at once."""
-        from ...runtime.apps.check.draws import choose_places
-
-        pairs = list(zip(draws.sources, draws.texts, strict=True))
-        # The model is fed a target but for its last token, so there has to be one more.
-        logits = [self.compute_results(source, [*text[1:], 0])[0] for source, text in pairs]
-        known = tuple(array[:, list(draws.columns)] for array in logits)
-        cross = (self.stack_keys_values(source)[:, list(choose_places(source))] for source, _ in pairs)
-        return replace(draws, logits=known, scale=measure_scale(np.concatenate(known)), cross=tuple(cross))
-
-    def measure_gaps(self, samples: Sequence[Sample], rounding: Rounding, draws: Draws | None = None) -> Gaps:
-        """Compare the rounded model with itself unrounded; keys are the prefixes of the limits' names."""
-        from ...runtime.apps.check.draws import PREFIX
-        from ...runtime.apps.check.translations import measure_attention, measure_cross
-
-        with rounding.apply(self.model):
-            both = [self.compute_results(s.source, s.target) for s in samples]
-            cross = [self.stack_keys_values(s.source)[:, list(s.positions)] for s in samples]
-            searched = [(s, beam) for s in samples for beam in s.beams]
-            found = [self.compute_results(s.source, beam.token_ids)[0] for s, beam in searched]
-            drawn = None if draws is None else self.answer_draws(draws)
-        logits = [logits[list(s.steps)] for (logits, _), s in zip(both, samples, strict=True)]
-        exact = [s.cross for s in samples]
-        gaps: Gaps = {"": measure(np.concatenate(logits), np.concatenate([s.logits for s in samples]))}
-        if draws is not None and drawn is not None:
-            gaps[PREFIX] = measure_draws(drawn, draws)
-            cross += drawn.cross
-            exact += draws.cross
-        gaps["cross."] = measure_cross(cross, exact)
-        if searched:
-            gaps |= self.measure_searches(searched, found)
-        if self.gives_attention:
-            looked = [attention[:, :, list(s.steps)] for (_, attention), s in zip(both, samples, strict=True)]
-            gaps["attention."] = measure_attention(looked, [s.attention for s in samples])
-        return gaps
-
-    def measure_rounded_searches(
-        self, searched: Sequence[tuple[Sample, Hypothesis]], rounding: Rounding
-    ) -> Gaps:
-        """Compare the rounded model with itself unrounded along targets of beam searches."""
-        with rounding.apply(self.model):
-            found = [self.compute_results(s.source, beam.token_ids)[0] for s, beam in searched]
-        return self.measure_searches(searched, found)
-
-    def measure_searches(
-        self, searched: Sequence[tuple[Sample, Hypothesis]], found: Sequence[Logits]
-    ) -> Gaps:
-        """Compare the logits and scores that rounding gives the targets of beam searches."""
-        from ...runtime.apps.check.draws import measure_error
-        from ...runtime.apps.check.translators import SEARCH
-
-        scores = []
-        errors = []
-        for (sample, beam), logits in zip(searched, found, strict=True):
-            scores.append(abs(compute_score(logits, beam.token_ids) - beam.score))
-            exact, _ = self.compute_results(sample.source, beam.token_ids)
-            errors.append(measure_error(logits, exact, measure_scale(sample.logits)))
-        worst = float(np.max(scores))
-        error = max(errors)
-        return {
-            "score": ScoreMetrics(worst, math.isfinite(worst), len(scores)),
-            SEARCH: DrawMetrics(error, math.isfinite(error), len(errors)),
-        }
 
 
 class UncachedReference(Reference, ABC):

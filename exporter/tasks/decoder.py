@@ -239,7 +239,7 @@ def add_edges(builder: Builder, tokens: Sequence[int], edges: Sequence[int]) -> 
     text = builder.add_text(Text(tuple(tokens[: max(edges)])), logits=[edge - 1 for edge in edges])
     name = f"prompts of {', '.join(map(str, edges))} tokens"
     for edge in edges:
-        builder.add_case(Case(name, GRAPH, (Row(text, (edge,)),), (LOGITS,)))
+        builder.add_case(Case(name, GRAPH, (Row(text, (edge,)),), (LOGITS,), is_costly=True))
 
 
 def add_context(builder: Builder, filled: Text) -> None:
@@ -249,7 +249,7 @@ def add_context(builder: Builder, filled: Text) -> None:
     ends = tuple(range(length - rows + 1, length + 1))
     text = builder.add_text(filled, logits=[end - 1 for end in ends])
     row = Row(text, (filled.past, *ends) if filled.past else ends)
-    builder.add_case(Case(CONTEXT, GRAPH, (row,), (LOGITS,), shares_past=bool(filled.past)))
+    builder.add_case(Case(CONTEXT, GRAPH, (row,), (LOGITS,), shares_past=bool(filled.past), is_costly=True))
 
 
 def add_random(
@@ -287,7 +287,9 @@ def add_random(
         ]
         name = f"{RANDOM}, seed {drawing.seed}"
         shares_past = bool(batch.repeats)
-        builder.add_case(Case(name, GRAPH, tuple(rows), (COLUMNS,), shares_past=shares_past, spare=SPARE))
+        builder.add_case(
+            Case(name, GRAPH, tuple(rows), (COLUMNS,), shares_past=shares_past, spare=SPARE, is_costly=True)
+        )
     add_single_steps(
         builder, numbers[0], longest, min(count_step_rows(weights, longest, drawing.level), drawing.max_batch)
     )
@@ -303,7 +305,7 @@ def add_single_steps(builder: Builder, text: int, length: int, most: int) -> Non
     pasts = [min(1 + row * count, length - count) for row in range(rows)]
     name = f"single steps at positions 1 to {pasts[-1] + count - 1}"
     steps = tuple(Row(text, tuple(range(past, past + count + 1))) for past in pasts)
-    builder.add_case(Case(name, GRAPH, steps, (COLUMNS,), shares_past=True))
+    builder.add_case(Case(name, GRAPH, steps, (COLUMNS,), shares_past=True, is_costly=True))
 
 
 def add_passages(builder: Builder, passages: Sequence[tuple[int, ...]], vocabulary: int) -> None:
@@ -313,7 +315,9 @@ def add_passages(builder: Builder, passages: Sequence[tuple[int, ...]], vocabula
         allowed = max(1, LOGITS_BYTES // (len(passages) * vocabulary * 4))
         some = choose_evenly(len(every), allowed)
         text = builder.add_text(Text(tokens), likeliest=every, logprob=every, logits=some)
-        builder.add_case(Case("real text", GRAPH, (Row(text, (len(every),)),), (PASSAGES,), "every"))
+        builder.add_case(
+            Case("real text", GRAPH, (Row(text, (len(every),)),), (PASSAGES,), "every", is_costly=True)
+        )
 
 
 def find_vocabulary(manifest: Manifest) -> int:

@@ -8,20 +8,21 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 from dataclasses import replace
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
+import numpy.typing as npt
 
 from ...runtime.apps.check.case import CaseSet, Integers, Known, Text, to_arrays
 from ...runtime.apps.check.decoder import reduce
 from ...runtime.apps.check.draws import PREFIX
 from ...runtime.apps.check.files import choose_evenly, fits
 from ...runtime.apps.check.judge import Seen, measure_columns, measure_passages, measure_values
-from ...runtime.apps.check.metrics import Logits, Metrics
+from ...runtime.apps.check.metrics import Logits, Metrics, measure_scale
 from ...runtime.bundle.bundle import Bundle
 from ...runtime.progress import PartCounter, Report, report_nothing
 from ..errors import VerificationError
-from ..limits import Gaps
+from ..limits import CAPS, Gaps
 from ..reference.draw import CONTEXT_ROWS, TAIL
 from ..reference.model import is_module
 from .decoder import CONTEXT, LOGITS
@@ -31,6 +32,8 @@ if TYPE_CHECKING:
     from ..reference.model import ReferenceModel
     from ..reference.rounding import Rounding
 
+# Of a text's logits, in units of their spread: ten times what engines in fp32 may be off.
+NEAR = 10 * CAPS["fp32"]["max_error"]
 KEPT_LOGITS = ((3, 8), (2, 4), (1, 1))  # of a prompt and of another text, in golden data; the first that fits
 
 
@@ -125,6 +128,44 @@ def compute_logits(reference: Reference, text: Text, positions: Integers) -> Log
 def read_to(reference: Reference, text: Text, end: int) -> Logits:
     """Run PyTorch over the first tokens of a text; return the logits (1, V) behind them."""
     return compute_logits(reference, text, np.array([end - 1]))
+
+
+def answer_again(model: ReferenceModel, bundle: Bundle, golden: CaseSet) -> CaseSet:
+    """Ask a decoder what follows the same tokens; a token that is as likely but for rounding is kept."""
+    prompts = golden.answers["margin"]
+    chosen = {number: Known.wanted(known.positions.tolist()) for number, known in prompts.items()}
+    likeliest = dict(golden.answers.get("likeliest", {}))
+    asked = replace(golden, answers={**golden.answers, "likeliest": {**likeliest, **chosen}})
+    answered = answer(model, bundle, asked)
+    found = dict(answered.answers["likeliest"])
+    texts = list(golden.texts)
+    for number in list(found):
+        tokens = texts[number].tokens
+        positions = found[number].positions
+        if number not in prompts:
+            given = likeliest[number].values
+            found[number] = Known(positions, choose_likeliest(model, tokens, found[number], given))
+            continue
+        given = np.array(tokens)[positions + 1]
+        own = choose_likeliest(model, tokens, found.pop(number), given)
+        texts[number] = replace(texts[number], tokens=(*tokens[: positions[0] + 1], *own.tolist()))
+    return replace(answered, texts=tuple(texts), answers={**answered.answers, "likeliest": found})
+
+
+def choose_likeliest(
+    model: ReferenceModel, tokens: Sequence[int], found: Known, given: npt.NDArray[Any]
+) -> npt.NDArray[Any]:
+    """Return the likeliest token at each place; the given one where it is as likely but for rounding."""
+    from ..reference.open import make_reference
+
+    differs = found.values != given
+    if not differs.any():
+        return given
+    logits = make_reference(model).compute_logits(tokens, found.positions[differs].tolist())
+    behind = logits.max(axis=-1) - np.take_along_axis(logits, given[differs, None], axis=-1)[:, 0]
+    chosen: npt.NDArray[Any] = found.values.copy()
+    chosen[differs] = np.where(behind <= NEAR * measure_scale(logits), given[differs], found.values[differs])
+    return chosen
 
 
 def measure_gaps(model: ReferenceModel, bundle: Bundle, case_set: CaseSet, rounding: Rounding) -> Gaps:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterator, Sequence
+from dataclasses import replace
 from typing import TYPE_CHECKING
 
 import numpy as np
@@ -72,7 +73,7 @@ def choose(
         measures = list_measures(artifact, problem_type, of_texts=False)
         name = f"{RANDOM}, seed {seed}"
         numbers = [[pool[i] for i in batch] for batch in batches]
-        cases += [make_case(name, chosen, batch, measures) for batch in numbers]
+        cases += [replace(make_case(name, chosen, batch, measures), is_costly=True) for batch in numbers]
     wanted = {spec.name: want_answers(chosen, is_per_token(spec)) for spec in artifact.outputs}
     return CaseSet(
         texts=chosen,

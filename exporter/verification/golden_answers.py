@@ -6,19 +6,17 @@ Who has no checkpoint trusts golden data alone: `selftest`, and `verify` without
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
-from typing import TYPE_CHECKING, Any, TypeAlias
+from typing import TYPE_CHECKING
 
 import numpy as np
-import numpy.typing as npt
 
-from ...runtime.apps.check.case import CaseSet, Known
+from ...runtime.apps.check.case import from_arrays
 from ...runtime.apps.check.draws import PREFIX as DRAWN
-from ...runtime.apps.check.draws import Draws
 from ...runtime.apps.check.files import Arrays, find_golden, name_damage, read_golden
 from ...runtime.apps.check.judge import ENOUGH
-from ...runtime.apps.check.metrics import Comparison, measure_scale
+from ...runtime.apps.check.metrics import Comparison
 from ...runtime.bundle.manifest import Manifest
 from ...runtime.errors import BundleError
 from ..comparison.examiner import Limits, Progress
@@ -26,12 +24,9 @@ from ..comparison.tasks import TASKS, AnyExaminer
 from ..errors import shorten_error
 from ..levels import QUICK
 from ..limits import CAPS, NOTHING_ACCEPTED, Accepted, find_factor, find_upper_bound
-from ..reference import translation_samples
 from ..reference.model import is_module, rest, wake
-from ..tasks import decoder_answers, encoder_answers
 
 if TYPE_CHECKING:
-    from ..reference.draw import DrawReference
     from ..reference.model import ReferenceModel
 
 log = logging.getLogger("planforge")
@@ -71,7 +66,7 @@ def compare_golden(
     try:
         with name_damage(bundle):
             arrays, usual = read_golden(file)
-            if examiner.bundle.manifest.task != "translation" and "plan" not in arrays:
+            if "plan" not in arrays:
                 log.warning("%s: %s", name, OLDER)
                 return []
             meant = answer_again(examiner, arrays, model)
@@ -177,109 +172,16 @@ def answer_again(examiner: AnyExaminer, arrays: Arrays, model: ReferenceModel) -
     ):
         return own
     wake(model)
-    task = examiner.bundle.manifest.task
-    _, samples = TASKS[task]
-    golden = samples.from_arrays(arrays)
-    is_quick = examiner.level is QUICK
-    meant = ANSWERS[task](golden, examiner, model, is_quick)
+    golden = from_arrays(arrays)
+    longest = max(text.count() for text in golden.texts)
+    room = examiner.bundle.manifest.max_length
+    if longest > room + 1:  # a translator's targets begin with a token more
+        raise ValueError(f"it has texts of {longest} tokens, and the model takes {room}")
+    if examiner.level is QUICK:
+        costly = {row.text for case in golden.cases if case.is_costly for row in case.rows}
+        golden = golden.restrict([number for number in range(len(golden.texts)) if number not in costly])
+    again = TASKS[examiner.bundle.manifest.task].answer_again(model, examiner.bundle, golden)
     if not examiner.runs_model:
         rest(model)
-    found = replace(examiner, expected=meant).collect_golden()
-    if isinstance(meant, CaseSet):
-        return {name: array for name, array in found.items() if name != "plan"}
-    return {name: found[name] for name in found if not is_quick or name.startswith("sample.")}
-
-
-def answer_decoder(golden: CaseSet, examiner: AnyExaminer, model: ReferenceModel, is_quick: bool) -> CaseSet:
-    """Ask a decoder what follows the same tokens; quickly, the prompts that it has continued alone."""
-    prompts = golden.answers["margin"]
-    asked = golden.restrict(prompts) if is_quick else golden
-    room = examiner.bundle.manifest.max_length
-    longest = max(text.count() for text in golden.texts)
-    if longest > room:
-        raise ValueError(f"it has texts of {longest} tokens, and the model takes {room}")
-    chosen = {number: Known.wanted(known.positions.tolist()) for number, known in prompts.items()}
-    likeliest = dict(asked.answers.get("likeliest", {}))
-    asked = replace(asked, answers={**asked.answers, "likeliest": {**likeliest, **chosen}})
-    answered = decoder_answers.answer(model, examiner.bundle, asked)
-    found = dict(answered.answers["likeliest"])
-    texts = list(golden.texts)
-    for number in list(found):
-        tokens = texts[number].tokens
-        positions = found[number].positions
-        if number not in prompts:
-            given = likeliest[number].values
-            found[number] = Known(positions, choose_likeliest(model, tokens, found[number], given))
-            continue
-        given = np.array(tokens)[positions + 1]
-        own = choose_likeliest(model, tokens, found.pop(number), given)
-        texts[number] = replace(texts[number], tokens=(*tokens[: positions[0] + 1], *own.tolist()))
-    return replace(answered, texts=tuple(texts), answers={**answered.answers, "likeliest": found})
-
-
-def choose_likeliest(
-    model: ReferenceModel, tokens: Sequence[int], found: Known, given: npt.NDArray[Any]
-) -> npt.NDArray[Any]:
-    """Return the likeliest token at each place; the given one where it is as likely but for rounding."""
-    from ..reference.open import make_reference
-
-    differs = found.values != given
-    if not differs.any():
-        return given
-    logits = make_reference(model).compute_logits(tokens, found.positions[differs].tolist())
-    behind = logits.max(axis=-1) - np.take_along_axis(logits, given[differs, None], axis=-1)[:, 0]
-    chosen: npt.NDArray[Any] = found.values.copy()
-    chosen[differs] = np.where(behind <= NEAR * measure_scale(logits), given[differs], found.values[differs])
-    return chosen
-
-
-def answer_draws(reference: DrawReference, draws: Draws, longest: int) -> Draws:
-    """Ask for the logits of the same drawn texts; a ValueError says that they are longer than a context."""
-    lengths = [*map(len, (*draws.texts, *draws.sources)), *(batch.columns for batch in draws.batches)]
-    if max(lengths) > longest:
-        raise ValueError(f"it has drawn texts of {max(lengths)} tokens, and the model takes {longest}")
-    return reference.answer_draws(draws)
-
-
-def answer_encoder(golden: CaseSet, examiner: AnyExaminer, model: ReferenceModel, is_quick: bool) -> CaseSet:
-    """Ask an encoder for the results of the same texts; quickly, of the real ones alone."""
-    asked = golden.restrict(encoder_answers.list_real_texts(golden)) if is_quick else golden
-    return encoder_answers.answer(model, examiner.bundle, asked)
-
-
-def answer_translator(
-    golden: translation_samples.Expectation, examiner: AnyExaminer, model: ReferenceModel, is_quick: bool
-) -> translation_samples.Expectation:
-    """Ask an encoder-decoder for the results of the same sources and targets."""
-    reference = examiner.expected.reference
-    search = examiner.expected.search
-
-    def answer(sample: Any) -> Any:
-        every = tuple(range(len(sample.target)))
-        again = translation_samples.make_sample(reference, sample.source, sample.target, every)
-        is_whole = len(sample.margins) == len(every)  # else they are of its last steps
-        beams = reference.search(sample.source, search) if sample.beams else ()
-        # Of two beams that are as good the other may come first: then the scores alone tell them apart.
-        scored = tuple(replace(kept, score=own.score) for kept, own in zip(sample.beams, beams, strict=True))
-        return replace(
-            sample,
-            margins=again.margins if is_whole else sample.margins,
-            logits=again.logits[list(sample.steps)],
-            cross=reference.stack_keys_values(sample.source)[:, list(sample.positions)],
-            attention=again.attention[:, :, list(sample.steps)],
-            beams=scored,
-        )
-
-    draws = golden.draws
-    if draws is not None and not is_quick:
-        draws = answer_draws(reference, draws, examiner.bundle.manifest.max_length)
-    return replace(golden, search=search, samples=tuple(map(answer, golden.samples)), draws=draws)
-
-
-Answer: TypeAlias = "Callable[[Any, AnyExaminer, ReferenceModel, bool], Any]"
-
-ANSWERS: dict[str, Answer] = {
-    "text-generation": answer_decoder,
-    "text-encoding": answer_encoder,
-    "translation": answer_translator,
-}
+    found = replace(examiner, expected=again).collect_golden()
+    return {name: array for name, array in found.items() if name != "plan"}

@@ -9,7 +9,6 @@ from typing import TYPE_CHECKING
 
 from ...runtime.apps.check.failures import Exceeded, OtherToken
 from ...runtime.apps.check.metrics import Comparison, keeps_limit
-from ...runtime.apps.check.translators import BEAMS
 from ...runtime.bundle.bundle import Bundle
 from ...runtime.bundle.manifest import Manifest
 from ..calibration.calibration import Calibration
@@ -114,9 +113,10 @@ def add_losses_of_searches(
     if not isinstance(examiner, TranslationExaminer):
         return
     for artifact in report.failed_artifacts(examiner.bundle.manifest):
-        cases = [c.case for c in report.comparisons if c.artifact == artifact.id and not c.passed]
+        failed = {c.case for c in report.comparisons if c.artifact == artifact.id and not c.passed}
+        searches = {case.name for case in examiner.expected.cases if case.runner == "beams"}
         rounding = calibration.make_rounding(artifact.precision)
-        if rounding is None or not any(BEAMS in case for case in cases):
+        if rounding is None or not failed & searches:
             continue
         along = examiner.measure_failed_search(artifact, rounding)
         known = losses[artifact.precision]

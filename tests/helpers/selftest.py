@@ -23,12 +23,12 @@ DECODING += [
 ]
 STEPS = "single steps at positions 1 to 255"
 DECODING += ["random batches, padded, seed 0", STEPS, "real text"]
-ENCODING = ["one by one", "batch of 3, padded", "1 token", "64 tokens"]
-TRANSLATING = ["decode, batch 1", "at once, batch 1", "greedy, batch 3, padded", "full target of 64 tokens"]
-TRANSLATING += ["4 beams, batch 2, padded"]
+ENCODING = ["one by one", "3 sources, padded", "1 token", "64 tokens"]
+TRANSLATING = ["decode, batch 1", "at once, batch 1", "greedy, 3 sources, padded"]
+TRANSLATING += ["full target of 64 tokens", "4 beams, 2 sources, padded"]
 DRAWN_TARGETS = [
-    "batches of 1 to 8 rows, padded, drawn with seed 0",
-    "single steps at positions 1 to 63, 1 row",
+    "random batches, padded, seed 0",
+    "single steps at positions 1 to 63",
 ]
 
 

@@ -13,7 +13,6 @@ from ...bundle.defaults import GenerationDefaults
 from ...bundle.manifest import Manifest
 from ...errors import InputError
 from ...text.tokenizer import Tokenizer
-from . import translations
 from .case import from_arrays
 from .cases import find_room
 from .divergence import Continued, list_samples
@@ -78,14 +77,13 @@ def compare_translator(
     room = min(find_room(model.artifact), find_room(model.encoder.artifact))
     allowed = limits[model.artifact.precision]["max_error"]
     faults: list[str] = []
-    *samples, _ = translations.from_arrays(arrays).samples  # the last one's target is no answer
-    for sample in samples:
+    for sample in list_samples(from_arrays(arrays)):
         text = find_text(manifest, model.source_tokenizer, sample.source)
-        count = len(sample.target)
+        count = len(sample.continuation)
         if not text or max(len(sample.source), count) > room or len(faults) == MOST:
             continue
         answer = model.translate(text, num_beams=1, max_new_tokens=count)
-        want = cut_at_end(sample.target, defaults.eos)
+        want = cut_at_end(sample.continuation, defaults.eos)
         got = answer.token_ids
         if len(want) == len(got) == count:  # at full length some models force the last token
             want = want[:-1]

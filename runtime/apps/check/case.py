@@ -19,8 +19,10 @@ from .files import Arrays, choose_evenly
 
 Array: TypeAlias = npt.NDArray[Any]
 Integers: TypeAlias = npt.NDArray[np.int64]
-Runner: TypeAlias = Literal["forced", "every", "greedy", "once"]
-Kind: TypeAlias = Literal["logits", "columns", "passages", "vectors", "scores", "labels", "flags"]
+Runner: TypeAlias = Literal["forced", "every", "greedy", "once", "attention", "beams"]
+Kind: TypeAlias = Literal[
+    "logits", "columns", "passages", "vectors", "scores", "labels", "flags", "layers", "attention", "beams"
+]
 
 FORMAT = 2  # of the arrays that `to_arrays` makes; 1 had the names of each task
 
@@ -35,6 +37,9 @@ class Text:
         past: how many of the first tokens have their keys and values in a cache `repeats` times.
         repeats: how often, one behind the other. Positions are counted in `tokens`, without repetitions.
         segments: of each token, 0 for the first text of a pair and 1 for the second; empty where all are 0.
+        source: the number of the text that a translator's encoder reads beside it.
+        quotes: whether `tokens` are places in what PyTorch writes behind the texts that it continues, -1 for
+            the token that targets begin with. `answer` looks them up.
     """
 
     tokens: tuple[int, ...]
@@ -42,6 +47,8 @@ class Text:
     past: int = 0
     repeats: int = 1
     segments: tuple[int, ...] = ()
+    source: int | None = None
+    quotes: bool = False
 
     def count(self, end: int | None = None) -> int:
         """Return how many tokens of a cache the first `end` take, or all of them."""
@@ -63,7 +70,8 @@ class Measure(NamedTuple):
     Attributes:
         kind: "logits" of whole rows, the "columns" of some tokens, "passages" of which every token is
             predicted; of an encoder "vectors", "scores" (a number from each token, all of a text are one
-            vector), "labels" of which one is chosen, "flags" of which each is chosen by itself.
+            vector), "labels" of which one is chosen, "flags" of which each is chosen by itself; of a
+            translator the keys and values of "layers", each by itself, "attention", and "beams".
         outputs: what is compared with PyTorch's.
         limited: the metrics that have limits.
         prefix: of the limits' names.
@@ -87,11 +95,13 @@ class Case:
         rows: of one batch, all of as many steps.
         measures: what is compared of it.
         runner: "forced" compares what follows each step; "every" each token's, of a single row; "greedy" lets
-            the engine choose the tokens behind the first step; "once" reads whole texts, as an encoder does.
+            the engine choose the tokens behind the first step; "once" reads whole texts, as an encoder does;
+            "attention" reads a target at once, in rows that share a source; "beams" searches.
         shares_past: the first step is read once, by the row that reads most of it, and copied.
         chunk: how many tokens of a row one run of the graph reads at most; 0 leaves it to the runtime.
         spare: slots of the cache behind those that are needed: what is written too far shows in results then,
             and else the engine itself would raise an error.
+        is_costly: a quick look at PyTorch's answers leaves out the texts that it reads.
     """
 
     name: str
@@ -102,6 +112,7 @@ class Case:
     shares_past: bool = False
     chunk: int = 0
     spare: int = 0
+    is_costly: bool = False
 
     def list_steps(self) -> Iterator[tuple[tuple[int, int], ...]]:
         """Yield where each row's text is cut in each step: its begin and its end."""
@@ -109,6 +120,22 @@ class Case:
         for ends in zip(*(row.ends for row in self.rows), strict=True):
             yield tuple(zip(begins, ends, strict=True))
             begins = ends
+
+
+class Encoding(NamedTuple):
+    """What a translator's encoder takes, beside its decoder."""
+
+    rows: int  # sources at once
+    tokens: int  # of a source
+
+
+class Searching(NamedTuple):
+    """How beams are searched."""
+
+    num_beams: int
+    max_new_tokens: int
+    eos: tuple[int, ...]
+    suppressed: tuple[int, ...]
 
 
 class Known(NamedTuple):
@@ -153,6 +180,7 @@ class CaseSet:
         answers: PyTorch's, at the positions where they are wanted.
         left_out: what the level of verification does without, in words.
         calibration: texts that no case reads, to calibrate with; files do without.
+        search: how a translator's beams are searched.
     """
 
     texts: tuple[Text, ...]
@@ -161,18 +189,44 @@ class CaseSet:
     columns: tuple[int, ...] = ()
     left_out: tuple[str, ...] = ()
     calibration: tuple[Text, ...] = ()
+    search: Searching | None = None
 
-    def fit(self, case: Case, artifact: Artifact) -> list[Case]:
-        """Return a case in batches as a graph takes them, without rows and steps that are too long."""
+    def list_sources(self, case: Case) -> list[tuple[int, ...]]:
+        """Return what a translator's encoder reads for a case: of rows that share a past a single source."""
+        rows = case.rows[:1] if case.shares_past else case.rows
+        return [
+            self.texts[number].tokens for row in rows if (number := self.texts[row.text].source) is not None
+        ]
+
+    def fit(self, case: Case, artifact: Artifact, encoding: Encoding | None = None) -> list[Case]:
+        """Return a case in batches as a graph takes them, without rows and steps that are too long.
+
+        `encoding` is what a translator's encoder takes of a case's sources.
+        """
         size = artifact.axis("batch")
+        at_once = size.max
+        if case.runner == "beams":
+            assert self.search is not None
+            at_once //= self.search.num_beams
         rows = [row for row in case.rows if self.count_first(case, row) <= find_room(artifact)]
-        parts = [tuple(rows[begin : begin + size.max]) for begin in range(0, len(rows), size.max)]
+        if encoding is not None:
+            at_once = at_once if case.shares_past else min(at_once, encoding.rows)
+            rows = [row for row in rows if self.count_source(row) <= encoding.tokens]
+        parts = [
+            tuple(rows[begin : begin + at_once])
+            for begin in range(0, len(rows) if at_once else 0, at_once or 1)
+        ]
         cases = [self.cut(replace(case, rows=part), find_room(artifact)) for part in parts]
         return [one for one in cases if len(one.rows) >= size.min]
 
+    def count_source(self, row: Row) -> int:
+        """Return how many tokens the source of a row has; 0 of a row that has none."""
+        source = self.texts[row.text].source
+        return 0 if source is None else len(self.texts[source].tokens)
+
     def count_first(self, case: Case, row: Row) -> int:
         """Return how many tokens a row has when something of it is compared first."""
-        if case.runner in ("greedy", "once"):
+        if case.runner in ("greedy", "once", "beams"):
             return self.texts[row.text].count()
         return 1 if case.runner == "every" else self.texts[row.text].count(row.ends[case.shares_past])
 
@@ -189,7 +243,7 @@ class CaseSet:
                 return shorter
         return replace(case, rows=())
 
-    def list_skipped(self, artifact: Artifact) -> list[Skipped]:
+    def list_skipped(self, artifact: Artifact, encoding: Encoding | None = None) -> list[Skipped]:
         """Return what `fit` leaves out of a graph's cases, by their names."""
         counts: dict[str, int] = {}
         left: dict[str, list[Case]] = {}
@@ -197,7 +251,9 @@ class CaseSet:
             if case.graph != artifact.graph:
                 continue
             counts[case.name] = counts.get(case.name, 0) + len(case.rows)
-            kept = {(row.text, row.ends[0]) for part in self.fit(case, artifact) for row in part.rows}
+            kept = {
+                (row.text, row.ends[0]) for part in self.fit(case, artifact, encoding) for row in part.rows
+            }
             rows = tuple(row for row in case.rows if (row.text, row.ends[0]) not in kept)
             if rows and case.runner != "every":
                 left.setdefault(case.name, []).append(replace(case, rows=rows))
@@ -215,7 +271,7 @@ class CaseSet:
     def count_columns(self, case: Case) -> int:
         """Return how many tokens wide a cache gets in which the rows are padded in each step."""
         first, *others = [max(end - begin for begin, end in step) for step in case.list_steps()]
-        if case.runner == "greedy":
+        if case.runner in ("greedy", "beams"):
             others = [min(self.texts[row.text].count() - row.ends[0] for row in case.rows)]
         repeats = max(self.texts[row.text].repeats for row in case.rows)
         return first * repeats + sum(others)
@@ -251,6 +307,7 @@ def to_arrays(case_set: CaseSet) -> dict[str, Array]:
         "texts": [{**asdict(text), "tokens": None} for text in case_set.texts],
         "columns": case_set.columns,
         "left_out": case_set.left_out,
+        "search": case_set.search,
     }
     arrays: dict[str, Array] = {"plan": np.array(json.dumps(plan))}
     arrays |= {f"text.{i}": np.array(text.tokens, np.int64) for i, text in enumerate(case_set.texts)}
@@ -284,7 +341,13 @@ def from_arrays(arrays: Arrays) -> CaseSet:
         answers=answers,
         columns=tuple(plan["columns"]),
         left_out=tuple(plan["left_out"]),
+        search=None if plan.get("search") is None else Searching(*map(read_search, plan["search"])),
     )
+
+
+def read_search(field: Any) -> Any:
+    """Return a field of `Searching` as JSON has it."""
+    return tuple(field) if isinstance(field, list) else field
 
 
 def read_case(fields: Mapping[str, Any]) -> Case:

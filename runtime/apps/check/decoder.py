@@ -12,10 +12,12 @@ from typing import TypeAlias
 
 import numpy as np
 
+from ...decoding.cache import NONE_PENDING
 from ...decoding.cache_shapes import PREFILL_CHUNK
 from ...decoding.decoder import Decoder, DecoderRun
 from ...decoding.sampling import compute_logprobs
 from ...text.tokenizer import Tokenizer
+from ...translate.source_encoder import SourceEncoder
 from .case import Case, CaseSet, Integers, Known
 from .cases import find_room
 from .divergence import Followed, Sample, follow, judge_followed, read_sample
@@ -33,16 +35,21 @@ def list_decoder_comparisons(
 
     def compare(cases: Sequence[Numbered]) -> Outcome:
         if cases[0][1].runner == "greedy":
-            return compare_greedy(decoder, case_set, cases, limits, tokenizer)
+            return compare_greedy(decoder, case_set, cases, limits, (tokenizer, tokenizer))
         seen = chain.from_iterable(run(decoder, case_set, *case) for case in cases)
         return judge(seen, case_set, cases[0][1].measures, limits)
 
     return list_comparisons(case_set, decoder.artifact, compare)
 
 
-def run(decoder: Decoder, case_set: CaseSet, number: int, case: Case) -> Iterator[Seen]:
-    """Yield what a graph gives at the wanted places of a case, whose tokens are all known."""
-    running = start(decoder, case_set, case)
+def run(
+    decoder: Decoder, case_set: CaseSet, number: int, case: Case, encoder: SourceEncoder | None = None
+) -> Iterator[Seen]:
+    """Yield what a graph gives at the wanted places of a case, whose tokens are all known.
+
+    A translator's reads what its encoder gives.
+    """
+    running = start(decoder, case_set, case, encoder)
     first = 1 if case.shares_past else 0
     for step, cuts in islice(enumerate(case.list_steps()), first, None):
         rows = [
@@ -50,7 +57,8 @@ def run(decoder: Decoder, case_set: CaseSet, number: int, case: Case) -> Iterato
             for row, (begin, end) in zip(case.rows, cuts, strict=True)
         ]
         if case.runner == "every":
-            logits = np.concatenate(list(running.extend(rows[0], case.chunk or PREFILL_CHUNK)))
+            chunk = min(case.chunk or PREFILL_CHUNK, decoder.artifact.axis("rows").max)
+            logits = np.concatenate(list(running.extend(rows[0], chunk)))
             yield see(case_set, number, case, step, 0, cuts[0][0], logits)
             continue
         whole = case.chunk == 0
@@ -59,14 +67,17 @@ def run(decoder: Decoder, case_set: CaseSet, number: int, case: Case) -> Iterato
             yield see(case_set, number, case, step, row, end - 1, got[row : row + 1])
 
 
-def start(decoder: Decoder, case_set: CaseSet, case: Case) -> DecoderRun:
+def start(
+    decoder: Decoder, case_set: CaseSet, case: Case, encoder: SourceEncoder | None = None
+) -> DecoderRun:
     """Return a run of a case's rows, which have read their past where they share one."""
+    context = NONE_PENDING if encoder is None else encoder.prepare(case_set.list_sources(case))
     capacity = min(find_room(decoder.artifact), case_set.count_columns(case) + case.spare)
     if not case.shares_past:
-        return decoder.start(len(case.rows), capacity)
+        return decoder.start(len(case.rows), capacity, context)
     pasts = [row.ends[0] for row in case.rows]
     longest = case_set.texts[case.rows[int(np.argmax(pasts))].text]
-    running = start_on_past(decoder, longest.tokens, pasts, capacity)
+    running = start_on_past(decoder, longest.tokens, pasts, capacity, context)
     if longest.repeats > 1:
         running.repeat(longest.repeats)
     return running
@@ -114,16 +125,24 @@ def reduce(case_set: CaseSet, output: str, text: int, positions: Integers, logit
 
 
 def compare_greedy(
-    decoder: Decoder, case_set: CaseSet, cases: Sequence[Numbered], limits: Limits, tokenizer: Tokenizer
+    decoder: Decoder,
+    case_set: CaseSet,
+    cases: Sequence[Numbered],
+    limits: Limits,
+    tokenizers: tuple[Tokenizer, Tokenizer],
+    encoder: SourceEncoder | None = None,
 ) -> Outcome:
-    """Return the outcome of padded batches whose tokens the engine chooses."""
+    """Return the outcome of padded batches whose tokens the engine chooses.
+
+    The tokenizers are those of what it is given, a prompt or a source, and of what it writes.
+    """
     samples: list[Sample] = []
     found: list[Followed] = []
     for _, case in cases:
         own = [read_sample(case_set, row) for row in case.rows]
         prompts = [sample.prompt for sample in own]
-        batch = decoder.start(len(own), case_set.count_columns(case))
-        followed = follow(batch, batch.prefill(prompts), own, limits)
+        batch = start(decoder, case_set, case, encoder)
+        followed = follow(batch, take_step(batch, prompts, has_past=False), own, limits)
         moved = [replace(one, row=one.row + len(samples)) for one in followed.divergences]
         found.append(replace(followed, divergences=tuple(moved)))
         samples += own
@@ -132,5 +151,6 @@ def compare_greedy(
         tuple(divergence for one in found for divergence in one.divergences),
         min(one.steps for one in found),
     )
-    texts = [tokenizer.decode(sample.prompt) for sample in samples]
-    return judge_followed(everything, samples, texts, tokenizer, limits)
+    reader, writer = tokenizers
+    texts = [reader.decode(sample.source or sample.prompt) for sample in samples]
+    return judge_followed(everything, samples, texts, writer, limits)

@@ -23,6 +23,7 @@ class Sample:
     margins: tuple[float, ...]  # by how much PyTorch preferred each of them to the next best, in logits
     steps: tuple[int, ...]  # whose logits are known; step 0 follows the prompt, step i the i-th new token
     logits: Logits  # (len(steps), V) PyTorch's, computed at once and without a cache
+    source: tuple[int, ...] = ()  # what a translator's encoder reads
 
     def __len__(self) -> int:
         return len(self.prompt) + len(self.continuation)
@@ -47,11 +48,13 @@ def list_batches(case_set: CaseSet) -> list[list[Sample]]:
 def read_sample(case_set: CaseSet, row: Row) -> Sample:
     """Return the prompt of a row that an engine continues, with how PyTorch does."""
     length = row.ends[0]
-    tokens = case_set.texts[row.text].tokens
+    text = case_set.texts[row.text]
+    tokens = text.tokens
+    source = () if text.source is None else case_set.texts[text.source].tokens
     logits = case_set.answers["logits"][row.text]
     margins = case_set.answers["margin"][row.text].values
     steps = tuple(int(position) - length + 1 for position in logits.positions)
-    return Sample(tokens[:length], tokens[length:], tuple(map(float, margins)), steps, logits.values)
+    return Sample(tokens[:length], tokens[length:], tuple(map(float, margins)), steps, logits.values, source)
 
 
 class Continued(Protocol):

@@ -21,20 +21,21 @@ log = logging.getLogger("planforge")
 Arrays = Mapping[str, npt.NDArray[Any]]
 MOST_BYTES = 2**29  # of all arrays, unpacked
 PREFIX = "checks/golden-"  # of its name in a bundle
-SAMPLE = "sample."  # before the number of a text, in the names of its arrays
-ALWAYS_KEPT = 2  # of the last samples: an encoder's are its single token and its longest text
 HEADER_BYTES = 256  # of an array in the file, at most
 LIMITS_BYTES = 2**16  # of the limits, beside the answers, at most
 
 
 def write_golden(path: Path, arrays: Arrays, limits: Mapping[str, Mapping[str, float]]) -> None:
-    """Write what PyTorch answered, and the limits; of more than `read_golden` reads, fewer samples.
+    """Write what PyTorch answered, and the limits.
 
-    Raises an InputError where not even a few samples fit.
+    Raises an InputError where that is more than `read_golden` reads.
     """
-    limits_array = np.array(json.dumps(limits))
-    room = MOST_BYTES - count_bytes([limits_array])
-    np.savez(path, limits=limits_array, **thin_samples(arrays, room))  # type: ignore[arg-type]
+    if not fits(arrays):
+        raise InputError(
+            f"golden data of these texts has more than {MOST_BYTES >> 20} MiB, even with few places of each;"
+            " give shorter --prompts, or leave out golden data with --no-verify"
+        )
+    np.savez(path, limits=np.array(json.dumps(limits)), **arrays)  # type: ignore[arg-type]
 
 
 def count_bytes(arrays: Iterable[npt.NDArray[Any]]) -> int:
@@ -45,36 +46,6 @@ def count_bytes(arrays: Iterable[npt.NDArray[Any]]) -> int:
 def fits(arrays: Arrays) -> bool:
     """Tell whether a file of golden data has room for the arrays, with limits."""
     return count_bytes(arrays.values()) + LIMITS_BYTES <= MOST_BYTES
-
-
-def thin_samples(arrays: Arrays, room: int) -> Arrays:
-    """Return the arrays without some of the samples, evenly left out, if all take more than `room` bytes."""
-    if count_bytes(arrays.values()) <= room:
-        return arrays
-    others = {name: array for name, array in arrays.items() if not name.startswith(SAMPLE)}
-    samples: dict[int, dict[str, npt.NDArray[Any]]] = {}
-    for name in arrays.keys() - others.keys():
-        number, _, key = name.removeprefix(SAMPLE).partition(".")
-        samples.setdefault(int(number), {})[key] = arrays[name]
-    last = sorted(samples)[-ALWAYS_KEPT:]
-    texts = sorted(samples)[:-ALWAYS_KEPT]
-    sizes = {number: count_bytes(sample.values()) for number, sample in samples.items()}
-    room -= count_bytes(others.values()) + sum(sizes[number] for number in last)
-    for count in range(len(texts) - 1, 0, -1):
-        chosen = [texts[i] for i in choose_evenly(len(texts), count)]
-        if sum(sizes[number] for number in chosen) <= room:
-            break
-    else:
-        raise InputError(
-            f"golden data of these texts has more than {MOST_BYTES >> 20} MiB, even with few of them;"
-            " give shorter --prompts, or leave out golden data with --no-verify"
-        )
-    kept = [*chosen, *last]
-    log.warning("golden data keeps %d of %d texts, so that it fits its file", len(kept), len(samples))
-    renumbered = {
-        f"{SAMPLE}{i}.{key}": array for i, number in enumerate(kept) for key, array in samples[number].items()
-    }
-    return others | renumbered
 
 
 def read_golden(path: Path) -> tuple[dict[str, npt.NDArray[Any]], dict[str, dict[str, float]]]:

@@ -13,7 +13,7 @@ from typing import NamedTuple, TypeAlias
 import numpy as np
 
 from ...bundle.manifest import Artifact
-from .case import Array, Case, CaseSet, Known, Measure
+from .case import Array, Case, CaseSet, Encoding, Known, Measure
 from .draws import measure_error
 from .metrics import (
     DrawMetrics,
@@ -21,6 +21,7 @@ from .metrics import (
     Measured,
     Outcome,
     TextMetrics,
+    VectorMetrics,
     judge_outcome,
     locate_failure,
     measure,
@@ -55,15 +56,36 @@ def find_answers(case_set: CaseSet, output: str, one: Seen) -> Array:
 def measure_values(seen: Sequence[Seen], case_set: CaseSet, wanted: Measure) -> Measured:
     """Measure an output's values at all places together."""
     (output,) = wanted.outputs
+    if wanted.kind == "attention":  # a vector is what a token attends to in a layer and head
+        pairs = [(one.values[output].values, find_answers(case_set, output, one)) for one in seen]
+        flat = [[side.reshape(-1, side.shape[-1]) for side in pair] for pair in pairs]
+        return find_worst([measure_vectors(got, want) for got, want in flat])
     got = np.concatenate([one.values[output].values for one in seen])
     want = np.concatenate([find_answers(case_set, output, one) for one in seen])
     if wanted.kind == "logits":
         return measure(got, want)
+    if wanted.kind == "layers":
+        layers = range(want.shape[1])
+        return find_worst([measure_vectors(got[:, layer], want[:, layer]) for layer in layers])
     if wanted.kind == "scores":
         return measure_vectors(got[None], want[None], least_scale=1.0)
     if wanted.kind == "vectors":
         return measure_vectors(got, want, of_texts=wanted.of_texts)
     return measure_labels(got, want, independent=wanted.kind == "flags", of_texts=wanted.of_texts)
+
+
+def find_worst(measured: Sequence[VectorMetrics]) -> VectorMetrics:
+    """Return the largest of each metric; not finite if one is not."""
+    rows = sum(each.rows for each in measured)
+    if not all(each.finite for each in measured):
+        return VectorMetrics(math.nan, math.nan, math.nan, False, rows)
+    return VectorMetrics(
+        max(each.max_error for each in measured),
+        max(each.cosine_gap for each in measured),
+        max(each.mean_cosine_gap for each in measured),
+        True,
+        rows,
+    )
 
 
 def judge_values(
@@ -209,12 +231,18 @@ def judge(
 
 
 def list_comparisons(
-    case_set: CaseSet, artifact: Artifact, compare: Callable[[Sequence[Numbered]], Outcome]
+    case_set: CaseSet,
+    artifact: Artifact,
+    compare: Callable[[Sequence[Numbered]], Outcome],
+    encoding: Encoding | None = None,
 ) -> dict[str, Callable[[], Outcome]]:
-    """Return what compares a graph with PyTorch, by name, as far as it takes the rows and tokens."""
+    """Return what compares a graph with PyTorch, by name, as far as it takes the rows and tokens.
+
+    `encoding` is what a translator's encoder takes of a case's sources.
+    """
     by_name: dict[str, list[Numbered]] = {}
     for number, case in enumerate(case_set.cases):
-        if case.graph == artifact.graph and (parts := case_set.fit(case, artifact)):
+        if case.graph == artifact.graph and (parts := case_set.fit(case, artifact, encoding)):
             by_name.setdefault(case.name, []).extend((number, part) for part in parts)
     return {name: partial(compare, cases) for name, cases in by_name.items()}
 

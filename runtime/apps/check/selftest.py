@@ -206,26 +206,18 @@ def prepare_translator(model: Translator, arrays: Arrays, limits: Limits) -> lis
 
     Beams that golden data does not know are scored by the engine's own steps, which are compared with it too.
     """
-    from . import translations, translators
-    from .translation_engine import Engine
+    from .case import from_arrays
+    from .translator import Engine, list_translator_comparisons
 
-    start = model.defaults.decoder_start
-    assert start is not None  # load() sees to it
-    tokenizers = model.source_tokenizer, model.target_tokenizer
-    engine = Engine(model.encoder, model.decoder, start, tokenizers)
-    golden = translations.from_arrays(arrays)
-    encoder = engine.encoder.artifact
-    decoder = engine.decoder.artifact
-    skipped = translators.find_skipped(engine, golden)
+    engine = Engine(model.encoder, model.decoder, (model.source_tokenizer, model.target_tokenizer))
+    case_set = from_arrays(arrays)
 
-    def make_subject(artifact: Artifact, cases: Mapping[str, Case]) -> Subject:
-        return Subject(artifact, cases, [each for each in skipped if each.artifact == artifact.id])
+    def prepare(artifact: Artifact) -> Subject:
+        own = limits[artifact.precision]
+        cases = list_translator_comparisons(engine, case_set, artifact, own, engine)
+        return Subject(artifact, cases, case_set.list_skipped(artifact, engine.encoding))
 
-    of_target = limits[decoder.precision]
-    return [
-        make_subject(encoder, translators.make_encoder_cases(engine, golden, limits[encoder.precision])),
-        make_subject(decoder, translators.make_decoder_cases(engine, golden, of_target, engine.score)),
-    ]
+    return [prepare(engine.encoder.artifact), prepare(engine.decoder.artifact)]
 
 
 SUBJECTS: dict[str, Callable[[Any, Arrays, Limits], list[Subject]]] = {

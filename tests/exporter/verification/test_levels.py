@@ -100,9 +100,9 @@ def test_a_level_that_leaves_out_measures_less_of_fp16_and_judges_by_as_much(dem
     assert gaps[""].rows > alone[""].rows
     # A much longer context is read than a passage: its own end is measured.
     (number,) = (case.rows[0].text for case in expected.cases if case.name == CONTEXT)
-    texts = list(expected.texts)
-    texts[number] = dataclasses.replace(texts[number], tokens=texts[number].tokens * 3, past=0, repeats=1)
-    _, has_ends = choose_for_gap(dataclasses.replace(expected, texts=tuple(texts)), rounding)
+    every = list(expected.texts)
+    every[number] = dataclasses.replace(every[number], tokens=every[number].tokens * 3, past=0, repeats=1)
+    _, has_ends = choose_for_gap(dataclasses.replace(expected, texts=tuple(every)), rounding)
     assert choose_for_gap(expected, rounding)[1] and not has_ends
 
 

@@ -18,7 +18,7 @@ from planforge.exporter.checkpoints.source import Source, find_demo
 from planforge.exporter.errors import CheckpointError
 from planforge.exporter.verification import verify as verify_module
 from planforge.models import load_model
-from planforge.runtime.apps.check.translation_engine import Engine
+from planforge.runtime.apps.check import translator
 from planforge.runtime.bundle.bundle import Bundle
 from planforge.runtime.decoding.beam import Hypothesis
 from planforge.runtime.decoding.decoder import DecoderRun
@@ -59,11 +59,11 @@ def test_the_cases(marian_bundle: Path) -> None:
     graphs = {("ort", "fp32")} | {(d, p) for d in ("portable", "inplace") for p in ("fp32", "fp16")}
     for dialect, precision in graphs:
         encoder = "portable" if dialect == "inplace" else dialect
-        for case in ("one by one", "batch of 3, padded", "1 token", "64 tokens"):
+        for case in ("one by one", "3 sources, padded", "1 token", "64 tokens"):
             assert (f"encoder.{encoder}.{precision}", case) in cases
         for case in (
-            *("decode, batch 1", "at once, batch 1", "greedy, batch 3, padded"),
-            *("full target of 64 tokens", "4 beams, batch 2, padded"),
+            *("decode, batch 1", "at once, batch 1", "greedy, 3 sources, padded"),
+            *("full target of 64 tokens", "4 beams, 2 sources, padded"),
         ):
             assert (f"decoder.{dialect}.{precision}", case) in cases
     executed = {c["artifact"] for c in report["comparisons"] if c["backend"].startswith("node by node")}
@@ -183,9 +183,11 @@ def test_targets_that_golden_data_does_not_know_are_scored(
 ) -> None:
     monkeypatch.setattr(verify_module, "find_recorded_source", lambda bundle: None)
     nonsense = Hypothesis((3, 4, 5, 0), 0.0, "eos")
-    monkeypatch.setattr(Engine, "search", lambda self, samples, *_: [[nonsense]] * len(samples))
+    monkeypatch.setattr(
+        translator, "search_beams", lambda engine, case_set, case, *_: [[nonsense]] * len(case.rows)
+    )
     failed = [c for c in verify(own).comparisons if not c.passed]
-    assert [c.case for c in failed] == ["4 beams, batch 2, padded"]
+    assert [c.case for c in failed] == ["4 beams, 2 sources, padded"]
     assert any("score_error is" in failure for failure in failed[0].failures)
 
 
@@ -198,7 +200,7 @@ def test_pytorch_catches_a_cache_whose_rows_stay_where_they_are(
     report = verify(own, source=marian_bundle.parent / "marian", level="quick")
     assert report.with_pytorch
     failed = [c for c in report.comparisons if not c.passed]
-    assert [c.case for c in failed] == ["4 beams, batch 2, padded"]
+    assert [c.case for c in failed] == ["4 beams, 2 sources, padded"]
     assert any("score_error" in failure for failure in failed[0].failures)
 
 

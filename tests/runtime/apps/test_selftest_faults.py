@@ -17,15 +17,12 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from planforge.runtime.apps.check import translator
+from planforge.runtime.apps.check.case import Case, CaseSet, Known, Row, Searching, Text
 from planforge.runtime.apps.check.divergence import Sample, follow
 from planforge.runtime.apps.check.selftest import selftest
-from planforge.runtime.apps.check.translation_engine import Engine, Follower
-from planforge.runtime.apps.check.translations import Golden
-from planforge.runtime.apps.check.translations import Sample as Translated
-from planforge.runtime.apps.check.translators import make_beams_case
 from planforge.runtime.backends.ort_backend import OrtProgram
-from planforge.runtime.decoding.beam import Hypothesis, Search
-from planforge.runtime.decoding.constraints import Constraints
+from planforge.runtime.decoding.beam import Hypothesis
 from planforge.runtime.decoding.decoder import DecoderRun
 
 from ...helpers import emulated_gpu as helpers_emulated_gpu
@@ -146,15 +143,17 @@ def test_beams_whose_cache_rows_stay_where_they_are_fail(
     """Though PyTorch cannot be asked what such targets score."""
     monkeypatch.setattr(DecoderRun, "copy_rows", lambda self, copies: None)
     found = failed(selftest(dates_bundle, "ort-cpu", precision))
-    assert list(found) == ["4 beams, batch 4, padded"]
-    assert "score_error is" in found["4 beams, batch 4, padded"]
+    assert list(found) == ["4 beams, 4 sources, padded"]
+    assert "score_error is" in found["4 beams, 4 sources, padded"]
 
 
 def test_targets_that_nobody_found_are_scored_step_by_step(
     marian_bundle: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     nonsense = Hypothesis((3, 4, 5, 0), 0.0, "eos")
-    monkeypatch.setattr(Engine, "search", lambda self, samples, *_: [[nonsense]] * len(samples))
+    monkeypatch.setattr(
+        translator, "search_beams", lambda engine, case_set, case, *_: [[nonsense]] * len(case.rows)
+    )
     found = failed(selftest(marian_bundle, "ort-cpu"))
     assert list(found) == [TRANSLATING[-1]]
     assert "score_error is" in found[TRANSLATING[-1]]
@@ -188,18 +187,6 @@ def test_another_token_fails_where_pytorch_was_surer_than_rounding(margin: float
     assert bool(followed.failures) == (margin > 2e-4)
 
 
-class Searching:
-    """An engine whose search ends on another target than PyTorch's, with logits that are off by an error."""
-
-    def __init__(self, error: float) -> None:
-        self.error = error
-
-    def search(self, samples: Any, search: Any, follower: Any) -> list[list[Hypothesis]]:
-        if follower is not None:
-            follower.errors.append(self.error)
-        return [[Hypothesis((3, 0), -0.9, "eos")] for _ in samples]
-
-
 @pytest.mark.parametrize(
     ("error", "score", "failures"),
     [
@@ -210,21 +197,22 @@ class Searching:
     ],
 )
 def test_a_search_is_judged_by_its_logits_and_scores_whatever_target_it_finds(
-    error: float, score: float, failures: tuple[str, ...]
+    error: float, score: float, failures: tuple[str, ...], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    nothing = np.zeros((0, 0, 0), np.float32)
-    known = np.zeros((1, V), np.float32)
-    best = Hypothesis((2, 0), -0.1, "eos")
-    sample = Translated((1, 0), (2, 0), (1.0, 1.0), (0,), known, (), nothing, nothing, (best,))
-    golden = Golden((sample,), Search(num_beams=2, constraints=Constraints(eos=(0,))))
-    case = make_beams_case(
-        cast(Engine, Searching(error)),
-        [sample],
-        golden,
-        {"score_error": 2e-4, "search.max_error": 1e-4},
-        score=lambda sample, target: score,
-        start=lambda samples, beams: cast(Follower, SimpleNamespace(errors=[])),
-    )
-    outcome = case()
+    """A search that ends on another target than PyTorch's, with logits that are off by an error."""
+    texts = (Text((1, 0)), Text((7,), source=0), Text((7, 2, 0), source=0))
+    best = {2: Known(np.array([0]), np.array([-0.1]))}
+    case = Case("beams", "decoder", (Row(1, (1,)),), (), "beams")
+    case_set = CaseSet(texts, (case,), {"score": best}, search=Searching(2, 8, (0,), ()))
+    follower = SimpleNamespace(errors=[])
+
+    def search(engine: Any, case_set: Any, case: Any, follower: Any) -> list[list[Hypothesis]]:
+        follower.errors.append(error)
+        return [[Hypothesis((3, 0), -0.9, "eos")]]
+
+    monkeypatch.setattr(translator, "search_beams", search)
+    model = SimpleNamespace(score=lambda source, target: score, follow=lambda case_set, case: follower)
+    limits = {"score_error": 2e-4, "search.max_error": 1e-4}
+    outcome = translator.compare_beams(cast(Any, None), case_set, [(0, case)], limits, cast(Any, model))
     assert outcome.failures[: len(failures)] == failures
     assert bool(outcome.failures) == bool(failures)

@@ -1,0 +1,284 @@
+"""Chooses what a translator is compared by: real sources and PyTorch's own targets, beams, random batches."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from typing import TYPE_CHECKING
+
+import numpy as np
+
+from ...runtime.apps.check.case import Case, CaseSet, Measure, Row, Searching, Text
+from ...runtime.apps.check.draws import PLACES, PREFIX, SPARE, Batch
+from ...runtime.apps.check.files import choose_evenly
+from ...runtime.apps.check.metrics import DrawMetrics, Metrics, ScoreMetrics, VectorMetrics
+from ...runtime.bundle.bundle import Bundle
+from ...runtime.bundle.manifest import Manifest
+from ...runtime.translate.sources import open_tokenizers
+from ..errors import VerificationError
+from ..levels import FULL, Level
+from ..reference.draw import (
+    CONTEXT_ROWS,
+    SMALL_SIZES,
+    TEXTS,
+    Drawing,
+    Random,
+    count_alike,
+    count_longest,
+    count_room,
+    count_step_rows,
+    count_tokens,
+    count_weights,
+    describe_undrawn,
+    draw_batches,
+    draw_columns,
+    draw_ends,
+    draw_far_batches,
+    draw_length,
+    draw_text,
+    list_sizes,
+)
+from .decoder import RANDOM, Builder, add_single_steps, find_vocabulary
+
+if TYPE_CHECKING:
+    from ..reference.model import ReferenceModel
+
+MAX_BATCH = 4  # of the padded cases, or the graphs' largest
+SOURCE_TOKENS = 48  # at most; several lengths below that are used
+DECODE_STEPS = 32
+NUM_BEAMS = 4
+POSITIONS = 6  # of each source, whose keys and values are compared
+START = -1  # stands for the token that targets begin with, in texts that quote
+CROSS = Measure("layers", ("cross",), VectorMetrics.LIMITED, "cross.")
+LOGITS = Measure("logits", ("logits",), Metrics.LIMITED)
+COLUMNS = Measure("columns", ("columns",), DrawMetrics.LIMITED, PREFIX)
+ATTENTION = Measure("attention", ("attention",), VectorMetrics.LIMITED, "attention.")
+BEAMS = Measure("beams", ("score",), ScoreMetrics.LIMITED)
+
+
+@dataclass(frozen=True)
+class Sizes:
+    """The most tokens and rows that a translator's graphs take."""
+
+    source: int
+    target: int
+    rows: int  # of sources
+    beams: int  # of rows of a decoder
+
+    @classmethod
+    def of(cls, manifest: Manifest) -> Sizes:
+        """Return those of a bundle's graphs."""
+        limits = {a.graph: (a.axis("tokens").max, a.axis("batch").max) for a in manifest.artifacts}
+        return cls(limits["encoder"][0], limits["decoder"][0], limits["encoder"][1], limits["decoder"][1])
+
+
+def choose(
+    model: ReferenceModel, bundle: Bundle, texts: Sequence[str], seed: int = 0, level: Level = FULL
+) -> CaseSet:
+    """Return what a translator is compared by, without answers; a level below "full" has less.
+
+    There are sources of unequal length, one of a single token, a full one, and random batches.
+    """
+    manifest = bundle.manifest
+    defaults = manifest.generation
+    assert defaults is not None and defaults.source_eos is not None and defaults.decoder_start is not None
+    end = defaults.source_eos
+    sizes = Sizes.of(manifest)
+    tokenizer, _ = open_tokenizers(bundle)
+    encoded = [tokens for tokens in map(tokenizer.encode, texts) if tokens]
+    if not encoded:
+        raise VerificationError("the texts to verify with have no tokens that this model knows")
+    most = min(SOURCE_TOKENS, sizes.source - 1)
+    judged, others = split_sources(encoded, most)
+    weights = count_weights(model)
+    count = min(len(judged), level.count_samples(weights, SOURCE_TOKENS + DECODE_STEPS))
+    few = choose_evenly(len(judged), int(count))
+    left_out = [f"{len(judged) - len(few)} of {len(judged)} sources"] if len(few) < len(judged) else []
+    left_out += describe_undrawn(weights, sizes.source, sizes.rows, level)
+    judged = [judged[i] for i in few]
+    real = tuple(token for tokens in judged for token in tokens[:most])
+    sources = [(*t[: max(1, most // (1 + i % 3))], end) for i, t in enumerate(judged)]
+    builder = Builder()
+    steps = min(DECODE_STEPS, sizes.source)
+    start = Text((defaults.decoder_start,), continues=steps)
+    targets = add_sources(builder, [*sources, (end,)], start, has_attention(manifest), sizes)
+    written = steps * len(targets)
+    add_full(builder, (*(real * (sizes.source // len(real) + 1))[: sizes.source - 1], end), written, sizes)
+    add_beams(builder, targets, sizes)
+    columns: tuple[int, ...] = ()
+    if level.draw_work:
+        # As for imported decoders there is no padding between a row's tokens.
+        parts = 1 if manifest.source.get("exporter") else 2
+        drawing = Drawing(
+            tuple(range(written)), sizes.target, min(sizes.rows, sizes.beams), seed, parts, level
+        )
+        columns = add_random(builder, drawing, real, end, sizes, weights, find_vocabulary(manifest))
+    return CaseSet(
+        texts=tuple(builder.texts),
+        cases=tuple(builder.cases),
+        answers=builder.wanted,
+        columns=columns,
+        left_out=tuple(left_out),
+        calibration=tuple(Text((*tokens, end)) for tokens in others),
+        search=Searching(NUM_BEAMS, steps, tuple(defaults.eos), tuple(defaults.suppressed)),
+    )
+
+
+def has_attention(manifest: Manifest) -> bool:
+    """Tell whether a graph gives what targets attend to."""
+    roles = [spec.role for artifact in manifest.artifacts for spec in artifact.outputs]
+    return any(role.startswith("cross_attention.") for role in roles)
+
+
+def split_sources(
+    encoded: Sequence[Sequence[int]], most: int
+) -> tuple[Sequence[Sequence[int]], Sequence[Sequence[int]]]:
+    """Return sources to judge by their first `most` tokens, and sources of at most as many to calibrate with.
+
+    For calibration, long texts give what follows, short ones every third text; a single short text is both.
+    """
+    behind = [t[start : start + most] for t in encoded for start in range(most, len(t), most)]
+    if behind:
+        return encoded, behind
+    held = encoded[2::3]
+    return [t for i, t in enumerate(encoded) if i % 3 != 2], held or encoded
+
+
+def add_sources(
+    builder: Builder,
+    sources: Sequence[tuple[int, ...]],
+    start: Text,
+    attention: bool,
+    sizes: Sizes,
+) -> list[int]:
+    """Add sources, the last of one token, and targets that PyTorch writes; return the targets' numbers."""
+    steps = start.continues
+    numbers = [
+        builder.add_text(Text(source), cross=choose_evenly(len(source), POSITIONS)) for source in sources
+    ]
+    *texts, single = numbers
+    batch = numbers[-min(MAX_BATCH, sizes.rows, sizes.beams) :]
+    for number in texts:
+        builder.add_case(make_source_case("one by one", builder, [number]))
+    builder.add_case(make_source_case(f"{len(batch)} sources, padded", builder, batch))
+    builder.add_case(make_source_case("1 token", builder, [single]))
+    places = range(steps)
+    wanted = {"logits": places, "margin": places} | ({"attention": places} if attention else {})
+    targets = [builder.add_text(replace(start, source=number), **wanted) for number in numbers]
+    rows = {target: Row(target, tuple(range(1, steps + 1))) for target in targets}
+    for row in rows.values():
+        builder.add_case(Case("decode, batch 1", "decoder", (row,), (LOGITS,)))
+    for target in targets:
+        whole = Row(target, (steps,))
+        if attention:
+            name = "attention, 2 rows of a source"
+            builder.add_case(Case(name, "decoder", (whole, whole), (ATTENTION,), "attention"))
+        builder.add_case(Case("at once, batch 1", "decoder", (whole,), (LOGITS,), "every"))
+    together = targets[-len(batch) :]
+    first = tuple(Row(target, (1,)) for target in together)
+    builder.add_case(Case(f"greedy, {len(together)} sources, padded", "decoder", first, (LOGITS,), "greedy"))
+    return targets
+
+
+def add_beams(builder: Builder, targets: Sequence[int], sizes: Sizes) -> None:
+    """Add a search of beams over some of the sources, but that of one token."""
+    if most := min(MAX_BATCH, sizes.rows, sizes.beams // NUM_BEAMS):
+        searched = tuple(Row(target, (1,)) for target in (targets[:-1] or targets)[-most:])
+        name = f"{NUM_BEAMS} beams, {len(searched)} sources, padded"
+        builder.add_case(Case(name, "decoder", searched, (BEAMS,), "beams"))
+
+
+def add_full(builder: Builder, source: tuple[int, ...], written: int, sizes: Sizes) -> None:
+    """Add the longest source, and the longest target, of what PyTorch writes to the others."""
+    number = builder.add_text(Text(source), cross=choose_evenly(len(source), POSITIONS))
+    builder.add_case(make_source_case(f"{len(source)} tokens", builder, [number]))
+    length = len(source)
+    tokens = (START, *(place % written for place in range(length)))
+    last = range(length - min(CONTEXT_ROWS, length), length)
+    target = builder.add_text(Text(tokens, source=number, quotes=True), logits=last)
+    row = Row(target, tuple(place + 1 for place in last))
+    builder.add_case(Case(f"full target of {length} tokens", "decoder", (row,), (LOGITS,)))
+
+
+def make_source_case(name: str, builder: Builder, numbers: Sequence[int]) -> Case:
+    """Return the case of sources that the encoder reads together."""
+    rows = tuple(Row(number, (len(builder.texts[number].tokens),)) for number in numbers)
+    return Case(name, "encoder", rows, (CROSS,), "once")
+
+
+def add_random(
+    builder: Builder,
+    drawing: Drawing,
+    real: tuple[int, ...],
+    end: int,
+    sizes: Sizes,
+    weights: int,
+    vocabulary: int,
+) -> tuple[int, ...]:
+    """Add sources, targets and batches that a seed draws; return the tokens that are compared.
+
+    A translator's decoder and its encoder have about half of the weights each, so both read as much as a
+    decoder does.
+    """
+    random = np.random.default_rng(drawing.seed)
+    longest = count_longest(weights, drawing.context, drawing.level)
+    most_of_others = count_tokens(weights, drawing.level) // 2 // (TEXTS - 1)
+    lengths = [longest, *[max(1, min(longest, most_of_others))] * (TEXTS - 1)]
+    tokens = [(START, *draw_text(random, drawing.real, length - 1)) for length in lengths]
+    columns = draw_columns(random, vocabulary)
+    counts = list_sizes(drawing.max_batch)
+    alike = count_alike(weights, counts, drawing.level)
+    room = count_room(weights, longest, len(counts) * alike, drawing.level)
+    most = count_longest(weights, sizes.source, drawing.level)
+    sources = draw_sources(random, real, end, most, room // min(SMALL_SIZES, max(counts)))
+    numbers = [builder.add_text(Text(source), cross=choose_evenly(len(source), PLACES)) for source in sources]
+    texts = [
+        builder.add_text(Text(own, source=number, quotes=True), columns=range(len(own)))
+        for own, number in zip(tokens, numbers, strict=True)
+    ]
+    widths = list(map(len, sources))
+    batches = draw_batches(random, lengths, counts, room, drawing.context, drawing.parts, alike, widths)
+    widest = draw_widest_batches(random, lengths) if max(counts) > 1 else ()
+    name = f"{RANDOM}, seed {drawing.seed}"
+    for batch in (*batches, *widest):
+        together = [numbers[text] for text in batch.texts]
+        builder.add_case(replace(make_source_case(name, builder, together), is_costly=True))
+        builder.add_case(make_batch_case(name, batch, texts))
+    for batch in draw_far_batches(random, counts, longest, drawing, repeats=1):
+        builder.add_case(make_batch_case(name, batch, texts))
+    add_single_steps(
+        builder, texts[0], longest, min(count_step_rows(weights, longest, drawing.level), sizes.beams)
+    )
+    return columns
+
+
+def make_batch_case(name: str, batch: Batch, texts: Sequence[int]) -> Case:
+    """Return the case of a batch of targets."""
+    rows = tuple(
+        Row(texts[text], tuple(ends[row] for ends in batch.ends)) for row, text in enumerate(batch.texts)
+    )
+    return Case(
+        name, "decoder", rows, (COLUMNS,), shares_past=bool(batch.repeats), spare=SPARE, is_costly=True
+    )
+
+
+def draw_sources(
+    random: Random, real: tuple[int, ...], end: int, most: int, most_of_all: int
+) -> list[tuple[int, ...]]:
+    """Return a source for each text, from one token up to `most`, evenly spread by their logarithm.
+
+    The first, which stands in every batch, has at most `most_of_all`.
+    """
+    steps = np.linspace(0, math.log(most), TEXTS)
+    spread = np.exp(random.uniform(steps[:-1], steps[1:])).round().astype(int).tolist()
+    first = int(random.integers(1, max(1, min(most, most_of_all)) + 1))
+    lengths = [first, 1, *spread[1:-1], most]
+    return [(*draw_text(random, real, length - 1), end) for length in lengths]
+
+
+def draw_widest_batches(random: Random, lengths: Sequence[int]) -> tuple[Batch, ...]:
+    """Return a batch of the shortest source and the longest: as much padding as there can be."""
+    texts = random.permutation([1, TEXTS - 1]).tolist()
+    totals = [draw_length(random, min(2, lengths[text]), lengths[text]) for text in texts]
+    return (Batch(tuple(texts), draw_ends(random, totals, steps=min(2, *totals), parts=1)),)

@@ -1,0 +1,224 @@
+"""Runs a translator's cases through the runtime's own encoder and decoder, and compares them with PyTorch's.
+
+L layers, H heads, D head size, S source tokens, P chosen positions, V vocabulary
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
+from itertools import chain
+from typing import Protocol
+
+import numpy as np
+
+from ...bundle.manifest import Artifact
+from ...decoding.beam import BeamSearch, Hypothesis, Search
+from ...decoding.constraints import Constraints
+from ...decoding.decoder import Decoder
+from ...decoding.sampling import compute_logprobs
+from ...text.tokenizer import Tokenizer
+from ...translate.source_encoder import SourceEncoder
+from .case import Case, CaseSet, Encoding, Known
+from .cases import find_room
+from .decoder import compare_greedy, run
+from .judge import Numbered, Seen, judge, list_comparisons
+from .metrics import DrawMetrics, Logits, Outcome, ScoreMetrics, judge_outcome
+
+SEARCH = "search."  # how the names of what is measured along a beam search begin
+
+
+class Follower(Protocol):
+    """The model in PyTorch, which is fed what an engine's search feeds its rows."""
+
+    errors: list[float]  # the largest of each step and source, in units of the logits' spread
+
+    def compare(self, logits: Logits, tokens: Sequence[int], active: Sequence[bool]) -> None:
+        """Compare the engine's logits (R, V) with the model's, where rows are still searched."""
+
+    def copy_rows(self, copies: Sequence[tuple[int, int]]) -> None:
+        """Copy rows as the engine does."""
+
+
+class Model(Protocol):
+    """What scores the targets that a search finds: PyTorch, or the engine itself where that is not there."""
+
+    def score(self, source: Sequence[int], target: Sequence[int]) -> float:
+        """Return the mean log-probability of a target's tokens, of which the first is the start token."""
+
+    def follow(self, case_set: CaseSet, case: Case) -> Follower | None:
+        """Start PyTorch beside a search; None where it is not there."""
+
+
+@dataclass(frozen=True)
+class Engine:
+    """An encoder, and a decoder that reads what it writes."""
+
+    encoder: SourceEncoder
+    decoder: Decoder
+    tokenizers: tuple[Tokenizer, Tokenizer]  # of sources and of targets
+
+    @property
+    def encoding(self) -> Encoding:
+        """What the encoder takes beside the decoder."""
+        return Encoding(self.encoder.max_batch, find_room(self.encoder.artifact))
+
+    def score(self, source: Sequence[int], target: Sequence[int]) -> float:
+        """Return the mean log-probability of a target's tokens, taken one by one."""
+        running = self.decoder.start(1, len(target), self.encoder.prepare([source]))
+        logits = [running.decode([token]) for token in target[:-1]]
+        return float(compute_logprobs(np.concatenate(logits), np.asarray(target[1:])).mean())
+
+    def follow(self, case_set: CaseSet, case: Case) -> None:
+        """Return nothing: PyTorch is not there."""
+
+    def close(self) -> None:
+        self.encoder.close()
+        self.decoder.close()
+
+
+def list_translator_comparisons(
+    engine: Engine, case_set: CaseSet, artifact: Artifact, limits: Mapping[str, float], model: Model
+) -> dict[str, Callable[[], Outcome]]:
+    """Return what compares one of the two graphs with PyTorch, by name."""
+
+    def compare(cases: Sequence[Numbered]) -> Outcome:
+        runner = cases[0][1].runner
+        if runner == "greedy":
+            return compare_greedy(engine.decoder, case_set, cases, limits, engine.tokenizers, engine.encoder)
+        if runner == "beams":
+            return compare_beams(engine, case_set, cases, limits, model)
+        seen = chain.from_iterable(run_case(engine, case_set, *case) for case in cases)
+        return judge(seen, case_set, cases[0][1].measures, limits)
+
+    return list_comparisons(case_set, artifact, compare, engine.encoding)
+
+
+def run_case(engine: Engine, case_set: CaseSet, number: int, case: Case) -> Iterator[Seen]:
+    """Yield what one of the graphs gives at the wanted places of a case."""
+    if case.graph == "encoder":
+        return read_sources(engine.encoder, case_set, number, case)
+    if case.runner == "attention":
+        return read_attention(engine, case_set, number, case)
+    return run(engine.decoder, case_set, number, case, engine.encoder)
+
+
+def read_sources(encoder: SourceEncoder, case_set: CaseSet, number: int, case: Case) -> Iterator[Seen]:
+    """Yield what the decoder would read of sources, as one padded batch: (P, 2 * L, H * D)."""
+    context = encoder.encode([case_set.texts[row.text].tokens for row in case.rows])
+    tensors = [context.buffers[read.name].numpy() for _, read in encoder.reads]  # each (B, H, S, D)
+    for row, one in enumerate(case.rows):
+        known = case_set.answers.get("cross", {}).get(one.text)
+        if known is None:
+            continue
+        flat = [t[row][:, known.positions].swapaxes(0, 1).reshape(len(known.positions), -1) for t in tensors]
+        values = np.stack(flat, axis=1).astype(np.float32)
+        yield Seen(number, 0, row, one.text, {"cross": Known(known.positions, values)})
+
+
+def read_attention(engine: Engine, case_set: CaseSet, number: int, case: Case) -> Iterator[Seen]:
+    """Yield what each known token attends to, (P, L, H, S), in rows that share a source."""
+    names = [s.name for s in engine.decoder.artifact.outputs if s.role.startswith("cross_attention.")]
+    text = case_set.texts[case.rows[0].text]
+    length = case.rows[0].ends[-1]
+    sources = case_set.list_sources(case)[:1]
+    running = engine.decoder.start(len(case.rows), length, engine.encoder.prepare(sources))
+    ids = np.asarray([text.tokens[:length]] * len(case.rows))
+    results = running.run_graph(ids, np.ones_like(ids, bool), [0], names)
+    every = np.stack([results[name] for name in names], axis=1)  # (2, L, H, T, S)
+    for row, one in enumerate(case.rows):
+        known = case_set.answers.get("attention", {}).get(one.text)
+        if known is None:
+            continue
+        values = np.moveaxis(every[row][:, :, known.positions], 2, 0)
+        yield Seen(number, 0, row, one.text, {"attention": Known(known.positions, values)})
+
+
+def make_search(case_set: CaseSet) -> Search:
+    """Return the search of a set's beams, which forbids the tokens that the model itself never generates."""
+    chosen = case_set.search
+    assert chosen is not None
+    constraints = Constraints(eos=tuple(chosen.eos), suppressed=tuple(chosen.suppressed))
+    return Search(
+        num_beams=chosen.num_beams,
+        n_best=chosen.num_beams,
+        max_new_tokens=chosen.max_new_tokens,
+        constraints=constraints,
+    )
+
+
+def search_beams(
+    engine: Engine, case_set: CaseSet, case: Case, follower: Follower | None = None
+) -> list[list[Hypothesis]]:
+    """Return the best targets of each source, with a follower beside the engine, if there is one."""
+    search = make_search(case_set)
+    sources = case_set.list_sources(case)
+    starts = [list(case_set.texts[row.text].tokens[:1]) for row in case.rows]
+    beams = BeamSearch(starts, search)
+    rows = len(sources) * search.num_beams
+    running = engine.decoder.start(rows, search.max_new_tokens, engine.encoder.prepare(sources))
+    while not beams.done:
+        logits = running.decode(beams.tokens)
+        if follower is not None:
+            follower.compare(logits, beams.tokens, beams.active)
+        copies = beams.advance(logits)
+        running.copy_rows(copies)
+        if follower is not None:
+            follower.copy_rows(copies)
+    return beams.list_hypotheses()
+
+
+def compare_beams(
+    engine: Engine,
+    case_set: CaseSet,
+    cases: Sequence[Numbered],
+    limits: Mapping[str, float],
+    model: Model,
+) -> Outcome:
+    """Return the outcome of beams over a padded batch: the scores are those that the model gives the targets.
+
+    Which targets the search finds says nothing: where two are as good as equal another is pruned, and what
+    the one that is kept comes to is anybody's guess. But the search decides by its logits alone, and it is
+    the same code with every engine. So where PyTorch is there each of its logits is held to PyTorch's,
+    whichever targets they lead to. Golden data knows the scores of targets that PyTorch found.
+    """
+    known = list_known_scores(case_set)
+    errors: list[float] = []
+    along: list[float] = []
+    follower = None
+    for _, case in cases:
+        follower = model.follow(case_set, case)
+        found = search_beams(engine, case_set, case, follower)
+        for row, hypotheses in zip(case.rows, found, strict=True):
+            text = case_set.texts[row.text]
+            assert text.source is not None
+            for one in hypotheses:
+                tokens = (text.tokens[0], *one.token_ids)
+                score = known.get((text.source, tokens))
+                if score is None:
+                    score = model.score(case_set.texts[text.source].tokens, tokens)
+                errors.append(abs(one.score - score))
+        along += [] if follower is None else follower.errors
+    worst = float(np.max(errors))
+    outcome = judge_outcome(ScoreMetrics(worst, math.isfinite(worst), len(errors)), limits)
+    if follower is None:
+        return outcome
+    worst = float(np.max(along))
+    metrics = DrawMetrics(worst, math.isfinite(worst), len(along))
+    followed = judge_outcome(metrics, limits, SEARCH, outcome.failures)
+    return replace(
+        followed,
+        metrics={**outcome.metrics, **followed.metrics},
+        limits={**outcome.limits, **followed.limits},
+    )
+
+
+def list_known_scores(case_set: CaseSet) -> dict[tuple[int, tuple[int, ...]], float]:
+    """Return the scores of the targets that PyTorch found, by the source's number and the tokens."""
+    scores = {}
+    for number, known in case_set.answers.get("score", {}).items():
+        text = case_set.texts[number]
+        assert text.source is not None
+        scores[text.source, text.tokens] = float(known.values[0])
+    return scores
