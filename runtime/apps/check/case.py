@@ -244,22 +244,26 @@ class CaseSet:
         return replace(case, rows=())
 
     def list_skipped(self, artifact: Artifact, encoding: Encoding | None = None) -> list[Skipped]:
-        """Return what `fit` leaves out of a graph's cases, by their names."""
+        """Return what `fit` leaves out of a graph's cases, by their names: whole rows, and rows' last steps."""
         counts: dict[str, int] = {}
-        left: dict[str, list[Case]] = {}
+        left: dict[tuple[str, str], list[Case]] = {}
         for case in self.cases:
             if case.graph != artifact.graph:
                 continue
             counts[case.name] = counts.get(case.name, 0) + len(case.rows)
             kept = {
-                (row.text, row.ends[0]) for part in self.fit(case, artifact, encoding) for row in part.rows
+                identify(case, row): row.ends
+                for part in self.fit(case, artifact, encoding)
+                for row in part.rows
             }
-            rows = tuple(row for row in case.rows if (row.text, row.ends[0]) not in kept)
-            if rows and case.runner != "every":
-                left.setdefault(case.name, []).append(replace(case, rows=rows))
+            rows = tuple(row for row in case.rows if identify(case, row) not in kept)
+            cut = tuple(row for row in case.rows if kept.get(identify(case, row), row.ends) != row.ends)
+            for what, some in (("", rows), ("the last steps of ", cut)):
+                if some:
+                    left.setdefault((case.name, what), []).append(replace(case, rows=some))
         skipped = []
-        for name, cases in left.items():
-            what = f"{sum(len(case.rows) for case in cases)} of {counts[name]} rows of {name!r}"
+        for (name, what), cases in left.items():
+            what += f"{sum(len(case.rows) for case in cases)} of {counts[name]} rows of {name!r}"
             tokens = max(map(self.count_columns, cases))
             rows_at_once = max(len(case.rows) for case in cases)
             if tokens > find_room(artifact):
@@ -297,6 +301,11 @@ class CaseSet:
             cases=tuple(case for case in self.cases if all(row.text in texts for row in case.rows)),
             answers={output: by_text for output, by_text in answers.items() if by_text},
         )
+
+
+def identify(case: Case, row: Row) -> tuple[int, int]:
+    """Return what tells a row of a case from the others, also where some of its steps are left out."""
+    return row.text, 0 if case.runner == "every" else row.ends[0]
 
 
 def to_arrays(case_set: CaseSet) -> dict[str, Array]:

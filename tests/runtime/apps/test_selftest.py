@@ -206,7 +206,9 @@ def test_what_a_smaller_plan_cannot_take_is_skipped_and_said(own_bundle: Path) -
     # Prompts of 48, and 17 new tokens: forced ones run as far as there is room.
     assert told["1 of 2 rows of 'greedy, 2 prompts, padded'"] == "65 tokens are needed, it takes 60"
     assert told["1 of 1 rows of 'full context'"] == "256 tokens are needed, it takes 60"
-    assert sum("of 'random batches, padded, seed 0'" in what for what in told) == 1 and len(told) == 6
+    assert sum("of 'random batches, padded, seed 0'" in what for what in told) == 2 and len(told) == 11
+    cut = "the last steps of 2 of 7 rows of 'prefill and decode, batch 1'"
+    assert told[cut] == "64 tokens are needed, it takes 60"
     (rows,) = {c.metrics["rows"] for c in result.comparisons if c.case.startswith("prefill")}
     assert rows == 5 * 3 + 2 * 2  # of the steps that golden data keeps, those that are left
 
