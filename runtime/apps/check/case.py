@@ -244,7 +244,7 @@ class CaseSet:
         return replace(case, rows=())
 
     def list_skipped(self, artifact: Artifact, encoding: Encoding | None = None) -> list[Skipped]:
-        """Return what `fit` leaves out of a graph's cases, by their names: whole rows, and rows' last steps."""
+        """Return what `fit` leaves out of a graph's cases by name: whole rows, and last steps of rows."""
         counts: dict[str, int] = {}
         left: dict[tuple[str, str], list[Case]] = {}
         for case in self.cases:
