@@ -23,9 +23,6 @@ from .calibration.convert import write_graphs
 from .calibration.prompts import read_prompts
 from .checkpoints.checkpoint import Checkpoint
 from .checkpoints.source import Source, resolve_source
-from .comparison.explanations import JudgedGraphs
-from .comparison.kept_explanations import keep_cases
-from .comparison.tasks import AnyExaminer, examine_model
 from .errors import BuildError
 from .graphs import attach_weights, begin_manifest, check_engine, list_tensors, plan_artifacts
 from .imported.candidates import (
@@ -36,15 +33,17 @@ from .imported.candidates import (
 )
 from .imported.checkpoint import ImportedCheckpoint
 from .imported.optimum import export_with_optimum, has_reference_model, refuse_unknown_type
-from .levels import CALIBRATION, STANDARD
 from .linting.lint import lint
 from .memory import give_back_memory
 from .options import Request, parse_request
 from .processes import ChildGroup, leave_cores
-from .reference.model import load_our_model, rest
-from .reference.transformers_reference import load_reference
+from .reference_model import load_our_model, load_reference, rest
 from .resources import announce_need
 from .targets import find_target
+from .tasks.explanation import JudgedGraphs
+from .tasks.kept_explanations import keep_cases
+from .tasks.registry import TASKS
+from .tasks.verifier import Verifier, open_verifier
 from .tensorrt.plans import Progress, build_plans, tell_left_out
 from .tracing.trace import finish_trace, start_trace
 from .verification.explain import explain
@@ -58,7 +57,7 @@ if TYPE_CHECKING:
     from typing_extensions import Unpack
 
     from .options import ExportOptions
-    from .reference.model import ReferenceModel
+    from .reference_model import ReferenceModel
     from .tracing.recipes import Recipe
     from .tracing.trace import Trace
     from .verification.report import VerificationReport
@@ -203,31 +202,31 @@ def write_bundle(candidates: Iterable[Checkpoint], request: Request, progress: P
             with start_trace(checkpoint.source.folder, checkpoint.choices, traced) as trace:
                 if model is None:
                     model = load_model(checkpoint, request.needs_reference, progress)
-                examiner = None
+                verifier = None
                 if model is not None and request.needs_reference:
-                    examiner = compute_answers(Bundle(staging, manifest), model, texts, request, progress)
+                    verifier = compute_answers(Bundle(staging, manifest), model, texts, request, progress)
                 graphs = collect_graphs(checkpoint, recipes, trace, model, progress)
 
             calibration = Calibration()
-            if model is not None and examiner is not None:
-                calibration = calibrate(examiner, model, graphs, progress, request.quantizer)
+            if model is not None and verifier is not None:
+                calibration = calibrate(verifier, model, graphs, progress, request.quantizer)
                 rest(model)  # only its weights are read, while they are written
                 give_back_memory()
             manifest = stage_graphs(staging, manifest, graphs, calibration, progress)
 
             report = None
             with start_plans(Bundle(staging, manifest), request, progress) as plans:
-                if model is not None and examiner is not None and request.verify:
-                    examiner = dataclasses.replace(examiner, bundle=Bundle(staging, manifest))
-                    judged = verify_model(examiner, model, calibration, progress, request.accepted)
+                if model is not None and verifier is not None and request.verify:
+                    verifier = dataclasses.replace(verifier, bundle=Bundle(staging, manifest))
+                    judged = verify_model(verifier, model, calibration, progress, request.accepted)
                     failed = judged.report.failed_artifacts(manifest)
                     without_shared = only_shared_buffers_failed(checkpoint, failed)
                     if without_shared and not request.needs_shared_buffers:
-                        del graphs, examiner, calibration, judged  # the next candidate has its own
+                        del graphs, verifier, calibration, judged  # the next candidate has its own
                         continue
-                    report, explained = localize(examiner, judged, model, checkpoint, graphs, progress)
+                    report, explained = localize(verifier, judged, model, checkpoint, graphs, progress)
                     report.raise_if_failed(ADVICE if without_shared else "")
-                    golden = examiner.collect_golden()
+                    golden = verifier.collect_golden()
                     manifest = keep_checks(staging, manifest, report, golden, judged.limits)
                     if manifest.explanations:
                         keep_cases(staging, manifest.export_id[:8], explained)
@@ -259,12 +258,11 @@ def load_model(checkpoint: Checkpoint, computes: bool, progress: Progress) -> Re
 
 def compute_answers(
     bundle: Bundle, model: ReferenceModel, texts: Sequence[str], request: Request, progress: Progress
-) -> AnyExaminer:
+) -> Verifier:
     """Return PyTorch's answers, for a verdict or for calibration alone."""
-    # Calibration of encoders reads what is drawn, too.
-    alone = CALIBRATION if bundle.manifest.task == "text-generation" else STANDARD
+    alone = TASKS[bundle.manifest.task].calibrates_by
     files = bundle.manifest.source["sha256"]
-    return examine_model(bundle, model, texts, progress, level=request.level or alone, checkpoint=files)
+    return open_verifier(bundle, model, texts, progress, level=request.level or alone, checkpoint=files)
 
 
 def collect_graphs(
@@ -352,7 +350,7 @@ def warn_of_refusal(bundle: Bundle, target: str, error: BuildError) -> None:
 
 
 def localize(
-    examiner: AnyExaminer,
+    verifier: Verifier,
     judged: Judged,
     model: ReferenceModel,
     checkpoint: Checkpoint,
@@ -365,7 +363,7 @@ def localize(
         return graphs
 
     tracer = None if checkpoint.exporter else trace_again  # an import's graphs were traced elsewhere
-    report = explain(examiner, judged.report, progress, model, judged.calibration, tracer)
+    report = explain(verifier, judged.report, progress, model, judged.calibration, tracer)
     return verify_explanations(
-        report, examiner.bundle, model, checkpoint.explanations, trace_again, 0, progress
+        report, verifier.bundle, model, checkpoint.explanations, trace_again, 0, progress
     )

@@ -23,7 +23,7 @@ if TYPE_CHECKING:
     import onnx_ir as ir
     from torch import Tensor
 
-    from .reference.model import ReferenceModel
+    from .reference_model import ReferenceModel
 
 log = logging.getLogger("planforge")
 

@@ -24,7 +24,7 @@ if TYPE_CHECKING:
     import onnx_ir as ir
     from torch import Tensor, nn
 
-    from ..reference.rounding import Rounding
+    from ..tasks.rounding import Rounding
 
 log = logging.getLogger("planforge")
 
@@ -205,7 +205,7 @@ class Trials:
 
     def measure(self, tried: QuantizedWeights, gaps: Measure) -> Loss:
         """Return what a rounding loses; NaN counts as infinitely much."""
-        from ..reference.rounding import Rounding
+        from ..tasks.rounding import Rounding
 
         rounding = Rounding(weights=tried.dequantize(), activation_block=tried.size)
         largest = {True: 0.0, False: 0.0}

@@ -16,8 +16,6 @@ import numpy.typing as npt
 from ...runtime.bundle.bundle import Bundle
 from ...runtime.bundle.manifest import Artifact
 from ...runtime.progress import StageCounter
-from ..comparison.decoders import DecoderExaminer
-from ..comparison.tasks import AnyExaminer
 from ..errors import ExportError
 from ..execution.node_executor import ExecutedProgram, NotFiniteError
 from ..graphs import describe_in_fp32
@@ -34,7 +32,8 @@ from ..passes.int8_rows import (
 )
 from ..passes.quantize import QuantizedWeights, find_lookups
 from ..precisions import PRECISIONS
-from ..reference.model import is_module, rest, wake
+from ..reference_model import is_module, rest, wake
+from ..tasks.verifier import Verifier
 from .blocks import Measure, choose_blocks, select_known_weights
 from .run_gptq import round_groups
 
@@ -42,8 +41,8 @@ if TYPE_CHECKING:
     import onnx_ir as ir
     from torch import Tensor, nn
 
-    from ..reference.model import ReferenceModel
-    from ..reference.rounding import Rounding
+    from ..reference_model import ReferenceModel
+    from ..tasks.rounding import Rounding
 
 Array = npt.NDArray[np.float32]
 
@@ -74,7 +73,7 @@ class Calibration:
         """Return what PyTorch has to round to lose what a precision loses; None for fp32."""
         import torch
 
-        from ..reference.rounding import Rounding
+        from ..tasks.rounding import Rounding
 
         kind = PRECISIONS[precision]
         if precision == "fp32":
@@ -101,7 +100,7 @@ class Calibration:
 
 
 def calibrate(
-    examiner: AnyExaminer,
+    verifier: Verifier,
     model: ReferenceModel,
     graphs: Mapping[str, ir.Model],
     progress: Callable[[str], None] = lambda line: None,
@@ -111,29 +110,29 @@ def calibrate(
 
     `quantizer` is that of a `Request`.
     """
-    run = partial(examiner.run_calibration_texts, model)
-    manifest = examiner.bundle.manifest
+    run = partial(verifier.run_calibration_texts, model)
+    manifest = verifier.bundle.manifest
     kinds = [PRECISIONS[artifact.precision] for artifact in manifest.artifacts]
     scales = {}
     if any(kind.cache_bits for kind in kinds):
         progress("calibrating the cache")
-        scales = compute_cache_scales(examiner, model)
+        scales = compute_cache_scales(verifier, model)
     weights = {}
     if any(kind.weight_bits for kind in kinds):
         assert is_module(model)  # an import of graphs alone has no precision with quantized weights
-        weights = choose_weights(examiner, model, graphs, run, progress, quantizer == "gptq")
+        weights = choose_weights(verifier, model, graphs, run, progress, quantizer == "gptq")
     fp32_nodes = {}
     for artifact in manifest.artifacts:
         if artifact.precision == "fp16":
             progress("calibrating fp16")
             graph = graphs[artifact.recipe_id].graph
-            ranges = measure_ranges(examiner, artifact, graphs)
+            ranges = measure_ranges(verifier, artifact, graphs)
             fp32_nodes[artifact.recipe_id] = choose_fp32_nodes(graph, ranges)
-    return Calibration(weights, scales, fp32_nodes, hash_texts(examiner))
+    return Calibration(weights, scales, fp32_nodes, hash_texts(verifier))
 
 
 def choose_weights(
-    examiner: AnyExaminer,
+    verifier: Verifier,
     model: nn.Module,
     graphs: Mapping[str, ir.Model],
     run: Callable[[], None],
@@ -141,12 +140,12 @@ def choose_weights(
     gptq: bool,
 ) -> dict[str, QuantizedWeights]:
     """Return the quantized weights of each precision that has some."""
-    artifacts = examiner.bundle.manifest.artifacts
+    artifacts = verifier.bundle.manifest.artifacts
     kinds = {(kind := PRECISIONS[a.precision]).weights: kind for a in artifacts}
     ort_recipes = {a.recipe_id for a in artifacts if a.dialect == "ort"}
     in_ort = [graph for name, graph in graphs.items() if name in ort_recipes]
     known = select_known_weights(in_ort, model)
-    measures = make_measures(examiner, model)
+    measures = make_measures(verifier, model)
     tables = {weight.name for graph in in_ort for _, weight in find_lookups(graph.graph)}
     sample = partial(sample_rows_to_rest, model, run) if gptq else None
     chosen = {}
@@ -154,7 +153,7 @@ def choose_weights(
         if not kind.weight_bits:
             continue
         products = {}
-        if "rows" in kind.storage["ort"] and examiner.bundle.manifest.task == "text-encoding":
+        if "rows" in kind.storage["ort"] and verifier.task.rounds_rows:
             products = choose_row_products(model, in_ort[0].graph, run, gptq, progress)
         by_rows = {name for names in products for name in names}
         by_blocks = {name: read for name, read in known.items() if name not in by_rows}
@@ -165,22 +164,22 @@ def choose_weights(
     return chosen
 
 
-def hash_texts(examiner: AnyExaminer) -> str:
-    """Return the sha256 of the tokens that an examiner's model is calibrated with."""
-    ids = [list(text.tokens) for text in examiner.expected.calibration]
+def hash_texts(verifier: Verifier) -> str:
+    """Return the sha256 of the tokens that an verifier's model is calibrated with."""
+    ids = [list(text.tokens) for text in verifier.expected.calibration]
     return hashlib.sha256(json.dumps(ids).encode()).hexdigest()
 
 
-def make_measures(examiner: AnyExaminer, model: ReferenceModel) -> list[Measure]:
+def make_measures(verifier: Verifier, model: ReferenceModel) -> list[Measure]:
     """Return what measures the loss of a rounding, the quickest first; one where there are few texts."""
-    examiners = [examiner.thin(texts) for texts in (QUICKLY_SEARCHED, SEARCHED)]
-    if all(thinned is examiner for thinned in examiners):
-        examiners = [examiner]
-    return [partial(thinned.measure_gaps, model) for thinned in examiners]
+    verifiers = [verifier.thin(texts) for texts in (QUICKLY_SEARCHED, SEARCHED)]
+    if all(thinned.expected is verifier.expected for thinned in verifiers):
+        verifiers = [verifier]
+    return [partial(thinned.measure_gaps, model) for thinned in verifiers]
 
 
 def measure_ranges(
-    examiner: AnyExaminer, artifact: Artifact, graphs: Mapping[str, ir.Model]
+    verifier: Verifier, artifact: Artifact, graphs: Mapping[str, ir.Model]
 ) -> dict[str, float]:
     """Return the largest magnitude of each result of a graph in fp32, node by node on real text."""
     largest: dict[str, float] = {}
@@ -192,11 +191,11 @@ def measure_ranges(
     def open_other(other: Artifact) -> ExecutedProgram:
         return ExecutedProgram(graphs[other.recipe_id], other)
 
-    bundle = examiner.bundle
+    bundle = verifier.bundle
     others = tuple(map(describe_in_fp32, bundle.manifest.artifacts))  # a decoder reads its encoder
     in_fp32 = Bundle(bundle.folder, replace(bundle.manifest, artifacts=others))
     full = describe_in_fp32(artifact)
-    replay = replace(examiner, bundle=in_fp32, open_other=open_other).make_replay(full, whole=True)
+    replay = replace(verifier, bundle=in_fp32, open_other=open_other).make_replay(full, whole=True)
     try:
         replay.drive(ExecutedProgram(graphs[artifact.recipe_id], full, keep_largest))
     except NotFiniteError as error:
@@ -204,18 +203,15 @@ def measure_ranges(
     return largest
 
 
-def compute_cache_scales(examiner: AnyExaminer, model: ReferenceModel) -> dict[str, Array]:
+def compute_cache_scales(verifier: Verifier, model: ReferenceModel) -> dict[str, Array]:
     """Return a step for each head and channel of each layer's keys and values, by their range in real text.
 
     The text is read in pieces as long as the context, so that late positions are seen too.
     """
-    from ..reference.open import make_reference
-
-    assert isinstance(examiner, DecoderExaminer)
-    reference = make_reference(model)
-    context = examiner.bundle.manifest.max_length
+    reference = verifier.task.open_reference(model, verifier.bundle, None)
+    context = verifier.bundle.manifest.max_length
     largest: dict[str, Array] = {}
-    text = [token for text in examiner.expected.calibration for token in text.tokens]
+    text = [token for text in verifier.expected.calibration for token in text.tokens]
     for start in range(0, len(text), context):
         for layer, pair in enumerate(reference.compute_keys_values(text[start : start + context])):
             for kind, tensor in zip(("key", "value"), pair, strict=True):
@@ -237,7 +233,7 @@ def choose_row_products(
 
     A weight that several places read has one form: that of those that read most weights at once.
     """
-    from ..reference.rounding import find_linear
+    from ..tasks.rounding import find_linear
 
     stage = "calibrating int8"
     found: dict[tuple[str, ...], Linears] = {}
@@ -294,7 +290,7 @@ def sample_rows(
     Linears that read the same, such as queries, keys and values, have one tensor, of at most `most` rows.
     `coarse` ones are in bfloat16: those of a large model take as much memory as its weights.
     """
-    from ..reference.rounding import find_linear
+    from ..tasks.rounding import find_linear
 
     sampler = RowSampler(coarse, most)
     with contextlib.ExitStack() as hooks:

@@ -12,7 +12,6 @@ import numpy.typing as npt
 
 from ...runtime.bundle.bundle import Bundle
 from ...runtime.bundle.manifest import Artifact
-from ..comparison.tasks import AnyExaminer
 from ..limits import CAPS
 from ..passes.fp16_ranges import read_choices
 from ..passes.int8_rows import (
@@ -30,14 +29,15 @@ from ..passes.storage import read_weights
 from ..passes.weight_files import load_graph
 from ..passes.weights import read_array
 from ..precisions import PRECISIONS
-from ..reference.model import is_module
+from ..reference_model import is_module
+from ..tasks.verifier import Verifier
 from .calibration import Calibration, compute_cache_scales, hash_texts, sample_rows
 
 if TYPE_CHECKING:
     import onnx_ir as ir
     from torch import Tensor
 
-    from ..reference.model import ReferenceModel
+    from ..reference_model import ReferenceModel
 
 Array = npt.NDArray[np.float32]
 
@@ -103,7 +103,7 @@ def join_weights(tensors: Mapping[str, Tensor], names: Iterable[str]) -> Array:
     return columns
 
 
-def repeat_calibration(examiner: AnyExaminer, model: ReferenceModel, calibration: Calibration) -> Calibration:
+def repeat_calibration(verifier: Verifier, model: ReferenceModel, calibration: Calibration) -> Calibration:
     """Return what graphs were calibrated to, computed again from the same texts, but for weights.
 
     That are a cache's scales, and how an encoder's int8 products smooth and round what they read. With other
@@ -111,14 +111,14 @@ def repeat_calibration(examiner: AnyExaminer, model: ReferenceModel, calibration
     """
     if not calibration.follows_texts:
         return calibration
-    texts = hash_texts(examiner)
-    recorded = {artifact.quantization.get("texts") for artifact in examiner.bundle.manifest.artifacts}
+    texts = hash_texts(verifier)
+    recorded = {artifact.quantization.get("texts") for artifact in verifier.bundle.manifest.artifacts}
     recorded.discard(None)
     if recorded and recorded != {texts}:
         return calibration
-    scales = compute_cache_scales(examiner, model) if calibration.cache_scales else {}
+    scales = compute_cache_scales(verifier, model) if calibration.cache_scales else {}
     weights = {
-        kind: replace(own, products=repeat_products(examiner, model, own.products))
+        kind: replace(own, products=repeat_products(verifier, model, own.products))
         for kind, own in calibration.weights.items()
     }
     again = replace(calibration, cache_scales=scales, weights=weights, texts=texts)
@@ -126,7 +126,7 @@ def repeat_calibration(examiner: AnyExaminer, model: ReferenceModel, calibration
 
 
 def repeat_products(
-    examiner: AnyExaminer, model: ReferenceModel, products: Mapping[tuple[str, ...], RowProduct]
+    verifier: Verifier, model: ReferenceModel, products: Mapping[tuple[str, ...], RowProduct]
 ) -> dict[tuple[str, ...], RowProduct]:
     """Return an encoder's products with the smoothing and the rule that their rows give.
 
@@ -135,7 +135,7 @@ def repeat_products(
     if not products or not is_module(model):
         return dict(products)
     tensors = dict(model.named_parameters(remove_duplicate=False))
-    run = partial(examiner.run_calibration_texts, model)
+    run = partial(verifier.run_calibration_texts, model)
     rows = sample_rows(model, [names[0] for names in products], run)
     found = {}
     for names, product in products.items():

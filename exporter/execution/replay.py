@@ -8,7 +8,7 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
-from typing import TYPE_CHECKING, Any, Protocol, TypeAlias
+from typing import TYPE_CHECKING, Any, TypeAlias
 
 import numpy as np
 import numpy.typing as npt
@@ -31,15 +31,12 @@ if TYPE_CHECKING:
     import onnx_ir as ir
     from torch import nn
 
-    from ..reference.model import ReferenceModel
-    from ..reference.rounding import Rounding
-
 Integers = npt.NDArray[np.int64]
 Key = tuple[int, str]  # a step of a replay, and a value's name
 PADDING = -1
 COMPARED = 256  # tokens of a row; of a longer one only the last step is compared
 # Runs PyTorch over a text, with keys and values rounded as a precision rounds them, or as they are.
-Reading: TypeAlias = "Callable[[Any, Rounding | None], object]"
+Reading: TypeAlias = Callable[[Any, Any], object]
 Choose: TypeAlias = "Callable[[int, Array], Array | None]"  # what to keep of a step's result
 
 
@@ -88,9 +85,7 @@ class Replay:
         self.drive(program)
         return found
 
-    def collect_module_results(
-        self, model: nn.Module, rounding: Rounding | None = None
-    ) -> list[dict[str, Array]]:
+    def collect_module_results(self, model: nn.Module, rounding: object = None) -> list[dict[str, Array]]:
         """Return what each module of PyTorch's model gives, (T, ...) by its path, for each text.
 
         Keys and values are rounded here; whoever calls applies the rest of the rounding to the model.
@@ -151,37 +146,39 @@ class Replay:
 
 
 def make_replay(
-    artifact: Artifact, case_set: CaseSet, case: Case, task: Replayed, row: int | None = None
+    artifact: Artifact,
+    case_set: CaseSet,
+    case: Case,
+    drive: Callable[[Program, CaseSet, Case], None],
+    read: Callable[[Row, Any, Any], object],
+    row: int | None = None,
 ) -> Replay:
     """Return the replay of a case, or of one of its rows among the others, whose padding decides on it.
 
     A run of the graph is known by the tokens that it reads, so the case is run once where nothing computes:
     each token says there which row's it is, and at which position. Of a long row the last step is compared
     alone. PyTorch reads what stands behind a repeated past by itself.
+
+    Args:
+        artifact: the graph.
+        case_set: what the case reads.
+        case: what is run.
+        drive: runs a case on a program.
+        read: runs PyTorch over what a row reads; of a rounding only keys and values are rounded there.
+        row: the one that is compared; None for all.
     """
     coded, coded_case, length = code_tokens(case_set, case)
     recorder = RecordingProgram(artifact)
-    task.drive(recorder, coded, coded_case)
+    drive(recorder, coded, coded_case)
     begins = [find_compared(case_set, each) for each in case.rows]
     if row is not None:
         begins = [begin if number == row else length for number, begin in enumerate(begins)]
     behind = [find_repeated(case_set.texts[each.text]) for each in case.rows]
     steps = [make_step(ids, case, length, begins, behind) for ids in recorder.runs]
     readings = [
-        partial(task.read, case_set, each) if begin < length else None
-        for begin, each in zip(begins, case.rows, strict=True)
+        partial(read, each) if begin < length else None for begin, each in zip(begins, case.rows, strict=True)
     ]
-    return Replay(lambda program: task.drive(program, case_set, case), tuple(steps), tuple(readings))
-
-
-class Replayed(Protocol):
-    """How a task's cases run through a graph, and how PyTorch reads what a row does."""
-
-    def drive(self, program: Program, case_set: CaseSet, case: Case) -> None:
-        """Run a case."""
-
-    def read(self, case_set: CaseSet, row: Row, model: ReferenceModel, rounding: Rounding | None) -> object:
-        """Run PyTorch over the tokens of a row."""
+    return Replay(lambda program: drive(program, case_set, case), tuple(steps), tuple(readings))
 
 
 def code_tokens(case_set: CaseSet, case: Case) -> tuple[CaseSet, Case, int]:

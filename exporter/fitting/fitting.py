@@ -21,7 +21,6 @@ import numpy as np
 import numpy.typing as npt
 
 from ...runtime import TextEncoder
-from ...runtime.apps.check.files import find_golden, read_golden
 from ...runtime.bundle.bundle import Bundle
 from ...runtime.bundle.defaults import EncoderDefaults, FittedHead
 from ...runtime.bundle.manifest import Artifact, Manifest, TensorSpec
@@ -29,9 +28,9 @@ from ...runtime.encode.pooling import LAYERS, pool_tokens
 from ...runtime.errors import InputError
 from ..bundle.writer import check_output, install, list_file_entries, open_staging_folder, write_manifest
 from ..checkpoints.source import locate_from
-from ..comparison.kept_explanations import PREFIX as EXPLANATIONS
 from ..errors import ExportError
-from ..reference.fitted_head import HEAD
+from ..tasks.fitted_head import HEAD
+from ..tasks.kept_explanations import PREFIX as EXPLANATIONS
 from ..tensorrt.plans import Progress
 from .labelled_texts import Table, read_table
 
@@ -113,6 +112,7 @@ def fit_head(
     progress("fitting")
     fitted = fit(matrix, rows, test_share, seed)
     from ..verification.golden_texts import carry_golden_texts
+    from .verify_head import verify_graphs
 
     with open_staging_folder(output) as staging:
         manifest = write_bundle(opened, fitted, features, staging, output)
@@ -336,24 +336,6 @@ def compare_with_scikit_learn(staging: Path, rows: Table, fitted: Fitted) -> Non
         if margin > TIE:
             raise ExportError(f"{told}, the first is {first!r:.80}; please report this with the table")
         log.warning("%s, all of them ties (by a margin of at most %.1g)", told, margin)
-
-
-def verify_graphs(opened: Bundle, staging: Path, manifest: Manifest, progress: Progress) -> Manifest:
-    """Compare the new graphs with the golden data of the old bundle, if that was verified, and the head's."""
-    from ...runtime.apps.check.case import from_arrays
-    from ..comparison.encoders import EncoderExaminer, add_fitted_head
-    from ..verification.report import keep_checks
-    from ..verification.verdict import compare_all
-
-    file = find_golden(opened)
-    if file is None:
-        return manifest
-    arrays, limits = read_golden(file)
-    without_head = EncoderExaminer(opened, from_arrays(arrays))
-    examiner, limits = add_fitted_head(without_head, Bundle(staging, manifest), limits)
-    report = compare_all(examiner, limits, progress)
-    report.raise_if_failed()
-    return keep_checks(staging, manifest, report, examiner.collect_golden(), limits)
 
 
 def write_report_files(staging: Path, manifest: Manifest, rows: Table, fitted: Fitted) -> str:

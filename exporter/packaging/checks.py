@@ -11,7 +11,7 @@ from typing import TypeAlias
 
 import numpy as np
 
-from ...runtime.apps.check.case import Case, CaseSet, Measure, from_arrays
+from ...runtime.apps.check.case import Case, CaseSet, Measure, Spot, from_arrays
 from ...runtime.apps.check.cases import find_room
 from ...runtime.apps.check.divergence import (
     Continued,
@@ -23,7 +23,7 @@ from ...runtime.apps.check.divergence import (
     measure_steps,
 )
 from ...runtime.apps.check.encoder import is_per_token, list_positions, see
-from ...runtime.apps.check.judge import Numbered, Seen, judge
+from ...runtime.apps.check.judge import Seen, judge
 from ...runtime.apps.check.metrics import Logits, Outcome, judge_outcome
 from ...runtime.apps.check.selftest import load_golden
 from ...runtime.apps.check.texts import open_text_tokenizers
@@ -149,11 +149,10 @@ def list_encoder_checks(bundle: Bundle, artifact: Artifact, names: Mapping[str, 
     """Return the checks of an encoder's outputs, by the bundle's names those of the package."""
     arrays, limits = load_golden(bundle)
     case_set = from_arrays(arrays)
-    by_name: dict[str, list[Numbered]] = {}
-    for number, case in enumerate(case_set.cases):
+    by_name: dict[str, list[Case]] = {}
+    for case in case_set.cases:
         if not case.name.startswith(RANDOM):
-            fitting = case_set.fit(case, artifact)
-            by_name.setdefault(case.name, []).extend((number, part) for part in fitting)
+            by_name.setdefault(case.name, []).extend(case_set.fit(case, artifact))
     kept = replace(artifact, outputs=tuple(spec for spec in artifact.outputs if spec.name in names))
     checks = [
         make_encode_check(name, case_set, cases, kept, limits[artifact.precision], names)
@@ -166,7 +165,7 @@ def list_encoder_checks(bundle: Bundle, artifact: Artifact, names: Mapping[str, 
 def make_encode_check(
     name: str,
     case_set: CaseSet,
-    cases: Sequence[Numbered],
+    cases: Sequence[Case],
     artifact: Artifact,
     limits: Limits,
     names: Mapping[str, str],
@@ -175,13 +174,13 @@ def make_encode_check(
 
     def judge_answers(answers: Sequence[Answer]) -> Outcome:
         seen = []
-        for answer, (number, case) in zip(answers, cases, strict=True):
+        for answer, case in zip(answers, cases, strict=True):
             for row in range(len(case.rows)):
                 outputs = {spec.name: answer["outputs"][names[spec.name]][row] for spec in artifact.outputs}
-                seen.append(see_known(case_set, number, case, row, outputs, artifact))
-        return judge(seen, case_set, list_own_measures(cases[0][1], artifact), limits)
+                seen.append(see_known(case_set, Spot(case, 0, row), outputs, artifact))
+        return judge(seen, case_set, list_own_measures(cases[0], artifact), limits)
 
-    texts = [[case_set.texts[row.text] for row in case.rows] for _, case in cases]
+    texts = [[case_set.texts[row.text] for row in case.rows] for case in cases]
     questions = [
         {
             "kind": "encode",
@@ -200,29 +199,22 @@ def list_own_measures(case: Case, artifact: Artifact) -> list[Measure]:
     return [measure for measure in case.measures if names.issuperset(measure.outputs)]
 
 
-def see_known(
-    case_set: CaseSet,
-    number: int,
-    case: Case,
-    row: int,
-    outputs: Mapping[str, Logits],
-    artifact: Artifact,
-) -> Seen:
+def see_known(case_set: CaseSet, spot: Spot, outputs: Mapping[str, Logits], artifact: Artifact) -> Seen:
     """Return what a runtime gave of a row, of the tokens whose results golden data has."""
-    positions = list_positions(case_set, case.rows[row].text, artifact.outputs)
+    positions = list_positions(case_set, spot.case.rows[spot.row].text, artifact.outputs)
     known = {
         spec.name: outputs[spec.name][positions] if is_per_token(spec) else outputs[spec.name]
         for spec in artifact.outputs
     }
-    return see(case_set, number, case, row, known, artifact.outputs)
+    return see(case_set, spot, known, artifact.outputs)
 
 
 def make_graph_check(bundle: Bundle, artifact: Artifact) -> Check:
     """Return the check of an encoder's own graph, run by the names of the bundle as one padded batch."""
     arrays, limits = load_golden(bundle)
     case_set = from_arrays(arrays)
-    padded = next(number for number, case in enumerate(case_set.cases) if len(case.rows) > 1)
-    case = case_set.fit(case_set.cases[padded], artifact)[0]
+    padded = next(case for case in case_set.cases if len(case.rows) > 1)
+    case = case_set.fit(padded, artifact)[0]
     texts = [case_set.texts[row.text] for row in case.rows]
     width = max(len(text.tokens) for text in texts)
     places = [list_positions(case_set, row.text, artifact.outputs) for row in case.rows]
@@ -245,7 +237,7 @@ def make_graph_check(bundle: Bundle, artifact: Artifact) -> Check:
                     outputs[spec.name] = np.split(array, ends)[row]
                 else:
                     outputs[spec.name] = array[row][positions] if is_per_token(spec) else array[row]
-            seen.append(see(case_set, padded, case, row, outputs, artifact.outputs))
+            seen.append(see(case_set, Spot(case, 0, row), outputs, artifact.outputs))
         return judge(seen, case_set, case.measures, limits[artifact.precision])
 
     inputs = {spec.name: values[spec.role] for spec in artifact.inputs}

@@ -17,7 +17,9 @@ from ...runtime.bundle.bundle import Bundle
 from ...runtime.bundle.manifest import Manifest
 from ...runtime.decoding.cache_shapes import PREFILL_CHUNK
 from ..levels import FULL, Level
-from ..reference.draw import (
+from .passages import clamp_count, cut_passages, encode_texts, thin_passages
+from .random_cases import (
+    BEGINNING,
     CONTEXT_ROWS,
     TAIL,
     TEXTS,
@@ -32,17 +34,17 @@ from ..reference.draw import (
     draw_columns,
     draw_far_batches,
     draw_text,
-    find_most_repeats,
     list_sizes,
 )
-from .passages import clamp_count, cut_passages, encode_texts, thin_passages
 
 if TYPE_CHECKING:
-    from ..reference.decoder import Reference
-    from ..reference.model import ReferenceModel
+    from ..reference_model import ReferenceModel
+    from .pytorch_decoder import Reference
 
 GRAPH = "decoder"
 CONTEXT = "full context"  # the name of its case
+RANGE_TEXTS = 3  # passages in which ranges are measured
+REPLAY_TOKENS = (24, 13)  # at most, of the two texts of a replay
 RANDOM = "random batches, padded"  # how the name of their case begins
 MAX_BATCH = 8  # of the padded cases, or the graph's largest
 PART = 7  # tokens of a step on top of a past; divides no round length
@@ -82,9 +84,9 @@ def choose(
     There are prompts of unequal length, one of a single token, real text, a full context, and batches that a
     seed draws at random.
     """
-    from ..reference.open import make_reference
+    from .pytorch_decoder import open_reference
 
-    reference = make_reference(model)
+    reference = open_reference(model)
     weights = count_weights(model)
     manifest = bundle.manifest
     context = manifest.max_length
@@ -110,6 +112,7 @@ def choose(
         drawing = Drawing(real, context, most, seed, parts, level)
         columns = add_random(builder, reference, drawing, weights, vocabulary)
     add_passages(builder, passages, vocabulary)
+    few, replays, ranges = list_node_cases(builder)
     left_out = describe_left_out(
         counts={
             "prompts": (len(prompts) - 1, len(encoded)),
@@ -128,7 +131,35 @@ def choose(
         columns=columns,
         left_out=tuple(left_out),
         calibration=tuple(map(Text, calibration)),
+        few=few,
+        replays=replays,
+        ranges=ranges,
     )
+
+
+def list_node_cases(builder: Builder) -> tuple[tuple[Case, ...], tuple[Case, ...], tuple[Case, ...]]:
+    """Return the cases that run node by node: the few that are compared, a replay, and one for ranges.
+
+    A replay reads texts as a padded batch, and then a token of each.
+    """
+    prompts = builder.wanted["margin"]
+    text, known = next(iter(builder.wanted["logits"].items()))
+    length = int(known.positions[-1]) + 1
+    row = Row(text, (length,))
+    every = Case("prefill of every position", GRAPH, (row,), (LOGITS,), "every", chunk=length)
+    context = [case for case in builder.cases if case.name == CONTEXT]
+    longest_first = sorted(prompts, key=lambda number: -len(builder.texts[number].tokens))
+    short = [
+        (number, min(builder.texts[number].count(), most + 1))
+        for number, most in zip((longest_first[0], longest_first[-1]), REPLAY_TOKENS, strict=True)
+    ]
+    passages = [(number, len(builder.texts[number].tokens)) for number in builder.wanted["likeliest"]]
+
+    def make_replay(name: str, texts: Sequence[tuple[int, int]]) -> Case:
+        return Case(name, GRAPH, tuple(Row(number, (end - 1, end)) for number, end in texts), ())
+
+    replays = (make_replay("short texts", short),)
+    return (every, *context), replays, (make_replay("passages", passages[:RANGE_TEXTS]),)
 
 
 def choose_prompts(
@@ -220,7 +251,8 @@ def add_prompts(builder: Builder, prompts: Sequence[tuple[int, ...]], steps: int
     for size in sorted({min(2, most), most}):
         batch = [*(rows[i % max(1, len(rows) - 1)] for i in range(size - 1)), rows[-1]]
         first = tuple(replace(row, ends=row.ends[:1]) for row in batch)
-        builder.add_case(Case(f"greedy, {size} prompts, padded", GRAPH, first, (LOGITS,), "greedy"))
+        name = f"greedy, {size} prompts, padded"
+        builder.add_case(Case(name, GRAPH, first, (LOGITS,), "greedy", is_padded=True))
     whole = tuple(Row(row.text, row.ends[-1:]) for row in rows[-most:])
     for row in whole:
         builder.add_case(
@@ -229,7 +261,7 @@ def add_prompts(builder: Builder, prompts: Sequence[tuple[int, ...]], steps: int
     if len(whole) > 1:
         name = f"parts of {PART} tokens, {len(whole)} prompts, padded"
         of_few = LOGITS._replace(limited=("max_error",))  # the mean of so few rows says no more
-        builder.add_case(Case(name, GRAPH, whole, (of_few,), chunk=PART))
+        builder.add_case(Case(name, GRAPH, whole, (of_few,), chunk=PART, is_padded=True))
 
 
 def add_edges(builder: Builder, tokens: Sequence[int], edges: Sequence[int]) -> None:
@@ -285,15 +317,38 @@ def add_random(
             Row(find_text(batch, row), tuple(ends[row] for ends in batch.ends))
             for row in range(len(batch.texts))
         ]
-        name = f"{RANDOM}, seed {drawing.seed}"
-        shares_past = bool(batch.repeats)
-        builder.add_case(
-            Case(name, GRAPH, tuple(rows), (COLUMNS,), shares_past=shares_past, spare=SPARE, is_costly=True)
-        )
+        builder.add_case(make_random_case(GRAPH, tuple(rows), bool(batch.repeats), drawing.seed))
     add_single_steps(
         builder, numbers[0], longest, min(count_step_rows(weights, longest, drawing.level), drawing.max_batch)
     )
     return columns
+
+
+def find_most_repeats(reference: Reference, longest: int, drawing: Drawing) -> int:
+    """Return how often a text's beginning is there to fill a context; 1 where the text itself has to.
+
+    That is so where it is long enough, and of a model that keys and values cannot be given, or that a window
+    shows what is no more there.
+    """
+    if longest >= drawing.context or longest <= 2 * TAIL or not reference.repeats:
+        return 1
+    if any(reference.model.config.windows):
+        return 1
+    return math.ceil(drawing.context / min(BEGINNING, longest - TAIL))
+
+
+def make_random_case(graph: str, rows: tuple[Row, ...], shares_past: bool, seed: int) -> Case:
+    """Return the case of a batch that a seed drew."""
+    return Case(
+        f"{RANDOM}, seed {seed}",
+        graph,
+        rows,
+        (COLUMNS,),
+        shares_past=shares_past,
+        spare=SPARE,
+        is_costly=True,
+        is_padded=True,
+    )
 
 
 def add_single_steps(builder: Builder, text: int, length: int, most: int) -> None:

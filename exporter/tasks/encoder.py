@@ -18,7 +18,7 @@ from ...runtime.text.long_text import fit
 from ...runtime.text.tokenizer import Tokenizer
 from ..errors import VerificationError
 from ..levels import FULL, Level
-from ..reference.draw import (
+from .random_cases import (
     Random,
     count_alike,
     count_tokens,
@@ -29,7 +29,7 @@ from ..reference.draw import (
 )
 
 if TYPE_CHECKING:
-    from ..reference.model import ReferenceModel
+    from ..reference_model import ReferenceModel
 
 GRAPH = "encoder"
 RANDOM = "random batches, padded"  # how the name of their case begins
@@ -65,6 +65,7 @@ def choose(
     rows = max(one.axis("batch").max for one in manifest.artifacts)
     problem_type = read_problem_type(bundle)
     cases = list_cases(real, rows, list_measures(artifact, problem_type, of_texts=True))
+    few, replay, ranges = list_node_cases(real, cases)
     sizes = list_sizes(rows)[1:]
     pool = [*range(len(real), len(real) + len(drawn)), len(real) - 2, len(real) - 1]
     chosen = (*real, *drawn)
@@ -73,7 +74,8 @@ def choose(
         measures = list_measures(artifact, problem_type, of_texts=False)
         name = f"{RANDOM}, seed {seed}"
         numbers = [[pool[i] for i in batch] for batch in batches]
-        cases += [replace(make_case(name, chosen, batch, measures), is_costly=True) for batch in numbers]
+        made = [make_case(name, chosen, batch, measures, is_padded=True) for batch in numbers]
+        cases += [replace(case, is_costly=True) for case in made]
     wanted = {spec.name: want_answers(chosen, is_per_token(spec)) for spec in artifact.outputs}
     return CaseSet(
         texts=chosen,
@@ -81,7 +83,20 @@ def choose(
         answers=wanted,
         left_out=tuple(describe_left_out(len(real), len(every), bool(drawn), weights, sizes, level)),
         calibration=tuple(cut_calibration_texts(encoded, manifest.encoder)),
+        few=few,
+        replays=(replay,),
+        ranges=(ranges,),
     )
+
+
+def list_node_cases(texts: Sequence[Text], cases: Sequence[Case]) -> tuple[tuple[Case, Case], Case, Case]:
+    """Return the cases that run node by node: the few that are compared, a replay, and one for ranges."""
+    *real, single, _ = range(len(texts))
+    numbers = [*real[:2], single]
+    batch = make_case(f"{len(numbers)} texts, padded", texts, numbers, cases[0].measures, is_padded=True)
+    longest = max(cases, key=lambda case: case.rows[0].ends[0] if len(case.rows) == 1 else 0)
+    replay = make_case(f"{len(numbers)} texts", texts, numbers, ())
+    return (batch, longest), replay, make_case(f"{len(texts)} texts", texts, range(len(texts)), ())
 
 
 def want_answers(texts: Sequence[Text], per_token: bool) -> dict[int, Known]:
@@ -99,18 +114,22 @@ def list_cases(texts: Sequence[Text], most: int, measures: tuple[Measure, ...]) 
     length = len(texts[full].tokens)
     return [
         *(make_case("one by one", texts, [number], measures) for number in real),
-        make_case(f"{len(batch)} texts, padded", texts, batch, measures),
+        make_case(f"{len(batch)} texts, padded", texts, batch, measures, is_padded=True),
         make_case("1 token", texts, [single], measures),
         make_case(f"{length} tokens", texts, [full], measures),
     ]
 
 
 def make_case(
-    name: str, texts: Sequence[Text], numbers: Sequence[int], measures: tuple[Measure, ...]
+    name: str,
+    texts: Sequence[Text],
+    numbers: Sequence[int],
+    measures: tuple[Measure, ...],
+    is_padded: bool = False,
 ) -> Case:
     """Return the case of texts that an encoder reads together."""
     rows = tuple(Row(number, (len(texts[number].tokens),)) for number in numbers)
-    return Case(name, GRAPH, rows, measures, "once")
+    return Case(name, GRAPH, rows, measures, "once", is_padded=is_padded)
 
 
 def read_problem_type(bundle: Bundle) -> str:

@@ -1,73 +1,85 @@
-"""PyTorch's answers to an encoder's cases, and how far rounding moves them.
+"""PyTorch's answers to an encoder's cases.
 
 T tokens, E hidden size
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
-from dataclasses import replace
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
-from ...runtime.apps.check.case import CaseSet, Known, Measure, Text, to_arrays
-from ...runtime.apps.check.encoder import is_per_token, make_piece
-from ...runtime.apps.check.files import fits
-from ...runtime.apps.check.judge import Seen, measure_values
-from ...runtime.apps.check.metrics import LabelMetrics, Measured, Metrics, VectorMetrics
+from ...runtime.apps.check.case import CaseSet, Known, Row
+from ...runtime.apps.check.encoder import EncoderEngine, is_per_token
 from ...runtime.backends.backend import Array
 from ...runtime.bundle.bundle import Bundle
-from ...runtime.progress import PartCounter, Report, report_nothing
-from ..limits import Gaps
-from ..reference.fitted_head import HEAD, LinearHead
-from ..reference.model import is_module
+from ...runtime.bundle.manifest import Artifact, TensorSpec
+from ...runtime.encode.encoder import Encoder
+from .base import OpenProgram, list_wanted
+from .fitted_head import HEAD, LinearHead
 
 if TYPE_CHECKING:
     from torch import Tensor
 
-    from ..reference.model import ReferenceModel
-    from ..reference.rounding import Rounding
+    from ..reference_model import ReferenceModel
+    from .rounding import Rounding
 
-KEPT_POSITIONS = (3, 2, 1)  # of a text, in golden data; the first that fits its file
+KEPT_POSITIONS = ((3,), (2,), (1,))  # of a text, in golden data; the first that fits its file
 
 
-def answer(
-    model: ReferenceModel, bundle: Bundle, case_set: CaseSet, report: Report = report_nothing
-) -> CaseSet:
-    """Return the set with PyTorch's answers, as the model is now: a caller may have rounded it."""
-    specs = bundle.manifest.artifacts[0].outputs
-    head = LinearHead.load(bundle)
-    answers: dict[str, dict[int, Known]] = {spec.name: {} for spec in specs}
-    numbers = sorted(case_set.answers[specs[0].name])
-    parts = PartCounter(report, len(numbers))
+@dataclass(frozen=True)
+class Reference:
+    """An encoder in PyTorch, and a head that was fitted to it."""
+
+    model: ReferenceModel
+    outputs: Sequence[TensorSpec]
+    head: LinearHead | None
+
+    def read(self, case_set: CaseSet, number: int) -> tuple[list[Tensor], dict[str, Tensor]]:
+        """Run the model over a text."""
+        from .pytorch_encoder import run_model
+
+        return run_model(self.model, case_set.texts[number])
+
+
+def open_reference(model: ReferenceModel, bundle: Bundle, rounding: Rounding | None = None) -> Reference:
+    """Return what asks an encoder, as it is now: who rounds it does so for all that is asked."""
+    return Reference(model, bundle.manifest.artifacts[0].outputs, LinearHead.load(bundle))
+
+
+def open_engine(bundle: Bundle, artifact: Artifact, open_program: OpenProgram) -> EncoderEngine:
+    """Open an encoder's graph."""
+    assert bundle.manifest.encoder is not None
+    padding = bundle.manifest.encoder.tokens["pad"]
+    return EncoderEngine(Encoder(open_program(artifact), artifact, padding))
+
+
+def calibrate(reference: Reference, case_set: CaseSet) -> None:
+    """Run PyTorch over the texts to calibrate with."""
+    from .pytorch_encoder import run_model
+
+    for text in case_set.calibration:
+        run_model(reference.model, text)
+
+
+def read_row(reference: Reference, case_set: CaseSet, row: Row) -> object:
+    """Run PyTorch over the text of a row."""
+    return reference.read(case_set, row.text)
+
+
+def answer_texts(
+    reference: Reference, case_set: CaseSet, numbers: Sequence[int]
+) -> Iterator[tuple[int, dict[str, Known]]]:
+    """Yield PyTorch's answers to texts, by their numbers and outputs."""
     for number in numbers:
-        states, results = run_model(model, case_set.texts[number])
-        for spec in specs:
-            wanted = case_set.answers[spec.name][number]
-            array = find_output(spec.role, states, results, head)
-            values = array[wanted.positions] if is_per_token(spec) else array[None]
-            answers[spec.name][number] = Known(wanted.positions, values)
-        parts.finish_one()
-    return replace(case_set, answers=answers)
-
-
-def run_model(model: ReferenceModel, text: Text) -> tuple[list[Tensor], dict[str, Tensor]]:
-    """Return every layer's hidden states (1, T, E) of one sequence, and the heads' results."""
-    import torch
-
-    from ...models import PaddedAttention
-    from ...models.encoder import Encoder
-
-    if not isinstance(model, Encoder):
-        from ..reference.transformers_reference import run_encoder
-
-        return run_encoder(model, make_piece(text))
-    with torch.no_grad():
-        ids = torch.tensor([text.tokens])
-        segments = torch.tensor([text.segments or (0,) * len(text.tokens)])
-        mask = torch.ones_like(ids)
-        kinds = segments if model.config.type_vocab_size else None
-        states = model.hidden_states(ids, kinds, PaddedAttention(mask))
-        return states, dict(model.head_outputs(states[-1], mask))
+        states, results = reference.read(case_set, number)
+        wanted = list_wanted(case_set, number)
+        found = {}
+        for spec in reference.outputs:
+            array = find_output(spec.role, states, results, reference.head)
+            positions = wanted[spec.name].positions
+            found[spec.name] = Known(positions, array[positions] if is_per_token(spec) else array[None])
+        yield number, found
 
 
 def find_output(
@@ -87,72 +99,3 @@ def find_output(
         tensor = results[role]
     array: Array = tensor[0].numpy()
     return array
-
-
-def measure_gaps(model: ReferenceModel, bundle: Bundle, case_set: CaseSet, rounding: Rounding) -> Gaps:
-    """Measure how far the rounded model is from itself, by the beginning of limits' names."""
-    assert is_module(model)
-    with rounding.apply(model):
-        rounded = answer(model, bundle, case_set)
-    return {
-        measure.prefix: measure_gap(case_set, rounded, measure) for measure in list_text_measures(case_set)
-    }
-
-
-def list_text_measures(case_set: CaseSet) -> tuple[Measure, ...]:
-    """Return how the outputs of real text are measured, which comes first."""
-    return case_set.cases[0].measures
-
-
-def list_real_texts(case_set: CaseSet) -> set[int]:
-    """Return the numbers of the texts that are real: of the first case and what is named so."""
-    first = case_set.cases[0].name
-    return {row.text for case in case_set.cases if case.name == first for row in case.rows}
-
-
-def measure_gap(case_set: CaseSet, rounded: CaseSet, measure: Measure) -> Measured:
-    """Measure how far an output is from itself unrounded.
-
-    A case has some of the texts, and golden data some of their positions: a mean over all is at most the
-    largest of any part, and so is the angle of a vector that has one number from each token.
-    """
-    (output,) = measure.outputs
-    real = list_real_texts(case_set)
-    seen = [Seen(text, 0, 0, text, {output: known}) for text, known in rounded.answers[output].items()]
-    gap = measure_values(seen, case_set, measure)
-    parts = [measure_values([part], case_set, measure) for part in list_parts(seen, output)]
-    if isinstance(gap, Metrics):
-        gap = replace(gap, mean_kl=max(part.mean_kl for part in parts if isinstance(part, Metrics)))
-    if isinstance(gap, LabelMetrics):
-        of_texts = measure_values([one for one in seen if one.text in real], case_set, measure)
-        assert isinstance(of_texts, LabelMetrics)
-        return replace(gap, label_changes=of_texts.label_changes, rows=of_texts.rows)
-    if measure.kind == "scores":
-        assert isinstance(gap, VectorMetrics)
-        vectors = [part for part in parts if isinstance(part, VectorMetrics)]
-        error = max(part.max_error for part in vectors)
-        return replace(gap, max_error=error, cosine_gap=max(part.cosine_gap for part in vectors))
-    return gap
-
-
-def list_parts(seen: Iterable[Seen], output: str) -> list[Seen]:
-    """Return each text alone, and as golden data keeps it."""
-    parts = []
-    for one in seen:
-        known = one.values[output]
-        parts += [one, one._replace(values={output: known.thin(KEPT_POSITIONS[0])})]
-    return parts
-
-
-def thin_for_file(case_set: CaseSet) -> CaseSet:
-    """Return the set as golden data keeps it: with some of each text's positions, fewer where it is full."""
-    thinned = case_set
-    for most in KEPT_POSITIONS:
-        answers = {
-            output: {text: known.thin(most) for text, known in by_text.items()}
-            for output, by_text in case_set.answers.items()
-        }
-        thinned = replace(case_set, answers=answers)
-        if fits(to_arrays(thinned)):
-            break
-    return thinned

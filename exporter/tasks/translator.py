@@ -3,22 +3,32 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
 import numpy as np
 
 from ...runtime.apps.check.case import Case, CaseSet, Measure, Row, Searching, Text
-from ...runtime.apps.check.draws import PLACES, PREFIX, SPARE, Batch
+from ...runtime.apps.check.draws import PLACES, Batch
 from ...runtime.apps.check.files import choose_evenly
-from ...runtime.apps.check.metrics import DrawMetrics, Metrics, ScoreMetrics, VectorMetrics
+from ...runtime.apps.check.metrics import DrawMetrics, ScoreMetrics, VectorMetrics
+from ...runtime.apps.check.translator import SEARCH
 from ...runtime.bundle.bundle import Bundle
 from ...runtime.bundle.manifest import Manifest
 from ...runtime.translate.sources import open_tokenizers
 from ..errors import VerificationError
 from ..levels import FULL, Level
-from ..reference.draw import (
+from .decoder import (
+    COLUMNS,
+    LOGITS,
+    RANDOM,
+    Builder,
+    add_single_steps,
+    find_vocabulary,
+    make_random_case,
+)
+from .random_cases import (
     CONTEXT_ROWS,
     SMALL_SIZES,
     TEXTS,
@@ -39,11 +49,13 @@ from ..reference.draw import (
     draw_text,
     list_sizes,
 )
-from .decoder import RANDOM, Builder, add_single_steps, find_vocabulary
 
 if TYPE_CHECKING:
-    from ..reference.model import ReferenceModel
+    from ..reference_model import ReferenceModel
 
+ENCODER = "encoder"  # the graphs
+DECODER = "decoder"
+REPLAY_TOKENS = (12, 7)  # at most, of the two targets of a replay
 MAX_BATCH = 4  # of the padded cases, or the graphs' largest
 SOURCE_TOKENS = 48  # at most; several lengths below that are used
 DECODE_STEPS = 32
@@ -51,10 +63,10 @@ NUM_BEAMS = 4
 POSITIONS = 6  # of each source, whose keys and values are compared
 START = -1  # stands for the token that targets begin with, in texts that quote
 CROSS = Measure("layers", ("cross",), VectorMetrics.LIMITED, "cross.")
-LOGITS = Measure("logits", ("logits",), Metrics.LIMITED)
-COLUMNS = Measure("columns", ("columns",), DrawMetrics.LIMITED, PREFIX)
 ATTENTION = Measure("attention", ("attention",), VectorMetrics.LIMITED, "attention.")
 BEAMS = Measure("beams", ("score",), ScoreMetrics.LIMITED)
+ALONG_BEAMS = Measure("beams", ("score",), DrawMetrics.LIMITED, SEARCH)
+MEASURES = (LOGITS, CROSS, ATTENTION, ALONG_BEAMS, COLUMNS, BEAMS)  # what has limits
 
 
 @dataclass(frozen=True)
@@ -70,7 +82,7 @@ class Sizes:
     def of(cls, manifest: Manifest) -> Sizes:
         """Return those of a bundle's graphs."""
         limits = {a.graph: (a.axis("tokens").max, a.axis("batch").max) for a in manifest.artifacts}
-        return cls(limits["encoder"][0], limits["decoder"][0], limits["encoder"][1], limits["decoder"][1])
+        return cls(limits[ENCODER][0], limits[DECODER][0], limits[ENCODER][1], limits[DECODER][1])
 
 
 def choose(
@@ -93,10 +105,12 @@ def choose(
     judged, others = split_sources(encoded, most)
     weights = count_weights(model)
     count = min(len(judged), level.count_samples(weights, SOURCE_TOKENS + DECODE_STEPS))
-    few = choose_evenly(len(judged), int(count))
-    left_out = [f"{len(judged) - len(few)} of {len(judged)} sources"] if len(few) < len(judged) else []
+    compared = choose_evenly(len(judged), int(count))
+    left_out = []
+    if len(compared) < len(judged):
+        left_out.append(f"{len(judged) - len(compared)} of {len(judged)} sources")
     left_out += describe_undrawn(weights, sizes.source, sizes.rows, level)
-    judged = [judged[i] for i in few]
+    judged = [judged[i] for i in compared]
     real = tuple(token for tokens in judged for token in tokens[:most])
     sources = [(*t[: max(1, most // (1 + i % 3))], end) for i, t in enumerate(judged)]
     builder = Builder()
@@ -114,6 +128,7 @@ def choose(
             tuple(range(written)), sizes.target, min(sizes.rows, sizes.beams), seed, parts, level
         )
         columns = add_random(builder, drawing, real, end, sizes, weights, find_vocabulary(manifest))
+    few, replays, ranges = list_node_cases(builder)
     return CaseSet(
         texts=tuple(builder.texts),
         cases=tuple(builder.cases),
@@ -122,7 +137,40 @@ def choose(
         left_out=tuple(left_out),
         calibration=tuple(Text((*tokens, end)) for tokens in others),
         search=Searching(NUM_BEAMS, steps, tuple(defaults.eos), tuple(defaults.suppressed)),
+        few=few,
+        replays=replays,
+        ranges=ranges,
     )
+
+
+def list_node_cases(builder: Builder) -> tuple[tuple[Case, ...], tuple[Case, ...], tuple[Case, ...]]:
+    """Return the cases that run node by node: the few that are compared, short replays, and those for ranges.
+
+    A replay reads sources as a padded batch, or targets, and then a token of each.
+    """
+    fixed = [case for case in builder.cases if not case.is_costly]
+    sources = sorted({row.text for case in fixed if case.graph == ENCODER for row in case.rows})
+    logits = builder.wanted["logits"]
+    targets = sorted(logits)
+    some = choose_few(sources)
+    few = [make_source_case(f"{len(some)} sources", builder, some)]
+    some = choose_few(targets)
+    for number in some:
+        row = Row(number, (int(logits[number].positions[-1]) + 1,))
+        few.append(Case(f"{len(some)} targets at once", DECODER, (row,), (LOGITS,), "every"))
+    ends = {number: builder.texts[number].count() - 1 for number in targets}
+    short = {n: min(ends[n], most) for n, most in zip(targets[:2], REPLAY_TOKENS, strict=True)}
+
+    def make_replays(sources: Sequence[int], targets: Mapping[int, int]) -> tuple[Case, Case]:
+        rows = tuple(Row(number, (end - 1, end)) for number, end in targets.items())
+        return make_source_case("sources", builder, sources), Case("targets", DECODER, rows, ())
+
+    return tuple(few), make_replays(sources[:2], short), make_replays(sources, ends)
+
+
+def choose_few(numbers: Sequence[int]) -> list[int]:
+    """Return two texts, a single token and the longest, which stand behind the others."""
+    return list(dict.fromkeys([*numbers[:2], *numbers[-2:]]))
 
 
 def has_attention(manifest: Manifest) -> bool:
@@ -161,23 +209,25 @@ def add_sources(
     batch = numbers[-min(MAX_BATCH, sizes.rows, sizes.beams) :]
     for number in texts:
         builder.add_case(make_source_case("one by one", builder, [number]))
-    builder.add_case(make_source_case(f"{len(batch)} sources, padded", builder, batch))
+    padded = make_source_case(f"{len(batch)} sources, padded", builder, batch)
+    builder.add_case(replace(padded, is_padded=True))
     builder.add_case(make_source_case("1 token", builder, [single]))
     places = range(steps)
     wanted = {"logits": places, "margin": places} | ({"attention": places} if attention else {})
     targets = [builder.add_text(replace(start, source=number), **wanted) for number in numbers]
     rows = {target: Row(target, tuple(range(1, steps + 1))) for target in targets}
     for row in rows.values():
-        builder.add_case(Case("decode, batch 1", "decoder", (row,), (LOGITS,)))
+        builder.add_case(Case("decode, batch 1", DECODER, (row,), (LOGITS,)))
     for target in targets:
         whole = Row(target, (steps,))
         if attention:
             name = "attention, 2 rows of a source"
-            builder.add_case(Case(name, "decoder", (whole, whole), (ATTENTION,), "attention"))
-        builder.add_case(Case("at once, batch 1", "decoder", (whole,), (LOGITS,), "every"))
+            builder.add_case(Case(name, DECODER, (whole, whole), (ATTENTION,), "attention"))
+        builder.add_case(Case("at once, batch 1", DECODER, (whole,), (LOGITS,), "every"))
     together = targets[-len(batch) :]
     first = tuple(Row(target, (1,)) for target in together)
-    builder.add_case(Case(f"greedy, {len(together)} sources, padded", "decoder", first, (LOGITS,), "greedy"))
+    name = f"greedy, {len(together)} sources, padded"
+    builder.add_case(Case(name, DECODER, first, (LOGITS,), "greedy", is_padded=True))
     return targets
 
 
@@ -186,7 +236,7 @@ def add_beams(builder: Builder, targets: Sequence[int], sizes: Sizes) -> None:
     if most := min(MAX_BATCH, sizes.rows, sizes.beams // NUM_BEAMS):
         searched = tuple(Row(target, (1,)) for target in (targets[:-1] or targets)[-most:])
         name = f"{NUM_BEAMS} beams, {len(searched)} sources, padded"
-        builder.add_case(Case(name, "decoder", searched, (BEAMS,), "beams"))
+        builder.add_case(Case(name, DECODER, searched, (BEAMS,), "beams", is_padded=True))
 
 
 def add_full(builder: Builder, source: tuple[int, ...], written: int, sizes: Sizes) -> None:
@@ -198,13 +248,13 @@ def add_full(builder: Builder, source: tuple[int, ...], written: int, sizes: Siz
     last = range(length - min(CONTEXT_ROWS, length), length)
     target = builder.add_text(Text(tokens, source=number, quotes=True), logits=last)
     row = Row(target, tuple(place + 1 for place in last))
-    builder.add_case(Case(f"full target of {length} tokens", "decoder", (row,), (LOGITS,)))
+    builder.add_case(Case(f"full target of {length} tokens", DECODER, (row,), (LOGITS,)))
 
 
 def make_source_case(name: str, builder: Builder, numbers: Sequence[int]) -> Case:
     """Return the case of sources that the encoder reads together."""
     rows = tuple(Row(number, (len(builder.texts[number].tokens),)) for number in numbers)
-    return Case(name, "encoder", rows, (CROSS,), "once")
+    return Case(name, ENCODER, rows, (CROSS,), "once")
 
 
 def add_random(
@@ -243,24 +293,23 @@ def add_random(
     name = f"{RANDOM}, seed {drawing.seed}"
     for batch in (*batches, *widest):
         together = [numbers[text] for text in batch.texts]
-        builder.add_case(replace(make_source_case(name, builder, together), is_costly=True))
-        builder.add_case(make_batch_case(name, batch, texts))
+        padded = make_source_case(name, builder, together)
+        builder.add_case(replace(padded, is_costly=True, is_padded=True))
+        builder.add_case(make_batch_case(batch, texts, drawing.seed))
     for batch in draw_far_batches(random, counts, longest, drawing, repeats=1):
-        builder.add_case(make_batch_case(name, batch, texts))
+        builder.add_case(make_batch_case(batch, texts, drawing.seed))
     add_single_steps(
         builder, texts[0], longest, min(count_step_rows(weights, longest, drawing.level), sizes.beams)
     )
     return columns
 
 
-def make_batch_case(name: str, batch: Batch, texts: Sequence[int]) -> Case:
+def make_batch_case(batch: Batch, texts: Sequence[int], seed: int) -> Case:
     """Return the case of a batch of targets."""
     rows = tuple(
         Row(texts[text], tuple(ends[row] for ends in batch.ends)) for row, text in enumerate(batch.texts)
     )
-    return Case(
-        name, "decoder", rows, (COLUMNS,), shares_past=bool(batch.repeats), spare=SPARE, is_costly=True
-    )
+    return make_random_case(DECODER, rows, bool(batch.repeats), seed)
 
 
 def draw_sources(

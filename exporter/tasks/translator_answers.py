@@ -1,66 +1,95 @@
-"""PyTorch's answers to a translator's cases, and how far rounding moves them.
+"""PyTorch's answers to a translator's cases.
 
 L layers, H heads, D head size, P places, V vocabulary
 """
 
 from __future__ import annotations
 
-import math
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import replace
+from functools import partial
 from itertools import chain
 from typing import TYPE_CHECKING
 
 import numpy as np
 
-from ...runtime.apps.check.case import CaseSet, Known, Measure, Text, to_arrays
+from ...runtime.apps.check.case import CaseSet, Known, Row, Text
 from ...runtime.apps.check.decoder import reduce
-from ...runtime.apps.check.draws import PREFIX, measure_error
-from ...runtime.apps.check.files import fits
-from ...runtime.apps.check.judge import Seen, measure_columns, measure_values
-from ...runtime.apps.check.metrics import DrawMetrics, Logits, ScoreMetrics, measure_scale
-from ...runtime.apps.check.translator import SEARCH, make_search
+from ...runtime.apps.check.judge import Limits
+from ...runtime.apps.check.metrics import Logits, ScoreMetrics, measure_scale
+from ...runtime.apps.check.translator import TranslatorEngine, make_search
 from ...runtime.bundle.bundle import Bundle
+from ...runtime.bundle.manifest import Artifact
 from ...runtime.decoding.constraints import Constraints
-from ...runtime.progress import PartCounter, Report, report_nothing
-from ..errors import VerificationError
-from ..limits import Gaps
-from ..reference.model import is_module
-from .translator import ATTENTION, CROSS, LOGITS, START, has_attention
+from ...runtime.decoding.decoder import Decoder
+from ...runtime.translate.source_encoder import SourceEncoder
+from ...runtime.translate.sources import open_tokenizers
+from ..limits import CAPS, GAP_FACTOR, Gaps
+from .base import Asked, OpenProgram, list_wanted
+from .translator import DECODER, ENCODER, START, has_attention
 
 if TYPE_CHECKING:
-    from ..reference.model import ReferenceModel
-    from ..reference.rounding import Rounding
-    from ..reference.translation import Reference
+    from ..reference_model import ReferenceModel
+    from .pytorch_translator import Reference
+    from .rounding import Rounding
 
 KEPT = ((3, 2), (2, 1), (1, 1))  # places of a target and of a source, in golden data; the first that fits
 
 
-def open_reference(model: ReferenceModel, bundle: Bundle) -> Reference:
-    """Return what asks a translator."""
-    from ..reference.translation import make_reference
+def open_reference(model: ReferenceModel, bundle: Bundle, rounding: Rounding | None = None) -> Reference:
+    """Return what asks a translator, as it is now: no keys and values of it are int8."""
+    from .pytorch_translator import open_reference
 
     defaults = bundle.manifest.generation
     assert defaults is not None and defaults.decoder_start is not None
-    return make_reference(model, defaults.decoder_start, has_attention(bundle.manifest))
+    return open_reference(model, defaults.decoder_start, has_attention(bundle.manifest))
 
 
-def answer(
-    model: ReferenceModel, bundle: Bundle, case_set: CaseSet, report: Report = report_nothing
-) -> CaseSet:
-    """Return the set with PyTorch's answers, as the model is now: a caller may have rounded it."""
-    reference = open_reference(model, bundle)
-    parts = PartCounter(report, len(case_set.texts))
-    case_set = add_beams(reference, write_texts(reference, case_set))
-    answers: dict[str, dict[int, Known]] = {}
-    numbers = sorted({number for by_text in case_set.answers.values() for number in by_text})
+def open_engine(bundle: Bundle, artifact: Artifact, open_program: OpenProgram) -> TranslatorEngine:
+    """Open an encoder with the decoder that fits it best, or a decoder with the encoder."""
+
+    def find_partner(graph: str) -> Artifact:
+        if artifact.graph == graph:
+            return artifact
+        others = [other for other in bundle.manifest.artifacts if other.graph == graph]
+        return max(others, key=lambda a: (a.precision == artifact.precision, a.dialect == artifact.dialect))
+
+    encoder = find_partner(ENCODER)
+    decoder = find_partner(DECODER)
+    return TranslatorEngine(
+        SourceEncoder(open_program(encoder), encoder, decoder),
+        Decoder(open_program(decoder), decoder),
+        partial(open_tokenizers, bundle),
+    )
+
+
+def calibrate(reference: Reference, case_set: CaseSet) -> None:
+    """Run PyTorch over the sources to calibrate with, and over its translations of them."""
+    greedy = replace(make_search(case_set), num_beams=1, n_best=1)
+    for text in case_set.calibration:
+        (best,) = reference.search(text.tokens, greedy)
+        reference.compute_results(text.tokens, best.token_ids)
+
+
+def read_row(reference: Reference, case_set: CaseSet, row: Row) -> object:
+    """Run PyTorch over a source, or over a target up to a row's end."""
+    text = case_set.texts[row.text]
+    if text.source is None:
+        return reference.compute_keys_values(text.tokens)
+    return compute_results(reference, case_set, replace(text, tokens=text.tokens[: row.ends[-1]]))
+
+
+def answer_texts(
+    reference: Reference, case_set: CaseSet, numbers: Sequence[int]
+) -> Iterator[tuple[int, dict[str, Known]]]:
+    """Yield PyTorch's answers to texts, by their numbers and outputs."""
     for number in numbers:
-        for output, known in answer_text(reference, case_set, number).items():
-            if not np.isfinite(known.values).all():
-                raise VerificationError("the PyTorch model's own logits are not finite; check its weights")
-            answers.setdefault(output, {})[number] = known
-        parts.finish_one()
-    return replace(case_set, answers=answers)
+        yield number, answer_text(reference, case_set, number)
+
+
+def complete(reference: Reference, case_set: CaseSet) -> CaseSet:
+    """Return the set with PyTorch's likeliest targets, texts that quote them, and what its beams find."""
+    return add_beams(reference, write_texts(reference, case_set))
 
 
 def write_texts(reference: Reference, case_set: CaseSet) -> CaseSet:
@@ -89,15 +118,6 @@ def write_texts(reference: Reference, case_set: CaseSet) -> CaseSet:
     return replace(case_set, texts=tuple(texts))
 
 
-def translate(model: ReferenceModel, bundle: Bundle, case_set: CaseSet) -> None:
-    """Run PyTorch over the sources to calibrate with, and over its translations of them."""
-    reference = open_reference(model, bundle)
-    greedy = replace(make_search(case_set), num_beams=1, n_best=1)
-    for text in case_set.calibration:
-        (best,) = reference.search(text.tokens, greedy)
-        reference.compute_results(text.tokens, best.token_ids)
-
-
 def add_beams(reference: Reference, case_set: CaseSet) -> CaseSet:
     """Return the set with the targets that PyTorch's own search finds, whose scores are wanted."""
     if "score" in case_set.answers:
@@ -118,9 +138,7 @@ def add_beams(reference: Reference, case_set: CaseSet) -> CaseSet:
 def answer_text(reference: Reference, case_set: CaseSet, number: int) -> dict[str, Known]:
     """Return PyTorch's answers at the wanted places of a source, or of a target, by output."""
     text = case_set.texts[number]
-    wanted = {
-        output: by_text[number].positions for output, by_text in case_set.answers.items() if number in by_text
-    }
+    wanted = {output: known.positions for output, known in list_wanted(case_set, number).items()}
     if text.source is None:
         places = wanted["cross"]
         values = reference.stack_keys_values(text.tokens)[:, places].swapaxes(0, 1)  # (P, 2 * L, H * D)
@@ -147,84 +165,29 @@ def compute_results(reference: Reference, case_set: CaseSet, text: Text) -> tupl
     return reference.compute_results(case_set.texts[text.source].tokens, [*text.tokens[1:], 0])
 
 
-def measure_gaps(model: ReferenceModel, bundle: Bundle, case_set: CaseSet, rounding: Rounding) -> Gaps:
-    """Measure how far the rounded model is from itself, by the beginning of limits' names."""
-    assert is_module(model)
-    asked = case_set.restrict(
-        [n for n in range(len(case_set.texts)) if n not in case_set.answers.get("score", {})]
-    )
-    with rounding.apply(model):
-        rounded = answer(model, bundle, asked)
-    gaps: Gaps = {}
-    for measure in (LOGITS, CROSS, ATTENTION):
-        if seen := list_seen(rounded, measure):
-            gaps[measure.prefix] = measure_values(seen, case_set, measure)
-    seen = list_seen(rounded, Measure("columns", ("columns",), ()))
-    if seen:
-        gaps[PREFIX] = measure_columns(seen, case_set)[0]
-    found = [case_set.texts[number] for number in case_set.answers.get("score", {})]
-    return gaps | measure_search_gaps(model, bundle, case_set, found, rounding)
+def choose_for_gaps(case_set: CaseSet, rounding: Rounding) -> Asked:
+    """Return the texts that tell what rounding does; targets that a search finds are measured alone."""
+    asked = case_set.restrict(set(range(len(case_set.texts))) - set(case_set.answers.get("score", {})))
+    cases = tuple(case for case in asked.cases if case.runner != "beams")
+    return replace(asked, cases=cases), ()
 
 
-def list_seen(rounded: CaseSet, measure: Measure) -> list[Seen]:
-    """Return an output's rounded answers."""
-    (output,) = measure.outputs
-    by_text = rounded.answers.get(output, {})
-    return [Seen(text, 0, 0, text, {output: known}) for text, known in by_text.items()]
+def limit_scores(case_set: CaseSet, gaps: Gaps, limits: Limits) -> dict[str, float]:
+    """Return the limit of targets' scores.
+
+    A logit's error moves a token's log-probability by at most twice as much, and so their mean. That is the
+    most: errors of many tokens cancel, so what rounding does to the scores themselves is held to.
+    """
+    scale = max(map(measure_scale, (known.values for known in case_set.answers["logits"].values())))
+    most = 2 * limits["max_error"] * scale
+    own = gaps.get("score")
+    if isinstance(own, ScoreMetrics):
+        least = 2 * CAPS["fp32"]["max_error"] * scale
+        most = max(least, min(most, GAP_FACTOR * own.score_error))
+    return {"score_error": most}
 
 
-def measure_search_gaps(
-    model: ReferenceModel, bundle: Bundle, case_set: CaseSet, found: Sequence[Text], rounding: Rounding
-) -> Gaps:
-    """Measure the logits and scores that rounding gives the targets of beam searches."""
-    from ..reference.translation import compute_score
-
-    assert is_module(model)
-    if not found:
-        return {}
-    reference = open_reference(model, bundle)
-    scales = find_scales(case_set)
-    pairs = [(case_set.texts[text.source].tokens, text) for text in found if text.source is not None]
-    with rounding.apply(model):
-        rounded = [reference.compute_results(source, text.tokens[1:])[0] for source, text in pairs]
-    scores = []
-    errors = []
-    for (source, text), logits in zip(pairs, rounded, strict=True):
-        target = text.tokens[1:]
-        exact, _ = reference.compute_results(source, target)
-        scores.append(abs(compute_score(logits, target) - compute_score(exact, target)))
-        assert text.source is not None
-        errors.append(measure_error(logits, exact, scales[text.source]))
-    worst = float(np.max(scores))
-    error = max(errors)
-    return {
-        "score": ScoreMetrics(worst, math.isfinite(worst), len(scores)),
-        SEARCH: DrawMetrics(error, math.isfinite(error), len(errors)),
-    }
-
-
-def find_scales(case_set: CaseSet) -> dict[int, float]:
-    """Return the unit of logits' errors of each source: that of the target that PyTorch writes to it."""
-    logits = case_set.answers["logits"]
-    return {
-        source: measure_scale(known.values)
-        for number, known in logits.items()
-        if (source := case_set.texts[number].source) is not None
-    }
-
-
-def thin_for_file(case_set: CaseSet) -> CaseSet:
-    """Return the set as golden data keeps it, with few places of each source and target."""
-    thinned = case_set
-    for of_targets, of_sources in KEPT:
-        counts = {"logits": of_targets, "attention": of_targets, "cross": of_sources}
-        answers = {
-            output: {
-                text: known.thin(counts.get(output, len(known.positions))) for text, known in by_text.items()
-            }
-            for output, by_text in case_set.answers.items()
-        }
-        thinned = replace(case_set, answers=answers)
-        if fits(to_arrays(thinned)):
-            break
-    return thinned
+def count_kept(case_set: CaseSet, output: str, text: int, counts: tuple[int, ...]) -> int | None:
+    """Return how many places of a source or target golden data keeps."""
+    of_targets, of_sources = counts
+    return {"logits": of_targets, "attention": of_targets, "cross": of_sources}.get(output)

@@ -25,7 +25,7 @@ from ..tracing.modules import find_layer, find_module
 if TYPE_CHECKING:
     from torch import nn
 
-    from ..reference.rounding import Rounding
+    from ..tasks.rounding import Rounding
 
 PYTORCH = "PyTorch"
 # One node's largest error varies more than the logits', which are held to three times the gap. The same

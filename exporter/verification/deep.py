@@ -14,13 +14,13 @@ from ...runtime.bundle.export_again import name_checkpoint
 from ...runtime.bundle.manifest import Artifact, Manifest
 from ..calibration.calibration import Calibration
 from ..calibration.convert import convert_graph
-from ..comparison.examiner import Progress
 from ..errors import VerificationError
 from ..passes.canonical import Difference, compare_graphs
 from ..passes.fp16_ranges import choose_fp32_nodes
 from ..passes.storage import read_weights
 from ..passes.weight_files import load_graph
 from ..passes.weights import Stored
+from ..tasks.base import Progress
 from .attributes import describe_node
 from .explain import remove_fitted_head
 from .structure import list_weights, report_reading, shorten

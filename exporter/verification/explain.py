@@ -13,7 +13,6 @@ from typing import TYPE_CHECKING, TypeAlias
 
 import onnx_ir as ir
 
-from ...runtime.apps.check.metrics import Spot
 from ...runtime.backends.backend import Array
 from ...runtime.bundle.bundle import Bundle
 from ...runtime.bundle.export_again import read_chosen_outputs
@@ -23,8 +22,6 @@ from ..calibration.calibration import Calibration
 from ..calibration.convert import convert_graph
 from ..checkpoints.checkpoint import Checkpoint
 from ..checkpoints.source import Source
-from ..comparison.examiner import Progress
-from ..comparison.tasks import AnyExaminer
 from ..errors import VerificationError
 from ..execution.replay import PADDING, Key, Replay
 from ..graphs import describe_in_fp32, trace_graphs
@@ -32,8 +29,10 @@ from ..limits import CAPS
 from ..passes.biases import split_bias_gelus
 from ..passes.weight_files import load_graph
 from ..precisions import PRECISIONS
-from ..reference.fitted_head import HEAD
-from ..reference.model import is_module, wake
+from ..reference_model import is_module, wake
+from ..tasks.base import Progress
+from ..tasks.fitted_head import HEAD
+from ..tasks.verifier import Verifier
 from ..tracing.modules import find_module, find_results_by_scope, find_scope, read_results
 from .attributes import describe_node
 from .bisect import Band, Bands, Culprit, find_culprit, make_module_bands, make_node_bands
@@ -44,7 +43,7 @@ from .structure import READING
 if TYPE_CHECKING:
     from torch import nn
 
-    from ..reference.model import ReferenceModel
+    from ..reference_model import ReferenceModel
 
 INSIDE = (
     "every node of it is inside its band, in a short padded batch and a step of one token: look at what"
@@ -81,7 +80,7 @@ MakeReplay: TypeAlias = Callable[[Artifact], Replay]
 
 
 def explain(
-    examiner: AnyExaminer,
+    verifier: Verifier,
     report: VerificationReport,
     progress: Progress,
     model: ReferenceModel | None = None,
@@ -89,7 +88,7 @@ def explain(
     trace: Tracer | None = None,
 ) -> VerificationReport:
     """Return the report with the first node at fault in each graph that failed."""
-    bundle = examiner.bundle
+    bundle = verifier.bundle
     failed = report.failed_artifacts(bundle.manifest)
     encoders = {artifact.precision for artifact in failed if artifact.graph == "encoder"}
     # What a decoder reads of an encoder that failed is wrong already.
@@ -118,12 +117,12 @@ def explain(
         try:
             culprit = None
             if fresh is not None or artifact.id not in report.lost:
-                culprit = search_graph(examiner, report, artifact, manifest, sound, model, calibration, fresh)
+                culprit = search_graph(verifier, report, artifact, manifest, sound, model, calibration, fresh)
         except (PlanForgeError, ValueError) as error:
             unexplained[artifact.id] = f"no node can be named: {error}"
             continue
         if culprit is not None and artifact.id in read:
-            culprit = yield_to_what_was_read(examiner, artifact, culprit, read[artifact.id].failures)
+            culprit = yield_to_what_was_read(verifier, artifact, culprit, read[artifact.id].failures)
         if culprit is not None:
             culprits.append(culprit)
         elif artifact.id in report.lost:
@@ -136,7 +135,7 @@ def explain(
 
 
 def search_graph(
-    examiner: AnyExaminer,
+    verifier: Verifier,
     report: VerificationReport,
     artifact: Artifact,
     manifest: Manifest,
@@ -151,9 +150,9 @@ def search_graph(
     `sound` are the references. Where PyTorch loses as much, the graph is held to the fresh one alone:
     rounding may move a result far from PyTorch's own.
     """
-    graph = load_graph(examiner.bundle.path(artifact.file))
+    graph = load_graph(verifier.bundle.path(artifact.file))
     traced = remove_fitted_head(artifact, manifest)
-    for make_replay in list_replays(examiner, report, artifact.id):
+    for make_replay in list_replays(verifier, report, artifact.id):
         replay = make_replay(traced)
         if fresh is not None:
             assert model is not None and is_module(model) and calibration is not None
@@ -161,7 +160,7 @@ def search_graph(
             if artifact.id in report.lost:
                 references = references[:1]
         else:
-            references = find_references(examiner, make_replay, traced, graph, sound, model, calibration)
+            references = find_references(verifier, make_replay, traced, graph, sound, model, calibration)
         culprit = find_culprit(graph, traced, replay, references)
         if culprit is not None:
             return culprit
@@ -169,14 +168,14 @@ def search_graph(
 
 
 def yield_to_what_was_read(
-    examiner: AnyExaminer, artifact: Artifact, culprit: Culprit, failures: Sequence[str]
+    verifier: Verifier, artifact: Artifact, culprit: Culprit, failures: Sequence[str]
 ) -> Culprit | None:
     """Return a culprit, or None where its result comes from a node of another module that was read as wrong.
 
     That one is the first at fault: the numbers of nodes between the results of modules are not known of
     imported graphs, and in fp16 a fault may hide in its own node's band and leave that of a later one.
     """
-    graph = load_graph(examiner.bundle.path(artifact.file)).graph
+    graph = load_graph(verifier.bundle.path(artifact.file)).graph
     accused = next((node for node in graph if culprit.value in {value.name for value in node.outputs}), None)
     if accused is None:
         return culprit
@@ -198,17 +197,10 @@ def find_nodes_before(node: ir.Node) -> list[ir.Node]:
     return list(found)
 
 
-def list_replays(examiner: AnyExaminer, report: VerificationReport, artifact: str) -> list[MakeReplay]:
+def list_replays(verifier: Verifier, report: VerificationReport, artifact: str) -> list[MakeReplay]:
     """Return what makes replays of a graph that failed: a short one, then those of the rows that failed."""
     spots = [c.spot for c in report.comparisons if c.artifact == artifact and c.spot is not None]
-    of_spots = [partial(make_spot_replay, examiner, spot=spot) for spot in spots]
-    return [examiner.make_replay, *of_spots]
-
-
-def make_spot_replay(examiner: AnyExaminer, artifact: Artifact, spot: Spot) -> Replay:
-    replay = examiner.make_spot_replay(artifact, spot)
-    assert replay is not None  # a case of this examiner has told the spot
-    return replay
+    return [verifier.make_replay, *(partial(verifier.make_spot_replay, spot=spot) for spot in spots)]
 
 
 def propose_acceptance(report: VerificationReport, artifact: str) -> str:
@@ -259,7 +251,7 @@ def convert_references(
 
 
 def find_references(
-    examiner: AnyExaminer,
+    verifier: Verifier,
     make_replay: MakeReplay,
     artifact: Artifact,
     graph: ir.Model,
@@ -273,7 +265,7 @@ def find_references(
     replay = make_replay(artifact)
     twin = next((other for other in sound if other.recipe_id == artifact.recipe_id), None)
     if twin is not None and artifact.precision != "fp32":
-        nodes = make_hidden_bands(examiner, replay, artifact.precision, twin)
+        nodes = make_hidden_bands(verifier, replay, artifact.precision, twin)
     if model is not None and is_module(model):
         results = find_module_results(graph, [path for path, _ in model.named_modules()])
         rounding = None if calibration is None else calibration.make_rounding(artifact.precision)
@@ -282,15 +274,13 @@ def find_references(
             modules = make_module_bands(replay, model, rounding, results)
     if not modules and artifact.precision == "fp32":
         others = [other for other in sound if other.graph == artifact.graph and other.id != artifact.id]
-        modules = make_sibling_bands(examiner, make_replay, replay, graph, others[0]) if others else {}
+        modules = make_sibling_bands(verifier, make_replay, replay, graph, others[0]) if others else {}
     if not nodes and not modules:
         raise VerificationError(NO_REFERENCE if artifact.precision == "fp32" else ADD_FP32)
     return [nodes, modules]
 
 
-def make_hidden_bands(
-    examiner: AnyExaminer, replay: Replay, precision: str, twin: Artifact
-) -> dict[Key, Band]:
+def make_hidden_bands(verifier: Verifier, replay: Replay, precision: str, twin: Artifact) -> dict[Key, Band]:
     """Return the bands of hidden states, from the same graph in fp32.
 
     In scores, and in keys laid out for a product, padding cannot be told apart.
@@ -299,7 +289,7 @@ def make_hidden_bands(
     def choose(step: int, array: Array) -> Array | None:
         return replay.select_tokens(step, array) if array.ndim == 3 else None
 
-    values = replay.collect_values(load_graph(examiner.bundle.path(twin.file)), twin, choose)
+    values = replay.collect_values(load_graph(verifier.bundle.path(twin.file)), twin, choose)
     return {key: Band(array, CAPS[precision]["max_error"], twin.id) for key, array in values.items()}
 
 
@@ -310,10 +300,10 @@ def find_module_results(graph: ir.Model, paths: Sequence[str] = ()) -> Mapping[s
 
 
 def make_sibling_bands(
-    examiner: AnyExaminer, make_replay: MakeReplay, replay: Replay, graph: ir.Model, other: Artifact
+    verifier: Verifier, make_replay: MakeReplay, replay: Replay, graph: ir.Model, other: Artifact
 ) -> dict[Key, Band]:
     """Return bands of modules' results, from the same model in another dialect in fp32 that has passed."""
-    sibling = load_graph(examiner.bundle.path(other.file))
+    sibling = load_graph(verifier.bundle.path(other.file))
     others = make_replay(other)
     own = find_module_results(graph)
     theirs = {path: name for name, path in find_module_results(sibling).items()}

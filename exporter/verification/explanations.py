@@ -12,12 +12,12 @@ from ...runtime.apps.check.metrics import Comparison
 from ...runtime.backends.backend import Program
 from ...runtime.bundle.bundle import Bundle
 from ...runtime.errors import PlanForgeError
-from ..comparison.examiner import Progress
-from ..comparison.explanations import Case, JudgedGraphs, compare_explanations
-from ..comparison.kept_explanations import compare_kept
 from ..execution.replay import Replay, Step
 from ..passes.weight_files import load_graph
-from ..reference.model import is_module, wake
+from ..reference_model import is_module, wake
+from ..tasks.base import Progress
+from ..tasks.explanation import Case, JudgedGraphs, compare_explanations
+from ..tasks.kept_explanations import compare_kept
 from ..tracing.recipes import Recipe
 from .bisect import Culprit, find_culprit, make_node_bands
 from .explain import Tracer
@@ -27,7 +27,7 @@ from .report import VerificationReport
 from .structure import CASE, check_weights, report_reading, shorten
 
 if TYPE_CHECKING:
-    from ..reference.model import ReferenceModel
+    from ..reference_model import ReferenceModel
 
 UNNAMED = "every node of it is inside its band in the case that failed: small errors may add up"
 

@@ -17,7 +17,6 @@ from ...runtime.backends.ort_backend import OrtProgram
 from ...runtime.backends.threads import choose_threads
 from ...runtime.bundle.manifest import Artifact, TensorSpec
 from ...runtime.errors import BackendError, InputError, ManifestError
-from ..comparison.examiner import Progress
 from ..errors import VerificationError, shorten_error
 from ..execution.node_executor import (
     NODE_BY_NODE,
@@ -31,6 +30,7 @@ from ..execution.replay import Replay, Step
 from ..execution.rounding_noise import RoundingExecutor, find_code_bits, list_live_nodes
 from ..limits import CAPS, compute_limits
 from ..passes.weight_files import allow_links, load_graph, replace_external
+from ..tasks.base import Progress
 from .bisect import Band, Culprit, find_culprit
 from .report import VerificationReport
 from .structure import compare_files

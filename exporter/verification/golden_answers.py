@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import replace
 from typing import TYPE_CHECKING
 
 import numpy as np
@@ -15,19 +14,19 @@ import numpy as np
 from ...runtime.apps.check.case import from_arrays
 from ...runtime.apps.check.draws import PREFIX as DRAWN
 from ...runtime.apps.check.files import Arrays, find_golden, name_damage, read_golden
-from ...runtime.apps.check.judge import ENOUGH
+from ...runtime.apps.check.judge import ENOUGH, Limits
 from ...runtime.apps.check.metrics import Comparison
 from ...runtime.bundle.manifest import Manifest
 from ...runtime.errors import BundleError
-from ..comparison.examiner import Limits, Progress
-from ..comparison.tasks import TASKS, AnyExaminer
 from ..errors import shorten_error
 from ..levels import QUICK
 from ..limits import CAPS, NOTHING_ACCEPTED, Accepted, find_factor, find_upper_bound
-from ..reference.model import is_module, rest, wake
+from ..reference_model import is_module, rest, wake
+from ..tasks.base import Progress
+from ..tasks.verifier import Verifier
 
 if TYPE_CHECKING:
-    from ..reference.model import ReferenceModel
+    from ..reference_model import ReferenceModel
 
 log = logging.getLogger("planforge")
 
@@ -49,14 +48,14 @@ GONE = (
 
 
 def compare_golden(
-    examiner: AnyExaminer,
+    verifier: Verifier,
     model: ReferenceModel,
     limits: Mapping[str, Limits],
     accepted: Mapping[str, Accepted],
     progress: Progress,
 ) -> list[Comparison]:
     """Compare golden answers with PyTorch's, and golden limits with those that verification sets itself."""
-    bundle = examiner.bundle
+    bundle = verifier.bundle
     file = find_golden(bundle)
     if file is None:
         return [report("file", 0, [GONE])] if was_verified(bundle.manifest) else []
@@ -69,14 +68,14 @@ def compare_golden(
             if "plan" not in arrays:
                 log.warning("%s: %s", name, OLDER)
                 return []
-            meant = answer_again(examiner, arrays, model)
+            meant = answer_again(verifier, arrays, model)
             answers = [f"{name}: {fault}" for fault in compare_arrays(arrays, meant, near)]
     except (BundleError, RuntimeError) as error:  # the latter is PyTorch's, of shapes that do not fit
         return [report("file", 0, [f"{name} cannot be compared: {shorten_error(error)}"])]
-    caps = CAPS if examiner.level is QUICK else {}  # its own limits rest on two texts
+    caps = CAPS if verifier.level is QUICK else {}  # its own limits rest on two texts
     loose = list(list_loose_limits(usual, limits, accepted, caps))
     if any(precision == "fp32" for precision, _ in loose) and is_module(model):
-        limits = {**limits, "fp32": choose_fp32_limits(examiner, model)}
+        limits = {**limits, "fp32": choose_fp32_limits(verifier, model)}
         loose = list(list_loose_limits(usual, limits, accepted, caps))
     told = [f"{name}: {fault}" for _, fault in loose]
     return [report("answers", len(meant), answers), report("limits", sum(map(len, usual.values())), told)]
@@ -149,24 +148,24 @@ def find_largest_limit(name: str, own: Limits, accepted: Accepted) -> float | No
     return max(find_factor(metric) * limit, accepted.get(metric, 0.0))
 
 
-def choose_fp32_limits(examiner: AnyExaminer, model: ReferenceModel) -> Limits:
+def choose_fp32_limits(verifier: Verifier, model: ReferenceModel) -> Limits:
     """Return fp32's limits by PyTorch in float64: an export may have needed them, and this run may not."""
-    from ..reference.rounding import Rounding
+    from ..tasks.rounding import Rounding
 
     wake(model)
-    gaps = examiner.measure_gaps(model, Rounding(exact=True))
-    if not examiner.runs_model:
+    gaps = verifier.measure_gaps(model, Rounding(exact=True))
+    if not verifier.runs_model:
         rest(model)
-    return examiner.choose_limits("fp32", gaps)
+    return verifier.choose_limits("fp32", gaps)
 
 
-def answer_again(examiner: AnyExaminer, arrays: Arrays, model: ReferenceModel) -> Arrays:
+def answer_again(verifier: Verifier, arrays: Arrays, model: ReferenceModel) -> Arrays:
     """Return what golden data should hold.
 
     Where this run has asked PyTorch the same, that is the answer. Else PyTorch is asked once more: at the
     level quick for the samples alone.
     """
-    own = examiner.collect_golden()
+    own = verifier.collect_golden()
     if own.keys() == arrays.keys() and all(
         np.array_equal(own[name], arrays[name]) for name in own if own[name].dtype.kind != "f"
     ):
@@ -174,14 +173,13 @@ def answer_again(examiner: AnyExaminer, arrays: Arrays, model: ReferenceModel) -
     wake(model)
     golden = from_arrays(arrays)
     longest = max(text.count() for text in golden.texts)
-    room = examiner.bundle.manifest.max_length
+    room = verifier.bundle.manifest.max_length
     if longest > room + 1:  # a translator's targets begin with a token more
         raise ValueError(f"it has texts of {longest} tokens, and the model takes {room}")
-    if examiner.level is QUICK:
+    if verifier.level is QUICK:
         costly = {row.text for case in golden.cases if case.is_costly for row in case.rows}
         golden = golden.restrict([number for number in range(len(golden.texts)) if number not in costly])
-    again = TASKS[examiner.bundle.manifest.task].answer_again(model, examiner.bundle, golden)
-    if not examiner.runs_model:
+    found = verifier.answer_again(model, golden)
+    if not verifier.runs_model:
         rest(model)
-    found = replace(examiner, expected=again).collect_golden()
     return {name: array for name, array in found.items() if name != "plan"}

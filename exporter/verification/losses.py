@@ -12,20 +12,19 @@ from ...runtime.apps.check.metrics import Comparison, keeps_limit
 from ...runtime.bundle.bundle import Bundle
 from ...runtime.bundle.manifest import Manifest
 from ..calibration.calibration import Calibration
-from ..comparison.examiner import Progress
-from ..comparison.tasks import AnyExaminer
-from ..comparison.translators import TranslationExaminer
 from ..limits import CAPS, GAP_FACTOR, MOST, Accepted, find_factor
 from ..passes.quantized_weight import QuantizedWeight, StoredWeight
 from ..passes.storage import read_weights
 from ..passes.weight_files import load_graph
 from ..passes.weights import LazyMapping
 from ..precisions import PRECISIONS
-from ..reference.model import is_module, rest, wake
+from ..reference_model import is_module, rest, wake
+from ..tasks.base import Progress
+from ..tasks.verifier import Verifier
 from .report import VerificationReport
 
 if TYPE_CHECKING:
-    from ..reference.model import ReferenceModel
+    from ..reference_model import ReferenceModel
 
 log = logging.getLogger("planforge")
 
@@ -107,18 +106,16 @@ def find_lost_artifacts(report: VerificationReport, losses: Mapping[str, Losses]
 
 
 def add_losses_of_searches(
-    examiner: AnyExaminer, report: VerificationReport, losses: dict[str, Losses], calibration: Calibration
+    verifier: Verifier, report: VerificationReport, losses: dict[str, Losses], calibration: Calibration
 ) -> None:
     """Let the losses tell, too, what rounding does along the searches of graphs that failed in one."""
-    if not isinstance(examiner, TranslationExaminer):
-        return
-    for artifact in report.failed_artifacts(examiner.bundle.manifest):
+    for artifact in report.failed_artifacts(verifier.bundle.manifest):
         failed = {c.case for c in report.comparisons if c.artifact == artifact.id and not c.passed}
-        searches = {case.name for case in examiner.expected.cases if case.runner == "beams"}
+        searches = {case.name for case in verifier.expected.cases if case.runner == "beams"}
         rounding = calibration.make_rounding(artifact.precision)
         if rounding is None or not failed & searches:
             continue
-        along = examiner.measure_failed_search(artifact, rounding)
+        along = verifier.measure_failed_search(artifact, rounding)
         known = losses[artifact.precision]
         losses[artifact.precision] = {**known, **{n: max(own, known.get(n, 0.0)) for n, own in along.items()}}
 
@@ -164,7 +161,7 @@ def read_accepted(manifest: Manifest) -> dict[str, Accepted]:
 
 
 def judge_by_float64(
-    examiner: AnyExaminer,
+    verifier: Verifier,
     model: ReferenceModel,
     report: VerificationReport,
     limits: dict[str, dict[str, float]],
@@ -174,11 +171,11 @@ def judge_by_float64(
 
     PyTorch in float64 is the witness. The limits of fp32 grow in place.
     """
-    from ..reference.rounding import Rounding
+    from ..tasks.rounding import Rounding
 
     failed = [
         artifact
-        for artifact in report.failed_artifacts(examiner.bundle.manifest)
+        for artifact in report.failed_artifacts(verifier.bundle.manifest)
         if artifact.precision == "fp32"
         and all(c.limits for c in report.comparisons if c.artifact == artifact.id and not c.passed)
     ]
@@ -186,21 +183,21 @@ def judge_by_float64(
         return report
     progress("computing what fp32 itself loses, beside float64")
     wake(model)
-    gaps = examiner.measure_gaps(model, Rounding(exact=True))
-    if not examiner.runs_model:
+    gaps = verifier.measure_gaps(model, Rounding(exact=True))
+    if not verifier.runs_model:
         rest(model)
-    own = examiner.choose_limits("fp32", gaps)
+    own = verifier.choose_limits("fp32", gaps)
     grown = {name: limit for name, limit in own.items() if limit > limits["fp32"].get(name, 0.0)}
     if not grown:
         return report
     limits["fp32"] = own
     comparisons = list(report.comparisons)
     for artifact in failed:
-        again = {(c.backend, c.case): c for c in examiner.compare(artifact, own, progress)}
+        again = {(c.backend, c.case): c for c in verifier.compare(artifact, own, progress)}
         comparisons = [
             again.get((c.backend, c.case), c) if c.artifact == artifact.id else c for c in comparisons
         ]
-    losses = examiner.name_losses(gaps)
+    losses = verifier.name_losses(gaps)
     note = describe_rounding(losses)
     log.warning("%s", note)
     return replace(report, comparisons=tuple(comparisons), notes=(*report.notes, note))

@@ -12,9 +12,6 @@ from ...runtime.backends.backend import Array
 from ...runtime.bundle.bundle import Bundle
 from ...runtime.progress import CountedLine
 from ..calibration.calibration import Calibration, compute_cache_scales, sample_rows
-from ..comparison.decoders import DecoderExaminer
-from ..comparison.examiner import Progress
-from ..comparison.tasks import AnyExaminer
 from ..graphs import list_tensors
 from ..memory import give_back_mapped_pages
 from ..passes.quantize import QuantizedWeights
@@ -22,14 +19,16 @@ from ..passes.storage import read_weights
 from ..passes.weight_files import load_graph
 from ..passes.weights import LazyMapping, read_array
 from ..precisions import PRECISIONS
-from ..reference.fitted_head import LinearHead
-from ..reference.model import is_module
+from ..reference_model import is_module
+from ..tasks.base import Progress
+from ..tasks.fitted_head import LinearHead
+from ..tasks.verifier import Verifier
 from .meant import read_meant
 from .quantized_weights import Rows
 from .structure import CASE, compare_structure
 
 if TYPE_CHECKING:
-    from ..reference.model import ReferenceModel
+    from ..reference_model import ReferenceModel
 
 MOST = 512  # rows of each product: errors that matter show in some hundreds
 TEXTS = 1  # that are read for it, where there are many
@@ -46,18 +45,17 @@ def list_tensors_to_compare(bundle: Bundle, model: ReferenceModel) -> Mapping[st
     return LazyMapping(tensors, read_array)
 
 
-def compute_scales_to_compare(examiner: AnyExaminer, model: ReferenceModel) -> dict[str, Array]:
+def compute_scales_to_compare(examiner: Verifier, model: ReferenceModel) -> dict[str, Array]:
     """Return what the int8 caches' scales are compared with; nothing where there is too little real text."""
     artifacts = examiner.bundle.manifest.artifacts
     if not any(PRECISIONS[artifact.precision].cache_bits for artifact in artifacts):
         return {}
-    assert isinstance(examiner, DecoderExaminer)
     enough = sum(len(text.tokens) for text in examiner.expected.calibration) >= ENOUGH
     return compute_cache_scales(examiner, model) if enough else {}
 
 
 def compare_by_reading(
-    examiner: AnyExaminer,
+    examiner: Verifier,
     progress: Progress,
     model: ReferenceModel | None,
     calibration: Calibration | None = None,
@@ -97,7 +95,7 @@ def compare_by_reading(
     return read
 
 
-def make_row_reader(examiner: AnyExaminer, model: ReferenceModel) -> Rows:
+def make_row_reader(examiner: Verifier, model: ReferenceModel) -> Rows:
     """Return a function that gives what a weight's product reads (M, K), by the weight's name.
 
     The texts are read once, when somebody asks first; bundles without GPTQ's weights never ask.
@@ -114,7 +112,7 @@ def make_row_reader(examiner: AnyExaminer, model: ReferenceModel) -> Rows:
     return lambda name: read_texts().get(name)
 
 
-def list_names(examiner: AnyExaminer) -> list[str]:
+def list_names(examiner: Verifier) -> list[str]:
     """Return the weights that GPTQ may have rounded; of those that are rounded as one the first."""
     bundle = examiner.bundle
     names: list[str] = []

@@ -10,13 +10,13 @@ from pathlib import Path
 from typing import Any
 
 from ...runtime.apps.check.files import PREFIX, Arrays, write_golden
+from ...runtime.apps.check.judge import Limits
 from ...runtime.apps.check.metrics import Comparison
 from ...runtime.bundle.manifest import Artifact, Manifest
-from ..comparison.examiner import Limits
 from ..errors import VerificationError
 from ..levels import LEVELS
 from ..limits import Accepted
-from ..reference.kept_answers import KEPT
+from ..tasks.answer_cache import KEPT
 from .bisect import Culprit
 from .fp32_nodes import Fp32Node
 
@@ -124,7 +124,7 @@ class VerificationReport:
 
     def list_failed_alone(self) -> frozenset[str]:
         """Return the graphs that fail with single texts too, not only in padded batches."""
-        return frozenset(c.artifact for c in self.comparisons if not c.passed and "padded" not in c.case)
+        return frozenset(c.artifact for c in self.comparisons if not c.passed and not c.is_padded)
 
     def gates(self) -> dict[str, dict[str, Any]]:
         """Return for each artifact the limits, and the worst value that any case measured."""

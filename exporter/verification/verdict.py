@@ -12,15 +12,15 @@ from ...runtime.apps.check.metrics import Comparison, Outcome
 from ...runtime.bundle.manifest import Artifact
 from ...runtime.errors import BackendError
 from ..calibration.calibration import Calibration
-from ..comparison.examiner import Progress
-from ..comparison.tasks import AnyExaminer
 from ..errors import VerificationError
 from ..execution.node_executor import ROUNDING_ENGINE
 from ..limits import NOTHING_ACCEPTED, Accepted
 from ..memory import give_back_memory
 from ..passes.weight_files import load_graph
 from ..precisions import PRECISIONS
-from ..reference.model import rest, wake
+from ..reference_model import rest, wake
+from ..tasks.base import Progress
+from ..tasks.verifier import Verifier
 from .files import RUNNING
 from .fp32_nodes import list_fp32_nodes
 from .losses import Losses, add_losses, add_losses_of_searches, adopt_stored_weights, judge_by_float64
@@ -28,7 +28,7 @@ from .reading import compare_by_reading
 from .report import VerificationReport
 
 if TYPE_CHECKING:
-    from ..reference.model import ReferenceModel
+    from ..reference_model import ReferenceModel
 
 log = logging.getLogger("planforge")
 
@@ -42,7 +42,7 @@ class Judged(NamedTuple):
 
 
 def verify_model(
-    examiner: AnyExaminer,
+    verifier: Verifier,
     model: ReferenceModel,
     calibration: Calibration,
     progress: Progress,
@@ -53,41 +53,41 @@ def verify_model(
     `accepted` has what a user lets each precision lose. While the graphs run the model may rest: who computes
     with it afterwards calls `wake`.
     """
-    from ..reference.onnx_reference import OnnxGraphs
+    from ..reference_model import OnnxGraphs
 
     wake(model)
     # What rounding does to another exporter's graphs is not known.
     reference = model.reference if isinstance(model, OnnxGraphs) else ""
 
-    read = compare_by_reading(examiner, progress, None if reference else model, calibration)
-    calibration = adopt_stored_weights(calibration, examiner.bundle, read)
+    read = compare_by_reading(verifier, progress, None if reference else model, calibration)
+    calibration = adopt_stored_weights(calibration, verifier.bundle, read)
     losses: dict[str, Losses] = {}
 
     def choose_limits(precision: str) -> dict[str, float]:
         progress(f"computing what {precision} may lose")
         rounding = None if reference else calibration.make_rounding(precision)
-        gaps = {} if rounding is None else examiner.measure_gaps(model, rounding)
+        gaps = {} if rounding is None else verifier.measure_gaps(model, rounding)
         give_back_memory()
-        losses[precision] = examiner.name_losses(gaps)
-        return examiner.choose_limits(precision, gaps, (accepted or {}).get(precision, NOTHING_ACCEPTED))
+        losses[precision] = verifier.name_losses(gaps)
+        return verifier.choose_limits(precision, gaps, (accepted or {}).get(precision, NOTHING_ACCEPTED))
 
-    precisions = sorted({artifact.precision for artifact in examiner.bundle.manifest.artifacts})
+    precisions = sorted({artifact.precision for artifact in verifier.bundle.manifest.artifacts})
     try:
         limits = {precision: choose_limits(precision) for precision in precisions}
     except ValueError as error:
         raise VerificationError(str(error)) from error
-    report = compare_all(examiner, limits, progress, None if reference else model, read)
-    report = judge_by_float64(examiner, model, report, limits, progress)
+    report = compare_all(verifier, limits, progress, None if reference else model, read)
+    report = judge_by_float64(verifier, model, report, limits, progress)
     report = dataclasses.replace(
         report,
         reference=reference,
         accepted=accepted or {},
-        level=examiner.level.name,
-        left_out=examiner.expected.left_out,
-        answers_kept=examiner.answers_kept,
+        level=verifier.level.name,
+        left_out=verifier.expected.left_out,
+        answers_kept=verifier.answers_kept,
     )
     if not reference:
-        add_losses_of_searches(examiner, report, losses, calibration)
+        add_losses_of_searches(verifier, report, losses, calibration)
     return Judged(add_losses(report, losses), limits, calibration)
 
 
@@ -106,17 +106,17 @@ def warn_of_unjudged(artifact: Artifact, comparisons: Sequence[Comparison]) -> N
 
 
 def compare_all(
-    examiner: AnyExaminer,
+    verifier: Verifier,
     limits: Mapping[str, Mapping[str, float]],
     progress: Progress,
     model: ReferenceModel | None = None,
     read: Mapping[str, Comparison] | None = None,
 ) -> VerificationReport:
     """Compare every graph in every case. With PyTorch's model it was `read` before; the model may `rest`."""
-    bundle = examiner.bundle
+    bundle = verifier.bundle
     if read is None:
-        read = compare_by_reading(examiner, progress, None)
-    if model is not None and not examiner.runs_model:
+        read = compare_by_reading(verifier, progress, None)
+    if model is not None and not verifier.runs_model:
         rest(model)
         give_back_memory()
     comparisons: list[Comparison] = []
@@ -124,7 +124,7 @@ def compare_all(
     for artifact in bundle.manifest.artifacts:
         comparisons.append(read[artifact.id])
         try:
-            compared = examiner.compare(artifact, limits[artifact.precision], progress)
+            compared = verifier.compare(artifact, limits[artifact.precision], progress)
             comparisons += compared
             warn_of_unjudged(artifact, compared)
         except BackendError as error:  # of this graph; the others are still judged
@@ -132,13 +132,15 @@ def compare_all(
             continue
         if artifact.precision == "fp16":
             graph = load_graph(bundle.path(artifact.file))
-            replay = examiner.make_replay(artifact)
+            replay = verifier.make_replay(artifact)
             nodes_in_fp32[artifact.id], broken = list_fp32_nodes(graph, artifact, replay)
             steps = " and ".join(step.name for step in replay.steps)
             case = f"every result of {steps}, padded, is finite"
             finite = Outcome({"finite": broken is None}, {}, () if broken is None else (str(broken),))
             comparisons.append(
-                Comparison(artifact=artifact.id, backend=ROUNDING_ENGINE, case=case, **vars(finite))
+                Comparison(
+                    artifact=artifact.id, backend=ROUNDING_ENGINE, case=case, is_padded=True, **vars(finite)
+                )
             )
         give_back_memory()
     return VerificationReport(

@@ -20,14 +20,14 @@ from ..calibration.prompts import read_prompts
 from ..calibration.repeat import read_calibration, repeat_calibration
 from ..checkpoints.checkpoint import Checkpoint
 from ..checkpoints.source import Source, find_recorded, resolve_source
-from ..comparison.examiner import Progress
-from ..comparison.tasks import examine_golden, examine_model
 from ..errors import VerificationError
 from ..levels import STANDARD, Level, find_level
 from ..memory import give_back_memory
 from ..passes.weight_files import load_graph
 from ..passes.weights import is_described
-from ..reference.model import load_our_model
+from ..reference_model import load_our_model
+from ..tasks.base import Progress
+from ..tasks.verifier import open_golden_verifier, open_verifier
 from ..tensorrt.build import check_plan_names
 from .deep import compare_deeply, refuse_deep
 from .derivation import compare_with_checkpoint
@@ -42,7 +42,7 @@ from .user_limits import check_limits, tighten_limits
 from .verdict import compare_all, verify_model
 
 if TYPE_CHECKING:
-    from ..reference.model import ReferenceModel
+    from ..reference_model import ReferenceModel
     from ..tracing.recipes import Recipe
 
 log = logging.getLogger("planforge")
@@ -187,13 +187,13 @@ def verify_with_golden_data(opened: Bundle, progress: Progress) -> VerificationR
     with name_damage(opened):
         try:
             arrays, usual = read_golden(file)
-            examiner = examine_golden(opened, arrays)
+            verifier = open_golden_verifier(opened, arrays)
         except KeyError as error:
             raise VerificationError(
                 f"the golden data of {opened.folder} is that of another PlanForge, without {error}: pass"
                 f" --source {name_checkpoint(opened)}, or {tell_export_again(opened)}"
             ) from error
-        report = explain(examiner, compare_all(examiner, usual, progress), progress)
+        report = explain(verifier, compare_all(verifier, usual, progress), progress)
     return verify_kept_explanations(report, opened, progress)
 
 
@@ -203,21 +203,21 @@ def verify_with_pytorch(
     """Verify a bundle with its checkpoint's model; the hash was compared with the manifest's."""
     texts = read_prompts(choices.prompts, checkpoint.folder)
     recorded = str(opened.manifest.source["sha256"])  # the checkpoint's
-    examiner = examine_model(opened, model, texts, progress, choices.seed, choices.level, recorded)
+    verifier = open_verifier(opened, model, texts, progress, choices.seed, choices.level, recorded)
     give_back_memory()
     as_read = read_calibration(opened, model)
-    calibration = repeat_calibration(examiner, model, as_read)
+    calibration = repeat_calibration(verifier, model, as_read)
     accepted = read_accepted(opened.manifest)
-    judged = verify_model(examiner, model, calibration, progress, accepted)
+    judged = verify_model(verifier, model, calibration, progress, accepted)
     report = judged.report
     if calibration.follows_texts and not calibration.texts:
         log.warning("%s", OTHER_TEXTS)
         report = dataclasses.replace(report, notes=(*report.notes, OTHER_TEXTS))
-    golden = compare_golden(examiner, model, judged.limits, accepted, progress)
+    golden = compare_golden(verifier, model, judged.limits, accepted, progress)
     tracer = None
     if not opened.manifest.source.get("exporter"):  # another's graphs cannot be traced again
         tracer = make_tracer(opened.manifest, checkpoint, model)
-    report = explain(examiner, report, progress, model, judged.calibration, tracer)
+    report = explain(verifier, report, progress, model, judged.calibration, tracer)
     if opened.manifest.explanations:
         assert tracer is not None  # other exporters' bundles have none
         explanations = read_explanations(opened.manifest, checkpoint)
@@ -236,7 +236,7 @@ def read_explanations(manifest: Manifest, source: Source) -> Mapping[str, Recipe
 def load_model_to_compare(bundle: Bundle, checkpoint: Source) -> ReferenceModel:
     """Load the model in PyTorch: ours, or transformers' for what another exporter made."""
     if bundle.manifest.source.get("exporter"):
-        from ..reference.transformers_reference import load_reference
+        from ..reference_model import load_reference
 
         return load_reference(checkpoint.folder, bundle.manifest.task, bundle.manifest.encoder)
     return load_our_model(checkpoint.folder, bundle.manifest.max_length)

@@ -6,6 +6,7 @@ that a limit that is too loose is told from them.
 
 from __future__ import annotations
 
+import dataclasses
 import math
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
@@ -15,8 +16,8 @@ import numpy as np
 import numpy.typing as npt
 import onnx_ir as ir
 
+from planforge.runtime.apps.check.judge import list_comparisons
 from planforge.runtime.apps.check.metrics import LabelMetrics, Outcome, measure_scale
-from planforge.runtime.backends.ort_backend import OrtCpuBackend
 from planforge.runtime.bundle.bundle import Bundle
 from planforge.runtime.bundle.manifest import Artifact
 
@@ -112,12 +113,12 @@ class Rounded:
     @classmethod
     def measure(cls, ground: Ground, precision: str) -> Rounded:
         rounding = ground.calibration.make_rounding(precision)
-        gaps = {} if rounding is None else ground.examiner.measure_gaps(ground.model, rounding)
-        samples = getattr(ground.examiner.expected, "samples", ())
+        gaps = {} if rounding is None else ground.verifier.measure_gaps(ground.model, rounding)
+        samples = getattr(ground.verifier.expected, "samples", ())
         logits = [sample.logits for sample in samples if hasattr(sample, "logits")]
         return cls(
             precision,
-            ground.examiner.name_losses(gaps),
+            ground.verifier.name_losses(gaps),
             gaps["text"].rows if "text" in gaps else 0,
             max(map(measure_scale, logits), default=0.0),
             {name.removesuffix("."): gap.rows for name, gap in gaps.items() if isinstance(gap, LabelMetrics)},
@@ -219,10 +220,11 @@ FAULTS = (
 
 def run_cases(ground: Ground, bundle: Bundle, artifact: Artifact) -> list[Outcome]:
     """Return the outcome of every quick case of a graph."""
-    backend = OrtCpuBackend()
-    engine = ground.examiner.open(artifact, lambda other: backend.open(bundle, other))
+    engine = dataclasses.replace(ground.verifier, bundle=bundle).open_beside_model(artifact)
     try:
-        cases = ground.examiner.list_cases(engine, artifact, ground.limits(artifact.precision))
+        cases = list_comparisons(
+            engine, ground.verifier.expected, artifact, ground.limits(artifact.precision)
+        )
         return [run() for name, run in cases.items() if not name.startswith(SLOW)]
     finally:
         engine.close()

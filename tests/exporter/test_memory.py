@@ -17,14 +17,14 @@ import torch
 
 from planforge.exporter import export, exporting, memory
 from planforge.exporter.calibration import blocks
-from planforge.exporter.comparison.decoders import DecoderExaminer
 from planforge.exporter.memory import Reclaimer, give_back_mapped_pages
 from planforge.exporter.passes import weights
 from planforge.exporter.passes.weights import LazyMapping, ParameterTensor, read_array
-from planforge.exporter.reference import piecewise
-from planforge.exporter.reference.model import load_our_model, rest, wake
-from planforge.exporter.reference.piecewise import PiecewiseCache
-from planforge.exporter.reference.rounding import ExchangedWeights
+from planforge.exporter.reference_model import load_our_model, rest, wake
+from planforge.exporter.tasks import piecewise
+from planforge.exporter.tasks.piecewise import PiecewiseCache
+from planforge.exporter.tasks.rounding import ExchangedWeights
+from planforge.exporter.tasks.verifier import Verifier
 from planforge.models import GrowingCache, Llama, load_model
 
 from ..helpers.llamas import tiny_llama
@@ -178,7 +178,7 @@ def test_while_graphs_run_a_verified_model_rests(
 ) -> None:
     models: list[Any] = []
     types: list[set[torch.dtype]] = []
-    compare = DecoderExaminer.compare
+    compare = Verifier.compare
 
     def load(*arguments: Any, **options: Any) -> Any:
         models.append(load_our_model(*arguments, **options))
@@ -189,7 +189,7 @@ def test_while_graphs_run_a_verified_model_rests(
         return compare(*arguments)
 
     monkeypatch.setattr(exporting, "load_our_model", load)
-    monkeypatch.setattr(DecoderExaminer, "compare", watch)
+    monkeypatch.setattr(Verifier, "compare", watch)
     result = export(written / "shards", tmp_path / "B", target=["cpu"], precision=["fp32"])
     assert result.report is not None and result.report.passed
     assert types == [{torch.bfloat16}]

@@ -31,7 +31,7 @@ from planforge.exporter.exporting import start_plans
 from planforge.exporter.graphs import trace_graphs
 from planforge.exporter.options import Request
 from planforge.exporter.processes import leave_cores, start_child
-from planforge.exporter.reference.model import load_our_model
+from planforge.exporter.reference_model import load_our_model
 from planforge.exporter.tensorrt import build, plans
 from planforge.exporter.tracing import trace
 from planforge.exporter.verification.explain import make_tracer

@@ -13,11 +13,11 @@ import onnx_ir as ir
 
 from planforge.exporter.calibration.prompts import read_prompts
 from planforge.exporter.calibration.repeat import read_calibration
-from planforge.exporter.comparison.tasks import examine_model
 from planforge.exporter.execution.replay import Replay
 from planforge.exporter.graphs import describe_in_fp32
 from planforge.exporter.levels import FULL, Level
 from planforge.exporter.passes.weights import LazyMapping
+from planforge.exporter.tasks.verifier import open_verifier
 from planforge.exporter.tracing.modules import read_results
 from planforge.exporter.verification.bisect import (
     Bands,
@@ -59,11 +59,11 @@ class Ground:
         has_quantized_cache = any("cache_bits" in a.quantization for a in self.bundle.manifest.artifacts)
         if not has_quantized_cache:  # its scales are compared with those of 500 tokens or more
             texts = [text[:SHORT] for text in texts]
-        self.examiner = examine_model(self.bundle, self.model, texts, level=level)
+        self.verifier = open_verifier(self.bundle, self.model, texts, level=level)
         self.tensors = list_tensors_to_compare(self.bundle, self.model)
-        self.scales = compute_scales_to_compare(self.examiner, self.model)
+        self.scales = compute_scales_to_compare(self.verifier, self.model)
         self.meant = read_meant(self.model, is_ours=True)
-        self.rows = make_row_reader(self.examiner, self.model)
+        self.rows = make_row_reader(self.verifier, self.model)
         artifacts = {artifact.id: artifact for artifact in self.bundle.manifest.artifacts}
         read = LazyMapping(artifacts, self.read)  # takes some time, and few graphs' weights are asked for
         calibration = read_calibration(self.bundle, self.model)
@@ -80,12 +80,12 @@ class Ground:
 
     def _limits(self, precision: str) -> dict[str, float]:
         rounding = self.calibration.make_rounding(precision)
-        gaps = {} if rounding is None else self.examiner.measure_gaps(self.model, rounding)
-        return self.examiner.choose_limits(precision, gaps)
+        gaps = {} if rounding is None else self.verifier.measure_gaps(self.model, rounding)
+        return self.verifier.choose_limits(precision, gaps)
 
     def make_references(self, artifact: Artifact, replay: Replay | None = None) -> list[Bands]:
         """What a graph's nodes are held against, run as the runtime runs them now."""
-        replay = replay or self.examiner.make_replay(artifact)
+        replay = replay or self.verifier.make_replay(artifact)
         full_id = f"{artifact.recipe_id}.fp32"
         own, full = (
             ir.load(self.bundle.path(self.bundle.manifest.artifact(name).file))
@@ -107,18 +107,17 @@ class Ground:
         self, bundle: Bundle, artifact: Artifact, references: list[Bands] | None = None
     ) -> tuple[list[Comparison], Culprit | None]:
         """The comparisons of a graph of a bundle like this one that fail, and the node at fault."""
-        examiner = dataclasses.replace(self.examiner, bundle=bundle)
+        verifier = dataclasses.replace(self.verifier, bundle=bundle)
         comparisons = [
             self.read(artifact, bundle),
-            *examiner.compare(artifact, self.limits(artifact.precision)),
+            *verifier.compare(artifact, self.limits(artifact.precision)),
         ]
-        replay = examiner.make_replay(artifact)
+        replay = verifier.make_replay(artifact)
         graph = ir.load(bundle.path(artifact.file))
         culprit = find_culprit(graph, artifact, replay, references or self.sound_references(artifact.id))
         for comparison in comparisons:
             if culprit is None and comparison.spot is not None:
-                spot_replay = examiner.make_spot_replay(artifact, comparison.spot)
-                assert spot_replay is not None
+                spot_replay = verifier.make_spot_replay(artifact, comparison.spot)
                 own = self.make_references(artifact, spot_replay)
                 culprit = find_culprit(graph, artifact, spot_replay, own)
         return [comparison for comparison in comparisons if not comparison.passed], culprit

@@ -16,7 +16,7 @@ from planforge.exporter.checkpoints.checkpoint import Checkpoint
 from planforge.exporter.checkpoints.source import Source, find_demo
 from planforge.exporter.exporting import stage_graphs
 from planforge.exporter.graphs import begin_manifest, make_artifact, trace_graphs
-from planforge.exporter.reference.model import load_our_model
+from planforge.exporter.reference_model import load_our_model
 
 from .beams import search_beams
 

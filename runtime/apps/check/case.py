@@ -24,6 +24,7 @@ Kind: TypeAlias = Literal[
     "logits", "columns", "passages", "vectors", "scores", "labels", "flags", "layers", "attention", "beams"
 ]
 
+CASES = ("cases", "few", "replays", "ranges")  # the fields of a set that have some
 FORMAT = 2  # of the arrays that `to_arrays` makes; 1 had the names of each task
 
 
@@ -102,6 +103,8 @@ class Case:
         spare: slots of the cache behind those that are needed: what is written too far shows in results then,
             and else the engine itself would raise an error.
         is_costly: a quick look at PyTorch's answers leaves out the texts that it reads.
+        is_padded: whether its name says that rows are padded: a graph that fails in such cases alone has a
+            fault that single texts do not show.
     """
 
     name: str
@@ -113,6 +116,7 @@ class Case:
     chunk: int = 0
     spare: int = 0
     is_costly: bool = False
+    is_padded: bool = False
 
     def list_steps(self) -> Iterator[tuple[tuple[int, int], ...]]:
         """Yield where each row's text is cut in each step: its begin and its end."""
@@ -120,6 +124,14 @@ class Case:
         for ends in zip(*(row.ends for row in self.rows), strict=True):
             yield tuple(zip(begins, ends, strict=True))
             begins = ends
+
+
+class Spot(NamedTuple):
+    """Where a case failed: in a step and a row of it."""
+
+    case: Case
+    step: int
+    row: int
 
 
 class Encoding(NamedTuple):
@@ -181,6 +193,9 @@ class CaseSet:
         left_out: what the level of verification does without, in words.
         calibration: texts that no case reads, to calibrate with; files do without.
         search: how a translator's beams are searched.
+        few: cases to compare a graph in that is run node by node, which is slow.
+        replays: of each graph a case of a little real text, in which a node at fault is looked for.
+        ranges: of each graph a case of as much real text as the ranges of its results need.
     """
 
     texts: tuple[Text, ...]
@@ -190,6 +205,9 @@ class CaseSet:
     left_out: tuple[str, ...] = ()
     calibration: tuple[Text, ...] = ()
     search: Searching | None = None
+    few: tuple[Case, ...] = ()
+    replays: tuple[Case, ...] = ()
+    ranges: tuple[Case, ...] = ()
 
     def list_sources(self, case: Case) -> list[tuple[int, ...]]:
         """Return what a translator's encoder reads for a case: of rows that share a past a single source."""
@@ -296,9 +314,13 @@ class CaseSet:
             output: {text: known for text, known in by_text.items() if text in texts}
             for output, by_text in self.answers.items()
         }
+        kept: dict[str, Any] = {
+            name: tuple(case for case in getattr(self, name) if all(row.text in texts for row in case.rows))
+            for name in CASES
+        }
         return replace(
             self,
-            cases=tuple(case for case in self.cases if all(row.text in texts for row in case.rows)),
+            **kept,
             answers={output: by_text for output, by_text in answers.items() if by_text},
         )
 
@@ -312,7 +334,7 @@ def to_arrays(case_set: CaseSet) -> dict[str, Array]:
     """Return a set as a .npz file keeps it: one text of JSON, and an array for each text and output."""
     plan = {
         "format": FORMAT,
-        "cases": [asdict(case) for case in case_set.cases],
+        **{name: [asdict(case) for case in getattr(case_set, name)] for name in CASES},
         "texts": [{**asdict(text), "tokens": None} for text in case_set.texts],
         "columns": case_set.columns,
         "left_out": case_set.left_out,
@@ -336,6 +358,7 @@ def from_arrays(arrays: Arrays) -> CaseSet:
     if plan["format"] != FORMAT:
         raise ValueError(f"cases of format {plan['format']} are not read here, but those of format {FORMAT}")
     texts = [Text(**{**text, "tokens": (), "segments": tuple(text["segments"])}) for text in plan["texts"]]
+    cases: dict[str, Any] = {name: tuple(map(read_case, plan[name])) for name in CASES}
     answers: dict[str, dict[int, Known]] = {}
     for name in arrays:
         if name.endswith(".positions"):
@@ -346,7 +369,7 @@ def from_arrays(arrays: Arrays) -> CaseSet:
         texts=tuple(
             replace(text, tokens=tuple(arrays[f"text.{i}"].tolist())) for i, text in enumerate(texts)
         ),
-        cases=tuple(map(read_case, plan["cases"])),
+        **cases,
         answers=answers,
         columns=tuple(plan["columns"]),
         left_out=tuple(plan["left_out"]),

@@ -1,15 +1,11 @@
-"""The cases in which a graph is compared with golden data, and the golden data that it skips."""
+"""The golden data that a graph, or the plan that is built from it, skips."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import TypeAlias
 
 from ...bundle.manifest import Artifact
-from .metrics import Outcome
-
-Case: TypeAlias = "Callable[[], Outcome]"
 
 
 @dataclass(frozen=True)

@@ -5,45 +5,56 @@ B rows of a batch, N places, V vocabulary
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import replace
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass, replace
 from itertools import chain, islice
-from typing import TypeAlias
+from typing import ClassVar, TypeAlias
 
 import numpy as np
 
+from ...bundle.manifest import Artifact
 from ...decoding.cache import NONE_PENDING
 from ...decoding.cache_shapes import PREFILL_CHUNK
 from ...decoding.decoder import Decoder, DecoderRun
 from ...decoding.sampling import compute_logprobs
 from ...text.tokenizer import Tokenizer
 from ...translate.source_encoder import SourceEncoder
-from .case import Case, CaseSet, Integers, Known
+from .case import Case, CaseSet, Encoding, Integers, Known, Spot
 from .cases import find_room
 from .divergence import Followed, Sample, follow, judge_followed, read_sample
 from .draws import start_on_past, take_step
-from .judge import Numbered, Seen, judge, list_comparisons
+from .judge import Limits, Seen, compare_known
 from .metrics import Logits, Outcome
 
-Limits: TypeAlias = Mapping[str, float]
+Tokenizers: TypeAlias = tuple[Tokenizer, Tokenizer]  # of what a model is given, and of what it writes
 
 
-def list_decoder_comparisons(
-    decoder: Decoder, case_set: CaseSet, limits: Limits, tokenizer: Tokenizer
-) -> dict[str, Callable[[], Outcome]]:
-    """Return what compares a decoder's graph with PyTorch, by name."""
+@dataclass(frozen=True)
+class DecoderEngine:
+    """A decoder in the runtime's own loop; tokenizers are opened where tokens have to be shown."""
 
-    def compare(cases: Sequence[Numbered]) -> Outcome:
-        if cases[0][1].runner == "greedy":
-            return compare_greedy(decoder, case_set, cases, limits, (tokenizer, tokenizer))
-        seen = chain.from_iterable(run(decoder, case_set, *case) for case in cases)
-        return judge(seen, case_set, cases[0][1].measures, limits)
+    decoder: Decoder
+    open_tokenizers: Callable[[], Tokenizers]
+    encoding: ClassVar[Encoding | None] = None
 
-    return list_comparisons(case_set, decoder.artifact, compare)
+    @property
+    def artifacts(self) -> tuple[Artifact]:
+        return (self.decoder.artifact,)
+
+    def run(self, case_set: CaseSet, case: Case) -> Iterator[Seen]:
+        return run(self.decoder, case_set, case)
+
+    def compare(self, case_set: CaseSet, cases: Sequence[Case], limits: Limits) -> Outcome:
+        if cases[0].runner == "greedy":
+            return compare_greedy(self.decoder, case_set, cases, limits, self.open_tokenizers())
+        return compare_known(self.run, case_set, cases, limits)
+
+    def close(self) -> None:
+        self.decoder.close()
 
 
 def run(
-    decoder: Decoder, case_set: CaseSet, number: int, case: Case, encoder: SourceEncoder | None = None
+    decoder: Decoder, case_set: CaseSet, case: Case, encoder: SourceEncoder | None = None
 ) -> Iterator[Seen]:
     """Yield what a graph gives at the wanted places of a case, whose tokens are all known.
 
@@ -59,12 +70,12 @@ def run(
         if case.runner == "every":
             chunk = min(case.chunk or PREFILL_CHUNK, decoder.artifact.axis("rows").max)
             logits = np.concatenate(list(running.extend(rows[0], chunk)))
-            yield see(case_set, number, case, step, 0, cuts[0][0], logits)
+            yield see(case_set, Spot(case, step, 0), cuts[0][0], logits)
             continue
         whole = case.chunk == 0
         got = take_step(running, rows, has_past=step > 0) if whole else running.prefill(rows, case.chunk)
         for row, (_, end) in enumerate(cuts):
-            yield see(case_set, number, case, step, row, end - 1, got[row : row + 1])
+            yield see(case_set, Spot(case, step, row), end - 1, got[row : row + 1])
 
 
 def start(
@@ -83,9 +94,10 @@ def start(
     return running
 
 
-def see(case_set: CaseSet, number: int, case: Case, step: int, row: int, begin: int, logits: Logits) -> Seen:
+def see(case_set: CaseSet, spot: Spot, begin: int, logits: Logits) -> Seen:
     """Return what logits (N, V) at the positions of a row's text from one on say, where that is wanted."""
-    text = case.rows[row].text
+    case = spot.case
+    text = case.rows[spot.row].text
     values: dict[str, Known] = {}
     for output in chain.from_iterable(measure.outputs for measure in case.measures):
         if (known := case_set.answers.get(output, {}).get(text)) is None:
@@ -96,7 +108,7 @@ def see(case_set: CaseSet, number: int, case: Case, step: int, row: int, begin: 
             values[output] = Known(
                 positions, reduce(case_set, output, text, positions, logits[positions - begin])
             )
-    return Seen(number, step, row, text, values)
+    return Seen(text, values, spot)
 
 
 def reduce(case_set: CaseSet, output: str, text: int, positions: Integers, logits: Logits) -> Logits:
@@ -127,9 +139,9 @@ def reduce(case_set: CaseSet, output: str, text: int, positions: Integers, logit
 def compare_greedy(
     decoder: Decoder,
     case_set: CaseSet,
-    cases: Sequence[Numbered],
+    cases: Sequence[Case],
     limits: Limits,
-    tokenizers: tuple[Tokenizer, Tokenizer],
+    tokenizers: Tokenizers,
     encoder: SourceEncoder | None = None,
 ) -> Outcome:
     """Return the outcome of padded batches whose tokens the engine chooses.
@@ -138,7 +150,7 @@ def compare_greedy(
     """
     samples: list[Sample] = []
     found: list[Followed] = []
-    for _, case in cases:
+    for case in cases:
         own = [read_sample(case_set, row) for row in case.rows]
         prompts = [sample.prompt for sample in own]
         batch = start(decoder, case_set, case, encoder)

@@ -5,15 +5,16 @@ R chosen positions
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from itertools import chain
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from typing import ClassVar
 
 from ...backends.backend import Array
 from ...bundle.manifest import Artifact, TensorSpec
 from ...encode.encoder import Encoder
 from ...text.long_text import Piece
-from .case import Case, CaseSet, Kind, Known, Measure, Text
-from .judge import Numbered, Seen, judge, list_comparisons
+from .case import Case, CaseSet, Encoding, Kind, Known, Measure, Spot, Text
+from .judge import Limits, Seen, compare_known
 from .metrics import LabelMetrics, Metrics, Outcome, VectorMetrics
 
 DISTRIBUTIONS = {"masked_lm", "next_sentence", "sequence_classification", "token_classification"}
@@ -21,19 +22,28 @@ ONE_LABEL = "single_label_classification"  # the problem type of heads that have
 INDEPENDENT = "multi_label_classification"
 
 
-def list_encoder_comparisons(
-    encoder: Encoder, case_set: CaseSet, limits: Mapping[str, float]
-) -> dict[str, Callable[[], Outcome]]:
-    """Return what compares an encoder's graph with PyTorch, by name."""
+@dataclass(frozen=True)
+class EncoderEngine:
+    """An encoder in the runtime's own batching."""
 
-    def compare(cases: Sequence[Numbered]) -> Outcome:
-        seen = chain.from_iterable(run(encoder, case_set, *case) for case in cases)
-        return judge(seen, case_set, cases[0][1].measures, limits)
+    encoder: Encoder
+    encoding: ClassVar[Encoding | None] = None
 
-    return list_comparisons(case_set, encoder.artifact, compare)
+    @property
+    def artifacts(self) -> tuple[Artifact]:
+        return (self.encoder.artifact,)
+
+    def run(self, case_set: CaseSet, case: Case) -> Iterator[Seen]:
+        return run(self.encoder, case_set, case)
+
+    def compare(self, case_set: CaseSet, cases: Sequence[Case], limits: Limits) -> Outcome:
+        return compare_known(self.run, case_set, cases, limits)
+
+    def close(self) -> None:
+        self.encoder.close()
 
 
-def run(encoder: Encoder, case_set: CaseSet, number: int, case: Case) -> Iterator[Seen]:
+def run(encoder: Encoder, case_set: CaseSet, case: Case) -> Iterator[Seen]:
     """Yield what a graph gives at the wanted places of texts that it reads together."""
     specs = encoder.artifact.outputs
     texts = [case_set.texts[row.text] for row in case.rows]
@@ -46,7 +56,7 @@ def run(encoder: Encoder, case_set: CaseSet, number: int, case: Case) -> Iterato
             spec.name: array[places] if "tokens" in spec.axis_names() else array
             for spec, array in zip(specs, arrays, strict=True)
         }
-        yield see(case_set, number, case, row, outputs, specs)
+        yield see(case_set, Spot(case, 0, row), outputs, specs)
 
 
 def make_piece(text: Text) -> Piece:
@@ -63,23 +73,16 @@ def list_positions(case_set: CaseSet, text: int, specs: Sequence[TensorSpec]) ->
     return []
 
 
-def see(
-    case_set: CaseSet,
-    number: int,
-    case: Case,
-    row: int,
-    outputs: Mapping[str, Array],
-    specs: Sequence[TensorSpec],
-) -> Seen:
+def see(case_set: CaseSet, spot: Spot, outputs: Mapping[str, Array], specs: Sequence[TensorSpec]) -> Seen:
     """Return what a graph gave of a row: results (R, ...) of tokens, and (...) of the whole text."""
-    text = case.rows[row].text
+    text = spot.case.rows[spot.row].text
     values = {}
     for spec in specs:
         known = case_set.answers.get(spec.name, {}).get(text)
         if known is not None and spec.name in outputs:
             array = outputs[spec.name]
             values[spec.name] = Known(known.positions, array if is_per_token(spec) else array[None])
-    return Seen(number, 0, row, text, values)
+    return Seen(text, values, spot)
 
 
 def list_measures(artifact: Artifact, problem_type: str, of_texts: bool) -> tuple[Measure, ...]:

@@ -6,14 +6,15 @@ N places, V vocabulary, K tokens whose logits are known
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from functools import partial
-from typing import NamedTuple, TypeAlias
+from itertools import chain
+from typing import NamedTuple, Protocol, TypeAlias
 
 import numpy as np
 
 from ...bundle.manifest import Artifact
-from .case import Array, Case, CaseSet, Encoding, Known, Measure
+from .case import Array, Case, CaseSet, Encoding, Known, Measure, Spot
 from .draws import measure_error
 from .metrics import (
     DrawMetrics,
@@ -33,19 +34,39 @@ from .metrics import (
     summarize_text,
 )
 
-Numbered: TypeAlias = tuple[int, Case]  # a case as a graph takes it, and its number in the set
+Limits: TypeAlias = Mapping[str, float]  # by the metrics' names
+Compare: TypeAlias = "Callable[[], Outcome]"
 ENOUGH = 500  # tokens of real text; what is counted in fewer says no more of an engine than of the text
 COUNTED = ("top1_changes", "perplexity_change")
 
 
 class Seen(NamedTuple):
-    """What one step of a row gave at the known places of its text."""
+    """What is known of a text's places; of a graph what one step of a row gave there."""
 
-    case: int  # the number of the case in its set
-    step: int
-    row: int
     text: int
     values: Mapping[str, Known]  # by output
+    spot: Spot | None = None
+
+
+class Engine(Protocol):
+    """A task's graphs, opened in the runtime's own loop."""
+
+    @property
+    def artifacts(self) -> Sequence[Artifact]:
+        """The graphs that have cases."""
+
+    @property
+    def encoding(self) -> Encoding | None:
+        """What a translator's encoder takes of a case's sources."""
+
+    def run(self, case_set: CaseSet, case: Case) -> Iterator[Seen]:
+        """Yield what a graph gives at the wanted places of a case, whose tokens are all known."""
+
+    def compare(self, case_set: CaseSet, cases: Sequence[Case], limits: Limits) -> Outcome:
+        """Compare cases of one name with PyTorch."""
+
+    def close(self) -> None:
+        """Close the graphs."""
 
 
 def find_answers(case_set: CaseSet, output: str, one: Seen) -> Array:
@@ -88,9 +109,7 @@ def find_worst(measured: Sequence[VectorMetrics]) -> VectorMetrics:
     )
 
 
-def judge_values(
-    seen: Iterable[Seen], case_set: CaseSet, wanted: Measure, limits: Mapping[str, float]
-) -> Outcome:
+def judge_values(seen: Iterable[Seen], case_set: CaseSet, wanted: Measure, limits: Limits) -> Outcome:
     """Return the outcome of whole values; of encoders with the first row that is over its limits."""
     (output,) = wanted.outputs
     known = [one for one in seen if output in one.values]
@@ -108,15 +127,16 @@ def judge_values(
     first = next(filter(is_over, known), None)
     if first is None:
         return outcome
-    spot = (first.case, first.step, first.row)
-    return locate_failure(outcome, f"at first {describe_place(case_set, *spot)}", spot)
+    assert first.spot is not None
+    return locate_failure(outcome, f"at first {describe_place(case_set, first.spot)}", first.spot)
 
 
 def list_step_errors(seen: Sequence[Seen], case_set: CaseSet, output: str) -> list[float]:
     """Return the largest error of each step over all rows, where there are several steps."""
     by_step: dict[int, list[Seen]] = {}
     for one in seen:
-        by_step.setdefault(one.step, []).append(one)
+        assert one.spot is not None
+        by_step.setdefault(one.spot.step, []).append(one)
     if len(by_step) < 2:
         return []
     return [
@@ -130,15 +150,15 @@ def list_step_errors(seen: Sequence[Seen], case_set: CaseSet, output: str) -> li
 
 def measure_columns(
     seen: Iterable[Seen], case_set: CaseSet
-) -> tuple[DrawMetrics, dict[tuple[int, int, int], float]]:
-    """Measure logits of some tokens; also return the error of each case, step and row."""
+) -> tuple[DrawMetrics, list[tuple[Spot | None, float]]]:
+    """Measure logits of some tokens; also return the error at each place."""
     scale = find_scale(case_set)
-    errors: dict[tuple[int, int, int], float] = {}
+    errors = []
     for one in seen:
         if "columns" in one.values:
             want: Logits = find_answers(case_set, "columns", one)
-            errors[one.case, one.step, one.row] = measure_error(one.values["columns"].values, want, scale)
-    worst = max(errors.values())
+            errors.append((one.spot, measure_error(one.values["columns"].values, want, scale)))
+    worst = max(error for _, error in errors)
     return DrawMetrics(worst, math.isfinite(worst), len(errors)), errors
 
 
@@ -152,22 +172,20 @@ def find_scale(case_set: CaseSet) -> float:
     return measure_scale(np.concatenate(whole))
 
 
-def judge_columns(
-    seen: Iterable[Seen], case_set: CaseSet, wanted: Measure, limits: Mapping[str, float]
-) -> Outcome:
+def judge_columns(seen: Iterable[Seen], case_set: CaseSet, wanted: Measure, limits: Limits) -> Outcome:
     """Return the outcome of logits of some tokens, with the first place where they are over their limit."""
     metrics, errors = measure_columns(seen, case_set)
     outcome = judge_outcome(metrics, limits, wanted.prefix, names=wanted.limited)
     limit = limits[f"{wanted.prefix}max_error"]
-    over = next((place for place, error in errors.items() if not error <= limit), None)
+    over = next((spot for spot, error in errors if not error <= limit), None)
     if over is None:
         return outcome
-    return locate_failure(outcome, f"at first {describe_place(case_set, *over)}", over)
+    return locate_failure(outcome, f"at first {describe_place(case_set, over)}", over)
 
 
-def describe_place(case_set: CaseSet, number: int, step: int, row: int) -> str:
+def describe_place(case_set: CaseSet, spot: Spot) -> str:
     """Return in words where a case failed."""
-    case = case_set.cases[number]
+    case, step, row = spot
     where = f"in row {row} of a batch of {len(case.rows)}"
     lengths = ", ".join(str(case_set.texts[one.text].count(one.ends[step])) for one in case.rows)
     if case.runner == "once":
@@ -202,18 +220,14 @@ def measure_passages(seen: Iterable[Seen], case_set: CaseSet) -> TextMetrics:
     return summarize_text(kl, changed, lost)
 
 
-def judge_passages(
-    seen: Iterable[Seen], case_set: CaseSet, wanted: Measure, limits: Mapping[str, float]
-) -> Outcome:
+def judge_passages(seen: Iterable[Seen], case_set: CaseSet, wanted: Measure, limits: Limits) -> Outcome:
     """Return the outcome of texts; what is counted in few tokens is shown and not judged."""
     metrics = measure_passages(seen, case_set)
     names = [name for name in wanted.limited if metrics.rows >= ENOUGH or name not in COUNTED]
     return judge_outcome(metrics, limits, wanted.prefix, names=names)
 
 
-def judge(
-    seen: Iterable[Seen], case_set: CaseSet, measures: Sequence[Measure], limits: Mapping[str, float]
-) -> Outcome:
+def judge(seen: Iterable[Seen], case_set: CaseSet, measures: Sequence[Measure], limits: Limits) -> Outcome:
     """Return the outcome of all measures of a case."""
     every = list(seen) if len(measures) > 1 else seen
     first, *others = [
@@ -230,21 +244,23 @@ def judge(
     return first
 
 
-def list_comparisons(
-    case_set: CaseSet,
-    artifact: Artifact,
-    compare: Callable[[Sequence[Numbered]], Outcome],
-    encoding: Encoding | None = None,
-) -> dict[str, Callable[[], Outcome]]:
-    """Return what compares a graph with PyTorch, by name, as far as it takes the rows and tokens.
+def compare_known(
+    run: Callable[[CaseSet, Case], Iterator[Seen]], case_set: CaseSet, cases: Sequence[Case], limits: Limits
+) -> Outcome:
+    """Return the outcome of cases of one name, whose tokens are all known."""
+    seen = chain.from_iterable(run(case_set, case) for case in cases)
+    return judge(seen, case_set, cases[0].measures, limits)
 
-    `encoding` is what a translator's encoder takes of a case's sources.
-    """
-    by_name: dict[str, list[Numbered]] = {}
-    for number, case in enumerate(case_set.cases):
-        if case.graph == artifact.graph and (parts := case_set.fit(case, artifact, encoding)):
-            by_name.setdefault(case.name, []).extend((number, part) for part in parts)
-    return {name: partial(compare, cases) for name, cases in by_name.items()}
+
+def list_comparisons(
+    engine: Engine, case_set: CaseSet, artifact: Artifact, limits: Limits
+) -> dict[str, Compare]:
+    """Return what compares a graph with PyTorch, by name, as far as it takes the rows and tokens."""
+    by_name: dict[str, list[Case]] = {}
+    for case in case_set.cases:
+        if case.graph == artifact.graph and (parts := case_set.fit(case, artifact, engine.encoding)):
+            by_name.setdefault(case.name, []).extend(parts)
+    return {name: partial(engine.compare, case_set, cases, limits) for name, cases in by_name.items()}
 
 
 JUDGES = {

@@ -8,7 +8,7 @@ from __future__ import annotations
 import math
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
-from typing import Any, ClassVar, Protocol, TypeAlias
+from typing import TYPE_CHECKING, Any, ClassVar, Protocol
 
 import numpy as np
 import numpy.typing as npt
@@ -17,8 +17,10 @@ from ...decoding.sampling import log_softmax
 from ...encode.pooling import sigmoid, softmax
 from .failures import Exceeded, Failure, NotFinite
 
+if TYPE_CHECKING:
+    from .case import Spot
+
 Logits = npt.NDArray[np.float32]
-Spot: TypeAlias = tuple[int, int, int]  # of a case of many runs: a run, a step of it, and a row
 
 LIKELIEST = 5  # tokens that are compared as a set
 MORE_IS_BETTER = ("top1_agreement", "top5_agreement")  # whose limits are the least that is wanted
@@ -147,7 +149,7 @@ class Outcome:
     failures: tuple[str, ...] = ()  # in words; of what is judged by limits they are `Failure`s
     errors: tuple[float, ...] = ()  # `max_error` of each decode step, where there are steps
     divergence: Mapping[str, Any] | None = None  # where the engine, free to choose, left PyTorch's tokens
-    spot: Spot | None = None  # where a case of many runs failed first
+    spot: Spot | None = None  # where it failed first, if that is known
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -157,6 +159,7 @@ class Comparison(Outcome):
     artifact: str
     backend: str
     case: str
+    is_padded: bool = False  # as the case's own
 
     @classmethod
     def from_error(cls, artifact: str, backend: str, case: str, why: Exception) -> Comparison:

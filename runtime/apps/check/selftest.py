@@ -10,17 +10,15 @@ from typing import TYPE_CHECKING, Any, TypeAlias
 
 from ...backends.backend import LoadRequest
 from ...bundle.bundle import Bundle
-from ...bundle.manifest import Artifact, Manifest
+from ...bundle.manifest import Artifact
 from ...errors import BundleError
 from ...load import find_class
 
 # Imported when they are needed, so that `import planforge.runtime` stays quick.
 if TYPE_CHECKING:
-    from ...encode.text_encoder import TextEncoder
-    from ...generate.text_generator import TextGenerator
-    from ...translate.translator import Translator
-    from .cases import Case, Skipped
+    from .cases import Skipped
     from .files import Arrays
+    from .judge import Compare
     from .metrics import Comparison
 
 Limits: TypeAlias = Mapping[str, Mapping[str, float]]  # of each metric, by precision
@@ -72,7 +70,7 @@ class Subject:
     """A graph that was opened, the cases to compare it in, and the golden data that it skips."""
 
     artifact: Artifact
-    cases: Mapping[str, Case]
+    cases: Mapping[str, Compare]
     skipped: Sequence[Skipped]
 
 
@@ -103,6 +101,7 @@ def selftest(
         BackendError: the engine does not load a graph, or fails while running.
     """
     from .files import name_damage
+    from .tasks import TASKS
     from .texts import compare_texts
 
     started = time.perf_counter()
@@ -122,7 +121,7 @@ def selftest(
         for subject in subjects:
             comparisons += compare_cases(subject, model.backend, progress)
         # Of a graph that failed its own cases say more.
-        compare_answers = ANSWERS.get(opened.manifest.task)
+        compare_answers = TASKS[opened.manifest.task].compare_texts
         if compare_answers is not None and all(comparison.passed for comparison in comparisons):
             progress("texts to texts")
             texts += compare_answers(model, opened.manifest, arrays, limits)
@@ -138,8 +137,21 @@ def selftest(
 
 def prepare_subjects(model: Any, bundle: Bundle, arrays: Arrays, limits: Limits) -> list[Subject]:
     """Prepare the cases of every graph that an open model runs."""
+    from .case import from_arrays
+    from .judge import list_comparisons
+    from .tasks import TASKS
+
+    engine = TASKS[bundle.manifest.task].open(model)
     try:
-        return SUBJECTS[bundle.manifest.task](model, arrays, limits)
+        case_set = from_arrays(arrays)
+        return [
+            Subject(
+                artifact,
+                list_comparisons(engine, case_set, artifact, limits[artifact.precision]),
+                case_set.list_skipped(artifact, engine.encoding),
+            )
+            for artifact in engine.artifacts
+        ]
     except KeyError as error:
         raise make_outdated_error(bundle, error) from error
 
@@ -177,75 +189,3 @@ def make_outdated_error(bundle: Bundle, missing: KeyError) -> BundleError:
     return BundleError(
         f"the golden data of {bundle.folder} is that of another PlanForge, without {missing}; export it again"
     )
-
-
-def prepare_generator(model: TextGenerator, arrays: Arrays, limits: Limits) -> list[Subject]:
-    """Prepare a decoder's cases: prompts through its cache, greedy text, a full context, real text."""
-    from .case import from_arrays
-    from .decoder import list_decoder_comparisons
-
-    case_set = from_arrays(arrays)
-    artifact = model.decoder.artifact
-    cases = list_decoder_comparisons(model.decoder, case_set, limits[artifact.precision], model.tokenizer)
-    return [Subject(artifact, cases, case_set.list_skipped(artifact))]
-
-
-def prepare_encoder(model: TextEncoder, arrays: Arrays, limits: Limits) -> list[Subject]:
-    """Prepare an encoder's cases: every output, alone and in a padded batch."""
-    from .case import from_arrays
-    from .encoder import list_encoder_comparisons
-
-    case_set = from_arrays(arrays)
-    artifact = model.encoder.artifact
-    cases = list_encoder_comparisons(model.encoder, case_set, limits[artifact.precision])
-    return [Subject(artifact, cases, case_set.list_skipped(artifact))]
-
-
-def prepare_translator(model: Translator, arrays: Arrays, limits: Limits) -> list[Subject]:
-    """Prepare the cases of what the encoder writes, and of the decoder: one by one, greedy and with beams.
-
-    Beams that golden data does not know are scored by the engine's own steps, which are compared with it too.
-    """
-    from .case import from_arrays
-    from .translator import Engine, list_translator_comparisons
-
-    engine = Engine(model.encoder, model.decoder, (model.source_tokenizer, model.target_tokenizer))
-    case_set = from_arrays(arrays)
-
-    def prepare(artifact: Artifact) -> Subject:
-        own = limits[artifact.precision]
-        cases = list_translator_comparisons(engine, case_set, artifact, own, engine)
-        return Subject(artifact, cases, case_set.list_skipped(artifact, engine.encoding))
-
-    return [prepare(engine.encoder.artifact), prepare(engine.decoder.artifact)]
-
-
-SUBJECTS: dict[str, Callable[[Any, Arrays, Limits], list[Subject]]] = {
-    "text-generation": prepare_generator,
-    "text-encoding": prepare_encoder,
-    "translation": prepare_translator,
-}
-
-
-def compare_generator(
-    model: TextGenerator, manifest: Manifest, arrays: Arrays, limits: Limits
-) -> list[Comparison]:
-    """Let a language model continue texts."""
-    from . import answers
-
-    return answers.compare_generator(model, manifest, arrays, limits)
-
-
-def compare_translator(
-    model: Translator, manifest: Manifest, arrays: Arrays, limits: Limits
-) -> list[Comparison]:
-    """Let an encoder-decoder translate texts."""
-    from . import answers
-
-    return answers.compare_translator(model, manifest, arrays, limits)
-
-
-ANSWERS: dict[str, Callable[[Any, Manifest, Arrays, Limits], list[Comparison]]] = {
-    "text-generation": compare_generator,
-    "translation": compare_translator,
-}

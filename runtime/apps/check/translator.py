@@ -6,9 +6,8 @@ L layers, H heads, D head size, S source tokens, P chosen positions, V vocabular
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
-from itertools import chain
 from typing import Protocol
 
 import numpy as np
@@ -18,12 +17,11 @@ from ...decoding.beam import BeamSearch, Hypothesis, Search
 from ...decoding.constraints import Constraints
 from ...decoding.decoder import Decoder
 from ...decoding.sampling import compute_logprobs
-from ...text.tokenizer import Tokenizer
 from ...translate.source_encoder import SourceEncoder
-from .case import Case, CaseSet, Encoding, Known
+from .case import Case, CaseSet, Encoding, Known, Spot, Text
 from .cases import find_room
-from .decoder import compare_greedy, run
-from .judge import Numbered, Seen, judge, list_comparisons
+from .decoder import Tokenizers, compare_greedy, run
+from .judge import Limits, Seen, compare_known
 from .metrics import DrawMetrics, Logits, Outcome, ScoreMetrics, judge_outcome
 
 SEARCH = "search."  # how the names of what is measured along a beam search begin
@@ -52,12 +50,17 @@ class Model(Protocol):
 
 
 @dataclass(frozen=True)
-class Engine:
-    """An encoder, and a decoder that reads what it writes."""
+class TranslatorEngine:
+    """An encoder, and a decoder that reads what it writes, in the runtime's own loops."""
 
     encoder: SourceEncoder
     decoder: Decoder
-    tokenizers: tuple[Tokenizer, Tokenizer]  # of sources and of targets
+    open_tokenizers: Callable[[], Tokenizers]
+    model: Model | None = None  # scores the targets that a search finds, if PyTorch is there
+
+    @property
+    def artifacts(self) -> tuple[Artifact, Artifact]:
+        return self.encoder.artifact, self.decoder.artifact
 
     @property
     def encoding(self) -> Encoding:
@@ -73,38 +76,28 @@ class Engine:
     def follow(self, case_set: CaseSet, case: Case) -> None:
         """Return nothing: PyTorch is not there."""
 
+    def run(self, case_set: CaseSet, case: Case) -> Iterator[Seen]:
+        if case.graph == self.encoder.artifact.graph:
+            return read_sources(self.encoder, case_set, case)
+        if case.runner == "attention":
+            return read_attention(self, case_set, case)
+        return run(self.decoder, case_set, case, self.encoder)
+
+    def compare(self, case_set: CaseSet, cases: Sequence[Case], limits: Limits) -> Outcome:
+        runner = cases[0].runner
+        if runner == "greedy":
+            tokenizers = self.open_tokenizers()
+            return compare_greedy(self.decoder, case_set, cases, limits, tokenizers, self.encoder)
+        if runner == "beams":
+            return compare_beams(self, case_set, cases, limits, self.model or self)
+        return compare_known(self.run, case_set, cases, limits)
+
     def close(self) -> None:
         self.encoder.close()
         self.decoder.close()
 
 
-def list_translator_comparisons(
-    engine: Engine, case_set: CaseSet, artifact: Artifact, limits: Mapping[str, float], model: Model
-) -> dict[str, Callable[[], Outcome]]:
-    """Return what compares one of the two graphs with PyTorch, by name."""
-
-    def compare(cases: Sequence[Numbered]) -> Outcome:
-        runner = cases[0][1].runner
-        if runner == "greedy":
-            return compare_greedy(engine.decoder, case_set, cases, limits, engine.tokenizers, engine.encoder)
-        if runner == "beams":
-            return compare_beams(engine, case_set, cases, limits, model)
-        seen = chain.from_iterable(run_case(engine, case_set, *case) for case in cases)
-        return judge(seen, case_set, cases[0][1].measures, limits)
-
-    return list_comparisons(case_set, artifact, compare, engine.encoding)
-
-
-def run_case(engine: Engine, case_set: CaseSet, number: int, case: Case) -> Iterator[Seen]:
-    """Yield what one of the graphs gives at the wanted places of a case."""
-    if case.graph == "encoder":
-        return read_sources(engine.encoder, case_set, number, case)
-    if case.runner == "attention":
-        return read_attention(engine, case_set, number, case)
-    return run(engine.decoder, case_set, number, case, engine.encoder)
-
-
-def read_sources(encoder: SourceEncoder, case_set: CaseSet, number: int, case: Case) -> Iterator[Seen]:
+def read_sources(encoder: SourceEncoder, case_set: CaseSet, case: Case) -> Iterator[Seen]:
     """Yield what the decoder would read of sources, as one padded batch: (P, 2 * L, H * D)."""
     context = encoder.encode([case_set.texts[row.text].tokens for row in case.rows])
     tensors = [context.buffers[read.name].numpy() for _, read in encoder.reads]  # each (B, H, S, D)
@@ -114,10 +107,10 @@ def read_sources(encoder: SourceEncoder, case_set: CaseSet, number: int, case: C
             continue
         flat = [t[row][:, known.positions].swapaxes(0, 1).reshape(len(known.positions), -1) for t in tensors]
         values = np.stack(flat, axis=1).astype(np.float32)
-        yield Seen(number, 0, row, one.text, {"cross": Known(known.positions, values)})
+        yield Seen(one.text, {"cross": Known(known.positions, values)}, Spot(case, 0, row))
 
 
-def read_attention(engine: Engine, case_set: CaseSet, number: int, case: Case) -> Iterator[Seen]:
+def read_attention(engine: TranslatorEngine, case_set: CaseSet, case: Case) -> Iterator[Seen]:
     """Yield what each known token attends to, (P, L, H, S), in rows that share a source."""
     names = [s.name for s in engine.decoder.artifact.outputs if s.role.startswith("cross_attention.")]
     text = case_set.texts[case.rows[0].text]
@@ -132,7 +125,7 @@ def read_attention(engine: Engine, case_set: CaseSet, number: int, case: Case) -
         if known is None:
             continue
         values = np.moveaxis(every[row][:, :, known.positions], 2, 0)
-        yield Seen(number, 0, row, one.text, {"attention": Known(known.positions, values)})
+        yield Seen(one.text, {"attention": Known(known.positions, values)}, Spot(case, 0, row))
 
 
 def make_search(case_set: CaseSet) -> Search:
@@ -149,7 +142,7 @@ def make_search(case_set: CaseSet) -> Search:
 
 
 def search_beams(
-    engine: Engine, case_set: CaseSet, case: Case, follower: Follower | None = None
+    engine: TranslatorEngine, case_set: CaseSet, case: Case, follower: Follower | None = None
 ) -> list[list[Hypothesis]]:
     """Return the best targets of each source, with a follower beside the engine, if there is one."""
     search = make_search(case_set)
@@ -169,11 +162,23 @@ def search_beams(
     return beams.list_hypotheses()
 
 
+def find_targets(engine: TranslatorEngine, case_set: CaseSet) -> list[Text]:
+    """Return the targets that an engine's own searches of a set's sources find."""
+    found: list[Text] = []
+    artifact = engine.decoder.artifact
+    searches = [case for case in case_set.cases if case.runner == "beams"]
+    for case in (part for one in searches for part in case_set.fit(one, artifact, engine.encoding)):
+        for row, targets in zip(case.rows, search_beams(engine, case_set, case), strict=True):
+            text = case_set.texts[row.text]
+            found += [replace(text, tokens=(text.tokens[0], *one.token_ids)) for one in targets]
+    return found
+
+
 def compare_beams(
-    engine: Engine,
+    engine: TranslatorEngine,
     case_set: CaseSet,
-    cases: Sequence[Numbered],
-    limits: Mapping[str, float],
+    cases: Sequence[Case],
+    limits: Limits,
     model: Model,
 ) -> Outcome:
     """Return the outcome of beams over a padded batch: the scores are those that the model gives the targets.
@@ -187,7 +192,7 @@ def compare_beams(
     errors: list[float] = []
     along: list[float] = []
     follower = None
-    for _, case in cases:
+    for case in cases:
         follower = model.follow(case_set, case)
         found = search_beams(engine, case_set, case, follower)
         for row, hypotheses in zip(case.rows, found, strict=True):

@@ -22,7 +22,7 @@ from torch import Tensor, nn
 from planforge.exporter import export, exporting
 from planforge.exporter.calibration.calibration import Calibration, calibrate
 from planforge.exporter.checkpoints.source import DEMOS
-from planforge.exporter.reference.open import make_reference
+from planforge.exporter.tasks.pytorch_decoder import open_reference
 from planforge.models import Llama, load_model
 from planforge.runtime.backends.ort_backend import OrtBuffer, OrtCpuBackend
 from planforge.runtime.bundle.bundle import Bundle
@@ -125,10 +125,10 @@ def test_quantized_weights_and_rows_are_those_of_pytorch(exported: Exported, pre
     rounding = exported.calibration.make_rounding(precision)
     assert rounding is not None
     artifact = exported.bundle.manifest.artifact(f"decoder.ort.{precision}")
-    reference = make_reference(model, rounding)
+    reference = open_reference(model, rounding)
     with rounding.apply(model), rounded_rows(model, artifact.quantization["block_size"]):
         want = np.concatenate([reference.compute_logits(row, slice(None)) for row in ROWS])
-    exact = np.concatenate([make_reference(model).compute_logits(row, slice(None)) for row in ROWS])
+    exact = np.concatenate([open_reference(model).compute_logits(row, slice(None)) for row in ROWS])
     with exported.start(precision) as run:
         ids, valid = pad(ROWS, "right")
         found = run.step(ids, valid, np.flatnonzero(valid).tolist())

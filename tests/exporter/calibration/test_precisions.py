@@ -25,8 +25,8 @@ from planforge.exporter.limits import CAPS, Gaps
 from planforge.exporter.options import list_usual_precisions
 from planforge.exporter.passes.quantize import QuantizedWeights, quantize
 from planforge.exporter.precisions import PRECISIONS, resolve_precisions
-from planforge.exporter.reference.model import load_our_model, rest
-from planforge.exporter.reference.rounding import Rounding
+from planforge.exporter.reference_model import load_our_model, rest
+from planforge.exporter.tasks.rounding import Rounding
 from planforge.runtime.apps.check.metrics import Metrics, TextMetrics
 from planforge.runtime.bundle.bundle import Bundle
 from planforge.runtime.errors import InputError

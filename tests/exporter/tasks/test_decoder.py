@@ -15,18 +15,20 @@ import transformers
 from planforge.exporter.calibration.prompts import read_prompts
 from planforge.exporter.checkpoints.source import DEMOS
 from planforge.exporter.levels import STANDARD, Level
-from planforge.exporter.reference.model import load_our_model
+from planforge.exporter.reference_model import load_our_model
 from planforge.exporter.tasks.decoder import choose
-from planforge.exporter.tasks.decoder_answers import answer, thin_for_file
 from planforge.exporter.tasks.passages import open_plain_tokenizer
+from planforge.exporter.tasks.registry import TASKS
 from planforge.runtime.apps.check.case import CaseSet, Known, from_arrays, to_arrays
-from planforge.runtime.apps.check.decoder import list_decoder_comparisons
+from planforge.runtime.apps.check.decoder import DecoderEngine
+from planforge.runtime.apps.check.judge import list_comparisons
 from planforge.runtime.apps.check.metrics import Outcome
 from planforge.runtime.backends.ort_backend import OrtCpuBackend
 from planforge.runtime.bundle.bundle import Bundle
 from planforge.runtime.bundle.manifest import Artifact, Axis, TensorSpec
 from planforge.runtime.decoding.decoder import Decoder
 
+TASK = TASKS["text-generation"]
 FOLDER = DEMOS / "gpt2-demo"
 ANY = dict.fromkeys(
     ("max_error", "mean_kl", "drawn.max_error", "text_kl", "top1_changes", "perplexity_change"), 1e9
@@ -45,7 +47,7 @@ def model(bundle: Bundle) -> Any:
 
 
 def make_set(model: Any, bundle: Bundle, level: Level) -> CaseSet:
-    return answer(model, bundle, choose(model, bundle, read_prompts(None, FOLDER)[:6], level=level))
+    return TASK.answer(model, bundle, choose(model, bundle, read_prompts(None, FOLDER)[:6], level=level))
 
 
 @pytest.fixture(scope="module")
@@ -56,7 +58,8 @@ def case_set(model: Any, bundle: Bundle) -> CaseSet:
 def compare(bundle: Bundle, artifact: Artifact, case_set: CaseSet, limits: Any = ANY) -> dict[str, Outcome]:
     decoder = Decoder(OrtCpuBackend().open(bundle, artifact), artifact)
     try:
-        found = list_decoder_comparisons(decoder, case_set, limits, open_plain_tokenizer(bundle))
+        engine = DecoderEngine(decoder, lambda: (open_plain_tokenizer(bundle),) * 2)
+        found = list_comparisons(engine, case_set, artifact, limits)
         return {name: run() for name, run in found.items()}
     finally:
         decoder.close()
@@ -86,9 +89,7 @@ def test_answers_are_the_logits_of_transformers(case_set: CaseSet) -> None:
 
 
 def test_a_wrong_number_at_one_place_is_found_there(bundle: Bundle, case_set: CaseSet) -> None:
-    number, case = next(
-        (i, c) for i, c in enumerate(case_set.cases) if len(c.rows) == 3 and not c.shares_past
-    )
+    case = next(c for c in case_set.cases if len(c.rows) == 3 and not c.shares_past)
     step, row = len(case.rows[1].ends) - 1, 1
     text, end = case.rows[row].text, case.rows[row].ends[step]
     known = case_set.answers["columns"][text]
@@ -98,8 +99,8 @@ def test_a_wrong_number_at_one_place_is_found_there(bundle: Bundle, case_set: Ca
     damaged = dataclasses.replace(case_set, answers={**case_set.answers, "columns": wrong}, cases=(case,))
     artifact = next(list_graphs(bundle))
     (outcome,) = compare(bundle, artifact, damaged, LIMITS).values()
-    assert outcome.spot == (0, step, row)
-    assert f"in row {row} of a batch of 3" in outcome.failures[0], number
+    assert outcome.spot == (case, step, row)
+    assert f"in row {row} of a batch of 3" in outcome.failures[0]
     assert not any(each.failures for each in compare(bundle, artifact, case_set, LIMITS).values())
 
 
@@ -113,7 +114,7 @@ def test_arrays_keep_a_set_whole(case_set: CaseSet) -> None:
 
 
 def test_a_thinned_set_runs_at_the_places_that_are_left(bundle: Bundle, case_set: CaseSet) -> None:
-    thinned = thin_for_file(case_set)
+    thinned = TASK.thin_for_file(case_set)
     artifact = next(list_graphs(bundle))
     found = compare(bundle, artifact, thinned, LIMITS)
     assert found.keys() == compare(bundle, artifact, case_set, LIMITS).keys()

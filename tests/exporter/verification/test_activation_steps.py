@@ -15,10 +15,10 @@ from planforge.exporter import export
 from planforge.exporter.calibration.calibration import Calibration
 from planforge.exporter.calibration.prompts import read_prompts
 from planforge.exporter.calibration.repeat import read_calibration, repeat_calibration
-from planforge.exporter.comparison.tasks import examine_model
 from planforge.exporter.levels import QUICK
 from planforge.exporter.passes.store_rows import UNSMOOTHING
-from planforge.exporter.reference.model import load_our_model
+from planforge.exporter.reference_model import load_our_model
+from planforge.exporter.tasks.verifier import open_verifier
 from planforge.exporter.verification.structure import compare_structure
 from planforge.runtime.bundle.bundle import Bundle
 
@@ -45,9 +45,9 @@ def repeat(bundle: Path, checkpoint: Path) -> tuple[Calibration, Calibration]:
     """What a bundle's graph was calibrated to, as it says and computed again."""
     opened = Bundle.open(bundle)
     model = load_our_model(checkpoint, opened.manifest.max_length)
-    examiner = examine_model(opened, model, read_prompts(None, checkpoint), level=QUICK)
+    verifier = open_verifier(opened, model, read_prompts(None, checkpoint), level=QUICK)
     calibration = read_calibration(opened, model)
-    return calibration, repeat_calibration(examiner, model, calibration)
+    return calibration, repeat_calibration(verifier, model, calibration)
 
 
 def smooth_otherwise(model: ir.Model) -> None:

@@ -144,7 +144,7 @@ def test_each_channel_is_held_to_its_own_scale(ground: Ground, name: str) -> Non
     plant, told = CHANNELS[name]
     with ground.damaged(ARTIFACT, Fault(name, plant, "", ())) as bundle:
         damaged = read_calibration(bundle, ground.model)
-        again = repeat_calibration(ground.examiner, ground.model, damaged)
+        again = repeat_calibration(ground.verifier, ground.model, damaged)
         read = compare_structure(
             bundle, bundle.manifest.artifact(ARTIFACT), None, again.cache_scales, same_texts=bool(again.texts)
         )
@@ -158,7 +158,7 @@ def test_the_scales_are_computed_again_from_the_texts_of_the_export_alone(ground
     """Of other texts a graph's scales may differ, and stay what PyTorch rounds with."""
     manifest = ground.bundle.manifest
     recorded = {artifact.quantization.get("texts") for artifact in manifest.artifacts} - {None}
-    assert recorded == {hash_texts(ground.examiner)}
+    assert recorded == {hash_texts(ground.verifier)}
 
     def repeat(texts: str | None, scales: dict[str, Any]) -> Calibration:
         artifacts = [
@@ -166,8 +166,8 @@ def test_the_scales_are_computed_again_from_the_texts_of_the_export_alone(ground
             for a in manifest.artifacts
         ]
         bundle = Bundle(ground.bundle.folder, dataclasses.replace(manifest, artifacts=tuple(artifacts)))
-        examiner = dataclasses.replace(ground.examiner, bundle=bundle)
-        return repeat_calibration(examiner, ground.model, Calibration(cache_scales=scales))
+        verifier = dataclasses.replace(ground.verifier, bundle=bundle)
+        return repeat_calibration(verifier, ground.model, Calibration(cache_scales=scales))
 
     scales = dict(ground.calibration.cache_scales)
     assert repeat(None, scales).texts  # an older bundle does not tell, and its scales do

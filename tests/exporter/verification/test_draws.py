@@ -12,8 +12,7 @@ import pytest
 
 from planforge.exporter import export
 from planforge.exporter.levels import FULL, STANDARD
-from planforge.exporter.reference import draw
-from planforge.exporter.tasks import decoder
+from planforge.exporter.tasks import decoder, random_cases
 from planforge.exporter.verification.golden_answers import answer_again, compare_arrays
 from planforge.runtime.apps.check.selftest import selftest
 
@@ -94,7 +93,7 @@ def large(demo_bundle: Path, tmp_path_factory: pytest.TempPathFactory) -> Ground
 def test_a_model_whose_budget_allows_few_positions_is_held_to_all_of_the_context(
     large: Ground, table: list[Row]
 ) -> None:
-    expected = large.examiner.expected
+    expected = large.verifier.expected
     assert max(len(expected.texts[number].tokens) for number in expected.list_texts("columns")) == 64
     artifact = "decoder.inplace.fp32"
     with large.damaged(artifact, Fault("rare", late_slot, "", ())) as bundle:
@@ -107,11 +106,11 @@ def test_a_model_whose_budget_allows_few_positions_is_held_to_all_of_the_context
 
 def test_golden_answers_behind_repeated_pasts_are_asked_again(large: Ground) -> None:
     """A damaged one is told; so is one that is gone, and a past that the context has no room for."""
-    arrays = large.examiner.collect_golden()
-    expected = large.examiner.expected
+    arrays = large.verifier.collect_golden()
+    expected = large.verifier.expected
     number = next(n for n in expected.list_texts("columns") if expected.texts[n].repeats > 1)
     name = f"columns.{number}.values"
-    asked_otherwise = large.examiner.thin(1)
+    asked_otherwise = large.verifier.thin(1)
 
     def list_faults(changed: Mapping[str, Any]) -> list[str]:
         golden = {key: array for key, array in {**arrays, **changed}.items() if array is not None}
@@ -134,9 +133,9 @@ def test_pasts_of_every_size_of_batch_are_in_all_quarters_of_the_context(repeats
     quarters: dict[int, set[int]] = {}
     residues = set()
     for seed in range(40):
-        drawing = draw.Drawing((1,), context, 8, seed, parts=2, level=FULL)
+        drawing = random_cases.Drawing((1,), context, 8, seed, parts=2, level=FULL)
         random = np.random.default_rng(seed)
-        for batch in draw.draw_far_batches(random, list(range(1, 9)), 256, drawing, repeats):
+        for batch in random_cases.draw_far_batches(random, list(range(1, 9)), 256, drawing, repeats):
             size = len(batch.texts)
             pasts = [batch.count_past(0, row) for row in range(size)]
             if size > 1 and batch.repeats >= repeats:

@@ -13,9 +13,9 @@ import onnx_ir as ir
 import pytest
 
 from planforge.exporter import export, fit_head, verify
-from planforge.exporter.comparison.explanations import Case, JudgedGraphs
-from planforge.exporter.comparison.kept_explanations import keep_cases, read_cases
 from planforge.exporter.errors import VerificationError
+from planforge.exporter.tasks.explanation import Case, JudgedGraphs
+from planforge.exporter.tasks.kept_explanations import keep_cases, read_cases
 from planforge.exporter.verification.deep import CASE as DEEP
 from planforge.runtime.bundle.bundle import Bundle
 from planforge.runtime.errors import InputError

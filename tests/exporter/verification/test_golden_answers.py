@@ -15,10 +15,10 @@ import pytest
 from planforge.exporter import verify
 from planforge.exporter.calibration.prompts import read_prompts
 from planforge.exporter.checkpoints.source import DEMOS
-from planforge.exporter.comparison.tasks import AnyExaminer, examine_model
 from planforge.exporter.levels import QUICK, STANDARD, Level
 from planforge.exporter.limits import CAPS
-from planforge.exporter.reference.model import load_our_model
+from planforge.exporter.reference_model import load_our_model
+from planforge.exporter.tasks.verifier import Verifier, open_verifier
 from planforge.exporter.verification.golden_answers import (
     GONE,
     answer_again,
@@ -37,7 +37,7 @@ from ...helpers.plans import with_manifest
 from ...helpers.selftest import mend
 
 if TYPE_CHECKING:
-    from planforge.exporter.reference.model import ReferenceModel
+    from planforge.exporter.reference_model import ReferenceModel
 
 Change = Callable[[dict[str, Any], dict[str, dict[str, float]]], None]
 Find = Callable[[str], tuple[Path, Path]]
@@ -61,10 +61,10 @@ def find(request: pytest.FixtureRequest) -> Find:
 
 def examine(
     bundle: Path, checkpoint: Path, level: Level, texts: list[str]
-) -> tuple[AnyExaminer, ReferenceModel]:
+) -> tuple[Verifier, ReferenceModel]:
     opened = Bundle.open(bundle)
     model = load_our_model(checkpoint, opened.manifest.max_length)
-    return examine_model(opened, model, texts, level=level), model
+    return open_verifier(opened, model, texts, level=level), model
 
 
 def change_golden(bundle: Path, change: Change) -> Path:
@@ -140,19 +140,19 @@ def test_pytorch_is_asked_again_where_a_run_has_asked_something_else(find: Find,
     """Golden data of another level, or other texts; of a sound bundle it is what PyTorch says now too."""
     bundle, checkpoint = find(name)
     few = [text[:60] for text in read_prompts(None, checkpoint)[:3]]
-    examiner, model = examine(bundle, checkpoint, QUICK, few)
-    file = find_golden(examiner.bundle)
+    verifier, model = examine(bundle, checkpoint, QUICK, few)
+    file = find_golden(verifier.bundle)
     assert file is not None
     arrays, _ = read_golden(file)
     if name != "gpt2":
-        examiner = dataclasses.replace(examiner, level=STANDARD)
-    meant = answer_again(examiner, arrays, model)
+        verifier = dataclasses.replace(verifier, level=STANDARD)
+    meant = answer_again(verifier, arrays, model)
     if name == "gpt2":
         prompts = from_arrays(arrays).answers["margin"]
         assert {f"margin.{number}.values" for number in prompts} < set(meant) < set(arrays)
     else:
         assert set(meant) == set(arrays) - {"plan"}
-    own = examiner.collect_golden()
+    own = verifier.collect_golden()
     assert not all(name in own and np.array_equal(own[name], array) for name, array in meant.items())
     assert list(compare_arrays(arrays, meant, 1e-3)) == []
     damaged = dict(arrays)
@@ -162,7 +162,7 @@ def test_pytorch_is_asked_again_where_a_run_has_asked_something_else(find: Find,
         tokens = arrays["text.0"].copy()
         tokens[-1] = (tokens[-1] + 1) % 2048
         damaged = arrays | {"text.0": tokens}
-        faults = list(compare_arrays(damaged, answer_again(examiner, damaged, model), 1e-3))
+        faults = list(compare_arrays(damaged, answer_again(verifier, damaged, model), 1e-3))
         assert faults == ["text.0 holds other tokens or places than PyTorch's answers"]
 
 
@@ -194,15 +194,15 @@ def test_limits_of_golden_data_may_reach_their_caps_at_the_level_quick(limit: fl
 def test_fp32_limits_that_only_float64_explains_are_no_fault(find: Find, tmp_path: Path) -> None:
     """An export may have needed them, and this run not: then PyTorch in float64 is asked."""
     bundle, checkpoint = find("classifier")
-    examiner, model = examine(bundle, checkpoint, QUICK, read_prompts(None, checkpoint))
-    limits = {"fp32": {f"{name}": cap for name, cap in examiner.choose_limits("fp32", {}).items()}}
+    verifier, model = examine(bundle, checkpoint, QUICK, read_prompts(None, checkpoint))
+    limits = {"fp32": {f"{name}": cap for name, cap in verifier.choose_limits("fp32", {}).items()}}
     tight = {"fp32": {name: limit / 1e6 for name, limit in limits["fp32"].items()}}
-    file = find_golden(examiner.bundle)
+    file = find_golden(verifier.bundle)
     assert (
         file is not None
         and read_golden(file)[1]["fp32"]["last_hidden_state.max_error"] == CAPS["fp32"]["max_error"]
     )
-    found = compare_golden(examiner, model, tight, {}, lambda _: None)
+    found = compare_golden(verifier, model, tight, {}, lambda _: None)
     assert next(c for c in found if c.case == "limits").passed
     assert json.dumps([c.to_json() for c in found])
 
@@ -222,10 +222,10 @@ def test_golden_data_that_fits_nothing_is_one_line(
     change: dict[str, Any], find: Find, tmp_path: Path
 ) -> None:
     bundle, checkpoint = find("gpt2")
-    examiner, model = examine(bundle, checkpoint, QUICK, ["Wings lift the plane."])
+    verifier, model = examine(bundle, checkpoint, QUICK, ["Wings lift the plane."])
     damaged = Path(shutil.copytree(bundle, tmp_path / "damaged"))
     change_golden(damaged, lambda arrays, limits: arrays.update(change))
-    opened = dataclasses.replace(examiner, bundle=Bundle.open(damaged), level=STANDARD)
+    opened = dataclasses.replace(verifier, bundle=Bundle.open(damaged), level=STANDARD)
     found = compare_golden(opened, model, {}, {}, lambda _: None)
     fault = found[0].failures[0]
     assert fault.startswith("checks/golden-") and "\n" not in fault
@@ -238,14 +238,14 @@ def test_golden_data_that_is_too_large_keeps_fewer_places(
     find: Find, monkeypatch: pytest.MonkeyPatch, name: str
 ) -> None:
     bundle, checkpoint = find(name)
-    examiner, model = examine(bundle, checkpoint, QUICK, read_prompts(None, checkpoint)[:3])
-    usual = examiner.collect_golden()
+    verifier, model = examine(bundle, checkpoint, QUICK, read_prompts(None, checkpoint)[:3])
+    usual = verifier.collect_golden()
     size = files.count_bytes(usual.values())
     monkeypatch.setattr(files, "MOST_BYTES", size + files.LIMITS_BYTES - 1)
-    fewer = examiner.collect_golden()
+    fewer = verifier.collect_golden()
     assert usual.keys() == fewer.keys()
     assert files.count_bytes(fewer.values()) < size
-    assert list(compare_arrays(fewer, answer_again(examiner, fewer, model), 1e-3)) == []
+    assert list(compare_arrays(fewer, answer_again(verifier, fewer, model), 1e-3)) == []
 
 
 def test_golden_data_that_cannot_fit_is_refused_with_the_way_out(

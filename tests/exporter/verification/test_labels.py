@@ -15,7 +15,7 @@ from torch import Tensor
 
 from planforge.exporter import verify
 from planforge.exporter.commands.summary import describe_verdict
-from planforge.exporter.tasks.encoder_answers import list_real_texts
+from planforge.exporter.tasks.gaps import list_first_texts
 from planforge.exporter.verification.user_limits import check_limits, tighten_limits
 from planforge.runtime.apps.check.case import from_arrays
 from planforge.runtime.apps.check.files import find_golden, read_golden
@@ -95,7 +95,7 @@ def test_labels_that_flip_are_refused_and_counted(classifier: Path) -> None:
     file = find_golden(Bundle.open(classifier))
     assert file is not None
     case_set = from_arrays(read_golden(file)[0])
-    texts = list_real_texts(case_set)
+    texts = list_first_texts(case_set)
     logits = torch.from_numpy(np.stack([case_set.answers["logits"][text].values[0] for text in texts]))
     moved = logits + torch.from_numpy(shift)
     assert case.metrics["logits.label_flips"] == int((moved.argmax(-1) != logits.argmax(-1)).sum()) > 0

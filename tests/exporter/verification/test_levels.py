@@ -14,19 +14,23 @@ import torch
 
 from planforge.exporter import verify
 from planforge.exporter.calibration.prompts import read_prompts
-from planforge.exporter.comparison.tasks import examine_model
 from planforge.exporter.levels import CALIBRATION, FULL, LEVELS, STANDARD, parse_verify
-from planforge.exporter.reference.draw import count_alike, count_tokens
-from planforge.exporter.reference.open import make_reference
-from planforge.exporter.reference.rounding import Rounding
 from planforge.exporter.tasks.decoder import CONTEXT
-from planforge.exporter.tasks.decoder_answers import answer, choose_for_gap, compare_answers
+from planforge.exporter.tasks.decoder_answers import choose_for_gaps
+from planforge.exporter.tasks.gaps import compare_answers
 from planforge.exporter.tasks.passages import thin_passages
+from planforge.exporter.tasks.pytorch_decoder import open_reference
+from planforge.exporter.tasks.random_cases import count_alike, count_tokens
+from planforge.exporter.tasks.registry import TASKS
+from planforge.exporter.tasks.rounding import Rounding
+from planforge.exporter.tasks.verifier import open_verifier
 from planforge.exporter.verification.verify import find_recorded_source
 from planforge.models import load_model
 from planforge.models.language_model import LanguageModel
 from planforge.runtime.bundle.bundle import Bundle
 from planforge.runtime.errors import InputError
+
+TASK = TASKS["text-generation"]
 
 
 @pytest.mark.parametrize("weights", [10**6, 124 * 10**6, 10**9, 7 * 10**9])
@@ -86,15 +90,15 @@ def test_a_level_that_leaves_out_measures_less_of_fp16_and_judges_by_as_much(dem
     least = dataclasses.replace(
         STANDARD, draw_work=1.0, least_drawn=32, text_work=0.0, least_text=768, context_work=0.0
     )
-    examiner = examine_model(bundle, model, texts, level=least)
-    expected = examiner.expected
+    verifier = open_verifier(bundle, model, texts, level=least)
+    expected = verifier.expected
     rounding = Rounding(dtype=torch.float16)
-    gaps = examiner.measure_gaps(model, rounding)
+    gaps = verifier.measure_gaps(model, rounding)
     with rounding.apply(model):
-        rounded = answer(model, bundle, expected, rounding=rounding)
-    whole = compare_answers(expected, rounded)
+        rounded = TASK.answer(model, bundle, expected, rounding=rounding)
+    whole = compare_answers(TASK, expected, rounded)
     assert gaps["text"].rows < whole["text"].rows
-    alone = compare_answers(expected.restrict(expected.answers["margin"]), rounded)
+    alone = compare_answers(TASK, expected.restrict(expected.answers["margin"]), rounded)
     for metric in ("max_error", "mean_kl"):  # the ends of passages are judged beside the prompts
         assert getattr(gaps[""], metric) >= getattr(alone[""], metric)
     assert gaps[""].rows > alone[""].rows
@@ -102,8 +106,8 @@ def test_a_level_that_leaves_out_measures_less_of_fp16_and_judges_by_as_much(dem
     (number,) = (case.rows[0].text for case in expected.cases if case.name == CONTEXT)
     every = list(expected.texts)
     every[number] = dataclasses.replace(every[number], tokens=every[number].tokens * 3, past=0, repeats=1)
-    _, has_ends = choose_for_gap(dataclasses.replace(expected, texts=tuple(every)), rounding)
-    assert choose_for_gap(expected, rounding)[1] and not has_ends
+    _, ends = choose_for_gaps(dataclasses.replace(expected, texts=tuple(every)), rounding)
+    assert choose_for_gaps(expected, rounding)[1] and not ends
 
 
 def test_calibration_measures_the_same_without_a_verdict(demo_bundle: Path) -> None:
@@ -114,8 +118,8 @@ def test_calibration_measures_the_same_without_a_verdict(demo_bundle: Path) -> N
     assert isinstance(model, LanguageModel)
     texts = [text[:400] for text in read_prompts(None, source.folder)]
     small = [dataclasses.replace(level, text_work=0.0) for level in (STANDARD, CALIBRATION)]
-    usual, alone = (examine_model(bundle, model, texts, level=level) for level in small)
-    names = [{case.name for case in examiner.expected.cases} for examiner in (usual, alone)]
+    usual, alone = (open_verifier(bundle, model, texts, level=level) for level in small)
+    names = [{case.name for case in verifier.expected.cases} for verifier in (usual, alone)]
     assert {CONTEXT, "random batches, padded, seed 0"} <= names[0] and not {
         CONTEXT,
         "random batches, padded, seed 0",
@@ -134,7 +138,7 @@ def test_the_logits_of_some_tokens_are_those_of_all(demo_bundle: Path) -> None:
     assert isinstance(model, LanguageModel)
     head = model.lm_head.weight
     for rounding in (None, Rounding(dtype=torch.float16)):
-        reference = make_reference(model, rounding)
+        reference = open_reference(model, rounding)
         with contextlib.nullcontext() if rounding is None else rounding.apply(model):
             whole = reference.compute_logits([5, 7, 9, 4], slice(None))
             some = reference.compute_columns([5, 7, 9, 4], [3, 0, 8])

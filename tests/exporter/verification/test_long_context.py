@@ -12,10 +12,10 @@ import torch
 import transformers
 
 from planforge.exporter.checkpoints.source import find_demo
-from planforge.exporter.reference.draw import CONTEXT_ROWS
 from planforge.exporter.tasks.decoder import CONTEXT as FULL_CONTEXT
 from planforge.exporter.tasks.decoder import choose, fill_context
-from planforge.exporter.tasks.decoder_answers import answer, thin_for_file
+from planforge.exporter.tasks.random_cases import CONTEXT_ROWS
+from planforge.exporter.tasks.registry import TASKS
 from planforge.models import load_model
 from planforge.runtime import TextGenerator
 from planforge.runtime.apps.check.case import CaseSet, Known, Text, from_arrays, to_arrays
@@ -25,6 +25,7 @@ from planforge.runtime.bundle.bundle import Bundle
 from ...helpers.llamas import shallow_llama, write_dialects
 from ...helpers.plans import only
 
+TASK = TASKS["text-generation"]
 CONTEXT = 2500
 WINDOW = 100
 LIMIT = 1e-4  # on logits
@@ -46,7 +47,7 @@ def texts() -> list[str]:
 
 def ask(model: Any, folder: Path, texts: list[str]) -> CaseSet:
     bundle = Bundle.open(folder / "bundle")
-    return answer(model, bundle, choose(model, bundle, texts))
+    return TASK.answer(model, bundle, choose(model, bundle, texts))
 
 
 @pytest.fixture(scope="module")
@@ -91,10 +92,10 @@ def test_the_end_is_that_of_transformers(folder: Path, expected: CaseSet) -> Non
 @pytest.mark.parametrize("dialect", ["ort", "portable", "inplace"])
 def test_every_dialect_fills_its_cache(folder: Path, expected: CaseSet, dialect: str, tmp_path: Path) -> None:
     with TextGenerator.load(only(folder / "bundle", tmp_path / "only", f"decoder.{dialect}.fp32")) as model:
-        for case_set in (expected, from_arrays(to_arrays(thin_for_file(expected)))):
-            (number,) = (n for n, case in enumerate(case_set.cases) if case.name == FULL_CONTEXT)
+        for case_set in (expected, from_arrays(to_arrays(TASK.thin_for_file(expected)))):
+            (case,) = (case for case in case_set.cases if case.name == FULL_CONTEXT)
             _, known = find_context(case_set)
-            seen = list(run(model.decoder, case_set, number, case_set.cases[number]))
+            seen = list(run(model.decoder, case_set, case))
             got = np.concatenate([one.values["logits"].values for one in seen])
             assert len(known.values) > 1 and known.values.std() > 0.1
             np.testing.assert_allclose(got, known.values, rtol=0, atol=LIMIT)
@@ -102,9 +103,7 @@ def test_every_dialect_fills_its_cache(folder: Path, expected: CaseSet, dialect:
         past = context.tokens[: context.past][::-1]
         other = dataclasses.replace(context, tokens=(*past, *context.tokens[context.past :]))
         texts = tuple(other if text == context else text for text in expected.texts)
-        *_, last = run(
-            model.decoder, dataclasses.replace(expected, texts=texts), number, case_set.cases[number]
-        )
+        *_, last = run(model.decoder, dataclasses.replace(expected, texts=texts), case)
         assert np.abs(last.values["logits"].values[0] - known.values[-1]).max() > 10 * LIMIT
 
 

@@ -15,8 +15,8 @@ from planforge.exporter import VerificationReport, export, verify
 from planforge.exporter.calibration.prompts import read_prompts
 from planforge.exporter.calibration.repeat import read_calibration
 from planforge.exporter.checkpoints.source import find_demo
-from planforge.exporter.comparison.tasks import examine_model
 from planforge.exporter.limits import CAPS, TABLE, compute_limits, find_upper_bound
+from planforge.exporter.tasks.verifier import open_verifier
 from planforge.exporter.verification.losses import describe_rounding, is_lost_in_pytorch, tell_losses
 from planforge.models import load_model
 from planforge.runtime.apps.check.failures import Exceeded, OtherToken
@@ -114,10 +114,10 @@ def test_a_later_verification_has_the_limits_of_the_export_unless_weights_are_da
 
     source = lossy.parent / "bert"
     model = load_model(source)
-    examiner = examine_model(bundle, model, read_prompts(None, source))
+    verifier = open_verifier(bundle, model, read_prompts(None, source))
     rounding = read_calibration(bundle, model).make_rounding(precision)
     assert rounding is not None
-    nearest = examiner.choose_limits(precision, examiner.measure_gaps(model, rounding), dict(ANY_LOSS))
+    nearest = verifier.choose_limits(precision, verifier.measure_gaps(model, rounding), dict(ANY_LOSS))
     assert nearest["logits.max_error"] != pytest.approx(limits["logits.max_error"], rel=0.01)
 
     damaged = Path(shutil.copytree(lossy, tmp_path / "damaged"))

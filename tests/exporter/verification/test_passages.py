@@ -17,9 +17,10 @@ from hypothesis import strategies as st
 
 from planforge.exporter.limits import compute_limits
 from planforge.exporter.tasks.decoder import Builder, add_passages
-from planforge.exporter.tasks.decoder_answers import KEPT_LOGITS, thin_for_file
+from planforge.exporter.tasks.decoder_answers import KEPT_LOGITS
 from planforge.exporter.tasks.passages import MOST_PASSAGES, PASSAGE_TOKENS, cut_passages
-from planforge.runtime.apps.check.case import CaseSet, Known, from_arrays, to_arrays
+from planforge.exporter.tasks.registry import TASKS
+from planforge.runtime.apps.check.case import CaseSet, Known, Spot, from_arrays, to_arrays
 from planforge.runtime.apps.check.decoder import reduce, see
 from planforge.runtime.apps.check.files import read_golden, write_golden
 from planforge.runtime.apps.check.judge import measure_passages
@@ -51,10 +52,8 @@ def make_set(passages: list[tuple[int, ...]], logits: list[Array]) -> CaseSet:
 
 def measure_text(got: list[Array], case_set: CaseSet) -> TextMetrics:
     """What an engine's logits of each passage measure."""
-    cases = enumerate(zip(case_set.cases, got, strict=True))
-    return measure_passages(
-        [see(case_set, i, case, 0, 0, 0, logits) for i, (case, logits) in cases], case_set
-    )
+    cases = zip(case_set.cases, got, strict=True)
+    return measure_passages([see(case_set, Spot(case, 0, 0), 0, logits) for case, logits in cases], case_set)
 
 
 def by_hand() -> tuple[CaseSet, Array, Array]:
@@ -152,7 +151,7 @@ def test_golden_data_gives_the_same_verdict(
     passages, want, got = random_passages(seed, lengths, 20)
     whole = make_set(passages, want)
     path = tmp_path_factory.mktemp("golden") / "golden.npz"
-    write_golden(path, to_arrays(thin_for_file(whole)), {"int8": {"text_kl": 0.1}})
+    write_golden(path, to_arrays(TASKS["text-generation"].thin_for_file(whole)), {"int8": {"text_kl": 0.1}})
     arrays, limits = read_golden(path)
     again = from_arrays(arrays)
     assert limits == {"int8": {"text_kl": 0.1}}

@@ -16,8 +16,8 @@ from planforge.exporter import export
 from planforge.exporter.calibration.calibration import sample_rows
 from planforge.exporter.checkpoints.source import DEMOS
 from planforge.exporter.exporting import import_folder
-from planforge.exporter.reference.model import is_module
-from planforge.exporter.reference.open import make_reference
+from planforge.exporter.reference_model import is_module
+from planforge.exporter.tasks.pytorch_decoder import open_reference
 from planforge.exporter.verification.meant import read_meant
 from planforge.exporter.verification.quantized_weights import measure_losses
 from planforge.exporter.verification.reading import list_tensors_to_compare
@@ -71,7 +71,7 @@ def read_of_gpt2(model: Any, name: str) -> Any:
     """What the product of a weight reads of a text that calibrated nothing."""
     texts = (GPT2 / "prompts.txt").read_text(encoding="utf-8").splitlines()
     tokens = Tokenizer.from_file(GPT2 / "tokenizer.json").encode(texts[0][:LETTERS])
-    run = functools.partial(make_reference(model).compute_logits, tokens, slice(None))
+    run = functools.partial(open_reference(model).compute_logits, tokens, slice(None))
     rows = sample_rows(model, [name], run)
     return rows[name].numpy() if name in rows else None
 

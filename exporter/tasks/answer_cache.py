@@ -28,7 +28,7 @@ from ...runtime.backends.prepared import ABANDONED, check_room, describe_process
 from ...runtime.errors import InputError, PlanForgeError
 
 if TYPE_CHECKING:
-    from .model import ReferenceModel
+    from ..reference_model import ReferenceModel
 
 log = logging.getLogger("planforge")
 

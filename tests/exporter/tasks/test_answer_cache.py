@@ -17,11 +17,9 @@ from torch import nn
 
 from planforge.exporter import export, verify
 from planforge.exporter.checkpoints.source import Source
-from planforge.exporter.comparison.examiner import Examiner
-from planforge.exporter.comparison.tasks import examine_model
 from planforge.exporter.levels import FULL, QUICK, STANDARD
-from planforge.exporter.reference import kept_answers
-from planforge.exporter.reference.kept_answers import (
+from planforge.exporter.tasks import answer_cache
+from planforge.exporter.tasks.answer_cache import (
     KEPT,
     SETTING,
     compute_key,
@@ -30,6 +28,7 @@ from planforge.exporter.reference.kept_answers import (
     read_answers,
     read_limit,
 )
+from planforge.exporter.tasks.verifier import Verifier, open_verifier
 from planforge.exporter.verification.report import VerificationReport
 from planforge.exporter.verification.verify import find_recorded_source, load_model_to_compare
 from planforge.runtime.apps.check.case import to_arrays
@@ -90,12 +89,12 @@ class Asked:
         self.model = load_model_to_compare(self.bundle, self.source)
         self.hash = self.source.compute_sha256()
 
-    def ask(self, **changes: Any) -> Examiner[Any]:
+    def ask(self, **changes: Any) -> Verifier:
         usual: dict[str, Any] = {"texts": TEXTS, "seed": 0, "level": QUICK, "checkpoint": self.hash}
         with count_calls() as called:
-            examiner = examine_model(self.bundle, self.model, **usual | changes)
-        assert bool(called) != examiner.answers_kept
-        return examiner
+            verifier = open_verifier(self.bundle, self.model, **usual | changes)
+        assert bool(called) != verifier.answers_kept
+        return verifier
 
 
 def open_asked(folder: Path) -> Asked:
@@ -155,9 +154,9 @@ def test_another_version_is_asked_anew(classifier: Path, monkeypatch: pytest.Mon
     asked = open_asked(classifier)
     keys = [compute_key(asked.hash, asked.model, range(3))]
     keys.append(compute_key(asked.hash, asked.model, range(4)))
-    monkeypatch.setattr(kept_answers, "find_version", lambda package: "99")
+    monkeypatch.setattr(answer_cache, "find_version", lambda package: "99")
     keys.append(compute_key(asked.hash, asked.model, range(3)))
-    monkeypatch.setattr(kept_answers, "hash_code", lambda: "other code")
+    monkeypatch.setattr(answer_cache, "hash_code", lambda: "other code")
     keys.append(compute_key(asked.hash, asked.model, range(3)))
     assert len(set(keys)) == len(keys)
     with pytest.raises(TypeError, match="object in what PyTorch is asked"):
@@ -216,7 +215,7 @@ def test_a_damaged_file_is_no_answer(damage: str, folder: Path) -> None:
         "emptied": b"",
         "longer": content + b"more",
         "foreign": (folder / other).read_bytes(),
-        "older": content[kept_answers.DIGEST_BYTES :],
+        "older": content[answer_cache.DIGEST_BYTES :],
     }
     path.write_bytes(changed.get(damage, content))
     assert read_answers(key) is None

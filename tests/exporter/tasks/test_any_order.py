@@ -11,9 +11,9 @@ import torch
 
 from planforge.exporter.checkpoints.checkpoint import Checkpoint
 from planforge.exporter.checkpoints.source import resolve_source
-from planforge.exporter.comparison.explanations import Reference, compute, measure, widen
-from planforge.exporter.reference.model import load_our_model
-from planforge.exporter.reference.rounding import RoundInAnyOrder
+from planforge.exporter.reference_model import load_our_model
+from planforge.exporter.tasks.explanation import Reference, compute, measure, widen
+from planforge.exporter.tasks.rounding import RoundInAnyOrder
 from planforge.runtime.explain.objectives import LOGIT
 
 from ...helpers.models import edit_weights, tiny_bert, write_wordpiece

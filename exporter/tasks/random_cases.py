@@ -16,8 +16,7 @@ from ...runtime.apps.check.draws import Batch
 from ..levels import FULL, Level
 
 if TYPE_CHECKING:
-    from .decoder import Reference
-    from .model import ReferenceModel
+    from ..reference_model import ReferenceModel
 
 Random: TypeAlias = np.random.Generator
 
@@ -247,19 +246,6 @@ def describe_undrawn(weights: int, context: int, max_batch: int, level: Level) -
 def count_room(weights: int, longest: int, batches: int, level: Level) -> int:
     """Return how many tokens a drawn batch has, padding included, unless it is one with a past."""
     return max(longest // 2, int(level.prefill_work / weights / batches))
-
-
-def find_most_repeats(reference: Reference, longest: int, drawing: Drawing) -> int:
-    """Return how often a text's beginning is there to fill a context; 1 where the text itself has to.
-
-    That is so where it is long enough, and of a model that keys and values cannot be given, or that a window
-    shows what is no more there.
-    """
-    if longest >= drawing.context or longest <= 2 * TAIL or not reference.repeats:
-        return 1
-    if any(reference.model.config.windows):
-        return 1
-    return math.ceil(drawing.context / min(BEGINNING, longest - TAIL))
 
 
 def draw_far_batches(

@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 import torch
 
-from planforge.exporter.reference.rounding import round_to
+from planforge.exporter.tasks.rounding import round_to
 
 
 @pytest.mark.parametrize("beyond", [None, 65520.0, -1e6, np.inf, -np.inf, np.nan])

@@ -21,10 +21,10 @@ from ...runtime.bundle.export_again import name_checkpoint
 from ...runtime.bundle.manifest import Artifact
 from ...runtime.errors import BackendError
 from ..errors import VerificationError
-from .explanations import WHOLE_NUMBERS, Case, JudgedGraphs, choose_numbers, read_inside, run_cases
+from .explanation import WHOLE_NUMBERS, Case, JudgedGraphs, choose_numbers, read_inside, run_cases
 
 if TYPE_CHECKING:
-    from .examiner import Progress
+    from .base import Progress
 
 PREFIX = "checks/explain-"  # of the file's name
 KEPT_NUMBERS = 256  # of each result

@@ -18,7 +18,7 @@ from torch.utils.hooks import RemovableHandle
 from ...models.attention import PLAIN, AttentionKind
 from ..memory import Reclaimer
 from ..passes.int8_rows import RowProduct
-from .model import find_published
+from ..reference_model import find_published
 from .piecewise import PiecewiseCache
 
 Array = npt.NDArray[np.float32]

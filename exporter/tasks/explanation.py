@@ -27,7 +27,7 @@ from ..tracing.recipes import Recipe
 if TYPE_CHECKING:
     from torch import nn
 
-    from .examiner import Progress
+    from .base import Progress
 
 # Texts and tokens of each case: one alone, several of one length, and a single token.
 CASES = {"a text of 11 tokens": (1, 11), "three texts of 5 tokens": (3, 5), "one token": (1, 1)}
@@ -271,7 +271,7 @@ def widen(case: Case, model: nn.Module, recipe: Recipe) -> Case:
 
     PyTorch in fp32 is one sample of it, of this processor's order of adding; others are drawn.
     """
-    from ..reference.rounding import RoundInAnyOrder
+    from .rounding import RoundInAnyOrder
 
     exact_model = copy.deepcopy(model).double()
     exact = compute(exact_model, recipe, case.inputs)

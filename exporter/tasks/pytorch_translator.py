@@ -1,4 +1,4 @@
-"""An encoder-decoder's reference outputs in PyTorch, which every engine is compared with.
+"""An encoder-decoder's reference outputs: of our model in PyTorch, transformers', or optimum's graphs.
 
 S source tokens, T target tokens, V vocabulary, L layers, H heads, D head size, K beams
 """
@@ -15,22 +15,14 @@ from torch import Tensor
 
 from ...models import KeyValue, PaddedAttention, SourceAttention, Transformer
 from ...runtime.apps.check.metrics import Logits
+from ...runtime.backends.backend import Array
 from ...runtime.decoding.beam import BeamSearch, Hypothesis, Search
 from ...runtime.decoding.sampling import compute_logprobs
+from ..imported.plain_attention import CROSS, STATES
+from ..reference_model import OnnxGraphs
 
 if TYPE_CHECKING:
-    pass
-
-
-def make_reference(model: Any, start: int, gives_attention: bool = False) -> Reference:
-    """Return the reference for our own Transformer, for transformers' model, or for optimum's graphs."""
-    if isinstance(model, Transformer):
-        return Reference(model, start, gives_attention)
-    from .onnx_reference import OnnxGraphs, OnnxTranslator
-
-    if isinstance(model, OnnxGraphs):
-        return OnnxTranslator(model, start)
-    return HubReference(model, start)
+    from ..reference_model import ReferenceModel
 
 
 def compute_score(logits: Logits, target: Sequence[int]) -> float:
@@ -181,3 +173,35 @@ class HubReference(UncachedReference):
         start = torch.tensor([[self.start]])
         out = self.model(torch.tensor([list(source)]), decoder_input_ids=start, use_cache=True)
         return [(layer.keys, layer.values) for layer in out.past_key_values.cross_attention_cache.layers]
+
+
+class OnnxTranslator(UncachedReference):
+    """An encoder-decoder's graphs."""
+
+    def encode(self, source: Sequence[int]) -> Array:
+        ids = np.array([list(source)])
+        given = {"input_ids": ids, "attention_mask": np.ones_like(ids)}
+        found: Array = self.model.encoder.run(["last_hidden_state"], given)[0]
+        return found
+
+    def compute_logits(self, states: Array, targets: Sequence[Sequence[int]]) -> Logits:
+        return self.run_decoder(states, targets)["logits"]
+
+    def run_decoder(self, states: Array, targets: Sequence[Sequence[int]]) -> dict[str, Array]:
+        states = np.repeat(states, len(targets), axis=0)
+        mask = np.ones(states.shape[:2], np.int64)
+        given = {"input_ids": np.array(targets), STATES: states, "encoder_attention_mask": mask}
+        found: dict[str, Array] = self.model.run(given)
+        return found
+
+    def compute_keys_values(self, source: Sequence[int]) -> list[KeyValue]:
+        out = self.run_decoder(self.encode(source), [[self.start]])
+        tensors = [torch.from_numpy(array) for name, array in out.items() if CROSS.fullmatch(name)]
+        return list(zip(tensors[::2], tensors[1::2], strict=True))
+
+
+def open_reference(model: ReferenceModel, start: int, gives_attention: bool = False) -> Reference:
+    """Return what asks our own Transformer, transformers' model, or optimum's graphs."""
+    if isinstance(model, Transformer):
+        return Reference(model, start, gives_attention)
+    return OnnxTranslator(model, start) if isinstance(model, OnnxGraphs) else HubReference(model, start)

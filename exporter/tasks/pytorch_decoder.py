@@ -1,4 +1,4 @@
-"""A decoder's reference outputs in PyTorch, which every engine is compared with.
+"""A decoder's reference outputs: of our model in PyTorch, transformers', or the graphs that optimum wrote.
 
 T tokens of one prompt and its continuation, N rows, V vocabulary
 """
@@ -9,18 +9,23 @@ import inspect
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from functools import partial
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import torch
 from torch import nn
 
 from ...models import GrowingCache, KeyValue
+from ...models.language_model import LanguageModel
 from ...runtime.apps.check.metrics import Logits
 from ...runtime.decoding.decoder import pad
-from .draw import CONTEXT_ROWS
+from ..reference_model import OnnxGraphs
 from .piecewise import PiecewiseCache
+from .random_cases import CONTEXT_ROWS
 from .rounding import RoundedCache, Rounding
+
+if TYPE_CHECKING:
+    from ..reference_model import ReferenceModel
 
 LONG_CONTEXT = 2048  # tokens; of longer ones a part is read
 READ_TOKENS = 512
@@ -124,8 +129,8 @@ class Reference:
         return torch.cat(tokens, dim=1).tolist()
 
 
-class HubReference(Reference):
-    """A decoder of transformers."""
+class WholeReference(Reference):
+    """A decoder whose keys and values nobody gives it: sequences are read whole."""
 
     repeats = False
 
@@ -133,7 +138,20 @@ class HubReference(Reference):
         return context
 
     def compute_columns(self, tokens: Sequence[int], columns: Sequence[int]) -> Logits:
-        return compute_whole_columns(self, tokens, columns)
+        """Return what `Reference` does, in bounded memory: nobody sees the head."""
+        found: list[Logits] = []
+        done = 0
+        rows = 1  # until the size of the vocabulary is known
+        while done < len(tokens):
+            logits = self.compute_logits(tokens[: done + rows], slice(done, None))
+            found.append(logits[:, list(columns)])
+            done += len(logits)
+            rows = max(1, PIECE_BYTES // logits[0].nbytes)
+        return np.concatenate(found)
+
+
+class HubReference(WholeReference):
+    """A decoder of transformers."""
 
     @torch.no_grad()
     def compute_logits(self, tokens: Sequence[int], rows: slice | list[int]) -> Logits:
@@ -160,6 +178,30 @@ class HubReference(Reference):
         return continued
 
 
+class OnnxDecoder(WholeReference):
+    """A decoder's graph; sequences are computed at once and without a past."""
+
+    def compute_logits(self, tokens: Sequence[int], rows: slice | list[int]) -> Logits:
+        found: Logits = self.model.run({"input_ids": np.array([list(tokens)])})["logits"][0, rows]
+        return found
+
+    def continue_greedily(self, prompts: Sequence[Sequence[int]], steps: int) -> list[list[int]]:
+        rows = []
+        for prompt in prompts:
+            tokens = list(prompt)
+            for _ in range(steps):
+                tokens.append(int(self.compute_logits(tokens, [-1]).argmax()))
+            rows.append(tokens[len(prompt) :])
+        return rows
+
+
+def open_reference(model: ReferenceModel, rounding: Rounding | None = None) -> Reference:
+    """Return what asks a decoder; of a rounding it rounds keys and values alone."""
+    if isinstance(model, LanguageModel):
+        return Reference(model, rounding)
+    return OnnxDecoder(model) if isinstance(model, OnnxGraphs) else HubReference(model)
+
+
 @contextmanager
 def keep_columns(head: nn.Linear, columns: Sequence[int]) -> Iterator[None]:
     """Let a model's head compute the logits of these tokens alone; what hooks see of it stays the same."""
@@ -169,16 +211,3 @@ def keep_columns(head: nn.Linear, columns: Sequence[int]) -> Iterator[None]:
         yield
     finally:
         head.weight = whole
-
-
-def compute_whole_columns(reference: Reference, tokens: Sequence[int], columns: Sequence[int]) -> Logits:
-    """Return what `Reference.compute_columns` does, of a model whose head nobody sees, in bounded memory."""
-    found: list[Logits] = []
-    done = 0
-    rows = 1  # until the size of the vocabulary is known
-    while done < len(tokens):
-        logits = reference.compute_logits(tokens[: done + rows], slice(done, None))
-        found.append(logits[:, list(columns)])
-        done += len(logits)
-        rows = max(1, PIECE_BYTES // logits[0].nbytes)
-    return np.concatenate(found)

@@ -8,7 +8,7 @@ import pytest
 
 from planforge.exporter import export
 from planforge.exporter.errors import PromptsError
-from planforge.exporter.reference.draw import list_sizes
+from planforge.exporter.tasks.random_cases import list_sizes
 
 
 @pytest.mark.parametrize("most", [1, 2, 8, 9, 12, 16, 24, 32, 100])

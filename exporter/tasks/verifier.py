@@ -1,0 +1,217 @@
+"""Compares a bundle's graphs with what PyTorch answers, in the cases of their task."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, field, replace
+from functools import partial
+from typing import TYPE_CHECKING, cast
+
+from ...runtime.apps.check.case import Case, CaseSet, Row, Spot, from_arrays, to_arrays
+from ...runtime.apps.check.files import Arrays
+from ...runtime.apps.check.judge import Engine, Limits, list_comparisons
+from ...runtime.apps.check.metrics import Comparison, Outcome
+from ...runtime.apps.check.translator import find_targets
+from ...runtime.backends.backend import Program
+from ...runtime.backends.ort_backend import OrtCpuBackend
+from ...runtime.bundle.bundle import Bundle
+from ...runtime.bundle.manifest import Artifact
+from ...runtime.progress import CountedLine, StageCounter
+from ..execution.node_executor import ROUNDING_ENGINE, ExecutedProgram, NotFiniteError
+from ..execution.replay import Replay, cut_case, make_replay
+from ..levels import FULL, Level
+from ..limits import NOTHING_ACCEPTED, Accepted, Gaps
+from ..passes.weight_files import load_graph
+from . import gaps as rounding_gaps
+from .answer_cache import KEPT, compute_key, keep_answers, read_answers, read_limit
+from .base import OpenProgram, Progress, Task
+from .registry import TASKS
+
+if TYPE_CHECKING:
+    from ...runtime.apps.check.translator import TranslatorEngine
+    from ..reference_model import ReferenceModel
+    from .rounding import Rounding
+
+
+@dataclass(frozen=True)
+class Verifier:
+    """A bundle's graphs beside what the model computes for the same texts."""
+
+    bundle: Bundle
+    expected: CaseSet  # what is compared, with the model's answers
+    model: ReferenceModel | None = field(default=None, kw_only=True)  # where PyTorch is there
+    level: Level = field(default=FULL, kw_only=True)  # how much of it was computed
+    answers_kept: bool = field(default=False, kw_only=True)  # whether an earlier run computed the results
+    open_other: OpenProgram | None = None  # opens what a replay's graph runs with; else the bundle's file is
+
+    @property
+    def task(self) -> Task:
+        """What is the task's own."""
+        return TASKS[self.bundle.manifest.task]
+
+    @property
+    def runs_model(self) -> bool:
+        """Whether comparing a graph runs the model in PyTorch once more, beside its searches."""
+        return self.expected.search is not None
+
+    def collect_golden(self) -> Arrays:
+        """Return the model's results as golden data keeps them."""
+        return to_arrays(self.task.thin_for_file(self.expected))
+
+    def answer_again(self, model: ReferenceModel, golden: CaseSet) -> Arrays:
+        """Return golden data with what the model answers now."""
+        reference = self.task.open_reference(model, self.bundle, None)
+        answer = partial(self.task.answer, model, self.bundle)
+        return replace(self, expected=self.task.answer_again(reference, answer, golden)).collect_golden()
+
+    def thin(self, texts: int) -> Verifier:
+        """Return a verifier that measures with so few texts, where there are many; else this one."""
+        return replace(self, expected=self.task.thin(self.expected, texts))
+
+    def run_calibration_texts(self, model: ReferenceModel) -> None:
+        """Run the model over real texts that no comparison uses."""
+        self.task.calibrate(self.task.open_reference(model, self.bundle, None), self.expected)
+
+    def measure_gaps(self, model: ReferenceModel, rounding: Rounding) -> Gaps:
+        """Measure how far the model in PyTorch, rounded, is from itself unrounded."""
+        return rounding_gaps.measure_gaps(self.task, model, self.bundle, self.expected, rounding)
+
+    def choose_limits(
+        self, precision: str, gaps: Gaps, accepted: Accepted = NOTHING_ACCEPTED
+    ) -> dict[str, float]:
+        """Return the limits of a precision, from the table of caps and the effect of rounding in PyTorch."""
+        return rounding_gaps.choose_limits(self.task, self.expected, precision, gaps, accepted)
+
+    def name_losses(self, gaps: Gaps) -> dict[str, float]:
+        """Return what rounding does in PyTorch, by the names of the limits."""
+        return rounding_gaps.name_losses(self.task, self.expected, gaps)
+
+    def measure_failed_search(self, artifact: Artifact, rounding: Rounding) -> dict[str, float]:
+        """Return what rounding does in PyTorch to the targets that a graph's own search finds.
+
+        A search that leaves PyTorch's may come to targets at which the model is less sure.
+        """
+        measure = self.task.measure_found
+        assert self.model is not None and measure is not None
+        engine = self.open(artifact)
+        try:
+            found = find_targets(cast("TranslatorEngine", engine), self.expected)
+        finally:
+            engine.close()
+        reference = self.task.open_reference(self.model, self.bundle, None)
+        return self.name_losses(measure(reference, self.model, self.expected, found, rounding))
+
+    def open(self, artifact: Artifact, open_program: OpenProgram | None = None) -> Engine:
+        """Open a graph, and the one that it runs with if any: on ONNX Runtime, unless told otherwise."""
+        usual = partial(OrtCpuBackend().open, self.bundle)  # every file was hashed, or has just been written
+        return self.task.open(self.bundle, artifact, open_program or usual)
+
+    def open_beside_model(self, artifact: Artifact) -> Engine:
+        """Open a graph whose searches PyTorch goes along with, if it is there."""
+        engine = self.open(artifact)
+        if self.model is None:
+            return engine
+        reference = self.task.open_reference(self.model, self.bundle, None)
+        return self.task.follow(engine, reference, self.expected)
+
+    def compare(
+        self, artifact: Artifact, limits: Limits, progress: Progress = lambda _: None
+    ) -> list[Comparison]:
+        """Compare a graph with the model in every case on ONNX Runtime; in fp16 also node by node.
+
+        Node by node does what an engine that computes in fp16 would do, which a CPU's does not.
+        """
+        engine = self.open_beside_model(artifact)
+        try:
+            found = [*self.compare_cases(engine, OrtCpuBackend.name, artifact, limits, progress)]
+        finally:
+            engine.close()
+        if artifact.precision == "fp16":
+            few = replace(self, expected=replace(self.expected, cases=self.expected.few))
+            engine = self.open(artifact, lambda a: ExecutedProgram(load_graph(self.bundle.path(a.file)), a))
+            found += few.compare_cases(engine, ROUNDING_ENGINE, artifact, limits, progress)
+        return found
+
+    def compare_cases(
+        self, engine: Engine, name: str, artifact: Artifact, limits: Limits, progress: Progress
+    ) -> Iterator[Comparison]:
+        """Compare a graph on an engine of this name, case by case."""
+        cases = list_comparisons(engine, self.expected, artifact, limits)
+        padded = {case.name for case in self.expected.cases if case.is_padded}
+        for number, (case, compare) in enumerate(cases.items()):
+            where = "" if name == OrtCpuBackend.name else f", {name}"
+            progress(CountedLine(f"verifying {artifact.id}: {case}{where}", number, len(cases), "cases"))
+            try:
+                outcome = compare()
+            except NotFiniteError as error:
+                outcome = Outcome({"finite": False}, {}, (str(error),))
+            yield Comparison(
+                artifact=artifact.id, backend=name, case=case, is_padded=case in padded, **vars(outcome)
+            )
+
+    def make_replay(self, artifact: Artifact, whole: bool = False) -> Replay:
+        """Return a replay: a little real text to run through a graph; as much as ranges need if `whole`."""
+        cases = self.expected.ranges if whole else self.expected.replays
+        return self.replay(artifact, next(case for case in cases if case.graph == artifact.graph))
+
+    def make_spot_replay(self, artifact: Artifact, spot: Spot) -> Replay:
+        """Return the replay of the spot where a case failed first."""
+        case = spot.case if spot.case.runner == "once" else cut_case(spot.case, spot.step)
+        return self.replay(artifact, case, spot.row)
+
+    def replay(self, artifact: Artifact, case: Case, row: int | None = None) -> Replay:
+        """Return the replay of a case, or of a row of it, through one graph, beside the one it runs with."""
+
+        def drive(program: Program, case_set: CaseSet, case: Case) -> None:
+            def open_program(other: Artifact) -> Program:
+                if other == artifact:
+                    return program
+                if self.open_other is not None:
+                    return self.open_other(other)
+                return OrtCpuBackend().open(self.bundle, other)
+
+            for _ in self.open(artifact, open_program).run(case_set, case):
+                pass
+
+        def read(row: Row, model: ReferenceModel, rounding: Rounding | None) -> object:
+            reference = self.task.open_reference(model, self.bundle, rounding)
+            return self.task.read_row(reference, self.expected, row)
+
+        return make_replay(artifact, self.expected, case, drive, read, row)
+
+
+def open_verifier(
+    bundle: Bundle,
+    model: ReferenceModel,
+    texts: Sequence[str],
+    progress: Progress = lambda _: None,
+    seed: int = 0,
+    level: Level = FULL,
+    checkpoint: str = "",
+) -> Verifier:
+    """Return the bundle's verifier, with what the model computes for the texts and for what a seed draws.
+
+    `checkpoint` is the hash of the files that the model was loaded from. With it the model's answers are
+    kept, and those of an earlier run are taken; but "full" asks anew.
+    """
+    task = TASKS[bundle.manifest.task]
+    asked = task.choose(model, bundle, texts, seed, level)
+    key = ""
+    if checkpoint and level is not FULL and read_limit():
+        key = compute_key(checkpoint, model, asked)
+        if (arrays := read_answers(key)) is not None:
+            progress(f"reading PyTorch's answers, {KEPT}")
+            kept = from_arrays(arrays)
+            answered = replace(asked, texts=kept.texts, answers=kept.answers)
+            return Verifier(bundle, answered, model=model, level=level, answers_kept=True)
+    stage = "computing the reference in PyTorch"
+    progress(stage)
+    answered = task.answer(model, bundle, asked, StageCounter(progress, stage, "parts"))
+    if key:
+        keep_answers(key, to_arrays(answered))
+    return Verifier(bundle, answered, model=model, level=level)
+
+
+def open_golden_verifier(bundle: Bundle, arrays: Arrays) -> Verifier:
+    """Return the bundle's verifier, with the results that golden data keeps; KeyError if one is missing."""
+    return Verifier(bundle, from_arrays(arrays))

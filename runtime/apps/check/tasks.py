@@ -1,0 +1,44 @@
+"""The row of each task: how an open model becomes what cases run on, and what its own methods answer."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any
+
+from ...bundle.manifest import Manifest
+from .answers import Limits, compare_generator, compare_translator
+from .decoder import DecoderEngine
+from .encoder import EncoderEngine
+from .files import Arrays
+from .judge import Engine
+from .metrics import Comparison
+from .translator import TranslatorEngine
+
+
+@dataclass(frozen=True)
+class Task:
+    """What selftest needs of a task.
+
+    Attributes:
+        open: returns the engine of a model that was loaded.
+        compare_texts: lets the model's own methods answer texts; None where cases say it all.
+    """
+
+    open: Callable[[Any], Engine]
+    compare_texts: Callable[[Any, Manifest, Arrays, Limits], list[Comparison]] | None = None
+
+
+TASKS = {
+    "text-generation": Task(
+        lambda model: DecoderEngine(model.decoder, lambda: (model.tokenizer, model.tokenizer)),
+        compare_generator,
+    ),
+    "text-encoding": Task(lambda model: EncoderEngine(model.encoder)),
+    "translation": Task(
+        lambda model: TranslatorEngine(
+            model.encoder, model.decoder, lambda: (model.source_tokenizer, model.target_tokenizer)
+        ),
+        compare_translator,
+    ),
+}
