@@ -15,6 +15,7 @@ from .errors import CheckpointError, VerificationError, raise_checkpoint_errors,
 from .imported.branches import SWITCH
 from .imported.folder import LAYERS, Folder, has_weights, read_folder
 from .memory import Reclaimer
+from .task_traits import TRAITS
 
 if TYPE_CHECKING:
     from torch import Tensor, nn
@@ -26,9 +27,7 @@ if TYPE_CHECKING:
     ReferenceModel: TypeAlias = "nn.Module | OnnxGraphs"
 
 AUTO_MODELS = {
-    "text-generation": "AutoModelForCausalLM",
-    "translation": "AutoModelForSeq2SeqLM",
-    "text-encoding": "AutoModel",
+    **{name: traits.auto_model for name, traits in TRAITS.items()},
     "masked_lm": "AutoModelForMaskedLM",
     "question_answering": "AutoModelForQuestionAnswering",
     "sequence_classification": "AutoModelForSequenceClassification",
@@ -114,8 +113,7 @@ def load_reference(folder: Path, task: str, encoder: EncoderDefaults | None) -> 
     import torch
 
     progress.disable_progress_bar()
-    heads = () if encoder is None else encoder.heads
-    auto = getattr(transformers, AUTO_MODELS[heads[0] if heads else task])
+    auto = getattr(transformers, AUTO_MODELS[encoder.heads[0] if encoder and encoder.heads else task])
     try:
         model = auto.from_pretrained(
             folder, dtype=torch.float32, local_files_only=True, trust_remote_code=False, use_safetensors=True

@@ -12,7 +12,7 @@ import numpy.typing as npt
 import onnx_ir as ir
 
 from ...models.folder import read_json
-from ..checkpoints.checkpoint import LEAST_LENGTH, Checkpoint
+from ..checkpoints.checkpoint import Checkpoint
 from ..checkpoints.source import Source
 from ..checkpoints.tokenizers.files import read_settings
 from ..errors import CheckpointError, raise_checkpoint_errors
@@ -124,4 +124,4 @@ class ImportedCheckpoint(Checkpoint):
     def read_tokenizer_length(self) -> int | None:
         """Return the length at which the checkpoint's tokenizer cuts texts, if it has one."""
         length = read_settings(self.folder).get("model_max_length")
-        return length if type(length) is int and LEAST_LENGTH[self.task] <= length < NO_LIMIT else None
+        return length if type(length) is int and self.traits.least_length <= length < NO_LIMIT else None

@@ -13,6 +13,7 @@ from ...runtime.bundle.artifact import Artifact
 from ...runtime.bundle.bundle import Bundle
 from ...runtime.errors import InputError
 from ...runtime.suggest import did_you_mean
+from .. import task_traits
 from ..precisions import PRECISIONS
 from . import genai, optimum, transformers_js, triton
 from .answer_checks import list_answer_checks
@@ -23,9 +24,9 @@ from .encoders import name_class, name_outputs
 from .links import FilePlacer
 from .worker import Worker, find_node, find_python
 
-CAUSAL = "text-generation"
-ENCODING = "text-encoding"
-TRANSLATION = "translation"
+CAUSAL = task_traits.GENERATION.name
+ENCODING = task_traits.ENCODING.name
+TRANSLATION = task_traits.TRANSLATION.name
 
 
 @dataclass(frozen=True)

@@ -11,6 +11,7 @@ import onnx_ir as ir
 from ...runtime.bundle.artifact import Artifact
 from ...runtime.bundle.bundle import Bundle
 from ...runtime.bundle.manifest import Manifest
+from ..task_traits import ENCODING, GENERATION, TRAITS, TRANSLATION
 from .encoders import convert_encoder, describe_encoder, find_head
 from .folder import write_graph
 from .graphs import name_cache_as_hugging_face, read_graph, rename_axes, take_attention_mask
@@ -35,10 +36,10 @@ UNKNOWN = (
 )
 # By task and graph: the file's name without suffix.
 FILES = {
-    ("text-generation", "decoder"): "model",
-    ("text-encoding", "encoder"): "model",
-    ("translation", "encoder"): "encoder_model",
-    ("translation", "decoder"): "decoder_model_merged",
+    (GENERATION.name, "decoder"): "model",
+    (ENCODING.name, "encoder"): "model",
+    (TRANSLATION.name, "encoder"): "encoder_model",
+    (TRANSLATION.name, "decoder"): "decoder_model_merged",
 }
 
 
@@ -71,7 +72,7 @@ def convert(graph: ir.Graph, manifest: Manifest, artifact: Artifact) -> None:
         rename_axes((*graph.inputs, *graph.outputs), {"batch": "batch_size", "tokens": "sequence_length"})
     elif artifact.graph == "encoder":
         join_cross_attention(graph)
-    elif manifest.task == "translation":
+    elif TRAITS[manifest.task].has_sources:
         convert_decoder(graph, artifact)
     else:
         take_attention_mask(graph, all_rows=False)
@@ -84,7 +85,7 @@ def describe_model(bundle: Bundle, artifacts: Sequence[Artifact]) -> dict[str, A
     if manifest.encoder is not None:
         return describe_encoder(manifest)
     decoder = next(artifact for artifact in artifacts if artifact.graph == "decoder")
-    if manifest.task == "translation":
+    if TRAITS[manifest.task].has_sources:
         return describe_translator(manifest, decoder)
     return describe_decoder(manifest, decoder)
 

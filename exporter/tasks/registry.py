@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 from ..levels import CALIBRATION
+from ..task_traits import ENCODING, GENERATION, TRANSLATION
 from . import decoder, decoder_answers, encoder, encoder_answers, translator, translator_answers
 from .base import Task
 from .translator_search import follow, measure_found_gaps
 
 TASKS = {
-    "text-generation": Task(
+    GENERATION.name: Task(
         choose=decoder.choose,
         open_reference=decoder_answers.open_reference,
         complete=decoder_answers.continue_texts,
@@ -25,7 +26,7 @@ TASKS = {
         mean_over=(None,),
         calibrates_by=CALIBRATION,  # that of others reads what is random, too
     ),
-    "text-encoding": Task(
+    ENCODING.name: Task(
         choose=encoder.choose,
         open_reference=encoder_answers.open_reference,
         answer_texts=encoder_answers.answer_texts,
@@ -38,7 +39,7 @@ TASKS = {
         mean_over=(None, *encoder_answers.KEPT_POSITIONS[0]),
         rounds_rows=True,
     ),
-    "translation": Task(
+    TRANSLATION.name: Task(
         choose=translator.choose,
         open_reference=translator_answers.open_reference,
         complete=translator_answers.complete,

@@ -28,6 +28,7 @@ from ..checkpoints.checkpoint import Checkpoint
 from ..checkpoints.source import Source
 from ..checkpoints.tokenizers.files import find_frames
 from ..errors import raise_checkpoint_errors
+from ..task_traits import TRAITS
 from ..tracing.recipes import Choices
 from .artifacts import compare_artifacts
 
@@ -102,6 +103,7 @@ class ImportedSettings(Checkpoint):
         self.folder = source.folder
         self.family = manifest.family
         self.task = manifest.task
+        self.traits = TRAITS[self.task]
         self.choices = Choices(1, manifest.max_length)
         with raise_checkpoint_errors():
             self.config_json = read_json(source.folder / "config.json")
@@ -110,7 +112,7 @@ class ImportedSettings(Checkpoint):
         told = {**manifest.config, "sentence": sentence}
         if manifest.encoder is not None:
             told["heads"] = manifest.encoder.heads
-        if manifest.task == "translation":
+        if self.traits.has_sources:
             told["vocab_size"] = manifest.config.get("target_vocab_size")
         self.config: Any = SimpleNamespace(**told)
         # Without one, the export took what transformers had made of the checkpoint's other files.
@@ -131,7 +133,7 @@ class ImportedSettings(Checkpoint):
         self.tokenizer_files = {path.name: read(path) for path in paths}
         self.frames = find_frames(read(paths[0]), str(paths[0]))
         self.chat_template = None
-        if self.task == "text-generation":
+        if self.traits.continues_texts:
             self.chat_template = read_chat_template([self.folder])
 
 

@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING
 from ....runtime.bundle.artifact import RECENT
 from ....runtime.bundle.manifest import Axis
 from ....runtime.errors import InputError
+from ...task_traits import GENERATION
 from .recipe import (
     WINDOWS_ALONE,
     Choices,
@@ -20,7 +21,7 @@ from .recipe import (
 if TYPE_CHECKING:
     from ....models import GPT2Config, LlamaConfig
 
-TASK = "text-generation"
+TASK = GENERATION.name
 MAX_BATCH = 8  # where an export names none
 OPT_TOKENS = 128  # the prompt length that a plan is tuned for
 MODULES = {

@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Any, TypeAlias
 
 from ....runtime.bundle.manifest import Axis, TensorSpec
 from ....runtime.errors import InputError
+from ...task_traits import ENCODING
 from .recipe import Choices, Recipe, index_recipes, wrap_model
 
 if TYPE_CHECKING:
@@ -17,7 +18,7 @@ if TYPE_CHECKING:
 
 Axes: TypeAlias = Mapping[str, tuple[Axis | int, ...]]
 
-TASK = "text-encoding"
+TASK = ENCODING.name
 MAX_BATCH = 32  # where an export names none
 ROWS = 16  # masked words of a text, at most: a row of logits is as wide as the vocabulary
 EXAMPLE = {"batch": 2, "tokens": 5, "rows": 3}

@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING
 
 from ....runtime.bundle.manifest import Axis, TensorSpec
 from ....runtime.errors import InputError
+from ...task_traits import TRANSLATION
 from .recipe import (
     Choices,
     DecoderParts,
@@ -21,7 +22,7 @@ from .recipe import (
 if TYPE_CHECKING:
     from ....models import TransformerConfig
 
-TASK = "translation"
+TASK = TRANSLATION.name
 MAX_BATCH = 8  # sources, where an export names none
 MAX_BEAMS = 8  # rows of the decoder for each source
 OPT_TOKENS = 32  # the length of a sentence that a plan is tuned for

@@ -57,8 +57,7 @@ def without_graphs(monkeypatch: pytest.MonkeyPatch) -> None:
     passed = VerificationReport(True, (Comparison({}, {}, (), artifact="x", backend="x", case="x"),))
     monkeypatch.setattr(verify_module, "verify_with_pytorch", lambda *_: passed)
     monkeypatch.setattr(verify_module, "verify_with_golden_data", lambda *_: passed)
-    nothing: dict[str, Any] = dict.fromkeys(selftest_module.SUBJECTS, lambda *_: [])
-    monkeypatch.setattr(selftest_module, "SUBJECTS", nothing)
+    monkeypatch.setattr(selftest_module, "prepare_subjects", lambda *_: [])
 
 
 def told(result: VerificationReport | SelftestResult) -> str:

@@ -213,6 +213,6 @@ def test_a_search_is_judged_by_its_logits_and_scores_whatever_target_it_finds(
     monkeypatch.setattr(translator, "search_beams", search)
     model = SimpleNamespace(score=lambda source, target: score, follow=lambda case_set, case: follower)
     limits = {"score_error": 2e-4, "search.max_error": 1e-4}
-    outcome = translator.compare_beams(cast(Any, None), case_set, [(0, case)], limits, cast(Any, model))
+    outcome = translator.compare_beams(cast(Any, None), case_set, [case], limits, cast(Any, model))
     assert outcome.failures[: len(failures)] == failures
     assert bool(outcome.failures) == bool(failures)

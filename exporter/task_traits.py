@@ -1,0 +1,33 @@
+"""The one table of what tasks differ in where no graph runs: their tokenizers, caches, and plans."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+
+@dataclass(frozen=True)
+class TaskTraits:
+    """What follows from a checkpoint's task.
+
+    Attributes:
+        name: as in the manifest.
+        auto_model: the class of transformers that loads such a model without a head.
+        least_length: the fewest tokens that an export may take at most.
+        continues_texts: whether a prompt goes on: chats have templates, rows are padded on the left, a cache
+            becomes long, and a plan may pick tokens on the GPU.
+        has_sources: whether an encoder reads a source, with a tokenizer of its own.
+        encodes: whether a text is read as a whole, and nothing is written.
+    """
+
+    name: str
+    auto_model: str
+    least_length: int
+    continues_texts: bool = False
+    has_sources: bool = False
+    encodes: bool = False
+
+
+GENERATION = TaskTraits("text-generation", "AutoModelForCausalLM", 2, continues_texts=True)
+ENCODING = TaskTraits("text-encoding", "AutoModel", 8, encodes=True)
+TRANSLATION = TaskTraits("translation", "AutoModelForSeq2SeqLM", 4, has_sources=True)
+TRAITS = {traits.name: traits for traits in (GENERATION, ENCODING, TRANSLATION)}
