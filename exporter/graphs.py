@@ -178,7 +178,7 @@ def tell_head_size(checkpoint: Checkpoint, target: str, recipes: Sequence[Recipe
     if any(recipe.id == "decoder.ort" for recipe in recipes):
         return
     for recipe in recipes:
-        if recipe.graph == "decoder" and recipe.dialect == "portable":
+        if recipe.keeps_cache and recipe.dialect == "portable":
             cache = next(spec for spec in recipe.inputs if is_cache(spec))
             log.warning(
                 "target %s gets the portable graph, as the heads have %s numbers and ONNX Runtime's"
@@ -192,7 +192,7 @@ def tell_head_size(checkpoint: Checkpoint, target: str, recipes: Sequence[Recipe
 def takes(target: str, recipe: Recipe, precision: str, recipes: Sequence[Recipe]) -> bool:
     """Tell whether a target takes a recipe's graph in a precision, among all `recipes` that it gets."""
     taker = find_target(target)
-    own = f"{recipe.graph}.{taker.find_dialect(recipe.graph, precision)}"
+    own = f"{recipe.graph}.{taker.find_dialect(recipe.keeps_cache, precision)}"
     if recipe.id != own and any(other.id == own for other in recipes):
         return False
     refused = recipe.dialect == taker.dialect and precision in taker.without

@@ -38,9 +38,9 @@ class Target:
     without: tuple[str, ...] = ()
     fp32_dialect: str = ""  # of a decoder in fp32, where its dialect's attention has no kernel for that
 
-    def find_dialect(self, graph: str, precision: str) -> str:
+    def find_dialect(self, keeps_cache: bool, precision: str) -> str:
         """Return the dialect of a graph that it takes in a precision."""
-        has_other = self.fp32_dialect and graph == "decoder" and precision == "fp32"
+        has_other = self.fp32_dialect and keeps_cache and precision == "fp32"
         return self.fp32_dialect if has_other else self.dialect
 
     @property

@@ -139,8 +139,9 @@ class Checkpoint:
         """Return the recipes of a target's graphs: in its dialects where it has those, else in portable."""
         taker = find_target(target)
         found = []
-        for graph in dict.fromkeys(recipe.graph for recipe in self.recipes.values()):
-            dialects = dict.fromkeys(taker.find_dialect(graph, precision) for precision in ("fp32", "fp16"))
+        for graph, keeps_cache in {r.graph: r.keeps_cache for r in self.recipes.values()}.items():
+            precisions = ("fp32", "fp16")
+            dialects = dict.fromkeys(taker.find_dialect(keeps_cache, precision) for precision in precisions)
             own = [self.recipes[f"{graph}.{d}"] for d in dialects if f"{graph}.{d}" in self.recipes]
             found += own or [self.recipes[f"{graph}.portable"]]
         return found

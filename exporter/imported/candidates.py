@@ -84,7 +84,7 @@ def choose_class(found: Folder) -> type[ImportedCheckpoint]:
 
 def only_shared_buffers_failed(checkpoint: Checkpoint, failed: Iterable[Artifact]) -> bool:
     """Tell whether an import's attention over shared buffers failed, and the same graph without passed."""
-    decoders = {a.dialect for a in failed if a.graph == "decoder" and a.precision == "fp32"}
+    decoders = {a.dialect for a in failed if a.keeps_cache and a.precision == "fp32"}
     return isinstance(checkpoint, ImportedCheckpoint) and decoders == {"ort"}
 
 

@@ -113,7 +113,7 @@ class ImportedCheckpoint(Checkpoint):
             recipe = self.recipes[name]
             made[name] = self.make_graph(recipe)
             set_signature(made[name], recipe.inputs, recipe.outputs)
-            if recipe.graph == "decoder" and recipe.dialect == "ort":
+            if recipe.keeps_cache and recipe.dialect == "ort":
                 fold_shapes(made[name])
         return made
 

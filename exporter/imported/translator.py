@@ -126,7 +126,7 @@ class ImportedTranslator(ImportedCheckpoint):
         choose_rows(self.graph)
 
     def make_graph(self, recipe: Recipe) -> ir.Model:
-        if recipe.graph == "encoder":
+        if not recipe.keeps_cache:
             return self.source_graph.clone()
         made = self.graph.clone()
         rewrite_attention(made, self.heads, self.tables, recipe.dialect == "ort")

@@ -83,7 +83,7 @@ def list_graph_targets(artifact: Artifact) -> tuple[str, ...]:
         return ("cuda",) if artifact.precision == "fp16" else ("cpu",)
     if artifact.dialect == "inplace":
         return ("rtx",)
-    if artifact.graph == "encoder" and artifact.precision == "fp16":
+    if not artifact.keeps_cache and artifact.precision == "fp16":
         return "portable", "rtx"
     return ("portable",)
 
@@ -99,7 +99,8 @@ def choose_graphs(target: Target, artifacts: Sequence[Artifact]) -> list[Artifac
         taken = [
             a
             for a in same_kind
-            if a.dialect == target.find_dialect(kind, a.precision) and a.precision not in target.without
+            if a.dialect == target.find_dialect(a.keeps_cache, a.precision)
+            and a.precision not in target.without
         ]
         chosen += taken or [a for a in same_kind if a.dialect == "portable"] or same_kind
     return chosen

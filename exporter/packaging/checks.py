@@ -14,7 +14,7 @@ import numpy as np
 from ...runtime.apps.check.case import Case, CaseSet, Measure, Spot, from_arrays
 from ...runtime.apps.check.cases import find_room
 from ...runtime.apps.check.divergence import (
-    Continued,
+    Sample,
     follow,
     judge_followed,
     list_batches,
@@ -97,7 +97,7 @@ def list_translator_checks(bundle: Bundle, artifact: Artifact) -> list[Check]:
 
 
 def make_forced_check(
-    samples: Sequence[Continued], prompts: Sequence[Tokens], limits: Limits, kind: str = "force"
+    samples: Sequence[Sample], prompts: Sequence[Tokens], limits: Limits, kind: str = "force"
 ) -> Check:
     """Return the check of every prompt, or source, alone, continued by PyTorch's tokens."""
 
@@ -122,7 +122,7 @@ def make_forced_check(
 
 
 def make_greedy_check(
-    samples: Sequence[Continued],
+    samples: Sequence[Sample],
     prompts: Sequence[Tokens],
     limits: Limits,
     tokenizers: tuple[Tokenizer, Tokenizer],

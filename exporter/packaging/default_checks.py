@@ -16,7 +16,7 @@ from ...runtime import TextEncoder, TextGenerator, Translator, load
 from ...runtime.apps.check import answers as golden_answers
 from ...runtime.apps.check.case import from_arrays
 from ...runtime.apps.check.cases import find_room
-from ...runtime.apps.check.divergence import Continued, list_samples
+from ...runtime.apps.check.divergence import Sample, list_samples
 from ...runtime.apps.check.metrics import Logits, Outcome, measure_scale
 from ...runtime.apps.check.selftest import load_golden
 from ...runtime.apps.check.texts import find_texts, open_text_tokenizers, read_texts
@@ -43,7 +43,7 @@ class OwnAnswer:
     text: str
     tokens: tuple[int, ...]
     logprobs: tuple[Mapping[int, float], ...]  # of the likeliest tokens at each place; none of a translation
-    sample: Continued  # the text's golden data
+    sample: Sample  # the text's golden data
 
     def measure_margin(self, place: int, token: int) -> float:
         """Return by how much our token was preferred to another one, in logits; inf where that is unknown."""
@@ -70,11 +70,11 @@ def list_default_checks(bundle: Bundle, artifact: Artifact) -> list[Check]:
     return [make_label_check(bundle, artifact, head)]
 
 
-def find_text_samples(bundle: Bundle, artifact: Artifact) -> dict[str, Continued]:
+def find_text_samples(bundle: Bundle, artifact: Artifact) -> dict[str, Sample]:
     """Return golden prompts, or sources, that are texts and leave room for an answer."""
     arrays, _ = load_golden(bundle)
     tokenizer = open_text_tokenizers(bundle)[0]
-    samples: dict[str, Continued] = {}
+    samples: dict[str, Sample] = {}
     if TRAITS[bundle.manifest.task].has_sources:
         for sample in list_samples(from_arrays(arrays)):
             samples[golden_answers.find_text(bundle.manifest, tokenizer, sample.source)] = sample
@@ -87,7 +87,7 @@ def find_text_samples(bundle: Bundle, artifact: Artifact) -> dict[str, Continued
     return dict(list(samples.items())[:MAX_TEXTS])
 
 
-def make_generation_check(bundle: Bundle, artifact: Artifact, samples: Mapping[str, Continued]) -> Check:
+def make_generation_check(bundle: Bundle, artifact: Artifact, samples: Mapping[str, Sample]) -> Check:
     """Return the check of texts that a runtime makes of texts, as one batch, with the package's settings."""
     defaults = bundle.manifest.generation
     assert defaults is not None
@@ -110,7 +110,7 @@ def make_generation_check(bundle: Bundle, artifact: Artifact, samples: Mapping[s
 
 
 def ask_own_runtime(
-    bundle: Bundle, artifact: Artifact, samples: Mapping[str, Continued], limit: int | None
+    bundle: Bundle, artifact: Artifact, samples: Mapping[str, Sample], limit: int | None
 ) -> dict[str, OwnAnswer]:
     """Return what the bundle answers to texts in our runtime, by its settings but always greedily."""
     options: dict[str, Any] = {} if limit is None else {"max_new_tokens": limit}

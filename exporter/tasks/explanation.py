@@ -33,6 +33,7 @@ if TYPE_CHECKING:
 CASES = {"a text of 11 tokens": (1, 11), "three texts of 5 tokens": (3, 5), "one token": (1, 1)}
 LONG = 160  # tokens of the longest case, where the model reads so many; more where a window is longer
 MOST_LONG = 1024
+LAYERS = "layers"  # the graph that gives what the others read
 KEPT_CASE = "three texts of 5 tokens"  # which a bundle keeps, and the longest
 MOST_STATES = 64  # that a decoder's lens is asked about: it reads each alone
 CLASSES = 3  # of the head that a vector's gradient is asked through
@@ -86,7 +87,7 @@ class Reference:
         self.model = model
         self.recipes = recipes
         self.random = np.random.default_rng(seed)
-        self.layers = next(recipe for recipe in recipes.values() if recipe.graph == "layers")
+        self.layers = next(recipe for recipe in recipes.values() if recipe.graph == LAYERS)
 
     def list_cases(self, recipe: Recipe) -> Iterator[Case]:
         """Yield the cases of a graph."""
@@ -123,7 +124,7 @@ class Reference:
             "asked": 3,
         }
         ids = {spec.name: self.draw(spec, sizes, tokens) for spec in self.layers.inputs}
-        if recipe.graph == "layers":
+        if recipe.graph == LAYERS:
             return Case(name, ids, compute(self.model, recipe, ids))
         scale = float(self.random.choice([1.0, 0.3]))
         inputs = read_inside(recipe.inputs, compute(self.model, self.layers, ids), scale)

@@ -12,9 +12,15 @@ import numpy as np
 
 from ...runtime.backends.backend import Array
 from ...runtime.bundle.bundle import Bundle
+from ...runtime.bundle.manifest import Manifest
 from ...runtime.encode.pooling import LAYERS, combine_layers, normalize_vector, pool_tokens
 
 HEAD = "sequence_classification"  # the role of its logits among a graph's outputs
+
+
+def is_fitted(manifest: Manifest) -> bool:
+    """Tell whether a bundle has a head that was fitted to its encoder."""
+    return manifest.encoder is not None and manifest.encoder.fitted is not None
 
 
 @dataclass(frozen=True)
@@ -30,8 +36,9 @@ class LinearHead:
     def load(bundle: Bundle) -> LinearHead | None:
         """Return the fitted head of a bundle; None where its heads are the checkpoint's."""
         defaults = bundle.manifest.encoder
-        if defaults is None or defaults.fitted is None:
+        if not is_fitted(bundle.manifest):
             return None
+        assert defaults is not None and defaults.fitted is not None
         with np.load(bundle.path(defaults.fitted.file), allow_pickle=False) as file:
             return LinearHead(defaults.fitted.features, file["weight"], file["bias"], defaults.normalize)
 

@@ -21,7 +21,7 @@ from ...runtime.bundle.export_again import name_checkpoint
 from ...runtime.bundle.manifest import Artifact
 from ...runtime.errors import BackendError
 from ..errors import VerificationError
-from .explanation import WHOLE_NUMBERS, Case, JudgedGraphs, choose_numbers, read_inside, run_cases
+from .explanation import LAYERS, WHOLE_NUMBERS, Case, JudgedGraphs, choose_numbers, read_inside, run_cases
 
 if TYPE_CHECKING:
     from .base import Progress
@@ -93,7 +93,7 @@ def compare_kept(bundle: Bundle, progress: Progress) -> list[Comparison]:
             f" {name_checkpoint(bundle)}"
         )
     every = Bundle.open(bundle.folder).manifest.explanations  # also where only one of them is to be compared
-    layers = next(artifact for artifact in every if artifact.graph == "layers")
+    layers = next(artifact for artifact in every if artifact.graph == LAYERS)
     rest = [artifact for artifact in bundle.manifest.explanations if artifact.id != layers.id]
     with name_damage(bundle):
         cases = read_cases(bundle.path(names[0]))

@@ -310,8 +310,8 @@ def find_fp16_graphs(bundle: Bundle, dialect: str) -> list[Artifact]:
     manifest = bundle.manifest
     if manifest.source.get("exporter"):
         dialect = "portable"
-    for graph in dict.fromkeys(artifact.graph for artifact in manifest.artifacts):
-        wanted = (graph, "portable" if graph == "encoder" else dialect, "fp16")
+    for graph, keeps_cache in {a.graph: a.keeps_cache for a in manifest.artifacts}.items():
+        wanted = (graph, dialect if keeps_cache else "portable", "fp16")
         matching = [a for a in manifest.artifacts if (a.graph, a.dialect, a.precision) == wanted]
         if not matching:
             again = tell_export_again(bundle, precisions=["fp16"], targets=[TARGETS[dialect]])

@@ -31,7 +31,7 @@ from ..passes.weight_files import load_graph
 from ..precisions import PRECISIONS
 from ..reference_model import is_module, wake
 from ..tasks.base import Progress
-from ..tasks.fitted_head import HEAD
+from ..tasks.fitted_head import HEAD, is_fitted
 from ..tasks.verifier import Verifier
 from ..tracing.modules import find_module, find_results_by_scope, find_scope, read_results
 from .attributes import describe_node
@@ -90,9 +90,9 @@ def explain(
     """Return the report with the first node at fault in each graph that failed."""
     bundle = verifier.bundle
     failed = report.failed_artifacts(bundle.manifest)
-    encoders = {artifact.precision for artifact in failed if artifact.graph == "encoder"}
     # What a decoder reads of an encoder that failed is wrong already.
-    failed = [a for a in failed if a.graph != "decoder" or a.precision not in encoders]
+    encoders = {artifact.precision for artifact in failed if not artifact.reads_source}
+    failed = [a for a in failed if not (a.reads_source and a.precision in encoders)]
     if not failed:
         return report
     if model is not None:
@@ -229,7 +229,7 @@ def explain_no_culprit(
 
 def remove_fitted_head(artifact: Artifact, manifest: Manifest) -> Artifact:
     """Return a graph without the classifier that was fitted to it afterwards."""
-    if manifest.encoder is None or manifest.encoder.fitted is None:
+    if not is_fitted(manifest):
         return artifact
     return dataclasses.replace(artifact, outputs=tuple(s for s in artifact.outputs if s.role != HEAD))
 

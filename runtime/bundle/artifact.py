@@ -66,6 +66,11 @@ class TensorSpec:
         )
 
 
+def has_role(specs: Sequence[TensorSpec], prefix: str) -> bool:
+    """Tell whether there is a tensor whose role begins so."""
+    return any(spec.role.startswith(prefix) for spec in specs)
+
+
 @dataclass(frozen=True)
 class Artifact:
     """One ONNX graph: `graph` in a `dialect` and a `precision`."""
@@ -93,6 +98,16 @@ class Artifact:
     def recipe_id(self) -> str:
         """The id of the recipe that its graph was traced by, which those of all precisions share."""
         return f"{self.graph}.{self.dialect}"
+
+    @property
+    def keeps_cache(self) -> bool:
+        """Whether it runs on top of a past: a decoder."""
+        return has_role(self.inputs, "past.")
+
+    @property
+    def reads_source(self) -> bool:
+        """Whether it reads what an encoder makes of a source."""
+        return has_role(self.inputs, "cross.")
 
     @property
     def passed(self) -> bool:

@@ -6,7 +6,7 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Any
 
-from ....runtime.bundle.artifact import RECENT, TOTAL, WINDOW_TOTAL
+from ....runtime.bundle.artifact import RECENT, TOTAL, WINDOW_TOTAL, has_role
 from ....runtime.bundle.manifest import Axis, TensorSpec
 from ....runtime.decoding.cache_shapes import count_recent_slots
 
@@ -51,6 +51,11 @@ class Recipe:
     @property
     def id(self) -> str:
         return f"{self.graph}.{self.dialect}"
+
+    @property
+    def keeps_cache(self) -> bool:
+        """Whether it runs on top of a past: a decoder."""
+        return has_role(self.inputs, "past.")
 
 
 def wrap_model(name: str, *choices: object) -> Callable[[Any], nn.Module]:

@@ -15,7 +15,7 @@ from ...errors import InputError
 from ...text.tokenizer import Tokenizer
 from .case import from_arrays
 from .cases import find_room
-from .divergence import Continued, list_samples
+from .divergence import Sample, list_samples
 from .files import Arrays
 from .metrics import Comparison, measure_scale
 from .texts import GoldenInput, make_comparison, make_input_reader, show
@@ -115,7 +115,7 @@ def cut_at_end(tokens: Sequence[int], eos: Sequence[int]) -> tuple[int, ...]:
 
 
 def compare_tokens(
-    got: Sequence[int], want: Sequence[int], sample: Continued, tokenizer: Tokenizer, allowed: float
+    got: Sequence[int], want: Sequence[int], sample: Sample, tokenizer: Tokenizer, allowed: float
 ) -> str:
     """Return where an answer leaves PyTorch's by more than rounding explains, or ""."""
     pairs = enumerate(zip(got, want, strict=False))

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from dataclasses import dataclass
 
 from ...bundle.manifest import Artifact
@@ -33,13 +32,3 @@ def skip_batches(artifact: Artifact, what: str, rows: int, tokens: int) -> Skipp
 def find_room(artifact: Artifact) -> int:
     """Return the most tokens of one sequence."""
     return artifact.axis("tokens").max
-
-
-def name_sizes(sizes: Sequence[int]) -> str:
-    """Return sizes in words: "1 to 8, 16 and 32 rows"."""
-    run = 1
-    while run < len(sizes) and sizes[run] == sizes[0] + run:
-        run += 1
-    first = str(sizes[0]) if run == 1 else f"{sizes[0]} to {sizes[run - 1]}"
-    *others, last = [first, *map(str, sizes[run:])]
-    return f"{', '.join(others)} and {last} rows" if others else f"{last} rows"

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Protocol
 
@@ -57,19 +57,6 @@ def read_sample(case_set: CaseSet, row: Row) -> Sample:
     return Sample(tokens[:length], tokens[length:], tuple(map(float, margins)), steps, logits.values, source)
 
 
-class Continued(Protocol):
-    """What PyTorch has continued."""
-
-    @property
-    def continuation(self) -> tuple[int, ...]: ...
-    @property
-    def margins(self) -> tuple[float, ...]: ...
-    @property
-    def steps(self) -> tuple[int, ...]: ...
-    @property
-    def logits(self) -> Logits: ...
-
-
 class Decodes(Protocol):
     """Rows that go on step by step: an engine's, or those that another runtime has made."""
 
@@ -115,9 +102,7 @@ class Followed:
         ]
 
 
-def follow(
-    run: Decodes, logits: Logits, samples: Sequence[Continued], limits: Mapping[str, float]
-) -> Followed:
+def follow(run: Decodes, logits: Logits, samples: Sequence[Sample], limits: Mapping[str, float]) -> Followed:
     """Let the engine choose its own tokens, a sample in each row.
 
     The run has taken in the samples' prompts; the logits (B, V) are those of the first new token.
@@ -162,24 +147,13 @@ def measure_steps(parts: Sequence[tuple[Logits, Logits]]) -> list[float]:
 
 def judge_followed(
     followed: Followed,
-    samples: Sequence[Continued],
+    samples: Sequence[Sample],
     prompts: Sequence[str],
     tokenizer: Tokenizer,
     limits: Mapping[str, float],
 ) -> Outcome:
     """Return the outcome of a batch that was decoded freely, with where it left PyTorch's tokens."""
     outcome = judge_outcome(measure_parts(followed.parts), limits, failures=followed.failures)
-    return add_divergence(outcome, followed, prompts, samples, tokenizer.decode_known)
-
-
-def add_divergence(
-    outcome: Outcome,
-    followed: Followed,
-    prompts: Sequence[str],
-    samples: Sequence[Continued],
-    decode: Callable[[Sequence[int]], str],
-) -> Outcome:
-    """Return the outcome with how many tokens the engine shares with PyTorch, and where it left them."""
     prefix = {"common_prefix": followed.common_prefix, "common_prefix_of": followed.steps}
     outcome = replace(outcome, metrics={**outcome.metrics, **prefix})
     if not followed.divergences:
@@ -187,10 +161,10 @@ def add_divergence(
     worst = max(followed.divergences, key=lambda divergence: divergence.margin)
     text = {
         "prompt": prompts[worst.row],
-        "common": decode(samples[worst.row].continuation[: worst.step]),
+        "common": tokenizer.decode_known(samples[worst.row].continuation[: worst.step]),
         "common_tokens": worst.step,
-        "want": decode([worst.want]),
-        "got": decode([worst.got]),
+        "want": tokenizer.decode_known([worst.want]),
+        "got": tokenizer.decode_known([worst.got]),
         "margin": worst.margin,
         "allowed": worst.allowed,
     }

@@ -60,8 +60,7 @@ def choose_chunk(artifact: Artifact, rows: int, width: int, has_past: bool) -> i
 
     A translator's graph whose kernel takes one behind a past reads one, and without a past all of them.
     """
-    reads_source = any(spec.role.startswith("cross.") for spec in artifact.inputs)
-    if artifact.dialect != "ort" or not reads_source or rows == 1:
+    if artifact.dialect != "ort" or not artifact.reads_source or rows == 1:
         return PREFILL_CHUNK
     return 1 if has_past else width
 
