@@ -23,18 +23,13 @@ from .random_cases import (
     CONTEXT_ROWS,
     TAIL,
     TEXTS,
-    Drawing,
-    count_alike,
-    count_longest,
-    count_room,
-    count_step_rows,
+    RandomCases,
     count_weights,
     describe_undrawn,
     draw_batches,
     draw_columns,
     draw_far_batches,
     draw_text,
-    list_sizes,
 )
 
 if TYPE_CHECKING:
@@ -109,8 +104,8 @@ def choose(
         # Another exporter's mask of a window may count the cache's columns; that is right as long as no
         # padding stands between a row's tokens, and `generate` leaves none there.
         parts = 1 if manifest.source.get("exporter") else 2
-        drawing = Drawing(real, context, most, seed, parts, level)
-        columns = add_random(builder, reference, drawing, weights, vocabulary)
+        cases = RandomCases(weights, real, context, most, seed, parts, level)
+        columns = add_random(builder, reference, cases, vocabulary)
     add_passages(builder, passages, vocabulary)
     few, replays, ranges = list_node_cases(builder)
     left_out = describe_left_out(
@@ -285,21 +280,17 @@ def add_context(builder: Builder, filled: Text) -> None:
 
 
 def add_random(
-    builder: Builder, reference: Reference, drawing: Drawing, weights: int, vocabulary: int
+    builder: Builder, reference: Reference, cases: RandomCases, vocabulary: int
 ) -> tuple[int, ...]:
     """Add batches, lengths, pasts and split points that a seed draws; return the tokens that are compared."""
-    random = np.random.default_rng(drawing.seed)
-    longest = count_longest(weights, drawing.context, drawing.level)
+    random = np.random.default_rng(cases.seed)
+    longest = cases.longest
     lengths = [longest, *[max(1, longest // (TEXTS - 1))] * (TEXTS - 1)]
-    tokens = [draw_text(random, drawing.real, length) for length in lengths]
+    tokens = [draw_text(random, cases.real, length) for length in lengths]
     columns = draw_columns(random, vocabulary)
     numbers = [builder.add_text(Text(one), columns=range(len(one))) for one in tokens]
-    sizes = list_sizes(drawing.max_batch)
-    alike = count_alike(weights, sizes, drawing.level)
-    room = count_room(weights, longest, len(sizes) * alike, drawing.level)
-    near = draw_batches(random, lengths, sizes, room, drawing.context, drawing.parts, alike)
-    repeats = find_most_repeats(reference, longest, drawing)
-    far = draw_far_batches(random, sizes, longest, drawing, repeats)
+    near = draw_batches(random, cases, lengths)
+    far = draw_far_batches(random, cases, find_most_repeats(reference, cases))
     repeated: dict[tuple[int, int], int] = {}  # the number of the text, by its past and how often it is there
 
     def find_text(batch: Batch, row: int) -> int:
@@ -313,38 +304,35 @@ def add_random(
         return repeated[place]
 
     for batch in (*near, *far):
-        rows = [
-            Row(find_text(batch, row), tuple(ends[row] for ends in batch.ends))
-            for row in range(len(batch.texts))
-        ]
-        builder.add_case(make_random_case(GRAPH, tuple(rows), bool(batch.repeats), drawing.seed))
-    add_single_steps(
-        builder, numbers[0], longest, min(count_step_rows(weights, longest, drawing.level), drawing.max_batch)
-    )
+        of_rows = [find_text(batch, row) for row in range(len(batch.texts))]
+        builder.add_case(make_random_case(GRAPH, batch, of_rows, cases.seed))
+    add_single_steps(builder, numbers[0], longest, min(cases.step_rows, cases.max_batch))
     return columns
 
 
-def find_most_repeats(reference: Reference, longest: int, drawing: Drawing) -> int:
+def find_most_repeats(reference: Reference, cases: RandomCases) -> int:
     """Return how often a text's beginning is there to fill a context; 1 where the text itself has to.
 
     That is so where it is long enough, and of a model that keys and values cannot be given, or that a window
     shows what is no more there.
     """
-    if longest >= drawing.context or longest <= 2 * TAIL or not reference.repeats:
+    longest = cases.longest
+    if longest >= cases.context or longest <= 2 * TAIL or not reference.repeats:
         return 1
     if any(reference.model.config.windows):
         return 1
-    return math.ceil(drawing.context / min(BEGINNING, longest - TAIL))
+    return math.ceil(cases.context / min(BEGINNING, longest - TAIL))
 
 
-def make_random_case(graph: str, rows: tuple[Row, ...], shares_past: bool, seed: int) -> Case:
-    """Return the case of a batch that a seed drew."""
+def make_random_case(graph: str, batch: Batch, texts: Sequence[int], seed: int) -> Case:
+    """Return the case of a batch that a seed drew, by the number of each row's text."""
+    rows = tuple(Row(text, tuple(ends[row] for ends in batch.ends)) for row, text in enumerate(texts))
     return Case(
         f"{RANDOM}, seed {seed}",
         graph,
         rows,
         (COLUMNS,),
-        shares_past=shares_past,
+        shares_past=bool(batch.repeats),
         spare=SPARE,
         is_costly=True,
         is_padded=True,

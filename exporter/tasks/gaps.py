@@ -10,7 +10,7 @@ from ...runtime.apps.check.case import CaseSet, Measure
 from ...runtime.apps.check.judge import Seen, measure_columns, measure_passages, measure_values
 from ...runtime.apps.check.metrics import LabelMetrics, Measured, Metrics, VectorMetrics
 from ...runtime.bundle.bundle import Bundle
-from ..limits import TABLE, Accepted, Gaps, compute_limits
+from ..limits import Gaps
 from ..reference_model import is_module
 from .base import Task, list_wanted
 from .random_cases import CONTEXT_ROWS
@@ -115,26 +115,3 @@ def list_first_texts(case_set: CaseSet) -> set[int]:
 def find_key(measure: Measure) -> str:
     """Return by what a measure's gap is known."""
     return measure.prefix or KEYS.get(measure.kind, "")
-
-
-def choose_limits(
-    task: Task, case_set: CaseSet, precision: str, gaps: Gaps, accepted: Accepted
-) -> dict[str, float]:
-    """Return the limits of a precision, from the table of caps and the effect of rounding in PyTorch."""
-    limits = {}
-    for measure in task.list_measures(case_set):
-        names = [name for name in measure.limited if name in TABLE]
-        if names:
-            own = compute_limits(precision, gaps.get(find_key(measure)), names, accepted)
-            limits.update({f"{measure.prefix}{name}": limit for name, limit in own.items()})
-    return limits | task.limit_others(case_set, gaps, limits)
-
-
-def name_losses(task: Task, case_set: CaseSet, gaps: Gaps) -> dict[str, float]:
-    """Return what rounding does in PyTorch, by the names of the limits."""
-    return {
-        f"{measure.prefix}{name}": float(getattr(gap, name))
-        for measure in task.list_measures(case_set)
-        if (gap := gaps.get(find_key(measure))) is not None
-        for name in measure.limited
-    }

@@ -35,10 +35,11 @@ KNOWN_TOKENS = 256  # of the vocabulary, whose logits are compared
 
 
 @dataclass(frozen=True)
-class Drawing:
-    """What is drawn for a decoder.
+class RandomCases:
+    """What is drawn for a decoder, and how much.
 
     Attributes:
+        weights: how many the model has.
         real: tokens of real text, of which phrases are drawn; a translator's are targets that it wrote.
         context: the most tokens of a row.
         max_batch: the most rows of a batch.
@@ -48,12 +49,39 @@ class Drawing:
         level: how much is drawn.
     """
 
+    weights: int
     real: tuple[int, ...]
     context: int
     max_batch: int
     seed: int
     parts: int
     level: Level
+
+    @property
+    def longest(self) -> int:
+        """How many tokens the longest text has."""
+        return count_longest(self.weights, self.context, self.level)
+
+    @property
+    def sizes(self) -> list[int]:
+        """The sizes of batches."""
+        return list_sizes(self.max_batch)
+
+    @property
+    def alike(self) -> int:
+        """How many batches of each size there are, one or two."""
+        return count_alike(self.weights, self.sizes, self.level)
+
+    @property
+    def room(self) -> int:
+        """How many tokens a batch has, padding included, unless it is one with a past."""
+        batches = len(self.sizes) * self.alike
+        return max(self.longest // 2, int(self.level.prefill_work / self.weights / batches))
+
+    @property
+    def step_rows(self) -> int:
+        """How many rows divide the single steps at all positions of a text among them: few take longer."""
+        return min(MOST_STEP_ROWS, math.ceil(self.longest * self.weights / self.level.step_work))
 
 
 def count_weights(model: ReferenceModel) -> int:
@@ -70,11 +98,6 @@ def count_longest(weights: int, context: int, level: Level) -> int:
     return min(context, count_tokens(weights, level) // 2)
 
 
-def count_step_rows(weights: int, length: int, level: Level) -> int:
-    """Return how many rows divide the single steps at all positions of a text among them: few take longer."""
-    return min(MOST_STEP_ROWS, math.ceil(length * weights / level.step_work))
-
-
 def count_alike(weights: int, sizes: Sequence[int], level: Level) -> int:
     """Return how many batches of each size are drawn."""
     return 2 if 2 * len(sizes) * weights <= level.batch_work else 1
@@ -87,43 +110,33 @@ def list_sizes(most: int) -> list[int]:
 
 
 def draw_batches(
-    random: Random,
-    lengths: Sequence[int],
-    sizes: Sequence[int],
-    room: int,
-    context: int,
-    parts: int,
-    alike: int = 2,
-    sources: Sequence[int] = (),
+    random: Random, cases: RandomCases, lengths: Sequence[int], sources: Sequence[int] = ()
 ) -> tuple[Batch, ...]:
     """Return batches of every size whose longest rows stand in different places: any other is padded.
 
     Args:
         random: draws.
+        cases: how much is drawn.
         lengths: of the texts, of which the first is the longest.
-        sizes: of the batches.
-        room: the tokens of the longer batch of a size with its padding, about.
-        context: the most tokens of a row, padding included.
-        parts: in how many steps of several tokens a row reads its text at most.
-        alike: how many batches of a size there are, one or two.
         sources: the lengths of what a translator reads beside each text. Those of a batch have `room` too.
     """
+    room = cases.room
 
     def list_others(size: int) -> list[int]:
         return [text for text in range(1, len(lengths)) if not sources or sources[text] * size <= room]
 
     batches = []
-    for size in sizes:
+    for size in cases.sizes:
         others = list_others(size)
-        places = random.permutation(size)[:alike]
+        places = random.permutation(size)[: cases.alike]
         # The longest row of the first is long, that of the second of any length, as a small engine takes too.
         for place, is_long in zip(places, (True, False), strict=False):
             most = min(lengths[0], max(4, (room if is_long else lengths[0] // 2) // size))
             longest = draw_length(random, max(1, most // 2) if is_long else 1, most)
-            batches.append(draw_batch(random, lengths, others, size, int(place), longest, context, parts))
-    if lengths[0] > 1 and max(sizes) > 1:  # padding as long as there can be
+            batches.append(draw_batch(random, cases, lengths, others, size, int(place), longest))
+    if lengths[0] > 1 and cases.max_batch > 1:  # padding as long as there can be
         place = int(random.integers(2))
-        batches.append(draw_batch(random, lengths, list_others(2), 2, place, lengths[0], context, parts))
+        batches.append(draw_batch(random, cases, lengths, list_others(2), 2, place, lengths[0]))
     return tuple(batches)
 
 
@@ -134,13 +147,12 @@ def draw_length(random: Random, least: int, most: int) -> int:
 
 def draw_batch(
     random: Random,
+    cases: RandomCases,
     lengths: Sequence[int],
     others: Sequence[int],
     size: int,
     place: int,
     longest: int,
-    context: int,
-    parts: int,
 ) -> Batch:
     """Return a batch whose row `place` reads `longest` tokens, and the others fewer where there are fewer.
 
@@ -162,8 +174,8 @@ def draw_batch(
         steps, min(totals) if random.random() < 1 / 3 else min(lengths[text] for text in texts), longest
     )
     totals = [max(total, steps) for total in totals]
-    batch = Batch(tuple(texts), draw_ends(random, totals, steps, parts=min(parts, steps)))
-    if batch.columns > context:
+    batch = Batch(tuple(texts), draw_ends(random, totals, steps, parts=min(cases.parts, steps)))
+    if batch.columns > cases.context:
         batch = Batch(tuple(texts), draw_ends(random, totals, steps, parts=1))
     return batch
 
@@ -243,20 +255,14 @@ def describe_undrawn(weights: int, context: int, max_batch: int, level: Level) -
         yield "a second drawn batch of each size"
 
 
-def count_room(weights: int, longest: int, batches: int, level: Level) -> int:
-    """Return how many tokens a drawn batch has, padding included, unless it is one with a past."""
-    return max(longest // 2, int(level.prefill_work / weights / batches))
-
-
-def draw_far_batches(
-    random: Random, sizes: Sequence[int], longest: int, drawing: Drawing, repeats: int
-) -> tuple[Batch, ...]:
+def draw_far_batches(random: Random, cases: RandomCases, repeats: int) -> tuple[Batch, ...]:
     """Return a batch of every size whose rows have pasts of any length, up to the end of the context.
 
     A past is read once for all rows, so it costs little. Behind it come a step of several tokens and some
     single ones.
     """
-    end = drawing.context if repeats > 1 else longest
+    longest = cases.longest
+    end = cases.context if repeats > 1 else longest
     if end <= TAIL + 1:
         return ()
     if repeats > 1:  # a past is a multiple of it, so each seed has other positions
@@ -264,15 +270,15 @@ def draw_far_batches(
     often = [repeats] if repeats <= MANY_REPEATS else [repeats, math.isqrt(repeats)]
     places = {times: draw_places(random, (end - TAIL) // times, longest - TAIL) for times in often}
     batches = []
-    for size in sizes:
+    for size in cases.sizes:
         times = often[int(random.integers(len(often)))] if len(often) > 1 else repeats
-        room = min(end, max(drawing.context, drawing.level.cached) // size)
+        room = min(end, max(cases.context, cases.level.cached) // size)
         most = max(1, min((room - TAIL) // times, longest - TAIL))
         pasts = random.choice([past for past in places[times] if past < most] + [most], size)
         place = int(random.integers(size))
         if size > 1:  # of a single row, the end of the context is a case of its own
             pasts[place] = most
-        if drawing.parts == 1:
+        if cases.parts == 1:
             pasts[:] = most
         wide = int(random.integers(2, WIDEST + 1))
         ends = [pasts, *(pasts + tokens for tokens in range(wide, TAIL + 1))]

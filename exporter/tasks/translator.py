@@ -32,12 +32,9 @@ from .random_cases import (
     CONTEXT_ROWS,
     SMALL_SIZES,
     TEXTS,
-    Drawing,
     Random,
-    count_alike,
+    RandomCases,
     count_longest,
-    count_room,
-    count_step_rows,
     count_tokens,
     count_weights,
     describe_undrawn,
@@ -47,7 +44,6 @@ from .random_cases import (
     draw_far_batches,
     draw_length,
     draw_text,
-    list_sizes,
 )
 
 if TYPE_CHECKING:
@@ -124,10 +120,10 @@ def choose(
     if level.draw_work:
         # As for imported decoders there is no padding between a row's tokens.
         parts = 1 if manifest.source.get("exporter") else 2
-        drawing = Drawing(
-            tuple(range(written)), sizes.target, min(sizes.rows, sizes.beams), seed, parts, level
+        cases = RandomCases(
+            weights, tuple(range(written)), sizes.target, min(sizes.rows, sizes.beams), seed, parts, level
         )
-        columns = add_random(builder, drawing, real, end, sizes, weights, find_vocabulary(manifest))
+        columns = add_random(builder, cases, real, end, sizes, find_vocabulary(manifest))
     few, replays, ranges = list_node_cases(builder)
     return CaseSet(
         texts=tuple(builder.texts),
@@ -259,11 +255,10 @@ def make_source_case(name: str, builder: Builder, numbers: Sequence[int]) -> Cas
 
 def add_random(
     builder: Builder,
-    drawing: Drawing,
+    cases: RandomCases,
     real: tuple[int, ...],
     end: int,
     sizes: Sizes,
-    weights: int,
     vocabulary: int,
 ) -> tuple[int, ...]:
     """Add sources, targets and batches that a seed draws; return the tokens that are compared.
@@ -271,45 +266,35 @@ def add_random(
     A translator's decoder and its encoder have about half of the weights each, so both read as much as a
     decoder does.
     """
-    random = np.random.default_rng(drawing.seed)
-    longest = count_longest(weights, drawing.context, drawing.level)
-    most_of_others = count_tokens(weights, drawing.level) // 2 // (TEXTS - 1)
+    random = np.random.default_rng(cases.seed)
+    longest = cases.longest
+    most_of_others = count_tokens(cases.weights, cases.level) // 2 // (TEXTS - 1)
     lengths = [longest, *[max(1, min(longest, most_of_others))] * (TEXTS - 1)]
-    tokens = [(START, *draw_text(random, drawing.real, length - 1)) for length in lengths]
+    tokens = [(START, *draw_text(random, cases.real, length - 1)) for length in lengths]
     columns = draw_columns(random, vocabulary)
-    counts = list_sizes(drawing.max_batch)
-    alike = count_alike(weights, counts, drawing.level)
-    room = count_room(weights, longest, len(counts) * alike, drawing.level)
-    most = count_longest(weights, sizes.source, drawing.level)
-    sources = draw_sources(random, real, end, most, room // min(SMALL_SIZES, max(counts)))
+    most = count_longest(cases.weights, sizes.source, cases.level)
+    sources = draw_sources(random, real, end, most, cases.room // min(SMALL_SIZES, cases.max_batch))
     numbers = [builder.add_text(Text(source), cross=choose_evenly(len(source), PLACES)) for source in sources]
     texts = [
         builder.add_text(Text(own, source=number, quotes=True), columns=range(len(own)))
         for own, number in zip(tokens, numbers, strict=True)
     ]
-    widths = list(map(len, sources))
-    batches = draw_batches(random, lengths, counts, room, drawing.context, drawing.parts, alike, widths)
-    widest = draw_widest_batches(random, lengths) if max(counts) > 1 else ()
-    name = f"{RANDOM}, seed {drawing.seed}"
+    batches = draw_batches(random, cases, lengths, list(map(len, sources)))
+    widest = draw_widest_batches(random, lengths) if cases.max_batch > 1 else ()
+    name = f"{RANDOM}, seed {cases.seed}"
+
+    def make_batch_case(batch: Batch) -> Case:
+        return make_random_case(DECODER, batch, [texts[text] for text in batch.texts], cases.seed)
+
     for batch in (*batches, *widest):
         together = [numbers[text] for text in batch.texts]
         padded = make_source_case(name, builder, together)
         builder.add_case(replace(padded, is_costly=True, is_padded=True))
-        builder.add_case(make_batch_case(batch, texts, drawing.seed))
-    for batch in draw_far_batches(random, counts, longest, drawing, repeats=1):
-        builder.add_case(make_batch_case(batch, texts, drawing.seed))
-    add_single_steps(
-        builder, texts[0], longest, min(count_step_rows(weights, longest, drawing.level), sizes.beams)
-    )
+        builder.add_case(make_batch_case(batch))
+    for batch in draw_far_batches(random, cases, repeats=1):
+        builder.add_case(make_batch_case(batch))
+    add_single_steps(builder, texts[0], longest, min(cases.step_rows, sizes.beams))
     return columns
-
-
-def make_batch_case(batch: Batch, texts: Sequence[int], seed: int) -> Case:
-    """Return the case of a batch of targets."""
-    rows = tuple(
-        Row(texts[text], tuple(ends[row] for ends in batch.ends)) for row, text in enumerate(batch.texts)
-    )
-    return make_random_case(DECODER, rows, bool(batch.repeats), seed)
 
 
 def draw_sources(

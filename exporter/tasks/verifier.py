@@ -20,11 +20,11 @@ from ...runtime.progress import CountedLine, StageCounter
 from ..execution.node_executor import ROUNDING_ENGINE, ExecutedProgram, NotFiniteError
 from ..execution.replay import Replay, cut_case, make_replay
 from ..levels import FULL, Level
-from ..limits import NOTHING_ACCEPTED, Accepted, Gaps
+from ..limits import NOTHING_ACCEPTED, TABLE, Accepted, Gaps, compute_limits
 from ..passes.weight_files import load_graph
-from . import gaps as rounding_gaps
 from .answer_cache import KEPT, compute_key, keep_answers, read_answers, read_limit
 from .base import OpenProgram, Progress, Task
+from .gaps import find_key, measure_gaps
 from .registry import TASKS
 
 if TYPE_CHECKING:
@@ -74,17 +74,28 @@ class Verifier:
 
     def measure_gaps(self, model: ReferenceModel, rounding: Rounding) -> Gaps:
         """Measure how far the model in PyTorch, rounded, is from itself unrounded."""
-        return rounding_gaps.measure_gaps(self.task, model, self.bundle, self.expected, rounding)
+        return measure_gaps(self.task, model, self.bundle, self.expected, rounding)
 
     def choose_limits(
         self, precision: str, gaps: Gaps, accepted: Accepted = NOTHING_ACCEPTED
     ) -> dict[str, float]:
         """Return the limits of a precision, from the table of caps and the effect of rounding in PyTorch."""
-        return rounding_gaps.choose_limits(self.task, self.expected, precision, gaps, accepted)
+        limits = {}
+        for measure in self.task.list_measures(self.expected):
+            names = [name for name in measure.limited if name in TABLE]
+            if names:
+                own = compute_limits(precision, gaps.get(find_key(measure)), names, accepted)
+                limits.update({f"{measure.prefix}{name}": limit for name, limit in own.items()})
+        return limits | self.task.limit_others(self.expected, gaps, limits)
 
     def name_losses(self, gaps: Gaps) -> dict[str, float]:
         """Return what rounding does in PyTorch, by the names of the limits."""
-        return rounding_gaps.name_losses(self.task, self.expected, gaps)
+        return {
+            f"{measure.prefix}{name}": float(getattr(gap, name))
+            for measure in self.task.list_measures(self.expected)
+            if (gap := gaps.get(find_key(measure))) is not None
+            for name in measure.limited
+        }
 
     def measure_failed_search(self, artifact: Artifact, rounding: Rounding) -> dict[str, float]:
         """Return what rounding does in PyTorch to the targets that a graph's own search finds.

@@ -132,10 +132,11 @@ def test_golden_answers_behind_repeated_pasts_are_asked_again(large: Ground) -> 
 def test_pasts_of_every_size_of_batch_are_in_all_quarters_of_the_context(repeats: int, context: int) -> None:
     quarters: dict[int, set[int]] = {}
     residues = set()
+    weights = int(FULL.draw_work / 512)  # of a model that reads texts of 256 tokens
     for seed in range(40):
-        drawing = random_cases.Drawing((1,), context, 8, seed, parts=2, level=FULL)
+        drawing = random_cases.RandomCases(weights, (1,), context, 8, seed, parts=2, level=FULL)
         random = np.random.default_rng(seed)
-        for batch in random_cases.draw_far_batches(random, list(range(1, 9)), 256, drawing, repeats):
+        for batch in random_cases.draw_far_batches(random, drawing, repeats):
             size = len(batch.texts)
             pasts = [batch.count_past(0, row) for row in range(size)]
             if size > 1 and batch.repeats >= repeats:
