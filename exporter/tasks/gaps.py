@@ -58,7 +58,7 @@ def list_seen(case_set: CaseSet, rounded: CaseSet, measure: Measure) -> list[See
         for row in case.rows:
             kinds.setdefault(row.text, set()).update(each.kind for each in case.measures)
     seen = []
-    for text in rounded.answers.get(measure.outputs[0], {}):
+    for text in case_set.answers.get(measure.outputs[0], {}):
         if measure.kind in kinds.get(text, {measure.kind}):
             known = list_wanted(rounded, text)
             seen.append(Seen(text, {output: known[output] for output in measure.outputs if output in known}))
