@@ -99,13 +99,11 @@ def choose(
     add_edges(builder, known or real, list_edges(bundle, len(known)))
     if known:
         add_context(builder, filled)
-    columns: tuple[int, ...] = ()
-    if level.draw_work:
-        # Another exporter's mask of a window may count the cache's columns; that is right as long as no
-        # padding stands between a row's tokens, and `generate` leaves none there.
-        parts = 1 if manifest.source.get("exporter") else 2
-        cases = RandomCases(weights, real, context, most, seed, parts, level)
-        columns = add_random(builder, reference, cases, vocabulary)
+    # Another exporter's mask of a window may count the cache's columns; that is right as long as no padding
+    # stands between a row's tokens, and `generate` leaves none there.
+    parts = 1 if manifest.source.get("exporter") else 2
+    cases = RandomCases(weights, real, context, most, seed, parts, level)
+    columns = add_random(builder, reference, cases, vocabulary) if level.draw_work else ()
     add_passages(builder, passages, vocabulary)
     few, replays, ranges = list_node_cases(builder)
     left_out = describe_left_out(
@@ -114,10 +112,7 @@ def choose(
             "passages of real text": (len(passages), len(every_passage)),
         },
         context=(filled.count(), len(known), min(context, reference.count_read(context))),
-        full_context=context,
-        weights=weights,
-        sizes=most,
-        level=level,
+        cases=cases,
     )
     return CaseSet(
         texts=tuple(builder.texts),
@@ -204,22 +199,14 @@ def fill_context(text: Sequence[int], length: int, read: int) -> Text:
 
 
 def describe_left_out(
-    counts: Mapping[str, tuple[int, int]],
-    context: tuple[int, int, int],
-    full_context: int,
-    weights: int,
-    sizes: int,
-    level: Level,
+    counts: Mapping[str, tuple[int, int]], context: tuple[int, int, int], cases: RandomCases
 ) -> Iterator[str]:
     """Yield what the level leaves out of the cases that "full" has.
 
     Args:
         counts: how many of each kind are compared, and how many there are.
         context: how long the context is that is filled, how much of it is read, and how much "full" reads.
-        full_context: how long it would be.
-        weights: of the model.
-        sizes: the most rows of a batch.
-        level: how much is computed.
+        cases: how much is drawn.
     """
     for what, (some, every) in counts.items():
         if some < every:
@@ -227,11 +214,11 @@ def describe_left_out(
     length, read, usually_read = context
     if not length:
         yield "a full context, and prompts as long as a prefill's chunk"
-    elif length < full_context:
-        yield f"positions {length:,} to {full_context - 1:,} of a context"
+    elif length < cases.context:
+        yield f"positions {length:,} to {cases.context - 1:,} of a context"
     elif read < usually_read:
         yield f"reading {usually_read:,} tokens of a context: {read:,} are, and stand in it more than once"
-    yield from describe_undrawn(weights, full_context, sizes, level)
+    yield from describe_undrawn(cases.weights, cases.context, cases.max_batch, cases.level)
 
 
 def add_prompts(builder: Builder, prompts: Sequence[tuple[int, ...]], steps: int, most: int) -> None:
