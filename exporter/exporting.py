@@ -37,7 +37,7 @@ from .linting.lint import lint
 from .memory import give_back_memory
 from .options import Request, parse_request
 from .processes import ChildGroup, leave_cores
-from .reference_model import load_our_model, load_reference, rest
+from .reference_model import load_our_model, load_reference, offload_weights
 from .resources import announce_need
 from .targets import find_target
 from .tasks.explanation import JudgedGraphs
@@ -210,7 +210,7 @@ def write_bundle(candidates: Iterable[Checkpoint], request: Request, progress: P
             calibration = Calibration()
             if model is not None and verifier is not None:
                 calibration = calibrate(verifier, model, graphs, progress, request.quantizer)
-                rest(model)  # only its weights are read, while they are written
+                offload_weights(model)  # only its weights are read, while they are written
                 give_back_memory()
             manifest = stage_graphs(staging, manifest, graphs, calibration, progress)
 

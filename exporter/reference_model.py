@@ -144,11 +144,11 @@ def find_published(model: nn.Module) -> Mapping[str, nn.Parameter]:
     return _published.get(model, {})
 
 
-def rest(model: ReferenceModel) -> None:
+def offload_weights(model: ReferenceModel) -> None:
     """Exchange the fp32 weights of a model of ours for those in the files of its checkpoint.
 
-    One in half precision takes no memory so. Until `wake` the model computes nothing, but its weights can be
-    read. Other models stay as they are.
+    One in half precision takes no memory so. Until `restore_weights` the model computes nothing, but its
+    weights can be read. Other models stay as they are.
     """
     if is_module(model):
         published = find_published(model)
@@ -157,8 +157,8 @@ def rest(model: ReferenceModel) -> None:
                 parameter.data = published[name].data
 
 
-def wake(model: ReferenceModel) -> None:
-    """Give a model that rests its fp32 weights again; one that does not rest stays as it is."""
+def restore_weights(model: ReferenceModel) -> None:
+    """Give a model its fp32 weights again; one that has them stays as it is."""
     import torch
 
     if is_module(model):

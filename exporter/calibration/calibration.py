@@ -32,7 +32,7 @@ from ..passes.int8_rows import (
 )
 from ..passes.quantize import QuantizedWeights, find_lookups
 from ..precisions import PRECISIONS
-from ..reference_model import is_module, rest, wake
+from ..reference_model import is_module, offload_weights, restore_weights
 from ..tasks.verifier import Verifier
 from .blocks import Measure, choose_blocks, select_known_weights
 from .run_gptq import round_groups
@@ -159,7 +159,7 @@ def choose_weights(
         by_blocks = {name: read for name, read in known.items() if name not in by_rows}
         blocks = choose_blocks(by_blocks, kind.weight_bits, sample, measures, tables, progress)
         chosen[name] = replace(blocks, products=products)
-        wake(model)
+        restore_weights(model)
         give_back_memory()
     return chosen
 
@@ -273,7 +273,7 @@ def sample_rows_to_rest(
 ) -> dict[str, Tensor]:
     """Return coarse rows of what each weight's linear reads; the model, which is then only read, rests."""
     rows = sample_rows(model, weights, run, coarse=True)
-    rest(model)
+    offload_weights(model)
     give_back_memory()
     return rows
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
 from functools import partial
 from typing import TYPE_CHECKING, cast
@@ -22,6 +23,7 @@ from ..execution.replay import Replay, cut_case, make_replay
 from ..levels import FULL, Level
 from ..limits import NOTHING_ACCEPTED, TABLE, Accepted, Gaps, compute_limits
 from ..passes.weight_files import load_graph
+from ..reference_model import offload_weights, restore_weights
 from .answer_cache import KEPT, compute_key, keep_answers, read_answers, read_limit
 from .base import OpenProgram, Progress, Task
 from .gaps import find_key, measure_gaps
@@ -58,11 +60,21 @@ class Verifier:
         """Return the model's results as golden data keeps them."""
         return to_arrays(self.task.thin_for_file(self.expected))
 
+    @contextmanager
+    def restore(self, model: ReferenceModel) -> Iterator[None]:
+        """Let the model compute inside the context; behind it searches alone need its weights."""
+        restore_weights(model)
+        yield
+        if not self.runs_model:
+            offload_weights(model)
+
     def answer_again(self, model: ReferenceModel, golden: CaseSet) -> Arrays:
         """Return golden data with what the model answers now."""
-        reference = self.task.open_reference(model, self.bundle, None)
-        answer = partial(self.task.answer, model, self.bundle)
-        return replace(self, expected=self.task.answer_again(reference, answer, golden)).collect_golden()
+        with self.restore(model):
+            reference = self.task.open_reference(model, self.bundle, None)
+            answer = partial(self.task.answer, model, self.bundle)
+            again = self.task.answer_again(reference, answer, golden)
+        return replace(self, expected=again).collect_golden()
 
     def thin(self, texts: int) -> Verifier:
         """Return a verifier that measures with so few texts, where there are many; else this one."""
@@ -75,6 +87,13 @@ class Verifier:
     def measure_gaps(self, model: ReferenceModel, rounding: Rounding) -> Gaps:
         """Measure how far the model in PyTorch, rounded, is from itself unrounded."""
         return measure_gaps(self.task, model, self.bundle, self.expected, rounding)
+
+    def measure_fp32_gaps(self, model: ReferenceModel) -> Gaps:
+        """Measure how far the model in PyTorch in fp32 is from itself in float64."""
+        from .rounding import Rounding
+
+        with self.restore(model):
+            return self.measure_gaps(model, Rounding(exact=True))
 
     def choose_limits(
         self, precision: str, gaps: Gaps, accepted: Accepted = NOTHING_ACCEPTED

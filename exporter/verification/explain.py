@@ -29,7 +29,7 @@ from ..limits import CAPS
 from ..passes.biases import split_bias_gelus
 from ..passes.weight_files import load_graph
 from ..precisions import PRECISIONS
-from ..reference_model import is_module, wake
+from ..reference_model import is_module, restore_weights
 from ..tasks.base import Progress
 from ..tasks.fitted_head import HEAD, is_fitted
 from ..tasks.verifier import Verifier
@@ -96,7 +96,7 @@ def explain(
     if not failed:
         return report
     if model is not None:
-        wake(model)
+        restore_weights(model)
     manifest = Bundle.open(bundle.folder).manifest  # also of graphs that were not asked for
     sound = [a for a in manifest.artifacts if a.precision == "fp32" and a not in failed]
     healthy: Mapping[str, ir.Model] = {}

@@ -14,7 +14,7 @@ from ...runtime.bundle.bundle import Bundle
 from ...runtime.errors import PlanForgeError
 from ..execution.replay import Replay, Step
 from ..passes.weight_files import load_graph
-from ..reference_model import is_module, wake
+from ..reference_model import is_module, restore_weights
 from ..tasks.base import Progress
 from ..tasks.explanation import Case, JudgedGraphs, compare_explanations
 from ..tasks.kept_explanations import compare_kept
@@ -45,7 +45,7 @@ def verify_explanations(
     if not bundle.manifest.explanations:
         return report, JudgedGraphs([], {}, {})
     assert is_module(model)
-    wake(model)
+    restore_weights(model)
     tensors = list_tensors_to_compare(bundle, model)
     comparisons = []
     for artifact in bundle.manifest.explanations:

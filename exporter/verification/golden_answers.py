@@ -21,7 +21,7 @@ from ...runtime.errors import BundleError
 from ..errors import shorten_error
 from ..levels import QUICK
 from ..limits import CAPS, NOTHING_ACCEPTED, Accepted, find_factor, find_upper_bound
-from ..reference_model import is_module, rest, wake
+from ..reference_model import is_module
 from ..tasks.base import Progress
 from ..tasks.verifier import Verifier
 
@@ -75,7 +75,7 @@ def compare_golden(
     caps = CAPS if verifier.level is QUICK else {}  # its own limits rest on two texts
     loose = list(list_loose_limits(usual, limits, accepted, caps))
     if any(precision == "fp32" for precision, _ in loose) and is_module(model):
-        limits = {**limits, "fp32": choose_fp32_limits(verifier, model)}
+        limits = {**limits, "fp32": verifier.choose_limits("fp32", verifier.measure_fp32_gaps(model))}
         loose = list(list_loose_limits(usual, limits, accepted, caps))
     told = [f"{name}: {fault}" for _, fault in loose]
     return [report("answers", len(meant), answers), report("limits", sum(map(len, usual.values())), told)]
@@ -148,17 +148,6 @@ def find_largest_limit(name: str, own: Limits, accepted: Accepted) -> float | No
     return max(find_factor(metric) * limit, accepted.get(metric, 0.0))
 
 
-def choose_fp32_limits(verifier: Verifier, model: ReferenceModel) -> Limits:
-    """Return fp32's limits by PyTorch in float64: an export may have needed them, and this run may not."""
-    from ..tasks.rounding import Rounding
-
-    wake(model)
-    gaps = verifier.measure_gaps(model, Rounding(exact=True))
-    if not verifier.runs_model:
-        rest(model)
-    return verifier.choose_limits("fp32", gaps)
-
-
 def answer_again(verifier: Verifier, arrays: Arrays, model: ReferenceModel) -> Arrays:
     """Return what golden data should hold.
 
@@ -170,7 +159,6 @@ def answer_again(verifier: Verifier, arrays: Arrays, model: ReferenceModel) -> A
         np.array_equal(own[name], arrays[name]) for name in own if own[name].dtype.kind != "f"
     ):
         return own
-    wake(model)
     golden = from_arrays(arrays)
     longest = max(text.count() for text in golden.texts)
     room = verifier.bundle.manifest.max_length
@@ -180,6 +168,4 @@ def answer_again(verifier: Verifier, arrays: Arrays, model: ReferenceModel) -> A
         costly = {row.text for case in golden.cases if case.is_costly for row in case.rows}
         golden = golden.restrict([number for number in range(len(golden.texts)) if number not in costly])
     found = verifier.answer_again(model, golden)
-    if not verifier.runs_model:
-        rest(model)
     return {name: array for name, array in found.items() if name != "plan"}

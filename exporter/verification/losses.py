@@ -18,7 +18,7 @@ from ..passes.storage import read_weights
 from ..passes.weight_files import load_graph
 from ..passes.weights import LazyMapping
 from ..precisions import PRECISIONS
-from ..reference_model import is_module, rest, wake
+from ..reference_model import is_module
 from ..tasks.base import Progress
 from ..tasks.verifier import Verifier
 from .report import VerificationReport
@@ -171,8 +171,6 @@ def judge_by_float64(
 
     PyTorch in float64 is the witness. The limits of fp32 grow in place.
     """
-    from ..tasks.rounding import Rounding
-
     failed = [
         artifact
         for artifact in report.failed_artifacts(verifier.bundle.manifest)
@@ -182,10 +180,7 @@ def judge_by_float64(
     if not failed or not is_module(model):
         return report
     progress("computing what fp32 itself loses, beside float64")
-    wake(model)
-    gaps = verifier.measure_gaps(model, Rounding(exact=True))
-    if not verifier.runs_model:
-        rest(model)
+    gaps = verifier.measure_fp32_gaps(model)
     own = verifier.choose_limits("fp32", gaps)
     grown = {name: limit for name, limit in own.items() if limit > limits["fp32"].get(name, 0.0)}
     if not grown:

@@ -18,7 +18,7 @@ from ..limits import NOTHING_ACCEPTED, Accepted
 from ..memory import give_back_memory
 from ..passes.weight_files import load_graph
 from ..precisions import PRECISIONS
-from ..reference_model import rest, wake
+from ..reference_model import offload_weights, restore_weights
 from ..tasks.base import Progress
 from ..tasks.verifier import Verifier
 from .files import RUNNING
@@ -51,11 +51,11 @@ def verify_model(
     """Compare every graph with the model.
 
     `accepted` has what a user lets each precision lose. While the graphs run the model may rest: who computes
-    with it afterwards calls `wake`.
+    with it afterwards calls `restore_weights`.
     """
     from ..reference_model import OnnxGraphs
 
-    wake(model)
+    restore_weights(model)
     # What rounding does to another exporter's graphs is not known.
     reference = model.reference if isinstance(model, OnnxGraphs) else ""
 
@@ -112,12 +112,12 @@ def compare_all(
     model: ReferenceModel | None = None,
     read: Mapping[str, Comparison] | None = None,
 ) -> VerificationReport:
-    """Compare every graph in every case. With PyTorch's model it was `read` before; the model may `rest`."""
+    """Compare every graph in every case. With PyTorch's model, whose weights may go, it was `read` before."""
     bundle = verifier.bundle
     if read is None:
         read = compare_by_reading(verifier, progress, None)
     if model is not None and not verifier.runs_model:
-        rest(model)
+        offload_weights(model)
         give_back_memory()
     comparisons: list[Comparison] = []
     nodes_in_fp32 = {}

@@ -20,7 +20,7 @@ from planforge.exporter.calibration import blocks
 from planforge.exporter.memory import Reclaimer, give_back_mapped_pages
 from planforge.exporter.passes import weights
 from planforge.exporter.passes.weights import LazyMapping, ParameterTensor, read_array
-from planforge.exporter.reference_model import load_our_model, rest, wake
+from planforge.exporter.reference_model import load_our_model, offload_weights, restore_weights
 from planforge.exporter.tasks import piecewise
 from planforge.exporter.tasks.piecewise import PiecewiseCache
 from planforge.exporter.tasks.rounding import ExchangedWeights
@@ -142,14 +142,14 @@ def test_a_model_rests_in_its_files_and_wakes_as_it_was(written: Path) -> None:
         dict(model.named_parameters())["layers.0.mlp.up_proj.weight"], "w", transposed=True
     )
     written_before = stored.numpy().copy()
-    rest(model)
+    offload_weights(model)
     assert {parameter.dtype for parameter in model.parameters()} == {torch.bfloat16}
     assert model.lm_head.weight is model.embed_tokens.weight  # type: ignore[union-attr]
     arrays = LazyMapping(dict(model.named_parameters()), read_array)
     for name, array in arrays.items():
         np.testing.assert_array_equal(array, before[name].numpy())
     np.testing.assert_array_equal(stored.numpy(), written_before)
-    wake(model)
+    restore_weights(model)
     assert all(parameter.is_contiguous() for parameter in model.parameters())
     for name, tensor in model.state_dict().items():
         assert tensor.dtype == torch.float32 and torch.equal(tensor, before[name])
@@ -158,13 +158,13 @@ def test_a_model_rests_in_its_files_and_wakes_as_it_was(written: Path) -> None:
 def test_pages_are_given_back_while_weights_become_fp32(
     written: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """By `wake`, and by a rounding that ends: else the files of all weights are in memory beside these."""
+    """By `restore_weights`, and by a rounding that ends: else the weights' files are in memory as well."""
     model = load_our_model(written / "shards", 64)
     given: list[int] = []
     monkeypatch.setattr(memory, "give_back_mapped_pages", lambda: given.append(1))
     monkeypatch.setattr(Reclaimer, "EVERY", 2**12)
-    rest(model)
-    wake(model)
+    offload_weights(model)
+    restore_weights(model)
     assert len(given) > 4
     exchanged = ExchangedWeights(model)
     exchanged.release(model.parameters())
@@ -236,7 +236,7 @@ def test_while_gptq_rounds_and_files_are_written_the_model_rests_and_nothing_cha
 def test_weights_in_fp32_are_mapped_once(written: Path) -> None:
     model = load_our_model(written / "single", 64)
     before = {parameter.data_ptr() for parameter in model.parameters()}
-    rest(model)
+    offload_weights(model)
     assert before == {parameter.data_ptr() for parameter in model.parameters()}
 
 

@@ -25,7 +25,7 @@ from planforge.exporter.limits import CAPS, Gaps
 from planforge.exporter.options import list_usual_precisions
 from planforge.exporter.passes.quantize import QuantizedWeights, quantize
 from planforge.exporter.precisions import PRECISIONS, resolve_precisions
-from planforge.exporter.reference_model import load_our_model, rest
+from planforge.exporter.reference_model import load_our_model, offload_weights
 from planforge.exporter.tasks.rounding import Rounding
 from planforge.runtime.apps.check.metrics import Metrics, TextMetrics
 from planforge.runtime.bundle.bundle import Bundle
@@ -376,7 +376,7 @@ def test_weights_to_compare_with_are_read_from_what_the_model_holds_then(llama_d
     calibration = read_calibration(Bundle.open(llama_demo_bundle), model)
     name = "layers.0.mlp.down_proj.weight"
     while_awake = calibration.weights["int8"][name].dequantize()
-    rest(model)
+    offload_weights(model)
     assert {parameter.dtype for parameter in model.parameters()} == {torch.bfloat16}
     np.testing.assert_array_equal(calibration.weights["int8"][name].dequantize(), while_awake)
     parameter = model.get_parameter(name)
