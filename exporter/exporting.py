@@ -45,6 +45,7 @@ from .reference.model import load_our_model, rest
 from .reference.transformers_reference import load_reference
 from .resources import announce_need
 from .targets import find_target
+from .task_traits import TRAITS
 from .tensorrt.plans import Progress, build_plans, tell_left_out
 from .tracing.trace import finish_trace, start_trace
 from .verification.explain import explain
@@ -262,7 +263,7 @@ def compute_answers(
 ) -> AnyExaminer:
     """Return PyTorch's answers, for a verdict or for calibration alone."""
     # Calibration of encoders reads what is drawn, too.
-    alone = CALIBRATION if bundle.manifest.task == "text-generation" else STANDARD
+    alone = CALIBRATION if TRAITS[bundle.manifest.task].continues else STANDARD
     files = bundle.manifest.source["sha256"]
     return examine_model(bundle, model, texts, progress, level=request.level or alone, checkpoint=files)
 

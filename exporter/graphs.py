@@ -204,7 +204,7 @@ def check_precision(
 ) -> None:
     """Refuse a precision that some graph of the model cannot have; `wanted` are the ids that can."""
     kind = PRECISIONS[precision]
-    if kind.cache_bits and checkpoint.task != "text-generation":
+    if kind.cache_bits and not checkpoint.traits.continues:
         raise InputError(
             f"precision {precision!r} is for models that generate text; export {kind.weights!r}, as a"
             f" {checkpoint.task} model keeps no long cache"

@@ -96,13 +96,13 @@ def estimate_memory(
     if not request.needs_reference:
         return max(tracers, weights.published + beside)  # the files are mapped, and converted in pieces
     shares = COMPARED
-    if checkpoint.task == "translation" or checkpoint.exporter:
+    if checkpoint.traits.has_source or checkpoint.exporter:
         shares += MODEL  # which computes, or is not ours, while graphs run
     calibrated = [kind for a in artifacts if (kind := PRECISIONS[a.precision]).calibrated]
     if calibrated:
-        is_light = checkpoint.task != "text-encoding" and all(kind.is_quantized for kind in calibrated)
+        is_light = checkpoint.traits.generates and all(kind.is_quantized for kind in calibrated)
         shares = max(shares, BLOCKS if is_light else CALIBRATED)
-    vocabulary = 0 if checkpoint.task == "text-encoding" else checkpoint.config.vocab_size
+    vocabulary = checkpoint.config.vocab_size if checkpoint.traits.generates else 0
     return max(MODEL * fp32 + tracers, shares * fp32 + beside + RESULT * vocabulary)
 
 

@@ -35,6 +35,7 @@ from ..passes.int8_rows import (
 from ..passes.quantize import QuantizedWeights, find_lookups
 from ..precisions import PRECISIONS
 from ..reference.model import is_module, rest, wake
+from ..task_traits import TRAITS
 from .blocks import Measure, choose_blocks, select_known_weights
 from .run_gptq import round_groups
 
@@ -154,7 +155,7 @@ def choose_weights(
         if not kind.weight_bits:
             continue
         products = {}
-        if "rows" in kind.storage["ort"] and examiner.bundle.manifest.task == "text-encoding":
+        if "rows" in kind.storage["ort"] and not TRAITS[examiner.bundle.manifest.task].generates:
             products = choose_row_products(model, in_ort[0].graph, run, gptq, progress)
         by_rows = {name for names in products for name in names}
         by_blocks = {name: read for name, read in known.items() if name not in by_rows}

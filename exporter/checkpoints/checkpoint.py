@@ -15,7 +15,8 @@ from ...runtime.text.piece_tokenizer import PIECES, PLAIN, open_tokenizer
 from ...runtime.text.tokenizer import Tokenizer
 from ..errors import CheckpointError, raise_checkpoint_errors
 from ..targets import find_target
-from ..tracing.recipes import FAMILIES, Choices, Recipe, make_all_recipes
+from ..task_traits import TRAITS, TaskTraits
+from ..tracing.recipes import RECIPES, Choices, Recipe, make_all_recipes
 from .chat_template import TemplateFile, read_chat_template
 from .generation_config import Settings, merge_settings, read_decoder_defaults, read_translation_defaults
 from .source import Source
@@ -37,7 +38,6 @@ log = logging.getLogger("planforge")
 
 PROBLEM_TYPES = ("regression", "single_label_classification", "multi_label_classification")
 USUAL_LENGTH = 4096  # of a longer context, where an export names none: memory and checks grow with it
-LEAST_LENGTH = {"text-generation": 2, "text-encoding": 8, "translation": 4}
 
 
 class Checkpoint:
@@ -65,19 +65,23 @@ class Checkpoint:
         self.config_json = found.config_json
         self.config: Any = found.config
         self.family = found.family.name
-        family = FAMILIES[self.family]
-        self.task = family.TASK
+        self.task = found.task
         self.modules = found.modules
-        length = self.choose_length(max_length, family.read_context(self.config))
-        self.choices = Choices(max_batch or family.MAX_BATCH, length, outputs)
-        self.recipes, self.explanations = make_all_recipes(self.family, self.config, self.choices)
+        length = self.choose_length(max_length, RECIPES[self.task].read_context(self.config))
+        self.choices = Choices(max_batch or self.traits.max_batch, length, outputs)
+        self.recipes, self.explanations = make_all_recipes(self.task, self.config, self.choices)
         self.read_tokenizers()
         self.generation = self.read_generation()
         self.encoder = self.read_encoder()
 
+    @property
+    def traits(self) -> TaskTraits:
+        """What its task is."""
+        return TRAITS[self.task]
+
     def choose_length(self, asked: int | None, context: int) -> int:
         """Return the length asked for, else the model's context, or where sentence-transformers cuts."""
-        least = LEAST_LENGTH[self.task]
+        least = self.traits.least_length
         if asked is not None and not least <= asked <= context:
             raise InputError(f"max_length={asked} must be from {least} to the model's context of {context}")
         cut = None if self.modules is None else self.modules.max_seq_length
@@ -99,7 +103,7 @@ class Checkpoint:
 
         folder = self.folder
         config = self.config
-        if self.task == "translation":
+        if self.traits.has_source:
             self.tokenizer_kind, (source, target) = build_translation_tokenizers(folder)
             found = [
                 ("tokenizer.source", source, config.source_vocab_size),
@@ -109,7 +113,7 @@ class Checkpoint:
             self.tokenizer_kind = PLAIN
             found = [("tokenizer", build_tokenizer_json(folder), config.vocab_size)]
         self.chat_template: TemplateFile | None = None
-        if self.task == "text-generation":
+        if self.traits.continues:
             self.chat_template = read_chat_template(dict.fromkeys((folder, self.source.folder)))
         self.tokenizer_files: dict[str, bytes] = {}
         self.tokenizers: list[Tokenizer] = []
@@ -157,14 +161,14 @@ class Checkpoint:
         """Return how sequences begin and end, by generation_config.json or config.json; None for encoders."""
         from ...models.folder import read_json
 
-        if self.task == "text-encoding":
+        if not self.traits.generates:
             return None
         folder = self.folder
         with raise_checkpoint_errors():
             generation = read_json(folder / "generation_config.json", missing={})
         merged = merge_settings(self.config_json, generation)
         settings = Settings(merged, str(folder), self.config.vocab_size)
-        if self.task == "text-generation":
+        if self.traits.continues:
             return replace(read_decoder_defaults(settings, self.choices.max_length), prefix=self.frame.prefix)
         defaults = read_translation_defaults(settings, self.choices.max_length)
         if len(self.frame.suffix) > 1:
@@ -192,14 +196,9 @@ class Checkpoint:
         """Return what an encoder's results mean; None for a model that generates."""
         config = self.config
         modules = self.modules
-        if self.task != "text-encoding":
+        if self.traits.generates:
             return None
         tokens = find_special_tokens(self.folder, self.tokenizers[0])
-        if missing := {"cls", "sep", "pad"} - set(tokens):
-            raise CheckpointError(
-                f"{self.folder}: the tokenizer names no {', '.join(sorted(missing))} token; add"
-                " tokenizer_config.json or special_tokens_map.json"
-            )
         framed, separators = self.read_frames(tokens)
         classifies = {"sequence_classification", "token_classification"} & set(config.heads)
         embeds: dict[str, Any] = {}
@@ -232,14 +231,18 @@ class Checkpoint:
         Raises:
             CheckpointError: the tokenizer puts other tokens around texts than the runtime does.
         """
+        if self.frames == (Frame(), Frame()):
+            return "none", 1
+        if missing := {"cls", "sep"} - set(tokens):
+            raise CheckpointError(
+                f"{self.folder}: the tokenizer frames texts, but names no {' and no '.join(sorted(missing))}"
+                " token; add tokenizer_config.json or special_tokens_map.json"
+            )
         if self.frames is None:
             return "all", 1
         single, pair = self.frames
-        if pair == Frame():
-            if single == Frame():
-                return "none", 1
-            if single == Frame((tokens["cls"],), (), (tokens["sep"],)):
-                return "single", 1
+        if (single, pair) == (Frame((tokens["cls"],), (), (tokens["sep"],)), Frame()):
+            return "single", 1
         defaults = EncoderDefaults(1, tokens, separators=max(1, len(pair.between)))
         if (single, pair) == (defaults.make_frame(), defaults.make_frame(is_pair=True)):
             return "all", defaults.separators

@@ -16,6 +16,7 @@ from ...runtime.commands.tables import FittingTable, format_size
 from ...runtime.errors import InputError
 from ...runtime.suggest import did_you_mean
 from ..errors import ExporterError, shorten_error
+from ..task_traits import TRAITS
 
 if TYPE_CHECKING:
     from rich.console import RenderableType
@@ -104,7 +105,7 @@ def list_head_rows(manifest: Manifest) -> list[tuple[str, str]]:
     ]
     vocabulary = str(manifest.tokenizer.get("vocab_size"))
     defaults = manifest.generation
-    if manifest.task == "translation" and defaults is not None:
+    if TRAITS[manifest.task].has_source and defaults is not None:
         beams = "greedy" if defaults.num_beams == 1 else f"{defaults.num_beams} beams"
         rows.append(("searches", f"{beams}, at most {defaults.max_new_tokens} new tokens"))
         sizes = [manifest.config.get(f"{side}_vocab_size") for side in ("source", "target")]

@@ -11,6 +11,7 @@ from ...runtime.bundle.bundle import Bundle
 from ...runtime.bundle.manifest import Artifact, Manifest
 from ...runtime.commands.tables import FittingTable, format_size
 from ..levels import describe_quick
+from ..task_traits import TRAITS
 from .inspection import Inspection, describe_extras, describe_memory, describe_ranges, find_worst, sum_sizes
 
 if TYPE_CHECKING:
@@ -98,7 +99,7 @@ def list_next_steps(folder: Path, manifest: Manifest) -> list[str]:
     else:
         steps = [f"No graph was compared with the original model: planforge verify {bundle} does"]
     heads = manifest.encoder.heads if manifest.encoder else ()
-    example = "Once upon a time" if manifest.task == "text-generation" else "your text"
+    example = TRAITS[manifest.task].example
     question = ' --question "your question"' if "question_answering" in heads else ""
     chat = "--chat " if "chat_template" in manifest.tokenizer else ""
     steps.append(f'Next:  planforge run {bundle} {chat}"{example}"{question}')

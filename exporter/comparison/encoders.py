@@ -41,7 +41,7 @@ class EncoderExaminer(Examiner[Encoder]):
     def padding(self) -> int:
         """The token that pads short texts of a batch."""
         assert self.bundle.manifest.encoder is not None
-        return self.bundle.manifest.encoder.tokens["pad"]
+        return self.bundle.manifest.encoder.padding
 
     def measure_gaps(self, model: ReferenceModel, rounding: Rounding) -> Gaps:
         return encoder_answers.measure_gaps(model, self.bundle, self.expected, rounding)

@@ -9,6 +9,7 @@ import onnx_ir as ir
 
 from ...runtime.bundle.artifact import TOTAL
 from ..errors import ExportError
+from ..task_traits import GENERATION
 from ..tracing.recipes import Recipe, decoder
 from ..tracing.recipes.recipe import HEAD_SIZES
 from .attention import find_self_attentions
@@ -53,8 +54,7 @@ class DecoderConfig:
 class ImportedDecoder(ImportedCheckpoint):
     """A decoder that generates text."""
 
-    task = decoder.TASK
-    most_rows = decoder.MAX_BATCH
+    task = GENERATION.name
 
     def read_graphs(self, found: Folder) -> None:
         DECODER.check(found.read, found.model)

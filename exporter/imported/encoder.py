@@ -16,8 +16,8 @@ import onnx_ir as ir
 from ...runtime.backends.ort_backend import open_plain_session
 from ...runtime.bundle.manifest import TensorSpec
 from ...runtime.encode.pooling import POOLINGS
-from ..checkpoints.checkpoint import LEAST_LENGTH
 from ..errors import CheckpointError, ExportError, raise_checkpoint_errors, shorten_error
+from ..task_traits import ENCODING
 from ..tracing.recipes import Recipe, encoder
 from .checkpoint import ImportedCheckpoint, Tensors
 from .folder import HEADS, LAYERS, Folder
@@ -51,8 +51,7 @@ class EncoderConfig:
 class ImportedEncoder(ImportedCheckpoint):
     """An encoder with or without a head."""
 
-    task = encoder.TASK
-    most_rows = encoder.MAX_BATCH
+    task = ENCODING.name
 
     def read_graphs(self, found: Folder) -> None:
         from ...models.sentence_transformers import read_modules
@@ -133,7 +132,7 @@ class ImportedEncoder(ImportedCheckpoint):
         why = "too few"
         kept_for_padding = {0, pad + 1, *(position + 1 for position in PADDING_POSITIONS)}
         for length in sorted((context - kept for kept in kept_for_padding), reverse=True):
-            if length < LEAST_LENGTH[self.task]:
+            if length < self.traits.least_length:
                 continue
             try:
                 for word in words:

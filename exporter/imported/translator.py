@@ -16,6 +16,7 @@ from ...runtime.backends.backend import Array
 from ..errors import ExportError
 from ..passes.build import Builder
 from ..passes.weights import MICROSOFT
+from ..task_traits import TRANSLATION
 from ..tracing.recipes import Recipe, transformer
 from ..tracing.recipes.recipe import HEAD_SIZES, index_recipes
 from .attention import find_self_attentions, find_source_attentions
@@ -60,8 +61,7 @@ class TranslatorConfig:
 class ImportedTranslator(ImportedCheckpoint):
     """An encoder-decoder."""
 
-    task = transformer.TASK
-    most_rows = transformer.MAX_BATCH
+    task = TRANSLATION.name
 
     def read_graphs(self, found: Folder) -> None:
         assert found.encoder is not None

@@ -20,6 +20,7 @@ from ...runtime.bundle.bundle import Bundle
 from ...runtime.bundle.defaults import EncoderDefaults, GenerationDefaults
 from ...runtime.encode.results import Result
 from ...runtime.text.tokenizer import Tokenizer
+from ..task_traits import TRAITS
 from .check import Answer, Check, report
 
 Item: TypeAlias = tuple[str, str | None]  # a text, or a pair
@@ -57,7 +58,7 @@ def list_answer_checks(bundle: Bundle, artifact: Artifact) -> list[Check]:
 
     A generator's are held to PyTorch's tokens; others to what the bundle answers here, in our runtime.
     """
-    if bundle.manifest.task == "text-generation":
+    if TRAITS[bundle.manifest.task].continues:
         return [make_generator_check(bundle, artifact)]
     return [make_answer_check(bundle, artifact)]
 

@@ -25,6 +25,7 @@ from ...runtime.bundle.bundle import Bundle
 from ...runtime.bundle.defaults import EncoderDefaults, GenerationDefaults
 from ...runtime.encode.pooling import share_classes, softmax
 from ...runtime.text.long_text import Piece
+from ..task_traits import TRAITS
 from .check import Answer, Check, describe_difference, report
 
 MAX_TEXTS = 4
@@ -74,7 +75,7 @@ def find_text_samples(bundle: Bundle, artifact: Artifact) -> dict[str, Continued
     arrays, _ = load_golden(bundle)
     tokenizer = open_text_tokenizers(bundle)[0]
     samples: dict[str, Continued] = {}
-    if bundle.manifest.task == "translation":
+    if TRAITS[bundle.manifest.task].has_source:
         for sample in list_samples(from_arrays(arrays)):
             samples[golden_answers.find_text(bundle.manifest, tokenizer, sample.source)] = sample
     else:

@@ -11,6 +11,7 @@ from typing import Any, TypeAlias
 from ...runtime.bundle.artifact import Artifact
 from ...runtime.bundle.bundle import Bundle
 from ...runtime.bundle.manifest import Manifest
+from ..task_traits import TRAITS
 from .links import FilePlacer
 
 Change: TypeAlias = Callable[[dict[str, Any]], dict[str, Any]]
@@ -126,7 +127,7 @@ def write_tokenizer(
             "tokenizer_class": "PreTrainedTokenizerFast",
             "model_max_length": manifest.max_length,
             "clean_up_tokenization_spaces": False,
-            "padding_side": "right" if manifest.task != "text-generation" else "left",
+            "padding_side": "left" if TRAITS[manifest.task].continues else "right",
             "model_input_names": list_model_inputs(manifest),
             **name_special_tokens(manifest, content),
             **settings,

@@ -14,6 +14,7 @@ from ...runtime.bundle.bundle import Bundle
 from ...runtime.errors import InputError
 from ...runtime.suggest import did_you_mean
 from ..precisions import PRECISIONS
+from ..task_traits import ENCODING, GENERATION, TRANSLATION
 from . import genai, optimum, transformers_js, triton
 from .answer_checks import list_answer_checks
 from .check import Check
@@ -23,9 +24,7 @@ from .encoders import name_class, name_outputs
 from .links import FilePlacer
 from .worker import Worker, find_node, find_python
 
-CAUSAL = "text-generation"
-ENCODING = "text-encoding"
-TRANSLATION = "translation"
+CAUSAL = GENERATION.name
 
 
 @dataclass(frozen=True)
@@ -78,7 +77,7 @@ class Recipe:
         own = list_default_checks(bundle, artifact)
         if manifest.task == CAUSAL:
             return list_decoder_checks(bundle, artifact, every_place=self.every_place) + own
-        if manifest.task == TRANSLATION:
+        if manifest.task == TRANSLATION.name:
             return list_translator_checks(bundle, artifact) + own
         names = name_outputs(manifest, artifact, embedding=self.embedding)
         return list_encoder_checks(bundle, artifact, names) + own
@@ -89,7 +88,7 @@ def choose_auto_class(bundle: Bundle) -> str:
     task = bundle.manifest.task
     if task == CAUSAL:
         return "AutoModelForCausalLM"
-    if task == TRANSLATION:
+    if task == TRANSLATION.name:
         return "AutoModelForSeq2SeqLM"
     return f"AutoModel{name_class(bundle.manifest)}"
 
@@ -120,7 +119,7 @@ RECIPES = {
         Recipe(
             name="transformers.js",
             title="transformers.js",
-            tasks=(CAUSAL, ENCODING, TRANSLATION),
+            tasks=(CAUSAL, ENCODING.name, TRANSLATION.name),
             precisions=("fp32", "fp16", "int8", "int4"),
             many=True,
             write=transformers_js.write,
@@ -135,7 +134,7 @@ RECIPES = {
         Recipe(
             name="optimum",
             title="optimum-onnx",
-            tasks=(CAUSAL, ENCODING),
+            tasks=(CAUSAL, ENCODING.name),
             precisions=("fp32", "fp16", "int8", "int4"),
             many=False,
             write=optimum.write,
@@ -149,7 +148,7 @@ RECIPES = {
         Recipe(
             name="triton",
             title="Triton",
-            tasks=(CAUSAL, ENCODING, TRANSLATION),
+            tasks=(CAUSAL, ENCODING.name, TRANSLATION.name),
             precisions=tuple(PRECISIONS),
             many=False,
             write=triton.write,

@@ -17,6 +17,7 @@ from ...runtime.apps.check.texts import FILES, open_text_tokenizers
 from ...runtime.bundle.artifact import Artifact
 from ...runtime.bundle.bundle import Bundle
 from ...runtime.bundle.defaults import GenerationDefaults
+from ..task_traits import TRAITS
 from .check import report
 from .sentences import has_layers
 from .settings import OFF, list_rules
@@ -100,7 +101,7 @@ def list_tokenizer_settings(bundle: Bundle, folder: Path) -> Iterator[Setting]:
         def setting(name: str, want: Any, place: str = place, values: Any = values) -> Setting:
             return Setting(f"{place}tokenizer_config.json: {name}", values.get(name), want)
 
-        yield setting("padding_side", "left" if manifest.task == "text-generation" else "right")
+        yield setting("padding_side", "left" if TRAITS[manifest.task].continues else "right")
         yield setting("model_max_length", defaults.max_length)
         yield setting("chat_template", chat)
         roles = name_special_tokens(bundle, is_source=number == 0)
@@ -144,7 +145,7 @@ def name_special_tokens(bundle: Bundle, *, is_source: bool) -> dict[str, int]:
     defaults = manifest.generation
     assert defaults is not None
     end = defaults.eos[0] if defaults.eos else None
-    if manifest.task == "translation" and is_source:
+    if TRAITS[manifest.task].has_source and is_source:
         end = defaults.source_eos
     ids = {"bos": defaults.bos, "eos": end, "pad": find_padding(defaults)}
     return {role: token for role, token in ids.items() if token is not None}
@@ -167,7 +168,7 @@ def list_config_settings(bundle: Bundle, values: Mapping[str, Any]) -> Iterator[
             "id2label": labels or None,
             "label2id": numbers or None,
             "problem_type": manifest.encoder.problem_type,
-            "pad_token_id": manifest.encoder.tokens["pad"],
+            "pad_token_id": manifest.encoder.tokens.get("pad"),
             "max_position_embeddings": manifest.encoder.max_length,
         }
         for name, want in wanted.items():

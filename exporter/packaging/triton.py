@@ -11,6 +11,7 @@ from ...runtime.bundle.artifact import Artifact, TensorSpec
 from ...runtime.bundle.bundle import Bundle
 from ...runtime.bundle.json_reader import FILE_NAME
 from ...runtime.errors import InputError
+from ..task_traits import TRAITS
 from .folder import write_graph
 from .graphs import read_graph
 from .links import FilePlacer
@@ -69,7 +70,7 @@ def choose_task(bundle: Bundle) -> str:
     """Return what the model that takes texts does; refuse an encoder whose heads say nothing about texts."""
     manifest = bundle.manifest
     if manifest.encoder is None:
-        return "generate" if manifest.task == "text-generation" else "translate"
+        return "generate" if TRAITS[manifest.task].continues else "translate"
     heads = manifest.encoder.heads
     if not heads:
         return "embed"

@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Any
 from ..errors import CheckpointError, VerificationError, shorten_error
 from ..imported.folder import has_weights, read_folder
 from ..imported.signature import STATE_NAMES
+from ..task_traits import TRAITS
 
 if TYPE_CHECKING:
     from torch import Tensor, nn
@@ -20,10 +21,7 @@ if TYPE_CHECKING:
     from ...runtime.text.long_text import Piece
     from .model import ReferenceModel
 
-AUTO_MODELS = {
-    "text-generation": "AutoModelForCausalLM",
-    "translation": "AutoModelForSeq2SeqLM",
-    "text-encoding": "AutoModel",
+AUTO_MODELS = {  # by the first head
     "masked_lm": "AutoModelForMaskedLM",
     "question_answering": "AutoModelForQuestionAnswering",
     "sequence_classification": "AutoModelForSequenceClassification",
@@ -49,7 +47,7 @@ def load_reference(folder: Path, task: str, encoder: EncoderDefaults | None) -> 
 
     progress.disable_progress_bar()
     heads = () if encoder is None else encoder.heads
-    auto = getattr(transformers, AUTO_MODELS[heads[0] if heads else task])
+    auto = getattr(transformers, AUTO_MODELS[heads[0]] if heads else TRAITS[task].auto_model)
     try:
         model = auto.from_pretrained(
             folder, dtype=torch.float32, local_files_only=True, trust_remote_code=False, use_safetensors=True

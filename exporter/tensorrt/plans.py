@@ -20,6 +20,7 @@ from ...runtime.suggest import did_you_mean
 from ..bundle.writer import install_change, list_file_entries, open_staging_folder
 from ..errors import BuildError, BuildOptionError
 from ..targets import INSTALLED, NAMES, find_target
+from ..task_traits import TRAITS
 from .build import USUAL, Options, PlanRequest, build_plan, resolve_architectures
 from .hardware import describe_unmet
 from .memory import estimate_memory
@@ -110,7 +111,7 @@ def choose_target(bundle: Bundle, target: str | None, engine: str | None, option
     if not find_target(name).plans:
         plans = [name for name in NAMES if find_target(name).plans]
         raise InputError(f"target {name!r} runs ONNX and needs no plan; plans are for {', '.join(plans)}")
-    if options.candidates and bundle.manifest.task != "text-generation":
+    if options.candidates and not TRAITS[bundle.manifest.task].continues:
         raise InputError(
             f"only text generation picks its tokens on the GPU: leave out --top-k for {bundle.manifest.task}"
         )

@@ -110,7 +110,7 @@ class ImportedSettings(Checkpoint):
         told = {**manifest.config, "sentence": sentence}
         if manifest.encoder is not None:
             told["heads"] = manifest.encoder.heads
-        if manifest.task == "translation":
+        if self.traits.has_source:
             told["vocab_size"] = manifest.config.get("target_vocab_size")
         self.config: Any = SimpleNamespace(**told)
         # Without one, the export took what transformers had made of the checkpoint's other files.
@@ -131,7 +131,7 @@ class ImportedSettings(Checkpoint):
         self.tokenizer_files = {path.name: read(path) for path in paths}
         self.frames = find_frames(read(paths[0]), str(paths[0]))
         self.chat_template = None
-        if self.task == "text-generation":
+        if self.traits.continues:
             self.chat_template = read_chat_template([self.folder])
 
 

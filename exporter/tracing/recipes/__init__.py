@@ -1,20 +1,18 @@
-"""One recipe file per model family."""
+"""One recipe file for each task."""
 
 from __future__ import annotations
 
 from dataclasses import replace
 from typing import Any, Protocol
 
+from ...task_traits import ENCODING, GENERATION, TRANSLATION
 from . import decoder, encoder, transformer
 from .explanations import EXPLAIN, make_explanations
 from .recipe import Choices, Recipe
 
 
-class FamilyRecipes(Protocol):
-    """What the module of each model family provides."""
-
-    TASK: str
-    MAX_BATCH: int
+class TaskRecipes(Protocol):
+    """What the module of each task provides."""
 
     def read_context(self, config: Any) -> int:
         """Return the most tokens that the model takes."""
@@ -23,24 +21,20 @@ class FamilyRecipes(Protocol):
         """Return the recipe of each graph in each dialect that it can have, by `Recipe.id`."""
 
 
-FAMILIES: dict[str, FamilyRecipes] = {
-    "bert": encoder,
-    "gpt2": decoder,
-    "llama": decoder,
-    "modernbert": encoder,
-    "transformer": transformer,
+RECIPES: dict[str, TaskRecipes] = {
+    GENERATION.name: decoder,
+    ENCODING.name: encoder,
+    TRANSLATION.name: transformer,
 }
 
 
-def make_all_recipes(
-    family: str, config: Any, choices: Choices
-) -> tuple[dict[str, Recipe], dict[str, Recipe]]:
+def make_all_recipes(task: str, config: Any, choices: Choices) -> tuple[dict[str, Recipe], dict[str, Recipe]]:
     """Return a model's recipes, and those of the graphs that explain it, which the outputs may ask for."""
     outputs = tuple(name for name in choices.outputs if name != EXPLAIN)
-    recipes = FAMILIES[family].make_recipes(config, replace(choices, outputs=outputs))
+    recipes = RECIPES[task].make_recipes(config, replace(choices, outputs=outputs))
     if outputs == choices.outputs:
         return recipes, {}
-    return recipes, make_explanations(family, config, choices)
+    return recipes, make_explanations(task, config, choices)
 
 
-__all__ = ["FAMILIES", "Choices", "FamilyRecipes", "Recipe", "make_all_recipes"]
+__all__ = ["RECIPES", "Choices", "Recipe", "TaskRecipes", "make_all_recipes"]

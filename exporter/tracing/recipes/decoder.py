@@ -20,8 +20,6 @@ from .recipe import (
 if TYPE_CHECKING:
     from ....models import GPT2Config, LlamaConfig
 
-TASK = "text-generation"
-MAX_BATCH = 8  # where an export names none
 OPT_TOKENS = 128  # the prompt length that a plan is tuned for
 MODULES = {
     "portable": "PortableDecoder",

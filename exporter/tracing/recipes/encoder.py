@@ -17,8 +17,6 @@ if TYPE_CHECKING:
 
 Axes: TypeAlias = Mapping[str, tuple[Axis | int, ...]]
 
-TASK = "text-encoding"
-MAX_BATCH = 32  # where an export names none
 ROWS = 16  # masked words of a text, at most: a row of logits is as wide as the vocabulary
 EXAMPLE = {"batch": 2, "tokens": 5, "rows": 3}
 # The inputs, with transformers' names, and their roles.

@@ -21,8 +21,6 @@ from .recipe import (
 if TYPE_CHECKING:
     from ....models import TransformerConfig
 
-TASK = "translation"
-MAX_BATCH = 8  # sources, where an export names none
 MAX_BEAMS = 8  # rows of the decoder for each source
 OPT_TOKENS = 32  # the length of a sentence that a plan is tuned for
 EXAMPLE = {
