@@ -113,8 +113,8 @@ class Rounded:
     def measure(cls, ground: Ground, precision: str) -> Rounded:
         rounding = ground.calibration.make_rounding(precision)
         gaps = {} if rounding is None else ground.examiner.measure_gaps(ground.model, rounding)
-        samples = getattr(ground.examiner.expected, "samples", ())
-        logits = [sample.logits for sample in samples if hasattr(sample, "logits")]
+        expected = ground.examiner.expected
+        logits = [] if expected.search is None else [a.values for a in expected.answers["logits"].values()]
         return cls(
             precision,
             ground.examiner.name_losses(gaps),
