@@ -17,13 +17,14 @@ from torch.overrides import TorchFunctionMode
 
 from .bert_names import architecture
 from .config_checks import check_depth
-from .encoder import EncoderConfig
+from .encoder import Encoder, EncoderConfig
 from .families import FAMILIES, Description, Family, Model
 from .folder import read_json, read_published_shapes
+from .language_model import LanguageModel
 from .llama import Llama
 from .modernbert import ModernBert
 from .refusals import refuse_adapter, refuse_kind, refuse_wrapped
-from .sentence_transformers import read_modules
+from .sentence_transformers import SentenceModules, read_modules
 from .vocabulary import check_vocabulary
 from .weights import Report, leave_out_rotary, read_weights, same_numbers
 
@@ -67,7 +68,14 @@ def describe(folder: Path) -> Description:
     except (TypeError, ValueError) as error:
         raise ValueError(f"{folder}: {error}") from error
     check_vocabulary(folder, config_json, config, shapes)
-    return Description(family, config, config_json, folder, modules)
+    return Description(family, choose_task(family, modules), config, config_json, folder, modules)
+
+
+def choose_task(family: Family, modules: SentenceModules | None) -> str:
+    """Return what a model is for: its class tells, but modules.json makes an encoder of any."""
+    if modules is not None or issubclass(family.model, Encoder):
+        return "text-encoding"
+    return "text-generation" if issubclass(family.model, LanguageModel) else "translation"
 
 
 def family_of(config: Mapping[str, Any]) -> Family:
@@ -160,7 +168,8 @@ def empty_model(description: Description) -> Model:
     """Create the model on the meta device: its tensors have no memory and no values yet."""
     with torch.device("meta"), NoNormalValues():
         try:
-            return description.family.model(description.config)
+            model: Model = description.family.model(description.config)
+            return model
         except (TypeError, RuntimeError) as error:
             if "verflow" not in str(error):  # of one number, or of a product
                 raise

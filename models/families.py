@@ -63,7 +63,7 @@ class Family:
     """
 
     name: str
-    model: Callable[[Any], Model]
+    model: type[Any]  # a `Model`
     config: type[Any]
     prefix: str
     rename: Callable[[Mapping[str, Any]], Rename]
@@ -230,6 +230,7 @@ class Description:
 
     Attributes:
         family: how its published names map to ours.
+        task: "text-generation", "text-encoding" or "translation".
         config: our config.
         config_json: the published config.
         folder: the folder of config.json and the weights.
@@ -237,6 +238,7 @@ class Description:
     """
 
     family: Family
+    task: str
     config: Config
     config_json: Mapping[str, Any]
     folder: Path

@@ -16,7 +16,7 @@ from ...runtime.text.tokenizer import Tokenizer
 from ..errors import CheckpointError, raise_checkpoint_errors
 from ..targets import find_target
 from ..task_traits import TRAITS
-from ..tracing.recipes import FAMILIES, Choices, Recipe, make_all_recipes
+from ..tracing.recipes import RECIPES, Choices, Recipe, make_all_recipes
 from .chat_template import TemplateFile, read_chat_template
 from .generation_config import Settings, merge_settings, read_decoder_defaults, read_translation_defaults
 from .source import Source
@@ -65,13 +65,13 @@ class Checkpoint:
         self.config_json = found.config_json
         self.config: Any = found.config
         self.family = found.family.name
-        family = FAMILIES[self.family]
-        self.task = family.TASK
+        self.task = found.task
+        recipes = RECIPES[self.task]
         self.traits = TRAITS[self.task]
         self.modules = found.modules
-        length = self.choose_length(max_length, family.read_context(self.config))
-        self.choices = Choices(max_batch or family.MAX_BATCH, length, outputs)
-        self.recipes, self.explanations = make_all_recipes(self.family, self.config, self.choices)
+        length = self.choose_length(max_length, recipes.read_context(self.config))
+        self.choices = Choices(max_batch or recipes.MAX_BATCH, length, outputs)
+        self.recipes, self.explanations = make_all_recipes(self.task, self.config, self.choices)
         self.read_tokenizers()
         self.generation = self.read_generation()
         self.encoder = self.read_encoder()
@@ -197,11 +197,6 @@ class Checkpoint:
         if not self.traits.encodes:
             return None
         tokens = find_special_tokens(self.folder, self.tokenizers[0])
-        if missing := {"cls", "sep", "pad"} - set(tokens):
-            raise CheckpointError(
-                f"{self.folder}: the tokenizer names no {', '.join(sorted(missing))} token; add"
-                " tokenizer_config.json or special_tokens_map.json"
-            )
         framed, separators = self.read_frames(tokens)
         classifies = {"sequence_classification", "token_classification"} & set(config.heads)
         embeds: dict[str, Any] = {}
@@ -234,14 +229,18 @@ class Checkpoint:
         Raises:
             CheckpointError: the tokenizer puts other tokens around texts than the runtime does.
         """
+        if self.frames == (Frame(), Frame()):
+            return "none", 1
+        if missing := {"cls", "sep"} - set(tokens):
+            raise CheckpointError(
+                f"{self.folder}: the tokenizer frames texts, but names no {' and no '.join(sorted(missing))}"
+                " token; add tokenizer_config.json or special_tokens_map.json"
+            )
         if self.frames is None:
             return "all", 1
         single, pair = self.frames
-        if pair == Frame():
-            if single == Frame():
-                return "none", 1
-            if single == Frame((tokens["cls"],), (), (tokens["sep"],)):
-                return "single", 1
+        if (single, pair) == (Frame((tokens["cls"],), (), (tokens["sep"],)), Frame()):
+            return "single", 1
         defaults = EncoderDefaults(1, tokens, separators=max(1, len(pair.between)))
         if (single, pair) == (defaults.make_frame(), defaults.make_frame(is_pair=True)):
             return "all", defaults.separators

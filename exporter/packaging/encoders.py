@@ -125,7 +125,7 @@ def describe_encoder(manifest: Manifest) -> dict[str, Any]:
         "model_type": model_type,
         "architectures": [CLASS_NAMES[model_type] + (name_class(manifest) or "Model")],
         "max_position_embeddings": defaults.max_length,
-        "pad_token_id": defaults.tokens["pad"],
+        "pad_token_id": defaults.tokens.get("pad"),
     }
     config |= {name: manifest.config[name] for name in SIZES if name in manifest.config}
     if defaults.labels:

@@ -168,7 +168,7 @@ def list_config_settings(bundle: Bundle, values: Mapping[str, Any]) -> Iterator[
             "id2label": labels or None,
             "label2id": numbers or None,
             "problem_type": manifest.encoder.problem_type,
-            "pad_token_id": manifest.encoder.tokens["pad"],
+            "pad_token_id": manifest.encoder.tokens.get("pad"),
             "max_position_embeddings": manifest.encoder.max_length,
         }
         for name, want in wanted.items():

@@ -50,7 +50,7 @@ def open_reference(model: ReferenceModel, bundle: Bundle, rounding: Rounding | N
 def open_engine(bundle: Bundle, artifact: Artifact, open_program: OpenProgram) -> EncoderEngine:
     """Open an encoder's graph."""
     assert bundle.manifest.encoder is not None
-    padding = bundle.manifest.encoder.tokens["pad"]
+    padding = bundle.manifest.encoder.padding
     return EncoderEngine(Encoder(open_program(artifact), artifact, padding))
 
 

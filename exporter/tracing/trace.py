@@ -199,7 +199,7 @@ def write_trace(folder: str, recipe_id: str, max_batch: str, max_length: str, ou
 
     description = describe(Path(folder))
     choices = Choices(int(max_batch), int(max_length), tuple(filter(None, outputs.split(","))))
-    recipes, explanations = make_all_recipes(description.family.name, description.config, choices)
+    recipes, explanations = make_all_recipes(description.task, description.config, choices)
     recipe = {**recipes, **explanations}[recipe_id]
     model = empty_model(description).to_empty(device="cpu").requires_grad_(False)  # untouched: no memory
     model.tie_weights()

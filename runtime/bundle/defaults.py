@@ -143,7 +143,7 @@ class EncoderDefaults:
     """What an encoder's results mean, and the default settings of its tasks."""
 
     max_length: int  # tokens of one sequence, special ones included
-    tokens: Mapping[str, int]  # the special tokens "cls", "sep", "pad" and, if there is one, "mask"
+    tokens: Mapping[str, int]  # the special tokens that there are of "cls", "sep", "pad" and "mask"
     separators: int = 1  # how many "sep" stand between the two texts of a pair
     framed: str = "all"  # what "cls" and "sep" stand around: "all" texts, a "single" one, or "none"
     segments: bool = True  # whether the model is told which tokens are of a pair's second text
@@ -159,6 +159,11 @@ class EncoderDefaults:
     default_prompt: str | None = None  # the name of the prompt that every text gets
     fitted: FittedHead | None = None  # the classification head, where it is not the checkpoint's
 
+    @property
+    def padding(self) -> int:
+        """The token that pads short texts of a batch; any does, as the mask leaves it out."""
+        return self.tokens.get("pad", 0)
+
     def make_frame(self, is_pair: bool = False) -> Frame:
         """Return what stands around a text, or around and between two."""
         if self.framed == "none" or (is_pair and self.framed == "single"):
@@ -171,8 +176,6 @@ class EncoderDefaults:
     def from_json(value: Any) -> EncoderDefaults:
         r = Reader(value, "encoder")
         tokens = Reader(r.get("tokens", dict), "encoder.tokens")
-        if not {"cls", "sep", "pad"} <= set(tokens.value):
-            raise ManifestError(f"{FILE_NAME}: encoder.tokens must have cls, sep and pad")
         fitted = None
         if r.value.get("fitted") is not None:
             head = Reader(r.value["fitted"], "encoder.fitted")
@@ -180,6 +183,8 @@ class EncoderDefaults:
         framed = r.get("framed", str, "all")
         if framed not in FRAMED:
             raise ManifestError(f"{FILE_NAME}: encoder.framed must be one of {', '.join(FRAMED)}")
+        if framed != "none" and not {"cls", "sep"} <= set(tokens.value):
+            raise ManifestError(f"{FILE_NAME}: encoder.tokens must have cls and sep, as texts are framed")
         return EncoderDefaults(
             max_length=r.get("max_length", int),
             tokens={role: tokens.get(role, int) for role in tokens.value},

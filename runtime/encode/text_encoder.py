@@ -86,7 +86,7 @@ class TextEncoder(SubmittingEncoder):
         check_memory(budget, manifest.config, max_length)
         with open_programs(engine, bundle, artifact) as programs:
             tokenizer = Tokenizer.from_file(bundle.path(list_tokenizer_files(manifest, 1)[0]))
-        encoder = Encoder(programs[0], artifact, defaults.tokens["pad"], budget, manifest.config)
+        encoder = Encoder(programs[0], artifact, defaults.padding, budget, manifest.config)
         return cls(encoder, tokenizer, defaults)
 
     @property

@@ -114,8 +114,8 @@ class Rounded:
     def measure(cls, ground: Ground, precision: str) -> Rounded:
         rounding = ground.calibration.make_rounding(precision)
         gaps = {} if rounding is None else ground.verifier.measure_gaps(ground.model, rounding)
-        samples = getattr(ground.verifier.expected, "samples", ())
-        logits = [sample.logits for sample in samples if hasattr(sample, "logits")]
+        expected = ground.verifier.expected
+        logits = [] if expected.search is None else [a.values for a in expected.answers["logits"].values()]
         return cls(
             precision,
             ground.verifier.name_losses(gaps),

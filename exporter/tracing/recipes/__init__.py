@@ -1,4 +1,4 @@
-"""One recipe file per model family."""
+"""One recipe file for each task."""
 
 from __future__ import annotations
 
@@ -10,8 +10,8 @@ from .explanations import EXPLAIN, make_explanations
 from .recipe import Choices, Recipe
 
 
-class FamilyRecipes(Protocol):
-    """What the module of each model family provides."""
+class TaskRecipes(Protocol):
+    """What the module of each task provides."""
 
     TASK: str
     MAX_BATCH: int
@@ -23,24 +23,16 @@ class FamilyRecipes(Protocol):
         """Return the recipe of each graph in each dialect that it can have, by `Recipe.id`."""
 
 
-FAMILIES: dict[str, FamilyRecipes] = {
-    "bert": encoder,
-    "gpt2": decoder,
-    "llama": decoder,
-    "modernbert": encoder,
-    "transformer": transformer,
-}
+RECIPES: dict[str, TaskRecipes] = {recipes.TASK: recipes for recipes in (decoder, encoder, transformer)}
 
 
-def make_all_recipes(
-    family: str, config: Any, choices: Choices
-) -> tuple[dict[str, Recipe], dict[str, Recipe]]:
+def make_all_recipes(task: str, config: Any, choices: Choices) -> tuple[dict[str, Recipe], dict[str, Recipe]]:
     """Return a model's recipes, and those of the graphs that explain it, which the outputs may ask for."""
     outputs = tuple(name for name in choices.outputs if name != EXPLAIN)
-    recipes = FAMILIES[family].make_recipes(config, replace(choices, outputs=outputs))
+    recipes = RECIPES[task].make_recipes(config, replace(choices, outputs=outputs))
     if outputs == choices.outputs:
         return recipes, {}
-    return recipes, make_explanations(family, config, choices)
+    return recipes, make_explanations(task, config, choices)
 
 
-__all__ = ["FAMILIES", "Choices", "FamilyRecipes", "Recipe", "make_all_recipes"]
+__all__ = ["RECIPES", "Choices", "Recipe", "TaskRecipes", "make_all_recipes"]

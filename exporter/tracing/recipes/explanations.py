@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Any
 from ....runtime.bundle.manifest import Axis, TensorSpec
 from ....runtime.errors import InputError
 from ....runtime.explain.objectives import LENS_TOKENS
+from ...task_traits import ENCODING, GENERATION, TRANSLATION
 from .recipe import Choices, Recipe, index_recipes
 
 if TYPE_CHECKING:
@@ -67,14 +68,15 @@ ROW = make_spec("row", BATCH, dtype="int64")
 OBJECTIVE = make_spec("objective", 1, dtype="int64")  # see `planforge.runtime.explain.objectives`
 
 
-def make_explanations(family: str, config: Any, choices: Choices) -> dict[str, Recipe]:
+def make_explanations(task: str, config: Any, choices: Choices) -> dict[str, Recipe]:
     """Return the recipes of the graphs that explain a model, by their ids."""
     tokens = Axis("tokens", 1, min(128, choices.max_length), choices.max_length)
-    if family == "transformer":
-        return index_recipes(explain_transformer(config, tokens))
-    if family in ("gpt2", "llama"):
-        return index_recipes(explain_decoder(config, tokens))
-    return index_recipes(explain_encoder(config, tokens))
+    explain = {
+        GENERATION.name: explain_decoder,
+        ENCODING.name: explain_encoder,
+        TRANSLATION.name: explain_transformer,
+    }
+    return index_recipes(explain[task](config, tokens))
 
 
 def explain_decoder(config: Any, tokens: Axis) -> Iterable[Recipe]:

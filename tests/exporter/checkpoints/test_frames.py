@@ -9,6 +9,7 @@ from typing import Any
 import numpy as np
 import pytest
 import tokenizers
+import torch
 import transformers
 from sentence_transformers import SentenceTransformer
 from tokenizers import processors
@@ -44,6 +45,20 @@ def write_folder(folder: Path, single: str = "", pair: str = "") -> Path:
     settings["tokenizer_class"] = "PreTrainedTokenizerFast"
     (folder / "tokenizer_config.json").write_text(json.dumps(settings))
     return folder
+
+
+def forget_special_tokens(folder: Path) -> None:
+    """Leave the tokenizer of a folder no special token but [UNK]; the others are words that no text has."""
+    file = folder / "tokenizer.json"
+    content = json.loads(file.read_text())
+    vocabulary = content["model"]["vocab"]
+    for name in ("[CLS]", "[SEP]", "[PAD]", "[MASK]"):
+        number = vocabulary.pop(name)
+        vocabulary[f"gone{number}"] = number
+    content["added_tokens"] = [token for token in content["added_tokens"] if token["content"] == "[UNK]"]
+    file.write_text(json.dumps(content))
+    settings = {"tokenizer_class": "PreTrainedTokenizerFast", "unk_token": "[UNK]", "model_max_length": 64}
+    (folder / "tokenizer_config.json").write_text(json.dumps(settings))
 
 
 @pytest.mark.parametrize(
@@ -106,6 +121,21 @@ def test_the_second_text_has_the_segments_of_transformers(
     (both,) = fit(first, second, max_length=64, truncation=None, frame=frame).pieces
     assert both.ids == expected["input_ids"]
     assert both.segments == expected.get("token_type_ids", [0] * len(both.ids))  # no ids are zeros
+
+
+def test_an_encoder_needs_no_special_tokens_at_all(tmp_path: Path) -> None:
+    """Not even to pad with; sentence-transformers does, so transformers alone is the reference."""
+    folder = write_folder(tmp_path / "checkpoint")
+    write_mean_pooling(folder)
+    forget_special_tokens(folder)
+    tokenizer: Any = transformers.AutoTokenizer.from_pretrained(folder)
+    reference = transformers.AutoModel.from_pretrained(folder).eval()
+    with torch.no_grad():
+        states = [reference(torch.tensor([tokenizer(text)["input_ids"]])).last_hidden_state for text in TEXTS]
+    export(folder, tmp_path / "bundle", precision=["fp32"], target=["cpu"])
+    with TextEncoder.load(tmp_path / "bundle") as model:
+        assert model.defaults.tokens == {}
+        assert np.allclose(model.embed(TEXTS), [state[0].mean(0).numpy() for state in states], atol=1e-5)
 
 
 def test_vectors_without_special_tokens_are_those_of_sentence_transformers(tmp_path: Path) -> None:
