@@ -6,7 +6,6 @@ import functools
 import gc
 import os
 import shutil
-import subprocess
 import sys
 from collections.abc import Callable, Generator
 from contextlib import AbstractContextManager, contextmanager
@@ -16,6 +15,7 @@ from typing import Any, TypeAlias
 import pytest
 from filelock import FileLock
 
+from .helpers.optimums import write_optimums_exports
 from .helpers.paths import ROOT
 
 Once: TypeAlias = AbstractContextManager[tuple[Path, bool]]
@@ -325,20 +325,12 @@ def own_bundle(demo_bundle: Path, tmp_path: Path) -> Path:
     return Path(shutil.copytree(demo_bundle, tmp_path / "bundle"))
 
 
-OPTIMUM_PYTHON = ROOT / "build/optimum-venv/bin/python"
-
-
 @pytest.fixture(scope="session")
 def exported(once: Callable[[str], Once]) -> Path:
     """Random checkpoints by their names, and beside them what optimum made of each. Don't change it."""
-    if not OPTIMUM_PYTHON.exists():
-        pytest.skip("needs make build/optimum-venv/.ready")
     with once("imported") as (folder, first):
         if first:
-            folder.mkdir()
-            script = ROOT / "tests/helpers/imported_checkpoints.py"
-            done = subprocess.run([OPTIMUM_PYTHON, script, folder], capture_output=True, text=True)
-            assert done.returncode == 0, done.stderr[-2000:]
+            write_optimums_exports(folder)
     return folder
 
 

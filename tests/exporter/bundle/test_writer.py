@@ -16,13 +16,13 @@ from pathlib import Path
 import pytest
 
 from planforge.exporter.bundle import writer
-from planforge.exporter.bundle.writer import check_output, install, list_file_entries, open_staging_folder
+from planforge.exporter.bundle.writer import check_output, list_file_entries, open_staging_folder
 from planforge.exporter.errors import ExporterError, OutputError
 from planforge.runtime.bundle.bundle import Bundle, compute_sha256
 from planforge.runtime.bundle.manifest import FileEntry
 
 from ...helpers.patience import PATIENCE
-from ...helpers.staging import stage, whole
+from ...helpers.staging import install_stage, stage, whole
 
 MANIFEST = {"family": "gpt2", "task": "text-generation", "export_id": "", "files": {}, "artifacts": []}
 
@@ -70,15 +70,13 @@ def test_killed_at_every_step_the_old_or_the_new_bundle_is_whole(tmp_path: Path)
     steps = 0
     while True:
         output = tmp_path / f"bundle{steps}"
-        with open_staging_folder(output) as staging:
-            install(staging, stage(staging, "old"), output)
+        install_stage(output, "old")
         code = install_killed(tmp_path, output, steps)
         seen.append(whole(output))
         if code == 0:
             break
         assert code == -signal.SIGKILL
-        with open_staging_folder(output) as staging:  # and the next export mends what was left
-            install(staging, stage(staging, "next"), output)
+        install_stage(output, "next")  # and the next export mends what was left
         assert whole(output) == "next"
         assert len([p for p in output.rglob("*") if p.is_file()]) == 4
         steps += 1
@@ -100,12 +98,10 @@ def test_killed_before_the_first_bundle_there_is_none(tmp_path: Path) -> None:
 
 def test_a_new_bundle_removes_the_old_ones_files_only(tmp_path: Path) -> None:
     output = tmp_path / "bundle"
-    with open_staging_folder(output) as staging:
-        install(staging, stage(staging, "old"), output)
+    install_stage(output, "old")
     (output / "notes.txt").write_text("mine")
     (output / "onnx" / "left-by-a-killed-export.onnx").write_text("x")
-    with open_staging_folder(output) as staging:
-        install(staging, stage(staging, "new"), output)
+    install_stage(output, "new")
     left = {path.relative_to(output).as_posix() for path in output.rglob("*") if path.is_file()}
     new = {"manifest.json", "onnx/a-new.onnx", "onnx/w-new.data", "tokenizer/t-new.json"}
     assert left == new | {"notes.txt"}
@@ -113,8 +109,7 @@ def test_a_new_bundle_removes_the_old_ones_files_only(tmp_path: Path) -> None:
 
 def test_an_existing_bundle_needs_force(tmp_path: Path) -> None:
     output = tmp_path / "bundle"
-    with open_staging_folder(output) as staging:
-        install(staging, stage(staging, "old"), output)
+    install_stage(output, "old")
     with pytest.raises(OutputError, match="--force"):
         check_output(output, force=False)
     check_output(output, force=True)
@@ -152,8 +147,8 @@ def test_another_programs_manifest_makes_no_bundle(tmp_path: Path, content: obje
     (folder / "manifest.json").write_text(text)
     with pytest.raises(OutputError, match=words):
         check_output(folder, force=True)
-    with pytest.raises(OutputError, match=words), open_staging_folder(folder) as staging:
-        install(staging, stage(staging, "new"), folder)
+    with pytest.raises(OutputError, match=words):
+        install_stage(folder, "new")
     assert (folder / "manifest.json").read_text() == text
     assert (folder / "plans" / "background.js").read_text() == "mine"
 
@@ -174,8 +169,7 @@ def test_a_disk_that_is_full_at_any_step_leaves_the_old_bundle_or_the_new_one(tm
     seen = []
     for step in range(16):
         output = tmp_path / f"bundle{step}"
-        with open_staging_folder(output) as staging:
-            install(staging, stage(staging, "old"), output)
+        install_stage(output, "old")
         install_killed(tmp_path, output, step, "full")
         seen.append(whole(output))
         left = {p.relative_to(output).as_posix() for p in output.rglob("*") if p.is_file()}
@@ -219,10 +213,9 @@ def test_only_what_is_written_there_is_said_to_be_unwritable(tmp_path: Path) -> 
 
 def test_names_in_use_are_never_overwritten(tmp_path: Path) -> None:
     output = tmp_path / "bundle"
-    with open_staging_folder(output) as staging:
-        install(staging, stage(staging, "old"), output)
-    with pytest.raises(OutputError, match="exists already"), open_staging_folder(output) as staging:
-        install(staging, stage(staging, "old"), output)
+    install_stage(output, "old")
+    with pytest.raises(OutputError, match="exists already"):
+        install_stage(output, "old")
     assert whole(output) == "old"
 
 
@@ -232,25 +225,22 @@ def test_a_folder_that_is_a_link_is_refused(tmp_path: Path, folder: str) -> None
     elsewhere = tmp_path / "elsewhere"
     elsewhere.mkdir()
     (elsewhere / "precious.txt").write_text("mine")
-    with open_staging_folder(output) as staging:
-        install(staging, stage(staging, "old"), output)
+    install_stage(output, "old")
     shutil.rmtree(output / folder, ignore_errors=True)
     (output / folder).symlink_to(elsewhere)
-    with pytest.raises(OutputError, match="is a link"), open_staging_folder(output) as staging:
-        install(staging, stage(staging, "new"), output)
+    with pytest.raises(OutputError, match="is a link"):
+        install_stage(output, "new")
     assert (elsewhere / "precious.txt").read_text() == "mine"
 
 
 def test_what_an_old_manifest_lists_elsewhere_is_not_removed(tmp_path: Path) -> None:
     output = tmp_path / "bundle"
-    with open_staging_folder(output) as staging:
-        install(staging, stage(staging, "old"), output)
+    install_stage(output, "old")
     (output / "notes.txt").write_text("mine")
     old = Bundle.open(output).manifest
     files = {**old.files, "manifest.json": FileEntry("0", 1), "notes.txt": FileEntry("0", 1)}
     (output / "manifest.json").write_text(dataclasses.replace(old, files=files).to_json())
-    with open_staging_folder(output) as staging:
-        install(staging, stage(staging, "new"), output)
+    install_stage(output, "new")
     assert whole(output) == "new"
     assert (output / "notes.txt").read_text() == "mine"
 

@@ -12,6 +12,7 @@ import torch
 import transformers
 
 from planforge.exporter.checkpoints.source import find_demo
+from planforge.exporter.levels import FULL
 from planforge.exporter.reference.draw import CONTEXT_ROWS
 from planforge.exporter.tasks.decoder import CONTEXT as FULL_CONTEXT
 from planforge.exporter.tasks.decoder import choose, fill_context
@@ -28,6 +29,7 @@ from ...helpers.plans import only
 CONTEXT = 2500
 WINDOW = 100
 LIMIT = 1e-4  # on logits
+LEVEL = dataclasses.replace(FULL, draw_work=0)  # drawn batches have tests of their own
 
 
 @pytest.fixture(scope="module")
@@ -46,7 +48,7 @@ def texts() -> list[str]:
 
 def ask(model: Any, folder: Path, texts: list[str]) -> CaseSet:
     bundle = Bundle.open(folder / "bundle")
-    return answer(model, bundle, choose(model, bundle, texts))
+    return answer(model, bundle, choose(model, bundle, texts, level=LEVEL))
 
 
 @pytest.fixture(scope="module")
