@@ -38,16 +38,26 @@ frozen = {"modules": 0}  # how many were loaded when garbage was collected last
 
 # The files that take longest, in this order: begun first, no worker is left alone with one in the end.
 LONGEST = (
+    "runtime/batch/test_ray.py",
+    "exporter/verification/test_explanations.py",
+    "controls/test_controls.py",
     "exporter/verification/test_mutations.py",
+    "runtime/explain/test_explain.py",
     "benchmarks/test_cases.py",
-    "exporter/test_classes.py",
-    "benchmarks/test_gpu.py",
+    "exporter/imported/test_native.py",
+    "exporter/test_llama.py",
     "commands/test_commands.py",
+    "exporter/packaging/test_runtimes.py",
+    "exporter/test_matrix.py",
+    "commands/test_explain.py",
+    "exporter/test_classes.py",
+    "runtime/generate/test_scheduler.py",
+    "benchmarks/test_gpu.py",
     "exporter/fitting/test_fitting.py",
     "exporter/verification/test_bisect.py",
     "exporter/test_export.py",
-    "commands/test_encoders.py",
     "exporter/verification/test_encoders.py",
+    "commands/test_encoders.py",
     "exporter/imported/test_optimum.py",
 )
 
