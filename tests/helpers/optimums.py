@@ -29,7 +29,7 @@ def write_optimums_exports(folder: Path, *names: str) -> None:
         digest.update(path.read_bytes() if path.is_file() else b"")
     kept = KEPT / digest.hexdigest()[:16]
     if not kept.exists():
-        command = [OPTIMUM_PYTHON, SCRIPT, folder, *names]
+        command = [str(OPTIMUM_PYTHON), str(SCRIPT), str(folder), *names]
         done = subprocess.run(command, capture_output=True, text=True, check=False)
         assert done.returncode == 0, done.stderr[-2000:]
         partial = Path(shutil.copytree(folder, kept.with_suffix(f".{os.getpid()}")))

@@ -197,6 +197,7 @@ def test_every_rule_of_an_error_has_a_graph_that_breaks_it() -> None:
     rtx = TARGETS["rtx"]
     rules = {rule.id for rule in RULES if rule.holds(rtx) and rule.severity != "warning"}
     assert rules == {case.rule for case in (*BAD, *(case for case, _ in WRONG))} | ELSEWHERE
+    assert len({case.name for case in BAD}) == len(BAD)
 
 
 @needs_rtx

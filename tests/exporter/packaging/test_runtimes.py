@@ -26,8 +26,8 @@ from planforge.runtime.apps.check.texts import FILES
 from planforge.runtime.bundle.bundle import Bundle
 
 from ...helpers.llamas import shallow_llama
-from ...helpers.node import NODE_FOLDER
 from ...helpers.optimums import OPTIMUM_PYTHON
+from ...helpers.paths import NODE_FOLDER
 
 WHERE: dict[str, Path | None] = {
     "genai": None,
