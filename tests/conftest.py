@@ -6,7 +6,6 @@ import functools
 import gc
 import os
 import shutil
-import subprocess
 import sys
 from collections.abc import Callable, Generator
 from contextlib import AbstractContextManager, contextmanager
@@ -16,6 +15,7 @@ from typing import Any, TypeAlias
 import pytest
 from filelock import FileLock
 
+from .helpers.optimums import write_optimums_exports
 from .helpers.paths import ROOT
 
 Once: TypeAlias = AbstractContextManager[tuple[Path, bool]]
@@ -38,16 +38,26 @@ frozen = {"modules": 0}  # how many were loaded when garbage was collected last
 
 # The files that take longest, in this order: begun first, no worker is left alone with one in the end.
 LONGEST = (
+    "runtime/batch/test_ray.py",
+    "exporter/verification/test_explanations.py",
+    "controls/test_controls.py",
     "exporter/verification/test_mutations.py",
+    "runtime/explain/test_explain.py",
     "benchmarks/test_cases.py",
-    "exporter/test_classes.py",
-    "benchmarks/test_gpu.py",
+    "exporter/imported/test_native.py",
+    "exporter/test_llama.py",
     "commands/test_commands.py",
+    "exporter/packaging/test_runtimes.py",
+    "exporter/test_matrix.py",
+    "commands/test_explain.py",
+    "exporter/test_classes.py",
+    "runtime/generate/test_scheduler.py",
+    "benchmarks/test_gpu.py",
     "exporter/fitting/test_fitting.py",
     "exporter/verification/test_bisect.py",
     "exporter/test_export.py",
-    "commands/test_encoders.py",
     "exporter/verification/test_encoders.py",
+    "commands/test_encoders.py",
     "exporter/imported/test_optimum.py",
 )
 
@@ -325,20 +335,12 @@ def own_bundle(demo_bundle: Path, tmp_path: Path) -> Path:
     return Path(shutil.copytree(demo_bundle, tmp_path / "bundle"))
 
 
-OPTIMUM_PYTHON = ROOT / "build/optimum-venv/bin/python"
-
-
 @pytest.fixture(scope="session")
 def exported(once: Callable[[str], Once]) -> Path:
     """Random checkpoints by their names, and beside them what optimum made of each. Don't change it."""
-    if not OPTIMUM_PYTHON.exists():
-        pytest.skip("needs make build/optimum-venv/.ready")
     with once("imported") as (folder, first):
         if first:
-            folder.mkdir()
-            script = ROOT / "tests/helpers/imported_checkpoints.py"
-            done = subprocess.run([OPTIMUM_PYTHON, script, folder], capture_output=True, text=True)
-            assert done.returncode == 0, done.stderr[-2000:]
+            write_optimums_exports(folder)
     return folder
 
 

@@ -21,9 +21,9 @@ from planforge.exporter.checkpoints.source import Source
 from planforge.exporter.exporting import import_folder
 from planforge.runtime import TextEncoder, TextGenerator, Translator
 
-from ..conftest import OPTIMUM_PYTHON
 from ..helpers.cli import planforge
 from ..helpers.models import edit_json
+from ..helpers.optimums import OPTIMUM_PYTHON
 from ..helpers.paths import ROOT
 
 PAGES = {str(page.relative_to(ROOT)): page for page in (ROOT / "README.md", *ROOT.glob("docs/**/*.md"))}

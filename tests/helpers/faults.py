@@ -178,6 +178,9 @@ def scale_factor(module: str, factor: float = 1.1) -> Plant:
 def low_mask(model: ir.Model) -> None:
     """A mask of -65504 and scores that reach -648: -inf in fp16, while ONNX Runtime computes in fp32."""
     where = next(n for n in model.graph if n.op_type == "Where" and find_module(n) == "")
+    mask = where.inputs[2]
+    assert mask is not None and mask.const_value is not None
+    assert mask.const_value.numpy() == np.float16(-30000)
     where.replace_input_with(2, constant(model, "low", np.array(-65504, np.float16)))
     add = next(node for node, _ in where.outputs[0].uses())
     lower = ir.node("Add", [add.inputs[0], constant(model, "shift", np.array(-648, np.float16))])

@@ -6,3 +6,4 @@ from pathlib import Path
 
 ROOT = Path(__file__).resolve().parents[2]
 DEMOS = ROOT / "models" / "demos"
+NODE_FOLDER = ROOT / "build/transformers-js"  # `make` installs transformers.js there for the tests

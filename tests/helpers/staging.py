@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from planforge.exporter.bundle.writer import list_file_entries
+from planforge.exporter.bundle.writer import install, list_file_entries, open_staging_folder
 from planforge.runtime.bundle.bundle import Bundle
 from planforge.runtime.bundle.defaults import GenerationDefaults
 from planforge.runtime.bundle.manifest import Manifest
@@ -29,6 +29,12 @@ def stage(folder: Path, export_id: str) -> Manifest:
         files=list_file_entries(folder),
         artifacts=(),
     )
+
+
+def install_stage(output: Path, export_id: str) -> None:
+    """Put a small bundle where an export would."""
+    with open_staging_folder(output) as staging:
+        install(staging, stage(staging, export_id), output)
 
 
 def whole(output: Path) -> str:

@@ -18,6 +18,8 @@ from typing import Any
 import pytest
 from filelock import FileLock
 
+from planforge.exporter.tracing.recipes import Recipe
+
 from .paths import ROOT
 
 TRACES = ROOT / "build" / "traces"
@@ -47,18 +49,41 @@ def describe_graph(config: Any) -> str:
     return repr(replace(config, **rotations))
 
 
+def describe_recipe(recipe: Recipe) -> str:
+    """Return all of a recipe that a graph depends on: not its dialect's name, nor how long axes may be."""
+    specs = [(spec.name, spec.dtype, spec.axis_names()) for spec in (*recipe.inputs, *recipe.outputs)]
+    wrap: Any = recipe.module
+    chosen = [cell.cell_contents for cell in wrap.__closure__ or ()]
+    return repr((recipe.opset, recipe.example, specs, wrap.__module__, wrap.__qualname__, chosen))
+
+
 @contextmanager
 def trace_quickly() -> Iterator[None]:
-    """Trace the same graphs in a sixth less time: without messages for debugging, and what seldom helps.
+    """Trace the same graphs in less time: without messages for debugging, and what seldom helps.
 
-    The results that PyTorch keeps of operations on fake tensors cost more here than they save.
+    The results that PyTorch keeps of operations on fake tensors cost more here than they save. Patterns with
+    several ends are tried at nodes of their first end alone, not by a list of all nodes at each of them.
     """
     import torch._dynamo.config
+    from onnxscript.rewriter import MatchResult
+    from onnxscript.rewriter.pattern import SimplePatternMatcher
+
+    match = SimplePatternMatcher.match
+
+    def match_quickly(self: Any, model: Any, graph: Any, node: Any, **options: Any) -> Any:
+        first = self.pattern.output_nodes[0].op_identifier()
+        if first is not None and first != node.op_identifier():
+            return MatchResult().fail("Another operator.")
+        return match(self, model, graph, node, **options)
 
     before = logging.root.manager.disable
     logging.disable(logging.INFO)
     try:
-        with torch._dynamo.config.patch(fake_tensor_cache_enabled=False):
+        with (
+            torch._dynamo.config.patch(fake_tensor_cache_enabled=False),
+            pytest.MonkeyPatch.context() as patch,
+        ):
+            patch.setattr(SimplePatternMatcher, "match", match_quickly)
             yield
     finally:
         logging.disable(before)
@@ -77,13 +102,14 @@ class EndedProcess:
 def trace_each_graph_once() -> Iterator[None]:
     """Trace in this process, which has PyTorch loaded, and each graph once, also across runs.
 
-    Tracing reads a checkpoint's description alone, so graphs of equal descriptions are the same. They are
+    Tracing reads a checkpoint's description and a recipe, so graphs of equal ones are the same. They are
     kept in build/traces until the tracer or its packages change. Each is traced before the model runs:
     meanwhile PyTorch's tracer replaces the calls of every module.
     """
     from torch.onnx._internal.exporter import _registration
 
     from planforge.exporter.tracing import trace
+    from planforge.exporter.tracing.recipes import make_all_recipes
     from planforge.models.checkpoint import describe
 
     registry = _registration.ONNXRegistry  # built anew for each graph: a seventh of its time
@@ -97,7 +123,10 @@ def trace_each_graph_once() -> Iterator[None]:
 
     def trace_once(checkpoint: Path, recipe: str, choices: Any, out: Path) -> EndedProcess:
         description = describe(checkpoint)
-        words = (description.family.name, describe_graph(description.config), recipe, repr(choices))
+        family, config = description.family.name, description.config
+        recipes, explanations = make_all_recipes(family, config, choices)
+        parts = describe_graph(config), describe_recipe({**recipes, **explanations}[recipe])
+        words = (family, str(choices.max_length), *parts)
         traced = traces / f"{hashlib.sha256('|'.join(words).encode()).hexdigest()[:16]}.onnx"
         with one_at_a_time, FileLock(traced.with_suffix(".lock")):
             if not traced.exists():

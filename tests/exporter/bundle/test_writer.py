@@ -16,96 +16,104 @@ from pathlib import Path
 import pytest
 
 from planforge.exporter.bundle import writer
-from planforge.exporter.bundle.writer import check_output, install, list_file_entries, open_staging_folder
+from planforge.exporter.bundle.writer import check_output, list_file_entries, open_staging_folder
 from planforge.exporter.errors import ExporterError, OutputError
 from planforge.runtime.bundle.bundle import Bundle, compute_sha256
 from planforge.runtime.bundle.manifest import FileEntry
 
 from ...helpers.patience import PATIENCE
-from ...helpers.staging import stage, whole
+from ...helpers.staging import install_stage, stage, whole
 
 MANIFEST = {"family": "gpt2", "task": "text-generation", "export_id": "", "files": {}, "artifacts": []}
 
-# Installs a staged bundle; just before its N-th call that changes the disk it kills itself, or that
-# call finds the disk full.
+STEPS = 40  # more than an installation has
+# Installs staged bundles, each in its own process; before its N-th call that changes the disk that one kills
+# itself, or the call finds the disk full.
 KILLED = """
-import errno, os, pathlib, signal, sys
+import errno, itertools, json, os, pathlib, signal, sys
 from planforge.exporter.bundle import writer
 from planforge.runtime.bundle.manifest import Manifest
 
-staging, output, fatal = pathlib.Path(sys.argv[1]), pathlib.Path(sys.argv[2]), int(sys.argv[3])
-calls = 0
+def install(folder, fatal):
+    calls = itertools.count()
 
-def counted(real):
-    def call(*arguments, **options):
-        global calls
-        calls += 1
-        if calls == fatal + 1:
-            if sys.argv[4] == "full":
-                raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
-            os.kill(os.getpid(), signal.SIGKILL)
-        return real(*arguments, **options)
-    return call
+    def counted(real):
+        def call(*arguments, **options):
+            if next(calls) == fatal:
+                if sys.argv[3] == "full":
+                    raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+                os.kill(os.getpid(), signal.SIGKILL)
+            return real(*arguments, **options)
+        return call
 
-for owner, name in [(os, "replace"), (os, "rename"), (os, "fsync"), (os, "unlink"), (os, "mkdir"),
-                    (pathlib.Path, "write_text"), (pathlib.Path, "unlink")]:
-    setattr(owner, name, counted(getattr(owner, name)))
-manifest = Manifest.from_json((staging / "manifest.staged").read_text())
-writer.install(staging, manifest, output)
+    for owner, name in [(os, "replace"), (os, "rename"), (os, "fsync"), (os, "unlink"), (os, "mkdir"),
+                        (pathlib.Path, "write_text"), (pathlib.Path, "unlink")]:
+        setattr(owner, name, counted(getattr(owner, name)))
+    manifest = Manifest.from_json((folder / "staging/manifest.staged").read_text())
+    writer.install(folder / "staging", manifest, folder / "bundle")
+
+codes = []
+for fatal in range(int(sys.argv[2])):
+    child = os.fork()
+    if child == 0:
+        code = 1
+        try:
+            install(pathlib.Path(sys.argv[1], str(fatal)), fatal)
+            code = 0
+        finally:
+            os._exit(code)
+    codes.append(os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]))
+print(json.dumps(codes))
 """
 
 
-def install_killed(tmp_path: Path, output: Path, fatal: int, how: str = "killed") -> int:
-    """Installs export "new" over `output` in a child that dies at step `fatal`; its exit code."""
-    staging = tmp_path / f"staging{fatal}"
-    staging.mkdir()
-    manifest = stage(staging, "new")
-    (staging / "manifest.staged").write_text(manifest.to_json())
-    command = [sys.executable, "-c", KILLED, str(staging), str(output), str(fatal), how]
-    return subprocess.run(command, timeout=PATIENCE, stderr=subprocess.DEVNULL).returncode
+def install_killed(folder: Path, old: str | None, how: str = "killed") -> list[int]:
+    """Install export "new" over an old one in children of which each dies at a step; return their exit codes.
+
+    The N-th leaves FOLDER/N/bundle.
+    """
+    for step in range(STEPS):
+        staging = folder / str(step) / "staging"
+        staging.mkdir(parents=True)
+        (staging / "manifest.staged").write_text(stage(staging, "new").to_json())
+        if old is not None:
+            install_stage(folder / str(step) / "bundle", old)
+    command = [sys.executable, "-c", KILLED, str(folder), str(STEPS), how]
+    done = subprocess.run(command, timeout=PATIENCE, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL)
+    codes: list[int] = json.loads(done.stdout)
+    return codes
 
 
 def test_killed_at_every_step_the_old_or_the_new_bundle_is_whole(tmp_path: Path) -> None:
-    seen = []
-    steps = 0
-    while True:
-        output = tmp_path / f"bundle{steps}"
-        with open_staging_folder(output) as staging:
-            install(staging, stage(staging, "old"), output)
-        code = install_killed(tmp_path, output, steps)
-        seen.append(whole(output))
-        if code == 0:
-            break
-        assert code == -signal.SIGKILL
-        with open_staging_folder(output) as staging:  # and the next export mends what was left
-            install(staging, stage(staging, "next"), output)
-        assert whole(output) == "next"
-        assert len([p for p in output.rglob("*") if p.is_file()]) == 4
-        steps += 1
-    assert steps >= 8
+    codes = install_killed(tmp_path, "old")
+    steps = codes.index(0)
+    assert steps >= 8 and set(codes[:steps]) == {-signal.SIGKILL}
+    seen = [whole(tmp_path / str(step) / "bundle") for step in range(steps + 1)]
     assert seen[0] == "old"
     assert seen[-1] == "new"
     assert seen == sorted(seen, reverse=True)  # once new, always new: one step is the commit
+    for step in range(steps):  # and the next export mends what was left
+        output = tmp_path / str(step) / "bundle"
+        install_stage(output, "next")
+        assert whole(output) == "next"
+        assert len([p for p in output.rglob("*") if p.is_file()]) == 4
 
 
 def test_killed_before_the_first_bundle_there_is_none(tmp_path: Path) -> None:
-    for fatal in range(50):
-        output = tmp_path / f"bundle{fatal}"
-        if install_killed(tmp_path, output, fatal) == 0:
-            assert whole(output) == "new"
-            break
+    steps = install_killed(tmp_path, None).index(0)
+    assert steps >= 4
+    assert whole(tmp_path / str(steps) / "bundle") == "new"
+    for step in range(steps):
+        output = tmp_path / str(step) / "bundle"
         assert not output.exists() or whole(output) == "new"
-    assert fatal >= 4
 
 
 def test_a_new_bundle_removes_the_old_ones_files_only(tmp_path: Path) -> None:
     output = tmp_path / "bundle"
-    with open_staging_folder(output) as staging:
-        install(staging, stage(staging, "old"), output)
+    install_stage(output, "old")
     (output / "notes.txt").write_text("mine")
     (output / "onnx" / "left-by-a-killed-export.onnx").write_text("x")
-    with open_staging_folder(output) as staging:
-        install(staging, stage(staging, "new"), output)
+    install_stage(output, "new")
     left = {path.relative_to(output).as_posix() for path in output.rglob("*") if path.is_file()}
     new = {"manifest.json", "onnx/a-new.onnx", "onnx/w-new.data", "tokenizer/t-new.json"}
     assert left == new | {"notes.txt"}
@@ -113,8 +121,7 @@ def test_a_new_bundle_removes_the_old_ones_files_only(tmp_path: Path) -> None:
 
 def test_an_existing_bundle_needs_force(tmp_path: Path) -> None:
     output = tmp_path / "bundle"
-    with open_staging_folder(output) as staging:
-        install(staging, stage(staging, "old"), output)
+    install_stage(output, "old")
     with pytest.raises(OutputError, match="--force"):
         check_output(output, force=False)
     check_output(output, force=True)
@@ -152,8 +159,8 @@ def test_another_programs_manifest_makes_no_bundle(tmp_path: Path, content: obje
     (folder / "manifest.json").write_text(text)
     with pytest.raises(OutputError, match=words):
         check_output(folder, force=True)
-    with pytest.raises(OutputError, match=words), open_staging_folder(folder) as staging:
-        install(staging, stage(staging, "new"), folder)
+    with pytest.raises(OutputError, match=words):
+        install_stage(folder, "new")
     assert (folder / "manifest.json").read_text() == text
     assert (folder / "plans" / "background.js").read_text() == "mine"
 
@@ -171,12 +178,10 @@ def test_an_output_below_a_file_cannot_be_written(tmp_path: Path) -> None:
 
 
 def test_a_disk_that_is_full_at_any_step_leaves_the_old_bundle_or_the_new_one(tmp_path: Path) -> None:
+    install_killed(tmp_path, "old", "full")
     seen = []
-    for step in range(16):
-        output = tmp_path / f"bundle{step}"
-        with open_staging_folder(output) as staging:
-            install(staging, stage(staging, "old"), output)
-        install_killed(tmp_path, output, step, "full")
+    for step in range(STEPS):
+        output = tmp_path / str(step) / "bundle"
         seen.append(whole(output))
         left = {p.relative_to(output).as_posix() for p in output.rglob("*") if p.is_file()}
         if whole(output) == "old":  # and nothing of the new one stays behind
@@ -219,10 +224,9 @@ def test_only_what_is_written_there_is_said_to_be_unwritable(tmp_path: Path) -> 
 
 def test_names_in_use_are_never_overwritten(tmp_path: Path) -> None:
     output = tmp_path / "bundle"
-    with open_staging_folder(output) as staging:
-        install(staging, stage(staging, "old"), output)
-    with pytest.raises(OutputError, match="exists already"), open_staging_folder(output) as staging:
-        install(staging, stage(staging, "old"), output)
+    install_stage(output, "old")
+    with pytest.raises(OutputError, match="exists already"):
+        install_stage(output, "old")
     assert whole(output) == "old"
 
 
@@ -232,25 +236,22 @@ def test_a_folder_that_is_a_link_is_refused(tmp_path: Path, folder: str) -> None
     elsewhere = tmp_path / "elsewhere"
     elsewhere.mkdir()
     (elsewhere / "precious.txt").write_text("mine")
-    with open_staging_folder(output) as staging:
-        install(staging, stage(staging, "old"), output)
+    install_stage(output, "old")
     shutil.rmtree(output / folder, ignore_errors=True)
     (output / folder).symlink_to(elsewhere)
-    with pytest.raises(OutputError, match="is a link"), open_staging_folder(output) as staging:
-        install(staging, stage(staging, "new"), output)
+    with pytest.raises(OutputError, match="is a link"):
+        install_stage(output, "new")
     assert (elsewhere / "precious.txt").read_text() == "mine"
 
 
 def test_what_an_old_manifest_lists_elsewhere_is_not_removed(tmp_path: Path) -> None:
     output = tmp_path / "bundle"
-    with open_staging_folder(output) as staging:
-        install(staging, stage(staging, "old"), output)
+    install_stage(output, "old")
     (output / "notes.txt").write_text("mine")
     old = Bundle.open(output).manifest
     files = {**old.files, "manifest.json": FileEntry("0", 1), "notes.txt": FileEntry("0", 1)}
     (output / "manifest.json").write_text(dataclasses.replace(old, files=files).to_json())
-    with open_staging_folder(output) as staging:
-        install(staging, stage(staging, "new"), output)
+    install_stage(output, "new")
     assert whole(output) == "new"
     assert (output / "notes.txt").read_text() == "mine"
 

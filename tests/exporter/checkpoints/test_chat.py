@@ -28,7 +28,7 @@ from ...helpers.chat import CHATML, HERMES, KINDS, LLAMA, MISTRAL, ROLES, load_r
 from ...helpers.cli import error_line, planforge
 from ...helpers.models import edit_json, greedy
 from ...helpers.modules import modules_after
-from ...helpers.paths import ROOT
+from ...helpers.optimums import OPTIMUM_PYTHON
 from ...helpers.selftest import mend
 
 # In a style that gpt2-demo, which knows the King James Bible alone, goes on with.
@@ -45,7 +45,6 @@ MESSAGES = [
     {"role": "user", "content": "Whose house?"},
 ]
 SHORT = ["--max-new-tokens", "12"]
-OPTIMUM = ROOT / "build/optimum-venv/bin/python"
 
 
 @pytest.fixture(scope="session")
@@ -223,10 +222,10 @@ def test_the_answer_is_that_of_transformers(checkpoint: Path, bundle: Path) -> N
         assert "".join(map(str, model.stream_chat(MESSAGES, max_new_tokens=24))) == answer.text
 
 
-@pytest.mark.skipif(not OPTIMUM.exists(), reason="needs make build/optimum-venv/.ready")
+@pytest.mark.skipif(not OPTIMUM_PYTHON.exists(), reason="needs make build/optimum-venv/.ready")
 def test_a_template_comes_along_through_optimum(checkpoint: Path, bundle: Path, tmp_path: Path) -> None:
     how: dict[str, Any] = {"precision": ["fp32"], "target": ["portable"], "verify": False}
-    export(checkpoint, tmp_path / "bundle", exporter="optimum", optimum_python=str(OPTIMUM), **how)
+    export(checkpoint, tmp_path / "bundle", exporter="optimum", optimum_python=str(OPTIMUM_PYTHON), **how)
     opened = Bundle.open(tmp_path / "bundle")
     template = opened.manifest.tokenizer["chat_template"]
     assert (opened.folder / template["file"]).read_text(encoding="utf-8") == BIBLE

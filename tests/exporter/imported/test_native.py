@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import functools
-import subprocess
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -17,9 +16,9 @@ from planforge.exporter.imported.optimum import write_for_transformers_4
 from planforge.runtime import TextGenerator
 from planforge.runtime.bundle.bundle import Bundle
 
-from ...conftest import OPTIMUM_PYTHON, Once
+from ...conftest import Once
 from ...helpers.llamas import WINDOW
-from ...helpers.paths import ROOT
+from ...helpers.optimums import write_optimums_exports
 from ...helpers.plans import only
 
 LIMIT = 1e-4  # the issue's, on logits
@@ -35,18 +34,12 @@ TEXT = "In the beginning God created the heaven and the earth. And the earth was
 @pytest.fixture(scope="session")
 def optimums(once: Callable[[str], Once], llama_bundle: Callable[[str], Path]) -> Path:
     """Checkpoints of `FAMILIES` as transformers 4 reads them, and beside them what optimum made of each."""
-    if not OPTIMUM_PYTHON.exists():
-        pytest.skip("needs make build/optimum-venv/.ready")
     with once("native-optimum") as (folder, first):
         if first:
             folder.mkdir()
             for name in FAMILIES:
                 write_for_transformers_4(llama_bundle(name) / "checkpoint", folder / name)
-            script = ROOT / "tests/helpers/optimum_exports.py"
-            done = subprocess.run(
-                [OPTIMUM_PYTHON, script, folder, *FAMILIES], capture_output=True, text=True, check=False
-            )
-            assert done.returncode == 0, done.stderr[-2000:]
+            write_optimums_exports(folder, *FAMILIES)
     return folder
 
 

@@ -26,9 +26,9 @@ from planforge.models.refusals import MIXTURES_OF_OPTIMUM
 from planforge.runtime import TextEncoder, TextGenerator
 from planforge.runtime.errors import InputError
 
-from ...conftest import OPTIMUM_PYTHON
 from ...helpers.cli import planforge
 from ...helpers.models import edit_json
+from ...helpers.optimums import OPTIMUM_PYTHON
 
 TEXT = "In the beginning God created the heaven and the earth"
 

@@ -20,8 +20,8 @@ from planforge.exporter.imported.folder import read_graph
 from planforge.runtime import TextGenerator
 from planforge.runtime.errors import InputError
 
-from ...conftest import OPTIMUM_PYTHON
 from ...helpers.models import edit_json
+from ...helpers.optimums import OPTIMUM_PYTHON
 
 TEXT = "In the beginning God created the heaven and the earth"
 

@@ -18,7 +18,7 @@ from planforge.runtime import TextEncoder, TextGenerator
 
 from ...helpers.browser import Browser, Page, running_browser
 from ...helpers.models import edit_json
-from ...helpers.node import NODE_FOLDER
+from ...helpers.paths import NODE_FOLDER
 
 PAGE = Path(__file__).parents[3] / "docs/examples/browser/index.html"
 LIBRARY = ("@huggingface/transformers/dist/transformers.min.js", "onnxruntime-web/dist/ort-wasm-*")

@@ -31,7 +31,7 @@ from planforge.exporter.tensorrt import plans
 from planforge.runtime.bundle.bundle import Bundle
 
 from ...helpers.patience import PATIENCE, wait_until
-from ...helpers.staging import stage, whole
+from ...helpers.staging import install_stage, stage, whole
 
 STAGES = """
 import pathlib, sys, time
@@ -91,11 +91,9 @@ def test_a_bundle_that_came_meanwhile_is_not_replaced_without_force(tmp_path: Pa
 
 def test_a_change_of_a_bundle_that_was_replaced_meanwhile_is_refused(tmp_path: Path) -> None:
     output = tmp_path / "bundle"
-    with open_staging_folder(output) as staging:
-        install(staging, stage(staging, "old"), output)
+    install_stage(output, "old")
     opened = Bundle.open(output)
-    with open_staging_folder(output) as staging:
-        install(staging, stage(staging, "new"), output)
+    install_stage(output, "new")
     with (
         pytest.raises(OutputError, match="was replaced by another export meanwhile"),
         open_staging_folder(output) as staging,
@@ -136,8 +134,7 @@ def test_one_process_at_a_time_changes_a_bundle(
     tmp_path: Path, who: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     output = tmp_path / "bundle"
-    with open_staging_folder(output) as staging:
-        install(staging, stage(staging, "old"), output)
+    install_stage(output, "old")
     events: list[str] = []
     has_to_wait = threading.Event()
     lock_file = locks.lock_file
@@ -169,8 +166,7 @@ def test_one_process_at_a_time_changes_a_bundle(
 def test_a_change_of_a_bundle_needs_no_more_than_its_folder(tmp_path: Path) -> None:
     """A container that has only the bundle mounted may write nothing beside it."""
     output = tmp_path / "bundle"
-    with open_staging_folder(output) as staging:
-        install(staging, stage(staging, "old"), output)
+    install_stage(output, "old")
     seen: list[str] = []
 
     def note(manifest: Any) -> Any:

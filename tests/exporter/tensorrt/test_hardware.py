@@ -13,6 +13,7 @@ from planforge.exporter import build, export, exporting
 from planforge.exporter.errors import BuildError, BuildOptionError
 from planforge.exporter.linting.lint import lint
 from planforge.exporter.tensorrt import build as builds
+from planforge.exporter.tensorrt import builder
 from planforge.exporter.tensorrt.hardware import describe_unmet
 from planforge.exporter.tensorrt.profiles import Profile
 from planforge.runtime.backends.tensorrt_library import LIBRARIES
@@ -90,7 +91,10 @@ def can_build(path: Path, sm: str) -> bool:
 
 @needs_rtx
 @pytest.mark.parametrize("name", [*REFUSED, *TAKEN])
-def test_the_builder_refuses_what_is_foreseen_and_nothing_else(name: str, tmp_path: Path) -> None:
+def test_the_builder_refuses_what_is_foreseen_and_nothing_else(
+    name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(builds, "build_in_child", builder.build_in_this_process)  # which starts sooner
     kind, body = {**REFUSED, **TAKEN}[name]
     path = write(name, kind, body, tmp_path)
     foreseen = describe_unmet(path, SMS)

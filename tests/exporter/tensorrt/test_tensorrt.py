@@ -208,7 +208,14 @@ UNBUILDABLE = {
 }
 
 
+@pytest.fixture
+def in_this_process(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Build without a child process, which takes seconds to start."""
+    monkeypatch.setattr(build, "build_in_child", builder.build_in_this_process)
+
+
 @needs_rtx
+@pytest.mark.usefixtures("in_this_process")
 @pytest.mark.parametrize("case", UNBUILDABLE)
 def test_an_unbuildable_graph_says_where_and_why_on_one_line(case: str, tmp_path: Path) -> None:
     body, artifact, message = UNBUILDABLE[case]
@@ -222,6 +229,7 @@ def test_an_unbuildable_graph_says_where_and_why_on_one_line(case: str, tmp_path
 
 
 @needs_rtx
+@pytest.mark.usefixtures("in_this_process")
 def test_an_input_that_the_parser_drops(tmp_path: Path) -> None:
     query = TensorSpec("q", "q", "float32", (BATCH, 4, Axis("tokens", 1, 1, 16), 8))
     key = replace(query, name="k", axes=(BATCH, 4, 16, 8))
@@ -236,6 +244,7 @@ def test_an_input_that_the_parser_drops(tmp_path: Path) -> None:
 
 
 @needs_rtx
+@pytest.mark.usefixtures("in_this_process")
 @pytest.mark.parametrize(
     ("size", "message"),
     [(None, r"weights\.fp16-.*data is missing"), (1000, r"weights\.fp16-.*data is cut short at 1000")],
@@ -255,6 +264,7 @@ def test_weights_missing_or_cut_short(
 
 
 @needs_rtx
+@pytest.mark.usefixtures("in_this_process")
 @pytest.mark.parametrize("content", [None, b"no onnx file at all"])
 def test_a_file_that_is_not_onnx(content: bytes | None, tmp_path: Path) -> None:
     path = tmp_path / "g.onnx"

@@ -5,6 +5,7 @@ from __future__ import annotations
 import dataclasses
 import json
 import shutil
+from collections.abc import Callable
 from pathlib import Path
 
 import numpy as np
@@ -18,6 +19,7 @@ import torch
 
 from planforge.exporter import verify
 from planforge.exporter.calibration.prompts import read_prompts
+from planforge.exporter.checkpoints.source import DEMOS
 from planforge.exporter.errors import CheckpointError, VerificationError
 from planforge.exporter.execution.node_executor import NodeExecutor, NotFiniteError
 from planforge.exporter.limits import compute_limits
@@ -27,8 +29,8 @@ from planforge.runtime.apps.check import metrics as metrics_module
 from planforge.runtime.apps.check.metrics import Metrics, TextMetrics, judge, measure, measure_kl
 from planforge.runtime.bundle.bundle import Bundle
 
-from ...helpers.faults import epsilon
-from ...helpers.graphs import nodes, replace_graph
+from ...helpers.faults import epsilon, low_mask
+from ...helpers.graphs import replace_graph
 
 # A score of -648 on top of the mask that people take from finfo(float16).min is -inf in fp16, and a
 # row of nothing but -inf is NaN after Softmax. In fp32, where ONNX Runtime computes it, all is well.
@@ -198,30 +200,18 @@ def test_the_executor_rounds_after_every_node() -> None:
     assert (executed["weights"] != scores).any()
 
 
-def test_a_mask_beyond_fp16_is_found_by_the_executor_alone(own_bundle: Path) -> None:
-    def widen(model: ir.Model) -> None:
-        (where,) = nodes(model, "Where")
-        mask = where.inputs[2]
-        assert mask is not None and mask.const_value is not None
-        assert mask.const_value.numpy() == np.float16(-30000)
-        mask.const_value = ir.tensor(np.float16(-65504), name=mask.name)
-        shift = ir.Value(
-            name="shift",
-            const_value=ir.tensor(np.float16(-648)),
-            type=ir.TensorType(ir.DataType.FLOAT16),
-            shape=ir.Shape([]),
-        )
-        model.graph.register_initializer(shift)
-        add = next(node for node, _ in where.outputs[0].uses())
-        lower = ir.node("Add", [add.inputs[0], shift])  # scores that real models reach
-        lower.outputs[0].type = ir.TensorType(ir.DataType.FLOAT16)
-        model.graph.insert_before(add, lower)
-        add.replace_input_with(0, lower.outputs[0])
-
-    replace_graph(own_bundle, "decoder.portable.fp16", widen)
-    report = verify(own_bundle, source="gpt2-demo", only=["decoder.portable.fp16"], level="quick")
+@pytest.mark.parametrize("graph", ["decoder", "encoder"])
+def test_a_mask_beyond_fp16_is_found_by_the_executor_alone(
+    graph: str, demo_bundle: Path, head_bundle: Callable[[str], Path], tmp_path: Path
+) -> None:
+    sound = demo_bundle if graph == "decoder" else head_bundle("classifier")
+    source = "gpt2-demo" if graph == "decoder" else sound.parent / "classifier"
+    bundle = Path(shutil.copytree(sound, tmp_path / "bundle"))
+    artifact = f"{graph}.portable.fp16"
+    replace_graph(bundle, artifact, low_mask)
+    report = verify(bundle, source=source, only=[artifact], level="quick")
     failed = [c for c in report.comparisons if not c.passed]
-    assert {c.artifact for c in failed} == {"decoder.portable.fp16"}
+    assert {c.artifact for c in failed} == {artifact}
     # Reading finds the number that was added; of what runs the graph, the executor alone finds it.
     assert {c.backend for c in failed} == {READING, "node by node, rounded to fp16"}
     assert "inf" in str(failed[-1].failures)
@@ -240,8 +230,6 @@ def test_without_the_checkpoint_golden_data_judges(own_bundle: Path, monkeypatch
 
 def record_folder(bundle: Path) -> Path:
     """Let a bundle of gpt2-demo name a folder beside it as its checkpoint; return the folder, a copy."""
-    from planforge.exporter.checkpoints.source import DEMOS
-
     checkpoint = Path(shutil.copytree(DEMOS / "gpt2-demo", bundle.parent / "checkpoint"))
     path = bundle / "manifest.json"
     manifest = json.loads(path.read_text())
@@ -280,8 +268,6 @@ def test_a_recorded_checkpoint_that_is_refused_leaves_golden_data_to_judge(
 def test_an_older_bundle_without_metadata_is_compared_with_golden_data(
     own_bundle: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
-    from planforge.exporter.checkpoints.source import DEMOS
-
     def remove_metadata(model: ir.Model) -> None:
         model.metadata_props.clear()
         for value in model.graph.initializers.values():
@@ -298,8 +284,6 @@ def test_an_older_bundle_without_metadata_is_compared_with_golden_data(
 
 
 def test_another_checkpoint_is_no_reference(demo_bundle: Path, tmp_path: Path) -> None:
-    from planforge.exporter.checkpoints.source import DEMOS
-
     other = Path(shutil.copytree(DEMOS / "gpt2-demo", tmp_path / "other"))
     config = json.loads((other / "config.json").read_text())
     (other / "config.json").write_text(json.dumps({**config, "layer_norm_epsilon": 1e-3}))
