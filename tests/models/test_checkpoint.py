@@ -70,14 +70,6 @@ def test_names_without_the_prefix(folder: Path) -> None:
     assert_equal_logits(folder, reference)
 
 
-def test_shards_with_an_index(folder: Path, tiny: Transformers) -> None:
-    (folder / "model.safetensors").unlink()
-    tiny.save_pretrained(folder, max_shard_size="20KB")
-    assert len(list(folder.glob("model-*.safetensors"))) > 2
-    assert not (folder / "model.safetensors").exists()
-    assert_equal_logits(folder, tiny)
-
-
 def test_conv1d_weights_are_transposed_and_nothing_else_is(folder: Path, tiny: Transformers) -> None:
     published = load_file(folder / "model.safetensors")
     model = load_model(folder)
@@ -186,14 +178,6 @@ def test_an_index_lists_files_of_its_own_folder_only(folder: Path, tiny: Transfo
     index = {"weight_map": {"transformer.wte.weight": name}}
     (folder / "model.safetensors.index.json").write_text(json.dumps(index))
     assert f"lists '{name}', which is not a safetensors file name" in refusal(folder)
-
-
-def test_a_missing_shard_is_named(folder: Path, tiny: Transformers) -> None:
-    (folder / "model.safetensors").unlink()
-    tiny.save_pretrained(folder, max_shard_size="20KB")
-    shard = sorted(folder.glob("model-*.safetensors"))[1]
-    shard.unlink()
-    assert f"lists {shard.name}, which is missing" in refusal(folder)
 
 
 @pytest.mark.parametrize("index", [{}, {"weight_map": {}}, {"weight_map": ["a.safetensors"]}])

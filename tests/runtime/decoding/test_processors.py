@@ -208,6 +208,7 @@ LIKELY = 12  # a token of the plain answer
     ("options", "theirs"),
     [
         ({"no_repeat_ngram_size": 2}, {"no_repeat_ngram_size": 2}),
+        ({"repetition_penalty": 1.3}, {"repetition_penalty": 1.3}),
         ({"logit_bias": {LIKELY: -9.0, 11: 2.5}}, {"sequence_bias": {(LIKELY,): -9.0, (11,): 2.5}}),
         ({"logits_processor": squeeze}, {"logits_processor": [TorchSqueeze()]}),
     ],
