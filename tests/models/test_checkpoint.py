@@ -139,16 +139,8 @@ def test_transformers_reads_what_save_model_writes(tmp_path: Path, tied: bool) -
     reference, report = loaded
     assert not any(report.values()), report
     assert_equal_logits(tmp_path / "new", reference)
-    torch.testing.assert_close(model(IDS)[0], reference_logits(reference, IDS), rtol=0, atol=1e-4)
-
-
-def test_saving_and_loading_changes_no_bit(folder: Path, tiny: Transformers, tmp_path: Path) -> None:
-    model = load_model(folder)
-    assert isinstance(model, GPT2)
-    save_model(model, tmp_path / "again")
-    again = load_model(tmp_path / "again")
-    for name, tensor in model.state_dict().items():
-        assert torch.equal(again.state_dict()[name], tensor)
+    again = load_model(tmp_path / "new").state_dict()
+    assert all(torch.equal(again[name], tensor) for name, tensor in model.state_dict().items())
 
 
 @pytest.mark.parametrize("kept", [0, 5, 400, -1])

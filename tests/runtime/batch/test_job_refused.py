@@ -48,8 +48,6 @@ def test_a_worker_that_cannot_load_says_why_once(bundle: Path, source: Path, tmp
 
 REFUSED: dict[str, tuple[dict[str, Any], str]] = {
     "task": ({"task": "embedd"}, "did you mean 'embed'"),
-    "option": ({"options": {"poling": "cls"}}, "did you mean 'pooling'"),
-    "column": ({"columns": {"body": "text"}}, "reads no 'body'"),
     "missing column": ({"columns": {"text": "body"}}, "has no columns 'body'; it has: text"),
     "input": ({"input": "nowhere"}, "nowhere is not there"),
     "workers": ({"workers": 0}, "workers=0"),
