@@ -206,10 +206,6 @@ def test_a_padded_batch_gives_what_each_prompt_gives_alone(dialect: str, options
         ({"top_logprobs": 2}, "^top_logprobs=2 does"),
         ({"on_token": print}, "^on_token="),
         ({"n_best": 3}, "n_best is 3; it must be at most num_beams, 2"),
-        ({"num_beams": 1, "n_best": 2}, "n_best is 2; it must be at most num_beams, 1"),
-        ({"num_beams": 0}, "num_beams is 0; it must be an integer from 1"),
-        ({"early_stopping": "soon"}, "early_stopping is 'soon'"),
-        ({"length_penalty": float("nan")}, "length_penalty is nan"),
         ({"num_beams": 1000}, r"num_beams=1000 is more than the \d+ rows that this bundle allows"),
     ],
 )

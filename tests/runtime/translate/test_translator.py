@@ -251,13 +251,11 @@ def test_what_is_no_text_is_refused(model: Translator) -> None:
 @pytest.mark.parametrize(
     ("options", "message"),
     [
-        ({"num_beams": 0}, "num_beams is 0"),
         ({"num_beams": 65}, "num_beams=65 is more than the 64 rows that this bundle allows"),
         ({"n_best": "a"}, "n_best is 'a'"),
         ({"n_best": 3, "num_beams": 2}, "n_best is 3; it must be at most num_beams"),
         ({"max_new_tokens": 0}, "max_new_tokens is 0"),
         ({"max_new_tokens": 1000}, "max_new_tokens=1000 is more than the model's 64"),
-        ({"early_stopping": "soon"}, "early_stopping is 'soon'"),
         ({"no_repeat_ngram_size": 0}, "no_repeat_ngram_size is 0"),
         (
             {"temperature": 0.7},
