@@ -6,7 +6,9 @@ import base64
 import hashlib
 import json
 import re
+from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -38,7 +40,7 @@ from ....helpers.made_explanation import (
     make_translation,
 )
 
-MAKERS = {
+MAKERS: dict[str, Callable[[], dict[str, Any]]] = {
     "generation": make_generation,
     "translation": make_translation,
     "classification": make_classification,
