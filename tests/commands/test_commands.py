@@ -116,20 +116,6 @@ def test_run_prints_prompt_and_answer(demo_bundle: Path) -> None:
     assert done.stderr == ""  # quiet when not a terminal
 
 
-def test_run_reads_prompts_from_stdin(demo_bundle: Path) -> None:
-    done = planforge("run", demo_bundle, "--max-new-tokens", "3", "--json", stdin="And God\n\nAnd he\n")
-    first, blank, last = (json.loads(line) for line in done.stdout.splitlines())
-    assert (first["prompt"], blank, last["prompt"]) == ("And God", None, "And he")
-
-
-def test_run_json_lines_that_are_broken_are_named(demo_bundle: Path, tmp_path: Path) -> None:
-    lines = tmp_path / "in.jsonl"
-    lines.write_text('{"text": "ok"}\n{"txt": 1}\n', encoding="utf-8")
-    done = planforge("run", demo_bundle, "--input", lines, "--max-new-tokens", "1", "--json")
-    assert done.returncode == 1
-    assert "line 2" in done.stderr
-
-
 def test_no_texts_and_unreadable_ones_are_errors(demo_bundle: Path, tmp_path: Path) -> None:
     (tmp_path / "empty.jsonl").write_text("")
     assert "no texts" in error_line("run", demo_bundle, code=1)
@@ -278,25 +264,6 @@ def test_what_to_install_is_told_to_the_letter(own_bundle: Path) -> None:
     assert "pip install 'planforge[tensorrt]'" in line
 
 
-@pytest.mark.parametrize(
-    ("options", "words"),
-    [
-        (["--temperature", "nan"], "temperature is nan"),
-        (["--temperature=-1"], "temperature is -1"),
-        (["--top-k", "0"], "None disables it"),
-        (["--precision", "int8"], "int8.*fp32"),
-        (["--max-new-tokens", "0"], "max_new_tokens=0"),
-    ],
-)
-def test_run_refuses_options_before_printing(demo_bundle: Path, options: list[str], words: str) -> None:
-    assert re.search(words, error_line("run", demo_bundle, "hello", *options))
-
-
 def test_an_engine_that_cannot_run_here_is_no_wrong_usage(demo_bundle: Path) -> None:
     line = error_line("run", demo_bundle, "hello", "--backend", "tensorrt-rtx", code=1)
     assert "cannot run on tensorrt-rtx: no NVIDIA driver was found" in line
-
-
-def test_run_refuses_an_empty_and_an_endless_prompt(demo_bundle: Path) -> None:
-    assert "prompt is empty" in error_line("run", demo_bundle, "")
-    assert "truncation='tail'" in error_line("run", demo_bundle, "word " * 1000)

@@ -11,10 +11,10 @@ import numpy as np
 import pytest
 import sentence_transformers
 
-from planforge.exporter.checkpoints.source import resolve_source
 from planforge.runtime import TextEncoder
 
 from ..helpers.cli import error_line, planforge
+from ..helpers.models import tiny_bert, write_mean_pooling, write_wordpiece
 
 
 def lines(*arguments: str | Path, stdin: str = "") -> list[Any]:
@@ -23,10 +23,11 @@ def lines(*arguments: str | Path, stdin: str = "") -> list[Any]:
     return [json.loads(line) for line in done.stdout.splitlines()]
 
 
-@pytest.mark.slow
 def test_export_and_run_give_sentence_transformers_vector(tmp_path: Path) -> None:
-    """The issue's own line, with a copy of the checkpoint's folder."""
-    folder = resolve_source("bert-demo").folder
+    folder = tmp_path / "checkpoint"
+    write_wordpiece(folder)
+    tiny_bert(folder)
+    write_mean_pooling(folder)
     done = planforge("export", folder, "-o", tmp_path / "B", "--target", "cpu", "--precision", "fp32")
     assert done.returncode == 0, done.stderr
     assert "passed: cosine of vectors" in done.stdout

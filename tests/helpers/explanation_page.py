@@ -10,6 +10,7 @@ from http.server import SimpleHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 
 from .browser import Page
@@ -54,6 +55,13 @@ def percent(share: float, *, signed: bool = False) -> str:
     return f"{sign}{figure} %"
 
 
+def shares_of(row: list[float | None]) -> list[float]:
+    """Return a row's shares, 0 for what is not read."""
+    values = np.array([value or 0.0 for value in row])
+    shares: list[float] = (values / np.abs(values).sum()).tolist()
+    return shares
+
+
 def check_tints(
     page: Page, shares: list[float], *, faintest: float = 0.01, tone: int | None = None, most: float = 0.0
 ) -> None:
@@ -68,15 +76,10 @@ def check_tints(
 
 
 @contextlib.contextmanager
-def serving_folder(folder: Path, policy: str = "") -> Generator[str, None, None]:
-    """Serve the files of a folder, under a security policy if one is given."""
+def serving_folder(folder: Path) -> Generator[str, None, None]:
+    """Serve the files of a folder."""
 
     class Handler(SimpleHTTPRequestHandler):
-        def end_headers(self) -> None:
-            if policy:
-                self.send_header("Content-Security-Policy", policy)
-            super().end_headers()
-
         def log_message(self, format: str, *args: Any) -> None:
             pass
 

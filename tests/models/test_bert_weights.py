@@ -170,15 +170,6 @@ def test_a_tied_head_is_the_words_and_an_untied_one_its_own(
     assert "missing: heads.masked_lm.decoder.weight (96, 32)" in refusal(folder)
 
 
-@pytest.mark.parametrize("architecture", ["BertForPreTraining", "DistilBertForMaskedLM"])
-def test_shards_with_an_index(folder: Path, architecture: str) -> None:
-    reference = random_bert(architecture)
-    reference.save_pretrained(folder, max_shard_size="20KB")
-    assert len(list(folder.glob("model-*.safetensors"))) > 2
-    assert not (folder / "model.safetensors").exists()
-    assert_equal(folder, reference)
-
-
 def test_both_heads_of_a_folder_like_bert_base_uncased(folder: Path) -> None:
     """Its config.json names BertForMaskedLM; its weights are those of BertForPreTraining, by old names."""
     reference = tiny_bert(folder, "BertForPreTraining")
@@ -206,55 +197,6 @@ def test_the_weights_tell_heads_classes_and_pooler(folder: Path, architecture: s
     # config.json has no such settings; that it may hold anything changes nothing
     edit_json(folder / "config.json", heads=["next_sentence"], pooler="relu", sentence={"pooling": ["mean"]})
     assert loaded(folder).config == config
-
-
-@pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16], ids=str)
-def test_half_precision_weights_are_computed_in_fp32(folder: Path, dtype: torch.dtype) -> None:
-    reference = random_bert("BertForPreTraining")
-    torch.nn.Module.to(reference, dtype)
-    reference.save_pretrained(folder)
-    assert {t.dtype for t in load_file(folder / "model.safetensors").values()} == {dtype}
-    torch.nn.Module.to(reference, torch.float32)
-    assert_equal(folder, reference)
-
-
-def test_a_mismatch_lists_every_name_and_both_shapes_at_once(folder: Path) -> None:
-    tiny_bert(folder, "BertForPreTraining")
-    edit_weights(
-        folder,
-        **{
-            "bert.embeddings.LayerNorm.bias": None,
-            "bert.encoder.layer.1.attention.self.key.weight": None,
-            "bert.encoder.layer.0.output.dense.weight": torch.ones(48, 32),
-            "bert.embeddings.position_embeddings.weight": torch.ones(60, 32),
-            "bert.encoder.layer.0.attention.self.distance_embedding.weight": torch.ones(3, 8),
-            "cls.predictions.transform.dense.weight": None,
-        },
-    )
-    lines = refusal(folder).splitlines()
-    assert lines[0] == f"{folder}: config.json and the weights disagree"
-    assert sorted(line.strip() for line in lines[1:]) == [
-        "missing: embeddings.norm.bias (32,)",
-        "missing: heads.masked_lm.dense.weight (32, 32)",
-        "missing: layers.1.attention.key.weight (32, 32)",
-        "shape: embeddings.positions.weight is (60, 32), config.json means (64, 32)",
-        "shape: layers.0.output.weight is (48, 32), config.json means (32, 48)",
-        "unexpected: layers.0.attention.distance_embedding.weight (3, 8)",
-    ]
-
-
-@pytest.mark.parametrize(
-    ("architecture", "setting"), [("BertModel", "num_hidden_layers"), ("DistilBertForMaskedLM", "n_layers")]
-)
-def test_a_config_with_other_layers_than_the_weights_is_refused(
-    folder: Path, architecture: str, setting: str
-) -> None:
-    tiny_bert(folder, architecture)
-    edit_json(folder / "config.json", **{setting: 3})
-    message = refusal(folder)
-    assert message.count("missing: layers.2.") == 16 and "unexpected" not in message
-    edit_json(folder / "config.json", **{setting: 1})
-    assert refusal(folder).count("unexpected: layers.1.") == 16
 
 
 @pytest.mark.parametrize("architecture", ["BertForMultipleChoice", "DistilBertForMultipleChoice"])

@@ -70,14 +70,6 @@ def test_names_without_the_prefix(folder: Path) -> None:
     assert_equal_logits(folder, reference)
 
 
-def test_shards_with_an_index(folder: Path, tiny: Transformers) -> None:
-    (folder / "model.safetensors").unlink()
-    tiny.save_pretrained(folder, max_shard_size="20KB")
-    assert len(list(folder.glob("model-*.safetensors"))) > 2
-    assert not (folder / "model.safetensors").exists()
-    assert_equal_logits(folder, tiny)
-
-
 def test_conv1d_weights_are_transposed_and_nothing_else_is(folder: Path, tiny: Transformers) -> None:
     published = load_file(folder / "model.safetensors")
     model = load_model(folder)
@@ -147,16 +139,8 @@ def test_transformers_reads_what_save_model_writes(tmp_path: Path, tied: bool) -
     reference, report = loaded
     assert not any(report.values()), report
     assert_equal_logits(tmp_path / "new", reference)
-    torch.testing.assert_close(model(IDS)[0], reference_logits(reference, IDS), rtol=0, atol=1e-4)
-
-
-def test_saving_and_loading_changes_no_bit(folder: Path, tiny: Transformers, tmp_path: Path) -> None:
-    model = load_model(folder)
-    assert isinstance(model, GPT2)
-    save_model(model, tmp_path / "again")
-    again = load_model(tmp_path / "again")
-    for name, tensor in model.state_dict().items():
-        assert torch.equal(again.state_dict()[name], tensor)
+    again = load_model(tmp_path / "new").state_dict()
+    assert all(torch.equal(again[name], tensor) for name, tensor in model.state_dict().items())
 
 
 @pytest.mark.parametrize("kept", [0, 5, 400, -1])
@@ -186,14 +170,6 @@ def test_an_index_lists_files_of_its_own_folder_only(folder: Path, tiny: Transfo
     index = {"weight_map": {"transformer.wte.weight": name}}
     (folder / "model.safetensors.index.json").write_text(json.dumps(index))
     assert f"lists '{name}', which is not a safetensors file name" in refusal(folder)
-
-
-def test_a_missing_shard_is_named(folder: Path, tiny: Transformers) -> None:
-    (folder / "model.safetensors").unlink()
-    tiny.save_pretrained(folder, max_shard_size="20KB")
-    shard = sorted(folder.glob("model-*.safetensors"))[1]
-    shard.unlink()
-    assert f"lists {shard.name}, which is missing" in refusal(folder)
 
 
 @pytest.mark.parametrize("index", [{}, {"weight_map": {}}, {"weight_map": ["a.safetensors"]}])

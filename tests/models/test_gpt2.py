@@ -119,7 +119,6 @@ def test_every_layer_and_every_bias_counts(tiny: Pair) -> None:
     [
         pytest.param({}, id="gpt2, 124M"),
         pytest.param({"n_embd": 1024, "n_head": 16, "n_layer": 2}, id="gpt2-medium, 2 layers"),
-        pytest.param({"n_layer": 6}, id="distilgpt2"),
     ],
 )
 def test_logits_equal_transformers_at_full_width(shape: dict[str, int]) -> None:

@@ -183,22 +183,6 @@ def test_the_prefix_may_be_missing_where_there_is_a_bias(folder: Path, tiny: Ref
     assert_equal(folder, tiny)
 
 
-def test_shards_with_an_index(folder: Path, tiny: Reference) -> None:
-    (folder / "model.safetensors").unlink()
-    tiny.save_pretrained(folder, max_shard_size="20KB")
-    assert len(list(folder.glob("model-*.safetensors"))) > 2
-    assert not (folder / "model.safetensors").exists()
-    assert_equal(folder, tiny)
-
-
-@pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16], ids=str)
-def test_half_precision_weights_are_computed_in_fp32(folder: Path, dtype: torch.dtype) -> None:
-    torch.nn.Module.to(random_marian(), dtype).save_pretrained(folder)
-    assert {t.dtype for t in load_file(folder / "model.safetensors").values()} == {dtype}
-    reference = Reference.from_pretrained(folder, dtype=torch.float32)
-    assert_equal(folder, reference)
-
-
 @pytest.mark.parametrize("shared", [True, False], ids=["and shared", "alone"])
 @pytest.mark.parametrize("names", [*((name,) for name in WORDS), WORDS], ids=len)
 def test_old_files_carry_copies(folder: Path, tiny: Reference, names: tuple[str, ...], shared: bool) -> None:
@@ -287,34 +271,6 @@ def test_defaults_are_transformers(folder: Path, tiny: Reference) -> None:
     for published, (name, _) in marian_names.SETTINGS.items():
         assert getattr(ours, name) == getattr(theirs, published), name
     assert ours.vocab_size == theirs.decoder_vocab_size
-
-
-def test_a_mismatch_lists_every_name_and_both_shapes_at_once(folder: Path, tiny: Reference) -> None:
-    edit_weights(
-        folder,
-        **{
-            "model.encoder.layers.1.fc1.bias": None,
-            "model.decoder.layers.0.encoder_attn.q_proj.weight": None,
-            "model.decoder.layers.0.encoder_attn_layer_norm.weight": torch.ones(31),
-            "model.encoder.layer_norm.weight": torch.ones(32),
-            "model.encoder.layers.2.fc1.bias": torch.ones(48),
-            "model.shared.weight": torch.ones(60, 33),
-            "final_logits_bias": torch.ones(1, 61),
-            "score.weight": torch.ones(2, 32),
-        },
-    )
-    lines = refusal(folder).splitlines()
-    assert lines[0] == f"{folder}: config.json and the weights disagree"
-    assert sorted(line.strip() for line in lines[1:]) == [
-        "missing: decoder.layers.0.cross_attention.query.weight (32, 32)",
-        "missing: encoder.layers.1.feed_forward.inner.bias (48,)",
-        "shape: decoder.layers.0.cross_attention_residual.norm.weight is (31,), config.json means (32,)",
-        "shape: output.bias is (61,), config.json means (60,)",
-        "shape: source.words.weight is (60, 33), config.json means (60, 32)",
-        "unexpected: encoder.layer_norm.weight (32,)",
-        "unexpected: encoder.layers.2.feed_forward.inner.bias (48,)",
-        "unexpected: score.weight (2, 32)",
-    ]
 
 
 def marian_like(**settings: Any) -> Transformer:

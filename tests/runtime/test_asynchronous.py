@@ -9,7 +9,6 @@ from functools import partial
 from pathlib import Path
 from typing import Any, TypeVar
 
-import numpy as np
 import pytest
 
 from planforge.runtime import (
@@ -18,7 +17,6 @@ from planforge.runtime import (
     AsyncTranslator,
     ClosedError,
     InputError,
-    TextEncoder,
     TextGenerator,
     Translator,
 )
@@ -26,6 +24,7 @@ from planforge.runtime.asynchronous.loop_calls import get_loop_calls
 from planforge.runtime.asynchronous.model import run_in_thread
 
 from ..helpers.patience import PATIENCE
+from ..helpers.results import assert_equal
 from ..helpers.serving import HeldTokens
 
 T = TypeVar("T")
@@ -198,61 +197,47 @@ def test_closing_ends_a_stream_with_an_error(demo_bundle: Path, monkeypatch: pyt
     run(main())
 
 
-def test_an_encoder_s_tasks(head_bundle: Callable[[str], Path]) -> None:
-    with TextEncoder.load(head_bundle("pretrained")) as model:
-        vectors = model.embed(TEXTS)
-        one = model.embed(TEXTS[0])
-        features = model.features(TEXTS)
-        filled = model.fill_mask("the [MASK] is", top_k=2)
-        follows = model.next_sentence(PAIRS)
+ONE = "hello"
+# Bundles by their names, each with tasks and what they are given.
+TASKS: dict[str, list[tuple[str, tuple[Any, ...], dict[str, Any]]]] = {
+    "pretrained": [
+        ("embed", (TEXTS,), {}),
+        ("embed", (TEXTS[0],), {}),
+        ("features", (TEXTS,), {}),
+        ("features", (TEXTS[0],), {}),
+        ("fill_mask", ("the [MASK] is",), {"top_k": 2}),
+        ("next_sentence", (PAIRS,), {}),
+        ("next_sentence", PAIRS[0], {}),
+    ],
+    "ranker": [("rank", (ONE, TEXTS), {"top_k": 2})],
+    "classifier": [("classify", (ONE,), {"pair": "world"}), ("classify", ([*TEXTS, *PAIRS],), {})],
+    "tagger": [("tag", (TEXTS,), {})],
+    "reader": [("answer", ("the plan", "hello world is it"), {"n_best": 2})],
+}
 
+
+@pytest.mark.parametrize("name", TASKS)
+def test_an_encoder_s_tasks(head_bundle: Callable[[str], Path], name: str) -> None:
     async def main() -> None:
-        async with await AsyncTextEncoder.load(head_bundle("pretrained")) as encoder:
-            got = await asyncio.gather(encoder.embed(TEXTS), encoder.embed(iter(TEXTS)))
-            for each in got:
-                np.testing.assert_allclose(each, vectors, atol=1e-5)
-            np.testing.assert_allclose(await encoder.embed(TEXTS[0]), one, atol=1e-5)
-            assert (await encoder.embed([])).shape == (0, vectors.shape[1])
-            tokens = [result.tokens for result in await encoder.features(TEXTS)]
-            assert tokens == [result.tokens for result in features]
-            assert (await encoder.features(TEXTS[0])).tokens == features[0].tokens
-            fills = await encoder.fill_mask("the [MASK] is", top_k=2)
-            assert [fill.token for fill in fills.masks[0]] == [fill.token for fill in filled.masks[0]]
-            shares = [result.probability for result in await encoder.next_sentence(PAIRS)]
-            np.testing.assert_allclose(shares, [result.probability for result in follows], atol=1e-5)
-            assert (await encoder.next_sentence(*PAIRS[0])).is_next == follows[0].is_next
-            with pytest.raises(InputError, match="needs the head"):
-                await encoder.tag("hello")
+        async with await AsyncTextEncoder.load(head_bundle(name)) as encoder:
+            for task, given, options in TASKS[name]:
+                want = getattr(encoder.model, task)(*given, **options)
+                read_on = [iter(each) if isinstance(each, list) else each for each in given]
+                for arguments in (given, read_on):
+                    assert_equal(await getattr(encoder, task)(*arguments, **options), want)
 
     run(main())
 
 
-def test_heads(head_bundle: Callable[[str], Path]) -> None:
-    with TextEncoder.load(head_bundle("ranker")) as ranker:
-        ranked = ranker.rank("hello", TEXTS, top_k=2)
-    with TextEncoder.load(head_bundle("classifier")) as classifier:
-        paired = classifier.classify("hello", pair="world")
-    with TextEncoder.load(head_bundle("tagger")) as tagger:
-        tags = tagger.tag(TEXTS)
-    with TextEncoder.load(head_bundle("reader")) as reader:
-        answers = reader.answer("the plan", "hello world is it", n_best=2)
-
+def test_what_an_encoder_refuses(head_bundle: Callable[[str], Path]) -> None:
     async def main() -> None:
         async with await AsyncTextEncoder.load(head_bundle("ranker")) as encoder:
-            best = await encoder.rank("hello", iter(TEXTS), top_k=2)
-            assert [result.index for result in best] == [result.index for result in ranked]
+            with pytest.raises(InputError, match="needs the head"):
+                await encoder.tag(ONE)
             with pytest.raises(InputError, match="top_k"):
-                await encoder.rank("hello", TEXTS, top_k=0)
-        async with await AsyncTextEncoder.load(head_bundle("classifier")) as encoder:
-            got = await encoder.classify("hello", pair="world")
-            assert got.probabilities == pytest.approx(paired.probabilities, abs=1e-5)
-            assert len(await encoder.classify([*TEXTS, *PAIRS])) == 5
-        async with await AsyncTextEncoder.load(head_bundle("tagger")) as encoder:
-            found = [[entity.text for entity in result.entities] for result in await encoder.tag(TEXTS)]
-            assert found == [[entity.text for entity in result.entities] for result in tags]
-        async with await AsyncTextEncoder.load(head_bundle("reader")) as encoder:
-            replies = await encoder.answer("the plan", "hello world is it", n_best=2)
-            assert [each.text for each in replies.answers] == [each.text for each in answers.answers]
+                await encoder.rank(ONE, TEXTS, top_k=0)
+        async with await AsyncTextEncoder.load(head_bundle("pretrained")) as encoder:
+            assert (await encoder.embed([])).shape == (0, len(await encoder.embed(ONE)))
 
     run(main())
 

@@ -186,27 +186,6 @@ def test_beams_share_the_limit(demo_bundle: Path, monkeypatch: pytest.MonkeyPatc
         stream.close()
 
 
-def test_a_stream_that_is_not_finished_is_named_not_waited_for(demo_bundle: Path) -> None:
-    limit, _ = small_limit(demo_bundle)
-    with TextGenerator.load(demo_bundle, precision="fp32", memory_limit=limit) as model:
-        stream = model.stream(PROMPT, max_new_tokens=30)
-        next(stream)
-        with pytest.raises(MemoryLimitError, match="that an unfinished call of this thread holds"):
-            answer(model)
-        stream.close()
-        assert answer(model)
-
-
-def test_a_prompt_that_is_only_kept_gives_way(demo_bundle: Path) -> None:
-    limit, _ = small_limit(demo_bundle)
-    with TextGenerator.load(demo_bundle, precision="fp32", max_length=40, memory_limit=limit) as model:
-        kept = model.generate(PROMPT, max_new_tokens=8, reuse_prompt=True)
-        assert model.decoder.budget.count_held() > 0
-        with ThreadPoolExecutor(1) as pool:
-            found = pool.submit(model.generate, PROMPT, max_new_tokens=8).result(timeout=60)
-        assert found.token_ids == kept.token_ids
-
-
 def test_a_model_with_a_limit_is_freed_without_close(demo_bundle: Path) -> None:
     model = TextGenerator.load(demo_bundle, memory_limit=2**40)
     gone = weakref.ref(model)

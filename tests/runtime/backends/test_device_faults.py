@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
-from contextlib import AbstractContextManager
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -24,8 +23,6 @@ from planforge.runtime.errors import BackendError, InputError, MemoryLimitError,
 from ...helpers.emulated_cuda import EmulatedCuda
 from ...helpers.emulated_gpu import emulated_gpu
 from ...helpers.plans import PROMPT
-
-Open = Callable[..., AbstractContextManager[tuple[EmulatedCuda, Any, Any]]]
 
 
 @pytest.fixture
@@ -123,18 +120,6 @@ def test_memory_of_the_host_is_refused(opened: tuple[EmulatedCuda, Any, Any]) ->
     cache.buffers["cache.0.key"] = ArrayBuffer(np.zeros(cache.buffers["cache.0.key"].shape, np.float16))
     with pytest.raises(InputError, match=r"buffer 'cache\.0\.key' is a ArrayBuffer, not memory of the GPU"):
         step(cache)
-
-
-def test_rows_are_copied_as_numpy_copies_them(opened: tuple[EmulatedCuda, Any, Any]) -> None:
-    _, program, artifact = opened
-    cache = slots(program, artifact, 3)
-    step(cache, 3, 3)
-    meant = cache.slots[1].numpy()
-    assert np.isfinite(meant).all() and len(np.unique(meant[:, 0, 0, 0])) == 3
-    cache.slots[1].copy_rows(2, 0, 2)
-    meant[0, :, :2] = meant[2, :, :2]
-    np.testing.assert_array_equal(cache.slots[1].numpy(), meant)
-    np.testing.assert_array_equal(cache.slots[1].row(1).numpy(), meant[1:2])
 
 
 def test_a_full_gpu_says_what_fits(demo_bundle: Path) -> None:

@@ -178,15 +178,6 @@ def test_numbers_of_parquet_stay_numbers(tmp_path: Path) -> None:
     assert [row.values for row in read_all(tmp_path / "a.parquet", ["text"], 2)] == [(1.5,), (2.5,)]
 
 
-def test_a_byte_order_mark_is_no_text(tmp_path: Path) -> None:
-    (tmp_path / "a.txt").write_text("one\ntwo\n", encoding="utf-8-sig")
-    (tmp_path / "a.csv").write_text("text\none\n", encoding="utf-8-sig")
-    (tmp_path / "a.jsonl").write_text('{"text": "one"}\n', encoding="utf-8-sig")
-    assert read_all(tmp_path / "a.txt", ["text"], 1)[0].values == (b"one",)
-    assert read_all(tmp_path / "a.csv", ["text"], 1)[0].values == (b"one",)
-    assert read_all(tmp_path / "a.jsonl", ["text"], 1)[0].values == ("one",)
-
-
 BAD_LINES = {
     b"\xff\xfe": "the line is not UTF-8: byte 1 is 0xff",
     b"{": "the line is not JSON",

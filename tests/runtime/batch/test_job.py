@@ -49,21 +49,17 @@ def test_every_row_of_every_file_is_answered_once(bundle: Path, source: Path, tm
     with TextEncoder.load(bundle, threads=1) as model:
         vectors = dict(zip(wanted, model.embed(list(wanted.values())), strict=True))
         tokens = sum(model.count_tokens(text) for text in wanted.values())
-    for place, vector in vectors.items():
-        np.testing.assert_allclose(rows[place]["embedding"], vector, atol=1e-6)
-        assert rows[place]["error"] is None
+    for (file, number), vector in vectors.items():
+        row = rows[file, number]
+        np.testing.assert_allclose(row["embedding"], vector, atol=1e-6)
+        assert row["error"] is None
+        # As another program would make it: the first half of SHA-256 of the two, with a zero byte between.
+        assert row["id"] == hashlib.sha256(f"{file}\0{number}".encode()).hexdigest()[:32]
     errors = [rows["b.jsonl", number]["error"] for number in (10, 11, 12)]
     assert errors[0] == "text is missing"
     assert errors[1] == "text must be a text, not int 7"
     assert "the line is not JSON" in errors[2]
     assert result.tokens == tokens
-
-
-def test_ids_are_made_of_file_and_row(bundle: Path, source: Path, tmp_path: Path) -> None:
-    """As another program would make them: the first half of SHA-256 of the two, with a zero byte between."""
-    run_batch(bundle, "embed", source, tmp_path / "out", workers=1)
-    for row in read(tmp_path / "out").to_pylist():
-        assert row["id"] == hashlib.sha256(f"{row['file']}\0{row['row']}".encode()).hexdigest()[:32]
 
 
 def test_ids_of_a_column(bundle: Path, tmp_path: Path) -> None:

@@ -150,17 +150,14 @@ if __name__ == "__main__":
     assert (completed.stdout, completed.stderr) == ("submitted\ninterrupted\n", "")
 
 
-def test_a_driver_that_is_killed_leaves_no_worker(running: subprocess.Popen[str], tmp_path: Path) -> None:
-    """And what it wrote is whole."""
+def test_a_driver_that_is_killed_leaves_no_worker(
+    running: subprocess.Popen[str], bundle: Path, tmp_path: Path
+) -> None:
+    """And what it wrote is whole; until then no other job writes to its folder."""
+    with pytest.raises(BatchError, match="another job writes there now"):
+        run_batch(bundle, "embed", tmp_path / "in.txt", tmp_path / "out", workers=1)
     children = list_children(running.pid)
     running.kill()
     wait_for_none(lambda: list(filter(exists, children)), "workers that are left")
     for path in (tmp_path / "out").glob("part-*"):
         assert len(pq.read_table(path)) == 60
-
-
-def test_two_jobs_do_not_write_to_one_folder(
-    running: subprocess.Popen[str], bundle: Path, tmp_path: Path
-) -> None:
-    with pytest.raises(BatchError, match="another job writes there now"):
-        run_batch(bundle, "embed", tmp_path / "in.txt", tmp_path / "out", workers=1)

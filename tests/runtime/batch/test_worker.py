@@ -301,6 +301,7 @@ def test_what_cannot_be_done_is_said_when_it_is_made(
         ((demo_bundle, "chat"), {}, "chat template"),
         ((bundle, "embed"), {"options": {"poling": "cls"}}, "did you mean 'pooling'"),
         ((bundle, "embed"), {"options": {"pooling": "middle"}}, "pooling='middle' is not one of"),
+        ((bundle, "embed"), {"options": {"batch_size": 10**6}}, "rows"),
         ((bundle, "embed"), {"options": {"progress": True}}, "option='progress' is not one of"),
         ((bundle, "embed"), {"columns": {"body": "text"}}, "reads no 'body'; it reads: text"),
         ((bundle, "embed"), {"load_options": {"thread": 1}}, "thread"),

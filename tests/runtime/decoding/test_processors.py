@@ -1,8 +1,12 @@
-"""Processors of logits against transformers' own, alone, together, and in whole answers."""
+"""Processors of logits against transformers' own, alone, together, and in whole answers.
+
+frequency_penalty and presence_penalty are held to the formula of OpenAI's documentation.
+"""
 
 from __future__ import annotations
 
 import math
+from collections import Counter
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
@@ -20,6 +24,7 @@ from transformers.generation import logits_process
 from planforge.exporter.checkpoints.source import DEMOS
 from planforge.runtime import TextGenerator, load
 from planforge.runtime.decoding.candidates import choose_results
+from planforge.runtime.decoding.history import TokenHistory
 from planforge.runtime.decoding.processors import find_highest
 from planforge.runtime.decoding.sampling import Sampling, choose, make_generators, process
 from planforge.runtime.errors import InputError
@@ -189,6 +194,31 @@ def test_what_candidates_are_not_enough_for_needs_all_logits() -> None:
     assert choose_results(picking, Sampling(), top_logprobs=1) == ("logits",)
 
 
+def penalize(logits: npt.NDArray[Any], answer: Sequence[int], frequency: float, presence: float) -> Any:
+    """mu[j] -> mu[j] - c[j] * alpha_frequency - float(c[j] > 0) * alpha_presence"""
+    counts = Counter(answer)
+    changed = np.array(logits, np.float64)
+    for token in range(len(changed)):
+        c = counts[token]
+        changed[token] = changed[token] - c * frequency - float(c > 0) * presence
+    return changed
+
+
+@pytest.mark.parametrize(("frequency", "presence"), [(0.5, 0), (0, 1.5), (2, -2), (-0.25, 0.75)])
+def test_penalties_are_openais_formula_over_the_answer_alone(frequency: float, presence: float) -> None:
+    random = np.random.default_rng(1)
+    logits = random.normal(size=(2, 12)).astype(np.float32)
+    histories = [TokenHistory([1, 1, 2]), TokenHistory([5])]
+    answers = [[3, 3, 1, 3], [99, 7]]  # an id without a logit
+    for history, answer in zip(histories, answers, strict=True):
+        history.extend(answer)
+    sampling = Sampling(frequency_penalty=frequency, presence_penalty=presence)
+    expected = [
+        penalize(row, answer, frequency, presence) for row, answer in zip(logits, answers, strict=True)
+    ]
+    np.testing.assert_allclose(process(logits, histories, sampling), expected, atol=1e-5)
+
+
 # Whole answers
 
 
@@ -208,6 +238,7 @@ LIKELY = 12  # a token of the plain answer
     ("options", "theirs"),
     [
         ({"no_repeat_ngram_size": 2}, {"no_repeat_ngram_size": 2}),
+        ({"repetition_penalty": 1.3}, {"repetition_penalty": 1.3}),
         ({"logit_bias": {LIKELY: -9.0, 11: 2.5}}, {"sequence_bias": {(LIKELY,): -9.0, (11,): 2.5}}),
         ({"logits_processor": squeeze}, {"logits_processor": [TorchSqueeze()]}),
     ],
@@ -267,3 +298,37 @@ def test_a_processor_sees_no_row_that_has_ended() -> None:
 
     model.generate(["abc", "efg"], max_new_tokens=4, logits_processor=note)
     assert seen == [0, 4, 4, 4, 4]
+
+
+@pytest.mark.parametrize(("frequency", "presence"), [(1.0, 0.0), (0.0, 2.0), (2.0, -1.0)])
+def test_whole_answers_with_penalties(model: TextGenerator, frequency: float, presence: float) -> None:
+    """The oracle as a processor of the caller's gives the same answer; the prompt does not count."""
+    prompt = "the the the of of"
+    length = model.count_tokens(prompt)
+
+    def run_oracle(tokens: Sequence[int], logits: npt.NDArray[np.float32]) -> npt.NDArray[np.float32]:
+        changed: npt.NDArray[np.float32] = penalize(logits, tokens[length:], frequency, presence).astype("f4")
+        return changed
+
+    usual = model.generate(prompt, max_new_tokens=40, ignore_eos=True)
+    expected = model.generate(prompt, max_new_tokens=40, ignore_eos=True, logits_processor=run_oracle)
+    options: dict[str, Any] = {"frequency_penalty": frequency, "presence_penalty": presence}
+    answer = model.generate(prompt, max_new_tokens=40, ignore_eos=True, **options)
+    assert answer.token_ids == expected.token_ids != usual.token_ids
+    submitted = model.submit(prompt, max_new_tokens=40, ignore_eos=True, **options).result()
+    assert submitted.token_ids == expected.token_ids
+    guessed = model.generate(
+        prompt, max_new_tokens=40, ignore_eos=True, speculative="prompt-lookup", **options
+    )
+    assert guessed.token_ids == expected.token_ids
+
+
+@pytest.mark.parametrize("name", ["frequency_penalty", "presence_penalty"])
+def test_penalties_out_of_range_are_refused(model: TextGenerator, name: str) -> None:
+    for value in (2.1, -2.1, float("nan"), "1", True):
+        refused: Any = value
+        with pytest.raises(InputError, match=name):
+            Sampling(**{name: refused})
+    options: dict[str, Any] = {name: 1.0}
+    with pytest.raises(InputError, match=name):
+        model.generate("a", num_beams=2, **options)

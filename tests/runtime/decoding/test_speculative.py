@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import threading
 from collections.abc import Sequence
 from pathlib import Path
@@ -21,7 +20,6 @@ from planforge.runtime.decoding.growing_cache import MASKED_COLUMNS, GrowingCach
 from planforge.runtime.decoding.speculative import MOST_DRAFTS, SIZES, PromptLookup
 from planforge.runtime.errors import InputError
 
-from ...helpers.cli import planforge
 from ...helpers.decoder_graph import CONTEXT, Given, Returned, V, artifact, assert_close, expected, portable
 from ...helpers.fake_program import FakeProgram
 from ...helpers.generation import (
@@ -372,17 +370,3 @@ def test_threads_that_look_up_and_reuse_get_their_own_answers(model: TextGenerat
     assert len(found) == 3 * len(prompts)
     for (_, index), answer in found.items():
         assert_same_but_for_ties(model, prompts[index], answer, plain[index])
-
-
-def test_the_command_looks_up_where_asked(demo_bundle: Path) -> None:
-    arguments = ["run", str(demo_bundle), *HUNDRED[-3:], "--max-new-tokens", "20", "--json"]
-    plain = planforge(*arguments)
-    found = planforge(*arguments, "--speculative", "prompt-lookup")
-    assert found.returncode == 0, found.stderr
-    answers = [[json.loads(line) for line in done.stdout.splitlines()] for done in (found, plain)]
-    for one, other in zip(*answers, strict=True):
-        assert one["token_ids"] == other["token_ids"]
-        assert one["accepted_tokens"] > 0 == other["drafted_tokens"]
-    refused = planforge("run", demo_bundle, "x", "--speculative", "eagle")
-    assert (refused.returncode, refused.stdout) == (2, "")
-    assert "speculative='eagle' is not one of None, 'prompt-lookup'" in refused.stderr

@@ -6,6 +6,7 @@ import json
 import subprocess
 import sys
 from pathlib import Path
+from typing import Any
 
 import pytest
 from hypothesis import given
@@ -21,6 +22,7 @@ from ...helpers.machines import facts
 
 GPU_ORT = {"onnxruntime-gpu": "1.31.1", "nvidia-cudnn-cu13": "9.1", "cuda-bindings": "13.0"}
 CUDA_PROVIDERS = ("CUDAExecutionProvider", "CPUExecutionProvider")
+ORIN: dict[str, Any] = {"architecture": "aarch64", "cuda": "12.6", "release": "36.4.3"}
 
 
 def by_backend(found: tuple[Rung, ...]) -> dict[str, Rung]:
@@ -124,7 +126,7 @@ JETSON_TENSORRT = (
             "",
         ),
         (
-            facts("sm87", architecture="aarch64", cuda="12.6", release="36.4.3"),
+            facts("sm87", **ORIN),
             "tensorrt-rtx",
             f"{RTX_SMS}, this machine has sm87 and aarch64",
             "",
@@ -179,13 +181,13 @@ JETSON_TENSORRT = (
             "pip uninstall tensorrt tensorrt-cu13, then pip install tensorrt-cu12",
         ),
         (
-            facts("sm87", architecture="aarch64", cuda="12.6", release="36.4.3"),
+            facts("sm87", **ORIN),
             "tensorrt",
             "tensorrt and cuda-bindings are not installed",
             JETSON_TENSORRT,
         ),
         (
-            facts("sm87", architecture="aarch64", cuda="12.6", release="36.4.3", python="3.12.3"),
+            facts("sm87", **ORIN, python="3.12.3"),
             "tensorrt",
             "tensorrt and cuda-bindings are not installed; JetPack's is for Python 3.10, this is 3.12.3",
             JETSON_TENSORRT,
@@ -193,9 +195,7 @@ JETSON_TENSORRT = (
         (
             facts(
                 "sm87",
-                architecture="aarch64",
-                cuda="12.6",
-                release="36.4.3",
+                **ORIN,
                 packages={"tensorrt": "10.3.0", "cuda-bindings": "13.5.0"},
             ),
             "tensorrt",
@@ -242,7 +242,7 @@ JETSON_TENSORRT = (
             "pip install 'planforge[gpu]' 'onnxruntime-gpu[cuda,cudnn]<1.27'",
         ),
         (
-            facts("sm87", architecture="aarch64", cuda="12.6", release="36.4.3"),
+            facts("sm87", **ORIN),
             "ort-cuda",
             "onnxruntime 1.31.1 has no CUDAExecutionProvider",
             "pip uninstall onnxruntime, then install NVIDIA's own wheel of onnxruntime-gpu for JetPack 6.2"
@@ -292,9 +292,7 @@ def test_what_stands_in_the_way_and_what_to_do(found: Facts, backend: str, reaso
         (
             facts(
                 "sm87",
-                architecture="aarch64",
-                cuda="12.6",
-                release="36.4.3",
+                **ORIN,
                 packages={"tensorrt": "unknown version", "cuda-bindings": "12.9.4", "onnxruntime": "1.23.2"},
             ),
             ["tensorrt", "ort-cpu"],

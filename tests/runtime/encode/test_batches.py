@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
-from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -140,16 +139,3 @@ def test_two_texts_in_a_tuple_are_refused_everywhere(classes: Case, words: Case)
     for message, call in calls:
         with pytest.raises(InputError, match=message):
             call()
-
-
-def test_a_pair_is_two_arguments_or_a_tuple_in_a_list(classes: Case, words: Case) -> None:
-    (first,) = classes.model.classify([("hello", "world")])
-    assert classes.model.classify("hello", pair="world") == first
-    assert classes.model.classify("hello") != first
-    (follows,) = words.model.next_sentence([("hello", "world")])
-    assert words.model.next_sentence("hello", "world") == follows
-
-
-def test_a_model_says_what_it_is(head_bundle: Callable[[str], Path]) -> None:
-    with TextEncoder.load(head_bundle("classifier"), threads=1) as model:
-        assert repr(model) == "TextEncoder(bert, encoder.ort.fp32, ort-cpu, 1 thread)"

@@ -327,7 +327,6 @@ def test_mistakes_with_spans_are_named(tags: Case, answers: Case) -> None:
         ("n_best=True must be", lambda: model.answer("a", "b", n_best=True)),
         ("max_answer_tokens=0 must be", lambda: model.answer("a", "b", max_answer_tokens=0)),
         ("tag needs the head token_classification; .* are question_answering", lambda: model.tag("a")),
-        ("classify needs the head .* are token_classification", lambda: tagger.classify("a")),
         ("a text must be a str, not tuple", lambda: tagger.tag([("a", "b")])),
     ]
     for message, call in calls:
@@ -337,5 +336,3 @@ def test_mistakes_with_spans_are_named(tags: Case, answers: Case) -> None:
     assert model.answer(question[:-3], LONG).dropped == 0
     with pytest.raises(ContextLengthError, match=r"question or query\) has 31 tokens; .* it may have 30"):
         model.answer(question, LONG)
-    with pytest.raises(InputError, match="could be a pair or two texts"):
-        tagger.tag((TEXTS[0], TEXTS[1]))

@@ -2,9 +2,6 @@
 
 from __future__ import annotations
 
-import threading
-from collections.abc import Callable
-from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -21,7 +18,7 @@ from planforge.runtime.backends.ort_backend import OrtCpuBackend
 from planforge.runtime.bundle.bundle import Bundle
 from planforge.runtime.decoding.cache_shapes import count_cache_bytes
 from planforge.runtime.decoding.decoder import Decoder
-from planforge.runtime.errors import ClosedError, ContextLengthError, InputError, MemoryLimitError
+from planforge.runtime.errors import ContextLengthError, InputError, MemoryLimitError
 
 from ...helpers.generation import joined
 
@@ -66,13 +63,6 @@ def test_greedy_reference_varies(model: TextGenerator, reference: Any) -> None:
     assert len({tuple(text) for text in texts}) == len(PROMPTS)
 
 
-def test_repetition_penalty_is_transformers(model: TextGenerator, reference: Any) -> None:
-    answer = model.generate(PROMPTS[1], max_new_tokens=40, repetition_penalty=1.3)
-    expected = transformers_greedy(reference, model, PROMPTS[1], 40, repetition_penalty=1.3)
-    assert list(answer.token_ids) == expected
-    assert expected != transformers_greedy(reference, model, PROMPTS[1], 40)
-
-
 def test_a_batch_of_unequal_prompts_equals_the_runs_one_by_one(model: TextGenerator) -> None:
     together = model.generate(PROMPTS, max_new_tokens=30)
     alone = [model.generate(prompt, max_new_tokens=30) for prompt in PROMPTS]
@@ -108,30 +98,6 @@ def test_more_prompts_than_the_largest_batch_run_in_chunks(model: TextGenerator)
     assert [a.text for a in answers] == [model.generate(p, max_new_tokens=5).text for p in prompts]
 
 
-def test_sampling_repeats_with_a_seed_and_varies_without(model: TextGenerator) -> None:
-    options: dict[str, Any] = {"temperature": 0.9, "top_k": 50, "top_p": 0.95, "max_new_tokens": 20}
-    first = model.generate(PROMPTS[0], seed=7, **options)
-    assert first.text == model.generate(PROMPTS[0], seed=7, **options).text
-    assert len({model.generate(PROMPTS[0], **options).text for _ in range(4)}) > 1
-
-
-def test_a_row_draws_the_same_whatever_stands_beside_it(model: TextGenerator) -> None:
-    options: dict[str, Any] = {"temperature": 1.0, "seed": 3, "max_new_tokens": 12}
-    together = model.generate([PROMPTS[0], PROMPTS[1]], **options)
-    other = model.generate([PROMPTS[0], PROMPTS[2]], **options)
-    assert together[0].text == other[0].text == model.generate(PROMPTS[0], **options).text
-
-
-def test_logprobs_are_of_the_unwarped_model(model: TextGenerator, reference: Any) -> None:
-    answer = model.generate(PROMPTS[0], max_new_tokens=10, temperature=0.5, top_k=3, seed=1)
-    prompt = model.tokenizer.encode(PROMPTS[0])
-    with torch.no_grad():
-        logits = reference(torch.tensor([[*prompt, *answer.token_ids]])).logits[0]
-    expected = logits.log_softmax(-1)[len(prompt) - 1 : -1]
-    picked = expected[range(10), list(answer.token_ids)]
-    np.testing.assert_allclose(answer.logprobs, picked.numpy(), atol=1e-4)
-
-
 def test_score_is_transformers_loss(model: TextGenerator, reference: Any) -> None:
     text = "In the beginning God created the heaven and the earth. " * 8
     score = model.score(text)
@@ -148,32 +114,6 @@ def test_score_is_transformers_loss(model: TextGenerator, reference: Any) -> Non
 def test_streamed_pieces_join_to_the_text(model: TextGenerator, prompt: str) -> None:
     options: dict[str, Any] = {"temperature": 1.5, "seed": 5, "max_new_tokens": 15}
     assert joined(model.stream(prompt, **options)) == model.generate(prompt, **options).text
-
-
-def test_a_stop_string_ends_the_text_and_never_shows(model: TextGenerator) -> None:
-    full = model.generate(PROMPTS[0], max_new_tokens=40).text
-    stop = full[12:17]
-    answer = model.generate(PROMPTS[0], max_new_tokens=40, stop=["never said", stop])
-    assert answer.finish_reason == "stop"
-    assert answer.text == full[: full.index(stop)]
-    assert joined(model.stream(PROMPTS[0], max_new_tokens=40, stop=stop)) == answer.text
-
-
-def test_generation_stops_at_the_end_token(model: TextGenerator, monkeypatch: Any) -> None:
-    tokens = model.generate(PROMPTS[0], max_new_tokens=20).token_ids
-    defaults = type(model.defaults)(eos=(tokens[9],), max_length=model.max_length)
-    monkeypatch.setattr(model, "_rows", replace(model._rows, defaults=defaults))
-    answer = model.generate(PROMPTS[0], max_new_tokens=20)
-    assert answer.finish_reason == "eos"
-    assert answer.token_ids == tokens[: tokens.index(tokens[9]) + 1]
-
-
-def test_generation_that_fills_the_context_says_so(model: TextGenerator) -> None:
-    prompt = "the " * (model.max_length - 10)
-    room = model.max_length - model.count_tokens(prompt)
-    answer = model.generate(prompt, max_new_tokens=1000)
-    assert answer.finish_reason == "context"
-    assert len(answer.token_ids) == room
 
 
 def test_a_row_that_fills_its_context_does_not_stop_the_others(model: TextGenerator) -> None:
@@ -256,27 +196,6 @@ def test_options_that_make_no_sense_are_named(
         model.generate(**{"prompt": PROMPTS[0], **options})
 
 
-def test_no_prompts_give_no_answers(model: TextGenerator) -> None:
-    none: list[str] = []
-    assert model.generate(none) == []
-
-
-def test_special_tokens_in_user_text_are_plain_text(model: TextGenerator) -> None:
-    text = "<|endoftext|>"
-    assert model.count_tokens(text) > 1
-    assert model.count_tokens(text, parse_special=True) == 1
-    assert model.generate(text, max_new_tokens=3, parse_special=True).token_ids
-
-
-def test_an_abandoned_stream_leaves_the_model_usable(model: TextGenerator) -> None:
-    pieces = model.stream(PROMPTS[0], max_new_tokens=40)
-    next(pieces)
-    expected = model.generate(PROMPTS[1], max_new_tokens=10).text
-    pieces.close()
-    del pieces
-    assert model.generate(PROMPTS[1], max_new_tokens=10).text == expected
-
-
 def test_two_streams_take_turns(model: TextGenerator) -> None:
     expected = [[*map(str, model.stream(prompt, max_new_tokens=15))] for prompt in PROMPTS[:2]]
     one, two = (model.stream(prompt, max_new_tokens=15) for prompt in PROMPTS[:2])
@@ -285,37 +204,6 @@ def test_two_streams_take_turns(model: TextGenerator) -> None:
         interleaved[0] += [str(chunk) for chunk in [next(one, None)] if chunk is not None]
         interleaved[1] += [str(chunk) for chunk in [next(two, None)] if chunk is not None]
     assert interleaved == expected
-
-
-def test_threads_may_share_a_model(model: TextGenerator) -> None:
-    expected = [model.generate(prompt, max_new_tokens=15).text for prompt in PROMPTS]
-    found: dict[int, str] = {}
-
-    def work(index: int) -> None:
-        found[index] = model.generate(PROMPTS[index], max_new_tokens=15).text
-
-    threads = [threading.Thread(target=work, args=(index,)) for index in range(len(PROMPTS))]
-    for thread in threads:
-        thread.start()
-    for thread in threads:
-        thread.join()
-    assert [found[index] for index in range(len(PROMPTS))] == expected
-
-
-def test_a_closed_model_says_so(demo_bundle: Path) -> None:
-    model = TextGenerator.load(demo_bundle)
-    pieces = model.stream(PROMPTS[0])
-    next(pieces)
-    model.close()
-    model.close()
-    uses: list[Callable[[], object]] = [
-        lambda: next(pieces),
-        lambda: model.generate("a"),
-        lambda: model.score("a b c"),
-    ]
-    for use in uses:
-        with pytest.raises(ClosedError, match="closed"):
-            use()
 
 
 def test_the_cache_must_fit_the_memory_limit(demo_bundle: Path) -> None:

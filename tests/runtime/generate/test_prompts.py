@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+from functools import partial
 from typing import Any
 
 import numpy as np
@@ -9,24 +11,40 @@ import pytest
 
 from planforge.runtime import Generation, InputError
 
-from ...helpers.generation import TOKENIZER, generator
+from ...helpers.generation import TOKENIZER, generator, joined
 
 IDS = TOKENIZER.encode("abc")
 
 
-@pytest.mark.parametrize("dtype", [np.int64, np.int32, np.uint8])
-def test_an_array_of_token_ids_is_a_prompt(dtype: Any) -> None:
+KINDS: dict[str, Callable[[list[int]], Any]] = {
+    "list": list,
+    "tuple": lambda ids: tuple(np.int64(token) for token in ids),
+    **{name: partial(np.asarray, dtype=name) for name in ("int64", "int32", "uint8")},
+}
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_token_ids_are_a_prompt(kind: str) -> None:
     model, _ = generator("inplace")
-    ids: Any = np.asarray(IDS, dtype)
+    ids = KINDS[kind](IDS)
     wanted = model.generate("abc", max_new_tokens=4)
     found = model.generate(ids, max_new_tokens=4)
     assert isinstance(found, Generation) and found.token_ids == wanted.token_ids
     several = model.generate([ids, "abc", ids[:2]], max_new_tokens=4)
     assert [answer.usage.prompt_tokens for answer in several] == [3, 3, 2]
-    assert "".join(map(str, model.stream(ids, max_new_tokens=4))) == wanted.text
+    assert several[0].token_ids == several[1].token_ids == wanted.token_ids
+    assert joined(model.stream(ids, max_new_tokens=4)) == wanted.text
     (iterated,) = model.iterate(iter([ids]), max_new_tokens=4)
     assert iterated.token_ids == wanted.token_ids
-    assert model.score(ids).token_ids == model.score("abc").token_ids
+    assert model.score(ids) == model.score("abc")
+
+
+@pytest.mark.parametrize(
+    ("prompt", "words"), [(None, "a prompt must be a str or"), (["abc"], "integers, not str")]
+)
+def test_a_stream_has_one_prompt(prompt: Any, words: str) -> None:
+    with pytest.raises(InputError, match=words):
+        generator("inplace")[0].stream(prompt)
 
 
 @pytest.mark.parametrize("array", [np.zeros((2, 3), np.int64), np.zeros(3), np.array(3), np.array(["a"])])

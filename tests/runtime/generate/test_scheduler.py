@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import threading
 from typing import Any
 
 import pytest
@@ -142,22 +141,3 @@ def test_measures_are_taken() -> None:
     assert taken["prompt"] == [5, 5]
     assert taken["reused"] == [0, 4]
     assert taken["context"] == [9, 9]
-
-
-def test_many_threads_submit_at_once() -> None:
-    with generator("ort")[0] as model, generator("ort")[0] as alone:
-        want = {text: alone.generate(text, max_new_tokens=8) for text in ("abc", "cba", "aabb", "k")}
-        wrong: list[object] = []
-
-        def ask(text: str) -> None:
-            for _ in range(5):
-                got = model.submit(text, max_new_tokens=8).result(PATIENCE)
-                if got.token_ids != want[text].token_ids:
-                    wrong.append((text, got))
-
-        threads = [threading.Thread(target=ask, args=(text,)) for text in want for _ in range(3)]
-        for thread in threads:
-            thread.start()
-        for thread in threads:
-            thread.join(PATIENCE)
-        assert not wrong

@@ -2,47 +2,16 @@
 
 from __future__ import annotations
 
-from functools import partial
 from typing import Any
 
 import pytest
 
-from planforge.runtime.errors import ContextLengthError, InputError, QueueFullError
+from planforge.runtime.errors import ContextLengthError, InputError
 
 from ...helpers.decoder_graph import CONTEXT
 from ...helpers.gate import gated
 from ...helpers.generation import generator
 from ...helpers.patience import PATIENCE
-
-
-def test_clients_take_turns() -> None:
-    order: list[str] = []
-
-    def note(client: str, future: object) -> None:
-        order.append(client)
-
-    with gated(running=1) as (model, gate):
-        first = model.submit("abc", max_new_tokens=1, client="many")
-        gate.wait()
-        pending = [model.submit("abc", max_new_tokens=1, client="many") for _ in range(3)]
-        pending.append(model.submit("abc", max_new_tokens=1, client="one"))
-        clients = ["many", "many", "many", "one"]
-        for number, one in enumerate(pending):
-            one.future.add_done_callback(partial(note, clients[number]))
-        gate.open()
-        for one in (first, *pending):
-            one.result(PATIENCE)
-    assert order.index("one") <= 1
-
-
-def test_too_many_requests_are_refused() -> None:
-    with gated(running=1, queue_size=2) as (model, gate):
-        model.submit("abc", max_new_tokens=1)
-        gate.wait()
-        model.submit("abc")
-        model.submit("abc")
-        with pytest.raises(QueueFullError, match="2 requests wait already"):
-            model.submit("abc")
 
 
 @pytest.mark.parametrize(("divided", "places"), [(False, 5), (True, 3)])
@@ -52,15 +21,6 @@ def test_a_client_may_submit_as_many_at_once_as_are_counted(divided: bool, place
         assert model.count_places() == places
         for _ in range(places):
             model.submit("abc", max_new_tokens=1, client="one")
-
-
-def test_prompts_are_shared_by_clients_or_by_each_with_itself() -> None:
-    prompt = "abcdefgh" * 5
-    for share, expected in ((True, [0, 39, 39]), (False, [0, 0, 39])):
-        with generator("inplace")[0] as model:
-            model.schedule(share_prompts=share)
-            answers = [model.submit(prompt, max_new_tokens=1, client=name).result(PATIENCE) for name in "aba"]
-        assert [answer.prompt_tokens_reused for answer in answers] == expected
 
 
 @pytest.mark.parametrize(

@@ -207,16 +207,6 @@ def test_every_way_to_ask_gives_the_same_answer(
         assert margin_where_they_part(model, prompts[0], guessed, first) < 1e-4
 
 
-def test_conversations_have_structures_too(models: dict[str, TextGenerator]) -> None:
-    messages = [{"role": "user", "content": "Who made the heaven?"}]
-    answer = models["llama"].chat(messages, **SCHEMA)
-    assert answer.finish_reason == "stop"
-    jsonschema.validate(json.loads(answer.text), PERSON)
-    chunks = list(models["llama"].stream_chat(messages, **SCHEMA))
-    assert "".join(map(str, chunks)) == answer.text
-    assert chunks[-1].finish_reason == "stop"
-
-
 def test_requests_with_structures_of_their_own_share_an_engine(model: TextGenerator) -> None:
     asked = [{}, *STRUCTURES, {"temperature": 1.0, "seed": 3}, {"regex": "[0-9]{4}"}]
     pending = [model.submit("And the LORD", **options) for options in asked]

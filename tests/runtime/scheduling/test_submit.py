@@ -4,9 +4,8 @@ from __future__ import annotations
 
 import logging
 import threading
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator
 from concurrent.futures import Future, ThreadPoolExecutor
-from dataclasses import fields, is_dataclass
 from pathlib import Path
 from typing import Any
 
@@ -14,7 +13,6 @@ import numpy as np
 import pytest
 
 from planforge.runtime import (
-    BackendError,
     ClosedError,
     ContextLengthError,
     InputError,
@@ -24,6 +22,7 @@ from planforge.runtime import (
 from planforge.runtime.scheduling.batched_model import BatchedModel
 
 from ...helpers.patience import PATIENCE, wait_until
+from ...helpers.results import TIGHT, assert_equal
 from ...helpers.translation import SENTENCES
 
 WORDS = "hello world the plan is it . a [MASK] friend"
@@ -33,7 +32,6 @@ TEXTS = [
 MASKED = [f"{text} [MASK]" for text in TEXTS]
 PAIRS = [(text, TEXTS[-1 - number]) for number, text in enumerate(TEXTS)]
 LONG = "hello world, the plan is it. " * 30
-TIGHT = 1e-5
 
 
 @pytest.fixture(scope="module")
@@ -48,24 +46,6 @@ def encoder(model: TextEncoder) -> Iterator[TextEncoder]:
     fresh = TextEncoder(model.encoder, model.tokenizer, model.defaults)
     yield fresh
     fresh._batcher.close()
-
-
-def assert_equal(got: Any, want: Any) -> None:
-    """Compare results field by field, numbers to within rounding."""
-    assert type(got) is type(want)
-    if is_dataclass(want):
-        for field in fields(want):
-            assert_equal(getattr(got, field.name), getattr(want, field.name))
-    elif isinstance(want, list | tuple):
-        assert len(got) == len(want)
-        for one, other in zip(got, want, strict=True):
-            assert_equal(one, other)
-    elif isinstance(want, Mapping):
-        assert_equal(list(got.items()), list(want.items()))
-    elif isinstance(want, float | np.ndarray):
-        np.testing.assert_allclose(got, want, atol=TIGHT, rtol=TIGHT)
-    else:
-        assert got == want
 
 
 def run_together(submit: list[Callable[[], Future[Any]]]) -> list[Any]:
@@ -222,40 +202,6 @@ def test_dropped_tokens_are_told(model: TextEncoder, caplog: pytest.LogCaptureFi
         (result,) = model.submit("embed", [LONG], truncation="head").result(PATIENCE)
     assert result.dropped > 0
     assert f"1 of 1 texts were longer than the {model.defaults.max_length} tokens" in caplog.text
-
-
-def test_a_closed_encoder_ends_its_requests(head_bundle: Callable[[str], Path]) -> None:
-    encoder = TextEncoder.load(head_bundle("pretrained"))
-    held = Held(encoder)
-    waiting = encoder.submit("embed", ["world"])
-    closing = threading.Thread(target=encoder.close)
-    closing.start()
-    wait_until(lambda: encoder._batcher._closed)
-    held.let()
-    with pytest.raises(ClosedError):
-        waiting.result(PATIENCE)
-    closing.join(PATIENCE)
-    with pytest.raises(ClosedError):
-        encoder.submit("embed", ["a"])
-    encoder.close()
-
-
-def test_a_failing_engine_fails_each_request_and_goes_on(
-    encoder: TextEncoder, monkeypatch: pytest.MonkeyPatch
-) -> None:
-
-    def fail(*arguments: Any, **options: Any) -> Any:
-        raise BackendError("no memory left")
-
-    with monkeypatch.context() as patch:
-        patch.setattr(encoder.encoder.program, "run", fail)
-        futures = [encoder.submit("embed", [text]) for text in TEXTS[:3]]
-        for future in futures:
-            with pytest.raises(BackendError, match="no memory left"):
-                future.result(PATIENCE)
-    np.testing.assert_allclose(
-        encoder.submit("embed", ["hello"]).result(PATIENCE)[0].vector, encoder.embed("hello"), atol=TIGHT
-    )
 
 
 def test_translations_of_many_threads_are_what_each_is_alone(marian_bundle: Path) -> None:

@@ -57,14 +57,6 @@ def test_chats_and_streams(client: openai.OpenAI, llama: TextGenerator) -> None:
     assert chunks[-1].usage is not None and chunks[-1].usage.completion_tokens == 10
 
 
-def test_completions_with_options_of_ours(client: openai.OpenAI, gpt: TextGenerator) -> None:
-    answer = client.completions.create(
-        model="gpt", prompt="In the", temperature=0.9, seed=4, max_tokens=6, extra_body={"top_k": 3}
-    )
-    expected = gpt.generate("In the", temperature=0.9, seed=4, max_new_tokens=6, top_k=3)
-    assert answer.choices[0].text == expected.text
-
-
 def test_embeddings_come_as_base64_unless_asked_otherwise(client: openai.OpenAI) -> None:
     texts = ["Birds can fly.", "The baker sells bread."]
     packed = client.embeddings.create(model="minilm", input=texts)

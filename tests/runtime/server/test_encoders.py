@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import base64
+import json
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -13,6 +14,7 @@ from sentence_transformers import CrossEncoder, SentenceTransformer
 
 from planforge.runtime import TextGenerator, Translator
 
+from ...helpers.results import assert_equal
 from ...helpers.serving import Address
 
 TEXTS = ["Wings lift the plane.", "The baker sells bread.", "Birds can fly.", "a " * 700]
@@ -160,23 +162,7 @@ def test_classes_tags_answers_and_masks(server: Address, models: dict[str, Any])
         for index, (entry, result) in enumerate(zip(data, results, strict=True)):
             assert entry.pop("index") == index
             entry.pop("best", None)
-            assert_alike(entry, result.to_json())
-
-
-def assert_alike(got: Any, want: Any) -> None:
-    """Compare JSON values, numbers to within rounding."""
-    if isinstance(want, dict):
-        assert set(got) == set(want)
-        for key in want:
-            assert_alike(got[key], want[key])
-    elif isinstance(want, list | tuple):
-        assert len(got) == len(want)
-        for one, other in zip(got, want, strict=True):
-            assert_alike(one, other)
-    elif isinstance(want, float):
-        assert got == pytest.approx(want, abs=1e-5)
-    else:
-        assert got == want
+            assert_equal(entry, json.loads(json.dumps(result.to_json())))
 
 
 def test_translations(server: Address, models: dict[str, Any]) -> None:

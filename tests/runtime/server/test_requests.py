@@ -9,7 +9,6 @@ from typing import Any
 
 import pytest
 
-from planforge.runtime import TextGenerator
 from planforge.runtime.generate.row import Row
 from planforge.runtime.scheduling.steps import Steps
 from planforge.runtime.server.readers import Job
@@ -43,21 +42,6 @@ def test_what_changes_no_answer_is_taken(server: Address, name: str) -> None:
     assert server.ask(path, **CHAT, **{name: NEUTRAL[name]})["choices"] == expected
     body = {**CHAT, "stream": True, "stream_options": {"include_obfuscation": True}}
     assert server.post(path, **body).status_code == 200
-
-
-def test_limits_that_differ_are_refused(server: Address) -> None:
-    refused = server.post("/v1/chat/completions", **CHAT, max_tokens=9)
-    assert refused.status_code == 400 and refused.json()["error"]["param"] == "max_tokens"
-
-
-def test_penalties_over_http_are_those_of_the_model(server: Address, models: dict[str, Any]) -> None:
-    model = models["gpt"]
-    assert isinstance(model, TextGenerator)
-    options: dict[str, Any] = {"frequency_penalty": 1.5, "presence_penalty": 0.5, "temperature": 0}
-    expected = model.generate("And it came to pass", max_new_tokens=30, ignore_eos=True, **options)
-    body = {"model": "gpt", "prompt": "And it came to pass", "max_tokens": 30, "ignore_eos": True}
-    assert server.ask("/v1/completions", **body, **options)["choices"][0]["text"] == expected.text
-    assert server.ask("/v1/completions", **body, temperature=0)["choices"][0]["text"] != expected.text
 
 
 def test_every_answer_and_line_of_the_log_has_an_id(

@@ -147,6 +147,7 @@ def test_stop_bias_and_the_options_of_ours(server: Address, gpt: TextGenerator) 
         ({"stop": [stop]}, {"stop": [stop]}),
         ({"logit_bias": {str(banned): -100}}, {"logit_bias": {banned: float("-inf")}}),
         ({"repetition_penalty": 1.5}, {"repetition_penalty": 1.5}),
+        ({"frequency_penalty": 1.5, "presence_penalty": 0.5},) * 2,
         ({"no_repeat_ngram_size": 2}, {"no_repeat_ngram_size": 2}),
         ({"temperature": 0.9, "top_k": 5, "min_p": 0.1, "top_p": 0.8, "seed": 2},) * 2,
         ({"temperature": 1.5, "top_p": 0, "seed": 2}, {}),

@@ -25,7 +25,7 @@ from planforge.runtime.text.wording import Wording
 from ...helpers.chat import LLAMA, MISTRAL, ROLES, SPECIAL, TEMPLATES, load_reference, ours
 from ...helpers.chat_templates import PLAIN, chat_of, kinds, texts
 from ...helpers.decoder_graph import CONTEXT
-from ...helpers.generation import REUSE, TOKENIZER, generator, joined
+from ...helpers.generation import TOKENIZER, generator, joined
 
 HELLO = [{"role": "user", "content": "hello"}]
 names = st.sampled_from(sorted(TEMPLATES))
@@ -344,19 +344,6 @@ def test_tokens_that_begin_every_prompt_are_the_templates_to_write() -> None:
     model.chat([{"role": "user", "content": "bc"}], max_new_tokens=1)
     model.generate("bck", max_new_tokens=1)
     assert steps.fed == [[1, 2, 10], [0, 1, 2, 10]]
-
-
-def test_a_chat_that_grows_computes_only_what_is_new() -> None:
-    model, steps = generator("inplace", chat=chat_of(PLAIN))
-    messages: list[dict[str, str]] = []
-    held = 0
-    for text in ("abc", "bd", "a"):
-        messages.append({"role": "user", "content": text})
-        steps.fed.clear()
-        answer = model.chat(messages, max_new_tokens=4, **REUSE)
-        assert answer.prompt_tokens_reused == held
-        messages.append({"role": "assistant", "content": answer.text})
-        held = sum(len(message["content"]) + 1 for message in messages) - 2
 
 
 def test_what_a_chat_cannot_do_is_said() -> None:

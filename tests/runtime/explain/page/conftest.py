@@ -1,4 +1,4 @@
-"""A browser, and the page of an explanation in it."""
+"""The page of an explanation in a browser."""
 
 from __future__ import annotations
 
@@ -10,14 +10,8 @@ import pytest
 
 from planforge.runtime.explain.page import make_page
 
-from ....helpers.browser import Browser, Page, running_browser
+from ....helpers.browser import Browser, Page
 from ....helpers.explanation_page import Show, open_view
-
-
-@pytest.fixture(scope="module")
-def browser(tmp_path_factory: pytest.TempPathFactory) -> Generator[Browser, None, None]:
-    with running_browser(tmp_path_factory.mktemp("profile")) as browser:
-        yield browser
 
 
 @pytest.fixture

@@ -1,18 +1,13 @@
-"""The other views of an explanation's page: layers, neurons, attention; and all of it in another page."""
+"""The other views of an explanation's page: layers, neurons, attention."""
 
 from __future__ import annotations
 
 import base64
-import json
 import zlib
-from collections.abc import Generator
-from importlib.resources import files
-from pathlib import Path
 
 import numpy as np
 import pytest
 
-from ....helpers.browser import Browser
 from ....helpers.explanation_page import (
     CURRENT,
     READING,
@@ -24,7 +19,6 @@ from ....helpers.explanation_page import (
     choose,
     open_view,
     percent,
-    serving_folder,
     token,
 )
 from ....helpers.made_explanation import (
@@ -56,24 +50,6 @@ LINES = (
     "[...document.querySelectorAll('.lines path')].map((p) =>"
     " [Number(p.dataset.token), Number(p.getAttribute('stroke-width'))])"
 )
-AROUND = """<!DOCTYPE html>
-<html lang="en">
-<head>
-<meta charset="utf-8"><title>Around</title>
-<meta name="viewport" content="width=device-width, initial-scale=1">
-<link rel="icon" href="icon.svg">
-<link rel="stylesheet" href="base.css">
-<link rel="stylesheet" href="style.css"><link rel="stylesheet" href="explain.css">
-<script type="module" src="mounting.js"></script>
-</head>
-<body><p id="before">Before</p><main><div id="place"></div></main><p>After</p></body>
-</html>
-"""
-MOUNTING = """
-import { mountExplanation } from "./explain.js";
-const data = await (await fetch("./data.json")).json();
-mountExplanation(document.getElementById("place"), data);
-"""
 
 
 def spell(text: str) -> str:
@@ -253,38 +229,3 @@ def test_attention_is_unpacked_when_it_is_looked_at(show: Show) -> None:
     page.click(".tabs [data-view=attention]")
     page.wait("document.querySelector('.beside .error')")
     assert "The attention can't be unpacked" in page.evaluate(SIDE)
-
-
-@pytest.fixture
-def server(tmp_path: Path) -> Generator[str, None, None]:
-    """Serve an element among others, the page's modules and both styles, under the server's policy."""
-    own = files("planforge.runtime.explain.page")
-    texts = {one.name: one.read_text(encoding="utf-8") for one in own.iterdir() if one.name.endswith(".js")}
-    texts |= {name: (own / name).read_text(encoding="utf-8") for name in ("base.css", "explain.css")}
-    servers = files("planforge.runtime.server") / "page"
-    texts |= {name: (servers / name).read_text(encoding="utf-8") for name in ("style.css", "icon.svg")}
-    texts |= {"index.html": AROUND, "mounting.js": MOUNTING, "data.json": json.dumps(make_generation())}
-    for name, text in texts.items():
-        (tmp_path / name).write_text(text, encoding="utf-8")
-
-    with serving_folder(tmp_path, policy="default-src 'self'") as url:  # the server's policy
-        yield url
-
-
-@pytest.mark.parametrize("width", [360, 1200])
-def test_the_modules_mount_in_the_page_of_a_server(width: int, server: str, browser: Browser) -> None:
-    data = make_generation()
-    page = browser.open(server, width)
-    page.wait("document.querySelector('.explain')")
-    for view in ("words", "lens", "neurons", "attention"):
-        open_view(page, view)
-        assert page.evaluate("document.documentElement.scrollWidth") == width, view
-    page.wait("document.querySelector('.lines path')")
-    open_view(page, "words")
-    row = data["saliency"]["gradient_norm"][-1]
-    page.hover(token(data["targets"][-1]["token"]))
-    check_tints(page, [value or 0.0 for value in row])
-    assert page.evaluate("document.body.childElementCount") == 3
-    assert page.evaluate("document.getElementById('before').outerHTML") == '<p id="before">Before</p>'
-    page.close()
-    assert page.troubles == []

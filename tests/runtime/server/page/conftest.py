@@ -1,4 +1,4 @@
-"""A browser, a stand-in of the server, and the page of it."""
+"""A stand-in of the server, and the page of it."""
 
 from __future__ import annotations
 
@@ -6,15 +6,9 @@ from collections.abc import Generator
 
 import pytest
 
-from ....helpers.browser import Browser, Page, running_browser
+from ....helpers.browser import Browser, Page
 from ....helpers.page import PANEL, Open
 from ....helpers.page_server import StandIn, stand_in
-
-
-@pytest.fixture(scope="module")
-def browser(tmp_path_factory: pytest.TempPathFactory) -> Generator[Browser, None, None]:
-    with running_browser(tmp_path_factory.mktemp("profile")) as browser:
-        yield browser
 
 
 @pytest.fixture

@@ -6,14 +6,13 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-import numpy as np
 import pytest
 
 from planforge.runtime import TextGenerator, load
 from planforge.runtime.server import ServerSettings
 
 from ....helpers.browser import Browser, Page
-from ....helpers.explanation_page import CURRENT, FIGURES, check_tints, open_view
+from ....helpers.explanation_page import CURRENT, FIGURES, check_tints, open_view, shares_of
 from ....helpers.made_explanation import make_classification, make_generation, make_translation
 from ....helpers.page import PANEL, Open, error_line, fill, press_button
 from ....helpers.page_server import StandIn
@@ -61,13 +60,6 @@ def choose_model(page: Page, name: str) -> None:
 
 def tick(page: Page, method: str) -> None:
     page.click(f"section:not([hidden]) .tick input[value={method}]")
-
-
-def shares_of(row: list[float | None]) -> list[float]:
-    """Return a row's shares, 0 for what is not read."""
-    values = np.array([value or 0.0 for value in row])
-    shares: list[float] = (values / np.abs(values).sum()).tolist()
-    return shares
 
 
 def test_each_kind_of_model_has_fields_and_examples_of_its_own(server: StandIn, open_page: Open) -> None:
@@ -141,8 +133,7 @@ def test_what_is_missing_is_asked_for(server: StandIn, open_page: Open) -> None:
     assert server.bodies == []
 
 
-@pytest.mark.parametrize("dark", [False, True], ids=["light", "dark"])
-@pytest.mark.parametrize("width", [360, 1200])
+@pytest.mark.parametrize(("width", "dark"), [(360, True), (1200, False)])
 def test_it_draws_at_any_width(
     width: int, dark: bool, server: StandIn, open_page: Open, tmp_path: Path
 ) -> None:

@@ -76,8 +76,7 @@ def test_the_picture_is_that_of_the_principal_components(open_page: Open) -> Non
         assert placed["kept"] == pytest.approx((values[:2] ** 2).sum() / total if total else 1.0, abs=1e-6)
 
 
-@pytest.mark.parametrize("dark", [False, True], ids=["light", "dark"])
-@pytest.mark.parametrize("width", [360, 800, 1200])
+@pytest.mark.parametrize(("width", "dark"), [(360, True), (800, False), (1200, True)])
 def test_nothing_is_wider_than_the_window(
     width: int, dark: bool, server: StandIn, open_page: Open, tmp_path: Path
 ) -> None:
