@@ -15,7 +15,7 @@ from ...runtime.text.piece_tokenizer import PIECES, PLAIN, open_tokenizer
 from ...runtime.text.tokenizer import Tokenizer
 from ..errors import CheckpointError, raise_checkpoint_errors
 from ..targets import find_target
-from ..task_traits import TRAITS
+from ..task_traits import TRAITS, TaskTraits
 from ..tracing.recipes import RECIPES, Choices, Recipe, make_all_recipes
 from .chat_template import TemplateFile, read_chat_template
 from .generation_config import Settings, merge_settings, read_decoder_defaults, read_translation_defaults
@@ -67,7 +67,6 @@ class Checkpoint:
         self.family = found.family.name
         self.task = found.task
         recipes = RECIPES[self.task]
-        self.traits = TRAITS[self.task]
         self.modules = found.modules
         length = self.choose_length(max_length, recipes.read_context(self.config))
         self.choices = Choices(max_batch or recipes.MAX_BATCH, length, outputs)
@@ -129,6 +128,11 @@ class Checkpoint:
             self.tokenizers.append(opened)
         first = next(iter(self.tokenizer_files.values()))
         self.frames = None if self.tokenizer_kind == PIECES else find_frames(first, str(folder))
+
+    @property
+    def traits(self) -> TaskTraits:
+        """What follows from the task."""
+        return TRAITS[self.task]
 
     @property
     def frame(self) -> Frame:

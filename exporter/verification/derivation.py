@@ -28,7 +28,6 @@ from ..checkpoints.checkpoint import Checkpoint
 from ..checkpoints.source import Source
 from ..checkpoints.tokenizers.files import find_frames
 from ..errors import raise_checkpoint_errors
-from ..task_traits import TRAITS
 from ..tracing.recipes import Choices
 from .artifacts import compare_artifacts
 
@@ -103,7 +102,6 @@ class ImportedSettings(Checkpoint):
         self.folder = source.folder
         self.family = manifest.family
         self.task = manifest.task
-        self.traits = TRAITS[self.task]
         self.choices = Choices(1, manifest.max_length)
         with raise_checkpoint_errors():
             self.config_json = read_json(source.folder / "config.json")

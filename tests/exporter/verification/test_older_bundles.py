@@ -32,7 +32,7 @@ def test_an_older_bundle_is_verified_with_its_checkpoint(
     older: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
     report = verify(older / "bundle", level="quick")
-    assert report.passed and report.against_pytorch
+    assert report.passed and report.with_pytorch
     assert "export it again" in caplog.text
 
 
