@@ -30,8 +30,8 @@ def lint(
     with show_stages():
         from ...runtime.commands.tables import FittingTable
         from ...runtime.errors import InputError
+        from ..linting.all_rules import list_targets_and_rules
         from ..linting.lint import lint as check
-        from ..linting.rules import list_targets_and_rules
 
         if rules:
             sections = list_targets_and_rules()

@@ -11,10 +11,10 @@ from ...runtime.bundle.manifest import Artifact, Manifest
 from ...runtime.errors import InputError
 from ..targets import Target, find_target_of_plan, find_targets
 from ..tensorrt_versions import Version
+from .all_rules import RULES
 from .model import LintModel
 from .report import Finding, LintReport
 from .rule import SEVERITIES, Hit, Rule
-from .rules import RULES
 
 if TYPE_CHECKING:
     import onnx_ir as ir

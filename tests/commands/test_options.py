@@ -11,7 +11,7 @@ import pytest
 import typer.main
 
 from planforge.exporter.commands.app import COMMANDS, app
-from planforge.exporter.linting.rules import RULES
+from planforge.exporter.linting.all_rules import RULES
 from planforge.exporter.precisions import PRECISIONS
 from planforge.exporter.targets import TARGETS
 from planforge.runtime.errors import InputError

@@ -10,8 +10,8 @@ import onnxruntime as ort
 import pytest
 from onnx.reference import ReferenceEvaluator
 
+from planforge.exporter.linting.all_rules import RULES
 from planforge.exporter.linting.lint import lint
-from planforge.exporter.linting.rules import RULES
 from planforge.exporter.targets import TARGETS
 
 from ...helpers.lint import Case, model_of, write_case

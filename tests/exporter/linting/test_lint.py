@@ -18,9 +18,9 @@ from onnx import TensorProto, helper
 from typer.testing import CliRunner
 
 from planforge.exporter.linting import operator_tables as tables
+from planforge.exporter.linting.all_rules import RULES, list_targets_and_rules
 from planforge.exporter.linting.lint import lint
 from planforge.exporter.linting.report import LintReport
-from planforge.exporter.linting.rules import RULES, list_targets_and_rules
 from planforge.exporter.targets import NAMES, TARGETS, find_targets
 from planforge.runtime.errors import BundleError, InputError
 

@@ -12,9 +12,9 @@ import onnx.numpy_helper
 import pytest
 
 from planforge.exporter.errors import BuildError
+from planforge.exporter.linting.all_rules import RULES
 from planforge.exporter.linting.lint import lint
 from planforge.exporter.linting.report import Finding, LintReport
-from planforge.exporter.linting.rules import RULES
 from planforge.exporter.targets import TARGETS
 from planforge.exporter.tensorrt import build, builder
 from planforge.exporter.tensorrt.build import PlanRequest, build_plan
