@@ -1,0 +1,244 @@
+"""Runs a graph node by node in fp32, and keeps what it computes for PyTorch's modules, token by token.
+
+B batch, T tokens of a run, N chosen rows
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+import numpy as np
+import numpy.typing as npt
+import onnx_ir as ir
+
+from ...runtime.backends.backend import Array, Arrays, Buffers
+from ...runtime.bundle.manifest import Artifact
+from ..execution.node_executor import ExecutedProgram, WideExecutor
+from ..execution.replay import PADDING, Step, count_positions
+from ..passes.kv_cache import KEY_SCALE
+from ..passes.weights import Stored
+from ..tracing.modules import find_module
+
+if TYPE_CHECKING:
+    from torch import nn
+
+Integers = npt.NDArray[np.int64]
+# What modules give goes on times these, token by token: small numbers show epsilons, large ones caps and clips.
+FACTORS = np.array([1.0, 0.01, 4.0], np.float32)
+FLOATS = (ir.DataType.FLOAT, ir.DataType.FLOAT16)
+CACHE_SETTINGS = ("k_quant_type", "v_quant_type", "kv_cache_bit_width")
+
+
+@dataclass(frozen=True)
+class Border:
+    """A value of a graph that is what a module gives, or what it reads."""
+
+    value: str
+    path: str  # the module's; "" for an output of the graph
+    node: ir.Node  # gives the value
+    is_result: bool = True
+    is_scaled: bool = False  # whether it goes on times `FACTORS`
+
+    def describe(self) -> str:
+        """Return in words whose it is in PyTorch."""
+        if not self.path:
+            return ""
+        return f" of PyTorch's {self.path!r}" if self.is_result else f", which {self.path!r} reads"
+
+
+@dataclass(frozen=True)
+class Kept:
+    """A value at some tokens of a text."""
+
+    positions: Integers  # (N,) of the text; a single -1 for what is of the whole text
+    values: Array  # (N, ...)
+    is_whole: bool  # whether the graph has it of every token
+
+
+def find_borders(graph: ir.Graph, results: Mapping[str, str], modules: Mapping[str, nn.Module]) -> list[Border]:
+    """Return the results of modules that a graph computes, and what those without parts read, in its order."""
+    nodes_of: dict[str, list[ir.Node]] = {}
+    for node in graph:
+        nodes_of.setdefault(find_module(node), []).append(node)
+    borders: list[Border] = []
+    for node in graph:
+        for value in node.outputs:
+            path = results.get(str(value.name), "")
+            if path not in modules or not path:
+                continue
+            is_leaf = next(modules[path].children(), None) is None
+            read = find_read(node, nodes_of.get(path, ()), results) if is_leaf else None
+            if read is not None and (giver := read.producer()) is not None:
+                borders.append(Border(str(read.name), path, giver, is_result=False))
+            scaled = is_leaf and not value.is_graph_output()
+            borders.append(Border(str(value.name), path, node, is_scaled=scaled))
+    order = {node: number for number, node in enumerate(graph)}
+    return sorted(borders, key=lambda border: order.get(border.node, 0))
+
+
+def find_read(giver: ir.Node, own: Sequence[ir.Node], results: Mapping[str, str]) -> ir.Value | None:
+    """Return the one value that a module's nodes read of others' floats; None if it is a module's result."""
+    if giver not in own:
+        return None
+    read = {
+        value
+        for node in own
+        for value in node.inputs
+        if value is not None and value.const_value is None and value.producer() not in own
+    }
+    value = read.pop() if len(read) == 1 else None
+    if value is None or value.dtype not in FLOATS or str(value.name) in results or has_others_weights(own):
+        return None
+    return value
+
+
+def has_others_weights(nodes: Sequence[ir.Node]) -> bool:
+    """Tell whether nodes compute with another module's parameters, such as a GELU with the bias before it."""
+    module = find_module(nodes[0])
+    read = [value for node in nodes for value in node.inputs if value is not None and value.is_initializer()]
+    names = [Stored.read(value).parameter for value in read]
+    return any("." in name and not name.startswith(f"{module}.") for name in names)
+
+
+class FloatExecutor(WideExecutor):
+    """Computes in fp32 whatever a graph stores, and rounds nothing to whole numbers but weights."""
+
+    def __init__(self, model: ir.Model) -> None:
+        for node in model.graph:
+            keep_floats(node)
+        super().__init__(model)
+
+    def run_node(self, node: ir.Node, feeds: list[Array | None]) -> list[Array]:
+        if node.op_type == "QuantizeLinear":
+            x, step, zero = (np.asarray(feed, np.float64) for feed in (*feeds, np.zeros(()))[:3])
+            if step.ndim:  # a step for each row
+                step = step[:, None]
+                zero = zero[:, None]
+            return [x / step + zero]
+        if node.op_type == "MatMulIntegerToFloat":
+            a, b, a_step, b_step, a_zero, b_zero, bias = (*feeds, None, None, None)[:7]
+            assert a is not None and b is not None and a_step is not None and b_step is not None
+            rows = (a - (0.0 if a_zero is None else a_zero.astype(np.float64))) * a_step
+            columns = (b - (0.0 if b_zero is None else b_zero.astype(np.float64))) * b_step
+            return [(rows @ columns + (0.0 if bias is None else bias)).astype(np.float32)]
+        return super().run_node(node, feeds)
+
+
+def keep_floats(node: ir.Node) -> None:
+    """Let a node round neither what its product reads nor keys and values."""
+    node.attributes.pop("accuracy_level", None)
+    if node.op_type == "GroupQueryAttention" and len(node.inputs) > KEY_SCALE + 1:
+        for place in (KEY_SCALE, KEY_SCALE + 1):
+            node.replace_input_with(place, None)
+        for name in CACHE_SETTINGS:
+            node.attributes.pop(name, None)
+        for value in (*node.inputs[3:5], *node.outputs[1:]):
+            if value is not None:
+                value.type = ir.TensorType(ir.DataType.FLOAT)
+
+
+class ModuleProgram(ExecutedProgram):
+    """Runs a graph for the runtime's own code, and keeps its borders and outputs.
+
+    Args:
+        model: the graph, which is changed.
+        artifact: of the graph.
+        borders: what to keep.
+        steps: the runs that will be made; of a graph beside the one that is checked they are not known, and
+            all rows of its mask are texts.
+    """
+
+    def __init__(
+        self, model: ir.Model, artifact: Artifact, borders: Sequence[Border], steps: Sequence[Step] | None
+    ) -> None:
+        super().__init__(model, artifact)
+        self.borders = borders
+        self.outputs = {str(v.name): node for v in model.graph.outputs if (node := v.producer()) is not None}
+        self.executor = BorderExecutor(model, {b.value: b for b in borders}, self.keep)
+        self.dtypes = {n: np.float32 if d in ("float16", "int8") else d for n, d in self.dtypes.items()}
+        self.steps = steps
+        self.roles = {spec.role: spec.name for spec in artifact.inputs}
+        self.kept: dict[tuple[str, int], list[Kept]] = {}  # by value and text
+
+    def run(self, inputs: Arrays, buffers: Buffers, outputs: Sequence[str] | None = None) -> dict[str, Array]:
+        if self.steps is not None:
+            self.step = self.steps[self.runs]
+        else:
+            self.step = Step("", count_positions(inputs[self.roles["mask"]] > 0))
+        self.executor.positions = self.step.positions
+        rows = inputs.get(self.roles.get("logit_rows", ""))
+        self.chosen = None if rows is None else np.asarray(rows)
+        return super().run(inputs, buffers, outputs)
+
+    def keep(self, name: str, array: Array) -> None:
+        """Keep a result at the tokens of each text."""
+        positions = self.step.positions
+        texts = range(len(positions)) if self.step.rows is None else self.step.rows
+        tokens = move_tokens(array, positions.shape)
+        for row, text in enumerate(texts):
+            own = positions[row][positions[row] != PADDING]
+            if tokens is not None:
+                kept = Kept(own, tokens[row][positions[row] != PADDING], True)
+            elif self.chosen is not None and array.ndim and len(array) == len(self.chosen):
+                mine = self.chosen // positions.shape[1] == row
+                places = positions[row][self.chosen[mine] % positions.shape[1]]
+                kept = Kept(places, array[mine], False)
+            elif array.ndim and len(array) == len(positions):
+                kept = Kept(np.array([-1]), array[row : row + 1], False)
+            else:
+                continue
+            self.kept.setdefault((name, text), []).append(kept)
+
+    def list_kept(self, name: str, text: int) -> Kept | None:
+        """Return what was kept of a value for a text in all runs."""
+        parts = self.kept.get((name, text), [])
+        if len({(part.is_whole, part.values.shape[1:]) for part in parts}) > 1:
+            parts = parts[-1:]
+        if not parts:
+            return None
+        positions = np.concatenate([part.positions for part in parts])
+        return Kept(positions, np.concatenate([part.values for part in parts]), parts[0].is_whole)
+
+
+class BorderExecutor(FloatExecutor):
+    """Shows the borders and the graph's outputs, and lets what modules give go on times `FACTORS`."""
+
+    def __init__(self, model: ir.Model, borders: Mapping[str, Border], keep: object) -> None:
+        super().__init__(model)
+        self.borders = borders
+        self.keep = keep
+        self.outputs = {str(value.name) for value in model.graph.outputs}
+        self.positions: Integers = np.zeros((0, 0), np.int64)  # of the run
+
+    def run_node(self, node: ir.Node, feeds: list[Array | None]) -> list[Array]:
+        results = super().run_node(node, feeds)
+        for index, value in enumerate(node.outputs):
+            name = str(value.name)
+            array = results[index]
+            border = self.borders.get(name)
+            if array.dtype.kind != "f" or (border is None and name not in self.outputs):
+                continue
+            self.keep(name, array)
+            if border is not None and border.is_scaled:
+                results[index] = scale_tokens(array, self.positions)
+        return results
+
+
+def move_tokens(array: Array, shape: tuple[int, ...]) -> Array | None:
+    """Return a result (B, T, ...), also of one (B, H, T, D); None if it is neither, or may be both."""
+    B, T = shape
+    if array.ndim == 4 and (len(array), array.shape[2]) == (B, T):
+        return None if array.shape[1] == T else array.swapaxes(1, 2)
+    return array if array.ndim > 2 and array.shape[:2] == (B, T) else None
+
+
+def scale_tokens(array: Array, positions: Integers) -> Array:
+    """Return a result whose tokens are multiplied by `FACTORS`; another one as it is."""
+    moved = move_tokens(array, positions.shape)
+    if moved is None:
+        return array
+    factors = np.where(positions == PADDING, np.float32(1), FACTORS[positions % len(FACTORS)])
+    scaled = moved * factors.reshape(*factors.shape, *(1,) * (moved.ndim - 2))
+    return scaled if moved is array else np.ascontiguousarray(scaled.swapaxes(1, 2))
