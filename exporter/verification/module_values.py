@@ -25,8 +25,9 @@ if TYPE_CHECKING:
     from torch import nn
 
 Integers = npt.NDArray[np.int64]
-# What modules give goes on times these, token by token: small numbers show epsilons, large ones caps and clips.
-FACTORS = np.array([1.0, 0.01, 4.0], np.float32)
+# What modules give of a text's first tokens goes on times these: small ones show epsilons, large ones caps.
+# A decoder's tokens see none behind them, so the small ones stay small. All other tokens are as they are.
+FACTORS = np.array([0.01, 0.01, 0.01, 1, 1, 1, 2, 2, 2, 1], np.float32)
 FLOATS = (ir.DataType.FLOAT, ir.DataType.FLOAT16)
 CACHE_SETTINGS = ("k_quant_type", "v_quant_type", "kv_cache_bit_width")
 
@@ -57,41 +58,44 @@ class Kept:
     is_whole: bool  # whether the graph has it of every token
 
 
-def find_borders(graph: ir.Graph, results: Mapping[str, str], modules: Mapping[str, nn.Module]) -> list[Border]:
-    """Return the results of modules that a graph computes, and what those without parts read, in its order."""
-    nodes_of: dict[str, list[ir.Node]] = {}
-    for node in graph:
-        nodes_of.setdefault(find_module(node), []).append(node)
-    borders: list[Border] = []
-    for node in graph:
+def find_borders(
+    graph: ir.Graph, results: Mapping[str, str], modules: Mapping[str, nn.Module]
+) -> list[Border]:
+    """Return the results of a model's modules, and what those without parts read, in a graph's order."""
+    nodes: dict[str, list[ir.Node]] = {}
+    found: list[tuple[int, Border]] = []
+    order = {node: number for number, node in enumerate(graph)}
+    for node, number in order.items():
+        nodes.setdefault(find_module(node), []).append(node)
         for value in node.outputs:
             path = results.get(str(value.name), "")
-            if path not in modules or not path:
-                continue
-            is_leaf = next(modules[path].children(), None) is None
-            read = find_read(node, nodes_of.get(path, ()), results) if is_leaf else None
-            if read is not None and (giver := read.producer()) is not None:
-                borders.append(Border(str(read.name), path, giver, is_result=False))
-            scaled = is_leaf and not value.is_graph_output()
-            borders.append(Border(str(value.name), path, node, is_scaled=scaled))
-    order = {node: number for number, node in enumerate(graph)}
-    return sorted(borders, key=lambda border: order.get(border.node, 0))
+            if path in modules and path:
+                scaled = is_leaf(modules[path]) and not value.is_graph_output()
+                found.append((number, Border(str(value.name), path, node, is_scaled=scaled)))
+    for path, own in nodes.items():
+        value = find_read(own) if path in modules and path and is_leaf(modules[path]) else None
+        if value is not None and str(value.name) not in results:
+            giver = value.producer()
+            assert giver is not None
+            found.append((order[giver], Border(str(value.name), path, giver, is_result=False)))
+    return [border for _, border in sorted(found, key=lambda pair: pair[0])]
 
 
-def find_read(giver: ir.Node, own: Sequence[ir.Node], results: Mapping[str, str]) -> ir.Value | None:
-    """Return the one value that a module's nodes read of others' floats; None if it is a module's result."""
-    if giver not in own:
-        return None
+def is_leaf(module: nn.Module) -> bool:
+    return next(module.children(), None) is None
+
+
+def find_read(nodes: Sequence[ir.Node]) -> ir.Value | None:
+    """Return the one value that a module's nodes read of what other nodes compute in floats."""
     read = {
         value
-        for node in own
+        for node in nodes
         for value in node.inputs
-        if value is not None and value.const_value is None and value.producer() not in own
+        if value is not None and value.const_value is None and value.producer() not in nodes
     }
     value = read.pop() if len(read) == 1 else None
-    if value is None or value.dtype not in FLOATS or str(value.name) in results or has_others_weights(own):
-        return None
-    return value
+    is_float = value is not None and value.dtype in FLOATS and value.producer() is not None
+    return value if is_float and not has_others_weights(nodes) else None
 
 
 def has_others_weights(nodes: Sequence[ir.Node]) -> bool:
@@ -234,11 +238,17 @@ def move_tokens(array: Array, shape: tuple[int, ...]) -> Array | None:
     return array if array.ndim > 2 and array.shape[:2] == (B, T) else None
 
 
+def find_factors(positions: Integers) -> Array:
+    """Return what goes on of tokens at some positions is multiplied by; 1 for padding and whole texts."""
+    factors: Array = FACTORS[np.minimum(positions, len(FACTORS) - 1)]  # the last one is padding's as well
+    return factors
+
+
 def scale_tokens(array: Array, positions: Integers) -> Array:
     """Return a result whose tokens are multiplied by `FACTORS`; another one as it is."""
     moved = move_tokens(array, positions.shape)
     if moved is None:
         return array
-    factors = np.where(positions == PADDING, np.float32(1), FACTORS[positions % len(FACTORS)])
+    factors = find_factors(positions)
     scaled = moved * factors.reshape(*factors.shape, *(1,) * (moved.ndim - 2))
     return scaled if moved is array else np.ascontiguousarray(scaled.swapaxes(1, 2))

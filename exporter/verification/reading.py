@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from dataclasses import replace
 from functools import cache, partial
 from typing import TYPE_CHECKING
 
@@ -10,6 +11,7 @@ from ...runtime.apps.check.judge import ENOUGH
 from ...runtime.apps.check.metrics import Comparison
 from ...runtime.backends.backend import Array
 from ...runtime.bundle.bundle import Bundle
+from ...runtime.bundle.manifest import Artifact
 from ...runtime.progress import CountedLine
 from ..calibration.calibration import Calibration, compute_cache_scales, sample_rows
 from ..comparison.decoders import DecoderExaminer
@@ -24,9 +26,8 @@ from ..passes.weights import LazyMapping, read_array
 from ..precisions import PRECISIONS
 from ..reference.fitted_head import LinearHead
 from ..reference.model import is_module
-from .meant import read_meant
 from .quantized_weights import Rows
-from .structure import CASE, compare_structure
+from .structure import CASE, compare_structure, shorten
 
 if TYPE_CHECKING:
     from ..reference.model import ReferenceModel
@@ -73,9 +74,6 @@ def compare_by_reading(
         quantized = calibration.weights
     elif model is not None:
         scales = compute_scales_to_compare(examiner, model)
-    meant = None
-    if model is not None and is_module(model):
-        meant = read_meant(model, not bundle.manifest.source.get("exporter"))
     rows: Rows = make_row_reader(examiner, model) if model is not None else lambda name: None
     read = {}
     artifacts = bundle.manifest.artifacts
@@ -88,13 +86,25 @@ def compare_by_reading(
             artifact,
             tensors,
             scales,
-            meant,
             rows,
             same_texts,
             None if weights is None else weights.products,
         )
+        if model is not None:
+            read[artifact.id] = add_modules(read[artifact.id], examiner, artifact, model)
         give_back_mapped_pages()
     return read
+
+
+def add_modules(
+    read: Comparison, examiner: AnyExaminer, artifact: Artifact, model: ReferenceModel
+) -> Comparison:
+    """Return what was read of a graph, with the modules that compute something else if it is sound."""
+    if not is_module(model) or not read.passed:
+        return read
+    from .module_check import check_modules
+
+    return replace(read, failures=tuple(shorten(check_modules(examiner, artifact, model))))
 
 
 def make_row_reader(examiner: AnyExaminer, model: ReferenceModel) -> Rows:

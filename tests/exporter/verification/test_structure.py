@@ -13,13 +13,15 @@ import onnx_ir as ir
 import pytest
 
 from planforge.exporter import export
+from planforge.exporter.calibration.prompts import read_prompts
+from planforge.exporter.comparison.tasks import examine_model
+from planforge.exporter.levels import QUICK
 from planforge.exporter.passes import tables
 from planforge.exporter.passes.fp16 import convert_to_fp16
 from planforge.exporter.passes.fp16_ranges import Choice
 from planforge.exporter.passes.weights import Stored
 from planforge.exporter.verification.attributes import find_wrong_epsilons
-from planforge.exporter.verification.meant import read_meant
-from planforge.exporter.verification.reading import list_tensors_to_compare
+from planforge.exporter.verification.reading import add_modules, list_tensors_to_compare
 from planforge.exporter.verification.structure import compare_structure
 from planforge.exporter.verification.verify import find_recorded_source
 from planforge.models import (
@@ -42,8 +44,10 @@ def faults_read(bundle: Path, artifact: str) -> tuple[str, ...]:
     assert source is not None
     model = load_model(source.folder)
     tensors = list_tensors_to_compare(opened, model)
-    meant = read_meant(model, is_ours=True)
-    return compare_structure(opened, opened.manifest.artifact(artifact), tensors, meant=meant).failures
+    one = opened.manifest.artifact(artifact)
+    read = compare_structure(opened, one, tensors)
+    examiner = examine_model(opened, model, read_prompts(None, source.folder), level=QUICK)
+    return add_modules(read, examiner, one, model).failures
 
 
 @pytest.mark.parametrize(
