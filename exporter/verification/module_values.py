@@ -15,7 +15,7 @@ import onnx_ir as ir
 
 from ...runtime.backends.backend import Array, Arrays, Buffers
 from ...runtime.bundle.manifest import Artifact
-from ..execution.node_executor import ExecutedProgram, WideExecutor
+from ..execution.node_executor import MOVES, ExecutedProgram, WideExecutor
 from ..execution.replay import PADDING, Step, count_positions
 from ..passes.kv_cache import KEY_SCALE
 from ..passes.weights import Stored
@@ -75,10 +75,18 @@ def find_borders(
     for path, own in nodes.items():
         value = find_read(own) if path in modules and path and is_leaf(modules[path]) else None
         if value is not None and str(value.name) not in results:
-            giver = value.producer()
-            assert giver is not None
+            giver = find_giver(value)
             found.append((order[giver], Border(str(value.name), path, giver, is_result=False)))
     return [border for _, border in sorted(found, key=lambda pair: pair[0])]
+
+
+def find_giver(value: ir.Value) -> ir.Node:
+    """Return the node that computes a value, before those outside of modules that only move it."""
+    node = value.producer()
+    assert node is not None
+    before = None if node.inputs[0] is None else node.inputs[0].producer()
+    moves = node.op_type in MOVES and not find_module(node) and before is not None
+    return find_giver(before.outputs[0]) if moves and before is not None else node
 
 
 def is_leaf(module: nn.Module) -> bool:

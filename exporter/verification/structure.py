@@ -36,7 +36,7 @@ from .quantized_rows import Products, find_wrong_rows
 from .quantized_weights import Rows, check_quantized_weights
 
 READING = "reading the graph"  # in the place of an engine
-CASE = "attributes and weights"
+CASE = "weights and modules"
 MOST = 3  # faults of a kind that are reported
 FLOATS = (ir.DataType.FLOAT, ir.DataType.FLOAT16)
 PRODUCTS = ("MatMul", "Gemm")
