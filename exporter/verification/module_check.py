@@ -52,7 +52,7 @@ from .module_values import (
     is_leaf,
 )
 
-ChooseReplay: TypeAlias = "Callable[[AnyExaminer, Artifact], Replay | None]"
+ChooseReplay: TypeAlias = "Callable[[AnyExaminer, Artifact], Replay]"
 
 aten = torch.ops.aten
 READ_LITTLE = (aten.embedding, aten.index, aten.index_select, aten.new_zeros)  # of what they are given
@@ -76,7 +76,10 @@ def check_modules(examiner: AnyExaminer, artifact: Artifact, model: nn.Module) -
         graph = load_graph(examiner.bundle.path(artifact.file)).graph
         is_half = any(v.dtype == ir.DataType.FLOAT16 for v in graph.initializers.values())
         stack.enter_context(store_weights(model, graph, artifact))
-        for choose in (make_short_replay, partial(make_past_replay, model)):
+        replays: list[ChooseReplay] = [make_short_replay]
+        if past := count_past(examiner, model):
+            replays.append(partial(make_past_replay, past))
+        for choose in replays:
             try:
                 found = list(ModuleRun(examiner, artifact, model, choose).check(is_half))
             except (NotFiniteError, BackendError) as error:
@@ -101,17 +104,25 @@ def make_short_replay(examiner: AnyExaminer, artifact: Artifact) -> Replay:
     return replace(replay, read=(None, replay.read[1]))
 
 
-def make_past_replay(model: nn.Module, examiner: AnyExaminer, artifact: Artifact) -> Replay | None:
-    """Return a replay of some tokens behind a full context, whose keys and values are those of a few.
+def count_past(examiner: AnyExaminer, model: nn.Module) -> int:
+    """Return how many tokens are read whose keys and values fill a context; 0 where none can be filled.
 
-    None of what has no cache of its own, or has a window that sees too much.
+    That is the context of a model without a cache of its own, or with a window that sees too much.
     """
     if not isinstance(examiner, DecoderExaminer) or not isinstance(model, LanguageModel):
-        return None
-    context = min(examiner.bundle.manifest.max_length, LONGEST)
+        return 0
+    context = find_context(examiner)
     past = max(min(PAST_TOKENS, context // 4), *(window or 0 for window in model.config.windows))
-    if past > PAST_READ or context < 2 * past + 1:
-        return None
+    return past if past <= PAST_READ and 2 * past < context else 0
+
+
+def find_context(examiner: AnyExaminer) -> int:
+    return min(examiner.bundle.manifest.max_length, LONGEST)
+
+
+def make_past_replay(past: int, examiner: AnyExaminer, artifact: Artifact) -> Replay:
+    """Return a replay of some tokens behind a full context, whose keys and values are those of a few."""
+    context = find_context(examiner)
     repeats = (context - 1) // past
     length = context - (repeats - 1) * past
     only = replace(
@@ -207,9 +218,7 @@ class ModuleRun:
 
     def check(self, is_half: bool) -> Iterator[str]:
         """Yield the modules that give other numbers, in the order of the graph."""
-        if self.replay is None:
-            return
-        modes: list[AbstractContextManager[Any]] = [ComputeInFloat64(), nullcontext()]
+        modes: list[AbstractContextManager[Any]] = [ComputeInFloat64(), nullcontext()]  # type: ignore[no-untyped-call]
         is_import = bool(self.examiner.bundle.manifest.source.get("exporter"))
         modes += [RoundNumbers(is_import)] if is_half else []
         while True:
@@ -223,10 +232,9 @@ class ModuleRun:
         told: set[str] = set()
         for border in (*self.programs[0].borders, *(border for border in exact if not border.path)):
             pairs = exact.get(border)
-            fault = (
-                "" if pairs is None or border.value in told else compare(pairs, [one[border] for one in near])
-            )
-            if fault:
+            if pairs is None or border.value in told:
+                continue
+            if fault := compare(pairs, [one[border] for one in near]):
                 told.add(border.value)
                 yield f"{describe_node(border.node)} gives {border.value!r}{border.describe()}, {fault}"
 
@@ -239,6 +247,7 @@ class ModuleRun:
             hooks = Hooks(text, self.programs, found)
             with mode, hooks.on(self.modules):
                 result = read(self.model, None)
+            hooks.refuse_unread()
             for name, own in list_results(self.examiner, self.artifact, result).items():
                 hooks.hold_output(name, own)
         return found
@@ -268,10 +277,9 @@ class Hooks:
         self.text = text
         self.programs = programs
         self.found = found
-        self.done: dict[Border, int] = {}  # tokens that a module has computed
-        self.given: dict[
-            type, list[tuple[Tensor, Tensor]]
-        ] = {}  # by a module's class: its own, and the graph's
+        self.done: dict[Border, tuple[Kept, int]] = {}  # and how many tokens of it a module has computed
+        # By a module's class: what it gave, and what the graph has of it.
+        self.given: dict[type, list[tuple[Tensor, Tensor]]] = {}
 
     @contextmanager
     def on(self, modules: Mapping[str, nn.Module]) -> Iterator[None]:
@@ -283,8 +291,8 @@ class Hooks:
                 kept = program.list_kept(border.value, self.text)
                 if kept is None:
                     continue
-                self.done[border] = 0
-                hold = partial(self.hold, border, kept)
+                self.done[border] = kept, 0
+                hold = partial(self.hold, border)
                 if border.is_result:
                     known.add(modules[border.path])
                     handles.append(
@@ -301,6 +309,12 @@ class Hooks:
             for handle in handles:
                 handle.remove()
 
+    def refuse_unread(self) -> None:
+        """Raise MisfitError for a value that went on in another size, and whose module did not run."""
+        for border, (kept, done) in self.done.items():
+            if border.is_scaled and kept.is_whole and done != len(kept.values):
+                raise MisfitError(border)
+
     def hold_result(self, hold: Callable[[Any], Any], module: nn.Module, inputs: Any, output: Any) -> Any:
         result = hold(output)
         if result is not output:
@@ -314,20 +328,20 @@ class Hooks:
                 return result
         return output
 
-    def hold(self, border: Border, kept: Kept, own: Any) -> Any:
+    def hold(self, border: Border, own: Any) -> Any:
         """Note what PyTorch has, and return the graph's numbers where it has them of every token."""
+        kept, begin = self.done[border]
         tokens = split_tokens(own, kept.values.shape[1:])
-        begin = self.done[border]
         end = begin + (0 if tokens is None else len(tokens))
         if not kept.is_whole:
-            self.done[border] = end
+            self.done[border] = kept, end
             self.note_some(border, kept, own, tokens, begin)
             return own
         if tokens is None or end > len(kept.values):
             if border.is_scaled or tokens is not None:
                 raise MisfitError(border)
             return own
-        self.done[border] = end
+        self.done[border] = kept, end
         values = kept.values[begin:end]
         positions = kept.positions[begin:end]
         self.note(border, tokens, values, positions)

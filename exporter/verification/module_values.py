@@ -5,9 +5,9 @@ B batch, T tokens of a run, N chosen rows
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, TypeAlias
 
 import numpy as np
 import numpy.typing as npt
@@ -25,6 +25,7 @@ if TYPE_CHECKING:
     from torch import nn
 
 Integers = npt.NDArray[np.int64]
+Exchange: TypeAlias = Callable[[str, Array], Array]
 # What modules give of a text's first tokens goes on times these: small ones show epsilons, large ones caps.
 # A decoder's tokens see none behind them, so the small ones stay small. All other tokens are as they are.
 FACTORS = np.array([0.01, 0.01, 0.01, 1, 1, 1, 2, 2, 2, 1], np.float32)
@@ -73,10 +74,10 @@ def find_borders(
                 scaled = is_leaf(modules[path]) and not value.is_graph_output()
                 found.append((number, Border(str(value.name), path, node, is_scaled=scaled)))
     for path, own in nodes.items():
-        value = find_read(own) if path in modules and path and is_leaf(modules[path]) else None
-        if value is not None and str(value.name) not in results:
-            giver = find_giver(value)
-            found.append((order[giver], Border(str(value.name), path, giver, is_result=False)))
+        read = find_read(own) if path in modules and path and is_leaf(modules[path]) else None
+        if read is not None and str(read.name) not in results:
+            giver = find_giver(read)
+            found.append((order[giver], Border(str(read.name), path, giver, is_result=False)))
     return [border for _, border in sorted(found, key=lambda pair: pair[0])]
 
 
@@ -115,14 +116,22 @@ def has_others_weights(nodes: Sequence[ir.Node]) -> bool:
 
 
 class FloatExecutor(WideExecutor):
-    """Computes in fp32 whatever a graph stores, and rounds nothing to whole numbers but weights."""
+    """Computes in fp32 whatever a graph stores, and rounds nothing to whole numbers but weights.
 
-    def __init__(self, model: ir.Model) -> None:
+    `exchange` is shown each result by its name, and returns what goes on in its place.
+    """
+
+    def __init__(self, model: ir.Model, exchange: Exchange = lambda name, array: array) -> None:
         for node in model.graph:
             keep_floats(node)
         super().__init__(model)
+        self.exchange = exchange
 
     def run_node(self, node: ir.Node, feeds: list[Array | None]) -> list[Array]:
+        results = zip(node.outputs, self.compute(node, feeds), strict=True)
+        return [self.exchange(str(value.name), result) for value, result in results]
+
+    def compute(self, node: ir.Node, feeds: list[Array | None]) -> list[Array]:
         if node.op_type == "QuantizeLinear":
             x, step, zero = (np.asarray(feed, np.float64) for feed in (*feeds, np.zeros(()))[:3])
             if step.ndim:  # a step for each row
@@ -167,9 +176,11 @@ class ModuleProgram(ExecutedProgram):
     ) -> None:
         super().__init__(model, artifact)
         self.borders = borders
+        self.scaled = {border.value for border in borders if border.is_scaled}
         self.outputs = {str(v.name): node for v in model.graph.outputs if (node := v.producer()) is not None}
-        self.executor = BorderExecutor(model, {b.value: b for b in borders}, self.keep)
-        self.dtypes = {n: np.float32 if d in ("float16", "int8") else d for n, d in self.dtypes.items()}
+        self.names = {border.value for border in borders} | self.outputs.keys()
+        self.executor = FloatExecutor(model, self.exchange)
+        self.dtypes = {n: "float32" if d in ("float16", "int8") else d for n, d in self.dtypes.items()}
         self.steps = steps
         self.roles = {spec.role: spec.name for spec in artifact.inputs}
         self.kept: dict[tuple[str, int], list[Kept]] = {}  # by value and text
@@ -179,10 +190,16 @@ class ModuleProgram(ExecutedProgram):
             self.step = self.steps[self.runs]
         else:
             self.step = Step("", count_positions(inputs[self.roles["mask"]] > 0))
-        self.executor.positions = self.step.positions
         rows = inputs.get(self.roles.get("logit_rows", ""))
         self.chosen = None if rows is None else np.asarray(rows)
         return super().run(inputs, buffers, outputs)
+
+    def exchange(self, name: str, array: Array) -> Array:
+        """Keep a result, and return what goes on in its place."""
+        if name not in self.names or array.dtype.kind != "f":
+            return array
+        self.keep(name, array)
+        return scale_tokens(array, self.step.positions) if name in self.scaled else array
 
     def keep(self, name: str, array: Array) -> None:
         """Keep a result at the tokens of each text."""
@@ -212,30 +229,6 @@ class ModuleProgram(ExecutedProgram):
             return None
         positions = np.concatenate([part.positions for part in parts])
         return Kept(positions, np.concatenate([part.values for part in parts]), parts[0].is_whole)
-
-
-class BorderExecutor(FloatExecutor):
-    """Shows the borders and the graph's outputs, and lets what modules give go on times `FACTORS`."""
-
-    def __init__(self, model: ir.Model, borders: Mapping[str, Border], keep: object) -> None:
-        super().__init__(model)
-        self.borders = borders
-        self.keep = keep
-        self.outputs = {str(value.name) for value in model.graph.outputs}
-        self.positions: Integers = np.zeros((0, 0), np.int64)  # of the run
-
-    def run_node(self, node: ir.Node, feeds: list[Array | None]) -> list[Array]:
-        results = super().run_node(node, feeds)
-        for index, value in enumerate(node.outputs):
-            name = str(value.name)
-            array = results[index]
-            border = self.borders.get(name)
-            if array.dtype.kind != "f" or (border is None and name not in self.outputs):
-                continue
-            self.keep(name, array)
-            if border is not None and border.is_scaled:
-                results[index] = scale_tokens(array, self.positions)
-        return results
 
 
 def move_tokens(array: Array, shape: tuple[int, ...]) -> Array | None:

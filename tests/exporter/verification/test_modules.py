@@ -18,7 +18,7 @@ from planforge.exporter.calibration import convert
 from planforge.exporter.checkpoints.source import find_demo
 from planforge.exporter.passes import fusions, store_blocks
 from planforge.exporter.passes.weights import MICROSOFT
-from planforge.exporter.tracing import trace
+from planforge.exporter.tracing import modules, trace
 from planforge.exporter.tracing.modules import SCOPES
 
 from ...helpers.faults import Plant, constant, exchanged_caches
@@ -273,7 +273,7 @@ TRACED = {
 def test_a_fault_of_the_tracer_is_told(name: str, gpt2_checkpoint: Path, tmp_path: Path) -> None:
     """The graph that torch.onnx writes is another, before anything is noted of it."""
     change, word = TRACED[name]
-    real = trace.record_modules
+    real = modules.record_modules
 
     def record(model: ir.Model) -> None:
         change(model)
