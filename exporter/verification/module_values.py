@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, TypeAlias
+from typing import TYPE_CHECKING, Any, TypeAlias
 
 import numpy as np
 import numpy.typing as npt
@@ -95,24 +95,19 @@ def is_leaf(module: nn.Module) -> bool:
 
 
 def find_read(nodes: Sequence[ir.Node]) -> ir.Value | None:
-    """Return the one value that a module's nodes read of what other nodes compute in floats."""
-    read = {
-        value
-        for node in nodes
-        for value in node.inputs
-        if value is not None and value.const_value is None and value.producer() not in nodes
-    }
-    value = read.pop() if len(read) == 1 else None
+    """Return the one value that a module's nodes read of what others compute in floats.
+
+    None where they compute with another module's parameters too, as a GELU with the bias before it.
+    """
+    given = {value for node in nodes for value in node.outputs}
+    read = {value for node in nodes for value in node.inputs if value is not None} - given
+    constants = [value for value in read if value.const_value is not None]
+    names = [Stored.read(value).parameter for value in constants]
+    others = [name for name in names if "." in name and not name.startswith(f"{find_module(nodes[0])}.")]
+    computed = read.difference(constants)
+    value = computed.pop() if len(computed) == 1 and not others else None
     is_float = value is not None and value.dtype in FLOATS and value.producer() is not None
-    return value if is_float and not has_others_weights(nodes) else None
-
-
-def has_others_weights(nodes: Sequence[ir.Node]) -> bool:
-    """Tell whether nodes compute with another module's parameters, such as a GELU with the bias before it."""
-    module = find_module(nodes[0])
-    read = [value for node in nodes for value in node.inputs if value is not None and value.is_initializer()]
-    names = [Stored.read(value).parameter for value in read]
-    return any("." in name and not name.startswith(f"{module}.") for name in names)
+    return value if is_float else None
 
 
 class FloatExecutor(WideExecutor):
@@ -132,18 +127,17 @@ class FloatExecutor(WideExecutor):
         return [self.exchange(str(value.name), result) for value, result in results]
 
     def compute(self, node: ir.Node, feeds: list[Array | None]) -> list[Array]:
+        wide: list[Any] = [
+            0.0 if feed is None else np.asarray(feed, np.float64) for feed in (*feeds, None, None, None)
+        ]
         if node.op_type == "QuantizeLinear":
-            x, step, zero = (np.asarray(feed, np.float64) for feed in (*feeds, np.zeros(()))[:3])
-            if step.ndim:  # a step for each row
-                step = step[:, None]
-                zero = zero[:, None]
-            return [x / step + zero]
+            x, step, zero = wide[:3]
+            has_rows = np.ndim(step) > 0  # a step for each
+            return [x / step[:, None] + zero[:, None] if has_rows else x / step + zero]
         if node.op_type == "MatMulIntegerToFloat":
-            a, b, a_step, b_step, a_zero, b_zero, bias = (*feeds, None, None, None)[:7]
-            assert a is not None and b is not None and a_step is not None and b_step is not None
-            rows = (a - (0.0 if a_zero is None else a_zero.astype(np.float64))) * a_step
-            columns = (b - (0.0 if b_zero is None else b_zero.astype(np.float64))) * b_step
-            return [(rows @ columns + (0.0 if bias is None else bias)).astype(np.float32)]
+            rows, columns, row_step, column_step, row_zero, column_zero, bias = wide[:7]
+            product = ((rows - row_zero) * row_step) @ ((columns - column_zero) * column_step)
+            return [(product + bias).astype(np.float32)]
         return super().run_node(node, feeds)
 
 
