@@ -29,8 +29,8 @@ from ...runtime.bundle.manifest import Artifact
 from ...runtime.errors import BackendError
 from ..comparison.decoders import DecoderExaminer, DecoderReplay
 from ..comparison.tasks import AnyExaminer
-from ..execution.node_executor import NotFiniteError
 from ..execution.replay import Replay, Step, make_replay
+from ..passes.quantized_weight import StoredWeight
 from ..passes.storage import read_weights
 from ..passes.weight_files import load_graph
 from ..passes.weights import Stored
@@ -56,20 +56,36 @@ LOOKED_UP = 4.0  # roundings that a number of a table may be off: a product of a
 
 
 def check_modules(examiner: AnyExaminer, artifact: Artifact, model: nn.Module) -> Iterator[str]:
-    """Yield in words where a graph computes something else than the model's modules."""
-    graph = load_graph(examiner.bundle.path(artifact.file))
-    with use_one_thread(), torch.no_grad(), store_weights(model, graph.graph, artifact):
+    """Yield in words where a graph computes something else than the model's modules.
+
+    Nothing of a graph whose integers PyTorch cannot be given: those that another exporter made of several
+    weights, and weights that are stored in two forms.
+    """
+    bundle = examiner.bundle
+    together = [artifact]  # with the graph that it runs with
+    for other in bundle.manifest.artifacts:
+        alike = (other.dialect, other.precision) == (artifact.dialect, artifact.precision)
+        together += [other] if alike and other.graph != artifact.graph else []
+    weights: list[StoredWeight] = []
+    types: dict[str, ir.DataType | None] = {}
+    for other in together:
+        graph = load_graph(bundle.path(other.file)).graph
+        weights += read_weights(graph, other.quantization.get("rows", {}))
+        types |= {Stored.read(value).parameter: value.dtype for value in graph.initializers.values()}
+    if not can_store(model, weights, bool(bundle.manifest.source.get("exporter"))):
+        return
+    with use_one_thread(), torch.no_grad(), store_weights(model, weights, types):
         for choose in (make_short_replay, make_past_replay):
             run = ModuleRun(examiner, artifact, model)
             replay = choose(run.examiner, artifact, model)
             try:
                 found = [] if replay is None else list(run.check(replay))
-            except (NotFiniteError, BackendError) as error:
+            except BackendError as error:
                 found = [str(error)]
             yield from found
             if found:
                 return
-        yield from check_tables(graph, model)
+        yield from check_tables(load_graph(bundle.path(artifact.file)), model)
 
 
 def make_short_replay(examiner: AnyExaminer, artifact: Artifact, model: nn.Module) -> Replay:
@@ -118,14 +134,15 @@ def replay_texts(examiner: AnyExaminer, artifact: Artifact, texts: Sequence[Text
 
 
 @contextmanager
-def store_weights(model: nn.Module, graph: ir.Graph, artifact: Artifact) -> Iterator[None]:
-    """Give a model the numbers that a graph stores, inside the context: codes, and weights in fp16."""
+def store_weights(
+    model: nn.Module, weights: Sequence[StoredWeight], types: Mapping[str, ir.DataType | None]
+) -> Iterator[None]:
+    """Give a model the numbers that graphs store, inside the context: codes, and weights in fp16."""
     parameters = dict(model.named_parameters(remove_duplicate=False))
+    tables = dict(model.named_buffers(remove_duplicate=False))
     exchanged = ExchangedWeights(model)
-    types = {Stored.read(value).parameter: value.dtype for value in graph.initializers.values()}
-    is_half = ir.DataType.FLOAT16 in types.values()
     try:
-        for weight in read_weights(graph, artifact.quantization.get("rows", {})):
+        for weight in weights:
             if not all(name in parameters for name in weight.names):
                 continue
             whole = weight.read(slice(None)).dequantize()
@@ -134,7 +151,7 @@ def store_weights(model: nn.Module, graph: ir.Graph, artifact: Artifact) -> Iter
             parts = torch.split(torch.from_numpy(whole), [len(parameters[name]) for name in weight.names])
             for name, part in zip(weight.names, parts, strict=True):
                 exchanged.put(parameters[name], part)
-        tables = dict(model.named_buffers(remove_duplicate=False))
+        is_half = ir.DataType.FLOAT16 in types.values()
         for name, tensor in {**parameters, **tables}.items() if is_half else ():
             # Other exporters' tables, such as of frequencies, have names of their own.
             is_own = name in parameters or name.endswith("inv_freq")
@@ -143,6 +160,18 @@ def store_weights(model: nn.Module, graph: ir.Graph, artifact: Artifact) -> Iter
         yield
     finally:
         exchanged.put_back()
+
+
+def can_store(model: nn.Module, weights: Sequence[StoredWeight], is_import: bool) -> bool:
+    """Tell whether a model can be given a graph's integers: each of its weights in one form."""
+    known = {name for name, _ in model.named_parameters(remove_duplicate=False)}
+    forms: dict[str, set[bool]] = defaultdict(set)
+    for weight in weights:
+        if is_import and not known.issuperset(weight.names):
+            return False
+        for name in weight.names:
+            forms[name].add(weight.rows is None)
+    return all(len(own) == 1 for own in forms.values())
 
 
 class MisfitError(Exception):
@@ -217,7 +246,7 @@ class ModuleRun:
         return dict(found)
 
     def list_results(self, result: Any) -> Mapping[str, Any]:
-        """Return what PyTorch gives of the graph's outputs (1, ...), by their names, for a text that was read."""
+        """Return what PyTorch gives of the graph's outputs (1, ...), by name, for a text that was read."""
         names = [spec.name for spec in self.artifact.outputs]
         if isinstance(result, list):  # a source's keys and values
             return dict(zip(names, (tensor for pair in result for tensor in pair), strict=True))
