@@ -34,9 +34,6 @@ def verify(
         Path | None, make_option("Of an .onnx file: a .npz with an array per input.", show_default="made up")
     ] = None,
     seed: Annotated[int, make_option("Draws the batches of random shapes.", show_default=True)] = 0,
-    deep: Annotated[
-        bool, make_option("Export every graph again, and compare node for node.", "--deep")
-    ] = False,
     level: Annotated[
         str, make_option(f"How much is compared: {LEVELS_HELP}", show_default=True)
     ] = "standard",
@@ -63,7 +60,6 @@ def verify(
                 against=against,
                 inputs=inputs,
                 seed=seed,
-                deep=deep,
                 level=level,
                 progress=progress,
             )

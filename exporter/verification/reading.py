@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from dataclasses import replace
 from functools import cache, partial
 from typing import TYPE_CHECKING
 
@@ -10,6 +11,7 @@ from ...runtime.apps.check.judge import ENOUGH
 from ...runtime.apps.check.metrics import Comparison
 from ...runtime.backends.backend import Array
 from ...runtime.bundle.bundle import Bundle
+from ...runtime.bundle.manifest import Artifact
 from ...runtime.progress import CountedLine
 from ..calibration.calibration import Calibration, compute_cache_scales, sample_rows
 from ..graphs import list_tensors
@@ -23,9 +25,8 @@ from ..reference_model import is_module
 from ..tasks.base import Progress
 from ..tasks.fitted_head import LinearHead
 from ..tasks.verifier import Verifier
-from .meant import read_meant
 from .quantized_weights import Rows
-from .structure import CASE, compare_structure
+from .structure import CASE, compare_structure, shorten
 
 if TYPE_CHECKING:
     from ..reference_model import ReferenceModel
@@ -45,23 +46,23 @@ def list_tensors_to_compare(bundle: Bundle, model: ReferenceModel) -> Mapping[st
     return LazyMapping(tensors, read_array)
 
 
-def compute_scales_to_compare(examiner: Verifier, model: ReferenceModel) -> dict[str, Array]:
+def compute_scales_to_compare(verifier: Verifier, model: ReferenceModel) -> dict[str, Array]:
     """Return what the int8 caches' scales are compared with; nothing where there is too little real text."""
-    artifacts = examiner.bundle.manifest.artifacts
+    artifacts = verifier.bundle.manifest.artifacts
     if not any(PRECISIONS[artifact.precision].cache_bits for artifact in artifacts):
         return {}
-    enough = sum(len(text.tokens) for text in examiner.expected.calibration) >= ENOUGH
-    return compute_cache_scales(examiner, model) if enough else {}
+    enough = sum(len(text.tokens) for text in verifier.expected.calibration) >= ENOUGH
+    return compute_cache_scales(verifier, model) if enough else {}
 
 
 def compare_by_reading(
-    examiner: Verifier,
+    verifier: Verifier,
     progress: Progress,
     model: ReferenceModel | None,
     calibration: Calibration | None = None,
 ) -> dict[str, Comparison]:
     """Compare what every graph's file says, by the graph's id: see `compare_structure`."""
-    bundle = examiner.bundle
+    bundle = verifier.bundle
     tensors = None if model is None else list_tensors_to_compare(bundle, model)
     scales: Mapping[str, Array] = {}
     quantized: Mapping[str, QuantizedWeights] = {}
@@ -70,11 +71,8 @@ def compare_by_reading(
         scales = calibration.cache_scales
         quantized = calibration.weights
     elif model is not None:
-        scales = compute_scales_to_compare(examiner, model)
-    meant = None
-    if model is not None and is_module(model):
-        meant = read_meant(model, not bundle.manifest.source.get("exporter"))
-    rows: Rows = make_row_reader(examiner, model) if model is not None else lambda name: None
+        scales = compute_scales_to_compare(verifier, model)
+    rows: Rows = make_row_reader(verifier, model) if model is not None else lambda name: None
     read = {}
     artifacts = bundle.manifest.artifacts
     for number, artifact in enumerate(artifacts):
@@ -86,16 +84,28 @@ def compare_by_reading(
             artifact,
             tensors,
             scales,
-            meant,
             rows,
             same_texts,
             None if weights is None else weights.products,
         )
+        if model is not None:
+            read[artifact.id] = add_modules(read[artifact.id], verifier, artifact, model)
         give_back_mapped_pages()
     return read
 
 
-def make_row_reader(examiner: Verifier, model: ReferenceModel) -> Rows:
+def add_modules(
+    read: Comparison, verifier: Verifier, artifact: Artifact, model: ReferenceModel
+) -> Comparison:
+    """Return what was read of a graph, with the modules that compute something else if it is sound."""
+    if not is_module(model) or not read.passed:
+        return read
+    from .module_check import check_modules
+
+    return replace(read, failures=tuple(shorten(check_modules(verifier, artifact, model))))
+
+
+def make_row_reader(verifier: Verifier, model: ReferenceModel) -> Rows:
     """Return a function that gives what a weight's product reads (M, K), by the weight's name.
 
     The texts are read once, when somebody asks first; bundles without GPTQ's weights never ask.
@@ -105,16 +115,16 @@ def make_row_reader(examiner: Verifier, model: ReferenceModel) -> Rows:
     def read_texts() -> dict[str, Array]:
         if not is_module(model):
             return {}
-        run = partial(examiner.thin(TEXTS).run_calibration_texts, model)
-        sampled = sample_rows(model, list_names(examiner), run, coarse=True, most=MOST)
+        run = partial(verifier.thin(TEXTS).run_calibration_texts, model)
+        sampled = sample_rows(model, list_names(verifier), run, coarse=True, most=MOST)
         return {name: rows.float().numpy() for name, rows in sampled.items()}
 
     return lambda name: read_texts().get(name)
 
 
-def list_names(examiner: Verifier) -> list[str]:
+def list_names(verifier: Verifier) -> list[str]:
     """Return the weights that GPTQ may have rounded; of those that are rounded as one the first."""
-    bundle = examiner.bundle
+    bundle = verifier.bundle
     names: list[str] = []
     for artifact in bundle.manifest.artifacts:
         if artifact.quantization:

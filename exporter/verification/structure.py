@@ -23,24 +23,20 @@ from ..passes.storage import read_weights
 from ..passes.weight_files import load_graph
 from ..passes.weights import Stored
 from ..tracing.modules import find_module
-from .activations import find_wrong_activations
 from .attributes import (
     NORMS,
     SINGLE,
     describe_node,
-    find_wrong_attention,
+    find_altered_ids,
     find_wrong_cache_scales,
     find_wrong_epsilons,
 )
 from .finite import find_not_finite, list_constants
-from .meant import Meant
-from .numbers import find_unknown_numbers, find_wrong_caps
 from .quantized_rows import Products, find_wrong_rows
 from .quantized_weights import Rows, check_quantized_weights
-from .wiring import find_altered_ids, find_foreign_caches, find_wrong_parameters
 
 READING = "reading the graph"  # in the place of an engine
-CASE = "attributes and weights"
+CASE = "weights and modules"
 MOST = 3  # faults of a kind that are reported
 FLOATS = (ir.DataType.FLOAT, ir.DataType.FLOAT16)
 PRODUCTS = ("MatMul", "Gemm")
@@ -52,7 +48,6 @@ def compare_structure(
     artifact: Artifact,
     tensors: Arrays | None = None,
     cache_scales: Arrays | None = None,
-    meant: Meant | None = None,
     rows: Rows = lambda name: None,
     same_texts: bool = False,
     row_products: Products | None = None,
@@ -62,9 +57,8 @@ def compare_structure(
     Args:
         bundle: has the graph.
         artifact: the graph.
-        tensors: the checkpoint's, to compare weights with.
+        tensors: the checkpoint's, to compare weights with; without them epsilons are held to the config.
         cache_scales: what int8 caches need.
-        meant: what the model says of attributes; without it the config in the manifest counts.
         rows: gives what a weight's product reads of real text (M, K), by its name.
         same_texts: whether `cache_scales` come from the texts that the export had.
         row_products: how those texts have an encoder's int8 products round what they read.
@@ -77,21 +71,14 @@ def compare_structure(
     if tensors is not None:
         weights += check_weights(graph, tensors, stored, is_ours)
         weights += check_quantized_weights(stored, tensors, rows, is_ours)
-    config = bundle.manifest.config
     runs_on_cuda = artifact.precision == "fp16" and artifact.dialect in CUDA_DIALECTS
     failures = [
-        *shorten(find_wrong_epsilons(graph, config, meant)),
-        *shorten(() if meant is None else find_wrong_attention(graph, meant, bundle.manifest.max_length)),
-        *shorten(() if meant is None else find_wrong_activations(graph, meant)),
+        *shorten(find_wrong_epsilons(graph, bundle.manifest.config) if tensors is None else ()),
         *shorten(find_not_finite(graph)),
         *shorten(filter(None, weights)),
         *shorten(find_wrong_cache_scales(graph, cache_scales or {}, same_texts)),
         *shorten(find_wrong_rows(stored, rules, row_products or {})),
-        *shorten(() if meant is None else find_wrong_caps(graph, meant)),
-        *shorten(() if meant is None else find_unknown_numbers(graph, meant, rules)),
-        *shorten(() if tensors is None else find_wrong_parameters(graph, tensors, stored, is_ours)),
         *shorten(find_altered_ids(graph) if is_ours else ()),
-        *shorten(find_foreign_caches(graph) if is_ours else ()),
         *shorten(f"{describe_node(weight.node)} {fault}" for weight in stored for fault in weight.faults),
         *shorten(describe_late_inputs(graph) if runs_on_cuda else ()),
     ]

@@ -29,7 +29,6 @@ from ..reference_model import load_our_model
 from ..tasks.base import Progress
 from ..tasks.verifier import open_golden_verifier, open_verifier
 from ..tensorrt.build import check_plan_names
-from .deep import compare_deeply, refuse_deep
 from .derivation import compare_with_checkpoint
 from .explain import explain, make_tracer
 from .explanations import verify_explanations, verify_kept_explanations
@@ -65,7 +64,6 @@ class Choices:
     source: str | Path | None = None
     prompts: str | Path | None = None
     seed: int = 0
-    deep: bool = False
     level: Level = STANDARD
 
 
@@ -80,7 +78,6 @@ def verify(
     against: str | Path | None = None,
     inputs: str | Path | None = None,
     seed: int = 0,
-    deep: bool = False,
     level: str = STANDARD.name,
     progress: Progress = lambda _: None,
 ) -> VerificationReport:
@@ -101,8 +98,6 @@ def verify(
         inputs: for an .onnx file, a .npz with an array for each input; made up unless given.
         seed: decides which batches, lengths and split points are drawn, beside the fixed ones; needs the
             checkpoint, as golden data keeps those of the export.
-        deep: also make every graph from the checkpoint again, with the same choices, and compare them node
-            for node; needs the checkpoint, and takes as long as an export.
         level: how much is compared with the checkpoint: "quick", a smoke test; "standard", what the model's
             size allows; "full", every case. Golden data has what the export's level kept.
         progress: called with a line when a stage begins, and while it goes on. Some lines are a
@@ -116,13 +111,11 @@ def verify(
     check_limits(limits)
     if seed < 0:
         raise InputError(f"seed={seed} must be 0 or more")
-    choices = Choices(source, prompts, seed, deep, find_level(level))
+    choices = Choices(source, prompts, seed, find_level(level))
     check_backend(backend, bundle)
     if Path(bundle).suffix == ".onnx" and not Path(bundle).is_dir():
         if only or choices != Choices():
-            raise InputError(
-                "source, prompts, only, seed, deep and level are for a bundle, not for an .onnx file"
-            )
+            raise InputError("source, prompts, only, seed and level are for a bundle, not for an .onnx file")
         return tighten_limits(verify_file(Path(bundle), against, inputs, progress), limits)
     if against is not None or inputs is not None:
         raise InputError("against and inputs are for an .onnx file; a bundle has its own")
@@ -158,8 +151,6 @@ def verify_bundle(
 def verify_contents(opened: Bundle, choices: Choices, progress: Progress) -> VerificationReport:
     """Compare a bundle with its checkpoint, or with golden data where that is absent."""
     found = load_checkpoint(opened, choices)
-    if choices.deep:
-        refuse_deep(opened, found is not None)
     progress("comparing tokenizer and settings")
     files = [] if found is None else compare_with_checkpoint(opened, found[0])
     texts, skipped = compare_texts(opened)
@@ -205,8 +196,7 @@ def verify_with_pytorch(
     recorded = str(opened.manifest.source["sha256"])  # the checkpoint's
     verifier = open_verifier(opened, model, texts, progress, choices.seed, choices.level, recorded)
     give_back_memory()
-    as_read = read_calibration(opened, model)
-    calibration = repeat_calibration(verifier, model, as_read)
+    calibration = repeat_calibration(verifier, model, read_calibration(opened, model))
     accepted = read_accepted(opened.manifest)
     judged = verify_model(verifier, model, calibration, progress, accepted)
     report = judged.report
@@ -222,10 +212,7 @@ def verify_with_pytorch(
         assert tracer is not None  # other exporters' bundles have none
         explanations = read_explanations(opened.manifest, checkpoint)
         report, _ = verify_explanations(report, opened, model, explanations, tracer, choices.seed, progress)
-    again = []
-    if choices.deep and tracer is not None:
-        again = compare_deeply(opened, as_read, tracer, progress)
-    return dataclasses.replace(report, comparisons=(*golden, *report.comparisons, *again))
+    return dataclasses.replace(report, comparisons=(*golden, *report.comparisons))
 
 
 def read_explanations(manifest: Manifest, source: Source) -> Mapping[str, Recipe]:

@@ -147,7 +147,7 @@ def test_verify_compares_with_the_recorded_source(demo_bundle: Path) -> None:
     graphs = [c for c in report["comparisons"] if c["artifact"] not in (FILES, GOLDEN)]
     without = {c["case"] for c in graphs if not c["limits"]}
     assert without == {
-        "attributes and weights",
+        "weights and modules",
         "every result of prefill of 2 rows and decode of 2 rows, padded, is finite",
     }
 

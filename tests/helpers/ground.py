@@ -27,8 +27,8 @@ from planforge.exporter.verification.bisect import (
     make_node_bands,
 )
 from planforge.exporter.verification.losses import adopt_stored_weights
-from planforge.exporter.verification.meant import read_meant
 from planforge.exporter.verification.reading import (
+    add_modules,
     compute_scales_to_compare,
     list_tensors_to_compare,
     make_row_reader,
@@ -62,7 +62,6 @@ class Ground:
         self.verifier = open_verifier(self.bundle, self.model, texts, level=level)
         self.tensors = list_tensors_to_compare(self.bundle, self.model)
         self.scales = compute_scales_to_compare(self.verifier, self.model)
-        self.meant = read_meant(self.model, is_ours=True)
         self.rows = make_row_reader(self.verifier, self.model)
         artifacts = {artifact.id: artifact for artifact in self.bundle.manifest.artifacts}
         read = LazyMapping(artifacts, self.read)  # takes some time, and few graphs' weights are asked for
@@ -75,8 +74,9 @@ class Ground:
 
     def read(self, artifact: Artifact, bundle: Bundle | None = None) -> Comparison:
         """What reading finds in a graph, of the sound bundle unless another is given."""
-        given = (self.tensors, self.scales, self.meant, self.rows)
-        return compare_structure(bundle or self.bundle, artifact, *given)
+        bundle = bundle or self.bundle
+        read = compare_structure(bundle, artifact, self.tensors, self.scales, self.rows)
+        return add_modules(read, dataclasses.replace(self.verifier, bundle=bundle), artifact, self.model)
 
     def _limits(self, precision: str) -> dict[str, float]:
         rounding = self.calibration.make_rounding(precision)

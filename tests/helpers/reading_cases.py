@@ -27,6 +27,7 @@ from .reading_faults import (
 )
 
 GROUP = "GroupQueryAttention"
+ATTENDS = ("(GroupQueryAttention) of h.1.attn gives", "which 'h.1.attn.c_proj' reads")
 OFF = "more than half a step off"
 SCALES = "scales that do not follow from the checkpoint"
 MIDDLE = "are not the middle of its numbers"
@@ -75,18 +76,18 @@ INT8 = [
     ReadFault("a rare word NaN", word_is_nan(1999), ("not finite, the first at [1999, 0]",), missed=True),
     ReadFault("one number a step off", changed_codes("h.3.attn.c_attn", a_step_off), ("1 of 196608", OFF)),
     ReadFault("two outputs exchanged", changed_codes("h.1.attn.c_proj", wrong_rows), (OFF, "first in row 0")),
+    ReadFault("a window", attribute(GROUP, "local_window_size", 250), ATTENDS, missed=True),
     ReadFault(
-        "a window", attribute(GROUP, "local_window_size", 250), ("of h.1.attn", "250", "is -1"), missed=True
+        "other heads", attribute(GROUP, "kv_num_heads", 2), ("(GroupQueryAttention) fails: ", "past_key")
     ),
-    ReadFault("other heads", attribute(GROUP, "kv_num_heads", 2), ("kv_num_heads 2, the model's is 4",)),
-    ReadFault("rotated", attribute(GROUP, "do_rotary", 1), ("do_rotary 1, the model's is 0",)),
-    ReadFault("a cap", attribute(GROUP, "softcap", 50.0), ("softcap 50",)),
-    ReadFault("smooth", attribute(GROUP, "smooth_softmax", 1), ("which no graph of this model has",)),
-    ReadFault("scale 0.2 % off", attribute(GROUP, "scale", 0.12525), ("has scale 0.12525",)),
+    ReadFault("rotated", attribute(GROUP, "do_rotary", 1), ("(GroupQueryAttention) fails: ",)),
+    ReadFault("a cap", attribute(GROUP, "softcap", 50.0), ATTENDS),
+    ReadFault("smooth", attribute(GROUP, "smooth_softmax", 1), ATTENDS),
+    ReadFault("scale 0.2 % off", attribute(GROUP, "scale", 0.12525), ATTENDS),
     ReadFault(
-        "the exact GELU", exact_gelu, ("computes the exact GELU, the model's is GELU by tanh",), missed=True
+        "the exact GELU", exact_gelu, ("node 'exact' (Gelu)", "which 'h.0.mlp.c_proj' reads"), missed=True
     ),
-    ReadFault("epsilon 1e-6", epsilon("h.1.ln_1", 1e-6), ("of h.1.ln_1 has epsilon 1e-06",)),
+    ReadFault("epsilon 1e-6", epsilon("h.1.ln_1", 1e-6), ("(LayerNormalization) of h.1.ln_1 gives",)),
     ReadFault(
         "a bias 0.4 % off", own_vector("h.2.attn.c_attn", ("MatMulNBits",), 5), ("'mine'", "is no tensor of")
     ),
@@ -102,13 +103,13 @@ INT8 = [
     ReadFault(
         "another layer's norm",
         reads("h.1.ln_1", 1, "h.2.ln_1.weight", "LayerNormalization"),
-        ("of h.1.ln_1 reads 'h.2.ln_1.weight'",),
+        ("(LayerNormalization) of h.1.ln_1 gives",),
         missed=True,
     ),
     ReadFault(
         "0.01 added to a norm's result",
         behind("h.1.ln_2", "LayerNormalization", "Add", 0.01),
-        ("computes with 0.01",),
+        ("node 'extra' (Add) gives", "which 'h.1.mlp.c_fc' reads"),
         missed=True,
     ),
 ]
@@ -122,19 +123,19 @@ INT4 = [
     ReadFault(
         "another module's bias",
         reads("h.2.mlp.c_proj", 5, "h.1.attn.c_proj.bias", "MatMulNBits"),
-        ("of h.2.mlp.c_proj reads 'h.1.attn.c_proj.bias'",),
+        ("(MatMulNBits) of h.2.mlp.c_proj gives",),
         missed=True,
     ),
     ReadFault(
         "no bias",
         reads("h.0.attn.c_attn", 5, None, "MatMulNBits"),
-        ("no node reads 'h.0.attn.c_attn.bias'",),
+        ("(MatMulNBits) of h.0.attn.c_attn gives",),
         missed=True,
     ),
     ReadFault(
         "clipped to 2",
         behind("h.1.ln_2", "LayerNormalization", "Clip", -2.0, 2.0),
-        ("(Clip) computes with -2",),
+        ("node 'extra' (Clip) gives",),
         missed=True,
     ),
     ReadFault("a block's scale doubled", doubled_scales("h.1.mlp.c_proj"), ("of h.1.mlp.c_proj", SCALES)),
@@ -157,7 +158,7 @@ FP16 = [
     ReadFault(
         "0.002 behind a GELU",
         behind("h.1.mlp.activation", "Gelu", "Add", 0.002),
-        ("(Add) computes with 0.002",),
+        ("node 'extra' (Add) gives",),
         missed=True,
     ),
     ReadFault(
@@ -166,8 +167,10 @@ FP16 = [
         ("'mine'", "no tensor"),
         missed=True,
     ),
-    ReadFault("the exact GELU", exact_gelu, ("of h.0.mlp", "the model's is GELU by tanh"), missed=True),
-    ReadFault("epsilon 1e-6", epsilon("h.3.ln_2", 1e-6), ("of h.3.ln_2 has epsilon 1e-06",)),
+    ReadFault(
+        "the exact GELU", exact_gelu, ("node 'exact' (Gelu) of h.0.mlp.activation gives",), missed=True
+    ),
+    ReadFault("epsilon 1e-6", epsilon("h.3.ln_2", 1e-6), ("(LayerNormalization) of h.3.ln_2 gives",)),
 ]
 BERT = [
     ReadFault(
@@ -186,26 +189,30 @@ BERT = [
         own_vector("layers.0.attention.query", ("MatMulIntegerToFloat",), 6),
         ("'mine'", "is no tensor of the checkpoint"),
     ),
-    ReadFault("epsilon 1e-5", epsilon("layers.0.attention_norm", 1e-5), ("the model's is 1e-12",)),
+    ReadFault(
+        "epsilon 1e-5",
+        epsilon("layers.0.attention_norm", 1e-5),
+        ("(LayerNormalization) of layers.0.attention_norm gives",),
+    ),
 ]
 TWO_NORMS = ("model.layers.0.post_attention_layernorm", "model.layers.1.input_layernorm")
 LLAMA = [
     ReadFault(
         "attention's scale 0.5 % off",
         scaled_number("model.layers.1.self_attn", "Mul", 1.005),
-        ("layers.1.self_attn computes with 0.50", "no number of the model"),
+        ("of model.layers.1.self_attn gives", "which 'model.layers.1.self_attn.o_proj' reads"),
         missed=True,
     ),
     ReadFault(
         "epsilon",
         other_epsilon("model.layers.1.input_layernorm"),
-        ("layers.1", "the model's is 1e-06"),
+        ("of model.layers.1.input_layernorm gives",),
         missed=True,
     ),
     ReadFault(
         "one epsilon in two layers",
         other_epsilon(*TWO_NORMS),
-        (TWO_NORMS[0], "the model's is 1e-06"),
+        (f" of {TWO_NORMS[0]} gives",),
         missed=True,
     ),
     ReadFault(
@@ -215,17 +222,20 @@ LLAMA = [
 
 
 GEMMA = [
-    ReadFault("final cap 3.015", scaled_number("", "Div", 1.005), ("soft cap 3.01", "is 3"), missed=True),
+    ReadFault("final cap 3.015", scaled_number("", "Div", 1.005), ("gives 'logits'",), missed=True),
     ReadFault(
         "attention's cap 5.1",
         scaled_number("layers.1.self_attn", "Div", 1.02),
-        ("of layers.1.self_attn has the soft cap 5.", "is 5"),
+        ("of layers.1.self_attn gives", "which 'layers.1.self_attn.o_proj' reads"),
         missed=True,
     ),
     ReadFault(
-        "embeddings times 1.002", scaled_number("", "Mul", 1.002), ("computes with 8.01",), missed=True
+        "embeddings times 1.002",
+        scaled_number("", "Mul", 1.002),
+        ("of layers.0.mlp_norm gives",),
+        missed=True,
     ),
     ReadFault(
-        "epsilon as a sum", summed_epsilon("layers.1.mlp_norm"), ("(Add) computes with 9e-06",), missed=True
+        "epsilon as a sum", summed_epsilon("layers.1.mlp_norm"), ("of layers.1.mlp_norm gives",), missed=True
     ),
 ]

@@ -16,7 +16,6 @@ from planforge.exporter import export, fit_head, verify
 from planforge.exporter.errors import VerificationError
 from planforge.exporter.tasks.explanation import Case, JudgedGraphs
 from planforge.exporter.tasks.kept_explanations import keep_cases, read_cases
-from planforge.exporter.verification.deep import CASE as DEEP
 from planforge.runtime.bundle.bundle import Bundle
 from planforge.runtime.errors import InputError
 
@@ -226,14 +225,6 @@ def test_healthy_graphs_pass_with_and_without_the_checkpoint(bundle: Path) -> No
     assert {GRADIENT, LAYERS, LENS} <= {comparison.artifact for comparison in report.comparisons}
     without = verify_without(bundle, GRADIENT)
     assert without.passed and not without.with_pytorch
-
-
-@pytest.mark.slow
-def test_graphs_are_made_again_node_for_node(bundle: Path) -> None:
-    report = verify(bundle, source="gpt2-demo", deep=True, level="quick")
-    assert report.passed, report.list_failures()
-    again = {comparison.artifact for comparison in report.comparisons if comparison.case == DEEP}
-    assert again == {"decoder.ort.fp32", GRADIENT, LAYERS, LENS}
 
 
 def test_a_bundle_grows_by_little(explained: Callable[[str], Path]) -> None:

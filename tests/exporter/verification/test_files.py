@@ -322,7 +322,7 @@ def test_an_onnx_file_of_any_model_is_held_against_itself_and_another(
 
 @pytest.mark.parametrize(
     "choice",
-    [{"source": "m"}, {"prompts": "p"}, {"only": ["a"]}, {"seed": 1}, {"deep": True}, {"level": "full"}],
+    [{"source": "m"}, {"prompts": "p"}, {"only": ["a"]}, {"seed": 1}, {"level": "full"}],
     ids=str,
 )
 def test_what_decides_nothing_of_an_onnx_file_is_refused(choice: dict[str, Any], tmp_path: Path) -> None:

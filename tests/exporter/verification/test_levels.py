@@ -71,7 +71,7 @@ def test_a_quick_verdict_says_what_it_left_out(demo_bundle: Path) -> None:
     assert quick.passed and usual["passed"]
     assert quick.level == "quick" and usual["level"] == "standard"
     cases = {comparison.case for comparison in quick.comparisons}
-    assert {"attributes and weights", "prefill and decode, batch 1"} < cases
+    assert {"weights and modules", "prefill and decode, batch 1"} < cases
     compared = [comparison for comparison in quick.comparisons if comparison.artifact in only]
     assert len(compared) < len([c for c in usual["comparisons"] if c["artifact"] in only])
     assert "full context" not in cases and not [case for case in cases if "random" in case]

@@ -3,8 +3,7 @@
 from __future__ import annotations
 
 import functools
-import shutil
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -16,21 +15,15 @@ from planforge.exporter import export
 from planforge.exporter.calibration.calibration import sample_rows
 from planforge.exporter.checkpoints.source import DEMOS
 from planforge.exporter.exporting import import_folder
-from planforge.exporter.reference_model import is_module
 from planforge.exporter.tasks.pytorch_decoder import open_reference
-from planforge.exporter.verification.meant import read_meant
 from planforge.exporter.verification.quantized_weights import measure_losses
-from planforge.exporter.verification.reading import list_tensors_to_compare
-from planforge.exporter.verification.structure import compare_structure
-from planforge.exporter.verification.verify import find_recorded_source, load_model_to_compare
-from planforge.runtime.bundle.bundle import Bundle
 from planforge.runtime.text.tokenizer import Tokenizer
 
 from ...helpers.fault_table import Row, collect_table
 from ...helpers.faults import Plant
-from ...helpers.graphs import damaged
 from ...helpers.llamas import shallow_llama
 from ...helpers.models import tiny_bert, write_wordpiece
+from ...helpers.reader import Reader
 from ...helpers.reading_cases import BERT, FP16, GEMMA, INT4, INT8, LLAMA, TWO_NORMS
 from ...helpers.reading_faults import ReadFault, other_epsilon
 
@@ -38,33 +31,13 @@ GPT2 = DEMOS / "gpt2-demo"
 LETTERS = 600  # of a text that weights rounded with GPTQ are judged by
 
 
-class Reader:
-    """A sound bundle, in whose copy faults are planted, and what its graphs are read against."""
-
-    def __init__(self, folder: Path, copy: Path, rows: Callable[[Any, str], Any] | None = None) -> None:
-        self.copy = Path(shutil.copytree(folder, copy))
-        self.bundle = Bundle.open(folder)
-        source = find_recorded_source(self.bundle)
-        assert source is not None
-        self.model = load_model_to_compare(self.bundle, source)
-        self.tensors = list_tensors_to_compare(self.bundle, self.model)
-        assert is_module(self.model)
-        self.meant = read_meant(self.model, not self.bundle.manifest.source.get("exporter"))
-        self.rows = functools.cache(lambda name: None if rows is None else rows(self.model, name))
-
-    def read(self, artifact: str, plant: Plant = lambda model: None) -> tuple[str, ...]:
-        """What reading a graph of the copy says when a fault is in it."""
-        with damaged(self.copy, artifact, plant) as bundle:
-            one = bundle.manifest.artifact(artifact)
-            return compare_structure(bundle, one, self.tensors, None, self.meant, self.rows).failures
-
-    def check(self, artifact: str, fault: ReadFault, table: list[Row], model: str) -> None:
-        """Hold what reading says against a fault's words, in the first failure that it gives."""
-        failures = self.read(artifact, fault.plant)
-        assert failures, f"{fault.name} passed"
-        for word in fault.words:
-            assert word in failures[0]
-        table.append((f"{model} {artifact}", fault.name, failures[0], "yes" if fault.missed else ""))
+def check(reader: Reader, artifact: str, fault: ReadFault, table: list[Row], model: str) -> None:
+    """Hold what reading says against a fault's words, in the first failure that it gives."""
+    failures = reader.read(artifact, fault.plant)
+    assert failures, f"{fault.name} passed"
+    for word in fault.words:
+        assert word in failures[0]
+    table.append((f"{model} {artifact}", fault.name, failures[0], "yes" if fault.missed else ""))
 
 
 def read_of_gpt2(model: Any, name: str) -> Any:
@@ -136,23 +109,23 @@ def table() -> Iterator[list[Row]]:
 
 @named(INT8)
 def test_faults_in_int8_are_read(gpt2: Reader, fault: ReadFault, table: list[Row]) -> None:
-    gpt2.check("decoder.ort.int8", fault, table, "GPT-2")
+    check(gpt2, "decoder.ort.int8", fault, table, "GPT-2")
 
 
 @named(INT4)
 def test_faults_in_int4_are_read(gpt2: Reader, fault: ReadFault, table: list[Row]) -> None:
-    gpt2.check("decoder.ort.int4", fault, table, "GPT-2")
+    check(gpt2, "decoder.ort.int4", fault, table, "GPT-2")
 
 
 @named(FP16)
 @pytest.mark.parametrize("dialect", ["portable", "inplace"])
 def test_faults_in_fp16_are_read(floats: Reader, fault: ReadFault, table: list[Row], dialect: str) -> None:
-    floats.check(f"decoder.{dialect}.fp16", fault, table, "GPT-2")
+    check(floats, f"decoder.{dialect}.fp16", fault, table, "GPT-2")
 
 
 @named(BERT)
 def test_faults_in_an_encoder_in_int8_are_read(bert: Reader, fault: ReadFault, table: list[Row]) -> None:
-    bert.check("encoder.ort.int8", fault, table, "BERT")
+    check(bert, "encoder.ort.int8", fault, table, "BERT")
 
 
 @named(LLAMA)
@@ -160,19 +133,19 @@ def test_faults_in_an_encoder_in_int8_are_read(bert: Reader, fault: ReadFault, t
 def test_faults_in_an_imported_llama_are_read(
     llama: Reader, fault: ReadFault, table: list[Row], precision: str
 ) -> None:
-    llama.check(f"decoder.portable.{precision}", fault, table, "imported Llama")
+    check(llama, f"decoder.portable.{precision}", fault, table, "imported Llama")
 
 
 def test_both_norms_with_another_epsilon_are_named(llama: Reader) -> None:
     failures = llama.read("decoder.portable.fp16", other_epsilon(*TWO_NORMS))
     assert len(failures) == len(TWO_NORMS)
     for module, failure in zip(TWO_NORMS, failures, strict=True):
-        assert f" of {module} has epsilon 1e-05" in failure
+        assert f" of {module} gives " in failure
 
 
 @named(GEMMA)
 def test_numbers_of_a_gemma_2_in_fp16_are_read(gemma: Reader, fault: ReadFault, table: list[Row]) -> None:
-    gemma.check("decoder.portable.fp16", fault, table, "Gemma 2")
+    check(gemma, "decoder.portable.fp16", fault, table, "Gemma 2")
 
 
 @pytest.mark.parametrize("kind", ["gpt2", "floats", "bert", "llama", "gemma"])

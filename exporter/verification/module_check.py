@@ -1,0 +1,422 @@
+"""Compares every module of PyTorch's model with a graph, on the graph's own numbers.
+
+A graph runs node by node. PyTorch runs over the same texts; a hook on each module whose result the graph has
+compares what it gives with the graph's value, and passes the graph's value on. So errors do not add up, and
+what lies between two such values is covered by the second. In float64 PyTorch says what is exact, in fp32
+what rounding may do.
+
+T tokens of a text, N rows
+"""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import AbstractContextManager, contextmanager, nullcontext
+from dataclasses import dataclass, field, replace
+from functools import partial
+from typing import Any, cast
+
+import numpy as np
+import onnx_ir as ir
+import torch
+from torch import Tensor, nn
+
+from ...models.language_model import LanguageModel
+from ...runtime.apps.check.case import Case, Row, Text
+from ...runtime.backends.backend import Array
+from ...runtime.bundle.manifest import Artifact
+from ...runtime.errors import BackendError
+from ..execution.replay import Replay, Step
+from ..passes.quantized_weight import StoredWeight
+from ..passes.storage import read_weights
+from ..passes.weight_files import load_graph
+from ..passes.weights import Stored
+from ..task_traits import TRAITS
+from ..tasks.encoder_answers import find_output
+from ..tasks.fitted_head import LinearHead
+from ..tasks.float64 import ComputeInFloat64, RoundNumbers
+from ..tasks.rounding import ExchangedWeights, round_to, use_one_thread
+from ..tasks.verifier import Verifier
+from ..tracing.modules import find_results_by_scope, read_results
+from .attributes import LOOKUPS, describe_node
+from .module_values import Border, FloatExecutor, Integers, Kept, ModuleProgram, find_borders, find_factors
+
+ROUNDING = 2.0**-24  # of fp32, relative
+# How many times what fp32 rounds in PyTorch a graph may be off: in the mean of squares' root, and at most.
+MEAN_FACTOR = 16.0
+MOST_FACTOR = 32.0
+FEW = 30  # numbers, whose own rounding says little of what others' may be
+SHORT = (12, 9)  # tokens of two texts
+PAST_TOKENS = 8  # whose keys and values fill a context
+PAST_READ = 512  # tokens at most, where a window sees so many
+LONGEST = 2048  # tokens of a past
+TABLE_ROWS = 4096  # of a table that are looked up at once
+LOOKED_UP = 4.0  # roundings that a number of a table may be off: a product of a code and a step is one
+
+
+def check_modules(verifier: Verifier, artifact: Artifact, model: nn.Module) -> Iterator[str]:
+    """Yield in words where a graph computes something else than the model's modules.
+
+    Nothing of a graph whose integers PyTorch cannot be given: those that another exporter made of several
+    weights, and weights that are stored in two forms.
+    """
+    bundle = verifier.bundle
+    together = [artifact]  # with the graph that it runs with
+    for other in bundle.manifest.artifacts:
+        alike = (other.dialect, other.precision) == (artifact.dialect, artifact.precision)
+        together += [other] if alike and other.graph != artifact.graph else []
+    weights: list[StoredWeight] = []
+    types: dict[str, ir.DataType | None] = {}
+    for other in together:
+        graph = load_graph(bundle.path(other.file)).graph
+        weights += read_weights(graph, other.quantization.get("rows", {}))
+        types |= {Stored.read(value).parameter: value.dtype for value in graph.initializers.values()}
+    if not can_store(model, weights, bool(bundle.manifest.source.get("exporter"))):
+        return
+    with use_one_thread(), torch.no_grad(), store_weights(model, weights, types):
+        for choose in (make_short_replay, make_past_replay):
+            run = ModuleRun(verifier, artifact, model)
+            replay = choose(run.verifier, artifact, model)
+            try:
+                found = [] if replay is None else list(run.check(replay))
+            except BackendError as error:
+                found = [str(error)]
+            yield from found
+            if found:
+                return
+        yield from check_tables(load_graph(bundle.path(artifact.file)), model)
+
+
+def make_short_replay(verifier: Verifier, artifact: Artifact, model: nn.Module) -> Replay:
+    """Return a replay of little text, padded, and where there is a cache of a token more.
+
+    Of a decoder's two texts PyTorch reads the shorter alone, for what it computes in float64 takes longest.
+    """
+    if not TRAITS[verifier.bundle.manifest.task].continues_texts:
+        return verifier.make_replay(artifact)
+    texts = [Text(cut_tokens(verifier, length)) for length in SHORT]
+    rows = [Row(number, (length - 1, length)) for number, length in enumerate(SHORT)]
+    replay = replay_texts(verifier, artifact, texts, Case("short", artifact.graph, tuple(rows), ()))
+    return replace(replay, read=(None, replay.read[1]))
+
+
+def make_past_replay(verifier: Verifier, artifact: Artifact, model: nn.Module) -> Replay | None:
+    """Return a replay of some tokens behind a full context, whose keys and values are those of a few.
+
+    None of what has no cache of its own, or has a window that sees too much.
+    """
+    if not isinstance(model, LanguageModel):
+        return None
+    context = min(verifier.bundle.manifest.max_length, LONGEST)
+    past = max(min(PAST_TOKENS, context // 4), *(window or 0 for window in model.config.windows))
+    if past > PAST_READ or context <= 2 * past:
+        return None
+    repeats = (context - 1) // past
+    length = context - (repeats - 1) * past
+    text = Text(cut_tokens(verifier, length), past=past, repeats=repeats)
+    case = Case("full past", artifact.graph, (Row(0, (past, length)),), (), shares_past=True)
+    replay = replay_texts(verifier, artifact, [text], case)
+    read = np.arange(length)[None]
+    steps = (Step("prefill", read[:, :past], (0,)), Step("tokens on a full past", read[:, past:], (0,)))
+    return replace(replay, steps=steps)
+
+
+def cut_tokens(verifier: Verifier, length: int) -> tuple[int, ...]:
+    """Return so many tokens of real text."""
+    known = max((text.tokens for text in verifier.expected.texts), key=len)
+    return (known * (length // len(known) + 1))[:length]
+
+
+def replay_texts(verifier: Verifier, artifact: Artifact, texts: Sequence[Text], case: Case) -> Replay:
+    only = replace(verifier.expected, texts=tuple(texts), answers={})
+    return replace(verifier, expected=only).replay(artifact, case)
+
+
+@contextmanager
+def store_weights(
+    model: nn.Module, weights: Sequence[StoredWeight], types: Mapping[str, ir.DataType | None]
+) -> Iterator[None]:
+    """Give a model the numbers that graphs store, inside the context: codes, and weights in fp16."""
+    parameters = dict(model.named_parameters(remove_duplicate=False))
+    tables = dict(model.named_buffers(remove_duplicate=False))
+    exchanged = ExchangedWeights(model)
+    try:
+        for weight in weights:
+            if not all(name in parameters for name in weight.names):
+                continue
+            whole = weight.read(slice(None)).dequantize()
+            if weight.rows is not None and weight.rows.smoothing is not None:
+                whole = whole / weight.rows.smoothing
+            parts = torch.split(torch.from_numpy(whole), [len(parameters[name]) for name in weight.names])
+            for name, part in zip(weight.names, parts, strict=True):
+                exchanged.put(parameters[name], part)
+        is_half = ir.DataType.FLOAT16 in types.values()
+        for name, tensor in {**parameters, **tables}.items() if is_half else ():
+            # Other exporters' tables, such as of frequencies, have names of their own.
+            is_own = name in parameters or name.endswith("inv_freq")
+            if types.get(name, ir.DataType.FLOAT16 if is_own else None) == ir.DataType.FLOAT16:
+                exchanged.put(cast(nn.Parameter, tensor), round_to(torch.float16, tensor.data))
+        yield
+    finally:
+        exchanged.put_back()
+
+
+def can_store(model: nn.Module, weights: Sequence[StoredWeight], is_import: bool) -> bool:
+    """Tell whether a model can be given a graph's integers: each of its weights in one form."""
+    known = {name for name, _ in model.named_parameters(remove_duplicate=False)}
+    forms: dict[str, set[bool]] = defaultdict(set)
+    for weight in weights:
+        if is_import and not known.issuperset(weight.names):
+            return False
+        for name in weight.names:
+            forms[name].add(weight.rows is None)
+    return all(len(own) == 1 for own in forms.values())
+
+
+class MisfitError(Exception):
+    """A value that goes on in another size does not fit PyTorch's, or its module runs more than once."""
+
+    def __init__(self, border: Border) -> None:
+        super().__init__(border.value)
+        self.border = border
+
+
+@dataclass
+class Pairs:
+    """What PyTorch gave, and a graph, of one border at its tokens in all texts."""
+
+    own: list[Array] = field(default_factory=list)
+    got: list[Array] = field(default_factory=list)
+    positions: list[Integers] = field(default_factory=list)
+
+
+class ModuleRun:
+    """A graph, and PyTorch, which reads the graph's numbers."""
+
+    def __init__(self, verifier: Verifier, artifact: Artifact, model: nn.Module) -> None:
+        self.artifact = artifact
+        self.model = model
+        self.modules = dict(model.named_modules(remove_duplicate=False))
+        self.left_out: set[str] = set()  # values that no module can be held to
+        self.programs: list[ModuleProgram] = []  # the graph, and one that it runs with
+        self.verifier = replace(verifier, open_other=self.open_program)
+
+    def open_program(self, artifact: Artifact, steps: Sequence[Step] | None = None) -> ModuleProgram:
+        """Open a graph of the bundle, and remember it."""
+        graph = load_graph(self.verifier.bundle.path(artifact.file))
+        results = read_results(graph) or find_results_by_scope(graph.graph, list(self.modules))
+        known = {value: path for value, path in results.items() if value not in self.left_out}
+        borders = [b for b in find_borders(graph.graph, known, self.modules) if b.value not in self.left_out]
+        self.programs.append(ModuleProgram(graph, artifact, borders, steps))
+        return self.programs[-1]
+
+    def check(self, replay: Replay) -> Iterator[str]:
+        """Yield the modules that give other numbers, in the order of the graph."""
+        modes: list[AbstractContextManager[Any]] = [ComputeInFloat64(), nullcontext()]
+        if self.artifact.precision == "fp16":
+            modes.append(RoundNumbers(bool(self.verifier.bundle.manifest.source.get("exporter"))))
+        while True:
+            self.programs.clear()
+            replay.drive(self.open_program(self.artifact, replay.steps))
+            try:
+                exact, *near = [self.run_model(replay, mode) for mode in modes]
+                break
+            except MisfitError as misfit:
+                self.left_out.add(misfit.border.value)
+        told: set[str] = set()
+        for border in (*self.programs[0].borders, *(border for border in exact if not border.path)):
+            if border not in exact or border.value in told:
+                continue
+            if fault := compare(exact[border], [pairs[border] for pairs in near]):
+                told.add(border.value)
+                yield f"{describe_node(border.node)} gives {border.value!r}{border.describe()}, {fault}"
+
+    def run_model(self, replay: Replay, mode: AbstractContextManager[Any]) -> dict[Border, Pairs]:
+        """Run PyTorch over each text with the graph's numbers; return what it has, and the graph."""
+        found: dict[Border, Pairs] = defaultdict(Pairs)
+        for text, read in enumerate(replay.read):
+            if read is None:
+                continue
+            hooks = Hooks(text, self.programs, found)
+            with mode, hooks.on(self.modules):
+                result = read(self.model, None)
+            for name, own in self.list_results(result).items():
+                hooks.hold_output(name, own)
+        return dict(found)
+
+    def list_results(self, result: Any) -> Mapping[str, Any]:
+        """Return what PyTorch gives of the graph's outputs (1, ...), by name, for a text that was read."""
+        names = [spec.name for spec in self.artifact.outputs]
+        if isinstance(result, list):  # a source's keys and values
+            return dict(zip(names, (tensor for pair in result for tensor in pair), strict=True))
+        first, second = (result, {}) if isinstance(result, np.ndarray) else result
+        if isinstance(first, np.ndarray):  # logits (N, V)
+            return {"logits": first[-1:]}
+        head = LinearHead.load(self.verifier.bundle)
+        outputs = self.artifact.outputs
+        return {spec.name: find_output(spec.role, first, second, head)[None] for spec in outputs}
+
+
+class Hooks:
+    """Lets modules read and give a graph's numbers of one text, and notes their own."""
+
+    def __init__(self, text: int, programs: Sequence[ModuleProgram], found: dict[Border, Pairs]) -> None:
+        self.text = text
+        self.programs = programs
+        self.found = found
+        self.done: dict[Border, tuple[Kept, int]] = {}  # and how many tokens of it a module has computed
+        # By a module's class: what it gave, and what the graph has of it.
+        self.given: dict[type, list[tuple[Tensor, Tensor]]] = defaultdict(list)
+
+    @contextmanager
+    def on(self, modules: Mapping[str, nn.Module]) -> Iterator[None]:
+        """Watch modules inside the context; raise MisfitError for one that did not run, and should have."""
+        for program in self.programs:
+            for border in program.borders:
+                if (kept := program.list_kept(border.value, self.text)) is not None:
+                    self.done[border] = kept, 0
+        handles = []
+        for border in self.done:
+            module = modules[border.path]
+            if border.is_result:
+                handles.append(module.register_forward_hook(partial(self.hold_result, border)))
+            else:
+                handles.append(module.register_forward_pre_hook(partial(self.hold_read, border)))
+        known = {modules[border.path] for border in self.done if border.is_result}
+        handles += [m.register_forward_hook(self.find_twin) for m in modules.values() if m not in known]
+        try:
+            yield
+        finally:
+            for handle in handles:
+                handle.remove()
+        for border, (kept, done) in self.done.items():
+            if border.is_scaled and kept.is_whole and done != len(kept.values):
+                raise MisfitError(border)
+
+    def hold_read(self, border: Border, module: nn.Module, inputs: tuple[Any, ...]) -> Any:
+        return (self.hold(border, inputs[0]), *inputs[1:]) if inputs else None
+
+    def hold_result(self, border: Border, module: nn.Module, inputs: Any, output: Any) -> Any:
+        result = self.hold(border, output)
+        if border.is_scaled and result is not output:
+            self.given[type(module)].append((output, result))
+        return result
+
+    def find_twin(self, module: nn.Module, inputs: Any, output: Any) -> Any:
+        """Return a graph's numbers of another module that gives the same: it may have merged the two."""
+        given = self.given.get(type(module), ()) if isinstance(output, Tensor) else ()
+        return next((result for own, result in given if torch.equal(own, output)), output)
+
+    def hold(self, border: Border, own: Any) -> Any:
+        """Note what PyTorch has, and return the graph's numbers where it has them of every token."""
+        kept, begin = self.done[border]
+        tokens = split_tokens(own, kept.values.shape[1:])
+        end = begin + (0 if tokens is None else len(tokens))
+        if kept.is_whole and (tokens is None or end > len(kept.values)):
+            if border.is_scaled or tokens is not None:
+                raise MisfitError(border)
+            return own
+        self.done[border] = kept, end
+        if not kept.is_whole or tokens is None:
+            self.note_some(border, kept, own, begin)
+            return own
+        values = kept.values[begin:end]
+        positions = kept.positions[begin:end]
+        self.note(border, tokens, values, positions)
+        if border.is_scaled:
+            values = values * find_factors(positions).reshape(-1, *(1,) * (values.ndim - 1))
+        new = torch.from_numpy(np.ascontiguousarray(values)).to(own.dtype)
+        return (new if own.shape[1] == len(new) else new.transpose(0, 1))[None]
+
+    def hold_output(self, name: str, own: Any) -> None:
+        """Note what PyTorch has of an output of the graph."""
+        program = self.programs[0]
+        kept = program.list_kept(name, self.text)
+        if kept is not None and name in program.outputs:
+            self.note_some(Border(name, "", program.outputs[name]), kept, torch.as_tensor(own), 0)
+
+    def note_some(self, border: Border, kept: Kept, own: Any, begin: int) -> None:
+        """Note numbers at some of the tokens from one on, or those of the last token, or of a whole text."""
+        tokens = split_tokens(own, kept.values.shape[1:])
+        if tokens is not None and kept.positions.max() >= 0:
+            inside = (kept.positions >= begin) & (kept.positions < begin + len(tokens))
+            positions = kept.positions[inside]
+            self.note(border, tokens[torch.from_numpy(positions - begin)], kept.values[inside], positions)
+            return
+        shape = kept.values.shape[1:]
+        if isinstance(own, Tensor) and own.ndim > len(shape) and own.shape[own.ndim - len(shape) :] == shape:
+            self.note(border, own.reshape(-1, *shape)[-1:], kept.values[-1:], kept.positions[-1:])
+
+    def note(self, border: Border, own: Tensor, got: Array, positions: Integers) -> None:
+        pairs = self.found[border]
+        pairs.own.append(own.detach().numpy().astype(np.float64))
+        pairs.got.append(got)
+        pairs.positions.append(positions)
+
+
+def split_tokens(own: Any, shape: tuple[int, ...]) -> Tensor | None:
+    """Return the tokens (T, ...) of one text's (1, T, ...) or (1, H, T, D); None of anything else."""
+    if not isinstance(own, Tensor) or not own.is_floating_point() or own.ndim < 3 or len(own) != 1:
+        return None
+    is_plain = own.shape[2:] == shape
+    is_swapped = own.ndim == 4 and (own.shape[1], own.shape[3]) == shape
+    if is_plain == is_swapped:
+        return None
+    return own[0] if is_plain else own[0].transpose(0, 1)
+
+
+def compare(exact: Pairs, near: Sequence[Pairs]) -> str:
+    """Return in words how a graph's numbers differ from PyTorch's by more than rounding; "" if they agree."""
+    want, got = np.concatenate(exact.own), np.concatenate(exact.got)
+    if not np.isfinite(got).all():
+        return "which is not finite"
+    errors = np.abs(got - want)
+    roundings = [np.abs(np.concatenate(pairs.own) - want) for pairs in near]
+    factors = find_factors(np.concatenate(exact.positions))
+    for group in [factors == factor for factor in np.unique(factors)]:
+        error, largest = errors[group], np.abs(want[group]).max(initial=0.0)
+        noise = max(ROUNDING * largest, *(one[group].max(initial=0.0) for one in roundings))
+        mean = max(
+            ROUNDING / 2 * measure_power(want[group]), *(measure_power(one[group]) for one in roundings)
+        )
+        unsure = 1 + FEW / max(1, error.size)
+        most = error.max(initial=0.0)
+        if most > unsure * MOST_FACTOR * noise or measure_power(error) > unsure * MEAN_FACTOR * mean:
+            return f"off by {most:.3g} of {largest:.3g}, where fp32 rounds by {noise:.2g}"
+    return ""
+
+
+def measure_power(array: Array) -> float:
+    """Return the root of the mean square."""
+    return float(np.sqrt(np.square(array).mean())) if array.size else 0.0
+
+
+def check_tables(graph: ir.Model, model: nn.Module) -> Iterator[str]:
+    """Yield the lookups of words and segments that give other rows than PyTorch, each word looked up once."""
+    modules = dict(model.named_modules())
+    results = read_results(graph) or find_results_by_scope(graph.graph, list(modules))
+    executor = FloatExecutor(graph)
+    for node in graph.graph:
+        path = results.get(str(node.outputs[0].name), "")
+        module = modules.get(path)
+        ids = node.inputs[1] if node.op_type in LOOKUPS and type(module) is nn.Embedding else None
+        if ids is None or ids.dtype is None or not isinstance(module, nn.Embedding):
+            continue
+        wrong: list[int] = []
+        for begin in range(0, module.num_embeddings, TABLE_ROWS):
+            rows = np.arange(begin, min(begin + TABLE_ROWS, module.num_embeddings))
+            values = {**executor.constants, ids: rows.astype(ids.dtype.numpy())}
+            feeds = [None if value is None else values.get(value) for value in node.inputs]
+            if feeds[0] is None:  # a part of a table, which is chosen before
+                break
+            want = module(torch.from_numpy(rows)).numpy()
+            (got,) = executor.run_node(node, feeds)
+            if not np.array_equal(got, want):
+                near = np.abs(got - want) <= LOOKED_UP * ROUNDING * np.abs(want)  # NaN is not
+                wrong += rows[~near.all(axis=1)].tolist()
+        if wrong:
+            yield (
+                f"{describe_node(node)} gives {len(wrong)} of {module.num_embeddings} rows of PyTorch's"
+                f" {path!r} otherwise, first that of {wrong[0]}"
+            )
