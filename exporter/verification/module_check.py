@@ -66,12 +66,16 @@ def check_modules(examiner: AnyExaminer, artifact: Artifact, model: nn.Module) -
     for other in bundle.manifest.artifacts:
         alike = (other.dialect, other.precision) == (artifact.dialect, artifact.precision)
         together += [other] if alike and other.graph != artifact.graph else []
+    parameters = dict(model.named_parameters(remove_duplicate=False))
     weights: list[StoredWeight] = []
     types: dict[str, ir.DataType | None] = {}
     for other in together:
         graph = load_graph(bundle.path(other.file)).graph
-        weights += read_weights(graph, other.quantization.get("rows", {}))
-        types |= {Stored.read(value).parameter: value.dtype for value in graph.initializers.values()}
+        own = read_weights(graph, other.quantization.get("rows", {}))
+        known = {*types, *(name for weight in weights for name in weight.names)}
+        taken = {parameters[name] for name in known & parameters.keys()}  # under any of their names
+        weights += [w for w in own if not any(parameters.get(name) in taken for name in w.names)]
+        types = {Stored.read(v).parameter: v.dtype for v in graph.initializers.values()} | types
     if not can_store(model, weights, bool(bundle.manifest.source.get("exporter"))):
         return
     with use_one_thread(), torch.no_grad(), store_weights(model, weights, types):
