@@ -349,8 +349,8 @@ class Hooks:
             self.note(border, tokens[torch.from_numpy(positions - begin)], kept.values[inside], positions)
             return
         shape = kept.values.shape[1:]
-        if isinstance(own, Tensor) and own.ndim > len(shape) and own.shape[own.ndim - len(shape) :] == shape:
-            self.note(border, own.reshape(-1, *shape)[-1:], kept.values[-1:], kept.positions[-1:])
+        if isinstance(own, Tensor) and own.ndim == len(shape) + 1 and own.shape[1:] == shape:
+            self.note(border, own[-1:], kept.values[-1:], kept.positions[-1:])
 
     def note(self, border: Border, own: Tensor, got: Array, positions: Integers) -> None:
         pairs = self.found[border]

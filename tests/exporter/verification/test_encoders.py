@@ -138,7 +138,7 @@ def test_planted_faults_are_caught(own: Path, fault: Callable[[ir.Model], None])
     failed = [c for c in report.comparisons if not c.passed]
     assert {c.artifact for c in failed} == {"encoder.portable.fp32"}
     if fault is drop_the_mask:  # only padding shows it
-        assert all("padded" in c.case for c in failed)
+        assert all("padded" in c.case for c in failed if c.backend != READING)
     if fault is shift_the_bias_of_a_head:
         ran = [c for c in failed if c.backend != "reading the graph"]
         assert ran
@@ -185,8 +185,7 @@ def test_a_score_beyond_fp16_is_found_by_the_executor_alone(own: Path) -> None:
     replace_graph(own, "encoder.portable.fp16", widen)
     report = verify(own, only=["encoder.portable.fp16"], level="quick")
     failed = [c for c in report.comparisons if not c.passed]
-    # Reading finds the number that was added; of what runs the graph, the executor alone finds it.
-    assert {c.backend for c in failed} == {READING, "node by node, rounded to fp16"}
+    assert {c.backend for c in failed} == {"node by node, rounded to fp16"}  # in fp32 nothing changes
 
 
 def test_no_constant_of_the_fp16_graph_is_beyond_fp16_and_norms_are_fp32(pretrained: Path) -> None:
