@@ -66,12 +66,16 @@ def check_modules(verifier: Verifier, artifact: Artifact, model: nn.Module) -> I
     for other in bundle.manifest.artifacts:
         alike = (other.dialect, other.precision) == (artifact.dialect, artifact.precision)
         together += [other] if alike and other.graph != artifact.graph else []
+    parameters = dict(model.named_parameters(remove_duplicate=False))
     weights: list[StoredWeight] = []
     types: dict[str, ir.DataType | None] = {}
     for other in together:
         graph = load_graph(bundle.path(other.file)).graph
-        weights += read_weights(graph, other.quantization.get("rows", {}))
-        types |= {Stored.read(value).parameter: value.dtype for value in graph.initializers.values()}
+        own = read_weights(graph, other.quantization.get("rows", {}))
+        known = {*types, *(name for weight in weights for name in weight.names)}
+        taken = {parameters[name] for name in known & parameters.keys()}  # under any of their names
+        weights += [w for w in own if not any(parameters.get(name) in taken for name in w.names)]
+        types = {Stored.read(v).parameter: v.dtype for v in graph.initializers.values()} | types
     if not can_store(model, weights, bool(bundle.manifest.source.get("exporter"))):
         return
     with use_one_thread(), torch.no_grad(), store_weights(model, weights, types):
@@ -345,8 +349,8 @@ class Hooks:
             self.note(border, tokens[torch.from_numpy(positions - begin)], kept.values[inside], positions)
             return
         shape = kept.values.shape[1:]
-        if isinstance(own, Tensor) and own.ndim > len(shape) and own.shape[own.ndim - len(shape) :] == shape:
-            self.note(border, own.reshape(-1, *shape)[-1:], kept.values[-1:], kept.positions[-1:])
+        if isinstance(own, Tensor) and own.ndim == len(shape) + 1 and own.shape[1:] == shape:
+            self.note(border, own[-1:], kept.values[-1:], kept.positions[-1:])
 
     def note(self, border: Border, own: Tensor, got: Array, positions: Integers) -> None:
         pairs = self.found[border]

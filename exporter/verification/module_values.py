@@ -127,7 +127,7 @@ class FloatExecutor(WideExecutor):
         return [self.exchange(str(value.name), result) for value, result in results]
 
     def check(self, node: ir.Node, name: str, array: Array, feeds: Sequence[Array | None]) -> None:
-        """Let infinities pass: nobody may read them. Those that modules read and give are told of there."""
+        """Let infinities pass: nobody may read them. What modules read and give is compared."""
 
     def compute(self, node: ir.Node, feeds: list[Array | None]) -> list[Array]:
         wide: list[Any] = [

@@ -124,7 +124,7 @@ def trace_each_graph_once() -> Iterator[None]:
     def trace_once(checkpoint: Path, recipe: str, choices: Any, out: Path) -> EndedProcess:
         description = describe(checkpoint)
         family, config = description.family.name, description.config
-        recipes, explanations = make_all_recipes(family, config, choices)
+        recipes, explanations = make_all_recipes(description.task, config, choices)
         parts = describe_graph(config), describe_recipe({**recipes, **explanations}[recipe])
         words = (family, str(choices.max_length), *parts)
         traced = traces / f"{hashlib.sha256('|'.join(words).encode()).hexdigest()[:16]}.onnx"

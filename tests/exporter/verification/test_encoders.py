@@ -142,7 +142,7 @@ def test_planted_faults_are_caught_with_and_without_pytorch(
     failed = [c for c in report.comparisons if not c.passed]
     assert {c.artifact for c in failed} == {"encoder.portable.fp32"}
     if name == "no mask":  # only padding shows it
-        assert all("padded" in c.case for c in failed)
+        assert all("padded" in c.case for c in failed if c.backend != READING)
     if name == "another bias of a head":
         ran = [c for c in failed if c.backend != READING]
         assert ran

@@ -17,6 +17,7 @@ import pytest
 from planforge.exporter import export
 from planforge.exporter.exporting import import_folder
 from planforge.exporter.verification.bisect import PYTORCH
+from planforge.exporter.verification.structure import READING
 from planforge.runtime.decoding.growing_cache import GrowingCache
 from planforge.runtime.decoding.slot_cache import SlotCache
 
@@ -332,6 +333,10 @@ def test_a_stale_cache_is_caught(
     own = planted("GPT-2")
     break_cache(monkeypatch)
     report = own.verify(artifact)
+    if not report.culprits:  # the module that reads what is stale was told already
+        (read,) = (c for c in report.comparisons if c.backend == READING and not c.passed)
+        assert " of h.0.attn gives" in read.failures[0]
+        return
     (culprit,) = report.culprits
     # The graph is sound, and so the same as the reference: PyTorch alone, which has no cache, contradicts.
     assert culprit.reference == PYTORCH

@@ -33,7 +33,7 @@ def test_an_older_bundle_is_verified_with_its_checkpoint(
 ) -> None:
     report = verify(older / "bundle", level="quick")
     assert report.passed and report.with_pytorch
-    assert "export it again" in caplog.text
+    assert "export the checkpoint again" in caplog.text
 
 
 def test_without_the_checkpoint_the_way_out_is_named(older: Path) -> None:

@@ -212,8 +212,10 @@ def test_a_mask_beyond_fp16_is_found_by_the_executor_alone(
     report = verify(bundle, source=source, only=[artifact], level="quick")
     failed = [c for c in report.comparisons if not c.passed]
     assert {c.artifact for c in failed} == {artifact}
-    # Reading finds the number that was added; of what runs the graph, the executor alone finds it.
-    assert {c.backend for c in failed} == {READING, "node by node, rounded to fp16"}
+    # Scores of the decoder lose digits in fp32 to what is added, which modules show; of engines the executor
+    # alone finds it.
+    shown = {READING} if graph == "decoder" else set()
+    assert {c.backend for c in failed} == {*shown, "node by node, rounded to fp16"}
     assert "inf" in str(failed[-1].failures)
 
 
