@@ -130,6 +130,8 @@ class FloatExecutor(WideExecutor):
         """Let infinities pass: nobody may read them. What modules read and give is compared."""
 
     def compute(self, node: ir.Node, feeds: list[Array | None]) -> list[Array]:
+        if node.op_type not in ("QuantizeLinear", "MatMulIntegerToFloat"):
+            return super().run_node(node, feeds)
         wide: list[Any] = [
             0.0 if feed is None else np.asarray(feed, np.float64) for feed in (*feeds, None, None, None)
         ]
@@ -137,11 +139,9 @@ class FloatExecutor(WideExecutor):
             x, step, zero = wide[:3]
             has_rows = np.ndim(step) > 0  # a step for each
             return [x / step[:, None] + zero[:, None] if has_rows else x / step + zero]
-        if node.op_type == "MatMulIntegerToFloat":
-            rows, columns, row_step, column_step, row_zero, column_zero, bias = wide[:7]
-            product = ((rows - row_zero) * row_step) @ ((columns - column_zero) * column_step)
-            return [(product + bias).astype(np.float32)]
-        return super().run_node(node, feeds)
+        rows, columns, row_step, column_step, row_zero, column_zero, bias = wide[:7]
+        product = ((rows - row_zero) * row_step) @ ((columns - column_zero) * column_step)
+        return [(product + bias).astype(np.float32)]
 
 
 def keep_floats(node: ir.Node) -> None:
