@@ -10,12 +10,13 @@ T tokens of a text, N rows
 
 from __future__ import annotations
 
+import logging
 from collections import defaultdict
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from dataclasses import dataclass, field, replace
 from functools import partial
-from typing import Any, cast
+from typing import Any
 
 import numpy as np
 import onnx_ir as ir
@@ -28,19 +29,19 @@ from ...runtime.backends.backend import Array
 from ...runtime.bundle.manifest import Artifact
 from ...runtime.errors import BackendError
 from ..execution.replay import Replay, Step
-from ..passes.quantized_weight import StoredWeight
-from ..passes.storage import read_weights
 from ..passes.weight_files import load_graph
-from ..passes.weights import Stored
 from ..task_traits import TRAITS
 from ..tasks.encoder_answers import find_output
 from ..tasks.fitted_head import LinearHead
 from ..tasks.float64 import ComputeInFloat64, RoundNumbers
-from ..tasks.rounding import ExchangedWeights, round_to, use_one_thread
+from ..tasks.rounding import use_one_thread
 from ..tasks.verifier import Verifier
 from ..tracing.modules import find_results_by_scope, read_results
 from .attributes import LOOKUPS, describe_node
 from .module_values import Border, FloatExecutor, Integers, Kept, ModuleProgram, find_borders, find_factors
+from .module_weights import find_hindrance, read_stored, store_weights
+
+log = logging.getLogger("planforge")
 
 ROUNDING = 2.0**-24  # of fp32, relative
 # How many times what fp32 rounds in PyTorch a graph may be off: in the mean of squares' root, and at most.
@@ -61,22 +62,10 @@ def check_modules(verifier: Verifier, artifact: Artifact, model: nn.Module) -> I
     Nothing of a graph whose integers PyTorch cannot be given: those that another exporter made of several
     weights, and weights that are stored in two forms.
     """
-    bundle = verifier.bundle
-    together = [artifact]  # with the graph that it runs with
-    for other in bundle.manifest.artifacts:
-        alike = (other.dialect, other.precision) == (artifact.dialect, artifact.precision)
-        together += [other] if alike and other.graph != artifact.graph else []
-    parameters = dict(model.named_parameters(remove_duplicate=False))
-    weights: list[StoredWeight] = []
-    types: dict[str, ir.DataType | None] = {}
-    for other in together:
-        graph = load_graph(bundle.path(other.file)).graph
-        own = read_weights(graph, other.quantization.get("rows", {}))
-        known = {*types, *(name for weight in weights for name in weight.names)}
-        taken = {parameters[name] for name in known & parameters.keys()}  # under any of their names
-        weights += [w for w in own if not any(parameters.get(name) in taken for name in w.names)]
-        types = {Stored.read(v).parameter: v.dtype for v in graph.initializers.values()} | types
-    if not can_store(model, weights, bool(bundle.manifest.source.get("exporter"))):
+    weights, types = read_stored(verifier.bundle, artifact, model)
+    is_import = bool(verifier.bundle.manifest.source.get("exporter"))
+    if why := find_hindrance(model, weights, is_import):
+        log.warning("%s: its modules are not compared with PyTorch's one by one, as %s", artifact.id, why)
         return
     with use_one_thread(), torch.no_grad(), store_weights(model, weights, types):
         for choose in (make_short_replay, make_past_replay):
@@ -89,7 +78,7 @@ def check_modules(verifier: Verifier, artifact: Artifact, model: nn.Module) -> I
             yield from found
             if found:
                 return
-        yield from check_tables(load_graph(bundle.path(artifact.file)), model)
+        yield from check_tables(load_graph(verifier.bundle.path(artifact.file)), model)
 
 
 def make_short_replay(verifier: Verifier, artifact: Artifact, model: nn.Module) -> Replay:
@@ -135,47 +124,6 @@ def cut_tokens(verifier: Verifier, length: int) -> tuple[int, ...]:
 def replay_texts(verifier: Verifier, artifact: Artifact, texts: Sequence[Text], case: Case) -> Replay:
     only = replace(verifier.expected, texts=tuple(texts), answers={})
     return replace(verifier, expected=only).replay(artifact, case)
-
-
-@contextmanager
-def store_weights(
-    model: nn.Module, weights: Sequence[StoredWeight], types: Mapping[str, ir.DataType | None]
-) -> Iterator[None]:
-    """Give a model the numbers that graphs store, inside the context: codes, and weights in fp16."""
-    parameters = dict(model.named_parameters(remove_duplicate=False))
-    tables = dict(model.named_buffers(remove_duplicate=False))
-    exchanged = ExchangedWeights(model)
-    try:
-        for weight in weights:
-            if not all(name in parameters for name in weight.names):
-                continue
-            whole = weight.read(slice(None)).dequantize()
-            if weight.rows is not None and weight.rows.smoothing is not None:
-                whole = whole / weight.rows.smoothing
-            parts = torch.split(torch.from_numpy(whole), [len(parameters[name]) for name in weight.names])
-            for name, part in zip(weight.names, parts, strict=True):
-                exchanged.put(parameters[name], part)
-        is_half = ir.DataType.FLOAT16 in types.values()
-        for name, tensor in {**parameters, **tables}.items() if is_half else ():
-            # Other exporters' tables, such as of frequencies, have names of their own.
-            is_own = name in parameters or name.endswith("inv_freq")
-            if types.get(name, ir.DataType.FLOAT16 if is_own else None) == ir.DataType.FLOAT16:
-                exchanged.put(cast(nn.Parameter, tensor), round_to(torch.float16, tensor.data))
-        yield
-    finally:
-        exchanged.put_back()
-
-
-def can_store(model: nn.Module, weights: Sequence[StoredWeight], is_import: bool) -> bool:
-    """Tell whether a model can be given a graph's integers: each of its weights in one form."""
-    known = {name for name, _ in model.named_parameters(remove_duplicate=False)}
-    forms: dict[str, set[bool]] = defaultdict(set)
-    for weight in weights:
-        if is_import and not known.issuperset(weight.names):
-            return False
-        for name in weight.names:
-            forms[name].add(weight.rows is None)
-    return all(len(own) == 1 for own in forms.values())
 
 
 class MisfitError(Exception):
