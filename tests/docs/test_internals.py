@@ -1,4 +1,4 @@
-"""docs/internals/export.md names the functions of an export in the order in which they are called."""
+"""docs/internals: the functions of an export stand in the order of their calls, and all files are there."""
 
 from __future__ import annotations
 
@@ -12,7 +12,8 @@ import pytest
 from ..helpers.cli import planforge
 from ..helpers.paths import ROOT
 
-PAGE = (ROOT / "docs" / "internals" / "export.md").read_text(encoding="utf-8")
+FOLDER = ROOT / "docs" / "internals"
+PAGE = (FOLDER / "export.md").read_text(encoding="utf-8")
 ROW = re.compile(r"^\| ([\w/]+\.py) \| `([\w.]+)` \|", re.MULTILINE)
 
 
@@ -36,3 +37,11 @@ def test_the_page_follows_an_export(tmp_path: Path, monkeypatch: pytest.MonkeyPa
         sys.setprofile(None)
     assert done.returncode == 0, done.stderr
     assert called == listed and len(listed) > 25
+
+
+def test_every_file_that_the_pages_name_is_there() -> None:
+    named = {
+        name for page in FOLDER.glob("*.md") for name in re.findall(r"[\w/]+\.py", page.read_text("utf-8"))
+    }
+    assert len(named) > 30
+    assert [name for name in named if not (ROOT / name).is_file()] == []
