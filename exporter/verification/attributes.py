@@ -9,6 +9,7 @@ from typing import Any
 import numpy as np
 import onnx_ir as ir
 
+from ...runtime.apps.check.failures import NodeFault
 from ...runtime.backends.backend import Array, Arrays
 from ..calibration.repeat import ABSOLUTE, RELATIVE, find_far
 from ..passes.kv_cache import list_cache_scales
@@ -35,6 +36,11 @@ def describe_node(node: ir.Node) -> str:
     return f"node {node.name!r} ({node.op_type}){where}"
 
 
+def blame(node: ir.Node, words: str) -> NodeFault:
+    """Return a failure that knows which node it is of."""
+    return NodeFault.of(str(node.outputs[0].name), words)
+
+
 def find_wrong_epsilons(graph: ir.Graph, config: Mapping[str, Any]) -> Iterator[str]:
     """Yield the normalisations whose epsilon is not the config's."""
     setting = next(
@@ -46,7 +52,7 @@ def find_wrong_epsilons(graph: ir.Graph, config: Mapping[str, Any]) -> Iterator[
             continue
         # A constant in fp16 is the epsilon rounded to it.
         if not any(math.isclose(epsilon, x, rel_tol=SINGLE) for x in (setting, float(np.float16(setting)))):
-            yield f"{describe_node(node)} has epsilon {epsilon:g}, the model's is {setting:g}"
+            yield blame(node, f"{describe_node(node)} has epsilon {epsilon:g}, the model's is {setting:g}")
 
 
 def find_epsilon(node: ir.Node) -> float | None:
@@ -80,11 +86,11 @@ def find_wrong_cache_scales(graph: ir.Graph, meant: Arrays, same_texts: bool) ->
             continue
         constant = None if scale is None else ir.convenience.get_const_tensor(scale)
         if scale is None or constant is None:
-            yield f"{describe_node(node)} has no constant scale for {cache.name!r}"
+            yield blame(node, f"{describe_node(node)} has no constant scale for {cache.name!r}")
             continue
         fault = describe_scales(constant.numpy(), wanted, same_texts)
         if fault:
-            yield f"{describe_node(node)} has {scale.name!r}{fault}"
+            yield blame(node, f"{describe_node(node)} has {scale.name!r}{fault}")
 
 
 def describe_scales(found: Array, wanted: Array, same_texts: bool) -> str:
@@ -114,7 +120,9 @@ def find_altered_ids(graph: ir.Graph) -> Iterator[str]:
             continue
         between = find_between(ids)
         if between is not None:
-            yield f"{describe_node(node)} reads ids that {describe_node(between)} may have altered"
+            yield blame(
+                node, f"{describe_node(node)} reads ids that {describe_node(between)} may have altered"
+            )
 
 
 def find_between(ids: ir.Value) -> ir.Node | None:

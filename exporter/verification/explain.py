@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, TypeAlias
 
 import onnx_ir as ir
 
+from ...runtime.apps.check.failures import NodeFault
 from ...runtime.backends.backend import Array
 from ...runtime.bundle.bundle import Bundle
 from ...runtime.bundle.export_again import read_chosen_outputs
@@ -34,7 +35,6 @@ from ..tasks.base import Progress
 from ..tasks.fitted_head import HEAD, is_fitted
 from ..tasks.verifier import Verifier
 from ..tracing.modules import find_module, find_results_by_scope, find_scope, read_results
-from .attributes import describe_node
 from .bisect import Band, Bands, Culprit, find_culprit, make_module_bands, make_node_bands
 from .losses import list_exceeded
 from .report import VerificationReport
@@ -180,7 +180,8 @@ def yield_to_what_was_read(
     if accused is None:
         return culprit
     others = [node for node in find_nodes_before(accused) if find_module(node) != culprit.module]
-    is_read = any(f"{describe_node(node)} " in failure for node in others for failure in failures)
+    values = {value.name for node in others for value in node.outputs}
+    is_read = any(isinstance(failure, NodeFault) and failure.value in values for failure in failures)
     return None if is_read else culprit
 
 

@@ -8,7 +8,7 @@ import numpy as np
 import onnx_ir as ir
 
 from ...runtime.backends.backend import Array
-from .attributes import describe_node
+from .attributes import blame, describe_node
 
 PIECE_NUMBERS = 2**22  # of a constant that are looked at together
 FLOATS = (
@@ -37,7 +37,7 @@ def find_not_finite(graph: ir.Graph) -> Iterator[str]:
         if isinstance(constant, ir.ExternalTensor):
             constant.release()  # what is mapped counts as this process's memory
         if words:
-            yield f"constant {value.name!r} of {describe_node(node)} holds {words}"
+            yield blame(node, f"constant {value.name!r} of {describe_node(node)} holds {words}")
 
 
 def describe_not_finite(array: Array) -> str:

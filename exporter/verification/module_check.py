@@ -37,7 +37,7 @@ from ..tasks.float64 import ComputeInFloat64, RoundNumbers
 from ..tasks.rounding import use_one_thread
 from ..tasks.verifier import Verifier
 from ..tracing.modules import find_results_by_scope, read_results
-from .attributes import LOOKUPS, describe_node
+from .attributes import LOOKUPS, blame, describe_node
 from .module_values import Border, FloatExecutor, Integers, Kept, ModuleProgram, find_borders, find_factors
 from .module_weights import find_hindrance, read_stored, store_weights
 
@@ -182,7 +182,8 @@ class ModuleRun:
                 continue
             if fault := compare(exact[border], [pairs[border] for pairs in near]):
                 told.add(border.value)
-                yield f"{describe_node(border.node)} gives {border.value!r}{border.describe()}, {fault}"
+                words = f"{describe_node(border.node)} gives {border.value!r}{border.describe()}, {fault}"
+                yield blame(border.node, words)
 
     def run_model(self, replay: Replay, mode: AbstractContextManager[Any]) -> dict[Border, Pairs]:
         """Run PyTorch over each text with the graph's numbers; return what it has, and the graph."""
@@ -368,7 +369,8 @@ def check_tables(graph: ir.Model, model: nn.Module) -> Iterator[str]:
                 near = np.abs(got - want) <= LOOKED_UP * ROUNDING * np.abs(want)  # NaN is not
                 wrong += rows[~near.all(axis=1)].tolist()
         if wrong:
-            yield (
+            yield blame(
+                node,
                 f"{describe_node(node)} gives {len(wrong)} of {module.num_embeddings} rows of PyTorch's"
-                f" {path!r} otherwise, first that of {wrong[0]}"
+                f" {path!r} otherwise, first that of {wrong[0]}",
             )

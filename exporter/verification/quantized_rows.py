@@ -11,7 +11,7 @@ import numpy as np
 from ..calibration.repeat import RELATIVE, find_far
 from ..passes.int8_rows import RowProduct, RowRule
 from ..passes.quantized_weight import StoredRows, StoredWeight
-from .attributes import SINGLE, describe_node, read_number
+from .attributes import SINGLE, blame, describe_node, read_number
 
 Products = Mapping[tuple[str, ...], RowProduct]
 
@@ -37,7 +37,7 @@ def find_wrong_rows(
             # A zero point is rounded: from numbers a little off it may be the next one.
             texts = "the export's texts give"
             faults += find_wrong_rule(weight.rows, product.rule, texts, 1, 2 * RELATIVE)
-        yield from (f"{describe_node(weight.node)} {fault}" for fault in faults)
+        yield from (blame(weight.node, f"{describe_node(weight.node)} {fault}") for fault in faults)
 
 
 def find_wrong_smoothing(rows: StoredRows, product: RowProduct) -> Iterator[str]:

@@ -30,7 +30,7 @@ from ...runtime.backends.backend import Array, Arrays
 from ..passes.gptq import DAMPING
 from ..passes.quantize import CLIPS, find_extremes
 from ..passes.quantized_weight import QuantizedWeight, StoredWeight, cut_rows, find_range
-from .attributes import describe_node
+from .attributes import blame, describe_node
 
 PIECE_NUMBERS = 2**21  # of a weight that are looked at together; they take a few times so many floats
 # Relative: a scale is a quotient in fp32; with a smoothing it is that of products in fp32.
@@ -78,12 +78,12 @@ def check_quantized_weights(
     for weight in by_place.values():
         words = f"weight {'+'.join(weight.names)!r} of {describe_node(weight.node)}"
         if not all(name in tensors for name in weight.names):
-            yield f"{words} is no tensor of the checkpoint" if is_ours else ""
+            yield blame(weight.node, f"{words} is no tensor of the checkpoint") if is_ours else ""
             continue
         parts = [np.asarray(tensors[name], np.float32) for name in weight.names]
         meant = parts[0] if len(parts) == 1 else np.concatenate(parts)
         fault = check_weight(weight, meant, rows)
-        yield f"{words} {fault}" if fault else ""
+        yield blame(weight.node, f"{words} {fault}") if fault else ""
 
 
 def locate(value: ir.Value) -> object:

@@ -26,6 +26,7 @@ from ..tracing.modules import find_module
 from .attributes import (
     NORMS,
     SINGLE,
+    blame,
     describe_node,
     find_altered_ids,
     find_wrong_cache_scales,
@@ -79,7 +80,7 @@ def compare_structure(
         *shorten(find_wrong_cache_scales(graph, cache_scales or {}, same_texts)),
         *shorten(find_wrong_rows(stored, rules, row_products or {})),
         *shorten(find_altered_ids(graph) if is_ours else ()),
-        *shorten(f"{describe_node(weight.node)} {fault}" for weight in stored for fault in weight.faults),
+        *shorten(blame(w.node, f"{describe_node(w.node)} {fault}") for w in stored for fault in w.faults),
         *shorten(describe_late_inputs(graph) if runs_on_cuda else ()),
     ]
     return report_reading(artifact.id, "attributes" if tensors is None else CASE, len(weights), failures)
@@ -88,7 +89,8 @@ def compare_structure(
 def describe_late_inputs(graph: ir.Graph) -> Iterator[str]:
     """Yield the nodes that read on the host what a GPU computes: a CPU runs them right, a GPU does not."""
     for node, value in find_late_inputs(graph):
-        yield f"{describe_node(node)} reads {value.name!r} on the host before a GPU has computed it"
+        words = f"{describe_node(node)} reads {value.name!r} on the host before a GPU has computed it"
+        yield blame(node, words)
 
 
 def compare_files(name: str, model: ir.Model, other: ir.Model, against: str) -> Comparison:
@@ -173,7 +175,7 @@ def check_weights(
         else:
             by_size = by_size or index_by_size(tensors)
             fault = describe_unnamed(value, constant.numpy(), tensors, by_size)
-        yield f"{words} {fault}" if fault else ""
+        yield blame(node, f"{words} {fault}") if fault else ""
 
 
 def index_by_size(tensors: Arrays) -> dict[int, list[str]]:

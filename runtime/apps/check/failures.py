@@ -37,3 +37,16 @@ class Exceeded(Failure):
 
 class OtherToken(Failure):
     """An engine, free to choose, took another token than PyTorch, and rounding does not explain it."""
+
+
+class NodeFault(Failure):
+    """A node of a graph is, holds or gives something else than the model."""
+
+    value: str  # the name of the node's first result, which no other node has
+
+    @classmethod
+    def of(cls, value: str, words: str) -> Self:
+        """Return the failure of the node that gives a value."""
+        fault = cls(words)
+        fault.value = value
+        return fault
