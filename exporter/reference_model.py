@@ -15,7 +15,7 @@ from .errors import CheckpointError, VerificationError, raise_checkpoint_errors,
 from .imported.branches import SWITCH
 from .imported.folder import LAYERS, Folder, has_weights, read_folder
 from .memory import Reclaimer
-from .task_traits import TRAITS
+from .task_traits import CLASS_ENDS, TRAITS
 
 if TYPE_CHECKING:
     from torch import Tensor, nn
@@ -25,14 +25,6 @@ if TYPE_CHECKING:
     from ..runtime.bundle.defaults import EncoderDefaults
 
     ReferenceModel: TypeAlias = "nn.Module | OnnxGraphs"
-
-AUTO_MODELS = {
-    **{name: traits.auto_model for name, traits in TRAITS.items()},
-    "masked_lm": "AutoModelForMaskedLM",
-    "question_answering": "AutoModelForQuestionAnswering",
-    "sequence_classification": "AutoModelForSequenceClassification",
-    "token_classification": "AutoModelForTokenClassification",
-}
 
 # Of each model that was loaded here: its weights, by name, as its checkpoint's files hold them.
 _published: WeakKeyDictionary[nn.Module, Mapping[str, nn.Parameter]] = WeakKeyDictionary()
@@ -113,7 +105,9 @@ def load_reference(folder: Path, task: str, encoder: EncoderDefaults | None) -> 
     import torch
 
     progress.disable_progress_bar()
-    auto = getattr(transformers, AUTO_MODELS[encoder.heads[0] if encoder and encoder.heads else task])
+    heads = encoder.heads if encoder else ()
+    name = f"AutoModel{CLASS_ENDS[heads[0]]}" if heads else TRAITS[task].auto_model
+    auto = getattr(transformers, name)
     try:
         model = auto.from_pretrained(
             folder, dtype=torch.float32, local_files_only=True, trust_remote_code=False, use_safetensors=True

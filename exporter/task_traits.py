@@ -30,4 +30,11 @@ class TaskTraits:
 GENERATION = TaskTraits("text-generation", "AutoModelForCausalLM", 2, continues_texts=True)
 ENCODING = TaskTraits("text-encoding", "AutoModel", 8, encodes=True)
 TRANSLATION = TaskTraits("translation", "AutoModelForSeq2SeqLM", 4, has_sources=True)
+# How the classes of transformers end that have a head, by the head.
+CLASS_ENDS = {
+    "masked_lm": "ForMaskedLM",
+    "sequence_classification": "ForSequenceClassification",
+    "token_classification": "ForTokenClassification",
+    "question_answering": "ForQuestionAnswering",
+}
 TRAITS = {traits.name: traits for traits in (GENERATION, ENCODING, TRANSLATION)}

@@ -12,17 +12,12 @@ from ...runtime.bundle.artifact import Artifact
 from ...runtime.bundle.manifest import Manifest
 from ...runtime.errors import InputError
 from ..passes.build import Builder
+from ..task_traits import CLASS_ENDS
 from .graphs import PREFIX, find_value, rename_values, replace_input, replace_output
 
 log = logging.getLogger("planforge")
 
 EMBEDDING = "sentence_embedding"  # an output's role, and its name
-CLASSES = {
-    "masked_lm": "ForMaskedLM",
-    "sequence_classification": "ForSequenceClassification",
-    "token_classification": "ForTokenClassification",
-    "question_answering": "ForQuestionAnswering",
-}
 # How the classes of families begin that all readers know; another encoder is called a BERT, whose inputs
 # and outputs it has.
 CLASS_NAMES = {
@@ -42,7 +37,7 @@ SIZES = ("vocab_size", "hidden_size", "num_hidden_layers", "num_attention_heads"
 def check_heads(manifest: Manifest, title: str) -> None:
     """Refuse an encoder whose heads no class of Hugging Face has; warn of a head beside one that it has."""
     assert manifest.encoder is not None
-    unknown = [head for head in manifest.encoder.heads if head not in CLASSES]
+    unknown = [head for head in manifest.encoder.heads if head not in CLASS_ENDS]
     if not unknown:
         return
     if find_head(manifest) is None:
@@ -53,13 +48,13 @@ def check_heads(manifest: Manifest, title: str) -> None:
 def find_head(manifest: Manifest) -> str | None:
     """Return the role of an encoder's head; None where it embeds texts."""
     assert manifest.encoder is not None
-    return next((head for head in manifest.encoder.heads if head in CLASSES), None)
+    return next((head for head in manifest.encoder.heads if head in CLASS_ENDS), None)
 
 
 def name_class(manifest: Manifest) -> str:
     """Return the end of the class that has a head, such as "ForMaskedLM"; "" where there is none."""
     head = find_head(manifest)
-    return CLASSES[head] if head else ""
+    return CLASS_ENDS[head] if head else ""
 
 
 def name_outputs(manifest: Manifest, artifact: Artifact, *, embedding: bool) -> dict[str, str]:
