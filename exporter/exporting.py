@@ -359,11 +359,11 @@ def localize(
 ) -> tuple[VerificationReport, JudgedGraphs]:
     """Return a verdict with the first node at fault in each graph that failed, and of those that explain."""
 
-    def trace_again(recipes: Sequence[str]) -> Mapping[str, ir.Model]:
+    def give_traced(recipes: Sequence[str]) -> Mapping[str, ir.Model]:
         return graphs
 
-    tracer = None if checkpoint.exporter else trace_again  # an import's graphs were traced elsewhere
+    tracer = None if checkpoint.exporter else give_traced  # an import's graphs were traced elsewhere
     report = explain(verifier, judged.report, progress, model, judged.calibration, tracer)
     return verify_explanations(
-        report, verifier.bundle, model, checkpoint.explanations, trace_again, 0, progress
+        report, verifier.bundle, model, checkpoint.explanations, give_traced, 0, progress
     )

@@ -72,7 +72,7 @@ def describe(folder: Path) -> Description:
 
 
 def choose_task(family: Family, modules: SentenceModules | None) -> str:
-    """Return what a model is for: its class tells, but modules.json makes an encoder of any."""
+    """Return what a model is for: modules.json makes an encoder of it, else its class tells."""
     if modules is not None or issubclass(family.model, Encoder):
         return "text-encoding"
     return "text-generation" if issubclass(family.model, LanguageModel) else "translation"

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import ExitStack, closing, contextmanager
 from dataclasses import dataclass, field, replace
 from functools import partial
 from typing import TYPE_CHECKING, cast
@@ -64,9 +64,11 @@ class Verifier:
     def restore(self, model: ReferenceModel) -> Iterator[None]:
         """Let the model compute inside the context; behind it searches alone need its weights."""
         restore_weights(model)
-        yield
-        if not self.runs_model:
-            offload_weights(model)
+        try:
+            yield
+        finally:
+            if not self.runs_model:
+                offload_weights(model)
 
     def answer_again(self, model: ReferenceModel, golden: CaseSet) -> Arrays:
         """Return golden data with what the model answers now."""
@@ -193,15 +195,16 @@ class Verifier:
         """Return the replay of a case, or of a row of it, through one graph, beside the one it runs with."""
 
         def drive(program: Program, case_set: CaseSet, case: Case) -> None:
-            def open_program(other: Artifact) -> Program:
-                if other == artifact:
-                    return program
-                if self.open_other is not None:
-                    return self.open_other(other)
-                return OrtCpuBackend().open(self.bundle, other)
+            with ExitStack() as partners:  # what the graph runs with is opened for this run alone
 
-            for _ in self.open(artifact, open_program).run(case_set, case):
-                pass
+                def open_program(other: Artifact) -> Program:
+                    if other == artifact:
+                        return program
+                    usual = partial(OrtCpuBackend().open, self.bundle)
+                    return partners.enter_context(closing((self.open_other or usual)(other)))
+
+                for _ in self.open(artifact, open_program).run(case_set, case):
+                    pass
 
         def read(row: Row, model: ReferenceModel, rounding: Rounding | None) -> object:
             reference = self.task.open_reference(model, self.bundle, rounding)

@@ -5,7 +5,7 @@ Who has no checkpoint trusts golden data alone: `selftest`, and `verify` without
 
 from __future__ import annotations
 
-import logging
+import contextlib
 from collections.abc import Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING
 
@@ -16,6 +16,7 @@ from ...runtime.apps.check.draws import PREFIX as DRAWN
 from ...runtime.apps.check.files import Arrays, find_golden, name_damage, read_golden
 from ...runtime.apps.check.judge import ENOUGH, Limits
 from ...runtime.apps.check.metrics import Comparison
+from ...runtime.bundle.bundle import Bundle
 from ...runtime.bundle.manifest import Manifest
 from ...runtime.errors import BundleError
 from ..errors import shorten_error
@@ -28,7 +29,6 @@ from ..tasks.verifier import Verifier
 if TYPE_CHECKING:
     from ..reference_model import ReferenceModel
 
-log = logging.getLogger("planforge")
 
 GOLDEN = "golden data"  # in the place of a graph's id
 READING = "reading the file"  # in the place of an engine
@@ -45,6 +45,20 @@ GONE = (
     "the manifest's gates say that the export was verified, and it lists no checks/golden-*.npz:"
     " without it nothing tests the bundle where the checkpoint is not at hand; export the checkpoint again"
 )
+
+
+def is_older(arrays: Arrays) -> bool:
+    """Tell whether golden data has the format from before cases were data."""
+    return "plan" not in arrays and any(name.startswith("sample.") for name in arrays)
+
+
+def note_older_golden(bundle: Bundle) -> tuple[str, ...]:
+    """Return the note of a report that golden data of an older format is not compared."""
+    file = find_golden(bundle)
+    with contextlib.suppress(BundleError, KeyError):  # which `compare_golden` tells of
+        if file is not None and is_older(read_golden(file)[0]):
+            return (f"{file.relative_to(bundle.folder).as_posix()}: {OLDER}",)
+    return ()
 
 
 def compare_golden(
@@ -65,9 +79,8 @@ def compare_golden(
     try:
         with name_damage(bundle):
             arrays, usual = read_golden(file)
-            if "plan" not in arrays:
-                log.warning("%s: %s", name, OLDER)
-                return []
+            if is_older(arrays):
+                return []  # see `note_older_golden`
             meant = answer_again(verifier, arrays, model)
             answers = [f"{name}: {fault}" for fault in compare_arrays(arrays, meant, near)]
     except (BundleError, RuntimeError) as error:  # the latter is PyTorch's, of shapes that do not fit

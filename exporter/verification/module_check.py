@@ -27,6 +27,7 @@ from ...models.language_model import LanguageModel
 from ...runtime.apps.check.case import Case, Row, Text
 from ...runtime.backends.backend import Array
 from ...runtime.bundle.manifest import Artifact
+from ...runtime.decoding.cache_shapes import PREFILL_CHUNK
 from ...runtime.errors import BackendError
 from ..execution.replay import Replay, Step
 from ..passes.weight_files import load_graph
@@ -50,14 +51,13 @@ MOST_FACTOR = 32.0
 FEW = 30  # numbers, whose own rounding says little of what others' may be
 SHORT = (12, 9)  # tokens of two texts
 PAST_TOKENS = 8  # whose keys and values fill a context
-PAST_READ = 512  # tokens at most, where a window sees so many
 LONGEST = 2048  # tokens of a past
 TABLE_ROWS = 4096  # of a table that are looked up at once
 LOOKED_UP = 4.0  # roundings that a number of a table may be off: a product of a code and a step is one
 
 
-def check_modules(verifier: Verifier, artifact: Artifact, model: nn.Module) -> Iterator[str]:
-    """Yield in words where a graph computes something else than the model's modules.
+def check_modules(verifier: Verifier, artifact: Artifact, model: nn.Module) -> tuple[list[str], int]:
+    """Return where a graph differs from the model's modules, and how many results were compared.
 
     Nothing of a graph whose integers PyTorch cannot be given: those that another exporter made of several
     weights, and weights that are stored in two forms.
@@ -66,7 +66,8 @@ def check_modules(verifier: Verifier, artifact: Artifact, model: nn.Module) -> I
     is_import = bool(verifier.bundle.manifest.source.get("exporter"))
     if why := find_hindrance(model, weights, is_import):
         log.warning("%s: its modules are not compared with PyTorch's one by one, as %s", artifact.id, why)
-        return
+        return [], 0
+    compared = 0
     with use_one_thread(), torch.no_grad(), store_weights(model, weights, types):
         for choose in (make_short_replay, make_past_replay):
             run = ModuleRun(verifier, artifact, model)
@@ -75,10 +76,10 @@ def check_modules(verifier: Verifier, artifact: Artifact, model: nn.Module) -> I
                 found = [] if replay is None else list(run.check(replay))
             except BackendError as error:
                 found = [str(error)]
-            yield from found
+            compared += run.compared
             if found:
-                return
-        yield from check_tables(load_graph(verifier.bundle.path(artifact.file)), model)
+                return found, compared
+        return list(check_tables(load_graph(verifier.bundle.path(artifact.file)), model)), compared
 
 
 def make_short_replay(verifier: Verifier, artifact: Artifact, model: nn.Module) -> Replay:
@@ -102,8 +103,12 @@ def make_past_replay(verifier: Verifier, artifact: Artifact, model: nn.Module) -
     if not isinstance(model, LanguageModel):
         return None
     context = min(verifier.bundle.manifest.max_length, LONGEST)
-    past = max(min(PAST_TOKENS, context // 4), *(window or 0 for window in model.config.windows))
-    if past > PAST_READ or context <= 2 * past:
+    least = max(min(PAST_TOKENS, context // 4), *(window or 0 for window in model.config.windows))
+    heads = {model.config.cache_sizes[1], getattr(model.config, "num_attention_heads", 0)}
+    tokens = range(least, min(PREFILL_CHUNK, (context - 1) // 2) + 1)  # each read in one run of the graph
+    # As many tokens as heads would leave open which of two axes is which.
+    past = next((n for n in tokens if not heads & {n, (context - 1) % n + 1}), None)
+    if past is None:
         return None
     repeats = (context - 1) // past
     length = context - (repeats - 1) * past
@@ -150,7 +155,8 @@ class ModuleRun:
         self.artifact = artifact
         self.model = model
         self.modules = dict(model.named_modules(remove_duplicate=False))
-        self.left_out: set[str] = set()  # values that no module can be held to
+        self.left_out: set[str] = set()  # values that are not compared with a module's
+        self.compared = 0  # values that were
         self.programs: list[ModuleProgram] = []  # the graph, and one that it runs with
         self.verifier = replace(verifier, open_other=self.open_program)
 
@@ -176,6 +182,7 @@ class ModuleRun:
                 break
             except MisfitError as misfit:
                 self.left_out.add(misfit.border.value)
+        self.compared = len({border.value for border in exact})
         told: set[str] = set()
         for border in (*self.programs[0].borders, *(border for border in exact if not border.path)):
             if border not in exact or border.value in told:
@@ -324,8 +331,11 @@ def compare(exact: Pairs, near: Sequence[Pairs]) -> str:
     want, got = np.concatenate(exact.own), np.concatenate(exact.got)
     if not np.isfinite(got).all():
         return "which is not finite"
+    if not np.isfinite(want).all():
+        return "where PyTorch's is not finite"
     errors = np.abs(got - want)
-    roundings = [np.abs(np.concatenate(pairs.own) - want) for pairs in near]
+    rounded = [np.concatenate(pairs.own) for pairs in near]
+    roundings = [np.abs(one - want) for one in rounded if np.isfinite(one).all()]
     factors = find_factors(np.concatenate(exact.positions))
     for group in [factors == factor for factor in np.unique(factors)]:
         error, largest = errors[group], np.abs(want[group]).max(initial=0.0)
@@ -335,7 +345,7 @@ def compare(exact: Pairs, near: Sequence[Pairs]) -> str:
         )
         unsure = 1 + FEW / max(1, error.size)
         most = error.max(initial=0.0)
-        if most > unsure * MOST_FACTOR * noise or measure_power(error) > unsure * MEAN_FACTOR * mean:
+        if not (most <= unsure * MOST_FACTOR * noise and measure_power(error) <= unsure * MEAN_FACTOR * mean):
             return f"off by {most:.3g} of {largest:.3g}, where fp32 rounds by {noise:.2g}"
     return ""
 

@@ -232,7 +232,7 @@ def move_tokens(array: Array, shape: tuple[int, ...]) -> Array | None:
     """Return a result (B, T, ...), also of one (B, H, T, D); None if it is neither, or may be both."""
     B, T = shape
     if array.ndim == 4 and (len(array), array.shape[2]) == (B, T):
-        return None if array.shape[1] == T else array.swapaxes(1, 2)
+        return None if array.shape[1] == T > 1 else array.swapaxes(1, 2)
     return array if array.ndim > 2 and array.shape[:2] == (B, T) else None
 
 

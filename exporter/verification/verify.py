@@ -33,7 +33,7 @@ from .derivation import compare_with_checkpoint
 from .explain import explain, make_tracer
 from .explanations import verify_explanations, verify_kept_explanations
 from .files import verify_file
-from .golden_answers import compare_golden
+from .golden_answers import compare_golden, note_older_golden
 from .losses import read_accepted
 from .older_bundles import find_doubts
 from .report import VerificationReport
@@ -204,6 +204,9 @@ def verify_with_pytorch(
         log.warning("%s", OTHER_TEXTS)
         report = dataclasses.replace(report, notes=(*report.notes, OTHER_TEXTS))
     golden = compare_golden(verifier, model, judged.limits, accepted, progress)
+    for note in note_older_golden(opened):
+        log.warning("%s", note)
+        report = dataclasses.replace(report, notes=(*report.notes, note))
     tracer = None
     if not opened.manifest.source.get("exporter"):  # another's graphs cannot be traced again
         tracer = make_tracer(opened.manifest, checkpoint, model)

@@ -352,11 +352,11 @@ def to_arrays(case_set: CaseSet) -> dict[str, Array]:
 def from_arrays(arrays: Arrays) -> CaseSet:
     """Return the set that `to_arrays` stored.
 
-    A KeyError names an array that is missing, a ValueError another version of the format.
+    A KeyError names what is missing: an array, or this version of the format.
     """
     plan = json.loads(str(arrays["plan"]))
     if plan["format"] != FORMAT:
-        raise ValueError(f"cases of format {plan['format']} are not read here, but those of format {FORMAT}")
+        raise KeyError(f"format {FORMAT}")
     texts = [Text(**{**text, "tokens": (), "segments": tuple(text["segments"])}) for text in plan["texts"]]
     cases: dict[str, Any] = {name: tuple(map(read_case, plan[name])) for name in CASES}
     answers: dict[str, dict[int, Known]] = {}

@@ -33,6 +33,7 @@ def test_an_older_bundle_is_verified_with_its_checkpoint(
 ) -> None:
     report = verify(older / "bundle", level="quick")
     assert report.passed and report.with_pytorch
+    assert any("export the checkpoint again" in note for note in report.notes)
     assert "export the checkpoint again" in caplog.text
 
 
