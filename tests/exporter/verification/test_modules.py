@@ -23,6 +23,7 @@ from planforge.exporter.tracing.modules import SCOPES
 
 from ...helpers.faults import Plant, constant, exchanged_caches
 from ...helpers.graphs import nodes
+from ...helpers.llamas import tiny_llama
 from ...helpers.models import TINY, random_gpt2, tiny_bert, write_wordpiece
 from ...helpers.reader import Reader, nothing
 from ...helpers.traces import EndedProcess, trace_quickly
@@ -288,3 +289,10 @@ def test_a_fault_of_the_tracer_is_told(name: str, gpt2_checkpoint: Path, tmp_pat
     with patched(trace, "record_modules", record), patched(trace, "start_tracer", start):
         failures = read_export(gpt2_checkpoint, tmp_path, "fp32")
     assert word in failures[0] if word else failures == ()
+
+
+@pytest.mark.parametrize("window", [40, 300])
+def test_windows_longer_than_what_is_read_at_once(window: int, tmp_path: Path) -> None:
+    """A full past has a window's tokens, where the runtime reads so many in one run."""
+    tiny_llama(tmp_path / "checkpoint", "mistral", sliding_window=window, max_position_embeddings=700)
+    assert read_export(tmp_path / "checkpoint", tmp_path, "fp32") == ()
