@@ -70,7 +70,7 @@ def find_borders(
         nodes.setdefault(find_module(node), []).append(node)
         for value in node.outputs:
             path = results.get(str(value.name), "")
-            if path in modules and path:
+            if path in modules and path and not gives_more(modules[path]):
                 scaled = is_leaf(modules[path]) and not value.is_graph_output()
                 found.append((number, Border(str(value.name), path, node, is_scaled=scaled)))
     for path, own in nodes.items():
@@ -88,6 +88,13 @@ def find_giver(value: ir.Value) -> ir.Node:
     before = None if node.inputs[0] is None else node.inputs[0].producer()
     moves = node.op_type in MOVES and not find_module(node) and before is not None
     return find_giver(before.outputs[0]) if moves and before is not None else node
+
+
+def gives_more(module: nn.Module) -> bool:
+    """Tell whether a module scales its rows, which graphs of older versions of transformers do behind it."""
+    from torch import nn
+
+    return isinstance(module, nn.Embedding) and type(module) is not nn.Embedding
 
 
 def is_leaf(module: nn.Module) -> bool:

@@ -169,7 +169,7 @@ def test_build_says_what_it_needs(own_bundle: Path) -> None:
 
 def test_export_keeps_nothing_when_verification_fails(checkpoint: Path, tmp_path: Path) -> None:
     change_weights(checkpoint, "mlp.c_proj.weight", 1e38)  # not finite in any precision
-    with pytest.raises(VerificationError, match="PyTorch model's own logits are not finite"):
+    with pytest.raises(VerificationError, match="PyTorch model's own results are not finite"):
         export(checkpoint, tmp_path / "B", target=["portable"])
     assert sorted(path.name for path in tmp_path.iterdir()) == ["checkpoint"]
 

@@ -269,13 +269,10 @@ class CaseSet:
             if case.graph != artifact.graph:
                 continue
             counts[case.name] = counts.get(case.name, 0) + len(case.rows)
-            kept = {
-                identify(case, row): row.ends
-                for part in self.fit(case, artifact, encoding)
-                for row in part.rows
-            }
-            rows = tuple(row for row in case.rows if identify(case, row) not in kept)
-            cut = tuple(row for row in case.rows if kept.get(identify(case, row), row.ends) != row.ends)
+            kept = [row for part in self.fit(case, artifact, encoding) for row in part.rows]
+            begun = {identify(case, row) for row in kept}
+            rows = tuple(row for row in case.rows if identify(case, row) not in begun)
+            cut = tuple(row for row in case.rows if row not in kept and row not in rows)
             for what, some in (("", rows), ("the last steps of ", cut)):
                 if some:
                     left.setdefault((case.name, what), []).append(replace(case, rows=some))
