@@ -13,7 +13,6 @@ from ..runtime.backends.backend import Array
 from ..runtime.backends.ort_backend import open_plain_session
 from .errors import CheckpointError, VerificationError, raise_checkpoint_errors, shorten_error
 from .imported.branches import SWITCH
-from .imported.folder import LAYERS, Folder, has_weights, read_folder
 from .memory import Reclaimer
 from .task_traits import CLASS_ENDS, TRAITS
 
@@ -23,6 +22,7 @@ if TYPE_CHECKING:
     from ..models.families import Model
     from ..models.weights import Report
     from ..runtime.bundle.defaults import EncoderDefaults
+    from .imported.folder import Folder
 
     ReferenceModel: TypeAlias = "nn.Module | OnnxGraphs"
 
@@ -36,6 +36,8 @@ class OnnxGraphs:
     reference = "the graphs that optimum wrote"
 
     def __init__(self, found: Folder) -> None:
+        from .imported.folder import LAYERS
+
         self.layers = found.read_integer(LAYERS) or 0
         self.model = open_plain_session(found.first or found.model)
         self.encoder = None if found.encoder is None else open_plain_session(found.encoder)
@@ -93,6 +95,8 @@ def load_our_model(
 
 def load_reference(folder: Path, task: str, encoder: EncoderDefaults | None) -> ReferenceModel:
     """Return transformers' model in fp32, for the first head or else the task; or the folder's graphs."""
+    from .imported.folder import has_weights, read_folder
+
     if not has_weights(folder):
         return OnnxGraphs(read_folder(folder))
     try:
