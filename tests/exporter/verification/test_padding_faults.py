@@ -13,6 +13,7 @@ from planforge.exporter import export, verify
 from planforge.exporter.checkpoints.source import find_demo
 from planforge.exporter.errors import VerificationError
 from planforge.exporter.verification.explain import LOSS, PADDED
+from planforge.exporter.verification.structure import READING
 from planforge.runtime.backends.backend import Array
 from planforge.runtime.decoding.decoder import DecoderRun
 
@@ -93,7 +94,8 @@ def test_a_fault_of_batches_alone_is_named(
     with ground.damaged(artifact, Fault(name, plant, "", ())) as bundle:
         failed, culprit = ground.examined(bundle, bundle.manifest.artifact(artifact))
     assert failed
-    assert [comparison.case for comparison in failed if "padded" not in comparison.case] == []
+    ran = [comparison for comparison in failed if comparison.backend != READING]  # modules show some, too
+    assert ran and all("padded" in comparison.case for comparison in ran)
     assert culprit is not None
     assert (culprit.module, culprit.op_type) in right
 
