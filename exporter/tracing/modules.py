@@ -5,7 +5,7 @@ from __future__ import annotations
 import ast
 import json
 import re
-from collections.abc import Collection
+from collections.abc import Collection, Mapping, Sequence
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
@@ -102,3 +102,9 @@ def find_layer(path: str) -> int | None:
     """Return the layer in a module's path: 3 of "h.3.attn"."""
     number = re.search(r"(?:^|\.)(\d+)(?:\.|$)", path)
     return int(number[1]) if number else None
+
+
+def find_module_results(graph: ir.Model, paths: Sequence[str] = ()) -> Mapping[str, str]:
+    """Return the values that are a module's result, as tracing noted them, or else as nodes' names say."""
+    paths = paths or list(dict.fromkeys(find_scope(node) for node in graph.graph))
+    return read_results(graph) or find_results_by_scope(graph.graph, paths)

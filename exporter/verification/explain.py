@@ -34,7 +34,7 @@ from ..reference_model import is_module, restore_weights
 from ..tasks.base import Progress
 from ..tasks.fitted_head import HEAD, is_fitted
 from ..tasks.verifier import Verifier
-from ..tracing.modules import find_module, find_results_by_scope, find_scope, read_results
+from ..tracing.modules import find_module, find_module_results, read_results
 from .bisect import Band, Bands, Culprit, find_culprit, make_module_bands, make_node_bands
 from .losses import list_exceeded
 from .report import VerificationReport
@@ -292,12 +292,6 @@ def make_hidden_bands(verifier: Verifier, replay: Replay, precision: str, twin: 
 
     values = replay.collect_values(load_graph(verifier.bundle.path(twin.file)), twin, choose)
     return {key: Band(array, CAPS[precision]["max_error"], twin.id) for key, array in values.items()}
-
-
-def find_module_results(graph: ir.Model, paths: Sequence[str] = ()) -> Mapping[str, str]:
-    """Return the values that are a module's result, as tracing noted them, or else as nodes' names say."""
-    paths = paths or list(dict.fromkeys(find_scope(node) for node in graph.graph))
-    return read_results(graph) or find_results_by_scope(graph.graph, paths)
 
 
 def make_sibling_bands(

@@ -37,7 +37,7 @@ from ..tasks.fitted_head import LinearHead
 from ..tasks.float64 import ComputeInFloat64, RoundNumbers
 from ..tasks.rounding import use_one_thread
 from ..tasks.verifier import Verifier
-from ..tracing.modules import find_results_by_scope, read_results
+from ..tracing.modules import find_module_results
 from .attributes import LOOKUPS, blame, describe_node
 from .module_values import Border, FloatExecutor, Integers, Kept, ModuleProgram, find_borders, find_factors
 from .module_weights import find_hindrance, read_stored, store_weights
@@ -163,7 +163,7 @@ class ModuleRun:
     def open_program(self, artifact: Artifact, steps: Sequence[Step] | None = None) -> ModuleProgram:
         """Open a graph of the bundle, and remember it."""
         graph = load_graph(self.verifier.bundle.path(artifact.file))
-        results = read_results(graph) or find_results_by_scope(graph.graph, list(self.modules))
+        results = find_module_results(graph, list(self.modules))
         known = {value: path for value, path in results.items() if value not in self.left_out}
         borders = [b for b in find_borders(graph.graph, known, self.modules) if b.value not in self.left_out]
         self.programs.append(ModuleProgram(graph, artifact, borders, steps))
@@ -328,7 +328,8 @@ def split_tokens(own: Any, shape: tuple[int, ...]) -> Tensor | None:
 
 def compare(exact: Pairs, near: Sequence[Pairs]) -> str:
     """Return in words how a graph's numbers differ from PyTorch's by more than rounding; "" if they agree."""
-    want, got = np.concatenate(exact.own), np.concatenate(exact.got)
+    want = np.concatenate(exact.own)
+    got = np.concatenate(exact.got)
     if not np.isfinite(got).all():
         return "which is not finite"
     if not np.isfinite(want).all():
@@ -338,7 +339,8 @@ def compare(exact: Pairs, near: Sequence[Pairs]) -> str:
     roundings = [np.abs(one - want) for one in rounded if np.isfinite(one).all()]
     factors = find_factors(np.concatenate(exact.positions))
     for group in [factors == factor for factor in np.unique(factors)]:
-        error, largest = errors[group], np.abs(want[group]).max(initial=0.0)
+        error = errors[group]
+        largest = np.abs(want[group]).max(initial=0.0)
         noise = max(ROUNDING * largest, *(one[group].max(initial=0.0) for one in roundings))
         mean = max(
             ROUNDING / 2 * measure_power(want[group]), *(measure_power(one[group]) for one in roundings)
@@ -358,7 +360,7 @@ def measure_power(array: Array) -> float:
 def check_tables(graph: ir.Model, model: nn.Module) -> Iterator[str]:
     """Yield the lookups of words and segments that give other rows than PyTorch, each word looked up once."""
     modules = dict(model.named_modules())
-    results = read_results(graph) or find_results_by_scope(graph.graph, list(modules))
+    results = find_module_results(graph, list(modules))
     executor = FloatExecutor(graph)
     for node in graph.graph:
         path = results.get(str(node.outputs[0].name), "")

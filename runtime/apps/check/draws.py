@@ -42,10 +42,6 @@ class Batch:
         ]
         return first * max(1, self.repeats) + sum(others)
 
-    def count_past(self, step: int, row: int) -> int:
-        """Return how many tokens a row's cache holds behind a step."""
-        return self.ends[step][row] + self.ends[0][row] * max(0, self.repeats - 1)
-
 
 def take_step(run: DecoderRun, rows: Sequence[Sequence[int]], has_past: bool) -> Logits:
     """Run each row's tokens on top of what it has read; return the logits (B, V) behind the last of each."""
