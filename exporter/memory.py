@@ -8,7 +8,9 @@ import gc
 import mmap
 import re
 import sys
+from bisect import bisect_right
 from collections.abc import Iterator
+from itertools import islice
 from pathlib import Path
 from typing import Any
 
@@ -90,10 +92,16 @@ def give_back_storages(storages: list[Any]) -> None:
 
 
 def intersect_pages(held: list[tuple[int, int]], regions: list[tuple[int, int]]) -> Iterator[tuple[int, int]]:
-    """Yield the pages of regions that are wholly held; each pair is a beginning and an end."""
+    """Yield the pages of regions that are wholly held; each pair is a beginning and an end.
+
+    Regions are in order and do not overlap, as a process has them.
+    """
     page = mmap.PAGESIZE
+    ends = [end for _, end in regions]
     for first, last in sorted(set(held)):
-        for begin, end in regions:
+        for begin, end in islice(regions, bisect_right(ends, first), None):
+            if begin >= last:
+                break
             low = max(begin, -(-first // page) * page)
             high = min(end, last // page * page)
             if low < high:

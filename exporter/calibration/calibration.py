@@ -17,7 +17,7 @@ from ...runtime.bundle.bundle import Bundle
 from ...runtime.bundle.manifest import Artifact
 from ...runtime.progress import StageCounter
 from ..errors import ExportError
-from ..execution.node_executor import ExecutedProgram, NotFiniteError
+from ..execution.node_executor import ExecutedProgram, NodeExecutor, NotFiniteError
 from ..graphs import describe_in_fp32
 from ..memory import give_back_memory
 from ..passes.fp16_ranges import Choice, choose_fp32_nodes
@@ -189,7 +189,7 @@ def measure_ranges(
             largest[name] = max(largest.get(name, 0.0), float(np.abs(array).max()))
 
     def open_other(other: Artifact) -> ExecutedProgram:
-        return ExecutedProgram(graphs[other.recipe_id], other)
+        return ExecutedProgram(NodeExecutor(graphs[other.recipe_id]), other)
 
     bundle = verifier.bundle
     others = tuple(map(describe_in_fp32, bundle.manifest.artifacts))  # a decoder reads its encoder
@@ -197,7 +197,7 @@ def measure_ranges(
     full = describe_in_fp32(artifact)
     replay = replace(verifier, bundle=in_fp32, open_other=open_other).make_replay(full, whole=True)
     try:
-        replay.drive(ExecutedProgram(graphs[artifact.recipe_id], full, keep_largest))
+        replay.drive(ExecutedProgram(NodeExecutor(graphs[artifact.recipe_id], keep_largest), full))
     except NotFiniteError as error:
         raise ExportError(f"the model is not finite in fp32 already: {error}") from error
     return largest

@@ -206,8 +206,8 @@ class WideExecutor(NodeExecutor):
 class ExecutedProgram:
     """`NodeExecutor` as a Program, so that the runtime's own code feeds it."""
 
-    def __init__(self, model: ir.Model, artifact: Artifact, observe: Observer | None = None) -> None:
-        self.executor = NodeExecutor(model, observe)
+    def __init__(self, executor: NodeExecutor, artifact: Artifact) -> None:
+        self.executor = executor
         self.runs = 0  # that have begun
         self.dtypes = {spec.name: spec.dtype for spec in (*artifact.inputs, *artifact.outputs)}
 

@@ -25,7 +25,7 @@ from ...runtime.backends.backend import (
     Shape,
 )
 from ...runtime.bundle.manifest import Artifact, TensorSpec
-from .node_executor import ExecutedProgram
+from .node_executor import ExecutedProgram, NodeExecutor
 
 if TYPE_CHECKING:
     import onnx_ir as ir
@@ -81,7 +81,7 @@ class Replay:
                 if chosen is not None:
                     found[step, name] = chosen
 
-        program = ExecutedProgram(model, artifact, keep)
+        program = ExecutedProgram(NodeExecutor(model, keep), artifact)
         self.drive(program)
         return found
 

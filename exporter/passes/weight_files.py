@@ -40,11 +40,12 @@ def explain_refusal(graph: Path, location: str) -> str | None:
 def load_graph(path: Path) -> ir.Model:
     """Return a graph whose weights stay mapped; VerificationError if a file of them must not be opened."""
     model = ir.load(path)
-    for tensor in list_external_tensors(model):
-        location = str(tensor.location)
+    locations = {str(tensor.location): tensor for tensor in reversed(list_external_tensors(model))}
+    for location, first in reversed(locations.items()):  # one file holds hundreds of weights
         if (why := explain_refusal(path, location)) is not None:
-            raise VerificationError(f"{path}: weight {tensor.name!r} lies in {location}, {why}")
-    replace_external(model, lambda tensor: allow_links(tensor, path))
+            raise VerificationError(f"{path}: weight {first.name!r} lies in {location}, {why}")
+    if any(is_link(path.parent / location) for location in locations):
+        replace_external(model, lambda tensor: allow_links(tensor, path))
     return model
 
 
@@ -60,6 +61,11 @@ def replace_external(model: ir.Model, replace: Callable[[ir.ExternalTensor], ir.
                     node.attributes.add(ir.AttrTensor(name, replace(attribute.value)))
 
 
+def is_link(file: Path) -> bool:
+    """Tell whether a file is a link, or has a second name."""
+    return file.is_file() and (file.stat().st_nlink > 1 or file.is_symlink())
+
+
 def allow_links(tensor: ir.ExternalTensor, graph: Path) -> ir.ExternalTensor:
     """Return a graph's tensor that is mapped also where its file is a link, or has a second name.
 
@@ -68,7 +74,7 @@ def allow_links(tensor: ir.ExternalTensor, graph: Path) -> ir.ExternalTensor:
     passed the file: of a bundle's files the content counts, which the manifest lists.
     """
     file = graph.parent.absolute() / tensor.location
-    if not (file.is_file() and (file.stat().st_nlink > 1 or file.is_symlink())):
+    if not is_link(file):
         return tensor
     return ir.ExternalTensor(
         file,

@@ -18,7 +18,7 @@ from ...runtime.backends.ort_backend import OrtCpuBackend
 from ...runtime.bundle.bundle import Bundle
 from ...runtime.bundle.manifest import Artifact
 from ...runtime.progress import CountedLine, StageCounter
-from ..execution.node_executor import ROUNDING_ENGINE, ExecutedProgram, NotFiniteError
+from ..execution.node_executor import ROUNDING_ENGINE, ExecutedProgram, NodeExecutor, NotFiniteError
 from ..execution.replay import Replay, cut_case, make_replay
 from ..levels import FULL, Level
 from ..limits import NOTHING_ACCEPTED, TABLE, Accepted, Gaps, compute_limits
@@ -135,8 +135,11 @@ class Verifier:
 
     def open(self, artifact: Artifact, open_program: OpenProgram | None = None) -> Engine:
         """Open a graph, and the one that it runs with if any: on ONNX Runtime, unless told otherwise."""
-        usual = partial(OrtCpuBackend().open, self.bundle)  # every file was hashed, or has just been written
-        return self.task.open(self.bundle, artifact, open_program or usual)
+        return self.task.open(self.bundle, artifact, open_program or self.open_program)
+
+    def open_program(self, artifact: Artifact) -> Program:
+        """Open a graph on ONNX Runtime; every file was hashed, or has just been written."""
+        return OrtCpuBackend(spinning=False).open(self.bundle, artifact)
 
     def open_beside_model(self, artifact: Artifact) -> Engine:
         """Open a graph whose searches PyTorch goes along with, if it is there."""
@@ -160,9 +163,13 @@ class Verifier:
             engine.close()
         if artifact.precision == "fp16":
             few = replace(self, expected=replace(self.expected, cases=self.expected.few))
-            engine = self.open(artifact, lambda a: ExecutedProgram(load_graph(self.bundle.path(a.file)), a))
+            engine = self.open(artifact, self.execute)
             found += few.compare_cases(engine, ROUNDING_ENGINE, artifact, limits, progress)
         return found
+
+    def execute(self, artifact: Artifact) -> Program:
+        """Open a graph that runs node by node."""
+        return ExecutedProgram(NodeExecutor(load_graph(self.bundle.path(artifact.file))), artifact)
 
     def compare_cases(
         self, engine: Engine, name: str, artifact: Artifact, limits: Limits, progress: Progress
@@ -200,8 +207,7 @@ class Verifier:
                 def open_program(other: Artifact) -> Program:
                     if other == artifact:
                         return program
-                    usual = partial(OrtCpuBackend().open, self.bundle)
-                    return partners.enter_context(closing((self.open_other or usual)(other)))
+                    return partners.enter_context(closing((self.open_other or self.open_program)(other)))
 
                 for _ in self.open(artifact, open_program).run(case_set, case):
                     pass

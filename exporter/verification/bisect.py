@@ -17,7 +17,7 @@ import onnx_ir as ir
 from ...runtime.apps.check.metrics import make_plain, measure_spread
 from ...runtime.backends.backend import Array
 from ...runtime.bundle.manifest import Artifact
-from ..execution.node_executor import ExecutedProgram, NotFiniteError
+from ..execution.node_executor import ExecutedProgram, NodeExecutor, NotFiniteError
 from ..execution.replay import Key, Replay
 from ..limits import CAPS
 from ..tracing.modules import find_layer, find_module
@@ -155,7 +155,7 @@ def find_culprit(
             if not error <= band.allowed:
                 raise LeftItsBandError(describe(node, name, got, band, error))
 
-    program = ExecutedProgram(graph, artifact, hold)
+    program = ExecutedProgram(NodeExecutor(graph, hold), artifact)
     try:
         replay.drive(program)
     except LeftItsBandError as found:

@@ -222,7 +222,7 @@ def describe_inputs(file: OnnxFile) -> str:
 def run_node_by_node(file: OnnxFile, feeds: Arrays) -> Results:
     """Return the results node by node, or which one is not finite, or which node cannot run alone."""
     try:
-        return ExecutedProgram(file.model, file.artifact).run(cast_inputs(file, feeds), {})
+        return ExecutedProgram(NodeExecutor(file.model), file.artifact).run(cast_inputs(file, feeds), {})
     except (NotFiniteError, BackendError) as error:
         return error
     except TypeError as error:  # a type that numpy does not have

@@ -10,7 +10,7 @@ import onnx_ir as ir
 from ...runtime.apps.check.metrics import make_plain
 from ...runtime.backends.backend import Array
 from ...runtime.bundle.manifest import Artifact
-from ..execution.node_executor import ExecutedProgram, NotFiniteError
+from ..execution.node_executor import ExecutedProgram, NodeExecutor, NotFiniteError
 from ..execution.replay import Replay
 from ..passes.fp16_ranges import Choice
 from ..tracing.modules import find_module
@@ -55,7 +55,7 @@ def list_fp32_nodes(
         )
 
     try:
-        replay.drive(ExecutedProgram(graph, artifact, see))
+        replay.drive(ExecutedProgram(NodeExecutor(graph, see), artifact))
     except NotFiniteError as error:
         return tuple(found.values()), error
     return tuple(found.values()), None

@@ -19,7 +19,6 @@ from functools import partial
 from typing import Any
 
 import numpy as np
-import onnx_ir as ir
 import torch
 from torch import Tensor, nn
 
@@ -67,19 +66,17 @@ def check_modules(verifier: Verifier, artifact: Artifact, model: nn.Module) -> t
     if why := find_hindrance(model, weights, is_import):
         log.warning("%s: its modules are not compared with PyTorch's one by one, as %s", artifact.id, why)
         return [], 0
-    compared = 0
+    run = ModuleRun(verifier, artifact, model)
     with use_one_thread(), torch.no_grad(), store_weights(model, weights, types):
         for choose in (make_short_replay, make_past_replay):
-            run = ModuleRun(verifier, artifact, model)
             replay = choose(run.verifier, artifact, model)
             try:
                 found = [] if replay is None else list(run.check(replay))
             except BackendError as error:
                 found = [str(error)]
-            compared += run.compared
             if found:
-                return found, compared
-        return list(check_tables(load_graph(verifier.bundle.path(artifact.file)), model)), compared
+                return found, run.compared
+        return list(check_tables(run.load(artifact), model)), run.compared
 
 
 def make_short_replay(verifier: Verifier, artifact: Artifact, model: nn.Module) -> Replay:
@@ -155,25 +152,35 @@ class ModuleRun:
         self.artifact = artifact
         self.model = model
         self.modules = dict(model.named_modules(remove_duplicate=False))
+        self.executors: dict[str, FloatExecutor] = {}  # of the bundle's files
         self.left_out: set[str] = set()  # values that are not compared with a module's
-        self.compared = 0  # values that were
+        self.compared = 0  # values that were, in all replays
         self.programs: list[ModuleProgram] = []  # the graph, and one that it runs with
         self.verifier = replace(verifier, open_other=self.open_program)
 
     def open_program(self, artifact: Artifact, steps: Sequence[Step] | None = None) -> ModuleProgram:
         """Open a graph of the bundle, and remember it."""
-        graph = load_graph(self.verifier.bundle.path(artifact.file))
-        results = find_module_results(graph, list(self.modules))
+        executor = self.load(artifact)
+        results = find_module_results(executor.model, list(self.modules))
         known = {value: path for value, path in results.items() if value not in self.left_out}
-        borders = [b for b in find_borders(graph.graph, known, self.modules) if b.value not in self.left_out]
-        self.programs.append(ModuleProgram(graph, artifact, borders, steps))
+        borders = find_borders(executor.graph, known, self.modules)
+        borders = [border for border in borders if border.value not in self.left_out]
+        self.programs.append(ModuleProgram(executor, artifact, borders, steps))
         return self.programs[-1]
+
+    def load(self, artifact: Artifact) -> FloatExecutor:
+        """Return what runs a graph of the bundle, once for all replays."""
+        if artifact.file not in self.executors:
+            graph = load_graph(self.verifier.bundle.path(artifact.file))
+            self.executors[artifact.file] = FloatExecutor(graph)
+        return self.executors[artifact.file]
 
     def check(self, replay: Replay) -> Iterator[str]:
         """Yield the modules that give other numbers, in the order of the graph."""
         modes: list[AbstractContextManager[Any]] = [ComputeInFloat64(), nullcontext()]
         if self.artifact.precision == "fp16":
             modes.append(RoundNumbers(bool(self.verifier.bundle.manifest.source.get("exporter"))))
+        self.left_out.clear()
         while True:
             self.programs.clear()
             replay.drive(self.open_program(self.artifact, replay.steps))
@@ -182,7 +189,7 @@ class ModuleRun:
                 break
             except MisfitError as misfit:
                 self.left_out.add(misfit.border.value)
-        self.compared = len({border.value for border in exact})
+        self.compared += len({border.value for border in exact})
         told: set[str] = set()
         for border in (*self.programs[0].borders, *(border for border in exact if not border.path)):
             if border not in exact or border.value in told:
@@ -357,12 +364,12 @@ def measure_power(array: Array) -> float:
     return float(np.sqrt(np.square(array).mean())) if array.size else 0.0
 
 
-def check_tables(graph: ir.Model, model: nn.Module) -> Iterator[str]:
+def check_tables(executor: FloatExecutor, model: nn.Module) -> Iterator[str]:
     """Yield the lookups of words and segments that give other rows than PyTorch, each word looked up once."""
     modules = dict(model.named_modules())
-    results = find_module_results(graph, list(modules))
-    executor = FloatExecutor(graph)
-    for node in graph.graph:
+    executor.exchange = lambda name, array: array
+    results = find_module_results(executor.model, list(modules))
+    for node in executor.graph:
         path = results.get(str(node.outputs[0].name), "")
         module = modules.get(path)
         ids = node.inputs[1] if node.op_type in LOOKUPS and type(module) is nn.Embedding else None

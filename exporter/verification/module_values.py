@@ -127,6 +127,7 @@ class FloatExecutor(WideExecutor):
         for node in model.graph:
             keep_floats(node)
         super().__init__(model)
+        self.model = model
         self.exchange = exchange
 
     def run_node(self, node: ir.Node, feeds: list[Array | None]) -> list[Array]:
@@ -168,7 +169,7 @@ class ModuleProgram(ExecutedProgram):
     """Runs a graph for the runtime's own code, and keeps its borders and outputs.
 
     Args:
-        model: the graph, which is changed.
+        executor: runs the graph.
         artifact: of the graph.
         borders: what to keep.
         steps: the runs that will be made; of a graph beside the one that is checked they are not known, and
@@ -176,14 +177,20 @@ class ModuleProgram(ExecutedProgram):
     """
 
     def __init__(
-        self, model: ir.Model, artifact: Artifact, borders: Sequence[Border], steps: Sequence[Step] | None
+        self,
+        executor: FloatExecutor,
+        artifact: Artifact,
+        borders: Sequence[Border],
+        steps: Sequence[Step] | None,
     ) -> None:
-        super().__init__(model, artifact)
+        super().__init__(executor, artifact)
+        executor.exchange = self.exchange
         self.borders = borders
         self.scaled = {border.value for border in borders if border.is_scaled}
-        self.outputs = {str(v.name): node for v in model.graph.outputs if (node := v.producer()) is not None}
+        self.outputs = {
+            str(v.name): node for v in executor.graph.outputs if (node := v.producer()) is not None
+        }
         self.names = {border.value for border in borders} | self.outputs.keys()
-        self.executor = FloatExecutor(model, self.exchange)
         self.dtypes = {n: "float32" if d in ("float16", "int8") else d for n, d in self.dtypes.items()}
         self.steps = steps
         self.roles = {spec.role: spec.name for spec in artifact.inputs}

@@ -42,6 +42,8 @@ SPINNING = {
     "session.intra_op.spin_duration_us": "200",  # ONNX Runtime below 1.26 passes over it, hence the next
     "session.force_spinning_stop": "1",  # no spinning after a run, only in it
 }
+# Checks need no haste, and spinning takes a fifteenth of their CPU time.
+SLEEPING = {"session.intra_op.allow_spinning": "0"}
 
 
 def import_onnxruntime() -> ModuleType:
@@ -75,8 +77,9 @@ class OrtProgram:
         providers: Sequence[Any] = CPU,
         disabled: Sequence[str] = SLOW_FUSIONS,
         optimized: bool = False,
+        spinning: bool = True,
     ) -> None:
-        options = make_options(threads)
+        options = make_options(threads, spinning)
         if optimized:  # and saved by ONNX Runtime
             options.graph_optimization_level = import_onnxruntime().GraphOptimizationLevel.ORT_DISABLE_ALL
         if tuple(providers) != CPU:  # so that the session tells which provider has which node
@@ -235,14 +238,20 @@ class OrtCpuBackend:
         threads: see `LoadOptions`, as for the others.
         verify: compare hashes of large files too.
         prepared: use what was prepared of a graph ("auto"), prepare it where it was not (True), or neither.
+        spinning: threads that wait within a run spin, which takes CPU time; else they sleep.
     """
 
     name = "ort-cpu"
 
     def __init__(
-        self, threads: int | None = None, verify: bool = False, prepared: bool | Literal["auto"] = False
+        self,
+        threads: int | None = None,
+        verify: bool = False,
+        prepared: bool | Literal["auto"] = False,
+        spinning: bool = True,
     ) -> None:
         import_onnxruntime()
+        self.spinning = spinning
         self.threads = choose_threads(threads)
         self.verify = verify
         self.prepared = prepared
@@ -267,7 +276,8 @@ class OrtCpuBackend:
                 return program
         path = bundle.path(artifact.file, verify=self.verify)
         with bundle.check_meanwhile(artifact.data, verify=self.verify):
-            return OrtProgram(path, self.threads.count, disabled=list_disabled(artifact))
+            disabled = list_disabled(artifact)
+            return OrtProgram(path, self.threads.count, disabled=disabled, spinning=self.spinning)
 
 
 def list_disabled(artifact: Artifact) -> list[str]:
@@ -275,13 +285,13 @@ def list_disabled(artifact: Artifact) -> list[str]:
     return [*SLOW_FUSIONS, *(COARSE_FUSIONS if artifact.precision == "fp16" else [])]
 
 
-def make_options(threads: int | None) -> Any:
+def make_options(threads: int | None, spinning: bool = True) -> Any:
     """Return the options of a session that computes."""
     options = import_onnxruntime().SessionOptions()
     options.log_severity_level = 4  # errors come as exceptions, so not on stderr too
     options.intra_op_num_threads = choose_threads(threads).count
     exact = EXACT_PRODUCTS if products_saturate() else {}
-    for name, value in {**SPINNING, **exact}.items():
+    for name, value in {**(SPINNING if spinning else SLEEPING), **exact}.items():
         options.add_session_config_entry(name, value)
     return options
 
@@ -317,7 +327,8 @@ def open_plain_session(model: Path | bytes, optimized: bool = True, keeps_memory
     ort = import_onnxruntime()
     options = ort.SessionOptions()
     options.log_severity_level = 4  # errors come as exceptions
-    options.add_session_config_entry("session.intra_op.allow_spinning", "0")
+    for name, value in SLEEPING.items():
+        options.add_session_config_entry(name, value)
     options.enable_cpu_mem_arena = keeps_memory
     if not optimized:
         options.graph_optimization_level = ort.GraphOptimizationLevel.ORT_DISABLE_ALL
