@@ -5,12 +5,12 @@ from __future__ import annotations
 import math
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
+from functools import cache
 from typing import TYPE_CHECKING
 
 import numpy as np
 
 from ...runtime.apps.check.case import Case, CaseSet, Known, Measure, Row, Text
-from ...runtime.apps.check.draws import PREFIX, SPARE, Batch
 from ...runtime.apps.check.files import choose_evenly
 from ...runtime.apps.check.metrics import DrawMetrics, Metrics, TextMetrics
 from ...runtime.bundle.bundle import Bundle
@@ -21,9 +21,11 @@ from .passages import clamp_count, cut_passages, encode_texts, thin_passages
 from .random_cases import (
     BEGINNING,
     CONTEXT_ROWS,
+    RANDOM_PREFIX,
     TAIL,
     TEXTS,
     RandomCases,
+    Rows,
     count_weights,
     describe_undrawn,
     draw_batches,
@@ -42,12 +44,13 @@ RANGE_TEXTS = 3  # passages in which ranges are measured
 REPLAY_TOKENS = (24, 13)  # at most, of the two texts of a replay
 RANDOM = "random batches, padded"  # how the name of their case begins
 MAX_BATCH = 8  # of the padded cases, or the graph's largest
+SPARE = 8  # slots of a cache behind what a random batch needs
 PART = 7  # tokens of a step on top of a past; divides no round length
 DECODE_STEPS = 16
 PROMPT_TOKENS = 48  # at most; several lengths below that are used
 LOGITS_BYTES = 128 * 2**20  # of all passages together: where that is too little, of some positions
 LOGITS = Measure("logits", ("logits",), Metrics.LIMITED)
-COLUMNS = Measure("columns", ("columns",), DrawMetrics.LIMITED, PREFIX)
+COLUMNS = Measure("columns", ("columns",), DrawMetrics.LIMITED, RANDOM_PREFIX)
 PASSAGES = Measure("passages", ("likeliest", "logprob", "logits"), TextMetrics.LIMITED)
 
 
@@ -276,23 +279,18 @@ def add_random(
     tokens = [draw_text(random, cases.real, length) for length in lengths]
     columns = draw_columns(random, vocabulary)
     numbers = [builder.add_text(Text(one), columns=range(len(one))) for one in tokens]
-    near = draw_batches(random, cases, lengths)
-    far = draw_far_batches(random, cases, find_most_repeats(reference, cases))
-    repeated: dict[tuple[int, int], int] = {}  # the number of the text, by its past and how often it is there
 
-    def find_text(batch: Batch, row: int) -> int:
-        if batch.repeats < 2:
-            return numbers[batch.texts[row]]
-        place = (batch.ends[0][row], batch.repeats)
-        if place not in repeated:
-            past = place[0]
-            text = Text(tokens[0][: past + TAIL], past=past, repeats=batch.repeats)
-            repeated[place] = builder.add_text(text, columns=range(past, past + TAIL))
-        return repeated[place]
+    @cache
+    def find_text(past: int, repeats: int) -> int:
+        if repeats == 1:
+            return numbers[0]
+        text = Text(tokens[0][: past + TAIL], past=past, repeats=repeats)
+        return builder.add_text(text, columns=range(past, past + TAIL))
 
-    for batch in (*near, *far):
-        of_rows = [find_text(batch, row) for row in range(len(batch.texts))]
-        builder.add_case(make_random_case(GRAPH, batch, of_rows, cases.seed))
+    for rows in draw_batches(random, cases, dict(zip(numbers, lengths, strict=True)), {}):
+        builder.add_case(make_random_case(GRAPH, rows, cases.seed))
+    for rows in draw_far_batches(random, cases, find_most_repeats(reference, cases), find_text):
+        builder.add_case(make_random_case(GRAPH, rows, cases.seed, shares_past=True))
     add_single_steps(builder, numbers[0], longest, min(cases.step_rows, cases.max_batch))
     return columns
 
@@ -311,15 +309,14 @@ def find_most_repeats(reference: Reference, cases: RandomCases) -> int:
     return math.ceil(cases.context / min(BEGINNING, longest - TAIL))
 
 
-def make_random_case(graph: str, batch: Batch, texts: Sequence[int], seed: int) -> Case:
-    """Return the case of a batch that a seed drew, by the number of each row's text."""
-    rows = tuple(Row(text, tuple(ends[row] for ends in batch.ends)) for row, text in enumerate(texts))
+def make_random_case(graph: str, rows: Rows, seed: int, shares_past: bool = False) -> Case:
+    """Return the case of a batch that a seed drew."""
     return Case(
         f"{RANDOM}, seed {seed}",
         graph,
         rows,
         (COLUMNS,),
-        shares_past=bool(batch.repeats),
+        shares_past=shares_past,
         spare=SPARE,
         is_costly=True,
         is_padded=True,

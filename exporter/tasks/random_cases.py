@@ -1,25 +1,24 @@
-"""Draws batches, lengths, pasts and split points at random, from the whole range that a bundle allows.
-
-B rows of a batch, K tokens whose logits are known
-"""
+"""Draws batches, lengths, pasts and split points at random, from the whole range that a bundle allows."""
 
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, TypeAlias
 
 import numpy as np
 
-from ...runtime.apps.check.draws import Batch
+from ...runtime.apps.check.case import Row, list_widths
 from ..levels import FULL, Level
 
 if TYPE_CHECKING:
     from ..reference_model import ReferenceModel
 
 Random: TypeAlias = np.random.Generator
+Rows: TypeAlias = tuple[Row, ...]  # of a batch
 
+RANDOM_PREFIX = "drawn."  # of the limits' names, as golden data has them
 MOST_STEP_ROWS = 8
 MOST_TOKENS = 4096
 TEXTS = 8  # of different tokens; the first is as long as all others together
@@ -110,34 +109,35 @@ def list_sizes(most: int) -> list[int]:
 
 
 def draw_batches(
-    random: Random, cases: RandomCases, lengths: Sequence[int], sources: Sequence[int] = ()
-) -> tuple[Batch, ...]:
+    random: Random, cases: RandomCases, lengths: Mapping[int, int], sources: Mapping[int, int]
+) -> list[Rows]:
     """Return batches of every size whose longest rows stand in different places: any other is padded.
 
     Args:
         random: draws.
         cases: how much is drawn.
-        lengths: of the texts, of which the first is the longest.
+        lengths: of the texts, by their numbers. The first is the longest.
         sources: the lengths of what a translator reads beside each text. Those of a batch have `room` too.
     """
+    first, *others = lengths
+    longest_text = lengths[first]
     room = cases.room
 
-    def list_others(size: int) -> list[int]:
-        return [text for text in range(1, len(lengths)) if not sources or sources[text] * size <= room]
+    def list_texts(size: int) -> list[int]:
+        return [first, *(text for text in others if not sources or sources[text] * size <= room)]
 
     batches = []
     for size in cases.sizes:
-        others = list_others(size)
         places = random.permutation(size)[: cases.alike]
         # The longest row of the first is long, that of the second of any length, as a small engine takes too.
         for place, is_long in zip(places, (True, False), strict=False):
-            most = min(lengths[0], max(4, (room if is_long else lengths[0] // 2) // size))
+            most = min(longest_text, max(4, (room if is_long else longest_text // 2) // size))
             longest = draw_length(random, max(1, most // 2) if is_long else 1, most)
-            batches.append(draw_batch(random, cases, lengths, others, size, int(place), longest))
-    if lengths[0] > 1 and cases.max_batch > 1:  # padding as long as there can be
+            batches.append(draw_batch(random, cases, lengths, list_texts(size), size, int(place), longest))
+    if longest_text > 1 and cases.max_batch > 1:  # padding as long as there can be
         place = int(random.integers(2))
-        batches.append(draw_batch(random, cases, lengths, list_others(2), 2, place, lengths[0]))
-    return tuple(batches)
+        batches.append(draw_batch(random, cases, lengths, list_texts(2), 2, place, longest_text))
+    return batches
 
 
 def draw_length(random: Random, least: int, most: int) -> int:
@@ -148,46 +148,46 @@ def draw_length(random: Random, least: int, most: int) -> int:
 def draw_batch(
     random: Random,
     cases: RandomCases,
-    lengths: Sequence[int],
-    others: Sequence[int],
+    lengths: Mapping[int, int],
+    texts: Sequence[int],
     size: int,
     place: int,
     longest: int,
-) -> Batch:
+) -> Rows:
     """Return a batch whose row `place` reads `longest` tokens, and the others fewer where there are fewer.
 
-    Steps of one or two parts come first, and then some single tokens. `others` are the texts that rows may
-    read beside the first.
+    Steps of one or two parts come first, and then some single tokens. `texts` are those that rows may read.
     """
-    others = random.permutation(others).tolist()
-    texts = []
+    first = texts[0]
+    others = random.permutation(texts[1:]).tolist()
+    chosen = []
     totals = []
     for row in range(size):
         # Only the first text is long enough for any length. Its beginnings are other rows' as well.
-        text = 0 if row == place or not others or random.random() < 1 / 3 else others[row % len(others)]
+        text = first if row == place or not others or random.random() < 1 / 3 else others[row % len(others)]
         most = max(1, min(lengths[text], longest - 1))
-        texts.append(int(text))
+        chosen.append(text)
         totals.append(longest if row == place else draw_length(random, 1, most))
     # A row takes part in every step: the shortest has few tokens, or more steps make it longer.
     steps = int(random.integers(2, 6))
     steps = min(
-        steps, min(totals) if random.random() < 1 / 3 else min(lengths[text] for text in texts), longest
+        steps, min(totals) if random.random() < 1 / 3 else min(lengths[text] for text in chosen), longest
     )
     totals = [max(total, steps) for total in totals]
-    batch = Batch(tuple(texts), draw_ends(random, totals, steps, parts=min(cases.parts, steps)))
-    if batch.columns > cases.context:
-        batch = Batch(tuple(texts), draw_ends(random, totals, steps, parts=1))
-    return batch
+    rows = draw_steps(random, chosen, totals, steps, parts=min(cases.parts, steps))
+    if sum(list_widths(rows)) > cases.context:
+        rows = draw_steps(random, chosen, totals, steps, parts=1)
+    return rows
 
 
-def draw_ends(random: Random, totals: Sequence[int], steps: int, parts: int) -> tuple[tuple[int, ...], ...]:
-    """Return how many tokens of each row have been read behind each step; those after `parts` are single."""
-    by_row = []
-    for total in totals:
+def draw_steps(random: Random, texts: Sequence[int], totals: Sequence[int], steps: int, parts: int) -> Rows:
+    """Return rows that read so many tokens of their texts; the steps after the first `parts` are single."""
+    rows = []
+    for text, total in zip(texts, totals, strict=True):
         wide = total - (steps - parts)
         cuts = random.choice(np.arange(1, wide), parts - 1, replace=False) if parts > 1 else np.array([], int)
-        by_row.append([*sorted(cuts.tolist()), *range(wide, total + 1)])
-    return tuple(tuple(int(end) for end in ends) for ends in zip(*by_row, strict=True))
+        rows.append(Row(text, (*sorted(cuts.tolist()), *range(wide, total + 1))))
+    return tuple(rows)
 
 
 def draw_text(random: Random, real: Sequence[int], length: int) -> tuple[int, ...]:
@@ -255,16 +255,18 @@ def describe_undrawn(weights: int, context: int, max_batch: int, level: Level) -
         yield "a second drawn batch of each size"
 
 
-def draw_far_batches(random: Random, cases: RandomCases, repeats: int) -> tuple[Batch, ...]:
+def draw_far_batches(
+    random: Random, cases: RandomCases, repeats: int, find_text: Callable[[int, int], int]
+) -> list[Rows]:
     """Return a batch of every size whose rows have pasts of any length, up to the end of the context.
 
     A past is read once for all rows, so it costs little. Behind it come a step of several tokens and some
-    single ones.
+    single ones. `find_text` returns the number of the text whose past, of so many tokens, is there so often.
     """
     longest = cases.longest
     end = cases.context if repeats > 1 else longest
     if end <= TAIL + 1:
-        return ()
+        return []
     if repeats > 1:  # a past is a multiple of it, so each seed has other positions
         repeats += int(random.integers(repeats // 4 + 1))
     often = [repeats] if repeats <= MANY_REPEATS else [repeats, math.isqrt(repeats)]
@@ -281,9 +283,11 @@ def draw_far_batches(random: Random, cases: RandomCases, repeats: int) -> tuple[
         if cases.parts == 1:
             pasts[:] = most
         wide = int(random.integers(2, WIDEST + 1))
-        ends = [pasts, *(pasts + tokens for tokens in range(wide, TAIL + 1))]
-        batches.append(Batch((0,) * size, tuple(tuple(row.tolist()) for row in ends), times))
-    return tuple(batches)
+        steps = (0, *range(wide, TAIL + 1))
+        batches.append(
+            tuple(Row(find_text(past, times), tuple(past + end for end in steps)) for past in pasts.tolist())
+        )
+    return batches
 
 
 def draw_places(random: Random, most: int, known: int) -> list[int]:

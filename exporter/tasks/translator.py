@@ -10,7 +10,6 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from ...runtime.apps.check.case import Case, CaseSet, Measure, Row, Searching, Text
-from ...runtime.apps.check.draws import PLACES, Batch
 from ...runtime.apps.check.files import choose_evenly
 from ...runtime.apps.check.metrics import DrawMetrics, ScoreMetrics, VectorMetrics
 from ...runtime.apps.check.translator import SEARCH
@@ -34,15 +33,16 @@ from .random_cases import (
     TEXTS,
     Random,
     RandomCases,
+    Rows,
     count_longest,
     count_tokens,
     count_weights,
     describe_undrawn,
     draw_batches,
     draw_columns,
-    draw_ends,
     draw_far_batches,
     draw_length,
+    draw_steps,
     draw_text,
 )
 
@@ -57,6 +57,7 @@ SOURCE_TOKENS = 48  # at most; several lengths below that are used
 DECODE_STEPS = 32
 NUM_BEAMS = 4
 POSITIONS = 6  # of each source, whose keys and values are compared
+RANDOM_POSITIONS = 3  # of each random source
 START = -1  # stands for the token that targets begin with, in texts that quote
 CROSS = Measure("layers", ("cross",), VectorMetrics.LIMITED, "cross.")
 ATTENTION = Measure("attention", ("attention",), VectorMetrics.LIMITED, "attention.")
@@ -274,25 +275,26 @@ def add_random(
     columns = draw_columns(random, vocabulary)
     most = count_longest(cases.weights, sizes.source, cases.level)
     sources = draw_sources(random, real, end, most, cases.room // min(SMALL_SIZES, cases.max_batch))
-    numbers = [builder.add_text(Text(source), cross=choose_evenly(len(source), PLACES)) for source in sources]
+    numbers = [
+        builder.add_text(Text(source), cross=choose_evenly(len(source), RANDOM_POSITIONS))
+        for source in sources
+    ]
     texts = [
         builder.add_text(Text(own, source=number, quotes=True), columns=range(len(own)))
         for own, number in zip(tokens, numbers, strict=True)
     ]
-    batches = draw_batches(random, cases, lengths, list(map(len, sources)))
-    widest = draw_widest_batches(random, lengths) if cases.max_batch > 1 else ()
+    by_text = dict(zip(texts, lengths, strict=True))
+    batches = draw_batches(random, cases, by_text, dict(zip(texts, map(len, sources), strict=True)))
+    if cases.max_batch > 1:
+        batches.append(draw_widest_batch(random, by_text))
     name = f"{RANDOM}, seed {cases.seed}"
-
-    def make_batch_case(batch: Batch) -> Case:
-        return make_random_case(DECODER, batch, [texts[text] for text in batch.texts], cases.seed)
-
-    for batch in (*batches, *widest):
-        together = [numbers[text] for text in batch.texts]
-        padded = make_source_case(name, builder, together)
+    source_of = dict(zip(texts, numbers, strict=True))
+    for rows in batches:
+        padded = make_source_case(name, builder, [source_of[row.text] for row in rows])
         builder.add_case(replace(padded, is_costly=True, is_padded=True))
-        builder.add_case(make_batch_case(batch))
-    for batch in draw_far_batches(random, cases, repeats=1):
-        builder.add_case(make_batch_case(batch))
+        builder.add_case(make_random_case(DECODER, rows, cases.seed))
+    for rows in draw_far_batches(random, cases, 1, lambda past, repeats: texts[0]):
+        builder.add_case(make_random_case(DECODER, rows, cases.seed, shares_past=True))
     add_single_steps(builder, texts[0], longest, min(cases.step_rows, sizes.beams))
     return columns
 
@@ -311,8 +313,9 @@ def draw_sources(
     return [(*draw_text(random, real, length - 1), end) for length in lengths]
 
 
-def draw_widest_batches(random: Random, lengths: Sequence[int]) -> tuple[Batch, ...]:
+def draw_widest_batch(random: Random, lengths: Mapping[int, int]) -> Rows:
     """Return a batch of the shortest source and the longest: as much padding as there can be."""
-    texts = random.permutation([1, TEXTS - 1]).tolist()
+    _, shortest, *_, longest = lengths
+    texts = random.permutation([shortest, longest]).tolist()
     totals = [draw_length(random, min(2, lengths[text]), lengths[text]) for text in texts]
-    return (Batch(tuple(texts), draw_ends(random, totals, steps=min(2, *totals), parts=1)),)
+    return draw_steps(random, texts, totals, steps=min(2, *totals), parts=1)

@@ -10,8 +10,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from ...runtime.apps.check.case import Case, CaseSet, Text
-from ...runtime.apps.check.draws import measure_error
-from ...runtime.apps.check.metrics import DrawMetrics, Logits, ScoreMetrics, measure_scale
+from ...runtime.apps.check.metrics import DrawMetrics, Logits, ScoreMetrics, measure_error, measure_scale
 from ...runtime.apps.check.translator import SEARCH, TranslatorEngine
 from ..limits import Gaps
 from ..reference_model import is_module

@@ -12,7 +12,6 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from ...runtime.apps.check.case import from_arrays
-from ...runtime.apps.check.draws import PREFIX as DRAWN
 from ...runtime.apps.check.files import Arrays, find_golden, name_damage, read_golden
 from ...runtime.apps.check.judge import ENOUGH, Limits
 from ...runtime.apps.check.metrics import Comparison
@@ -24,6 +23,7 @@ from ..levels import QUICK
 from ..limits import CAPS, NOTHING_ACCEPTED, Accepted, find_factor, find_upper_bound
 from ..reference_model import is_module
 from ..tasks.base import Progress
+from ..tasks.random_cases import RANDOM_PREFIX
 from ..tasks.verifier import Verifier
 
 if TYPE_CHECKING:
@@ -137,7 +137,9 @@ def list_loose_limits(
         if precision not in usual:
             yield precision, f"there are no limits of {precision}"
             continue
-        missing = [name for name in own if name not in usual[precision] and not name.startswith(DRAWN)]
+        missing = [
+            name for name in own if name not in usual[precision] and not name.startswith(RANDOM_PREFIX)
+        ]
         if missing:  # of what is drawn earlier versions have none
             yield precision, f"there is no limit of {precision}'s {missing[0]}"
         for name, limit in usual[precision].items():

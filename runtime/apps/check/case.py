@@ -289,7 +289,7 @@ class CaseSet:
 
     def count_columns(self, case: Case) -> int:
         """Return how many tokens wide a cache gets in which the rows are padded in each step."""
-        first, *others = [max(end - begin for begin, end in step) for step in case.list_steps()]
+        first, *others = list_widths(case.rows)
         if case.runner in ("greedy", "beams"):
             others = [min(self.texts[row.text].count() - row.ends[0] for row in case.rows)]
         repeats = max(self.texts[row.text].repeats for row in case.rows)
@@ -320,6 +320,12 @@ class CaseSet:
             **kept,
             answers={output: by_text for output, by_text in answers.items() if by_text},
         )
+
+
+def list_widths(rows: Sequence[Row]) -> list[int]:
+    """Return how many tokens wide each step of rows is that are padded in it."""
+    widths: list[int] = np.diff([row.ends for row in rows], prepend=0).max(axis=0).tolist()
+    return widths
 
 
 def identify(case: Case, row: Row) -> tuple[int, int]:

@@ -13,7 +13,7 @@ from typing import ClassVar, TypeAlias
 import numpy as np
 
 from ...bundle.manifest import Artifact
-from ...decoding.cache import NONE_PENDING
+from ...decoding.cache import NONE_PENDING, PendingContext
 from ...decoding.cache_shapes import PREFILL_CHUNK
 from ...decoding.decoder import Decoder, DecoderRun
 from ...decoding.sampling import compute_logprobs
@@ -22,7 +22,6 @@ from ...translate.source_encoder import SourceEncoder
 from .case import Case, CaseSet, Encoding, Integers, Known, Spot
 from .cases import find_room
 from .divergence import Followed, Sample, follow, judge_followed, read_sample
-from .draws import start_on_past, take_step
 from .judge import Limits, Seen, compare_known
 from .metrics import Logits, Outcome
 
@@ -92,6 +91,46 @@ def start(
     if longest.repeats > 1:
         running.repeat(longest.repeats)
     return running
+
+
+def take_step(run: DecoderRun, rows: Sequence[Sequence[int]], has_past: bool) -> Logits:
+    """Run each row's tokens on top of what it has read; return the logits (B, V) behind the last of each."""
+    width = max(map(len, rows))
+    if width == 1:
+        return run.decode([tokens[0] for tokens in rows])
+    return run.prefill(rows, choose_chunk(run.decoder.artifact, len(rows), width, has_past))
+
+
+def choose_chunk(artifact: Artifact, rows: int, width: int, has_past: bool) -> int:
+    """Return how many tokens of each row a graph reads in one run.
+
+    A translator's graph whose kernel takes one behind a past reads one, and without a past all of them.
+    """
+    if artifact.dialect != "ort" or not artifact.reads_source or rows == 1:
+        return PREFILL_CHUNK
+    return 1 if has_past else width
+
+
+def start_on_past(
+    decoder: Decoder,
+    tokens: Sequence[int],
+    pasts: Sequence[int],
+    capacity: int,
+    context: PendingContext = NONE_PENDING,
+) -> DecoderRun:
+    """Return a run whose rows have read so many of some tokens, which are read once."""
+    if decoder.artifact.window is None:
+        run = decoder.start(1, capacity, context, copies=len(pasts))
+        run.prefill([tokens[: max(pasts)]])
+        run.spread()
+        for row, past in enumerate(pasts):
+            run.truncate_row(row, past)
+        return run
+    run = decoder.start(len(pasts), capacity)  # what a window needs of shorter ones is gone
+    for row, past in enumerate(pasts):
+        for begin in range(0, past, PREFILL_CHUNK):
+            run.extend_row(row, tokens[begin : min(begin + PREFILL_CHUNK, past)])
+    return run
 
 
 def see(case_set: CaseSet, spot: Spot, begin: int, logits: Logits) -> Seen:

@@ -15,7 +15,6 @@ import numpy as np
 
 from ...bundle.manifest import Artifact
 from .case import Array, Case, CaseSet, Encoding, Known, Measure, Spot
-from .draws import measure_error
 from .metrics import (
     DrawMetrics,
     Logits,
@@ -26,6 +25,7 @@ from .metrics import (
     judge_outcome,
     locate_failure,
     measure,
+    measure_error,
     measure_kl,
     measure_labels,
     measure_max_error,

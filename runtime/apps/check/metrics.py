@@ -252,6 +252,12 @@ def measure_max_error(got: Logits, want: Logits) -> float:
     return max(float(np.abs(got[rows] - want[rows]).max()) for rows in cut_rows(want)) / measure_scale(want)
 
 
+def measure_error(got: Logits, want: Logits, scale: float) -> float:
+    """Return the largest difference in units of `scale`; infinite where a number is not finite."""
+    error = float(np.abs(got.astype(np.float64) - want).max()) / scale
+    return error if math.isfinite(error) else math.inf
+
+
 def measure_shared_likeliest(got: Logits, want: Logits) -> npt.NDArray[np.float64]:
     """Return the share of the `LIKELIEST` tokens that both sides have, for each row."""
     count = min(LIKELIEST, want.shape[-1])

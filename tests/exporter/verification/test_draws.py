@@ -14,6 +14,7 @@ from planforge.exporter import export
 from planforge.exporter.levels import FULL, STANDARD
 from planforge.exporter.tasks import decoder, random_cases
 from planforge.exporter.verification.golden_answers import answer_again, compare_arrays
+from planforge.runtime.apps.check.case import list_widths
 from planforge.runtime.apps.check.selftest import selftest
 
 from ...helpers.fault_table import Row, collect_table
@@ -136,13 +137,15 @@ def test_pasts_of_every_size_of_batch_are_in_all_quarters_of_the_context(repeats
     for seed in range(40):
         drawing = random_cases.RandomCases(weights, (1,), context, 8, seed, parts=2, level=FULL)
         random = np.random.default_rng(seed)
-        for batch in random_cases.draw_far_batches(random, drawing, repeats):
-            size = len(batch.texts)
-            pasts = [batch.ends[0][row] * max(1, batch.repeats) for row in range(size)]
-            if size > 1 and batch.repeats >= repeats:
+        # In place of a text's number a row has here how often its past is there.
+        for rows in random_cases.draw_far_batches(random, drawing, repeats, lambda past, times: times):
+            size = len(rows)
+            pasts = [row.ends[0] * row.text for row in rows]
+            if size > 1 and rows[0].text >= repeats:
                 reached = max(drawing.context, drawing.level.cached) // size
                 assert max(pasts) > 0.75 * min(context, reached)  # one row, every time
-            assert batch.columns <= context
+            first, *others = list_widths(rows)
+            assert first * rows[0].text + sum(others) <= context
             quarters.setdefault(size, set()).update(4 * past // context for past in pasts)
             residues |= {past % repeats for past in pasts}
     most = {size: min(context, max(context, FULL.cached) // size) for size in quarters}
