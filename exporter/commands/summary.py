@@ -57,7 +57,7 @@ def describe_verdict(artifact: Artifact) -> str:
         words += list_flips(artifact)
         words.append(f"probabilities within {worst['probability_error']:.2g}")
         words.append(f"logits within {worst.get('max_error', 0.0):.2g} of their spread")
-    if not words and "mean_kl" in worst and "sequence_classification" not in roles:  # which is a number
+    if not words and "mean_kl" in worst and "sequence_classification" not in roles:  # an older regression's
         what = "a masked word" if "masked_lm" in roles else "the next token"
         words.append(f"KL of {what} {worst['mean_kl']:.2g} nats")
     if not words and "max_error" in worst:

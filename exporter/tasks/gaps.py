@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 
 from ...runtime.apps.check.case import CaseSet, Measure
 from ...runtime.apps.check.judge import Seen, measure_columns, measure_passages, measure_values
-from ...runtime.apps.check.metrics import LabelMetrics, Measured, Metrics, VectorMetrics
+from ...runtime.apps.check.metrics import ClassMetrics, LabelMetrics, Measured, Metrics, VectorMetrics
 from ...runtime.bundle.bundle import Bundle
 from ..limits import Gaps
 from ..reference_model import is_module
@@ -78,12 +78,13 @@ def measure_gap(
     if measure.kind == "passages":
         return measure_passages(seen, case_set)
     gap = measure_values(seen, case_set, measure)
-    if not mean_over or not (isinstance(gap, Metrics) or measure.kind == "scores"):
+    if not mean_over or not (isinstance(gap, Metrics | LabelMetrics) or measure.kind == "scores"):
         return gap
     parts = [part for one in seen for part in list_parts(one, mean_over)]
     alone = [measure_values([part], case_set, measure) for part in parts]
-    if isinstance(gap, Metrics):
-        gap = replace(gap, mean_kl=max(part.mean_kl for part in alone if isinstance(part, Metrics)))
+    if isinstance(gap, Metrics | ClassMetrics):
+        divergences = [part.mean_kl for part in alone if isinstance(part, Metrics | ClassMetrics)]
+        gap = replace(gap, mean_kl=max(divergences))
     if isinstance(gap, LabelMetrics):
         real = list_first_texts(case_set)
         of_texts = measure_values([one for one in seen if one.text in real], case_set, measure)

@@ -21,7 +21,17 @@ Array: TypeAlias = npt.NDArray[Any]
 Integers: TypeAlias = npt.NDArray[np.int64]
 Runner: TypeAlias = Literal["forced", "every", "greedy", "once", "attention", "beams"]
 Kind: TypeAlias = Literal[
-    "logits", "columns", "passages", "vectors", "scores", "labels", "flags", "layers", "attention", "beams"
+    "logits",
+    "columns",
+    "passages",
+    "vectors",
+    "values",
+    "scores",
+    "labels",
+    "flags",
+    "layers",
+    "attention",
+    "beams",
 ]
 
 CASES = ("cases", "few", "replays", "ranges")  # the fields of a set that have some
@@ -70,9 +80,10 @@ class Measure(NamedTuple):
 
     Attributes:
         kind: "logits" of whole rows, the "columns" of some tokens, "passages" of which every token is
-            predicted; of an encoder "vectors", "scores" (a number from each token, all of a text are one
-            vector), "labels" of which one is chosen, "flags" of which each is chosen by itself; of a
-            translator the keys and values of "layers", each by itself, "attention", and "beams".
+            predicted; of an encoder "vectors", a regression's "values", "scores" (a value from each token,
+            all of a text are one vector), "labels" of which one is chosen, "flags" of which each is chosen
+            by itself; of a translator the keys and values of "layers", each by itself, "attention", and
+            "beams".
         outputs: what is compared with PyTorch's.
         limited: the metrics that have limits.
         prefix: of the limits' names.

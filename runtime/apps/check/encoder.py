@@ -13,9 +13,9 @@ from ...backends.backend import Array
 from ...bundle.manifest import Artifact, TensorSpec
 from ...encode.encoder import Encoder
 from ...text.long_text import Piece
-from .case import Case, CaseSet, Encoding, Kind, Known, Measure, Spot, Text
+from .case import Case, CaseSet, Encoding, Known, Measure, Spot, Text
 from .judge import Limits, Seen, compare_known
-from .metrics import LabelMetrics, Metrics, Outcome, VectorMetrics
+from .metrics import ClassMetrics, LabelMetrics, Metrics, Outcome, ValueMetrics, VectorMetrics
 
 DISTRIBUTIONS = {"masked_lm", "next_sentence", "sequence_classification", "token_classification"}
 ONE_LABEL = "single_label_classification"  # the problem type of heads that have none in a config.json
@@ -101,13 +101,14 @@ def make_measure(spec: TensorSpec, problem_type: str, of_texts: bool) -> Measure
     if spec.role not in DISTRIBUTIONS:
         counts = of_texts and not is_per_token(spec)
         return Measure("vectors", (spec.name,), VectorMetrics.LIMITED, prefix, counts)
-    is_number = spec.role == "sequence_classification" and problem_type == "regression"
-    if spec.role == "masked_lm" or is_number:
+    if spec.role == "masked_lm":
         return Measure("logits", (spec.name,), Metrics.LIMITED, prefix)
-    has_one = problem_type == INDEPENDENT or spec.axis_names()[-1] == 1  # no softmax of one
-    is_independent = spec.role == "sequence_classification" and has_one
-    kind: Kind = "flags" if is_independent else "labels"
-    return Measure(kind, (spec.name,), LabelMetrics.LIMITED, prefix, of_texts)
+    if spec.role == "sequence_classification":
+        if problem_type == "regression":
+            return Measure("values", (spec.name,), ValueMetrics.LIMITED, prefix)
+        if problem_type == INDEPENDENT or spec.axis_names()[-1] == 1:  # no softmax of one
+            return Measure("flags", (spec.name,), LabelMetrics.LIMITED, prefix, of_texts)
+    return Measure("labels", (spec.name,), ClassMetrics.LIMITED, prefix, of_texts)
 
 
 def is_per_token(spec: TensorSpec) -> bool:

@@ -26,6 +26,7 @@ from .metrics import (
     locate_failure,
     measure,
     measure_error,
+    measure_errors,
     measure_kl,
     measure_labels,
     measure_max_error,
@@ -85,6 +86,8 @@ def measure_values(seen: Sequence[Seen], case_set: CaseSet, wanted: Measure) -> 
     want = np.concatenate([find_answers(case_set, output, one) for one in seen])
     if wanted.kind == "logits":
         return measure(got, want)
+    if wanted.kind == "values":
+        return measure_errors(got, want)
     if wanted.kind == "layers":
         layers = range(want.shape[1])
         return find_worst([measure_vectors(got[:, layer], want[:, layer]) for layer in layers])

@@ -54,15 +54,39 @@ class Metrics(PlainFields):
 
 
 @dataclass(frozen=True)
-class LabelMetrics(Metrics):
-    """How far a classifier's logits are from the reference's, and what a user reads of them.
+class ValueMetrics(PlainFields):
+    """How far values are from the reference's that have no distribution, as those of a regression."""
 
-    `top1_agreement` and `flip_margin` are of labels: of independent ones of all that a row has.
-    """
+    max_error: float  # as those of `Metrics`
+    mean_error: float
+    finite: bool
+    rows: int
 
+    LIMITED: ClassVar[tuple[str, ...]] = ("max_error",)
+
+
+@dataclass(frozen=True)
+class LabelMetrics(ValueMetrics):
+    """How far the logits of independent labels are from the reference's, and what a user reads of them."""
+
+    top1_agreement: float  # share of rows all of whose labels are the same
+    flip_margin: float  # the reference's largest logit where a label differs
     probability_error: float  # the largest difference of two probabilities
     label_flips: int  # rows whose label is another one
     label_changes: float  # their share, of more than `MEAN_OF` rows of real text; else 0
+
+    LIMITED: ClassVar[tuple[str, ...]] = ("max_error", "probability_error", "label_changes")
+
+
+@dataclass(frozen=True)
+class ClassMetrics(LabelMetrics):
+    """How far the logits of classes are from the reference's, of which a row has one.
+
+    `top1_agreement` and `flip_margin` are those of `Metrics`, of a label in place of a token.
+    """
+
+    mean_kl: float  # as those of `Metrics`
+    top5_agreement: float
 
     LIMITED: ClassVar[tuple[str, ...]] = ("max_error", "mean_kl", "probability_error", "label_changes")
 
@@ -215,12 +239,22 @@ def measure(got: Logits, want: Logits) -> Metrics:
     )
 
 
+def measure_errors(got: Logits, want: Logits) -> ValueMetrics:
+    """Compare values (N, V) that have no distribution."""
+    found = measure(got, want)
+    return ValueMetrics(found.max_error, found.mean_error, found.finite, found.rows)
+
+
 def measure_labels(got: Logits, want: Logits, *, independent: bool, of_texts: bool = True) -> LabelMetrics:
     """Compare a classifier's logits (N, V); of `independent` labels each has a probability of its own."""
     found = vars(measure(got, want))
+    kind = ClassMetrics
+    if independent:
+        kind = LabelMetrics
+        del found["mean_kl"], found["top5_agreement"]
     rows = len(want)
     if not found["finite"]:
-        return LabelMetrics(**found, probability_error=math.nan, label_flips=rows, label_changes=math.nan)
+        return kind(**found, probability_error=math.nan, label_flips=rows, label_changes=math.nan)
     activation = sigmoid if independent else softmax
     error = float(np.abs(activation(got) - activation(want)).max())
     differs = (got > 0) != (want > 0) if independent else (got.argmax(-1) != want.argmax(-1))[:, None]
@@ -230,7 +264,7 @@ def measure_labels(got: Logits, want: Logits, *, independent: bool, of_texts: bo
         found["top1_agreement"] = 1 - flips / rows
         found["flip_margin"] = float(np.abs(want)[differs].max(initial=0.0))
     share = flips / rows if of_texts and rows > MEAN_OF else 0.0
-    return LabelMetrics(**found, probability_error=error, label_flips=flips, label_changes=share)
+    return kind(**found, probability_error=error, label_flips=flips, label_changes=share)
 
 
 def cut_rows(logits: Logits) -> Iterator[slice]:
@@ -318,9 +352,11 @@ def judge_outcome(
 ) -> Outcome:
     """Return the outcome of metrics, of which those with `names`, or all that have a limit, are judged.
 
-    The limits' names begin with `prefix`; other failures, and the error of each decode step, are added.
+    The limits' names begin with `prefix`; other failures, and the error of each decode step, are added. Older
+    golden data has names that no metric has: the KL divergence of labels that have no distribution.
     """
-    applied = {name: limits[prefix + name] for name in (metrics.LIMITED if names is None else names)}
+    judged = [name for name in metrics.LIMITED if names is None or name in names]
+    applied = {name: limits[prefix + name] for name in judged}
     exceeded = judge(metrics, applied, prefix)
     return Outcome(
         metrics={f"{prefix}{name}": value for name, value in metrics.to_json().items()},

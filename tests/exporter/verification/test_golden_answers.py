@@ -30,6 +30,7 @@ from planforge.runtime.apps.check import files
 from planforge.runtime.apps.check.case import from_arrays
 from planforge.runtime.apps.check.files import find_golden, read_golden, write_golden
 from planforge.runtime.apps.check.metrics import Comparison
+from planforge.runtime.apps.check.selftest import selftest
 from planforge.runtime.bundle.bundle import Bundle
 from planforge.runtime.errors import InputError
 
@@ -113,6 +114,33 @@ def test_verify_names_the_file_of_golden_data(find: Find, tmp_path: Path) -> Non
     assert "golden data, limits: checks/golden-" in text
     assert "is limited to 1e+06, verify's limit is " in text
     assert {c.artifact for c in report.comparisons if not c.passed} == {"golden data"}
+
+
+@pytest.mark.parametrize("kind", ["logits", "flags"])
+def test_older_limits_of_a_divergence_of_one_value_are_read(find: Find, tmp_path: Path, kind: str) -> None:
+    """The softmax of one value is 1, so its KL divergence was always 0; nothing measures it any more."""
+    sound, checkpoint = find("ranker")
+    gates = [artifact.gate for artifact in Bundle.open(sound).manifest.artifacts]
+    measured = {name for gate in gates for name in (*gate["limits"], *gate["measured"])}
+    assert "logits.max_error" in measured and not any(name.endswith(".mean_kl") for name in measured)
+    limited = ["max_error", "mean_kl"] + (["probability_error", "label_changes"] if kind == "flags" else [])
+
+    def age(arrays: dict[str, Any], limits: dict[str, dict[str, float]]) -> None:
+        plan = json.loads(str(arrays["plan"]))
+        for case in (*plan["cases"], *plan["few"]):
+            for measure in case["measures"]:
+                if measure[0] == "values":
+                    measure[0] = kind
+                    measure[2] = limited
+        arrays["plan"] = np.array(json.dumps(plan))
+        for own in limits.values():
+            own.update({f"logits.{name}": 1.0 for name in limited[1:]})
+
+    older = change_golden(Path(shutil.copytree(sound, tmp_path / "older")), age)
+    result = selftest(older)
+    assert result.passed
+    assert all("logits.max_error" in comparison.limits for comparison in result.comparisons)
+    assert verify(older, source=checkpoint, level="quick").passed
 
 
 def test_golden_data_that_is_gone_is_told(find: Find, tmp_path: Path) -> None:

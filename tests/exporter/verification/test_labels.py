@@ -43,6 +43,7 @@ def test_labels_and_probabilities_are_torchs(independent: bool) -> None:
     found = measure_labels(GOT, WANT, independent=independent)
     flips = int((read(got)[1] != read(want)[1]).any(-1).sum())
     assert 0 < flips == found.label_flips < 40
+    assert ("mean_kl" in found.to_json()) == ("mean_kl" in found.LIMITED) == (not independent)
     assert found.label_changes == pytest.approx(flips / 40)
     assert found.top1_agreement == pytest.approx(1 - flips / 40)
     assert found.probability_error == pytest.approx(float((read(got)[0] - read(want)[0]).abs().max()), 1e-5)
