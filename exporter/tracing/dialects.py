@@ -240,48 +240,19 @@ class InplaceDecoder(Decoder):
 
 
 class OrtDecoder(Decoder):
-    def forward(
-        self,
-        input_ids: Tensor,
-        past_lengths: Tensor,
-        total_sequence_length: Tensor,
-        logit_rows: Tensor,
-        *slots: Tensor,
-    ) -> tuple[Tensor, ...]:
-        cache = GroupQueryCache(pair_up(slots), past_lengths, total_sequence_length)
-        return self.outputs(input_ids, cache, logit_rows)
+    def forward(self, input_ids: Tensor, past_lengths: Tensor, *rest: Tensor) -> tuple[Tensor, ...]:
+        """Return the recipe's outputs.
 
-
-class RecentOrtDecoder(Decoder):
-    def forward(
-        self,
-        input_ids: Tensor,
-        past_lengths: Tensor,
-        total_sequence_length: Tensor,
-        window_starts: Tensor,
-        window_total_sequence_length: Tensor,
-        logit_rows: Tensor,
-        *slots: Tensor,
-    ) -> tuple[Tensor, ...]:
-        places = (past_lengths, total_sequence_length, window_starts, window_total_sequence_length)
-        cache = RecentCache(pair_up(slots), *places)
-        return self.outputs(input_ids, cache, logit_rows)
-
-
-class WindowOrtDecoder(Decoder):
-    """The `ort` dialect of a model of which every layer sees a window, so that no node reads all slots."""
-
-    def forward(
-        self,
-        input_ids: Tensor,
-        past_lengths: Tensor,
-        window_starts: Tensor,
-        window_total_sequence_length: Tensor,
-        logit_rows: Tensor,
-        *slots: Tensor,
-    ) -> tuple[Tensor, ...]:
-        total = window_total_sequence_length
-        cache = RecentCache(pair_up(slots), past_lengths, total, window_starts, total)
+        `rest` has the total of slots unless every layer sees a window, the start and the total of windows if
+        layers keep the newest tokens alone, logit_rows, and the slots of each layer.
+        """
+        layers, _, _ = self.model.config.cache_sizes
+        *places, logit_rows = rest[: -2 * layers]
+        slots = pair_up(rest[-2 * layers :])
+        if len(places) == 1:
+            return self.outputs(input_ids, GroupQueryCache(slots, past_lengths, *places), logit_rows)
+        *total, starts, recent_total = places
+        cache = RecentCache(slots, past_lengths, *(total or [recent_total]), starts, recent_total)
         return self.outputs(input_ids, cache, logit_rows)
 
 

@@ -9,7 +9,6 @@ from ....runtime.bundle.manifest import Axis
 from ....runtime.errors import InputError
 from ...task_traits import GENERATION
 from .recipe import (
-    WINDOWS_ALONE,
     Choices,
     DecoderParts,
     Recipe,
@@ -28,8 +27,6 @@ MODULES = {
     "portable": "PortableDecoder",
     "inplace": "InplaceDecoder",
     "ort": "OrtDecoder",
-    RECENT: "RecentOrtDecoder",
-    WINDOWS_ALONE: "WindowOrtDecoder",
 }
 EXAMPLE = {"batch": 2, "tokens": 3, "past": 5, "total": 8, "slots": 11, RECENT: 9, "rows": 4}
 

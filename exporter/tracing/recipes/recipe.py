@@ -13,7 +13,6 @@ from ....runtime.decoding.cache_shapes import count_recent_slots
 if TYPE_CHECKING:
     from torch import nn
 
-WINDOWS_ALONE = "windows alone"  # the module of a decoder of which every layer sees a window
 HEAD_SIZES = 8  # GroupQueryAttention takes multiples of it
 
 
@@ -124,12 +123,10 @@ def make_decoder_recipe(parts: DecoderParts, dialect: str) -> Recipe:
             TensorSpec("position_ids", "positions", "int64", (batch, tokens)),
         ]
     else:
-        cached = Axis("slots", 1, length, length)
-        total = cached
+        cached = total = Axis("slots", 1, length, length)
         placing = [TensorSpec("past_lengths", "past_lengths", "int32", (batch,))]
     window = find_window(parts, dialect)
-    has_windows_alone = window is not None and None not in parts.windows
-    if dialect == "ort" and not has_windows_alone:
+    if dialect == "ort" and (window is None or None in parts.windows):  # some layer reads all slots
         placing.append(TensorSpec(TOTAL, TOTAL, "int32", ()))
     old_axes = (batch, parts.heads, cached, parts.head_size)
     new_axes = (batch, parts.heads, total, parts.head_size)
@@ -140,14 +137,12 @@ def make_decoder_recipe(parts: DecoderParts, dialect: str) -> Recipe:
         placing.append(TensorSpec(WINDOW_TOTAL, WINDOW_TOTAL, "int32", ()))
         past = shorten_windows(past, parts.windows, window)
         present = shorten_windows(present, parts.windows, window)
-    kind = dialect if window is None else WINDOWS_ALONE if has_windows_alone else RECENT
-    module = parts.modules[kind]
     return Recipe(
         graph="decoder",
         dialect=dialect,
         opset=24 if dialect == "inplace" else 20,
         padding_side="left" if grows else "right",
-        module=wrap_model(module, *parts.choices),
+        module=wrap_model(parts.modules[dialect], *parts.choices),
         inputs=(
             TensorSpec("input_ids", "ids", "int64", (batch, tokens)),
             *placing,
