@@ -19,13 +19,13 @@ class Level:
     Attributes:
         name: what a user calls it.
         meaning: what a passed verdict of this level says.
-        draw_work: of drawn texts; 0 draws none.
-        least_drawn: tokens that are drawn however large the model is.
+        random_work: of random texts; at 0 there are none.
+        least_random: tokens of random texts, however large the model is.
         step_work: of single steps, which read all weights each.
-        batch_work: weights times the drawn batches; at least one batch of each size is drawn.
-        prefill_work: of the drawn batches' tokens, padding included; a half of the longest text is always
+        batch_work: weights times the random batches; there is at least one of each size.
+        prefill_work: of the random batches' tokens, padding included; a half of the longest text is always
             allowed for each batch.
-        cached: tokens of a drawn batch's cache, rows and all; one row may have a whole context.
+        cached: tokens of a random batch's cache, rows and all; one row may have a whole context.
         text_work: of real text, of which every token is predicted, and of the prompts.
         least_text: tokens of real text that are read however large the model is.
         context_work: of a long context, of which as many tokens are read.
@@ -34,8 +34,8 @@ class Level:
 
     name: str
     meaning: str
-    draw_work: float
-    least_drawn: int
+    random_work: float
+    least_random: int
     step_work: float
     batch_work: float
     prefill_work: float
@@ -66,8 +66,8 @@ LEVELS = {
         Level(
             name="standard",
             meaning="what the model's size allows",
-            draw_work=4e10,
-            least_drawn=128,
+            random_work=4e10,
+            least_random=128,
             step_work=5e9,
             batch_work=1.5e9,
             prefill_work=2e10,
@@ -84,7 +84,9 @@ QUICK = LEVELS["quick"]
 STANDARD = LEVELS["standard"]
 FULL = LEVELS["full"]
 # What int8 and int4 of a decoder are chosen by, where there is no verdict: of standard's cases the real text.
-CALIBRATION = replace(STANDARD, name="calibration", draw_work=0, step_work=0, context_work=0, least_context=0)
+CALIBRATION = replace(
+    STANDARD, name="calibration", random_work=0, step_work=0, context_work=0, least_context=0
+)
 
 
 def find_level(name: str) -> Level:

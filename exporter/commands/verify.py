@@ -33,7 +33,7 @@ def verify(
     inputs: Annotated[
         Path | None, make_option("Of an .onnx file: a .npz with an array per input.", show_default="made up")
     ] = None,
-    seed: Annotated[int, make_option("Draws the batches of random shapes.", show_default=True)] = 0,
+    seed: Annotated[int, make_option("Decides the batches of random shapes.", show_default=True)] = 0,
     level: Annotated[
         str, make_option(f"How much is compared: {LEVELS_HELP}", show_default=True)
     ] = "standard",

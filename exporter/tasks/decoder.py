@@ -12,7 +12,7 @@ import numpy as np
 
 from ...runtime.apps.check.case import Case, CaseSet, Known, Measure, Row, Text
 from ...runtime.apps.check.files import choose_evenly
-from ...runtime.apps.check.metrics import DrawMetrics, Metrics, TextMetrics
+from ...runtime.apps.check.metrics import ErrorMetrics, Metrics, TextMetrics
 from ...runtime.bundle.bundle import Bundle
 from ...runtime.bundle.manifest import Manifest
 from ...runtime.decoding.cache_shapes import PREFILL_CHUNK
@@ -27,11 +27,11 @@ from .random_cases import (
     RandomCases,
     Rows,
     count_weights,
-    describe_undrawn,
-    draw_batches,
-    draw_columns,
-    draw_far_batches,
-    draw_text,
+    describe_fewer_cases,
+    sample_batches,
+    sample_columns,
+    sample_far_batches,
+    sample_text,
 )
 
 if TYPE_CHECKING:
@@ -50,7 +50,7 @@ DECODE_STEPS = 16
 PROMPT_TOKENS = 48  # at most; several lengths below that are used
 LOGITS_BYTES = 128 * 2**20  # of all passages together: where that is too little, of some positions
 LOGITS = Measure("logits", ("logits",), Metrics.LIMITED)
-COLUMNS = Measure("columns", ("columns",), DrawMetrics.LIMITED, RANDOM_PREFIX)
+COLUMNS = Measure("columns", ("columns",), ErrorMetrics.LIMITED, RANDOM_PREFIX)
 PASSAGES = Measure("passages", ("likeliest", "logprob", "logits"), TextMetrics.LIMITED)
 
 
@@ -79,8 +79,8 @@ def choose(
 ) -> CaseSet:
     """Return what a decoder is compared by, without answers; a level below "full" has less.
 
-    There are prompts of unequal length, one of a single token, real text, a full context, and batches that a
-    seed draws at random.
+    There are prompts of unequal length, one of a single token, real text, a full context, and random batches,
+    which a seed decides.
     """
     from .pytorch_decoder import open_reference
 
@@ -106,7 +106,7 @@ def choose(
     # stands between a row's tokens, and `generate` leaves none there.
     parts = 1 if manifest.source.get("exporter") else 2
     cases = RandomCases(weights, real, context, most, seed, parts, level)
-    columns = add_random(builder, reference, cases, vocabulary) if level.draw_work else ()
+    columns = add_random(builder, reference, cases, vocabulary) if level.random_work else ()
     add_passages(builder, passages, vocabulary)
     few, replays, ranges = list_node_cases(builder)
     left_out = describe_left_out(
@@ -209,7 +209,7 @@ def describe_left_out(
     Args:
         counts: how many of each kind are compared, and how many there are.
         context: how long the context is that is filled, how much of it is read, and how much "full" reads.
-        cases: how much is drawn.
+        cases: the random ones.
     """
     for what, (some, every) in counts.items():
         if some < every:
@@ -221,7 +221,7 @@ def describe_left_out(
         yield f"positions {length:,} to {cases.context - 1:,} of a context"
     elif read < usually_read:
         yield f"reading {usually_read:,} tokens of a context: {read:,} are, and stand in it more than once"
-    yield from describe_undrawn(cases.weights, cases.context, cases.max_batch, cases.level)
+    yield from describe_fewer_cases(cases.weights, cases.context, cases.max_batch, cases.level)
 
 
 def add_prompts(builder: Builder, prompts: Sequence[tuple[int, ...]], steps: int, most: int) -> None:
@@ -272,12 +272,12 @@ def add_context(builder: Builder, filled: Text) -> None:
 def add_random(
     builder: Builder, reference: Reference, cases: RandomCases, vocabulary: int
 ) -> tuple[int, ...]:
-    """Add batches, lengths, pasts and split points that a seed draws; return the tokens that are compared."""
+    """Add batches of random lengths, pasts and split points; return the tokens that are compared."""
     random = np.random.default_rng(cases.seed)
     longest = cases.longest
     lengths = [longest, *[max(1, longest // (TEXTS - 1))] * (TEXTS - 1)]
-    tokens = [draw_text(random, cases.real, length) for length in lengths]
-    columns = draw_columns(random, vocabulary)
+    tokens = [sample_text(random, cases.real, length) for length in lengths]
+    columns = sample_columns(random, vocabulary)
     numbers = [builder.add_text(Text(one), columns=range(len(one))) for one in tokens]
 
     @cache
@@ -287,9 +287,9 @@ def add_random(
         text = Text(tokens[0][: past + TAIL], past=past, repeats=repeats)
         return builder.add_text(text, columns=range(past, past + TAIL))
 
-    for rows in draw_batches(random, cases, dict(zip(numbers, lengths, strict=True)), {}):
+    for rows in sample_batches(random, cases, dict(zip(numbers, lengths, strict=True)), {}):
         builder.add_case(make_random_case(GRAPH, rows, cases.seed))
-    for rows in draw_far_batches(random, cases, find_most_repeats(reference, cases), find_text):
+    for rows in sample_far_batches(random, cases, find_most_repeats(reference, cases), find_text):
         builder.add_case(make_random_case(GRAPH, rows, cases.seed, shares_past=True))
     add_single_steps(builder, numbers[0], longest, min(cases.step_rows, cases.max_batch))
     return columns

@@ -23,9 +23,9 @@ from .random_cases import (
     count_alike,
     count_tokens,
     count_weights,
-    draw_rows,
-    draw_text,
     list_sizes,
+    sample_rows,
+    sample_text,
 )
 
 if TYPE_CHECKING:
@@ -46,8 +46,8 @@ def choose(
 ) -> CaseSet:
     """Return what an encoder is compared by, without answers; a level below "full" has less.
 
-    There is real text, a pair, a single token, a full sequence, and padded batches of texts of any length
-    that a seed draws at random.
+    There is real text, a pair, a single token, a full sequence, and padded batches of random texts of
+    any length.
     """
     manifest = bundle.manifest
     assert manifest.encoder is not None
@@ -59,18 +59,18 @@ def choose(
     every = cut_texts(encoded, manifest.encoder, has_segments)
     real = thin_texts(every, level.count_samples(weights, TEXT_TOKENS))
     random = np.random.default_rng(seed)
-    drawn: list[Text] = []
-    if level.draw_work:
-        drawn = draw_texts(random, encoded, manifest.encoder, has_segments, weights, level)
+    sampled: list[Text] = []
+    if level.random_work:
+        sampled = sample_texts(random, encoded, manifest.encoder, has_segments, weights, level)
     rows = max(one.axis("batch").max for one in manifest.artifacts)
     problem_type = read_problem_type(bundle)
     cases = list_cases(real, rows, list_measures(artifact, problem_type, of_texts=True))
     few, replay, ranges = list_node_cases(real, cases)
     sizes = list_sizes(rows)[1:]
-    pool = [*range(len(real), len(real) + len(drawn)), len(real) - 2, len(real) - 1]
-    chosen = (*real, *drawn)
-    if drawn:
-        batches = draw_rows(random, [len(chosen[i].tokens) for i in pool], sizes, weights, level)
+    pool = [*range(len(real), len(real) + len(sampled)), len(real) - 2, len(real) - 1]
+    chosen = (*real, *sampled)
+    if sampled:
+        batches = sample_rows(random, [len(chosen[i].tokens) for i in pool], sizes, weights, level)
         measures = list_measures(artifact, problem_type, of_texts=False)
         name = f"{RANDOM}, seed {seed}"
         numbers = [[pool[i] for i in batch] for batch in batches]
@@ -81,7 +81,7 @@ def choose(
         texts=chosen,
         cases=tuple(cases),
         answers=wanted,
-        left_out=tuple(describe_left_out(len(real), len(every), bool(drawn), weights, sizes, level)),
+        left_out=tuple(describe_left_out(len(real), len(every), bool(sampled), weights, sizes, level)),
         calibration=tuple(cut_calibration_texts(encoded, manifest.encoder)),
         few=few,
         replays=(replay,),
@@ -148,21 +148,21 @@ def thin_texts(texts: list[Text], count: float) -> list[Text]:
 
 
 def describe_left_out(
-    compared: int, every: int, drawn: bool, weights: int, sizes: Sequence[int], level: Level
+    compared: int, every: int, has_random: bool, weights: int, sizes: Sequence[int], level: Level
 ) -> Iterator[str]:
     """Yield what the level leaves out of the cases that "full" has."""
     if compared < every:
         yield f"{every - compared} of {every} texts"
-    if not drawn:
-        yield "drawn sequences and batches"
+    if not has_random:
+        yield "random sequences and batches"
         return
     if count_tokens(weights, level) < count_tokens(weights, FULL):
-        yield f"drawn sequences beyond {count_tokens(weights, level):,} tokens together"
+        yield f"random sequences beyond {count_tokens(weights, level):,} tokens together"
     if count_alike(weights, sizes, level) < count_alike(weights, sizes, FULL):
-        yield "a second drawn batch of each size"
+        yield "a second random batch of each size"
 
 
-def draw_texts(
+def sample_texts(
     random: Random,
     encoded: Sequence[Sequence[int]],
     defaults: EncoderDefaults,
@@ -177,8 +177,8 @@ def draw_texts(
     lengths *= min(1.0, count_tokens(weights, level) / 2 / float(lengths.sum()))
     texts = []
     for number, length in enumerate(lengths.round().astype(int).tolist()):
-        first = draw_text(random, real, length)
-        second = draw_text(random, real, length) if has_segments and number % 3 == 2 else None
+        first = sample_text(random, real, length)
+        second = sample_text(random, real, length) if has_segments and number % 3 == 2 else None
         texts.append(cut_text(defaults, first, second, length))
     return texts
 

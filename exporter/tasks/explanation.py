@@ -41,7 +41,7 @@ OBJECTIVES = {"logit": LOGIT, "probability by softmax": SOFTMAX, "probability by
 OF_A_VECTOR = {**OBJECTIVES, "cosine": COSINE}
 MOST_LIKELY = 0.99  # probability of a token, or of a label, whose gradient is compared
 MOST_TARGETS = 16  # that are tried for one of at most that probability
-ROUNDINGS = 4  # drawn of a case that is beyond the usual limit
+ROUNDINGS = 4  # sampled of a case that is beyond the usual limit
 WHOLE_NUMBERS = ("ranks", "likeliest")
 
 
@@ -81,7 +81,7 @@ class JudgedGraphs:
 
 
 class Reference:
-    """What PyTorch says of a model's explanations, in cases that a seed draws."""
+    """What PyTorch says of a model's explanations, in random cases."""
 
     def __init__(self, model: nn.Module, recipes: Mapping[str, Recipe], seed: int) -> None:
         self.model = model
@@ -115,7 +115,7 @@ class Reference:
         return int(min(longest - 2, MOST_LONG, max(LONG, *(window + 2 for window in windows))))
 
     def make_case(self, recipe: Recipe, name: str, batch: int, tokens: int, objective: int = LOGIT) -> Case:
-        """Return inputs that are drawn, and PyTorch's results, with the limit that its own rounding sets."""
+        """Return random inputs, and PyTorch's results, with the limit that its own rounding sets."""
         sizes = {
             "batch": batch,
             "tokens": tokens,
@@ -123,7 +123,7 @@ class Reference:
             "classes": CLASSES,
             "asked": 3,
         }
-        ids = {spec.name: self.draw(spec, sizes, tokens) for spec in self.layers.inputs}
+        ids = {spec.name: self.sample(spec, sizes, tokens) for spec in self.layers.inputs}
         if recipe.graph == LAYERS:
             return Case(name, ids, compute(self.model, recipe, ids))
         scale = float(self.random.choice([1.0, 0.3]))
@@ -133,7 +133,7 @@ class Reference:
             if spec.name == "objective":
                 inputs[spec.name] = np.array([objective])
             elif spec.name not in inputs:
-                inputs[spec.name] = self.draw(spec, sizes, tokens)
+                inputs[spec.name] = self.sample(spec, sizes, tokens)
         if objective in (SOFTMAX, SIGMOID):
             inputs["target"] = self.choose_targets(recipe, inputs)
         outputs = compute(self.model, recipe, inputs)
@@ -148,7 +148,7 @@ class Reference:
         return Case(name, inputs, outputs, limit, highest_ranks=highest, ids=ids, scale=scale)
 
     def choose_targets(self, recipe: Recipe, inputs: Arrays) -> Array:
-        """Return the drawn targets, and others, if there are, in place of those that are all but certain.
+        """Return the random targets, and others, if there are, in place of those that are all but certain.
 
         The gradient of a probability p is p * (1 - p) times its logit's, and fp32 knows 1 - p to 2**-24 only:
         beyond `MOST_LIKELY` a comparison would be one of roundings.
@@ -168,7 +168,7 @@ class Reference:
             return int(config.num_labels) if config.heads else CLASSES
         return int(config.vocab_size)
 
-    def draw(self, spec: TensorSpec, sizes: Mapping[str, int], tokens: int) -> Array:
+    def sample(self, spec: TensorSpec, sizes: Mapping[str, int], tokens: int) -> Array:
         """Return an input of any values that the model takes."""
         shape = [sizes[axis.name] if isinstance(axis, Axis) else axis for axis in spec.axes]
         if spec.dtype == "float32":
@@ -270,7 +270,7 @@ def compare_explanations(
 def widen(case: Case, model: nn.Module, recipe: Recipe) -> Case:
     """Return the case with wider limits of outputs that rounding to fp32 moves far from float64.
 
-    PyTorch in fp32 is one sample of it, of this processor's order of adding; others are drawn.
+    PyTorch in fp32 is one sample of it, of this processor's order of adding; others are sampled.
     """
     from .rounding import RoundInAnyOrder
 

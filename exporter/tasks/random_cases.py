@@ -1,4 +1,4 @@
-"""Draws batches, lengths, pasts and split points at random, from the whole range that a bundle allows."""
+"""Samples batches, lengths, pasts and split points at random, from the whole range that a bundle allows."""
 
 from __future__ import annotations
 
@@ -35,17 +35,18 @@ KNOWN_TOKENS = 256  # of the vocabulary, whose logits are compared
 
 @dataclass(frozen=True)
 class RandomCases:
-    """What is drawn for a decoder, and how much.
+    """What random cases of a decoder are made of, and how many there are.
 
     Attributes:
         weights: how many the model has.
-        real: tokens of real text, of which phrases are drawn; a translator's are targets that it wrote.
+        real: tokens of real text, whose phrases random texts are made of; of a translator targets that it
+            wrote.
         context: the most tokens of a row.
         max_batch: the most rows of a batch.
-        seed: decides all that is drawn.
+        seed: of the random generator.
         parts: in how many steps of several tokens a row reads its text at most. After more than one there is
             padding between a row's tokens.
-        level: how much is drawn.
+        level: how many cases there are, and how long.
     """
 
     weights: int
@@ -88,17 +89,17 @@ def count_weights(model: ReferenceModel) -> int:
 
 
 def count_tokens(weights: int, level: Level) -> int:
-    """Return how many tokens a model of so many weights reads of what is drawn."""
-    return int(np.clip(level.draw_work / weights, level.least_drawn, MOST_TOKENS))
+    """Return how many tokens a model of so many weights reads of random texts."""
+    return int(np.clip(level.random_work / weights, level.least_random, MOST_TOKENS))
 
 
 def count_longest(weights: int, context: int, level: Level) -> int:
-    """Return how many tokens the longest text has that is drawn for a decoder."""
+    """Return how many tokens the longest random text of a decoder has."""
     return min(context, count_tokens(weights, level) // 2)
 
 
 def count_alike(weights: int, sizes: Sequence[int], level: Level) -> int:
-    """Return how many batches of each size are drawn."""
+    """Return how many random batches of each size there are."""
     return 2 if 2 * len(sizes) * weights <= level.batch_work else 1
 
 
@@ -108,14 +109,14 @@ def list_sizes(most: int) -> list[int]:
     return list(dict.fromkeys([*range(1, min(SMALL_SIZES, most) + 1), *powers, most]))
 
 
-def draw_batches(
+def sample_batches(
     random: Random, cases: RandomCases, lengths: Mapping[int, int], sources: Mapping[int, int]
 ) -> list[Rows]:
     """Return batches of every size whose longest rows stand in different places: any other is padded.
 
     Args:
-        random: draws.
-        cases: how much is drawn.
+        random: the generator.
+        cases: how many there are, and how long.
         lengths: of the texts, by their numbers. The first is the longest.
         sources: the lengths of what a translator reads beside each text. Those of a batch have `room` too.
     """
@@ -132,20 +133,20 @@ def draw_batches(
         # The longest row of the first is long, that of the second of any length, as a small engine takes too.
         for place, is_long in zip(places, (True, False), strict=False):
             most = min(longest_text, max(4, (room if is_long else longest_text // 2) // size))
-            longest = draw_length(random, max(1, most // 2) if is_long else 1, most)
-            batches.append(draw_batch(random, cases, lengths, list_texts(size), size, int(place), longest))
+            longest = sample_length(random, max(1, most // 2) if is_long else 1, most)
+            batches.append(sample_batch(random, cases, lengths, list_texts(size), size, int(place), longest))
     if longest_text > 1 and cases.max_batch > 1:  # padding as long as there can be
         place = int(random.integers(2))
-        batches.append(draw_batch(random, cases, lengths, list_texts(2), 2, place, longest_text))
+        batches.append(sample_batch(random, cases, lengths, list_texts(2), 2, place, longest_text))
     return batches
 
 
-def draw_length(random: Random, least: int, most: int) -> int:
+def sample_length(random: Random, least: int, most: int) -> int:
     """Return a length, of which any size is as likely as one twice as large."""
     return round(float(np.exp(random.uniform(np.log(least), np.log(most)))))
 
 
-def draw_batch(
+def sample_batch(
     random: Random,
     cases: RandomCases,
     lengths: Mapping[int, int],
@@ -167,20 +168,20 @@ def draw_batch(
         text = first if row == place or not others or random.random() < 1 / 3 else others[row % len(others)]
         most = max(1, min(lengths[text], longest - 1))
         chosen.append(text)
-        totals.append(longest if row == place else draw_length(random, 1, most))
+        totals.append(longest if row == place else sample_length(random, 1, most))
     # A row takes part in every step: the shortest has few tokens, or more steps make it longer.
     steps = int(random.integers(2, 6))
     steps = min(
         steps, min(totals) if random.random() < 1 / 3 else min(lengths[text] for text in chosen), longest
     )
     totals = [max(total, steps) for total in totals]
-    rows = draw_steps(random, chosen, totals, steps, parts=min(cases.parts, steps))
+    rows = sample_steps(random, chosen, totals, steps, parts=min(cases.parts, steps))
     if sum(list_widths(rows)) > cases.context:
-        rows = draw_steps(random, chosen, totals, steps, parts=1)
+        rows = sample_steps(random, chosen, totals, steps, parts=1)
     return rows
 
 
-def draw_steps(random: Random, texts: Sequence[int], totals: Sequence[int], steps: int, parts: int) -> Rows:
+def sample_steps(random: Random, texts: Sequence[int], totals: Sequence[int], steps: int, parts: int) -> Rows:
     """Return rows that read so many tokens of their texts; the steps after the first `parts` are single."""
     rows = []
     for text, total in zip(texts, totals, strict=True):
@@ -190,7 +191,7 @@ def draw_steps(random: Random, texts: Sequence[int], totals: Sequence[int], step
     return tuple(rows)
 
 
-def draw_text(random: Random, real: Sequence[int], length: int) -> tuple[int, ...]:
+def sample_text(random: Random, real: Sequence[int], length: int) -> tuple[int, ...]:
     """Return so many tokens: phrases of real text in a random order."""
     text: list[int] = []
     while len(text) < length:
@@ -199,7 +200,7 @@ def draw_text(random: Random, real: Sequence[int], length: int) -> tuple[int, ..
     return tuple(text[:length])
 
 
-def draw_rows(
+def sample_rows(
     random: Random, lengths: Sequence[int], sizes: Sequence[int], weights: int, level: Level = FULL
 ) -> tuple[tuple[int, ...], ...]:
     """Return which of some sequences stand in the rows of batches, one or two of every size.
@@ -207,11 +208,11 @@ def draw_rows(
     Their longest rows stand in different places, and all others are padded.
 
     Args:
-        random: draws.
+        random: the generator.
         lengths: of the sequences, of which the last is the longest.
         sizes: of the batches.
         weights: of the model.
-        level: how much is drawn.
+        level: how many cases there are, and how long.
     """
     tokens = count_tokens(weights, level)
     room = min(lengths[-1], tokens // 4)  # tokens of a batch with its padding, about
@@ -236,26 +237,26 @@ def draw_rows(
     return tuple(batches)
 
 
-def draw_columns(random: Random, vocabulary: int) -> tuple[int, ...]:
+def sample_columns(random: Random, vocabulary: int) -> tuple[int, ...]:
     """Return the tokens whose logits are compared."""
     columns = np.sort(random.choice(vocabulary, min(KNOWN_TOKENS, vocabulary), replace=False))
     return tuple(columns.tolist())
 
 
-def describe_undrawn(weights: int, context: int, max_batch: int, level: Level) -> Iterator[str]:
-    """Yield what a level leaves out of what is drawn at "full"."""
-    if not level.draw_work:
-        yield "drawn batches, and single steps at every position"
+def describe_fewer_cases(weights: int, context: int, max_batch: int, level: Level) -> Iterator[str]:
+    """Yield what a level leaves out of the random cases of "full"."""
+    if not level.random_work:
+        yield "random batches, and single steps at every position"
         return
     longest = count_longest(weights, context, level)
     usual = count_longest(weights, context, FULL)
     if longest < usual:
-        yield f"drawn prompts of {longest + 1:,} to {usual:,} tokens, and single steps at each position"
+        yield f"random prompts of {longest + 1:,} to {usual:,} tokens, and single steps at each position"
     if count_alike(weights, list_sizes(max_batch), level) == 1:
-        yield "a second drawn batch of each size"
+        yield "a second random batch of each size"
 
 
-def draw_far_batches(
+def sample_far_batches(
     random: Random, cases: RandomCases, repeats: int, find_text: Callable[[int, int], int]
 ) -> list[Rows]:
     """Return a batch of every size whose rows have pasts of any length, up to the end of the context.
@@ -270,7 +271,7 @@ def draw_far_batches(
     if repeats > 1:  # a past is a multiple of it, so each seed has other positions
         repeats += int(random.integers(repeats // 4 + 1))
     often = [repeats] if repeats <= MANY_REPEATS else [repeats, math.isqrt(repeats)]
-    places = {times: draw_places(random, (end - TAIL) // times, longest - TAIL) for times in often}
+    places = {times: sample_places(random, (end - TAIL) // times, longest - TAIL) for times in often}
     batches = []
     for size in cases.sizes:
         times = often[int(random.integers(len(often)))] if len(often) > 1 else repeats
@@ -290,7 +291,7 @@ def draw_far_batches(
     return batches
 
 
-def draw_places(random: Random, most: int, known: int) -> list[int]:
+def sample_places(random: Random, most: int, known: int) -> list[int]:
     """Return lengths of at most `most` and `known`: evenly spread, and as many by octaves."""
     most = max(1, min(most, known))
     shares = (np.arange(PLACES // 2) + random.uniform(size=(2, PLACES // 2))) / (PLACES // 2)

@@ -11,7 +11,7 @@ import numpy as np
 
 from ...runtime.apps.check.case import Case, CaseSet, Measure, Row, Searching, Text
 from ...runtime.apps.check.files import choose_evenly
-from ...runtime.apps.check.metrics import DrawMetrics, ScoreMetrics, VectorMetrics
+from ...runtime.apps.check.metrics import ErrorMetrics, ScoreMetrics, VectorMetrics
 from ...runtime.apps.check.translator import SEARCH
 from ...runtime.bundle.bundle import Bundle
 from ...runtime.bundle.manifest import Manifest
@@ -37,13 +37,13 @@ from .random_cases import (
     count_longest,
     count_tokens,
     count_weights,
-    describe_undrawn,
-    draw_batches,
-    draw_columns,
-    draw_far_batches,
-    draw_length,
-    draw_steps,
-    draw_text,
+    describe_fewer_cases,
+    sample_batches,
+    sample_columns,
+    sample_far_batches,
+    sample_length,
+    sample_steps,
+    sample_text,
 )
 
 if TYPE_CHECKING:
@@ -62,7 +62,7 @@ START = -1  # stands for the token that targets begin with, in texts that quote
 CROSS = Measure("layers", ("cross",), VectorMetrics.LIMITED, "cross.")
 ATTENTION = Measure("attention", ("attention",), VectorMetrics.LIMITED, "attention.")
 BEAMS = Measure("beams", ("score",), ScoreMetrics.LIMITED)
-ALONG_BEAMS = Measure("beams", ("score",), DrawMetrics.LIMITED, SEARCH)
+ALONG_BEAMS = Measure("beams", ("score",), ErrorMetrics.LIMITED, SEARCH)
 MEASURES = (LOGITS, CROSS, ATTENTION, ALONG_BEAMS, COLUMNS, BEAMS)  # what has limits
 
 
@@ -106,7 +106,7 @@ def choose(
     left_out = []
     if len(compared) < len(judged):
         left_out.append(f"{len(judged) - len(compared)} of {len(judged)} sources")
-    left_out += describe_undrawn(weights, sizes.source, sizes.rows, level)
+    left_out += describe_fewer_cases(weights, sizes.source, sizes.rows, level)
     judged = [judged[i] for i in compared]
     real = tuple(token for tokens in judged for token in tokens[:most])
     sources = [(*t[: max(1, most // (1 + i % 3))], end) for i, t in enumerate(judged)]
@@ -118,7 +118,7 @@ def choose(
     add_full(builder, (*(real * (sizes.source // len(real) + 1))[: sizes.source - 1], end), written, sizes)
     add_beams(builder, targets, sizes)
     columns: tuple[int, ...] = ()
-    if level.draw_work:
+    if level.random_work:
         # As for imported decoders there is no padding between a row's tokens.
         parts = 1 if manifest.source.get("exporter") else 2
         cases = RandomCases(
@@ -262,7 +262,7 @@ def add_random(
     sizes: Sizes,
     vocabulary: int,
 ) -> tuple[int, ...]:
-    """Add sources, targets and batches that a seed draws; return the tokens that are compared.
+    """Add sources, targets and batches at random; return the tokens that are compared.
 
     A translator's decoder and its encoder have about half of the weights each, so both read as much as a
     decoder does.
@@ -271,10 +271,10 @@ def add_random(
     longest = cases.longest
     most_of_others = count_tokens(cases.weights, cases.level) // 2 // (TEXTS - 1)
     lengths = [longest, *[max(1, min(longest, most_of_others))] * (TEXTS - 1)]
-    tokens = [(START, *draw_text(random, cases.real, length - 1)) for length in lengths]
-    columns = draw_columns(random, vocabulary)
+    tokens = [(START, *sample_text(random, cases.real, length - 1)) for length in lengths]
+    columns = sample_columns(random, vocabulary)
     most = count_longest(cases.weights, sizes.source, cases.level)
-    sources = draw_sources(random, real, end, most, cases.room // min(SMALL_SIZES, cases.max_batch))
+    sources = sample_sources(random, real, end, most, cases.room // min(SMALL_SIZES, cases.max_batch))
     numbers = [
         builder.add_text(Text(source), cross=choose_evenly(len(source), RANDOM_POSITIONS))
         for source in sources
@@ -284,22 +284,22 @@ def add_random(
         for own, number in zip(tokens, numbers, strict=True)
     ]
     by_text = dict(zip(texts, lengths, strict=True))
-    batches = draw_batches(random, cases, by_text, dict(zip(texts, map(len, sources), strict=True)))
+    batches = sample_batches(random, cases, by_text, dict(zip(texts, map(len, sources), strict=True)))
     if cases.max_batch > 1:
-        batches.append(draw_widest_batch(random, by_text))
+        batches.append(sample_widest_batch(random, by_text))
     name = f"{RANDOM}, seed {cases.seed}"
     source_of = dict(zip(texts, numbers, strict=True))
     for rows in batches:
         padded = make_source_case(name, builder, [source_of[row.text] for row in rows])
         builder.add_case(replace(padded, is_costly=True, is_padded=True))
         builder.add_case(make_random_case(DECODER, rows, cases.seed))
-    for rows in draw_far_batches(random, cases, 1, lambda past, repeats: texts[0]):
+    for rows in sample_far_batches(random, cases, 1, lambda past, repeats: texts[0]):
         builder.add_case(make_random_case(DECODER, rows, cases.seed, shares_past=True))
     add_single_steps(builder, texts[0], longest, min(cases.step_rows, sizes.beams))
     return columns
 
 
-def draw_sources(
+def sample_sources(
     random: Random, real: tuple[int, ...], end: int, most: int, most_of_all: int
 ) -> list[tuple[int, ...]]:
     """Return a source for each text, from one token up to `most`, evenly spread by their logarithm.
@@ -310,12 +310,12 @@ def draw_sources(
     spread = np.exp(random.uniform(steps[:-1], steps[1:])).round().astype(int).tolist()
     first = int(random.integers(1, max(1, min(most, most_of_all)) + 1))
     lengths = [first, 1, *spread[1:-1], most]
-    return [(*draw_text(random, real, length - 1), end) for length in lengths]
+    return [(*sample_text(random, real, length - 1), end) for length in lengths]
 
 
-def draw_widest_batch(random: Random, lengths: Mapping[int, int]) -> Rows:
+def sample_widest_batch(random: Random, lengths: Mapping[int, int]) -> Rows:
     """Return a batch of the shortest source and the longest: as much padding as there can be."""
     _, shortest, *_, longest = lengths
     texts = random.permutation([shortest, longest]).tolist()
-    totals = [draw_length(random, min(2, lengths[text]), lengths[text]) for text in texts]
-    return draw_steps(random, texts, totals, steps=min(2, *totals), parts=1)
+    totals = [sample_length(random, min(2, lengths[text]), lengths[text]) for text in texts]
+    return sample_steps(random, texts, totals, steps=min(2, *totals), parts=1)

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from ...runtime.apps.check.case import Case, CaseSet, Text
-from ...runtime.apps.check.metrics import DrawMetrics, Logits, ScoreMetrics, measure_error, measure_scale
+from ...runtime.apps.check.metrics import ErrorMetrics, Logits, ScoreMetrics, measure_error, measure_scale
 from ...runtime.apps.check.translator import SEARCH, TranslatorEngine
 from ..limits import Gaps
 from ..reference_model import is_module
@@ -100,7 +100,7 @@ def measure_found_gaps(
     error = max(errors)
     return {
         "score": ScoreMetrics(worst, math.isfinite(worst), len(scores)),
-        SEARCH: DrawMetrics(error, math.isfinite(error), len(errors)),
+        SEARCH: ErrorMetrics(error, math.isfinite(error), len(errors)),
     }
 
 

@@ -228,7 +228,7 @@ def open_verifier(
     level: Level = FULL,
     checkpoint: str = "",
 ) -> Verifier:
-    """Return the bundle's verifier, with what the model computes for the texts and for what a seed draws.
+    """Return the bundle's verifier, with what the model computes for the texts and for random cases.
 
     `checkpoint` is the hash of the files that the model was loaded from. With it the model's answers are
     kept, and those of an earlier run are taken; but "full" asks anew.

@@ -130,7 +130,7 @@ def list_loose_limits(
 ) -> Iterator[tuple[str, str]]:
     """Yield limits that let more pass than verification does, with their precision.
 
-    Those of another level, or of other drawn texts, are a little larger: as much as an engine may lose more
+    Those of another level, or of other random texts, are a little larger: as much as an engine may lose more
     than PyTorch. Where there are caps, those of their own metric count too.
     """
     for precision, own in limits.items():
@@ -140,7 +140,7 @@ def list_loose_limits(
         missing = [
             name for name in own if name not in usual[precision] and not name.startswith(RANDOM_PREFIX)
         ]
-        if missing:  # of what is drawn earlier versions have none
+        if missing:  # of random cases earlier versions have none
             yield precision, f"there is no limit of {precision}'s {missing[0]}"
         for name, limit in usual[precision].items():
             allowed = find_largest_limit(name, own, accepted.get(precision, NOTHING_ACCEPTED))

@@ -96,7 +96,7 @@ def verify(
         only: ids of the graphs to compare, such as "decoder.ort.int8"; all when empty.
         against: for an .onnx file, another one with the same inputs and outputs to compare it with.
         inputs: for an .onnx file, a .npz with an array for each input; made up unless given.
-        seed: decides which batches, lengths and split points are drawn, beside the fixed ones; needs the
+        seed: decides the batches, lengths and split points of random cases, beside the fixed ones; needs the
             checkpoint, as golden data keeps those of the export.
         level: how much is compared with the checkpoint: "quick", a smoke test; "standard", what the model's
             size allows; "full", every case. Golden data has what the export's level kept.

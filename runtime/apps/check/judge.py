@@ -16,7 +16,7 @@ import numpy as np
 from ...bundle.manifest import Artifact
 from .case import Array, Case, CaseSet, Encoding, Known, Measure, Spot
 from .metrics import (
-    DrawMetrics,
+    ErrorMetrics,
     Logits,
     Measured,
     Outcome,
@@ -153,7 +153,7 @@ def list_step_errors(seen: Sequence[Seen], case_set: CaseSet, output: str) -> li
 
 def measure_columns(
     seen: Iterable[Seen], case_set: CaseSet
-) -> tuple[DrawMetrics, list[tuple[Spot | None, float]]]:
+) -> tuple[ErrorMetrics, list[tuple[Spot | None, float]]]:
     """Measure logits of some tokens; also return the error at each place."""
     scale = find_scale(case_set)
     errors = []
@@ -162,7 +162,7 @@ def measure_columns(
             want: Logits = find_answers(case_set, "columns", one)
             errors.append((one.spot, measure_error(one.values["columns"].values, want, scale)))
     worst = max(error for _, error in errors)
-    return DrawMetrics(worst, math.isfinite(worst), len(errors)), errors
+    return ErrorMetrics(worst, math.isfinite(worst), len(errors)), errors
 
 
 def find_scale(case_set: CaseSet) -> float:

@@ -116,8 +116,8 @@ class ScoreMetrics(PlainFields):
 
 
 @dataclass(frozen=True)
-class DrawMetrics(PlainFields):
-    """How far logits are from the reference's where no more is kept: of drawn batches, along a search."""
+class ErrorMetrics(PlainFields):
+    """How far logits are from the reference's where no more is kept: of random batches, along a search."""
 
     max_error: float  # the largest difference of two logits, in units of their spread
     finite: bool  # no NaN and no infinity on either side

@@ -22,7 +22,7 @@ from .case import Case, CaseSet, Encoding, Known, Spot, Text
 from .cases import find_room
 from .decoder import Tokenizers, compare_greedy, run
 from .judge import Limits, Seen, compare_known
-from .metrics import DrawMetrics, Logits, Outcome, ScoreMetrics, judge_outcome
+from .metrics import ErrorMetrics, Logits, Outcome, ScoreMetrics, judge_outcome
 
 SEARCH = "search."  # how the names of what is measured along a beam search begin
 
@@ -210,7 +210,7 @@ def compare_beams(
     if follower is None:
         return outcome
     worst = float(np.max(along))
-    metrics = DrawMetrics(worst, math.isfinite(worst), len(along))
+    metrics = ErrorMetrics(worst, math.isfinite(worst), len(along))
     followed = judge_outcome(metrics, limits, SEARCH, outcome.failures)
     return replace(
         followed,

@@ -133,12 +133,12 @@ def test_golden_answers_behind_repeated_pasts_are_asked_again(large: Ground) -> 
 def test_pasts_of_every_size_of_batch_are_in_all_quarters_of_the_context(repeats: int, context: int) -> None:
     quarters: dict[int, set[int]] = {}
     residues = set()
-    weights = int(FULL.draw_work / 512)  # of a model that reads texts of 256 tokens
+    weights = int(FULL.random_work / 512)  # of a model that reads texts of 256 tokens
     for seed in range(40):
         drawing = random_cases.RandomCases(weights, (1,), context, 8, seed, parts=2, level=FULL)
         random = np.random.default_rng(seed)
         # In place of a text's number a row has here how often its past is there.
-        for rows in random_cases.draw_far_batches(random, drawing, repeats, lambda past, times: times):
+        for rows in random_cases.sample_far_batches(random, drawing, repeats, lambda past, times: times):
             size = len(rows)
             pasts = [row.ends[0] * row.text for row in rows]
             if size > 1 and rows[0].text >= repeats:

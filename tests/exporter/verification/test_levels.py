@@ -75,7 +75,7 @@ def test_a_quick_verdict_says_what_it_left_out(demo_bundle: Path) -> None:
     compared = [comparison for comparison in quick.comparisons if comparison.artifact in only]
     assert len(compared) < len([c for c in usual["comparisons"] if c["artifact"] in only])
     assert "full context" not in cases and not [case for case in cases if "random" in case]
-    assert "drawn batches, and single steps at every position" in quick.left_out
+    assert "random batches, and single steps at every position" in quick.left_out
     assert quick.describe_level().startswith("Verified at the level quick: a smoke test, without ")
     assert json.loads(json.dumps(quick.to_json()))["left_out"] == list(quick.left_out)
     assert quick.gates()[only[0]]["level"] == "quick"
@@ -88,7 +88,7 @@ def test_a_level_that_leaves_out_measures_less_of_fp16_and_judges_by_as_much(dem
     model = load_model(source.folder)
     texts = [text[:400] for text in read_prompts(None, source.folder)]
     least = dataclasses.replace(
-        STANDARD, draw_work=1.0, least_drawn=32, text_work=0.0, least_text=768, context_work=0.0
+        STANDARD, random_work=1.0, least_random=32, text_work=0.0, least_text=768, context_work=0.0
     )
     verifier = open_verifier(bundle, model, texts, level=least)
     expected = verifier.expected

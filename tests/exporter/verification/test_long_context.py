@@ -30,7 +30,7 @@ TASK = TASKS["text-generation"]
 CONTEXT = 2500
 WINDOW = 100
 LIMIT = 1e-4  # on logits
-LEVEL = dataclasses.replace(FULL, draw_work=0)  # drawn batches have tests of their own
+LEVEL = dataclasses.replace(FULL, random_work=0)  # drawn batches have tests of their own
 
 
 @pytest.fixture(scope="module")
