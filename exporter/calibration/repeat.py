@@ -162,16 +162,16 @@ def are_alike(calibration: Calibration, again: Calibration) -> bool:
     far = [find_far(scales[name], scale, RELATIVE, ABSOLUTE) for name, scale in again.cache_scales.items()]
     for kind, weights in calibration.weights.items():
         for names, product in weights.products.items():
-            meant = again.weights[kind].products[names].smoothing
-            if product.smoothing is not None and meant is not None:
-                far.append(find_far(product.smoothing, meant, 2 * RELATIVE))
+            expected = again.weights[kind].products[names].smoothing
+            if product.smoothing is not None and expected is not None:
+                far.append(find_far(product.smoothing, expected, 2 * RELATIVE))
     return bool(far) and 1 - float(np.concatenate(far).mean()) >= ALIKE
 
 
-def find_far(found: Array, meant: Array, relative: float, absolute: float = 0.0) -> npt.NDArray[np.bool_]:
+def find_far(found: Array, expected: Array, relative: float, absolute: float = 0.0) -> npt.NDArray[np.bool_]:
     """Tell which scales are not those that the same texts ask for; `absolute` is in units of the largest."""
-    if found.shape != meant.shape:
-        return np.ones(meant.shape, bool)
-    allowed = relative * meant + absolute * meant.max()
-    far: npt.NDArray[np.bool_] = ~((np.abs(found - meant) <= allowed) & (found > 0))  # NaN is not
+    if found.shape != expected.shape:
+        return np.ones(expected.shape, bool)
+    allowed = relative * expected + absolute * expected.max()
+    far: npt.NDArray[np.bool_] = ~((np.abs(found - expected) <= allowed) & (found > 0))  # NaN is not
     return far

@@ -175,7 +175,7 @@ class Checkpoint:
         defaults = read_translation_defaults(settings, self.choices.max_length)
         if len(self.frame.suffix) > 1:
             raise CheckpointError(
-                f"{folder}: the tokenizer puts {len(self.frame.suffix)} tokens behind a source, meant is one"
+                f"{folder}: the tokenizer puts {len(self.frame.suffix)} tokens behind a source, not one"
             )
         return replace(defaults, source_eos=self.find_source_eos(defaults.eos[0]), prefix=self.frame.prefix)
 

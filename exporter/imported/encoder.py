@@ -114,8 +114,8 @@ class ImportedEncoder(ImportedCheckpoint):
             by_token = "masked_lm" if last == vocabulary else "token_classification"
             return "sequence_classification" if len(shape) == 2 else by_token
         raise ExportError(
-            f"what {name} means cannot be told from its shape {shape}; meant are hidden states and logits of"
-            " three axes, or of two for a text's class, the last of a fixed length, or those of both ends"
+            f"what {name} means cannot be told from its shape {shape}; expected are hidden states and logits"
+            " of three axes, or of two for a text's class, the last of a fixed length, or those of both ends"
         )
 
     def read_context(self, found: Folder) -> int:

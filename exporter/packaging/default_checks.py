@@ -100,8 +100,8 @@ def make_generation_check(bundle: Bundle, artifact: Artifact, samples: Mapping[s
         (answer,) = answers
         own = ask_own_runtime(bundle, artifact, samples, limit)
         failures = [
-            compare_answers(text, given, meant, defaults, max_error)
-            for (text, meant), given in zip(own.items(), answer["answers"], strict=True)
+            compare_answers(text, given, expected, defaults, max_error)
+            for (text, expected), given in zip(own.items(), answer["answers"], strict=True)
         ]
         return report("texts", len(own), [failure for failure in failures if failure])
 
@@ -136,10 +136,10 @@ def compare_answers(
     """Return how an answer differs from ours by more than rounding explains, or ""."""
     difference = f"{text!r:.60} {describe_difference(given['text'], own.text)}"
     fill = {defaults.pad, *defaults.eos, given.get("pad")}  # what stands behind a row's end in a batch
-    tokens, meant = (strip_end(row, fill) for row in (given["tokens"], own.tokens))
-    place = next((i for i, (a, b) in enumerate(zip(tokens, meant, strict=False)) if a != b), None)
-    if place is None and len(tokens) != len(meant):
-        place = min(len(tokens), len(meant))
+    tokens, expected = (strip_end(row, fill) for row in (given["tokens"], own.tokens))
+    place = next((i for i, (a, b) in enumerate(zip(tokens, expected, strict=False)) if a != b), None)
+    if place is None and len(tokens) != len(expected):
+        place = min(len(tokens), len(expected))
     if place is None:
         is_plain = not any(part in own.text for part in UNEQUAL)
         return difference if is_plain and given["text"] != own.text else ""

@@ -250,9 +250,10 @@ class OrtDecoder(Decoder):
         *places, logit_rows = rest[: -2 * layers]
         slots = pair_up(rest[-2 * layers :])
         if len(places) == 1:
-            return self.outputs(input_ids, GroupQueryCache(slots, past_lengths, *places), logit_rows)
-        *total, starts, recent_total = places
-        cache = RecentCache(slots, past_lengths, *(total or [recent_total]), starts, recent_total)
+            return self.outputs(input_ids, GroupQueryCache(slots, past_lengths, places[0]), logit_rows)
+        starts, recent_total = places[-2:]
+        total = places[0] if len(places) == 3 else recent_total
+        cache = RecentCache(slots, past_lengths, total, starts, recent_total)
         return self.outputs(input_ids, cache, logit_rows)
 
 

@@ -56,10 +56,10 @@ def list_faults(bundle: Bundle, artifact: Artifact, recipes: Mapping[str, Recipe
         yield f"the checkpoint has no graph {artifact.recipe_id}, only {', '.join(recipes)}"
     else:
         bare = remove_fitted_head(artifact, manifest)
-        meant = make_artifact(recipes[artifact.recipe_id], artifact.precision, "", "")
-        yield from compare_specs("input", bare.inputs, meant.inputs)
-        yield from compare_specs("output", bare.outputs, meant.outputs)
-        yield from describe_differences(describe_rest(bare), describe_rest(meant), WHOSE)
+        expected = make_artifact(recipes[artifact.recipe_id], artifact.precision, "", "")
+        yield from compare_specs("input", bare.inputs, expected.inputs)
+        yield from compare_specs("output", bare.outputs, expected.outputs)
+        yield from describe_differences(describe_rest(bare), describe_rest(expected), WHOSE)
 
 
 def describe_rest(artifact: Artifact) -> dict[str, object]:
@@ -72,14 +72,14 @@ def describe_rest(artifact: Artifact) -> dict[str, object]:
     }
 
 
-def compare_specs(kind: str, got: Sequence[TensorSpec], meant: Sequence[TensorSpec]) -> Iterator[str]:
+def compare_specs(kind: str, got: Sequence[TensorSpec], expected: Sequence[TensorSpec]) -> Iterator[str]:
     """Yield where inputs or outputs differ; an axis that many of them have gives one text."""
     names = [spec.name for spec in got]
-    wanted = [spec.name for spec in meant]
+    wanted = [spec.name for spec in expected]
     if names != wanted:
         yield from describe_differences({f"{kind}s": names}, {f"{kind}s": wanted}, WHOSE)
         return
-    for one, other in zip(got, meant, strict=True):
+    for one, other in zip(got, expected, strict=True):
         if one.role != other.role:
             yield f"{kind} {one.name!r} has the role {one.role}, {WHOSE} {other.role}"
         if one.dtype != other.dtype:
@@ -92,10 +92,10 @@ def compare_specs(kind: str, got: Sequence[TensorSpec], meant: Sequence[TensorSp
                 yield from compare_axes(axis, own)
 
 
-def compare_axes(axis: Axis, meant: Axis) -> Iterator[str]:
+def compare_axes(axis: Axis, expected: Axis) -> Iterator[str]:
     for bound, words in BOUNDS.items():
         length = getattr(axis, bound)
-        own = getattr(meant, bound)
+        own = getattr(expected, bound)
         if length != own:
             yield f"axis {axis.name} is {words} {length}, {WHOSE} {own}"
 

@@ -75,13 +75,13 @@ def read_number(value: ir.Value | None) -> float | None:
     return float(constant.numpy().item()) if constant is not None and constant.size == 1 else None
 
 
-def find_wrong_cache_scales(graph: ir.Graph, meant: Arrays, same_texts: bool) -> Iterator[str]:
+def find_wrong_cache_scales(graph: ir.Graph, expected: Arrays, same_texts: bool) -> Iterator[str]:
     """Yield scales that are not what the model's keys and values need: too coarse, or values clipped.
 
     With the texts that the export had, each channel has a scale of its own to be held to.
     """
     for node, cache, scale in list_cache_scales(graph):
-        wanted = meant.get(str(cache.name))
+        wanted = expected.get(str(cache.name))
         if wanted is None:
             continue
         constant = None if scale is None else ir.convenience.get_const_tensor(scale)

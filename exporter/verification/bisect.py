@@ -28,7 +28,7 @@ if TYPE_CHECKING:
     from ..tasks.rounding import Rounding
 
 PYTORCH = "PyTorch"
-# One node's largest error varies more than the logits', which are held to three times the gap. The same
+# One node's largest error varies more than the logits', which may be off by three times the gap. The same
 # graph, converted again, is nearer than PyTorch, which rounds in other places.
 NODE_FACTOR = 5.0
 MODULE_FACTOR = 10.0
@@ -36,8 +36,8 @@ CACHE_STEPS = 4  # that a key or value in int8 may be off: rounding moves some t
 
 
 @dataclass(frozen=True)
-class Culprit:
-    """The first node that leaves its band."""
+class FirstMismatch:
+    """The first node that leaves its tolerance."""
 
     artifact: str  # its id
     step: str  # the run of the replay in which it does
@@ -48,31 +48,38 @@ class Culprit:
     layer: int | None  # the module's layer, if it is in one
     dtype: str  # of the result
     range: tuple[float, float]  # of the result, lowest and highest
-    meant: tuple[float, float] | None  # the range that it should have
-    # the largest difference, in units of the spread of what was meant; None where not finite
+    expected: tuple[float, float] | None  # the range that it should have
+    # the largest difference, in units of the spread of what is expected; None where not finite
     error: float | None
     allowed: float  # how large the error may be
     reference: str  # the reference that it was compared with
-    shapes: tuple[tuple[int, ...], tuple[int, ...]] | None = None  # its own and the one meant, if they differ
+    # its own and the expected one, if they differ
+    shapes: tuple[tuple[int, ...], tuple[int, ...]] | None = None
 
     def to_json(self) -> dict[str, Any]:
-        meant = None if self.meant is None else [make_plain(end) for end in self.meant]
-        return {**vars(self), "range": [make_plain(end) for end in self.range], "meant": meant}
+        fields = dict(vars(self))
+        expected = fields.pop("expected")
+        return {
+            **fields,
+            "range": [make_plain(end) for end in self.range],
+            "meant": None if expected is None else [make_plain(end) for end in expected],
+        }
 
     def __str__(self) -> str:
         where = f" of {self.module}" if self.module else ""
         layer = "" if self.layer is None else f", layer {self.layer}"
         text = (
             f"{self.artifact}: node {self.node!r} ({self.op_type}, {self.dtype}){where}{layer} is the first"
-            f" to leave its band, in the {self.step}: its result {self.value!r} is {format_range(self.range)}"
+            f" to exceed its tolerance, in the {self.step}: its result {self.value!r} is"
+            f" {format_range(self.range)}"
         )
-        if self.meant is None:
+        if self.expected is None:
             return f"{text}, not finite"
         if self.shapes is not None:
-            own, meant_shape = self.shapes
-            return f"{text}, of shape {list(own)}, meant {list(meant_shape)}"
-        meant = format_range(self.meant)
-        text += ", the range that is meant" if meant == format_range(self.range) else f", meant {meant}"
+            own, shape = self.shapes
+            return f"{text}, of shape {list(own)}, expected {list(shape)}"
+        expected = format_range(self.expected)
+        text += ", the expected range" if expected == format_range(self.range) else f", expected {expected}"
         if self.error is None:  # true or false, whole numbers, or an infinity in another place
             return f"{text}; not that of {self.reference}"
         return (
@@ -87,7 +94,7 @@ def format_range(ends: tuple[float, float]) -> str:
 
 
 @dataclass(frozen=True)
-class Band:
+class Tolerance:
     """What a result should be, and how far off it may be in units of its spread."""
 
     want: Array
@@ -95,35 +102,35 @@ class Band:
     reference: str
 
 
-Bands: TypeAlias = Mapping[Key, Band]  # what one reference says of a graph's results
+Tolerances: TypeAlias = Mapping[Key, Tolerance]  # what one reference says of a graph's results
 
 
-class LeftItsBandError(Exception):
+class ToleranceExceededError(Exception):
     """Ends an execution where its fault is found."""
 
-    def __init__(self, culprit: Culprit) -> None:
-        self.culprit = culprit
+    def __init__(self, mismatch: FirstMismatch) -> None:
+        self.mismatch = mismatch
 
 
-def find_culprit(
+def find_first_mismatch(
     graph: ir.Model,
     artifact: Artifact,
     replay: Replay,
-    references: Sequence[Bands],
+    references: Sequence[Tolerances],
     *,
     same_shapes: bool = False,
-) -> Culprit | None:
-    """Execute a graph until a node leaves its band; return None if none does.
+) -> FirstMismatch | None:
+    """Execute a graph until a node leaves its tolerance; return None if none does.
 
-    A result whose shape is another than its band's is passed over, as another dialect may lay it out so,
-    unless `same_shapes` says that the bands are of the very same graph.
+    A result whose shape is another than its tolerance's is passed over, as another dialect may lay it out so,
+    unless `same_shapes` says that the tolerances are of the very same graph.
     """
 
     def describe(
-        node: ir.Node, name: str, got: Array, band: Band | None = None, error: float = math.inf
-    ) -> Culprit:
+        node: ir.Node, name: str, got: Array, tolerance: Tolerance | None = None, error: float = math.inf
+    ) -> FirstMismatch:
         module = find_module(node)
-        return Culprit(
+        return FirstMismatch(
             artifact=artifact.id,
             step=replay.steps[program.runs - 1].name,
             node=node.name or name,
@@ -133,33 +140,35 @@ def find_culprit(
             layer=find_layer(module),
             dtype=got.dtype.name,
             range=find_range(got),
-            meant=None if band is None else find_range(band.want),
+            expected=None if tolerance is None else find_range(tolerance.want),
             error=error if math.isfinite(error) else None,
-            allowed=0.0 if band is None else band.allowed,
-            reference="" if band is None else band.reference,
-            shapes=None if band is None or got.shape == band.want.shape else (got.shape, band.want.shape),
+            allowed=0.0 if tolerance is None else tolerance.allowed,
+            reference="" if tolerance is None else tolerance.reference,
+            shapes=None
+            if tolerance is None or got.shape == tolerance.want.shape
+            else (got.shape, tolerance.want.shape),
         )
 
-    def hold(node: ir.Node, name: str, array: Array) -> None:
+    def check(node: ir.Node, name: str, array: Array) -> None:
         step = program.runs - 1
         if not replay.steps[step].is_compared:
             return
         got = replay.remove_padding(step, array)
-        for bands in references:
-            band = bands.get((step, name))
-            if band is None:
+        for tolerances in references:
+            tolerance = tolerances.get((step, name))
+            if tolerance is None:
                 continue
-            if got.shape != band.want.shape and not same_shapes:
+            if got.shape != tolerance.want.shape and not same_shapes:
                 continue
-            error = measure_distance(got, band.want)
-            if not error <= band.allowed:
-                raise LeftItsBandError(describe(node, name, got, band, error))
+            error = measure_distance(got, tolerance.want)
+            if not error <= tolerance.allowed:
+                raise ToleranceExceededError(describe(node, name, got, tolerance, error))
 
-    program = ExecutedProgram(NodeExecutor(graph, hold), artifact)
+    program = ExecutedProgram(NodeExecutor(graph, check), artifact)
     try:
         replay.drive(program)
-    except LeftItsBandError as found:
-        return found.culprit
+    except ToleranceExceededError as found:
+        return found.mismatch
     except NotFiniteError as error:
         return describe(error.node, error.result, error.array)
     return None
@@ -191,42 +200,42 @@ def measure_distance(got: Array, want: Array) -> float:
     return float(np.abs(got - exact).max()) / max(measure_spread(exact), 1e-6)
 
 
-def make_node_bands(
+def make_node_tolerances(
     replay: Replay, artifact: Artifact, full: ir.Model, full_artifact: Artifact, own: ir.Model
-) -> dict[Key, Band]:
-    """Return the bands of a graph's nodes, from healthy graphs in fp32 and in its own precision."""
+) -> dict[Key, Tolerance]:
+    """Return the tolerances of a graph's nodes, from healthy graphs in fp32 and in its own precision."""
     reference = f"{artifact.id}, converted again"
     floor = CAPS["fp32"]["max_error"]
     exact = replay.collect_values(full, full_artifact)
     if artifact.precision == "fp32":
-        return {key: Band(array, floor, reference) for key, array in exact.items()}
-    bands = {}
+        return {key: Tolerance(array, floor, reference) for key, array in exact.items()}
+    tolerances = {}
     for key, array in replay.collect_values(own, artifact).items():
         if array.dtype == np.int8 and key in exact and exact[key].dtype.kind == "f":
             steps = array.astype(np.float32)  # int8 steps, which have another unit than the exact ones
             spread = max(measure_spread(steps.astype(np.float64)), 1.0) if steps.size else 1.0
-            bands[key] = Band(steps, CACHE_STEPS / spread, reference)
+            tolerances[key] = Tolerance(steps, CACHE_STEPS / spread, reference)
         elif key in exact and exact[key].shape == array.shape:
             gap = measure_distance(array.astype(exact[key].dtype), exact[key])
-            bands[key] = Band(array, max(floor, NODE_FACTOR * gap), reference)
-    return bands
+            tolerances[key] = Tolerance(array, max(floor, NODE_FACTOR * gap), reference)
+    return tolerances
 
 
-def make_module_bands(
+def make_module_tolerances(
     replay: Replay, model: nn.Module, rounding: Rounding | None, results: Mapping[str, str]
-) -> dict[Key, Band]:
-    """Return the bands of the values that are a module's result, from PyTorch; `results` has its path."""
+) -> dict[Key, Tolerance]:
+    """Return the tolerances of modules' results, from PyTorch; `results` has their paths by value."""
     exact = replay.collect_module_results(model)
     rounded = exact
     if rounding is not None:
         with rounding.apply(model):
             rounded = replay.collect_module_results(model, rounding)
-    bands = {}
+    tolerances = {}
     for step in range(len(replay.steps)):
         for name, path in results.items():
             want = replay.gather_results(step, exact, path)
             near = replay.gather_results(step, rounded, path)
             if want is not None and near is not None:
                 allowed = max(CAPS["fp32"]["max_error"], MODULE_FACTOR * measure_distance(near, want))
-                bands[step, name] = Band(want, allowed, PYTORCH)
-    return bands
+                tolerances[step, name] = Tolerance(want, allowed, PYTORCH)
+    return tolerances

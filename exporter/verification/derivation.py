@@ -44,7 +44,7 @@ OF_A_FITTED_HEAD = ("heads", "labels", "problem_type", "fitted")  # a fit's own,
 
 
 def compare_with_checkpoint(bundle: Bundle, source: Source) -> list[Comparison]:
-    """Compare all that can be derived from the checkpoint again; failures name what is and what is meant."""
+    """Compare all that is derived from the checkpoint again; failures name what is and what is expected."""
     try:
         with keep_silent():
             derived = derive(bundle, source)
@@ -149,8 +149,8 @@ def compare_tokenizers(bundle: Bundle, derived: Checkpoint) -> tuple[int, list[s
         return 1, [*failures, f"{len(names)} tokenizers, {WHOSE} {len(derived.tokenizer_files)}"]
     for name, (stem, data) in zip(names, derived.tokenizer_files.items(), strict=True):
         got = read_plain(read(bundle.path(name)), kind, name)
-        meant = read_plain(data, kind, f"{stem}.json of {derived.folder}")
-        failures += [f"{name}: {fault}" for fault in describe_differences(got, meant, WHOSE)]
+        expected = read_plain(data, kind, f"{stem}.json of {derived.folder}")
+        failures += [f"{name}: {fault}" for fault in describe_differences(got, expected, WHOSE)]
     return 2 + len(names), failures
 
 
@@ -178,16 +178,16 @@ def compare_templates(bundle: Bundle, derived: Checkpoint) -> tuple[int, list[st
             got = read(bundle.path(str(recorded[key]))).decode(errors="replace")
             failures += describe_different_line(got, template.contents[key].decode(), str(recorded[key]))
     tokens = {"chat_template": {"tokens": recorded.get("tokens")}}
-    meant = {"chat_template": {"tokens": dict(template.tokens)}}
-    failures += describe_differences(tokens, meant, WHOSE)
+    expected = {"chat_template": {"tokens": dict(template.tokens)}}
+    failures += describe_differences(tokens, expected, WHOSE)
     return 2, failures
 
 
-def describe_different_line(got: str, meant: str, name: str) -> list[str]:
+def describe_different_line(got: str, expected: str, name: str) -> list[str]:
     """Return the first line of a text that is another one."""
-    if got == meant:
+    if got == expected:
         return []
-    lines = got.split("\n"), meant.split("\n")
+    lines = got.split("\n"), expected.split("\n")
     for number, (one, other) in enumerate(zip(*lines, strict=False), 1):
         if one != other:
             start = next((i for i, (a, b) in enumerate(zip(one, other, strict=False)) if a != b), len(other))
@@ -201,30 +201,30 @@ def compare_settings(bundle: Bundle, derived: Checkpoint) -> tuple[int, list[str
     """Compare the family, the task, the defaults of generation or of an encoder, and the config."""
     manifest = bundle.manifest
     got: dict[str, Any] = {"family": manifest.family, "task": manifest.task}
-    meant: dict[str, Any] = {"family": derived.family, "task": derived.task}
+    expected: dict[str, Any] = {"family": derived.family, "task": derived.task}
     for name, ours, theirs in (
         ("generation", manifest.generation, derived.generation),
         ("encoder", manifest.encoder, derived.encoder),
     ):
         if ours is not None or theirs is not None:
             got[name] = {} if ours is None else make_plain(dataclasses.asdict(ours))
-            meant[name] = {} if theirs is None else make_plain(dataclasses.asdict(theirs))
+            expected[name] = {} if theirs is None else make_plain(dataclasses.asdict(theirs))
     if manifest.encoder is not None and manifest.encoder.fitted is not None:
         for name in OF_A_FITTED_HEAD:
-            del got["encoder"][name], meant["encoder"][name]
+            del got["encoder"][name], expected["encoder"][name]
     if not isinstance(derived, ImportedSettings):
         config = make_plain(dataclasses.asdict(derived.config))
         # What an older version did not record is no difference.
-        got["config"], meant["config"] = keep_shared(make_plain(manifest.config), config)
-    failures = describe_differences(got, meant, WHOSE, make_show(bundle))
-    return sum(len(part) if isinstance(part, Mapping) else 1 for part in meant.values()), failures
+        got["config"], expected["config"] = keep_shared(make_plain(manifest.config), config)
+    failures = describe_differences(got, expected, WHOSE, make_show(bundle))
+    return sum(len(part) if isinstance(part, Mapping) else 1 for part in expected.values()), failures
 
 
-def keep_shared(got: Any, meant: Any) -> tuple[Any, Any]:
+def keep_shared(got: Any, expected: Any) -> tuple[Any, Any]:
     """Return two values with only those names of mappings that both have."""
-    if not isinstance(got, Mapping) or not isinstance(meant, Mapping):
-        return got, meant
-    shared = {key: keep_shared(got[key], meant[key]) for key in meant if key in got}
+    if not isinstance(got, Mapping) or not isinstance(expected, Mapping):
+        return got, expected
+    shared = {key: keep_shared(got[key], expected[key]) for key in expected if key in got}
     return {key: pair[0] for key, pair in shared.items()}, {key: pair[1] for key, pair in shared.items()}
 
 

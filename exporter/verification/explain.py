@@ -35,7 +35,14 @@ from ..tasks.base import Progress
 from ..tasks.fitted_head import HEAD, is_fitted
 from ..tasks.verifier import Verifier
 from ..tracing.modules import find_module, find_module_results, read_results
-from .bisect import Band, Bands, Culprit, find_culprit, make_module_bands, make_node_bands
+from .bisect import (
+    FirstMismatch,
+    Tolerance,
+    Tolerances,
+    find_first_mismatch,
+    make_module_tolerances,
+    make_node_tolerances,
+)
 from .losses import list_exceeded
 from .report import VerificationReport
 from .structure import READING
@@ -46,7 +53,7 @@ if TYPE_CHECKING:
     from ..reference_model import ReferenceModel
 
 INSIDE = (
-    "every node of it is inside its band, in a short padded batch and a step of one token: look at what"
+    "every node of it is within its tolerance, in a short padded batch and a step of one token: look at what"
     " feeds it (the cache, the padding), at longer texts, at several tokens on a past, or at small errors"
     " that add up"
 )
@@ -62,7 +69,7 @@ LOST = (
     " yours with --prompts FILE, or accept the loss by its name, as in --accept {}"
 )
 PADDED = (
-    "single texts pass and padded batches do not, though no node of it left its band there: look at what"
+    "single texts pass and padded batches do not, though no node of it left its tolerance there: look at what"
     " feeds it, the mask of the padding and the rows of the cache"
 )
 ADD_FP32 = (
@@ -108,29 +115,31 @@ def explain(
         except PlanForgeError as error:  # the verdict stands without
             why = f"no node can be named: {error}"
             return dataclasses.replace(report, unexplained={artifact.id: why for artifact in failed})
-    culprits: list[Culprit] = []
+    culprits: list[FirstMismatch] = []
     unexplained: dict[str, str] = {}
     read = {c.artifact: c for c in report.comparisons if c.backend == READING and not c.passed}
     for artifact in failed:
         progress(f"verifying {artifact.id}: looking for the node at fault")
         fresh = healthy.get(artifact.recipe_id)
         try:
-            culprit = None
+            mismatch = None
             if fresh is not None or artifact.id not in report.lost:
-                culprit = search_graph(verifier, report, artifact, manifest, sound, model, calibration, fresh)
+                mismatch = search_graph(
+                    verifier, report, artifact, manifest, sound, model, calibration, fresh
+                )
         except (PlanForgeError, ValueError) as error:
             unexplained[artifact.id] = f"no node can be named: {error}"
             continue
-        if culprit is not None and artifact.id in read:
-            culprit = yield_to_what_was_read(verifier, artifact, culprit, read[artifact.id].failures)
-        if culprit is not None:
-            culprits.append(culprit)
+        if mismatch is not None and artifact.id in read:
+            mismatch = yield_to_what_was_read(verifier, artifact, mismatch, read[artifact.id].failures)
+        if mismatch is not None:
+            culprits.append(mismatch)
         elif artifact.id in report.lost:
             unexplained[artifact.id] = LOST.format(propose_acceptance(report, artifact.id))
         elif artifact.id not in read:  # what was read there names its node
-            unexplained[artifact.id] = explain_no_culprit(report, artifact, manifest, bool(healthy))
+            unexplained[artifact.id] = explain_no_mismatch(report, artifact, manifest, bool(healthy))
     # A node at fault is no loss of the precision, however much PyTorch itself loses.
-    lost = report.lost - {culprit.artifact for culprit in culprits}
+    lost = report.lost - {mismatch.artifact for mismatch in culprits}
     return dataclasses.replace(report, culprits=tuple(culprits), unexplained=unexplained, lost=lost)
 
 
@@ -143,7 +152,7 @@ def search_graph(
     model: ReferenceModel | None,
     calibration: Calibration | None,
     fresh: ir.Model | None,
-) -> Culprit | None:
+) -> FirstMismatch | None:
     """Return the first node at fault in a graph that failed, if one is.
 
     `fresh` is the same graph, traced again and not yet converted, where there is one; else those that are
@@ -161,28 +170,28 @@ def search_graph(
                 references = references[:1]
         else:
             references = find_references(verifier, make_replay, traced, graph, sound, model, calibration)
-        culprit = find_culprit(graph, traced, replay, references)
-        if culprit is not None:
-            return culprit
+        mismatch = find_first_mismatch(graph, traced, replay, references)
+        if mismatch is not None:
+            return mismatch
     return None
 
 
 def yield_to_what_was_read(
-    verifier: Verifier, artifact: Artifact, culprit: Culprit, failures: Sequence[str]
-) -> Culprit | None:
-    """Return a culprit, or None where its result comes from a node of another module that was read as wrong.
+    verifier: Verifier, artifact: Artifact, mismatch: FirstMismatch, failures: Sequence[str]
+) -> FirstMismatch | None:
+    """Return a mismatch, or None where its result comes from a node of another module that was read as wrong.
 
     That one is the first at fault: the numbers of nodes between the results of modules are not known of
-    imported graphs, and in fp16 a fault may hide in its own node's band and leave that of a later one.
+    imported graphs, and in fp16 a fault may hide in its own node's tolerance and leave that of a later one.
     """
     graph = load_graph(verifier.bundle.path(artifact.file)).graph
-    accused = next((node for node in graph if culprit.value in {value.name for value in node.outputs}), None)
+    accused = next((node for node in graph if mismatch.value in {value.name for value in node.outputs}), None)
     if accused is None:
-        return culprit
-    others = [node for node in find_nodes_before(accused) if find_module(node) != culprit.module]
+        return mismatch
+    others = [node for node in find_nodes_before(accused) if find_module(node) != mismatch.module]
     values = {value.name for node in others for value in node.outputs}
     is_read = any(isinstance(failure, NodeFault) and failure.value in values for failure in failures)
-    return None if is_read else culprit
+    return None if is_read else mismatch
 
 
 def find_nodes_before(node: ir.Node) -> list[ir.Node]:
@@ -215,10 +224,10 @@ def propose_acceptance(report: VerificationReport, artifact: str) -> str:
     return " --accept ".join(f"{metric}={1.1 * value:.2g}" for metric, value in wanted.items())
 
 
-def explain_no_culprit(
+def explain_no_mismatch(
     report: VerificationReport, artifact: Artifact, manifest: Manifest, traced: bool
 ) -> str:
-    """Return the explanation of a failed graph none of whose nodes left its band."""
+    """Return the explanation of a failed graph none of whose nodes left its tolerance."""
     if artifact.id not in report.list_failed_alone():
         return PADDED
     if not PRECISIONS[artifact.precision].is_quantized:
@@ -237,7 +246,7 @@ def remove_fitted_head(artifact: Artifact, manifest: Manifest) -> Artifact:
 
 def convert_references(
     artifact: Artifact, replay: Replay, healthy: ir.Model, model: nn.Module, calibration: Calibration
-) -> list[Bands]:
+) -> list[Tolerances]:
     """Return the references: PyTorch, and a healthy graph in fp32 and in the artifact's precision."""
     full_artifact = describe_in_fp32(artifact)
     full = convert_graph(healthy, full_artifact, calibration)
@@ -246,8 +255,8 @@ def convert_references(
     own = convert_graph(healthy, artifact, calibration)
     rounding = calibration.make_rounding(artifact.precision)
     return [
-        make_node_bands(replay, artifact, full, full_artifact, own),
-        make_module_bands(replay, model, rounding, read_results(own)),
+        make_node_tolerances(replay, artifact, full, full_artifact, own),
+        make_module_tolerances(replay, model, rounding, read_results(own)),
     ]
 
 
@@ -259,30 +268,32 @@ def find_references(
     sound: Sequence[Artifact],
     model: ReferenceModel | None,
     calibration: Calibration | None,
-) -> list[Bands]:
+) -> list[Tolerances]:
     """Return all references for a graph that failed; `sound` are the bundle's in fp32 that did not."""
-    nodes: Bands = {}
-    modules: Bands = {}
+    nodes: Tolerances = {}
+    modules: Tolerances = {}
     replay = make_replay(artifact)
     twin = next((other for other in sound if other.recipe_id == artifact.recipe_id), None)
     if twin is not None and artifact.precision != "fp32":
-        nodes = make_hidden_bands(verifier, replay, artifact.precision, twin)
+        nodes = make_hidden_tolerances(verifier, replay, artifact.precision, twin)
     if model is not None and is_module(model):
         results = find_module_results(graph, [path for path, _ in model.named_modules()])
         rounding = None if calibration is None else calibration.make_rounding(artifact.precision)
-        # Without a rounding PyTorch's bands are those of fp32, which no other precision could keep.
+        # Without a rounding PyTorch's tolerances are those of fp32, which no other precision could keep.
         if results and (rounding is not None or artifact.precision == "fp32"):
-            modules = make_module_bands(replay, model, rounding, results)
+            modules = make_module_tolerances(replay, model, rounding, results)
     if not modules and artifact.precision == "fp32":
         others = [other for other in sound if other.graph == artifact.graph and other.id != artifact.id]
-        modules = make_sibling_bands(verifier, make_replay, replay, graph, others[0]) if others else {}
+        modules = make_sibling_tolerances(verifier, make_replay, replay, graph, others[0]) if others else {}
     if not nodes and not modules:
         raise VerificationError(NO_REFERENCE if artifact.precision == "fp32" else ADD_FP32)
     return [nodes, modules]
 
 
-def make_hidden_bands(verifier: Verifier, replay: Replay, precision: str, twin: Artifact) -> dict[Key, Band]:
-    """Return the bands of hidden states, from the same graph in fp32.
+def make_hidden_tolerances(
+    verifier: Verifier, replay: Replay, precision: str, twin: Artifact
+) -> dict[Key, Tolerance]:
+    """Return the tolerances of hidden states, from the same graph in fp32.
 
     In scores, and in keys laid out for a product, padding cannot be told apart.
     """
@@ -291,25 +302,25 @@ def make_hidden_bands(verifier: Verifier, replay: Replay, precision: str, twin: 
         return replay.select_tokens(step, array) if array.ndim == 3 else None
 
     values = replay.collect_values(load_graph(verifier.bundle.path(twin.file)), twin, choose)
-    return {key: Band(array, CAPS[precision]["max_error"], twin.id) for key, array in values.items()}
+    return {key: Tolerance(array, CAPS[precision]["max_error"], twin.id) for key, array in values.items()}
 
 
-def make_sibling_bands(
+def make_sibling_tolerances(
     verifier: Verifier, make_replay: MakeReplay, replay: Replay, graph: ir.Model, other: Artifact
-) -> dict[Key, Band]:
-    """Return bands of modules' results, from the same model in another dialect in fp32 that has passed."""
+) -> dict[Key, Tolerance]:
+    """Return tolerances of modules' results, from a graph of another dialect in fp32 that has passed."""
     sibling = load_graph(verifier.bundle.path(other.file))
     others = make_replay(other)
     own = find_module_results(graph)
     theirs = {path: name for name, path in find_module_results(sibling).items()}
     values = others.collect_values(sibling, other, others.select_tokens)
-    bands: dict[Key, Band] = {}
+    tolerances: dict[Key, Tolerance] = {}
     for step, twin in pair_steps(replay, others):
         for name, path in own.items():
             tokens = values.get((twin, theirs.get(path, "")))
             if tokens is not None:
-                bands[step, name] = Band(tokens, CAPS["fp32"]["max_error"], other.id)
-    return bands
+                tolerances[step, name] = Tolerance(tokens, CAPS["fp32"]["max_error"], other.id)
+    return tolerances
 
 
 def pair_steps(replay: Replay, other: Replay) -> list[tuple[int, int]]:

@@ -19,7 +19,7 @@ from ..tasks.base import Progress
 from ..tasks.explanation import Case, JudgedGraphs, compare_explanations
 from ..tasks.kept_explanations import compare_kept
 from ..tracing.recipes import Recipe
-from .bisect import Culprit, find_culprit, make_node_bands
+from .bisect import FirstMismatch, find_first_mismatch, make_node_tolerances
 from .explain import Tracer
 from .finite import find_not_finite
 from .reading import list_tensors_to_compare
@@ -29,7 +29,7 @@ from .structure import CASE, check_weights, report_reading, shorten
 if TYPE_CHECKING:
     from ..reference_model import ReferenceModel
 
-UNNAMED = "every node of it is inside its band in the case that failed: small errors may add up"
+UNNAMED = "every node of it is within its tolerance in the case that failed: small errors may add up"
 
 
 def verify_explanations(
@@ -76,7 +76,7 @@ def verify_kept_explanations(
 
 def find_culprits(
     bundle: Bundle, failed: Mapping[str, Case], trace: Tracer, progress: Progress
-) -> tuple[list[Culprit], dict[str, str]]:
+) -> tuple[list[FirstMismatch], dict[str, str]]:
     """Return the first wrong node of each graph that failed, and why there is none of others."""
     if not failed:
         return [], {}
@@ -92,19 +92,19 @@ def find_culprits(
     for name, case in failed.items():
         artifact = artifacts[name]
         replay = make_replay(case)
-        bands = make_node_bands(
+        tolerances = make_node_tolerances(
             replay, artifact, healthy[artifact.recipe_id], artifact, healthy[artifact.recipe_id]
         )
         try:
             graph = load_graph(bundle.path(artifact.file))
-            culprit = find_culprit(graph, artifact, replay, [bands], same_shapes=True)
+            mismatch = find_first_mismatch(graph, artifact, replay, [tolerances], same_shapes=True)
         except (PlanForgeError, ValueError) as error:
             unexplained[name] = f"no node can be named: {error}"
             continue
-        if culprit is None:
+        if mismatch is None:
             unexplained[name] = UNNAMED
         else:
-            culprits.append(culprit)
+            culprits.append(mismatch)
     return culprits, unexplained
 
 

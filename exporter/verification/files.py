@@ -31,7 +31,7 @@ from ..execution.rounding_noise import RoundingExecutor, find_code_bits, list_li
 from ..limits import CAPS, compute_limits
 from ..passes.weight_files import allow_links, load_graph, replace_external
 from ..tasks.base import Progress
-from .bisect import Band, Culprit, find_culprit
+from .bisect import FirstMismatch, Tolerance, find_first_mismatch
 from .report import VerificationReport
 from .structure import compare_files
 
@@ -147,7 +147,7 @@ def verify_file(
 
 def compare_with_file(
     file: OnnxFile, other: OnnxFile, feeds: Arrays, engine: Results, nodes: Results
-) -> tuple[Comparison, tuple[Culprit, ...]]:
+) -> tuple[Comparison, tuple[FirstMismatch, ...]]:
     """Compare a file's results, on ONNX Runtime and node by node, with another's; find the node at fault."""
     precisions = (file.artifact.precision, other.artifact.precision)
     precision = next((name for name in PRECISIONS if name in precisions), "fp32")
@@ -300,7 +300,9 @@ def measure_rows(got: Array, want: Array) -> VectorMetrics:
     return measure_vectors(a, b)
 
 
-def find_node_at_fault(file: OnnxFile, other: OnnxFile, feeds: Arrays, allowed: float) -> tuple[Culprit, ...]:
+def find_node_at_fault(
+    file: OnnxFile, other: OnnxFile, feeds: Arrays, allowed: float
+) -> tuple[FirstMismatch, ...]:
     """Return the first node of a file that is further than allowed from its namesake in the other."""
 
     def drive(program: Program) -> None:
@@ -308,9 +310,9 @@ def find_node_at_fault(file: OnnxFile, other: OnnxFile, feeds: Arrays, allowed: 
 
     replay = Replay(drive, (Step("run", np.zeros((0, 0), np.int64)),), ())
     values = replay.collect_values(other.model, other.artifact)
-    bands = {key: Band(array, allowed, other.path.name) for key, array in values.items()}
-    culprit = find_culprit(file.model, file.artifact, replay, [bands])
-    return () if culprit is None else (dataclasses.replace(culprit, artifact=file.path.name),)
+    tolerances = {key: Tolerance(array, allowed, other.path.name) for key, array in values.items()}
+    mismatch = find_first_mismatch(file.model, file.artifact, replay, [tolerances])
+    return () if mismatch is None else (dataclasses.replace(mismatch, artifact=file.path.name),)
 
 
 def read_inputs(path: Path, file: OnnxFile) -> dict[str, Array]:

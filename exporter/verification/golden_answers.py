@@ -81,8 +81,8 @@ def compare_golden(
             arrays, usual = read_golden(file)
             if is_older(arrays):
                 return []  # see `note_older_golden`
-            meant = answer_again(verifier, arrays, model)
-            answers = [f"{name}: {fault}" for fault in compare_arrays(arrays, meant, near)]
+            expected = answer_again(verifier, arrays, model)
+            answers = [f"{name}: {fault}" for fault in compare_arrays(arrays, expected, near)]
     except (BundleError, RuntimeError) as error:  # the latter is PyTorch's, of shapes that do not fit
         return [report("file", 0, [f"{name} cannot be compared: {shorten_error(error)}"])]
     caps = CAPS if verifier.level is QUICK else {}  # its own limits rest on two texts
@@ -91,7 +91,7 @@ def compare_golden(
         limits = {**limits, "fp32": verifier.choose_limits("fp32", verifier.measure_fp32_gaps(model))}
         loose = list(list_loose_limits(usual, limits, accepted, caps))
     told = [f"{name}: {fault}" for _, fault in loose]
-    return [report("answers", len(meant), answers), report("limits", sum(map(len, usual.values())), told)]
+    return [report("answers", len(expected), answers), report("limits", sum(map(len, usual.values())), told)]
 
 
 def was_verified(manifest: Manifest) -> bool:
@@ -105,9 +105,9 @@ def report(case: str, count: int, faults: Sequence[str]) -> Comparison:
     return Comparison({case: count}, {}, failures, artifact=GOLDEN, backend=READING, case=case)
 
 
-def compare_arrays(got: Arrays, meant: Arrays, near: float) -> Iterator[str]:
+def compare_arrays(got: Arrays, expected: Arrays, near: float) -> Iterator[str]:
     """Yield the arrays that are missing or not PyTorch's."""
-    for name, array in meant.items():
+    for name, array in expected.items():
         if name not in got:
             yield f"{name} is missing"
         elif got[name].shape != array.shape:

@@ -64,7 +64,7 @@ def find_wrong_rule(
     for zero in map(read_number, rows.zeros[places]):
         if zero is None or abs(zero - rule.zero) > zero_off:
             yield f"reads rows of the zero point {zero}, {whose} {rule.zero}"
-    meant = 1.0 if rule.step is None else rule.step
+    expected = 1.0 if rule.step is None else rule.step
     for step in map(read_number, rows.steps[places]):
-        if step is None or not math.isclose(step, meant, rel_tol=step_off):
-            yield f"reads rows in steps of {step}, {whose} {meant:.4g}"
+        if step is None or not math.isclose(step, expected, rel_tol=step_off):
+            yield f"reads rows in steps of {step}, {whose} {expected:.4g}"

@@ -81,8 +81,8 @@ def check_quantized_weights(
             yield blame(weight.node, f"{words} is no tensor of the checkpoint") if is_ours else ""
             continue
         parts = [np.asarray(tensors[name], np.float32) for name in weight.names]
-        meant = parts[0] if len(parts) == 1 else np.concatenate(parts)
-        fault = check_weight(weight, meant, rows)
+        expected = parts[0] if len(parts) == 1 else np.concatenate(parts)
+        fault = check_weight(weight, expected, rows)
         yield blame(weight.node, f"{words} {fault}") if fault else ""
 
 
@@ -92,17 +92,17 @@ def locate(value: ir.Value) -> object:
     return (tensor.location, tensor.offset, tensor.length) if isinstance(tensor, ir.ExternalTensor) else value
 
 
-def check_weight(weight: StoredWeight, meant: Array, rows: Rows) -> str:
-    """Return what is wrong with a weight that should be `meant` (N, K); "" if nothing is."""
-    if meant.shape != weight.shape:
-        return f"is {weight.shape}, the checkpoint's is {meant.shape}"
+def check_weight(weight: StoredWeight, expected: Array, rows: Rows) -> str:
+    """Return what is wrong with a weight that should be `expected` (N, K); "" if nothing is."""
+    if expected.shape != weight.shape:
+        return f"is {weight.shape}, the checkpoint's is {expected.shape}"
     smoothing = None if weight.rows is None else weight.rows.smoothing
     if smoothing is not None and not (smoothing > 0).all():  # NaN is not
         return "has a smoothing that is not above 0"
-    if not np.isfinite(meant).all():
+    if not np.isfinite(expected).all():
         return "holds NaN or infinity in the checkpoint itself"
     faults = Faults()
-    for piece, found, own in list_pieces(weight, meant):
+    for piece, found, own in list_pieces(weight, expected):
         find_faults(weight, piece.start, found, own, faults)
     if faults.scales:
         return (
@@ -112,7 +112,7 @@ def check_weight(weight: StoredWeight, meant: Array, rows: Rows) -> str:
     if not faults.moved:
         return ""
     assert faults.first_row is not None
-    total = meant.size
+    total = expected.size
     x = rows(weight.names[0]) if weight.may_be_gptq and faults.moved > MOVED * total else None
     if x is None:
         return (
@@ -120,15 +120,15 @@ def check_weight(weight: StoredWeight, meant: Array, rows: Rows) -> str:
             f" {faults.furthest:.3g} steps, first in row {faults.first_row}"
         )
     x = x if smoothing is None else x / smoothing
-    return describe_excess(measure_losses(list_errors(weight, meant), np.asarray(x, np.float32)))
+    return describe_excess(measure_losses(list_errors(weight, expected), np.asarray(x, np.float32)))
 
 
-def list_pieces(weight: StoredWeight, meant: Array) -> Iterator[tuple[slice, QuantizedWeight, Array]]:
+def list_pieces(weight: StoredWeight, expected: Array) -> Iterator[tuple[slice, QuantizedWeight, Array]]:
     """Yield some rows at a time, what is stored of them, and what they should stand for (n, K / b, b)."""
     smoothing = None if weight.rows is None else weight.rows.smoothing
     for rows in cut_rows(weight.shape, PIECE_NUMBERS):
         found = weight.read(rows)
-        own = np.asarray(meant[rows], np.float32)
+        own = np.asarray(expected[rows], np.float32)
         own = own if smoothing is None else own * smoothing
         yield rows, found, own.reshape(*found.scale.shape, -1)
 
@@ -159,7 +159,7 @@ def find_faults(
 
 
 def measure_steps(found: QuantizedWeight, blocks: Array) -> Array:
-    """Return how many steps the meant numbers of some rows are (n, K)."""
+    """Return how many steps the expected values of some rows are (n, K)."""
     with np.errstate(all="ignore"):  # a scale may be NaN or 0
         return np.asarray((blocks / found.scale[..., None]).reshape(found.codes.shape))
 
@@ -183,10 +183,10 @@ def find_scales(weight: StoredWeight, blocks: Array) -> Sequence[Array]:
     return [largest * np.float32(clip / top) for clip in CLIPS[weight.bits]]
 
 
-def list_errors(weight: StoredWeight, meant: Array) -> Iterator[Piece]:
-    """Yield the errors of a weight, its steps, and how far what is meant is beyond its integers."""
+def list_errors(weight: StoredWeight, expected: Array) -> Iterator[Piece]:
+    """Yield the errors of a weight, its steps, and how far what is expected is beyond its integers."""
     low, top = find_range(weight.bits)
-    for _, found, blocks in list_pieces(weight, meant):
+    for _, found, blocks in list_pieces(weight, expected):
         signed = np.repeat(found.scale, found.size, axis=1)
         whole = measure_steps(found, blocks)
         beyond = np.maximum(np.maximum(whole - top, low - whole), 0)

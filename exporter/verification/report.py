@@ -17,7 +17,7 @@ from ..errors import VerificationError
 from ..levels import LEVELS
 from ..limits import Accepted
 from ..tasks.answer_cache import KEPT
-from .bisect import Culprit
+from .bisect import FirstMismatch
 from .fp32_nodes import Fp32Node
 
 
@@ -32,7 +32,7 @@ class VerificationReport:
         fp32_nodes: of graphs in fp16, by artifact: what stays in fp32 and why.
         reference: what a graph was compared with, where it is neither of the usual two.
         precisions: of the graphs, by artifact; an .onnx file has none here.
-        unexplained: of graphs that failed and have no culprit, by artifact: why.
+        unexplained: of graphs that failed and have no mismatch, by artifact: why.
         lost: of graphs that failed, those of which PyTorch itself loses as much by their precision.
         notes: what is to be known of the model, in words.
         accepted: what a user lets precisions lose, by precision and metric.
@@ -44,7 +44,7 @@ class VerificationReport:
 
     with_pytorch: bool
     comparisons: tuple[Comparison, ...]
-    culprits: tuple[Culprit, ...] = ()
+    culprits: tuple[FirstMismatch, ...] = ()
     fp32_nodes: Mapping[str, tuple[Fp32Node, ...]] = field(default_factory=dict)
     reference: str = ""
     unexplained: Mapping[str, str] = field(default_factory=dict)
@@ -92,7 +92,7 @@ class VerificationReport:
 
     def where(self) -> list[str]:
         """Return what is known of each graph that failed."""
-        found = [str(culprit) for culprit in self.culprits]
+        found = [str(mismatch) for mismatch in self.culprits]
         return found + [f"{artifact}: {why}" for artifact, why in self.unexplained.items()]
 
     def to_json(self) -> dict[str, Any]:

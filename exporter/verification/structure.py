@@ -41,7 +41,7 @@ CASE = "weights and modules"
 MOST = 3  # faults of a kind that are reported
 FLOATS = (ir.DataType.FLOAT, ir.DataType.FLOAT16)
 PRODUCTS = ("MatMul", "Gemm")
-NEAR = 0.1  # of a tensor's length: what is nearer to it was meant to be it
+NEAR = 0.1  # of a tensor's length: what is nearer to it should be it
 
 
 def compare_structure(
@@ -106,10 +106,10 @@ def compare_files(name: str, model: ir.Model, other: ir.Model, against: str) -> 
     weights = [weight for weight in list_weights(model.graph) if weight[1].size > 1]
     compared = 0
     for value, constant, node in weights:  # a single number, such as a mask's, may be another
-        meant = tensors.get(Stored.read(value).parameter)
-        if meant is not None and constant.shape == meant.shape:
+        expected = tensors.get(Stored.read(value).parameter)
+        if expected is not None and constant.shape == expected.shape:
             compared += 1
-            if fault := describe_difference(constant.numpy(), meant.numpy(), f"that of {against}"):
+            if fault := describe_difference(constant.numpy(), expected.numpy(), f"that of {against}"):
                 failures.append(f"weight {value.name!r} of {describe_node(node)} {fault}")
     case = f"attributes and {compared} of {len(weights)} weights, against {against}"
     return report_reading(name, case, compared, shorten(failures))
@@ -161,13 +161,13 @@ def check_weights(
         parameter = Stored.read(value)
         words = f"weight {value.name!r} of {describe_node(node)}"
         if parameter.parameter in tensors:
-            meant = parameter.of(tensors[parameter.parameter], constant.shape.numpy())
-            fault = describe_difference(constant.numpy(), meant)
+            expected = parameter.of(tensors[parameter.parameter], constant.shape.numpy())
+            fault = describe_difference(constant.numpy(), expected)
             if isinstance(constant, ir.ExternalTensor):
                 constant.release()  # what is mapped counts as this process's memory
         elif value in biases and all(name in tensors for name in biases[value]):
-            meant = np.concatenate([tensors[name] for name in biases[value]])
-            fault = describe_difference(constant.numpy(), meant)
+            expected = np.concatenate([tensors[name] for name in biases[value]])
+            fault = describe_difference(constant.numpy(), expected)
         elif value in known or constant.size == 1:  # numbers that one computes with are no weights
             continue
         elif is_ours:
@@ -194,12 +194,12 @@ def describe_unnamed(value: ir.Value, got: Array, tensors: Arrays, by_size: dict
     """
     nearest = ""
     for name in by_size.get(got.size, []):
-        meant = tensors[name].reshape(-1)
-        fault = describe_difference(got.reshape(-1), meant, f"the checkpoint's {name!r}")
+        expected = tensors[name].reshape(-1)
+        fault = describe_difference(got.reshape(-1), expected, f"the checkpoint's {name!r}")
         if not fault:
             return ""
-        off = float(np.linalg.norm(got.reshape(-1).astype(np.float64) - meant))
-        if off <= NEAR * float(np.linalg.norm(meant.astype(np.float64))):
+        off = float(np.linalg.norm(got.reshape(-1).astype(np.float64) - expected))
+        if off <= NEAR * float(np.linalg.norm(expected.astype(np.float64))):
             nearest = fault
     if nearest:
         return nearest
@@ -231,13 +231,13 @@ def reads_as_weight(node: ir.Node, value: ir.Value) -> bool:
     return any(other is not None and other.op_type in PRODUCTS for other in others)
 
 
-def describe_difference(got: Array, meant: Array, whose: str = "the checkpoint's") -> str:
-    """Return in words how `got` differs from `meant` in the coarser of both types; "" if it does not."""
-    if got.shape != meant.shape:
-        return f"is {got.shape}, {whose} is {meant.shape}"
-    coarser = min(got.dtype, meant.dtype, key=lambda dtype: dtype.itemsize)
-    if np.array_equal(got.astype(coarser, copy=False), meant.astype(coarser, copy=False)):
+def describe_difference(got: Array, expected: Array, whose: str = "the checkpoint's") -> str:
+    """Return in words how `got` differs from `expected` in the coarser of both types; "" if it does not."""
+    if got.shape != expected.shape:
+        return f"is {got.shape}, {whose} is {expected.shape}"
+    coarser = min(got.dtype, expected.dtype, key=lambda dtype: dtype.itemsize)
+    if np.array_equal(got.astype(coarser, copy=False), expected.astype(coarser, copy=False)):
         return ""
-    off = np.abs(got.astype(np.float64) - meant).max()
-    largest = np.abs(meant).max()
+    off = np.abs(got.astype(np.float64) - expected).max()
+    largest = np.abs(expected).max()
     return f"is not {whose}: off by up to {off:.3g} of {largest:.3g}"

@@ -20,11 +20,11 @@ from planforge.exporter.passes.weights import LazyMapping
 from planforge.exporter.tasks.verifier import open_verifier
 from planforge.exporter.tracing.modules import read_results
 from planforge.exporter.verification.bisect import (
-    Bands,
-    Culprit,
-    find_culprit,
-    make_module_bands,
-    make_node_bands,
+    FirstMismatch,
+    Tolerances,
+    find_first_mismatch,
+    make_module_tolerances,
+    make_node_tolerances,
 )
 from planforge.exporter.verification.losses import adopt_stored_weights
 from planforge.exporter.verification.reading import (
@@ -83,7 +83,7 @@ class Ground:
         gaps = {} if rounding is None else self.verifier.measure_gaps(self.model, rounding)
         return self.verifier.choose_limits(precision, gaps)
 
-    def make_references(self, artifact: Artifact, replay: Replay | None = None) -> list[Bands]:
+    def make_references(self, artifact: Artifact, replay: Replay | None = None) -> list[Tolerances]:
         """What a graph's nodes are held against, run as the runtime runs them now."""
         replay = replay or self.verifier.make_replay(artifact)
         full_id = f"{artifact.recipe_id}.fp32"
@@ -93,8 +93,8 @@ class Ground:
         )
         rounding = self.calibration.make_rounding(artifact.precision)
         return [
-            make_node_bands(replay, artifact, full, describe_in_fp32(artifact), own),
-            make_module_bands(replay, self.model, rounding, read_results(own)),
+            make_node_tolerances(replay, artifact, full, describe_in_fp32(artifact), own),
+            make_module_tolerances(replay, self.model, rounding, read_results(own)),
         ]
 
     @contextmanager
@@ -104,8 +104,8 @@ class Ground:
             yield bundle
 
     def examined(
-        self, bundle: Bundle, artifact: Artifact, references: list[Bands] | None = None
-    ) -> tuple[list[Comparison], Culprit | None]:
+        self, bundle: Bundle, artifact: Artifact, references: list[Tolerances] | None = None
+    ) -> tuple[list[Comparison], FirstMismatch | None]:
         """The comparisons of a graph of a bundle like this one that fail, and the node at fault."""
         verifier = dataclasses.replace(self.verifier, bundle=bundle)
         comparisons = [
@@ -114,10 +114,12 @@ class Ground:
         ]
         replay = verifier.make_replay(artifact)
         graph = ir.load(bundle.path(artifact.file))
-        culprit = find_culprit(graph, artifact, replay, references or self.sound_references(artifact.id))
+        culprit = find_first_mismatch(
+            graph, artifact, replay, references or self.sound_references(artifact.id)
+        )
         for comparison in comparisons:
             if culprit is None and comparison.spot is not None:
                 spot_replay = verifier.make_spot_replay(artifact, comparison.spot)
                 own = self.make_references(artifact, spot_replay)
-                culprit = find_culprit(graph, artifact, spot_replay, own)
+                culprit = find_first_mismatch(graph, artifact, spot_replay, own)
         return [comparison for comparison in comparisons if not comparison.passed], culprit

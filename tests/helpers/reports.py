@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any
 
 from planforge.exporter.reports.html import Subject
-from planforge.exporter.verification.bisect import Culprit
+from planforge.exporter.verification.bisect import FirstMismatch
 from planforge.exporter.verification.fp32_nodes import Fp32Node
 from planforge.exporter.verification.report import VerificationReport
 from planforge.runtime.apps.check.metrics import Comparison
@@ -63,7 +63,7 @@ def failed_report(text: str = "h.1.attn") -> VerificationReport:
             divergence=divergence,
         ),
     )
-    culprit = Culprit(
+    culprit = FirstMismatch(
         artifact="decoder.ort.fp16",
         step="prefill",
         node=text,
@@ -73,7 +73,7 @@ def failed_report(text: str = "h.1.attn") -> VerificationReport:
         layer=1,
         dtype="float16",
         range=(-70000.0, math.inf),
-        meant=(-2.5, 3.25),
+        expected=(-2.5, 3.25),
         error=17.5,
         allowed=0.02,
         reference=text,

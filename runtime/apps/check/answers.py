@@ -139,5 +139,5 @@ def compare_text(text: str, got: Sequence[int], want: Sequence[int], tokenizer: 
     """Return how the text of PyTorch's tokens differs from an answer of the same tokens, or ""."""
     if tuple(got) != tuple(want):
         return ""  # rounding; its text is another one
-    meant = tokenizer.decode_known(want)
-    return "" if text == meant else f"an answer's text is {show(text)}, its tokens' is {show(meant)}"
+    expected = tokenizer.decode_known(want)
+    return "" if text == expected else f"an answer's text is {show(text)}, its tokens' is {show(expected)}"

@@ -14,41 +14,41 @@ MISSING = "missing"
 Show = Callable[[str, Any], str]  # a value as messages show it, by its path
 
 
-def describe_differences(got: Any, meant: Any, whose: str, show: Show | None = None) -> list[str]:
+def describe_differences(got: Any, expected: Any, whose: str, show: Show | None = None) -> list[str]:
     """Return the first differences, such as "a.b is 1, the checkpoint's is 2", and how many more there are.
 
-    `whose` stands before what is meant, as "the checkpoint's is".
+    `whose` stands before what is expected, as "the checkpoint's is".
     """
     show = show or show_value
-    found = list(find_differences(got, meant, "", whose, show))
+    found = list(find_differences(got, expected, "", whose, show))
     return found if len(found) <= MOST else [*found[:MOST], f"and {len(found) - MOST} more like it"]
 
 
-def find_differences(got: Any, meant: Any, path: str, whose: str, show: Show) -> Iterator[str]:
+def find_differences(got: Any, expected: Any, path: str, whose: str, show: Show) -> Iterator[str]:
     """Yield each difference, from the outside to the inside."""
-    if is_equal(got, meant):
+    if is_equal(got, expected):
         return
-    if isinstance(got, Mapping) and isinstance(meant, Mapping):
-        for key in (*meant, *(key for key in got if key not in meant)):
+    if isinstance(got, Mapping) and isinstance(expected, Mapping):
+        for key in (*expected, *(key for key in got if key not in expected)):
             inside = f"{path}.{key}" if path else str(key)
             if key not in got:
-                yield f"{inside} is {MISSING}, {whose} {show(inside, meant[key])}"
-            elif key not in meant:
+                yield f"{inside} is {MISSING}, {whose} {show(inside, expected[key])}"
+            elif key not in expected:
                 yield f"{inside} is {show(inside, got[key])}, {whose} {MISSING}"
             else:
-                yield from find_differences(got[key], meant[key], inside, whose, show)
-    elif is_shown_by_entries(got) and is_shown_by_entries(meant):
-        if len(got) != len(meant):
-            yield f"{path} has {len(got)} entries, {whose} of {len(meant)}"
-        for index, (one, other) in enumerate(zip(got, meant, strict=False)):
+                yield from find_differences(got[key], expected[key], inside, whose, show)
+    elif is_shown_by_entries(got) and is_shown_by_entries(expected):
+        if len(got) != len(expected):
+            yield f"{path} has {len(got)} entries, {whose} of {len(expected)}"
+        for index, (one, other) in enumerate(zip(got, expected, strict=False)):
             yield from find_differences(one, other, f"{path}[{index}]", whose, show)
     else:
-        yield f"{path or 'it'} is {show(path, got)}, {whose} {show(path, meant)}"
+        yield f"{path or 'it'} is {show(path, got)}, {whose} {show(path, expected)}"
 
 
-def is_equal(got: Any, meant: Any) -> bool:
+def is_equal(got: Any, expected: Any) -> bool:
     """Tell whether two values are the same JSON: 1 is 1.0, and not true."""
-    return bool(got == meant) and isinstance(got, bool) == isinstance(meant, bool)
+    return bool(got == expected) and isinstance(got, bool) == isinstance(expected, bool)
 
 
 def is_shown_by_entries(value: Any) -> bool:

@@ -248,7 +248,7 @@ def measure_errors(got: Logits, want: Logits) -> ValueMetrics:
 def measure_labels(got: Logits, want: Logits, *, independent: bool, of_texts: bool = True) -> LabelMetrics:
     """Compare a classifier's logits (N, V); of `independent` labels each has a probability of its own."""
     found = vars(measure(got, want))
-    kind = ClassMetrics
+    kind: type[LabelMetrics] = ClassMetrics
     if independent:
         kind = LabelMetrics
         del found["mean_kl"], found["top5_agreement"]

@@ -262,8 +262,8 @@ def compare_settings(bundle: Bundle, golden: GoldenTexts) -> tuple[int, list[str
     hashes = hash_files(bundle)
     if len(hashes) != len(golden.hashes):
         faults.append(f"{len(hashes)} files read and write texts, {AT_EXPORT} {len(golden.hashes)}")
-    for name, got, meant in zip(names, hashes, golden.hashes, strict=False):
-        if got != meant:
+    for name, got, expected in zip(names, hashes, golden.hashes, strict=False):
+        if got != expected:
             faults.append(f"{name} is another file than at export, though the manifest lists its hash")
     return len(settings) + len(hashes), faults
 
@@ -278,19 +278,19 @@ def compare_ids(tokenizer: Tokenizer, golden: GoldenText, reference: str) -> str
 
 
 def describe_ids(
-    text: str, got: Sequence[int], meant: Sequence[int], tokenizer: Tokenizer, reference: str
+    text: str, got: Sequence[int], expected: Sequence[int], tokenizer: Tokenizer, reference: str
 ) -> str:
     """Return which token of a text is the first that is another one, or ""."""
-    if tuple(got) == tuple(meant):
+    if tuple(got) == tuple(expected):
         return ""
-    place = next((i for i, (a, b) in enumerate(zip(got, meant, strict=False)) if a != b), None)
+    place = next((i for i, (a, b) in enumerate(zip(got, expected, strict=False)) if a != b), None)
     if place is None:
-        return f"{show(text)} has {len(got)} tokens; {reference} gives {len(meant)}"
+        return f"{show(text)} has {len(got)} tokens; {reference} gives {len(expected)}"
     here, there = (
         f"{ids[place]} ({tokenizer.spell(ids[place])!r})"
         if 0 <= ids[place] < tokenizer.vocab_size
         else str(ids[place])
-        for ids in (got, meant)
+        for ids in (got, expected)
     )
     return f"token {place} of {show(text)} is {here}; {reference} gives {there}"
 

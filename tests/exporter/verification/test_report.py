@@ -63,8 +63,8 @@ def test_a_failed_page_tells_what_where_and_by_how_much() -> None:
     for words in (
         "h.1.attn node h.1.attn of h.1.attn, layer 1",  # operator, ONNX node, PyTorch module
         "h.1.attn in float16",
-        "range seen-70000 to inf range meant-2.5 to 3.25",
-        "off by17.5 of the spread of what was meant (at most 0.02)",
+        "range seen-70000 to inf range expected-2.5 to 3.25",
+        "off by17.5 of the spread of what is expected (at most 0.02)",
         "NaN or infinity in the results",
         "over its limit: not finite",
         "so this is a fault",
@@ -142,7 +142,7 @@ def test_the_terminal_shows_what_failed_in_full() -> None:
     for words in (
         "FAILED: 3 comparisons with PyTorch",
         "decoder.ort.fp16 on ort-cpu, greedy: NaN or infinity in the results; h.1.attn",
-        "node 'h.1.attn' (h.1.attn, float16) of h.1.attn, layer 1 is the first to leave its band",
+        "node 'h.1.attn' (h.1.attn, float16) of h.1.attn, layer 1 is the first to exceed its tolerance",
         "2 Add (reaches 1.1e+05)",
     ):
         assert words in text, words
