@@ -181,7 +181,7 @@ def tell_head_size(checkpoint: Checkpoint, target: str, recipes: Sequence[Recipe
         if recipe.keeps_cache and recipe.dialect == "portable":
             cache = next(spec for spec in recipe.inputs if is_cache(spec))
             log.warning(
-                "target %s gets the portable graph, as the heads have %s numbers and ONNX Runtime's"
+                "target %s gets the portable graph, as the heads have %s values and ONNX Runtime's"
                 " GroupQueryAttention takes multiples of 8: each step copies the cache, which makes long"
                 " texts slower, and int8, int4 and -kv8 are not possible",
                 target,

@@ -67,7 +67,7 @@ def compute_limits(
             continue
         cap = max(cap, accepted.get(name, 0.0))
         if name in SHARES:
-            # Where PyTorch itself changes more of them, no more than that is held against an engine.
+            # Where PyTorch itself changes more of them, an engine may change as many.
             limits[name] = find_upper_bound(max(own, least, min(cap, GAP_FACTOR * own)), gap.rows)
         elif name in COUNTED:
             limits[name] = max(caps[name], min(cap, find_factor(name) * own))

@@ -133,7 +133,7 @@ def choose_targets_and_precisions(
 
 
 def check_accepted(request: Request) -> None:
-    """Refuse losses that no cap limits, or that nothing is held to."""
+    """Refuse losses that no cap limits, or that no metric has."""
     for name, value in request.accept.items():
         if name not in TABLE:
             hint = did_you_mean(name, list(TABLE))

@@ -36,7 +36,7 @@ class Precision:
 
     @property
     def calibrated(self) -> bool:
-        """Whether real text decides how numbers are kept."""
+        """Whether real text decides how values are stored."""
         return self.weights != "fp32" or self.cache_bits is not None
 
 

@@ -1,4 +1,4 @@
-"""What an export needs of memory and of disk: said before it starts, and held against what is free."""
+"""What an export needs of memory and of disk: said before it starts, and compared with what is free."""
 
 from __future__ import annotations
 
@@ -44,7 +44,7 @@ SURELY = 0.9  # of the disk that is said: with less the export cannot end
 class Weights:
     """The weights of a checkpoint, by the headers of its files."""
 
-    count: int  # numbers
+    count: int  # values
     published: int  # bytes of the files
 
     @classmethod

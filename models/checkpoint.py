@@ -171,7 +171,7 @@ def empty_model(description: Description) -> Model:
             model: Model = description.family.model(description.config)
             return model
         except (TypeError, RuntimeError) as error:
-            if "verflow" not in str(error):  # of one number, or of a product
+            if "verflow" not in str(error):  # of one value, or of a product
                 raise
             raise ValueError(f"{description.folder}: config.json has a size that no tensor has") from error
 

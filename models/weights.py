@@ -99,7 +99,7 @@ def leave_out_rotary(folder: Path, model: nn.Module, weights: dict[str, Tensor])
 
 
 def same_numbers(one: Tensor, other: Tensor) -> bool:
-    """Tell whether two tensors, whatever their types, have the same shape and numbers."""
+    """Tell whether two tensors, whatever their types, have the same shape and values."""
     if one.dtype != other.dtype:
         one = one.to(torch.float32)
         other = other.to(torch.float32)

@@ -83,7 +83,7 @@ def choose_blocks(
     """Return the largest blocks that are close.
 
     Where no int4 is close, tables are int8, and then kinds of weights, those that lose most for their size
-    first, up to half of all numbers. Where nothing comes near to being close, all stay in `bits` and in the
+    first, up to half of all weights. Where nothing comes near to being close, all stay in `bits` and in the
     largest blocks: others would be slower, and refused as well.
 
     Args:
@@ -232,7 +232,7 @@ class Trials:
 
 
 def list_mixtures(trials: Trials, tables: Collection[str]) -> Iterator[dict[str, int]]:
-    """Yield bits with one kind of weights more in int8 each time, up to half of all numbers.
+    """Yield bits with one kind of weights more in int8 each time, up to half of all weights.
 
     A kind is what layers have in common. Those come first that lose most by themselves for their size.
     """
@@ -241,17 +241,17 @@ def list_mixtures(trials: Trials, tables: Collection[str]) -> Iterator[dict[str,
         if name not in tables:
             kinds.setdefault(name_kind(name), []).append(name)
     losses = {}
-    numbers = {}
+    sizes = {}
     for kind, names in kinds.items():
         trials.progress(f"{trials.stage}: what {kind} loses")
         alone = QuantizedWeights(4, trials.best.size, dict.fromkeys(names, 4), trials.weights)
-        numbers[kind] = sum(math.prod(trials.shapes[name]) for name in names)
-        losses[kind] = trials.measure(alone, trials.measures[0]).measured / numbers[kind]
+        sizes[kind] = sum(math.prod(trials.shapes[name]) for name in names)
+        losses[kind] = trials.measure(alone, trials.measures[0]).measured / sizes[kind]
     own = dict.fromkeys(trials.weights, 4) | dict.fromkeys(tables, 8)
     kept = []
     for kind in sorted(kinds, key=lambda kind: -losses[kind]):
         kept.append(kind)
-        if sum(numbers[kind] for kind in kept) > sum(numbers.values()) / 2:
+        if sum(sizes[kind] for kind in kept) > sum(sizes.values()) / 2:
             return
         own = own | dict.fromkeys(kinds[kind], 8)
         yield own

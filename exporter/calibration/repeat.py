@@ -157,7 +157,7 @@ def repeat_product(product: RowProduct, x: Array, weight: Array) -> RowProduct:
 
 
 def are_alike(calibration: Calibration, again: Calibration) -> bool:
-    """Tell whether so many numbers are the same that they must come from the same texts."""
+    """Tell whether so many values are the same that they must come from the same texts."""
     scales = calibration.cache_scales
     far = [find_far(scales[name], scale, RELATIVE, ABSOLUTE) for name, scale in again.cache_scales.items()]
     for kind, weights in calibration.weights.items():

@@ -151,8 +151,8 @@ def describe_gate(artifact: Artifact) -> str:
     """Return whether a graph was found equal to PyTorch's model, and by which figures."""
     if not artifact.gate:
         return "not verified"
-    numbers = ", ".join(f"{name} {value:.2g}" for name, value in find_worst(artifact).items())
-    return f"{'passed' if artifact.passed else 'FAILED'}: {numbers}"
+    values = ", ".join(f"{name} {value:.2g}" for name, value in find_worst(artifact).items())
+    return f"{'passed' if artifact.passed else 'FAILED'}: {values}"
 
 
 def find_worst(artifact: Artifact) -> dict[str, float]:

@@ -27,7 +27,7 @@ Item: TypeAlias = tuple[str, str | None]  # a text, or a pair
 
 MAX_ITEMS = 16  # texts, or pairs, that are asked
 QUERY = 16  # characters of the first text of a pair, which has to leave room for the second
-ROUNDING = 1e-5  # of numbers that were computed in another batch
+ROUNDING = 1e-5  # of values that were computed in another batch
 
 
 @dataclass(frozen=True)
@@ -56,7 +56,7 @@ class GivenAnswers:
 def list_answer_checks(bundle: Bundle, artifact: Artifact) -> list[Check]:
     """Return the check of a model's answers to texts, as programs ask for them.
 
-    A generator's are held to PyTorch's tokens; others to what the bundle answers here, in our runtime.
+    A generator's are compared with PyTorch's tokens; others with what the bundle answers in our runtime.
     """
     if TRAITS[bundle.manifest.task].continues_texts:
         return [make_generator_check(bundle, artifact)]

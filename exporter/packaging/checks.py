@@ -1,4 +1,4 @@
-"""What a package's runtime is asked, and how its answers are held to PyTorch's golden data.
+"""What a package's runtime is asked, and how its answers are compared with PyTorch's golden data.
 
 B batch, T steps, V vocabulary
 """

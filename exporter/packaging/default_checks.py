@@ -1,7 +1,7 @@
 """Texts in, texts or labels out, by a package's own settings: what a program gets that gives no options.
 
-Greedy, without beams, is all that is asked for. What a runtime answers is held to what the bundle answers
-here, in our runtime, with the bundle's settings.
+Greedy, without beams, is all that is asked for. What a runtime answers is compared with what the bundle
+answers here, in our runtime, with the bundle's settings.
 """
 
 from __future__ import annotations
@@ -215,7 +215,7 @@ def compare_labels(
     shares = softmax(logits)
     if head == "sequence_classification":
         known = share_classes(logits, defaults.problem_type)
-        shares = logits if known is None else known  # of a regression the numbers themselves
+        shares = logits if known is None else known  # of a regression the values themselves
     allowed = max_error * measure_scale(logits)
     if not given:
         return f"{text!r:.60} has no label"

@@ -84,8 +84,8 @@ def package(
 
     The graphs compute the same; their inputs, outputs and names are those that the runtime knows. Weights are
     reflinks of the bundle's files where the file system has them, and copies elsewhere. Where the runtime is
-    installed it runs the folder, and its logits, tokens and vectors are held to the bundle's golden data:
-    what PyTorch answered at export.
+    installed it runs the folder, and its logits, tokens and vectors are compared with the bundle's golden
+    data: what PyTorch answered at export.
 
     Args:
         bundle: the folder that `export` or `import_folder` wrote.

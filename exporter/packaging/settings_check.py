@@ -1,4 +1,4 @@
-"""Reads a package's settings back from its files, as its runtime does, and holds them to the manifest.
+"""Reads a package's settings back from its files, as its runtime does, and compares them with the manifest.
 
 Nothing here is shared with what writes the files.
 """
@@ -163,10 +163,10 @@ def list_config_settings(bundle: Bundle, values: Mapping[str, Any]) -> Iterator[
     manifest = bundle.manifest
     if manifest.encoder is not None:
         labels = {str(number): label for number, label in enumerate(manifest.encoder.labels)}
-        numbers = {label: int(number) for number, label in labels.items()}
+        by_label = {label: int(number) for number, label in labels.items()}
         wanted = {
             "id2label": labels or None,
-            "label2id": numbers or None,
+            "label2id": by_label or None,
             "problem_type": manifest.encoder.problem_type,
             "pad_token_id": manifest.encoder.tokens.get("pad"),
             "max_position_embeddings": manifest.encoder.max_length,
@@ -257,14 +257,14 @@ def list_genai_settings(bundle: Bundle, values: Mapping[str, Any]) -> Iterator[S
     assert defaults is not None
     model = values.get("model", {})
     search = values.get("search", {})
-    drawn = [
+    sampled = [
         ("search", "temperature", search.get("temperature", 1.0), or_else(defaults.temperature, 1.0)),
         ("search", "top_k", search.get("top_k", 50), or_else(defaults.top_k, 0)),
         ("search", "top_p", search.get("top_p", 1.0), or_else(defaults.top_p, 1.0)),
     ]
     ngram = defaults.no_repeat_ngram_size or 0
     for section, name, got, want in (
-        *(drawn if defaults.do_sample else []),
+        *(sampled if defaults.do_sample else []),
         ("model", "pad_token_id", model.get("pad_token_id"), find_padding(defaults)),
         ("model", "bos_token_id", model.get("bos_token_id"), or_else(defaults.bos, find_padding(defaults))),
         ("search", "length_penalty", search.get("length_penalty", 1.0), defaults.length_penalty),

@@ -72,8 +72,8 @@ def read_arrays(value: Any, folder: Path) -> Any:
     if not isinstance(value, dict):
         return value
     if value.keys() == {"file", "shape"}:
-        numbers: Logits = np.fromfile(folder / Path(value["file"]).name, np.float32).reshape(value["shape"])
-        return numbers
+        logits: Logits = np.fromfile(folder / Path(value["file"]).name, np.float32).reshape(value["shape"])
+        return logits
     return {name: read_arrays(part, folder) for name, part in value.items()}
 
 

@@ -67,7 +67,7 @@ class QuantizedWeights(Mapping[str, QuantizedWeight]):
             raise ValueError(f"{weight.name}: {error}") from error
 
     def dequantize(self) -> Mapping[str, Array]:
-        """Return the fp32 numbers (N, K) that the weights stand for, each made when it is asked for."""
+        """Return the fp32 values (N, K) that the weights stand for, each made when it is asked for."""
         return LazyMapping(self, QuantizedWeight.dequantize)
 
     def to_json(self) -> dict[str, Any]:

@@ -14,7 +14,7 @@ import onnx_ir as ir
 
 Array = npt.NDArray[np.float32]
 
-WRONG_ZEROS = "has zero points {!r} that are not the middle of its numbers"
+WRONG_ZEROS = "has zero points {!r} that are not the middle of its values"
 
 
 @dataclass(frozen=True)
@@ -91,8 +91,8 @@ def find_range(bits: int) -> tuple[int, int]:
     return (-top - 1 if bits == 4 else -top), top
 
 
-def cut_rows(shape: tuple[int, ...], numbers: int) -> Iterator[slice]:
-    """Yield slices of the rows of a matrix, each of about so many numbers."""
-    step = max(1, numbers // shape[1])
+def cut_rows(shape: tuple[int, ...], size: int) -> Iterator[slice]:
+    """Yield slices of the rows of a matrix, each of about so many values."""
+    step = max(1, size // shape[1])
     for first in range(0, shape[0], step):
         yield slice(first, min(first + step, shape[0]))

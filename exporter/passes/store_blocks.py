@@ -41,7 +41,7 @@ def unpack(packed: npt.NDArray[np.uint8], bits: int) -> npt.NDArray[np.int8]:
 
 
 def store(model: ir.Model, weights: QuantizedWeights) -> None:
-    """Let every product by a constant, and every table of words, read codes and scales."""
+    """Let every product by a constant, and every embedding matrix, read codes and scales."""
     graph = model.graph
     split_bias_gelus(graph)
     chosen: dict[str, QuantizedWeight] = {}

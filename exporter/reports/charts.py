@@ -188,7 +188,7 @@ class Histogram:
     box: Box  # the plot area
     bars: tuple[Bar, ...]  # those that are not empty
     powers: tuple[tuple[float, str], ...]  # x and label of some powers of two
-    largest: float  # x of fp16's largest number
+    largest: float  # x of fp16's largest value
 
 
 def draw_histogram(nodes: Sequence[Fp32Node]) -> Histogram:

@@ -64,7 +64,7 @@ class Case:
     ids: Arrays = field(default_factory=dict)  # what `layers` reads to give what this graph reads
     scale: float = 1.0  # of the embeddings that `layers` gives
     is_kept: bool = False  # in the bundle
-    chosen: int | None = None  # how many numbers of each output are kept; None means all
+    chosen: int | None = None  # how many values of each output are kept; None means all
 
     def find_limit(self, output: str) -> float:
         """Return how far an output may be off."""
@@ -362,5 +362,5 @@ def measure(got: Array, want: Array, least: float = 1e-30) -> float:
 
 
 def choose_numbers(array: Array, most: int) -> Array:
-    """Return at most so many of an array's numbers, evenly chosen."""
+    """Return at most so many of an array's values, evenly chosen."""
     return array.reshape(-1)[list(choose_evenly(array.size, most))]

@@ -1,4 +1,4 @@
-"""PyTorch's model in float64, and with single numbers in fp16, while its weights stay as they are."""
+"""PyTorch's model in float64, and with scalars in fp16, while its weights stay as they are."""
 
 from __future__ import annotations
 
@@ -48,7 +48,7 @@ def widen(argument: Any) -> Any:
 
 
 class RoundNumbers(TorchDispatchMode):
-    """Rounds single numbers that are added, or multiplied or divided by, to fp16, as graphs have them.
+    """Rounds scalars that are added, or multiplied or divided by, to fp16, as graphs have them.
 
     `has_plain_gelu` tells whether those of GELU are among them, as in other exporters' graphs.
     """
@@ -74,7 +74,7 @@ class RoundNumbers(TorchDispatchMode):
 
 
 def round_number(argument: Any) -> Any:
-    """Return a number as fp16 has it; anything else as it is."""
+    """Return a scalar as fp16 has it; anything else as it is."""
     if isinstance(argument, float):
         return float(np.float16(argument))
     is_number = isinstance(argument, Tensor) and argument.ndim == 0 and argument.is_floating_point()

@@ -71,7 +71,7 @@ def measure_gap(
     """Measure how far an output is from itself unrounded.
 
     A case has some of the texts, and golden data some of their positions: a mean over all is at most the
-    largest of any part, and so is the angle of a vector that has one number from each token.
+    largest of any part, and so is the angle of a vector that has one value from each token.
     """
     if measure.kind == "columns":
         return measure_columns(seen, case_set)[0]

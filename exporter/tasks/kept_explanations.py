@@ -32,7 +32,7 @@ SIDES = ("input", "ids", "scale", "output", "highest")
 
 
 def keep_cases(folder: Path, name: str, judged: JudgedGraphs) -> None:
-    """Write the cases that are kept below a bundle's folder: some of PyTorch's numbers, and their limits."""
+    """Write the cases that are kept below a bundle's folder: some of PyTorch's values, and their limits."""
     arrays: dict[str, Array] = {}
     limits: dict[str, dict[str, float]] = {}
     for artifact, cases in judged.cases.items():

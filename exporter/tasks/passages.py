@@ -45,7 +45,7 @@ def thin_passages(passages: Sequence[tuple[int, ...]], tokens: float) -> list[tu
 
 
 def clamp_count(count: float, most: int) -> int:
-    """Return a count as a whole number, at most `most`."""
+    """Return a count as an integer, at most `most`."""
     return int(min(count, most))
 
 

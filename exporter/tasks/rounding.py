@@ -1,4 +1,4 @@
-"""The PyTorch model as if it stored numbers in another precision."""
+"""The PyTorch model as if it stored its values in another precision."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ Array = npt.NDArray[np.float32]
 
 @dataclass(frozen=True)
 class Rounding:
-    """What a precision does to the model's numbers."""
+    """What a precision does to the model's values."""
 
     dtype: torch.dtype | None = None  # of weights and of every operation's result
     # Parameters quantized to int8 or int4 and dequantized again, by name.
@@ -213,7 +213,7 @@ class RoundInAnyOrder(TorchDispatchMode):
     """Moves float64's results at random, as far as fp32 may round them, in whatever order it adds.
 
     Processors add in different orders, so that one of them shows one sample of what rounding does. A rounding
-    is even between -2**-24 and 2**-24 of its number. A sum of K terms, one after another, rounds each of its
+    is even between -2**-24 and 2**-24 of its value. A sum of K terms, one after another, rounds each of its
     K partial sums: more than any order that has several of them side by side.
     """
 
@@ -281,8 +281,8 @@ def use_one_thread() -> Iterator[None]:
 
 
 def round_to(dtype: torch.dtype, tensor: Tensor) -> Tensor:
-    """Return a tensor rounded to `dtype`; numbers beyond its range stay as they are, as in a graph."""
+    """Return a tensor rounded to `dtype`; values beyond its range stay as they are, as in a graph."""
     near = tensor.to(dtype).float()
-    if near.sum().isfinite():  # takes a tenth of the time of looking at every number
+    if near.sum().isfinite():  # takes a tenth of the time of looking at every value
         return near
     return torch.where(near.isfinite(), near, tensor)

@@ -186,8 +186,8 @@ def split_sources(
     behind = [t[start : start + most] for t in encoded for start in range(most, len(t), most)]
     if behind:
         return encoded, behind
-    held = encoded[2::3]
-    return [t for i, t in enumerate(encoded) if i % 3 != 2], held or encoded
+    others = encoded[2::3]
+    return [t for i, t in enumerate(encoded) if i % 3 != 2], others or encoded
 
 
 def add_sources(

@@ -176,7 +176,7 @@ def limit_scores(case_set: CaseSet, gaps: Gaps, limits: Limits) -> dict[str, flo
     """Return the limit of targets' scores.
 
     A logit's error moves a token's log-probability by at most twice as much, and so their mean. That is the
-    most: errors of many tokens cancel, so what rounding does to the scores themselves is held to.
+    most: errors of many tokens cancel, so what rounding does to the scores themselves counts.
     """
     scale = max(map(measure_scale, (known.values for known in case_set.answers["logits"].values())))
     most = 2 * limits["max_error"] * scale

@@ -73,7 +73,7 @@ class WholeText:
         return torch.where(hidden, MASKED, 0.0)[None, None]
 
     def rotate(self, x: Tensor, tables: RotaryTables) -> Tensor:
-        """Return queries or keys (B, h, T, D) turned by their positions."""
+        """Return queries or keys (B, h, T, D) with the rotary embedding applied."""
         return tables.rotate(x, self.position_ids)
 
     def attend(self, layer: int, q: Tensor, k: Tensor, v: Tensor, kind: AttentionKind = PLAIN) -> Tensor:

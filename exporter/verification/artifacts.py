@@ -1,4 +1,4 @@
-"""What a manifest says of each graph, derived from the checkpoint again, and held against the graph itself.
+"""What a manifest says of each graph, derived from the checkpoint again, and compared with the graph itself.
 
 What a user chose is taken from the manifest: the longest text, the largest batch, further outputs.
 """
@@ -125,7 +125,7 @@ def compare_precision(artifact: Artifact, graph: ir.Graph, is_ours: bool) -> Ite
     in_int8 = len({node for node, _, scale in list_cache_scales(graph) if scale is not None})
     if in_int8 != (len(caches) if kind.cache_bits else 0):
         yield f"{label}, and {in_int8} of {len(caches)} caches of its graph are in int8"
-    if not is_ours:  # another exporter's graph in fp32 may hold a checkpoint's half precision
+    if not is_ours:  # another exporter's graph in fp32 may have a checkpoint's half precision
         return
     matrices = [v for v in graph.initializers.values() if v.shape is not None and len(v.shape) == 2]
     halves = sum(value.dtype == ir.DataType.FLOAT16 for value in matrices)

@@ -26,7 +26,7 @@ EPSILON_SETTINGS = ("layer_norm_eps", "norm_eps", "rms_norm_eps")  # how configs
 SINGLE = 1e-6  # relative: attributes are stored in fp32
 SCALES_APART = 1.75  # of a cache, from those that real text gives here: other text reaches a little more
 LOOKUPS = ("Gather", "GatherBlockQuantized")
-IDS = ("input_ids", "token_type_ids", "decoder_input_ids")  # inputs whose numbers are rows of a table
+IDS = ("input_ids", "token_type_ids", "decoder_input_ids")  # inputs whose values are rows of a table
 SAME = ("Cast", "Identity")  # give the ids that they read
 
 
@@ -56,7 +56,7 @@ def find_wrong_epsilons(graph: ir.Graph, config: Mapping[str, Any]) -> Iterator[
 
 
 def find_epsilon(node: ir.Node) -> float | None:
-    """Return a normalisation's epsilon: the attribute, or the number added to a mean of squares."""
+    """Return a normalisation's epsilon: the attribute, or the value added to a mean of squares."""
     if node.op_type in NORMS:
         usual = 1e-12 if node.op_type.startswith("Skip") else 1e-5
         return node.attributes["epsilon"].as_float() if "epsilon" in node.attributes else usual
@@ -70,7 +70,7 @@ def find_epsilon(node: ir.Node) -> float | None:
 
 
 def read_number(value: ir.Value | None) -> float | None:
-    """Return the one number that a constant holds; None for anything else."""
+    """Return the one value of a constant; None for anything else."""
     constant = None if value is None else ir.convenience.get_const_tensor(value)
     return float(constant.numpy().item()) if constant is not None and constant.size == 1 else None
 
@@ -78,7 +78,7 @@ def read_number(value: ir.Value | None) -> float | None:
 def find_wrong_cache_scales(graph: ir.Graph, expected: Arrays, same_texts: bool) -> Iterator[str]:
     """Yield scales that are not what the model's keys and values need: too coarse, or values clipped.
 
-    With the texts that the export had, each channel has a scale of its own to be held to.
+    With the texts that the export had, each channel has a scale of its own to be compared with.
     """
     for node, cache, scale in list_cache_scales(graph):
         wanted = expected.get(str(cache.name))

@@ -80,7 +80,7 @@ class FirstMismatch:
             return f"{text}, of shape {list(own)}, expected {list(shape)}"
         expected = format_range(self.expected)
         text += ", the expected range" if expected == format_range(self.range) else f", expected {expected}"
-        if self.error is None:  # true or false, whole numbers, or an infinity in another place
+        if self.error is None:  # true or false, integers, or an infinity in another place
             return f"{text}; not that of {self.reference}"
         return (
             f"{text}; off by {self.error:.3g} of their spread from {self.reference}"

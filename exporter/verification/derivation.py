@@ -37,7 +37,7 @@ ADVICE = (
     "the bundle was changed, or the checkpoint was, or an older PlanForge exported it: export the checkpoint"
     " again"
 )
-# Settings whose numbers are tokens, which messages spell.
+# Settings whose values are tokens, which messages spell.
 TOKENS = ("eos", "prefix", "bos", "pad", "decoder_start", "source_eos", "forced_bos", "forced_eos")
 SOURCE_TOKENS = ("prefix", "source_eos")
 OF_A_FITTED_HEAD = ("heads", "labels", "problem_type", "fitted")  # a fit's own, not the checkpoint's

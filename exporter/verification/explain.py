@@ -1,4 +1,4 @@
-"""Find the nodes at fault in the graphs that failed, and what to hold them against.
+"""Find the nodes at fault in the graphs that failed, and what to compare them with.
 
 Graphs of imports cannot be traced again, nor any without PyTorch: they have the bundle's own as references.
 """
@@ -58,14 +58,14 @@ INSIDE = (
     " that add up"
 )
 LOSS = (
-    "no node of it differs by more than its numbers explain, so this precision may lose too much of this"
+    "no node of it differs by more than rounding explains, so this precision may lose too much of this"
     " model on these texts, as of untrained weights (docs/quantize.md): export another one, judge it by texts"
     " of yours with --prompts FILE, or write it without a verdict, --no-verify; else look at what feeds it"
     " (the cache, the padding), or at longer texts"
 )
 LOST = (
     "this precision loses so much of this model in PyTorch too, rounded in the same way, and no node differs"
-    " by more than its numbers explain (docs/quantize.md): export another precision, judge it by texts of"
+    " by more than rounding explains (docs/quantize.md): export another precision, judge it by texts of"
     " yours with --prompts FILE, or accept the loss by its name, as in --accept {}"
 )
 PADDED = (
@@ -73,7 +73,7 @@ PADDED = (
     " feeds it, the mask of the padding and the rows of the cache"
 )
 ADD_FP32 = (
-    "it would be held against the same graph in fp32, if that passed; where it is missing, add fp32 to"
+    "it would be compared with the same graph in fp32, if that passed; where it is missing, add fp32 to"
     " --precision"
 )
 NO_REFERENCE = (
@@ -156,7 +156,7 @@ def search_graph(
     """Return the first node at fault in a graph that failed, if one is.
 
     `fresh` is the same graph, traced again and not yet converted, where there is one; else those that are
-    `sound` are the references. Where PyTorch loses as much, the graph is held to the fresh one alone:
+    `sound` are the references. Where PyTorch loses as much, the graph is compared with the fresh one alone:
     rounding may move a result far from PyTorch's own.
     """
     graph = load_graph(verifier.bundle.path(artifact.file))
@@ -181,7 +181,7 @@ def yield_to_what_was_read(
 ) -> FirstMismatch | None:
     """Return a mismatch, or None where its result comes from a node of another module that was read as wrong.
 
-    That one is the first at fault: the numbers of nodes between the results of modules are not known of
+    That one is the first at fault: the values of nodes between the results of modules are not known of
     imported graphs, and in fp16 a fault may hide in its own node's tolerance and leave that of a later one.
     """
     graph = load_graph(verifier.bundle.path(artifact.file)).graph
@@ -234,7 +234,7 @@ def explain_no_mismatch(
         return INSIDE
     ids = {other.id for other in manifest.artifacts}
     by_nodes = traced or f"{artifact.recipe_id}.fp32" in ids
-    return LOSS if by_nodes else f"{LOSS}; or add fp32 to --precision, which every node is held against"
+    return LOSS if by_nodes else f"{LOSS}; or add fp32 to --precision, which every node is compared with"
 
 
 def remove_fitted_head(artifact: Artifact, manifest: Manifest) -> Artifact:

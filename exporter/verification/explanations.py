@@ -109,7 +109,7 @@ def find_culprits(
 
 
 def make_replay(case: Case) -> Replay:
-    """Return a replay that runs a case's inputs; of all its numbers every one is compared."""
+    """Return a replay that runs a case's inputs; of all its values every one is compared."""
 
     def drive(program: Program) -> None:
         program.run(case.inputs, {})

@@ -91,7 +91,7 @@ def find_precision(graph: ir.Graph) -> str:
 
 
 def has_half(graph: ir.Graph) -> bool:
-    """Tell whether an output depends on numbers in fp16."""
+    """Tell whether an output depends on values in fp16."""
     live = list_live_nodes(graph)
     values = {value for node in live for value in (*node.inputs, *node.outputs)} | set(graph.outputs)
     return any(value is not None and value.dtype == ir.DataType.FLOAT16 for value in values)
@@ -134,7 +134,7 @@ def verify_file(
         itself = (compare_outputs(file, engine, nodes, own, f"against {NODE_BY_NODE}", gap),)
     elif other is None:
         raise VerificationError(
-            f"{path} cannot be run {NODE_BY_NODE}: {nodes}; hold it against another file: --against FILE"
+            f"{path} cannot be run {NODE_BY_NODE}: {nodes}; compare it with another file: --against FILE"
         )
     if other is None:
         return VerificationReport(False, itself, reference=reference)
@@ -233,7 +233,7 @@ def measure_rounding(file: OnnxFile, feeds: Arrays, moves: bool) -> Gap:
     """Return a file's results in fp32, and with what it rounds; None if it cannot be run so.
 
     Results that are fp16 in the file are rounded. If it `moves` them, so are inputs in fp16, and the stored
-    numbers change as their rounding has changed them: those in fp16, and the codes of quantized operators.
+    values change as their rounding has changed them: those in fp16, and the codes of quantized operators.
     What does neither gains nothing.
     """
     given = cast_inputs(file, feeds)
@@ -333,7 +333,7 @@ def read_inputs(path: Path, file: OnnxFile) -> dict[str, Array]:
 
 
 def make_inputs(file: OnnxFile) -> dict[str, Array]:
-    """Return numbers that most models take: 0 and 1 for ids, ones for masks, normally distributed floats."""
+    """Return values that most models take: 0 and 1 for ids, ones for masks, normally distributed floats."""
     random = np.random.default_rng(0)
     lengths: dict[str, int] = {}
 

@@ -20,7 +20,7 @@ FLOATS = (
 
 
 def list_constants(graph: ir.Graph) -> Iterator[tuple[ir.Value, ir.TensorProtocol, ir.Node]]:
-    """Yield the constants that are floats, with their numbers and the first node that reads each."""
+    """Yield the constants that are floats, with their values and the first node that reads each."""
     values = [*graph.initializers.values()]
     values += [node.outputs[0] for node in graph if node.op_type == "Constant"]
     for value in values:
@@ -41,7 +41,7 @@ def find_not_finite(graph: ir.Graph) -> Iterator[str]:
 
 
 def describe_not_finite(array: Array) -> str:
-    """Return how many numbers are not finite, and where the first is; "" where all are, or in a mask."""
+    """Return how many values are not finite, and where the first is; "" where all are, or in a mask."""
     flat = array.reshape(-1)
     count = 0
     first = None
@@ -54,9 +54,9 @@ def describe_not_finite(array: Array) -> str:
     if first is None or is_mask(flat):
         return ""
     place = tuple(int(i) for i in np.unravel_index(first, array.shape)) if array.shape else ()
-    return f"{count} numbers that are not finite, the first at {list(place)}: {flat[first]}"
+    return f"{count} values that are not finite, the first at {list(place)}: {flat[first]}"
 
 
 def is_mask(flat: Array) -> bool:
-    """Tell whether all numbers are 0 or -infinity."""
+    """Tell whether all values are 0 or -infinity."""
     return bool(((flat == 0) | (flat == -np.inf)).all())

@@ -1,4 +1,4 @@
-"""Holds the golden data that an export left to what PyTorch answers now, and its limits to those of today.
+"""Compares the golden data that an export left with what PyTorch answers now, and its limits with today's.
 
 Who has no checkpoint trusts golden data alone: `selftest`, and `verify` without it.
 """
@@ -114,7 +114,7 @@ def compare_arrays(got: Arrays, expected: Arrays, near: float) -> Iterator[str]:
             yield f"{name} is {got[name].shape}, PyTorch's is {array.shape}"
         elif array.dtype.kind != "f":
             if not np.array_equal(got[name], array):
-                yield f"{name} holds other tokens or places than PyTorch's answers"
+                yield f"{name} has other tokens or places than PyTorch's answers"
         elif array.size:
             spread = max(float(np.sqrt(np.square(array, dtype=np.float64).mean())), 1e-12)
             off = float(np.abs(got[name].astype(np.float64) - array).max()) / spread
@@ -164,7 +164,7 @@ def find_largest_limit(name: str, own: Limits, accepted: Accepted) -> float | No
 
 
 def answer_again(verifier: Verifier, arrays: Arrays, model: ReferenceModel) -> Arrays:
-    """Return what golden data should hold.
+    """Return the golden data that is expected.
 
     Where this run has asked PyTorch the same, that is the answer. Else PyTorch is asked once more: at the
     level quick for the samples alone.

@@ -126,8 +126,8 @@ def adopt_stored_weights(
     """Return the calibration with the codes that GPTQ chose, as the graphs store them.
 
     A checkpoint does not tell what GPTQ makes of it, so export and later verifications alike take the graphs'
-    word, where reading holds it to what GPTQ can do. Of a graph with a fault that was `read`, by the graphs'
-    ids, nothing is taken: it sets no limits for itself, and fails whatever they are.
+    word, where reading finds that GPTQ can have made it. Of a graph with a fault that was `read`, by the
+    graphs' ids, nothing is taken: it sets no limits for itself, and fails whatever they are.
     """
     quantized = dict(calibration.weights)
     for artifact in bundle.manifest.artifacts:
@@ -167,7 +167,7 @@ def judge_by_float64(
     limits: dict[str, dict[str, float]],
     progress: Progress,
 ) -> VerificationReport:
-    """Return the report with fp32 graphs that failed held to fp32's own rounding, where that is larger.
+    """Return the report with fp32 graphs that failed judged by fp32's own rounding, where that is larger.
 
     PyTorch in float64 is the witness. The limits of fp32 grow in place.
     """

@@ -118,7 +118,7 @@ def find_read(nodes: Sequence[ir.Node]) -> ir.Value | None:
 
 
 class FloatExecutor(WideExecutor):
-    """Computes in fp32 whatever a graph stores, and rounds nothing to whole numbers but weights.
+    """Computes in fp32 whatever a graph stores, and rounds nothing to integers but weights.
 
     `exchange` is shown each result by its name, and returns what goes on in its place.
     """

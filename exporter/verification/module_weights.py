@@ -1,4 +1,4 @@
-"""Gives PyTorch the numbers that a graph stores, so that modules differ by what they compute alone."""
+"""Gives PyTorch the values that a graph stores, so that modules differ by what they compute alone."""
 
 from __future__ import annotations
 
@@ -46,7 +46,7 @@ def read_stored(bundle: Bundle, artifact: Artifact, model: nn.Module) -> tuple[l
 
 @contextmanager
 def store_weights(model: nn.Module, weights: Sequence[StoredWeight], types: Types) -> Iterator[None]:
-    """Give a model the numbers that graphs store, inside the context: codes, and weights in fp16."""
+    """Give a model the values that graphs store, inside the context: codes, and weights in fp16."""
     parameters = dict(model.named_parameters(remove_duplicate=False))
     tables = dict(model.named_buffers(remove_duplicate=False))
     exchanged = ExchangedWeights(model)

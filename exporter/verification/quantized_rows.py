@@ -34,7 +34,7 @@ def find_wrong_rows(
             faults += find_wrong_rule(weight.rows, RowRule.from_json(rule), "the manifest's is", 0, SINGLE)
         if (product := products.get(weight.names)) is not None:
             faults += find_wrong_smoothing(weight.rows, product)
-            # A zero point is rounded: from numbers a little off it may be the next one.
+            # A zero point is rounded: from values a little off it may be the next one.
             texts = "the export's texts give"
             faults += find_wrong_rule(weight.rows, product.rule, texts, 1, 2 * RELATIVE)
         yield from (blame(weight.node, f"{describe_node(weight.node)} {fault}") for fault in faults)

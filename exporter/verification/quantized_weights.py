@@ -1,15 +1,15 @@
-"""Holds quantized weights to the checkpoint's, within what the quantizer itself may move them.
+"""Compares quantized weights with the checkpoint's, within what the quantizer itself may move them.
 
 The scales follow from the checkpoint alone: they are chosen before anything is rounded, with and without
-GPTQ. A number that is rounded to the nearest is off by half a step at most. GPTQ moves numbers further, to
-keep products close: each number of a row by what makes up for the errors of those before it, so none has a
+GPTQ. A value that is rounded to the nearest is off by half a step at most. GPTQ moves values further, to
+keep products close: each value of a row by what makes up for the errors of those before it, so none has a
 bound of its own. Their products have. With H = x^T x, damped, and H = F D F^T, as `passes.gptq` factorizes
 it, the errors e of a weight's row lose e^T H e = sum D_k (F^T e)_k^2 in the products with x, and (F^T e)_k is
-just what rounding number k left: half a step at most. D_k is at most H_kk. So the products lose at most
+just what rounding value k left: half a step at most. D_k is at most H_kk. So the products lose at most
 
     sum H_kk (step_k / 2)^2
 
-which is three times what rounding to the nearest loses. A number beyond the range of its integers is off by
+which is three times what rounding to the nearest loses. A value beyond the range of its integers is off by
 what is beyond as well. That is for the texts that GPTQ was fitted to; on others a row may lose more. In the
 int4 of gpt2-demo and llama-demo, rows lose up to 0.21 of the bound on their own texts, and up to 1.03 on
 others, program code and random letters, where the middle row of the weight loses at least a twelfth of that.
@@ -36,9 +36,9 @@ PIECE_NUMBERS = 2**21  # of a weight that are looked at together; they take a fe
 # Relative: a scale is a quotient in fp32; with a smoothing it is that of products in fp32.
 SCALE_OFF = 1e-6
 LEAST_SCALE = 2.0**-142  # below it fp32 has no digits left; blocks of zeros have so small a one
-# Steps beyond half of one: a number has at most 128 of them, and fp32 keeps 24 binary digits of it.
+# Steps beyond half of one: a value has at most 128 of them, and fp32 keeps 24 binary digits of it.
 ROUNDED = 128 * 2.0**-22
-MOVED = 0.01  # GPTQ moves more numbers than this share; fewer were moved by somebody else
+MOVED = 0.01  # GPTQ moves more values than this share; fewer were moved by somebody else
 LIMIT = 4.0  # times the bound: a whole step each instead of half of one
 # Beyond the bound itself, a row may lose so many times what the middle row of its weight loses.
 OUTSTANDING = 20.0
@@ -50,12 +50,12 @@ Rows = Callable[[str], "Array | None"]  # gives what a weight's product reads of
 
 @dataclass
 class Faults:
-    """What is wrong with a weight's scales and numbers."""
+    """What is wrong with a weight's scales and values."""
 
     scales: int = 0
     all_scales: int = 0
     first_scale: str = ""
-    moved: int = 0  # numbers that are more than half a step off
+    moved: int = 0  # values that are more than half a step off
     furthest: float = 0.0  # in steps
     first_row: int | None = None
 
@@ -100,7 +100,7 @@ def check_weight(weight: StoredWeight, expected: Array, rows: Rows) -> str:
     if smoothing is not None and not (smoothing > 0).all():  # NaN is not
         return "has a smoothing that is not above 0"
     if not np.isfinite(expected).all():
-        return "holds NaN or infinity in the checkpoint itself"
+        return "has NaN or infinity in the checkpoint itself"
     faults = Faults()
     for piece, found, own in list_pieces(weight, expected):
         find_faults(weight, piece.start, found, own, faults)
@@ -116,7 +116,7 @@ def check_weight(weight: StoredWeight, expected: Array, rows: Rows) -> str:
     x = rows(weight.names[0]) if weight.may_be_gptq and faults.moved > MOVED * total else None
     if x is None:
         return (
-            f"is not the checkpoint's: {faults.moved} of {total} numbers are more than half a step off, up to"
+            f"is not the checkpoint's: {faults.moved} of {total} values are more than half a step off, up to"
             f" {faults.furthest:.3g} steps, first in row {faults.first_row}"
         )
     x = x if smoothing is None else x / smoothing

@@ -58,7 +58,7 @@ def compare_structure(
     Args:
         bundle: has the graph.
         artifact: the graph.
-        tensors: the checkpoint's, to compare weights with; without them epsilons are held to the config.
+        tensors: the checkpoint's, to compare weights with; without them epsilons with the config's.
         cache_scales: what int8 caches need.
         rows: gives what a weight's product reads of real text (M, K), by its name.
         same_texts: whether `cache_scales` come from the texts that the export had.
@@ -105,7 +105,7 @@ def compare_files(name: str, model: ir.Model, other: ir.Model, against: str) -> 
     tensors = {Stored.read(value).parameter: constant for value, constant, _ in list_weights(other.graph)}
     weights = [weight for weight in list_weights(model.graph) if weight[1].size > 1]
     compared = 0
-    for value, constant, node in weights:  # a single number, such as a mask's, may be another
+    for value, constant, node in weights:  # a scalar, such as a mask's, may be another
         expected = tensors.get(Stored.read(value).parameter)
         if expected is not None and constant.shape == expected.shape:
             compared += 1
@@ -129,7 +129,7 @@ def shorten(faults: Iterable[str]) -> list[str]:
 
 
 def list_weights(graph: ir.Graph) -> list[tuple[ir.Value, ir.TensorProtocol, ir.Node]]:
-    """Return the constants that are floats, with their numbers and the first node that reads each."""
+    """Return the constants that are floats, with their values and the first node that reads each."""
     found = [(value, value.const_value, list(value.uses())) for value in graph.initializers.values()]
     return [
         (value, constant, uses[0].node)
@@ -168,7 +168,7 @@ def check_weights(
         elif value in biases and all(name in tensors for name in biases[value]):
             expected = np.concatenate([tensors[name] for name in biases[value]])
             fault = describe_difference(constant.numpy(), expected)
-        elif value in known or constant.size == 1:  # numbers that one computes with are no weights
+        elif value in known or constant.size == 1:  # values that one computes with are no weights
             continue
         elif is_ours:
             fault = "is no tensor of the checkpoint"
@@ -179,7 +179,7 @@ def check_weights(
 
 
 def index_by_size(tensors: Arrays) -> dict[int, list[str]]:
-    """Return the names of tensors by how many numbers they have."""
+    """Return the names of tensors by how many values they have."""
     found: dict[int, list[str]] = {}
     for name in tensors:
         found.setdefault(tensors[name].size, []).append(name)
@@ -189,7 +189,7 @@ def index_by_size(tensors: Arrays) -> dict[int, list[str]]:
 def describe_unnamed(value: ir.Value, got: Array, tensors: Arrays, by_size: dict[int, list[str]]) -> str:
     """Return how a constant of another exporter's, under a name of its own, differs from the checkpoint.
 
-    It may be any tensor of as many numbers. If it is none it must not be near one; and vectors that are
+    It may be any tensor of as many values. If it is none it must not be near one; and vectors that are
     added to products, or scale norms, must be one, like matrices that are multiplied by.
     """
     nearest = ""

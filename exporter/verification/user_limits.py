@@ -31,7 +31,7 @@ LIMITABLE = {
 
 
 def check_limits(limits: Mapping[str, float]) -> None:
-    """Refuse limits of what cannot be limited, limits that are no numbers from 0, and shares above 1."""
+    """Refuse limits of what cannot be limited, limits below 0, and shares above 1."""
     if bad := [name for name, limit in limits.items() if not limit >= 0]:  # NaN is not
         raise InputError(f"limit of {bad[0]!r} must be 0 or more")
     for name, limit in limits.items():
@@ -43,7 +43,7 @@ def check_limits(limits: Mapping[str, float]) -> None:
 
 
 def tighten_limits(report: VerificationReport, limits: Mapping[str, float]) -> VerificationReport:
-    """Return a report that holds metrics to a user's limits too; refuse those that nothing has.
+    """Return a report whose metrics are judged by a user's limits too; refuse those that nothing has.
 
     A limit is of a metric, as in "max_error", or of one output's alone, as in "logits.max_error".
     """
@@ -57,7 +57,7 @@ def tighten_limits(report: VerificationReport, limits: Mapping[str, float]) -> V
             f"limit of {name!r}: nothing here is measured by it, only by {', '.join(sorted(there))}"
         )
     for name, limit in limits.items():
-        usual = [c.limits[n] for c in report.comparisons for n in c.limits if is_meant(name, n)]
+        usual = [c.limits[n] for c in report.comparisons for n in c.limits if is_limit_of(name, n)]
         if usual and limit >= max(usual):
             log.warning("--limit %s=%g changes nothing: the usual one is %.3g", name, limit, max(usual))
     return dataclasses.replace(
@@ -65,17 +65,17 @@ def tighten_limits(report: VerificationReport, limits: Mapping[str, float]) -> V
     )
 
 
-def is_meant(limited: str, name: str) -> bool:
+def is_limit_of(limited: str, name: str) -> bool:
     """Tell whether a limit is of a metric: by its whole name, or by what is behind its output's."""
     return limited in (name, name.rpartition(".")[2])
 
 
 def apply_limits(comparison: Comparison, limits: Mapping[str, float]) -> Comparison:
-    """Return a comparison that holds its metrics to a user's limits, where they are stricter."""
+    """Return a comparison whose metrics are judged by a user's limits, where they are stricter."""
     own: dict[str, float] = {}
     found = list(comparison.failures)
     for name, value in comparison.metrics.items():
-        given = [limit for limited, limit in limits.items() if is_meant(limited, name)]
+        given = [limit for limited, limit in limits.items() if is_limit_of(limited, name)]
         if not given:
             continue
         least = name.rpartition(".")[2] in MORE_IS_BETTER

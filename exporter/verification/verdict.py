@@ -37,7 +37,7 @@ class Judged(NamedTuple):
     """A verdict, and what it rests on."""
 
     report: VerificationReport
-    limits: dict[str, dict[str, float]]  # what each metric was held to, by precision
+    limits: dict[str, dict[str, float]]  # of each metric, by precision
     calibration: Calibration  # with the weights that GPTQ chose
 
 

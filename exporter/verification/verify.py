@@ -52,8 +52,8 @@ OLDER = (
 )
 
 OTHER_TEXTS = (
-    "what int8 rounds by was chosen at export with other texts than verification has, so that it is held to"
-    " them loosely, or not at all: --prompts FILE with the texts of the export holds each number to its own"
+    "what int8 rounds by was chosen at export with other texts than verification has, so that it is compared"
+    " loosely, or not at all: --prompts FILE with the texts of the export compares each value with its own"
 )
 
 
@@ -127,7 +127,7 @@ def check_backend(backend: str, bundle: str | Path) -> None:
     if backend not in ("auto", "ort-cpu"):
         raise InputError(
             f"backend={backend!r}: verify runs on 'ort-cpu' only; `planforge selftest {bundle} --backend"
-            f" {backend}` holds another engine against golden data, on the machine that has it"
+            f" {backend}` compares another engine with golden data, on the machine that has it"
         )
 
 

@@ -124,7 +124,7 @@ def test_heads_of_any_size_are_exported(
         result = export(tmp_path / "checkpoint", tmp_path / "bundle", **options)
     assert [artifact.id for artifact in result.manifest.artifacts] == [f"decoder.{dialect}.fp32"]
     size = settings["head_dim"]
-    said = f"target cpu gets the portable graph, as the heads have {size} numbers"
+    said = f"target cpu gets the portable graph, as the heads have {size} values"
     assert (said in caplog.text) == (dialect == "portable")
     with TextGenerator.load(tmp_path / "bundle") as model:
         tokens = model.tokenizer.encode(TEXT)

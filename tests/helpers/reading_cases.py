@@ -30,7 +30,7 @@ GROUP = "GroupQueryAttention"
 ATTENDS = ("(GroupQueryAttention) of h.1.attn gives", "which 'h.1.attn.c_proj' reads")
 OFF = "more than half a step off"
 SCALES = "scales that do not follow from the checkpoint"
-MIDDLE = "are not the middle of its numbers"
+MIDDLE = "are not the middle of its values"
 
 
 def a_step_off(codes: Any) -> None:

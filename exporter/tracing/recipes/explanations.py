@@ -146,7 +146,7 @@ def explain_encoder(config: Any, tokens: Axis) -> Iterable[Recipe]:
 
 
 def measure_vector(config: Any) -> int:
-    """Return how many numbers the vector of a text has."""
+    """Return how many values the vector of a text has."""
     if config.sentence is None:
         return int(config.hidden_size)
     return int(config.sentence.measure_vector(config.hidden_size))

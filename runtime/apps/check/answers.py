@@ -1,4 +1,4 @@
-"""Texts in, texts out: a model's own methods, as programs call them, held to PyTorch's golden tokens.
+"""Texts in, texts out: a model's own methods, as programs call them, compared with PyTorch's golden tokens.
 
 Golden data has ids. The texts are those that read as these ids, which golden texts vouch for.
 """

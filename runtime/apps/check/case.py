@@ -76,7 +76,7 @@ class Row:
 
 
 class Measure(NamedTuple):
-    """What is measured of a case, and held to which limits.
+    """What is measured of a case, and which limits it has.
 
     Attributes:
         kind: "logits" of whole rows, the "columns" of some tokens, "passages" of which every token is

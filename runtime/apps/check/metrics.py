@@ -24,8 +24,8 @@ Logits = npt.NDArray[np.float32]
 
 LIKELIEST = 5  # tokens that are compared as a set
 MORE_IS_BETTER = ("top1_agreement", "top5_agreement")  # whose limits are the least that is wanted
-SPREAD_OF_LARGEST = 0.05  # a tensor's spread is at least this share of its largest number: sums round by that
-CACHED_NUMBERS = 2**16  # whose softmax fits a core's cache: of more, memory would take most of the time
+SPREAD_OF_LARGEST = 0.05  # a tensor's spread is at least this share of its largest value: sums round by that
+CACHED_VALUES = 2**16  # whose softmax fits a core's cache: of more, memory would take most of the time
 MEAN_OF = 8  # vectors at least; the mean of fewer says no more than the worst of them
 
 
@@ -95,7 +95,7 @@ class ClassMetrics(LabelMetrics):
 class VectorMetrics(PlainFields):
     """How far vectors are from the reference's."""
 
-    max_error: float  # the largest difference of two numbers, in units of the reference's standard deviation
+    max_error: float  # the largest difference of two values, in units of the reference's standard deviation
     cosine_gap: float  # 1 - the smallest cosine of a vector and its reference
     mean_cosine_gap: float  # 1 - the mean cosine, of the vectors of at least `MEAN_OF` texts; else 0
     finite: bool  # no NaN and no infinity on either side
@@ -269,7 +269,7 @@ def measure_labels(got: Logits, want: Logits, *, independent: bool, of_texts: bo
 
 def cut_rows(logits: Logits) -> Iterator[slice]:
     """Yield slices of some rows of logits (N, V), for work whose results are larger than they are."""
-    step = max(1, CACHED_NUMBERS // logits.shape[-1])
+    step = max(1, CACHED_VALUES // logits.shape[-1])
     for start in range(0, len(logits), step):
         yield slice(start, start + step)
 
@@ -287,7 +287,7 @@ def measure_max_error(got: Logits, want: Logits) -> float:
 
 
 def measure_error(got: Logits, want: Logits, scale: float) -> float:
-    """Return the largest difference in units of `scale`; infinite where a number is not finite."""
+    """Return the largest difference in units of `scale`; infinite where a value is not finite."""
     error = float(np.abs(got.astype(np.float64) - want).max()) / scale
     return error if math.isfinite(error) else math.inf
 
@@ -320,12 +320,12 @@ def measure_vectors(
 
 
 def measure_spread(array: npt.NDArray[np.float64]) -> float:
-    """Return the unit in which differences of a tensor's numbers are measured."""
+    """Return the unit in which differences of a tensor's values are measured."""
     return max(float(array.std()), SPREAD_OF_LARGEST * float(np.abs(array).max()))
 
 
 def measure_scale(logits: Logits) -> float:
-    """Return the unit of logits' errors, so that a model with large logits is not held to a finer grain."""
+    """Return the unit of logits' errors, so that a model with large logits is not judged by a finer grain."""
     squares = 0.0
     for rows in cut_rows(logits):
         centred = logits[rows] - logits[rows].mean(-1, keepdims=True)  # softmax sees no offset of a whole row

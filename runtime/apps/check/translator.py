@@ -185,7 +185,7 @@ def compare_beams(
 
     Which targets the search finds says nothing: where two are as good as equal another is pruned, and what
     the one that is kept comes to is anybody's guess. But the search decides by its logits alone, and it is
-    the same code with every engine. So where PyTorch is there each of its logits is held to PyTorch's,
+    the same code with every engine. So where PyTorch is there each of its logits is compared with PyTorch's,
     whichever targets they lead to. Golden data knows the scores of targets that PyTorch found.
     """
     known = list_known_scores(case_set)

@@ -201,7 +201,7 @@ def test_zero_points_are_read_in_pairs(width: int, zeros: int, wrong: bool) -> N
     product.replace_input_with(3, value)
     (read,) = read_weights(model.graph)
     assert read.faults == (
-        ("has zero points 'zeros' that are not the middle of its numbers",) if wrong else ()
+        ("has zero points 'zeros' that are not the middle of its values",) if wrong else ()
     )
 
 

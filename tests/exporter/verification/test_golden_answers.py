@@ -191,7 +191,7 @@ def test_pytorch_is_asked_again_where_a_run_has_asked_something_else(find: Find,
         tokens[-1] = (tokens[-1] + 1) % 2048
         damaged = arrays | {"text.0": tokens}
         faults = list(compare_arrays(damaged, answer_again(verifier, damaged, model), 1e-3))
-        assert faults == ["text.0 holds other tokens or places than PyTorch's answers"]
+        assert faults == ["text.0 has other tokens or places than PyTorch's answers"]
 
 
 def test_limits_of_golden_data_may_be_a_little_larger() -> None:

@@ -1,4 +1,4 @@
-"""Modules of PyTorch's model beside graphs, on the graphs' own numbers; also of wrong passes and tracers."""
+"""Modules of PyTorch's model beside graphs, on the graphs' own values; also of wrong passes and tracers."""
 
 from __future__ import annotations
 

@@ -55,7 +55,7 @@ def test_metrics_are_those_of_their_definitions_however_rows_are_cut(
     rows: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """They are computed for some rows at a time: results of a large vocabulary take gigabytes."""
-    monkeypatch.setattr(metrics_module, "CACHED_NUMBERS", rows * 50)
+    monkeypatch.setattr(metrics_module, "CACHED_VALUES", rows * 50)
     want = 2 * logits()
     got = want + logits(1)
     found = measure(got, want)
