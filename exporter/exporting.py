@@ -44,7 +44,7 @@ from .tasks.explanation import JudgedGraphs
 from .tasks.kept_explanations import keep_cases
 from .tasks.registry import TASKS
 from .tasks.verifier import Verifier, open_verifier
-from .tensorrt.plans import Progress, build_plans, tell_left_out
+from .tensorrt.plans import Progress, build_plans, warn_of_left_out
 from .tracing.trace import finish_trace, start_trace
 from .verification.explain import explain
 from .verification.explanations import verify_explanations
@@ -322,7 +322,7 @@ def start_plans(bundle: Bundle, request: Request, progress: Progress) -> Iterato
         warn_of_refusal(bundle, target, error)
 
     refused = warn if bundle.manifest.source.get("exporter") and not all(builds) else None
-    tell_left_out(bundle, targets, request.sms)
+    warn_of_left_out(bundle, targets, request.sms)
     with ThreadPoolExecutor(1) as pool, leave_cores(int(any(builds))):
         try:
             yield pool.submit(

@@ -75,7 +75,7 @@ def plan_artifacts(
     """Return the graphs that an export writes: each target's, in each precision that they can have."""
     of_target = {name: checkpoint.list_recipes(name) for name in targets}
     for name, recipes in of_target.items():
-        tell_head_size(checkpoint, name, recipes)
+        warn_of_head_size(checkpoint, name, recipes)
     everything = {recipe.id: recipe for recipes in of_target.values() for recipe in recipes}
     wanted = {
         precision: {
@@ -171,7 +171,7 @@ def plan_explanations(checkpoint: Checkpoint, artifacts: Sequence[Artifact]) -> 
     )
 
 
-def tell_head_size(checkpoint: Checkpoint, target: str, recipes: Sequence[Recipe]) -> None:
+def warn_of_head_size(checkpoint: Checkpoint, target: str, recipes: Sequence[Recipe]) -> None:
     """Warn of a target for ONNX Runtime that gets a decoder in `portable`, for the size of its heads."""
     if checkpoint.exporter or find_target(target).dialect != "ort":  # of other exporters' graphs it is said
         return

@@ -138,12 +138,12 @@ def announce_need(
             " system; %s",
             format_bytes(need.memory),
             format_bytes(free),
-            name_way_out(weights, checkpoint, artifacts, request),
+            suggest_fix(weights, checkpoint, artifacts, request),
         )
     check_disk(request.output, need.disk)
 
 
-def name_way_out(
+def suggest_fix(
     weights: Weights, checkpoint: Checkpoint, artifacts: Sequence[Artifact], request: Request
 ) -> str:
     """Return what a user can do who has too little memory."""

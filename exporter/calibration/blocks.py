@@ -34,7 +34,7 @@ Array = npt.NDArray[np.float32]
 SHARE = 0.9
 # Of what takes this many times its cap nothing is expected: GPTQ halves errors, and a quarter of a divergence
 # is left. Weights that nobody trained are such, whose likeliest tokens hardly differ from others.
-HOPELESS = 4.0
+MAX_RECOVERABLE = 4.0
 # A quick measure decides where a rounding takes this many times more, or less, than that share, and what is
 # counted is this many standard deviations away from it: the few hundred tokens that it reads tell no more.
 SURE = 3.0
@@ -201,7 +201,7 @@ class Trials:
 
     def is_hopeless(self) -> bool:
         """Return whether even the trial that lost least lost more than GPTQ brings back."""
-        return self.least is not None and max(self.least) > HOPELESS
+        return self.least is not None and max(self.least) > MAX_RECOVERABLE
 
     def measure(self, tried: QuantizedWeights, gaps: Measure) -> Loss:
         """Return what a rounding loses; NaN counts as infinitely much."""

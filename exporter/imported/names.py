@@ -10,7 +10,7 @@ import numpy as np
 import onnx_ir as ir
 
 from ..passes.build import Builder
-from ..passes.weights import EXTERNAL_FROM_BYTES, TRANSPOSED, Stored, make_lazy_tensor
+from ..passes.weights import EXTERNAL_FROM_BYTES, TRANSPOSED, ParameterRef, make_lazy_tensor
 
 
 def name_weights(model: ir.Model, tensors: Mapping[str, np.ndarray]) -> None:
@@ -22,9 +22,11 @@ def name_weights(model: ir.Model, tensors: Mapping[str, np.ndarray]) -> None:
     """
     values = model.graph.initializers
     shapes = {tuple(value.shape.numpy()) for value in values.values() if value.shape is not None}
-    stored = [(Stored(name), array) for name, array in tensors.items()]
-    stored += [(Stored(name, transposed=True), array.T) for name, array in tensors.items() if array.ndim == 2]
-    known: dict[tuple[tuple[int, ...], bytes], tuple[Stored, np.ndarray]] = {}
+    stored = [(ParameterRef(name), array) for name, array in tensors.items()]
+    stored += [
+        (ParameterRef(name, transposed=True), array.T) for name, array in tensors.items() if array.ndim == 2
+    ]
+    known: dict[tuple[tuple[int, ...], bytes], tuple[ParameterRef, np.ndarray]] = {}
     for how, array in stored:
         if array.shape in shapes:
             known.setdefault(hash_array(array), (how, array))

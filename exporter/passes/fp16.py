@@ -13,7 +13,7 @@ import numpy as np
 import onnx_ir as ir
 
 from .fp16_ranges import FP16_MAX, FP32, Choice, choose_fp32_nodes, find_magnitude
-from .weights import HALVED, SCALED, Stored, add_initializer, make_lazy_tensor
+from .weights import HALVED, SCALED, ParameterRef, add_initializer, make_lazy_tensor
 
 FLOAT = ir.DataType.FLOAT
 HALF = ir.DataType.FLOAT16
@@ -96,7 +96,7 @@ def scale_product(graph: ir.Graph, product: ir.Node, shift: int) -> ir.Node:
         lambda: np.ldexp(constant.numpy(), -shift), constant.shape.numpy(), np.dtype(np.float32), name
     )
     scaled_weight = add_initializer(graph, name, scaled)
-    replace(Stored.read(weight), shift=shift).write(scaled_weight)
+    replace(ParameterRef.read(weight), shift=shift).write(scaled_weight)
     product.replace_input_with(1, scaled_weight)
     multiply = ir.node(
         "Mul", [result, add_initializer(graph, f"{result.name}.factor", factor)], name=f"{product.name}_times"
@@ -137,7 +137,7 @@ def convert_constant(value: ir.Value) -> ir.Value:
     name = f"{value.name}{HALVED}"
     half = make_lazy_tensor(constant.numpy, constant.shape.numpy(), np.dtype(np.float16), name)
     converted = ir.Value(name=name, shape=value.shape, type=ir.TensorType(HALF), const_value=half)
-    Stored.read(value).write(converted)
+    ParameterRef.read(value).write(converted)
     return converted
 
 

@@ -58,8 +58,8 @@ def attach_parameters(
             is_transposed = value.name in transposed
         if is_transposed:
             if len(transposes) < len(readers):
-                turn_back(graph, value, [node for node in readers if node not in transposes])
-            Stored(value.name, transposed=True).write(value)
+                insert_transpose(graph, value, [node for node in readers if node not in transposes])
+            ParameterRef(value.name, transposed=True).write(value)
             value.name += TRANSPOSED
             value.shape = ir.Shape(tensor.T.shape)
             for node in transposes:
@@ -70,7 +70,7 @@ def attach_parameters(
     model.metadata_props[DESCRIBED] = "1"
 
 
-def turn_back(graph: ir.Graph, value: ir.Value, readers: Sequence[ir.Node]) -> None:
+def insert_transpose(graph: ir.Graph, value: ir.Value, readers: Sequence[ir.Node]) -> None:
     """Let nodes read the transpose of a constant, which is about to be stored the other way round."""
     first = next(node for node in graph if node in readers)
     node = ir.node("Transpose", [value], {"perm": [1, 0]}, name=f"{value.name}/turned_back")
@@ -87,7 +87,7 @@ def turn_back(graph: ir.Graph, value: ir.Value, readers: Sequence[ir.Node]) -> N
 
 def list_transposed(model: ir.Model) -> set[str]:
     """Return the names of the parameters that a graph stores transposed."""
-    constants = (Stored.read(value) for value in model.graph.initializers.values())
+    constants = (ParameterRef.read(value) for value in model.graph.initializers.values())
     return {stored.parameter for stored in constants if stored.transposed}
 
 
@@ -155,7 +155,7 @@ def is_described(model: ir.Model) -> bool:
 
 
 @dataclass(frozen=True)
-class Stored:
+class ParameterRef:
     """How a graph's constant stores a parameter."""
 
     parameter: str  # its name
@@ -164,7 +164,7 @@ class Stored:
     first: int | None = None  # the constant is its rows from this one on; None for all of them
 
     @classmethod
-    def read(cls, value: ir.Value) -> Stored:
+    def read(cls, value: ir.Value) -> ParameterRef:
         """Return what a constant's metadata says; without any it is the parameter of its name."""
         text = value.metadata_props.get(STORED)
         return cls(str(value.name)) if text is None else cls(**json.loads(text))
@@ -229,7 +229,7 @@ def find_weight(node: ir.Node) -> Weight | None:
     rows, columns = constant.shape.numpy()
     if by_rows:
         return Weight(str(value.name), rows, constant.numpy, value, bias)
-    return Weight(Stored.read(value).parameter, columns, lambda: constant.numpy().T, None, bias)
+    return Weight(ParameterRef.read(value).parameter, columns, lambda: constant.numpy().T, None, bias)
 
 
 class View(ir.LazyTensor):
@@ -261,7 +261,7 @@ def add_rows(graph: ir.Graph, constant: ir.Value, first: int, count: int) -> ir.
     assert tensor is not None
     view = View(tensor, first, (count, *tensor.shape.numpy()[1:]))
     rows = add_initializer(graph, f"{constant.name}{ROWS}{first}", view)
-    replace(Stored.read(constant), first=first).write(rows)
+    replace(ParameterRef.read(constant), first=first).write(rows)
     return rows
 
 

@@ -258,7 +258,7 @@ def collect_details(report: VerificationReport) -> dict[str, list[str]]:
     return {
         "how much was compared": [report.describe_level()] if report.level else [],
         "what failed": report.list_failures(),
-        "where": report.where(),
+        "where": report.list_locations(),
         "what stays in fp32": kept,
         f"plans: {report.plans}": [RUN_PLANS] if report.plans else [],
     }

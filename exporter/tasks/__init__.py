@@ -1,1 +1,1 @@
-"""What is compared of each task: `choose` says which texts and cases, `answer` asks PyTorch."""
+"""Says what is compared of each task: `choose` chooses texts and cases, `answer` asks PyTorch."""

@@ -1,4 +1,4 @@
-"""The row of a task: which cases its graphs are compared in, and how PyTorch answers them.
+"""Defines the row of a task: which cases its graphs are compared in, and how PyTorch answers them.
 
 The other half, `run`, is in runtime/apps/check, and needs no PyTorch.
 """
@@ -38,7 +38,7 @@ def choose_all(case_set: CaseSet, rounding: Rounding) -> Asked:
 
 @dataclass(frozen=True)
 class Task:
-    """What is truly a task's of comparing graphs with PyTorch.
+    """What differs between tasks in comparing graphs with PyTorch.
 
     Attributes:
         choose: returns cases without answers: besides the model, all that the answers depend on.

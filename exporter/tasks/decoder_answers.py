@@ -1,4 +1,4 @@
-"""PyTorch's answers to a decoder's cases.
+"""Computes PyTorch's answers to a decoder's cases.
 
 N places, V vocabulary
 """

@@ -1,4 +1,4 @@
-"""PyTorch's answers to an encoder's cases.
+"""Computes PyTorch's answers to an encoder's cases.
 
 T tokens, E hidden size
 """

@@ -42,11 +42,11 @@ OF_A_VECTOR = {**OBJECTIVES, "cosine": COSINE}
 MOST_LIKELY = 0.99  # probability of a token, or of a label, whose gradient is compared
 MOST_TARGETS = 16  # that are tried for one of at most that probability
 ROUNDINGS = 4  # sampled of a case that is beyond the usual limit
-WHOLE_NUMBERS = ("ranks", "likeliest")
+INTEGERS = ("ranks", "likeliest")
 
 
 @dataclass(frozen=True, eq=False)
-class Case:
+class ExplanationCase:
     """Inputs of a graph, and what PyTorch makes of them.
 
     Of ranks `outputs` has the lowest that rounding may make of each, and of the likeliest tokens -1 where
@@ -76,8 +76,8 @@ class JudgedGraphs:
     """How the graphs compare, their cases by their ids with the limits that counted, and which failed."""
 
     comparisons: list[Comparison]
-    cases: dict[str, list[Case]]
-    failed: dict[str, Case]
+    cases: dict[str, list[ExplanationCase]]
+    failed: dict[str, ExplanationCase]
 
 
 class Reference:
@@ -89,7 +89,7 @@ class Reference:
         self.random = np.random.default_rng(seed)
         self.layers = next(recipe for recipe in recipes.values() if recipe.graph == LAYERS)
 
-    def list_cases(self, recipe: Recipe) -> Iterator[Case]:
+    def list_cases(self, recipe: Recipe) -> Iterator[ExplanationCase]:
         """Yield the cases of a graph."""
         long = f"a text of {self.choose_length()} tokens"
         for name, (batch, tokens) in {**CASES, long: (1, self.choose_length())}.items():
@@ -114,7 +114,9 @@ class Reference:
         )
         return int(min(longest - 2, MOST_LONG, max(LONG, *(window + 2 for window in windows))))
 
-    def make_case(self, recipe: Recipe, name: str, batch: int, tokens: int, objective: int = LOGIT) -> Case:
+    def make_case(
+        self, recipe: Recipe, name: str, batch: int, tokens: int, objective: int = LOGIT
+    ) -> ExplanationCase:
         """Return random inputs, and PyTorch's results, with the limit that its own rounding sets."""
         sizes = {
             "batch": batch,
@@ -125,7 +127,7 @@ class Reference:
         }
         ids = {spec.name: self.sample(spec, sizes, tokens) for spec in self.layers.inputs}
         if recipe.graph == LAYERS:
-            return Case(name, ids, compute(self.model, recipe, ids))
+            return ExplanationCase(name, ids, compute(self.model, recipe, ids))
         scale = float(self.random.choice([1.0, 0.3]))
         inputs = read_inside(recipe.inputs, compute(self.model, self.layers, ids), scale)
         sizes["states"] = len(inputs.get("hidden", ()))
@@ -145,7 +147,7 @@ class Reference:
         if objective in (SOFTMAX, SIGMOID):  # a probability is off by a share that is its logit's error
             logits = compute(self.model, recipe, {**inputs, "objective": np.array([LOGIT])})
             limit *= max(1.0, float(np.abs(logits["score"]).max()))
-        return Case(name, inputs, outputs, limit, highest_ranks=highest, ids=ids, scale=scale)
+        return ExplanationCase(name, inputs, outputs, limit, highest_ranks=highest, ids=ids, scale=scale)
 
     def choose_targets(self, recipe: Recipe, inputs: Arrays) -> Array:
         """Return the random targets, and others, if there are, in place of those that are all but certain.
@@ -183,7 +185,7 @@ class Reference:
         return self.random.integers(0, most.get(spec.name, config.vocab_size), shape)
 
 
-def is_certain(case: Case) -> bool:
+def is_certain(case: ExplanationCase) -> bool:
     """Tell whether a case is of a gradient of which fp32 keeps nothing, as of a model's only label."""
     objective = case.inputs["objective"][0]
     return objective in (SOFTMAX, SIGMOID) and bool((case.outputs["score"] > MOST_LIKELY).any())
@@ -267,7 +269,7 @@ def compare_explanations(
     return judged
 
 
-def widen(case: Case, model: nn.Module, recipe: Recipe) -> Case:
+def widen(case: ExplanationCase, model: nn.Module, recipe: Recipe) -> ExplanationCase:
     """Return the case with wider limits of outputs that rounding to fp32 moves far from float64.
 
     PyTorch in fp32 is one sample of it, of this processor's order of adding; others are sampled.
@@ -283,14 +285,14 @@ def widen(case: Case, model: nn.Module, recipe: Recipe) -> Case:
     wider = {
         name: GAP_FACTOR * max(measure(sample[name], exact[name]) for sample in samples)
         for name in exact
-        if name not in WHOLE_NUMBERS
+        if name not in INTEGERS
     }
     return replace(case, wider=wider)
 
 
 def run_cases(
-    bundle: Bundle, artifact: Artifact, cases: Sequence[Case], progress: Progress
-) -> Iterator[tuple[Case, Comparison]]:
+    bundle: Bundle, artifact: Artifact, cases: Sequence[ExplanationCase], progress: Progress
+) -> Iterator[tuple[ExplanationCase, Comparison]]:
     """Run a graph on ONNX Runtime, and yield each case with how it compares."""
     backend = OrtCpuBackend()
     try:
@@ -307,7 +309,7 @@ def run_cases(
         program.close()
 
 
-def run_case(program: Program, artifact: Artifact, case: Case, backend: str) -> Comparison:
+def run_case(program: Program, artifact: Artifact, case: ExplanationCase, backend: str) -> Comparison:
     try:
         got = program.run(case.inputs, {})
     except BackendError as error:
@@ -316,9 +318,9 @@ def run_case(program: Program, artifact: Artifact, case: Case, backend: str) -> 
     failures = []
     for name, want in case.outputs.items():
         have = got[name]
-        if case.chosen is not None and name not in WHOLE_NUMBERS:
-            have = choose_numbers(have, case.chosen)
-        if name in WHOLE_NUMBERS:
+        if case.chosen is not None and name not in INTEGERS:
+            have = choose_values(have, case.chosen)
+        if name in INTEGERS:
             wrong = count_wrong(name, have, want, case)
             if wrong:
                 failures.append(f"{name}: {wrong} of {have.size} are not PyTorch's")
@@ -340,7 +342,7 @@ def run_case(program: Program, artifact: Artifact, case: Case, backend: str) -> 
     )
 
 
-def count_wrong(name: str, have: Array, want: Array, case: Case) -> int:
+def count_wrong(name: str, have: Array, want: Array, case: ExplanationCase) -> int:
     """Return how many ranks, or likeliest tokens, are others, but for what rounding may change."""
     if have.shape != want.shape:
         return have.size
@@ -361,6 +363,6 @@ def measure(got: Array, want: Array, least: float = 1e-30) -> float:
     return float(np.abs(got - exact).max()) / max(measure_spread(exact), least)
 
 
-def choose_numbers(array: Array, most: int) -> Array:
+def choose_values(array: Array, most: int) -> Array:
     """Return at most so many of an array's values, evenly chosen."""
     return array.reshape(-1)[list(choose_evenly(array.size, most))]

@@ -1,4 +1,4 @@
-"""The logits of a fitted classifier, computed from an encoder's states with scikit-learn's weights.
+"""Computes the logits of a fitted classifier from an encoder's states, with scikit-learn's weights.
 
 T tokens, E hidden size, F features, C classes
 """

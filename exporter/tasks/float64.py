@@ -1,4 +1,4 @@
-"""PyTorch's model in float64, and with scalars in fp16, while its weights stay as they are."""
+"""Runs PyTorch's model in float64, or with scalars in fp16, while its weights stay as they are."""
 
 from __future__ import annotations
 
@@ -63,17 +63,17 @@ class RoundNumbers(TorchDispatchMode):
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         if func.overloadpacket in (aten.mul, aten.div, aten.add, aten.sub):
-            args = tuple(map(round_number, args))
+            args = tuple(map(round_scalar, args))
         if func.overloadpacket is aten.gelu and self.has_plain_gelu:
             (x,) = args
             if (kwargs or {}).get("approximate") == "tanh":
-                inner = round_number(math.sqrt(2 / math.pi)) * (x + round_number(0.044715) * x**3)
+                inner = round_scalar(math.sqrt(2 / math.pi)) * (x + round_scalar(0.044715) * x**3)
                 return x * 0.5 * (1 + torch.tanh(inner))
-            return x * 0.5 * (1 + torch.erf(x / round_number(math.sqrt(2))))
+            return x * 0.5 * (1 + torch.erf(x / round_scalar(math.sqrt(2))))
         return func(*args, **(kwargs or {}))
 
 
-def round_number(argument: Any) -> Any:
+def round_scalar(argument: Any) -> Any:
     """Return a scalar as fp16 has it; anything else as it is."""
     if isinstance(argument, float):
         return float(np.float16(argument))

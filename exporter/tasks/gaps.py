@@ -1,4 +1,4 @@
-"""How far PyTorch, rounded to a precision, is from itself: what the precision's limits are made of."""
+"""Measures how far PyTorch, rounded to a precision, is from itself: the precision's limits follow from it."""
 
 from __future__ import annotations
 
@@ -44,7 +44,7 @@ def compare_answers(task: Task, case_set: CaseSet, rounded: CaseSet, ends: Seque
     for measure in task.list_measures(case_set):
         seen = list_seen(case_set, rounded, measure)
         if measure.kind == "logits":
-            logits = {text: rounded.answers["logits"][text].end(CONTEXT_ROWS) for text in ends}
+            logits = {text: rounded.answers["logits"][text].take_last(CONTEXT_ROWS) for text in ends}
             seen += [Seen(text, {"logits": known}) for text, known in logits.items()]
         if seen:
             gaps[find_key(measure)] = measure_gap(case_set, seen, measure, task.mean_over)

@@ -21,7 +21,15 @@ from ...runtime.bundle.export_again import name_checkpoint
 from ...runtime.bundle.manifest import Artifact
 from ...runtime.errors import BackendError
 from ..errors import VerificationError
-from .explanation import LAYERS, WHOLE_NUMBERS, Case, JudgedGraphs, choose_numbers, read_inside, run_cases
+from .explanation import (
+    INTEGERS,
+    LAYERS,
+    ExplanationCase,
+    JudgedGraphs,
+    choose_values,
+    read_inside,
+    run_cases,
+)
 
 if TYPE_CHECKING:
     from .base import Progress
@@ -44,7 +52,7 @@ def keep_cases(folder: Path, name: str, judged: JudgedGraphs) -> None:
     write_golden(folder / f"{PREFIX}{name}.npz", arrays, limits)
 
 
-def list_arrays(case: Case) -> Iterator[tuple[str, str, Array]]:
+def list_arrays(case: ExplanationCase) -> Iterator[tuple[str, str, Array]]:
     """Yield the side and name of each array that is kept of a case."""
     remade = ("hidden", "embeddings", "source_embeddings") if case.ids else ()
     for key, array in case.inputs.items():
@@ -54,15 +62,15 @@ def list_arrays(case: Case) -> Iterator[tuple[str, str, Array]]:
         yield "ids", key, array
     yield "scale", "embeddings", np.array(case.scale)
     for key, array in case.outputs.items():
-        yield "output", key, array if key in WHOLE_NUMBERS else choose_numbers(array, KEPT_NUMBERS)
+        yield "output", key, array if key in INTEGERS else choose_values(array, KEPT_NUMBERS)
     if case.highest_ranks is not None:
         yield "highest", "ranks", case.highest_ranks
 
 
-def read_cases(path: Path) -> dict[str, list[Case]]:
+def read_cases(path: Path) -> dict[str, list[ExplanationCase]]:
     """Return the cases that `keep_cases` wrote, by their graphs' ids."""
     arrays, limits = read_golden(path)
-    cases: dict[str, list[Case]] = {}
+    cases: dict[str, list[ExplanationCase]] = {}
     for label, wider in limits.items():
         artifact, name = label.split("/")
         sides: dict[str, dict[str, Array]] = {side: {} for side in SIDES}
@@ -70,7 +78,7 @@ def read_cases(path: Path) -> dict[str, list[Case]]:
             if key.startswith(f"{label}/"):
                 _, _, side, output = key.split("/")
                 sides[side][output] = array
-        case = Case(
+        case = ExplanationCase(
             name,
             sides["input"],
             sides["output"],
@@ -110,7 +118,9 @@ def compare_kept(bundle: Bundle, progress: Progress) -> list[Comparison]:
     return compared
 
 
-def remake_inputs(bundle: Bundle, layers: Artifact, artifact: Artifact, cases: Sequence[Case]) -> list[Case]:
+def remake_inputs(
+    bundle: Bundle, layers: Artifact, artifact: Artifact, cases: Sequence[ExplanationCase]
+) -> list[ExplanationCase]:
     """Return a graph's cases with the embeddings, or hidden states, that `layers` gives of their tokens."""
     remade = []
     program = OrtCpuBackend().open(bundle, layers)

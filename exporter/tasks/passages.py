@@ -1,4 +1,4 @@
-"""Real text for a decoder: passages of which every token is predicted, and others to calibrate with."""
+"""Cuts real text for a decoder: passages of which every token is predicted, and others to calibrate with."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Attention of long texts in PyTorch, some queries at a time.
+"""Computes attention of long texts in PyTorch, some queries at a time.
 
 B batch, T new tokens, S cached and new tokens, H heads of queries, K heads of keys and values, D head size
 """

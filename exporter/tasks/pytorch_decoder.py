@@ -1,4 +1,4 @@
-"""A decoder's reference outputs: of our model in PyTorch, transformers', or the graphs that optimum wrote.
+"""Computes a decoder's reference outputs: by our model, transformers', or the graphs that optimum wrote.
 
 T tokens of one prompt and its continuation, N rows, V vocabulary
 """

@@ -1,4 +1,4 @@
-"""What PyTorch makes of an encoder's text: our model, transformers', or the graphs that optimum wrote.
+"""Runs an encoder in PyTorch: our model, transformers', or the graphs that optimum wrote.
 
 T tokens, E hidden size
 """

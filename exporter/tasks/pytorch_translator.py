@@ -1,4 +1,4 @@
-"""An encoder-decoder's reference outputs: of our model in PyTorch, transformers', or optimum's graphs.
+"""Computes an encoder-decoder's reference outputs: by our model, transformers', or optimum's graphs.
 
 S source tokens, T target tokens, V vocabulary, L layers, H heads, D head size, K beams
 """

@@ -1,4 +1,4 @@
-"""The tasks: a new one is a row here, with its two files, and its own half in runtime/apps/check."""
+"""Lists the tasks: a new one is a row here, with its two files, and its own half in runtime/apps/check."""
 
 from __future__ import annotations
 

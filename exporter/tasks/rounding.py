@@ -1,4 +1,4 @@
-"""The PyTorch model as if it stored its values in another precision."""
+"""Rounds the PyTorch model as if it stored its values in another precision."""
 
 from __future__ import annotations
 

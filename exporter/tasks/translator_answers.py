@@ -1,4 +1,4 @@
-"""PyTorch's answers to a translator's cases.
+"""Computes PyTorch's answers to a translator's cases.
 
 L layers, H heads, D head size, P places, V vocabulary
 """

@@ -1,4 +1,4 @@
-"""A translator's beam search beside PyTorch, which scores what it finds and is compared with each step."""
+"""Runs a beam search beside PyTorch, which scores what it finds and is compared with each step."""
 
 from __future__ import annotations
 

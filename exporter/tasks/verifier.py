@@ -48,7 +48,7 @@ class Verifier:
 
     @property
     def task(self) -> Task:
-        """What is the task's own."""
+        """The row of the bundle's task."""
         return TASKS[self.bundle.manifest.task]
 
     @property

@@ -82,7 +82,7 @@ def build(
     opened = Bundle.open(bundle)
     name = choose_target(opened, target, engine, options)
     replaced: list[Plan] = []
-    tell_left_out(opened, [name], sms)
+    warn_of_left_out(opened, [name], sms)
     with open_staging_folder(opened.folder) as staging:
         new = build_plans_for(opened, name, sms, limits, staging, progress, options)
         entries = list_file_entries(staging)
@@ -236,7 +236,7 @@ def choose_architectures(
     return tuple(sm for sm in wanted if sm in left), f"no plan for {', '.join(out)}: {why}"
 
 
-def tell_left_out(bundle: Bundle, targets: Sequence[str], sms: Sequence[str] | None) -> None:
+def warn_of_left_out(bundle: Bundle, targets: Sequence[str], sms: Sequence[str] | None) -> None:
     """Log which GPUs get no plan, before long work begins; refuse those of them that are named."""
     for name in targets:
         target = find_target(name)

@@ -1,4 +1,4 @@
-"""What a manifest says of each graph, derived from the checkpoint again, and compared with the graph itself.
+"""Derives what a manifest says of each graph from the checkpoint again, and compares it with the graph.
 
 What a user chose is taken from the manifest: the longest text, the largest batch, further outputs.
 """

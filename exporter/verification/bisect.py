@@ -1,4 +1,4 @@
-"""Find the first node of a graph whose result is further from the model's than its precision explains.
+"""Finds the first node of a graph whose result is further from the model's than its precision explains.
 
 Two references: PyTorch, for what its modules give, and for the nodes between them the same graph in fp32 and
 in its own precision, converted once more from the checkpoint.

@@ -1,4 +1,4 @@
-"""What a bundle has beside its graphs, derived again from the checkpoint and compared.
+"""Derives what a bundle has beside its graphs from the checkpoint again, and compares it.
 
 Tokenizers, chat template, how texts begin and end, how answers are searched, what results mean, the config,
 what the manifest says of each graph.
@@ -70,14 +70,14 @@ def make_comparison(case: str, count: int, failures: Sequence[str]) -> Compariso
 def keep_silent() -> Iterator[None]:
     """Drop what reading a checkpoint warns of: its export has told that."""
     log = logging.getLogger("planforge")
-    log.addFilter(drop)
+    log.addFilter(is_error)
     try:
         yield
     finally:
-        log.removeFilter(drop)
+        log.removeFilter(is_error)
 
 
-def drop(record: logging.LogRecord) -> bool:
+def is_error(record: logging.LogRecord) -> bool:
     return record.levelno > logging.WARNING
 
 

@@ -1,4 +1,4 @@
-"""Find the nodes at fault in the graphs that failed, and what to compare them with.
+"""Finds the nodes at fault in the graphs that failed, and what to compare them with.
 
 Graphs of imports cannot be traced again, nor any without PyTorch: they have the bundle's own as references.
 """
@@ -131,7 +131,7 @@ def explain(
             unexplained[artifact.id] = f"no node can be named: {error}"
             continue
         if mismatch is not None and artifact.id in read:
-            mismatch = yield_to_what_was_read(verifier, artifact, mismatch, read[artifact.id].failures)
+            mismatch = prefer_static_fault(verifier, artifact, mismatch, read[artifact.id].failures)
         if mismatch is not None:
             culprits.append(mismatch)
         elif artifact.id in report.lost:
@@ -176,7 +176,7 @@ def search_graph(
     return None
 
 
-def yield_to_what_was_read(
+def prefer_static_fault(
     verifier: Verifier, artifact: Artifact, mismatch: FirstMismatch, failures: Sequence[str]
 ) -> FirstMismatch | None:
     """Return a mismatch, or None where its result comes from a node of another module that was read as wrong.

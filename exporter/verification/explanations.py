@@ -16,7 +16,7 @@ from ..execution.replay import Replay, Step
 from ..passes.weight_files import load_graph
 from ..reference_model import is_module, restore_weights
 from ..tasks.base import Progress
-from ..tasks.explanation import Case, JudgedGraphs, compare_explanations
+from ..tasks.explanation import ExplanationCase, JudgedGraphs, compare_explanations
 from ..tasks.kept_explanations import compare_kept
 from ..tracing.recipes import Recipe
 from .bisect import FirstMismatch, find_first_mismatch, make_node_tolerances
@@ -75,7 +75,7 @@ def verify_kept_explanations(
 
 
 def find_culprits(
-    bundle: Bundle, failed: Mapping[str, Case], trace: Tracer, progress: Progress
+    bundle: Bundle, failed: Mapping[str, ExplanationCase], trace: Tracer, progress: Progress
 ) -> tuple[list[FirstMismatch], dict[str, str]]:
     """Return the first wrong node of each graph that failed, and why there is none of others."""
     if not failed:
@@ -108,7 +108,7 @@ def find_culprits(
     return culprits, unexplained
 
 
-def make_replay(case: Case) -> Replay:
+def make_replay(case: ExplanationCase) -> Replay:
     """Return a replay that runs a case's inputs; of all its values every one is compared."""
 
     def drive(program: Program) -> None:

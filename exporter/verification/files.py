@@ -1,4 +1,4 @@
-"""Verify any ONNX file: compare it with the same graph node by node, and with another file."""
+"""Verifies any ONNX file: compares it with the same graph node by node, and with another file."""
 
 from __future__ import annotations
 
@@ -337,14 +337,14 @@ def make_inputs(file: OnnxFile) -> dict[str, Array]:
     random = np.random.default_rng(0)
     lengths: dict[str, int] = {}
 
-    def length(dim: int | ir.SymbolicDim) -> int:
+    def find_length(dim: int | ir.SymbolicDim) -> int:
         if isinstance(dim, int):
             return dim
         return lengths.setdefault(str(dim.value), LENGTHS[1] if lengths else LENGTHS[0])
 
     feeds = {}
     for value in list_inputs(file.model.graph):
-        shape = [length(dim) for dim in value.shape or ()]
+        shape = [find_length(dim) for dim in value.shape or ()]
         name = str(value.name)
         dtype = np.dtype(read_dtype(value, file.path))
         if dtype.kind == "f":

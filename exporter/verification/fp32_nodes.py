@@ -1,4 +1,4 @@
-"""What an fp16 graph still computes in fp32, why, and how large its values are."""
+"""Lists what an fp16 graph still computes in fp32, why, and how large its values are."""
 
 from __future__ import annotations
 

@@ -72,7 +72,7 @@ def compare_golden(
     bundle = verifier.bundle
     file = find_golden(bundle)
     if file is None:
-        return [report("file", 0, [GONE])] if was_verified(bundle.manifest) else []
+        return [make_report("file", 0, [GONE])] if was_verified(bundle.manifest) else []
     progress("comparing golden data")
     name = file.relative_to(bundle.folder).as_posix()
     near = max(NEAR, limits.get("fp32", {}).get("max_error", 0.0))
@@ -84,14 +84,17 @@ def compare_golden(
             expected = answer_again(verifier, arrays, model)
             answers = [f"{name}: {fault}" for fault in compare_arrays(arrays, expected, near)]
     except (BundleError, RuntimeError) as error:  # the latter is PyTorch's, of shapes that do not fit
-        return [report("file", 0, [f"{name} cannot be compared: {shorten_error(error)}"])]
+        return [make_report("file", 0, [f"{name} cannot be compared: {shorten_error(error)}"])]
     caps = CAPS if verifier.level is QUICK else {}  # its own limits rest on two texts
     loose = list(list_loose_limits(usual, limits, accepted, caps))
     if any(precision == "fp32" for precision, _ in loose) and is_module(model):
         limits = {**limits, "fp32": verifier.choose_limits("fp32", verifier.measure_fp32_gaps(model))}
         loose = list(list_loose_limits(usual, limits, accepted, caps))
     told = [f"{name}: {fault}" for _, fault in loose]
-    return [report("answers", len(expected), answers), report("limits", sum(map(len, usual.values())), told)]
+    return [
+        make_report("answers", len(expected), answers),
+        make_report("limits", sum(map(len, usual.values())), told),
+    ]
 
 
 def was_verified(manifest: Manifest) -> bool:
@@ -99,7 +102,7 @@ def was_verified(manifest: Manifest) -> bool:
     return any(artifact.gate for artifact in manifest.artifacts)
 
 
-def report(case: str, count: int, faults: Sequence[str]) -> Comparison:
+def make_report(case: str, count: int, faults: Sequence[str]) -> Comparison:
     more = [f"and {len(faults) - MOST} more like it"] if len(faults) > MOST else []
     failures = (*faults[:MOST], *more, ADVICE) if faults else ()
     return Comparison({case: count}, {}, failures, artifact=GOLDEN, backend=READING, case=case)

@@ -1,4 +1,4 @@
-"""The texts and chats of the golden set: languages, emoji, code, spaces, special tokens."""
+"""Lists the texts and chats of the golden set: languages, emoji, code, spaces, special tokens."""
 
 # ruff: noqa: RUF001 (look-alike letters are what the texts are for)
 

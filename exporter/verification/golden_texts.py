@@ -24,8 +24,8 @@ from ...runtime.apps.check.texts import (
     describe_settings,
     find_texts,
     hash_files,
+    make_fixed_time,
     read_texts,
-    tell_fixed_time,
 )
 from ...runtime.bundle.bundle import Bundle
 from ...runtime.bundle.manifest import Manifest
@@ -304,7 +304,7 @@ def make_golden_chats(
     if theirs is not None and (theirs.chat_template is None or NOW in fix_time(str(theirs.chat_template))):
         theirs = None
     name = "PlanForge" if theirs is None else f"{TRANSFORMERS} {version(TRANSFORMERS)}"
-    fixed = dataclasses.replace(chat, clock=tell_fixed_time)
+    fixed = dataclasses.replace(chat, clock=make_fixed_time)
     chats = []
     for messages, tools in make_chats(checkpoint.tokenizers[0], chat.words_tools):
         if theirs is None:
@@ -344,4 +344,4 @@ def render_there(
 
 def fix_time(template: str) -> str:
     """Return a template that says a fixed day where it asks for the time: transformers knows only today."""
-    return ASKS_TIME.sub(lambda asked: repr(tell_fixed_time(asked[2])), template)
+    return ASKS_TIME.sub(lambda asked: repr(make_fixed_time(asked[2])), template)

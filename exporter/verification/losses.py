@@ -1,4 +1,4 @@
-"""What PyTorch itself loses by a precision, beside what a graph loses: which of the two a failure is."""
+"""Tells whether a failure is a graph's fault, or what PyTorch itself loses by the precision."""
 
 from __future__ import annotations
 
@@ -45,13 +45,13 @@ def add_losses(report: VerificationReport, losses: Mapping[str, Losses]) -> Veri
 
     def tell(comparison: Comparison) -> Comparison:
         precision = report.precisions.get(comparison.artifact, "")
-        return tell_losses(comparison, losses.get(precision, {}), precision)
+        return annotate_losses(comparison, losses.get(precision, {}), precision)
 
     lost = find_lost_artifacts(report, losses)
     return replace(report, comparisons=tuple(map(tell, report.comparisons)), lost=lost)
 
 
-def tell_losses(comparison: Comparison, losses: Losses, precision: str) -> Comparison:
+def annotate_losses(comparison: Comparison, losses: Losses, precision: str) -> Comparison:
     """Return a comparison whose failures tell what PyTorch itself loses, where that is known."""
     has_tokens = are_tokens_lost(comparison, losses)
 

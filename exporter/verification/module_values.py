@@ -18,7 +18,7 @@ from ...runtime.bundle.manifest import Artifact
 from ..execution.node_executor import MOVES, ExecutedProgram, WideExecutor
 from ..execution.replay import PADDING, Step, count_positions
 from ..passes.kv_cache import KEY_SCALE
-from ..passes.weights import Stored
+from ..passes.weights import ParameterRef
 from ..tracing.modules import find_module
 
 if TYPE_CHECKING:
@@ -109,7 +109,7 @@ def find_read(nodes: Sequence[ir.Node]) -> ir.Value | None:
     given = {value for node in nodes for value in node.outputs}
     read = {value for node in nodes for value in node.inputs if value is not None} - given
     constants = [value for value in read if value.const_value is not None]
-    names = [Stored.read(value).parameter for value in constants]
+    names = [ParameterRef.read(value).parameter for value in constants]
     others = [name for name in names if "." in name and not name.startswith(f"{find_module(nodes[0])}.")]
     computed = read.difference(constants)
     value = computed.pop() if len(computed) == 1 and not others else None

@@ -16,7 +16,7 @@ from ...runtime.bundle.manifest import Artifact
 from ..passes.quantized_weight import StoredWeight
 from ..passes.storage import read_weights
 from ..passes.weight_files import load_graph
-from ..passes.weights import Stored
+from ..passes.weights import ParameterRef
 from ..tasks.rounding import ExchangedWeights, round_to
 
 Types = Mapping[str, "ir.DataType | None"]
@@ -40,7 +40,7 @@ def read_stored(bundle: Bundle, artifact: Artifact, model: nn.Module) -> tuple[l
         known = {*types, *(name for weight in weights for name in weight.names)}
         taken = {parameters[name] for name in known & parameters.keys()}  # under any of their names
         weights += [w for w in own if not any(parameters.get(name) in taken for name in w.names)]
-        types = {Stored.read(v).parameter: v.dtype for v in graph.initializers.values()} | types
+        types = {ParameterRef.read(v).parameter: v.dtype for v in graph.initializers.values()} | types
     return weights, types
 
 

@@ -1,4 +1,4 @@
-"""What an earlier PlanForge may have read otherwise than transformers, of a bundle without its checkpoint."""
+"""Finds what an earlier PlanForge may have read otherwise than transformers, without the checkpoint."""
 
 from __future__ import annotations
 

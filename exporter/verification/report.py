@@ -1,4 +1,4 @@
-"""The verdict of a verification, and what an export keeps of it."""
+"""Holds the verdict of a verification, and what an export keeps of it."""
 
 from __future__ import annotations
 
@@ -90,7 +90,7 @@ class VerificationReport:
         effort: dict[str, Any] = {"level": self.level, "left_out": list(self.left_out)}
         return effort | ({"answers": KEPT} if self.answers_kept else {})
 
-    def where(self) -> list[str]:
+    def list_locations(self) -> list[str]:
         """Return what is known of each graph that failed."""
         found = [str(mismatch) for mismatch in self.culprits]
         return found + [f"{artifact}: {why}" for artifact, why in self.unexplained.items()]
@@ -126,7 +126,7 @@ class VerificationReport:
         """Return the graphs that fail with single texts too, not only in padded batches."""
         return frozenset(c.artifact for c in self.comparisons if not c.passed and not c.is_padded)
 
-    def gates(self) -> dict[str, dict[str, Any]]:
+    def collect_gates(self) -> dict[str, dict[str, Any]]:
         """Return for each artifact the limits, and the worst value that any case measured."""
         gates: dict[str, dict[str, Any]] = {}
         for comparison in self.comparisons:
@@ -157,7 +157,7 @@ class VerificationReport:
         what = (
             "a precision loses too much of the model" if is_loss else "the export does not compute the model"
         )
-        lines = [f"{what}:", *self.list_failures(), *self.where()]
+        lines = [f"{what}:", *self.list_failures(), *self.list_locations()]
         bad = {self.precisions[artifact] for artifact in failed if artifact in self.precisions}
         good = sorted(set(self.precisions.values()) - bad)
         if bad and good and failed <= self.list_failed_alone():
@@ -179,7 +179,7 @@ def keep_checks(
     write_golden(folder / f"{PREFIX}{name}.npz", golden, limits)
     parity = json.dumps(report.to_json(), indent=1, allow_nan=False)
     (folder / f"checks/parity-{name}.json").write_text(parity + "\n", encoding="utf-8")
-    gates = report.gates()
+    gates = report.collect_gates()
     artifacts = tuple(dataclasses.replace(a, gate=gates[a.id]) for a in manifest.artifacts)
     explanations = tuple(dataclasses.replace(a, gate=gates.get(a.id, a.gate)) for a in manifest.explanations)
     return dataclasses.replace(manifest, artifacts=artifacts, explanations=explanations)

@@ -1,4 +1,4 @@
-"""Compare what a graph says without running it: its attributes, and its weights with the checkpoint's.
+"""Compares what a graph says without running it: its attributes, and its weights with the checkpoint's.
 
 An epsilon that is a tenth of the right one, or weights that are 1 % off, may hide behind rounding.
 """
@@ -21,7 +21,7 @@ from ..passes.kv_cache import list_cache_scales
 from ..passes.quantized_weight import StoredWeight
 from ..passes.storage import read_weights
 from ..passes.weight_files import load_graph
-from ..passes.weights import Stored
+from ..passes.weights import ParameterRef
 from ..tracing.modules import find_module
 from .attributes import (
     NORMS,
@@ -102,11 +102,13 @@ def compare_files(name: str, model: ir.Model, other: ir.Model, against: str) -> 
         if (twin := theirs.get((str(node.name), node.op_type))) is not None
         for key, one, two in find_different_attributes(node, twin)
     ]
-    tensors = {Stored.read(value).parameter: constant for value, constant, _ in list_weights(other.graph)}
+    tensors = {
+        ParameterRef.read(value).parameter: constant for value, constant, _ in list_weights(other.graph)
+    }
     weights = [weight for weight in list_weights(model.graph) if weight[1].size > 1]
     compared = 0
     for value, constant, node in weights:  # a scalar, such as a mask's, may be another
-        expected = tensors.get(Stored.read(value).parameter)
+        expected = tensors.get(ParameterRef.read(value).parameter)
         if expected is not None and constant.shape == expected.shape:
             compared += 1
             if fault := describe_difference(constant.numpy(), expected.numpy(), f"that of {against}"):
@@ -158,7 +160,7 @@ def check_weights(
     known |= {scale for _, _, scale in list_cache_scales(graph)}  # which `find_wrong_cache_scales` reads
     by_size: dict[int, list[str]] = {}
     for value, constant, node in list_constants(graph):
-        parameter = Stored.read(value)
+        parameter = ParameterRef.read(value)
         words = f"weight {value.name!r} of {describe_node(node)}"
         if parameter.parameter in tensors:
             expected = parameter.of(tensors[parameter.parameter], constant.shape.numpy())

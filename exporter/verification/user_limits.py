@@ -1,4 +1,4 @@
-"""Limits that a user sets (`--limit`): they make verification stricter, and never looser."""
+"""Applies limits that a user sets (`--limit`): they make verification stricter, and never looser."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Verification of a whole bundle, with PyTorch or with the golden data that an export left."""
+"""Verifies a whole bundle, with PyTorch or with the golden data that an export left."""
 
 from __future__ import annotations
 

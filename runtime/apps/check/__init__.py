@@ -1,1 +1,1 @@
-"""PyTorch's answers, kept in a bundle at export, and how an engine is compared with them; without PyTorch."""
+"""Compares an engine with PyTorch's answers, which a bundle keeps from its export, without PyTorch."""

@@ -1,4 +1,4 @@
-"""Texts in, texts out: a model's own methods, as programs call them, compared with PyTorch's golden tokens.
+"""Calls a model's own methods, as programs do, and compares their texts with PyTorch's golden tokens.
 
 Golden data has ids. The texts are those that read as these ids, which golden texts vouch for.
 """
@@ -63,7 +63,7 @@ def compare_generator(
             want = cut_at_end(sample.continuation, model.defaults.eos)
             fault = compare_tokens(answer.token_ids, want, sample, model.tokenizer, allowed)
             faults.append(fault or compare_text(answer.text, answer.token_ids, want, model.tokenizer))
-    return report(faults)
+    return report_texts(faults)
 
 
 def compare_translator(
@@ -90,10 +90,10 @@ def compare_translator(
             got = got[:-1]
         fault = compare_tokens(got, want, sample, model.target_tokenizer, allowed)
         faults.append(fault or compare_text(answer.text, answer.token_ids, want, model.target_tokenizer))
-    return report(faults)
+    return report_texts(faults)
 
 
-def report(faults: Sequence[str]) -> list[Comparison]:
+def report_texts(faults: Sequence[str]) -> list[Comparison]:
     """Return the comparison of so many texts; none where no sample is a text."""
     return [make_comparison(CASE, "texts", len(faults), list(filter(None, faults)))] if faults else []
 

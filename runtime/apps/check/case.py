@@ -1,4 +1,4 @@
-"""What engines are compared with PyTorch by, as data: texts, cases that read them, and PyTorch's answers.
+"""Defines cases as data: texts, the rows that read them in steps, what is measured, and PyTorch's answers.
 
 N places of a text
 """
@@ -184,7 +184,7 @@ class Known(NamedTuple):
         keep = list(choose_evenly(len(self.positions), most))
         return Known(self.positions[keep], self.values[keep])
 
-    def end(self, most: int) -> Known:
+    def take_last(self, most: int) -> Known:
         """Return the values at the last positions."""
         return Known(self.positions[-most:], self.values[-most:])
 

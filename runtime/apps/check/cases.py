@@ -1,4 +1,4 @@
-"""The golden data that a graph, or the plan that is built from it, skips."""
+"""Names the golden data that a graph, or the plan that is built from it, skips."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""In words, where two values of plain JSON differ."""
+"""Describes where two values of plain JSON differ."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Where an engine that chooses its own tokens leaves PyTorch's, and whether rounding explains it."""
+"""Finds where an engine that chooses its own tokens leaves PyTorch's, and whether rounding explains it."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Why a comparison failed: a message that knows what it is of, so that nobody has to read its words."""
+"""Defines why a comparison failed: messages with fields, so that nobody has to parse their words."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Golden data as a file: PyTorch's answers, and the limits of each precision, as a plain .npz."""
+"""Reads and writes golden data: PyTorch's answers, and the limits of each precision, as a plain .npz."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Metrics of the difference between two engines' results, and whether they are within their limits.
+"""Measures the difference between two engines' results, and tells whether it is within its limits.
 
 N rows, V vocabulary or classes, E width of a vector
 """

@@ -1,4 +1,4 @@
-"""The row of each task: how an open model becomes what cases run on, and what its own methods answer."""
+"""Has a row for each task: how an open model becomes what cases run on, and what its own methods answer."""
 
 from __future__ import annotations
 

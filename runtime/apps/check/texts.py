@@ -1,4 +1,4 @@
-"""Golden texts: ids, texts and rendered chats, kept at export, and what the runtime makes of the same.
+"""Compares golden texts, which are kept at export (ids, texts, rendered chats), with the runtime's own.
 
 They come from transformers or from the library tokenizers, not from the runtime that is compared with them.
 """
@@ -140,7 +140,7 @@ def read_messages(values: Any) -> tuple[Mapping[str, Any], ...]:
     return tuple(map(dict, values))
 
 
-def tell_fixed_time(form: str) -> str:
+def make_fixed_time(form: str) -> str:
     """Return a day and hour in which every chat of golden texts is rendered, whatever the day is."""
     from datetime import datetime
 
@@ -357,7 +357,7 @@ def compare_chats(bundle: Bundle, tokenizer: Tokenizer, golden: GoldenTexts) -> 
     chat = Chat.of(bundle)
     if chat is None:
         return [f"there is no chat template, {AT_EXPORT} there"]
-    fixed = replace(chat, clock=tell_fixed_time)
+    fixed = replace(chat, clock=make_fixed_time)
     return list(filter(None, (compare_chat(fixed, tokenizer, one, golden) for one in golden.chats)))
 
 

@@ -164,7 +164,7 @@ def test_limits_can_be_tightened_and_not_loosened(
     strict = verify(demo_bundle, **options, limits={"max_error": 1e-6, "mean_error": 1.0})
     assert not strict.passed
     assert any("at most 1e-06 is wanted" in f for c in strict.comparisons for f in c.failures)
-    assert not strict.where()  # nothing is at fault, the user wants more than fp16 can give
+    assert not strict.list_locations()  # nothing is at fault, the user wants more than fp16 can give
     loose = verify(demo_bundle, **options, limits={"max_error": 1e9})
     assert [c.limits for c in loose.comparisons] == [c.limits for c in usual.comparisons]
     assert "--limit max_error=1e+09 changes nothing" in caplog.text

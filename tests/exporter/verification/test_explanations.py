@@ -14,7 +14,7 @@ import pytest
 
 from planforge.exporter import export, fit_head, verify
 from planforge.exporter.errors import VerificationError
-from planforge.exporter.tasks.explanation import Case, JudgedGraphs
+from planforge.exporter.tasks.explanation import ExplanationCase, JudgedGraphs
 from planforge.exporter.tasks.kept_explanations import keep_cases, read_cases
 from planforge.runtime.bundle.bundle import Bundle
 from planforge.runtime.errors import InputError
@@ -191,7 +191,7 @@ def test_graphs_that_read_what_a_wrong_one_gives_are_not_blamed(bundle: Path) ->
 def test_what_is_kept_is_small_whatever_the_hidden_size(tmp_path: Path) -> None:
     embeddings = np.zeros((1, 1024, 4096), np.float32)
     ids = np.arange(1024)[None]
-    case = Case(
+    case = ExplanationCase(
         "a case",
         {"embeddings": embeddings, "row": np.array([7])},
         {"gradient.embeddings": embeddings},

@@ -21,7 +21,7 @@ from planforge.exporter.checkpoints.tokenizers import files
 from planforge.exporter.errors import VerificationError
 from planforge.exporter.verification import golden_texts
 from planforge.runtime.apps.check.differences import describe_differences
-from planforge.runtime.apps.check.texts import GoldenTexts, find_texts, read_texts, tell_fixed_time
+from planforge.runtime.apps.check.texts import GoldenTexts, find_texts, make_fixed_time, read_texts
 from planforge.runtime.bundle.bundle import Bundle
 from planforge.runtime.text.chat import Chat
 
@@ -126,7 +126,7 @@ def test_a_template_that_asks_for_the_time_is_told_the_same_on_every_day(llama_d
     chat = Chat.of(Bundle.open(llama_demo_bundle))
     assert chat is not None
     messages = [{"role": "user", "content": "x"}]
-    fixed = replace(chat, template=template, clock=tell_fixed_time)
+    fixed = replace(chat, template=template, clock=make_fixed_time)
     assert fixed.render(messages) == "03 Feb 2026 16"
     reference: Any = transformers.AutoTokenizer.from_pretrained(resolve_source("llama-demo").folder)
     reference.chat_template = template

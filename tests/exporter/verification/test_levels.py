@@ -78,7 +78,7 @@ def test_a_quick_verdict_says_what_it_left_out(demo_bundle: Path) -> None:
     assert "random batches, and single steps at every position" in quick.left_out
     assert quick.describe_level().startswith("Verified at the level quick: a smoke test, without ")
     assert json.loads(json.dumps(quick.to_json()))["left_out"] == list(quick.left_out)
-    assert quick.gates()[only[0]]["level"] == "quick"
+    assert quick.collect_gates()[only[0]]["level"] == "quick"
 
 
 def test_a_level_that_leaves_out_measures_less_of_fp16_and_judges_by_as_much(demo_bundle: Path) -> None:

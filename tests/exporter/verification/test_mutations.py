@@ -283,7 +283,7 @@ def test_healthy_graphs_have_no_node_at_fault(
 ) -> None:
     report = planted(family).verify(*artifacts)
     assert report.list_failures() == []
-    assert report.where() == []
+    assert report.list_locations() == []
 
 
 def stale_row(monkeypatch: pytest.MonkeyPatch) -> None:

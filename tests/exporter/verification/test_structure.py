@@ -16,7 +16,7 @@ from planforge.exporter import export
 from planforge.exporter.passes import tables
 from planforge.exporter.passes.fp16 import convert_to_fp16
 from planforge.exporter.passes.fp16_ranges import Choice
-from planforge.exporter.passes.weights import Stored
+from planforge.exporter.passes.weights import ParameterRef
 from planforge.exporter.verification.attributes import find_wrong_epsilons
 from planforge.models import (
     BertConfig,
@@ -39,20 +39,20 @@ def faults_read(bundle: Path, artifact: str) -> tuple[str, ...]:
 @pytest.mark.parametrize(
     "stored",
     [
-        Stored("wte.weight.transposed", transposed=True),
-        Stored("a.weight", transposed=True, shift=13),
-        Stored("wte.weight", first=6283),
+        ParameterRef("wte.weight.transposed", transposed=True),
+        ParameterRef("a.weight", transposed=True, shift=13),
+        ParameterRef("wte.weight", first=6283),
     ],
 )
-def test_a_file_says_how_a_parameter_is_stored(tmp_path: Path, stored: Stored) -> None:
+def test_a_file_says_how_a_parameter_is_stored(tmp_path: Path, stored: ParameterRef) -> None:
     model = parse_graph(
         """<ir_version: 10, opset_import: ["" : 20]>
         sum (float[1] x) => (float[1] y) <float[1] w = {1}> { y = Add (x, w) }"""
     )
-    assert Stored.read(model.graph.initializers["w"]) == Stored("w")
+    assert ParameterRef.read(model.graph.initializers["w"]) == ParameterRef("w")
     stored.write(model.graph.initializers["w"])
     ir.save(model, tmp_path / "sum.onnx")
-    assert Stored.read(ir.load(tmp_path / "sum.onnx").graph.initializers["w"]) == stored
+    assert ParameterRef.read(ir.load(tmp_path / "sum.onnx").graph.initializers["w"]) == stored
 
 
 @pytest.mark.parametrize("precision", ["fp32", "fp16"])
@@ -158,7 +158,7 @@ def test_a_matrix_that_the_checkpoint_does_not_have_is_told(own_bundle: Path) ->
     def rename(model: ir.Model) -> None:
         weight = weight_of(model, "h.1.mlp.c_fc")
         weight.name = "mine"
-        Stored("mine", transposed=True).write(weight)
+        ParameterRef("mine", transposed=True).write(weight)
 
     replace_graph(own_bundle, "decoder.portable.fp32", rename)
     fault, *_ = faults_read(own_bundle, "decoder.portable.fp32")
