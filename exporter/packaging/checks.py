@@ -11,7 +11,7 @@ from typing import TypeAlias
 
 import numpy as np
 
-from ...runtime.apps.check.case import Case, CaseSet, Measure, Spot, from_arrays
+from ...runtime.apps.check.case import Case, CaseSet, Location, Measure, from_arrays
 from ...runtime.apps.check.cases import find_room
 from ...runtime.apps.check.divergence import (
     Sample,
@@ -177,7 +177,7 @@ def make_encode_check(
         for answer, case in zip(answers, cases, strict=True):
             for row in range(len(case.rows)):
                 outputs = {spec.name: answer["outputs"][names[spec.name]][row] for spec in artifact.outputs}
-                seen.append(see_known(case_set, Spot(case, 0, row), outputs, artifact))
+                seen.append(see_known(case_set, Location(case, 0, row), outputs, artifact))
         return judge(seen, case_set, list_own_measures(cases[0], artifact), limits)
 
     texts = [[case_set.texts[row.text] for row in case.rows] for case in cases]
@@ -199,14 +199,16 @@ def list_own_measures(case: Case, artifact: Artifact) -> list[Measure]:
     return [measure for measure in case.measures if names.issuperset(measure.outputs)]
 
 
-def see_known(case_set: CaseSet, spot: Spot, outputs: Mapping[str, Logits], artifact: Artifact) -> Seen:
+def see_known(
+    case_set: CaseSet, location: Location, outputs: Mapping[str, Logits], artifact: Artifact
+) -> Seen:
     """Return what a runtime gave of a row, of the tokens whose results golden data has."""
-    positions = list_positions(case_set, spot.case.rows[spot.row].text, artifact.outputs)
+    positions = list_positions(case_set, location.case.rows[location.row].text, artifact.outputs)
     known = {
         spec.name: outputs[spec.name][positions] if is_per_token(spec) else outputs[spec.name]
         for spec in artifact.outputs
     }
-    return see(case_set, spot, known, artifact.outputs)
+    return see(case_set, location, known, artifact.outputs)
 
 
 def make_graph_check(bundle: Bundle, artifact: Artifact) -> Check:
@@ -237,7 +239,7 @@ def make_graph_check(bundle: Bundle, artifact: Artifact) -> Check:
                     outputs[spec.name] = np.split(array, ends)[row]
                 else:
                     outputs[spec.name] = array[row][positions] if is_per_token(spec) else array[row]
-            seen.append(see(case_set, Spot(case, 0, row), outputs, artifact.outputs))
+            seen.append(see(case_set, Location(case, 0, row), outputs, artifact.outputs))
         return judge(seen, case_set, case.measures, limits[artifact.precision])
 
     inputs = {spec.name: values[spec.role] for spec in artifact.inputs}

@@ -8,7 +8,7 @@ from dataclasses import dataclass, field, replace
 from functools import partial
 from typing import TYPE_CHECKING, cast
 
-from ...runtime.apps.check.case import Case, CaseSet, Row, Spot, from_arrays, to_arrays
+from ...runtime.apps.check.case import Case, CaseSet, Location, Row, from_arrays, to_arrays
 from ...runtime.apps.check.files import Arrays
 from ...runtime.apps.check.judge import Engine, Limits, list_comparisons
 from ...runtime.apps.check.metrics import Comparison, Outcome
@@ -193,10 +193,10 @@ class Verifier:
         cases = self.expected.ranges if whole else self.expected.replays
         return self.replay(artifact, next(case for case in cases if case.graph == artifact.graph))
 
-    def make_spot_replay(self, artifact: Artifact, spot: Spot) -> Replay:
-        """Return the replay of the spot where a case failed first."""
-        case = spot.case if spot.case.runner == "once" else cut_case(spot.case, spot.step)
-        return self.replay(artifact, case, spot.row)
+    def make_location_replay(self, artifact: Artifact, location: Location) -> Replay:
+        """Return the replay of the location where a case failed first."""
+        case = location.case if location.case.runner == "once" else cut_case(location.case, location.step)
+        return self.replay(artifact, case, location.row)
 
     def replay(self, artifact: Artifact, case: Case, row: int | None = None) -> Replay:
         """Return the replay of a case, or of a row of it, through one graph, beside the one it runs with."""

@@ -209,8 +209,11 @@ def find_nodes_before(node: ir.Node) -> list[ir.Node]:
 
 def list_replays(verifier: Verifier, report: VerificationReport, artifact: str) -> list[MakeReplay]:
     """Return what makes replays of a graph that failed: a short one, then those of the rows that failed."""
-    spots = [c.spot for c in report.comparisons if c.artifact == artifact and c.spot is not None]
-    return [verifier.make_replay, *(partial(verifier.make_spot_replay, spot=spot) for spot in spots)]
+    locations = [c.location for c in report.comparisons if c.artifact == artifact and c.location is not None]
+    return [
+        verifier.make_replay,
+        *(partial(verifier.make_location_replay, location=location) for location in locations),
+    ]
 
 
 def propose_acceptance(report: VerificationReport, artifact: str) -> str:

@@ -118,8 +118,8 @@ class Ground:
             graph, artifact, replay, references or self.sound_references(artifact.id)
         )
         for comparison in comparisons:
-            if culprit is None and comparison.spot is not None:
-                spot_replay = verifier.make_spot_replay(artifact, comparison.spot)
-                own = self.make_references(artifact, spot_replay)
-                culprit = find_first_mismatch(graph, artifact, spot_replay, own)
+            if culprit is None and comparison.location is not None:
+                location_replay = verifier.make_location_replay(artifact, comparison.location)
+                own = self.make_references(artifact, location_replay)
+                culprit = find_first_mismatch(graph, artifact, location_replay, own)
         return [comparison for comparison in comparisons if not comparison.passed], culprit

@@ -137,8 +137,8 @@ class Case:
             begins = ends
 
 
-class Spot(NamedTuple):
-    """Where a case failed: in a step and a row of it."""
+class Location(NamedTuple):
+    """A step of a case, and a row in it."""
 
     case: Case
     step: int

@@ -19,7 +19,7 @@ from ...decoding.decoder import Decoder, DecoderRun
 from ...decoding.sampling import compute_logprobs
 from ...text.tokenizer import Tokenizer
 from ...translate.source_encoder import SourceEncoder
-from .case import Case, CaseSet, Encoding, Integers, Known, Spot
+from .case import Case, CaseSet, Encoding, Integers, Known, Location
 from .cases import find_room
 from .divergence import Followed, Sample, follow, judge_followed, read_sample
 from .judge import Limits, Seen, compare_known
@@ -69,12 +69,12 @@ def run(
         if case.runner == "every":
             chunk = min(case.chunk or PREFILL_CHUNK, decoder.artifact.axis("rows").max)
             logits = np.concatenate(list(running.extend(rows[0], chunk)))
-            yield see(case_set, Spot(case, step, 0), cuts[0][0], logits)
+            yield see(case_set, Location(case, step, 0), cuts[0][0], logits)
             continue
         whole = case.chunk == 0
         got = take_step(running, rows, has_past=step > 0) if whole else running.prefill(rows, case.chunk)
         for row, (_, end) in enumerate(cuts):
-            yield see(case_set, Spot(case, step, row), end - 1, got[row : row + 1])
+            yield see(case_set, Location(case, step, row), end - 1, got[row : row + 1])
 
 
 def start(
@@ -133,10 +133,10 @@ def start_on_past(
     return run
 
 
-def see(case_set: CaseSet, spot: Spot, begin: int, logits: Logits) -> Seen:
+def see(case_set: CaseSet, location: Location, begin: int, logits: Logits) -> Seen:
     """Return what logits (N, V) at the positions of a row's text from one on say, where that is wanted."""
-    case = spot.case
-    text = case.rows[spot.row].text
+    case = location.case
+    text = case.rows[location.row].text
     values: dict[str, Known] = {}
     for output in chain.from_iterable(measure.outputs for measure in case.measures):
         if (known := case_set.answers.get(output, {}).get(text)) is None:
@@ -147,7 +147,7 @@ def see(case_set: CaseSet, spot: Spot, begin: int, logits: Logits) -> Seen:
             values[output] = Known(
                 positions, reduce(case_set, output, text, positions, logits[positions - begin])
             )
-    return Seen(text, values, spot)
+    return Seen(text, values, location)
 
 
 def reduce(case_set: CaseSet, output: str, text: int, positions: Integers, logits: Logits) -> Logits:

@@ -13,7 +13,7 @@ from ...backends.backend import Array
 from ...bundle.manifest import Artifact, TensorSpec
 from ...encode.encoder import Encoder
 from ...text.long_text import Piece
-from .case import Case, CaseSet, Encoding, Known, Measure, Spot, Text
+from .case import Case, CaseSet, Encoding, Known, Location, Measure, Text
 from .judge import Limits, Seen, compare_known
 from .metrics import ClassMetrics, LabelMetrics, Metrics, Outcome, ValueMetrics, VectorMetrics
 
@@ -56,7 +56,7 @@ def run(encoder: Encoder, case_set: CaseSet, case: Case) -> Iterator[Seen]:
             spec.name: array[places] if "tokens" in spec.axis_names() else array
             for spec, array in zip(specs, arrays, strict=True)
         }
-        yield see(case_set, Spot(case, 0, row), outputs, specs)
+        yield see(case_set, Location(case, 0, row), outputs, specs)
 
 
 def make_piece(text: Text) -> Piece:
@@ -73,16 +73,18 @@ def list_positions(case_set: CaseSet, text: int, specs: Sequence[TensorSpec]) ->
     return []
 
 
-def see(case_set: CaseSet, spot: Spot, outputs: Mapping[str, Array], specs: Sequence[TensorSpec]) -> Seen:
+def see(
+    case_set: CaseSet, location: Location, outputs: Mapping[str, Array], specs: Sequence[TensorSpec]
+) -> Seen:
     """Return what a graph gave of a row: results (R, ...) of tokens, and (...) of the whole text."""
-    text = spot.case.rows[spot.row].text
+    text = location.case.rows[location.row].text
     values = {}
     for spec in specs:
         known = case_set.answers.get(spec.name, {}).get(text)
         if known is not None and spec.name in outputs:
             array = outputs[spec.name]
             values[spec.name] = Known(known.positions, array if is_per_token(spec) else array[None])
-    return Seen(text, values, spot)
+    return Seen(text, values, location)
 
 
 def list_measures(artifact: Artifact, problem_type: str, of_texts: bool) -> tuple[Measure, ...]:

@@ -14,7 +14,7 @@ from typing import NamedTuple, Protocol, TypeAlias
 import numpy as np
 
 from ...bundle.manifest import Artifact
-from .case import Array, Case, CaseSet, Encoding, Known, Measure, Spot
+from .case import Array, Case, CaseSet, Encoding, Known, Location, Measure
 from .metrics import (
     ErrorMetrics,
     Logits,
@@ -46,7 +46,7 @@ class Seen(NamedTuple):
 
     text: int
     values: Mapping[str, Known]  # by output
-    spot: Spot | None = None
+    location: Location | None = None
 
 
 class Engine(Protocol):
@@ -130,16 +130,16 @@ def judge_values(seen: Iterable[Seen], case_set: CaseSet, wanted: Measure, limit
     first = next(filter(is_over, known), None)
     if first is None:
         return outcome
-    assert first.spot is not None
-    return locate_failure(outcome, f"at first {describe_place(case_set, first.spot)}", first.spot)
+    assert first.location is not None
+    return locate_failure(outcome, f"at first {describe_place(case_set, first.location)}", first.location)
 
 
 def list_step_errors(seen: Sequence[Seen], case_set: CaseSet, output: str) -> list[float]:
     """Return the largest error of each step over all rows, where there are several steps."""
     by_step: dict[int, list[Seen]] = {}
     for one in seen:
-        assert one.spot is not None
-        by_step.setdefault(one.spot.step, []).append(one)
+        assert one.location is not None
+        by_step.setdefault(one.location.step, []).append(one)
     if len(by_step) < 2:
         return []
     return [
@@ -153,14 +153,14 @@ def list_step_errors(seen: Sequence[Seen], case_set: CaseSet, output: str) -> li
 
 def measure_columns(
     seen: Iterable[Seen], case_set: CaseSet
-) -> tuple[ErrorMetrics, list[tuple[Spot | None, float]]]:
+) -> tuple[ErrorMetrics, list[tuple[Location | None, float]]]:
     """Measure logits of some tokens; also return the error at each place."""
     scale = find_scale(case_set)
     errors = []
     for one in seen:
         if "columns" in one.values:
             want: Logits = find_answers(case_set, "columns", one)
-            errors.append((one.spot, measure_error(one.values["columns"].values, want, scale)))
+            errors.append((one.location, measure_error(one.values["columns"].values, want, scale)))
     worst = max(error for _, error in errors)
     return ErrorMetrics(worst, math.isfinite(worst), len(errors)), errors
 
@@ -180,15 +180,15 @@ def judge_columns(seen: Iterable[Seen], case_set: CaseSet, wanted: Measure, limi
     metrics, errors = measure_columns(seen, case_set)
     outcome = judge_outcome(metrics, limits, wanted.prefix, names=wanted.limited)
     limit = limits[f"{wanted.prefix}max_error"]
-    over = next((spot for spot, error in errors if not error <= limit), None)
+    over = next((location for location, error in errors if not error <= limit), None)
     if over is None:
         return outcome
     return locate_failure(outcome, f"at first {describe_place(case_set, over)}", over)
 
 
-def describe_place(case_set: CaseSet, spot: Spot) -> str:
+def describe_place(case_set: CaseSet, location: Location) -> str:
     """Return in words where a case failed."""
-    case, step, row = spot
+    case, step, row = location
     where = f"in row {row} of a batch of {len(case.rows)}"
     lengths = ", ".join(str(case_set.texts[one.text].count(one.ends[step])) for one in case.rows)
     if case.runner == "once":
@@ -242,7 +242,7 @@ def judge(seen: Iterable[Seen], case_set: CaseSet, measures: Sequence[Measure], 
             limits={**first.limits, **other.limits},
             failures=(*first.failures, *other.failures),
             errors=first.errors or other.errors,
-            spot=first.spot or other.spot,
+            location=first.location or other.location,
         )
     return first
 

@@ -18,7 +18,7 @@ from ...encode.pooling import sigmoid, softmax
 from .failures import Exceeded, Failure, NotFinite
 
 if TYPE_CHECKING:
-    from .case import Spot
+    from .case import Location
 
 Logits = npt.NDArray[np.float32]
 
@@ -173,7 +173,7 @@ class Outcome:
     failures: tuple[str, ...] = ()  # in words; of what is judged by limits they are `Failure`s
     errors: tuple[float, ...] = ()  # `max_error` of each decode step, where there are steps
     divergence: Mapping[str, Any] | None = None  # where the engine, free to choose, left PyTorch's tokens
-    spot: Spot | None = None  # where it failed first, if that is known
+    location: Location | None = None  # where it failed first, if that is known
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -366,11 +366,11 @@ def judge_outcome(
     )
 
 
-def locate_failure(outcome: Outcome, where: str, spot: Spot) -> Outcome:
+def locate_failure(outcome: Outcome, where: str, location: Location) -> Outcome:
     """Return an outcome that failed, with the words for the place where it did so first, and the place."""
     first, *others = outcome.failures
     assert isinstance(first, Failure)
-    return replace(outcome, failures=(first.add(f", {where}"), *others), spot=spot)
+    return replace(outcome, failures=(first.add(f", {where}"), *others), location=location)
 
 
 def judge(metrics: Measured, limits: Mapping[str, float], prefix: str = "") -> tuple[Failure, ...]:

@@ -18,7 +18,7 @@ from ...decoding.constraints import Constraints
 from ...decoding.decoder import Decoder
 from ...decoding.sampling import compute_logprobs
 from ...translate.source_encoder import SourceEncoder
-from .case import Case, CaseSet, Encoding, Known, Spot, Text
+from .case import Case, CaseSet, Encoding, Known, Location, Text
 from .cases import find_room
 from .decoder import Tokenizers, compare_greedy, run
 from .judge import Limits, Seen, compare_known
@@ -107,7 +107,7 @@ def read_sources(encoder: SourceEncoder, case_set: CaseSet, case: Case) -> Itera
             continue
         flat = [t[row][:, known.positions].swapaxes(0, 1).reshape(len(known.positions), -1) for t in tensors]
         values = np.stack(flat, axis=1).astype(np.float32)
-        yield Seen(one.text, {"cross": Known(known.positions, values)}, Spot(case, 0, row))
+        yield Seen(one.text, {"cross": Known(known.positions, values)}, Location(case, 0, row))
 
 
 def read_attention(engine: TranslatorEngine, case_set: CaseSet, case: Case) -> Iterator[Seen]:
@@ -125,7 +125,7 @@ def read_attention(engine: TranslatorEngine, case_set: CaseSet, case: Case) -> I
         if known is None:
             continue
         values = np.moveaxis(every[row][:, :, known.positions], 2, 0)
-        yield Seen(one.text, {"attention": Known(known.positions, values)}, Spot(case, 0, row))
+        yield Seen(one.text, {"attention": Known(known.positions, values)}, Location(case, 0, row))
 
 
 def make_search(case_set: CaseSet) -> Search:

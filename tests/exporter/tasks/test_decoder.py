@@ -99,7 +99,7 @@ def test_a_wrong_number_at_one_place_is_found_there(bundle: Bundle, case_set: Ca
     damaged = dataclasses.replace(case_set, answers={**case_set.answers, "columns": wrong}, cases=(case,))
     artifact = next(list_graphs(bundle))
     (outcome,) = compare(bundle, artifact, damaged, LIMITS).values()
-    assert outcome.spot == (case, step, row)
+    assert outcome.location == (case, step, row)
     assert f"in row {row} of a batch of 3" in outcome.failures[0]
     assert not any(each.failures for each in compare(bundle, artifact, case_set, LIMITS).values())
 

@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from planforge.exporter.tasks.verifier import Verifier, open_golden_verifier
-from planforge.runtime.apps.check.case import Spot
+from planforge.runtime.apps.check.case import Location
 from planforge.runtime.apps.check.files import find_golden, read_golden
 from planforge.runtime.bundle.bundle import Bundle
 
@@ -33,7 +33,7 @@ def test_a_replay_is_a_padded_batch_and_a_step_on_a_past(verifier: Verifier) -> 
             assert whole or (first.positions < 0).any()
 
 
-def test_a_spot_is_replayed_in_its_own_case(verifier: Verifier) -> None:
+def test_a_location_is_replayed_in_its_own_case(verifier: Verifier) -> None:
     """Also that of one of the few cases that run node by node, which stand beside the others."""
     expected = verifier.expected
     assert expected.few
@@ -41,7 +41,9 @@ def test_a_spot_is_replayed_in_its_own_case(verifier: Verifier) -> None:
         cases = [case for case in (*expected.few, *expected.cases[:20]) if case.graph == artifact.graph]
         for case in cases:
             row = len(case.rows) - 1
-            replay = verifier.make_spot_replay(artifact, Spot(case, len(case.rows[row].ends) - 1, row))
+            replay = verifier.make_location_replay(
+                artifact, Location(case, len(case.rows[row].ends) - 1, row)
+            )
             assert len(replay.read) == len(case.rows)
             assert [number for number, read in enumerate(replay.read) if read is not None] == [row]
 

@@ -20,7 +20,7 @@ from planforge.exporter.tasks.decoder import Builder, add_passages
 from planforge.exporter.tasks.decoder_answers import KEPT_LOGITS
 from planforge.exporter.tasks.passages import MOST_PASSAGES, PASSAGE_TOKENS, cut_passages
 from planforge.exporter.tasks.registry import TASKS
-from planforge.runtime.apps.check.case import CaseSet, Known, Spot, from_arrays, to_arrays
+from planforge.runtime.apps.check.case import CaseSet, Known, Location, from_arrays, to_arrays
 from planforge.runtime.apps.check.decoder import reduce, see
 from planforge.runtime.apps.check.files import read_golden, write_golden
 from planforge.runtime.apps.check.judge import measure_passages
@@ -53,7 +53,9 @@ def make_set(passages: list[tuple[int, ...]], logits: list[Array]) -> CaseSet:
 def measure_text(got: list[Array], case_set: CaseSet) -> TextMetrics:
     """What an engine's logits of each passage measure."""
     cases = zip(case_set.cases, got, strict=True)
-    return measure_passages([see(case_set, Spot(case, 0, 0), 0, logits) for case, logits in cases], case_set)
+    return measure_passages(
+        [see(case_set, Location(case, 0, 0), 0, logits) for case, logits in cases], case_set
+    )
 
 
 def by_hand() -> tuple[CaseSet, Array, Array]:
