@@ -20,19 +20,8 @@ from .files import Arrays, choose_evenly
 Array: TypeAlias = npt.NDArray[Any]
 Integers: TypeAlias = npt.NDArray[np.int64]
 Runner: TypeAlias = Literal["forced", "every", "greedy", "once", "attention", "beams"]
-Kind: TypeAlias = Literal[
-    "logits",
-    "columns",
-    "passages",
-    "vectors",
-    "values",
-    "scores",
-    "labels",
-    "flags",
-    "layers",
-    "attention",
-    "beams",
-]
+DecoderKind: TypeAlias = Literal["logits", "columns", "passages", "layers", "attention", "beams"]
+Kind: TypeAlias = DecoderKind | Literal["vectors", "values", "scores", "labels", "flags"]
 
 CASES = ("cases", "few", "replays", "ranges")  # the fields of a set that have some
 FORMAT = 2  # of the arrays that `to_arrays` makes; 1 had the names of each task
