@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import functools
 import hashlib
-import logging
 import shutil
 import threading
 import time
@@ -57,38 +56,6 @@ def describe_recipe(recipe: Recipe) -> str:
     return repr((recipe.opset, recipe.example, specs, wrap.__module__, wrap.__qualname__, chosen))
 
 
-@contextmanager
-def trace_quickly() -> Iterator[None]:
-    """Trace the same graphs in less time: without messages for debugging, and what seldom helps.
-
-    The results that PyTorch keeps of operations on fake tensors cost more here than they save. Patterns with
-    several ends are tried at nodes of their first end alone, not by a list of all nodes at each of them.
-    """
-    import torch._dynamo.config
-    from onnxscript.rewriter import MatchResult
-    from onnxscript.rewriter.pattern import SimplePatternMatcher
-
-    match = SimplePatternMatcher.match
-
-    def match_quickly(self: Any, model: Any, graph: Any, node: Any, **options: Any) -> Any:
-        first = self.pattern.output_nodes[0].op_identifier()
-        if first is not None and first != node.op_identifier():
-            return MatchResult().fail("Another operator.")
-        return match(self, model, graph, node, **options)
-
-    before = logging.root.manager.disable
-    logging.disable(logging.INFO)
-    try:
-        with (
-            torch._dynamo.config.patch(fake_tensor_cache_enabled=False),
-            pytest.MonkeyPatch.context() as patch,
-        ):
-            patch.setattr(SimplePatternMatcher, "match", match_quickly)
-            yield
-    finally:
-        logging.disable(before)
-
-
 class EndedProcess:
     """Stands for a child process that has traced a graph."""
 
@@ -130,15 +97,14 @@ def trace_each_graph_once() -> Iterator[None]:
         traced = traces / f"{hashlib.sha256('|'.join(words).encode()).hexdigest()[:16]}.onnx"
         with one_at_a_time, FileLock(traced.with_suffix(".lock")):
             if not traced.exists():
-                with trace_quickly():
-                    trace.write_trace(
-                        str(checkpoint.resolve()),
-                        recipe,
-                        str(choices.max_batch),
-                        str(choices.max_length),
-                        ",".join(choices.outputs),
-                        str(traced.with_suffix(".partial")),
-                    )
+                trace.write_trace(
+                    str(checkpoint.resolve()),
+                    recipe,
+                    str(choices.max_batch),
+                    str(choices.max_length),
+                    ",".join(choices.outputs),
+                    str(traced.with_suffix(".partial")),
+                )
                 traced.with_suffix(".partial").rename(traced)
         shutil.copy(traced, out)
         return EndedProcess()

@@ -26,7 +26,7 @@ from ...helpers.graphs import nodes
 from ...helpers.llamas import tiny_llama
 from ...helpers.models import TINY, random_gpt2, tiny_bert, write_wordpiece
 from ...helpers.reader import Reader, nothing
-from ...helpers.traces import EndedProcess, trace_quickly
+from ...helpers.traces import EndedProcess
 
 
 def times_one(model: ir.Model) -> None:
@@ -282,8 +282,7 @@ def test_a_fault_of_the_tracer_is_told(name: str, gpt2_checkpoint: Path, tmp_pat
 
     def start(checkpoint: Path, recipe: str, choices: Any, out: Path) -> EndedProcess:
         limits = (str(choices.max_batch), str(choices.max_length), ",".join(choices.outputs))
-        with trace_quickly():
-            trace.write_trace(str(checkpoint.resolve()), recipe, *limits, str(out))
+        trace.write_trace(str(checkpoint.resolve()), recipe, *limits, str(out))
         return EndedProcess()
 
     with patched(trace, "record_modules", record), patched(trace, "start_tracer", start):
