@@ -154,19 +154,20 @@ def try_patterns_at_their_first_node() -> Iterator[None]:
     from onnxscript.rewriter import MatchResult
     from onnxscript.rewriter.pattern import SimplePatternMatcher
 
-    match = SimplePatternMatcher.match
+    matcher: Any = SimplePatternMatcher
+    match = matcher.match
 
-    def match_first(self: Any, model: Any, graph: Any, node: ir.Node, **options: Any) -> MatchResult:
+    def match_first(self: Any, model: Any, graph: Any, node: ir.Node, **options: Any) -> Any:
         first = self.pattern.output_nodes[0].op_identifier()
         if first is not None and first != node.op_identifier():
             return MatchResult().fail("Another operator.")
         return match(self, model, graph, node, **options)
 
-    SimplePatternMatcher.match = match_first  # type: ignore[method-assign]
+    matcher.match = match_first
     try:
         yield
     finally:
-        SimplePatternMatcher.match = match  # type: ignore[method-assign]
+        matcher.match = match
 
 
 def make_example_inputs(recipe: Recipe) -> tuple[Any, ...]:
