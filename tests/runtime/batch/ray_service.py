@@ -108,7 +108,7 @@ def check_draining(port: int) -> None:
 def main() -> None:
     warnings.simplefilter("error", DeprecationWarning)  # imports of Ray's own use what pydantic deprecates
     generator, encoder, port = sys.argv[1], sys.argv[2], int(sys.argv[3])
-    ray.init(num_cpus=4, include_dashboard=False, logging_level=logging.ERROR, log_to_driver=False)
+    ray.init(num_cpus=2, include_dashboard=False, logging_level=logging.ERROR, log_to_driver=False)
     (application,) = yaml.safe_load(EXAMPLE.read_text())["applications"]
     assert application["import_path"] == f"{build_app.__module__}:{build_app.__name__}"
     arguments = application["args"]
