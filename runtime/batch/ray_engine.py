@@ -84,8 +84,10 @@ def join_cluster(address: str) -> None:
     """Connect this process to a cluster, or start one."""
     if match := re.fullmatch(r"(?:ray://)?\[?([^/]+?)\]?:(\d+)", address):
         check_listens(address, match[1], int(match[2]))  # Ray would try without an end
+    # Of a cluster that ends with the job nobody looks at the dashboard, which is ten processes.
+    own: dict[str, Any] = {"include_dashboard": False} if address == LOCAL else {}
     try:
-        ray.init(address=address, log_to_driver=False, logging_level=logging.ERROR)
+        ray.init(address=address, log_to_driver=False, logging_level=logging.ERROR, **own)
     except (ConnectionError, RayError, ValueError, RuntimeError) as error:
         raise BatchError(
             f"--address {address}: no Ray cluster is there that this machine may join: {error}. Where there"

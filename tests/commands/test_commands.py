@@ -49,7 +49,7 @@ AWKWARD = [
 @pytest.fixture(scope="module")
 def checkpoint(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A random GPT-2 with the published vocabulary, written by transformers."""
-    folder = tmp_path_factory.mktemp("checkpoint")
+    folder = tmp_path_factory.mktemp("commands") / "checkpoint"
     tiny_gpt2(folder, vocab_size=50257, n_positions=128, bos_token_id=50256, eos_token_id=50256)
     return write_gpt2(folder)
 
@@ -61,12 +61,28 @@ def transformers_greedy(model: Any, tokenizer: Any, prompt: str) -> list[int]:
     return out[0, ids.shape[1] :].tolist()  # type: ignore[no-any-return]
 
 
-def test_export_and_run_give_transformers_greedy_tokens(checkpoint: Path, tmp_path: Path) -> None:
-    bundle = tmp_path / "B"
+@pytest.fixture(scope="module")
+def bundle(checkpoint: Path) -> Path:
+    """The checkpoint as the command exports it, with a folder for temporary files beside it."""
+    bundle = checkpoint.parent / "B"
+    temporary = checkpoint.parent / "temporary"
+    temporary.mkdir()
     options = ["--target", "portable", "--verify", "quick", "--json"]
-    exported = planforge_process("export", checkpoint, "-o", bundle, *options)
+    environment = {**os.environ, "TMPDIR": str(temporary)}
+    exported = planforge_process("export", checkpoint, "-o", bundle, *options, env=environment)
     assert exported.returncode == 0, exported.stderr
     assert json.loads(exported.stdout)["family"] == "gpt2"
+    return bundle
+
+
+def test_an_export_leaves_nothing_in_the_folder_for_temporary_files(bundle: Path) -> None:
+    """Neither ONNX Runtime's telemetry nor PyTorch's compiler, which nothing here needs."""
+    assert list(bundle.with_name("temporary").iterdir()) == []
+
+
+def test_export_and_run_give_transformers_greedy_tokens(
+    checkpoint: Path, bundle: Path, tmp_path: Path
+) -> None:
     lines = tmp_path / "prompts.jsonl"
     lines.write_text("".join(json.dumps({"text": text}) + "\n" for text in AWKWARD), encoding="utf-8")
     done = planforge_process("run", bundle, "--input", lines, "--max-new-tokens", "40", "--json")

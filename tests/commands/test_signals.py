@@ -217,13 +217,3 @@ def test_lines_are_answered_as_they_come_in_batches_of_one(
             assert (json.loads(process.stdout.readline()) is None) == (line == "")
         process.stdin.close()
         assert process.wait(timeout=PATIENCE) == 0
-
-
-def test_an_export_leaves_nothing_in_the_folder_for_temporary_files(tmp_path: Path) -> None:
-    """Neither ONNX Runtime's telemetry nor PyTorch's compiler, which nothing here needs."""
-    one_layer_gpt2(tmp_path / "checkpoint")
-    arguments = ("export", tmp_path / "checkpoint", "-o", tmp_path / "out", "--target", "cpu")
-    with started(tmp_path, *arguments, "--precision", "fp32") as process:
-        _, said = process.communicate()
-    assert process.returncode == 0, said
-    assert list((tmp_path / "temporary").iterdir()) == []

@@ -6,9 +6,11 @@ that a limit that is too loose is told from them.
 
 from __future__ import annotations
 
+import bisect
 import dataclasses
+import functools
 import math
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Container, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import TypeAlias
 
@@ -160,6 +162,10 @@ class Graded:
     most: float
     growth: float = 4.0
 
+    def list_sizes(self, least: float) -> list[float]:
+        count = 1 + math.floor(math.log(self.most / least, self.growth))
+        return [least * self.growth**step for step in range(count)]
+
     def make(self, size: float) -> Plant:
         def plant(model: ir.Model) -> None:
             value = self.find(model)
@@ -218,21 +224,46 @@ FAULTS = (
 )
 
 
-def run_cases(ground: Ground, bundle: Bundle, artifact: Artifact) -> list[Outcome]:
-    """Return the outcome of every quick case of a graph."""
+def run_cases(
+    ground: Ground, bundle: Bundle, artifact: Artifact, only: Container[str] | None = None
+) -> dict[str, Outcome]:
+    """Return the outcome of every quick case of a graph, or of some of them, by name."""
     engine = dataclasses.replace(ground.verifier, bundle=bundle).open_beside_model(artifact)
     try:
         cases = list_comparisons(
             engine, ground.verifier.expected, artifact, ground.limits(artifact.precision)
         )
-        return [run() for name, run in cases.items() if not name.startswith(SLOW)]
+        quick = {name: run for name, run in cases.items() if not name.startswith(SLOW)}
+        return {name: run() for name, run in quick.items() if only is None or name in only}
     finally:
         engine.close()
 
 
-def run_damaged(ground: Ground, artifact: Artifact, plant: Plant) -> list[Outcome]:
+def run_damaged(
+    ground: Ground, artifact: Artifact, plant: Plant, only: Container[str] | None = None
+) -> dict[str, Outcome]:
     with ground.damaged(artifact.id, Fault("", plant, "", ())) as bundle:
-        return run_cases(ground, bundle, bundle.manifest.artifact(artifact.id))
+        return run_cases(ground, bundle, bundle.manifest.artifact(artifact.id), only)
+
+
+def try_sizes(
+    ground: Ground,
+    artifact: Artifact,
+    fault: Graded,
+    least: float,
+    limits: Sequence[tuple[Limit, tuple[str, ...]]],
+) -> None:
+    """Find the smallest size of a fault that each limit catches in its cases, by bisection."""
+
+    @functools.cache
+    def run(size: float, cases: tuple[str, ...]) -> list[Outcome]:
+        return list(run_damaged(ground, artifact, fault.make(size), cases).values())
+
+    def take(limit: Limit, cases: tuple[str, ...], size: float) -> bool:
+        return limit.take(run(size, cases), fault.words.format(size))
+
+    for limit, cases in limits:
+        bisect.bisect_left(fault.list_sizes(least), True, key=functools.partial(take, limit, cases))
 
 
 def measure_limits(ground: Ground, artifact: Artifact) -> list[Limit]:
@@ -240,14 +271,14 @@ def measure_limits(ground: Ground, artifact: Artifact) -> list[Limit]:
     sound = run_cases(ground, ground.bundle, artifact)
     loud = run_damaged(ground, artifact, FAULTS[0].make(FAULTS[0].most))
     # What stays 0 is not measured: mean_cosine_gap, where there are too few texts.
-    measured = {name for outcome in loud for name in outcome.limits if outcome.metrics.get(name) != 0}
+    measured = {name for o in loud.values() for name in o.limits if o.metrics.get(name) != 0}
     rounded = Rounded.measure(ground, artifact.precision)
-    allowed = {name: limit for o in sound for name, limit in o.limits.items() if name in measured}
+    allowed = {name: limit for o in sound.values() for name, limit in o.limits.items() if name in measured}
     limits = [
         Limit(
             artifact.id,
             name,
-            max(o.metrics[name] for o in sound if name in o.metrics),
+            max(o.metrics[name] for o in sound.values() if name in o.metrics),
             *rounded.bound(name),
             limit,
         )
@@ -255,14 +286,10 @@ def measure_limits(ground: Ground, artifact: Artifact) -> list[Limit]:
     ]
     graph = ir.load(ground.bundle.path(artifact.file))
     least = min(limit.allowed ** (1 / limit.power) for limit in limits)
+    cases = [tuple(name for name, o in sound.items() if limit.name in o.limits) for limit in limits]
     for fault in FAULTS:
-        size = least / 2 if fault.find(graph) is not None else math.inf
-        while size <= fault.most:
-            outcomes = run_damaged(ground, artifact, fault.make(size))
-            caught = [limit.take(outcomes, fault.words.format(size)) for limit in limits]
-            if all(caught):
-                break
-            size *= fault.growth
+        if fault.find(graph) is not None:
+            try_sizes(ground, artifact, fault, least / 2, list(zip(limits, cases, strict=True)))
     return limits
 
 

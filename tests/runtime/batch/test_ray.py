@@ -25,6 +25,7 @@ STRICT = ["-W", "error::DeprecationWarning", "-W", "error::FutureWarning"]
 ENVIRONMENT = {
     **os.environ,
     "RAY_USAGE_STATS_ENABLED": "0",
+    "RAY_SERVE_MAX_PER_REPLICA_RETRY_COUNT": "1",  # a service that cannot start says so at once
     "PYTHONPATH": os.pathsep.join([str(ROOT), *sys.path]),
 }
 
@@ -104,17 +105,23 @@ def test_ctrl_c_ends_a_job_and_its_cluster(bundle: Path, source: Path, tmp_path:
 
 
 def test_workers_that_no_machine_has_room_for(bundle: Path, source: Path, tmp_path: Path) -> None:
-    for options in (["--threads", "500"], ["--gpus", "1"]):
-        command = strict_command(bundle, "--task", "embed", "--input", source, "-o", tmp_path / "out")
-        done = subprocess.run(
-            [*command, "--address", "local", *options],
+    """At once: each waits for a cluster of its own most of the time."""
+    jobs = [
+        subprocess.Popen(
+            [
+                *strict_command(bundle, "--task", "embed", "--input", source, "-o", tmp_path / options[0]),
+                *("--address", "local", *options),
+            ],
             env=ENVIRONMENT,
-            capture_output=True,
+            stderr=subprocess.PIPE,
             text=True,
-            timeout=PATIENCE,
         )
-        assert done.returncode == 1
-        assert "no machine of the cluster has" in done.stderr
+        for options in (["--threads", "500"], ["--gpus", "1"])
+    ]
+    for job in jobs:
+        _, errors = job.communicate(timeout=PATIENCE)
+        assert job.returncode == 1
+        assert "no machine of the cluster has" in errors
 
 
 @pytest.mark.parametrize("address", ["auto", "127.0.0.1:9", "ray://127.0.0.1:9", "nowhere.invalid:6379"])
