@@ -47,7 +47,7 @@ def widen(argument: Any) -> Any:
     return torch.float64 if argument is torch.float32 else argument
 
 
-class RoundNumbers(TorchDispatchMode):
+class RoundConstants(TorchDispatchMode):
     """Rounds scalars that are added, or multiplied or divided by, to fp16, as graphs have them.
 
     `has_plain_gelu` tells whether those of GELU are among them, as in other exporters' graphs.

@@ -1,4 +1,4 @@
-"""Compares every module of PyTorch's model with a graph, on the graph's own numbers.
+"""Compares every module of PyTorch's model with a graph, on the graph's own values.
 
 A graph runs node by node. PyTorch runs over the same texts; a hook on each module whose result the graph has
 compares what it gives with the graph's value, and passes the graph's value on. So errors do not add up, and
@@ -16,7 +16,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from dataclasses import dataclass, field, replace
 from functools import partial
-from typing import Any
+from typing import Any, TypeAlias
 
 import numpy as np
 import torch
@@ -33,7 +33,7 @@ from ..passes.weight_files import load_graph
 from ..task_traits import TRAITS
 from ..tasks.encoder_answers import find_output
 from ..tasks.fitted_head import LinearHead
-from ..tasks.float64 import ComputeInFloat64, RoundNumbers
+from ..tasks.float64 import ComputeInFloat64, RoundConstants
 from ..tasks.rounding import use_one_thread
 from ..tasks.verifier import Verifier
 from ..tracing.modules import find_module_results
@@ -41,22 +41,24 @@ from .attributes import LOOKUPS, blame, describe_node
 from .module_values import Border, FloatExecutor, Integers, Kept, ModuleProgram, find_borders, find_factors
 from .module_weights import find_hindrance, read_stored, store_weights
 
+Counts: TypeAlias = dict[str, int]
+
 log = logging.getLogger("planforge")
 
 ROUNDING = 2.0**-24  # of fp32, relative
 # How many times what fp32 rounds in PyTorch a graph may be off: in the mean of squares' root, and at most.
 MEAN_FACTOR = 16.0
 MOST_FACTOR = 32.0
-FEW = 30  # numbers, whose own rounding says little of what others' may be
+FEW = 30  # values, whose own rounding says little of what others' may be
 SHORT = (12, 9)  # tokens of two texts
 PAST_TOKENS = 8  # whose keys and values fill a context
 LONGEST = 2048  # tokens of a past
 TABLE_ROWS = 4096  # of a table that are looked up at once
-LOOKED_UP = 4.0  # roundings that a number of a table may be off: a product of a code and a step is one
+LOOKED_UP = 4.0  # roundings that a value of a table may be off: a product of a code and a step is one
 
 
-def check_modules(verifier: Verifier, artifact: Artifact, model: nn.Module) -> tuple[list[str], int]:
-    """Return where a graph differs from the model's modules, and how many results were compared.
+def check_modules(verifier: Verifier, artifact: Artifact, model: nn.Module) -> tuple[list[str], Counts]:
+    """Return where a graph differs from the model's modules, and how many values were compared or left out.
 
     Nothing of a graph whose integers PyTorch cannot be given: those that another exporter made of several
     weights, and weights that are stored in two forms.
@@ -65,7 +67,7 @@ def check_modules(verifier: Verifier, artifact: Artifact, model: nn.Module) -> t
     is_import = bool(verifier.bundle.manifest.source.get("exporter"))
     if why := find_hindrance(model, weights, is_import):
         log.warning("%s: its modules are not compared with PyTorch's one by one, as %s", artifact.id, why)
-        return [], 0
+        return [], {"modules": 0}
     run = ModuleRun(verifier, artifact, model)
     with use_one_thread(), torch.no_grad(), store_weights(model, weights, types):
         for choose in (make_short_replay, make_past_replay):
@@ -75,8 +77,8 @@ def check_modules(verifier: Verifier, artifact: Artifact, model: nn.Module) -> t
             except BackendError as error:
                 found = [str(error)]
             if found:
-                return found, run.compared
-        return list(check_tables(run.load(artifact), model)), run.compared
+                return found, run.counts
+        return list(check_tables(run.load(artifact), model)), run.counts
 
 
 def make_short_replay(verifier: Verifier, artifact: Artifact, model: nn.Module) -> Replay:
@@ -146,7 +148,7 @@ class Pairs:
 
 
 class ModuleRun:
-    """A graph, and PyTorch, which reads the graph's numbers."""
+    """A graph, and PyTorch, which reads the graph's values."""
 
     def __init__(self, verifier: Verifier, artifact: Artifact, model: nn.Module) -> None:
         self.artifact = artifact
@@ -154,7 +156,7 @@ class ModuleRun:
         self.modules = dict(model.named_modules(remove_duplicate=False))
         self.executors: dict[str, FloatExecutor] = {}  # of the bundle's files
         self.left_out: set[str] = set()  # values that are not compared with a module's
-        self.compared = 0  # values that were, in all replays
+        self.counts: Counts = {"modules": 0, "modules_left_out": 0}  # of values, over all replays
         self.programs: list[ModuleProgram] = []  # the graph, and one that it runs with
         self.verifier = replace(verifier, open_other=self.open_program)
 
@@ -176,10 +178,10 @@ class ModuleRun:
         return self.executors[artifact.file]
 
     def check(self, replay: Replay) -> Iterator[str]:
-        """Yield the modules that give other numbers, in the order of the graph."""
+        """Yield the modules that give other values, in the order of the graph."""
         modes: list[AbstractContextManager[Any]] = [ComputeInFloat64(), nullcontext()]
         if self.artifact.precision == "fp16":
-            modes.append(RoundNumbers(bool(self.verifier.bundle.manifest.source.get("exporter"))))
+            modes.append(RoundConstants(bool(self.verifier.bundle.manifest.source.get("exporter"))))
         self.left_out.clear()
         while True:
             self.programs.clear()
@@ -189,7 +191,10 @@ class ModuleRun:
                 break
             except MisfitError as misfit:
                 self.left_out.add(misfit.border.value)
-        self.compared += len({border.value for border in exact})
+        compared = {border.value for border in exact}
+        own = {border.value for border in self.programs[0].borders} | self.left_out
+        self.counts["modules"] += len(compared)
+        self.counts["modules_left_out"] += len(own - compared)
         told: set[str] = set()
         for border in (*self.programs[0].borders, *(border for border in exact if not border.path)):
             if border not in exact or border.value in told:
@@ -200,7 +205,7 @@ class ModuleRun:
                 yield blame(border.node, words)
 
     def run_model(self, replay: Replay, mode: AbstractContextManager[Any]) -> dict[Border, Pairs]:
-        """Run PyTorch over each text with the graph's numbers; return what it has, and the graph."""
+        """Run PyTorch over each text with the graph's values; return what it has, and the graph."""
         found: dict[Border, Pairs] = defaultdict(Pairs)
         for text, read in enumerate(replay.read):
             if read is None:
@@ -226,7 +231,7 @@ class ModuleRun:
 
 
 class Hooks:
-    """Lets modules read and give a graph's numbers of one text, and notes their own."""
+    """Lets modules read and give a graph's values of one text, and notes their own."""
 
     def __init__(self, text: int, programs: Sequence[ModuleProgram], found: dict[Border, Pairs]) -> None:
         self.text = text
@@ -271,12 +276,12 @@ class Hooks:
         return result
 
     def find_twin(self, module: nn.Module, inputs: Any, output: Any) -> Any:
-        """Return a graph's numbers of another module that gives the same: it may have merged the two."""
+        """Return a graph's values of another module that gives the same: it may have merged the two."""
         given = self.given.get(type(module), ()) if isinstance(output, Tensor) else ()
         return next((result for own, result in given if torch.equal(own, output)), output)
 
     def hold(self, border: Border, own: Any) -> Any:
-        """Note what PyTorch has, and return the graph's numbers where it has them of every token."""
+        """Note what PyTorch has, and return the graph's values where it has them of every token."""
         kept, begin = self.done[border]
         tokens = split_tokens(own, kept.values.shape[1:])
         end = begin + (0 if tokens is None else len(tokens))
@@ -304,7 +309,7 @@ class Hooks:
             self.note_some(Border(name, "", program.outputs[name]), kept, torch.as_tensor(own), 0)
 
     def note_some(self, border: Border, kept: Kept, own: Any, begin: int) -> None:
-        """Note numbers at some of the tokens from one on, or those of the last token, or of a whole text."""
+        """Note values at some of the tokens from one on, or those of the last token, or of a whole text."""
         tokens = split_tokens(own, kept.values.shape[1:])
         if tokens is not None and kept.positions.max() >= 0:
             inside = (kept.positions >= begin) & (kept.positions < begin + len(tokens))
@@ -334,7 +339,7 @@ def split_tokens(own: Any, shape: tuple[int, ...]) -> Tensor | None:
 
 
 def compare(exact: Pairs, near: Sequence[Pairs]) -> str:
-    """Return in words how a graph's numbers differ from PyTorch's by more than rounding; "" if they agree."""
+    """Return in words how a graph's values differ from PyTorch's by more than rounding; "" if they agree."""
     want = np.concatenate(exact.own)
     got = np.concatenate(exact.got)
     if not np.isfinite(got).all():

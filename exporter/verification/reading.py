@@ -102,8 +102,8 @@ def add_modules(
         return read
     from .module_check import check_modules
 
-    faults, compared = check_modules(verifier, artifact, model)
-    return replace(read, metrics={**read.metrics, "modules": compared}, failures=tuple(shorten(faults)))
+    faults, counts = check_modules(verifier, artifact, model)
+    return replace(read, metrics={**read.metrics, **counts}, failures=tuple(shorten(faults)))
 
 
 def make_row_reader(verifier: Verifier, model: ReferenceModel) -> Rows:

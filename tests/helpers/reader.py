@@ -17,6 +17,7 @@ from planforge.exporter.tasks.verifier import open_verifier
 from planforge.exporter.verification.reading import add_modules, list_tensors_to_compare, make_row_reader
 from planforge.exporter.verification.structure import compare_structure
 from planforge.exporter.verification.verify import find_recorded_source, load_model_to_compare
+from planforge.runtime.apps.check.metrics import Comparison
 from planforge.runtime.bundle.bundle import Bundle
 
 from .faults import Plant
@@ -47,7 +48,10 @@ class Reader:
 
     def read(self, artifact: str, plant: Plant = nothing) -> tuple[str, ...]:
         """What reading a graph of the copy says when a fault is in it."""
+        return self.compare(artifact, plant).failures
+
+    def compare(self, artifact: str, plant: Plant = nothing) -> Comparison:
         with damaged(self.copy, artifact, plant) as bundle:
             one = bundle.manifest.artifact(artifact)
             read = compare_structure(bundle, one, self.tensors, None, self.rows)
-            return add_modules(read, replace(self.verifier, bundle=bundle), one, self.model).failures
+            return add_modules(read, replace(self.verifier, bundle=bundle), one, self.model)

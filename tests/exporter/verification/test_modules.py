@@ -161,6 +161,14 @@ def test_what_changes_no_result_is_left_alone(
     assert reader(name).read(artifact, plant) == ()
 
 
+def test_values_that_are_not_compared_are_counted(reader: Callable[[str], Reader]) -> None:
+    """An encoder looks its positions up once for all texts; a decoder for each."""
+    of_bert = reader("bert_in_int8").compare("encoder.ort.int8").metrics
+    assert of_bert["modules"] > 15
+    assert of_bert["modules_left_out"] == 1
+    assert reader("gpt2_in_int8").compare("decoder.ort.int4").metrics["modules_left_out"] == 0
+
+
 @contextmanager
 def patched(owner: Any, name: str, value: Any) -> Iterator[None]:
     with pytest.MonkeyPatch.context() as patch:
