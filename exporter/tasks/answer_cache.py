@@ -1,7 +1,7 @@
 """Keeps what PyTorch answered, in the user's cache folder, for the next run with the same checkpoint.
 
-A file has the answers to one set of questions, behind a hash of its name and its content. A file that is
-damaged, cut, or not what its name says counts as absent, and is deleted.
+A file has the answers to one set of questions, or what a rounding does to them, behind a hash of its name
+and its content. A file that is damaged, cut, or not what its name says counts as absent, and is deleted.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ import re
 import secrets
 import time
 from contextlib import suppress
-from dataclasses import fields, is_dataclass
+from dataclasses import fields, is_dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, BinaryIO
 
@@ -29,6 +29,7 @@ from ...runtime.errors import InputError, PlanForgeError
 
 if TYPE_CHECKING:
     from ..reference_model import ReferenceModel
+    from .rounding import Rounding
 
 log = logging.getLogger("planforge")
 
@@ -76,6 +77,13 @@ def compute_key(checkpoint: str, model: ReferenceModel, questions: object) -> st
         "packages": {name: find_version(name) for name in PACKAGES},
         "processor": describe_processor(),
     }
+    return hashlib.sha256(json.dumps(asked, default=describe).encode()).hexdigest()
+
+
+def compute_gaps_key(answers: str, rounding: Rounding) -> str:
+    """Return a hash over all that a rounding's effect depends on; `answers` is the key of the answers."""
+    products = [[*names, product] for names, product in rounding.products.items()]
+    asked = [answers, str(rounding.dtype), replace(rounding, dtype=None, products={}), products]
     return hashlib.sha256(json.dumps(asked, default=describe).encode()).hexdigest()
 
 

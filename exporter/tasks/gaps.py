@@ -4,11 +4,23 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import replace
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
 
 from ...runtime.apps.check.case import CaseSet, Measure
+from ...runtime.apps.check.files import Arrays
 from ...runtime.apps.check.judge import Seen, measure_columns, measure_passages, measure_values
-from ...runtime.apps.check.metrics import ClassMetrics, LabelMetrics, Measured, Metrics, VectorMetrics
+from ...runtime.apps.check.metrics import (
+    ClassMetrics,
+    DrawMetrics,
+    LabelMetrics,
+    Measured,
+    Metrics,
+    ScoreMetrics,
+    TextMetrics,
+    VectorMetrics,
+)
 from ...runtime.bundle.bundle import Bundle
 from ..limits import Gaps
 from ..reference_model import is_module
@@ -19,6 +31,10 @@ if TYPE_CHECKING:
     from ..reference_model import ReferenceModel
     from .rounding import Rounding
 
+KINDS: dict[str, type[Any]] = {
+    kind.__name__: kind
+    for kind in (Metrics, LabelMetrics, VectorMetrics, ScoreMetrics, DrawMetrics, TextMetrics)
+}
 KEYS = {"passages": "text", "beams": "score"}  # of gaps whose limits' names have no beginning of their own
 
 
@@ -36,6 +52,24 @@ def measure_gaps(
         reference = task.open_reference(model, bundle, None)
         gaps |= task.measure_found(reference, model, case_set, found, rounding)
     return gaps
+
+
+def gaps_to_arrays(gaps: Gaps) -> Arrays:
+    """Return gaps as arrays, by their keys, kinds and fields."""
+    return {
+        f"{key}/{type(gap).__name__}/{name}": np.array(value)
+        for key, gap in gaps.items()
+        for name, value in vars(gap).items()
+    }
+
+
+def gaps_from_arrays(arrays: Arrays) -> Gaps:
+    """Return the gaps that `gaps_to_arrays` has written."""
+    fields: dict[tuple[str, str], dict[str, Any]] = {}
+    for path, array in arrays.items():
+        key, kind, name = path.rsplit("/", 2)
+        fields.setdefault((key, kind), {})[name] = array.item()
+    return {key: KINDS[kind](**values) for (key, kind), values in fields.items()}
 
 
 def compare_answers(task: Task, case_set: CaseSet, rounded: CaseSet, ends: Sequence[int] = ()) -> Gaps:

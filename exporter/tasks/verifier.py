@@ -24,9 +24,9 @@ from ..levels import FULL, Level
 from ..limits import NOTHING_ACCEPTED, TABLE, Accepted, Gaps, compute_limits
 from ..passes.weight_files import load_graph
 from ..reference_model import offload_weights, restore_weights
-from .answer_cache import KEPT, compute_key, keep_answers, read_answers, read_limit
+from .answer_cache import KEPT, compute_gaps_key, compute_key, keep_answers, read_answers, read_limit
 from .base import OpenProgram, Progress, Task
-from .gaps import find_key, measure_gaps
+from .gaps import find_key, gaps_from_arrays, gaps_to_arrays, measure_gaps
 from .registry import TASKS
 
 if TYPE_CHECKING:
@@ -44,6 +44,7 @@ class Verifier:
     model: ReferenceModel | None = field(default=None, kw_only=True)  # where PyTorch is there
     level: Level = field(default=FULL, kw_only=True)  # how much of it was computed
     answers_kept: bool = field(default=False, kw_only=True)  # whether an earlier run computed the results
+    answers_key: str = field(default="", kw_only=True)  # what the results are kept under; "" keeps nothing
     open_other: OpenProgram | None = None  # opens what a replay's graph runs with; else the bundle's file is
 
     @property
@@ -80,15 +81,21 @@ class Verifier:
 
     def thin(self, texts: int) -> Verifier:
         """Return a verifier that measures with so few texts, where there are many; else this one."""
-        return replace(self, expected=self.task.thin(self.expected, texts))
+        return replace(self, expected=self.task.thin(self.expected, texts), answers_key="")
 
     def run_calibration_texts(self, model: ReferenceModel) -> None:
         """Run the model over real texts that no comparison uses."""
         self.task.calibrate(self.task.open_reference(model, self.bundle, None), self.expected)
 
     def measure_gaps(self, model: ReferenceModel, rounding: Rounding) -> Gaps:
-        """Measure how far the model in PyTorch, rounded, is from itself unrounded."""
-        return measure_gaps(self.task, model, self.bundle, self.expected, rounding)
+        """Measure how far the model in PyTorch, rounded, is from itself unrounded, or take what was kept."""
+        key = compute_gaps_key(self.answers_key, rounding) if self.answers_key else ""
+        if key and (arrays := read_answers(key)) is not None:
+            return gaps_from_arrays(arrays)
+        gaps = measure_gaps(self.task, model, self.bundle, self.expected, rounding)
+        if key:
+            keep_answers(key, gaps_to_arrays(gaps))
+        return gaps
 
     def measure_fp32_gaps(self, model: ReferenceModel) -> Gaps:
         """Measure how far the model in PyTorch in fp32 is from itself in float64."""
@@ -231,7 +238,7 @@ def open_verifier(
     """Return the bundle's verifier, with what the model computes for the texts and for random cases.
 
     `checkpoint` is the hash of the files that the model was loaded from. With it the model's answers are
-    kept, and those of an earlier run are taken; but "full" asks anew.
+    kept, and what rounding does to them, and those of an earlier run are taken; but "full" asks anew.
     """
     task = TASKS[bundle.manifest.task]
     asked = task.choose(model, bundle, texts, seed, level)
@@ -242,13 +249,13 @@ def open_verifier(
             progress(f"reading PyTorch's answers, {KEPT}")
             kept = from_arrays(arrays)
             answered = replace(asked, texts=kept.texts, answers=kept.answers)
-            return Verifier(bundle, answered, model=model, level=level, answers_kept=True)
+            return Verifier(bundle, answered, model=model, level=level, answers_kept=True, answers_key=key)
     stage = "computing the reference in PyTorch"
     progress(stage)
     answered = task.answer(model, bundle, asked, StageCounter(progress, stage, "parts"))
     if key:
         keep_answers(key, to_arrays(answered))
-    return Verifier(bundle, answered, model=model, level=level)
+    return Verifier(bundle, answered, model=model, level=level, answers_key=key)
 
 
 def open_golden_verifier(bundle: Bundle, arrays: Arrays) -> Verifier:

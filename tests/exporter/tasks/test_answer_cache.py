@@ -18,16 +18,19 @@ from torch import nn
 from planforge.exporter import export, verify
 from planforge.exporter.checkpoints.source import Source
 from planforge.exporter.levels import FULL, QUICK, STANDARD
+from planforge.exporter.passes.int8_rows import RowRule, round_product
 from planforge.exporter.tasks import answer_cache
 from planforge.exporter.tasks.answer_cache import (
     KEPT,
     SETTING,
+    compute_gaps_key,
     compute_key,
     describe,
     keep_answers,
     read_answers,
     read_limit,
 )
+from planforge.exporter.tasks.rounding import Rounding
 from planforge.exporter.tasks.verifier import Verifier, open_verifier
 from planforge.exporter.verification import module_check
 from planforge.exporter.verification.report import VerificationReport
@@ -128,6 +131,41 @@ def test_the_next_run_asks_nothing_and_knows_the_same(
     assert_equal(to_arrays(second.expected), whole)
     assert second.expected.calibration == first.expected.calibration
     assert second.expected.left_out == first.expected.left_out
+
+
+ROUNDINGS = {
+    "fp16": Rounding(torch.float16),
+    "fp64": Rounding(exact=True),
+    "blocks": Rounding(activation_block=32),
+    "other blocks": Rounding(activation_block=64),
+    "cache": Rounding(cache_scales={"cache.0.key": np.ones(8, np.float32)}),
+    "another cache": Rounding(cache_scales={"cache.0.key": np.full(8, 2, np.float32)}),
+}
+
+
+@pytest.mark.parametrize("task", ["decoder", "encoder", "translator"])
+def test_what_rounding_does_is_measured_once(
+    task: str, demo_bundle: Path, classifier: Path, dates_bundle: Path
+) -> None:
+    asked = open_asked({"decoder": demo_bundle, "encoder": classifier, "translator": dates_bundle}[task])
+    first, second = asked.ask(), asked.ask()
+    unkept = open_verifier(asked.bundle, asked.model, TEXTS, level=QUICK)
+    for rounding in (ROUNDINGS["fp16"], ROUNDINGS["fp64"]):
+        measured = first.measure_gaps(asked.model, rounding)
+        assert measured == unkept.measure_gaps(asked.model, rounding)
+        with count_calls() as called:
+            assert second.measure_gaps(asked.model, rounding) == measured
+        assert measured and not called
+        with count_calls() as called:
+            unkept.measure_gaps(asked.model, rounding)
+        assert called
+
+
+def test_another_rounding_is_measured_anew() -> None:
+    product = round_product(np.eye(4, dtype=np.float32), None, RowRule(128, 0.0, absolute=True))
+    roundings = [*ROUNDINGS.values(), Rounding(products={("a", "b"): product})]
+    keys = [compute_gaps_key(answers, rounding) for answers in KEYS[:2] for rounding in roundings]
+    assert len(set(keys)) == len(keys)
 
 
 def test_whatever_differs_is_asked_anew(classifier: Path, folder: Path) -> None:
