@@ -82,8 +82,10 @@ def compute_key(checkpoint: str, model: ReferenceModel, questions: object) -> st
 
 def compute_gaps_key(answers: str, rounding: Rounding) -> str:
     """Return a hash over all that a rounding's effect depends on; `answers` is the key of the answers."""
+    weights = {name: describe(array) for name, array in rounding.weights.items()}  # made one by one
     products = [[*names, product] for names, product in rounding.products.items()]
-    asked = [answers, str(rounding.dtype), replace(rounding, dtype=None, products={}), products]
+    others = replace(rounding, dtype=None, weights={}, products={})
+    asked = [answers, str(rounding.dtype), weights, products, others]
     return hashlib.sha256(json.dumps(asked, default=describe).encode()).hexdigest()
 
 

@@ -19,6 +19,7 @@ from planforge.exporter import export, verify
 from planforge.exporter.checkpoints.source import Source
 from planforge.exporter.levels import FULL, QUICK, STANDARD
 from planforge.exporter.passes.int8_rows import RowRule, round_product
+from planforge.exporter.passes.weights import LazyMapping
 from planforge.exporter.tasks import answer_cache
 from planforge.exporter.tasks.answer_cache import (
     KEPT,
@@ -163,7 +164,8 @@ def test_what_rounding_does_is_measured_once(
 
 def test_another_rounding_is_measured_anew() -> None:
     product = round_product(np.eye(4, dtype=np.float32), None, RowRule(128, 0.0, absolute=True))
-    roundings = [*ROUNDINGS.values(), Rounding(products={("a", "b"): product})]
+    weights = LazyMapping({"a": 3}, np.ones)
+    roundings = [*ROUNDINGS.values(), Rounding(products={("a", "b"): product}), Rounding(weights=weights)]
     keys = [compute_gaps_key(answers, rounding) for answers in KEYS[:2] for rounding in roundings]
     assert len(set(keys)) == len(keys)
 
