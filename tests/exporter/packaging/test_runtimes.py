@@ -7,7 +7,7 @@ import json
 import shutil
 import subprocess
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -20,6 +20,7 @@ from planforge.exporter.errors import VerificationError
 from planforge.exporter.packaging import genai, graphs, optimum
 from planforge.exporter.packaging.package import PackageResult
 from planforge.exporter.packaging.recipes import find_recipe
+from planforge.exporter.packaging.worker import WORKERS
 from planforge.exporter.passes.build import Builder
 from planforge.runtime import TextGenerator
 from planforge.runtime.apps.check.texts import FILES
@@ -28,6 +29,7 @@ from planforge.runtime.bundle.bundle import Bundle
 from ...helpers.llamas import shallow_llama
 from ...helpers.optimums import OPTIMUM_PYTHON
 from ...helpers.paths import NODE_FOLDER
+from ...helpers.warm_worker import keep_warm
 
 WHERE: dict[str, Path | None] = {
     "genai": None,
@@ -41,6 +43,13 @@ ANSWERS = {"texts to texts, all at once"}  # of Triton, whose models take texts
 SETTINGS = {"settings"}  # which are read back from files
 GENERATED = {"texts to texts, with the package's settings"}
 LABELLED = {"texts to labels, with the package's settings"}
+
+
+@pytest.fixture(scope="module")
+def warm_optimum(tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]:
+    """Loads optimum and PyTorch once; `test_gpt2_in_each_runtime` starts a process as users do."""
+    with keep_warm(WORKERS / "ask_optimum.py", tmp_path_factory.mktemp("optimum")):
+        yield
 
 
 @pytest.fixture(params=WHERE)
@@ -98,6 +107,7 @@ def test_fp16_for_a_gpu_computes_the_same_on_a_cpu(tmp_path: Path) -> None:
     assert config["model"]["decoder"]["session_options"]["provider_options"] == [{"cuda": {}}]
 
 
+@pytest.mark.usefixtures("warm_optimum")
 @pytest.mark.parametrize("precision", ["int8", "int4"])  # in fp32 it is as GPT-2, and as other families
 @pytest.mark.parametrize("runtime", ["genai", "optimum"])
 def test_llama_in_each_precision(
@@ -114,6 +124,7 @@ def test_llama_in_javascript_in_all_precisions_at_once(llama_demo_bundle: Path, 
     assert result.artifacts == ("decoder.ort.fp32", "decoder.ort.int8", "decoder.ort.int4")
 
 
+@pytest.mark.usefixtures("warm_optimum")
 @pytest.mark.parametrize("runtime", ["transformers.js", "optimum", "triton"])
 def test_vectors_of_an_encoder(runtime: str, bert_bundle: Path, tmp_path: Path) -> None:
     result = run(need(runtime), bert_bundle, tmp_path / "P")
@@ -139,6 +150,7 @@ def test_vectors_of_an_encoder(runtime: str, bert_bundle: Path, tmp_path: Path) 
     assert errors and max(errors.values()) < 1e-5  # in units of the numbers' spread, which is below 1
 
 
+@pytest.mark.usefixtures("warm_optimum")
 @pytest.mark.parametrize(
     ("runtime", "head"),
     [
@@ -194,6 +206,7 @@ def llamas(tmp_path_factory: pytest.TempPathFactory) -> Callable[[str], Path]:
     return write
 
 
+@pytest.mark.usefixtures("warm_optimum")
 @pytest.mark.parametrize(
     ("runtime", "name"),
     [
@@ -255,6 +268,7 @@ def repeat_the_last_place(graph: ir.Graph) -> None:
     user.replace_input_with(index, add("Add", add("Mul", places.outputs[0], 0), last))
 
 
+@pytest.mark.usefixtures("warm_optimum")
 def test_logits_of_other_places_are_compared(
     demo_bundle: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
