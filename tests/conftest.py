@@ -146,6 +146,15 @@ def trace_once() -> Generator[None, None, None]:
         yield
 
 
+@pytest.fixture(scope="module")
+def kept_answers(tmp_path_factory: pytest.TempPathFactory) -> Generator[None, None, None]:
+    """Keep what PyTorch answers, as users do, for all tests of a module that ask the same."""
+    from .helpers.verdicts import keep_answers
+
+    with keep_answers(tmp_path_factory.mktemp("answers")):
+        yield
+
+
 @pytest.fixture(scope="session", autouse=True)
 def keep_memory() -> Generator[None, None, None]:
     """Let verification of tiny models give memory back between a few of its stages alone."""
@@ -342,6 +351,15 @@ def exported(once: Callable[[str], Once]) -> Path:
         if first:
             write_optimums_exports(folder)
     return folder
+
+
+@pytest.fixture(scope="module")
+def warm_optimum() -> Generator[None, None, None]:
+    """Load optimum once for all tests of a module that run it; others start it as users do."""
+    from .helpers.warm_python import keep_optimum_warm
+
+    with keep_optimum_warm():
+        yield
 
 
 @pytest.fixture(scope="session")

@@ -79,26 +79,17 @@ def read_arrays(value: Any, folder: Path) -> Any:
 
 def run_program(command: Sequence[str]) -> None:
     """Run a worker; a VerificationError has the last line that it said, where it fails or takes too long."""
-    environment = make_environment()
+    environment = {**os.environ, "HF_HUB_OFFLINE": "1", "TRANSFORMERS_VERBOSITY": "error"}
     try:
         done = subprocess.run(
             command, capture_output=True, timeout=SECONDS, env=environment, encoding="utf-8", errors="replace"
         )
     except subprocess.TimeoutExpired as error:
         raise VerificationError(f"{command[0]} did not answer within {SECONDS:.0f} s") from error
-    check_exit(done.returncode, done.stdout + done.stderr)
-
-
-def make_environment() -> dict[str, str]:
-    """Return the environment of a worker, which downloads nothing and warns of nothing."""
-    return {**os.environ, "HF_HUB_OFFLINE": "1", "TRANSFORMERS_VERBOSITY": "error"}
-
-
-def check_exit(code: int, output: str) -> None:
-    """Raise a VerificationError that tells why a worker failed, where its exit code says so."""
-    if code != 0:
-        said = find_reason([line for line in output.splitlines() if line.strip()])
-        raise VerificationError(f"the runtime failed on the package with exit code {code}: {said}")
+    if done.returncode != 0:
+        lines = [line for line in (done.stdout + done.stderr).splitlines() if line.strip()]
+        said = find_reason(lines)
+        raise VerificationError(f"the runtime failed on the package with exit code {done.returncode}: {said}")
 
 
 def find_reason(lines: Sequence[str]) -> str:

@@ -175,8 +175,9 @@ def test_an_unknown_form_of_attention_stays_as_it_is(
     )
     softmax.input[0] = "strange"
     onnx.save(graph, own / "model.onnx")
+    options: dict[str, Any] = {"precision": ["fp32"], "target": ["cpu"], "verify": "quick"}
     with pytest.raises(VerificationError, match=r"decoder\.portable\.fp32"):
-        import_folder(own, tmp_path / "bundle", source=exported / "llama", precision=["fp32"], target=["cpu"])
+        import_folder(own, tmp_path / "bundle", source=exported / "llama", **options)
     assert "attention stays as it is: no Softmax of layer 0" in caplog.text
     assert not (tmp_path / "bundle").exists()
 
@@ -187,7 +188,7 @@ def test_a_precision_that_loses_too_much_is_told_from_a_fault(
     (tmp_path / "prompts.txt").write_text("In the beginning\nAnd God said\n", encoding="utf-8")
     monkeypatch.setitem(CAPS["int8"], "mean_kl", 1e-12)  # whatever is lost is too much
     options: dict[str, Any] = {"source": exported / "llama", "prompts": tmp_path / "prompts.txt"}
-    options["target"] = "cpu"
+    options |= {"target": "cpu", "verify": "quick"}
     with pytest.raises(VerificationError, match="this precision loses so much of this model in PyTorch too"):
         import_folder(exported / "llama.onnx", tmp_path / "bundle", precision="int8", **options)
     assert "top1_changes and perplexity_change are shown and not judged, for that takes 500" in caplog.text
@@ -200,7 +201,7 @@ def test_quantized_graphs_of_attention_that_fails_are_refused_with_the_way_out(
     exported: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     miss_windows(monkeypatch)
-    options: dict[str, Any] = {"source": exported / "mistral", "target": ["cpu"]}
+    options: dict[str, Any] = {"source": exported / "mistral", "target": ["cpu"], "verify": "quick"}
     with pytest.raises(VerificationError, match="fp32 and fp16 do without") as caught:
         import_folder(exported / "mistral.onnx", tmp_path / "B", precision=["fp32", "int8"], **options)
     assert "decoder.ort.fp32" in caught.value.failed

@@ -53,6 +53,7 @@ def test_what_has_no_reference_model_goes_through_optimum(exported: Path, tmp_pa
     assert [a["graph"] for a in manifest["artifacts"]] == ["encoder"]
 
 
+@pytest.mark.usefixtures("warm_optimum")
 def test_optimums_export_of_our_gpt2_agrees_with_ours(demo_bundle: Path, tmp_path: Path) -> None:
     options: dict[str, Any] = {
         "exporter": "optimum",
@@ -75,6 +76,7 @@ def test_optimums_export_of_our_gpt2_agrees_with_ours(demo_bundle: Path, tmp_pat
     np.testing.assert_allclose(logits(tmp_path / "bundle"), ours, atol=1e-4)
 
 
+@pytest.mark.usefixtures("warm_optimum")
 def test_optimums_export_of_our_bert_agrees_with_ours(minilm_bundle: Path, tmp_path: Path) -> None:
     options: dict[str, Any] = {
         "exporter": "optimum",
@@ -180,6 +182,7 @@ LEFT_OUT = {
 }
 
 
+@pytest.mark.usefixtures("warm_optimum")
 def test_the_types_that_optimum_knows_are_those_of_the_package() -> None:
     tasks = sorted(set(TASKS.values()) - {"feature-extraction"})
     done = subprocess.run(
@@ -192,6 +195,7 @@ def test_the_types_that_optimum_knows_are_those_of_the_package() -> None:
 ROPE = {"factor": 8.0, "low_freq_factor": 1.0, "high_freq_factor": 4.0}
 
 
+@pytest.mark.usefixtures("warm_optimum")
 def test_positions_that_transformers_5_writes_are_exported(exported: Path, tmp_path: Path) -> None:
     checkpoint = Path(shutil.copytree(exported / "llama", tmp_path / "checkpoint"))
     given = {"rope_type": "llama3", "rope_theta": 5e5, **ROPE, "original_max_position_embeddings": 64}

@@ -7,7 +7,7 @@ import json
 import shutil
 import subprocess
 import sys
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -20,7 +20,6 @@ from planforge.exporter.errors import VerificationError
 from planforge.exporter.packaging import genai, graphs, optimum
 from planforge.exporter.packaging.package import PackageResult
 from planforge.exporter.packaging.recipes import find_recipe
-from planforge.exporter.packaging.worker import WORKERS
 from planforge.exporter.passes.build import Builder
 from planforge.runtime import TextGenerator
 from planforge.runtime.apps.check.texts import FILES
@@ -29,7 +28,6 @@ from planforge.runtime.bundle.bundle import Bundle
 from ...helpers.llamas import shallow_llama
 from ...helpers.optimums import OPTIMUM_PYTHON
 from ...helpers.paths import NODE_FOLDER
-from ...helpers.warm_worker import keep_warm
 
 WHERE: dict[str, Path | None] = {
     "genai": None,
@@ -43,13 +41,6 @@ ANSWERS = {"texts to texts, all at once"}  # of Triton, whose models take texts
 SETTINGS = {"settings"}  # which are read back from files
 GENERATED = {"texts to texts, with the package's settings"}
 LABELLED = {"texts to labels, with the package's settings"}
-
-
-@pytest.fixture(scope="module")
-def warm_optimum(tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]:
-    """Loads optimum and PyTorch once; `test_gpt2_in_each_runtime` starts a process as users do."""
-    with keep_warm(WORKERS / "ask_optimum.py", tmp_path_factory.mktemp("optimum")):
-        yield
 
 
 @pytest.fixture(params=WHERE)
