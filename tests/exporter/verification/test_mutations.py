@@ -59,6 +59,7 @@ PRODUCT = ("MatMul",)
 NORM = ("LayerNormalization",)
 GROUPED = ("GroupQueryAttention",)
 BLOCKS = ("MatMulNBits",)
+LENGTH = 64  # tokens of a text: each is compared in every length
 NAMED = 0.9  # of what is caught
 
 
@@ -76,15 +77,16 @@ def planted(
         """Return a control's bundle: a random GPT-2 of two layers, in every dialect."""
         folder = tmp_path_factory.mktemp("gpt2")
         write_control(4, folder / "checkpoint")
-        precision = ["fp32", "fp16", "int8", "int4", "fp32-kv8"]
-        export(folder / "checkpoint", folder / "bundle", target=DIALECTS, precision=precision, verify=False)
+        options: dict[str, Any] = {"precision": ["fp32", "fp16", "int8", "int4", "fp32-kv8"], "verify": False}
+        export(folder / "checkpoint", folder / "bundle", target=DIALECTS, max_length=LENGTH, **options)
         return folder / "bundle"
 
     def import_llama() -> Path:
         folder = tmp_path_factory.mktemp("llama")
         exported: Path = request.getfixturevalue("exported")
         options: dict[str, Any] = {"target": ["portable"], "precision": ["fp32", "fp16"], "verify": False}
-        import_folder(exported / "llama.onnx", folder / "bundle", source=exported / "llama", **options)
+        source = exported / "llama"
+        import_folder(exported / "llama.onnx", folder / "bundle", source=source, max_length=LENGTH, **options)
         return folder / "bundle"
 
     folders = {
