@@ -84,6 +84,7 @@ WRITERS: dict[str, Callable[[Path], None]] = {
 }
 
 
+@pytest.mark.usefixtures("kept_answers")
 @pytest.mark.parametrize("target", PRECISIONS)
 @pytest.mark.parametrize("kind", WRITERS)
 def test_each_precision_is_exported_at_the_smallest_batches(kind: str, target: str, tmp_path: Path) -> None:

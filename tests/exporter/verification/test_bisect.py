@@ -33,6 +33,8 @@ from ...helpers.faults import (
 from ...helpers.graphs import replace_graph
 from ...helpers.models import one_layer_gpt2
 
+pytestmark = pytest.mark.usefixtures("kept_answers")
+
 
 def test_a_fault_is_named_in_the_users_words(own_bundle: Path) -> None:
     replace_graph(own_bundle, "decoder.inplace.fp16", swapped("h.2.attn", "TensorScatter", index=1))

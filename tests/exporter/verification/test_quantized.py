@@ -43,6 +43,7 @@ from ...helpers.graphs import nodes, replace_graph
 DEMO = DEMOS / "gpt2-demo"
 LETTERS = 1500  # of each of `TEXTS` texts to verify with
 TEXTS = 3
+pytestmark = pytest.mark.usefixtures("kept_answers")
 
 
 @dataclass(frozen=True)
