@@ -14,6 +14,7 @@ from typing import Any
 import pytest
 
 from planforge.exporter.imported import optimum
+from planforge.exporter.processes import run_child
 
 from .optimums import OPTIMUM_PYTHON
 
@@ -105,7 +106,7 @@ def keep_optimum_warm() -> Iterator[None]:
     try:
         with pytest.MonkeyPatch.context() as patch:
             patch.setattr(subprocess, "run", warmed(subprocess.run))
-            patch.setattr(optimum, "run_child", warmed(optimum.run_child))
+            patch.setattr(optimum, "run_child", warmed(run_child))
             yield
     finally:
         warm.close()

@@ -164,7 +164,7 @@ def test_what_rounding_does_is_measured_once(
 
 def test_another_rounding_is_measured_anew() -> None:
     product = round_product(np.eye(4, dtype=np.float32), None, RowRule(128, 0.0, absolute=True))
-    weights = LazyMapping({"a": 3}, np.ones)
+    weights = LazyMapping({"a": 3}, lambda size: np.ones(size, np.float32))
     roundings = [*ROUNDINGS.values(), Rounding(products={("a", "b"): product}), Rounding(weights=weights)]
     keys = [compute_gaps_key(answers, rounding) for answers in KEYS[:2] for rounding in roundings]
     assert len(set(keys)) == len(keys)
