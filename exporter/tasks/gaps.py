@@ -8,19 +8,11 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
+from ...runtime.apps.check import metrics
 from ...runtime.apps.check.case import CaseSet, Measure
 from ...runtime.apps.check.files import Arrays
 from ...runtime.apps.check.judge import Seen, measure_columns, measure_passages, measure_values
-from ...runtime.apps.check.metrics import (
-    ClassMetrics,
-    DrawMetrics,
-    LabelMetrics,
-    Measured,
-    Metrics,
-    ScoreMetrics,
-    TextMetrics,
-    VectorMetrics,
-)
+from ...runtime.apps.check.metrics import ClassMetrics, LabelMetrics, Measured, Metrics, VectorMetrics
 from ...runtime.bundle.bundle import Bundle
 from ..limits import Gaps
 from ..reference_model import is_module
@@ -31,10 +23,6 @@ if TYPE_CHECKING:
     from ..reference_model import ReferenceModel
     from .rounding import Rounding
 
-KINDS: dict[str, type[Any]] = {
-    kind.__name__: kind
-    for kind in (Metrics, LabelMetrics, VectorMetrics, ScoreMetrics, DrawMetrics, TextMetrics)
-}
 KEYS = {"passages": "text", "beams": "score"}  # of gaps whose limits' names have no beginning of their own
 
 
@@ -69,7 +57,7 @@ def gaps_from_arrays(arrays: Arrays) -> Gaps:
     for path, array in arrays.items():
         key, kind, name = path.rsplit("/", 2)
         fields.setdefault((key, kind), {})[name] = array.item()
-    return {key: KINDS[kind](**values) for (key, kind), values in fields.items()}
+    return {key: getattr(metrics, kind)(**values) for (key, kind), values in fields.items()}
 
 
 def compare_answers(task: Task, case_set: CaseSet, rounded: CaseSet, ends: Sequence[int] = ()) -> Gaps:
