@@ -221,7 +221,7 @@ def test_export_and_verify_share_answers_and_still_catch_a_fault(tmp_path: Path)
     first, golden = write()
     lines: list[str] = []
     with count_calls() as called, pytest.MonkeyPatch.context() as patch:
-        patch.setattr(module_check, "check_modules", lambda *_: ([], 0))  # which runs modules on purpose
+        patch.setattr(module_check, "check_modules", lambda *_: ([], {}))  # which runs modules on purpose
         assert verify(output, progress=lines.append).passed
     assert not called and f"reading PyTorch's answers, {KEPT}" in lines
     second = verify(output)
