@@ -40,14 +40,13 @@ from .processes import ChildGroup, leave_cores
 from .reference_model import load_our_model, load_reference, offload_weights
 from .resources import announce_need
 from .targets import find_target
-from .tasks.explanation import JudgedGraphs
-from .tasks.kept_explanations import keep_cases
+from .tasks.explanation import ExplanationCase
 from .tasks.registry import TASKS
 from .tasks.verifier import Verifier, open_verifier
 from .tensorrt.plans import Progress, build_plans, warn_of_left_out
 from .tracing.trace import finish_trace, start_trace
 from .verification.explain import explain
-from .verification.explanations import verify_explanations
+from .verification.explanations import keep_cases, verify_explanations
 from .verification.golden_texts import add_golden_texts
 from .verification.report import keep_checks
 from .verification.verdict import Judged, verify_model
@@ -356,8 +355,8 @@ def localize(
     checkpoint: Checkpoint,
     graphs: Mapping[str, ir.Model],
     progress: Progress,
-) -> tuple[VerificationReport, JudgedGraphs]:
-    """Return a verdict with the first node at fault in each graph that failed, and of those that explain."""
+) -> tuple[VerificationReport, dict[str, list[ExplanationCase]]]:
+    """Return a verdict with the first node at fault in each graph that failed, and explanations to keep."""
 
     def give_traced(recipes: Sequence[str]) -> Mapping[str, ir.Model]:
         return graphs

@@ -7,8 +7,11 @@ from collections.abc import Mapping, Sequence
 from types import MappingProxyType
 from typing import TypeAlias
 
+import numpy as np
+
 from ..runtime.apps.check.judge import COUNTED
-from ..runtime.apps.check.metrics import MEAN_OF, Measured, Metrics
+from ..runtime.apps.check.metrics import MEAN_OF, Measured, Metrics, measure_spread
+from ..runtime.backends.backend import Array
 
 # The one table of caps, in fp32, fp16, int8 and int4. fp32 engines add in another order, nothing more.
 TABLE = {
@@ -87,3 +90,25 @@ def find_upper_bound(share: float, count: int) -> float:
     middle = share + z**2 / (2 * count)
     half = z * math.sqrt(share * (1 - share) / count + z**2 / (4 * count**2))
     return min(1.0, (middle + half) / (1 + z**2 / count))
+
+
+def measure_distance(got: Array, want: Array, least_scale: float = 1e-6) -> float:
+    """Return the largest difference in units of the spread of `want`; of integers any at all is infinite.
+
+    So is another shape.
+    """
+    if got.shape != want.shape:
+        return math.inf
+    if not want.size:
+        return 0.0
+    if want.dtype.kind != "f":
+        return 0.0 if np.array_equal(got, want) else math.inf
+    exact = want.astype(np.float64)
+    if not (finite := np.isfinite(exact)).all():  # a mask's -inf has to be one
+        if not np.array_equal(got[~finite], exact[~finite]):
+            return math.inf
+        got = got[finite]
+        exact = exact[finite]
+        if not exact.size:
+            return 0.0
+    return float(np.abs(got - exact).max()) / max(measure_spread(exact), least_scale)

@@ -30,8 +30,8 @@ from ..bundle.writer import check_output, install, list_file_entries, open_stagi
 from ..checkpoints.source import locate_from
 from ..errors import ExportError
 from ..tasks.fitted_head import HEAD
-from ..tasks.kept_explanations import PREFIX as EXPLANATIONS
 from ..tensorrt.plans import Progress
+from ..verification.explanations import PREFIX as EXPLANATIONS
 from .labelled_texts import Table, read_table
 
 log = logging.getLogger("planforge")

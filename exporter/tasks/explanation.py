@@ -1,6 +1,6 @@
-"""Compares the graphs that explain a model with PyTorch.
+"""Chooses cases for the graphs that explain a model, and has PyTorch answer them.
 
-B texts of T tokens, S tokens of a source, N hidden states, K tokens that are asked for
+B texts of T tokens, N hidden states, K tokens that are asked for
 """
 
 from __future__ import annotations
@@ -13,21 +13,15 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from ...runtime.apps.check.files import choose_evenly
-from ...runtime.apps.check.metrics import Comparison, measure_spread
-from ...runtime.backends.backend import Array, Arrays, Program
-from ...runtime.backends.ort_backend import OrtCpuBackend
-from ...runtime.bundle.bundle import Bundle
-from ...runtime.bundle.manifest import Artifact, Axis, TensorSpec
-from ...runtime.errors import BackendError
+from ...runtime.apps.check.metrics import measure_spread
+from ...runtime.backends.backend import Array, Arrays
+from ...runtime.bundle.manifest import Axis, TensorSpec
 from ...runtime.explain.objectives import COSINE, LENS_TOKENS, LOGIT, SIGMOID, SOFTMAX
-from ...runtime.progress import CountedLine
-from ..limits import CAPS, GAP_FACTOR
+from ..limits import CAPS, GAP_FACTOR, measure_distance
 from ..tracing.recipes import Recipe
 
 if TYPE_CHECKING:
     from torch import nn
-
-    from .base import Progress
 
 # Texts and tokens of each case: one alone, several of one length, and a single token.
 CASES = {"a text of 11 tokens": (1, 11), "three texts of 5 tokens": (3, 5), "one token": (1, 1)}
@@ -43,6 +37,7 @@ MOST_LIKELY = 0.99  # probability of a token, or of a label, whose gradient is c
 MOST_TARGETS = 16  # that are tried for one of at most that probability
 ROUNDINGS = 4  # sampled of a case that is beyond the usual limit
 INTEGERS = ("ranks", "likeliest")
+SMALLEST = 1e-30  # unit of an error: a gradient may be tiny
 
 
 @dataclass(frozen=True, eq=False)
@@ -56,28 +51,12 @@ class ExplanationCase:
     name: str
     inputs: Arrays
     outputs: Arrays
-    limit: float = CAPS["fp32"]["max_error"]
-    wider: Mapping[str, float] = field(
-        default_factory=dict
-    )  # limits of outputs that PyTorch itself rounds more
-    highest_ranks: Array | None = None  # that rounding may make of each
+    limits: Mapping[str, float]  # how far each output may be off
+    highest: Arrays = field(default_factory=dict)  # of ranks, what rounding may make of each
     ids: Arrays = field(default_factory=dict)  # what `layers` reads to give what this graph reads
     scale: float = 1.0  # of the embeddings that `layers` gives
     is_kept: bool = False  # in the bundle
     chosen: int | None = None  # how many values of each output are kept; None means all
-
-    def find_limit(self, output: str) -> float:
-        """Return how far an output may be off."""
-        return max(self.limit, self.wider.get(output, 0.0))
-
-
-@dataclass(frozen=True, eq=False)
-class JudgedGraphs:
-    """How the graphs compare, their cases by their ids with the limits that counted, and which failed."""
-
-    comparisons: list[Comparison]
-    cases: dict[str, list[ExplanationCase]]
-    failed: dict[str, ExplanationCase]
 
 
 class Reference:
@@ -126,8 +105,10 @@ class Reference:
             "asked": 3,
         }
         ids = {spec.name: self.sample(spec, sizes, tokens) for spec in self.layers.inputs}
+        limit = CAPS["fp32"]["max_error"]
         if recipe.graph == LAYERS:
-            return ExplanationCase(name, ids, compute(self.model, recipe, ids))
+            outputs = compute(self.model, recipe, ids)
+            return ExplanationCase(name, ids, outputs, dict.fromkeys(outputs, limit))
         scale = float(self.random.choice([1.0, 0.3]))
         inputs = read_inside(recipe.inputs, compute(self.model, self.layers, ids), scale)
         sizes["states"] = len(inputs.get("hidden", ()))
@@ -139,15 +120,14 @@ class Reference:
         if objective in (SOFTMAX, SIGMOID):
             inputs["target"] = self.choose_targets(recipe, inputs)
         outputs = compute(self.model, recipe, inputs)
-        highest = None
+        highest = {}
         if "ranks" in outputs:
-            outputs["ranks"], highest, is_clear = find_ties(self.model, recipe, inputs)
+            outputs["ranks"], highest["ranks"], is_clear = find_ties(self.model, recipe, inputs)
             outputs["likeliest"] = np.where(is_clear, outputs["likeliest"], -1)
-        limit = CAPS["fp32"]["max_error"]
         if objective in (SOFTMAX, SIGMOID):  # a probability is off by a share that is its logit's error
             logits = compute(self.model, recipe, {**inputs, "objective": np.array([LOGIT])})
             limit *= max(1.0, float(np.abs(logits["score"]).max()))
-        return ExplanationCase(name, inputs, outputs, limit, highest_ranks=highest, ids=ids, scale=scale)
+        return ExplanationCase(name, inputs, outputs, dict.fromkeys(outputs, limit), highest, ids, scale)
 
     def choose_targets(self, recipe: Recipe, inputs: Arrays) -> Array:
         """Return the random targets, and others, if there are, in place of those that are all but certain.
@@ -246,31 +226,15 @@ def find_ties(model: nn.Module, recipe: Recipe, inputs: Arrays) -> tuple[Array, 
     return above, np.maximum(above, level), is_clear[:, :LENS_TOKENS]
 
 
-def compare_explanations(
-    bundle: Bundle,
-    model: nn.Module,
-    recipes: Mapping[str, Recipe],
-    seed: int,
-    progress: Progress,
-) -> JudgedGraphs:
-    """Compare the graphs that explain a model with PyTorch."""
-    reference = Reference(model, recipes, seed)
-    judged = JudgedGraphs([], {}, {})
-    for artifact in bundle.manifest.explanations:
-        cases = list(reference.list_cases(recipes[artifact.recipe_id]))
-        for case, comparison in run_cases(bundle, artifact, cases, progress):
-            if not comparison.passed:
-                case = widen(case, model, recipes[artifact.recipe_id])
-                ((_, comparison),) = run_cases(bundle, artifact, [case], lambda _: None)
-            judged.comparisons.append(comparison)
-            judged.cases.setdefault(artifact.id, []).append(case)
-            if not comparison.passed:
-                judged.failed.setdefault(artifact.id, case)
-    return judged
-
-
 def widen(case: ExplanationCase, model: nn.Module, recipe: Recipe) -> ExplanationCase:
-    """Return the case with wider limits of outputs that rounding to fp32 moves far from float64.
+    """Return the case with wider limits of outputs that rounding to fp32 moves far from float64."""
+    own = limit_by_rounding(case, model, recipe)
+    limits = {name: max(limit, own.get(name, 0.0)) for name, limit in case.limits.items()}
+    return replace(case, limits=limits)
+
+
+def limit_by_rounding(case: ExplanationCase, model: nn.Module, recipe: Recipe) -> dict[str, float]:
+    """Return the limits of a case's outputs by how far rounding to fp32 moves them from float64.
 
     PyTorch in fp32 is one sample of it, of this processor's order of adding; others are sampled.
     """
@@ -278,91 +242,12 @@ def widen(case: ExplanationCase, model: nn.Module, recipe: Recipe) -> Explanatio
 
     exact_model = copy.deepcopy(model).double()
     exact = compute(exact_model, recipe, case.inputs)
-    samples: list[Mapping[str, Array]] = [case.outputs]
+    samples: list[Arrays] = [case.outputs]
     for seed in range(ROUNDINGS):
         with RoundInAnyOrder(seed):
             samples.append(compute(exact_model, recipe, case.inputs))
-    wider = {
-        name: GAP_FACTOR * max(measure(sample[name], exact[name]) for sample in samples)
+    return {
+        name: GAP_FACTOR * max(measure_distance(sample[name], exact[name], SMALLEST) for sample in samples)
         for name in exact
         if name not in INTEGERS
     }
-    return replace(case, wider=wider)
-
-
-def run_cases(
-    bundle: Bundle, artifact: Artifact, cases: Sequence[ExplanationCase], progress: Progress
-) -> Iterator[tuple[ExplanationCase, Comparison]]:
-    """Run a graph on ONNX Runtime, and yield each case with how it compares."""
-    backend = OrtCpuBackend()
-    try:
-        program = backend.open(bundle, artifact)
-    except BackendError as error:
-        for case in cases[:1]:
-            yield case, Comparison.from_error(artifact.id, backend.name, "opening it", error)
-        return
-    try:
-        for number, case in enumerate(cases):
-            progress(CountedLine(f"verifying {artifact.id}: {case.name}", number, len(cases), "cases"))
-            yield case, run_case(program, artifact, case, backend.name)
-    finally:
-        program.close()
-
-
-def run_case(program: Program, artifact: Artifact, case: ExplanationCase, backend: str) -> Comparison:
-    try:
-        got = program.run(case.inputs, {})
-    except BackendError as error:
-        return Comparison.from_error(artifact.id, backend, case.name, error)
-    errors: dict[str, float] = {}
-    failures = []
-    for name, want in case.outputs.items():
-        have = got[name]
-        if case.chosen is not None and name not in INTEGERS:
-            have = choose_values(have, case.chosen)
-        if name in INTEGERS:
-            wrong = count_wrong(name, have, want, case)
-            if wrong:
-                failures.append(f"{name}: {wrong} of {have.size} are not PyTorch's")
-            continue
-        # Of logits the unit is 1 where their spread is less: one alone may be near zero.
-        is_logit = name == "score" and not case.inputs["objective"].any()
-        errors[name] = measure(have, want, least=1.0 if is_logit else 1e-30)
-        limit = case.find_limit(name)
-        if not errors[name] <= limit:
-            failures.append(f"{name}: max_error {errors[name]:.3g} > {limit:.3g}")
-    worst = max(errors, key=lambda name: errors[name] / case.find_limit(name))
-    return Comparison(
-        {"max_error": errors[worst]},
-        {"max_error": case.find_limit(worst)},
-        tuple(failures[:3]),
-        artifact=artifact.id,
-        backend=backend,
-        case=case.name,
-    )
-
-
-def count_wrong(name: str, have: Array, want: Array, case: ExplanationCase) -> int:
-    """Return how many ranks, or likeliest tokens, are others, but for what rounding may change."""
-    if have.shape != want.shape:
-        return have.size
-    if name == "likeliest":
-        return int(((want >= 0) & (have != want)).sum())
-    highest = want if case.highest_ranks is None else case.highest_ranks
-    return int(((have < want) | (have > highest)).sum())
-
-
-def measure(got: Array, want: Array, least: float = 1e-30) -> float:
-    """Return the largest difference in units of the spread of `want`, at least `least`.
-
-    Infinite where shapes differ.
-    """
-    if got.shape != want.shape:
-        return float("inf")
-    exact = want.astype(np.float64)
-    return float(np.abs(got - exact).max()) / max(measure_spread(exact), least)
-
-
-def choose_values(array: Array, most: int) -> Array:
-    """Return at most so many of an array's values, evenly chosen."""
-    return array.reshape(-1)[list(choose_evenly(array.size, most))]

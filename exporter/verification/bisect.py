@@ -19,7 +19,7 @@ from ...runtime.backends.backend import Array
 from ...runtime.bundle.manifest import Artifact
 from ..execution.node_executor import ExecutedProgram, NodeExecutor, NotFiniteError
 from ..execution.replay import Key, Replay
-from ..limits import CAPS
+from ..limits import CAPS, measure_distance
 from ..tracing.modules import find_layer, find_module
 
 if TYPE_CHECKING:
@@ -176,28 +176,6 @@ def find_first_mismatch(
 
 def find_range(array: Array) -> tuple[float, float]:
     return float(array.min()), float(array.max())
-
-
-def measure_distance(got: Array, want: Array) -> float:
-    """Return the largest difference in units of the spread of `want`; of integers any at all is infinite.
-
-    So is another shape.
-    """
-    if got.shape != want.shape:
-        return math.inf
-    if not want.size:
-        return 0.0
-    if want.dtype.kind != "f":
-        return 0.0 if np.array_equal(got, want) else math.inf
-    exact = want.astype(np.float64)
-    if not (finite := np.isfinite(exact)).all():  # a mask's -inf has to be one
-        if not np.array_equal(got[~finite], exact[~finite]):
-            return math.inf
-        got = got[finite]
-        exact = exact[finite]
-        if not exact.size:
-            return 0.0
-    return float(np.abs(got - exact).max()) / max(measure_spread(exact), 1e-6)
 
 
 def make_node_tolerances(

@@ -106,41 +106,65 @@ def explain(
         restore_weights(model)
     manifest = Bundle.open(bundle.folder).manifest  # also of graphs that were not asked for
     sound = [a for a in manifest.artifacts if a.precision == "fp32" and a not in failed]
+    read = {c.artifact: c for c in report.comparisons if c.backend == READING and not c.passed}
+
+    def search(artifact: Artifact, fresh: ir.Model | None) -> FirstMismatch | None:
+        if fresh is None and artifact.id in report.lost:
+            return None
+        mismatch = search_graph(verifier, report, artifact, manifest, sound, model, calibration, fresh)
+        if mismatch is None or artifact.id not in read:
+            return mismatch
+        return prefer_static_fault(verifier, artifact, mismatch, read[artifact.id].failures)
+
+    def give_reason(artifact: Artifact, fresh: ir.Model | None) -> str:
+        if artifact.id in report.lost:
+            return LOST.format(propose_acceptance(report, artifact.id))
+        if artifact.id in read:  # what was read there names its node
+            return ""
+        return explain_no_mismatch(report, artifact, manifest, fresh is not None)
+
+    found = name_nodes(report, failed, progress, trace if model is not None else None, search, give_reason)
+    # A node at fault is no loss of the precision, however much PyTorch itself loses.
+    lost = report.lost - {mismatch.artifact for mismatch in found.culprits}
+    return dataclasses.replace(found, lost=lost)
+
+
+def name_nodes(
+    report: VerificationReport,
+    failed: Sequence[Artifact],
+    progress: Progress,
+    trace: Tracer | None,
+    search: Callable[[Artifact, ir.Model | None], FirstMismatch | None],
+    give_reason: Callable[[Artifact, ir.Model | None], str],
+) -> VerificationReport:
+    """Return the report with what `search` finds in each graph that failed, or why it finds nothing.
+
+    Both are given the graph traced once more, if there is a tracer.
+    """
     healthy: Mapping[str, ir.Model] = {}
-    if model is not None and trace is not None:
+    unexplained = dict(report.unexplained)
+    if trace is not None:
         recipes = list(dict.fromkeys(artifact.recipe_id for artifact in failed))
         progress(f"tracing {', '.join(recipes)} again, to find the nodes at fault")
         try:
             healthy = trace(recipes)
         except PlanForgeError as error:  # the verdict stands without
-            why = f"no node can be named: {error}"
-            return dataclasses.replace(report, unexplained={artifact.id: why for artifact in failed})
-    culprits: list[FirstMismatch] = []
-    unexplained: dict[str, str] = {}
-    read = {c.artifact: c for c in report.comparisons if c.backend == READING and not c.passed}
+            unexplained |= {artifact.id: f"no node can be named: {error}" for artifact in failed}
+            return dataclasses.replace(report, unexplained=unexplained)
+    mismatches = list(report.culprits)
     for artifact in failed:
         progress(f"verifying {artifact.id}: looking for the node at fault")
         fresh = healthy.get(artifact.recipe_id)
         try:
-            mismatch = None
-            if fresh is not None or artifact.id not in report.lost:
-                mismatch = search_graph(
-                    verifier, report, artifact, manifest, sound, model, calibration, fresh
-                )
+            mismatch = search(artifact, fresh)
         except (PlanForgeError, ValueError) as error:
             unexplained[artifact.id] = f"no node can be named: {error}"
             continue
-        if mismatch is not None and artifact.id in read:
-            mismatch = prefer_static_fault(verifier, artifact, mismatch, read[artifact.id].failures)
         if mismatch is not None:
-            culprits.append(mismatch)
-        elif artifact.id in report.lost:
-            unexplained[artifact.id] = LOST.format(propose_acceptance(report, artifact.id))
-        elif artifact.id not in read:  # what was read there names its node
-            unexplained[artifact.id] = explain_no_mismatch(report, artifact, manifest, bool(healthy))
-    # A node at fault is no loss of the precision, however much PyTorch itself loses.
-    lost = report.lost - {mismatch.artifact for mismatch in culprits}
-    return dataclasses.replace(report, culprits=tuple(culprits), unexplained=unexplained, lost=lost)
+            mismatches.append(mismatch)
+        elif why := give_reason(artifact, fresh):
+            unexplained[artifact.id] = why
+    return dataclasses.replace(report, culprits=tuple(mismatches), unexplained=unexplained)
 
 
 def search_graph(

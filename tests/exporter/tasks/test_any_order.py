@@ -11,8 +11,9 @@ import torch
 
 from planforge.exporter.checkpoints.checkpoint import Checkpoint
 from planforge.exporter.checkpoints.source import resolve_source
+from planforge.exporter.limits import measure_distance
 from planforge.exporter.reference_model import load_our_model
-from planforge.exporter.tasks.explanation import Reference, compute, measure, widen
+from planforge.exporter.tasks.explanation import SMALLEST, Reference, compute, limit_by_rounding
 from planforge.exporter.tasks.rounding import RoundInAnyOrder
 from planforge.runtime.explain.objectives import LOGIT
 
@@ -56,9 +57,9 @@ def test_a_limit_does_not_hang_on_one_processors_order() -> None:
     case = reference.make_case(recipe, "a case", batch=1, tokens=11)
     in_fp32 = case.outputs
     exact = compute(model.double(), recipe, case.inputs)
-    limits = widen(replace(case, outputs=exact), model, recipe).wider
+    limits = limit_by_rounding(replace(case, outputs=exact), model, recipe)
     for name, limit in limits.items():
-        gap = measure(in_fp32[name], exact[name])
+        gap = measure_distance(in_fp32[name], exact[name], SMALLEST)
         assert gap <= limit, name
         assert limit < 1e-3, name
 
@@ -70,7 +71,7 @@ def test_no_gradient_is_compared_of_which_fp32_keeps_nothing(seed: int) -> None:
     model = load_our_model(checkpoint.folder, checkpoint.choices.max_length)
     recipe = next(r for r in checkpoint.explanations.values() if r.graph == "gradient")
     for case in Reference(model, checkpoint.explanations, seed).list_cases(recipe):
-        limits = widen(case, model, recipe).wider
+        limits = limit_by_rounding(case, model, recipe)
         assert max(limits.values()) < 0.01, case.name
         if case.inputs["objective"].any():
             assert case.outputs["score"].max() <= 0.99, case.name

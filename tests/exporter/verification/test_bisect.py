@@ -14,10 +14,10 @@ import pytest
 
 from planforge.exporter import export, verify
 from planforge.exporter.errors import VerificationError
+from planforge.exporter.limits import measure_distance
 from planforge.exporter.reports.html import Subject, render_html
 from planforge.exporter.tracing.modules import RESULTS, find_layer, find_module, read_results
 from planforge.exporter.verification import verify as verify_module
-from planforge.exporter.verification.bisect import measure_distance
 from planforge.runtime.bundle.bundle import Bundle
 from planforge.runtime.errors import InputError
 

@@ -14,12 +14,13 @@ import pytest
 
 from planforge.exporter import export, fit_head, verify
 from planforge.exporter.errors import VerificationError
-from planforge.exporter.tasks.explanation import ExplanationCase, JudgedGraphs
-from planforge.exporter.tasks.kept_explanations import keep_cases, read_cases
+from planforge.exporter.tasks.explanation import ExplanationCase
+from planforge.exporter.verification.explanations import keep_cases, read_cases
 from planforge.runtime.bundle.bundle import Bundle
 from planforge.runtime.errors import InputError
 
 from ...helpers.explained import open_model
+from ...helpers.faults import change_weight, constant
 from ...helpers.graphs import nodes, replace_graph
 
 GRADIENT = "gradient.portable.fp32"
@@ -55,13 +56,9 @@ def scale_number(operator: str, factor: float) -> Fault:
             for index, value in enumerate(node.inputs):
                 if value is None or value.const_value is None:
                     continue
-                constant = value.const_value
-                if node.op_type == operator and constant.size == 1:
-                    array = constant.numpy() * np.float32(factor)
-                    new = ir.Value(name=f"{value.name}_off", type=value.type, shape=value.shape)
-                    new.const_value = ir.tensor(array.astype(np.float32), name=new.name)
-                    model.graph.register_initializer(new)
-                    node.replace_input_with(index, new)
+                if node.op_type == operator and value.const_value.size == 1:
+                    array = value.const_value.numpy() * np.float32(factor)
+                    node.replace_input_with(index, constant(model, f"{value.name}_off", array))
                     return str(node.name)
         raise AssertionError(f"no {operator} with a number")
 
@@ -82,10 +79,7 @@ def share_out_over_queries(place: float) -> Fault:
 def choose_by_a_table(model: ir.Model) -> str:
     """A probability is chosen by another number, of another shape: what follows is a table."""
     _, node, *_ = [node for node in nodes(model, "Equal") if node.inputs[0] in model.graph.inputs]
-    number = ir.Value(name="other", type=ir.TensorType(ir.DataType.INT64), shape=ir.Shape([1, 1]))
-    number.const_value = ir.tensor(np.array([[3]], np.int64), name="other")
-    model.graph.register_initializer(number)
-    node.replace_input_with(1, number)
+    node.replace_input_with(1, constant(model, "other", np.array([[3]], np.int64)))
     return str(node.name)
 
 
@@ -102,10 +96,7 @@ def shift_likeliest(model: ir.Model) -> str:
     """The lens names the next tokens of the vocabulary as the likeliest."""
     (top,) = [node for node in model.graph if node.op_type == "TopK"]
     old = top.outputs[1]
-    one = ir.Value(name="one", type=ir.TensorType(ir.DataType.INT64), shape=ir.Shape([1]))
-    one.const_value = ir.tensor(np.array([1], np.int64), name="one")
-    model.graph.register_initializer(one)
-    node = ir.node("Add", [old, one], name="shifted")
+    node = ir.node("Add", [old, constant(model, "one", np.array([1], np.int64))], name="shifted")
     node.outputs[0].name = old.name
     old.name = f"{old.name}_before"
     node.outputs[0].type = old.type
@@ -118,9 +109,7 @@ def shift_likeliest(model: ir.Model) -> str:
 def clip_positions(model: ir.Model) -> str:
     """Positions beyond the twelfth are the twelfth: only long texts show it."""
     table = next(n for n in model.graph if n.op_type == "Gather" and "wpe" in str(n.inputs[0].name))  # type: ignore[union-attr]
-    most = ir.Value(name="most", type=ir.TensorType(ir.DataType.INT64), shape=ir.Shape([]))
-    most.const_value = ir.tensor(np.array(11, np.int64), name="most")
-    model.graph.register_initializer(most)
+    most = constant(model, "most", np.array(11, np.int64))
     node = ir.node("Min", [table.inputs[1], most], name="clipped")
     node.outputs[0].name = "clipped"
     model.graph.insert_before(table, node)
@@ -195,11 +184,11 @@ def test_what_is_kept_is_small_whatever_the_hidden_size(tmp_path: Path) -> None:
         "a case",
         {"embeddings": embeddings, "row": np.array([7])},
         {"gradient.embeddings": embeddings},
+        {"gradient.embeddings": 1e-4},
         ids={"input_ids": ids},
         scale=0.3,
-        is_kept=True,
     )
-    keep_cases(tmp_path, "x", JudgedGraphs([], {GRADIENT: [case, replace(case, is_kept=False)]}, {}))
+    keep_cases(tmp_path, "x", {GRADIENT: [case]})
     (file,) = (tmp_path / "checks").iterdir()
     assert file.stat().st_size < 2e4
     (kept,) = read_cases(file)[GRADIENT]
@@ -210,9 +199,8 @@ def test_what_is_kept_is_small_whatever_the_hidden_size(tmp_path: Path) -> None:
 
 def test_a_weight_that_is_another_is_refused(bundle: Path) -> None:
     def plant(model: ir.Model) -> None:
-        value = next(v for name, v in model.graph.initializers.items() if "ln_f.weight" in name)
-        assert value.const_value is not None
-        value.const_value = ir.tensor(value.const_value.numpy() * np.float32(1.00001), name=value.name)
+        weight = next(v for name, v in model.graph.initializers.items() if "ln_f.weight" in name)
+        change_weight(weight, lambda array: 1.00001 * array)
 
     replace_graph(bundle, GRADIENT, plant)
     report = verify(bundle, source="gpt2-demo", only=[GRADIENT], level="quick")
