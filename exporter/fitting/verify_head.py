@@ -49,7 +49,9 @@ def add_fitted_head(
     assert head is not None
     artifact = old.bundle.manifest.artifacts[0]
     spec = new.manifest.artifacts[0].output(HEAD)
-    encoder = open_engine(old.bundle, artifact, partial(OrtCpuBackend().open, old.bundle)).encoder
+    encoder = open_engine(
+        old.bundle, artifact, partial(OrtCpuBackend(spinning=False).open, old.bundle)
+    ).encoder
     roles = [s.role for s in artifact.outputs if s.role.startswith(("hidden.", "sentence_embedding"))]
     last = max(int(role.removeprefix("hidden.")) for role in roles if role.startswith("hidden."))
     logits = {}

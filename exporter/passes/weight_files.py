@@ -40,8 +40,10 @@ def explain_refusal(graph: Path, location: str) -> str | None:
 def load_graph(path: Path) -> ir.Model:
     """Return a graph whose weights stay mapped; VerificationError if a file of them must not be opened."""
     model = ir.load(path)
-    locations = {str(tensor.location): tensor for tensor in reversed(list_external_tensors(model))}
-    for location, first in reversed(locations.items()):  # one file holds hundreds of weights
+    locations: dict[str, ir.ExternalTensor] = {}
+    for tensor in list_external_tensors(model):
+        locations.setdefault(str(tensor.location), tensor)
+    for location, first in locations.items():  # one file holds hundreds of weights
         if (why := explain_refusal(path, location)) is not None:
             raise VerificationError(f"{path}: weight {first.name!r} lies in {location}, {why}")
     if any(is_link(path.parent / location) for location in locations):

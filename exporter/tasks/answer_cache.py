@@ -29,6 +29,7 @@ from ...runtime.errors import InputError, PlanForgeError
 
 if TYPE_CHECKING:
     from ..reference_model import ReferenceModel
+    from .fitted_head import LinearHead
     from .rounding import Rounding
 
 log = logging.getLogger("planforge")
@@ -58,7 +59,9 @@ def read_limit() -> int:
     return int(megabytes * 10**6)
 
 
-def compute_key(checkpoint: str, model: ReferenceModel, questions: object) -> str:
+def compute_key(
+    checkpoint: str, model: ReferenceModel, questions: object, head: LinearHead | None = None
+) -> str:
     """Return a hash over all that a model's answers to some questions depend on.
 
     The number of threads is left out: it changes the order of sums, and so an answer's rounding alone.
@@ -67,12 +70,14 @@ def compute_key(checkpoint: str, model: ReferenceModel, questions: object) -> st
         checkpoint: the hash of the files that the model was loaded from, config.json among them.
         model: the model, whose weights are hashed as they are in memory.
         questions: a dataclass of plain values and arrays.
+        head: what was fitted to the model, if anything.
     """
     asked = {
         "checkpoint": checkpoint,
         "model": f"{type(model).__module__}.{type(model).__qualname__}",
         "weights": hash_weights(model),
         "questions": questions,
+        "head": head,
         "code": hash_code(),
         "packages": {name: find_version(name) for name in PACKAGES},
         "processor": describe_processor(),
@@ -83,10 +88,13 @@ def compute_key(checkpoint: str, model: ReferenceModel, questions: object) -> st
 def compute_gaps_key(answers: str, rounding: Rounding) -> str:
     """Return a hash over all that a rounding's effect depends on; `answers` is the key of the answers."""
     weights = {name: describe(array) for name, array in rounding.weights.items()}  # made one by one
-    products = [[*names, product] for names, product in rounding.products.items()]
+    # An error tells how a product was chosen, which changes nothing that it computes.
+    products = [
+        [*names, replace(product, error=None)] for names, product in sorted(rounding.products.items())
+    ]
     others = replace(rounding, dtype=None, weights={}, products={})
     asked = [answers, str(rounding.dtype), weights, products, others]
-    return hashlib.sha256(json.dumps(asked, default=describe).encode()).hexdigest()
+    return hashlib.sha256(json.dumps(asked, default=describe, sort_keys=True).encode()).hexdigest()
 
 
 def describe(value: Any) -> Any:

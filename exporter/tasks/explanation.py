@@ -6,6 +6,7 @@ B texts of T tokens, N hidden states, K tokens that are asked for
 from __future__ import annotations
 
 import copy
+import math
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Any
@@ -227,8 +228,11 @@ def find_ties(model: nn.Module, recipe: Recipe, inputs: Arrays) -> tuple[Array, 
 
 
 def widen(case: ExplanationCase, model: nn.Module, recipe: Recipe) -> ExplanationCase:
-    """Return the case with wider limits of outputs that rounding to fp32 moves far from float64."""
-    own = limit_by_rounding(case, model, recipe)
+    """Return the case with wider limits of outputs that rounding to fp32 moves far from float64.
+
+    What is not finite in float64 keeps its limit.
+    """
+    own = {n: limit for n, limit in limit_by_rounding(case, model, recipe).items() if math.isfinite(limit)}
     limits = {name: max(limit, own.get(name, 0.0)) for name, limit in case.limits.items()}
     return replace(case, limits=limits)
 

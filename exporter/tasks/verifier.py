@@ -26,6 +26,7 @@ from ..passes.weight_files import load_graph
 from ..reference_model import offload_weights, restore_weights
 from .answer_cache import KEPT, compute_gaps_key, compute_key, keep_answers, read_answers, read_limit
 from .base import OpenProgram, Progress, Task
+from .fitted_head import LinearHead
 from .gaps import find_key, gaps_from_arrays, gaps_to_arrays, measure_gaps
 from .registry import TASKS
 
@@ -244,7 +245,7 @@ def open_verifier(
     asked = task.choose(model, bundle, texts, seed, level)
     key = ""
     if checkpoint and level is not FULL and read_limit():
-        key = compute_key(checkpoint, model, asked)
+        key = compute_key(checkpoint, model, asked, LinearHead.load(bundle))
         if (arrays := read_answers(key)) is not None:
             progress(f"reading PyTorch's answers, {KEPT}")
             kept = from_arrays(arrays)

@@ -119,7 +119,7 @@ def run_cases(
     bundle: Bundle, artifact: Artifact, cases: Sequence[ExplanationCase], progress: Progress
 ) -> Iterator[tuple[ExplanationCase, Comparison]]:
     """Run a graph on ONNX Runtime, and yield each case with how it compares."""
-    backend = OrtCpuBackend()
+    backend = OrtCpuBackend(spinning=False)
     try:
         program = backend.open(bundle, artifact)
     except BackendError as error:
@@ -258,7 +258,7 @@ def remake_inputs(
 ) -> list[ExplanationCase]:
     """Return a graph's cases with the embeddings, or hidden states, that `layers` gives of their tokens."""
     remade = []
-    with closing(OrtCpuBackend().open(bundle, layers)) as program:
+    with closing(OrtCpuBackend(spinning=False).open(bundle, layers)) as program:
         for case in cases:
             inside = read_inside(artifact.inputs, program.run(case.ids, {}), case.scale)
             remade.append(dataclasses.replace(case, inputs={**case.inputs, **inside}))

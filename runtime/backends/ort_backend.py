@@ -238,7 +238,8 @@ class OrtCpuBackend:
         threads: see `LoadOptions`, as for the others.
         verify: compare hashes of large files too.
         prepared: use what was prepared of a graph ("auto"), prepare it where it was not (True), or neither.
-        spinning: threads that wait within a run spin, which takes CPU time; else they sleep.
+        spinning: threads that wait within a run spin, which takes CPU time; else they sleep. Those of a
+            prepared graph always spin.
     """
 
     name = "ort-cpu"

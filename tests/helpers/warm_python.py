@@ -19,6 +19,7 @@ from planforge.exporter.processes import run_child
 from .optimums import OPTIMUM_PYTHON
 
 LIBRARIES = ("torch", "transformers", "optimum.onnxruntime", "optimum.exporters.onnx")
+UNDERSTOOD = ("cwd", "env", "capture_output", "text", "check", "encoding", "errors", "stdout", "stderr")
 # Loads libraries, and answers each line, which has a command's arguments, with an exit code.
 SERVER = """
 import importlib, json, os, runpy, sys, traceback
@@ -44,9 +45,11 @@ for line in sys.stdin:
     if child == 0:
         code = 0
         try:
+            os.dup2(os.open(os.devnull, os.O_RDONLY), 0)
             for number, path in enumerate(asked["said"], 1):
                 os.dup2(os.open(path, os.O_WRONLY | os.O_CREAT), number)
             os.chdir(asked["cwd"])
+            os.environ.clear()
             os.environ.update(asked["env"])
             run(*asked["arguments"])
         except SystemExit as error:
@@ -69,6 +72,8 @@ class WarmPython:
 
     def run(self, arguments: Sequence[str], options: dict[str, Any]) -> subprocess.CompletedProcess[str]:
         """Run a script, a module or a command with options of `subprocess.run`."""
+        refused = {key: value for key, value in options.items() if key not in UNDERSTOOD}
+        assert not refused, f"{refused} would be passed over"
         if self.process is None:
             pipes: dict[str, Any] = {"stdin": subprocess.PIPE, "stdout": subprocess.PIPE, "text": True}
             self.process = subprocess.Popen([str(OPTIMUM_PYTHON), "-c", SERVER, *LIBRARIES], **pipes)
@@ -84,7 +89,10 @@ class WarmPython:
             self.process.stdin.flush()
             code = int(self.process.stdout.readline())
             out, error = (path.read_text("utf-8", errors="replace") for path in said)
-            return subprocess.CompletedProcess(arguments, code, out, error)
+            done = subprocess.CompletedProcess(arguments, code, out, error)
+            if options.get("check"):
+                done.check_returncode()
+            return done
 
     def close(self) -> None:
         if self.process is not None:

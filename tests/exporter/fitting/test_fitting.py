@@ -32,6 +32,7 @@ from planforge.runtime.errors import InputError
 from ...helpers.faults import change_weight, perturbed
 from ...helpers.graphs import replace_graph
 from ...helpers.models import tiny_bert, write_wordpiece
+from ...helpers.verdicts import keep_answers
 
 WORDS = ["cat", "dog", "sun", "rain", "tree", "bread", "stone", "river"]
 
@@ -144,6 +145,18 @@ def test_faults_in_and_below_a_head_are_named(encoder_bundle: Path, tmp_path: Pa
         c for c in verify(bundle, only=[artifact], level="quick").comparisons if c.backend == READING
     ]
     assert "weight 'head.weight' of node 'head_gemm" in failed.failures[0]
+
+
+def test_answers_of_another_head_are_not_taken(encoder_bundle: Path, tmp_path: Path) -> None:
+    """The model, the questions and the labels are the same, so the head alone tells the answers apart."""
+    rows = sentences(120, 2)
+    others = {"class 0": "class 1", "class 1": "class 0"}
+    tables = {"first": rows, "second": [(text, others[label]) for text, label in rows]}
+    with keep_answers(tmp_path / "cache"):
+        for name, table in tables.items():
+            fitted = fit_head(encoder_bundle, write_rows(tmp_path / f"{name}.tsv", table), tmp_path / name)
+            report = verify(fitted.bundle, source=encoder_bundle.parent / "checkpoint", level="quick")
+            assert report.passed and not report.answers_kept
 
 
 def head_off(model: ir.Model) -> None:

@@ -7,6 +7,7 @@ import os
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -31,6 +32,7 @@ from planforge.exporter.tasks.answer_cache import (
     read_answers,
     read_limit,
 )
+from planforge.exporter.tasks.fitted_head import LinearHead
 from planforge.exporter.tasks.rounding import Rounding
 from planforge.exporter.tasks.verifier import Verifier, open_verifier
 from planforge.exporter.verification import module_check
@@ -170,6 +172,14 @@ def test_another_rounding_is_measured_anew() -> None:
     assert len(set(keys)) == len(keys)
 
 
+def test_how_a_product_was_chosen_changes_no_rounding() -> None:
+    product = round_product(np.eye(4, dtype=np.float32), None, RowRule(128, 0.0, absolute=True))
+    both = {("a",): product, ("b",): replace(product, error=0.1)}
+    other = {("b",): product, ("a",): replace(product, error=0.2)}
+    keys = [compute_gaps_key(KEYS[0], Rounding(products=products)) for products in (both, other)]
+    assert keys[0] == keys[1]
+
+
 def test_whatever_differs_is_asked_anew(classifier: Path, folder: Path) -> None:
     asked = open_asked(classifier)
     assert not asked.ask(level=FULL).answers_kept
@@ -195,6 +205,9 @@ def test_another_version_is_asked_anew(classifier: Path, monkeypatch: pytest.Mon
     asked = open_asked(classifier)
     keys = [compute_key(asked.hash, asked.model, range(3))]
     keys.append(compute_key(asked.hash, asked.model, range(4)))
+    for scale in (1.0, 2.0):  # heads that were fitted to the same model
+        head = LinearHead("embedding", np.full((2, 4), scale), np.zeros(2), normalize=True)
+        keys.append(compute_key(asked.hash, asked.model, range(3), head))
     monkeypatch.setattr(answer_cache, "find_version", lambda package: "99")
     keys.append(compute_key(asked.hash, asked.model, range(3)))
     monkeypatch.setattr(answer_cache, "hash_code", lambda: "other code")

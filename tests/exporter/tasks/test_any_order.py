@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from dataclasses import replace
 from pathlib import Path
 
@@ -13,7 +14,8 @@ from planforge.exporter.checkpoints.checkpoint import Checkpoint
 from planforge.exporter.checkpoints.source import resolve_source
 from planforge.exporter.limits import measure_distance
 from planforge.exporter.reference_model import load_our_model
-from planforge.exporter.tasks.explanation import SMALLEST, Reference, compute, limit_by_rounding
+from planforge.exporter.tasks import explanation
+from planforge.exporter.tasks.explanation import SMALLEST, Reference, compute, limit_by_rounding, widen
 from planforge.exporter.tasks.rounding import RoundInAnyOrder
 from planforge.runtime.explain.objectives import LOGIT
 
@@ -86,3 +88,11 @@ def test_an_only_label_that_is_certain_is_compared_by_its_logit(tmp_path: Path) 
     recipe = next(r for r in checkpoint.explanations.values() if r.graph == "gradient")
     cases = list(Reference(ours, checkpoint.explanations, seed=0).list_cases(recipe))
     assert {int(case.inputs["objective"][0]) for case in cases} == {LOGIT}
+
+
+def test_what_is_not_finite_in_float64_widens_no_limit(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(explanation, "limit_by_rounding", lambda *_: {"a": math.inf, "b": 0.5, "c": math.nan})
+    case = explanation.ExplanationCase("a case", {}, {}, {"a": 0.1, "b": 0.1, "c": 0.1})
+    checkpoint = Checkpoint(resolve_source("transformer-demo"), outputs=("explain",))
+    recipe, *_ = checkpoint.explanations.values()
+    assert widen(case, torch.nn.Identity(), recipe).limits == {"a": 0.1, "b": 0.5, "c": 0.1}

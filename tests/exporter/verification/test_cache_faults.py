@@ -102,7 +102,7 @@ def test_a_sound_graph_passes_and_accuses_nobody(ground: Ground) -> None:
 
 
 def test_modules_are_held_to_what_rounding_the_cache_does(ground: Ground) -> None:
-    """Without rounding, attention would be held to fp32's band, and accused whatever the fault."""
+    """Without rounding, attention would have fp32's tolerance, and be accused whatever the fault."""
     _, modules = ground.sound_references(ARTIFACT)
     graph = ground.bundle.manifest.artifact(ARTIFACT)
     allowed = {name: band.allowed for (step, name), band in modules.items() if step == 0}
