@@ -174,9 +174,9 @@ def test_another_rounding_is_measured_anew() -> None:
 
 def test_how_a_product_was_chosen_changes_no_rounding() -> None:
     product = round_product(np.eye(4, dtype=np.float32), None, RowRule(128, 0.0, absolute=True))
-    both = {("a",): product, ("b",): replace(product, error=0.1)}
-    other = {("b",): product, ("a",): replace(product, error=0.2)}
-    keys = [compute_gaps_key(KEYS[0], Rounding(products=products)) for products in (both, other)]
+    both = Rounding(products={("a",): product, ("b",): replace(product, error=0.1)})
+    other = Rounding(products={("b",): product, ("a",): replace(product, error=0.2)})
+    keys = [compute_gaps_key(KEYS[0], rounding) for rounding in (both, other)]
     assert keys[0] == keys[1]
 
 
