@@ -200,7 +200,8 @@ def describe_file(path: Path, size: int) -> str:
     """Return a file's state as far as it shows without hashing; `planforge verify` hashes."""
     if not path.is_file():
         return "MISSING"
-    return "there" if path.stat().st_size == size else f"CHANGED: has {format_size(path.stat().st_size)}"
+    found = path.stat().st_size
+    return "there, not hashed" if found == size else f"CHANGED: has {format_size(found)}"
 
 
 def make_plan_row(manifest: Manifest, plan: Plan) -> tuple[str, ...]:

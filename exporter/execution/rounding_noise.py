@@ -12,7 +12,7 @@ import numpy as np
 import onnx_ir as ir
 
 from ...runtime.backends.backend import Array, Arrays
-from .node_executor import HOLDS, WideExecutor, list_graphs
+from .node_executor import HOLDS, WideExecutor, list_graphs, list_inputs, list_read
 
 # The inputs of operators that hold codes: integers that stand for numbers by a scale.
 CODE_INPUTS = {
@@ -36,6 +36,7 @@ NARROW = (np.dtype(ml_dtypes.int4), np.dtype(ml_dtypes.uint4))
 # A number that is rounded to a code is off by a uniform draw of one step, whose variance is 1/12. Moving one
 # code of 24 up by a step and one down has the same variance.
 MOVED = 1 / 24
+ACTIVATIONS_IN_INT8 = 4  # an accuracy_level of MatMulNBits: what it multiplies is rounded, a block at a time
 
 
 def list_live_nodes(graph: ir.Graph, wanted: set[ir.Value] | None = None) -> list[ir.Node]:
@@ -58,24 +59,62 @@ def list_live_nodes(graph: ir.Graph, wanted: set[ir.Value] | None = None) -> lis
 
 def find_code_bits(node: ir.Node) -> set[int]:
     """Return how many bits the codes have that a node reads; nothing of an operator without codes."""
-    read = [node.inputs[place] for place in CODE_INPUTS.get(node.op_type, ()) if place < len(node.inputs)]
-    dtypes = {value.dtype for value in read if value is not None}
+    dtypes = {value.dtype for value in list_codes(node) if value is not None}
     if node.op_type in ("MatMulNBits", "GatherBlockQuantized") and "bits" in node.attributes:
         return {node.attributes["bits"].as_int()}
     return {bits for bits, kinds in ((4, INT4), (8, INT8)) if dtypes & set(kinds)}
 
 
+def list_computed(graph: ir.Graph) -> set[ir.Value]:
+    """Return the values that nodes compute from a graph's inputs, those within its branches too."""
+    given = set(list_inputs(graph))
+    depending = set(given)
+
+    def follow(part: ir.Graph) -> None:
+        for node in part:
+            for inner in list_graphs(node):
+                follow(inner)
+            if not depending.isdisjoint(list_read(node)):
+                depending.update(node.outputs)
+
+    follow(graph)
+    return depending - given
+
+
+def rounds_activations(node: ir.Node) -> bool:
+    """Tell whether an operator itself rounds what it multiplies by weights to int8."""
+    level = node.attributes.get("accuracy_level")
+    return node.op_type == "MatMulNBits" and level is not None and level.as_int() == ACTIVATIONS_IN_INT8
+
+
+def rounds_to_codes(graph: ir.Graph) -> bool:
+    """Tell whether an output depends on values that are computed, and then rounded to int8 or less."""
+    computed = list_computed(graph)
+    return any(
+        rounds_activations(node) or (find_code_bits(node) and not computed.isdisjoint(list_codes(node)))
+        for node in list_live_nodes(graph)
+    )
+
+
+def list_codes(node: ir.Node) -> list[ir.Value | None]:
+    """Return what an operator reads as codes."""
+    return [node.inputs[place] for place in CODE_INPUTS.get(node.op_type, ()) if place < len(node.inputs)]
+
+
 class RoundingExecutor(WideExecutor):
-    """Computes a graph in fp32, and rounds the results that are fp16 in its file.
+    """Computes a graph in fp32, rounds the results that are fp16 in its file, and moves computed codes.
+
+    A code that was computed is moved at random, as far as rounding may move it: what differs by one rounding
+    of fp32 before it may be a whole step apart behind it.
 
     Args:
         half: the names of the results and inputs that are fp16.
-        moves: whether numbers that the file stores are moved as well: codes at random, and what is fp16 by
+        stored: whether values that the file stores are moved as well: codes at random, and what is fp16 by
             half a step, the most that its rounding has moved it.
     """
 
-    def __init__(self, model: ir.Model, half: Collection[str], moves: bool) -> None:
-        stored = {
+    def __init__(self, model: ir.Model, half: Collection[str], stored: bool) -> None:
+        in_half = {
             value
             for graph in (model.graph, *model.graph.subgraphs())
             for value in graph.initializers.values()
@@ -83,23 +122,26 @@ class RoundingExecutor(WideExecutor):
         }
         super().__init__(model)
         self.half = half
-        self.moves = moves
+        self.stored = stored
+        self.computed = list_computed(model.graph)
         self.random = np.random.default_rng(0)  # the same draws in each run
-        if moves:
-            self.constants |= {value: self.move_half(self.constants[value]) for value in stored}
+        if stored:
+            self.constants |= {value: self.move_half(self.constants[value]) for value in in_half}
 
     def run(self, inputs: Arrays) -> dict[str, Array]:
         return super().run({name: self.round(name, array) for name, array in inputs.items()})
 
     def run_node(self, node: ir.Node, feeds: list[Array | None]) -> list[Array]:
         moved = list(feeds)
-        bits = find_code_bits(node) if self.moves else ()
+        bits = find_code_bits(node)
         for place in CODE_INPUTS.get(node.op_type, ()) if bits else ():
             codes = feeds[place] if place < len(feeds) else None
-            if codes is not None:
+            if codes is not None and (self.stored or node.inputs[place] in self.computed):
                 moved[place] = self.move_codes(codes, packed=4 in bits and codes.dtype == np.uint8)
+        if rounds_activations(node) and feeds[0] is not None:
+            moved[0] = self.move_blocks(feeds[0], node.attributes["block_size"].as_int())
         results = super().run_node(node, moved)
-        if node.op_type in HOLDS and self.moves:
+        if node.op_type in HOLDS and self.stored:
             half = [str(value.name) in self.half for value in node.outputs]
             return [self.move_half(r) if is_half else r for r, is_half in zip(results, half, strict=True)]
         return [self.round(str(value.name), r) for value, r in zip(node.outputs, results, strict=True)]
@@ -116,6 +158,16 @@ class RoundingExecutor(WideExecutor):
         step = np.abs(np.spacing(array.astype(np.float16))).astype(np.float32)
         moved: Array = array + np.where(self.random.random(array.shape) < 0.5, -0.5, 0.5) * step
         return np.where(np.isfinite(moved), moved, array).astype(np.float32)
+
+    def move_blocks(self, array: Array, size: int) -> Array:
+        """Move values by up to half a step of the int8 codes that blocks of the last axis are rounded to."""
+        width = array.shape[-1]
+        padded = np.zeros((*array.shape[:-1], -(-width // size) * size), np.float32)
+        padded[..., :width] = array
+        blocks = padded.reshape(-1, size)  # a view
+        steps = np.abs(blocks).max(axis=-1, keepdims=True) / 127
+        blocks += steps * (self.random.random(blocks.shape, np.float32) - 0.5)
+        return padded[..., :width]
 
     def move_codes(self, codes: Array, packed: bool) -> Array:
         """Move some codes by one step, within their type; `packed` has two of four bits in each byte."""

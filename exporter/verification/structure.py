@@ -240,6 +240,8 @@ def describe_difference(got: Array, expected: Array, whose: str = "the checkpoin
     coarser = min(got.dtype, expected.dtype, key=lambda dtype: dtype.itemsize)
     if np.array_equal(got.astype(coarser, copy=False), expected.astype(coarser, copy=False)):
         return ""
+    differs = got.astype(coarser, copy=False) != expected.astype(coarser, copy=False)
     off = np.abs(got.astype(np.float64) - expected).max()
-    largest = np.abs(expected).max()
-    return f"is not {whose}: off by up to {off:.3g} of {largest:.3g}"
+    first = [int(place) for place in np.unravel_index(differs.argmax(), differs.shape)]
+    where = f"in {np.count_nonzero(differs)} of {differs.size} values, first at {first}"
+    return f"is not {whose}: off by up to {off:.3g} of {np.abs(expected).max():.3g} {where}"

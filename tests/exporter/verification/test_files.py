@@ -195,6 +195,23 @@ def test_files_that_do_not_take_the_same_are_refused(tmp_path: Path, text: str, 
         verify(one, against=tmp_path / "none.onnx")
 
 
+def test_weights_are_compared_where_made_up_inputs_do_not_fit(tmp_path: Path) -> None:
+    """Gather of entry 7 of 4: random inputs cannot run it."""
+    for name, second in (("one", 2), ("two", 3)):
+        of_text(
+            tmp_path / f"{name}.onnx",
+            f"{HEAD} g (int64[2] i, float[2, 4] x) => (float[2, 4] y)"
+            f" <float[4, 4] w = {{{', '.join(['1', str(second)] * 8)}}}, int64 far = {{7}}>"
+            " { j = Add (i, far) e = Gather (w, j) y = Add (e, x) }",
+        )
+    with pytest.raises(VerificationError, match="--inputs"):
+        verify(tmp_path / "one.onnx")
+    report = verify(tmp_path / "one.onnx", against=tmp_path / "two.onnx")
+    unfit, read = report.comparisons
+    assert "--inputs" in unfit.failures[0]
+    assert "8 of 16 values, first at [0, 1]" in read.failures[0]
+
+
 def test_an_output_of_one_file_only_fails(tmp_path: Path) -> None:
     one, two = (
         of_text(
