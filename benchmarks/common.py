@@ -17,7 +17,7 @@ from datetime import datetime, timezone
 from pathlib import Path
 from typing import Any
 
-from planforge.runtime.diagnostics.machine import find_processor_name
+from planforge.runtime.apps.diagnostics.machine import find_processor_name
 
 RESULTS = Path(__file__).parent / "results"
 PLACES = {"rss": "VmRSS", "anonymous": "RssAnon"}  # of memory, by Linux's names

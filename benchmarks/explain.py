@@ -18,10 +18,10 @@ import numpy as np
 
 from planforge.exporter.checkpoints.source import resolve_source
 from planforge.runtime import load
+from planforge.runtime.apps.explain.gradients import integrate, multiply_by_input
+from planforge.runtime.apps.explain.options import make_choices
+from planforge.runtime.apps.explain.targets import make_score
 from planforge.runtime.bundle.bundle import Bundle
-from planforge.runtime.explain.gradients import integrate, multiply_by_input
-from planforge.runtime.explain.options import make_choices
-from planforge.runtime.explain.targets import make_score
 
 from .common import write_result
 

@@ -12,7 +12,7 @@ import statistics
 import tempfile
 from pathlib import Path
 
-from planforge.runtime.explain.page import make_page
+from planforge.runtime.apps.explain.page import make_page
 from tests.helpers.browser import Browser, Page, running_browser
 from tests.helpers.made_explanation import ANSWER, PROMPT, make_generation, split
 

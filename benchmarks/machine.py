@@ -9,7 +9,7 @@ from pathlib import Path
 
 import numpy as np
 
-from planforge.runtime.diagnostics.bench import READ_BYTES, read_bandwidth
+from planforge.runtime.apps.diagnostics.bench import READ_BYTES, read_bandwidth
 
 STAT = Path("/proc/stat")
 BUSY = 0.1  # of the processors' time; figures beside that much other work mean little

@@ -19,7 +19,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from planforge.runtime.diagnostics.bench_work import WORDS
+from planforge.runtime.apps.diagnostics.bench_work import WORDS
 
 from .common import write_result
 from .idle import BusyMachineError, measure_when_idle

@@ -9,10 +9,10 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 
+from ..runtime.apps.diagnostics.machine import read_free_memory
 from ..runtime.backends.tensorrt_library import LIBRARIES, is_installed
 from ..runtime.backends.threads import ROOT
 from ..runtime.bundle.manifest import Artifact
-from ..runtime.diagnostics.machine import read_free_memory
 from ..runtime.progress import Notice
 from .checkpoints.checkpoint import Checkpoint
 from .errors import OutputError

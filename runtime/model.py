@@ -6,12 +6,12 @@ from abc import ABC, abstractmethod
 from pathlib import Path
 from typing import TYPE_CHECKING, ClassVar, TypeVar
 
+from .apps.explain.graphs import ExplanationGraphs
 from .backends.backend import Backend, GraphRunner, LoadRequest
 from .backends.ladder import open_on
 from .backends.threads import Threads
 from .bundle.bundle import Bundle
 from .errors import InputError
-from .explain.graphs import ExplanationGraphs
 from .opening import check_load_request, find_class_name, make_load_request
 
 if TYPE_CHECKING:

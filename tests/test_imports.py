@@ -80,7 +80,9 @@ def test_selftest_in_python_loads_nothing_of_the_command(demo_bundle: Path) -> N
 
 def test_what_bench_measures_loads_no_framework_and_nothing_of_the_command(demo_bundle: Path) -> None:
     work = f"bench_work.Work({str(demo_bundle)!r}, 'auto', 'fp32', new_tokens=2)"
-    loaded = modules_after(f"from planforge.runtime.diagnostics import bench_work\nbench_work.serve({work})")
+    loaded = modules_after(
+        f"from planforge.runtime.apps.diagnostics import bench_work\nbench_work.serve({work})"
+    )
     assert not loaded & (HEAVY | COMMAND_ONLY | {"matplotlib"})
 
 

@@ -6,8 +6,8 @@ import contextlib
 import importlib.metadata
 from typing import Any
 
+from planforge.runtime.apps.diagnostics import doctor
 from planforge.runtime.backends.cuda_memory import Gpu
-from planforge.runtime.diagnostics import doctor
 
 from .nvidia import FACTS, query
 

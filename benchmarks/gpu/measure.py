@@ -13,7 +13,7 @@ from typing import Any
 
 import numpy as np
 
-from planforge.runtime.diagnostics.bench import compute_percentiles
+from planforge.runtime.apps.diagnostics.bench import compute_percentiles
 
 from ..alike import UnlikeWorkError
 from ..case import Case

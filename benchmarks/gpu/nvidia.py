@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 from collections.abc import Sequence
 
-from planforge.runtime.diagnostics.machine import ask_command
+from planforge.runtime.apps.diagnostics.machine import ask_command
 
 # The name is first: it is the only one that may hold a comma.
 FACTS = (

@@ -61,7 +61,7 @@ def measure_resume(bundle: Path, work: Path) -> dict[str, float]:
 
 def resume(bundle: str, source: str, output: str, which: str, address: str | None = None) -> None:
     """Run a job: first by the stand-in, then by workers, with its last part missing."""
-    from planforge.runtime.batch import job
+    from planforge.runtime.apps.batch import job
 
     if which == "first":
         job.open_engine = lambda spec, *rest, **more: StandIn(spec)
@@ -93,8 +93,8 @@ class StandIn:
         import pyarrow as pa
         import pyarrow.parquet as pq
 
-        from planforge.runtime.batch.part_runner import COUNTS
-        from planforge.runtime.batch.result import PartResult
+        from planforge.runtime.apps.batch.part_runner import COUNTS
+        from planforge.runtime.apps.batch.result import PartResult
 
         table = pa.table({"row": pa.array(range(part.rows))})
         counts = json.dumps({"rows": part.rows, "errors": 0, "tokens": part.rows}).encode()
@@ -112,7 +112,7 @@ class StandIn:
 
 def main() -> None:
     """Run one job, and print what it cost."""
-    from planforge.runtime.batch import job
+    from planforge.runtime.apps.batch import job
 
     folder = Path(sys.argv[1])
     which = sys.argv[2]

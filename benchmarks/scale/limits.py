@@ -16,14 +16,14 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import ray
 
-from planforge.runtime.batch.formats import open_table
-from planforge.runtime.batch.job import Counting, compute
-from planforge.runtime.batch.part_runner import JobSpec
-from planforge.runtime.batch.plan import Part, Source
-from planforge.runtime.batch.ray_engine import RayEngine
-from planforge.runtime.batch.result import PartResult
-from planforge.runtime.batch.storage import Storage
-from planforge.runtime.batch.table_file import Stretch
+from planforge.runtime.apps.batch.formats import open_table
+from planforge.runtime.apps.batch.job import Counting, compute
+from planforge.runtime.apps.batch.part_runner import JobSpec
+from planforge.runtime.apps.batch.plan import Part, Source
+from planforge.runtime.apps.batch.ray_engine import RayEngine
+from planforge.runtime.apps.batch.result import PartResult
+from planforge.runtime.apps.batch.storage import Storage
+from planforge.runtime.apps.batch.table_file import Stretch
 
 from .sentences import make_sentences
 

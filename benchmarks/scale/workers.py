@@ -14,9 +14,9 @@ from typing import Any
 import numpy as np
 import pyarrow as pa
 
-from planforge.runtime.batch import BatchWorker, run_batch
-from planforge.runtime.batch import job as job_module
-from planforge.runtime.batch.result import PartResult
+from planforge.runtime.apps.batch import BatchWorker, run_batch
+from planforge.runtime.apps.batch import job as job_module
+from planforge.runtime.apps.batch.result import PartResult
 
 from .rates import BATCH
 

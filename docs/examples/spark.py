@@ -15,7 +15,7 @@ import numpy as np
 
 def make_predict(bundle: str) -> Callable[[np.ndarray], dict[str, np.ndarray]]:
     """Return the function that Spark's worker calls with each batch of texts; the worker keeps it."""
-    from planforge.runtime.batch import BatchWorker
+    from planforge.runtime.apps.batch import BatchWorker
 
     worker = BatchWorker(bundle, "embed", load_options={"threads": 1})
     width = len(worker.answer({"text": ["a"]})["embedding"][0])

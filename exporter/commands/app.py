@@ -15,14 +15,14 @@ from typing import Annotated, Any
 import typer
 from typer.core import TyperCommand, TyperGroup
 
-from ...runtime.commands.batch import batch
-from ...runtime.commands.console import Settings, end_with_exit_code
-from ...runtime.commands.doctor import doctor
-from ...runtime.commands.explain import explain
-from ...runtime.commands.prepare import prepare
-from ...runtime.commands.run import run
-from ...runtime.commands.selftest import selftest
-from ...runtime.commands.serve import serve
+from ...runtime.apps.commands.batch import batch
+from ...runtime.apps.commands.console import Settings, end_with_exit_code
+from ...runtime.apps.commands.doctor import doctor
+from ...runtime.apps.commands.explain import explain
+from ...runtime.apps.commands.prepare import prepare
+from ...runtime.apps.commands.run import run
+from ...runtime.apps.commands.selftest import selftest
+from ...runtime.apps.commands.serve import serve
 from ...runtime.errors import InputError
 from ..processes import end_children_on_signals
 from .bench import bench

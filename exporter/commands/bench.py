@@ -7,8 +7,8 @@ import json
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
-from ...runtime.commands.console import print_json, print_tables, show_stages, split_names
-from ...runtime.commands.run_options import (
+from ...runtime.apps.commands.console import print_json, print_tables, show_stages, split_names
+from ...runtime.apps.commands.run_options import (
     BackendOption,
     BundleArgument,
     JsonOption,
@@ -19,7 +19,7 @@ from ...runtime.commands.run_options import (
 if TYPE_CHECKING:
     from rich.console import RenderableType
 
-    from ...runtime.diagnostics.bench import BenchResult, Case
+    from ...runtime.apps.diagnostics.bench import BenchResult, Case
 
 
 def bench(
@@ -48,8 +48,8 @@ def bench(
 ) -> None:
     """Measure each precision of a bundle, in a process of its own, taking turns. Needs no torch."""
     with show_stages() as progress:
-        from ...runtime.diagnostics.bench import bench as measure
-        from ...runtime.diagnostics.plots import draw_bench, make_figure
+        from ...runtime.apps.diagnostics.bench import bench as measure
+        from ...runtime.apps.diagnostics.plots import draw_bench, make_figure
         from ..reports.output import check_writable, write_whole
 
         if output is not None:
@@ -88,7 +88,7 @@ def record_default(folder: Path, result: BenchResult) -> Case:
 
 def make_bench_tables(result: BenchResult, chosen: Case | None) -> list[RenderableType]:
     """Return a row for each precision, at most 80 columns wide; what applies to none of them is left out."""
-    from ...runtime.commands.tables import FittingTable
+    from ...runtime.apps.commands.tables import FittingTable
 
     where = result.environment
     first = result.cases[0]

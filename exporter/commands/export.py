@@ -7,8 +7,8 @@ from typing import Annotated
 
 import typer
 
-from ...runtime.commands.console import show, show_stages, split_names
-from ...runtime.commands.run_options import JsonOption, make_option
+from ...runtime.apps.commands.console import show, show_stages, split_names
+from ...runtime.apps.commands.run_options import JsonOption, make_option
 from .options import (
     AcceptOption,
     ForceOption,

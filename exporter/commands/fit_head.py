@@ -7,8 +7,8 @@ from typing import Annotated
 
 import typer
 
-from ...runtime.commands.console import print_json, print_tables, show_stages
-from ...runtime.commands.run_options import BundleArgument, JsonOption, make_option
+from ...runtime.apps.commands.console import print_json, print_tables, show_stages
+from ...runtime.apps.commands.run_options import BundleArgument, JsonOption, make_option
 from .options import ForceOption
 
 

@@ -7,8 +7,8 @@ from typing import Annotated
 
 import typer
 
-from ...runtime.commands.console import show, show_stages
-from ...runtime.commands.run_options import JsonOption
+from ...runtime.apps.commands.console import show, show_stages
+from ...runtime.apps.commands.run_options import JsonOption
 
 
 def inspect(

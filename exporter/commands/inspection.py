@@ -9,10 +9,10 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeAlias
 
+from ...runtime.apps.commands.tables import FittingTable, format_size
 from ...runtime.bundle.bundle import Bundle
 from ...runtime.bundle.manifest import Artifact, Axis, Manifest, Plan, TensorSpec
 from ...runtime.bundle.plan import sum_profile_memory
-from ...runtime.commands.tables import FittingTable, format_size
 from ...runtime.errors import InputError
 from ...runtime.suggest import did_you_mean
 from ..errors import ExporterError, shorten_error

@@ -8,8 +8,8 @@ from typing import Annotated
 
 import typer
 
-from ...runtime.commands.console import print_json, print_tables, show_stages, split_names
-from ...runtime.commands.run_options import JsonOption, make_option
+from ...runtime.apps.commands.console import print_json, print_tables, show_stages, split_names
+from ...runtime.apps.commands.run_options import JsonOption, make_option
 
 
 def lint(
@@ -28,7 +28,7 @@ def lint(
 ) -> None:
     """Say what will fail or be wrong on a target, and how to fix it. Reads no weights, needs no torch."""
     with show_stages():
-        from ...runtime.commands.tables import FittingTable
+        from ...runtime.apps.commands.tables import FittingTable
         from ...runtime.errors import InputError
         from ..linting.all_rules import list_targets_and_rules
         from ..linting.lint import lint as check

@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Annotated
 
-from ...runtime.commands.run_options import make_option
+from ...runtime.apps.commands.run_options import make_option
 from ...runtime.errors import InputError
 from ..levels import LEVELS, STANDARD
 

@@ -5,8 +5,8 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Annotated
 
-from ...runtime.commands.console import print_json, print_tables, show_stages, split_names
-from ...runtime.commands.run_options import BundleArgument, JsonOption, make_option
+from ...runtime.apps.commands.console import print_json, print_tables, show_stages, split_names
+from ...runtime.apps.commands.run_options import BundleArgument, JsonOption, make_option
 
 
 def package(

@@ -7,9 +7,9 @@ import shlex
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from ...runtime.apps.commands.tables import FittingTable, format_size
 from ...runtime.bundle.bundle import Bundle
 from ...runtime.bundle.manifest import Artifact, Manifest
-from ...runtime.commands.tables import FittingTable, format_size
 from ..levels import describe_quick
 from ..task_traits import TRAITS
 from .inspection import Inspection, describe_extras, describe_memory, describe_ranges, find_worst, sum_sizes

@@ -7,7 +7,7 @@ from functools import cached_property
 from pathlib import Path
 from typing import Any
 
-from ...runtime.batch.formats import (
+from ...runtime.apps.batch.formats import (
     KINDS,
     RECORD_BYTES,
     Record,
@@ -15,9 +15,9 @@ from ...runtime.batch.formats import (
     find_suffix,
     open_table,
 )
-from ...runtime.batch.storage import Storage
-from ...runtime.batch.table_file import Row, Stretch, TableFile
-from ...runtime.batch.values import read_text
+from ...runtime.apps.batch.storage import Storage
+from ...runtime.apps.batch.table_file import Row, Stretch, TableFile
+from ...runtime.apps.batch.values import read_text
 from ...runtime.errors import DataError, InputError
 
 HEADER = ("text", "label")

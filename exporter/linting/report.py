@@ -123,7 +123,7 @@ class LintReport:
 
     def tables(self) -> list[RenderableType]:
         """Return tables: a row for each graph and target, and a row for each finding that matters."""
-        from ...runtime.commands.tables import FittingTable
+        from ...runtime.apps.commands.tables import FittingTable
 
         rows = []
         for graph, target in self.checked:

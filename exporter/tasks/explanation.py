@@ -15,9 +15,9 @@ import numpy as np
 
 from ...runtime.apps.check.files import choose_evenly
 from ...runtime.apps.check.metrics import measure_spread
+from ...runtime.apps.explain.objectives import COSINE, LENS_TOKENS, LOGIT, SIGMOID, SOFTMAX
 from ...runtime.backends.backend import Array, Arrays
 from ...runtime.bundle.manifest import Axis, TensorSpec
-from ...runtime.explain.objectives import COSINE, LENS_TOKENS, LOGIT, SIGMOID, SOFTMAX
 from ..limits import CAPS, GAP_FACTOR, measure_distance
 from ..tracing.recipes import Recipe
 

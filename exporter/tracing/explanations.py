@@ -27,7 +27,7 @@ from ...models.language_model import LanguageModel
 from ...models.masked import MASKED
 from ...models.rotary import RotaryTables
 from ...models.transformer import Transformer
-from ...runtime.explain.objectives import COSINE, LENS_TOKENS, SIGMOID, SOFTMAX
+from ...runtime.apps.explain.objectives import COSINE, LENS_TOKENS, SIGMOID, SOFTMAX
 
 
 @dataclass(frozen=True)

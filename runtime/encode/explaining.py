@@ -11,16 +11,16 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
+from ..apps.explain.explanation import Explanation, Lens, Likely, Target, Token
+from ..apps.explain.gradients import Score
+from ..apps.explain.graphs import ExplanationGraphs
+from ..apps.explain.layers import attend, group_neurons, list_layers, run_layers
+from ..apps.explain.objectives import COSINE, LOGIT, SIGMOID, SOFTMAX
+from ..apps.explain.options import Choices, advising_shorter_texts, check_not_empty
+from ..apps.explain.saliency import measure_saliency
+from ..apps.explain.tokens import describe_encoding
 from ..backends.backend import Array
 from ..errors import InputError
-from ..explain.explanation import Explanation, Lens, Likely, Target, Token
-from ..explain.gradients import Score
-from ..explain.graphs import ExplanationGraphs
-from ..explain.layers import attend, group_neurons, list_layers, run_layers
-from ..explain.objectives import COSINE, LOGIT, SIGMOID, SOFTMAX
-from ..explain.options import Choices, advising_shorter_texts, check_not_empty
-from ..explain.saliency import measure_saliency
-from ..explain.tokens import describe_encoding
 from ..text.long_text import Piece, build_piece, fit
 from ..text.reading import check_text
 from ..text.tokenizer import Encoding

@@ -12,12 +12,12 @@ from typing import TYPE_CHECKING, Any, Literal, cast, overload
 import numpy as np
 import numpy.typing as npt
 
+from ..apps.explain.explanation import Explanation
+from ..apps.explain.options import make_choices
 from ..backends.backend import Backend, GraphRunner, LoadRequest
 from ..bundle.bundle import Bundle
 from ..bundle.defaults import EncoderDefaults
 from ..errors import ManifestError
-from ..explain.explanation import Explanation
-from ..explain.options import make_choices
 from ..memory_budget import MemoryBudget
 from ..opening import choose_length, list_tokenizer_files, open_programs
 from ..option_checks import check_options, check_whole

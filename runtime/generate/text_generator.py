@@ -7,14 +7,14 @@ from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import replace
 from typing import TYPE_CHECKING, overload
 
+from ..apps.explain.explanation import Explanation
+from ..apps.explain.options import USUAL_NEW_TOKENS, advising_shorter_texts, check_not_empty, make_choices
 from ..backends.backend import Backend, GraphRunner, LoadRequest
 from ..bundle.bundle import Bundle
 from ..bundle.defaults import GenerationDefaults
 from ..decoding.chunk import TextStream
 from ..decoding.decoder import Decoder
 from ..errors import ClosedError
-from ..explain.explanation import Explanation
-from ..explain.options import USUAL_NEW_TOKENS, advising_shorter_texts, check_not_empty, make_choices
 from ..memory_budget import MemoryBudget
 from ..model import Model
 from ..opening import check_weights, choose_length, list_tokenizer_files, open_programs

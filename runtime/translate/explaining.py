@@ -12,17 +12,17 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
+from ..apps.explain.explanation import Attention, Explanation
+from ..apps.explain.gradients import Score
+from ..apps.explain.layers import Reading, attend, group_neurons, run_layers
+from ..apps.explain.neurons import Factors
+from ..apps.explain.options import Choices
+from ..apps.explain.saliency import measure_saliency
+from ..apps.explain.targets import describe_targets, look_at_targets, make_score
+from ..apps.explain.tokens import describe_ids, encode_alone
 from ..backends.backend import Array
 from ..decoding.sampling import compute_logprobs
 from ..errors import ContextLengthError, InputError
-from ..explain.explanation import Attention, Explanation
-from ..explain.gradients import Score
-from ..explain.layers import Reading, attend, group_neurons, run_layers
-from ..explain.neurons import Factors
-from ..explain.options import Choices
-from ..explain.saliency import measure_saliency
-from ..explain.targets import describe_targets, look_at_targets, make_score
-from ..explain.tokens import describe_ids, encode_alone
 
 if TYPE_CHECKING:
     from .translator import Translator

@@ -9,6 +9,8 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from typing import TYPE_CHECKING, overload
 
+from ..apps.explain.explanation import Explanation
+from ..apps.explain.options import advising_shorter_texts, check_not_empty, make_choices
 from ..backends.backend import Backend, GraphRunner, LoadRequest
 from ..bundle.bundle import Bundle
 from ..bundle.defaults import GenerationDefaults
@@ -16,8 +18,6 @@ from ..decoding.beam import Search, make_search
 from ..decoding.chunk import TextStream
 from ..decoding.decoder import Decoder
 from ..errors import ClosedError, InputError, ManifestError
-from ..explain.explanation import Explanation
-from ..explain.options import advising_shorter_texts, check_not_empty, make_choices
 from ..memory_budget import MemoryBudget
 from ..opening import check_weights, choose_length, open_programs
 from ..option_checks import check_batch_size, check_options, check_switch

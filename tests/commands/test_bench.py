@@ -15,10 +15,10 @@ from rich.console import Console
 from planforge.exporter.commands.bench import make_bench_tables, record_default
 from planforge.exporter.errors import OutputError
 from planforge.runtime import load
+from planforge.runtime.apps.commands.console import print_tables
+from planforge.runtime.apps.diagnostics.bench import BenchResult, Case
+from planforge.runtime.apps.diagnostics.plots import draw_bench
 from planforge.runtime.bundle.bundle import Bundle
-from planforge.runtime.commands.console import print_tables
-from planforge.runtime.diagnostics.bench import BenchResult, Case
-from planforge.runtime.diagnostics.plots import draw_bench
 from planforge.runtime.errors import InputError, ManifestError
 
 from ..helpers.cli import error_line, planforge

@@ -25,15 +25,15 @@ from planforge.exporter.errors import (
     VerificationError,
 )
 from planforge.exporter.targets import find_target
-from planforge.runtime.commands.console import (
+from planforge.runtime.apps.commands.console import (
     end_with_exit_code,
     escape_controls,
     format_json,
     show_stages,
 )
-from planforge.runtime.commands.extras import EXTRAS, OF_COMMAND, find_extra
-from planforge.runtime.commands.stages import Bar, Stages, make_columns
-from planforge.runtime.commands.tables import FittingTable, share_widths
+from planforge.runtime.apps.commands.extras import EXTRAS, OF_COMMAND, find_extra
+from planforge.runtime.apps.commands.stages import Bar, Stages, make_columns
+from planforge.runtime.apps.commands.tables import FittingTable, share_widths
 from planforge.runtime.errors import (
     BackendUnavailableError,
     BundleError,

@@ -10,11 +10,17 @@ from typing import Any
 import pytest
 from rich.console import Console
 
-from planforge.runtime.commands.doctor import doctor
-from planforge.runtime.commands.doctor_tables import tabulate_diagnosis
-from planforge.runtime.diagnostics.doctor import Diagnosis, Facts, find_advice, find_rungs, summarize_rungs
-from planforge.runtime.diagnostics.jetson import Jetson, Power, find_jetpack
-from planforge.runtime.diagnostics.machine import Gpu, Graphics, Memory, Processor
+from planforge.runtime.apps.commands.doctor import doctor
+from planforge.runtime.apps.commands.doctor_tables import tabulate_diagnosis
+from planforge.runtime.apps.diagnostics.doctor import (
+    Diagnosis,
+    Facts,
+    find_advice,
+    find_rungs,
+    summarize_rungs,
+)
+from planforge.runtime.apps.diagnostics.jetson import Jetson, Power, find_jetpack
+from planforge.runtime.apps.diagnostics.machine import Gpu, Graphics, Memory, Processor
 
 from ..helpers.cli import planforge
 from ..helpers.machines import facts
@@ -99,7 +105,7 @@ def test_advice_and_summary_stand_in_lines_of_their_own(
     known = facts("sm86", packages={"onnxruntime": "1.31.1", "onnxruntime-gpu": "1.31.1"}, jetson=BOARD)
     found = find_rungs(known)
     made_up = Diagnosis(known, found, find_advice(known), summarize_rungs(found))
-    monkeypatch.setattr("planforge.runtime.diagnostics.doctor.diagnose", lambda: made_up)
+    monkeypatch.setattr("planforge.runtime.apps.diagnostics.doctor.diagnose", lambda: made_up)
     doctor()
     lines = capsys.readouterr().out.splitlines()
     assert lines[-3].startswith("onnxruntime-gpu and onnxruntime overwrite each other's files")

@@ -16,8 +16,8 @@ from typer.testing import CliRunner, Result
 
 from planforge.exporter.commands.app import app
 from planforge.runtime import TextGenerator, load
-from planforge.runtime.commands.run_input import keep_blanks
-from planforge.runtime.commands.run_options import FLAGS, TASKS
+from planforge.runtime.apps.commands.run_input import keep_blanks
+from planforge.runtime.apps.commands.run_options import FLAGS, TASKS
 from planforge.runtime.option_checks import list_options
 
 from ..helpers.cli import COMMAND

@@ -10,7 +10,7 @@ import pytest
 from planforge.runtime import SelftestResult
 from planforge.runtime.apps.check.cases import Skipped
 from planforge.runtime.apps.check.metrics import Comparison
-from planforge.runtime.commands.selftest import list_remarks, make_row
+from planforge.runtime.apps.commands.selftest import list_remarks, make_row
 
 from ..helpers.cli import error_line, planforge
 from ..helpers.selftest import change_weight

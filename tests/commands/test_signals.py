@@ -167,7 +167,7 @@ import os, signal, sys
 from types import SimpleNamespace
 from planforge.exporter.bundle import writer
 from planforge.exporter.commands import app
-from planforge.runtime.diagnostics import bench
+from planforge.runtime.apps.diagnostics import bench
 
 def interrupted(real):
     def call(*arguments):

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from planforge.runtime.commands.run_options import TRANSLATION
+from planforge.runtime.apps.commands.run_options import TRANSLATION
 from planforge.runtime.option_checks import list_options
 from planforge.runtime.options import TranslationOptions
 

@@ -17,10 +17,10 @@ from planforge.exporter.commands.app import app
 from planforge.exporter.linting.lint import lint
 from planforge.exporter.precisions import PRECISIONS
 from planforge.exporter.targets import NAMES, TARGETS, find_target
+from planforge.runtime.apps.diagnostics.doctor import find_rungs
+from planforge.runtime.apps.diagnostics.jetson import JETPACKS
 from planforge.runtime.backends.ladder import BACKENDS, RUNGS
 from planforge.runtime.backends.tensorrt_library import LIBRARIES
-from planforge.runtime.diagnostics.doctor import find_rungs
-from planforge.runtime.diagnostics.jetson import JETPACKS
 
 from ..helpers.machines import facts
 from ..helpers.paths import ROOT

@@ -103,7 +103,7 @@ def verify_golden(folder: Path) -> None:
 def inspect(folder: Path) -> None:
     """Inspect a bundle, and each of its graphs and plans, as the command shows them."""
     from planforge.exporter.commands.inspection import inspect
-    from planforge.runtime.commands.console import PlainConsole, format_json
+    from planforge.runtime.apps.commands.console import PlainConsole, format_json
 
     files = [*folder.glob("plans/*.plan"), *folder.glob("*.onnx")] or [folder]
     for path in files:
@@ -122,7 +122,7 @@ def check_printable(text: str) -> None:
 
 def lint(folder: Path) -> None:
     from planforge.exporter.linting.lint import lint
-    from planforge.runtime.commands.console import format_json
+    from planforge.runtime.apps.commands.console import format_json
 
     path = next(folder.glob("*.onnx"), folder)
     format_json(lint(path).to_json()).encode()

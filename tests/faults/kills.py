@@ -88,8 +88,8 @@ def set_default(material: Path, bundle: Path) -> None:
 
 
 def prepare(material: Path, bundle: Path) -> None:
+    from planforge.runtime.apps.commands.prepare import prepare_graphs
     from planforge.runtime.bundle.bundle import Bundle
-    from planforge.runtime.commands.prepare import prepare_graphs
 
     os.environ["PLANFORGE_CACHE"] = str(bundle.with_name("cache"))
     prepare_graphs(Bundle.open(bundle), None, lambda line: None)

@@ -16,7 +16,7 @@ from typing import Any
 import pytest
 
 from planforge.exporter.commands.app import main
-from planforge.runtime.commands.console import Settings
+from planforge.runtime.apps.commands.console import Settings
 
 COMMAND = [sys.executable, "-c", "from planforge.exporter.commands.app import main; main()"]
 # The same where whoever runs the tests ignores Ctrl-C, as for a job in the background.

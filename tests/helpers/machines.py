@@ -10,10 +10,10 @@ from typing import Any
 
 import pytest
 
-from planforge.runtime.diagnostics.doctor import Facts
-from planforge.runtime.diagnostics.jetson import Jetson, Power, find_jetpack
-from planforge.runtime.diagnostics.machine import Gpu, Graphics, Memory, Processor
-from planforge.runtime.diagnostics.packages import DISTRIBUTIONS, OnnxRuntime, Package
+from planforge.runtime.apps.diagnostics.doctor import Facts
+from planforge.runtime.apps.diagnostics.jetson import Jetson, Power, find_jetpack
+from planforge.runtime.apps.diagnostics.machine import Gpu, Graphics, Memory, Processor
+from planforge.runtime.apps.diagnostics.packages import DISTRIBUTIONS, OnnxRuntime, Package
 
 X86_CPU = "processor\t: 0\nmodel name\t: Intel(R) Core(TM) i9\nflags\t\t: fpu sse2 avx2 avx_vnni\n"
 ORIN_CPU = (

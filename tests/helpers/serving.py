@@ -17,14 +17,14 @@ from typing import Any
 import httpx
 import pytest
 
-from planforge.runtime.commands.serve import open_socket
+from planforge.runtime.apps.commands.serve import open_socket
+from planforge.runtime.apps.server import ServerSettings, make_app
+from planforge.runtime.apps.server.process import make_server
+from planforge.runtime.apps.server.registry import Loader
 from planforge.runtime.generate.pending import PendingGeneration
 from planforge.runtime.generate.row import Row
 from planforge.runtime.generate.scheduler import GenerationScheduler
 from planforge.runtime.model import Model
-from planforge.runtime.server import ServerSettings, make_app
-from planforge.runtime.server.process import make_server
-from planforge.runtime.server.registry import Loader
 
 from .cli import COMMAND
 from .patience import PATIENCE, wait_until

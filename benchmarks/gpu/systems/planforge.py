@@ -9,8 +9,8 @@ from typing import Any
 import numpy as np
 
 from planforge.runtime import load
-from planforge.runtime.diagnostics import doctor
-from planforge.runtime.diagnostics.packages import DISTRIBUTIONS, find_package
+from planforge.runtime.apps.diagnostics import doctor
+from planforge.runtime.apps.diagnostics.packages import DISTRIBUTIONS, find_package
 from planforge.runtime.errors import BackendUnavailableError
 
 from ...systems.planforge import PlanForge, make_on_token

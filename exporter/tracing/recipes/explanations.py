@@ -9,9 +9,9 @@ from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any
 
+from ....runtime.apps.explain.objectives import LENS_TOKENS
 from ....runtime.bundle.manifest import Axis, TensorSpec
 from ....runtime.errors import InputError
-from ....runtime.explain.objectives import LENS_TOKENS
 from ...task_traits import ENCODING, GENERATION, TRANSLATION
 from .recipe import Choices, Recipe, index_recipes
 
@@ -65,7 +65,7 @@ def make_spec(name: str, *axes: Axis | int, dtype: str = "float32") -> TensorSpe
 
 TARGET = make_spec("target", BATCH, dtype="int64")
 ROW = make_spec("row", BATCH, dtype="int64")
-OBJECTIVE = make_spec("objective", 1, dtype="int64")  # see `planforge.runtime.explain.objectives`
+OBJECTIVE = make_spec("objective", 1, dtype="int64")  # see `planforge.runtime.apps.explain.objectives`
 
 
 def make_explanations(task: str, config: Any, choices: Choices) -> dict[str, Recipe]:

@@ -17,7 +17,7 @@ from planforge.exporter.reference_model import load_our_model
 from planforge.exporter.tasks import explanation
 from planforge.exporter.tasks.explanation import SMALLEST, Reference, compute, limit_by_rounding, widen
 from planforge.exporter.tasks.rounding import RoundInAnyOrder
-from planforge.runtime.explain.objectives import LOGIT
+from planforge.runtime.apps.explain.objectives import LOGIT
 
 from ...helpers.models import edit_weights, tiny_bert, write_wordpiece
 

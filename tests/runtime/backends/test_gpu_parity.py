@@ -23,10 +23,10 @@ from planforge.exporter import build, export
 from planforge.runtime import TextGenerator, load
 from planforge.runtime.apps.check.metrics import judge, measure, measure_scale
 from planforge.runtime.apps.check.selftest import selftest
+from planforge.runtime.apps.diagnostics.doctor import diagnose
 from planforge.runtime.backends.cuda_memory import Device, find_gpu, list_gpus
 from planforge.runtime.backends.device_buffer import upload_array
 from planforge.runtime.backends.tensorrt_library import LIBRARIES
-from planforge.runtime.diagnostics.doctor import diagnose
 from planforge.runtime.errors import BackendUnavailableError, InputError, MemoryLimitError, PlanForgeError
 
 from ...conftest import Once

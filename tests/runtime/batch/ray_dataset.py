@@ -13,7 +13,7 @@ import pyarrow as pa
 import ray
 
 from planforge.runtime import TextEncoder
-from planforge.runtime.batch import BatchWorker, run_batch
+from planforge.runtime.apps.batch import BatchWorker, run_batch
 
 TEXTS = [f"wings lift the plane {number} times" for number in range(400)]
 

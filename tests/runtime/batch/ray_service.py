@@ -20,7 +20,7 @@ import yaml
 from ray import serve
 
 from planforge.runtime import TextGenerator
-from planforge.runtime.server.ray_serve import build_app
+from planforge.runtime.apps.server.ray_serve import build_app
 
 from ...helpers.paths import ROOT
 from ...helpers.patience import PATIENCE, wait_until

@@ -17,11 +17,11 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from planforge.runtime.batch import formats
-from planforge.runtime.batch.formats import open_table
-from planforge.runtime.batch.storage import Storage
-from planforge.runtime.batch.table_file import Row, Stretch
-from planforge.runtime.batch.values import Unreadable
+from planforge.runtime.apps.batch import formats
+from planforge.runtime.apps.batch.formats import open_table
+from planforge.runtime.apps.batch.storage import Storage
+from planforge.runtime.apps.batch.table_file import Row, Stretch
+from planforge.runtime.apps.batch.values import Unreadable
 from planforge.runtime.errors import InputError
 
 TEXTS = st.text(st.characters(exclude_categories=["Cs"]), max_size=20)

@@ -17,13 +17,13 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from planforge.runtime import TextEncoder
-from planforge.runtime.batch import process_engine, run_batch
-from planforge.runtime.batch.engine import Lost, Outcome
-from planforge.runtime.batch.job import Counting, compute
-from planforge.runtime.batch.part_runner import Failure
-from planforge.runtime.batch.plan import Part, Source, make_parts
-from planforge.runtime.batch.result import PartResult
-from planforge.runtime.batch.table_file import Stretch
+from planforge.runtime.apps.batch import process_engine, run_batch
+from planforge.runtime.apps.batch.engine import Lost, Outcome
+from planforge.runtime.apps.batch.job import Counting, compute
+from planforge.runtime.apps.batch.part_runner import Failure
+from planforge.runtime.apps.batch.plan import Part, Source, make_parts
+from planforge.runtime.apps.batch.result import PartResult
+from planforge.runtime.apps.batch.table_file import Stretch
 from planforge.runtime.errors import BatchError
 
 from .cluster_kills import compare_outputs

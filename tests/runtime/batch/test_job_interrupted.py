@@ -14,7 +14,7 @@ from typing import Any
 import pyarrow.parquet as pq
 import pytest
 
-from planforge.runtime.batch import run_batch
+from planforge.runtime.apps.batch import run_batch
 from planforge.runtime.errors import BatchError
 
 from ...helpers.cli import INTERRUPTIBLE
@@ -114,7 +114,7 @@ def test_a_signal_waits_while_a_worker_is_started(bundle: Path, tmp_path: Path) 
     code = f"""
 import signal, threading
 from concurrent.futures import ProcessPoolExecutor
-from planforge.runtime.batch import run_batch
+from planforge.runtime.apps.batch import run_batch
 
 submit = ProcessPoolExecutor.submit
 is_time = threading.Event()

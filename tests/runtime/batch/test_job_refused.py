@@ -15,9 +15,9 @@ import pyarrow.parquet as pq
 import pytest
 from pyarrow.fs import FileSelector
 
-from planforge.runtime.batch import process_engine, run_batch
-from planforge.runtime.batch.plan import Part, Source
-from planforge.runtime.batch.storage import Storage
+from planforge.runtime.apps.batch import process_engine, run_batch
+from planforge.runtime.apps.batch.plan import Part, Source
+from planforge.runtime.apps.batch.storage import Storage
 from planforge.runtime.errors import BatchError, BundleNotFoundError, InputError
 
 from ...helpers.cli import planforge
@@ -225,7 +225,7 @@ def test_workers_that_never_begin_end_the_job(tmp_path: Path, bundle: Path) -> N
     (tmp_path / "in.txt").write_text("a\n" * 10)
     program = tmp_path / "program.py"
     program.write_text(
-        "from planforge.runtime.batch import run_batch\n"
+        "from planforge.runtime.apps.batch import run_batch\n"
         f"run_batch({str(bundle)!r}, 'embed', {str(tmp_path / 'in.txt')!r}, {str(tmp_path / 'out')!r})\n"
     )
     done = subprocess.run([sys.executable, str(program)], capture_output=True, text=True, timeout=PATIENCE)

@@ -16,10 +16,10 @@ import pyarrow as pa
 import pytest
 
 from planforge.runtime import GenerationOptions, TextEncoder, TextGenerator, Translator, load
-from planforge.runtime.batch import BatchWorker
-from planforge.runtime.batch.tasks import TASKS, list_task_options, read_messages
-from planforge.runtime.batch.values import Unreadable
-from planforge.runtime.batch.worker import ask_ray
+from planforge.runtime.apps.batch import BatchWorker
+from planforge.runtime.apps.batch.tasks import TASKS, list_task_options, read_messages
+from planforge.runtime.apps.batch.values import Unreadable
+from planforge.runtime.apps.batch.worker import ask_ray
 from planforge.runtime.errors import BackendError, BundleNotFoundError, InputError, MemoryLimitError
 
 Head = Callable[[str], Path]
@@ -341,7 +341,7 @@ def test_models_are_closed_where_a_worker_cannot_be_made(
         opened.append(load(*arguments, **options))
         return opened[-1]
 
-    monkeypatch.setattr("planforge.runtime.batch.worker.load", remember)
+    monkeypatch.setattr("planforge.runtime.apps.batch.worker.load", remember)
     with pytest.raises(InputError):
         BatchWorker(head_bundle("pretrained"), "embed", options={"pooling": "middle"})
     with pytest.raises(Exception, match="closed"):

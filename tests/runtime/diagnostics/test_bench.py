@@ -17,14 +17,10 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from planforge.runtime import TextEncoder, TextGenerator, Translator
-from planforge.runtime.backends.dialects import choose_artifact
-from planforge.runtime.bundle.bundle import Bundle
-from planforge.runtime.bundle.manifest import Artifact
-from planforge.runtime.decoding.chunk import Chunk, Usage
-from planforge.runtime.diagnostics import bench as bench_module
-from planforge.runtime.diagnostics import bench_work
-from planforge.runtime.diagnostics.bench import BenchResult, Case, Process, bench, read_bandwidth
-from planforge.runtime.diagnostics.bench_work import (
+from planforge.runtime.apps.diagnostics import bench as bench_module
+from planforge.runtime.apps.diagnostics import bench_work
+from planforge.runtime.apps.diagnostics.bench import BenchResult, Case, Process, bench, read_bandwidth
+from planforge.runtime.apps.diagnostics.bench_work import (
     Embedding,
     Generating,
     TokenClock,
@@ -33,6 +29,10 @@ from planforge.runtime.diagnostics.bench_work import (
     make_passage,
     summarize_times,
 )
+from planforge.runtime.backends.dialects import choose_artifact
+from planforge.runtime.bundle.bundle import Bundle
+from planforge.runtime.bundle.manifest import Artifact
+from planforge.runtime.decoding.chunk import Chunk, Usage
 from planforge.runtime.errors import InputError, PlanForgeError
 
 KEYS = {

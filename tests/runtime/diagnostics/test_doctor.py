@@ -12,11 +12,18 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from planforge.runtime.apps.diagnostics import packages as packages_module
+from planforge.runtime.apps.diagnostics.doctor import (
+    LADDER,
+    Facts,
+    Rung,
+    find_advice,
+    find_rungs,
+    summarize_rungs,
+)
+from planforge.runtime.apps.diagnostics.machine import Graphics
+from planforge.runtime.apps.diagnostics.packages import OnnxRuntime, Package, ask_onnxruntime, find_package
 from planforge.runtime.backends.ladder import RUNGS
-from planforge.runtime.diagnostics import packages as packages_module
-from planforge.runtime.diagnostics.doctor import LADDER, Facts, Rung, find_advice, find_rungs, summarize_rungs
-from planforge.runtime.diagnostics.machine import Graphics
-from planforge.runtime.diagnostics.packages import OnnxRuntime, Package, ask_onnxruntime, find_package
 
 from ...helpers.machines import facts
 
@@ -69,7 +76,7 @@ def test_an_onnx_runtime_that_fails_is_a_line(monkeypatch: pytest.MonkeyPatch, e
 
 def test_the_doctor_loads_no_framework_and_no_engine_but_onnx_runtime() -> None:
     code = (
-        "import json, sys\nfrom planforge.runtime.diagnostics import doctor\n"
+        "import json, sys\nfrom planforge.runtime.apps.diagnostics import doctor\n"
         "after_import = list(sys.modules)\n"
         "doctor.diagnose()\nprint(json.dumps([after_import, list(sys.modules)]))"
     )

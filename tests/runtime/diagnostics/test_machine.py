@@ -10,15 +10,15 @@ import pytest
 from hypothesis import example, given
 from hypothesis import strategies as st
 
-from planforge.runtime.diagnostics.doctor import diagnose, examine
-from planforge.runtime.diagnostics.jetson import (
+from planforge.runtime.apps.diagnostics.doctor import diagnose, examine
+from planforge.runtime.apps.diagnostics.jetson import (
     Power,
     find_fastest_mode,
     find_jetpack,
     parse_mode,
     parse_release,
 )
-from planforge.runtime.diagnostics.machine import (
+from planforge.runtime.apps.diagnostics.machine import (
     COLUMNS,
     Gpu,
     Graphics,
@@ -226,7 +226,7 @@ def test_another_vendors_card_and_an_nvidia_network_card_are_no_gpu(machine: Mac
 
 
 def test_a_command_that_gives_no_answer(machine: Machine, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("planforge.runtime.diagnostics.machine.COMMAND_SECONDS", 0.1)
+    monkeypatch.setattr("planforge.runtime.apps.diagnostics.machine.COMMAND_SECONDS", 0.1)
     machine.command("nvidia-smi", "exec /bin/sleep 30")
     assert examine(machine.root).graphics.problem == "nvidia-smi gave no answer in 0.1 seconds"
 

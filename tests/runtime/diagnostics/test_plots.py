@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 
 from planforge.runtime import Alignment
-from planforge.runtime.diagnostics.plots import draw_attention
+from planforge.runtime.apps.diagnostics.plots import draw_attention
 from planforge.runtime.errors import InputError
 
 PNG = b"\x89PNG\r\n\x1a\n"

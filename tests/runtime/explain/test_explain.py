@@ -15,8 +15,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from planforge.runtime.apps.explain import METHODS, gradients
 from planforge.runtime.errors import ClosedError, ContextLengthError, InputError, MemoryLimitError
-from planforge.runtime.explain import METHODS, gradients
 
 from ...helpers.explained import open_model
 from ...helpers.patience import PATIENCE, MemoryWaits

@@ -6,7 +6,7 @@ import pytest
 from hypothesis import assume, given
 from hypothesis import strategies as st
 
-from planforge.runtime.explain.tokens import describe_ids, encode_alone
+from planforge.runtime.apps.explain.tokens import describe_ids, encode_alone
 from planforge.runtime.text.tokenizer import Tokenizer
 
 from ...helpers.text import KINDS

@@ -11,14 +11,14 @@ import jsonschema
 import msgspec
 import pytest
 
+from planforge.runtime.apps.explain import METHODS
+from planforge.runtime.apps.server import ServerSettings
+from planforge.runtime.apps.server.endpoints import ENDPOINTS
+from planforge.runtime.apps.server.forms import ChatForm
+from planforge.runtime.apps.server.openapi import describe_api
 from planforge.runtime.decoding.chunk import Usage
-from planforge.runtime.explain import METHODS
 from planforge.runtime.generate.generation import Generation, Timings
 from planforge.runtime.generate.tools import ToolCall
-from planforge.runtime.server import ServerSettings
-from planforge.runtime.server.endpoints import ENDPOINTS
-from planforge.runtime.server.forms import ChatForm
-from planforge.runtime.server.openapi import describe_api
 from planforge.runtime.text.tokenizer import Tokenizer
 
 from ...helpers.serving import SECONDS, Address, running_server

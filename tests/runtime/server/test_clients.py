@@ -16,8 +16,8 @@ import pydantic
 import pytest
 
 from planforge.runtime import TextGenerator
+from planforge.runtime.apps.server import ServerSettings
 from planforge.runtime.generate.pending import PendingGeneration
-from planforge.runtime.server import ServerSettings
 
 from ...helpers.openai_client import connect_openai
 from ...helpers.patience import wait_until
@@ -119,7 +119,7 @@ def test_the_client_asks_again_while_a_model_loads_and_while_the_queue_is_full(
             for pending in running:
                 pending.cancel()
 
-    monkeypatch.setattr("planforge.runtime.server.errors.RETRY_SECONDS", 0.02)
+    monkeypatch.setattr("planforge.runtime.apps.server.errors.RETRY_SECONDS", 0.02)
     HeldTokens(monkeypatch, most=5)
     settings = ServerSettings(schedule={"running": 1}, queue_size=1)
     http = openai.DefaultHttpxClient(trust_env=False, event_hooks={"response": [see]})

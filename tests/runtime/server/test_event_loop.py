@@ -11,12 +11,12 @@ from typing import Any
 import pytest
 
 from planforge.runtime import load
-from planforge.runtime.server import decode_body
-from planforge.runtime.server.bodies import INPUTS, LONGEST_TEXT, MOST_TOKENS, CompletionRequest
-from planforge.runtime.server.decode_body import check_sizes, describe_body
-from planforge.runtime.server.endpoints import ENDPOINTS
-from planforge.runtime.server.errors import ApiError
-from planforge.runtime.server.json_text import PIECE, JsonResponse
+from planforge.runtime.apps.server import decode_body
+from planforge.runtime.apps.server.bodies import INPUTS, LONGEST_TEXT, MOST_TOKENS, CompletionRequest
+from planforge.runtime.apps.server.decode_body import check_sizes, describe_body
+from planforge.runtime.apps.server.endpoints import ENDPOINTS
+from planforge.runtime.apps.server.errors import ApiError
+from planforge.runtime.apps.server.json_text import PIECE, JsonResponse
 from planforge.runtime.text.tokenizer import Tokenizer
 
 from ...helpers.loop_probe import probing_loops

@@ -11,9 +11,9 @@ from typing import Any
 import pytest
 
 from planforge.runtime import load
-from planforge.runtime.explain import METHODS
-from planforge.runtime.server import explanations
-from planforge.runtime.server.readers import Job
+from planforge.runtime.apps.explain import METHODS
+from planforge.runtime.apps.server import explanations
+from planforge.runtime.apps.server.readers import Job
 
 from ...helpers.patience import wait_until
 from ...helpers.serving import Address, running_server

@@ -12,12 +12,12 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from msgspec import to_builtins
 
+from planforge.runtime.apps.server.forms import ChatForm, CompletionForm
+from planforge.runtime.apps.server.json_text import encode_json
 from planforge.runtime.decoding.chunk import Chunk, TopLogprob, Usage
 from planforge.runtime.generate import call_splitter
 from planforge.runtime.generate.generation import Generation, Timings
 from planforge.runtime.generate.tools import read_tools
-from planforge.runtime.server.forms import ChatForm, CompletionForm
-from planforge.runtime.server.json_text import encode_json
 from planforge.runtime.text.tokenizer import Tokenizer
 
 from ...helpers.text import END, KINDS, byte_level, tiny

@@ -19,10 +19,10 @@ from hypothesis import HealthCheck, Phase, given, settings
 from schemathesis import GenerationMode
 from schemathesis.specs.openapi.checks import negative_data_rejection, positive_data_acceptance
 
-from planforge.runtime.server.decode_body import decode_body
-from planforge.runtime.server.endpoints import ENDPOINTS, Endpoint
-from planforge.runtime.server.errors import ApiError
-from planforge.runtime.server.openapi import describe_api
+from planforge.runtime.apps.server.decode_body import decode_body
+from planforge.runtime.apps.server.endpoints import ENDPOINTS, Endpoint
+from planforge.runtime.apps.server.errors import ApiError
+from planforge.runtime.apps.server.openapi import describe_api
 
 from ...helpers.serving import Address
 from .test_refusals import MINIMAL, read_error

@@ -15,11 +15,11 @@ import openai
 import pytest
 
 from planforge.runtime import BackendError, ClosedError, InputError, TextGenerator, load
+from planforge.runtime.apps.server import ServerSettings, app, calls
+from planforge.runtime.apps.server.auth import read_keys
 from planforge.runtime.generate import scheduler
 from planforge.runtime.generate.row import Row
 from planforge.runtime.scheduling import batcher
-from planforge.runtime.server import ServerSettings, app, calls
-from planforge.runtime.server.auth import read_keys
 
 from ...helpers.openai_client import connect_openai
 from ...helpers.patience import turn_clocks, wait_until
@@ -361,7 +361,7 @@ def test_it_answers_while_a_model_loads(load_gpt: Load) -> None:
 
 def test_a_model_that_cannot_run_is_never_ready(load_gpt: Load, monkeypatch: pytest.MonkeyPatch) -> None:
     """A step is computed before clients are told that it can be."""
-    monkeypatch.setattr("planforge.runtime.server.process.Server.on_tick", stay)
+    monkeypatch.setattr("planforge.runtime.apps.server.process.Server.on_tick", stay)
     broken = load_gpt()
     monkeypatch.setattr(broken.decoder.program, "run", fail)
     with running_server({"gpt": lambda: broken}) as server:

@@ -14,11 +14,11 @@ from pathlib import Path
 import httpx
 import pytest
 
-from planforge.runtime.commands.serve import is_open, list_hosts, name_bundles, open_socket
+from planforge.runtime.apps.commands.serve import is_open, list_hosts, name_bundles, open_socket
+from planforge.runtime.apps.server import ServerSettings
+from planforge.runtime.apps.server.endpoints import ENDPOINTS
+from planforge.runtime.apps.server.openapi import describe_api
 from planforge.runtime.errors import InputError
-from planforge.runtime.server import ServerSettings
-from planforge.runtime.server.endpoints import ENDPOINTS
-from planforge.runtime.server.openapi import describe_api
 
 from ...helpers.cli import planforge
 from ...helpers.patience import wait_until
@@ -101,8 +101,8 @@ def test_it_stops_in_order(demo_bundle: Path, tmp_path: Path) -> None:
 
 LOADING = """
 import threading
-from planforge.runtime.commands.serve import open_socket, run_server
-from planforge.runtime.server import ServerSettings, make_app
+from planforge.runtime.apps.commands.serve import open_socket, run_server
+from planforge.runtime.apps.server import ServerSettings, make_app
 settings = ServerSettings(grace=0)
 with open_socket("127.0.0.1", 0) as listener:
     run_server(make_app({"late": threading.Event().wait}, settings), settings, listener)

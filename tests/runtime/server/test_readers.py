@@ -13,10 +13,10 @@ import httpx
 import pytest
 
 from planforge.runtime import ClosedError, QueueFullError, TextEncoder, TextGenerator, load
+from planforge.runtime.apps.server import ServerSettings
+from planforge.runtime.apps.server.readers import Job, Lane
 from planforge.runtime.generate.grammar import Grammars
 from planforge.runtime.scheduling.steps import Steps
-from planforge.runtime.server import ServerSettings
-from planforge.runtime.server.readers import Job, Lane
 
 from ...helpers.serving import SECONDS, running_server
 

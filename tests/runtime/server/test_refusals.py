@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from planforge.runtime import TextGenerator
-from planforge.runtime.server.endpoints import ENDPOINTS
+from planforge.runtime.apps.server.endpoints import ENDPOINTS
 
 from ...helpers.serving import Address
 

@@ -9,10 +9,10 @@ from typing import Any
 
 import pytest
 
+from planforge.runtime.apps.server.readers import Job
+from planforge.runtime.apps.server.request_log import REQUEST_ID, name_requests_in_log
 from planforge.runtime.generate.row import Row
 from planforge.runtime.scheduling.steps import Steps
-from planforge.runtime.server.readers import Job
-from planforge.runtime.server.request_log import REQUEST_ID, name_requests_in_log
 
 from ...helpers.patience import wait_until
 from ...helpers.serving import Address, HeldTokens
@@ -73,7 +73,7 @@ def test_every_answer_and_line_of_the_log_has_an_id(
 
 def test_a_stream_that_waits_sends_comments(server: Address, monkeypatch: pytest.MonkeyPatch) -> None:
     """Before the first token, and between two."""
-    monkeypatch.setattr("planforge.runtime.server.streaming.COMMENT_SECONDS", 0.05)
+    monkeypatch.setattr("planforge.runtime.apps.server.streaming.COMMENT_SECONDS", 0.05)
     tokens = HeldTokens(monkeypatch, most=0)
     lines: list[str] = []
     with server.client.stream("POST", "/v1/chat/completions", json={**CHAT, "stream": True}) as response:

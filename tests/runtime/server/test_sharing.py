@@ -15,8 +15,8 @@ import httpx
 import pytest
 
 from planforge.runtime import TextGenerator, load
-from planforge.runtime.server import ServerSettings
-from planforge.runtime.server.limits import BoundedProtocol
+from planforge.runtime.apps.server import ServerSettings
+from planforge.runtime.apps.server.limits import BoundedProtocol
 
 from ...helpers.patience import wait_until
 from ...helpers.serving import SECONDS, Address, HeldTokens, running_server
@@ -86,7 +86,7 @@ def test_no_key_fills_the_queue_and_a_key_has_one_turn_at_a_time(
 
 
 def test_a_client_that_never_reads_is_cut_off(gpt: TextGenerator, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("planforge.runtime.server.process.bound_connections", Narrow.bound)
+    monkeypatch.setattr("planforge.runtime.apps.server.process.bound_connections", Narrow.bound)
     tokens = HeldTokens(monkeypatch, most=100)  # more than the buffers on the way hold
     body = {**LONG, "n": 8, "logprobs": 5, "stream": True}
     with running_server({"gpt": gpt}, ServerSettings(write_seconds=0.3)) as server:
@@ -107,7 +107,7 @@ def test_a_client_that_reads_slowly_is_not_cut_off(
 ) -> None:
     """Its time is over again and again, and it has taken something each time."""
     monkeypatch.setattr(Narrow, "made", [])
-    monkeypatch.setattr("planforge.runtime.server.process.bound_connections", Narrow.bound)
+    monkeypatch.setattr("planforge.runtime.apps.server.process.bound_connections", Narrow.bound)
     body = {**LONG, "n": 8, "logprobs": 5, "stream": True, "max_tokens": 60}
     with (
         running_server({"gpt": gpt}, ServerSettings(write_seconds=3000)) as server,

@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from planforge.runtime.explain.page import make_page
+from planforge.runtime.apps.explain.page import make_page
 
 from ....helpers.browser import Browser, Page
 from ....helpers.explanation_page import Show, open_view

@@ -13,7 +13,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from planforge.runtime.explain.page import make_page
+from planforge.runtime.apps.explain.page import make_page
 
 from ....helpers.browser import Browser
 from ....helpers.explanation_page import (

@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from planforge.runtime import TextGenerator, load
-from planforge.runtime.server import ServerSettings
+from planforge.runtime.apps.server import ServerSettings
 
 from ....helpers.browser import Browser, Page
 from ....helpers.explanation_page import CURRENT, FIGURES, check_tints, open_view, shares_of

@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from planforge.runtime import TextEncoder, TextGenerator, Translator
-from planforge.runtime.server import ServerSettings
+from planforge.runtime.apps.server import ServerSettings
 
 from ....helpers.browser import Browser
 from ....helpers.page import PANEL, ask, do_task, fill, press_button, wait_for_text

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from planforge.runtime.explain.page import SHARED
+from planforge.runtime.apps.explain.page import SHARED
 
 from ....helpers.browser import Browser
 from ....helpers.page import FIELDS, PANEL, Open, ask, error_line, fill, press_button, wait_for_text

@@ -1,0 +1,103 @@
+"""Workers that are processes of this machine."""
+
+from __future__ import annotations
+
+import contextlib
+import multiprocessing
+import os
+import signal
+import threading
+from collections.abc import Iterator
+from concurrent.futures import FIRST_COMPLETED, Future, ProcessPoolExecutor, wait
+from concurrent.futures.process import BrokenProcessPool
+from multiprocessing.process import parent_process
+
+from ...signals import ENDING, hold_signals
+from .engine import Lost, Outcome
+from .part_runner import Failure, JobSpec, run_part
+from .plan import Part
+from .result import PartResult
+
+QUEUED = 1  # parts that wait for each worker, so that none waits for the next part
+
+
+class ProcessEngine:
+    """Computes the parts of a job in processes, which end with this one."""
+
+    def __init__(self, spec: JobSpec, workers: int) -> None:
+        self.spec = spec
+        self.workers = workers
+        self._running: dict[Future[PartResult | Failure], Part] = {}
+        self._pool = self._make_pool()
+
+    def count_slots(self) -> int:
+        """Return the number of workers, and of parts that wait for them."""
+        return self.workers * (1 + QUEUED)
+
+    def start(self, part: Part) -> None:
+        """Let a worker compute a part."""
+        try:
+            with hold_signals(), block_ctrl_c():
+                future = self._pool.submit(run_part, self.spec, part)  # which may start a process
+        except BrokenProcessPool as error:  # since the last part was started
+            future = Future()
+            future.set_exception(error)
+        self._running[future] = part
+
+    def wait(self) -> list[tuple[Part, Outcome]]:
+        """Return the parts that ended."""
+        done, _ = wait(self._running, return_when=FIRST_COMPLETED)
+        outcomes: list[tuple[Part, Outcome]] = []
+        is_broken = False
+        for future in done:
+            part = self._running.pop(future)
+            try:
+                outcomes.append((part, future.result()))
+            except BrokenProcessPool as error:
+                outcomes.append((part, Lost(str(error))))
+                is_broken = True
+        if is_broken:  # all its workers have ended, and all that they were at is lost
+            outcomes += [(part, Lost("another worker died")) for part in self._running.values()]
+            self._running.clear()
+            self.close()
+            self._pool = self._make_pool()
+        return outcomes
+
+    def close(self) -> None:
+        """End the workers, and the pool's thread: one left may close what Python's exit still uses."""
+        for process in list((self._pool._processes or {}).values()):
+            process.terminate()
+        self._pool.shutdown(cancel_futures=True)
+
+    def _make_pool(self) -> ProcessPoolExecutor:
+        return ProcessPoolExecutor(
+            self.workers, mp_context=multiprocessing.get_context("spawn"), initializer=prepare_worker
+        )
+
+
+@contextlib.contextmanager
+def block_ctrl_c() -> Iterator[None]:
+    """Block Ctrl-C's signal, which a terminal sends to all processes, in this thread and those it starts."""
+    if not hasattr(signal, "pthread_sigmask"):  # on Windows
+        yield
+        return
+    before = signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGINT})
+    try:
+        yield
+    finally:
+        signal.pthread_sigmask(signal.SIG_SETMASK, before)
+
+
+def prepare_worker() -> None:
+    """Let this process end with the one that started it, which alone takes Ctrl-C's signal."""
+    for number in ENDING:
+        signal.signal(number, signal.SIG_DFL)
+    threading.Thread(target=end_with_parent, daemon=True).start()
+
+
+def end_with_parent() -> None:
+    """End this process when its parent has ended."""
+    parent = parent_process()
+    assert parent is not None  # who starts a worker
+    parent.join()
+    os._exit(1)

@@ -1,0 +1,217 @@
+"""`planforge explain`: why a model answered so, as a table or JSON, and as a page. Loads no torch."""
+
+from __future__ import annotations
+
+import re
+from collections import Counter
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+
+from ...errors import InputError
+from ...load import load
+from .console import print_json, print_tables, say, show_stages, split_names
+from .run_options import (
+    BackendOption,
+    BundleArgument,
+    JsonOption,
+    PrecisionOption,
+    ThreadsOption,
+    make_option,
+)
+from .tables import FittingTable
+
+if TYPE_CHECKING:
+    from ..explain import Explanation, Lens, Target
+
+NAMED = 3  # tokens that the table names of each target
+# How messages begin to speak of a parameter of Python's, and what the command calls it.
+SPELLINGS = {
+    "label": ("label=", "--answer "),
+    "pair": ("pair=", "--pair "),
+    "methods": ("method ", "--methods: "),
+    "objective": ("objective=", "--objective "),
+    "watch": ("watch ", "--watch "),
+    "factors": ("factors=", "--factors "),
+    "max_new_tokens": ("max_new_tokens=", "--max-new-tokens "),
+}
+# Options that a bundle's task has no use for.
+USELESS = {
+    "text-encoding": ["--watch", "--max-new-tokens"],
+    "text-generation": ["--pair"],
+    "translation": ["--pair", "--max-new-tokens"],
+}
+TextArgument = Annotated[
+    str, typer.Argument(help="A prompt, a text to classify or translate; of a ranker the query.")
+]
+AnswerOption = Annotated[
+    str | None,
+    make_option(
+        "What to explain: an answer or a translation of yours, or a label.",
+        show_default="the model's own answer",
+    ),
+]
+PairOption = Annotated[
+    str | None, make_option("The other text, of models that read pairs; of one that embeds, to compare with.")
+]
+HtmlOption = Annotated[Path | None, make_option("Write a page too, which shows all of it offline.", "--html")]
+MethodsOption = Annotated[
+    str | None,
+    make_option(
+        "gradient, integrated_gradients, occlusion, lens, attention, neurons; several separated by commas.",
+        show_default="gradient,lens,attention; occlusion where the bundle has no graphs for them",
+    ),
+]
+ObjectiveOption = Annotated[
+    str, make_option("What gradients are of: logit or probability.", show_default=True)
+]
+WatchOption = Annotated[
+    list[str] | None,
+    make_option("A word of one token whose ranks the lens tells too, such as ' God'; may be repeated."),
+]
+FactorsOption = Annotated[int, make_option("How many groups of neurons.", show_default=True, minimum=1)]
+MaxNewTokensOption = Annotated[
+    int | None, make_option("Of the model's own answer.", show_default="20", minimum=1)
+]
+
+
+def explain(
+    bundle: BundleArgument,
+    text: TextArgument,
+    answer: AnswerOption = None,
+    pair: PairOption = None,
+    html: HtmlOption = None,
+    methods: MethodsOption = None,
+    objective: ObjectiveOption = "logit",
+    watch: WatchOption = None,
+    factors: FactorsOption = 5,
+    max_new_tokens: MaxNewTokensOption = None,
+    backend: BackendOption = "auto",
+    precision: PrecisionOption = None,
+    threads: ThreadsOption = None,
+    as_json: JsonOption = False,
+) -> None:
+    """Say by which words a model chose its answer, and at which layer. Loads no torch.
+
+    Export with --outputs explain for all of it; occlusion works with any bundle.
+    """
+    with show_stages() as progress:
+        check_page(html)
+        progress("loading it")
+        with load(bundle, backend=backend, precision=precision, threads=threads) as model:
+            progress("explaining")
+            choices: dict[str, Any] = {
+                "methods": split_names("--methods", methods),
+                "objective": objective,
+                "factors": factors,
+            }
+            beside = {"--pair": pair, "--watch": watch or None, "--max-new-tokens": max_new_tokens}
+            with speaking_of_options():
+                result = explain_by_task(model, text, answer, beside, choices)
+        if html is not None:
+            result.to_html(html)
+    if as_json:
+        print_json(result.to_json())
+    else:
+        print_tables([tabulate(result)])
+    if html is not None:
+        say(f"{html} shows it in any browser, offline")
+
+
+def check_page(html: Path | None) -> None:
+    """Refuse a place where no page can be, before the work begins."""
+    if html is None:
+        return
+    if html.is_dir():
+        raise InputError(f"--html {html}: this is a folder; give the name of a file")
+    if not html.absolute().parent.is_dir():
+        raise InputError(f"--html {html}: there is no folder {html.absolute().parent}")
+
+
+@contextmanager
+def speaking_of_options() -> Iterator[None]:
+    """Let errors name the command's options, where those of the runtime name parameters."""
+    try:
+        yield
+    except InputError as error:
+        parameter, option = SPELLINGS.get(error.option or "", ("", ""))
+        message = re.sub(f"(^|: ){parameter}", rf"\1{option}", str(error), count=1)
+        raise InputError(message, option=error.option) from error
+
+
+def explain_by_task(
+    model: Any, text: str, answer: str | None, beside: dict[str, Any], choices: Any
+) -> Explanation:
+    """Return the explanation; refuse options that the bundle's task has no use for."""
+    task = model._TASK
+    for name in USELESS[task]:
+        if beside[name] is not None:
+            raise InputError(f"{name} is no option of a bundle for {task}")
+    result: Explanation
+    if task == "text-encoding":
+        result = model.explain(text, beside["--pair"], label=answer, **choices)
+    elif task == "translation":
+        result = model.explain(text, answer, watch=beside["--watch"] or (), **choices)
+    else:
+        if beside["--max-new-tokens"] is not None:
+            choices = choices | {"max_new_tokens": beside["--max-new-tokens"]}
+        result = model.explain(text, answer, watch=beside["--watch"] or (), **choices)
+    return result
+
+
+def tabulate(result: Explanation) -> FittingTable:
+    """Return a row for each target, with the tokens that counted most."""
+    columns = ["answer" if result.targets[0].token is not None else "label", "probability"]
+    names = list(result.saliency)
+    columns += [f"counted most, by {name.replace('_', ' ')}" for name in names]
+    ranked = result.lens if result.kind not in ("ranking", "similarity") else None  # one number has no rank
+    if ranked is not None:
+        columns.append("first in rank 1")
+    rows = []
+    for number, target in enumerate(result.targets):
+        row = [repr(target.text), describe_probability(target)]
+        row += [name_strongest(result, name, number) for name in names]
+        if ranked is not None:
+            row.append(find_first_layer(ranked, number))
+        rows.append(row)
+    return FittingTable(f"{result.kind} by {result.model}", columns, rows)
+
+
+def describe_probability(target: Target) -> str:
+    """Return a target's probability; of a number that is none, the number."""
+    if target.probability is not None:
+        return f"{100 * target.probability:.3g} %"
+    return "" if target.logit is None else f"score {target.logit:.3g}"
+
+
+def find_first_layer(lens: Lens, number: int) -> str:
+    """Return after which layer a target is the likeliest first, and its last rank if that is another."""
+    ranks = lens.ranks[:, number].tolist()
+    first = "never"
+    if 1 in ranks:
+        first = f"layer {ranks.index(1)}" if ranks[0] != 1 else "embeddings"
+    return first if ranks[-1] == 1 else f"{first}; at last {ranks[-1]}"
+
+
+def name_strongest(result: Explanation, method: str, number: int) -> str:
+    """Return the tokens that counted most for a target, with their shares or numbers.
+
+    Of equal tokens each has its place among all behind it, counted from 0 as in Python.
+    """
+    texts = Counter(token.text for token in result.tokens)
+
+    def name(place: int) -> str:
+        text = result.tokens[place].text
+        return repr(text) if texts[text] == 1 else f"{text!r}[{place}]"
+
+    row = result.saliency[method][number].tolist()
+    known = [place for place, value in enumerate(row) if value == value]  # the others are NaN: not read
+    strongest = sorted(known, key=lambda place: -abs(row[place]))[:NAMED]
+    is_share = method == "gradient_norm"
+    return ", ".join(
+        f"{name(place)} {100 * row[place]:.0f} %" if is_share else f"{name(place)} {row[place]:+.2f}"
+        for place in strongest
+    )

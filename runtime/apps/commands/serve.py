@@ -1,0 +1,232 @@
+"""`planforge serve`: an HTTP server of bundles, with OpenAI's routes and a page to talk to them."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import gc
+import ipaddress
+import os
+import socket
+import sys
+from functools import partial
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+
+from ...errors import InputError
+from .console import say
+from .run_options import PrecisionOption, ThreadsOption, make_option
+
+if TYPE_CHECKING:
+    from starlette.applications import Starlette
+
+    from ..server.settings import ServerSettings
+
+limit_option = partial(make_option, panel="Limits")
+
+BundlesArgument = Annotated[
+    list[str],
+    typer.Argument(
+        metavar="BUNDLE...",
+        help="Folders that export wrote; NAME=FOLDER gives one a name, which is else the folder's.",
+        show_default=False,
+    ),
+]
+HostOption = Annotated[str, make_option("The address to listen on; 0.0.0.0 is every one.", show_default=True)]
+PortOption = Annotated[int, make_option("0 takes one that is free.", show_default=True, minimum=0)]
+KeyFileOption = Annotated[
+    Path | None,
+    make_option("A file of keys, one a line, of which a request must have one; also PLANFORGE_API_KEY."),
+]
+ParallelOption = Annotated[
+    int | None,
+    limit_option("Requests that a text generator answers at a time.", show_default="8", minimum=1),
+]
+ContextOption = Annotated[
+    int | None,
+    limit_option(
+        "Tokens of a request, prompt and answer.", "--ctx-size", show_default="the model's", minimum=2
+    ),
+]
+PrefixOption = Annotated[
+    int | None,
+    limit_option(
+        "Megabytes for what earlier requests computed, for those that begin alike.",
+        show_default="256",
+        minimum=0,
+    ),
+]
+SharePromptsOption = Annotated[
+    bool | None,
+    limit_option(
+        "Whether a key's requests may reuse what another key's computed, and so tell that they begin alike.",
+        "--share-prompts/--no-share-prompts",
+        show_default="not where there are several keys",
+    ),
+]
+QueueOption = Annotated[int, limit_option("Requests of a model that wait.", show_default=True, minimum=1)]
+TimeoutOption = Annotated[float, limit_option("Seconds after which a request fails.", show_default=True)]
+WriteTimeoutOption = Annotated[
+    float,
+    limit_option(
+        "Seconds in which a client must take something of its answer, or be cut off.", show_default=True
+    ),
+]
+GraceOption = Annotated[
+    int,
+    limit_option(
+        "Seconds that running answers have when the server is to stop; 0 stops at once.",
+        show_default=True,
+        minimum=0,
+    ),
+]
+BodyOption = Annotated[int, limit_option("Megabytes of a request.", show_default=True, minimum=1)]
+ConnectionsOption = Annotated[int, limit_option("Connections at a time.", show_default=True, minimum=1)]
+OriginOption = Annotated[
+    list[str] | None,
+    make_option("An origin whose pages may call the server from a browser; may be repeated."),
+]
+NoPageOption = Annotated[bool, make_option("Leave out the page at /.", "--no-page")]
+
+
+def serve(
+    bundles: BundlesArgument,
+    host: HostOption = "127.0.0.1",
+    port: PortOption = 8080,
+    api_key_file: KeyFileOption = None,
+    cors_origin: OriginOption = None,
+    no_page: NoPageOption = False,
+    parallel: ParallelOption = None,
+    ctx_size: ContextOption = None,
+    prefix_memory: PrefixOption = None,
+    share_prompts: SharePromptsOption = None,
+    queue_size: QueueOption = 128,
+    timeout: TimeoutOption = 600.0,
+    write_timeout: WriteTimeoutOption = 60.0,
+    grace: GraceOption = 30,
+    max_body: BodyOption = 8,
+    max_connections: ConnectionsOption = 512,
+    threads: ThreadsOption = None,
+    precision: PrecisionOption = None,
+) -> None:
+    """Answer requests over HTTP with one or several bundles: OpenAI's routes, more tasks, and a page."""
+    from ..server import ServerSettings, make_app
+    from ..server.auth import read_keys
+
+    keys = read_keys(api_key_file)
+    schedule = {"running": parallel, "context": ctx_size}
+    if prefix_memory is not None:
+        schedule["prefix_memory"] = prefix_memory * 1_000_000
+    settings = ServerSettings(
+        keys=keys,
+        schedule={name: value for name, value in schedule.items() if value is not None},
+        queue_size=queue_size,
+        timeout=timeout,
+        write_seconds=write_timeout,
+        body_bytes=max_body * 2**20,
+        connections=max_connections,
+        grace=grace,
+        share_prompts=share_prompts,
+        hosts=() if keys else list_hosts(host),
+        origins=tuple(cors_origin or ()),
+        page=not no_page,
+    )
+    loaders = {
+        name: partial(open_model, name, folder, threads=threads, precision=precision)
+        for name, folder in name_bundles(bundles).items()
+    }
+    with contextlib.closing(open_socket(host, port)) as listener:
+        if is_open(settings):
+            say(f"warning: no key is asked for, and other machines may reach {host}; see --api-key-file")
+        run_server(make_app(loaders, settings), settings, listener)
+
+
+def name_bundles(arguments: list[str]) -> dict[str, Path]:
+    """Return the folders by their names; refuse two of one name, and what is no bundle."""
+    from ...bundle.bundle import Bundle
+
+    folders: dict[str, Path] = {}
+    for argument in arguments:
+        name, equals, folder = argument.partition("=")
+        if not equals or Path(argument).exists():
+            name = Path(argument).resolve().name
+            folder = argument
+        if not name:
+            raise InputError(f"{argument!r} has no name before its '='")
+        if name in folders:
+            raise InputError(
+                f"two bundles are called {name!r}: {folders[name]} and {folder}; give one another name, as in"
+                f" other={folder}"
+            )
+        Bundle.open(folder)  # what is wrong with it is said before the server listens
+        folders[name] = Path(folder)
+    return folders
+
+
+def open_model(name: str, folder: Path, **options: Any) -> Any:
+    """Return the model of a bundle, and say what it is."""
+    from ...load import load
+
+    model = load(folder, **options)
+    say(f"{name}: {model}")
+    return model
+
+
+def list_hosts(host: str) -> tuple[str, ...]:
+    """Return the names by which a server may be called that this machine alone reaches; else any."""
+    local = host == "localhost"
+    with contextlib.suppress(ValueError):
+        local = ipaddress.ip_address(host).is_loopback
+    return tuple(dict.fromkeys(("localhost", "127.0.0.1", "[::1]", host))) if local else ()
+
+
+def is_open(settings: ServerSettings) -> bool:
+    """Return whether whoever reaches the server may use it, from other machines too."""
+    return not settings.keys and not settings.hosts
+
+
+def open_socket(host: str, port: int) -> socket.socket:
+    """Return a socket that listens."""
+    if port > 65_535:
+        raise InputError(f"port={port} must be at most 65535")
+    try:
+        family, kind, protocol, _, address = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM)[0]
+    except socket.gaierror as error:
+        raise InputError(f"host={host!r} is no address of this machine: {error.strerror}") from error
+    listener = socket.socket(family, kind, protocol)
+    listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+    try:
+        listener.bind(address)
+        listener.listen(1024)
+    except OSError as error:
+        listener.close()
+        raise OSError(error.errno, f"{host}:{port} cannot be listened on: {error.strerror}") from error
+    return listener
+
+
+def run_server(app: Starlette, settings: ServerSettings, listener: socket.socket) -> None:
+    """Answer requests until a signal asks to stop; raise what kept a model from being loaded."""
+    from ..server.process import make_server
+
+    host, port = listener.getsockname()[:2]
+    url = f"http://[{host}]:{port}" if ":" in host else f"http://{host}:{port}"
+    say(f"listening on {url}")
+    names = app.state.registry.names
+    models = "1 model" if len(names) == 1 else f"{len(names)} models"
+
+    def tell_ready() -> None:
+        gc.collect()
+        gc.freeze()  # what is loaded stays: the collector would stop all threads to look at it again
+        say(f"Ready: {models} at {url} (Ctrl-C stops it)")
+
+    server = make_server(app, settings, tell_ready)
+    with contextlib.suppress(KeyboardInterrupt):  # it has stopped in order; Terminated is one too
+        asyncio.run(server.serve([listener]))
+    if app.state.registry.loading:  # nothing ends its thread, for which Python's own exit would wait
+        say("stopped while a model was loading")
+        sys.stderr.flush()
+        os._exit(0)
+    if app.state.registry.failure is not None:
+        raise app.state.registry.failure

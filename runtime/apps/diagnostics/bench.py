@@ -1,0 +1,265 @@
+"""Measures how fast a bundle is on this machine: each precision in its own process, all taking turns."""
+
+from __future__ import annotations
+
+import contextlib
+import importlib.metadata
+import json
+import os
+import platform
+import statistics
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import asdict, dataclass
+from datetime import datetime, timezone
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from ...backends.dialects import choose_artifact
+from ...backends.threads import Threads, choose_threads
+from ...bundle.bundle import Bundle
+from ...errors import InputError, PlanForgeError
+from ...option_checks import check_whole
+from .bench_work import Work
+from .machine import find_processor_name
+from .packages import find_package
+
+ROUNDS = 5  # as many rounds as fill the seconds, at least and at most
+MOST_ROUNDS = 50
+SECONDS = 3.0
+READ_BYTES = 256 * 2**20  # more than the processor's caches hold
+EXACTNESS = ("fp32", "fp16", "fp32-kv8", "int8", "int8-kv8", "int4", "int4-kv8")  # the most exact first
+LEAST_GAIN = 1.02  # of speed; less is not worth a less exact precision
+# Python puts the current folder first on its path, where a stray random.py would be imported instead.
+CHILD = "import sys; sys.path[:] = [p for p in sys.path if p]; from {} import main; main()"
+
+
+@dataclass(frozen=True)
+class Case:
+    """The measurements of one precision."""
+
+    backend: str
+    artifact: str  # the graph that takes the time
+    precision: str
+    gate_passed: bool  # whether every graph that ran was found equal to PyTorch's model
+    batch: int  # texts in a call
+    prompt: int  # tokens of each
+    new_tokens: int  # generated for each; 0 of an encoder
+    ttft_ms: float | None  # from the text to the first new token, median; None of an encoder
+    inter_token_ms: dict[str, float] | None  # "p50" and "p99" between two tokens of a row, if there are two
+    latency_ms: dict[str, float]  # "p50" and "p99" of whole calls
+    tokens_per_s: float  # new tokens of all rows over the whole call, median; of an encoder tokens read
+    tokens_per_s_range: dict[str, float]  # "p25" and "p75" of the same over the rounds
+    texts_per_s: float  # of all rows
+    load_ms: float  # load() alone, whether or not its files were cached in memory
+    peak_rss_mb: float | None  # of the process; None where the system doesn't say
+    # Of the memory bandwidth measured in the same run: the bytes that one step reads at least (each weight
+    # once, the cache) over the time between two tokens; None where not known.
+    bandwidth_share: float | None
+
+    @property
+    def spread(self) -> float:
+        """Half of the range from p25 to p75 as a share of the median: 0.01 where rounds vary by 1 %."""
+        low = self.tokens_per_s_range["p25"]
+        high = self.tokens_per_s_range["p75"]
+        return (high - low) / 2 / self.tokens_per_s
+
+
+@dataclass(frozen=True)
+class BenchResult:
+    """What was measured, and where."""
+
+    environment: dict[str, Any]  # see `describe_machine`
+    cases: tuple[Case, ...]  # one for each precision, in the order of the bundle
+
+    def fastest(self) -> Case:
+        """Return the case of most tokens per second among those whose gate has passed."""
+        passed = [case for case in self.cases if case.gate_passed]
+        if not passed:
+            measured = ", ".join(case.artifact for case in self.cases)
+            raise InputError(f"of {measured} none has passed its gate: export again without --no-verify")
+        return max(passed, key=lambda case: case.tokens_per_s)
+
+    def best_default(self) -> Case:
+        """Return the case that load() should take: the most exact of those that are as fast as the fastest.
+
+        What has not passed its gate takes no part.
+        """
+        fastest = self.fastest()
+        as_fast = [case for case in self.cases if case.gate_passed and is_as_fast(case, fastest)]
+        ranks = {name: rank for rank, name in enumerate(EXACTNESS)}
+        return min(as_fast, key=lambda case: ranks.get(case.precision, len(ranks)))
+
+    def to_json(self) -> dict[str, Any]:
+        """Return {"environment", "cases"}."""
+        return {"environment": self.environment, "cases": [asdict(case) for case in self.cases]}
+
+
+def is_as_fast(case: Case, fastest: Case) -> bool:
+    """Tell whether a case's p25 to p75 reaches the fastest's, or the fastest gains too little to matter."""
+    overlaps = case.tokens_per_s_range["p75"] >= fastest.tokens_per_s_range["p25"]
+    return overlaps or fastest.tokens_per_s < LEAST_GAIN * case.tokens_per_s
+
+
+class Process:
+    """`bench_work` in a process of its own, loaded and warm."""
+
+    def __init__(self, work: Work) -> None:
+        self.precision = work.precision
+        module = f"{__package__}.bench_work"
+        self.child = subprocess.Popen(
+            [sys.executable, "-c", CHILD.format(module)],
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+            encoding="utf-8",
+        )
+        self.rounds: list[dict[str, Any]] = []
+        try:
+            self.facts = self.ask(json.dumps(asdict(work)))
+        except BaseException:
+            self.close()
+            raise
+
+    def ask(self, line: str) -> dict[str, Any]:
+        """Send a line and wait for the answer."""
+        assert self.child.stdin is not None and self.child.stdout is not None
+        with contextlib.suppress(BrokenPipeError):
+            self.child.stdin.write(line + "\n")
+            self.child.stdin.flush()
+        answer = self.child.stdout.readline()
+        if not answer:
+            raise PlanForgeError(
+                f"the process that measured {self.precision} ended with exit code {self.child.wait()};"
+                " -9 usually means that memory ran out"
+            )
+        value: dict[str, Any] = json.loads(answer)
+        if "error" in value:
+            kind = InputError if value["wrong_input"] else PlanForgeError
+            raise kind(value["error"])
+        return value
+
+    def close(self) -> None:
+        assert self.child.stdin is not None and self.child.stdout is not None
+        self.child.kill()
+        with contextlib.suppress(BrokenPipeError):
+            self.child.stdin.close()
+        self.child.stdout.close()
+        self.child.wait()
+
+
+def bench(
+    bundle: str | Path,
+    *,
+    backend: str = "auto",
+    precisions: Sequence[str] = (),  # all when empty
+    threads: int | None = None,
+    prompt_tokens: int | None = None,  # of each text; 32, or of an encoder 128, when None
+    new_tokens: int | None = None,  # to generate for each; 64 when None
+    batch: int = 1,
+    progress: Callable[[str], None] = lambda line: None,
+) -> BenchResult:
+    """Measure a bundle's precisions: generation, translation or embedding, by its task.
+
+    Each has a process of its own, which stays loaded and warm; they take turns, so that what else the machine
+    does meets all of them. Generation and translation are greedy, and no end token ends them. A call has
+    `batch` texts. `progress` is called with a line when a stage begins.
+    """
+    opened = Bundle.open(bundle)
+    check_whole("threads", threads, 1, os.cpu_count() or 1, optional=True, what="this machine's cores")
+    graph = "decoder" if any(a.graph == "decoder" for a in opened.manifest.artifacts) else "encoder"
+    known = [a.precision for a in opened.manifest.artifacts if a.graph == graph]
+    chosen = list(dict.fromkeys(precisions or known))
+    for precision in chosen:
+        choose_artifact(opened, graph, precision)  # a wrong name is refused before anything is loaded
+    used = choose_threads(threads)
+    block = np.ones(READ_BYTES // 8, np.int64)
+    read = 0.0
+    with contextlib.ExitStack() as stack:
+        processes = []
+        for precision in chosen:
+            progress(f"loading {precision}")
+            work = Work(str(bundle), backend, precision, threads, prompt_tokens, new_tokens, batch)
+            processes.append(stack.enter_context(contextlib.closing(Process(work))))
+        for number in range(MOST_ROUNDS):
+            seconds = [sum(one["seconds"] for one in process.rounds) for process in processes]
+            if number >= ROUNDS and min(seconds) > SECONDS:
+                break
+            progress(f"measuring: round {number + 1}")
+            read = max(read, read_bandwidth(block, used.count))
+            for process in processes:
+                process.rounds.append(process.ask("go"))
+    cases = tuple(make_case(opened, process, batch, read) for process in processes)
+    return BenchResult(describe_machine(used, read), cases)
+
+
+def make_case(bundle: Bundle, process: Process, batch: int, read: float) -> Case:
+    """Return the figures of one process's rounds; `read` is the memory's bandwidth in bytes/s."""
+    facts = process.facts
+    rounds = process.rounds
+    seconds = [one["seconds"] for one in rounds]
+    gaps = [gap for one in rounds for gap in one["inter_token_ms"]]
+    first = [one["ttft_ms"] for one in rounds if one["ttft_ms"] is not None]
+    between = compute_percentiles(gaps) if gaps else None
+    share = None
+    if between is not None and facts["step_bytes"] is not None:
+        share = round(facts["step_bytes"] / (between["p50"] / 1e3) / read, 3)
+    tokens = batch * (facts["new_tokens"] or facts["prompt"])
+    low, high = np.percentile([tokens / value for value in seconds], (25, 75))
+    peak = rounds[-1]["peak_rss_mb"]
+    return Case(
+        backend=facts["backend"],
+        artifact=facts["artifacts"][0],
+        precision=process.precision,
+        gate_passed=all(bundle.manifest.artifact(name).passed for name in facts["artifacts"]),
+        batch=batch,
+        prompt=facts["prompt"],
+        new_tokens=facts["new_tokens"],
+        ttft_ms=round(statistics.median(first), 3) if first else None,
+        inter_token_ms=between,
+        latency_ms=compute_percentiles([value * 1e3 for value in seconds]),
+        tokens_per_s=round(tokens / statistics.median(seconds), 2),
+        tokens_per_s_range={"p25": round(float(low), 2), "p75": round(float(high), 2)},
+        texts_per_s=round(batch / statistics.median(seconds), 2),
+        load_ms=round(facts["load_ms"], 1),
+        peak_rss_mb=None if peak is None else round(peak, 1),
+        bandwidth_share=share,
+    )
+
+
+def compute_percentiles(values: Sequence[float]) -> dict[str, float]:
+    """Return the median and the 99th percentile, to three decimals."""
+    p50, p99 = np.percentile(values, (50, 99))
+    return {"p50": round(float(p50), 3), "p99": round(float(p99), 3)}
+
+
+def read_bandwidth(block: np.ndarray[Any, np.dtype[np.int64]], threads: int) -> float:
+    """Measure the bytes per second that so many threads read from memory, each its part of a block."""
+    parts = np.array_split(block, threads)
+    with ThreadPoolExecutor(threads) as pool:
+        started = time.perf_counter()
+        list(pool.map(np.sum, parts))
+        return block.nbytes / (time.perf_counter() - started)
+
+
+def describe_machine(threads: Threads, read: float) -> dict[str, Any]:
+    """Return facts about the machine, and the versions of what was measured."""
+    return {
+        "date": datetime.now(timezone.utc).strftime("%Y-%m-%d"),
+        "cpu": find_processor_name(),
+        "system": platform.platform(),
+        "threads": threads.count,
+        "threads_reason": threads.reason,
+        "read_gb_per_s": round(read / 1e9, 1),
+        "python": platform.python_version(),
+        "versions": {
+            "planforge": importlib.metadata.version("planforge"),
+            **find_package("onnxruntime").versions,
+            **find_package("numpy").versions,
+            **find_package("tokenizers").versions,
+        },
+    }

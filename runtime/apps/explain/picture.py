@@ -1,0 +1,42 @@
+"""A picture of how much each token counted. Needs matplotlib."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+import numpy as np
+
+from ...errors import InputError
+from ...figure import INCHES_PER_TOKEN, MOST_INCHES, show_token, start_figure
+
+if TYPE_CHECKING:
+    from matplotlib.figure import Figure
+
+    from .explanation import Explanation
+
+
+def draw_saliency(explanation: Explanation, method: str | None) -> Figure:
+    """Return a picture, a row for each target and a column for each token; blue is for it, red against."""
+    names = list(explanation.saliency)
+    if not names:
+        raise InputError("nothing was measured of tokens: explain with the method gradient or occlusion")
+    if method is None:
+        method = names[0]
+    if method not in names:
+        raise InputError(f"method={method!r} is not one of {', '.join(names)}", option="method")
+    values = np.ma.masked_invalid(explanation.saliency[method])
+    rows, columns = values.shape
+    width = min(MOST_INCHES, 2 + INCHES_PER_TOKEN * columns)
+    figure = start_figure(width, min(MOST_INCHES, 1.5 + INCHES_PER_TOKEN * rows))
+    axes = figure.add_subplot()
+    most = float(np.abs(values).max()) or 1.0
+    is_share = bool(values.min() >= 0)
+    low = 0.0 if is_share else -most
+    image = axes.imshow(values, cmap="Blues" if is_share else "RdBu", vmin=low, vmax=most, aspect="auto")
+    figure.colorbar(image, ax=axes, shrink=0.6, label=method.replace("_", " "))
+    axes.xaxis.tick_top()
+    axes.set_xticks(range(columns), [show_token(token.text) for token in explanation.tokens], rotation=90)
+    axes.set_yticks(range(rows), [show_token(target.text) for target in explanation.targets])
+    axes.tick_params(length=0)
+    axes.spines[:].set_visible(False)
+    return figure

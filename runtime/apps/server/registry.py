@@ -1,0 +1,289 @@
+"""The models of a server by their names: they load one after the other while it answers already."""
+
+from __future__ import annotations
+
+import hashlib
+import logging
+import threading
+import time
+from collections.abc import Callable, Mapping
+from contextlib import suppress
+from dataclasses import dataclass
+from importlib.metadata import version
+from typing import Any, NoReturn, TypeAlias
+
+from ...encode.text_encoder import TextEncoder
+from ...encode.zero_shot import NEEDS_INFERENCE
+from ...errors import InputError
+from ...generate.text_generator import TextGenerator
+from ...longest_text import count_longest_text
+from ...model import Model
+from ...translate.translator import Translator
+from .answers import ModelEntry, State
+from .errors import ApiError
+from .metrics import Metrics
+from .settings import ServerSettings
+from .warm_up import warm_up
+
+log = logging.getLogger("planforge")
+
+OWNER = "planforge"
+
+Loader: TypeAlias = Callable[[], Model]
+# Tasks of encoders that need a head, and what clients call them.
+TASKS = {
+    "classify": "classify",
+    "rank": "rerank",
+    "tag": "tags",
+    "answer": "answers",
+    "fill_mask": "fill-mask",
+}
+# What an error says beside which model cannot do it.
+NEEDS = {"classify": f"; candidate_labels {NEEDS_INFERENCE}"}
+
+
+@dataclass(frozen=True)
+class ServedModel:
+    """A model that is loaded.
+
+    Attributes:
+        capabilities: what it can be asked for: the last words of the routes that it answers.
+        fingerprint: another model, version or precision has another one.
+        context: tokens of a request to a text generator; 0 of other models.
+        most_bytes: of a prompt or a text: more are not tokenized.
+    """
+
+    name: str
+    model: Model
+    capabilities: tuple[str, ...]
+    created: int
+    fingerprint: str
+    context: int = 0
+    most_bytes: int = 0
+
+    def to_json(self) -> ModelEntry:
+        """Return its entry in /v1/models."""
+        model = self.model
+        entry = ModelEntry(
+            id=self.name,
+            created=self.created,
+            owned_by=OWNER,
+            capabilities=list(self.capabilities),
+            status="ready",
+            family=model.family,
+            precision=model.artifact.precision,
+            backend=model.backend,
+        )
+        if isinstance(model, TextEncoder):
+            entry.context_length = model.defaults.max_length
+            entry.labels = list(model.labels)
+            if "mask" in model.defaults.tokens:
+                entry.mask_token = model.tokenizer.spell(model.defaults.tokens["mask"])
+        if isinstance(model, TextGenerator):
+            entry.context_length = self.context
+            entry.tools = model.has_tools
+        if isinstance(model, Translator):
+            entry.context_length = model.max_length
+            entry.languages = list(model.languages)
+            entry.alignments = any(s.role.startswith("cross_attention.") for s in model.artifact.outputs)
+        return entry
+
+
+class Registry:
+    """The models of a server; `closing` is true once it was told to stop, `loading` while one is loaded."""
+
+    def __init__(
+        self, models: Mapping[str, Model | Loader], settings: ServerSettings, metrics: Metrics
+    ) -> None:
+        self.settings = settings
+        self.metrics = metrics
+        self.names = list(models)
+        self.created = int(time.time())
+        self.loaded: dict[str, ServedModel] = {}
+        self.failure: Exception | None = None
+        self._failed: str | None = None  # the model that could not be loaded
+        self.closing = False
+        self.closed = False
+        self.loading = False
+        self._lock = threading.Lock()  # of what is loaded, and of the end
+        self._loaders: dict[str, Loader] = {}
+        for name, model in models.items():
+            if isinstance(model, Model):
+                self.loaded[name] = self._schedule(name, model)
+            else:
+                self._loaders[name] = model
+
+    @property
+    def ready(self) -> bool:
+        """Whether every model is loaded, and the server goes on."""
+        return len(self.loaded) == len(self.names) and not self.closing
+
+    def find_state(self, name: str) -> State:
+        """Return "ready", "loading" or "failed"."""
+        if name == self._failed:
+            return "failed"
+        return "ready" if name in self.loaded else "loading"
+
+    def describe(self, name: str) -> ModelEntry:
+        """Return a model's entry in /v1/models, which has its place there while it loads too."""
+        if name not in self.names:
+            self._refuse_unknown(name)
+        if name in self.loaded:
+            return self.loaded[name].to_json()
+        return ModelEntry(
+            id=name, created=self.created, owned_by=OWNER, capabilities=[], status=self.find_state(name)
+        )
+
+    def load(self) -> None:
+        """Load the models that are not loaded yet; what fails is kept in `failure`."""
+        self.loading = True
+        try:
+            self._load_all()
+        finally:
+            self.loading = False
+
+    def _load_all(self) -> None:
+        for name, loader in self._loaders.items():
+            if self.closing:
+                return
+            try:
+                self._load(name, loader)
+            except Exception as error:
+                log.error("the model %s could not be loaded: %s", name, error)
+                self.failure = error
+                self._failed = name
+                return
+
+    def close(self) -> None:
+        """Free the models that it loaded; those that it was given are their owner's."""
+        self.closing = True
+        with self._lock:
+            self.closed = True
+        for name in self._loaders:
+            if name in self.loaded:
+                self.loaded[name].model.close()
+
+    def find(self, name: str | None, capability: str = "") -> ServedModel:
+        """Return the model of a name that can do something; without a name the only one that can."""
+        if self.closing:
+            raise ApiError(503, "the server is stopping", code="closing", retry=True)
+        if name is None:
+            return self._find_only(capability)
+        if name in self.loaded:
+            served = self.loaded[name]
+            check_capability(served, capability)
+            return served
+        if name == self._failed:
+            raise ApiError(503, f"the model {name!r} could not be loaded", param="model", code="not_loaded")
+        if name in self.names:
+            raise ApiError(503, f"the model {name!r} is loading", param="model", code="loading", retry=True)
+        self._refuse_unknown(name)
+
+    def _refuse_unknown(self, name: str) -> NoReturn:
+        known = ", ".join(map(repr, self.names))
+        raise ApiError(
+            404, f"there is no model {name!r:.200}; there are: {known}", param="model", code="model_not_found"
+        )
+
+    def _find_only(self, capability: str) -> ServedModel:
+        able = [
+            served
+            for served in list(self.loaded.values())
+            if not capability or capability in served.capabilities
+        ]
+        if len(able) == 1 and len(self.loaded) == len(self.names):
+            return able[0]
+        if len(self.loaded) < len(self.names):
+            raise ApiError(503, "the models are loading", code="loading", retry=True)
+        if not able:
+            raise ApiError(
+                400,
+                f"none of the models here can do {capability!r}{NEEDS.get(capability, '')}",
+                param="model",
+                code="wrong_model",
+            )
+        names = ", ".join(repr(served.name) for served in able)
+        message = f"model is missing; those that can do this are: {names}"
+        raise ApiError(400, message, param="model", code="invalid_value")
+
+    def _load(self, name: str, loader: Loader) -> None:
+        """Load a model and let it run once, so that its first request finds all in its place."""
+        model = loader()
+        try:
+            served = self._schedule(name, model)
+            warm_up(model, served.capabilities)
+        except BaseException:
+            model.close()
+            raise
+        with self._lock:
+            if not self.closed:
+                self.loaded[name] = served
+                return
+        model.close()  # the server has stopped meanwhile
+
+    def _schedule(self, name: str, model: Model) -> ServedModel:
+        """Say how requests share a model."""
+        settings = self.settings
+        several = settings.has_several_clients
+        options: dict[str, Any] = {"queue_size": settings.queue_size, "divide_queue": several}
+
+        def observe(measure: str, value: float) -> None:
+            if name in self.loaded:  # the warm-up is no request
+                self.metrics.observe(name, measure, value)
+
+        context = 0
+        if isinstance(model, TextGenerator):
+            options["share_prompts"] = (
+                not several if settings.share_prompts is None else settings.share_prompts
+            )
+            options |= settings.schedule
+            context = settings.schedule.get("context", model.max_length)
+        model.schedule(**options, observe=observe)  # type: ignore[attr-defined]  # of all three classes
+        return ServedModel(
+            name=name,
+            model=model,
+            capabilities=list_capabilities(model),
+            created=int(time.time()),
+            fingerprint=make_fingerprint(model),
+            context=context,
+            most_bytes=count_longest_text(model, context),
+        )
+
+
+def list_capabilities(model: Model) -> tuple[str, ...]:
+    """Return what a model can be asked for."""
+    explains = ("explanations",) if model.explanations else ()
+    return list_tasks(model) + explains
+
+
+def list_tasks(model: Model) -> tuple[str, ...]:
+    """Return what a model can be asked for, but for explanations."""
+    if isinstance(model, TextGenerator):
+        return ("chat", "completions") if model.has_chat else ("completions",)
+    if isinstance(model, Translator):
+        return ("translations",)
+    assert isinstance(model, TextEncoder)
+    has_states = any(spec.role.startswith("hidden.") for spec in model.artifact.outputs)
+    able = ["embeddings"] if has_states else []
+    for task, capability in TASKS.items():
+        with suppress(InputError):
+            model.check_task(task)
+            able.append(capability)
+    if len(model.labels) != 1 and "rerank" in able:  # its head is classify's
+        able.remove("rerank")
+    return tuple(able)
+
+
+def check_capability(served: ServedModel, capability: str) -> None:
+    """Refuse what a model cannot do."""
+    if capability and capability not in served.capabilities:
+        able = ", ".join(served.capabilities)
+        needs = NEEDS.get(capability, "")
+        message = f"the model {served.name!r} cannot do {capability!r}; it can do: {able}{needs}"
+        raise ApiError(400, message, param="model", code="wrong_model")
+
+
+def make_fingerprint(model: Model) -> str:
+    """Return a short text that differs between models, precisions, engines and versions of PlanForge."""
+    words = f"{model.artifact.id} {model.artifact.file} {model.backend} {version('planforge')}"
+    return f"fp_{hashlib.sha256(words.encode()).hexdigest()[:10]}"
