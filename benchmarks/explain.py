@@ -18,6 +18,7 @@ import numpy as np
 
 from planforge.exporter.checkpoints.source import resolve_source
 from planforge.runtime import load
+from planforge.runtime.apps.explain import explain
 from planforge.runtime.apps.explain.gradients import integrate, multiply_by_input
 from planforge.runtime.apps.explain.options import make_choices
 from planforge.runtime.apps.explain.targets import make_score
@@ -94,8 +95,8 @@ def measure_removal(model: Any, prompts: int) -> dict[str, float]:
     wins = dict.fromkeys(methods, 0)
     for begin in random.choice(len(words) - WORDS, prompts, replace=False):
         prompt = " ".join(words[begin : begin + WORDS])
-        result = model.explain(
-            prompt, max_new_tokens=1, methods=["gradient", "integrated_gradients", "occlusion"]
+        result = explain(
+            model, prompt, max_new_tokens=1, methods=["gradient", "integrated_gradients", "occlusion"]
         )
         falls = result.saliency["occlusion"][0]
         known = np.flatnonzero(~np.isnan(falls))

@@ -26,7 +26,6 @@ from .errors import (
 from .load import load
 
 if TYPE_CHECKING:
-    from .apps.check.selftest import SelftestResult, selftest
     from .asynchronous.text_encoder import AsyncTextEncoder
     from .asynchronous.text_generator import AsyncTextGenerator, AsyncTextStream
     from .asynchronous.translator import AsyncTranslator
@@ -128,7 +127,6 @@ __all__ = [
     "Ranked",
     "SchemaError",
     "Score",
-    "SelftestResult",
     "Tags",
     "TextEncoder",
     "TextGenerator",
@@ -144,7 +142,6 @@ __all__ = [
     "Truncation",
     "Usage",
     "load",
-    "selftest",
 ]
 
 # Each task's module is imported when one of its names is asked for; load() takes what a bundle needs.
@@ -157,7 +154,6 @@ MODULES = {
     "Message": "text.chat",
     "Prompt": "generate.row_reader",
     "Score": "generate.score",
-    **dict.fromkeys(("SelftestResult", "selftest"), "apps.check.selftest"),
     "TextGenerator": "generate.text_generator",
     "ToolCall": "generate.tools",
     "TextEncoder": "encode.text_encoder",

@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
+from collections.abc import Callable
 from pathlib import Path
 from typing import TYPE_CHECKING, ClassVar, TypeVar
 
-from .apps.explain.graphs import ExplanationGraphs
 from .backends.backend import Backend, GraphRunner, LoadRequest
 from .backends.ladder import open_on
 from .backends.threads import Threads
@@ -18,6 +18,7 @@ if TYPE_CHECKING:
     from typing_extensions import Unpack
 
     from .bundle.manifest import Artifact
+    from .memory_budget import MemoryBudget
     from .options import LoadOptions
 
 C = TypeVar("C", bound="Model")
@@ -31,16 +32,17 @@ class Model(ABC):
         family: the model's family, such as "gpt2"; set by `load`.
         threads: how many the engine uses; None on a GPU.
         prepared: whether its weights are those that `planforge prepare` has kept.
-        explanations: the bundle's graphs that `explain` runs; set by `load`.
+        bundle: what it was opened from; set by `load`.
     """
 
-    _TASK: ClassVar[str]  # of the bundles that the class runs
+    task: ClassVar[str]  # of the bundles that the class runs
 
     backend: str = ""
     family: str = ""
     threads: int | None = None
     prepared: bool = False
-    explanations: ExplanationGraphs
+    bundle: Bundle
+    _is_closed = False
 
     @classmethod
     def load(cls: type[C], bundle: str | Path, **options: Unpack[LoadOptions]) -> C:
@@ -58,7 +60,7 @@ class Model(ABC):
         opened = Bundle.open(bundle)
         name = find_class_name(opened)
         task = opened.manifest.task
-        if task != cls._TASK:
+        if task != cls.task:
             raise InputError(
                 f"{opened.folder} is a bundle for {task}, which {cls.__name__} does not do; open it with"
                 f" {name}.load, or with load()"
@@ -75,7 +77,7 @@ class Model(ABC):
         threads = getattr(engine, "threads", None)  # engines on a GPU have none
         model.threads = threads.count if isinstance(threads, Threads) else None
         model.prepared = getattr(engine, "uses_prepared", False)
-        model.explanations = ExplanationGraphs(bundle, model.threads, model._runner.budget)
+        model.bundle = bundle
         return model
 
     @classmethod
@@ -89,6 +91,11 @@ class Model(ABC):
         """What runs the graph; of several, the decoder's."""
 
     @property
+    def budget(self) -> MemoryBudget:
+        """What counts the memory that the model may take."""
+        return self._runner.budget
+
+    @property
     def artifact(self) -> Artifact:
         """The graph that runs; of several, the decoder's."""
         return self._runner.artifact
@@ -96,8 +103,15 @@ class Model(ABC):
     def close(self) -> None:
         """Free the engine. Later calls raise ClosedError; closing twice is fine."""
         self._close()  # wakes who waits for memory
-        if hasattr(self, "explanations"):  # else it was not opened from a bundle
-            self.explanations.close()
+        self._is_closed = True
+        for close in self.__dict__.pop("_at_close", ()):
+            close()
+
+    def close_with(self, close: Callable[[], None]) -> None:
+        """Call a function, which may be called twice, when the model is closed; at once if it is."""
+        self.__dict__.setdefault("_at_close", []).append(close)
+        if self._is_closed:
+            close()
 
     @abstractmethod
     def _close(self) -> None:

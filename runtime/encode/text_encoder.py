@@ -5,15 +5,13 @@ N texts, E width of a vector, F width of features
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any, Literal, cast, overload
 
 import numpy as np
 import numpy.typing as npt
 
-from ..apps.explain.explanation import Explanation
-from ..apps.explain.options import make_choices
 from ..backends.backend import Backend, GraphRunner, LoadRequest
 from ..bundle.bundle import Bundle
 from ..bundle.defaults import EncoderDefaults
@@ -25,7 +23,6 @@ from ..options import RankOptions
 from ..text.reading import Item, check_each, check_text, make_item, run_one_or_all
 from ..text.tokenizer import Tokenizer
 from .encoder import Encoder, check_manifest, check_memory
-from .explaining import explain_text
 from .results import (
     Answers,
     Classification,
@@ -65,7 +62,7 @@ class TextEncoder(SubmittingEncoder):
     Safe to use from several threads: their batches take turns. Close it, or use it as a context manager.
     """
 
-    _TASK = "text-encoding"
+    task = "text-encoding"
 
     def __init__(self, encoder: Encoder, tokenizer: Tokenizer, defaults: EncoderDefaults) -> None:
         self.encoder = encoder
@@ -304,35 +301,6 @@ class TextEncoder(SubmittingEncoder):
             InputError: no such task or option; what is wrong with a text is raised when it is read.
         """
         return self._tasks.run_task(self._tasks.make_task(task, texts, options))
-
-    def explain(
-        self,
-        text: str,
-        pair: str | None = None,
-        *,
-        label: str | None = None,
-        methods: Sequence[str] | None = None,
-        objective: str = "logit",
-        factors: int = 5,
-        on_step: Callable[[], None] | None = None,
-    ) -> Explanation:
-        """Return why a text got its label, a pair its score, or why two texts are alike.
-
-        Args:
-            text: the text; of a ranker the query.
-            pair: the other text; of a model without labels the one whose likeness to `text` is explained by
-                the tokens of `text`: the cosine of their vectors, whatever `objective` is.
-            label: the one to explain; by default up to ten, the likeliest first.
-            methods, objective, factors, on_step: see `TextGenerator.explain`; the lens shows what the head
-                would say of each layer.
-
-        Raises:
-            InputError: a choice that there is not, or a model of other heads.
-            ContextLengthError: the text is too long.
-        """
-        choices = make_choices(self.explanations, methods, objective, factors, on_step=on_step)
-        with self.explanations.lend():
-            return explain_text(self, text, pair, label, choices)
 
     def check_task(self, task: str) -> None:
         """Refuse a task that this bundle's model has no head for."""

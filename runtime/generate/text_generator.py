@@ -3,12 +3,10 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import replace
 from typing import TYPE_CHECKING, overload
 
-from ..apps.explain.explanation import Explanation
-from ..apps.explain.options import USUAL_NEW_TOKENS, advising_shorter_texts, check_not_empty, make_choices
 from ..backends.backend import Backend, GraphRunner, LoadRequest
 from ..bundle.bundle import Bundle
 from ..bundle.defaults import GenerationDefaults
@@ -25,7 +23,6 @@ from ..scheduling.options import ScheduleOptions
 from ..text.chat import Chat, Message
 from ..text.tokenizer import Tokenizer
 from .beams import resolve_search
-from .explaining import explain_generation, read_answer
 from .generation import Generation
 from .grammar import Grammars
 from .loop import GenerationLoop
@@ -50,7 +47,7 @@ class TextGenerator(Model):
     Safe to use from several threads: their steps take turns. Close it, or use it as a context manager.
     """
 
-    _TASK = "text-generation"
+    task = "text-generation"
 
     def __init__(
         self,
@@ -306,49 +303,14 @@ class TextGenerator(Model):
         tokens = self._rows.encode_prompt(text, parse_special, may_be_empty=True)
         return score_tokens(self.decoder, tokens, self.max_length)
 
-    def explain(
-        self,
-        prompt: Prompt,
-        answer: Prompt | None = None,
-        *,
-        max_new_tokens: int = USUAL_NEW_TOKENS,
-        methods: Sequence[str] | None = None,
-        objective: str = "logit",
-        watch: Sequence[str] = (),
-        factors: int = 5,
-        parse_special: bool = False,
-        on_step: Callable[[], None] | None = None,
-    ) -> Explanation:
-        """Return why each token of an answer was chosen: by which tokens before it, and at which layer.
-
-        All but occlusion run graphs of their own in fp32, which `planforge export --outputs explain` adds;
-        occlusion runs the graph that answers, in whatever precision and engine.
-
-        Args:
-            prompt: a text, or token ids, which are taken as they are.
-            answer: what to explain; by default the model's own greedy answer.
-            max_new_tokens: of the model's own answer.
-            methods: of "gradient" (gradient x input, and the shares of its norm), "integrated_gradients",
-                "occlusion", "lens" (what each layer would answer), "attention" and "neurons" (groups of them,
-                which needs scikit-learn). By default gradient, lens and attention; of a bundle without graphs
-                for them, occlusion.
-            objective: "logit" or "probability" of the token, which gradients are of.
-            watch: words of one token each, whose ranks the lens tells too.
-            factors: how many groups of neurons.
-            parse_special: read special tokens such as <|endoftext|> in the prompt as such.
-            on_step: called between parts of the work, up to some hundred times; what it raises ends it.
+    def encode_prompt(self, prompt: Prompt, *, parse_special: bool = False) -> list[int]:
+        """Return the tokens that the model reads of a prompt, those that begin every prompt included.
 
         Raises:
-            InputError: a choice that there is not, or that the bundle has no graphs for.
-            ContextLengthError: prompt and answer together are longer than the context.
+            InputError: the prompt is empty, or has ids that the vocabulary does not have.
+            ContextLengthError: it leaves no room in the context.
         """
-        choices = make_choices(self.explanations, methods, objective, factors, watch, on_step)
-        check_not_empty(prompt, "prompt")
-        tokens = self._rows.encode_prompt(prompt, parse_special)
-        with advising_shorter_texts():
-            answered = read_answer(self, tokens, answer, max_new_tokens)
-        with self.explanations.lend():
-            return explain_generation(self, tokens, answered, choices)
+        return self._rows.encode_prompt(prompt, parse_special)
 
     def count_tokens(self, text: str | Sequence[Message], *, parse_special: bool = False) -> int:
         """Return how many tokens the model reads of a prompt, or of a conversation as `chat` words it.

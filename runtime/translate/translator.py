@@ -5,12 +5,10 @@ B sources of a batch, L layers, H heads, S source tokens, T target tokens
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from typing import TYPE_CHECKING, overload
 
-from ..apps.explain.explanation import Explanation
-from ..apps.explain.options import advising_shorter_texts, check_not_empty, make_choices
 from ..backends.backend import Backend, GraphRunner, LoadRequest
 from ..bundle.bundle import Bundle
 from ..bundle.defaults import GenerationDefaults
@@ -37,7 +35,6 @@ from ..text.reading import (
     split_into_chunks,
 )
 from ..text.tokenizer import Tokenizer
-from .explaining import explain_translation, read_translation
 from .loop import BatchKind, TranslationLoop
 from .results import Alignment, Translation
 from .source_encoder import SourceEncoder, check_same_export
@@ -60,7 +57,7 @@ class Translator(BatchedModel):
     Safe to use from several threads: their steps take turns. Close it, or use it as a context manager.
     """
 
-    _TASK = "translation"
+    task = "translation"
     _TURN_TOKENS = TURN_TOKENS
 
     def __init__(
@@ -256,36 +253,13 @@ class Translator(BatchedModel):
         assert alignment is not None
         return alignment
 
-    def explain(
-        self,
-        text: str,
-        translation: str | Sequence[int] | None = None,
-        *,
-        methods: Sequence[str] | None = None,
-        objective: str = "logit",
-        watch: Sequence[str] = (),
-        factors: int = 5,
-        parse_special: bool = False,
-        on_step: Callable[[], None] | None = None,
-    ) -> Explanation:
-        """Return why each token of a translation was chosen; see `TextGenerator.explain`.
-
-        Args:
-            text: the source.
-            translation: what to explain, as a text or token ids; by default the model's own, with its end.
-            methods, objective, watch, factors, on_step: see `TextGenerator.explain`.
-            parse_special: whether special tokens' text in the source is read as such.
+    def encode_source(self, text: str, *, parse_special: bool = False) -> list[int]:
+        """Return the tokens that the encoder reads of a text, those that begin and end it included.
 
         Raises:
-            InputError, ContextLengthError: as `translate` and `TextGenerator.explain`.
+            ContextLengthError: there are more than the encoder takes.
         """
-        choices = make_choices(self.explanations, methods, objective, factors, watch, on_step)
-        check_not_empty(text, "text")
-        with advising_shorter_texts():
-            source = self._make_reader({"parse_special": parse_special}).read(check_text(text)).tokens
-        tokens = read_translation(self, text, translation, parse_special)
-        with self.explanations.lend():
-            return explain_translation(self, source, tokens, choices)
+        return list(self._make_reader({"parse_special": parse_special}).read(check_text(text)).tokens)
 
     def count_tokens(self, text: str, *, parse_special: bool = False) -> int:
         """Return how many tokens the model reads of a text, those that begin and end it included."""

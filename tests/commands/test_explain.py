@@ -63,8 +63,8 @@ def test_a_label(explained: Callable[[str], Path]) -> None:
 @pytest.mark.parametrize(
     ("options", "words"),
     [
-        (["--pair", "b"], "--pair is no option of a bundle for text-generation"),
-        (["--pair", ""], "--pair is no option of a bundle for text-generation"),
+        (["--pair", "b"], "error: --pair is for models that read two texts"),
+        (["--pair", ""], "error: --pair is for models that read two texts"),
         (["--html", "no/such/folder/page.html"], "there is no folder"),
         (["--html", "."], "--html .: this is a folder"),
         (["--methods", "gradent"], "error: --methods: 'gradent' is not one of gradient"),
@@ -83,8 +83,8 @@ def test_what_is_refused(bundle: Path, options: list[str], words: str) -> None:
     ("options", "words"),
     [
         (["--answer", "LABEL_9"], "error: --answer 'LABEL_9' is not one of LABEL_0, LABEL_1, LABEL_2"),
-        (["--watch", "film"], "error: --watch is no option of a bundle for text-encoding"),
-        (["--max-new-tokens", "3"], "error: --max-new-tokens is no option of a bundle for text-encoding"),
+        (["--watch", "film"], "error: --watch is for models that write text"),
+        (["--max-new-tokens", "3"], "error: --max-new-tokens is for models that write text"),
     ],
 )
 def test_what_is_refused_of_labels(explained: Callable[[str], Path], options: list[str], words: str) -> None:

@@ -7,9 +7,9 @@ from pathlib import Path
 
 import pytest
 
-from planforge.runtime import SelftestResult
 from planforge.runtime.apps.check.cases import Skipped
 from planforge.runtime.apps.check.metrics import Comparison
+from planforge.runtime.apps.check.selftest import SelftestResult
 from planforge.runtime.apps.commands.selftest import list_remarks, make_row
 
 from ..helpers.cli import error_line, planforge

@@ -9,7 +9,7 @@ from typing import Any
 import onnx_ir as ir
 import pytest
 
-from planforge.runtime import SelftestResult
+from planforge.runtime.apps.check.selftest import SelftestResult
 from planforge.runtime.bundle.bundle import Bundle, compute_sha256
 
 from .plans import with_manifest

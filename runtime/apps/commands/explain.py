@@ -7,12 +7,13 @@ from collections import Counter
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 
 from ...errors import InputError
 from ...load import load
+from ..explain.tasks import explain as explain_model
 from .console import print_json, print_tables, say, show_stages, split_names
 from .run_options import (
     BackendOption,
@@ -25,24 +26,18 @@ from .run_options import (
 from .tables import FittingTable
 
 if TYPE_CHECKING:
-    from ..explain import Explanation, Lens, Target
+    from ..explain.explanation import Explanation, Lens, Target
 
 NAMED = 3  # tokens that the table names of each target
 # How messages begin to speak of a parameter of Python's, and what the command calls it.
 SPELLINGS = {
-    "label": ("label=", "--answer "),
-    "pair": ("pair=", "--pair "),
+    "answer": ("answer=", "--answer "),
+    "pair": ("pair[= ]", "--pair "),
     "methods": ("method ", "--methods: "),
     "objective": ("objective=", "--objective "),
     "watch": ("watch ", "--watch "),
     "factors": ("factors=", "--factors "),
-    "max_new_tokens": ("max_new_tokens=", "--max-new-tokens "),
-}
-# Options that a bundle's task has no use for.
-USELESS = {
-    "text-encoding": ["--watch", "--max-new-tokens"],
-    "text-generation": ["--pair"],
-    "translation": ["--pair", "--max-new-tokens"],
+    "max_new_tokens": ("max_new_tokens[= ]", "--max-new-tokens "),
 }
 TextArgument = Annotated[
     str, typer.Argument(help="A prompt, a text to classify or translate; of a ranker the query.")
@@ -103,14 +98,18 @@ def explain(
         progress("loading it")
         with load(bundle, backend=backend, precision=precision, threads=threads) as model:
             progress("explaining")
-            choices: dict[str, Any] = {
-                "methods": split_names("--methods", methods),
-                "objective": objective,
-                "factors": factors,
-            }
-            beside = {"--pair": pair, "--watch": watch or None, "--max-new-tokens": max_new_tokens}
             with speaking_of_options():
-                result = explain_by_task(model, text, answer, beside, choices)
+                result = explain_model(
+                    model,
+                    text,
+                    answer,
+                    pair=pair,
+                    methods=split_names("--methods", methods),
+                    objective=objective,
+                    watch=watch or (),
+                    factors=factors,
+                    max_new_tokens=max_new_tokens,
+                )
         if html is not None:
             result.to_html(html)
     if as_json:
@@ -140,26 +139,6 @@ def speaking_of_options() -> Iterator[None]:
         parameter, option = SPELLINGS.get(error.option or "", ("", ""))
         message = re.sub(f"(^|: ){parameter}", rf"\1{option}", str(error), count=1)
         raise InputError(message, option=error.option) from error
-
-
-def explain_by_task(
-    model: Any, text: str, answer: str | None, beside: dict[str, Any], choices: Any
-) -> Explanation:
-    """Return the explanation; refuse options that the bundle's task has no use for."""
-    task = model._TASK
-    for name in USELESS[task]:
-        if beside[name] is not None:
-            raise InputError(f"{name} is no option of a bundle for {task}")
-    result: Explanation
-    if task == "text-encoding":
-        result = model.explain(text, beside["--pair"], label=answer, **choices)
-    elif task == "translation":
-        result = model.explain(text, answer, watch=beside["--watch"] or (), **choices)
-    else:
-        if beside["--max-new-tokens"] is not None:
-            choices = choices | {"max_new_tokens": beside["--max-new-tokens"]}
-        result = model.explain(text, answer, watch=beside["--watch"] or (), **choices)
-    return result
 
 
 def tabulate(result: Explanation) -> FittingTable:

@@ -3,5 +3,17 @@
 from .explanation import Attention, Explanation, Lens, Likely, Target, Token, Watched
 from .neurons import Factors
 from .options import METHODS
+from .tasks import explain
 
-__all__ = ["METHODS", "Attention", "Explanation", "Factors", "Lens", "Likely", "Target", "Token", "Watched"]
+__all__ = [
+    "METHODS",
+    "Attention",
+    "Explanation",
+    "Factors",
+    "Lens",
+    "Likely",
+    "Target",
+    "Token",
+    "Watched",
+    "explain",
+]

@@ -6,6 +6,7 @@ import math
 import threading
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
+from weakref import WeakKeyDictionary
 
 from ...backends.backend import Array, Arrays, Program
 from ...backends.ort_backend import OrtCpuBackend
@@ -14,9 +15,24 @@ from ...bundle.export_again import tell_export_again
 from ...bundle.manifest import Axis, TensorSpec
 from ...errors import ClosedError, InputError
 from ...memory_budget import MemoryBudget
+from ...model import Model
 
 GRADIENT_FACTOR = 6  # bytes of a gradient to those of the layers' results; from 4 to 7 were measured
 WAY_OUT = "Explain a shorter text, or by fewer methods"
+
+
+_graphs: WeakKeyDictionary[Model, ExplanationGraphs] = WeakKeyDictionary()
+_lock = threading.Lock()
+
+
+def find_graphs(model: Model) -> ExplanationGraphs:
+    """Return the graphs that explain a model that was loaded, which close with it."""
+    with _lock:
+        graphs = _graphs.get(model)
+        if graphs is None:
+            graphs = _graphs[model] = ExplanationGraphs(model.bundle, model.threads, model.budget)
+            model.close_with(graphs.close)
+    return graphs
 
 
 class ExplanationGraphs:

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
+from typing import Any
 
 from ...errors import ContextLengthError, InputError
 from ...option_checks import check_whole
@@ -43,8 +44,19 @@ def check_not_empty(text: object, option: str) -> None:
 
 
 @dataclass(frozen=True)
+class Request:
+    """What is to be explained; see `explain`."""
+
+    text: Any
+    answer: Any = None
+    pair: str | None = None
+    max_new_tokens: int = USUAL_NEW_TOKENS
+    parse_special: bool = False
+
+
+@dataclass(frozen=True)
 class Choices:
-    """What is to be computed; see `TextGenerator.explain`.
+    """What is to be computed; see `explain`.
 
     Attributes:
         on_step: is called between parts of the work; what it raises ends it.

@@ -252,7 +252,7 @@ class Registry:
 
 def list_capabilities(model: Model) -> tuple[str, ...]:
     """Return what a model can be asked for."""
-    explains = ("explanations",) if model.explanations else ()
+    explains = ("explanations",) if model.bundle.manifest.explanations else ()
     return list_tasks(model) + explains
 
 

@@ -16,6 +16,7 @@ from planforge.exporter import export, fit_head, verify
 from planforge.exporter.errors import VerificationError
 from planforge.exporter.tasks.explanation import ExplanationCase
 from planforge.exporter.verification.explanations import keep_cases, read_cases
+from planforge.runtime.apps.explain import explain
 from planforge.runtime.bundle.bundle import Bundle
 from planforge.runtime.errors import InputError
 
@@ -263,7 +264,9 @@ def test_a_fitted_head_is_explained(explained: Callable[[str], Path], tmp_path: 
     source = explained("vectors") / "bundle"
     fit_head(source, tmp_path / "reviews.tsv", tmp_path / "fitted")
     with open_model(tmp_path / "fitted") as model:
-        result: Any = model.explain("what a great film", methods=["gradient", "integrated_gradients", "lens"])
+        result: Any = explain(
+            model, "what a great film", methods=["gradient", "integrated_gradients", "lens"]
+        )
         expected: Any = model.classify("what a great film")
         assert result.kind == "classification"
         assert result.targets[0].text == expected.label

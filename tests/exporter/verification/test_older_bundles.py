@@ -15,7 +15,8 @@ import transformers
 
 from planforge.exporter import verify
 from planforge.exporter.errors import VerificationError
-from planforge.runtime import BundleError, TextEncoder, selftest
+from planforge.runtime import BundleError, TextEncoder
+from planforge.runtime.apps.check.selftest import selftest
 
 from ...helpers.paths import ROOT
 

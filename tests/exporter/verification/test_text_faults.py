@@ -13,10 +13,9 @@ import pytest
 
 from planforge.exporter import VerificationReport, verify
 from planforge.exporter.verification import verify as verify_module
-from planforge.runtime import SelftestResult
 from planforge.runtime.apps.check import selftest as selftest_module
 from planforge.runtime.apps.check.metrics import Comparison
-from planforge.runtime.apps.check.selftest import selftest
+from planforge.runtime.apps.check.selftest import SelftestResult, selftest
 from planforge.runtime.apps.check.texts import FILES, find_texts
 from planforge.runtime.bundle.bundle import Bundle
 from planforge.runtime.errors import BundleError

@@ -15,12 +15,11 @@ import numpy as np
 import pytest
 
 from planforge.exporter.tensorrt.profiles import derive_profiles
-from planforge.runtime import SelftestResult
 from planforge.runtime.apps.check.case import from_arrays, to_arrays
 from planforge.runtime.apps.check.divergence import list_samples
 from planforge.runtime.apps.check.files import find_golden, read_golden, write_golden
 from planforge.runtime.apps.check.metrics import measure
-from planforge.runtime.apps.check.selftest import selftest
+from planforge.runtime.apps.check.selftest import SelftestResult, selftest
 from planforge.runtime.bundle.bundle import Bundle, compute_sha256
 from planforge.runtime.bundle.plan import make_network_name
 from planforge.runtime.errors import (

@@ -15,6 +15,7 @@ import transformers
 from sentence_transformers import SentenceTransformer
 
 from planforge.exporter.checkpoints.source import resolve_source
+from planforge.runtime.apps.explain import explain
 
 from ...helpers.explained import open_model
 
@@ -39,7 +40,7 @@ def make_forward(reference: Any, row: int, target: int, probability: bool = Fals
 
 @pytest.mark.parametrize("objective", ["logit", "probability"])
 def test_gradient_x_input_is_captums(gpt2: Any, gpt2_reference: Any, objective: str) -> None:
-    result = gpt2.explain(PROMPT, max_new_tokens=4, methods=["gradient"], objective=objective)
+    result: Any = explain(gpt2, PROMPT, max_new_tokens=4, methods=["gradient"], objective=objective)
     ids = torch.tensor([[token.id for token in result.tokens]])
     embeddings = gpt2_reference.get_input_embeddings()(ids).detach()
     for number, target in enumerate(result.targets):
@@ -66,7 +67,7 @@ def test_gradient_x_input_is_captums(gpt2: Any, gpt2_reference: Any, objective: 
 
 
 def test_integrated_gradients_are_captums_and_complete(gpt2: Any, gpt2_reference: Any) -> None:
-    result = gpt2.explain(PROMPT, " earth", methods=["integrated_gradients"])
+    result: Any = explain(gpt2, PROMPT, " earth", methods=["integrated_gradients"])
     ids = torch.tensor([[token.id for token in result.tokens]])
     embeddings = gpt2_reference.get_input_embeddings()(ids).detach()
     row = result.targets[0].token - 1
@@ -86,7 +87,7 @@ def test_integrated_gradients_are_captums_and_complete(gpt2: Any, gpt2_reference
 def test_integrated_gradients_are_complete(explained: Callable[[str], Path], name: str) -> None:
     texts = {"transformer-demo": ("3 may 1998",)}
     with open_model(explained(name) / "bundle") as model:
-        result: Any = model.explain(*texts.get(name, (PROMPT, " earth")), methods=["integrated_gradients"])
+        result: Any = explain(model, *texts.get(name, (PROMPT, " earth")), methods=["integrated_gradients"])
     assert result.missing.max() <= 0.01
 
 
@@ -99,7 +100,7 @@ def test_layers_are_transformers(explained: Callable[[str], Path], gpt2_referenc
         kind: Any = transformers.AutoModelForCausalLM
         reference = kind.from_pretrained(folder / "checkpoint", attn_implementation="eager").eval()
     with open_model(folder / "bundle") as model:
-        result: Any = model.explain(PROMPT, " heavens and the earth")
+        result: Any = explain(model, PROMPT, " heavens and the earth")
     ids = torch.tensor([[token.id for token in result.tokens]])
     with torch.no_grad():
         outputs = reference(ids, output_hidden_states=True, output_attentions=True)
@@ -136,7 +137,7 @@ def test_labels_are_transformers(explained: Callable[[str], Path], name: str) ->
     kind: Any = transformers.AutoModelForSequenceClassification
     reference = kind.from_pretrained(folder / "checkpoint").eval()
     with open_model(folder / "bundle") as model:
-        result: Any = model.explain("one small film", "a great man")
+        result: Any = explain(model, "one small film", pair="a great man")
         labels = list(model.labels)
     ids = torch.tensor([[token.id for token in result.tokens]])
     second = [token.part for token in result.tokens].index("special", 1) + 1
@@ -157,7 +158,9 @@ def test_likeness_is_the_cosine_of_sentence_transformers(explained: Callable[[st
     folder = explained("vectors")
     texts = ("a fine film", "a good movie")
     with open_model(folder / "bundle") as model:
-        result: Any = model.explain(*texts, methods=["gradient", "integrated_gradients", "lens", "occlusion"])
+        result: Any = explain(
+            model, texts[0], pair=texts[1], methods=["gradient", "integrated_gradients", "lens", "occlusion"]
+        )
     reference = SentenceTransformer(str(folder / "checkpoint"), device="cpu")
     vectors = reference.encode(list(texts), convert_to_tensor=True)
     assert (vectors.norm(dim=1) - 1).abs().min() > 0.1
@@ -185,7 +188,7 @@ def test_occlusion_of_labels_is_what_transformers_says_without_the_token(
     kind: Any = transformers.AutoModelForSequenceClassification
     reference = kind.from_pretrained(folder / "checkpoint").eval()
     with open_model(folder / "bundle") as model:
-        result: Any = model.explain("one small film", "a great man", methods=["occlusion"])
+        result: Any = explain(model, "one small film", pair="a great man", methods=["occlusion"])
         chosen = [model.labels.index(target.text) for target in result.targets]
     second = [token.part for token in result.tokens].index("special", 1) + 1
     segments = [int(place >= second) for place in range(len(result.tokens))]
@@ -207,7 +210,7 @@ def test_occlusion_of_labels_is_what_transformers_says_without_the_token(
 
 
 def test_neurons_are_transformers_and_their_factors_scikit_learns(gpt2: Any, gpt2_reference: Any) -> None:
-    result = gpt2.explain(PROMPT, " heavens and the earth.", methods=["neurons"], factors=4)
+    result: Any = explain(gpt2, PROMPT, " heavens and the earth.", methods=["neurons"], factors=4)
     kept: list[Any] = []
     hooks = [
         block.mlp.c_proj.register_forward_pre_hook(lambda module, args: kept.append(args[0][0].detach()))
@@ -235,7 +238,9 @@ def test_without_the_most_salient_token_the_answer_is_less_likely(gpt2: Any) -> 
     random = np.random.default_rng(0)
     wins = 0
     for begin in random.choice(len(text) - 14, 200, replace=False):
-        result = gpt2.explain(" ".join(text[begin : begin + 14]), max_new_tokens=1, methods=["gradient"])
+        result: Any = explain(
+            gpt2, " ".join(text[begin : begin + 14]), max_new_tokens=1, methods=["gradient"]
+        )
         ids = [token.id for token in result.tokens]
         salient = int(np.nanargmax(result.saliency["gradient_norm"][0]))
         other = int(random.integers(len(ids) - 1))

@@ -15,20 +15,20 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from planforge.runtime.apps.explain import METHODS, gradients
+from planforge.runtime.apps.explain import METHODS, explain, gradients
 from planforge.runtime.errors import ClosedError, ContextLengthError, InputError, MemoryLimitError
 
 from ...helpers.explained import open_model
 from ...helpers.patience import PATIENCE, MemoryWaits
 
 PROMPT = "In the beginning God created the"
-TEXTS = {
-    "gpt2-demo": ([PROMPT, " heavens and"], "generation"),
-    "classifier": (["one small film"], "classification"),
-    "ranker": (["film", "a great man"], "ranking"),
-    "vectors": (["A film.", "A movie."], "similarity"),
-    "modernbert": (["one small film", "a great man"], "similarity"),
-    "transformer-demo": (["3 may 1998"], "translation"),
+TEXTS: dict[str, tuple[dict[str, Any], str]] = {
+    "gpt2-demo": ({"text": PROMPT, "answer": " heavens and"}, "generation"),
+    "classifier": ({"text": "one small film"}, "classification"),
+    "ranker": ({"text": "film", "pair": "a great man"}, "ranking"),
+    "vectors": ({"text": "A film.", "pair": "A movie."}, "similarity"),
+    "modernbert": ({"text": "one small film", "pair": "a great man"}, "similarity"),
+    "transformer-demo": ({"text": "3 may 1998"}, "translation"),
 }
 
 
@@ -36,9 +36,9 @@ TEXTS = {
 def test_every_method_of_every_kind(explained: Callable[[str], Path], name: str) -> None:
     texts, kind = TEXTS[name]
     with open_model(explained(name) / "bundle") as model:
-        result: Any = model.explain(*texts, methods=METHODS, factors=2)
+        result: Any = explain(model, **texts, methods=METHODS, factors=2)
     assert result.kind == kind
-    assert result.to_json()["other"] == (texts[1] if kind == "similarity" else None)
+    assert result.to_json()["other"] == (texts["pair"] if kind == "similarity" else None)
     A = len(result.targets)
     T = len(result.tokens)
     assert set(result.saliency) == {
@@ -73,7 +73,9 @@ def test_every_method_of_every_kind(explained: Callable[[str], Path], name: str)
 @pytest.mark.parametrize("name", TEXTS)
 def test_each_method_alone(explained: Callable[[str], Path], name: str) -> None:
     with open_model(explained(name) / "bundle") as model:
-        results = {method: model.explain(*TEXTS[name][0], methods=[method], factors=2) for method in METHODS}
+        results = {
+            method: explain(model, **TEXTS[name][0], methods=[method], factors=2) for method in METHODS
+        }
     for method, result in results.items():
         assert bool(result.saliency) == (method in ("gradient", "integrated_gradients", "occlusion"))
         assert (result.lens is not None) == (method == "lens")
@@ -82,12 +84,12 @@ def test_each_method_alone(explained: Callable[[str], Path], name: str) -> None:
 
 
 def test_the_answer_is_the_models_own_unless_it_is_given(gpt2: Any) -> None:
-    own = gpt2.explain(PROMPT, max_new_tokens=3)
+    own: Any = explain(gpt2, PROMPT, max_new_tokens=3)
     assert "".join(target.text for target in own.targets) == gpt2.generate(PROMPT, max_new_tokens=3).text
     assert (own.lens.ranks[-1] == 1).all()  # the greedy token is the likeliest after the last layer
-    theirs = gpt2.explain(PROMPT, " sea")
+    theirs = explain(gpt2, PROMPT, " sea")
     assert [token.text for token in theirs.tokens if token.part == "answer"] == [" sea"]
-    by_ids = gpt2.explain([token.id for token in theirs.tokens[:-1]], [theirs.tokens[-1].id])
+    by_ids = explain(gpt2, [token.id for token in theirs.tokens[:-1]], [theirs.tokens[-1].id])
     assert np.array_equal(by_ids.saliency["gradient_norm"], theirs.saliency["gradient_norm"], equal_nan=True)
     text = "".join(token.text for token in theirs.tokens[:-1])
     assert text == PROMPT
@@ -97,14 +99,14 @@ def test_the_answer_is_the_models_own_unless_it_is_given(gpt2: Any) -> None:
 def test_tokens_of_a_text_are_its_characters(explained: Callable[[str], Path]) -> None:
     text = "Great FILMS, Zoë!"
     with open_model(explained("vectors") / "bundle") as model:
-        result: Any = model.explain(text, "a movie", methods=["gradient"])
+        result: Any = explain(model, text, pair="a movie", methods=["gradient"])
     own = [token for token in result.tokens if token.part == "text"]
     assert "".join(token.text for token in own) == text
     assert [token.text for token in result.tokens if token.part == "special"] == ["[CLS]", "[SEP]"]
 
 
 def test_watched_words_have_ranks_of_their_own(gpt2: Any) -> None:
-    result = gpt2.explain(PROMPT, " heavens and", watch=[" earth", " and"])
+    result: Any = explain(gpt2, PROMPT, " heavens and", watch=[" earth", " and"])
     earth, others = result.lens.watched
     assert earth.text == " earth" and earth.ranks.shape == result.lens.ranks.shape
     last = [target.text for target in result.targets].index(" and")
@@ -112,7 +114,7 @@ def test_watched_words_have_ranks_of_their_own(gpt2: Any) -> None:
 
 
 def test_occlusion_is_the_fall_of_the_log_probability(gpt2: Any) -> None:
-    result = gpt2.explain(PROMPT, " earth", methods=["occlusion"])
+    result = explain(gpt2, PROMPT, " earth", methods=["occlusion"])
     ids = [token.id for token in result.tokens]
     whole = gpt2.score(ids).logprobs[-1]
     for place in range(len(ids) - 1):
@@ -124,11 +126,11 @@ def test_occlusion_of_a_translation(explained: Callable[[str], Path]) -> None:
     """A character's fall, by the public method: what a text without it gets."""
     with open_model(explained("transformer-demo") / "bundle") as model:
         text = "3 may 1998"
-        result = model.explain(text, methods=["occlusion"])
+        result: Any = explain(model, text, methods=["occlusion"])
         translation = [target.text for target in result.targets]
         for place in (3, len(text) - 1):  # a space that begins a text would be dropped
-            other = model.explain(
-                text[:place] + text[place + 1 :], "".join(translation[:-1]), methods=["occlusion"]
+            other: Any = explain(
+                model, text[:place] + text[place + 1 :], "".join(translation[:-1]), methods=["occlusion"]
             )
             falls = [
                 np.log(target.probability) - np.log(without.probability)
@@ -141,13 +143,13 @@ def test_occlusion_of_a_translation(explained: Callable[[str], Path]) -> None:
 def test_a_bundle_without_graphs_can_occlude(whole_bundle: Path) -> None:
     """In int8, by the graph that answers."""
     with open_model(whole_bundle, precision="int8") as model:
-        result: Any = model.explain(PROMPT, " earth")
+        result: Any = explain(model, PROMPT, " earth")
         assert set(result.saliency) == {"occlusion"}
         assert result.lens is None and not result.attention
         with pytest.raises(
             InputError, match=r"export it again: `planforge export gpt2-demo .* --outputs explain"
         ):
-            model.explain(PROMPT, " earth", methods=["lens"])
+            explain(model, PROMPT, " earth", methods=["lens"])
         whole = model.score([token.id for token in result.tokens]).logprobs[-1]
         assert result.targets[0].probability == pytest.approx(np.exp(whole))
 
@@ -157,8 +159,9 @@ def test_no_torch_is_loaded(explained: Callable[[str], Path], tmp_path: Path) ->
     code = f"""
 import sys
 from planforge.runtime import load
+from planforge.runtime.apps.explain import explain
 with load({str(explained("gpt2-demo") / "bundle")!r}) as model:
-    model.explain("In the beginning", max_new_tokens=2).to_html({str(page)!r})
+    explain(model, "In the beginning", max_new_tokens=2).to_html({str(page)!r})
 print([name for name in ("torch", "onnx", "transformers", "sklearn") if name in sys.modules])
 """
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
@@ -185,7 +188,7 @@ print([name for name in ("torch", "onnx", "transformers", "sklearn") if name in 
 def test_choices_that_cannot_be(gpt2: Any, options: dict[str, Any], words: str) -> None:
     options = {"prompt": PROMPT, "answer": " earth", **options}
     with pytest.raises(InputError, match=words):
-        gpt2.explain(options.pop("prompt"), options.pop("answer"), **options)
+        explain(gpt2, options.pop("prompt"), options.pop("answer"), **options)
 
 
 def test_what_an_encoder_refuses(
@@ -195,20 +198,20 @@ def test_what_an_encoder_refuses(
         open_model(explained("classifier") / "bundle") as model,
         pytest.raises(InputError, match="is not one of"),
     ):
-        model.explain("a film", label="no such label")
+        explain(model, "a film", "no such label")
     with open_model(explained("vectors") / "bundle") as model:
         with pytest.raises(InputError, match="pair=TEXT"):
-            model.explain("a film")
+            explain(model, "a film")
         with pytest.raises(InputError, match="the pair is empty"):
-            model.explain("a film", "")
+            explain(model, "a film", pair="")
         with pytest.raises(InputError, match="the text is empty"):
-            model.explain("", "a film")
+            explain(model, "", pair="a film")
         with pytest.raises(ContextLengthError, match="the pair has 102 tokens"):
-            model.explain("a film", "a " * 100)
+            explain(model, "a film", pair="a " * 100)
         with pytest.raises(InputError, match="has no labels"):
-            model.explain("a film", "a movie", label="good")
+            explain(model, "a film", "good", pair="a movie")
     with open_model(head_bundle("tagger")) as model, pytest.raises(InputError, match="token_classification"):
-        model.explain("a film")
+        explain(model, "a film")
 
 
 @pytest.mark.parametrize(
@@ -221,16 +224,14 @@ def test_what_an_encoder_refuses(
         (5, "must be"),
     ],
 )
-def test_translations_that_cannot_be(
-    explained: Callable[[str], Path], translation: object, words: str
-) -> None:
+def test_translations_that_cannot_be(explained: Callable[[str], Path], translation: Any, words: str) -> None:
     bundle = explained("transformer-demo") / "bundle"
     with open_model(bundle) as model, pytest.raises(InputError, match=words):
-        model.explain("3 may 1998", translation)
+        explain(model, "3 may 1998", translation)
 
 
 def test_a_page_that_cannot_be_written(gpt2: Any, tmp_path: Path) -> None:
-    result = gpt2.explain(PROMPT, " earth", methods=["gradient"])
+    result = explain(gpt2, PROMPT, " earth", methods=["gradient"])
     for path in (tmp_path, tmp_path / "no" / "page.html"):
         with pytest.raises(InputError, match="cannot be written"):
             result.to_html(path)
@@ -240,19 +241,19 @@ def test_a_page_that_cannot_be_written(gpt2: Any, tmp_path: Path) -> None:
 def test_too_long_and_closed(explained: Callable[[str], Path]) -> None:
     with open_model(explained("gpt2-demo") / "bundle") as model:
         with pytest.raises(ContextLengthError, match="the context holds 256"):
-            model.explain([5] * 255, [5] * 2)
+            explain(model, [5] * 255, [5] * 2)
         with pytest.raises(ContextLengthError, match="the model takes 255"):
-            model.explain([5] * 300)
-        model.explain([5] * 3, [5])
+            explain(model, [5] * 300)
+        explain(model, [5] * 3, [5])
     with (
         open_model(explained("transformer-demo") / "bundle") as model,
         pytest.raises(ContextLengthError, match="Explain a shorter one"),
     ):
-        model.explain("3" * 100)
+        explain(model, "3" * 100)
     with open_model(explained("gpt2-demo") / "bundle") as model:
         pass
     with pytest.raises(ClosedError):
-        model.explain([5] * 3, [5])
+        explain(model, [5] * 3, [5])
 
 
 def test_points_are_taken_in_parts(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -282,13 +283,13 @@ def test_who_waits_for_memory_is_told_of_the_close(
     budget = model.decoder.budget
     held = budget.hold(budget.count_available(), "a test")
 
-    def explain() -> None:
+    def explain_one() -> None:
         try:
-            model.explain(PROMPT, " earth", methods=["gradient"])
+            explain(model, PROMPT, " earth", methods=["gradient"])
         except ClosedError as error:
             errors.append(error)
 
-    waiting = threading.Thread(target=explain)
+    waiting = threading.Thread(target=explain_one)
     waiting.start()
     waits.wait()
     assert waiting.is_alive()
@@ -305,14 +306,14 @@ def test_a_memory_limit_counts_what_explains(explained: Callable[[str], Path]) -
         open_model(bundle, memory_limit=20_000_000) as model,
         pytest.raises(MemoryLimitError, match="weights of explanations"),
     ):
-        model.explain(PROMPT, " earth")
+        explain(model, PROMPT, " earth")
     with open_model(bundle, memory_limit=150_000_000) as model:
         free = model.decoder.budget.count_available()
-        model.explain(PROMPT, " earth")
+        explain(model, PROMPT, " earth")
         assert model.decoder.budget.count_available() == free
         with pytest.raises(MemoryLimitError, match="Explain a shorter text"):
-            model.explain([5] * 250, [6], methods=["integrated_gradients"])
-        model.explain(PROMPT, " earth")
+            explain(model, [5] * 250, [6], methods=["integrated_gradients"])
+        explain(model, PROMPT, " earth")
 
 
 @settings(max_examples=15, deadline=None)
@@ -320,7 +321,7 @@ def test_a_memory_limit_counts_what_explains(explained: Callable[[str], Path]) -
 def test_any_tokens(gpt2: Any, ids: list[int], data: st.DataObject) -> None:
     """Shares sum to 1, no later token counts, and JSON has every number."""
     begin = data.draw(st.integers(1, len(ids) - 1))
-    result = gpt2.explain(ids[:begin], ids[begin:])
+    result = explain(gpt2, ids[:begin], ids[begin:])
     for number, row in enumerate(result.saliency["gradient_norm"]):
         assert np.isnan(row[begin + number :]).all()
         assert row[: begin + number].sum() == pytest.approx(1, abs=1e-4)
@@ -328,7 +329,7 @@ def test_any_tokens(gpt2: Any, ids: list[int], data: st.DataObject) -> None:
 
 
 def test_a_picture(gpt2: Any, tmp_path: Path) -> None:
-    result = gpt2.explain(PROMPT, " heavens and the")
+    result = explain(gpt2, PROMPT, " heavens and the")
     for method in (None, "gradient_x_input"):
         figure = result.plot(method)
         figure.savefig(tmp_path / "picture.png")

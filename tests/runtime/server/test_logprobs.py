@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Iterator
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -19,20 +20,10 @@ IM_END = SPACED.index("<|im_end|>")
 ON = {str(SPACED.index("▁on")): 50}  # the first word of a chat's answer, then "▁The"
 
 
-class NoGraphs:
-    """The graphs that explain a model which comes of no bundle: none."""
-
-    def __bool__(self) -> bool:
-        return False
-
-    def close(self) -> None:
-        pass
-
-
 @pytest.fixture(scope="module", params=SPACED_DECODERS)
 def server(request: pytest.FixtureRequest) -> Iterator[Address]:
     model: Any = generator("ort", counts=True, chat=CHAT, tokenizer=spaced(request.param))[0]
-    model.explanations = NoGraphs()
+    model.bundle = SimpleNamespace(manifest=SimpleNamespace(explanations=()))  # it comes of none
     with model, running_server({"m": model}) as address:
         yield address
 

@@ -9,6 +9,7 @@ from typing import Any
 import pytest
 
 from planforge.runtime import TextGenerator, load
+from planforge.runtime.apps.explain import explain
 from planforge.runtime.apps.server import ServerSettings
 
 from ....helpers.browser import Browser, Page
@@ -175,7 +176,7 @@ def test_real_models_are_explained(
         prompt, answer = "In the beginning God created the", " heavens and the earth"
         press_button(page, "Explain")
         page.wait(RESULT)
-        expected = gpt.explain(prompt, answer).to_json()
+        expected = explain(gpt, prompt, answer).to_json()
         assert page.evaluate(f"{PANEL}.querySelector('.summary').textContent") == answer.strip()
         assert page.evaluate(f"{RESULT}.querySelector('h2').textContent") == "Why gpt answered so"
         rows = expected["saliency"]["gradient_norm"]

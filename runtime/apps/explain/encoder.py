@@ -11,23 +11,23 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from ..apps.explain.explanation import Explanation, Lens, Likely, Target, Token
-from ..apps.explain.gradients import Score
-from ..apps.explain.graphs import ExplanationGraphs
-from ..apps.explain.layers import attend, group_neurons, list_layers, run_layers
-from ..apps.explain.objectives import COSINE, LOGIT, SIGMOID, SOFTMAX
-from ..apps.explain.options import Choices, advising_shorter_texts, check_not_empty
-from ..apps.explain.saliency import measure_saliency
-from ..apps.explain.tokens import describe_encoding
-from ..backends.backend import Array
-from ..errors import InputError
-from ..text.long_text import Piece, build_piece, fit
-from ..text.reading import check_text
-from ..text.tokenizer import Encoding
-from .pooling import normalize_vector, pool_tokens, sigmoid, softmax
+from ...backends.backend import Array
+from ...encode.pooling import normalize_vector, pool_tokens, sigmoid, softmax
+from ...errors import InputError
+from ...text.long_text import Piece, build_piece, fit
+from ...text.reading import check_text
+from ...text.tokenizer import Encoding
+from .explanation import Explanation, Lens, Likely, Target, Token
+from .gradients import Score
+from .graphs import ExplanationGraphs
+from .layers import attend, group_neurons, list_layers, run_layers
+from .objectives import COSINE, LOGIT, SIGMOID, SOFTMAX
+from .options import Choices, Request, advising_shorter_texts, check_not_empty
+from .saliency import measure_saliency
+from .tokens import describe_encoding
 
 if TYPE_CHECKING:
-    from .text_encoder import TextEncoder
+    from ...encode.text_encoder import TextEncoder
 
 HEAD = "sequence_classification"
 MOST_LABELS = 10  # that are explained, the likeliest first
@@ -107,7 +107,7 @@ def find_head(model: TextEncoder, other: str | None) -> Head:
             f"the head reads {defaults.fitted.features} of the layers, and only heads on a text's vector are"
             " explained: fit it with features='embedding'"
         )
-    with np.load(model.explanations.bundle.path(defaults.fitted.file), allow_pickle=False) as file:
+    with np.load(model.bundle.path(defaults.fitted.file), allow_pickle=False) as file:
         weight = file["weight"] - file["weight"].mean(0)
         bias = file["bias"] - file["bias"].mean()
         return Head(defaults.labels, activation, weight, bias)
@@ -153,16 +153,16 @@ def read_text(model: TextEncoder, text: str, pair: str | None, kind: str) -> Tex
 
 
 def explain_text(
-    model: TextEncoder, text: str, pair: str | None, label: str | None, choices: Choices
+    model: TextEncoder, request: Request, graphs: ExplanationGraphs, choices: Choices
 ) -> Explanation:
     """Explain the labels of a text, the score of a pair, or the likeness of two texts."""
-    graphs = model.explanations
+    text, pair = request.text, request.pair
     check_not_empty(text, "text")
     head = find_head(model, pair)
     kind = "similarity" if head.is_likeness else "ranking" if len(head.labels) == 1 else "classification"
     read = read_text(model, text, None if head.is_likeness else pair, kind)
     logits = answer_pieces(model, [read.piece], head)[0]  # (C,)
-    chosen = choose_labels(head, logits, label)
+    chosen = choose_labels(head, logits, request.answer)
     outputs: dict[str, Array] = {}
     if choices.needs_graphs:
         inputs = add_segments(graphs, "layers", {"input_ids": np.array([read.piece.ids])}, read.piece)
@@ -198,11 +198,11 @@ def choose_labels(head: Head, logits: Array, label: str | None) -> list[int]:
         return [int(number) for number in np.argsort(-logits, kind="stable")[:MOST_LABELS]]
     if head.is_likeness:
         raise InputError(
-            f"label={label!r}: this model has no labels; what is explained is how alike two texts are",
-            option="label",
+            f"answer={label!r}: this model has no labels; what is explained is how alike two texts are",
+            option="answer",
         )
     if label not in head.labels:
-        raise InputError(f"label={label!r} is not one of {', '.join(head.labels)}", option="label")
+        raise InputError(f"answer={label!r} is not one of {', '.join(head.labels)}", option="answer")
     return [head.labels.index(label)]
 
 

@@ -6,30 +6,34 @@ P tokens of the prompt, A of the answer, T = P + A
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from ..apps.explain.explanation import Explanation
-from ..apps.explain.gradients import Score
-from ..apps.explain.layers import Reading, attend, group_neurons, run_layers
-from ..apps.explain.options import Choices
-from ..apps.explain.saliency import measure_saliency
-from ..apps.explain.targets import describe_targets, look_at_targets, make_score
-from ..apps.explain.tokens import describe_ids, encode_alone
-from ..backends.backend import Array
-from ..decoding.sampling import compute_logprobs
-from ..errors import ContextLengthError, InputError
+from ...backends.backend import Array
+from ...decoding.sampling import compute_logprobs
+from ...errors import ContextLengthError, InputError
+from .explanation import Explanation
+from .gradients import Score
+from .graphs import ExplanationGraphs
+from .layers import Reading, attend, group_neurons, run_layers
+from .options import Choices, Request, advising_shorter_texts, check_not_empty
+from .saliency import measure_saliency
+from .targets import describe_targets, look_at_targets, make_score
+from .tokens import describe_ids, encode_alone
 
 if TYPE_CHECKING:
-    from .text_generator import TextGenerator
+    from ...generate.text_generator import TextGenerator
 
 
 def explain_generation(
-    model: TextGenerator, prompt: Sequence[int], answer: Sequence[int], choices: Choices
+    model: TextGenerator, request: Request, graphs: ExplanationGraphs, choices: Choices
 ) -> Explanation:
-    """Explain the tokens of an answer to a prompt, both in tokens."""
-    graphs = model.explanations
+    """Explain the tokens of an answer to a prompt."""
+    check_not_empty(request.text, "prompt")
+    prompt = model.encode_prompt(request.text, parse_special=request.parse_special)
+    with advising_shorter_texts():
+        answer = read_answer(model, prompt, request.answer, request.max_new_tokens)
     ids = np.array([*prompt, *answer])
     check_length(len(ids), model.max_length)
     P = len(prompt)
@@ -111,16 +115,21 @@ def occlude(
     return falls
 
 
-def read_answer(
-    model: TextGenerator, prompt: Sequence[int], answer: object, max_new_tokens: int
-) -> list[int]:
+def read_answer(model: TextGenerator, prompt: Sequence[int], answer: Any, max_new_tokens: int) -> list[int]:
     """Return an answer's tokens: of a text, ids as they are, or those of the model's own greedy answer."""
     if answer is None:
         tokens = list(model.generate(list(prompt), max_new_tokens=max_new_tokens).token_ids)
     elif isinstance(answer, str):
         tokens = encode_alone(model.tokenizer, answer)
     else:
-        tokens = model._rows.encode_prompt(answer, parse_special=False)
+        tokens = model.encode_prompt(answer)
     if not tokens:
         raise InputError("the answer is empty: there is nothing to explain", option="answer")
     return tokens
+
+
+def measure_answer(model: TextGenerator, request: Request) -> tuple[Any, int]:
+    """Return the answer as it is asked for, and how many tokens it has, or may get."""
+    if request.answer is None:
+        return None, request.max_new_tokens
+    return request.answer, len(encode_alone(model.tokenizer, request.answer))

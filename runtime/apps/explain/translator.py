@@ -12,27 +12,31 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from ..apps.explain.explanation import Attention, Explanation
-from ..apps.explain.gradients import Score
-from ..apps.explain.layers import Reading, attend, group_neurons, run_layers
-from ..apps.explain.neurons import Factors
-from ..apps.explain.options import Choices
-from ..apps.explain.saliency import measure_saliency
-from ..apps.explain.targets import describe_targets, look_at_targets, make_score
-from ..apps.explain.tokens import describe_ids, encode_alone
-from ..backends.backend import Array
-from ..decoding.sampling import compute_logprobs
-from ..errors import ContextLengthError, InputError
+from ...backends.backend import Array
+from ...decoding.sampling import compute_logprobs
+from ...errors import ContextLengthError, InputError
+from .explanation import Attention, Explanation
+from .gradients import Score
+from .graphs import ExplanationGraphs
+from .layers import Reading, attend, group_neurons, run_layers
+from .neurons import Factors
+from .options import Choices, Request, advising_shorter_texts, check_not_empty
+from .saliency import measure_saliency
+from .targets import describe_targets, look_at_targets, make_score
+from .tokens import describe_ids, encode_alone
 
 if TYPE_CHECKING:
-    from .translator import Translator
+    from ...translate.translator import Translator
 
 
 def explain_translation(
-    model: Translator, source: Sequence[int], translation: Sequence[int], choices: Choices
+    model: Translator, request: Request, graphs: ExplanationGraphs, choices: Choices
 ) -> Explanation:
     """Explain the tokens of a translation; the decoder reads its start token and all but the last of them."""
-    graphs = model.explanations
+    check_not_empty(request.text, "text")
+    with advising_shorter_texts():
+        source = model.encode_source(request.text, parse_special=request.parse_special)
+    translation = read_translation(model, request)
     S = len(source)
     A = len(translation)
     check_length(A, model.max_length)
@@ -87,13 +91,13 @@ def explain_translation(
 
 def check_length(length: int, most: int) -> None:
     if not length:
-        raise InputError("the translation is empty: there is nothing to explain", option="translation")
+        raise InputError("the translation is empty: there is nothing to explain", option="answer")
     if length > most:
         raise ContextLengthError(
             f"the translation has {length} tokens, the model writes {most} at most; explain a shorter one",
             tokens=length,
             limit=most,
-            option="translation",
+            option="answer",
         )
 
 
@@ -144,15 +148,19 @@ def occlude(
     return falls
 
 
-def read_translation(model: Translator, text: str, translation: Any, parse_special: bool) -> list[int]:
+def read_translation(model: Translator, request: Request) -> list[int]:
     """Return a translation's tokens: of a text, ids as they are, or those of the model's own."""
-    if translation is None:
-        tokens = list(model.translate(text, parse_special=parse_special).token_ids)
-    elif isinstance(translation, str):
-        tokens = encode_alone(model.target_tokenizer, translation)
-    else:
-        tokens = check_ids(translation, model.target_tokenizer.vocab_size)
-    return tokens
+    if request.answer is None:
+        return list(model.translate(request.text, parse_special=request.parse_special).token_ids)
+    if isinstance(request.answer, str):
+        return encode_alone(model.target_tokenizer, request.answer)
+    return check_ids(request.answer, model.target_tokenizer.vocab_size)
+
+
+def measure_translation(model: Translator, request: Request) -> tuple[list[int], int]:
+    """Return the translation's tokens, and how many there are: of the model's own nobody knows before."""
+    tokens = read_translation(model, request)
+    return tokens, len(tokens)
 
 
 def check_ids(given: Any, vocabulary: int) -> list[int]:
@@ -160,11 +168,7 @@ def check_ids(given: Any, vocabulary: int) -> list[int]:
     try:
         tokens = [operator.index(token) for token in given]
     except TypeError as error:
-        raise InputError(
-            f"translation={given!r:.80} must be a text or token ids", option="translation"
-        ) from error
+        raise InputError(f"answer={given!r:.80} must be a text or token ids", option="answer") from error
     if any(not 0 <= token < vocabulary for token in tokens):
-        raise InputError(
-            f"a token id of the translation is not from 0 to {vocabulary - 1}", option="translation"
-        )
+        raise InputError(f"a token id of the translation is not from 0 to {vocabulary - 1}", option="answer")
     return tokens
