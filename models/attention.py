@@ -246,7 +246,7 @@ def scaled_dot_product_attention(
     grouped = q.view(B, K, H // K, T, D)
     shared = None if bias is None else bias[:, :, None]
     weights = attention_weights(grouped, k[:, :, None], shared, kind)  # (B, K, H / K, T, S)
-    return torch.matmul(weights, v[:, :, None]).flatten(1, 2)
+    return torch.matmul(weights, v[:, :, None]).reshape(B, H, T, D)
 
 
 def attention_weights(q: Tensor, k: Tensor, bias: Tensor | None, kind: AttentionKind = PLAIN) -> Tensor:

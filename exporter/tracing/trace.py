@@ -113,6 +113,8 @@ def trace(model: Model, recipe: Recipe) -> ir.Model:
     import torch
     import torch._dynamo.config
 
+    from .decompositions import rename_instead_of_decomposing
+
     assert recipe.module is not None
     module = recipe.module(model).eval()
     with (
@@ -120,6 +122,7 @@ def trace(model: Model, recipe: Recipe) -> ir.Model:
         torch.no_grad(),
         # Keeping results of operations on fake tensors costs more than it saves where shapes are symbols.
         torch._dynamo.config.patch(fake_tensor_cache_enabled=False),
+        rename_instead_of_decomposing(),
     ):
         warnings.simplefilter("ignore")  # torch.onnx warns of its own internals
         logging.getLogger("torch.onnx").setLevel(logging.ERROR)
