@@ -9,7 +9,7 @@ from collections.abc import Collection, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from ..runtime.backends.ort_backend import import_onnxruntime
+from ..runtime.backends.ort_program import import_onnxruntime
 from ..runtime.backends.requirements import check_version
 from ..runtime.bundle.manifest import Artifact, Manifest, TensorSpec
 from ..runtime.errors import InputError

@@ -10,7 +10,7 @@ from weakref import WeakKeyDictionary
 import numpy as np
 
 from ..runtime.backends.backend import Array
-from ..runtime.backends.ort_backend import open_plain_session
+from ..runtime.backends.ort_program import open_plain_session
 from .errors import CheckpointError, VerificationError, raise_checkpoint_errors, shorten_error
 from .imported.branches import SWITCH
 from .memory import Reclaimer

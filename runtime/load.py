@@ -6,7 +6,8 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from .bundle.bundle import Bundle
-from .opening import find_class_name, make_load_request
+from .opening import make_load_request
+from .tasks import find_class
 
 if TYPE_CHECKING:
     from typing_extensions import Unpack
@@ -45,20 +46,5 @@ def load(bundle: str | Path, **options: Unpack[LoadOptions]) -> TextGenerator | 
     """
     request = make_load_request(options)
     opened = Bundle.open(bundle)
-    return find_class(opened)._load(opened, request)
-
-
-def find_class(bundle: Bundle) -> type[TextGenerator] | type[TextEncoder] | type[Translator]:
-    """Return the class that runs a bundle; imports its module alone: a third of the time of all."""
-    name = find_class_name(bundle)
-    if name == "TextGenerator":
-        from .generate.text_generator import TextGenerator
-
-        return TextGenerator
-    if name == "TextEncoder":
-        from .encode.text_encoder import TextEncoder
-
-        return TextEncoder
-    from .translate.translator import Translator
-
-    return Translator
+    model: TextGenerator | TextEncoder | Translator = find_class(opened)._load(opened, request)
+    return model

@@ -12,7 +12,8 @@ from .backends.ladder import open_on
 from .backends.threads import Threads
 from .bundle.bundle import Bundle
 from .errors import InputError
-from .opening import check_load_request, find_class_name, make_load_request
+from .opening import check_load_request, make_load_request
+from .tasks import find_task
 
 if TYPE_CHECKING:
     from typing_extensions import Unpack
@@ -20,6 +21,7 @@ if TYPE_CHECKING:
     from .bundle.manifest import Artifact
     from .memory_budget import MemoryBudget
     from .options import LoadOptions
+    from .text.tokenizer import Tokenizer
 
 C = TypeVar("C", bound="Model")
 
@@ -33,15 +35,18 @@ class Model(ABC):
         threads: how many the engine uses; None on a GPU.
         prepared: whether its weights are those that `planforge prepare` has kept.
         bundle: what it was opened from; set by `load`.
+        max_length: the most tokens that it reads, or reads and writes.
     """
 
     task: ClassVar[str]  # of the bundles that the class runs
+    _LEAST_BYTES = 65_536  # of a text that are always read: a few tokens may stand for very long words
 
     backend: str = ""
     family: str = ""
     threads: int | None = None
     prepared: bool = False
     bundle: Bundle
+    max_length: int
     _is_closed = False
 
     @classmethod
@@ -58,7 +63,7 @@ class Model(ABC):
         """
         request = make_load_request(options)
         opened = Bundle.open(bundle)
-        name = find_class_name(opened)
+        name = find_task(opened).class_name
         task = opened.manifest.task
         if task != cls.task:
             raise InputError(
@@ -89,6 +94,26 @@ class Model(ABC):
     @abstractmethod
     def _runner(self) -> GraphRunner:
         """What runs the graph; of several, the decoder's."""
+
+    @property
+    @abstractmethod
+    def input_tokenizer(self) -> Tokenizer:
+        """The tokenizer that reads texts."""
+
+    @abstractmethod
+    def warm_up(self) -> None:
+        """Compute one token or one text.
+
+        Memory is allocated and touched then, and what cannot run is known before somebody waits for it.
+        """
+
+    def count_longest_text(self, tokens: int | None = None) -> int:
+        """Return how many bytes a text may have: at least what `tokens` may spell, by default `max_length`.
+
+        Longer ones need not be tokenized to know that they do not fit.
+        """
+        longest = measure_longest_token(self.input_tokenizer)
+        return max((self.max_length if tokens is None else tokens) * longest, self._LEAST_BYTES)
 
     @property
     def budget(self) -> MemoryBudget:
@@ -130,3 +155,9 @@ class Model(ABC):
 
     def __exit__(self, *error: object) -> None:
         self.close()
+
+
+def measure_longest_token(tokenizer: Tokenizer) -> int:
+    """Return the bytes of the longest token's text."""
+    pieces = map(tokenizer.find_piece, range(tokenizer.vocab_size))
+    return max(len((piece or "").encode()) for piece in pieces)

@@ -19,20 +19,6 @@ from .options import LoadOptions
 # Parsing a tokenizer holds Python's lock for 80 ms, which ONNX Runtime needs until it begins to pack weights.
 HEAD_START = 0.03  # seconds
 
-CLASS_NAMES = {  # by the task that a bundle is for
-    "text-generation": "TextGenerator",
-    "text-encoding": "TextEncoder",
-    "translation": "Translator",
-}
-
-
-def find_class_name(bundle: Bundle) -> str:
-    """Return the name of the class that runs a bundle; refuse a task of a later version."""
-    task = bundle.manifest.task
-    if task not in CLASS_NAMES:
-        raise ManifestError(f"{bundle.folder} is for {task!r}, which this version does not run")
-    return CLASS_NAMES[task]
-
 
 def make_load_request(options: LoadOptions) -> LoadRequest:
     """Return what a caller of `load` asks for; refuse an option that there is not."""

@@ -12,7 +12,7 @@ import numpy as np
 import onnx_ir as ir
 
 from ...runtime.backends.backend import Array
-from ...runtime.backends.ort_backend import open_plain_session, wrap_ort_errors
+from ...runtime.backends.ort_program import open_plain_session, wrap_ort_errors
 from ..passes.build import Builder
 from ..passes.fp16_ranges import ATTENTION_PARTS
 

@@ -15,7 +15,7 @@ import numpy as np
 import onnx_ir as ir
 
 from ...runtime.backends.backend import Array, ArrayBuffer, Arrays, BoundGraph, Buffer, Buffers, Shape
-from ...runtime.backends.ort_backend import open_plain_session, wrap_ort_errors
+from ...runtime.backends.ort_program import open_plain_session, wrap_ort_errors
 from ...runtime.bundle.manifest import Artifact
 from ...runtime.errors import BackendError
 from .attention import MASKED_SCORES, RESULT, SCORES, WEIGHTS, AttentionParts

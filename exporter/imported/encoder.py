@@ -13,7 +13,7 @@ import numpy as np
 import numpy.typing as npt
 import onnx_ir as ir
 
-from ...runtime.backends.ort_backend import open_plain_session
+from ...runtime.backends.ort_program import open_plain_session
 from ...runtime.bundle.manifest import TensorSpec
 from ...runtime.encode.pooling import POOLINGS
 from ..errors import CheckpointError, ExportError, raise_checkpoint_errors, shorten_error

@@ -11,7 +11,7 @@ import onnx_ir as ir
 from onnx_ir.passes import common
 
 from ...runtime.backends.backend import Array
-from ...runtime.backends.ort_backend import open_plain_session
+from ...runtime.backends.ort_program import open_plain_session
 from ..passes.weights import add_initializer
 
 TOKEN = 1  # what every integer of an example is

@@ -2,7 +2,7 @@
 
 ONNX Runtime would find some of these by itself each time it opens a graph. Written down, they cost no time
 then, and the graph that was verified is the one that runs. Residuals and LayerNormalization stay apart: its
-kernel for both together takes six times as long (see `SLOW_FUSIONS` of the runtime's ort_backend.py).
+kernel for both together takes six times as long (see `SLOW_FUSIONS` of the runtime's ort_program.py).
 """
 
 from __future__ import annotations

@@ -13,7 +13,7 @@ from onnx_ir.passes.common import InlinePass
 
 from ...runtime.apps.check.metrics import Comparison, Outcome, VectorMetrics, judge, measure_vectors
 from ...runtime.backends.backend import Array, Arrays, Program
-from ...runtime.backends.ort_backend import OrtProgram
+from ...runtime.backends.ort_program import OrtProgram
 from ...runtime.backends.threads import choose_threads
 from ...runtime.bundle.manifest import Artifact, TensorSpec
 from ...runtime.errors import BackendError, InputError, ManifestError

@@ -18,7 +18,7 @@ from .backend import Array, Arrays, BoundGraph, Buffer, Buffers, LoadRequest, Sh
 from .cuda_memory import Device
 from .device_buffer import DeviceBuffer, DeviceProgram, check_buffers, make_buffer
 from .dialects import CUDA_DIALECTS, choose_artifact, explain_misfit_on_cuda
-from .ort_backend import CPU, OrtProgram, import_onnxruntime
+from .ort_program import CPU, OrtProgram, import_onnxruntime
 
 PROVIDER = "CUDAExecutionProvider"
 PRECISIONS = ("fp16", "fp32")  # the better first; int8 and int4 were never tried there

@@ -17,7 +17,7 @@ from ..bundle.bundle import Bundle
 from ..bundle.manifest import Artifact
 from ..errors import BackendError, PlanForgeError
 from .dialects import CPU_DIALECTS
-from .ort_backend import (
+from .ort_program import (
     OrtProgram,
     import_onnxruntime,
     list_disabled,

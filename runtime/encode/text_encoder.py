@@ -63,11 +63,13 @@ class TextEncoder(SubmittingEncoder):
     """
 
     task = "text-encoding"
+    _LEAST_BYTES = 262_144  # a long text is read in windows
 
     def __init__(self, encoder: Encoder, tokenizer: Tokenizer, defaults: EncoderDefaults) -> None:
         self.encoder = encoder
         self.tokenizer = tokenizer
         self.defaults = defaults
+        self.max_length = defaults.max_length
         super().__init__(Tasks(encoder, tokenizer, defaults))
 
     @classmethod
@@ -89,6 +91,27 @@ class TextEncoder(SubmittingEncoder):
     @property
     def _runner(self) -> GraphRunner:
         return self.encoder
+
+    @property
+    def input_tokenizer(self) -> Tokenizer:
+        """The tokenizer that reads texts."""
+        return self.tokenizer
+
+    @property
+    def tasks(self) -> tuple[str, ...]:
+        """The tasks that the bundle's model can do, of those of `iterate`."""
+        embeds = () if self._tasks.last_layer is None else ("embed", "features")
+        return embeds + tuple(task for task, head in TASK_HEADS.items() if head in self.heads)
+
+    def warm_up(self) -> None:
+        """Do the first of `tasks` with one text; see `Model.warm_up`."""
+        item: Any = "a"
+        task = self.tasks[0]
+        if task in ("rank", "next_sentence", "answer"):
+            item = ("a", "a")
+        elif task == "fill_mask":
+            item = self.tokenizer.spell(self.defaults.tokens["mask"])
+        self.submit(task, [item]).result()  # type: ignore[call-overload]
 
     @property
     def heads(self) -> tuple[str, ...]:

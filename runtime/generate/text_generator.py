@@ -92,6 +92,15 @@ class TextGenerator(Model):
         return self.decoder
 
     @property
+    def input_tokenizer(self) -> Tokenizer:
+        """The tokenizer that reads texts."""
+        return self.tokenizer
+
+    def warm_up(self) -> None:
+        """Compute one token; see `Model.warm_up`."""
+        self.submit([0], max_new_tokens=1, ignore_eos=True).result()
+
+    @property
     def has_chat(self) -> bool:
         """Whether the bundle has a chat template, which `chat` needs."""
         return self._rows.chat is not None

@@ -4,14 +4,21 @@ from __future__ import annotations
 
 import codecs
 from collections.abc import Sequence
-from typing import TYPE_CHECKING
+from typing import Protocol
 
 from ..errors import InputError
 
-if TYPE_CHECKING:
-    from .tokenizer import Tokenizer
-
 REPLACEMENT = "\ufffd"  # what a decoder writes for bytes that are not UTF-8, or not yet
+
+
+class Pieces(Protocol):
+    """What decoding reads of a `Tokenizer`."""
+
+    byte_level: bool
+    byte_fallback: bool
+
+    def find_piece(self, token_id: int) -> str | None: ...
+    def decode(self, token_ids: Sequence[int]) -> str: ...
 
 
 class IncrementalDecoder:
@@ -25,7 +32,7 @@ class IncrementalDecoder:
     generation stops is lost, and it holds back a genuine U+FFFD.
     """
 
-    def __init__(self, tokenizer: Tokenizer, context: Sequence[int] = ()) -> None:
+    def __init__(self, tokenizer: Pieces, context: Sequence[int] = ()) -> None:
         self._tokenizer = tokenizer
         self._utf8 = codecs.getincrementaldecoder("utf-8")("replace")
         self._shown = list(context)  # the ids shown last: the next ones' spaces depend on them

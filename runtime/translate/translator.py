@@ -110,6 +110,15 @@ class Translator(BatchedModel):
         return self.decoder
 
     @property
+    def input_tokenizer(self) -> Tokenizer:
+        """The tokenizer that reads texts."""
+        return self.source_tokenizer
+
+    def warm_up(self) -> None:
+        """Translate one text by one token; see `Model.warm_up`."""
+        self.submit(["a"], max_new_tokens=1).result()
+
+    @property
     def languages(self) -> tuple[str, ...]:
         """The target languages of a model that has several, such as ">>fra<<": a text begins with one."""
         return self.source_tokenizer.language_codes

@@ -27,7 +27,7 @@ from benchmarks.systems import system_named
 from benchmarks.systems.system import Skip
 from benchmarks.workshop import Prepared, Workshop
 from planforge.runtime import TextGenerator, Translator
-from planforge.runtime.backends.ort_backend import OrtStep
+from planforge.runtime.backends.ort_program import OrtStep
 from planforge.runtime.text.tokenizer import Tokenizer
 
 from ..helpers.emulated_gpu import emulated_gpu

@@ -25,7 +25,7 @@ import pytest
 
 from planforge.exporter.tensorrt.candidates import add_candidates
 from planforge.exporter.tensorrt.profiles import Profile
-from planforge.runtime.backends.ort_backend import OrtProgram
+from planforge.runtime.backends.ort_program import OrtProgram
 from planforge.runtime.backends.tensorrt_library import NUMPY_TYPES
 from planforge.runtime.bundle.artifact import SLOTS
 from planforge.runtime.bundle.bundle import Bundle

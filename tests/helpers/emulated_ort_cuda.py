@@ -20,7 +20,7 @@ import onnx
 import onnxruntime
 import pytest
 
-from planforge.runtime.backends import ort_backend, ort_cuda_backend
+from planforge.runtime.backends import ort_cuda_backend, ort_program
 
 from .emulated_cuda import EmulatedCuda
 
@@ -171,13 +171,13 @@ def emulated_ort_cuda(available: bool = True, starts: bool = True, **machine: An
     cuda = EmulatedCuda(**machine)
     package = ModuleType("cuda.bindings")
     package.runtime = cuda  # type: ignore[attr-defined]
-    real = ort_backend.make_session
+    real = ort_program.make_session
 
     def make_session(path: Path, options: Any, providers: Sequence[Any], disabled: Sequence[str]) -> Any:
-        if providers == ort_backend.CPU:
+        if providers == ort_program.CPU:
             return real(path, options, providers, disabled)
         placed = PlacedGraph(path)
-        computing = real(placed.make_model(), options, ort_backend.CPU, disabled)
+        computing = real(placed.make_model(), options, ort_program.CPU, disabled)
         session = EmulatedSession(computing, placed, cuda, providers)
         session.names = session.names if starts and loaded else session.names[1:]
         return session
@@ -194,7 +194,7 @@ def emulated_ort_cuda(available: bool = True, starts: bool = True, **machine: An
     with pytest.MonkeyPatch.context() as patch:
         patch.setitem(sys.modules, "cuda", ModuleType("cuda"))
         patch.setitem(sys.modules, "cuda.bindings", package)
-        patch.setattr(ort_backend, "make_session", make_session)
+        patch.setattr(ort_program, "make_session", make_session)
         patch.setattr(ort_cuda_backend, "import_onnxruntime", lambda: found)
         yield cuda
     assert onnxruntime.get_available_providers()  # the real one is back

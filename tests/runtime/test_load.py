@@ -8,7 +8,7 @@ import pytest
 
 from planforge.runtime import TextEncoder, TextGenerator, Translator, load
 from planforge.runtime.backends.dialects import choose_artifact
-from planforge.runtime.backends.ort_backend import OrtProgram
+from planforge.runtime.backends.ort_program import OrtProgram
 from planforge.runtime.bundle import bundle as bundle_module
 from planforge.runtime.bundle.bundle import Bundle
 from planforge.runtime.errors import InputError, IntegrityError, MemoryLimitError, PlanForgeError

@@ -16,7 +16,7 @@ from typing import Any
 import pytest
 
 from planforge.runtime import TextEncoder, TextGenerator, Translator
-from planforge.runtime.backends.ort_backend import OrtProgram
+from planforge.runtime.backends.ort_program import OrtProgram
 from planforge.runtime.bundle.manifest import Axis, TensorSpec
 from planforge.runtime.decoding.cache import Context
 from planforge.runtime.decoding.cache_shapes import count_cache_bytes

@@ -142,8 +142,8 @@ def run_batch(
 def check_bundle(bundle: str | Path, task: str) -> None:
     """Refuse a bundle whose class of models does not do a task."""
     opened = Bundle.open(bundle)
-    if opened.manifest.task != find_task(task).model.task:
-        able = [name for name, one in TASKS.items() if opened.manifest.task == one.model.task]
+    if opened.manifest.task != find_task(task).model:
+        able = [name for name, one in TASKS.items() if opened.manifest.task == one.model]
         raise InputError(
             f"{bundle} is a bundle for {opened.manifest.task}, which does not do the task {task!r}; its tasks"
             f" may be: {', '.join(able)}",

@@ -62,7 +62,7 @@ class Task:
     """One task.
 
     Attributes:
-        model: the class of the models that do it.
+        model: the task of the bundles whose models do it.
         inputs: the columns that it reads, unless others are named.
         outputs: the columns that it writes, with their types.
         options: those of the method that answers.
@@ -72,7 +72,7 @@ class Task:
         rows_per_part: of a job, unless told otherwise.
     """
 
-    model: type[TextEncoder] | type[TextGenerator] | type[Translator]
+    model: str
     inputs: tuple[str, ...]
     outputs: Mapping[str, pa.DataType]
     options: type
@@ -236,14 +236,14 @@ GENERATED = {
 
 TASKS: Mapping[str, Task] = {
     "embed": Task(
-        TextEncoder,
+        "text-encoding",
         ("text",),
         {"embedding": VECTOR, **DROPPED},
         EmbedOptions,
         encode("embed", lambda result: {"embedding": result.vector}),
     ),
     "classify": Task(
-        TextEncoder,
+        "text-encoding",
         ("text",),
         {"label": TEXT, "score": NUMBER, "probabilities": PROBABILITIES, **DROPPED},
         ClassifyOptions,
@@ -258,7 +258,7 @@ TASKS: Mapping[str, Task] = {
         optional="pair",
     ),
     "rank": Task(
-        TextEncoder,
+        "text-encoding",
         ("query", "text"),
         {"score": NUMBER, **DROPPED},
         EncoderOptions,
@@ -266,14 +266,14 @@ TASKS: Mapping[str, Task] = {
         probe=lambda model: (PROBE, PROBE),
     ),
     "tag": Task(
-        TextEncoder,
+        "text-encoding",
         ("text",),
         {"entities": ENTITIES, **DROPPED},
         EncoderOptions,
         encode("tag", lambda result: {"entities": list(map(asdict, result.entities))}),
     ),
     "answer": Task(
-        TextEncoder,
+        "text-encoding",
         ("question", "context"),
         {"answer": TEXT, "score": NUMBER, "start": COUNT, "end": COUNT, "no_answer_score": NUMBER, **DROPPED},
         AnswerOptions,
@@ -281,7 +281,7 @@ TASKS: Mapping[str, Task] = {
         probe=lambda model: (PROBE, PROBE),
     ),
     "fill_mask": Task(
-        TextEncoder,
+        "text-encoding",
         ("text",),
         {"masks": WORDS, **DROPPED},
         FillMaskOptions,
@@ -289,7 +289,7 @@ TASKS: Mapping[str, Task] = {
         probe=spell_mask,
     ),
     "translate": Task(
-        Translator,
+        "translation",
         ("text",),
         {"translation": TEXT, "score": NUMBER, "finish_reason": TEXT, **DROPPED},
         BatchTranslationOptions,
@@ -297,7 +297,7 @@ TASKS: Mapping[str, Task] = {
         rows_per_part=200,
     ),
     "generate": Task(
-        TextGenerator,
+        "text-generation",
         ("prompt",),
         GENERATED,
         BatchGenerationOptions,
@@ -305,7 +305,7 @@ TASKS: Mapping[str, Task] = {
         rows_per_part=100,
     ),
     "chat": Task(
-        TextGenerator,
+        "text-generation",
         ("messages",),
         GENERATED,
         BatchGenerationOptions,
@@ -314,7 +314,7 @@ TASKS: Mapping[str, Task] = {
         rows_per_part=100,
     ),
     "score": Task(
-        TextGenerator,
+        "text-generation",
         ("text",),
         {"logprob": NUMBER, "perplexity": NUMBER},
         ScoreOptions,

@@ -13,7 +13,6 @@ import pyarrow as pa
 
 from ...errors import InputError
 from ...load import load
-from ...longest_text import count_longest_text
 from .tasks import (
     ERROR,
     OF_ONE_ROW,
@@ -84,10 +83,10 @@ class BatchWorker:
         check_task_options(self.task, self.options)
         model = load(bundle, **cast("LoadOptions", {**ask_ray(), **(load_options or {})}))
         try:
-            if not isinstance(model, self.task.model):
+            if model.task != self.task.model:
                 raise InputError(f"{bundle}: {model!r} does not do the task {task!r}")
             self.model: Any = model
-            self._longest = count_longest_text(model)
+            self._longest = model.count_longest_text()
             probe = [self.task.probe(self.model)]
             (output,) = self.task.answer(self.model, probe, self._list_probe_options())
             if ERROR in output:

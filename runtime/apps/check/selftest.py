@@ -12,7 +12,7 @@ from ...backends.backend import LoadRequest
 from ...bundle.bundle import Bundle
 from ...bundle.manifest import Artifact
 from ...errors import BundleError
-from ...load import find_class
+from ...tasks import find_class
 
 # Imported when they are needed, so that `import planforge.runtime` stays quick.
 if TYPE_CHECKING:

@@ -157,11 +157,10 @@ class Job:
 
     def iterate(self, texts: Iterable[Any]) -> Iterator[Any]:
         """Compute the texts' results one after the other, reading ahead."""
-        from ... import TextEncoder
-
-        if isinstance(self.model, TextEncoder):
-            return self.model.iterate(self.task, texts, **self.options)  # type: ignore[call-overload, no-any-return]
-        return self.model.iterate(map(self.check_text, texts), **self.options)
+        model: Any = self.model
+        if self.task in ONLY_TASKS:
+            return model.iterate(map(self.check_text, texts), **self.options)  # type: ignore[no-any-return]
+        return model.iterate(self.task, texts, **self.options)  # type: ignore[no-any-return]
 
     def check_text(self, item: Item) -> str:
         """Refuse a pair where the task takes texts."""
@@ -251,13 +250,10 @@ def print_ranking(job: Job, best: int | None) -> None:
         printer.show((None, result))
 
 
-def find_default_task(model: Model, beside: dict[str, str], options: Mapping[str, Any]) -> str:
+def find_default_task(model: Any, beside: dict[str, str], options: Mapping[str, Any]) -> str:
     """Return the task that a bundle has by default, or that a second text or labels of one's own ask for."""
-    from ... import TextEncoder
-
     if only := find_only_task(model):
         return only
-    assert isinstance(model, TextEncoder)
     if "question" in beside:
         return "answer"
     if "query" in beside:
@@ -271,11 +267,7 @@ def find_default_task(model: Model, beside: dict[str, str], options: Mapping[str
 
 def find_only_task(model: Model) -> str | None:
     """Return the one task that a model has; None of an encoder, which has several."""
-    from ... import TextGenerator, Translator
-
-    if isinstance(model, Translator):
-        return "translate"
-    return "generate" if isinstance(model, TextGenerator) else None
+    return {"translation": "translate", "text-generation": "generate"}.get(model.task)
 
 
 def check_task(job: Job) -> None:
@@ -299,10 +291,9 @@ def check_task(job: Job) -> None:
 
 def check_second_texts(job: Job) -> None:
     """Refuse a second text that the task has no use for, and a task that lacks its own."""
-    from ... import TextEncoder
-
-    if isinstance(job.model, TextEncoder) and "candidate_labels" not in job.options:
-        job.model.check_task(job.task)  # labels of one's own have an error of their own
+    model: Any = job.model
+    if job.task not in ONLY_TASKS and "candidate_labels" not in job.options:
+        model.check_task(job.task)  # labels of one's own have an error of their own
     allowed = {"classify": "pair", "next_sentence": "pair", "answer": "question", "rank": "query"}
     option = allowed.get(job.task)
     for name in job.source.beside:

@@ -10,7 +10,7 @@ import re
 from collections.abc import Mapping
 from dataclasses import dataclass
 
-from ...backends.ort_backend import import_onnxruntime
+from ...backends.ort_program import import_onnxruntime
 
 # A module, and the packages that install it. Of ONNX Runtime's only one may be installed.
 DISTRIBUTIONS = {

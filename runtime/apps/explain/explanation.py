@@ -177,7 +177,8 @@ class Explanation:
         """
         from .picture import draw_saliency
 
-        return draw_saliency(self, method)
+        tokens = [token.text for token in self.tokens]
+        return draw_saliency(self.saliency, method, tokens, [target.text for target in self.targets])
 
 
 def write_target(target: Target) -> dict[str, Any]:

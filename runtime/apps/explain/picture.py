@@ -2,29 +2,31 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING
 
 import numpy as np
 
+from ...backends.backend import Array
 from ...errors import InputError
 from ...figure import INCHES_PER_TOKEN, MOST_INCHES, show_token, start_figure
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
-    from .explanation import Explanation
 
-
-def draw_saliency(explanation: Explanation, method: str | None) -> Figure:
+def draw_saliency(
+    saliency: Mapping[str, Array], method: str | None, tokens: Sequence[str], targets: Sequence[str]
+) -> Figure:
     """Return a picture, a row for each target and a column for each token; blue is for it, red against."""
-    names = list(explanation.saliency)
+    names = list(saliency)
     if not names:
         raise InputError("nothing was measured of tokens: explain with the method gradient or occlusion")
     if method is None:
         method = names[0]
     if method not in names:
         raise InputError(f"method={method!r} is not one of {', '.join(names)}", option="method")
-    values = np.ma.masked_invalid(explanation.saliency[method])
+    values = np.ma.masked_invalid(saliency[method])
     rows, columns = values.shape
     width = min(MOST_INCHES, 2 + INCHES_PER_TOKEN * columns)
     figure = start_figure(width, min(MOST_INCHES, 1.5 + INCHES_PER_TOKEN * rows))
@@ -35,8 +37,8 @@ def draw_saliency(explanation: Explanation, method: str | None) -> Figure:
     image = axes.imshow(values, cmap="Blues" if is_share else "RdBu", vmin=low, vmax=most, aspect="auto")
     figure.colorbar(image, ax=axes, shrink=0.6, label=method.replace("_", " "))
     axes.xaxis.tick_top()
-    axes.set_xticks(range(columns), [show_token(token.text) for token in explanation.tokens], rotation=90)
-    axes.set_yticks(range(rows), [show_token(target.text) for target in explanation.targets])
+    axes.set_xticks(range(columns), list(map(show_token, tokens)), rotation=90)
+    axes.set_yticks(range(rows), list(map(show_token, targets)))
     axes.tick_params(length=0)
     axes.spines[:].set_visible(False)
     return figure

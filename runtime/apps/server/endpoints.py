@@ -9,9 +9,40 @@ from typing import Any
 from starlette.responses import Response
 
 from ...encode.results import Answer, Answers, Classification, FilledMask, Tags
-from . import answers, bodies, explanations, text, translations, vectors
-from .answers import ListOf, list_results
+from .answers import (
+    ChatAnswer,
+    ChatEvent,
+    CompletionAnswer,
+    CompletionEvent,
+    DetokenizeAnswer,
+    EmbeddingEntry,
+    ExplanationAnswer,
+    ListOf,
+    RerankAnswer,
+    TokenizeAnswer,
+    TranslationEntry,
+    list_results,
+)
+from .bodies import (
+    AnswersRequest,
+    Body,
+    ChatRequest,
+    ClassifyRequest,
+    CompletionRequest,
+    DetokenizeRequest,
+    EmbeddingsRequest,
+    ExplanationsRequest,
+    FillMaskRequest,
+    RerankRequest,
+    TagsRequest,
+    TokenizeRequest,
+    TranslationsRequest,
+)
 from .calls import Call
+from .explanations import explain
+from .text import NAMES, chat, complete
+from .translations import detokenize, tokenize, translate
+from .vectors import answer, classify, embed, fill_mask, rerank, tag
 
 
 @dataclass(frozen=True)
@@ -30,7 +61,7 @@ class Endpoint:
 
     path: str
     capability: str
-    body: type[bodies.Body]
+    body: type[Body]
     handle: Callable[[Call[Any]], Awaitable[Response]]
     answer: Any
     event: Any = None
@@ -48,84 +79,82 @@ ENDPOINTS = (
     Endpoint(
         "/v1/chat/completions",
         "chat",
-        bodies.ChatRequest,
-        text.chat,
-        answers.ChatAnswer,
-        answers.ChatEvent,
-        names=text.NAMES,
+        ChatRequest,
+        chat,
+        ChatAnswer,
+        ChatEvent,
+        names=NAMES,
     ),
     Endpoint(
         "/v1/completions",
         "completions",
-        bodies.CompletionRequest,
-        text.complete,
-        answers.CompletionAnswer,
-        answers.CompletionEvent,
-        names=text.NAMES,
+        CompletionRequest,
+        complete,
+        CompletionAnswer,
+        CompletionEvent,
+        names=NAMES,
     ),
     Endpoint(
         "/v1/embeddings",
         "embeddings",
-        bodies.EmbeddingsRequest,
-        vectors.embed,
-        ListOf[answers.EmbeddingEntry],
+        EmbeddingsRequest,
+        embed,
+        ListOf[EmbeddingEntry],
         names={**INPUT, "truncate_dim": "dimensions"},
     ),
     Endpoint(
         "/v1/rerank",
         "rerank",
-        bodies.RerankRequest,
-        vectors.rerank,
-        answers.RerankAnswer,
+        RerankRequest,
+        rerank,
+        RerankAnswer,
         names={"first": "query", "texts": "documents", **CUT},
     ),
     Endpoint(
         "/v1/classify",
         "classify",
-        bodies.ClassifyRequest,
-        vectors.classify,
+        ClassifyRequest,
+        classify,
         list_results(Classification),
         names={**INPUT, "first": "input"},
     ),
-    Endpoint("/v1/tags", "tags", bodies.TagsRequest, vectors.tag, list_results(Tags), names=INPUT),
+    Endpoint("/v1/tags", "tags", TagsRequest, tag, list_results(Tags), names=INPUT),
     Endpoint(
         "/v1/answers",
         "answers",
-        bodies.AnswersRequest,
-        vectors.answer,
+        AnswersRequest,
+        answer,
         list_results(Answers, best=Answer | None),
         names={"first": "question", "texts": "context", **CUT},
     ),
     Endpoint(
         "/v1/fill-mask",
         "fill-mask",
-        bodies.FillMaskRequest,
-        vectors.fill_mask,
+        FillMaskRequest,
+        fill_mask,
         list_results(FilledMask),
         names=INPUT,
     ),
     Endpoint(
         "/v1/translations",
         "translations",
-        bodies.TranslationsRequest,
-        translations.translate,
-        ListOf[answers.TranslationEntry],
+        TranslationsRequest,
+        translate,
+        ListOf[TranslationEntry],
         names=INPUT,
     ),
     Endpoint(
         "/v1/explanations",
         "explanations",
-        bodies.ExplanationsRequest,
-        explanations.explain,
-        answers.ExplanationAnswer,
+        ExplanationsRequest,
+        explain,
+        ExplanationAnswer,
         names={
             **INPUT,
             "text": "input",
             "prompt": "input",
-            "label": "answer",
-            "translation": "answer",
         },
     ),
-    Endpoint("/tokenize", "", bodies.TokenizeRequest, translations.tokenize, answers.TokenizeAnswer),
-    Endpoint("/detokenize", "", bodies.DetokenizeRequest, translations.detokenize, answers.DetokenizeAnswer),
+    Endpoint("/tokenize", "", TokenizeRequest, tokenize, TokenizeAnswer),
+    Endpoint("/detokenize", "", DetokenizeRequest, detokenize, DetokenizeAnswer),
 )

@@ -12,34 +12,19 @@ from dataclasses import dataclass
 from importlib.metadata import version
 from typing import Any, NoReturn, TypeAlias
 
-from ...encode.text_encoder import TextEncoder
-from ...encode.zero_shot import NEEDS_INFERENCE
 from ...errors import InputError
-from ...generate.text_generator import TextGenerator
-from ...longest_text import count_longest_text
 from ...model import Model
-from ...translate.translator import Translator
 from .answers import ModelEntry, State
 from .errors import ApiError
 from .metrics import Metrics
 from .settings import ServerSettings
-from .warm_up import warm_up
+from .tasks import NEEDS, TASKS
 
 log = logging.getLogger("planforge")
 
 OWNER = "planforge"
 
 Loader: TypeAlias = Callable[[], Model]
-# Tasks of encoders that need a head, and what clients call them.
-TASKS = {
-    "classify": "classify",
-    "rank": "rerank",
-    "tag": "tags",
-    "answer": "answers",
-    "fill_mask": "fill-mask",
-}
-# What an error says beside which model cannot do it.
-NEEDS = {"classify": f"; candidate_labels {NEEDS_INFERENCE}"}
 
 
 @dataclass(frozen=True)
@@ -64,7 +49,7 @@ class ServedModel:
     def to_json(self) -> ModelEntry:
         """Return its entry in /v1/models."""
         model = self.model
-        entry = ModelEntry(
+        return ModelEntry(
             id=self.name,
             created=self.created,
             owned_by=OWNER,
@@ -73,20 +58,9 @@ class ServedModel:
             family=model.family,
             precision=model.artifact.precision,
             backend=model.backend,
+            context_length=self.context or model.max_length,
+            **TASKS[model.task].describe(model),
         )
-        if isinstance(model, TextEncoder):
-            entry.context_length = model.defaults.max_length
-            entry.labels = list(model.labels)
-            if "mask" in model.defaults.tokens:
-                entry.mask_token = model.tokenizer.spell(model.defaults.tokens["mask"])
-        if isinstance(model, TextGenerator):
-            entry.context_length = self.context
-            entry.tools = model.has_tools
-        if isinstance(model, Translator):
-            entry.context_length = model.max_length
-            entry.languages = list(model.languages)
-            entry.alignments = any(s.role.startswith("cross_attention.") for s in model.artifact.outputs)
-        return entry
 
 
 class Registry:
@@ -211,7 +185,8 @@ class Registry:
         model = loader()
         try:
             served = self._schedule(name, model)
-            warm_up(model, served.capabilities)
+            with suppress(InputError):  # says something of this text, not of the model
+                model.warm_up()
         except BaseException:
             model.close()
             raise
@@ -232,11 +207,9 @@ class Registry:
                 self.metrics.observe(name, measure, value)
 
         context = 0
-        if isinstance(model, TextGenerator):
-            options["share_prompts"] = (
-                not several if settings.share_prompts is None else settings.share_prompts
-            )
-            options |= settings.schedule
+        if TASKS[model.task].shares_steps:
+            shares = not several if settings.share_prompts is None else settings.share_prompts
+            options |= {"share_prompts": shares, **settings.schedule}
             context = settings.schedule.get("context", model.max_length)
         model.schedule(**options, observe=observe)  # type: ignore[attr-defined]  # of all three classes
         return ServedModel(
@@ -246,32 +219,14 @@ class Registry:
             created=int(time.time()),
             fingerprint=make_fingerprint(model),
             context=context,
-            most_bytes=count_longest_text(model, context),
+            most_bytes=model.count_longest_text(context or None),
         )
 
 
 def list_capabilities(model: Model) -> tuple[str, ...]:
     """Return what a model can be asked for."""
     explains = ("explanations",) if model.bundle.manifest.explanations else ()
-    return list_tasks(model) + explains
-
-
-def list_tasks(model: Model) -> tuple[str, ...]:
-    """Return what a model can be asked for, but for explanations."""
-    if isinstance(model, TextGenerator):
-        return ("chat", "completions") if model.has_chat else ("completions",)
-    if isinstance(model, Translator):
-        return ("translations",)
-    assert isinstance(model, TextEncoder)
-    has_states = any(spec.role.startswith("hidden.") for spec in model.artifact.outputs)
-    able = ["embeddings"] if has_states else []
-    for task, capability in TASKS.items():
-        with suppress(InputError):
-            model.check_task(task)
-            able.append(capability)
-    if len(model.labels) != 1 and "rerank" in able:  # its head is classify's
-        able.remove("rerank")
-    return tuple(able)
+    return TASKS[model.task].list_capabilities(model) + explains
 
 
 def check_capability(served: ServedModel, capability: str) -> None:

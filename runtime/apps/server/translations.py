@@ -3,14 +3,12 @@
 from __future__ import annotations
 
 from functools import partial
-from typing import Any
+from typing import cast
 
 from msgspec import UNSET
 from starlette.responses import Response
 
 from ...errors import InputError
-from ...generate.text_generator import TextGenerator
-from ...text.tokenizer import Tokenizer
 from ...translate.results import Alignment, Translation
 from ...translate.translator import Translator
 from .answers import (
@@ -42,8 +40,7 @@ SEARCH = (
 
 async def translate(call: Call[TranslationsRequest]) -> Response:
     """Translate each text; what is not given of the search is the checkpoint's."""
-    translator = call.served.model
-    assert isinstance(translator, Translator)  # its tasks say so
+    translator = cast(Translator, call.served.model)  # the capabilities say so
     texts = list_texts(call.body.input)
     options = call.take(*SEARCH, "alignment")
     steps = translator.submit_in_steps(texts, client=call.client, deadline=call.deadline, **options)
@@ -73,7 +70,7 @@ def write_alignment(alignment: Alignment) -> AlignmentEntry:
 
 async def tokenize(call: Call[TokenizeRequest]) -> Response:
     """Return the token ids of a text, without those that a model puts before or behind it."""
-    tokenizer = get_tokenizer(call)
+    tokenizer = call.served.model.input_tokenizer
     special = bool(call.body.parse_special)
     content = call.body.content
     steps = make_step(partial(tokenizer.encode, content, parse_special=special))
@@ -84,7 +81,7 @@ async def tokenize(call: Call[TokenizeRequest]) -> Response:
 
 async def detokenize(call: Call[DetokenizeRequest]) -> Response:
     """Return the text of token ids."""
-    tokenizer = get_tokenizer(call)
+    tokenizer = call.served.model.input_tokenizer
     tokens = call.body.tokens
     if tokens and max(tokens) >= tokenizer.vocab_size:
         raise InputError(
@@ -93,13 +90,3 @@ async def detokenize(call: Call[DetokenizeRequest]) -> Response:
         )
     content = await call.run(partial(tokenizer.decode, tokens))
     return JsonResponse(DetokenizeAnswer(call.served.name, content))
-
-
-def get_tokenizer(call: Call[Any]) -> Tokenizer:
-    """Return the tokenizer that reads a model's texts."""
-    model = call.served.model
-    if isinstance(model, Translator):
-        return model.source_tokenizer
-    assert isinstance(model, TextGenerator) or hasattr(model, "tokenizer")
-    tokenizer: Tokenizer = model.tokenizer
-    return tokenizer

@@ -24,7 +24,8 @@ from planforge.exporter.calibration.calibration import Calibration, calibrate
 from planforge.exporter.checkpoints.source import DEMOS
 from planforge.exporter.tasks.pytorch_decoder import open_reference
 from planforge.models import Llama, load_model
-from planforge.runtime.backends.ort_backend import OrtBuffer, OrtCpuBackend
+from planforge.runtime.backends.ort_backend import OrtCpuBackend
+from planforge.runtime.backends.ort_program import OrtBuffer
 from planforge.runtime.bundle.bundle import Bundle
 from planforge.runtime.decoding.decoder import Decoder, DecoderRun, pad
 from planforge.runtime.decoding.slot_cache import GroupQueryCache

@@ -26,7 +26,7 @@ from planforge.exporter.tracing.recipes import Choices
 from planforge.exporter.tracing.recipes import decoder as recipes
 from planforge.exporter.tracing.trace import trace
 from planforge.models import GPT2, load_model
-from planforge.runtime.backends.ort_backend import OrtBuffer, OrtProgram, OrtStep
+from planforge.runtime.backends.ort_program import OrtBuffer, OrtProgram, OrtStep
 from planforge.runtime.bundle.manifest import Artifact
 from planforge.runtime.decoding.decoder import Decoder, DecoderRun, pad
 from planforge.runtime.decoding.slot_cache import GroupQueryCache

@@ -30,7 +30,8 @@ from planforge.models import load_model
 from planforge.runtime import TextGenerator
 from planforge.runtime.apps.check.case import from_arrays
 from planforge.runtime.apps.check.files import read_golden
-from planforge.runtime.backends.ort_backend import OrtBuffer, OrtCpuBackend
+from planforge.runtime.backends.ort_backend import OrtCpuBackend
+from planforge.runtime.backends.ort_program import OrtBuffer
 from planforge.runtime.bundle.bundle import Bundle
 from planforge.runtime.decoding.cache_shapes import count_cache_bytes
 from planforge.runtime.decoding.decoder import Decoder

@@ -21,7 +21,7 @@ from planforge.runtime.apps.check import translator
 from planforge.runtime.apps.check.case import Case, CaseSet, Known, Row, Searching, Text
 from planforge.runtime.apps.check.divergence import Sample, follow
 from planforge.runtime.apps.check.selftest import selftest
-from planforge.runtime.backends.ort_backend import OrtProgram
+from planforge.runtime.backends.ort_program import OrtProgram
 from planforge.runtime.decoding.beam import Hypothesis
 from planforge.runtime.decoding.decoder import DecoderRun
 

@@ -17,9 +17,9 @@ import pytest
 from numpy.typing import NDArray
 from onnx import TensorProto, helper
 
-from planforge.runtime.backends import huge_pages, ort_backend
+from planforge.runtime.backends import huge_pages, ort_program
 from planforge.runtime.backends.huge_pages import HugePages, collapse, find_blocks, read_huge_page_size
-from planforge.runtime.backends.ort_backend import OrtProgram
+from planforge.runtime.backends.ort_program import OrtProgram
 
 MIB = 2**20
 HUGE = 2 * MIB
@@ -242,8 +242,8 @@ def test_only_graphs_of_the_cpu_have_memory_to_move(
         assert providers == [provider]
         return original(path, options)
 
-    original = ort_backend.make_session
-    monkeypatch.setattr(ort_backend, "make_session", make_session)
+    original = ort_program.make_session
+    monkeypatch.setattr(ort_program, "make_session", make_session)
     monkeypatch.setattr(huge_pages, "SYSTEM", make_system(tmp_path, "[always] madvise never"))
     program = open_abs(tmp_path, providers=[provider])
     assert program.huge_pages.size == size

@@ -15,7 +15,8 @@ from onnxruntime import IOBinding
 
 from planforge.runtime import errors
 from planforge.runtime.backends.backend import Array
-from planforge.runtime.backends.ort_backend import OrtCpuBackend, OrtProgram
+from planforge.runtime.backends.ort_backend import OrtCpuBackend
+from planforge.runtime.backends.ort_program import OrtProgram
 
 from ...helpers.decoder_graph import Numbers
 

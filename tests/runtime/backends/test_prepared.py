@@ -19,7 +19,7 @@ import pytest
 from planforge.exporter.passes.weights import add_initializer
 from planforge.runtime import InputError, MemoryLimitError, TextEncoder, TextGenerator, Translator, load
 from planforge.runtime.backends import ort_prepared
-from planforge.runtime.backends.ort_backend import OrtProgram
+from planforge.runtime.backends.ort_program import OrtProgram
 from planforge.runtime.backends.prepared import DATA, GRAPH, STAMP
 from planforge.runtime.bundle.bundle import Bundle
 from planforge.runtime.errors import BackendError

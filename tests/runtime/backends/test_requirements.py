@@ -11,7 +11,7 @@ import pytest
 
 from planforge.exporter import export
 from planforge.runtime import load
-from planforge.runtime.backends import ort_backend
+from planforge.runtime.backends import ort_backend, ort_program
 from planforge.runtime.backends.requirements import check_version, products_saturate, warn_if_slow
 from planforge.runtime.bundle.bundle import Bundle
 from planforge.runtime.bundle.manifest import Artifact
@@ -59,7 +59,7 @@ def test_a_version_too_old_is_told_with_the_one_that_will_do(
 def test_an_export_that_could_not_be_verified_ends_before_it_begins(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(ort_backend.import_onnxruntime(), "__version__", "1.26.0")
+    monkeypatch.setattr(ort_program.import_onnxruntime(), "__version__", "1.26.0")
     with pytest.raises(
         BackendUnavailableError, match=r"needs ONNX Runtime 1.27 or newer, installed is 1.26.0"
     ):
@@ -68,7 +68,7 @@ def test_an_export_that_could_not_be_verified_ends_before_it_begins(
 
 
 def test_a_load_with_a_version_too_old(whole_bundle: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(ort_backend.import_onnxruntime(), "__version__", "1.20.1")
+    monkeypatch.setattr(ort_program.import_onnxruntime(), "__version__", "1.20.1")
     with pytest.raises(BackendUnavailableError, match=r"decoder.ort.int8 needs ONNX Runtime 1.23"):
         load(whole_bundle, precision="int8")
 
@@ -128,7 +128,7 @@ def test_products_are_exact_where_they_would_saturate(
 def test_a_session_is_told_to_be_exact(
     whole_bundle: Path, saturate: bool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(ort_backend, "products_saturate", lambda: saturate)
+    monkeypatch.setattr(ort_program, "products_saturate", lambda: saturate)
     opened = Bundle.open(whole_bundle)
     program = ort_backend.OrtCpuBackend(1).open(opened, opened.manifest.artifact("decoder.ort.int8"))
     options = program.session.get_session_options()

@@ -12,7 +12,7 @@ import numpy as np
 import pytest
 
 from planforge.runtime import Chunk, InputError, Translator
-from planforge.runtime.backends.ort_backend import OrtProgram
+from planforge.runtime.backends.ort_program import OrtProgram
 
 from ...helpers.patience import PATIENCE
 from ...helpers.translation import SENTENCES, Reference

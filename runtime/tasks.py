@@ -1,0 +1,39 @@
+"""Has a row for each task that a bundle may be for: where the class of its models is."""
+
+from __future__ import annotations
+
+import importlib
+from typing import TYPE_CHECKING, Any, NamedTuple
+
+from .errors import ManifestError
+
+if TYPE_CHECKING:
+    from .bundle.bundle import Bundle
+
+
+class Task(NamedTuple):
+    """The class of a task's models, which implements `Model`, and its module in the runtime."""
+
+    module: str
+    class_name: str
+
+
+TASKS = {
+    "text-generation": Task("generate.text_generator", "TextGenerator"),
+    "text-encoding": Task("encode.text_encoder", "TextEncoder"),
+    "translation": Task("translate.translator", "Translator"),
+}
+
+
+def find_task(bundle: Bundle) -> Task:
+    """Return the row of a bundle's task; refuse a task of a later version."""
+    task = bundle.manifest.task
+    if task not in TASKS:
+        raise ManifestError(f"{bundle.folder} is for {task!r}, which this version does not run")
+    return TASKS[task]
+
+
+def find_class(bundle: Bundle) -> Any:
+    """Return the class that runs a bundle; imports its module alone: a third of the time of all."""
+    task = find_task(bundle)
+    return getattr(importlib.import_module(f".{task.module}", __package__), task.class_name)
