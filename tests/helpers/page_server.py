@@ -13,8 +13,8 @@ from urllib.parse import urlsplit
 
 from .paths import ROOT
 
-PAGE = ROOT / "runtime" / "server" / "page"
-EXPLANATIONS = ROOT / "runtime" / "explain" / "page"  # at /explain/
+PAGE = ROOT / "runtime" / "apps" / "server" / "page"
+EXPLANATIONS = ROOT / "runtime" / "apps" / "explain" / "page"  # at /explain/
 TYPES = {".html": "text/html", ".css": "text/css", ".js": "text/javascript", ".svg": "image/svg+xml"}
 HEADERS = {
     "Content-Security-Policy": "default-src 'self'; base-uri 'none'; form-action 'none'",
