@@ -157,7 +157,7 @@ def test_links_of_a_page_lead_to_files(page: str) -> None:
 
 
 def test_the_readme_is_read_in_five_minutes() -> None:
-    assert len(TEXTS["README.md"].splitlines()) <= 200
+    assert len(TEXTS["README.md"].splitlines()) <= 150
 
 
 def test_the_transformer_of_ones_own_can_be_exported(printed: dict[str, str], folder: Path) -> None:
