@@ -12,6 +12,7 @@ import numpy as np
 import onnx_ir as ir
 
 from ...runtime.backends.backend import Array, Arrays
+from ..passes.store_blocks import ACCURACY_INT8
 from .node_executor import HOLDS, WideExecutor, list_graphs, list_inputs, list_read
 
 # The inputs of operators that hold codes: integers that stand for numbers by a scale.
@@ -36,7 +37,6 @@ NARROW = (np.dtype(ml_dtypes.int4), np.dtype(ml_dtypes.uint4))
 # A number that is rounded to a code is off by a uniform draw of one step, whose variance is 1/12. Moving one
 # code of 24 up by a step and one down has the same variance.
 MOVED = 1 / 24
-ACTIVATIONS_IN_INT8 = 4  # an accuracy_level of MatMulNBits: what it multiplies is rounded, a block at a time
 
 
 def list_live_nodes(graph: ir.Graph, wanted: set[ir.Value] | None = None) -> list[ir.Node]:
@@ -84,7 +84,7 @@ def list_computed(graph: ir.Graph) -> set[ir.Value]:
 def rounds_activations(node: ir.Node) -> bool:
     """Tell whether an operator itself rounds what it multiplies by weights to int8."""
     level = node.attributes.get("accuracy_level")
-    return node.op_type == "MatMulNBits" and level is not None and level.as_int() == ACTIVATIONS_IN_INT8
+    return node.op_type == "MatMulNBits" and level is not None and level.as_int() == ACCURACY_INT8
 
 
 def rounds_to_codes(graph: ir.Graph) -> bool:

@@ -105,6 +105,8 @@ class TextEncoder(SubmittingEncoder):
 
     def warm_up(self) -> None:
         """Do the first of `tasks` with one text; see `Model.warm_up`."""
+        if not self.tasks:
+            return
         item: Any = "a"
         task = self.tasks[0]
         if task in ("rank", "next_sentence", "answer"):

@@ -156,7 +156,8 @@ def explain_text(
     model: TextEncoder, request: Request, graphs: ExplanationGraphs, choices: Choices
 ) -> Explanation:
     """Explain the labels of a text, the score of a pair, or the likeness of two texts."""
-    text, pair = request.text, request.pair
+    text = request.text
+    pair = request.pair
     check_not_empty(text, "text")
     head = find_head(model, pair)
     kind = "similarity" if head.is_likeness else "ranking" if len(head.labels) == 1 else "classification"
