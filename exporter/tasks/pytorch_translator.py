@@ -67,10 +67,12 @@ class Reference:
         """Start a run of so many rows that read one source."""
         return CachedRun(self.model, self.compute_keys_values(source), beams)
 
-    def search(self, source: Sequence[int], search: Search) -> list[Hypothesis]:
-        """Search the best targets."""
+    def search(
+        self, source: Sequence[int], search: Search, run: ReferenceRun | None = None
+    ) -> list[Hypothesis]:
+        """Search the best targets, in a run that was just started if one is given."""
         beams = BeamSearch([[self.start]], search)
-        run = self.start_run(source, search.num_beams)
+        run = run or self.start_run(source, search.num_beams)
         while not beams.done:
             run.copy_rows(beams.advance(run.decode(beams.tokens)))
         return beams.list_hypotheses()[0]

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import replace
 from typing import TYPE_CHECKING
 
@@ -11,13 +11,13 @@ import numpy as np
 
 from ...runtime.apps.check.case import Case, CaseSet, Text
 from ...runtime.apps.check.metrics import ErrorMetrics, Logits, ScoreMetrics, measure_error, measure_scale
-from ...runtime.apps.check.translator import SEARCH, TranslatorEngine
+from ...runtime.apps.check.translator import SEARCH, TranslatorEngine, make_search
 from ..limits import Gaps
 from ..reference_model import is_module
 
 if TYPE_CHECKING:
     from ..reference_model import ReferenceModel
-    from .pytorch_translator import Reference
+    from .pytorch_translator import Reference, ReferenceRun
     from .rounding import Rounding
 
 
@@ -73,6 +73,31 @@ class SearchFollower:
         return slice(number * self.beams, (number + 1) * self.beams)
 
 
+class RecordedRun:
+    """A run of PyTorch that keeps what its rows were fed, and its logits, to be replayed when rounded."""
+
+    def __init__(self, run: ReferenceRun) -> None:
+        self.run = run
+        self.fed: list[tuple[int, ...]] = []
+        self.logits: list[Logits] = []
+        self.copies: list[Sequence[tuple[int, int]]] = []
+
+    def decode(self, tokens: Sequence[int]) -> Logits:
+        self.fed.append(tuple(tokens))
+        self.logits.append(self.run.decode(tokens))
+        return self.logits[-1]
+
+    def copy_rows(self, copies: Sequence[tuple[int, int]]) -> None:
+        self.copies.append(copies)
+        self.run.copy_rows(copies)
+
+    def replay(self, run: ReferenceRun) -> Iterator[tuple[Logits, Logits]]:
+        """Yield the logits (K, V) that another run gives in each step, and those that this one gave."""
+        for tokens, copies, logits in zip(self.fed, self.copies, self.logits, strict=True):
+            yield run.decode(tokens), logits
+            run.copy_rows(copies)
+
+
 def measure_found_gaps(
     reference: Reference,
     model: ReferenceModel,
@@ -80,16 +105,24 @@ def measure_found_gaps(
     found: Sequence[Text],
     rounding: Rounding,
 ) -> Gaps:
-    """Measure the logits and scores that rounding gives the targets of beam searches."""
+    """Measure what rounding does to the scores of found targets, and to the logits that lead a search.
+
+    A search is compared in all that it reads. So PyTorch's own is replayed, rounded, with the beams that it
+    prunes: rounding moves them further than those that it finds, of which it is surer.
+    """
     from .pytorch_translator import compute_score
 
     assert is_module(model)
     scales = find_scales(case_set)
     pairs = [(case_set.texts[text.source].tokens, text) for text in found if text.source is not None]
+    searches = record_searches(reference, case_set, found)
+    errors = []
     with rounding.apply(model):
         rounded = [reference.compute_results(source, text.tokens[1:])[0] for source, text in pairs]
+        for source, search in searches.items():
+            run = reference.start_run(case_set.texts[source].tokens, len(search.fed[0]))
+            errors += [measure_error(got, want, scales[source]) for got, want in search.replay(run)]
     scores = []
-    errors = []
     for (source, text), logits in zip(pairs, rounded, strict=True):
         target = text.tokens[1:]
         exact, _ = reference.compute_results(source, target)
@@ -97,11 +130,23 @@ def measure_found_gaps(
         assert text.source is not None
         errors.append(measure_error(logits, exact, scales[text.source]))
     worst = float(np.max(scores))
-    error = max(errors)
+    error = float(np.max(errors))
     return {
         "score": ScoreMetrics(worst, math.isfinite(worst), len(scores)),
         SEARCH: ErrorMetrics(error, math.isfinite(error), len(errors)),
     }
+
+
+def record_searches(reference: Reference, case_set: CaseSet, found: Sequence[Text]) -> dict[int, RecordedRun]:
+    """Return PyTorch's own search of each source of which targets were found."""
+    search = make_search(case_set)
+    runs = {}
+    for source in dict.fromkeys(text.source for text in found):
+        assert source is not None
+        tokens = case_set.texts[source].tokens
+        runs[source] = RecordedRun(reference.start_run(tokens, search.num_beams))
+        reference.search(tokens, search, runs[source])
+    return runs
 
 
 def find_scales(case_set: CaseSet) -> dict[int, float]:

@@ -63,13 +63,13 @@ def check_modules(verifier: Verifier, artifact: Artifact, model: nn.Module) -> t
     Nothing of a graph whose integers PyTorch cannot be given: those that another exporter made of several
     weights, and weights that are stored in two forms.
     """
-    weights, types = read_stored(verifier.bundle, artifact, model)
+    stored = read_stored(verifier.bundle, artifact, model)
     is_import = bool(verifier.bundle.manifest.source.get("exporter"))
-    if why := find_hindrance(model, weights, is_import):
+    if why := find_hindrance(model, stored.weights, is_import):
         log.warning("%s: its modules are not compared with PyTorch's one by one, as %s", artifact.id, why)
         return [], {"modules": 0}
     run = ModuleRun(verifier, artifact, model)
-    with use_one_thread(), torch.no_grad(), store_weights(model, weights, types):
+    with use_one_thread(), torch.no_grad(), store_weights(model, stored):
         for choose in (make_short_replay, make_past_replay):
             replay = choose(run.verifier, artifact, model)
             try:

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections import defaultdict
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
+from dataclasses import dataclass
 from typing import cast
 
 import onnx_ir as ir
@@ -19,11 +20,21 @@ from ..passes.weight_files import load_graph
 from ..passes.weights import ParameterRef
 from ..tasks.rounding import ExchangedWeights, round_to
 
-Types = Mapping[str, "ir.DataType | None"]
+FLOATS = (ir.DataType.FLOAT, ir.DataType.FLOAT16)
 
 
-def read_stored(bundle: Bundle, artifact: Artifact, model: nn.Module) -> tuple[list[StoredWeight], Types]:
-    """Return a graph's quantized weights, with those of the graph that it runs with, and all weights' types.
+@dataclass(frozen=True)
+class StoredValues:
+    """The values of a model that its graphs store otherwise than PyTorch."""
+
+    weights: list[StoredWeight]  # the quantized ones
+    types: Mapping[str, ir.DataType | None]  # of the others, under all their names
+    # Tied weights that a graph quantizes for one of lookup and product, with the modules that keep floats.
+    untied: Mapping[nn.Parameter, type[nn.Module]]
+
+
+def read_stored(bundle: Bundle, artifact: Artifact, model: nn.Module) -> StoredValues:
+    """Return what a graph stores, and the graph that it runs with.
 
     A graph's own weight counts before the other graph's, under any of its names.
     """
@@ -34,41 +45,70 @@ def read_stored(bundle: Bundle, artifact: Artifact, model: nn.Module) -> tuple[l
     parameters = dict(model.named_parameters(remove_duplicate=False))
     weights: list[StoredWeight] = []
     types: dict[str, ir.DataType | None] = {}
+    untied: dict[nn.Parameter, type[nn.Module]] = {}
     for other in together:
         graph = load_graph(bundle.path(other.file)).graph
         own = read_weights(graph, other.quantization.get("rows", {}))
         known = {*types, *(name for weight in weights for name in weight.names)}
         taken = {parameters[name] for name in known & parameters.keys()}  # under any of their names
-        weights += [w for w in own if not any(parameters.get(name) in taken for name in w.names)]
-        types = {ParameterRef.read(v).parameter: v.dtype for v in graph.initializers.values()} | types
-    return weights, types
+        kept = [w for w in own if not any(parameters.get(name) in taken for name in w.names)]
+        constants = [(ParameterRef.read(v).parameter, v.dtype) for v in graph.initializers.values()]
+        floats = {name: dtype for name, dtype in constants if dtype in FLOATS}
+        in_floats = {parameters[name]: dtype for name, dtype in floats.items() if name in parameters}
+        for weight in kept:
+            both = [parameters[name] for name in weight.names if parameters.get(name) in in_floats]
+            untied |= dict.fromkeys(both, nn.Linear if weight.is_table else nn.Embedding)
+        weights += kept
+        floats |= {name: in_floats[tensor] for name, tensor in parameters.items() if tensor in in_floats}
+        types = floats | types
+    return StoredValues(weights, types, untied)
 
 
 @contextmanager
-def store_weights(model: nn.Module, weights: Sequence[StoredWeight], types: Types) -> Iterator[None]:
+def store_weights(model: nn.Module, stored: StoredValues) -> Iterator[None]:
     """Give a model the values that graphs store, inside the context: codes, and weights in fp16."""
-    parameters = dict(model.named_parameters(remove_duplicate=False))
-    tables = dict(model.named_buffers(remove_duplicate=False))
-    exchanged = ExchangedWeights(model)
+    with untie(model, stored.untied):
+        parameters = dict(model.named_parameters(remove_duplicate=False))
+        tables = dict(model.named_buffers(remove_duplicate=False))
+        exchanged = ExchangedWeights(model)
+        try:
+            for weight in stored.weights:
+                if all(name in parameters for name in weight.names):
+                    exchange(exchanged, [parameters[name] for name in weight.names], weight)
+            is_half = ir.DataType.FLOAT16 in stored.types.values()
+            for name, tensor in {**parameters, **tables}.items() if is_half else ():
+                # Other exporters' tables, such as of frequencies, have names of their own.
+                is_own = name in parameters or name.endswith("inv_freq")
+                usual = ir.DataType.FLOAT16 if is_own else None
+                if stored.types.get(name, usual) == ir.DataType.FLOAT16:
+                    exchanged.put(cast(nn.Parameter, tensor), round_to(torch.float16, tensor.data))
+            yield
+        finally:
+            exchanged.put_back()
+
+
+@contextmanager
+def untie(model: nn.Module, untied: Mapping[nn.Parameter, type[nn.Module]]) -> Iterator[None]:
+    """Give the modules of a class a parameter of their own in place of a tied one, inside the context."""
+    modules = [m for m in model.modules() if isinstance(m, untied.get(getattr(m, "weight", None), ()))]
+    tied = [module.weight for module in modules]
     try:
-        for weight in weights:
-            if not all(name in parameters for name in weight.names):
-                continue
-            whole = weight.read(slice(None)).dequantize()
-            if weight.rows is not None and weight.rows.smoothing is not None:
-                whole = whole / weight.rows.smoothing
-            parts = torch.split(torch.from_numpy(whole), [len(parameters[name]) for name in weight.names])
-            for name, part in zip(weight.names, parts, strict=True):
-                exchanged.put(parameters[name], part)
-        is_half = ir.DataType.FLOAT16 in types.values()
-        for name, tensor in {**parameters, **tables}.items() if is_half else ():
-            # Other exporters' tables, such as of frequencies, have names of their own.
-            is_own = name in parameters or name.endswith("inv_freq")
-            if types.get(name, ir.DataType.FLOAT16 if is_own else None) == ir.DataType.FLOAT16:
-                exchanged.put(cast(nn.Parameter, tensor), round_to(torch.float16, tensor.data))
+        for module in modules:
+            module.weight = nn.Parameter(module.weight.data, requires_grad=False)
         yield
     finally:
-        exchanged.put_back()
+        for module, weight in zip(modules, tied, strict=True):
+            module.weight = weight
+
+
+def exchange(exchanged: ExchangedWeights, parameters: Sequence[nn.Parameter], weight: StoredWeight) -> None:
+    """Let parameters hold the values of the rows of a quantized weight, one below the other."""
+    whole = weight.read(slice(None)).dequantize()
+    if weight.rows is not None and weight.rows.smoothing is not None:
+        whole = whole / weight.rows.smoothing
+    parts = torch.split(torch.from_numpy(whole), [len(parameter) for parameter in parameters])
+    for parameter, part in zip(parameters, parts, strict=True):
+        exchanged.put(parameter, part)
 
 
 def find_hindrance(model: nn.Module, weights: Sequence[StoredWeight], is_import: bool) -> str:

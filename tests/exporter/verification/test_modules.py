@@ -17,6 +17,7 @@ from planforge.exporter import export
 from planforge.exporter.calibration import convert
 from planforge.exporter.checkpoints.source import find_demo
 from planforge.exporter.passes import fusions, store_blocks
+from planforge.exporter.passes.weight_files import load_graph
 from planforge.exporter.passes.weights import MICROSOFT
 from planforge.exporter.tracing import modules, trace
 from planforge.exporter.tracing.modules import SCOPES
@@ -24,7 +25,7 @@ from planforge.exporter.tracing.modules import SCOPES
 from ...helpers.faults import Plant, constant, exchanged_caches
 from ...helpers.graphs import nodes
 from ...helpers.llamas import tiny_llama
-from ...helpers.models import TINY, random_gpt2, tiny_bert, write_wordpiece
+from ...helpers.models import TINY, random_gpt2, tiny_bert, tiny_transformer, write_wordpiece
 from ...helpers.reader import Reader, nothing
 from ...helpers.traces import EndedProcess
 
@@ -303,3 +304,25 @@ def test_windows_longer_than_what_is_read_at_once(window: int, tmp_path: Path) -
     """A full past has a window's tokens, where the runtime reads so many in one run."""
     tiny_llama(tmp_path / "checkpoint", "mistral", sliding_window=window, max_position_embeddings=700)
     assert read_export(tmp_path / "checkpoint", tmp_path, "fp32") == ()
+
+
+def double_product(model: ir.Model) -> None:
+    """The logits are multiplied by 2: their product's own weight is another."""
+    (product,) = nodes(model, "Gemm")
+    product.attributes["alpha"] = ir.AttrFloat32("alpha", 2.0)
+
+
+def test_a_tied_weight_that_only_the_lookup_has_in_int8(tmp_path: Path) -> None:
+    """A product of 14 words stays in fp32: its module has that, and the lookup's module the int8 values."""
+    checkpoint = Path(shutil.copytree(find_demo("transformer-demo"), tmp_path / "checkpoint"))
+    sizes = {"source_vocab_size": 42, "target_vocab_size": 14, "encoder_ffn": 64, "decoder_ffn": 64}
+    tiny_transformer(checkpoint, tie_word_embeddings=True, **sizes)
+    options: dict[str, Any] = {"target": ["cpu"], "precision": ["int8"], "verify": False}
+    export(checkpoint, tmp_path / "bundle", **options)
+    reader = Reader(tmp_path / "bundle", tmp_path / "copy")
+    graph = load_graph(reader.bundle.path(reader.bundle.manifest.artifact("decoder.ort.int8").file)).graph
+    assert "target.words.weight" in graph.initializers
+    assert any(node.op_type == "GatherBlockQuantized" for node in graph)
+    assert reader.read("decoder.ort.int8") == ()
+    first, *_ = reader.read("decoder.ort.int8", double_product)
+    assert "(Gemm) of output gives" in first
