@@ -119,9 +119,9 @@ def measure_found_gaps(
     errors = []
     with rounding.apply(model):
         rounded = [reference.compute_results(source, text.tokens[1:])[0] for source, text in pairs]
-        for source, search in searches.items():
-            run = reference.start_run(case_set.texts[source].tokens, len(search.fed[0]))
-            errors += [measure_error(got, want, scales[source]) for got, want in search.replay(run)]
+        for number, search in searches.items():
+            run = reference.start_run(case_set.texts[number].tokens, len(search.fed[0]))
+            errors += [measure_error(got, want, scales[number]) for got, want in search.replay(run)]
     scores = []
     for (source, text), logits in zip(pairs, rounded, strict=True):
         target = text.tokens[1:]

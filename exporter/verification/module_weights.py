@@ -20,6 +20,7 @@ from ..passes.weight_files import load_graph
 from ..passes.weights import ParameterRef
 from ..tasks.rounding import ExchangedWeights, round_to
 
+Types = Mapping[str, "ir.DataType | None"]
 FLOATS = (ir.DataType.FLOAT, ir.DataType.FLOAT16)
 
 
@@ -28,7 +29,7 @@ class StoredValues:
     """The values of a model that its graphs store otherwise than PyTorch."""
 
     weights: list[StoredWeight]  # the quantized ones
-    types: Mapping[str, ir.DataType | None]  # of the others, under all their names
+    types: Types  # of the others, under all their names
     # Tied weights that a graph quantizes for one of lookup and product, with the modules that keep floats.
     untied: Mapping[nn.Parameter, type[nn.Module]]
 
@@ -53,14 +54,14 @@ def read_stored(bundle: Bundle, artifact: Artifact, model: nn.Module) -> StoredV
         taken = {parameters[name] for name in known & parameters.keys()}  # under any of their names
         kept = [w for w in own if not any(parameters.get(name) in taken for name in w.names)]
         constants = [(ParameterRef.read(v).parameter, v.dtype) for v in graph.initializers.values()]
-        floats = {name: dtype for name, dtype in constants if dtype in FLOATS}
+        floats: Types = {name: dtype for name, dtype in constants if dtype in FLOATS}
         in_floats = {parameters[name]: dtype for name, dtype in floats.items() if name in parameters}
         for weight in kept:
             both = [parameters[name] for name in weight.names if parameters.get(name) in in_floats]
             untied |= dict.fromkeys(both, nn.Linear if weight.is_table else nn.Embedding)
         weights += kept
-        floats |= {name: in_floats[tensor] for name, tensor in parameters.items() if tensor in in_floats}
-        types = floats | types
+        tied = {name: in_floats[tensor] for name, tensor in parameters.items() if tensor in in_floats}
+        types = {**floats, **tied, **types}
     return StoredValues(weights, types, untied)
 
 
@@ -90,14 +91,18 @@ def store_weights(model: nn.Module, stored: StoredValues) -> Iterator[None]:
 @contextmanager
 def untie(model: nn.Module, untied: Mapping[nn.Parameter, type[nn.Module]]) -> Iterator[None]:
     """Give the modules of a class a parameter of their own in place of a tied one, inside the context."""
-    modules = [m for m in model.modules() if isinstance(m, untied.get(getattr(m, "weight", None), ()))]
-    tied = [module.weight for module in modules]
+    tied = [
+        (module, weight)
+        for module in model.modules()
+        for weight, kind in untied.items()
+        if isinstance(module, kind) and getattr(module, "weight", None) is weight
+    ]
     try:
-        for module in modules:
-            module.weight = nn.Parameter(module.weight.data, requires_grad=False)
+        for module, weight in tied:
+            module.weight = nn.Parameter(weight.data, requires_grad=False)
         yield
     finally:
-        for module, weight in zip(modules, tied, strict=True):
+        for module, weight in tied:
             module.weight = weight
 
 
