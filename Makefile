@@ -204,16 +204,23 @@ train-llama-demo: .venv/.ready-dev
 # With onnxruntime alone beside it, away from the checkout, planforge runs the demo's bundle; a demo that is asked for
 # names the extra that brings it, and is there once that is installed.
 RESOLVE_DEMO := venv/bin/python -c "from planforge.exporter.checkpoints.source import resolve_source as s; print(s('gpt2-demo').folder)"
-wheel: .venv/.ready-dev $(BUNDLE)/manifest.json ## build both wheels and try them in a fresh environment
+
+# planforge-runtime is the core of runtime/; planforge is built of a copy without it, and depends on it.
+wheel: .venv/.ready-dev $(BUNDLE)/manifest.json ## build the three wheels and try them in a fresh environment
 	rm -rf build/wheel dist
-	mkdir -p build/wheel
-	$(BIN)/pip wheel -q --disable-pip-version-check --no-deps -w dist . ./models/demos
+	mkdir -p build/wheel/source
 	git ls-files --cached --others --exclude-standard $(PACKAGES) | LC_ALL=C sort > build/wheel/files
+	grep -E '^(exporter|models|runtime/apps)/' build/wheel/files | grep -v '^models/demos/' > build/wheel/own
+	tar -c -T build/wheel/own LICENSE README.md pyproject.toml setup.py | tar -x -C build/wheel/source
+	$(BIN)/pip wheel -q --disable-pip-version-check --no-deps -w dist build/wheel/source ./runtime ./models/demos
 	for wheel in dist/*.whl; do $(BIN)/python -m zipfile -l $$wheel | sed -n 's|^planforge/\([^ ]*\).*|\1|p' | LC_ALL=C sort > build/wheel/$$(basename $$wheel -py3-none-any.whl); done
-	grep -v '^models/demos/' build/wheel/files | diff - build/wheel/planforge-[0-9]*
+	diff build/wheel/own build/wheel/planforge-[0-9]*
+	grep '^runtime/' build/wheel/files | grep -Ev '^runtime/(apps/|pyproject.toml|README.md)' | diff - build/wheel/planforge_runtime-*
 	grep '^models/demos/' build/wheel/files | grep -v 'pyproject.toml$$' | diff - build/wheel/planforge_demos-*
 	$(PYTHON) -m venv build/wheel/venv
-	build/wheel/venv/bin/pip $(INSTALL) "$$(ls dist/planforge-*.whl)[cpu]"
+	build/wheel/venv/bin/pip $(INSTALL) "$$(ls dist/planforge_runtime-*.whl)[cpu]"
+	cd build/wheel && venv/bin/python -c "from planforge.runtime import load; print(load('../../$(BUNDLE)').generate('In the', max_new_tokens=4).text)"
+	build/wheel/venv/bin/pip $(INSTALL) --find-links dist "$$(ls dist/planforge-*.whl)[cpu]"
 	cd build/wheel && venv/bin/python -c "from planforge.runtime import load; print(load('../../$(BUNDLE)').generate('In the', max_new_tokens=4).text)"
 	cd build/wheel && ! venv/bin/planforge --version 2> needs && grep -q "planforge\[cli\]" needs
 	cd build/wheel && ! $(RESOLVE_DEMO) 2> needs && grep -q "planforge\[demos\]" needs

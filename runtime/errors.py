@@ -25,6 +25,17 @@ from __future__ import annotations
 from typing import ClassVar
 
 
+def suggest_install(extra: str) -> str:
+    """Return the command that installs an extra of the distribution that is here: all of it, or the core."""
+    from importlib.metadata import PackageNotFoundError, distribution
+
+    try:
+        distribution("planforge")
+    except PackageNotFoundError:
+        return f"pip install 'planforge-runtime[{extra}]'"
+    return f"pip install 'planforge[{extra}]'"
+
+
 def make_printable(text: str) -> str:
     r"""Return the text with what a terminal obeys or shows in another order written out, as \x1b.
 

@@ -13,7 +13,7 @@ from typing import Any
 from ..bundle.bundle import Bundle
 from ..bundle.export_again import tell_export_again
 from ..bundle.manifest import Artifact
-from ..errors import BackendUnavailableError
+from ..errors import BackendUnavailableError, suggest_install
 from .backend import Array, Arrays, BoundGraph, Buffer, Buffers, LoadRequest, Shape
 from .cuda_memory import Device
 from .device_buffer import DeviceBuffer, DeviceProgram, check_buffers, make_buffer
@@ -45,7 +45,7 @@ class OrtCudaBackend:
         if PROVIDER not in ort.get_available_providers():
             raise BackendUnavailableError(
                 f"the ONNX Runtime here has no {PROVIDER}: pip uninstall onnxruntime, then"
-                " pip install 'planforge[gpu]'"
+                f" {suggest_install('gpu')}"
             )
         self.device = Device(request.device)
         if hasattr(ort, "preload_dlls"):  # of pip's packages, which the provider does not find by itself
@@ -109,7 +109,7 @@ class OrtCudaProgram(DeviceProgram, OrtProgram):
         if self.session.get_providers()[0] != PROVIDER:  # it goes on without, where a library is missing
             raise BackendUnavailableError(
                 f"ONNX Runtime could not start {PROVIDER}, as a rule because cuDNN or another library of CUDA"
-                " is missing: pip install 'planforge[gpu]'"
+                f" is missing: {suggest_install('gpu')}"
             )
         if not cpu_nodes:
             refuse_cpu_nodes(path.name, self.session)

@@ -15,7 +15,7 @@ from typing import Any, NoReturn
 import numpy as np
 
 from ..bundle.manifest import Artifact
-from ..errors import BackendError, BackendUnavailableError, ClosedError
+from ..errors import BackendError, BackendUnavailableError, ClosedError, suggest_install
 from .backend import Array, ArrayBuffer, Arrays, BoundGraph, Buffer, Buffers, Shape
 from .huge_pages import HugePages
 from .requirements import EXACT_PRODUCTS, products_saturate
@@ -52,7 +52,7 @@ def import_onnxruntime() -> ModuleType:
         import onnxruntime
     except ModuleNotFoundError as error:
         raise BackendUnavailableError(
-            "it needs ONNX Runtime: pip install 'planforge[cpu]', or 'planforge[gpu]' for an NVIDIA GPU"
+            f"it needs ONNX Runtime: {suggest_install('cpu')}, or with an NVIDIA GPU {suggest_install('gpu')}"
         ) from error
     return onnxruntime  # type: ignore[no-any-return]
 

@@ -10,7 +10,7 @@ from typing import Any
 
 import numpy as np
 
-from ..errors import BackendUnavailableError
+from ..errors import BackendUnavailableError, suggest_install
 
 
 @dataclass(frozen=True)
@@ -62,7 +62,7 @@ def make_library_error(name: str) -> BackendUnavailableError:
     """Return the error that names NVIDIA's package and the extra that installs it."""
     elsewhere = "; a Jetson has JetPack's, for the system's own Python" if name == "tensorrt" else ""
     return BackendUnavailableError(
-        f"engine {name!r} needs NVIDIA's package {LIBRARIES[name].package}: pip install 'planforge[{name}]'"
+        f"engine {name!r} needs NVIDIA's package {LIBRARIES[name].package}: {suggest_install(name)}"
         f"{elsewhere}"
     )
 

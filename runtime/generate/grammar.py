@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple, NoReturn, TypeVar
 import numpy as np
 
 from ..decoding.candidates import Mask
-from ..errors import BackendUnavailableError, InputError, SchemaError
+from ..errors import BackendUnavailableError, InputError, SchemaError, suggest_install
 from ..text.tokenizer import Tokenizer
 from .grammar_tokens import GrammarTokens
 from .json_schema import JSON_OPTIONS, find_fault
@@ -259,7 +259,7 @@ def load_llguidance() -> Any:
         import llguidance
     except ModuleNotFoundError as error:
         raise BackendUnavailableError(
-            "json_schema, regex, grammar and choices need llguidance: pip install 'planforge[grammar]'"
+            f"json_schema, regex, grammar and choices need llguidance: {suggest_install('grammar')}"
         ) from error
     return llguidance
 

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any, TypeAlias
 
 from ..bundle.bundle import Bundle
 from ..bundle.json_reader import Reader
-from ..errors import BackendUnavailableError, BundleError, InputError
+from ..errors import BackendUnavailableError, BundleError, InputError, suggest_install
 from .guard import Guard
 from .template_limits import Watch, keep
 from .tokenizer import Tokenizer
@@ -158,7 +158,7 @@ def compile_template(text: str, source: str) -> ChatTemplate:
         from .chat_template import ChatTemplate
     except ModuleNotFoundError as error:
         raise BackendUnavailableError(
-            f"chat templates need {error.name}: pip install 'planforge[chat]'"
+            f"chat templates need {error.name}: {suggest_install('chat')}"
         ) from error
     return ChatTemplate(text, source)
 

@@ -25,7 +25,7 @@ from jinja2.sandbox import ImmutableSandboxedEnvironment
 from jinja2.utils import Namespace
 from jinja2.visitor import NodeTransformer
 
-from ..errors import BackendUnavailableError, BundleError, InputError
+from ..errors import BackendUnavailableError, BundleError, InputError, suggest_install
 from .guard import MARK, SPELLED_MARK, FormedTokenError
 from .template_limits import (
     CALL_STEPS,
@@ -61,7 +61,7 @@ class ChatTemplate:
         found = version("jinja2")
         if tuple(int(number) for number in found.split(".")[:3] if number.isdecimal()) < LEAST_VERSION:
             raise BackendUnavailableError(
-                f"chat templates need jinja2 3.1.6, this is {found}: pip install 'planforge[chat]'"
+                f"chat templates need jinja2 3.1.6, this is {found}: {suggest_install('chat')}"
             )
         self.source = source
         self._environment = Sandbox()

@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from ...errors import InputError
-from ...figure import INCHES_PER_TOKEN, MOST_INCHES, show_token, start_figure
+from ..figure import INCHES_PER_TOKEN, MOST_INCHES, show_token, start_figure
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure

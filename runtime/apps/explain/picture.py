@@ -9,7 +9,7 @@ import numpy as np
 
 from ...backends.backend import Array
 from ...errors import InputError
-from ...figure import INCHES_PER_TOKEN, MOST_INCHES, show_token, start_figure
+from ..figure import INCHES_PER_TOKEN, MOST_INCHES, show_token, start_figure
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from .errors import BackendUnavailableError
+from ..errors import BackendUnavailableError
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
