@@ -77,6 +77,7 @@ class SharedSeats(Seats):
         self.seats = [Seat(row, self.run) for row in range(running)]
         self.kept = [Seat(running + row, self.run) for row in range(kept)]
         self._time = 0  # counts uses
+        self._has_gaps = False  # whether a row may be free before one that is taken
 
     def take(self, prompt: Sequence[int], scope: str = "") -> tuple[Seat, int] | None:
         free = [seat for seat in self.seats if not seat.taken]
@@ -96,6 +97,7 @@ class SharedSeats(Seats):
         seat.tokens = TokenHistory(known[:common].tolist())
         seat.scope = scope
         seat.taken = True
+        self._has_gaps = True
         self._use(seat)
         if common and best is not seat:
             self._use(best)
@@ -110,13 +112,16 @@ class SharedSeats(Seats):
         return scores
 
     def decode(self, seats: Sequence[Seat], tokens: Sequence[int], outputs: Sequence[str] = LOGITS) -> Array:
-        self._close_gaps()
-        width = 1 + max(seat.row for seat in seats)
-        ids = np.zeros((width, 1), np.int64)
-        valid = np.zeros((width, 1), bool)
+        if self._has_gaps:
+            self._close_gaps()
         rows = [seat.row for seat in seats]
+        width = 1 + max(rows)
+        ids = np.zeros((width, 1), np.int64)
         ids[rows, 0] = tokens
-        valid[rows] = True
+        valid = None
+        if width > len(rows):  # a prompt is computed in a row between
+            valid = np.zeros((width, 1), bool)
+            valid[rows] = True
         scores = self.run.step(ids, valid, rows, outputs)
         for seat, token in zip(seats, tokens, strict=True):
             seat.tokens.append(token)
@@ -124,6 +129,7 @@ class SharedSeats(Seats):
 
     def leave(self, seat: Seat) -> None:
         seat.taken = False
+        self._has_gaps = True
         self._use(seat)
 
     def _use(self, seat: Seat) -> None:
@@ -162,6 +168,7 @@ class SharedSeats(Seats):
             hole.last_use = 0
             self.run.slots.truncate_row(hole.row, 0)
         self.seats.sort(key=lambda seat: seat.row)
+        self._has_gaps = False
 
 
 class SeparateSeats(Seats):

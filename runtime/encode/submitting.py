@@ -9,8 +9,9 @@ from typing import TYPE_CHECKING, Any, Literal, overload
 from ..backends.backend import Array
 from ..errors import ClosedError
 from ..scheduling.batched_model import QUEUE_SIZE, BatchedModel, refuse_options
-from ..scheduling.batcher import Batcher, BatchSettings, IsWanted, PendingResults, find_deadline
+from ..scheduling.batcher import Batcher, BatchSettings, IsWanted, PendingResults
 from ..scheduling.steps import Steps, run_all
+from ..scheduling.worker import find_deadline
 from ..text.reading import READ_AHEAD, STEP_CHARACTERS, Item, split_into_chunks
 from .requests import Collector, PieceInput, TextRequest
 from .results import (

@@ -10,6 +10,7 @@ from threading import RLock
 
 from ..decoding.chunk import Chunk
 from ..decoding.seats import Seat
+from ..scheduling.worker import has_passed
 from .generation import Generation, make_generation
 from .row import Row
 
@@ -53,6 +54,11 @@ class PendingGeneration:
     def done(self) -> bool:
         """Return whether the answer, or what went wrong, is there."""
         return self.future.done()
+
+    @property
+    def is_wanted(self) -> bool:
+        """Whether it was not cancelled, and its deadline has not passed."""
+        return not (self.cancelled or has_passed(self.deadline))
 
     def result(self, timeout: float | None = None) -> Generation:
         """Return the answer when it is there.

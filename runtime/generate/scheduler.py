@@ -7,7 +7,6 @@ of the request that came first, and then one token for each request whose prompt
 from __future__ import annotations
 
 import logging
-import threading
 import time
 from dataclasses import dataclass
 
@@ -16,10 +15,10 @@ from ..decoding.cache_shapes import PREFILL_CHUNK, count_cache_bytes
 from ..decoding.candidates import Chosen
 from ..decoding.decoder import Decoder
 from ..decoding.seats import Seats, is_separate, make_seats
-from ..errors import ClosedError, DeadlineError
 from ..scheduling.batcher import observe_nothing
 from ..scheduling.options import Observer
 from ..scheduling.queue import FairQueue
+from ..scheduling.worker import EngineThread
 from .pending import PendingGeneration
 from .row import Row, choose_for_rows
 
@@ -45,7 +44,7 @@ class ScheduleSettings:
     observe: Observer
 
 
-class GenerationScheduler:
+class GenerationScheduler(EngineThread[PendingGeneration]):
     """Answers the requests of many callers with one decoder.
 
     Args:
@@ -54,33 +53,22 @@ class GenerationScheduler:
     """
 
     def __init__(self, decoder: Decoder, settings: ScheduleSettings) -> None:
+        super().__init__("planforge-scheduler", FairQueue(settings.queue_size, divided=settings.divide_queue))
         self.decoder = decoder
         self.settings = settings
         self.rows, self.kept = count_rows(decoder, settings)
-        self.waiting: FairQueue[PendingGeneration] = FairQueue(
-            settings.queue_size, divided=settings.divide_queue
-        )
         self.starting: list[PendingGeneration] = []  # whose prompts are not computed; the first came first
         self.running: list[PendingGeneration] = []  # that get a token at each step
         self._pieces = 0  # of prompts
         self._observer = settings.observe
-        self._changed = threading.Condition()
-        self._closed = False
         self._seats: Seats | None = None
-        self._thread: threading.Thread | None = None
 
     def submit(self, pending: PendingGeneration) -> None:
         """Let a request wait for its turn; raises a QueueFullError or a ClosedError."""
-        with self._changed:
-            if self._closed:
-                raise ClosedError
-            free = self.rows - len(self.starting) - len(self.running)
-            self.waiting.put(pending, pending.client, spare=free)
-            if self._thread is None:
-                thread = threading.Thread(target=self._run, name="planforge-scheduler", daemon=True)
-                thread.start()
-                self._thread = thread
-            self._changed.notify()
+        self.put(pending, pending.client)
+
+    def count_free(self) -> int:
+        return self.rows - len(self.starting) - len(self.running)
 
     def count_requests(self) -> tuple[int, int]:
         """Return how many requests wait, and how many are being answered."""
@@ -88,69 +76,38 @@ class GenerationScheduler:
 
     def free_memory(self) -> None:
         """Drop the cache, with what earlier requests left in it, unless a request uses it."""
-        with self._changed:
-            if not self.is_busy:
+        with self.changed:
+            if not (self.waiting or self.starting or self.running):
                 self._seats = None
 
-    def stop(self) -> None:
-        """Take no more requests, and end all before the next step; wait for nothing."""
-        with self._changed:
-            self._closed = True
-            self._changed.notify()
+    def list_running(self) -> list[PendingGeneration]:
+        return self.starting + self.running
 
-    def close(self) -> None:
-        """End all requests with a ClosedError."""
-        self.stop()
-        if self._thread is not None and self._thread is not threading.current_thread():
-            self._thread.join()
+    def fail(self, request: PendingGeneration, error: BaseException) -> None:
+        self._leave(request)
+        request.future.set_exception(error)
 
-    @property
-    def is_busy(self) -> bool:
-        """Whether there is anything to answer."""
-        return bool(self.waiting or self.starting or self.running)
+    def end(self, request: PendingGeneration) -> None:
+        if not request.cancelled:
+            return super().end(request)
+        request.row.cancel()
+        self._finish(request)
 
-    def _run(self) -> None:
-        try:
-            while self._wait_for_work():
-                self._end_unwanted()
-                self._admit()
-                self._prefill()
-                self._decode()
-        except BaseException as error:
-            log.exception("the scheduler stopped")
-            self._fail_all(error)
-            raise
-        self._fail_all(ClosedError())
-
-    def _wait_for_work(self) -> bool:
-        """Return whether there is some; False when the scheduler was closed."""
-        with self._changed:
-            while not self._closed and not self.is_busy:
-                self._changed.wait()
-            return not self._closed
-
-    def _end_unwanted(self) -> None:
-        """End requests that their callers cancelled, or whose deadline passed."""
-        now = time.monotonic()
-
-        def is_unwanted(one: PendingGeneration) -> bool:
-            return one.cancelled or (one.deadline is not None and now > one.deadline)
-
-        with self._changed:
-            unwanted = self.waiting.remove(is_unwanted)
-        unwanted += [one for one in self.starting + self.running if is_unwanted(one)]
-        for one in unwanted:
-            if one.cancelled:
-                one.row.cancel()
-                self._finish(one)
-            else:
-                self._fail(one, DeadlineError("the request's deadline passed before its answer was there"))
+    def run_turn(self) -> None:
+        self.end_unwanted()
+        for one in [one for one in self.list_running() if not one.is_wanted]:
+            self.end(one)
+        self._admit()
+        self._prefill()
+        self._decode()
 
     def _admit(self) -> None:
         """Let as many requests start as there are seats for."""
-        free = self.rows - len(self.starting) - len(self.running)
-        with self._changed:
-            self.starting += [self.waiting.take() for _ in range(min(free, len(self.waiting)))]
+        if not self.waiting:
+            return
+        with self.changed:
+            count = min(self.count_free(), len(self.waiting))
+            self.starting += [self.waiting.take() for _ in range(count)]
 
     def _prefill(self) -> None:
         """Compute some of the prompts that are not computed yet."""
@@ -159,13 +116,13 @@ class GenerationScheduler:
             one = self._choose_prompt()
             if not self._has_room(one):
                 if not self.running:
-                    with self._changed:
-                        self._changed.wait(POLL)
+                    with self.changed:
+                        self.changed.wait(POLL)
                 return
             try:
                 left -= self._prefill_piece(one, left)
             except Exception as error:
-                self._fail(one, error)
+                self.fail(one, error)
 
     def _choose_prompt(self) -> PendingGeneration:
         """Return the request whose prompt goes on: the first, or by turns one with much less left.
@@ -212,7 +169,7 @@ class GenerationScheduler:
                 try:
                     self._decode_together([one])
                 except Exception as own_error:
-                    self._fail(one, own_error)
+                    self.fail(one, own_error)
 
     def _decode_together(self, ones: list[PendingGeneration]) -> None:
         tokens = [one.row.token_ids[-1] for one in ones]
@@ -233,7 +190,7 @@ class GenerationScheduler:
                 )
             except Exception as error:
                 if len(group) == 1:
-                    self._fail(group[0], error)
+                    self.fail(group[0], error)
                     continue
                 for place, one in zip(places, group, strict=True):  # not all of them are to blame
                     self._take_tokens([one], scores[place : place + 1])
@@ -242,7 +199,7 @@ class GenerationScheduler:
                 try:
                     self._take_token(one, chosen, place)
                 except Exception as error:  # of a listener
-                    self._fail(one, error)
+                    self.fail(one, error)
 
     def _take_token(self, one: PendingGeneration, chosen: Chosen, place: int) -> None:
         one.row.take(chosen, place)
@@ -263,10 +220,6 @@ class GenerationScheduler:
         self._observe("context", len(one.row.history))
         one.finish()
 
-    def _fail(self, one: PendingGeneration, error: BaseException) -> None:
-        self._leave(one)
-        one.future.set_exception(error)
-
     def _leave(self, one: PendingGeneration) -> None:
         if one.seat is not None and self._seats is not None:
             self._seats.leave(one.seat)
@@ -274,14 +227,6 @@ class GenerationScheduler:
         for group in (self.starting, self.running):
             if one in group:
                 group.remove(one)
-
-    def _fail_all(self, error: BaseException) -> None:
-        with self._changed:
-            self._closed = True
-            waiting = self.waiting.remove(lambda _: True)
-        for one in [*self.starting, *self.running, *waiting]:
-            self._fail(one, error)
-        self._seats = None
 
     def _observe(self, measure: str, value: float) -> None:
         """Tell the caller's observer; one that raises is told no more."""

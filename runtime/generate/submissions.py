@@ -10,9 +10,10 @@ from typing import Any
 from ..decoding.decoder import Decoder
 from ..errors import ClosedError, InputError
 from ..option_checks import check_options, check_switch, check_whole
-from ..scheduling.batcher import find_deadline, observe_nothing
+from ..scheduling.batcher import observe_nothing
 from ..scheduling.options import ScheduleOptions
 from ..scheduling.queue import count_places
+from ..scheduling.worker import find_deadline
 from .pending import PendingGeneration
 from .request import GenerationRequest
 from .row import Row

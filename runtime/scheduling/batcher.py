@@ -6,21 +6,16 @@ as a budget allows, runs them together, and gives every request its own results.
 
 from __future__ import annotations
 
-import logging
-import threading
-import time
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from concurrent.futures import Future
 from dataclasses import dataclass, field
 from typing import Any, Generic, TypeAlias, TypeVar
 
-from ..decoding.checks import check_positive
-from ..errors import ClosedError, DeadlineError, InputError
+from ..errors import InputError
 from ..option_checks import check_whole
 from .options import Observer
 from .queue import FairQueue
-
-log = logging.getLogger("planforge")
+from .worker import EngineThread, has_passed
 
 P = TypeVar("P")  # a part of a request
 V = TypeVar("V")  # what the engine makes of a part
@@ -127,13 +122,7 @@ class BatchRequest(Generic[P, V, R]):
     @property
     def is_wanted(self) -> bool:
         """Whether it was not cancelled, and its deadline has not passed."""
-        if self.future.cancelled():
-            return False
-        return self.deadline is None or time.monotonic() <= self.deadline
-
-    def fail_late(self) -> None:
-        """End the request because of its deadline, unless it was cancelled."""
-        self.fail(DeadlineError("the request's deadline passed before its answer was there"))
+        return not (self.future.cancelled() or has_passed(self.deadline))
 
     def _end(self) -> bool:
         """Return whether the future may be set: the request had neither ended before nor been cancelled."""
@@ -146,7 +135,7 @@ class BatchRequest(Generic[P, V, R]):
 Turn: TypeAlias = list[tuple[BatchRequest[P, V, R], int]]  # parts that run together, with whose they are
 
 
-class Batcher(Generic[P, V, R]):
+class Batcher(EngineThread[BatchRequest[P, V, R]], Generic[P, V, R]):
     """Runs the requests of many callers on one engine. Close it, which ends what waits.
 
     Each turn begins with the request whose turn it is, clients taking turns, and is filled with others of its
@@ -166,23 +155,19 @@ class Batcher(Generic[P, V, R]):
         cost: Callable[[P], int],
         settings: BatchSettings,
     ) -> None:
+        super().__init__("planforge-batcher", make_queue(settings))
         self._run_parts = run
         self._cost = cost
-        self._changed = threading.Condition()
-        self._closed = False
-        self._running = 0
-        self._thread: threading.Thread | None = None
-        self.configure(settings)
+        self._turn: Turn[P, V, R] = []  # that runs
+        self.settings = settings
 
     def configure(self, settings: BatchSettings) -> None:
         """Change how requests share the engine, before the first one."""
-        with self._changed:
-            if self._thread is not None:
+        with self.changed:
+            if self.thread is not None:
                 raise InputError("schedule() comes before the first submit(), which began already")
             self.settings = settings
-            self._waiting: FairQueue[BatchRequest[P, V, R]] = FairQueue(
-                settings.queue_size, divided=settings.divide_queue
-            )
+            self.waiting = make_queue(settings)
 
     def submit(
         self,
@@ -212,80 +197,43 @@ class Batcher(Generic[P, V, R]):
         if not parts:
             request.future.set_result([])
             return request.future
-        if self._waiting.find_refusal(client) is not None:
-            self._end_unwanted()
-        with self._changed:
-            if self._closed:
-                raise ClosedError
-            self._waiting.put(request, client)
-            if self._thread is None:
-                self._thread = threading.Thread(target=self._run, name="planforge-batcher", daemon=True)
-                self._thread.start()
-            self._changed.notify()
+        if self.waiting.find_refusal(client) is not None:
+            self.end_unwanted()
+        self.put(request, client)
         return request.future
 
     def count_requests(self) -> tuple[int, int]:
         """Return how many requests wait, and how many run."""
-        return len(self._waiting), self._running
+        return len(self.waiting), len(self.list_running())
 
-    def close(self) -> None:
-        """End the requests that wait with a ClosedError; those that run end their turn."""
-        with self._changed:
-            self._closed = True
-            self._changed.notify()
-        if self._thread is not None and self._thread is not threading.current_thread():
-            self._thread.join()
+    def list_running(self) -> list[BatchRequest[P, V, R]]:
+        return list_requests(self._turn)
 
-    def _run(self) -> None:
-        error: BaseException = ClosedError()
-        turn: Turn[P, V, R] = []
-        try:
-            while self._wait_for_work():
-                self._end_unwanted()
-                turn = self._take_turn()
-                if turn:
-                    self._run_turn(turn)
-                    self._put_back(turn)
-                turn = []  # while it waits it keeps nothing alive
-        except BaseException as stopped:
-            log.exception("the batcher stopped")
-            error = stopped
-            raise
-        finally:
-            with self._changed:
-                self._closed = True
-                waiting = self._waiting.remove(lambda _: True)
-            for request in [*list_requests(turn), *waiting]:
-                request.fail(error)
+    def fail(self, request: BatchRequest[P, V, R], error: BaseException) -> None:
+        request.fail(error)
 
-    def _wait_for_work(self) -> bool:
-        """Return whether there is some; False when the batcher was closed."""
-        with self._changed:
-            while not self._closed and not self._waiting:
-                self._changed.wait()
-            return not self._closed
-
-    def _end_unwanted(self) -> None:
-        """End requests that wait though they were cancelled, or though their deadline passed."""
-        with self._changed:
-            unwanted = self._waiting.remove(lambda request: not request.is_wanted)
-        for request in unwanted:
-            request.fail_late()
+    def run_turn(self) -> None:
+        self.end_unwanted()
+        self._turn = self._take_turn()
+        if self._turn:
+            self._run_turn(self._turn)
+            self._put_back(self._turn)
+        self._turn = []  # while it waits it keeps nothing alive
 
     def _take_turn(self) -> Turn[P, V, R]:
         """Take the next request from those that wait, and others of its kind that the budget has room for.
 
         Those of similar cost come first, whoever's they are: the first keeps all turns fair.
         """
-        with self._changed:
-            if not self._waiting:
+        with self.changed:
+            if not self.waiting:
                 return []
-            first = self._waiting.take()
+            first = self.waiting.take()
             left = self.settings.turn
             parts = first.take(left) or [first.order.pop()]
             turn = [(first, part) for part in parts]
             left -= sum(first.costs[part] for part in parts)
-            like = [request for request in self._waiting if request.kind == first.kind]
+            like = [request for request in self.waiting if request.kind == first.kind]
             cost = first.costs[parts[-1]]
             like.sort(key=lambda request: abs(request.next_cost - cost))  # padding costs time too
             for request in like:
@@ -293,8 +241,7 @@ class Batcher(Generic[P, V, R]):
                 turn += [(request, part) for part in taken]
                 left -= sum(request.costs[part] for part in taken)
             joined = {request for request, _ in turn}
-            self._waiting.remove(joined.__contains__)
-            self._running = len(joined)
+            self.waiting.remove(joined.__contains__)
             return turn
 
     def _run_turn(self, turn: Turn[P, V, R]) -> None:
@@ -328,13 +275,17 @@ class Batcher(Generic[P, V, R]):
         """Let requests that have parts left wait for their next turn, but for those that are unwanted."""
         going = [request for request in list_requests(turn) if not request.ended]
         unwanted = [request for request in going if not request.is_wanted]
-        with self._changed:
-            self._running = 0
+        with self.changed:
             for request in going:
                 if request.order and request not in unwanted:
-                    self._waiting.put_back(request, request.client)
+                    self.waiting.put_back(request, request.client)
         for request in unwanted:
-            request.fail_late()
+            self.end(request)
+
+
+def make_queue(settings: BatchSettings) -> FairQueue[BatchRequest[P, V, R]]:
+    """Return an empty queue for requests."""
+    return FairQueue(settings.queue_size, divided=settings.divide_queue)
 
 
 def list_requests(turn: Iterable[tuple[BatchRequest[P, V, R], int]]) -> list[BatchRequest[P, V, R]]:
@@ -345,11 +296,3 @@ def list_requests(turn: Iterable[tuple[BatchRequest[P, V, R], int]]) -> list[Bat
 def keep_output(part: int, output: Any) -> tuple[int, Any]:
     """Return an output as the result of its part."""
     return part, output
-
-
-def find_deadline(timeout: float | None) -> float | None:
-    """Return the time.monotonic() at which so many seconds have passed."""
-    if timeout is None:
-        return None
-    check_positive("timeout", timeout, "None waits as long as it takes")
-    return time.monotonic() + timeout

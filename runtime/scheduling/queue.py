@@ -86,6 +86,8 @@ class FairQueue(Generic[T]):
 
         They are returned in the order in which the queue yields them. Whose turn it is stays as it was.
         """
+        if not self._count:
+            return []
         wanted = [item for item in self if is_wanted(item)]
         gone = set(map(id, wanted))
         for client, items in list(self._by_client.items()):

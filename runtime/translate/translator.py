@@ -22,8 +22,9 @@ from ..option_checks import check_batch_size, check_options, check_switch
 from ..options import BatchTranslationOptions, TranslationOptions
 from ..progress import Progress
 from ..scheduling.batched_model import QUEUE_SIZE, BatchedModel, refuse_options
-from ..scheduling.batcher import Batcher, BatchSettings, IsWanted, PendingResults, find_deadline
+from ..scheduling.batcher import Batcher, BatchSettings, IsWanted, PendingResults
 from ..scheduling.steps import Steps, run_all
+from ..scheduling.worker import find_deadline
 from ..text.reading import (
     READ_AHEAD,
     STEP_CHARACTERS,

@@ -11,9 +11,8 @@ import pytest
 from planforge.runtime import Chunk
 from planforge.runtime.decoding.cache_shapes import count_cache_bytes
 from planforge.runtime.errors import BackendError, ClosedError, DeadlineError, InputError
-from planforge.runtime.generate import scheduler
 from planforge.runtime.generate.scheduler import GenerationScheduler
-from planforge.runtime.scheduling import batcher
+from planforge.runtime.scheduling import worker
 
 from ...helpers.decoder_graph import CONTEXT, artifact
 from ...helpers.gate import gated
@@ -62,7 +61,7 @@ def test_who_leaves_the_loop_over_chunks_cancels() -> None:
 
 
 def test_a_deadline_ends_what_runs_and_what_waits(monkeypatch: pytest.MonkeyPatch) -> None:
-    clock = turn_clocks(monkeypatch, batcher, scheduler)
+    clock = turn_clocks(monkeypatch, worker)
     with gated(running=1) as (model, gate):
         running = model.submit("abc", timeout=1000)
         gate.wait()
@@ -80,7 +79,7 @@ def test_a_deadline_ends_what_runs_and_what_waits(monkeypatch: pytest.MonkeyPatc
 def test_a_request_that_waits_for_memory_keeps_its_deadline_and_can_be_closed(
     dialect: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    clock = turn_clocks(monkeypatch, batcher, scheduler)
+    clock = turn_clocks(monkeypatch, worker)
     model, _ = generator(dialect, memory_limit=count_cache_bytes(artifact(dialect), 1, CONTEXT))
     stream = model.stream("abcdefgh" * 4, max_new_tokens=30)
     next(stream)  # holds the memory

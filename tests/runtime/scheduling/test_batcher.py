@@ -11,8 +11,9 @@ from typing import Any
 import pytest
 
 from planforge.runtime import ClosedError, DeadlineError, InputError, QueueFullError
-from planforge.runtime.scheduling import batcher
-from planforge.runtime.scheduling.batcher import Batcher, BatchSettings, find_deadline
+from planforge.runtime.scheduling import worker
+from planforge.runtime.scheduling.batcher import Batcher, BatchSettings
+from planforge.runtime.scheduling.worker import find_deadline
 
 from ...helpers.patience import PATIENCE, turn_clocks, wait_until
 
@@ -219,7 +220,7 @@ def test_the_rest_of_a_large_request_can_be_cancelled() -> None:
 
 
 def test_a_turn_that_runs_asks_what_is_still_wanted(monkeypatch: pytest.MonkeyPatch) -> None:
-    clock = turn_clocks(monkeypatch, batcher)
+    clock = turn_clocks(monkeypatch, worker)
     case = Case(turn=10)
     gone, late, wanted = case.submit(list("ab")), case.submit(["c"], timeout=1000), case.submit(["d"])
     case.engine.let(1)
@@ -234,7 +235,7 @@ def test_a_turn_that_runs_asks_what_is_still_wanted(monkeypatch: pytest.MonkeyPa
 
 
 def test_a_deadline_that_passed_ends_what_waits(monkeypatch: pytest.MonkeyPatch) -> None:
-    clock = turn_clocks(monkeypatch, batcher)
+    clock = turn_clocks(monkeypatch, worker)
     case = Case(turn=2)
     late, patient = case.submit(["a"], timeout=1000), case.submit(["b"], timeout=9000)
     clock.ahead = 1001
@@ -270,7 +271,7 @@ def test_closing_ends_what_waits() -> None:
     assert case.engine.wait() == ["a"]
     closing = threading.Thread(target=case.batcher.close)
     closing.start()
-    wait_until(lambda: case.batcher._closed)
+    wait_until(lambda: case.batcher.closed)
     case.engine.let(1)
     closing.join(PATIENCE)
     assert not closing.is_alive()

@@ -19,7 +19,7 @@ from planforge.runtime.apps.server import ServerSettings, app, calls
 from planforge.runtime.apps.server.auth import read_keys
 from planforge.runtime.generate import scheduler
 from planforge.runtime.generate.row import Row
-from planforge.runtime.scheduling import batcher
+from planforge.runtime.scheduling import worker
 
 from ...helpers.openai_client import connect_openai
 from ...helpers.patience import turn_clocks, wait_until
@@ -276,7 +276,7 @@ def test_a_client_that_leaves_frees_its_row(
 
 def test_a_full_queue_and_a_deadline(gpt_model: TextGenerator, monkeypatch: pytest.MonkeyPatch) -> None:
     tokens = HeldTokens(monkeypatch)
-    clock = turn_clocks(monkeypatch, app, calls, batcher, scheduler)
+    clock = turn_clocks(monkeypatch, app, calls, worker, scheduler)
     settings = ServerSettings(schedule={"running": 1}, queue_size=1, timeout=3000)
     with running_server({"gpt": gpt_model}, settings) as server:
         running = threading.Thread(target=lambda: server.post(COMPLETE, **{**LONG, "timeout": 2000}))
