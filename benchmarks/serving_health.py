@@ -10,7 +10,7 @@ import time
 from collections.abc import Mapping
 from typing import Any
 
-LEAST_LOOKS = 50  # at /health; what is answered sooner is asked again
+MIN_LOOKS = 50  # at /health; what is answered sooner is asked again
 PAUSE = 0.01  # seconds between two looks
 
 Request = tuple[str, Mapping[str, Any]]  # a path and a body
@@ -44,7 +44,7 @@ def measure_health(port: int, request: Request) -> dict[str, float]:
         try:
             while True:
                 ask(port, "POST", path, content)
-                if len(times) >= LEAST_LOOKS:
+                if len(times) >= MIN_LOOKS:
                     break
         finally:
             ended.set()

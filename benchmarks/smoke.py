@@ -6,7 +6,7 @@ from dataclasses import replace
 
 from .case import Case, Entry
 
-MOST_TEXTS = 40  # an encoder's case reads thousands
+MAX_TEXTS = 40  # an encoder's case reads thousands
 
 
 def shrink(case: Case) -> Case:
@@ -18,6 +18,6 @@ def shrink(case: Case) -> Case:
 def shrink_entry(entry: Entry) -> Entry:
     work = entry.work
     if work.kind == "embed":
-        work = replace(work, texts=work.texts[:MOST_TEXTS])
+        work = replace(work, texts=work.texts[:MAX_TEXTS])
     prepare = {name: value for name, value in entry.prepare.items() if name != "verify"}
     return replace(entry, work=work, prepare=prepare)

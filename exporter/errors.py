@@ -33,7 +33,7 @@ class OutputError(ExporterError):
 
 
 class ExportError(ExporterError):
-    """The exported graph is not what the exporter meant."""
+    """The exported graph is not the one that was expected."""
 
 
 class BuildError(ExporterError):

@@ -20,45 +20,45 @@ class Level:
         name: what a user calls it.
         meaning: what a passed verdict of this level says.
         random_work: of random texts; at 0 there are none.
-        least_random: tokens of random texts, however large the model is.
+        min_random: tokens of random texts, however large the model is.
         step_work: of single steps, which read all weights each.
         batch_work: weights times the random batches; there is at least one of each size.
         prefill_work: of the random batches' tokens, padding included; a half of the longest text is always
             allowed for each batch.
         cached: tokens of a random batch's cache, rows and all; one row may have a whole context.
         text_work: of real text, of which every token is predicted, and of the prompts.
-        least_text: tokens of real text that are read however large the model is.
+        min_text: tokens of real text that are read however large the model is.
         context_work: of a long context, of which as many tokens are read.
-        least_context: tokens of it that are read however large the model is; 0 leaves it out.
+        min_context: tokens of it that are read however large the model is; 0 leaves it out.
     """
 
     name: str
     meaning: str
     random_work: float
-    least_random: int
+    min_random: int
     step_work: float
     batch_work: float
     prefill_work: float
     cached: int
     text_work: float
-    least_text: int
+    min_text: int
     context_work: float
-    least_context: int
+    min_context: int
 
     def count_text(self, weights: int) -> float:
         """Return how many tokens of real text a model of so many weights reads."""
-        return max(self.least_text, self.text_work / weights)
+        return max(self.min_text, self.text_work / weights)
 
     def count_context(self, weights: int) -> float:
         """Return how many tokens of a context it reads at most."""
-        return max(self.least_context, self.context_work / weights)
+        return max(self.min_context, self.context_work / weights)
 
     def count_samples(self, weights: int, tokens: int) -> float:
         """Return how many texts of up to so many tokens it reads, for which it is asked token by token."""
-        return max(LEAST_SAMPLES, self.count_text(weights) / tokens)
+        return max(MIN_SAMPLES, self.count_text(weights) / tokens)
 
 
-LEAST_SAMPLES = 3  # one of a batch's rows is a single token, and two others are padded
+MIN_SAMPLES = 3  # one of a batch's rows is a single token, and two others are padded
 LEVELS = {
     level.name: level
     for level in (
@@ -67,15 +67,15 @@ LEVELS = {
             name="standard",
             meaning="what the model's size allows",
             random_work=4e10,
-            least_random=128,
+            min_random=128,
             step_work=5e9,
             batch_work=1.5e9,
             prefill_work=2e10,
             cached=2048,
             text_work=8e10,
-            least_text=512,
+            min_text=512,
             context_work=3.3e10,
-            least_context=256,
+            min_context=256,
         ),
         Level("full", "every case", 2.6e11, 256, 3e10, math.inf, 2.6e11, 8192, math.inf, 0, math.inf, 0),
     )
@@ -84,9 +84,7 @@ QUICK = LEVELS["quick"]
 STANDARD = LEVELS["standard"]
 FULL = LEVELS["full"]
 # What int8 and int4 of a decoder are chosen by, where there is no verdict: of standard's cases the real text.
-CALIBRATION = replace(
-    STANDARD, name="calibration", random_work=0, step_work=0, context_work=0, least_context=0
-)
+CALIBRATION = replace(STANDARD, name="calibration", random_work=0, step_work=0, context_work=0, min_context=0)
 
 
 def find_level(name: str) -> Level:

@@ -92,7 +92,7 @@ def find_upper_bound(share: float, count: int) -> float:
     return min(1.0, (middle + half) / (1 + z**2 / count))
 
 
-def measure_distance(got: Array, want: Array, least_scale: float = 1e-6) -> float:
+def measure_distance(got: Array, want: Array, min_scale: float = 1e-6) -> float:
     """Return the largest difference in units of the spread of `want`; of integers any at all is infinite.
 
     So is another shape.
@@ -111,4 +111,4 @@ def measure_distance(got: Array, want: Array, least_scale: float = 1e-6) -> floa
         exact = exact[finite]
         if not exact.size:
             return 0.0
-    return float(np.abs(got - exact).max()) / max(measure_spread(exact), least_scale)
+    return float(np.abs(got - exact).max()) / max(measure_spread(exact), min_scale)

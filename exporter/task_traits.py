@@ -12,7 +12,7 @@ class TaskTraits:
     Attributes:
         name: as in the manifest.
         auto_model: the class of transformers that loads such a model without a head.
-        least_length: the fewest tokens that an export may take at most.
+        min_length: the fewest tokens that an export may take at most.
         continues_texts: whether a prompt goes on: chats have templates, rows are padded on the left, a cache
             becomes long, and a plan may pick tokens on the GPU.
         has_sources: whether an encoder reads a source, with a tokenizer of its own.
@@ -21,7 +21,7 @@ class TaskTraits:
 
     name: str
     auto_model: str
-    least_length: int
+    min_length: int
     continues_texts: bool = False
     has_sources: bool = False
     encodes: bool = False

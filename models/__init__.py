@@ -7,7 +7,7 @@ from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from .attention import AttentionCache, GrowingCache, KeyValue, PaddedAttention, SourceAttention
+    from .attention import AttentionCache, DynamicCache, KeyValue, PaddedAttention, SourceAttention
     from .bert import Bert, BertConfig
     from .checkpoint import load_model
     from .encoder import Encoder, EncoderConfig
@@ -24,10 +24,10 @@ __all__ = [
     "Bert",
     "BertConfig",
     "DenseConfig",
+    "DynamicCache",
     "Encoder",
     "EncoderConfig",
     "GPT2Config",
-    "GrowingCache",
     "KeyValue",
     "LayerNormConfig",
     "Llama",
@@ -53,7 +53,7 @@ _HOME = {
     "EncoderConfig": ".encoder",
     "GPT2": ".gpt2",
     "GPT2Config": ".gpt2",
-    "GrowingCache": ".attention",
+    "DynamicCache": ".attention",
     "KeyValue": ".attention",
     "LayerNormConfig": ".sentence",
     "Llama": ".llama",

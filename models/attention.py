@@ -4,7 +4,7 @@ B batch, T new tokens, P cached tokens, S = P + T, H heads of queries, K heads o
 size. K is H, or divides it: a group of H / K queries shares one head of keys and values.
 
 A model computes q, k and v; an `AttentionCache` owns everything around them: positions, mask and
-cached keys and values. `GrowingCache` is the plain PyTorch form for decoders, `PaddedAttention` the one
+cached keys and values. `DynamicCache` is the plain PyTorch form for decoders, `PaddedAttention` the one
 for encoders, which cache nothing. A decoder with an encoder looks at the source through `SourceAttention`.
 The exporter swaps in others to write the same model in other ONNX dialects, so no model is written twice.
 """
@@ -66,7 +66,7 @@ class AttentionCache(Protocol):
         ...
 
 
-class GrowingCache:
+class DynamicCache:
     """Keys and values that grow by concatenation; rows may be padded on the left.
 
     Args:
@@ -127,7 +127,7 @@ class GrowingCache:
         """
         if layer < len(self.present):
             raise ValueError(
-                f"layer {layer} has attended already, and a GrowingCache serves one forward pass; make"
+                f"layer {layer} has attended already, and a DynamicCache serves one forward pass; make"
                 " another, whose past is this one's `present`"
             )
         if kind.window not in self.biases:  # a model without positions has not called `positions`

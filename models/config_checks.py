@@ -52,7 +52,7 @@ def check_bool(config: Any, *names: str) -> None:
             raise ValueError(f"{name}={getattr(config, name)!r} must be true or false")
 
 
-MOST_LAYERS = 2000  # twice as many as the deepest model that was published has
+MAX_LAYERS = 2000  # twice as many as the deepest model that was published has
 
 
 def check_depth(config_json: Mapping[str, Any]) -> None:
@@ -61,5 +61,5 @@ def check_depth(config_json: Mapping[str, Any]) -> None:
     Layers are made one by one, so a number of ten digits would be believed for hours.
     """
     for name, value in config_json.items():
-        if "layer" in name and type(value) is int and value > MOST_LAYERS:
-            raise ValueError(f"{name}={value} in config.json: models of up to {MOST_LAYERS} layers are read")
+        if "layer" in name and type(value) is int and value > MAX_LAYERS:
+            raise ValueError(f"{name}={value} in config.json: models of up to {MAX_LAYERS} layers are read")

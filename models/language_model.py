@@ -11,7 +11,7 @@ from typing import Protocol
 
 from torch import Tensor, nn
 
-from .attention import AttentionCache, GrowingCache, KeyValue, empty_past
+from .attention import AttentionCache, DynamicCache, KeyValue, empty_past
 
 
 class CacheSizes(Protocol):
@@ -55,7 +55,7 @@ class LanguageModel(nn.Module, ABC):
             past = self.empty_past(B)
         if attention_mask is None:
             attention_mask = input_ids.new_ones(B, past[0][0].shape[2] + T)
-        cache = GrowingCache(past, attention_mask)
+        cache = DynamicCache(past, attention_mask)
         return self.logits(self.hidden_states(input_ids, cache)), cache.present
 
     def empty_past(self, batch: int) -> list[KeyValue]:

@@ -14,7 +14,7 @@ import torch
 from torch import Tensor, nn
 
 from .activations import ACTIVATIONS
-from .attention import AttentionCache, GrowingCache, KeyValue, PaddedAttention, SourceAttention, empty_past
+from .attention import AttentionCache, DynamicCache, KeyValue, PaddedAttention, SourceAttention, empty_past
 from .config_checks import check_activation, check_bool, check_epsilon, check_multiple, check_whole
 
 POSITIONS = ("interleaved", "concatenated", "learned")
@@ -316,7 +316,7 @@ class Transformer(nn.Module):
         target_mask = torch.ones_like(target_ids) if target_mask is None else target_mask
         memory = self.encode(source_ids, PaddedAttention(source_mask, source_bias))
         source = SourceAttention(self.decoder.keys_values(memory), source_mask, cross_bias)  # type: ignore[operator]
-        cache = GrowingCache(self.empty_past(len(target_ids)), target_mask, bias=target_bias)
+        cache = DynamicCache(self.empty_past(len(target_ids)), target_mask, bias=target_bias)
         return self.output(self.hidden_states(target_ids, cache, source))  # type: ignore[no-any-return]
 
     def encode(self, source_ids: Tensor, attention: AttentionCache) -> Tensor:
@@ -343,7 +343,7 @@ class Transformer(nn.Module):
         R, T = target_ids.shape
         past = self.empty_past(R) if past is None else past
         mask = target_ids.new_ones(R, past[0][0].shape[2] + T)
-        cache = GrowingCache(past, mask)
+        cache = DynamicCache(past, mask)
         return self.output(self.hidden_states(target_ids, cache, source)), cache.present
 
     def empty_past(self, rows: int) -> list[KeyValue]:

@@ -44,11 +44,11 @@ def check_vocabulary(
         counted = "" if tokens is None else f", and tokenizer.json has {tokens} tokens"
         raise ValueError(
             f"{folder}: config.json's {published} is {size}, the embedding has {shape[0]} rows{counted}:"
-            f" {find_way_out(published, shape[0], tokens)}"
+            f" {find_hint(published, shape[0], tokens)}"
         )
 
 
-def find_way_out(setting: str, rows: int, tokens: int | None) -> str:
+def find_hint(setting: str, rows: int, tokens: int | None) -> str:
     """Return what to do about an embedding whose rows are not as many as config.json says."""
     if tokens is None or tokens <= rows:
         return f"set {setting} to {rows}"

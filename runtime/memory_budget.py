@@ -18,7 +18,7 @@ from contextlib import contextmanager
 
 from .errors import ClosedError, MemoryLimitError
 
-PATIENCE = 600.0  # seconds that a call waits for others: longer than any of them should take
+WAIT_TIMEOUT = 600.0  # seconds that a call waits for others: longer than any of them should take
 POLL = 0.1  # seconds after which a call that waits looks again, told or not
 
 
@@ -76,24 +76,24 @@ class MemoryBudget:
         """Return the bytes that calls hold now, without the weights."""
         return sum(reservation.count for reservation in list(self._held))
 
-    def check(self, count: int, what: str, way_out: str = "Use smaller batches") -> None:
+    def check(self, count: int, what: str, hint: str = "Use smaller batches") -> None:
         """Refuse bytes beside the weights that do not fit even when the call runs alone.
 
-        `what` says what they are for, `way_out` what a user can do who needs less.
+        `what` says what they are for, `hint` what a user can do who needs less.
         """
         if self.limit is not None and self.weight_bytes + count > self.limit:
-            raise self._make_error(count, what, way_out)
+            raise self._make_error(count, what, hint)
 
     @contextmanager
-    def reserve(self, count: int, what: str, way_out: str = "Use smaller batches") -> Iterator[None]:
+    def reserve(self, count: int, what: str, hint: str = "Use smaller batches") -> Iterator[None]:
         """Hold bytes while a call runs; as `hold` otherwise."""
-        reservation = self.hold(count, what, way_out)
+        reservation = self.hold(count, what, hint)
         try:
             yield
         finally:
             reservation.release()
 
-    def hold(self, count: int, what: str, way_out: str = "Use smaller batches") -> Reservation:
+    def hold(self, count: int, what: str, hint: str = "Use smaller batches") -> Reservation:
         """Hold bytes until they are released; waits for other calls where it fits only without them.
 
         Raises a MemoryLimitError where it does not fit, or not beside what this thread holds already, or
@@ -101,8 +101,8 @@ class MemoryBudget:
         """
         asked = Reservation(self, count, what)
         if self.limit is not None:
-            self.check(count, what, way_out)
-            self._take(asked, way_out)
+            self.check(count, what, hint)
+            self._take(asked, hint)
         return asked
 
     def give_back(self, reservation: Reservation) -> None:
@@ -125,7 +125,7 @@ class MemoryBudget:
             self._closed = True
             self._changed.notify_all()
 
-    def _take(self, asked: Reservation, way_out: str) -> None:
+    def _take(self, asked: Reservation, hint: str) -> None:
         """Wait until there is room.
 
         A call may end, or its memory be kept in case, without telling: what frees it may run in this very
@@ -134,7 +134,7 @@ class MemoryBudget:
         if self._add(asked):
             return
         gc.collect()  # what an abandoned call held may wait for this
-        deadline = time.monotonic() + PATIENCE
+        deadline = time.monotonic() + WAIT_TIMEOUT
         while True:
             make_room = None if self._make_room is None else self._make_room()
             if make_room is not None:
@@ -148,14 +148,14 @@ class MemoryBudget:
             held_here = sum(other.count for other in others if other.thread == asked.thread)
             if held_here:
                 holder = "an unfinished call of this thread holds"
-                way_out = f"Finish or close that call (a stream, an iteration) first. {way_out}"
-                raise self._make_error(asked.count, asked.what, way_out, held_here, holder)
+                hint = f"Finish or close that call (a stream, an iteration) first. {hint}"
+                raise self._make_error(asked.count, asked.what, hint, held_here, holder)
             if time.monotonic() > deadline:
                 held = sum(other.count for other in others)
                 names = ", ".join(sorted({other.what for other in others}))
-                holder = f"other calls held for {PATIENCE:.0f} seconds ({names})"
-                way_out = f"Finish or close those calls (streams, too) first. {way_out}"
-                raise self._make_error(asked.count, asked.what, way_out, held, holder)
+                holder = f"other calls held for {WAIT_TIMEOUT:.0f} seconds ({names})"
+                hint = f"Finish or close those calls (streams, too) first. {hint}"
+                raise self._make_error(asked.count, asked.what, hint, held, holder)
             with self._changed:
                 if self._is_short_of(asked.count):
                     self._changed.wait(POLL)
@@ -171,7 +171,7 @@ class MemoryBudget:
         return self.limit is not None and self.weight_bytes + self.count_held() + count > self.limit
 
     def _make_error(
-        self, count: int, what: str, way_out: str, held: int = 0, holder: str = ""
+        self, count: int, what: str, hint: str, held: int = 0, holder: str = ""
     ) -> MemoryLimitError:
         assert self.limit is not None
         needed = self.weight_bytes + count + held
@@ -180,7 +180,7 @@ class MemoryBudget:
             parts.append(f"{held / 1e6:.1f} MB that {holder}")
         return MemoryLimitError(
             f"{needed / 1e6:.1f} MB are needed: {', '.join(parts[:-1])} and {parts[-1]};"
-            f" memory_limit is {self.limit / 1e6:.1f} MB. {way_out}",
+            f" memory_limit is {self.limit / 1e6:.1f} MB. {hint}",
             needed=needed,
             limit=self.limit,
         )

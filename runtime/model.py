@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, ClassVar, TypeVar
 
 from .backends.backend import Backend, GraphRunner, LoadRequest
-from .backends.ladder import open_on
+from .backends.select import open_on
 from .backends.threads import Threads
 from .bundle.bundle import Bundle
 from .errors import InputError
@@ -39,7 +39,7 @@ class Model(ABC):
     """
 
     task: ClassVar[str]  # of the bundles that the class runs
-    _LEAST_BYTES = 65_536  # of a text that are always read: a few tokens may stand for very long words
+    _MIN_BYTES = 65_536  # of a text that are always read: a few tokens may stand for very long words
 
     backend: str = ""
     family: str = ""
@@ -113,7 +113,7 @@ class Model(ABC):
         Longer ones need not be tokenized to know that they do not fit.
         """
         longest = measure_longest_token(self.input_tokenizer)
-        return max((self.max_length if tokens is None else tokens) * longest, self._LEAST_BYTES)
+        return max((self.max_length if tokens is None else tokens) * longest, self._MIN_BYTES)
 
     @property
     def budget(self) -> MemoryBudget:

@@ -17,7 +17,7 @@ from .option_checks import check_options, check_whole
 from .options import LoadOptions
 
 # Parsing a tokenizer holds Python's lock for 80 ms, which ONNX Runtime needs until it begins to pack weights.
-HEAD_START = 0.03  # seconds
+PREFETCH_DELAY = 0.03  # seconds
 
 
 def make_load_request(options: LoadOptions) -> LoadRequest:
@@ -50,7 +50,7 @@ def open_programs(engine: Backend, bundle: Bundle, *artifacts: Artifact) -> Iter
     programs: list[Program] = []
     with ThreadPoolExecutor(1, "planforge-open") as pool:
         opened = [pool.submit(engine.open, bundle, artifact) for artifact in artifacts]
-        wait(opened, HEAD_START)
+        wait(opened, PREFETCH_DELAY)
         try:
             yield programs
             programs += [one.result() for one in opened]

@@ -26,7 +26,7 @@ from .nvidia import used_mb
 from .yardstick import encoder_flops, step_bytes
 
 WARM = 2  # pieces of work before any counts: the second still records CUDA graphs
-LEAST_COSINE = 0.999  # of an encoder's results in fp16 to PyTorch's
+MIN_COSINE = 0.999  # of an encoder's results in fp16 to PyTorch's
 Bounds = Mapping[str, Any]
 
 
@@ -153,8 +153,8 @@ def compare(runs: Mapping[str, Run], entries: dict[str, dict[str, Any]], device:
         wanted = np.load(first.vectors).astype(np.float32)
         for name, run in runs.items():
             assert run.vectors is not None
-            cosine = least_cosine(np.load(run.vectors).astype(np.float32), wanted)
-            entries[name] |= {"cosine_min": round(cosine, 5), "alike": cosine >= LEAST_COSINE}
+            cosine = min_cosine(np.load(run.vectors).astype(np.float32), wanted)
+            entries[name] |= {"cosine_min": round(cosine, 5), "alike": cosine >= MIN_COSINE}
         return
     judged = judgement(runs, device)
     for name, run in runs.items():
@@ -162,7 +162,7 @@ def compare(runs: Mapping[str, Run], entries: dict[str, dict[str, Any]], device:
         entries[name] |= {"judge": judged[name], "alike": judged[name]["alike"]}
 
 
-def least_cosine(got: np.ndarray[Any, Any], wanted: np.ndarray[Any, Any]) -> float:
+def min_cosine(got: np.ndarray[Any, Any], wanted: np.ndarray[Any, Any]) -> float:
     """Return the least cosine of the rows (B, N) of two arrays; NaN where one is not finite."""
     lengths = np.linalg.norm(got, axis=1) * np.linalg.norm(wanted, axis=1)
     return float(((got * wanted).sum(1) / lengths).min())

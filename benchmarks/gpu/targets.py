@@ -22,7 +22,7 @@ class Target:
         value: what is allowed of it, or of how many times as fast it is as `against`.
         against: the case and entry that it is a multiple of.
         most: whether `value` is the most that is allowed; else the least.
-        for_h200: whether it is meant for a GPU of the H200's class only.
+        for_h200: whether it is expected for a GPU of the H200's class only.
     """
 
     case: str

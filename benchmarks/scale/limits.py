@@ -23,7 +23,7 @@ from planforge.runtime.apps.batch.plan import Part, Source
 from planforge.runtime.apps.batch.ray_engine import RayEngine
 from planforge.runtime.apps.batch.result import PartResult
 from planforge.runtime.apps.batch.storage import Storage
-from planforge.runtime.apps.batch.table_file import Stretch
+from planforge.runtime.apps.batch.table_file import RowRange
 
 from .sentences import make_sentences
 
@@ -64,7 +64,7 @@ def do_nothing(spec: object, part: Part) -> Part:
 
 
 def make_part(number: int) -> Part:
-    return Part(number, (Stretch("folder/file-000001.parquet", number * 1000, 1000, 0, 0),))
+    return Part(number, (RowRange("folder/file-000001.parquet", number * 1000, 1000, 0, 0),))
 
 
 def dispatch_to_processes() -> float:
@@ -133,15 +133,15 @@ def measure_reading(work: Path, kind: str) -> dict[str, float]:
     write_input(path, make_sentences(ROWS))
     storage = Storage.of(work)
 
-    def cut() -> list[Stretch]:
-        return [Stretch(path.name, *place) for place in open_table(storage, str(path)).cut(ROWS_PER_PART)]
+    def cut() -> list[RowRange]:
+        return [RowRange(path.name, *place) for place in open_table(storage, str(path)).cut(ROWS_PER_PART)]
 
-    stretches = cut()
+    row_ranges = cut()
 
     def read() -> None:
         table = open_table(storage, str(path))
-        for stretch in stretches:
-            for _ in table.read(stretch, ["text"]):
+        for row_range in row_ranges:
+            for _ in table.read(row_range, ["text"]):
                 pass
 
     return {

@@ -58,25 +58,25 @@ def check_own_bundle(output: Path) -> None:
     A bundle of ours with a damaged entry may be replaced; one of another format may not, since where that
     format keeps its files is not known here.
     """
-    way_out = "choose another folder, or remove it yourself"
+    hint = "choose another folder, or remove it yourself"
     try:
         if not (output / FILE_NAME).is_file():
             raise ValueError("it has none, or a pipe in its place")
         with (output / FILE_NAME).open("rb") as file:
             manifest = json.loads(file.read(MAX_BYTES))
     except (OSError, ValueError, RecursionError) as error:
-        raise OutputError(f"{output} exists and is not a bundle, so it is left alone; {way_out}") from error
+        raise OutputError(f"{output} exists and is not a bundle, so it is left alone; {hint}") from error
     if not isinstance(manifest, dict) or not all(
         type(manifest.get(key)) is kind for key, kind in OWN_KEYS.items()
     ):
         raise OutputError(
             f"{output} exists and is not a bundle: its {FILE_NAME} is not PlanForge's, so it is left alone;"
-            f" {way_out}"
+            f" {hint}"
         )
     if manifest["format"] != FORMAT:
         raise OutputError(
             f"{output} is a bundle of format {manifest['format']}, and this version of PlanForge replaces"
-            f" format {FORMAT} alone; {way_out}"
+            f" format {FORMAT} alone; {hint}"
         )
 
 

@@ -20,7 +20,7 @@ from ..errors import ExportError
 from ..execution.node_executor import ExecutedProgram, NodeExecutor, NotFiniteError
 from ..graphs import describe_in_fp32
 from ..memory import give_back_memory
-from ..passes.fp16_ranges import Choice, choose_fp32_nodes
+from ..passes.fp16_ranges import Fp32Reason, choose_fp32_nodes
 from ..passes.int8_rows import (
     ATTENTION_WORTH,
     CONSTANT_WORTH,
@@ -61,7 +61,7 @@ class Calibration:
     weights: Mapping[str, QuantizedWeights] = field(default_factory=dict)  # by `Precision.weights`
     cache_scales: Mapping[str, Array] = field(default_factory=dict)  # (H * D,) by the cache's input
     # of graphs in fp16, by their recipe's id: nodes that stay in fp32, or are scaled
-    fp32_nodes: Mapping[str, Mapping[str, Choice]] = field(default_factory=dict)
+    fp32_nodes: Mapping[str, Mapping[str, Fp32Reason]] = field(default_factory=dict)
     texts: str = ""  # the hash of those that decided; empty where that is not known
 
     @property

@@ -24,7 +24,7 @@ T = TypeVar("T")
 R = TypeVar("R")
 Names: TypeAlias = "tuple[str, ...]"
 
-MOST_THREADS = 3  # each holds two matrices (K, K)
+MAX_THREADS = 3  # each holds two matrices (K, K)
 LONG_SECONDS = 10.0  # what takes longer is said before
 
 
@@ -90,7 +90,7 @@ def round_groups(
     count = StageCounter(progress, stage, "weights")
     total = sum(map(len, groups))
     done = 0
-    threads = min(MOST_THREADS, choose_threads().count)
+    threads = min(MAX_THREADS, choose_threads().count)
     began = time.monotonic()
     for names, found in zip(groups, map_in_threads(work, list(groups), threads), strict=True):
         if not done:

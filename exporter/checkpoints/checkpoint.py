@@ -9,14 +9,14 @@ from dataclasses import replace
 from functools import cache
 from typing import TYPE_CHECKING, Any
 
-from ...runtime.bundle.defaults import EncoderDefaults, Frame, GenerationDefaults
+from ...runtime.bundle.defaults import EncoderDefaults, GenerationDefaults, SpecialTokens
 from ...runtime.errors import InputError
 from ...runtime.text.piece_tokenizer import PIECES, PLAIN, open_tokenizer
 from ...runtime.text.tokenizer import Tokenizer
 from ..errors import CheckpointError, raise_checkpoint_errors
 from ..targets import find_target
 from ..task_traits import TRAITS, TaskTraits
-from ..tracing.recipes import RECIPES, Choices, Recipe, make_all_recipes
+from ..tracing.recipes import RECIPES, Recipe, TraceOptions, make_all_recipes
 from .chat_template import TemplateFile, read_chat_template
 from .generation_config import Settings, merge_settings, read_decoder_defaults, read_translation_defaults
 from .source import Source
@@ -69,7 +69,7 @@ class Checkpoint:
         recipes = RECIPES[self.task]
         self.modules = found.modules
         length = self.choose_length(max_length, recipes.read_context(self.config))
-        self.choices = Choices(max_batch or recipes.MAX_BATCH, length, outputs)
+        self.choices = TraceOptions(max_batch or recipes.MAX_BATCH, length, outputs)
         self.recipes, self.explanations = make_all_recipes(self.task, self.config, self.choices)
         self.read_tokenizers()
         self.generation = self.read_generation()
@@ -77,7 +77,7 @@ class Checkpoint:
 
     def choose_length(self, asked: int | None, context: int) -> int:
         """Return the length asked for, else the model's context, or where sentence-transformers cuts."""
-        least = self.traits.least_length
+        least = self.traits.min_length
         if asked is not None and not least <= asked <= context:
             raise InputError(f"max_length={asked} must be from {least} to the model's context of {context}")
         cut = None if self.modules is None else self.modules.max_seq_length
@@ -95,7 +95,7 @@ class Checkpoint:
 
     def read_tokenizers(self) -> None:
         """Open the tokenizers, and check that they fit the model's vocabulary and can encode any text."""
-        from ...models.vocabulary import find_way_out
+        from ...models.vocabulary import find_hint
 
         folder = self.folder
         config = self.config
@@ -121,7 +121,7 @@ class Checkpoint:
                 # The embedding has as many rows as config.json says: that has been compared.
                 raise CheckpointError(
                     f"{folder}: {stem}.json has {opened.vocab_size} tokens, but config.json's vocabulary and"
-                    f" the embedding {size}: {find_way_out('vocab_size', size, opened.vocab_size)}"
+                    f" the embedding {size}: {find_hint('vocab_size', size, opened.vocab_size)}"
                 )
             opened.encode("Zoë 我 🙂")  # fails here, not at a user's text, without a token for the unknown
             self.tokenizer_files[stem] = known
@@ -135,9 +135,9 @@ class Checkpoint:
         return TRAITS[self.task]
 
     @property
-    def frame(self) -> Frame:
+    def special_tokens(self) -> SpecialTokens:
         """What the tokenizer puts around a text, as far as that is known."""
-        return Frame() if self.frames is None else self.frames[0]
+        return SpecialTokens() if self.frames is None else self.frames[0]
 
     def list_recipes(self, target: str) -> list[Recipe]:
         """Return the recipes of a target's graphs: in its dialects where it has those, else in portable."""
@@ -171,13 +171,15 @@ class Checkpoint:
         merged = merge_settings(self.config_json, generation)
         settings = Settings(merged, str(folder), self.config.vocab_size)
         if self.traits.continues_texts:
-            return replace(read_decoder_defaults(settings, self.choices.max_length), prefix=self.frame.prefix)
-        defaults = read_translation_defaults(settings, self.choices.max_length)
-        if len(self.frame.suffix) > 1:
-            raise CheckpointError(
-                f"{folder}: the tokenizer puts {len(self.frame.suffix)} tokens behind a source, not one"
+            return replace(
+                read_decoder_defaults(settings, self.choices.max_length), prefix=self.special_tokens.prefix
             )
-        return replace(defaults, source_eos=self.find_source_eos(defaults.eos[0]), prefix=self.frame.prefix)
+        defaults = read_translation_defaults(settings, self.choices.max_length)
+        special = self.special_tokens
+        if len(special.suffix) > 1:
+            count = len(special.suffix)
+            raise CheckpointError(f"{folder}: the tokenizer puts {count} tokens behind a source, not one")
+        return replace(defaults, source_eos=self.find_source_eos(defaults.eos[0]), prefix=special.prefix)
 
     def find_source_eos(self, eos: int) -> int:
         """Return the source's end token: spelled as the tokenizer's files say, else as the target's."""
@@ -233,7 +235,7 @@ class Checkpoint:
         Raises:
             CheckpointError: the tokenizer puts other tokens around texts than the runtime does.
         """
-        if self.frames == (Frame(), Frame()):
+        if self.frames == (SpecialTokens(), SpecialTokens()):
             return "none", 1
         if missing := {"cls", "sep"} - set(tokens):
             raise CheckpointError(
@@ -243,10 +245,10 @@ class Checkpoint:
         if self.frames is None:
             return "all", 1
         single, pair = self.frames
-        if (single, pair) == (Frame((tokens["cls"],), (), (tokens["sep"],)), Frame()):
+        if (single, pair) == (SpecialTokens((tokens["cls"],), (), (tokens["sep"],)), SpecialTokens()):
             return "single", 1
         defaults = EncoderDefaults(1, tokens, separators=max(1, len(pair.between)))
-        if (single, pair) == (defaults.make_frame(), defaults.make_frame(is_pair=True)):
+        if (single, pair) == (defaults.make_special_tokens(), defaults.make_special_tokens(is_pair=True)):
             return "all", defaults.separators
         spell = self.tokenizers[0].spell
         spelled = [

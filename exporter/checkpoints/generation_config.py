@@ -82,11 +82,11 @@ class Settings:
             raise CheckpointError(f"{self.where}: {name} is {value!r}, not a token's number")
         return tuple(values)
 
-    def read_integer(self, name: str, meant: str = "an integer") -> int | None:
+    def read_integer(self, name: str, expected: str = "an integer") -> int | None:
         """Return an integer; None where it is not set."""
         value = self.value.get(name)
         if value is not None and type(value) is not int:
-            raise CheckpointError(f"{self.where}: {name} is {value!r}, not {meant}")
+            raise CheckpointError(f"{self.where}: {name} is {value!r}, not {expected}")
         return value
 
     def read_number(self, name: str, default: float) -> float:
@@ -182,7 +182,7 @@ class Settings:
         """Refuse a number for which a condition does not hold, as none does for NaN."""
         if not holds:
             raise CheckpointError(
-                f"{self.where}: {name} is {value!r}, meant is {allowed}; mend it in generation_config.json"
+                f"{self.where}: {name} is {value!r}, expected {allowed}; mend it in generation_config.json"
             )
 
 

@@ -16,7 +16,7 @@ from ...runtime.apps.batch.formats import (
     open_table,
 )
 from ...runtime.apps.batch.storage import Storage
-from ...runtime.apps.batch.table_file import Row, Stretch, TableFile
+from ...runtime.apps.batch.table_file import Row, RowRange, TableFile
 from ...runtime.apps.batch.values import read_text
 from ...runtime.errors import DataError, InputError
 
@@ -70,7 +70,7 @@ def read_table(path: Path) -> Table:
     try:
         table = open_labelled(Storage.of(path.parent), path)
         for place in table.cut(STRETCH_ROWS):
-            for row in table.read(Stretch(path.name, *place), HEADER):
+            for row in table.read(RowRange(path.name, *place), HEADER):
                 line = table.count_to(row.number)
                 text, label = read_row(row, f"{path}, {table.UNIT} {line}")
                 texts.append(text)

@@ -16,7 +16,7 @@ from ..checkpoints.checkpoint import Checkpoint
 from ..checkpoints.source import Source
 from ..checkpoints.tokenizers.files import read_settings
 from ..errors import CheckpointError, raise_checkpoint_errors
-from ..tracing.recipes import Choices, Recipe
+from ..tracing.recipes import Recipe, TraceOptions
 from .folder import LENGTHS, Folder
 from .shapes import fold_shapes
 from .signature import set_signature
@@ -59,7 +59,7 @@ class ImportedCheckpoint(Checkpoint):
     """A model in the folder `found`, which optimum wrote; `source` has weights that transformers can read."""
 
     exporter = "optimum"
-    most_rows: int  # the largest batch, where an import names none
+    max_rows: int  # the largest batch, where an import names none
 
     def __init__(
         self,
@@ -80,7 +80,7 @@ class ImportedCheckpoint(Checkpoint):
         self.config = self.read_config(found)
         self.read_tokenizers()
         length = self.choose_length(max_length, self.read_context(found))
-        self.choices = Choices(max_batch or self.most_rows, length)
+        self.choices = TraceOptions(max_batch or self.max_rows, length)
         self.recipes = self.read_recipes(shared)
         self.generation = self.read_generation()
         self.encoder = self.read_encoder()
@@ -124,4 +124,4 @@ class ImportedCheckpoint(Checkpoint):
     def read_tokenizer_length(self) -> int | None:
         """Return the length at which the checkpoint's tokenizer cuts texts, if it has one."""
         length = read_settings(self.folder).get("model_max_length")
-        return length if type(length) is int and self.traits.least_length <= length < NO_LIMIT else None
+        return length if type(length) is int and self.traits.min_length <= length < NO_LIMIT else None

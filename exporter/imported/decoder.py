@@ -54,7 +54,7 @@ class ImportedDecoder(ImportedCheckpoint):
     """A decoder that generates text."""
 
     task = decoder.TASK
-    most_rows = decoder.MAX_BATCH
+    max_rows = decoder.MAX_BATCH
 
     def read_graphs(self, found: Folder) -> None:
         DECODER.check(found.read, found.model)

@@ -51,7 +51,7 @@ class ImportedEncoder(ImportedCheckpoint):
     """An encoder with or without a head."""
 
     task = encoder.TASK
-    most_rows = encoder.MAX_BATCH
+    max_rows = encoder.MAX_BATCH
 
     def read_graphs(self, found: Folder) -> None:
         from ...models.sentence_transformers import read_modules
@@ -132,7 +132,7 @@ class ImportedEncoder(ImportedCheckpoint):
         why = "too few"
         kept_for_padding = {0, pad + 1, *(position + 1 for position in PADDING_POSITIONS)}
         for length in sorted((context - kept for kept in kept_for_padding), reverse=True):
-            if length < self.traits.least_length:
+            if length < self.traits.min_length:
                 continue
             try:
                 for word in words:

@@ -21,7 +21,7 @@ NOT_OF_TEXT = ("pixel_values", "input_features", "input_values")
 LENGTHS = ("max_position_embeddings", "n_positions", "max_sequence_length", "seq_length")
 HEADS = ("num_attention_heads", "n_head", "num_heads", "n_heads", "encoder_attention_heads")
 LAYERS = ("num_hidden_layers", "n_layer", "num_layers", "n_layers")
-LEAST_OPSET = 18  # reductions take their axes as an input from here on; older graphs are converted
+MIN_OPSET = 18  # reductions take their axes as an input from here on; older graphs are converted
 # optimum's names for the graphs of one model. A merged decoder has the others in the branches of an If.
 ENCODER = "encoder_model.onnx"
 MERGED = "decoder_model_merged.onnx"
@@ -119,17 +119,17 @@ def read_graph(path: Path) -> ir.Model:
     except Exception as error:  # protobuf's own errors
         raise CheckpointError(f"{path} is not an ONNX file: {shorten_error(error)}") from error
     map_files(model, path)
-    if (opset := model.opset_imports.get("", 0)) < LEAST_OPSET:
+    if (opset := model.opset_imports.get("", 0)) < MIN_OPSET:
         try:
-            version_converter.convert_version(model, LEAST_OPSET, fallback=True)
+            version_converter.convert_version(model, MIN_OPSET, fallback=True)
         except Exception as error:  # onnxscript's own
             raise CheckpointError(
-                f"{path} has opset {opset} and cannot be brought to {LEAST_OPSET}: {shorten_error(error)}"
+                f"{path} has opset {opset} and cannot be brought to {MIN_OPSET}: {shorten_error(error)}"
             ) from error
-        if model.opset_imports.get("", 0) < LEAST_OPSET:
+        if model.opset_imports.get("", 0) < MIN_OPSET:
             raise CheckpointError(
-                f"{path} has opset {opset} and cannot be brought to {LEAST_OPSET}; export it again:"
-                f" optimum-cli export onnx --opset {LEAST_OPSET}"
+                f"{path} has opset {opset} and cannot be brought to {MIN_OPSET}; export it again:"
+                f" optimum-cli export onnx --opset {MIN_OPSET}"
             )
     dtypes = {value.dtype for value in (*model.graph.inputs, *model.graph.outputs)}
     if dtypes & {ir.DataType.FLOAT16, ir.DataType.BFLOAT16}:

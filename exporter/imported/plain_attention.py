@@ -64,7 +64,7 @@ def find_projections(first: ir.Model) -> list[Projection]:
             )
         if not isinstance(heads, int) or not isinstance(size, int):
             raise ExportError(
-                f"{value.name} has the shape {value.shape}, meant are fixed heads and their size"
+                f"{value.name} has the shape {value.shape}, expected fixed heads and their size"
             )
         found.append(Projection(f"cross.{match[1]}.{match[2]}", weight, bias, heads, size))
     if not found:

@@ -78,11 +78,11 @@ def find_counted(model: ir.Model, nodes: Iterable[ir.Node]) -> list[ir.Value]:
     runs = evaluate(
         model, list(asked), lambda value: [make_example_input(value, past, TOKENS) for past in PASTS]
     )
-    meant = [np.arange(past, past + TOKENS)[None] for past in PASTS]
+    expected = [np.arange(past, past + TOKENS)[None] for past in PASTS]
     return [
         value
         for value, *arrays in zip(asked.values(), *runs, strict=True)
-        if all(np.array_equal(array, want) for array, want in zip(arrays, meant, strict=True))
+        if all(np.array_equal(array, want) for array, want in zip(arrays, expected, strict=True))
     ]
 
 

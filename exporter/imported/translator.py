@@ -61,7 +61,7 @@ class ImportedTranslator(ImportedCheckpoint):
     """An encoder-decoder."""
 
     task = transformer.TASK
-    most_rows = transformer.MAX_BATCH
+    max_rows = transformer.MAX_BATCH
 
     def read_graphs(self, found: Folder) -> None:
         assert found.encoder is not None

@@ -6,7 +6,7 @@ from collections.abc import Sequence
 
 from ...runtime.bundle.artifact import RECENT, Artifact
 from ...runtime.bundle.bundle import Bundle
-from ...runtime.bundle.export_again import tell_export_again
+from ...runtime.bundle.export_again import suggest_export_again
 from ...runtime.errors import InputError
 from ...runtime.suggest import did_you_mean
 from ...runtime.text.piece_tokenizer import PIECES
@@ -70,7 +70,7 @@ def check_model(bundle: Bundle, recipe: Recipe) -> None:
 def tell_export(bundle: Bundle, precisions: Sequence[str]) -> str:
     """Return how a bundle gets graphs in these precisions of the dialect; fp16 is for a GPU alone."""
     targets = ["cuda" if precision == "fp16" else "cpu" for precision in precisions]
-    again = tell_export_again(bundle, precisions=precisions, targets=targets)
+    again = suggest_export_again(bundle, precisions=precisions, targets=targets)
     if not bundle.manifest.source.get("exporter"):
         return again
     return f"{again}, unless that says that its attention stays as it is"

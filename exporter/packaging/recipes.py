@@ -33,7 +33,7 @@ class Engine:
 
     name: str = ""  # what is behind the runtime's name in reports
     options: Mapping[str, Any] = field(default_factory=dict)  # that the worker is told
-    most_bytes: float = math.inf  # of a precision's weights; larger ones are not run by it
+    max_bytes: float = math.inf  # of a precision's weights; larger ones are not run by it
 
 
 @dataclass(frozen=True)
@@ -129,7 +129,7 @@ RECIPES = {
             choose_class=choose_auto_class,
             dtypes=transformers_js.DTYPES,
             embedding=True,
-            engines=(Engine(), Engine("in WebAssembly", {"wasm": True}, most_bytes=2**30)),
+            engines=(Engine(), Engine("in WebAssembly", {"wasm": True}, max_bytes=2**30)),
         ),
         Recipe(
             name="optimum",

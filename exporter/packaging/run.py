@@ -60,13 +60,13 @@ def run_precision(
     weights = sum(bundle.path(name).stat().st_size for name in {n for a in artifacts for n in a.data})
     version = ""
     for engine in recipe.engines:
-        if weights > engine.most_bytes:
+        if weights > engine.max_bytes:
             log.warning(
                 "%s is not run %s: it has %.1f GB of weights, and there at most %.1f are run",
                 decides.id,
                 engine.name,
                 weights / 1e9,
-                engine.most_bytes / 1e9,
+                engine.max_bytes / 1e9,
             )
             continue
         progress(f"running {decides.precision} in {recipe.title} {engine.name}".rstrip())

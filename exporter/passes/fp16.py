@@ -12,7 +12,7 @@ from dataclasses import replace
 import numpy as np
 import onnx_ir as ir
 
-from .fp16_ranges import FP16_MAX, FP32, Choice, choose_fp32_nodes, find_magnitude
+from .fp16_ranges import FP16_MAX, FP32, Fp32Reason, choose_fp32_nodes, find_magnitude
 from .weights import HALVED, SCALED, ParameterRef, add_initializer, make_lazy_tensor
 
 FLOAT = ir.DataType.FLOAT
@@ -24,7 +24,7 @@ Casts = dict[tuple[ir.Value, ir.DataType], ir.Value]
 
 
 def convert_to_fp16(
-    model: ir.Model, fp32_outputs: Collection[str], choices: Mapping[str, Choice] | None = None
+    model: ir.Model, fp32_outputs: Collection[str], choices: Mapping[str, Fp32Reason] | None = None
 ) -> None:
     """Compute in fp16, but for chosen nodes; casts stand where the precision changes.
 

@@ -30,7 +30,7 @@ SUMS = {
 
 
 @dataclass(frozen=True)
-class Choice:
+class Fp32Reason:
     """What a node does instead of computing in fp16, and why; one of the first three is given."""
 
     sums: str = ""  # what it adds up, in words
@@ -63,7 +63,7 @@ class Choice:
         node.metadata_props[FP32] = json.dumps(vars(self))
 
     @classmethod
-    def read(cls, node: ir.Node) -> Choice | None:
+    def read(cls, node: ir.Node) -> Fp32Reason | None:
         """Return the choice in a node's metadata; None for a node that computes in fp16."""
         text = node.metadata_props.get(FP32)
         if text is None:
@@ -74,7 +74,7 @@ class Choice:
             return cls(sums=text)  # the first bundles had words
 
 
-def choose_fp32_nodes(graph: ir.Graph, ranges: Mapping[str, float]) -> dict[str, Choice]:
+def choose_fp32_nodes(graph: ir.Graph, ranges: Mapping[str, float]) -> dict[str, Fp32Reason]:
     """Return the nodes of an fp32 graph that cannot just become fp16, by their names.
 
     `ranges` has the largest magnitude of results, by name; of an Attention's parts, by "name, part".
@@ -84,7 +84,9 @@ def choose_fp32_nodes(graph: ir.Graph, ranges: Mapping[str, float]) -> dict[str,
         raise ValueError("nodes without a name of their own cannot be chosen by it")
     around = find_around_means(graph)
     choices = {
-        str(node.name): Choice(SUMS["RMSNormalization"]) if node in around else choose_for_node(node, ranges)
+        str(node.name): Fp32Reason(SUMS["RMSNormalization"])
+        if node in around
+        else choose_for_node(node, ranges)
         for node in graph
     }
     return {name: choice for name, choice in choices.items() if choice is not None}
@@ -115,9 +117,9 @@ def is_part_of_inverse_root(node: ir.Node) -> bool:
     return node.op_type in ("Add", "Div", "Reciprocal", "Sqrt") and len(given) == 1
 
 
-def choose_for_node(node: ir.Node, ranges: Mapping[str, float]) -> Choice | None:
+def choose_for_node(node: ir.Node, ranges: Mapping[str, float]) -> Fp32Reason | None:
     if node.op_type in SUMS:
-        return Choice(SUMS[node.op_type])
+        return Fp32Reason(SUMS[node.op_type])
     results = [str(output.name) for output in node.outputs]
     measured = [*results, *(f"{name}, {part}" for name in results for part in ATTENTION_PARTS)]
     reached = max(ranges.get(name, 0.0) for name in measured)
@@ -125,8 +127,8 @@ def choose_for_node(node: ir.Node, ranges: Mapping[str, float]) -> Choice | None
     if not fits(reached):
         shift = math.ceil(math.log2(reached * HEADROOM / FP16_MAX)) if math.isfinite(reached) else 0
         scalable = node.op_type == "MatMul" and not too_large and stays_normal(node, shift)
-        return Choice(reached=reached, shift=shift if scalable else None)
-    return Choice(reads=str(too_large[0].name)) if too_large else None
+        return Fp32Reason(reached=reached, shift=shift if scalable else None)
+    return Fp32Reason(reads=str(too_large[0].name)) if too_large else None
 
 
 def stays_normal(product: ir.Node, shift: int) -> bool:
@@ -157,7 +159,7 @@ def find_magnitude(value: ir.Value) -> float:
     return float(np.abs(value.const_value.numpy()).max(initial=0.0))
 
 
-def read_choices(graph: ir.Graph) -> dict[str, Choice]:
+def read_choices(graph: ir.Graph) -> dict[str, Fp32Reason]:
     """Return what `choose_fp32_nodes` found for a graph that is in fp16 now."""
-    choices = {str(node.name): Choice.read(node) for node in graph}
+    choices = {str(node.name): Fp32Reason.read(node) for node in graph}
     return {name: choice for name, choice in choices.items() if choice is not None}

@@ -21,7 +21,7 @@ from .weights import LazyMapping, Weight, find_weight
 Array = npt.NDArray[np.float32]
 
 BLOCK_SIZES = (256, 128, 64, 32)  # columns that share a scale
-LEAST_ROWS = 32  # narrower results, such as classes, stay as they are
+MIN_ROWS = 32  # narrower results, such as classes, stay as they are
 # Steps of a scale below the largest magnitude that int4 tries: clipping a little can round the rest better.
 # With 8 / 7 the extreme becomes -7, so that its opposite is there too.
 CLIPS = {8: (1.0,), 4: (8 / 7, 1.0, 0.95, 0.9, 0.85, 0.8, 0.75)}
@@ -123,7 +123,7 @@ def choose_scales(blocks: Array, bits: int) -> Array:
 def find_products(graph: ir.Graph) -> list[tuple[ir.Node, Weight]]:
     """Return the nodes that multiply by a constant matrix, but for narrow ones."""
     found = [(node, find_weight(node)) for node in graph]
-    return [(node, weight) for node, weight in found if weight is not None and weight.rows >= LEAST_ROWS]
+    return [(node, weight) for node, weight in found if weight is not None and weight.rows >= MIN_ROWS]
 
 
 def find_lookups(graph: ir.Graph) -> list[tuple[ir.Node, Weight]]:

@@ -212,7 +212,7 @@ def compute_digest(key: str, file: BinaryIO) -> bytes:
     return digest.digest()
 
 
-def remove_oldest(folder: Path, most_bytes: int) -> None:
+def remove_oldest(folder: Path, max_bytes: int) -> None:
     """Delete the files that were used longest ago, until at most so many bytes are left.
 
     What a killed process has left half written goes too.
@@ -229,7 +229,7 @@ def remove_oldest(folder: Path, most_bytes: int) -> None:
                 kept.append((state.st_mtime_ns, state.st_size, path))
     total = sum(size for _, size, _ in kept)
     for _, size, path in sorted(kept):
-        if total <= most_bytes:
+        if total <= max_bytes:
             return
         path.unlink(missing_ok=True)
         total -= size

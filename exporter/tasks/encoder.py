@@ -201,9 +201,9 @@ def cut_text(
     defaults: EncoderDefaults, first: Sequence[int], second: Sequence[int] | None, most: int
 ) -> Text:
     """Return one sequence of a text's beginning, or of a pair's, of about `most` tokens."""
-    frame = defaults.make_frame(is_pair=second is not None)
+    special_tokens = defaults.make_special_tokens(is_pair=second is not None)
     length = max(3 + defaults.separators, min(most, defaults.max_length))
-    fitted = fit(first, second, max_length=length, frame=frame, truncation="head")
+    fitted = fit(first, second, max_length=length, special_tokens=special_tokens, truncation="head")
     piece = fitted.pieces[0]
     return Text(tuple(piece.ids), segments=tuple(piece.segments) if any(piece.segments) else ())
 

@@ -27,15 +27,15 @@ if TYPE_CHECKING:
 # Texts and tokens of each case: one alone, several of one length, and a single token.
 CASES = {"a text of 11 tokens": (1, 11), "three texts of 5 tokens": (3, 5), "one token": (1, 1)}
 LONG = 160  # tokens of the longest case, where the model reads so many; more where a window is longer
-MOST_LONG = 1024
+MAX_LONG = 1024
 LAYERS = "layers"  # the graph that gives what the others read
 KEPT_CASE = "three texts of 5 tokens"  # which a bundle keeps, and the longest
-MOST_STATES = 64  # that a decoder's lens is asked about: it reads each alone
+MAX_STATES = 64  # that a decoder's lens is asked about: it reads each alone
 CLASSES = 3  # of the head that a vector's gradient is asked through
 OBJECTIVES = {"logit": LOGIT, "probability by softmax": SOFTMAX, "probability by sigmoid": SIGMOID}
 OF_A_VECTOR = {**OBJECTIVES, "cosine": COSINE}
 MOST_LIKELY = 0.99  # probability of a token, or of a label, whose gradient is compared
-MOST_TARGETS = 16  # that are tried for one of at most that probability
+MAX_TARGETS = 16  # that are tried for one of at most that probability
 ROUNDINGS = 4  # sampled of a case that is beyond the usual limit
 INTEGERS = ("ranks", "likeliest")
 SMALLEST = 1e-30  # unit of an error: a gradient may be tiny
@@ -92,7 +92,7 @@ class Reference:
         longest = next(
             axis.max for axis in self.layers.inputs[0].axes if isinstance(axis, Axis) and axis.name != "batch"
         )
-        return int(min(longest - 2, MOST_LONG, max(LONG, *(window + 2 for window in windows))))
+        return int(min(longest - 2, MAX_LONG, max(LONG, *(window + 2 for window in windows))))
 
     def make_case(
         self, recipe: Recipe, name: str, batch: int, tokens: int, objective: int = LOGIT
@@ -137,7 +137,7 @@ class Reference:
         beyond `MOST_LIKELY` a comparison would be one of roundings.
         """
         targets = inputs["target"]
-        for _ in range(min(MOST_TARGETS, self.count_targets() - 1)):
+        for _ in range(min(MAX_TARGETS, self.count_targets() - 1)):
             score = compute(self.model, recipe, {**inputs, "target": targets})["score"]
             if not (score > MOST_LIKELY).any():
                 break
@@ -198,7 +198,7 @@ def read_inside(specs: Sequence[TensorSpec], inside: Arrays, scale: float) -> di
             inputs["hidden"] = np.stack(states)[:, 0]
         elif spec.name == "hidden":
             flat = np.stack(states).reshape(-1, states[0].shape[-1])
-            inputs["hidden"] = flat[list(choose_evenly(len(flat), MOST_STATES))]
+            inputs["hidden"] = flat[list(choose_evenly(len(flat), MAX_STATES))]
         elif spec.name in embeddings:
             inputs[spec.name] = embeddings[spec.name] * np.float32(scale)
     return inputs

@@ -11,7 +11,7 @@ from ..errors import PromptsError
 
 PASSAGE_TOKENS = 256  # at most of one, and at most the context
 JUDGED = 0.6  # of the passages; the others are for calibration
-MOST_PASSAGES = 32
+MAX_PASSAGES = 32
 
 
 def encode_texts(bundle: Bundle, texts: Sequence[str]) -> tuple[list[list[int]], tuple[int, ...]]:
@@ -32,7 +32,7 @@ def cut_passages(
     """Cut the joined texts into passages to judge with, and to calibrate with; a single one is both."""
     text = [token for tokens in encoded for token in tokens]
     length = min(PASSAGE_TOKENS, context)
-    cut = [tuple(text[start : start + length]) for start in range(0, len(text) - 1, length)][:MOST_PASSAGES]
+    cut = [tuple(text[start : start + length]) for start in range(0, len(text) - 1, length)][:MAX_PASSAGES]
     judged = max(1, round(JUDGED * len(cut)))
     return cut[:judged], cut[judged:] or cut
 

@@ -8,7 +8,7 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from ...models import GrowingCache
+from ...models import DynamicCache
 from ...models.attention import AttentionKind, scaled_dot_product_attention
 
 # Of the scores that are computed at once: those of a whole context may take gigabytes, and 64 MB half as long
@@ -16,8 +16,8 @@ from ...models.attention import AttentionKind, scaled_dot_product_attention
 SCORE_BYTES = 2**23
 
 
-class PiecewiseCache(GrowingCache):
-    """A cache that computes what `GrowingCache` does, in little memory."""
+class PiecewiseCache(DynamicCache):
+    """A cache that computes what `DynamicCache` does, in little memory."""
 
     def weigh(self, q: Tensor, k: Tensor, v: Tensor, kind: AttentionKind) -> Tensor:
         B, H, T, _ = q.shape

@@ -15,7 +15,7 @@ import numpy as np
 import torch
 from torch import nn
 
-from ...models import GrowingCache, KeyValue
+from ...models import DynamicCache, KeyValue
 from ...models.language_model import LanguageModel
 from ...runtime.apps.check.metrics import Logits
 from ...runtime.decoding.decoder import pad
@@ -39,7 +39,7 @@ class Reference:
 
     def __init__(self, model: Any, rounding: Rounding | None = None) -> None:
         self.model = model
-        self.cache: Callable[..., GrowingCache] = PiecewiseCache
+        self.cache: Callable[..., DynamicCache] = PiecewiseCache
         if rounding is not None and rounding.cache_scales:
             self.cache = partial(RoundedCache, rounding.cache_scales)
 

@@ -18,9 +18,9 @@ if TYPE_CHECKING:
 Random: TypeAlias = np.random.Generator
 Rows: TypeAlias = tuple[Row, ...]  # of a batch
 
-RANDOM_PREFIX = "drawn."  # of the limits' names, as golden data has them
-MOST_STEP_ROWS = 8
-MOST_TOKENS = 4096
+RANDOM_PREFIX = "random."  # of the limits' names, as golden data has them
+MAX_STEP_ROWS = 8
+MAX_TOKENS = 4096
 TEXTS = 8  # of different tokens; the first is as long as all others together
 SMALL_SIZES = 8  # batches of every size up to this one are run, then powers of two, and the largest
 PHRASE = 32  # tokens at most that follow each other as in real text
@@ -81,7 +81,7 @@ class RandomCases:
     @property
     def step_rows(self) -> int:
         """How many rows divide the single steps at all positions of a text among them: few take longer."""
-        return min(MOST_STEP_ROWS, math.ceil(self.longest * self.weights / self.level.step_work))
+        return min(MAX_STEP_ROWS, math.ceil(self.longest * self.weights / self.level.step_work))
 
 
 def count_weights(model: ReferenceModel) -> int:
@@ -90,7 +90,7 @@ def count_weights(model: ReferenceModel) -> int:
 
 def count_tokens(weights: int, level: Level) -> int:
     """Return how many tokens a model of so many weights reads of random texts."""
-    return int(np.clip(level.random_work / weights, level.least_random, MOST_TOKENS))
+    return int(np.clip(level.random_work / weights, level.min_random, MAX_TOKENS))
 
 
 def count_longest(weights: int, context: int, level: Level) -> int:

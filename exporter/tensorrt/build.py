@@ -200,11 +200,11 @@ def check_plan_names(bundle: Bundle) -> None:
     for plan in manifest.plans:
         with bundle.locate(plan.file).open("rb") as file:
             match = NETWORK_NAME.search(file.read(NAME_WITHIN))
-        meant = make_network_name(manifest.artifact(plan.built_from), hashes)
-        if match is not None and match[0].decode() != meant:
+        expected = make_network_name(manifest.artifact(plan.built_from), hashes)
+        if match is not None and match[0].decode() != expected:
             raise IntegrityError(
                 f"{bundle.folder}: {plan.file} is the plan of another graph: it was built from"
-                f" {match[0].decode()!r}, this bundle's is {meant!r}; build it again"
+                f" {match[0].decode()!r}, this bundle's is {expected!r}; build it again"
             )
 
 

@@ -121,7 +121,7 @@ def check_network(network: Any, artifact: Artifact, slots: int | None) -> None:
         if layer.type.name == "KV_CACHE_UPDATE"
     }
     problems += [
-        f"output {output!r} is an update in place of {updates.get(output, 'nothing')!r}, meant is"
+        f"output {output!r} is an update in place of {updates.get(output, 'nothing')!r}, expected"
         f" of {artifact.aliases.get(output, 'nothing')!r}"
         for output in sorted(updates.keys() | artifact.aliases.keys())
         if updates.get(output) != artifact.aliases.get(output)
@@ -135,12 +135,12 @@ def find_differences(
 ) -> list[str]:
     """Return how a network's inputs or outputs differ from the artifact's."""
     found = {t.name: (str(NUMPY_TYPES.get(t.dtype.name, t.dtype.name)), tuple(t.shape)) for t in tensors}
-    meant = {spec.name: (spec.dtype, find_network_shape(spec, slots)) for spec in specs}
-    problems = [f"{side} {name!r} is missing" for name in meant if name not in found]
-    problems += [f"{side} {name!r} is unknown" for name in found if name not in meant]
+    expected = {spec.name: (spec.dtype, find_network_shape(spec, slots)) for spec in specs}
+    problems = [f"{side} {name!r} is missing" for name in expected if name not in found]
+    problems += [f"{side} {name!r} is unknown" for name in found if name not in expected]
     return problems + [
-        f"{side} {name!r} is {found[name][0]} {found[name][1]}, meant is {dtype} {shape}"
-        for name, (dtype, shape) in meant.items()
+        f"{side} {name!r} is {found[name][0]} {found[name][1]}, expected {dtype} {shape}"
+        for name, (dtype, shape) in expected.items()
         if name in found and found[name] != (dtype, shape)
     ]
 

@@ -12,7 +12,7 @@ from typing import TypeAlias
 
 from ...runtime.backends.tensorrt_library import LIBRARIES, is_installed
 from ...runtime.bundle.bundle import Bundle
-from ...runtime.bundle.export_again import TARGETS, tell_export_again
+from ...runtime.bundle.export_again import TARGETS, suggest_export_again
 from ...runtime.bundle.manifest import Artifact, FileEntry, Manifest, Plan
 from ...runtime.bundle.plan import make_network_name
 from ...runtime.errors import BackendUnavailableError, InputError
@@ -62,7 +62,8 @@ def build(
     """Build a TensorRT plan from a bundle's graph and add it; the bundle stays whole throughout.
 
     Plans for other engines, GPUs or lengths stay, and `load` takes the one that fits best (see
-    `runtime.backends.passport.choose_plan`). A plan of the same graph, engine, GPUs and lengths is replaced.
+    `runtime.backends.plan_compatibility.choose_plan`). A plan of the same graph, engine, GPUs and lengths is
+    replaced.
 
     Args:
         bundle: the folder that `export` wrote.
@@ -252,15 +253,15 @@ def is_elsewhere(target_name: str) -> bool:
     return target_name.startswith("jetpack") and not is_installed(find_target(target_name).engine)
 
 
-def make_board_error(target_name: str, way_out: str, bundle: str) -> BackendUnavailableError:
-    """Return the error that says where the plans of a board are built; `way_out` gets a bundle there."""
+def make_board_error(target_name: str, hint: str, bundle: str) -> BackendUnavailableError:
+    """Return the error that says where the plans of a board are built; `hint` gets a bundle there."""
     if find_target(target_name).version < (8, 6):
         return BackendUnavailableError(
             f"{target_name} has TensorRT for Python 3.8 alone, and PlanForge needs 3.10: for trtexec write"
             " the graph as in docs/deploy/jetson.md"
         )
     return BackendUnavailableError(
-        f"a plan for {target_name} is built on the board, by JetPack's own TensorRT: {way_out} there, then"
+        f"a plan for {target_name} is built on the board, by JetPack's own TensorRT: {hint} there, then"
         f" `planforge build {shlex.quote(bundle)} --target {target_name}`; if this is the board, `planforge"
         " doctor` says what is missing"
     )
@@ -314,7 +315,7 @@ def find_fp16_graphs(bundle: Bundle, dialect: str) -> list[Artifact]:
         wanted = (graph, dialect if keeps_cache else "portable", "fp16")
         matching = [a for a in manifest.artifacts if (a.graph, a.dialect, a.precision) == wanted]
         if not matching:
-            again = tell_export_again(bundle, precisions=["fp16"], targets=[TARGETS[dialect]])
+            again = suggest_export_again(bundle, precisions=["fp16"], targets=[TARGETS[dialect]])
             raise InputError(f"the bundle has no {wanted[1]} graph of the {graph} in fp16; {again}")
         found += matching
     return found

@@ -98,9 +98,9 @@ def check_profile(profile: Profile, artifact: Artifact) -> None:
         if not low <= opt <= high:
             raise BuildError(f"{what} is not in the order min, opt, max")
         if name in sums:
-            meant = add_ranges(profile.axes, sums[name])
-            if meant != (low, opt, high):
-                raise BuildError(f"{what} must be {' + '.join(sums[name])}, which is {meant}")
+            expected = add_ranges(profile.axes, sums[name])
+            if expected != (low, opt, high):
+                raise BuildError(f"{what} must be {' + '.join(sums[name])}, which is {expected}")
         elif not axis.min <= low <= high <= axis.max:
             raise BuildError(f"{what} is not within the graph's {axis.min}..{axis.max}")
 

@@ -19,7 +19,7 @@ import torch
 from torch import Tensor, nn
 
 from ...models import (
-    GrowingCache,
+    DynamicCache,
     KeyValue,
     PaddedAttention,
     SourceAttention,
@@ -32,7 +32,7 @@ from ...models.masked import MASKED
 from ...models.rotary import RotaryTables
 
 
-class SlotCache:
+class StaticCache:
     """The `inplace` dialect's attention: fixed slots, written at each row's own position."""
 
     def __init__(self, slots: list[KeyValue], past_lengths: Tensor) -> None:
@@ -80,7 +80,7 @@ class SlotCache:
         )
 
 
-class GroupQueryCache(SlotCache):
+class GroupQueryCache(StaticCache):
     """The `ort` dialect's attention: GroupQueryAttention, which reads no slot behind a row's own tokens.
 
     For more than one row its kernel refuses several tokens on top of a past. It tells a step without a past
@@ -211,7 +211,7 @@ class Decoder(nn.Module):
         self.model = model
 
     def outputs(
-        self, input_ids: Tensor, cache: GrowingCache | SlotCache, logit_rows: Tensor
+        self, input_ids: Tensor, cache: DynamicCache | StaticCache, logit_rows: Tensor
     ) -> tuple[Tensor, ...]:
         x = self.model.hidden_states(input_ids, cache)  # (B, T, E)
         # Rows are gathered before the head: the vocabulary is wide, and one row per sequence is read.
@@ -228,7 +228,7 @@ class PortableDecoder(Decoder):
         logit_rows: Tensor,
         *past: Tensor,
     ) -> tuple[Tensor, ...]:
-        cache = GrowingCache(pair_up(past), attention_mask, position_ids)
+        cache = DynamicCache(pair_up(past), attention_mask, position_ids)
         return self.outputs(input_ids, cache, logit_rows)
 
 
@@ -236,7 +236,7 @@ class InplaceDecoder(Decoder):
     def forward(
         self, input_ids: Tensor, past_lengths: Tensor, logit_rows: Tensor, *slots: Tensor
     ) -> tuple[Tensor, ...]:
-        return self.outputs(input_ids, SlotCache(pair_up(slots), past_lengths), logit_rows)
+        return self.outputs(input_ids, StaticCache(pair_up(slots), past_lengths), logit_rows)
 
 
 class OrtDecoder(Decoder):
@@ -279,7 +279,11 @@ class TargetDecoder(nn.Module):
         self.layers = model.config.decoder_layers
 
     def outputs(
-        self, input_ids: Tensor, cache: GrowingCache | SlotCache, source: SourceAttention, logit_rows: Tensor
+        self,
+        input_ids: Tensor,
+        cache: DynamicCache | StaticCache,
+        source: SourceAttention,
+        logit_rows: Tensor,
     ) -> tuple[Tensor, ...]:
         x = self.model.hidden_states(input_ids, cache, source)  # (R, T, E)
         logits = self.model.output(x.flatten(0, 1)[logit_rows])  # (N, V)
@@ -309,7 +313,7 @@ class PortableTargetDecoder(TargetDecoder):
     ) -> tuple[Tensor, ...]:
         pairs = pair_up(rest)
         source = SourceAttention(pairs[: self.layers], encoder_attention_mask)
-        cache = GrowingCache(pairs[self.layers :], attention_mask, position_ids)
+        cache = DynamicCache(pairs[self.layers :], attention_mask, position_ids)
         return self.outputs(input_ids, cache, source, logit_rows)
 
 
@@ -326,7 +330,7 @@ class InplaceTargetDecoder(TargetDecoder):
         # TensorRT's parser takes no Attention that gives its weights too.
         attention = SourceAttention if self.weights else SourceNode
         source = attention(pairs[: self.layers], encoder_attention_mask)
-        cache = SlotCache(pairs[self.layers :], past_lengths)
+        cache = StaticCache(pairs[self.layers :], past_lengths)
         return self.outputs(input_ids, cache, source, logit_rows)
 
 

@@ -39,22 +39,22 @@ def check_graph(model: ir.Model, inputs: Sequence[TensorSpec], outputs: Sequence
         if not value.uses() and not value.is_graph_output()
     ]
     if problems:
-        raise ExportError("the exported graph is not the one meant:\n  " + "\n  ".join(problems))
+        raise ExportError("the exported graph is not the expected one:\n  " + "\n  ".join(problems))
 
 
 def compare_specs(side: str, values: Sequence[ir.Value], specs: Sequence[TensorSpec]) -> list[str]:
     names = [value.name for value in values]
-    meant = [spec.name for spec in specs]
-    if names != meant:
-        return [f"{side}s are {names}, meant are {meant}"]
+    expected = [spec.name for spec in specs]
+    if names != expected:
+        return [f"{side}s are {names}, expected {expected}"]
     problems = []
     for value, spec in zip(values, specs, strict=True):
         dtype = None if value.dtype is None else value.dtype.numpy().name
         if dtype != spec.dtype:
-            problems.append(f"{side} {spec.name} is {dtype}, meant is {spec.dtype}")
+            problems.append(f"{side} {spec.name} is {dtype}, expected {spec.dtype}")
         axes = None if value.shape is None else tuple(read_axis_name(dim) for dim in value.shape)
         if axes != spec.axis_names():
-            problems.append(f"{side} {spec.name} has axes {axes}, meant are {spec.axis_names()}")
+            problems.append(f"{side} {spec.name} has axes {axes}, expected {spec.axis_names()}")
     return problems
 
 

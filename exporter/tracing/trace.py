@@ -25,7 +25,7 @@ from ...runtime.errors import PlanForgeError
 from ..errors import ExportError, make_named_error
 from ..processes import kill_running, leave_cores, make_command, start_child
 from .modules import keep_only_modules, record_modules
-from .recipes import Choices, Recipe, make_all_recipes
+from .recipes import Recipe, TraceOptions, make_all_recipes
 from .recipes.recipe import find_alike
 
 if TYPE_CHECKING:
@@ -38,7 +38,7 @@ if TYPE_CHECKING:
 
 
 @contextlib.contextmanager
-def start_trace(checkpoint: Path, choices: Choices, recipes: Mapping[str, Recipe]) -> Iterator[Trace]:
+def start_trace(checkpoint: Path, choices: TraceOptions, recipes: Mapping[str, Recipe]) -> Iterator[Trace]:
     """Trace recipes, those that are alike once, in child processes beside what the block does.
 
     The children end with the block; PyTorch leaves each of them a core until then.
@@ -84,7 +84,7 @@ def finish_trace(
     return graphs
 
 
-def start_tracer(checkpoint: Path, recipe: str, choices: Choices, out: Path) -> subprocess.Popen[str]:
+def start_tracer(checkpoint: Path, recipe: str, choices: TraceOptions, out: Path) -> subprocess.Popen[str]:
     """Start tracing one recipe in a child process; `read_traced` waits for it."""
     command = [*make_command(__name__), str(checkpoint.resolve()), recipe]
     command += [str(choices.max_batch), str(choices.max_length), ",".join(choices.outputs), str(out)]
@@ -233,7 +233,7 @@ def write_trace(folder: str, recipe_id: str, max_batch: str, max_length: str, ou
     from ...models.checkpoint import describe, empty_model, limit_context
 
     description = describe(Path(folder))
-    choices = Choices(int(max_batch), int(max_length), tuple(filter(None, outputs.split(","))))
+    choices = TraceOptions(int(max_batch), int(max_length), tuple(filter(None, outputs.split(","))))
     recipes, explanations = make_all_recipes(description.task, description.config, choices)
     recipe = {**recipes, **explanations}[recipe_id]
     model = empty_model(description).to_empty(device="cpu").requires_grad_(False)  # untouched: no memory

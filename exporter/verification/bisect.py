@@ -62,7 +62,7 @@ class FirstMismatch:
         return {
             **fields,
             "range": [make_plain(end) for end in self.range],
-            "meant": None if expected is None else [make_plain(end) for end in expected],
+            "expected": None if expected is None else [make_plain(end) for end in expected],
         }
 
     def __str__(self) -> str:

@@ -28,7 +28,7 @@ from ..checkpoints.checkpoint import Checkpoint
 from ..checkpoints.source import Source
 from ..checkpoints.tokenizers.files import find_frames
 from ..errors import raise_checkpoint_errors
-from ..tracing.recipes import Choices
+from ..tracing.recipes import TraceOptions
 from .artifacts import compare_artifacts
 
 READING = "reading the files"  # in the place of an engine
@@ -102,7 +102,7 @@ class ImportedSettings(Checkpoint):
         self.folder = source.folder
         self.family = manifest.family
         self.task = manifest.task
-        self.choices = Choices(1, manifest.max_length)
+        self.choices = TraceOptions(1, manifest.max_length)
         with raise_checkpoint_errors():
             self.config_json = read_json(source.folder / "config.json")
             self.modules = read_modules(source.folder)

@@ -37,7 +37,7 @@ from .structure import compare_files
 
 PRECISIONS = ("int4", "int8", "fp16")  # lowest first
 RUNNING = "running it at all"
-MOST_INPUTS = 8  # that a message lists
+MAX_INPUTS = 8  # that a message lists
 LENGTHS = (2, 8)  # of made-up inputs: the first named axis, and every other
 Results: TypeAlias = "dict[str, Array] | NotFiniteError | BackendError"
 Gap: TypeAlias = "tuple[dict[str, Array], dict[str, Array]] | None"
@@ -225,7 +225,7 @@ def describe_inputs(file: OnnxFile) -> str:
         f"{spec.name} {spec.dtype} {value.shape}"
         for spec, value in zip(file.artifact.inputs, list_inputs(file.model.graph), strict=True)
     ]
-    return "; ".join(found[:MOST_INPUTS]) + ("" if len(found) <= MOST_INPUTS else "; ...")
+    return "; ".join(found[:MAX_INPUTS]) + ("" if len(found) <= MAX_INPUTS else "; ...")
 
 
 def run_node_by_node(file: OnnxFile, feeds: Arrays) -> Results:

@@ -12,7 +12,7 @@ from ...runtime.backends.backend import Array
 from ...runtime.bundle.manifest import Artifact
 from ..execution.node_executor import ExecutedProgram, NodeExecutor, NotFiniteError
 from ..execution.replay import Replay
-from ..passes.fp16_ranges import Choice
+from ..passes.fp16_ranges import Fp32Reason
 from ..tracing.modules import find_module
 from .bisect import find_range
 
@@ -41,7 +41,7 @@ def list_fp32_nodes(
     found: dict[str, Fp32Node] = {}
 
     def see(node: ir.Node, name: str, array: Array) -> None:
-        choice = Choice.read(node)
+        choice = Fp32Reason.read(node)
         if choice is None or array.dtype.kind != "f" or not array.size:
             return
         key = str(node.name)

@@ -61,7 +61,7 @@ class Reference(Protocol):
     def encode(self, text: str) -> list[int]:
         """Return a text's ids; special tokens that it spells are read as such."""
 
-    def frame(self, text: str, pair: str | None) -> list[int]:
+    def add_special_tokens(self, text: str, pair: str | None) -> list[int]:
         """Return the ids of a text or a pair with the special tokens around them."""
 
     def decode(self, ids: Sequence[int]) -> str:
@@ -82,7 +82,7 @@ class PlainReference:
         with wrap_tokenizer_errors(self._source):
             return self._tokenizer.encode(text, add_special_tokens=False).ids
 
-    def frame(self, text: str, pair: str | None) -> list[int]:
+    def add_special_tokens(self, text: str, pair: str | None) -> list[int]:
         with wrap_tokenizer_errors(self._source):
             return self._tokenizer.encode(text, pair).ids
 
@@ -103,7 +103,7 @@ class OwnReference:
     def encode(self, text: str) -> list[int]:
         return self._tokenizer.encode(text, parse_special=True)
 
-    def frame(self, text: str, pair: str | None) -> list[int]:
+    def add_special_tokens(self, text: str, pair: str | None) -> list[int]:
         return self.encode(text)
 
     def decode(self, ids: Sequence[int]) -> str:
@@ -131,7 +131,7 @@ class TransformersReference:
     def encode(self, text: str) -> list[int]:
         return self._encode(text, None, False)
 
-    def frame(self, text: str, pair: str | None) -> list[int]:
+    def add_special_tokens(self, text: str, pair: str | None) -> list[int]:
         return self._encode(text, pair, True)
 
     def decode(self, ids: Sequence[int]) -> str:
@@ -279,22 +279,22 @@ def make_inputs(reference: Reference, checkpoint: Checkpoint) -> Iterator[Golden
     if encoder is None:
         end = None if checkpoint.generation is None else checkpoint.generation.source_eos
         for text in TEXTS:
-            ids = reference.frame(text, None)
-            suffix = len(checkpoint.frame.suffix)
+            ids = reference.add_special_tokens(text, None)
+            suffix = len(checkpoint.special_tokens.suffix)
             if end is None:
                 ids = ids[: len(ids) - suffix]  # a prompt goes on
             elif ids[-1:] != [end]:
                 ids = [*ids, end]
-            if len(ids) > (end is not None) + len(checkpoint.frame.prefix):
+            if len(ids) > (end is not None) + len(checkpoint.special_tokens.prefix):
                 yield GoldenInput(text, None, tuple(ids))
         return
     if checkpoint.frames is None:
         return
     before = encoder.prompts.get(encoder.default_prompt or "", "")
     for text in TEXTS:
-        yield GoldenInput(text, None, tuple(reference.frame(before + text, None)))
+        yield GoldenInput(text, None, tuple(reference.add_special_tokens(before + text, None)))
     for text, pair in PAIRS:
-        yield GoldenInput(text, pair, tuple(reference.frame(text, pair)))
+        yield GoldenInput(text, pair, tuple(reference.add_special_tokens(text, pair)))
 
 
 def make_golden_chats(
@@ -306,7 +306,7 @@ def make_golden_chats(
     name = "PlanForge" if theirs is None else f"{TRANSFORMERS} {version(TRANSFORMERS)}"
     fixed = dataclasses.replace(chat, clock=make_fixed_time)
     chats = []
-    for messages, tools in make_chats(checkpoint.tokenizers[0], chat.words_tools):
+    for messages, tools in make_chats(checkpoint.tokenizers[0], chat.supports_tools):
         if theirs is None:
             rendered = render_here(fixed, messages, tools)
         else:

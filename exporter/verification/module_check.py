@@ -48,7 +48,7 @@ log = logging.getLogger("planforge")
 ROUNDING = 2.0**-24  # of fp32, relative
 # How many times what fp32 rounds in PyTorch a graph may be off: in the mean of squares' root, and at most.
 MEAN_FACTOR = 16.0
-MOST_FACTOR = 32.0
+MAX_FACTOR = 32.0
 FEW = 30  # values, whose own rounding says little of what others' may be
 SHORT = (12, 9)  # tokens of two texts
 PAST_TOKENS = 8  # whose keys and values fill a context
@@ -361,7 +361,7 @@ def compare(exact: Pairs, near: Sequence[Pairs]) -> str:
         )
         unsure = 1 + FEW / max(1, error.size)
         most = error.max(initial=0.0)
-        if not (most <= unsure * MOST_FACTOR * noise and measure_power(error) <= unsure * MEAN_FACTOR * mean):
+        if not (most <= unsure * MAX_FACTOR * noise and measure_power(error) <= unsure * MEAN_FACTOR * mean):
             return f"off by {most:.3g} of {largest:.3g}, where fp32 rounds by {noise:.2g}"
     return ""
 

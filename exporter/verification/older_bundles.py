@@ -5,7 +5,7 @@ from __future__ import annotations
 from ...runtime.apps.check.cases import Skipped
 from ...runtime.apps.check.texts import FILES, find_texts, read_texts
 from ...runtime.bundle.bundle import Bundle
-from ...runtime.bundle.defaults import Frame
+from ...runtime.bundle.defaults import SpecialTokens
 from ...runtime.text.tokenizer import read
 from ..checkpoints.tokenizers.files import find_frames
 
@@ -23,7 +23,7 @@ def find_doubts(opened: Bundle) -> list[Skipped]:
     encoder = opened.manifest.encoder
     if encoder is not None and encoder.framed == "all":
         path = opened.path(str(opened.manifest.tokenizer["files"][0]))
-        if find_frames(read(path), str(path)) == (Frame(), Frame()):
+        if find_frames(read(path), str(path)) == (SpecialTokens(), SpecialTokens()):
             reason = (
                 f"{path.name} puts none there and the bundle does, as earlier versions decided; export the"
                 " checkpoint again"

@@ -35,7 +35,7 @@ from .attributes import blame, describe_node
 PIECE_NUMBERS = 2**21  # of a weight that are looked at together; they take a few times so many floats
 # Relative: a scale is a quotient in fp32; with a smoothing it is that of products in fp32.
 SCALE_OFF = 1e-6
-LEAST_SCALE = 2.0**-142  # below it fp32 has no digits left; blocks of zeros have so small a one
+MIN_SCALE = 2.0**-142  # below it fp32 has no digits left; blocks of zeros have so small a one
 # Steps beyond half of one: a value has at most 128 of them, and fp32 keeps 24 binary digits of it.
 ROUNDED = 128 * 2.0**-22
 MOVED = 0.01  # GPTQ moves more values than this share; fewer were moved by somebody else
@@ -168,7 +168,7 @@ def is_any(scale: Array, allowed: Sequence[Array]) -> npt.NDArray[np.bool_]:
     """Tell which scales (n, K / b) are one of those that the quantizer chooses from."""
     right = np.zeros(scale.shape, bool)
     for own in allowed:
-        right |= np.abs(scale - own) <= SCALE_OFF * np.abs(own) + LEAST_SCALE  # NaN is not
+        right |= np.abs(scale - own) <= SCALE_OFF * np.abs(own) + MIN_SCALE  # NaN is not
     return right
 
 

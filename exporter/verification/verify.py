@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING
 from ...runtime.apps.check.files import find_golden, name_damage, read_golden
 from ...runtime.apps.check.texts import compare_texts
 from ...runtime.bundle.bundle import Bundle
-from ...runtime.bundle.export_again import name_checkpoint, read_chosen_outputs, tell_export_again
+from ...runtime.bundle.export_again import name_checkpoint, read_chosen_outputs, suggest_export_again
 from ...runtime.bundle.manifest import Manifest
 from ...runtime.errors import InputError, PlanForgeError
 from ..calibration.prompts import read_prompts
@@ -58,7 +58,7 @@ OTHER_TEXTS = (
 
 
 @dataclass(frozen=True)
-class Choices:
+class VerifyOptions:
     """What a user chooses of a bundle's verification, as `verify` describes it."""
 
     source: str | Path | None = None
@@ -111,10 +111,10 @@ def verify(
     check_limits(limits)
     if seed < 0:
         raise InputError(f"seed={seed} must be 0 or more")
-    choices = Choices(source, prompts, seed, find_level(level))
+    choices = VerifyOptions(source, prompts, seed, find_level(level))
     check_backend(backend, bundle)
     if Path(bundle).suffix == ".onnx" and not Path(bundle).is_dir():
-        if only or choices != Choices():
+        if only or choices != VerifyOptions():
             raise InputError("source, prompts, only, seed and level are for a bundle, not for an .onnx file")
         return tighten_limits(verify_file(Path(bundle), against, inputs, progress), limits)
     if against is not None or inputs is not None:
@@ -134,7 +134,7 @@ def check_backend(backend: str, bundle: str | Path) -> None:
 def verify_bundle(
     opened: Bundle,
     only: Sequence[str],
-    choices: Choices,
+    choices: VerifyOptions,
     limits: Mapping[str, float],
     progress: Progress,
 ) -> VerificationReport:
@@ -148,7 +148,7 @@ def verify_bundle(
     return report
 
 
-def verify_contents(opened: Bundle, choices: Choices, progress: Progress) -> VerificationReport:
+def verify_contents(opened: Bundle, choices: VerifyOptions, progress: Progress) -> VerificationReport:
     """Compare a bundle with its checkpoint, or with golden data where that is absent."""
     found = load_checkpoint(opened, choices)
     progress("comparing tokenizer and settings")
@@ -182,14 +182,14 @@ def verify_with_golden_data(opened: Bundle, progress: Progress) -> VerificationR
         except KeyError as error:
             raise VerificationError(
                 f"the golden data of {opened.folder} is that of another PlanForge, without {error}: pass"
-                f" --source {name_checkpoint(opened)}, or {tell_export_again(opened)}"
+                f" --source {name_checkpoint(opened)}, or {suggest_export_again(opened)}"
             ) from error
         report = explain(verifier, compare_all(verifier, usual, progress), progress)
     return verify_kept_explanations(report, opened, progress)
 
 
 def verify_with_pytorch(
-    opened: Bundle, checkpoint: Source, model: ReferenceModel, choices: Choices, progress: Progress
+    opened: Bundle, checkpoint: Source, model: ReferenceModel, choices: VerifyOptions, progress: Progress
 ) -> VerificationReport:
     """Verify a bundle with its checkpoint's model; the hash was compared with the manifest's."""
     texts = read_prompts(choices.prompts, checkpoint.folder)
@@ -259,7 +259,7 @@ def is_described_bundle(bundle: Bundle) -> bool:
     return is_described(load_graph(bundle.path(bundle.manifest.artifacts[0].file)))
 
 
-def load_checkpoint(bundle: Bundle, choices: Choices) -> tuple[Source, ReferenceModel] | None:
+def load_checkpoint(bundle: Bundle, choices: VerifyOptions) -> tuple[Source, ReferenceModel] | None:
     """Return the checkpoint to compare a bundle with, and its model; None where golden data has to do.
 
     One that the manifest names may be refused, as by a later version: that ends nothing, since no user named
@@ -277,7 +277,7 @@ def load_checkpoint(bundle: Bundle, choices: Choices) -> tuple[Source, Reference
         return None
 
 
-def find_checkpoint(bundle: Bundle, choices: Choices) -> Source | None:
+def find_checkpoint(bundle: Bundle, choices: VerifyOptions) -> Source | None:
     """Return the checkpoint that a user names; else the recorded one, if it is there."""
     needs_checkpoint = choices.source is not None or choices.prompts is not None
     if needs_checkpoint and not is_described_bundle(bundle):

@@ -10,7 +10,7 @@ if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
 INCHES_PER_TOKEN = 0.28
-MOST_INCHES = 40.0
+MAX_INCHES = 40.0
 
 
 def start_figure(width: float, height: float) -> Figure:

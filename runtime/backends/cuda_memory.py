@@ -161,7 +161,7 @@ class Device:
         self.stream = self.call("cudaStreamCreateWithFlags", NON_BLOCKING)
         self.streams = [self.stream]  # none after the last program has left
         left = Leftovers(self.cuda, index, self.released, self.pool, self.unpinned, self.streams)
-        weakref.finalize(self, LEFT_BEHIND.append, left).atexit = False
+        weakref.finalize(self, DEFERRED_FREES.append, left).atexit = False
 
     def call(self, function: str, *arguments: Any) -> Any:
         return call_cuda(self.cuda, function, *arguments)
@@ -235,8 +235,8 @@ class Device:
 
     def sweep(self) -> None:
         """Free what was released, also by models that were dropped without being closed."""
-        while LEFT_BEHIND:
-            LEFT_BEHIND.popleft().free()
+        while DEFERRED_FREES:
+            DEFERRED_FREES.popleft().free()
         with self.turn():
             self.sort_released()
             for blocks in self.pool.values():
@@ -295,7 +295,7 @@ class Leftovers:
                 call_cuda(self.cuda, function, argument)
 
 
-LEFT_BEHIND: deque[Leftovers] = deque()
+DEFERRED_FREES: deque[Leftovers] = deque()
 
 
 class Graph:

@@ -40,7 +40,7 @@ EXCLUSIVE = 1 << 56
 # as long first: most that answer once and end never pay. Whether it has is looked at when the shapes of a
 # graph's inputs change, for instance with the next prompt, and not at each step.
 SECONDS_PER_BYTE = 5e-3 / 2**21
-PATIENCE = 2
+PAYBACK_FACTOR = 2
 # Until a block has been moved, whoever reads it waits. With as long a pause before each, the longest of the
 # steps meanwhile takes 10 ms instead of 27 to 60, where a step takes 6.
 PAUSE = 5e-3
@@ -74,7 +74,7 @@ class HugePages:
             self.blocks = sorted((self.list_blocks() - self.before).difference(*noted))
             self.opened.add(self)
         self.before.clear()
-        self.due = time.process_time() + PATIENCE * SECONDS_PER_BYTE * self.size * len(self.blocks)
+        self.due = time.process_time() + PAYBACK_FACTOR * SECONDS_PER_BYTE * self.size * len(self.blocks)
 
     def list_blocks(self) -> set[int]:
         """Return the addresses of all blocks of the size of a huge page that could become one."""

@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Any
 
 from ..bundle.bundle import Bundle
-from ..bundle.export_again import tell_export_again
+from ..bundle.export_again import suggest_export_again
 from ..bundle.manifest import Artifact
 from ..errors import BackendUnavailableError, suggest_install
 from .backend import Array, Arrays, BoundGraph, Buffer, Buffers, LoadRequest, Shape
@@ -85,11 +85,11 @@ def choose_precision(bundle: Bundle, wanted: str | None, cpu_nodes: bool) -> str
     for artifact, why in misfits:
         asked = PRECISIONS if wanted is None else (wanted,)
         if why and artifact.dialect in CUDA_DIALECTS and artifact.precision in set(asked) & set(PRECISIONS):
-            again = tell_export_again(bundle, precisions=[artifact.precision], targets=["cuda"])
+            again = suggest_export_again(bundle, precisions=[artifact.precision], targets=["cuda"])
             raise BackendUnavailableError(f"{why}; {again}")
     raise BackendUnavailableError(
         f"the bundle has no graphs in {wanted or ' or '.join(PRECISIONS)} that ONNX Runtime runs on a GPU;"
-        f" {tell_export_again(bundle, precisions=['fp16'], targets=['cuda'])}"
+        f" {suggest_export_again(bundle, precisions=['fp16'], targets=['cuda'])}"
     )
 
 

@@ -9,7 +9,7 @@ from ..bundle.artifact import Artifact, Axis, TensorSpec
 from ..bundle.bundle import Bundle
 from ..bundle.plan import Plan, make_network_name
 from ..errors import BackendError, IntegrityError
-from .passport import make_rebuild_command
+from .plan_compatibility import make_rebuild_command
 from .tensorrt_library import NUMPY_TYPES
 
 NAME_START = "planforge "  # what every name that `make_network_name` gives begins with

@@ -11,7 +11,7 @@ from pathlib import Path
 
 log = logging.getLogger("planforge")
 
-MOST_BYTES = 2**30
+MAX_FILE_BYTES = 2**30
 
 
 class RuntimeCache:
@@ -33,7 +33,7 @@ class RuntimeCache:
         try:
             with self.path.open("rb") as file:
                 said = json.loads(file.readline(4096))
-                content = file.read(MOST_BYTES)
+                content = file.read(MAX_FILE_BYTES)
         except (OSError, ValueError, RecursionError):
             return None
         sha256 = hashlib.sha256(content).hexdigest()

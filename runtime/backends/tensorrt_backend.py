@@ -15,8 +15,8 @@ from ..errors import BackendError, BackendUnavailableError, BundleError, Manifes
 from .backend import LoadRequest
 from .cuda_memory import Device, find_driver_cuda, find_gpu
 from .device_buffer import DeviceBuffer, upload_array
-from .passport import Host, choose_plan, explain_misfit, find_plans, make_rebuild_command
 from .plan_check import check_engine
+from .plan_compatibility import Host, choose_plan, explain_misfit, find_plans, make_rebuild_command
 from .runtime_cache import RuntimeCache
 from .tensorrt_library import import_library, make_logger
 from .tensorrt_program import TensorRtProgram
@@ -65,8 +65,8 @@ class TensorRtBackend:
             is_rtx = self.name == "tensorrt-rtx"
             cache = RuntimeCache(path, plan.version, self.device.gpu.sm) if is_rtx else None
             weights = {w.name: self.load_weight(bundle, w) for w in plan.weights}
-            way_out = partial(explain, bundle, plan)
-            return TensorRtProgram(self.trt, engine, self.device, path.name, cache, way_out, weights)
+            hint = partial(explain, bundle, plan)
+            return TensorRtProgram(self.trt, engine, self.device, path.name, cache, hint, weights)
 
     def load_weight(self, bundle: Bundle, weight: PlanWeight) -> DeviceBuffer:
         """Return a weight that a plan leaves out; one that several plans read is on the device once."""

@@ -37,7 +37,7 @@ class Step:
 
 
 @dataclass
-class Lane:
+class ProfileState:
     """One profile's context, the last step it was set up for, and the CUDA graph captured of it."""
 
     context: Any
@@ -68,14 +68,14 @@ class TensorRtProgram(DeviceProgram):
         device: Device,
         name: str,  # for messages
         cache: RuntimeCache | None,
-        way_out: Callable[[str, int, int], str],  # what to do about an input's axis of a length
+        hint: Callable[[str, int, int], str],  # what to do about an input's axis of a length
         weights: Mapping[str, DeviceBuffer],
     ) -> None:
         self.trt = trt
         self.engine = engine
         self.device = device
         self.name = name
-        self.way_out = way_out
+        self.hint = hint
         self.cache = cache
         device.programs += 1
         self.weights = dict(weights)
@@ -90,7 +90,7 @@ class TensorRtProgram(DeviceProgram):
             {t: tuple(map(tuple, engine.get_tensor_profile_shape(t, profile))) for t in self.inputs}
             for profile in range(engine.num_optimization_profiles)
         ]
-        self.lanes: dict[int, Lane] = {}
+        self.states: dict[int, ProfileState] = {}
         self.staging = {t: Staging(device, t, self.dtypes[t]) for t in self.tensors}
         self.activations: Memory | None = None
         self.resolved: dict[Shapes, tuple[int, dict[str, Shape]]] = {}
@@ -126,7 +126,7 @@ class TensorRtProgram(DeviceProgram):
             def work() -> None:
                 for name in inputs:
                     self.staging[name].upload(sizes[name])
-                if not self.lanes[profile].context.execute_async_v3(int(self.device.stream)):
+                if not self.states[profile].context.execute_async_v3(int(self.device.stream)):
                     raise BackendError(f"{self.name} failed while running")
                 for name in wanted:
                     self.staging[name].download(sizes[name])
@@ -147,35 +147,35 @@ class TensorRtProgram(DeviceProgram):
 
     def launch(self, step: Step, addresses: Mapping[str, int], work: Callable[[], None]) -> None:
         """Do the work, from the second time in succession on as one captured graph."""
-        lane = self.lanes[step.profile]
-        if lane.last != step:
-            lane.forget()
-            self.set_shapes(lane, step.shapes)
+        state = self.states[step.profile]
+        if state.last != step:
+            state.forget()
+            self.set_shapes(state, step.shapes)
             for name, address in addresses.items():
-                if not lane.context.set_tensor_address(name, address):
+                if not state.context.set_tensor_address(name, address):
                     raise BackendError(f"{self.name} refuses the address of {name!r}")
             work()
-            lane.last = step
+            state.last = step
             return
-        if lane.graph is None and self.captures:
-            lane.graph = self.device.capture(work)
-            self.captures = lane.graph is not None
+        if state.graph is None and self.captures:
+            state.graph = self.device.capture(work)
+            self.captures = state.graph is not None
             if not self.captures:
                 log.info("%s cannot be captured in a CUDA graph, so each step is launched anew", self.name)
-        if lane.graph is not None:
-            lane.graph.launch()
+        if state.graph is not None:
+            state.graph.launch()
         else:
             work()
 
-    def set_shapes(self, lane: Lane, shapes: Shapes) -> None:
-        if lane.shapes == shapes:
+    def set_shapes(self, state: ProfileState, shapes: Shapes) -> None:
+        if state.shapes == shapes:
             return
-        lane.forget()
-        lane.shapes = ()
+        state.forget()
+        state.shapes = ()
         for name, shape in shapes:
-            if not lane.context.set_input_shape(name, shape):
+            if not state.context.set_input_shape(name, shape):
                 raise BackendError(f"{self.name} refuses the shape {shape} of {name!r}")
-        lane.shapes = shapes
+        state.shapes = shapes
 
     def bind(self, buffers: Buffers, outputs: Sequence[str] | None = None) -> BoundGraph:
         return partial(self.run, buffers=buffers, outputs=outputs)
@@ -184,9 +184,9 @@ class TensorRtProgram(DeviceProgram):
         """Return the profile for inputs of these shapes, and every tensor's shape."""
         if shapes not in self.resolved:
             profile = self.choose_profile(shapes)
-            lane = self.open_lane(profile)
-            self.set_shapes(lane, shapes)
-            sizes = {name: tuple(lane.context.get_tensor_shape(name)) for name in self.outputs}
+            state = self.open_state(profile)
+            self.set_shapes(state, shapes)
+            sizes = {name: tuple(state.context.get_tensor_shape(name)) for name in self.outputs}
             if len(self.resolved) >= MAX_SHAPES:
                 self.resolved.clear()
             self.resolved[shapes] = profile, {**dict(shapes), **sizes}
@@ -227,12 +227,12 @@ class TensorRtProgram(DeviceProgram):
         axis = next(i for i, n in enumerate(shape) if not low[i] <= n <= high[i])
         return (
             f"takes {low[axis]} to {high[axis]} on axis {axis} of input {name!r}, not {shape[axis]};"
-            f" {self.way_out(name, axis, shape[axis])}"
+            f" {self.hint(name, axis, shape[axis])}"
         )
 
-    def open_lane(self, profile: int) -> Lane:
+    def open_state(self, profile: int) -> ProfileState:
         """Return a profile's context; all contexts share one piece of memory for activations."""
-        if profile not in self.lanes:
+        if profile not in self.states:
             if self.activations is None:
                 size = max(count_activation_bytes(self.engine, index) for index in range(len(self.profiles)))
                 self.activations = self.device.allocate(size, f"the activations of {self.name}")
@@ -249,8 +249,8 @@ class TensorRtProgram(DeviceProgram):
                 context.set_device_memory(self.activations.address, self.activations.size)
             else:  # below 10.1
                 context.device_memory = self.activations.address
-            self.lanes[profile] = Lane(context)
-        return self.lanes[profile]
+            self.states[profile] = ProfileState(context)
+        return self.states[profile]
 
     def make_context(self, profile: int) -> Any:
         if self.runtime_config is not None:
@@ -276,9 +276,9 @@ class TensorRtProgram(DeviceProgram):
             self.device.synchronise()
             if self.cache is not None and self.runtime_config is not None:
                 self.cache.save(self.runtime_config.get_runtime_cache().serialize())
-            for lane in self.lanes.values():
-                lane.forget()
-            self.lanes.clear()
+            for state in self.states.values():
+                state.forget()
+            self.states.clear()
             self.staging.clear()
             self.weights.clear()
             self.activations = self.runtime_config = self.engine = None

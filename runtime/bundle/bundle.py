@@ -14,7 +14,7 @@ from .json_reader import FILE_NAME
 from .manifest import MAX_BYTES, Manifest
 
 WAY_OUT = "copy it once more, or export again"
-MOST_BYTES = 2**30  # of a tokenizer, a template or golden data; what claims more is not even hashed
+MAX_FILE_BYTES = 2**30  # of a tokenizer, a template or golden data; what claims more is not even hashed
 LARGE = ("onnx/", "plans/")  # whose files may have any size
 ALWAYS_HASHED_BYTES = 256 * 2**20  # above this, ONNX files and data are hashed only when asked
 
@@ -118,9 +118,10 @@ class Bundle:
         size = self.manifest.files[name].bytes
         if not (verify or size <= ALWAYS_HASHED_BYTES or name[:5] != "onnx/"):
             return path
-        if size > MOST_BYTES and not name.startswith(LARGE):
+        if size > MAX_FILE_BYTES and not name.startswith(LARGE):
             raise IntegrityError(
-                f"{self.folder}: {name} has {size} bytes; only weights and plans have more than {MOST_BYTES}"
+                f"{self.folder}: {name} has {size} bytes; only weights and plans have more than"
+                f" {MAX_FILE_BYTES}"
             )
         stat = path.stat()
         state = (stat.st_ino, stat.st_size, stat.st_mtime_ns)

@@ -129,7 +129,7 @@ class FittedHead:
 
 
 @dataclass(frozen=True)
-class Frame:
+class SpecialTokens:
     """The special tokens before a text, between the two of a pair, and behind them."""
 
     prefix: tuple[int, ...] = ()
@@ -164,13 +164,13 @@ class EncoderDefaults:
         """The token that pads short texts of a batch; any does, as the mask leaves it out."""
         return self.tokens.get("pad", 0)
 
-    def make_frame(self, is_pair: bool = False) -> Frame:
+    def make_special_tokens(self, is_pair: bool = False) -> SpecialTokens:
         """Return what stands around a text, or around and between two."""
         if self.framed == "none" or (is_pair and self.framed == "single"):
-            return Frame(second_segment=int(self.segments))
+            return SpecialTokens(second_segment=int(self.segments))
         sep = self.tokens["sep"]
         between = (sep,) * self.separators if is_pair else ()
-        return Frame((self.tokens["cls"],), between, (sep,), int(self.segments))
+        return SpecialTokens((self.tokens["cls"],), between, (sep,), int(self.segments))
 
     @staticmethod
     def from_json(value: Any) -> EncoderDefaults:

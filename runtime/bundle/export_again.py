@@ -14,7 +14,7 @@ from .manifest import Artifact, Axis, Manifest
 TARGETS = {"portable": "portable", "inplace": "rtx"}  # that give a dialect
 
 
-def tell_export_again(
+def suggest_export_again(
     bundle: Bundle,
     *,
     precisions: Sequence[str] = (),

@@ -16,18 +16,18 @@ import numpy as np
 
 from ..bundle.defaults import GenerationDefaults
 from ..errors import InputError
-from .checks import check_integer, check_positive, is_number
-from .constraints import Constraints, constrain
-from .extensions import (
+from .beam_candidates import (
     BLOCKS_OF,
     FLOAT32_LEAST,
-    Extension,
+    BeamCandidate,
     Float64,
     add_terms,
     compute_log_sum,
     find_candidates,
     normalize,
 )
+from .checks import check_integer, check_positive, is_number
+from .constraints import Constraints, constrain
 from .processors import Float32, penalize_repeats
 from .rules import add_sequence_bias
 from .sampling import Logits, check_logits
@@ -186,7 +186,7 @@ class BeamSearch:
                 f"{'done' if self.done else 'not done'}; give ({R}, V) until it is done"
             )
         copies: list[tuple[int, int]] = []
-        with np.errstate(over="ignore", divide="ignore"):  # infinities are looked at in _find_extensions
+        with np.errstate(over="ignore", divide="ignore"):  # infinities are looked at in _find_candidates
             for source, first in enumerate(range(0, R, self.search.num_beams)):
                 if self.active[first]:
                     copies += self._advance_source(source, first, logits)
@@ -222,8 +222,8 @@ class BeamSearch:
         finished = self._finished[source]
         prompt_length = self._prompt_lengths[source]
         length = len(self.histories[first]) - prompt_length + 1  # new tokens after this step
-        running: list[Extension] = []
-        for place, extension in enumerate(self._find_extensions(source, first, logits)):
+        running: list[BeamCandidate] = []
+        for place, extension in enumerate(self._find_candidates(source, first, logits)):
             reason = self._find_ending(extension.token, length, self._limits[source])
             if reason is None:
                 running.append(extension)
@@ -255,7 +255,7 @@ class BeamSearch:
     def _penalize_length(self, score: np.float32, length: int) -> float:
         return float(score / np.float32(length**self.search.length_penalty))
 
-    def _has_ended(self, finished: list[Hypothesis], best: Extension, length: int, limit: int) -> bool:
+    def _has_ended(self, finished: list[Hypothesis], best: BeamCandidate, length: int, limit: int) -> bool:
         """Return whether a source's running hypotheses are not expected to be better than the finished."""
         search = self.search
         if len(finished) < search.num_beams:
@@ -266,7 +266,7 @@ class BeamSearch:
             length = limit
         return self._penalize_length(best.score, length) <= finished[-1].score
 
-    def _move(self, first: int, running: list[Extension]) -> list[tuple[int, int]]:
+    def _move(self, first: int, running: list[BeamCandidate]) -> list[tuple[int, int]]:
         """Give each candidate a row: a parent's first child stays, the others go where nothing lives."""
         staying = {extension.row for extension in running}
         dead = [row for row in range(first, first + self.search.num_beams) if row not in staying]
@@ -292,7 +292,7 @@ class BeamSearch:
             self.logprobs[row].append(extension.logprob)
         return copies
 
-    def _find_extensions(self, source: int, first: int, logits: Logits) -> list[Extension]:
+    def _find_candidates(self, source: int, first: int, logits: Logits) -> list[BeamCandidate]:
         """Return a source's best continuations, best first, enough of them that num_beams go on."""
         n = self.search.num_beams
         V = logits.shape[1]
@@ -329,12 +329,12 @@ class BeamSearch:
         if n == 1:  # by the logits themselves, as transformers: rounded log-probabilities have more ties
             token = int(scores.argmax())
             score = add_terms(scores[:, token], terms)[0]
-            best = [Extension(score, 0, token)] if score > -np.inf else []
+            best = [BeamCandidate(score, 0, token)] if score > -np.inf else []
         else:
             count = max(2, 1 + len(constraints.eos)) * n
             best = find_candidates(room[:n], terms, self._ranks[rows], count)
         return [
-            Extension(score, first + row, token, float(logits[first + row, token] - log_sums[row]))
+            BeamCandidate(score, first + row, token, float(logits[first + row, token] - log_sums[row]))
             for score, row, token, _ in best
         ]
 

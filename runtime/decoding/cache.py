@@ -85,7 +85,7 @@ class Cache(ABC):
         """Overwrite rows with others, as (source, target); no target is a source."""
 
     @abstractmethod
-    def spread(self) -> None:
+    def expand(self) -> None:
         """Copy each row to as many adjacent ones as there is room for: a prompt that several rows continue.
 
         At most once.
@@ -114,7 +114,7 @@ class Cache(ABC):
         """
 
 
-def spread_rows(buffer: Buffer, rows: int, copies: int, length: int) -> None:
+def expand_rows(buffer: Buffer, rows: int, copies: int, length: int) -> None:
     """Copy each of the first `rows` rows of a buffer over `copies` adjacent ones, up to `length` slots."""
     for row in reversed(range(rows)):  # the last first: what is written over was copied, or was never used
         for target in range(row * copies, (row + 1) * copies):

@@ -88,5 +88,5 @@ def find_cache_shape(spec: TensorSpec, batch: int, length: int, window: int | No
             return batch, heads, length, size
         case axes:
             raise ManifestError(
-                f"cache {spec.name!r} has axes {axes}, meant are batch, heads, length, head size"
+                f"cache {spec.name!r} has axes {axes}, expected batch, heads, length, head size"
             )

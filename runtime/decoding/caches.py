@@ -7,10 +7,10 @@ from ..bundle.manifest import Artifact
 from ..errors import ManifestError
 from .cache import NO_CONTEXT, Cache, Context
 from .cache_shapes import check_memory
-from .growing_cache import GrowingCache
-from .slot_cache import GroupQueryCache, SlotCache
+from .dynamic_cache import DynamicCache
+from .static_cache import GroupQueryCache, StaticCache
 
-LAYOUTS: dict[str, type[Cache]] = {"portable": GrowingCache, "inplace": SlotCache, "ort": GroupQueryCache}
+LAYOUTS: dict[str, type[Cache]] = {"portable": DynamicCache, "inplace": StaticCache, "ort": GroupQueryCache}
 
 
 def make_cache(

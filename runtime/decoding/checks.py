@@ -17,14 +17,14 @@ def is_number(value: Any) -> bool:
     return isinstance(value, Real) and not isinstance(value, bool)
 
 
-def check_positive(name: str, value: Any, way_out: str, most: float = FLOAT32_MAX) -> None:
+def check_positive(name: str, value: Any, hint: str, most: float = FLOAT32_MAX) -> None:
     allowed = "a finite number over 0" if most == FLOAT32_MAX else f"over 0 and at most {most:g}"
     if not is_number(value) or not 0 < value <= most:
-        raise InputError(f"{name} is {value!r}; it must be {allowed}; {way_out}", option=name)
+        raise InputError(f"{name} is {value!r}; it must be {allowed}; {hint}", option=name)
 
 
-def check_integer(name: str, value: Any, least: int, way_out: str) -> None:
+def check_integer(name: str, value: Any, least: int, hint: str) -> None:
     """Refuse what is not an integer from `least`; True and False are none."""
     integer = isinstance(value, Integral) and not isinstance(value, bool)
     if not integer or value < least:
-        raise InputError(f"{name} is {value!r}; it must be an integer from {least}; {way_out}", option=name)
+        raise InputError(f"{name} is {value!r}; it must be an integer from {least}; {hint}", option=name)

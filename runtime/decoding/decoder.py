@@ -16,7 +16,7 @@ from .cache import LOGITS, NONE_PENDING, Cache, PendingContext
 from .cache_shapes import PREFILL_CHUNK, count_cache_bytes
 from .caches import make_cache
 from .candidates import read_scores
-from .slot_cache import SlotCache
+from .static_cache import StaticCache
 
 SCORE_CHUNK = 64  # tokens per scoring step: bounds the logits' memory
 NEED_LESS = "Generate fewer tokens, or use smaller batches or fewer beams"  # how to need less memory
@@ -31,7 +31,7 @@ class Decoder(GraphRunner):
         """Return a run with an empty cache for `batch` rows of up to `capacity` tokens.
 
         A translation's source, its context, is computed when all of the run's memory is held. The rows
-        become `copies` times as many when the run is told to `spread`. Raises a MemoryLimitError where
+        become `copies` times as many when the run is told to `expand`. Raises a MemoryLimitError where
         memory_limit, or the engine's own memory, has no room for all of it, and a ClosedError where the
         model was closed.
         """
@@ -128,20 +128,20 @@ class DecoderRun:
             yield self.step(ids, None, np.arange(ids.shape[1]), outputs)
 
     def extend_row(self, row: int, tokens: Sequence[int], outputs: Sequence[str] = LOGITS) -> Array:
-        """Run tokens of one row, in a cache with fixed slots; return the scores (1, ...) behind the last."""
+        """Run tokens of one row, in a static cache; return the scores (1, ...) behind the last."""
         self.reservation.use()
         with self.decoder.turn():
-            return read_scores(self.slots.step_row(row, tokens, [len(tokens) - 1], outputs))
+            return read_scores(self.static_cache.step_row(row, tokens, [len(tokens) - 1], outputs))
 
     def copy_row(self, source: int, target: int, length: int) -> None:
         """Overwrite a row with the first `length` tokens of another one."""
         with self.decoder.turn():
-            self.slots.copy_row(source, target, length)
+            self.static_cache.copy_row(source, target, length)
 
     @property
-    def slots(self) -> SlotCache:
+    def static_cache(self) -> StaticCache:
         """The cache, whose rows have lengths of their own."""
-        assert isinstance(self.cache, SlotCache)
+        assert isinstance(self.cache, StaticCache)
         return self.cache
 
     def truncate(self, length: int) -> int:
@@ -181,10 +181,10 @@ class DecoderRun:
         with self.decoder.turn():
             self.cache.copy_rows(copies)
 
-    def spread(self) -> None:
+    def expand(self) -> None:
         """Copy each row of the cache to as many adjacent ones as `Decoder.start` left room for."""
         with self.decoder.turn():
-            self.cache.spread()
+            self.cache.expand()
 
 
 def pad(rows: Sequence[Sequence[int]], side: str) -> tuple[Array, Array]:

@@ -34,8 +34,8 @@ Logits = npt.NDArray[np.floating]
 PENALTIES = ("frequency_penalty", "presence_penalty")  # as OpenAI has them
 # The likeliest to blame first.
 PROCESSORS = ("logit_bias", "no_repeat_ngram_size", "repetition_penalty", *PENALTIES)
-MOST_PENALTY = 2.0  # as OpenAI has it
-LEAST_TEMPERATURE = float(np.finfo(np.float32).smallest_normal)  # what is below may be read as 0
+MAX_PENALTY = 2.0  # as OpenAI has it
+MIN_TEMPERATURE = float(np.finfo(np.float32).smallest_normal)  # what is below may be read as 0
 # Below this the sum of exponentials needs no shift by the highest logit: 2^60 of them can be added in
 # float32, and above -40 what counts in the sum does not vanish.
 SAFE_EXPONENT = 40.0
@@ -61,8 +61,8 @@ class Sampling:
 
     def __post_init__(self) -> None:
         if self.temperature is not None and not (is_number(self.temperature) and self.temperature == 0):
-            way_out = "0, or omit it (None) with top_k, top_p and min_p, to take the likeliest token always"
-            check_positive("temperature", self.temperature, way_out)
+            hint = "0, or omit it (None) with top_k, top_p and min_p, to take the likeliest token always"
+            check_positive("temperature", self.temperature, hint)
         if self.top_k is not None:
             check_integer("top_k", self.top_k, 1, "None disables it")
         if self.top_p is not None:
@@ -76,7 +76,7 @@ class Sampling:
             check_integer("seed", self.seed, 0, "None draws differently at each call")
         for name in PENALTIES:
             penalty = getattr(self, name)
-            if not is_number(penalty) or not -MOST_PENALTY <= penalty <= MOST_PENALTY:
+            if not is_number(penalty) or not -MAX_PENALTY <= penalty <= MAX_PENALTY:
                 raise InputError(
                     f"{name} is {penalty!r}; it must be a number from -2 to 2; 0 disables it", option=name
                 )
@@ -183,7 +183,7 @@ def divide_by_temperature(scores: npt.NDArray[np.float32], temperature: float) -
         if np.isfinite(divided.max(axis=-1)).all():
             return divided
         shifted = scores - scores.max(axis=-1, keepdims=True)
-        divided = shifted / np.float32(max(temperature, LEAST_TEMPERATURE))
+        divided = shifted / np.float32(max(temperature, MIN_TEMPERATURE))
         return divided
 
 

@@ -5,17 +5,17 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 SIZES = (16, 8, 5, 3, 2)  # of the n-grams that are looked up, the longest first: it is right the most often
-MOST_DRAFTS = 16
+MAX_DRAFTS = 16
 # A draft costs time, which a wrong one loses. So a match must have 2 tokens, and 3 after a draft of which
 # nothing was right: text that repeats nothing has matches of 2 all the time.
-LEAST_MATCH = 2
-LEAST_AFTER_FAILURE = 3
+MIN_MATCH = 2
+MIN_AFTER_FAILURE = 3
 
 
 class PromptLookup:
     """Drafts for one row: what followed the latest earlier occurrence of its newest tokens.
 
-    As many tokens are drafted as that occurrence is long, counted up to `MOST_DRAFTS`: what has been right
+    As many tokens are drafted as that occurrence is long, counted up to `MAX_DRAFTS`: what has been right
     for long will stay right for long. Costs some microseconds a token, whatever the history's length. The
     history, the row's tokens, prompt included, is read again at each `draft`, so it may grow.
 
@@ -26,7 +26,7 @@ class PromptLookup:
 
     def __init__(self, history: Sequence[int]) -> None:
         self.history = history
-        self.least = LEAST_MATCH
+        self.least = MIN_MATCH
         self._indexed = 0  # tokens of the history whose preceding n-grams are in the index
         # n -> {n-gram: the position behind its latest occurrence that has a token there}
         self._behind: dict[int, dict[tuple[int, ...], int]] = {size: {} for size in SIZES}
@@ -43,9 +43,9 @@ class PromptLookup:
         period = len(self.history) - start  # an occurrence so near that it overlaps what follows repeats
         return [self.history[start + i % period] for i in range(min(length, most))]
 
-    def learn(self, accepted: int) -> None:
+    def update(self, accepted: int) -> None:
         """Note how many tokens of the last draft, which had some, were right."""
-        self.least = LEAST_MATCH if accepted else LEAST_AFTER_FAILURE
+        self.least = MIN_MATCH if accepted else MIN_AFTER_FAILURE
 
     def _index(self) -> None:
         history = self.history
@@ -64,9 +64,9 @@ class PromptLookup:
         return None
 
     def _match(self, start: int) -> int:
-        """Return how many tokens before `start` equal those at the end, up to `MOST_DRAFTS`."""
+        """Return how many tokens before `start` equal those at the end, up to `MAX_DRAFTS`."""
         history = self.history
         length = 0
-        while length < min(MOST_DRAFTS, start) and history[start - 1 - length] == history[-1 - length]:
+        while length < min(MAX_DRAFTS, start) and history[start - 1 - length] == history[-1 - length]:
             length += 1
         return length

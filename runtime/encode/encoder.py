@@ -133,8 +133,8 @@ def check_memory(budget: MemoryBudget, config: Mapping[str, Any], max_length: in
     """Refuse a limit below the weights and the largest batch together."""
     tokens = max(TOKEN_BUDGET, max_length)
     batch = count_batch_bytes(config, tokens, max_length)
-    way_out = "A smaller max_length, or a precision of fewer bits, needs less"
-    budget.check(batch, f"a batch of {tokens} tokens", way_out)
+    hint = "A smaller max_length, or a precision of fewer bits, needs less"
+    budget.check(batch, f"a batch of {tokens} tokens", hint)
 
 
 def count_batch_bytes(config: Mapping[str, Any], tokens: int, longest: int) -> int:

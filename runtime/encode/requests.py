@@ -20,13 +20,13 @@ from .results import Result
 
 log = logging.getLogger("planforge")
 
-LEAST_TOKENS = 8  # of a sequence: room for special tokens, and some of each text
+MIN_TOKENS = 8  # of a sequence: room for special tokens, and some of each text
 
 R = TypeVar("R", bound=Result)
 
 
 @dataclass(frozen=True)
-class Reading:
+class TokenizeOptions:
     """How texts become sequences, and how those run: the options that all tasks share."""
 
     truncation: Truncation
@@ -82,7 +82,7 @@ class Task(Generic[R]):
     items: Iterator[Item]
     roles: tuple[str, ...]
     finish: Callable[[TextRequest, Outputs], R]
-    reading: Reading
+    reading: TokenizeOptions
     find_rows: Callable[[TextRequest], list[list[int]]] | None = None
     needs_tokens: bool = True  # whether results are made of the texts' tokens and places
     prompt: str = ""  # the checkpoint's own, before each text; its special tokens are read as such
@@ -132,7 +132,7 @@ class RequestRunner:
         self.tokenizer = tokenizer
         self.defaults = defaults
 
-    def read_options(self, options: EncoderOptions, known: type, truncation: Truncation) -> Reading:
+    def read_options(self, options: EncoderOptions, known: type, truncation: Truncation) -> TokenizeOptions:
         """Check a call's options; `truncation` is what the task does unless told otherwise."""
         check_options(options, known)
         truncation = options.get("truncation", truncation)
@@ -140,9 +140,9 @@ class RequestRunner:
         stride = options.get("stride")
         check_whole("stride", stride, 0, optional=True)
         max_tokens = options.get("max_tokens")
-        check_whole("max_tokens", max_tokens, LEAST_TOKENS, optional=True)
+        check_whole("max_tokens", max_tokens, MIN_TOKENS, optional=True)
         longest = self.defaults.max_length
-        return Reading(
+        return TokenizeOptions(
             truncation=truncation,
             max_tokens=longest if max_tokens is None else min(max_tokens, longest),
             stride=stride,
@@ -220,13 +220,13 @@ class RequestRunner:
             requests.append(request)
         return requests
 
-    def fit_text(self, first: list[int], second: list[int] | None, reading: Reading) -> FittedText:
+    def fit_text(self, first: list[int], second: list[int] | None, reading: TokenizeOptions) -> FittedText:
         """Fit a text's tokens, or a pair's, to the model."""
         return fit(
             first,
             second,
             max_length=reading.max_tokens,
-            frame=self.defaults.make_frame(is_pair=second is not None),
+            special_tokens=self.defaults.make_special_tokens(is_pair=second is not None),
             truncation=reading.truncation,
             stride=reading.stride,
         )

@@ -40,7 +40,7 @@ if TYPE_CHECKING:
     )
 
 TURN_TOKENS = 512
-WAYS_OUT = {"progress": "a callback of the future that it returns tells when all are done"}
+HINTS = {"progress": "a callback of the future that it returns tells when all are done"}
 
 
 @dataclass(frozen=True)
@@ -195,7 +195,7 @@ class SubmittingEncoder(BatchedModel):
         """Do what `submit` does, by a deadline of time.monotonic(), in steps that each read some texts."""
         if self._tasks.encoder.closed:
             raise ClosedError
-        refuse_options(options, WAYS_OUT)
+        refuse_options(options, HINTS)
         wanted = self._tasks.make_task(task, texts, options)
         requests: list[TextRequest] = []
         for chunk in split_into_chunks(wanted.items, READ_AHEAD, STEP_CHARACTERS):

@@ -139,7 +139,7 @@ class Tasks(RequestRunner):
         if self.defaults.include_prompt or not prompt:
             return None
         ids = self.tokenizer.encode(prompt, parse_special=parse_special)
-        if self.defaults.make_frame().suffix or not ids:
+        if self.defaults.make_special_tokens().suffix or not ids:
             return len(ids)
         return len(ids) - self.tokenizer.is_special(ids[-1])
 
@@ -166,9 +166,9 @@ class Tasks(RequestRunner):
         reading = self.read_options(options, FeatureOptions, "windows")
         layers = options.get("layers", "last")
         roles = self.find_layer_roles(layers)
-        frame = self.defaults.make_frame()
-        before = [self.tokenizer.spell(token) for token in frame.prefix]
-        behind = [self.tokenizer.spell(token) for token in frame.suffix]
+        special_tokens = self.defaults.make_special_tokens()
+        before = [self.tokenizer.spell(token) for token in special_tokens.prefix]
+        behind = [self.tokenizer.spell(token) for token in special_tokens.suffix]
 
         def finish(request: TextRequest, outputs: Outputs) -> Features:
             states = [combine_layers(arrays, layers) for arrays in outputs]

@@ -63,7 +63,7 @@ class TextEncoder(SubmittingEncoder):
     """
 
     task = "text-encoding"
-    _LEAST_BYTES = 262_144  # a long text is read in windows
+    _MIN_BYTES = 262_144  # a long text is read in windows
 
     def __init__(self, encoder: Encoder, tokenizer: Tokenizer, defaults: EncoderDefaults) -> None:
         self.encoder = encoder
@@ -334,8 +334,8 @@ class TextEncoder(SubmittingEncoder):
 
     def count_tokens(self, text: str, *, parse_special: bool = False) -> int:
         """Return how many tokens the model reads of a text, special ones around it included."""
-        frame = self.defaults.make_frame()
-        special = len(frame.prefix) + len(frame.suffix)
+        special_tokens = self.defaults.make_special_tokens()
+        special = len(special_tokens.prefix) + len(special_tokens.suffix)
         return len(self.tokenizer.encode(text, parse_special=parse_special)) + special
 
     def _close(self) -> None:

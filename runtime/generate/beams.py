@@ -15,7 +15,7 @@ from ..decoding.decoder import Decoder
 from ..errors import InputError
 from ..text.tokenizer import Tokenizer
 from .generation import Generation, GenerationCandidate, Timings
-from .request import DRAWING, GenerationRequest
+from .request import SAMPLING_OPTIONS, GenerationRequest
 from .row import Row
 
 
@@ -24,7 +24,7 @@ def answer_by_beams(
 ) -> list[Generation]:
     """Return the likeliest answers to prompts that run together; the rows stay as they are."""
     prompts = [row.prompt for row in rows]
-    limits = [row.most_left for row in rows]
+    limits = [row.max_left for row in rows]
     beams, seconds = search_answers(decoder, prompts, search, limits)
     generations = []
     for row, hypotheses in zip(rows, beams.list_hypotheses(), strict=True):
@@ -57,7 +57,7 @@ def search_answers(
     beams = BeamSearch(prompts, search, limits)
     run = decoder.start(len(prompts), capacity, copies=search.num_beams)
     logits = np.repeat(run.prefill(prompts), search.num_beams, axis=0)  # all beams of a prompt begin alike
-    run.spread()
+    run.expand()
     seconds: list[float] = []
     while True:
         copies = beams.advance(logits)
@@ -113,8 +113,8 @@ def resolve_search(request: GenerationRequest, eos: Sequence[int], *, streams: b
         )
     if given := request.list_options_without_beams():
         name, value = given[0]
-        way_out = "leave it out"
-        if name in DRAWING:
-            way_out = "beams take likely tokens and draw none: leave it out, or give temperature=0"
-        raise InputError(f"{name}={value!r:.80} does not go with num_beams={search.num_beams}; {way_out}")
+        hint = "leave it out"
+        if name in SAMPLING_OPTIONS:
+            hint = "beams take likely tokens and draw none: leave it out, or give temperature=0"
+        raise InputError(f"{name}={value!r:.80} does not go with num_beams={search.num_beams}; {hint}")
     return search

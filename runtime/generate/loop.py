@@ -40,7 +40,7 @@ class GenerationLoop:
         if request.reuse_prompt:
             return self.max_length
         lengths = [len(row.prompt) for row in rows]
-        return find_capacity(self.decoder.artifact, lengths, [row.most_left for row in rows])
+        return find_capacity(self.decoder.artifact, lengths, [row.max_left for row in rows])
 
     def answer(self, rows: list[Row], request: GenerationRequest) -> list[Generation]:
         """Answer prompts that run together."""
@@ -51,7 +51,7 @@ class GenerationLoop:
             seconds.append(step_seconds)
             if request.on_token is not None:
                 for row in rows:
-                    if row.has_news:
+                    if row.has_unreported_tokens:
                         report_chunk(row.make_chunk, row.cancel, request.on_token)
         return [make_generation(row, seconds) for row in rows]
 
@@ -112,9 +112,9 @@ class GenerationLoop:
                 start = time.perf_counter()
                 if lookup is not None:
                     if drafts:
-                        lookup.learn(accepted)
+                        lookup.update(accepted)
                         run.truncate(len(row.history) - 1)
-                    drafts = row.guess(lookup)
+                    drafts = row.propose(lookup)
                 (scores,) = run.extend([row.token_ids[-1], *drafts], 1 + len(drafts), outputs)
 
     def _start_run(

@@ -9,7 +9,7 @@ from queue import SimpleQueue
 from threading import RLock
 
 from ..decoding.chunk import Chunk
-from ..decoding.seats import Seat
+from ..decoding.slots import RequestSlot
 from ..scheduling.worker import has_passed
 from .generation import Generation, make_generation
 from .row import Row
@@ -41,7 +41,7 @@ class PendingGeneration:
         self.begun = 0.0  # when its prompt's turn came
         self.first_token = 0.0
         self.last_token = 0.0
-        self.seat: Seat | None = None
+        self.slot: RequestSlot | None = None
         self.prefilled = 0  # tokens of the prompt that are computed
         self._listener: Callable[[Chunk], None] | None = None
         self._ended = False
@@ -100,7 +100,7 @@ class PendingGeneration:
             raise
         self.future.result()
 
-    def tell(self) -> None:
+    def notify(self) -> None:
         """Give the listener what is new."""
         with self._lock:
             if self._listener is not None:
@@ -113,7 +113,7 @@ class PendingGeneration:
         try:
             with self._lock:  # who subscribes meanwhile gets the last chunk once
                 self._ended = True
-                self.tell()
+                self.notify()
         except Exception as error:
             self.future.set_exception(error)
         else:

@@ -20,7 +20,7 @@ from .structure import KINDS, Structure, read_structure
 from .tools import Tools, read_tools
 
 BEAMS = ("num_beams", "length_penalty", "early_stopping")
-DRAWING = ("temperature", "top_k", "top_p", "min_p")
+SAMPLING_OPTIONS = ("temperature", "top_k", "top_p", "min_p")
 NO_CONSTRAINTS = Constraints(eos=())
 SWITCHES = ("ignore_eos", "parse_special", "reuse_prompt", "logprobs", "continue_final_message")
 
@@ -113,7 +113,7 @@ class GenerationRequest:
     def list_options_without_beams(self) -> list[tuple[str, Any]]:
         """Return the options that are set and that beams do not take, with their values."""
         sampling = self.sampling
-        drawing = () if sampling.greedy else DRAWING
+        drawing = () if sampling.greedy else SAMPLING_OPTIONS
         values = {name: getattr(sampling, name) for name in (*drawing, "logit_bias", "logits_processor")}
         values |= {name: getattr(sampling, name) for name in PENALTIES}
         for name in ("stop", "speculative", "reuse_prompt", "top_logprobs", "on_token"):
@@ -147,7 +147,7 @@ def resolve_request(
         return request
     left_out: set[str] = set()
     if request.num_beams != 1:
-        left_out = {*DRAWING, "stop"}
+        left_out = {*SAMPLING_OPTIONS, "stop"}
     elif streams or request.list_options_without_beams():
         left_out = {*BEAMS}
     if "max_new_tokens" in given:
@@ -221,7 +221,7 @@ def describe_request(request: GenerationRequest) -> str:
     if request.num_beams > 1:
         named |= {name: getattr(request, name) for name in BEAMS}
     elif not sampling.greedy:
-        named |= {name: getattr(sampling, name) for name in DRAWING}
+        named |= {name: getattr(sampling, name) for name in SAMPLING_OPTIONS}
     if sampling.repetition_penalty != 1.0:
         named["repetition_penalty"] = sampling.repetition_penalty
     named["no_repeat_ngram_size"] = sampling.no_repeat_ngram_size

@@ -64,12 +64,12 @@ class Row:
         self._reported_pieces = 0
 
     @property
-    def most_left(self) -> int:
+    def max_left(self) -> int:
         """New tokens that may still come."""
         return self.max_new_tokens - len(self.token_ids)
 
     @property
-    def has_news(self) -> bool:
+    def has_unreported_tokens(self) -> bool:
         """Whether there are tokens that no chunk has yet."""
         return self._reported_tokens < len(self.token_ids)
 
@@ -118,9 +118,9 @@ class Row:
         self.accepted += right
         return right
 
-    def guess(self, lookup: PromptLookup) -> list[int]:
+    def propose(self, lookup: PromptLookup) -> list[int]:
         """Return guesses of the next tokens: what the grammar forces, or what followed before."""
-        most = self.most_left - 1
+        most = self.max_left - 1
         if self.grammar is None:
             return lookup.draft(most)
         if forced := self.grammar.find_forced():

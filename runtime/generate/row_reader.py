@@ -102,11 +102,11 @@ class RowReader:
         """Return the tokens of one prompt: a text's behind the prefix, or token ids as they are."""
         tokens = self._encode_own(prompt, parse_special)
         if not tokens and not may_be_empty:
-            way_out = ""
+            hint = ""
             if self.defaults.eos:
                 eos = self.tokenizer.spell(self.defaults.eos[0])
-                way_out = f"; to begin from nothing, use {eos!r} with parse_special=True (--parse-special)"
-            raise InputError(f"the prompt is empty{way_out}", option="prompt")
+                hint = f"; to begin from nothing, use {eos!r} with parse_special=True (--parse-special)"
+            raise InputError(f"the prompt is empty{hint}", option="prompt")
         prefix = list(self.defaults.prefix)
         if not isinstance(prompt, str) or tokens[: len(prefix)] == prefix:
             return tokens
@@ -138,13 +138,13 @@ class RowReader:
             tokens = encode(messages)
             dropped = 0
             what = "the conversation has"
-            way_out = "Shorten it, or drop its oldest turns by truncation='tail'"
+            hint = "Shorten it, or drop its oldest turns by truncation='tail'"
         else:
             cut = cut_chat(messages, encode, self._count_room(request))
             tokens = cut.tokens
             dropped = cut.dropped_tokens
             what = "the last message, with what the system said, has"
-            way_out = "Shorten one of the two; neither is ever cut"
+            hint = "Shorten one of the two; neither is ever cut"
             if cut.dropped_messages and len(tokens) < context:
                 log.warning(
                     "the conversation has %d tokens; its %d oldest messages were dropped, %d tokens",
@@ -155,7 +155,7 @@ class RowReader:
         if len(tokens) >= context:
             raise ContextLengthError(
                 f"{what} {len(tokens)} tokens; {self._name_context(context)}, of which one must be left"
-                f" for the answer. {way_out}",
+                f" for the answer. {hint}",
                 tokens=len(tokens),
                 limit=context - 1,
                 option="messages",
@@ -273,10 +273,10 @@ def is_one_prompt(prompt: Any) -> bool:
     if isinstance(prompt, str | np.ndarray):
         return True
     if not isinstance(prompt, Sequence) or isinstance(prompt, bytes | bytearray):
-        way_out = "; iterate() takes any iterable of prompts" if hasattr(prompt, "__iter__") else ""
+        hint = "; iterate() takes any iterable of prompts" if hasattr(prompt, "__iter__") else ""
         raise InputError(
             "prompt must be a text, a sequence of token ids, or a sequence of these, not"
-            f" {type(prompt).__name__}{way_out}"
+            f" {type(prompt).__name__}{hint}"
         )
     return len(prompt) > 0 and all(isinstance(token, Integral) for token in prompt)
 

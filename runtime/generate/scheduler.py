@@ -1,6 +1,6 @@
 """Continuous batching: requests join and leave the rows of one cache between the steps of the others.
 
-One thread runs the engine. At each turn it gives seats to requests that wait, computes a piece of the prompt
+One thread runs the engine. At each turn it gives slots to requests that wait, computes a piece of the prompt
 of the request that came first, and then one token for each request whose prompt is computed.
 """
 
@@ -14,7 +14,7 @@ from ..backends.backend import Array
 from ..decoding.cache_shapes import PREFILL_CHUNK, count_cache_bytes
 from ..decoding.candidates import Chosen
 from ..decoding.decoder import Decoder
-from ..decoding.seats import Seats, is_separate, make_seats
+from ..decoding.slots import RequestSlots, is_separate, make_slots
 from ..scheduling.batcher import observe_nothing
 from ..scheduling.options import Observer
 from ..scheduling.queue import FairQueue
@@ -61,7 +61,7 @@ class GenerationScheduler(EngineThread[PendingGeneration]):
         self.running: list[PendingGeneration] = []  # that get a token at each step
         self._pieces = 0  # of prompts
         self._observer = settings.observe
-        self._seats: Seats | None = None
+        self._slots: RequestSlots | None = None
 
     def submit(self, pending: PendingGeneration) -> None:
         """Let a request wait for its turn; raises a QueueFullError or a ClosedError."""
@@ -78,7 +78,7 @@ class GenerationScheduler(EngineThread[PendingGeneration]):
         """Drop the cache, with what earlier requests left in it, unless a request uses it."""
         with self.changed:
             if not (self.waiting or self.starting or self.running):
-                self._seats = None
+                self._slots = None
 
     def list_running(self) -> list[PendingGeneration]:
         return self.starting + self.running
@@ -102,7 +102,7 @@ class GenerationScheduler(EngineThread[PendingGeneration]):
         self._decode()
 
     def _admit(self) -> None:
-        """Let as many requests start as there are seats for."""
+        """Let as many requests start as there are slots for."""
         if not self.waiting:
             return
         with self.changed:
@@ -138,15 +138,15 @@ class GenerationScheduler(EngineThread[PendingGeneration]):
 
     def _prefill_piece(self, one: PendingGeneration, most: int) -> int:
         """Compute some of a prompt, or all that is left; return how many tokens that were."""
-        seats = self._open_seats()
-        if one.seat is None:
-            taken = seats.take(one.row.prompt, "" if self.settings.share_prompts else one.client)
-            assert taken is not None  # there are as many seats as requests may run
-            one.seat, one.prefilled = taken
+        slots = self._open_slots()
+        if one.slot is None:
+            taken = slots.acquire(one.row.prompt, "" if self.settings.share_prompts else one.client)
+            assert taken is not None  # there are as many slots as requests may run
+            one.slot, one.prefilled = taken
             one.begun = time.perf_counter()
             one.row.reused = one.prefilled
         piece = one.row.prompt[one.prefilled : one.prefilled + most]
-        scores = seats.prefill(one.seat, piece)
+        scores = slots.prefill(one.slot, piece)
         one.prefilled += len(piece)
         if one.prefilled == len(one.row.prompt):
             self.running.append(one)  # first: who is in neither list is taken for ended
@@ -173,7 +173,7 @@ class GenerationScheduler(EngineThread[PendingGeneration]):
 
     def _decode_together(self, ones: list[PendingGeneration]) -> None:
         tokens = [one.row.token_ids[-1] for one in ones]
-        scores = self._open_seats().decode([one.seat for one in ones if one.seat], tokens)
+        scores = self._open_slots().decode([one.slot for one in ones if one.slot], tokens)
         self._observe("batch", len(ones))
         self._take_tokens(ones, scores)
 
@@ -211,7 +211,7 @@ class GenerationScheduler(EngineThread[PendingGeneration]):
             self._observe("first_token", now - one.submitted)
         one.last_token = now
         if one.row.finish_reason is None:
-            one.tell()
+            one.notify()
         else:
             self._finish(one)
 
@@ -221,9 +221,9 @@ class GenerationScheduler(EngineThread[PendingGeneration]):
         one.finish()
 
     def _leave(self, one: PendingGeneration) -> None:
-        if one.seat is not None and self._seats is not None:
-            self._seats.leave(one.seat)
-            one.seat = None
+        if one.slot is not None and self._slots is not None:
+            self._slots.release(one.slot)
+            one.slot = None
         for group in (self.starting, self.running):
             if one in group:
                 group.remove(one)
@@ -238,17 +238,17 @@ class GenerationScheduler(EngineThread[PendingGeneration]):
 
     def _has_room(self, one: PendingGeneration) -> bool:
         """Return whether a request gets its memory without waiting, which would stop all others."""
-        if self._seats is None:
+        if self._slots is None:
             rows = 1 if is_separate(self.decoder) else self.rows + self.kept
-        elif is_separate(self.decoder) and one.seat is None:
+        elif is_separate(self.decoder) and one.slot is None:
             rows = 1
         else:
             return True
         return self.decoder.has_room(rows, self.settings.context)
 
-    def _open_seats(self) -> Seats:
-        """Return the seats, whose cache is made when the first request needs it."""
-        if self._seats is None:
+    def _open_slots(self) -> RequestSlots:
+        """Return the slots, whose cache is made when the first request needs it."""
+        if self._slots is None:
             context = self.settings.context
             log.info(
                 "%d requests share a cache of %d tokens each, %d more rows keep prompts",
@@ -256,8 +256,8 @@ class GenerationScheduler(EngineThread[PendingGeneration]):
                 context,
                 self.kept,
             )
-            self._seats = make_seats(self.decoder, self.rows, self.kept, context)
-        return self._seats
+            self._slots = make_slots(self.decoder, self.rows, self.kept, context)
+        return self._slots
 
 
 def count_rows(decoder: Decoder, settings: ScheduleSettings) -> tuple[int, int]:

@@ -23,7 +23,7 @@ from .scheduler import GenerationScheduler, ScheduleSettings, count_rows
 RUNNING = 8
 PREFIX_MEMORY = 256_000_000  # bytes
 QUEUE_SIZE = 128
-WAYS_OUT = {  # of options that do not go with requests that share an engine
+HINTS = {  # of options that do not go with requests that share an engine
     "speculative": "a step of several requests has one token for each; leave it out",
     "reuse_prompt": "what earlier requests computed is found without it; leave it out",
     "on_token": "iterate over what submit returns, or subscribe to it",
@@ -148,7 +148,7 @@ def refuse_options(request: GenerationRequest) -> None:
     """Refuse what needs an engine of its own."""
     if request.num_beams > 1:
         raise InputError(f"num_beams={request.num_beams} does not go with submit; use generate")
-    for name, way_out in WAYS_OUT.items():
+    for name, hint in HINTS.items():
         value = getattr(request, name)
         if value:
-            raise InputError(f"{name}={value!r:.80} does not go with submit; {way_out}")
+            raise InputError(f"{name}={value!r:.80} does not go with submit; {hint}")

@@ -108,7 +108,7 @@ class TextGenerator(Model):
     @property
     def has_tools(self) -> bool:
         """Whether the bundle's chat template words tools."""
-        return self._rows.chat is not None and self._rows.chat.words_tools
+        return self._rows.chat is not None and self._rows.chat.supports_tools
 
     @overload  # a str is a sequence of str too; it counts as one prompt
     def generate(  # type: ignore[overload-overlap]

@@ -51,8 +51,8 @@ class BatchedModel(Model):
         return self._batcher.count_requests()
 
 
-def refuse_options(options: Any, ways_out: dict[str, str]) -> None:
+def refuse_options(options: Any, hints: dict[str, str]) -> None:
     """Refuse options that do not go with submit, each of which has a way out."""
-    for name, way_out in ways_out.items():
+    for name, hint in hints.items():
         if options.get(name):
-            raise InputError(f"{name}={options[name]!r:.80} does not go with submit; {way_out}")
+            raise InputError(f"{name}={options[name]!r:.80} does not go with submit; {hint}")

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any, TypeAlias
 from ..bundle.bundle import Bundle
 from ..bundle.json_reader import Reader
 from ..errors import BackendUnavailableError, BundleError, InputError, suggest_install
-from .guard import Guard
+from .special_tokens import SpecialTokenEscaper
 from .template_limits import Watch, keep
 from .tokenizer import Tokenizer
 from .wording import OWN, PLAIN, Wording, check_last, copy_options, copy_plain, cut_at_end, mark_end
@@ -69,7 +69,7 @@ class Chat:
         return self.template if self.tool_template is None else self.tool_template
 
     @property
-    def words_tools(self) -> bool:
+    def supports_tools(self) -> bool:
         """Whether the template tells the model of tools."""
         return re.search(r"\btools\b", self.text_for_tools) is not None
 
@@ -86,18 +86,18 @@ class Chat:
         that a user cannot end his turn and speak as another; with `parse_special` they are read too, as
         transformers does by default.
         """
-        guard = Guard(() if parse_special else tokenizer.special_tokens)
-        if wording.tools and not self.words_tools:
+        escaper = SpecialTokenEscaper(() if parse_special else tokenizer.special_tokens)
+        if wording.tools and not self.supports_tools:
             raise InputError(
                 f"the chat template words no tools ({self.source}); leave tools out", option="tools"
             )
-        watch = keep if parse_special else guard.mark_made
-        rendered = self._render(messages, wording, guard.mark, watch)
+        watch = keep if parse_special else escaper.mark_made
+        rendered = self._render(messages, wording, escaper.mark, watch)
         if not rendered:
             raise InputError(
                 f"the chat template made nothing of these messages; see {self.source}", option="messages"
             )
-        return guard.encode(rendered, tokenizer)
+        return escaper.encode(rendered, tokenizer)
 
     def render(self, messages: Sequence[Message], wording: Wording = PLAIN) -> str:
         """Return the text of a conversation, up to where the model is to answer."""

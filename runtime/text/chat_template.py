@@ -26,7 +26,7 @@ from jinja2.utils import Namespace
 from jinja2.visitor import NodeTransformer
 
 from ..errors import BackendUnavailableError, BundleError, InputError, suggest_install
-from .guard import MARK, SPELLED_MARK, FormedTokenError
+from .special_tokens import MARK, SPELLED_MARK, FormedTokenError
 from .template_limits import (
     CALL_STEPS,
     Budget,
@@ -39,7 +39,7 @@ from .template_limits import (
 )
 from .tokenizer import join_lines
 
-LEAST_VERSION = (3, 1, 6)  # those before have known ways out of the sandbox
+MIN_VERSION = (3, 1, 6)  # those before have known ways out of the sandbox
 MAX_CHARACTERS = 2**20  # of what is rendered, and for each character of the messages so many more:
 CHARACTERS_EACH = 16
 # Filters that no template can name: they stand between loops, `~`, comparisons, keys or slices, and their
@@ -59,7 +59,7 @@ class ChatTemplate:
 
     def __init__(self, text: str, source: str) -> None:
         found = version("jinja2")
-        if tuple(int(number) for number in found.split(".")[:3] if number.isdecimal()) < LEAST_VERSION:
+        if tuple(int(number) for number in found.split(".")[:3] if number.isdecimal()) < MIN_VERSION:
             raise BackendUnavailableError(
                 f"chat templates need jinja2 3.1.6, this is {found}: {suggest_install('chat')}"
             )
@@ -101,7 +101,7 @@ class ChatTemplate:
             raise BundleError(f"{self.source}: the chat template is stopped: {join_lines(error)}") from error
         except Refused as error:
             raise InputError(
-                f"the chat template refuses the messages: {tell_error(error)}", option="messages"
+                f"the chat template refuses the messages: {describe_error(error)}", option="messages"
             ) from error
         except FormedTokenError as error:
             raise InputError(
@@ -111,14 +111,14 @@ class ChatTemplate:
             ) from error
         except Exception as error:  # whatever its operators and filters raise
             raise InputError(
-                f"the chat template cannot render these messages: {tell_error(error)}; give them the"
+                f"the chat template cannot render these messages: {describe_error(error)}; give them the"
                 f" roles and keys that {self.source} reads",
                 option="messages",
             ) from error
         return "".join(pieces)
 
 
-def tell_error(error: Exception) -> str:
+def describe_error(error: Exception) -> str:
     """Return what an error says on one line, without the marks in the texts that it quotes."""
     return join_lines(error).replace(MARK, "").replace(SPELLED_MARK, "")[:500]
 

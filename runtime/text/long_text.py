@@ -8,7 +8,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
-from ..bundle.defaults import Frame
+from ..bundle.defaults import SpecialTokens
 from ..errors import ContextLengthError, InputError
 
 TRUNCATIONS = ("head", "tail", "head+tail", "windows")
@@ -59,7 +59,7 @@ def fit(
     second: Sequence[int] | None,
     *,
     max_length: int,
-    frame: Frame,
+    special_tokens: SpecialTokens,
     truncation: str | None,
     stride: int | None = None,
 ) -> FittedText:
@@ -69,7 +69,7 @@ def fit(
     "head+tail" both (Sun et al., 2019); "windows" keeps all of it in sequences that overlap by `stride`
     tokens, of a pair all of the second. None refuses what is too long.
     """
-    special = len(frame.prefix) + len(frame.between) + len(frame.suffix)
+    special = len(special_tokens.prefix) + len(special_tokens.between) + len(special_tokens.suffix)
     M = max_length - special
     long = len(first) + (0 if second is None else len(second))
     if long + special == 0:
@@ -91,7 +91,7 @@ def fit(
         rooms = share_room(len(first), 0 if second is None else len(second), M)
         of_second = None if second is None else keep_tokens(len(second), rooms[1], truncation)
         kept = [(keep_tokens(len(first), rooms[0], truncation), of_second)]
-    pieces = tuple(build_piece(first, second, a, b, frame) for a, b in kept)
+    pieces = tuple(build_piece(first, second, a, b, special_tokens) for a, b in kept)
     dropped = 0 if len(pieces) > 1 else long - (len(pieces[0]) - special)
     return FittedText(pieces, dropped)
 
@@ -101,16 +101,16 @@ def build_piece(
     second: Sequence[int] | None,
     of_first: Sequence[int],
     of_second: Sequence[int] | None,
-    frame: Frame,
+    special_tokens: SpecialTokens,
 ) -> Piece:
     """Return a sequence of some tokens of a text, or of a pair."""
-    ids = [*frame.prefix, *(first[i] for i in of_first)]
-    ids += frame.suffix if of_second is None else frame.between
+    ids = [*special_tokens.prefix, *(first[i] for i in of_first)]
+    ids += special_tokens.suffix if of_second is None else special_tokens.between
     segments = [0] * len(ids)
     if second is not None and of_second is not None:
-        ids += [*(second[i] for i in of_second), *frame.suffix]
-        segments += [frame.second_segment] * (len(ids) - len(segments))
-    return Piece(ids, segments, of_first, of_second, len(frame.between), len(frame.prefix))
+        ids += [*(second[i] for i in of_second), *special_tokens.suffix]
+        segments += [special_tokens.second_segment] * (len(ids) - len(segments))
+    return Piece(ids, segments, of_first, of_second, len(special_tokens.between), len(special_tokens.prefix))
 
 
 def keep_tokens(length: int, room: int, truncation: str | None) -> Sequence[int]:

@@ -29,7 +29,7 @@ def count_read_ahead(batch_size: int | None) -> int:
 
 
 def split_into_chunks(
-    items: Iterable[ItemT], most: int, most_characters: int = READ_AHEAD_CHARACTERS
+    items: Iterable[ItemT], most: int, max_characters: int = READ_AHEAD_CHARACTERS
 ) -> Iterator[list[ItemT]]:
     """Yield the items in lists: at most `most`, or of so many characters together."""
     chunk: list[ItemT] = []
@@ -37,7 +37,7 @@ def split_into_chunks(
     for item in items:
         chunk.append(item)
         characters += len(item) if isinstance(item, str) else sum(map(len, item))
-        if len(chunk) == most or characters >= most_characters:
+        if len(chunk) == most or characters >= max_characters:
             yield chunk
             chunk = []
             characters = 0

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 from ..errors import InputError
 from ..suggest import did_you_mean
-from .guard import MARK
+from .special_tokens import MARK
 
 if TYPE_CHECKING:
     from .chat_template import ChatTemplate

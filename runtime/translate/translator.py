@@ -46,7 +46,7 @@ if TYPE_CHECKING:
 
 NOT_OF_THE_SEARCH = ("truncation", "parse_special", "on_token", "alignment", "batch_size", "progress")
 TURN_TOKENS = 512  # of sources that are translated to their ends before others have their turn
-WAYS_OUT = {  # of options that do not go with requests that share an engine
+HINTS = {  # of options that do not go with requests that share an engine
     "on_token": "use translate or stream",
     "progress": "a callback of the future that it returns tells when all are done",
 }
@@ -214,7 +214,7 @@ class Translator(BatchedModel):
         **options: Unpack[BatchTranslationOptions],
     ) -> Steps[PendingResults[Translation]]:
         """Do what `submit` does, by a deadline of time.monotonic(), in steps that each read some texts."""
-        refuse_options(options, WAYS_OUT)
+        refuse_options(options, HINTS)
         search = self._make_search(options)
         kind = self._make_kind(search, options)
         reader = self._make_reader(options)

@@ -43,8 +43,8 @@ def test_this_machine_runs_ort_cpu_and_is_told_why_not_the_rest() -> None:
     as_json = planforge("doctor", "--json")
     assert (done.returncode, as_json.returncode) == (0, 0), done.stderr + as_json.stderr
     found: dict[str, Any] = json.loads(as_json.stdout)
-    assert list(found) == ["facts", "rungs", "advice", "summary"]
-    said = {rung["backend"]: rung for rung in found["rungs"]}
+    assert list(found) == ["facts", "names", "advice", "summary"]
+    said = {rung["backend"]: rung for rung in found["names"]}
     assert list(said) == ["tensorrt-rtx", "tensorrt", "ort-cuda", "ort-cpu"]
     assert said["ort-cpu"]["available"] is True
     assert "CPUExecutionProvider" in found["facts"]["onnxruntime"]["providers"]

@@ -33,8 +33,8 @@ SPREADS = (0.01, 0.02, 0.05, 0.15, 0.3, 0.7)  # of weights: published models beg
 STRONG = 10.0
 MILD = 3.0
 OUTLIERS = ("none", "columns", "weights", "norms")
-LEAST_TOKENS = 257  # of byte-level BPE without merges
-MOST_TOKENS = 2048  # of gpt2-demo's tokenizer
+MIN_TOKENS = 257  # of byte-level BPE without merges
+MAX_TOKENS = 2048  # of gpt2-demo's tokenizer
 BLOCK = 32  # columns of the smallest block of int8 and int4, which has to divide every width
 ENCODERS = (
     "BertModel",
@@ -108,7 +108,7 @@ def is_odd(turn: int) -> bool:
 
 def draw_gpt2(random: np.random.Generator, turn: int, folder: Path) -> tuple[str, dict[str, Any], Any]:
     heads, size = draw_heads(random, turn)
-    tokens = int(random.integers(LEAST_TOKENS, MOST_TOKENS + 1))
+    tokens = int(random.integers(MIN_TOKENS, MAX_TOKENS + 1))
     write_bpe(folder, tokens)
     shape = {
         "vocab_size": tokens,

@@ -19,7 +19,7 @@ from planforge.exporter.precisions import PRECISIONS
 from planforge.exporter.targets import NAMES, TARGETS, find_target
 from planforge.runtime.apps.diagnostics.doctor import find_rungs
 from planforge.runtime.apps.diagnostics.jetson import JETPACKS
-from planforge.runtime.backends.ladder import BACKENDS, RUNGS
+from planforge.runtime.backends.select import BACKEND_PRIORITY, BACKENDS
 from planforge.runtime.backends.tensorrt_library import LIBRARIES
 
 from ..helpers.machines import facts
@@ -122,7 +122,7 @@ def test_links_lead_somewhere(page: str) -> None:
 
 def test_the_ladder_is_the_one_that_load_walks() -> None:
     ladder = [row for row in rows("README.md", 5) if row[0].strip("`") in BACKENDS]
-    assert [row[0] for row in ladder] == [f"`{rung}`" for rung in RUNGS]
+    assert [row[0] for row in ladder] == [f"`{rung}`" for rung in BACKEND_PRIORITY]
     assert re.findall(r"sm\d+", ladder[0][2]) == list(LIBRARIES["tensorrt-rtx"].sms)
 
 

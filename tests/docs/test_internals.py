@@ -1,42 +1,93 @@
-"""docs/internals: the functions of an export stand in the order of their calls, and all files are there."""
+"""docs/internals: functions stand in the order of their calls, and all files are there."""
 
 from __future__ import annotations
 
 import re
 import sys
+import threading
+from collections import defaultdict
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from pathlib import Path
 from types import FrameType
 
 import pytest
 
+from planforge.runtime import load
+
 from ..helpers.cli import planforge
 from ..helpers.paths import ROOT
+from ..helpers.serving import running_server
 
 FOLDER = ROOT / "docs" / "internals"
-PAGE = (FOLDER / "export.md").read_text(encoding="utf-8")
 ROW = re.compile(r"^\| ([\w/]+\.py) \| `([\w.]+)` \|", re.MULTILINE)
+Place = tuple[str, str]  # a file and a function
 
 
-def test_the_page_follows_an_export(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    listed = [(str(ROOT / file), function.rpartition(".")[2]) for file, function in ROW.findall(PAGE)]
-    (command,) = re.findall(r"^planforge (export .+)$", PAGE, re.MULTILINE)
-    waiting = set(listed)
-    called = []
+def list_places(text: str) -> list[Place]:
+    """Return the functions of a page or a part of it."""
+    return [(str(ROOT / file), function.rpartition(".")[2]) for file, function in ROW.findall(text)]
+
+
+@contextmanager
+def watch(places: Sequence[Place]) -> Iterator[dict[str, list[Place]]]:
+    """Yield the first calls of functions in the block, in their order, by the beginning of a thread's name.
+
+    Threads that begin in the block are watched too.
+    """
+    called: dict[str, list[Place]] = defaultdict(list)
 
     def note(frame: FrameType, event: str, _: object) -> None:
         place = (frame.f_code.co_filename, frame.f_code.co_name)
-        if event == "call" and place in waiting:
-            waiting.remove(place)
-            called.append(place)
+        if event == "call" and place in wanted:
+            own = called[re.split(r"[-_]\d", threading.current_thread().name)[0]]
+            if place not in own:
+                own.append(place)
 
-    monkeypatch.chdir(tmp_path)
+    wanted = set(places)
+    threading.setprofile(note)
     sys.setprofile(note)
     try:
-        done = planforge(*command.split())
+        yield called
     finally:
         sys.setprofile(None)
+        threading.setprofile(None)  # type: ignore[arg-type]
+
+
+def test_the_page_follows_an_export(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    page = (FOLDER / "export.md").read_text(encoding="utf-8")
+    listed = list_places(page)
+    (command,) = re.findall(r"^planforge (export .+)$", page, re.MULTILINE)
+    monkeypatch.chdir(tmp_path)
+    with watch(listed) as called:
+        done = planforge(*command.split())
     assert done.returncode == 0, done.stderr
-    assert called == listed and len(listed) > 25
+    assert called["MainThread"] == listed and len(listed) > 25
+
+
+PROMPT = (FOLDER / "prompt.md").read_text(encoding="utf-8").split("\n## ")
+
+
+def test_the_page_follows_a_prompt(demo_bundle: Path) -> None:
+    listed = list_places(PROMPT[1])
+    with watch(listed) as called, load(demo_bundle, backend="ort-cpu", precision="fp32") as model:
+        model.generate("In the beginning", max_new_tokens=4)
+    assert called["MainThread"] == listed and len(listed) > 15
+
+
+def test_the_page_follows_a_chat_over_http(llama_demo_bundle: Path) -> None:
+    """In each thread of the server the functions are called in the order of its table."""
+    loop, reader, engine = (list_places(part) for part in PROMPT[2:])
+    body = {"messages": [{"role": "user", "content": "And God said"}], "stream": True, "max_tokens": 3}
+    with (
+        load(llama_demo_bundle, backend="ort-cpu", precision="fp32") as model,
+        watch([*loop, *reader, *engine]) as called,
+        running_server({"llama": model}) as address,
+    ):
+        answer = address.post("/v1/chat/completions", model="llama", **body)
+    assert answer.text.endswith("data: [DONE]\n\n")
+    names = {"Thread": loop, "planforge-reader": reader, "planforge-scheduler": engine}
+    assert {name: [place for place in called[name] if place in own] for name, own in names.items()} == names
 
 
 def test_every_file_that_the_pages_name_is_there() -> None:

@@ -14,7 +14,7 @@ from torch import Tensor, nn
 from torch.onnx._internal.exporter import _fx_passes
 
 from planforge.exporter.tracing.decompositions import SAME, rename_instead_of_decomposing
-from planforge.exporter.tracing.recipes import Choices, make_all_recipes
+from planforge.exporter.tracing.recipes import TraceOptions, make_all_recipes
 from planforge.exporter.tracing.trace import trace
 from planforge.models.checkpoint import describe, empty_model
 
@@ -91,6 +91,6 @@ def test_no_graph_of_ours_is_decomposed(demo: str, monkeypatch: pytest.MonkeyPat
 
     monkeypatch.setattr(_fx_passes, "decompose_with_registry", refuse)
     description = describe(DEMOS / demo)
-    recipes, _ = make_all_recipes(description.task, description.config, Choices(4, 32, ()))
+    recipes, _ = make_all_recipes(description.task, description.config, TraceOptions(4, 32, ()))
     model = empty_model(description).to_empty(device="cpu").requires_grad_(False)
     trace(model, next(iter(recipes.values())))

@@ -25,7 +25,7 @@ from planforge.exporter.tasks import piecewise
 from planforge.exporter.tasks.piecewise import PiecewiseCache
 from planforge.exporter.tasks.rounding import ExchangedWeights
 from planforge.exporter.tasks.verifier import Verifier
-from planforge.models import GrowingCache, Llama, load_model
+from planforge.models import DynamicCache, Llama, load_model
 
 from ..helpers.llamas import tiny_llama
 
@@ -124,7 +124,7 @@ def test_attention_in_pieces_is_that_at_once(
     mask[0, :3] = 0
     monkeypatch.setattr(piecewise, "SCORE_BYTES", 2 * 4 * 40 * 4 * 9)  # of 9 queries
 
-    def compute(kind: type[GrowingCache]) -> torch.Tensor:
+    def compute(kind: type[DynamicCache]) -> torch.Tensor:
         first = kind(model.empty_past(2), mask[:, :past])
         if past:
             model.hidden_states(ids[:, :past], first)
@@ -132,7 +132,7 @@ def test_attention_in_pieces_is_that_at_once(
         return model.hidden_states(ids[:, past:], cache)
 
     with torch.no_grad():
-        torch.testing.assert_close(compute(PiecewiseCache), compute(GrowingCache), rtol=1e-5, atol=1e-5)
+        torch.testing.assert_close(compute(PiecewiseCache), compute(DynamicCache), rtol=1e-5, atol=1e-5)
 
 
 def test_a_model_rests_in_its_files_and_wakes_as_it_was(written: Path) -> None:

@@ -14,7 +14,7 @@ from planforge.exporter.calibration.calibration import Calibration
 from planforge.runtime import TextGenerator
 from planforge.runtime.bundle.artifact import RECENT
 from planforge.runtime.decoding.cache_shapes import SPARE, count_cache_bytes, count_recent_slots
-from planforge.runtime.decoding.slot_cache import GroupQueryCache
+from planforge.runtime.decoding.static_cache import GroupQueryCache
 
 from ..helpers.llamas import NEW, WINDOW, Reference, shallow_llama, write_dialects
 from ..helpers.plans import only

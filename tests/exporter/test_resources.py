@@ -112,7 +112,7 @@ def test_one_line_says_what_is_needed(
 
 
 @pytest.mark.parametrize(
-    ("precision", "verify", "way_out"),
+    ("precision", "verify", "hint"),
     [
         ("fp32", True, "leave out the comparison with --no-verify (verify=False), for 1."),
         ("fp32", False, "close other programs, or export on a larger machine"),
@@ -125,12 +125,12 @@ def test_too_little_memory_is_a_warning_with_a_way_out(
     caplog: pytest.LogCaptureFixture,
     precision: str,
     verify: bool,
-    way_out: str,
+    hint: str,
 ) -> None:
     machine.memory = 800_000_000
     announce(checkpoint, make_request(precision, verify=verify))
     assert "of memory are needed, and 800 MB are free" in caplog.text
-    assert way_out in caplog.text
+    assert hint in caplog.text
     machine.memory = None  # a system that doesn't say
     caplog.clear()
     announce(checkpoint, make_request(precision, verify=verify))

@@ -51,7 +51,7 @@ def fuzz_files(options: argparse.Namespace, material: Path) -> list[str]:
         ends = ", ".join(f"{end} {count}" for end, count in tally.ends.most_common())
         print(
             f"{name}: {tally.cases} cases in {time.monotonic() - began:.0f} s; slowest {tally.slowest:.1f} s;"
-            f" most memory {tally.most_bytes / 1e6:.0f} MB; {ends}",
+            f" most memory {tally.max_bytes / 1e6:.0f} MB; {ends}",
             flush=True,
         )
         record(options, "files", name, tally)

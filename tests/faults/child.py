@@ -39,7 +39,7 @@ class Tally:
     ends: Counter[str] = field(default_factory=Counter)  # "accepted", or the name of an error
     findings: list[str] = field(default_factory=list)
     slowest: float = 0.0
-    most_bytes: int = 0
+    max_bytes: int = 0
 
 
 class Watched:
@@ -216,7 +216,7 @@ def follow(tally: Tally, kind: Any, numbers: range, seed: int, material: Path, h
         tally.cases += 1
         tally.ends[line["end"]] += 1
         tally.slowest = max(tally.slowest, line["seconds"])
-        tally.most_bytes = max(tally.most_bytes, line["bytes"])
+        tally.max_bytes = max(tally.max_bytes, line["bytes"])
         if line["problem"]:
             tally.findings.append(f"{what}: {line['problem']}")
     _, status = os.waitpid(pid, 0)

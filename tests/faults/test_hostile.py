@@ -240,8 +240,8 @@ def write_members(path: Path, **members: bytes) -> Path:
 def test_golden_data_that_unpacks_to_more_than_is_sound_is_refused(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    assert files.MOST_BYTES < 10**9
-    monkeypatch.setattr(files, "MOST_BYTES", 2**24)
+    assert files.MAX_FILE_BYTES < 10**9
+    monkeypatch.setattr(files, "MAX_FILE_BYTES", 2**24)
     path = write_members(tmp_path / "golden.npz", a=bytes(2**24), b=b"1")
     assert path.stat().st_size < 2**16
     with pytest.raises(BundleError, match="no golden data: its arrays have 16777217 bytes"):

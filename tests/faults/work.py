@@ -18,7 +18,7 @@ from typing import Any
 THREADS = 8
 PROCESSES = 4
 GROWTH = 1.02  # of memory between the second quarter of the time and the last
-LEAST_SECONDS = 120  # below this, memory is still being warmed up: it is told, not judged
+MIN_SECONDS = 120  # below this, memory is still being warmed up: it is told, not judged
 PROMPTS = ("And it came to pass", "In the beginning", "Hello", "The king said unto him, ", "a b c d e f g")
 
 
@@ -131,7 +131,7 @@ def run_all(bundle: Path, seconds: float) -> list[str]:
         findings += [f"{name}: {line}" for line in found["wrong"]]
         if found["handles"]:
             findings.append(f"{name}: {found['handles']} file handles are left")
-        if seconds >= LEAST_SECONDS and growth > GROWTH:
+        if seconds >= MIN_SECONDS and growth > GROWTH:
             findings.append(f"{name}: memory grew to {growth:.3f} of what it was")
     return findings
 

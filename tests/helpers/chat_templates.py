@@ -5,7 +5,7 @@ from __future__ import annotations
 from hypothesis import strategies as st
 
 from planforge.runtime.text.chat import Chat
-from planforge.runtime.text.guard import MARK
+from planforge.runtime.text.special_tokens import MARK
 
 from .chat import KINDS, ROLES, SPECIAL
 from .text import ODD_TEXTS

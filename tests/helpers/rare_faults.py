@@ -102,7 +102,7 @@ def positions_of_four(model: ir.Model) -> None:
     gather.replace_input_with(1, floor.outputs[0])
 
 
-def late_positions_behind(least_past: int, rows: int | None, widths: range) -> Plant:
+def late_positions_behind(min_past: int, rows: int | None, widths: range) -> Plant:
     """Positions are one too small in steps of some widths, of so many rows, behind so many tokens or more."""
 
     def plant(model: ir.Model) -> None:
@@ -116,7 +116,7 @@ def late_positions_behind(least_past: int, rows: int | None, widths: range) -> P
         bounds = [
             ("width", "GreaterOrEqual", widths.start),
             ("width", "Less", widths.stop),
-            ("past", "GreaterOrEqual", least_past),
+            ("past", "GreaterOrEqual", min_past),
         ]
         if rows is not None:
             bounds.append(("rows", "Equal", rows))

@@ -7,8 +7,8 @@ import torch
 from torch import Tensor
 from torch.nn.functional import scaled_dot_product_attention
 
-from planforge.exporter.tracing.dialects import SlotCache
-from planforge.models import GrowingCache
+from planforge.exporter.tracing.dialects import StaticCache
+from planforge.models import DynamicCache
 from planforge.models.attention import empty_past
 
 B = 2
@@ -28,20 +28,20 @@ def test_attention_is_masked_before_positions_are_asked_for(past_length: int) ->
     past = (heads(past_length, 3), heads(past_length, 4))
     mask = torch.ones(B, past_length + T, dtype=torch.int64)
     mask[0, 0] = 0  # padding on the left
-    cache = GrowingCache([past], mask)
+    cache = DynamicCache([past], mask)
     visible = torch.ones(T, past_length + T, dtype=torch.bool).tril(past_length) & mask.bool()[:, None, None]
-    meant = scaled_dot_product_attention(
+    expected = scaled_dot_product_attention(
         q, torch.cat([past[0], k], dim=2), torch.cat([past[1], v], dim=2), attn_mask=visible
     )
     counts = mask[:, past_length:].bool()
     found = cache.attend(0, q, k, v)
     torch.testing.assert_close(
-        found.transpose(1, 2)[counts], meant.transpose(1, 2)[counts], atol=1e-5, rtol=1e-5
+        found.transpose(1, 2)[counts], expected.transpose(1, 2)[counts], atol=1e-5, rtol=1e-5
     )
 
 
 def test_a_cache_serves_one_pass() -> None:
-    cache = GrowingCache(empty_past((1, H, D), B, torch.zeros(1)), torch.ones(B, T, dtype=torch.int64))
+    cache = DynamicCache(empty_past((1, H, D), B, torch.zeros(1)), torch.ones(B, T, dtype=torch.int64))
     cache.attend(0, heads(T, 0), heads(T, 1), heads(T, 2))
     with pytest.raises(ValueError, match=r"layer 0 has attended already.*whose past is this one's `present`"):
         cache.attend(0, heads(T, 0), heads(T, 1), heads(T, 2))
@@ -50,4 +50,4 @@ def test_a_cache_serves_one_pass() -> None:
 def test_slots_are_not_attended_to_without_a_mask() -> None:
     slots = [(torch.zeros(B, H, 16, D), torch.zeros(B, H, 16, D))]
     with pytest.raises(ValueError, match=r"attend\(\) before positions\(\)"):
-        SlotCache(slots, torch.zeros(B, dtype=torch.int64)).attend(0, heads(T, 0), heads(T, 1), heads(T, 2))
+        StaticCache(slots, torch.zeros(B, dtype=torch.int64)).attend(0, heads(T, 0), heads(T, 1), heads(T, 2))

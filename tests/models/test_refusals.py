@@ -86,8 +86,8 @@ def write_config(folder: Path, **settings: Any) -> Path:
 @pytest.mark.parametrize("kind", MIXTURES)
 def test_a_mixture_of_experts_is_named(kind: str, tmp_path: Path) -> None:
     write_config(tmp_path, model_type=kind, **MIXTURES[kind])
-    way_out = r"which is exported neither here nor through optimum; export a dense model"
-    with pytest.raises(ValueError, match=rf"{kind} is a mixture of experts \(\w+=\d+\), {way_out}"):
+    hint = r"which is exported neither here nor through optimum; export a dense model"
+    with pytest.raises(ValueError, match=rf"{kind} is a mixture of experts \(\w+=\d+\), {hint}"):
         load_model(tmp_path)
     with pytest.raises(ValueError, match="is a mixture of experts"):
         refuse_kind(tmp_path, {"model_type": kind, **MIXTURES[kind]}, with_optimum=True)

@@ -23,7 +23,7 @@ RESIZE = (
 
 
 @pytest.mark.parametrize(
-    ("rows", "size", "way_out"),
+    ("rows", "size", "hint"),
     [
         (2048, 2000, "set vocab_size to 2048"),
         (2048, 4000, "set vocab_size to 2048"),
@@ -32,12 +32,12 @@ RESIZE = (
         (2000, 1000, RESIZE),
     ],
 )
-def test_all_three_numbers_are_named(rows: int, size: int, way_out: str, tmp_path: Path) -> None:
+def test_all_three_numbers_are_named(rows: int, size: int, hint: str, tmp_path: Path) -> None:
     """Of a tokenizer with 2048 tokens."""
     tiny_llama(tmp_path, "llama 2", vocab_size=rows)
     edit_json(tmp_path / "config.json", vocab_size=size)
     numbers = f"vocab_size is {size}, the embedding has {rows} rows, and tokenizer.json has 2048 tokens: "
-    with pytest.raises(ValueError, match=numbers + way_out):
+    with pytest.raises(ValueError, match=numbers + hint):
         describe(tmp_path)
 
 

@@ -104,7 +104,7 @@ def work(decoder: Decoder) -> DecoderRun:
     """A run whose cache has done all that caches do."""
     run = decoder.start(2, 16, copies=2)
     run.prefill([[1, 2, 3], [4]])
-    run.spread()
+    run.expand()
     run.truncate(2)
     run.copy_rows([(0, 1)])
     run.decode([1, 2, 3, 4])
@@ -192,7 +192,7 @@ def test_who_waits_for_what_is_kept_meanwhile_gets_it(monkeypatch: pytest.Monkey
 
 
 def test_nobody_waits_for_ever(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(memory_budget, "PATIENCE", 0.2)
+    monkeypatch.setattr(memory_budget, "WAIT_TIMEOUT", 0.2)
     budget = MemoryBudget(100, 10)
     with ThreadPoolExecutor(1) as pool, budget.reserve(60, "a cache of 1 x 9 tokens"):
         waiting = pool.submit(budget.hold, 60, "a batch")

@@ -96,12 +96,12 @@ def test_an_encoders_outputs_that_wait_for_their_turn_are_counted(
 
     alive = of_results(monkeypatch)
     with TextEncoder.load(bundle) as model:
-        meant = lengths(model)
+        expected = lengths(model)
         room = 600_000
         assert alive.most > room  # what waits at one time without a limit
         alive.most = 0
         model.encoder.budget = MemoryBudget(room)
-        assert lengths(model) == meant
+        assert lengths(model) == expected
         assert 0 < alive.most <= room
         assert model.encoder.budget.count_held() == 0
         model.encoder.budget = MemoryBudget(20_000)
@@ -116,11 +116,11 @@ def test_an_encoders_iterator_holds_nothing_while_its_caller_has_the_turn(
 ) -> None:
     texts = ["bread " * (1 + number % 60) for number in range(60)]
     with TextEncoder.load(head_bundle("classifier")) as model:
-        meant = [model.classify(text).label for text in texts]
+        expected = [model.classify(text).label for text in texts]
         model.encoder.budget = MemoryBudget(600_000)
         for place, result in enumerate(model.iterate("classify", texts)):
             assert model.encoder.budget.count_held() == 0
-            assert result.label == model.classify(texts[place]).label == meant[place]
+            assert result.label == model.classify(texts[place]).label == expected[place]
 
 
 def test_sections_hold_as_many_sequences_as_the_memory_allows() -> None:
@@ -158,14 +158,14 @@ def answer(model: TextGenerator) -> tuple[int, ...]:
 def test_calls_at_one_time_share_the_limit(demo_bundle: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     limit, cache = small_limit(demo_bundle)
     with TextGenerator.load(demo_bundle, precision="fp32") as model:
-        meant = answer(model)
+        expected = answer(model)
     alive = of_caches(monkeypatch)
     with (
         TextGenerator.load(demo_bundle, precision="fp32", memory_limit=limit) as model,
         ThreadPoolExecutor(4) as pool,
     ):
         found = [pool.submit(answer, model) for _ in range(8)]
-        assert [one.result(timeout=60) for one in found] == [meant] * 8
+        assert [one.result(timeout=60) for one in found] == [expected] * 8
     assert alive.most == cache
 
 

@@ -54,7 +54,7 @@ class PlanForgeGpu(PlanForge):
 
 def require(backend: str) -> None:
     """Skips, in the doctor's words, where a backend does not run here."""
-    rung = next(rung for rung in doctor.diagnose().rungs if rung.backend == backend)
+    rung = next(rung for rung in doctor.diagnose().names if rung.backend == backend)
     if not rung.available:
         raise Skip(f"{rung.reason}; {rung.remedy}" if rung.remedy else rung.reason)
 

@@ -9,7 +9,7 @@ from typing import Any
 import tokenizers
 from tokenizers import AddedToken, models, normalizers
 
-from ....runtime.bundle.defaults import Frame
+from ....runtime.bundle.defaults import SpecialTokens
 from ....runtime.errors import TokenizerError
 from ....runtime.text.tokenizer import (
     WAY_OUT,
@@ -100,14 +100,14 @@ def find_special_tokens(folder: Path, tokenizer: Tokenizer) -> dict[str, int]:
     return {role: token_id for role, token_id in ids.items() if token_id is not None}
 
 
-def find_frames(data: bytes, source: str) -> tuple[Frame, Frame] | None:
+def find_frames(data: bytes, source: str) -> tuple[SpecialTokens, SpecialTokens] | None:
     """Return the special tokens around a text, and around and between two.
 
     None where they are unknown: in a vocabulary without letters.
     """
     tokenizer = parse(data, source)
     if not any(map(tokenizer.num_special_tokens_to_add, (False, True))):
-        return Frame(), Frame()
+        return SpecialTokens(), SpecialTokens()
 
     def special(first: str, second: str | None = None) -> list[tuple[int, ...]]:
         """Return the special tokens, split at the texts."""
@@ -127,7 +127,7 @@ def find_frames(data: bytes, source: str) -> tuple[Frame, Frame] | None:
     if len(single) != 2 or len(pair) != 3:
         return None
     prefix, between, suffix = pair
-    return Frame(single[0], (), single[1]), Frame(prefix, between, suffix)
+    return SpecialTokens(single[0], (), single[1]), SpecialTokens(prefix, between, suffix)
 
 
 def reads_segments(folder: Path, data: bytes) -> bool:

@@ -7,7 +7,7 @@ from typing import Any, Protocol
 
 from . import decoder, encoder, transformer
 from .explanations import EXPLAIN, make_explanations
-from .recipe import Choices, Recipe
+from .recipe import Recipe, TraceOptions
 
 
 class TaskRecipes(Protocol):
@@ -19,14 +19,16 @@ class TaskRecipes(Protocol):
     def read_context(self, config: Any) -> int:
         """Return the most tokens that the model takes."""
 
-    def make_recipes(self, config: Any, choices: Choices) -> dict[str, Recipe]:
+    def make_recipes(self, config: Any, choices: TraceOptions) -> dict[str, Recipe]:
         """Return the recipe of each graph in each dialect that it can have, by `Recipe.id`."""
 
 
 RECIPES: dict[str, TaskRecipes] = {recipes.TASK: recipes for recipes in (decoder, encoder, transformer)}
 
 
-def make_all_recipes(task: str, config: Any, choices: Choices) -> tuple[dict[str, Recipe], dict[str, Recipe]]:
+def make_all_recipes(
+    task: str, config: Any, choices: TraceOptions
+) -> tuple[dict[str, Recipe], dict[str, Recipe]]:
     """Return a model's recipes, and those of the graphs that explain it, which the outputs may ask for."""
     outputs = tuple(name for name in choices.outputs if name != EXPLAIN)
     recipes = RECIPES[task].make_recipes(config, replace(choices, outputs=outputs))
@@ -35,4 +37,4 @@ def make_all_recipes(task: str, config: Any, choices: Choices) -> tuple[dict[str
     return recipes, make_explanations(task, config, choices)
 
 
-__all__ = ["RECIPES", "Choices", "Recipe", "TaskRecipes", "make_all_recipes"]
+__all__ = ["RECIPES", "Recipe", "TaskRecipes", "TraceOptions", "make_all_recipes"]

@@ -9,9 +9,9 @@ from ....runtime.bundle.manifest import Axis
 from ....runtime.errors import InputError
 from ...task_traits import GENERATION
 from .recipe import (
-    Choices,
     DecoderParts,
     Recipe,
+    TraceOptions,
     index_recipes,
     list_decoder_dialects,
     make_decoder_recipe,
@@ -36,7 +36,7 @@ def read_context(config: GPT2Config | LlamaConfig) -> int:
     return config.context
 
 
-def make_recipes(config: GPT2Config | LlamaConfig, choices: Choices) -> dict[str, Recipe]:
+def make_recipes(config: GPT2Config | LlamaConfig, choices: TraceOptions) -> dict[str, Recipe]:
     if choices.outputs:
         raise InputError(f"outputs {list(choices.outputs)}: a decoder has none to choose but 'explain'")
     _, _, head_size = config.cache_sizes
@@ -44,7 +44,7 @@ def make_recipes(config: GPT2Config | LlamaConfig, choices: Choices) -> dict[str
     return index_recipes(make_decoder(config, choices, dialect) for dialect in dialects)
 
 
-def make_decoder(config: GPT2Config | LlamaConfig, choices: Choices, dialect: str) -> Recipe:
+def make_decoder(config: GPT2Config | LlamaConfig, choices: TraceOptions, dialect: str) -> Recipe:
     """Make the recipe of the decoder in a dialect."""
     length = choices.max_length
     layers, heads, head_size = config.cache_sizes

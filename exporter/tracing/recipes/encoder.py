@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any, TypeAlias
 from ....runtime.bundle.manifest import Axis, TensorSpec
 from ....runtime.errors import InputError
 from ...task_traits import ENCODING
-from .recipe import Choices, Recipe, index_recipes, wrap_model
+from .recipe import Recipe, TraceOptions, index_recipes, wrap_model
 
 if TYPE_CHECKING:
     from torch import nn
@@ -31,7 +31,7 @@ def read_context(config: EncoderConfig) -> int:
     return config.max_position_embeddings
 
 
-def make_recipes(config: EncoderConfig, choices: Choices) -> dict[str, Recipe]:
+def make_recipes(config: EncoderConfig, choices: TraceOptions) -> dict[str, Recipe]:
     layers, pooler_output = resolve_extra_outputs(config, choices.outputs)
     axes = list_axes(config, choices)
 
@@ -50,7 +50,7 @@ def make_recipes(config: EncoderConfig, choices: Choices) -> dict[str, Recipe]:
     return make_both_dialects(inputs, outputs, axes, 20, wrap)
 
 
-def list_axes(config: EncoderConfig, choices: Choices) -> Axes:
+def list_axes(config: EncoderConfig, choices: TraceOptions) -> Axes:
     """Return the axes of inputs and outputs by their roles; those of any layer's states as "hidden"."""
     batch = Axis("batch", 1, min(8, choices.max_batch), choices.max_batch)
     tokens = Axis("tokens", 1, min(128, choices.max_length), choices.max_length)

@@ -13,7 +13,7 @@ from ....runtime.apps.explain.objectives import LENS_TOKENS
 from ....runtime.bundle.manifest import Axis, TensorSpec
 from ....runtime.errors import InputError
 from ...task_traits import ENCODING, GENERATION, TRANSLATION
-from .recipe import Choices, Recipe, index_recipes
+from .recipe import Recipe, TraceOptions, index_recipes
 
 if TYPE_CHECKING:
     from torch import nn
@@ -68,7 +68,7 @@ ROW = make_spec("row", BATCH, dtype="int64")
 OBJECTIVE = make_spec("objective", 1, dtype="int64")  # see `planforge.runtime.apps.explain.objectives`
 
 
-def make_explanations(task: str, config: Any, choices: Choices) -> dict[str, Recipe]:
+def make_explanations(task: str, config: Any, choices: TraceOptions) -> dict[str, Recipe]:
     """Return the recipes of the graphs that explain a model, by their ids."""
     tokens = Axis("tokens", 1, min(128, choices.max_length), choices.max_length)
     explain = {

@@ -17,7 +17,7 @@ HEAD_SIZES = 8  # GroupQueryAttention takes multiples of it
 
 
 @dataclass(frozen=True)
-class Choices:
+class TraceOptions:
     """What a user may choose for a graph."""
 
     max_batch: int  # the largest batch that plans are made for; ONNX graphs carry it as a range

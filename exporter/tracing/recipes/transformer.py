@@ -9,9 +9,9 @@ from ....runtime.bundle.manifest import Axis, TensorSpec
 from ....runtime.errors import InputError
 from ...task_traits import TRANSLATION
 from .recipe import (
-    Choices,
     DecoderParts,
     Recipe,
+    TraceOptions,
     index_recipes,
     list_decoder_dialects,
     make_cache_specs,
@@ -49,7 +49,7 @@ def read_context(config: TransformerConfig) -> int:
     return config.max_positions
 
 
-def make_recipes(config: TransformerConfig, choices: Choices) -> dict[str, Recipe]:
+def make_recipes(config: TransformerConfig, choices: TraceOptions) -> dict[str, Recipe]:
     if unknown := set(choices.outputs) - {CROSS_ATTENTIONS}:
         raise InputError(
             f"output {sorted(unknown)[0]!r} is not {CROSS_ATTENTIONS}, all that a decoder can add"
@@ -60,7 +60,7 @@ def make_recipes(config: TransformerConfig, choices: Choices) -> dict[str, Recip
     return index_recipes((encoder, replace(encoder, dialect="ort"), *decoders))
 
 
-def make_encoder(config: TransformerConfig, choices: Choices) -> Recipe:
+def make_encoder(config: TransformerConfig, choices: TraceOptions) -> Recipe:
     batch = Axis("batch", 1, 1, choices.max_batch)
     tokens = Axis("tokens", 1, min(OPT_TOKENS, choices.max_length), choices.max_length)
     return Recipe(
@@ -78,7 +78,7 @@ def make_encoder(config: TransformerConfig, choices: Choices) -> Recipe:
     )
 
 
-def make_decoder(config: TransformerConfig, choices: Choices, dialect: str) -> Recipe:
+def make_decoder(config: TransformerConfig, choices: TraceOptions, dialect: str) -> Recipe:
     """Make the recipe of the decoder's step in a dialect; its batch is of all beams."""
     length = choices.max_length
     batch = Axis("batch", 1, 1, MAX_BEAMS * choices.max_batch)

@@ -1,4 +1,4 @@
-"""The kinds of files that a job reads, each cut into stretches of rows that can be read by themselves.
+"""The kinds of files that a job reads, each cut into ranges of rows that can be read by themselves.
 
 A row's number is its place in the file: of a text or of JSON lines its line, from 0.
 """
@@ -18,10 +18,10 @@ from ...errors import InputError
 from ...text.encoding import LONGEST_MARK, remove_mark
 from .parquet_file import ParquetFile
 from .storage import Storage
-from .table_file import Row, Stretch, TableFile, check_columns
+from .table_file import Row, RowRange, TableFile, check_columns
 
 READ_BYTES = 2**20  # at a time
-STRETCH_BYTES = 64 * 2**20  # after which a stretch ends, however few rows it has
+STRETCH_BYTES = 64 * 2**20  # after which a row range ends, however few rows it has
 RECORD_BYTES = 16 * 2**20  # of a line, or of a record of CSV that goes over several
 
 Field = TypeVar("Field", str, bytes)
@@ -55,7 +55,7 @@ class LineFile:
             remove_mark(stream.read(LONGEST_MARK), self.path)
 
     def cut(self, rows: int) -> Iterator[tuple[int, int, int, int]]:
-        """Yield stretches of whole records, of `STRETCH_BYTES` or little more."""
+        """Yield row ranges of whole records, of `STRETCH_BYTES` or little more."""
         first = count = begin = end = 0
         with self.storage.files.open_input_stream(self.path, compression=None) as stream:
             for record in self.iterate_records(stream, self.FIRST):
@@ -72,11 +72,11 @@ class LineFile:
         if count:
             yield first, count, begin, end - begin
 
-    def read(self, stretch: Stretch, columns: Sequence[str]) -> Iterator[Row]:
-        """Yield the rows of a stretch."""
+    def read(self, row_range: RowRange, columns: Sequence[str]) -> Iterator[Row]:
+        """Yield the rows of a row range."""
         with self.storage.files.open_input_file(self.path) as stream:
-            stream.seek(stretch.offset)
-            for record in islice(self.iterate_records(stream, stretch.first), stretch.rows):
+            stream.seek(row_range.offset)
+            for record in islice(self.iterate_records(stream, row_range.first), row_range.rows):
                 try:
                     yield Row(record.number, self.parse(record, columns))
                 except InputError as error:

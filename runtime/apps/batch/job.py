@@ -34,8 +34,8 @@ from .worker import resolve_columns
 DESCRIPTION = f"{JOB}/job.json"
 FORMAT = 1
 ATTEMPTS = 10  # of a part whose workers die
-BARREN_ATTEMPTS = 3  # of workers before any part is done
-MOST_GPUS = 1000
+MAX_STARTUP_FAILURES = 3  # of workers before any part is done
+MAX_GPUS = 1000
 READERS = 16  # of footers, at a time; object stores take long for each
 ROWS_PER_PART = "rows_per_part"
 WORDS = {  # what is said of each thing that a job's answers depend on
@@ -153,7 +153,7 @@ def check_bundle(bundle: str | Path, task: str) -> None:
 
 def check_place(workers: int | None, gpus: float, address: str | None) -> None:
     """Refuse options of a cluster without one, and the other way round."""
-    if not 0 <= gpus < MOST_GPUS:
+    if not 0 <= gpus < MAX_GPUS:
         raise InputError(f"gpus={gpus!r} must be a number of GPUs, such as 1 or 0.5", option="gpus")
     if gpus and address is None:
         raise InputError(f"gpus={gpus:g} is of workers on a cluster; give its address too", option="gpus")
@@ -319,7 +319,7 @@ def compute(engine: Engine, parts: Iterator[Part], counting: Counting) -> None:
 
 def check_barren(times: int, lost: Lost) -> None:
     """Refuse to go on where workers die before any of them has done anything."""
-    if times >= BARREN_ATTEMPTS:
+    if times >= MAX_STARTUP_FAILURES:
         raise BatchError(
             f"the workers died {times} times before one of them had computed anything, the last time by:"
             f" {lost.reason}. A program that calls run_batch must do so below `if __name__ == '__main__':`"
@@ -329,10 +329,10 @@ def check_barren(times: int, lost: Lost) -> None:
 def check_attempts(part: Part, attempts: int, lost: Lost) -> None:
     """Refuse to start a part again whose workers have died often."""
     if attempts >= ATTEMPTS:
-        stretch = part.stretches[0]
+        row_range = part.row_ranges[0]
         raise BatchError(
-            f"{part.file}, which begins at row {stretch.first} of {stretch.file}, was given up: its workers"
-            f" died {attempts} times, the last time by: {lost.reason}"
+            f"{part.file}, which begins at row {row_range.first} of {row_range.file}, was given up: its"
+            f" workers died {attempts} times, the last time by: {lost.reason}"
         )
 
 

@@ -11,7 +11,7 @@ import pyarrow.parquet as pq
 
 from ...errors import InputError
 from .storage import Storage
-from .table_file import Row, Stretch, check_columns
+from .table_file import Row, RowRange, check_columns
 from .values import list_values
 
 
@@ -38,21 +38,21 @@ class ParquetFile:
         check_columns(self.path, self.file.schema_arrow.names, columns)
 
     def cut(self, rows: int) -> Iterator[tuple[int, int, int, int]]:
-        """Yield stretches of rows."""
+        """Yield ranges of rows."""
         count = self.file.metadata.num_rows
         for first in range(0, count, rows):
             yield first, min(rows, count - first), 0, 0
 
-    def read(self, stretch: Stretch, columns: Sequence[str]) -> Iterator[Row]:
-        """Yield the rows of a stretch."""
+    def read(self, row_range: RowRange, columns: Sequence[str]) -> Iterator[Row]:
+        """Yield the rows of a row range."""
         metadata = self.file.metadata
-        last = stretch.first + stretch.rows
+        last = row_range.first + row_range.rows
         begin = 0
         for group in range(metadata.num_row_groups):
             end = begin + metadata.row_group(group).num_rows
-            if begin < last and end > stretch.first:
+            if begin < last and end > row_range.first:
                 table = self._read_group(group, columns)
-                place = max(stretch.first - begin, 0)
+                place = max(row_range.first - begin, 0)
                 part = table.slice(place, min(last, end) - begin - place)
                 values = [list_values(part.column(column)) for column in columns]
                 for number, row in enumerate(zip(*values, strict=True), begin + place):
@@ -64,7 +64,7 @@ class ParquetFile:
         return number + 1
 
     def _read_group(self, group: int, columns: Sequence[str]) -> pa.Table:
-        """Return columns of a row group, which the next stretch may need too."""
+        """Return columns of a row group, which the next row range may need too."""
         if self._group is None or self._group[:2] != (group, tuple(columns)):
             self._group = None  # before another one is read
             table = self.file.read_row_group(group, columns=list(columns))

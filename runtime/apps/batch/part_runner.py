@@ -113,13 +113,13 @@ class PartRunner:
         spec = self.spec
         files: list[str] = []
         rows: list[Row] = []
-        for stretch in part.stretches:
-            for row in self._open_table(stretch.file).read(stretch, spec.all_columns):
-                files.append(stretch.file)
+        for row_range in part.row_ranges:
+            for row in self._open_table(row_range.file).read(row_range, spec.all_columns):
+                files.append(row_range.file)
                 rows.append(row)
         if len(rows) != part.rows:
             raise BatchError(
-                f"{part.stretches[0].file} changed while it was read: {len(rows)} rows, not {part.rows}"
+                f"{part.row_ranges[0].file} changed while it was read: {len(rows)} rows, not {part.rows}"
             )
         good = [number for number, row in enumerate(rows) if row.error is None]
         outputs: list[dict[str, Any]] = [{ERROR: row.error} for row in rows]
@@ -196,8 +196,8 @@ def run_part(spec: JobSpec, part: Part) -> PartResult | Failure:
         return runner.run(part)
     except Exception as error:
         log.debug("part %d", part.number, exc_info=True)
-        stretch = part.stretches[0]
+        row_range = part.row_ranges[0]
         reason = str(error) if isinstance(error, PlanForgeError) else f"{type(error).__name__}: {error}"
         return Failure(
-            f"{part.file}, which begins at row {stretch.first} of {stretch.file}, failed: {reason}"
+            f"{part.file}, which begins at row {row_range.first} of {row_range.file}, failed: {reason}"
         )

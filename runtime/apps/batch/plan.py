@@ -19,7 +19,7 @@ from pyarrow.fs import FileInfo, FileType
 from ...errors import BatchError, InputError
 from .formats import KINDS, READ_BYTES, STRETCH_BYTES, find_suffix, open_table
 from .storage import JOB, Storage
-from .table_file import Stretch, TableFile
+from .table_file import RowRange, TableFile
 
 PLAN = f"{JOB}/plan.jsonl"
 PACKED = (".gz", ".bz2", ".zst", ".xz", ".zip", ".lz4")
@@ -31,16 +31,16 @@ class Part:
 
     Attributes:
         number: counts from 0.
-        stretches: where its rows are, in their order.
+        row ranges: where its rows are, in their order.
     """
 
     number: int
-    stretches: tuple[Stretch, ...]
+    row_ranges: tuple[RowRange, ...]
 
     @property
     def rows(self) -> int:
         """How many rows it has."""
-        return sum(stretch.rows for stretch in self.stretches)
+        return sum(row_range.rows for row_range in self.row_ranges)
 
     @property
     def file(self) -> str:
@@ -48,12 +48,12 @@ class Part:
         return f"part-{self.number:06d}.parquet"
 
     def to_json(self) -> str:
-        return json.dumps([self.number, *self.stretches])
+        return json.dumps([self.number, *self.row_ranges])
 
     @classmethod
     def from_json(cls, line: str) -> Part:
-        number, *stretches = json.loads(line)
-        return cls(number, tuple(Stretch(*stretch) for stretch in stretches))
+        number, *row_ranges = json.loads(line)
+        return cls(number, tuple(RowRange(*row_range) for row_range in row_ranges))
 
 
 @dataclass(frozen=True)
@@ -171,22 +171,22 @@ def make_parts(
 ) -> Iterator[Part]:
     """Yield parts of a number of rows; small files share one, and the last has what is left."""
     number = rows = size = 0
-    stretches: list[Stretch] = []
+    row_ranges: list[RowRange] = []
     for count, file in enumerate(files):
         report(count, len(files))
         name = source.name(file.path)
         for place in open_table(source.storage, file.path).cut(rows_per_part):
-            stretch = Stretch(name, *place)
-            if rows and (rows + stretch.rows > rows_per_part or size + stretch.size > STRETCH_BYTES):
-                yield Part(number, tuple(stretches))
+            row_range = RowRange(name, *place)
+            if rows and (rows + row_range.rows > rows_per_part or size + row_range.size > STRETCH_BYTES):
+                yield Part(number, tuple(row_ranges))
                 number += 1
                 rows = size = 0
-                stretches = []
-            stretches.append(stretch)
-            rows += stretch.rows
-            size += stretch.size
+                row_ranges = []
+            row_ranges.append(row_range)
+            rows += row_range.rows
+            size += row_range.size
     if rows:
-        yield Part(number, tuple(stretches))
+        yield Part(number, tuple(row_ranges))
     report(len(files), len(files))
 
 

@@ -9,7 +9,7 @@ from ...errors import InputError
 from .storage import Storage
 
 
-class Stretch(NamedTuple):
+class RowRange(NamedTuple):
     """Rows of a file that follow one another.
 
     Attributes:
@@ -36,7 +36,7 @@ class Row(NamedTuple):
 
 
 class TableFile(Protocol):
-    """A file of rows; it keeps what the next stretch may need."""
+    """A file of rows; it keeps what the next row range may need."""
 
     UNIT: ClassVar[str]  # what a row is to a person who looks for it
 
@@ -46,10 +46,10 @@ class TableFile(Protocol):
         """Refuse a file that lacks one of the columns."""
 
     def cut(self, rows: int) -> Iterator[tuple[int, int, int, int]]:
-        """Yield first, rows, offset and size of stretches of at most so many rows."""
+        """Yield first, rows, offset and size of row ranges of at most so many rows."""
 
-    def read(self, stretch: Stretch, columns: Sequence[str]) -> Iterator[Row]:
-        """Yield the rows of a stretch."""
+    def read(self, row_range: RowRange, columns: Sequence[str]) -> Iterator[Row]:
+        """Yield the rows of a row range."""
 
     def count_to(self, number: int) -> int:
         """Return a row's place among the file's units, from 1."""

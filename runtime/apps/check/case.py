@@ -24,7 +24,7 @@ DecoderKind: TypeAlias = Literal["logits", "columns", "passages", "layers", "att
 Kind: TypeAlias = DecoderKind | Literal["vectors", "values", "scores", "labels", "flags"]
 
 CASES = ("cases", "few", "replays", "ranges")  # the fields of a set that have some
-FORMAT = 2  # of the arrays that `to_arrays` makes; 1 had the names of each task
+FORMAT = 3  # of the arrays that `to_arrays` makes; 2 called random cases drawn, 1 had names of each task
 
 
 @dataclass(frozen=True)

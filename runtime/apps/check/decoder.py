@@ -122,7 +122,7 @@ def start_on_past(
     if decoder.artifact.window is None:
         run = decoder.start(1, capacity, context, copies=len(pasts))
         run.prefill([tokens[: max(pasts)]])
-        run.spread()
+        run.expand()
         for row, past in enumerate(pasts):
             run.truncate_row(row, past)
         return run

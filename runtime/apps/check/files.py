@@ -19,7 +19,7 @@ from ...errors import BundleError, InputError, PlanForgeError
 log = logging.getLogger("planforge")
 
 Arrays = Mapping[str, npt.NDArray[Any]]
-MOST_BYTES = 2**29  # of all arrays, unpacked
+MAX_FILE_BYTES = 2**29  # of all arrays, unpacked
 PREFIX = "checks/golden-"  # of its name in a bundle
 HEADER_BYTES = 256  # of an array in the file, at most
 LIMITS_BYTES = 2**16  # of the limits, beside the answers, at most
@@ -32,8 +32,8 @@ def write_golden(path: Path, arrays: Arrays, limits: Mapping[str, Mapping[str, f
     """
     if not fits(arrays):
         raise InputError(
-            f"golden data of these texts has more than {MOST_BYTES >> 20} MiB, even with few places of each;"
-            " give shorter --prompts, or leave out golden data with --no-verify"
+            f"golden data of these texts has more than {MAX_FILE_BYTES >> 20} MiB, even with few places of"
+            " each; give shorter --prompts, or leave out golden data with --no-verify"
         )
     np.savez(path, limits=np.array(json.dumps(limits)), **arrays)  # type: ignore[arg-type]
 
@@ -45,19 +45,19 @@ def count_bytes(arrays: Iterable[npt.NDArray[Any]]) -> int:
 
 def fits(arrays: Arrays) -> bool:
     """Tell whether a file of golden data has room for the arrays, with limits."""
-    return count_bytes(arrays.values()) + LIMITS_BYTES <= MOST_BYTES
+    return count_bytes(arrays.values()) + LIMITS_BYTES <= MAX_FILE_BYTES
 
 
 def read_golden(path: Path) -> tuple[dict[str, npt.NDArray[Any]], dict[str, dict[str, float]]]:
     """Read what `write_golden` wrote; a KeyError says that it has no limits.
 
-    Raises a BundleError where the file is damaged, or would take more than `MOST_BYTES` of memory.
+    Raises a BundleError where the file is damaged, or would take more than `MAX_FILE_BYTES` of memory.
     """
     try:
         with zipfile.ZipFile(path) as archive:
             size = sum(member.file_size for member in archive.infolist())
-            if size > MOST_BYTES:
-                raise ValueError(f"its arrays have {size} bytes, and at most {MOST_BYTES} are read")
+            if size > MAX_FILE_BYTES:
+                raise ValueError(f"its arrays have {size} bytes, and at most {MAX_FILE_BYTES} are read")
         with np.load(path, allow_pickle=False) as file:
             arrays = {name: file[name] for name in file.files}
         if others := [name for name, array in arrays.items() if not isinstance(array, np.ndarray)]:

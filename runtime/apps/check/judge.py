@@ -92,7 +92,7 @@ def measure_values(seen: Sequence[Seen], case_set: CaseSet, wanted: Measure) -> 
         layers = range(want.shape[1])
         return find_worst([measure_vectors(got[:, layer], want[:, layer]) for layer in layers])
     if wanted.kind == "scores":
-        return measure_vectors(got[None], want[None], least_scale=1.0)
+        return measure_vectors(got[None], want[None], min_scale=1.0)
     if wanted.kind == "vectors":
         return measure_vectors(got, want, of_texts=wanted.of_texts)
     return measure_labels(got, want, independent=wanted.kind == "flags", of_texts=wanted.of_texts)

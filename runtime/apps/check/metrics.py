@@ -300,9 +300,9 @@ def measure_shared_likeliest(got: Logits, want: Logits) -> npt.NDArray[np.float6
 
 
 def measure_vectors(
-    got: Logits, want: Logits, least_scale: float = 1e-6, of_texts: bool = False
+    got: Logits, want: Logits, min_scale: float = 1e-6, of_texts: bool = False
 ) -> VectorMetrics:
-    """Compare vectors (N, E), or of whole texts; `least_scale` is the smallest unit of an error."""
+    """Compare vectors (N, E), or of whole texts; `min_scale` is the smallest unit of an error."""
     if not (np.isfinite(got).all() and np.isfinite(want).all()):
         return VectorMetrics(math.nan, math.nan, math.nan, False, len(want))
     a = got.astype(np.float64)
@@ -311,7 +311,7 @@ def measure_vectors(
     cosines = (a * b).sum(-1) / np.maximum(lengths, np.finfo(np.float64).tiny)
     cosines[~a.any(-1) & ~b.any(-1)] = 1.0  # both are zero
     return VectorMetrics(
-        max_error=float(np.abs(a - b).max()) / max(measure_spread(b), least_scale),
+        max_error=float(np.abs(a - b).max()) / max(measure_spread(b), min_scale),
         cosine_gap=max(0.0, 1.0 - float(cosines.min())),
         mean_cosine_gap=max(0.0, 1.0 - float(cosines.mean())) if of_texts and len(want) >= MEAN_OF else 0.0,
         finite=True,

@@ -334,7 +334,7 @@ def make_input_reader(manifest: Manifest, tokenizer: Tokenizer) -> Callable[[Gol
                 first,
                 second,
                 max_length=NO_LIMIT,
-                frame=defaults.make_frame(is_pair=second is not None),
+                special_tokens=defaults.make_special_tokens(is_pair=second is not None),
                 truncation=None,
             )
             return fitted.pieces[0].ids

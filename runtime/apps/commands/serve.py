@@ -216,12 +216,12 @@ def run_server(app: Starlette, settings: ServerSettings, listener: socket.socket
     names = app.state.registry.names
     models = "1 model" if len(names) == 1 else f"{len(names)} models"
 
-    def tell_ready() -> None:
+    def announce_ready() -> None:
         gc.collect()
         gc.freeze()  # what is loaded stays: the collector would stop all threads to look at it again
         say(f"Ready: {models} at {url} (Ctrl-C stops it)")
 
-    server = make_server(app, settings, tell_ready)
+    server = make_server(app, settings, announce_ready)
     with contextlib.suppress(KeyboardInterrupt):  # it has stopped in order; Terminated is one too
         asyncio.run(server.serve([listener]))
     if app.state.registry.loading:  # nothing ends its thread, for which Python's own exit would wait

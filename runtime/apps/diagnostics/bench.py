@@ -30,11 +30,11 @@ from .machine import find_processor_name
 from .packages import find_package
 
 ROUNDS = 5  # as many rounds as fill the seconds, at least and at most
-MOST_ROUNDS = 50
+MAX_ROUNDS = 50
 SECONDS = 3.0
 READ_BYTES = 256 * 2**20  # more than the processor's caches hold
 EXACTNESS = ("fp32", "fp16", "fp32-kv8", "int8", "int8-kv8", "int4", "int4-kv8")  # the most exact first
-LEAST_GAIN = 1.02  # of speed; less is not worth a less exact precision
+MIN_GAIN = 1.02  # of speed; less is not worth a less exact precision
 # Python puts the current folder first on its path, where a stray random.py would be imported instead.
 CHILD = "import sys; sys.path[:] = [p for p in sys.path if p]; from {} import main; main()"
 
@@ -103,7 +103,7 @@ class BenchResult:
 def is_as_fast(case: Case, fastest: Case) -> bool:
     """Tell whether a case's p25 to p75 reaches the fastest's, or the fastest gains too little to matter."""
     overlaps = case.tokens_per_s_range["p75"] >= fastest.tokens_per_s_range["p25"]
-    return overlaps or fastest.tokens_per_s < LEAST_GAIN * case.tokens_per_s
+    return overlaps or fastest.tokens_per_s < MIN_GAIN * case.tokens_per_s
 
 
 class Process:
@@ -185,7 +185,7 @@ def bench(
             progress(f"loading {precision}")
             work = Work(str(bundle), backend, precision, threads, prompt_tokens, new_tokens, batch)
             processes.append(stack.enter_context(contextlib.closing(Process(work))))
-        for number in range(MOST_ROUNDS):
+        for number in range(MAX_ROUNDS):
             seconds = [sum(one["seconds"] for one in process.rounds) for process in processes]
             if number >= ROUNDS and min(seconds) > SECONDS:
                 break

@@ -64,7 +64,7 @@ class Diagnosis:
     """Facts, backends from the best to the last, and what follows from them."""
 
     facts: Facts
-    rungs: tuple[Rung, ...]
+    names: tuple[Rung, ...]
     advice: tuple[str, ...]
     summary: str
 
@@ -75,8 +75,8 @@ class Diagnosis:
 def diagnose(root: Path = ROOT) -> Diagnosis:
     """Examine this machine, of which etc, proc and sys lie in `root`; imports ONNX Runtime alone."""
     facts = examine(root)
-    rungs = find_rungs(facts)
-    return Diagnosis(facts, rungs, find_advice(facts), summarize_rungs(rungs))
+    names = find_rungs(facts)
+    return Diagnosis(facts, names, find_advice(facts), summarize_rungs(names))
 
 
 def examine(root: Path = ROOT) -> Facts:
@@ -99,14 +99,14 @@ def examine(root: Path = ROOT) -> Facts:
 
 def find_rungs(facts: Facts) -> tuple[Rung, ...]:
     """Return the backends, the best first."""
-    rungs = []
+    names = []
     for backend, (runs_with, checks) in LADDER.items():
         obstacle = next(filter(None, (check(facts) for check in checks)), None)
         if obstacle is None:
-            rungs.append(Rung(backend, True, str(facts.package(runs_with))))
+            names.append(Rung(backend, True, str(facts.package(runs_with))))
         else:
-            rungs.append(Rung(backend, False, *obstacle))
-    return tuple(rungs)
+            names.append(Rung(backend, False, *obstacle))
+    return tuple(names)
 
 
 def check_gpu(facts: Facts) -> Obstacle | None:
@@ -264,12 +264,12 @@ def find_advice(facts: Facts) -> tuple[str, ...]:
     return tuple(said)
 
 
-def summarize_rungs(rungs: Sequence[Rung]) -> str:
+def summarize_rungs(names: Sequence[Rung]) -> str:
     """Return one line: the backends that bundles run on, and how to get the next better one."""
-    available = [rung.backend for rung in rungs if rung.available]
-    best = next((place for place, rung in enumerate(rungs) if rung.available), len(rungs))
+    available = [rung.backend for rung in names if rung.available]
+    best = next((place for place, rung in enumerate(names) if rung.available), len(names))
     line = f"bundles run on: {', '.join(available) or 'nothing'}"
-    for rung in reversed(rungs[:best]):
+    for rung in reversed(names[:best]):
         if rung.remedy:
             return f"{line}; next: {rung.backend} ({rung.remedy})"
     return f"{line}; nothing that can be installed is better" if best else line

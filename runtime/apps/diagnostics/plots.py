@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from ...errors import InputError
-from ..figure import INCHES_PER_TOKEN, MOST_INCHES, show_token, start_figure
+from ..figure import INCHES_PER_TOKEN, MAX_INCHES, show_token, start_figure
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
@@ -25,8 +25,8 @@ def draw_attention(
     """
     weights = alignment.averaged(layer, head)
     rows, columns = weights.shape
-    width = min(MOST_INCHES, 1.5 + INCHES_PER_TOKEN * columns)
-    height = min(MOST_INCHES, 1.5 + INCHES_PER_TOKEN * rows)
+    width = min(MAX_INCHES, 1.5 + INCHES_PER_TOKEN * columns)
+    height = min(MAX_INCHES, 1.5 + INCHES_PER_TOKEN * rows)
     figure = make_figure(path, width, height)
     axes = figure.add_subplot()
     image = axes.imshow(weights, cmap="Blues", vmin=0.0, vmax=1.0, aspect="auto")

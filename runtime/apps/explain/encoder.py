@@ -22,7 +22,7 @@ from .gradients import Score
 from .graphs import ExplanationGraphs
 from .layers import attend, group_neurons, list_layers, run_layers
 from .objectives import COSINE, LOGIT, SIGMOID, SOFTMAX
-from .options import Choices, Request, advising_shorter_texts, check_not_empty
+from .options import Request, ResolvedOptions, advising_shorter_texts, check_not_empty
 from .saliency import measure_saliency
 from .tokens import describe_encoding
 
@@ -30,7 +30,7 @@ if TYPE_CHECKING:
     from ...encode.text_encoder import TextEncoder
 
 HEAD = "sequence_classification"
-MOST_LABELS = 10  # that are explained, the likeliest first
+MAX_LABELS = 10  # that are explained, the likeliest first
 
 
 @dataclass(frozen=True, eq=False)
@@ -128,13 +128,13 @@ def read_text(model: TextEncoder, text: str, pair: str | None, kind: str) -> Tex
     first = model.tokenizer.encode_batch([check_text(text)])[0]
     second = None if pair is None else model.tokenizer.encode_batch([check_text(pair)])[0]
     defaults = model.defaults
-    frame = defaults.make_frame(is_pair=second is not None)
+    special_tokens = defaults.make_special_tokens(is_pair=second is not None)
     with advising_shorter_texts():
         fitted = fit(
             first.ids,
             None if second is None else second.ids,
             max_length=defaults.max_length,
-            frame=frame,
+            special_tokens=special_tokens,
             truncation=None,
         )
     piece = fitted.pieces[0]
@@ -143,17 +143,17 @@ def read_text(model: TextEncoder, text: str, pair: str | None, kind: str) -> Tex
         Token(model.tokenizer.spell(token), token, "special", 0, 0) for token in defaults.tokens.values()
     ]
     by_id = {token.id: token for token in special}
-    tokens = [by_id[token] for token in frame.prefix]
+    tokens = [by_id[token] for token in special_tokens.prefix]
     tokens += describe_encoding(first, text, names[0], set(piece.first))
     if second is not None and pair is not None and piece.second is not None:
         tokens += [by_id[token] for token in piece.ids[len(tokens) : piece.body[0]]]
         tokens += describe_encoding(second, pair, names[1], set(piece.second))
-    tokens += [by_id[token] for token in frame.suffix]
+    tokens += [by_id[token] for token in special_tokens.suffix]
     return Text(piece, first, second, tuple(tokens))
 
 
 def explain_text(
-    model: TextEncoder, request: Request, graphs: ExplanationGraphs, choices: Choices
+    model: TextEncoder, request: Request, graphs: ExplanationGraphs, choices: ResolvedOptions
 ) -> Explanation:
     """Explain the labels of a text, the score of a pair, or the likeness of two texts."""
     text = request.text
@@ -196,7 +196,7 @@ def explain_text(
 def choose_labels(head: Head, logits: Array, label: str | None) -> list[int]:
     """Return the labels that are explained: one that was named, else the likeliest, the likeliest first."""
     if label is None:
-        return [int(number) for number in np.argsort(-logits, kind="stable")[:MOST_LABELS]]
+        return [int(number) for number in np.argsort(-logits, kind="stable")[:MAX_LABELS]]
     if head.is_likeness:
         raise InputError(
             f"answer={label!r}: this model has no labels; what is explained is how alike two texts are",
@@ -211,7 +211,7 @@ def describe_labels(head: Head, logits: Array, chosen: Sequence[int]) -> tuple[T
     """Return the labels with their logits and probabilities, and all labels by their probabilities."""
     shares = head.compute_probabilities(logits)
     known = head.activation != LOGIT
-    order = np.argsort(-shares, kind="stable")[:MOST_LABELS]
+    order = np.argsort(-shares, kind="stable")[:MAX_LABELS]
     likeliest = tuple(Likely(head.labels[i], float(shares[i])) for i in order)
     return tuple(
         Target(
@@ -290,8 +290,8 @@ def occlude(
         else:
             del of_first[place - piece.prefix]
         second = None if read.second is None else read.second.ids
-        frame = model.defaults.make_frame(is_pair=second is not None)
-        pieces.append(build_piece(read.first.ids, second, of_first, of_second, frame))
+        special_tokens = model.defaults.make_special_tokens(is_pair=second is not None)
+        pieces.append(build_piece(read.first.ids, second, of_first, of_second, special_tokens))
         places.append(place)
     falls = np.full((len(chosen), len(read.tokens)), np.nan, np.float32)
     if pieces:

@@ -16,8 +16,8 @@ from ...errors import ContextLengthError, InputError
 from .explanation import Explanation
 from .gradients import Score
 from .graphs import ExplanationGraphs
-from .layers import Reading, attend, group_neurons, run_layers
-from .options import Choices, Request, advising_shorter_texts, check_not_empty
+from .layers import LensResults, attend, group_neurons, run_layers
+from .options import Request, ResolvedOptions, advising_shorter_texts, check_not_empty
 from .saliency import measure_saliency
 from .targets import describe_targets, look_at_targets, make_score
 from .tokens import describe_ids, encode_alone
@@ -27,7 +27,7 @@ if TYPE_CHECKING:
 
 
 def explain_generation(
-    model: TextGenerator, request: Request, graphs: ExplanationGraphs, choices: Choices
+    model: TextGenerator, request: Request, graphs: ExplanationGraphs, choices: ResolvedOptions
 ) -> Explanation:
     """Explain the tokens of an answer to a prompt."""
     check_not_empty(request.text, "prompt")
@@ -40,7 +40,7 @@ def explain_generation(
     T = len(ids)
     rows = np.arange(P - 1, T - 1)  # each predicts the token behind it
     outputs: dict[str, Array] = {}
-    reading: Reading | None = None
+    reading: LensResults | None = None
     if choices.needs_graphs:
         outputs = run_layers(graphs, {"input_ids": ids[None]}, choices)
         reading = look_at_targets(graphs, model.tokenizer, outputs, rows, ids[P:], choices)

@@ -15,10 +15,10 @@ import numpy as np
 from ...backends.backend import Array
 
 POINTS = 8  # of Gauss and Legendre's rule, in each interval
-MOST_TOKENS = 1024  # of all points whose gradients are computed at a time, unless a single one has more
-MOST_INTERVALS = 96
+MAX_TOKENS = 1024  # of all points whose gradients are computed at a time, unless a single one has more
+MAX_INTERVALS = 96
 TOLERANCE = 0.005  # of the sum that integrated gradients must have
-LEAST_CHANGE = 1e-3  # a smaller difference of scores is not resolved any finer
+MIN_CHANGE = 1e-3  # a smaller difference of scores is not resolved any finer
 
 # Embeddings (B, T, E), in one array or two, to their gradients and the scores (B,).
 Score: TypeAlias = Callable[[Sequence[Array]], tuple[Sequence[Array], Array]]
@@ -90,7 +90,7 @@ def integrate(score: Score, embeddings: Sequence[Array]) -> Integral:
         points, weights = np.polynomial.legendre.leggauss(POINTS)
         places = (low + (high - low) * (points + 1) / 2).astype(np.float32)
         shares = (weights * (high - low) / 2).astype(np.float32)
-        step = max(1, MOST_TOKENS // sum(map(len, embeddings)))
+        step = max(1, MAX_TOKENS // sum(map(len, embeddings)))
         parts = []
         for i in range(0, POINTS, step):
             gradients, _ = score([places[i : i + step, None, None] * each for each in embeddings])
@@ -105,9 +105,9 @@ def integrate(score: Score, embeddings: Sequence[Array]) -> Integral:
 
     ends = (measure_at(0.0), measure_at(1.0))
     difference = ends[1] - ends[0]
-    allowed = TOLERANCE * max(abs(difference), LEAST_CHANGE)
+    allowed = TOLERANCE * max(abs(difference), MIN_CHANGE)
     intervals = [measure(0.0, 1.0, ends)]
-    while sum(each.error for each in intervals) > allowed and len(intervals) < MOST_INTERVALS:
+    while sum(each.error for each in intervals) > allowed and len(intervals) < MAX_INTERVALS:
         worst = max(intervals, key=lambda each: each.error)
         intervals.remove(worst)
         middle = math.sqrt(worst.low * worst.high) or worst.high / 16
@@ -116,4 +116,4 @@ def integrate(score: Score, embeddings: Sequence[Array]) -> Integral:
         intervals.append(measure(middle, worst.high, (at_middle, worst.scores[1])))
     contributions = np.sum([each.contributions for each in intervals], axis=0)
     off = abs(float(contributions.sum()) - difference)
-    return Integral(contributions, difference, off / max(abs(difference), LEAST_CHANGE))
+    return Integral(contributions, difference, off / max(abs(difference), MIN_CHANGE))

@@ -11,7 +11,7 @@ from weakref import WeakKeyDictionary
 from ...backends.backend import Array, Arrays, Program
 from ...backends.ort_backend import OrtCpuBackend
 from ...bundle.bundle import Bundle
-from ...bundle.export_again import tell_export_again
+from ...bundle.export_again import suggest_export_again
 from ...bundle.manifest import Axis, TensorSpec
 from ...errors import ClosedError, InputError
 from ...memory_budget import MemoryBudget
@@ -63,7 +63,7 @@ class ExplanationGraphs:
     def need(self, method: str) -> None:
         """Refuse a method that runs graphs which the bundle does not have."""
         if not self.artifacts:
-            again = tell_export_again(self.bundle, precisions=["fp32"], outputs=["explain"])
+            again = suggest_export_again(self.bundle, precisions=["fp32"], outputs=["explain"])
             raise InputError(
                 f"{method} runs graphs that {self.bundle.folder} does not have: {again}, or use occlusion,"
                 " which any bundle can",

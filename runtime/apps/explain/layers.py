@@ -15,12 +15,12 @@ from ...text.tokenizer import Tokenizer
 from .explanation import Attention, Lens, Likely, Watched
 from .graphs import ExplanationGraphs
 from .neurons import Factors, factorize
-from .options import Choices
+from .options import ResolvedOptions
 
 LENS_BYTES = 2**27  # that a lens may take at a time
 
 
-def run_layers(graphs: ExplanationGraphs, inputs: Arrays, choices: Choices) -> dict[str, Array]:
+def run_layers(graphs: ExplanationGraphs, inputs: Arrays, choices: ResolvedOptions) -> dict[str, Array]:
     """Return what the `layers` graph gives of one text, without the batch: of what it has, what is needed.
 
     Of a decoder the last hidden states are among it, from which probabilities come.
@@ -66,7 +66,7 @@ def attend(outputs: dict[str, Array], prefix: str, queries: range, keys: range) 
     return Attention(weights, queries, keys)
 
 
-def group_neurons(outputs: Mapping[str, Array], choices: Choices) -> Factors | None:
+def group_neurons(outputs: Mapping[str, Array], choices: ResolvedOptions) -> Factors | None:
     """Return the factors of the neurons, if they are wanted."""
     if "neurons" not in choices:
         return None
@@ -74,7 +74,7 @@ def group_neurons(outputs: Mapping[str, Array], choices: Choices) -> Factors | N
 
 
 @dataclass(frozen=True, eq=False)
-class Reading:
+class LensResults:
     """What a lens says of hidden states: ranks and log-probabilities (..., K) of tokens, the likeliest."""
 
     ranks: Array
@@ -94,7 +94,7 @@ class Reading:
             for ids, shares in rows
         ]
 
-    def make_lens(self, tokenizer: Tokenizer, choices: Choices) -> Lens:
+    def make_lens(self, tokenizer: Tokenizer, choices: ResolvedOptions) -> Lens:
         """Return the ranks of the targets, which come first, and of the watched words behind them."""
         best = self.likeliest[..., 0]
         words = {
@@ -111,7 +111,7 @@ class Reading:
         )
 
 
-def look(graphs: ExplanationGraphs, hidden: Array, tokens: Array) -> Reading:
+def look(graphs: ExplanationGraphs, hidden: Array, tokens: Array) -> LensResults:
     """Return what a decoder's lens says of hidden states (L, A, E), of tokens (A, K)."""
     layers, targets, width = hidden.shape
     asked = np.broadcast_to(tokens, (layers, *tokens.shape)).reshape(layers * targets, -1)
@@ -126,4 +126,4 @@ def look(graphs: ExplanationGraphs, hidden: Array, tokens: Array) -> Reading:
         joined = np.concatenate([part[name] for part in parts])
         return joined.reshape(layers, targets, -1)
 
-    return Reading(join("ranks"), join("logprobs"), join("likeliest"), join("likeliest_logprobs"))
+    return LensResults(join("ranks"), join("logprobs"), join("likeliest"), join("likeliest_logprobs"))

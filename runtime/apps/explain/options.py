@@ -15,7 +15,7 @@ from .graphs import ExplanationGraphs
 METHODS = ("gradient", "integrated_gradients", "occlusion", "lens", "attention", "neurons")
 USUAL = ("gradient", "lens", "attention")
 OBJECTIVES = ("logit", "probability")
-MOST_WATCHED = 16
+MAX_WATCHED = 16
 USUAL_NEW_TOKENS = 20  # of an answer of the model's own
 
 
@@ -55,7 +55,7 @@ class Request:
 
 
 @dataclass(frozen=True)
-class Choices:
+class ResolvedOptions:
     """What is to be computed; see `explain`.
 
     Attributes:
@@ -84,7 +84,7 @@ def make_choices(
     factors: int,
     watch: Sequence[str] = (),
     on_step: Callable[[], None] | None = None,
-) -> Choices:
+) -> ResolvedOptions:
     """Return the choices, checked; by default what the bundle's graphs can, else occlusion."""
     if isinstance(methods, str):
         methods = [methods]
@@ -103,6 +103,6 @@ def make_choices(
     check_whole("factors", factors, 1, 64)
     if watch and "lens" not in chosen:
         raise InputError("watch tells ranks by the lens; add the method lens", option="watch")
-    if len(watch) > MOST_WATCHED:
-        raise InputError(f"watch has {len(watch)} words, at most {MOST_WATCHED} are", option="watch")
-    return Choices(chosen, objective, factors, tuple(watch), on_step or (lambda: None))
+    if len(watch) > MAX_WATCHED:
+        raise InputError(f"watch has {len(watch)} words, at most {MAX_WATCHED} are", option="watch")
+    return ResolvedOptions(chosen, objective, factors, tuple(watch), on_step or (lambda: None))

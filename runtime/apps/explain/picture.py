@@ -9,7 +9,7 @@ import numpy as np
 
 from ...backends.backend import Array
 from ...errors import InputError
-from ..figure import INCHES_PER_TOKEN, MOST_INCHES, show_token, start_figure
+from ..figure import INCHES_PER_TOKEN, MAX_INCHES, show_token, start_figure
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
@@ -28,8 +28,8 @@ def draw_saliency(
         raise InputError(f"method={method!r} is not one of {', '.join(names)}", option="method")
     values = np.ma.masked_invalid(saliency[method])
     rows, columns = values.shape
-    width = min(MOST_INCHES, 2 + INCHES_PER_TOKEN * columns)
-    figure = start_figure(width, min(MOST_INCHES, 1.5 + INCHES_PER_TOKEN * rows))
+    width = min(MAX_INCHES, 2 + INCHES_PER_TOKEN * columns)
+    figure = start_figure(width, min(MAX_INCHES, 1.5 + INCHES_PER_TOKEN * rows))
     axes = figure.add_subplot()
     most = float(np.abs(values).max()) or 1.0
     is_share = bool(values.min() >= 0)

@@ -12,7 +12,7 @@ import numpy as np
 
 from ...backends.backend import Array
 from .gradients import Score, integrate, multiply_by_input
-from .options import Choices
+from .options import ResolvedOptions
 
 
 @dataclass(frozen=True, eq=False)
@@ -27,7 +27,7 @@ class Saliency:
 def measure_saliency(
     targets: int,
     tokens: int,
-    choices: Choices,
+    choices: ResolvedOptions,
     prepare: Callable[[int], tuple[Score, Sequence[Array]]],
     occlude: Callable[[], Array],
 ) -> Saliency:

@@ -14,9 +14,9 @@ from ...text.tokenizer import Tokenizer
 from .explanation import Target, Token
 from .gradients import Score
 from .graphs import ExplanationGraphs
-from .layers import Reading, list_layers, look
+from .layers import LensResults, list_layers, look
 from .objectives import LOGIT, SOFTMAX
-from .options import Choices
+from .options import ResolvedOptions
 from .saliency import Saliency
 from .tokens import find_watched
 
@@ -27,8 +27,8 @@ def look_at_targets(
     outputs: Arrays,
     rows: Array,
     targets: Array,
-    choices: Choices,
-) -> Reading:
+    choices: ResolvedOptions,
+) -> LensResults:
     """Return what the lens says of the states at `rows` (A,): of targets' ids (A,), then of watched words.
 
     Of all layers where the lens was chosen, else of the last one alone, which has the probabilities.
@@ -41,7 +41,7 @@ def look_at_targets(
 
 
 def make_score(
-    graphs: ExplanationGraphs, names: Sequence[str], row: int, target: int, choices: Choices
+    graphs: ExplanationGraphs, names: Sequence[str], row: int, target: int, choices: ResolvedOptions
 ) -> Score:
     """Return the score of a target behind the token at `row`, of the inputs that have these names."""
     objective = SOFTMAX if choices.objective == "probability" else LOGIT
@@ -62,9 +62,9 @@ def describe_targets(
     tokenizer: Tokenizer,
     tokens: Sequence[Token],
     first: int,
-    choices: Choices,
+    choices: ResolvedOptions,
     saliency: Saliency,
-    reading: Reading | None,
+    reading: LensResults | None,
     base: Array | None,
 ) -> tuple[Target, ...]:
     """Return an answer's tokens, of which the first is token `first` of all, with what is known of them.

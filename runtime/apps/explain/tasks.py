@@ -12,7 +12,7 @@ from .encoder import explain_text
 from .explanation import Explanation
 from .generator import explain_generation, measure_answer
 from .graphs import ExplanationGraphs, find_graphs
-from .options import USUAL_NEW_TOKENS, Choices, Request, make_choices
+from .options import USUAL_NEW_TOKENS, Request, ResolvedOptions, make_choices
 from .translator import explain_translation, measure_translation
 
 READS_PAIRS = "models that read two texts"
@@ -26,13 +26,13 @@ class Task:
     Attributes:
         explain: explains what was asked for.
         measure: returns the answer that is explained, and how many tokens it has or may get.
-        least_room: tokens that a context must hold beside the text; None where texts are no prompts.
+        min_room: tokens that a context must hold beside the text; None where texts are no prompts.
         useless: options without an effect, and what they are for.
     """
 
-    explain: Callable[[Any, Request, ExplanationGraphs, Choices], Explanation]
+    explain: Callable[[Any, Request, ExplanationGraphs, ResolvedOptions], Explanation]
     measure: Callable[[Any, Request], tuple[Any, int]] = lambda model, request: (request.answer, 0)
-    least_room: int | None = None
+    min_room: int | None = None
     useless: Mapping[str, str] = field(default_factory=dict)
 
     def check_use(self, options: Mapping[str, object]) -> None:

@@ -18,9 +18,9 @@ from ...errors import ContextLengthError, InputError
 from .explanation import Attention, Explanation
 from .gradients import Score
 from .graphs import ExplanationGraphs
-from .layers import Reading, attend, group_neurons, run_layers
+from .layers import LensResults, attend, group_neurons, run_layers
 from .neurons import Factors
-from .options import Choices, Request, advising_shorter_texts, check_not_empty
+from .options import Request, ResolvedOptions, advising_shorter_texts, check_not_empty
 from .saliency import measure_saliency
 from .targets import describe_targets, look_at_targets, make_score
 from .tokens import describe_ids, encode_alone
@@ -30,7 +30,7 @@ if TYPE_CHECKING:
 
 
 def explain_translation(
-    model: Translator, request: Request, graphs: ExplanationGraphs, choices: Choices
+    model: Translator, request: Request, graphs: ExplanationGraphs, choices: ResolvedOptions
 ) -> Explanation:
     """Explain the tokens of a translation; the decoder reads its start token and all but the last of them."""
     check_not_empty(request.text, "text")
@@ -42,7 +42,7 @@ def explain_translation(
     check_length(A, model.max_length)
     read = np.array([model.start, *translation[:-1]])  # the token before each target
     outputs: dict[str, Array] = {}
-    reading: Reading | None = None
+    reading: LensResults | None = None
     if choices.needs_graphs:
         inputs = {"source_ids": np.array([source]), "input_ids": read[None]}
         outputs = run_layers(graphs, inputs, choices)

@@ -20,12 +20,12 @@ from starlette.routing import BaseRoute, Route
 
 from ...model import Model
 from ..explain import page as explanation_page
+from .access import EXPLANATIONS, TYPES, AccessMiddleware, Rules
 from .answers import Health, ModelList, Readiness
 from .auth import KeyRing
 from .calls import Call, read_body, read_parameters
 from .endpoints import ENDPOINTS, Endpoint
 from .errors import ApiError, find_api_error
-from .guard import EXPLANATIONS, TYPES, Guard, Rules
 from .json_text import JsonResponse
 from .metrics import MEDIA_TYPE, Metrics
 from .openapi import describe_api
@@ -71,7 +71,7 @@ def make_app(models: Mapping[str, Model | Loader], settings: ServerSettings | No
         await asyncio.to_thread(registry.close)
         readers.close()
 
-    middleware = [Middleware(Guard, rules=rules)]
+    middleware = [Middleware(AccessMiddleware, rules=rules)]
     if settings.origins:
         middleware.insert(0, allow_origins(settings.origins))
     routes = [*list_plain_routes(registry, metrics, settings)]
@@ -122,7 +122,7 @@ def make_handler(endpoint: Endpoint, registry: Registry, readers: Readers) -> Ha
                 size=len(data),
                 client=request.state.client,
                 deadline=min(arrival + (body.timeout or settings.timeout), latest),
-                most_bytes=settings.body_bytes,
+                max_bytes=settings.body_bytes,
                 readers=readers,
             )
             return await endpoint.handle(call)

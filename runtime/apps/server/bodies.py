@@ -10,15 +10,15 @@ from typing import Annotated, Any, Literal, TypeAlias, TypeVar
 
 from msgspec import Meta, Struct
 
-from ..explain.options import METHODS, MOST_WATCHED, OBJECTIVES
+from ..explain.options import MAX_WATCHED, METHODS, OBJECTIVES
 from .errors import refuse
 
 LONGEST_TEXT = 2**20  # characters
-MOST_TEXTS = 2048  # of a request, as OpenAI has it
-MOST_TOKENS = 2**18
-MOST_ANSWERS = 128
-MOST_BIASES = 16_384
-MOST_OPTION_BYTES = 2**20  # of JSON, of all parameters together that are none of INPUTS
+MAX_TEXTS = 2048  # of a request, as OpenAI has it
+MAX_TOKENS = 2**18
+MAX_ANSWERS = 128
+MAX_BIASES = 16_384
+MAX_OPTION_BYTES = 2**20  # of JSON, of all parameters together that are none of INPUTS
 INPUTS = (
     "messages",
     "prompt",
@@ -33,7 +33,7 @@ INPUTS = (
     "tokens",
     "candidate_labels",
 )
-MOST_LABELS = 256  # of a zero-shot request
+MAX_LABELS = 256  # of a zero-shot request
 UNSUPPORTED = "this server does not support other values"
 TOKEN_IDS = (
     "token ids of another tokenizer would mean other texts; with LangChain set"
@@ -69,18 +69,18 @@ Text = Annotated[str, sizes(0, LONGEST_TEXT)]
 Name = Annotated[str, sizes(1, 64)]
 Stop = Annotated[str, sizes(1, 1024)]
 Key = Annotated[str, sizes(0, 512), says("Has no effect on the answer.")]
-Many = Annotated[list[T], sizes(1, MOST_TEXTS)]
+Many = Annotated[list[T], sizes(1, MAX_TEXTS)]
 Few = Annotated[list[T], sizes(0, 128)]
 Texts: TypeAlias = Text | Many[Text]
 Pair = Annotated[list[Text], sizes(2, 2)]
 Token = Annotated[int, limits(0, 2**31 - 1)]
-Tokens = Annotated[list[Token], sizes(1, MOST_TOKENS)]
+Tokens = Annotated[list[Token], sizes(1, MAX_TOKENS)]
 Count = Annotated[int, limits(1, 2**31 - 1)]
 Size = Annotated[int, limits(1, 2**20)]
 Penalty = Annotated[float, limits(0.01, 100, "Above 1 makes tokens less likely that are there already.")]
 Biases = Annotated[
     dict[Token, Annotated[float, limits(-100, 100)]],
-    sizes(0, MOST_BIASES),
+    sizes(0, MAX_BIASES),
     Meta(extra_json_schema={"propertyNames": {"pattern": "^(0|[1-9][0-9]{0,9})$"}}),
 ]
 Special = Annotated[bool, says("Read special tokens that a text spells as such.")]
@@ -138,7 +138,7 @@ class GenerationRequest(Body):
     repetition_penalty: Penalty | None = None
     no_repeat_ngram_size: Size | None = None
     seed: Annotated[int, limits(-(2**63), 2**63 - 1, "Makes the draws repeatable.")] | None = None
-    n: Annotated[int, limits(1, MOST_ANSWERS, "How many answers.")] | None = None
+    n: Annotated[int, limits(1, MAX_ANSWERS, "How many answers.")] | None = None
     stop: Stop | Annotated[list[Stop], sizes(0, 16)] | None = None
     logit_bias: Annotated[Biases, says("Is added to logits of token ids; -100 forbids one.")] | None = None
     truncation: Annotated[Literal["tail"], says(TRUNCATED)] | None = None
@@ -244,7 +244,7 @@ class ChatRequest(GenerationRequest, kw_only=True):
 class CompletionRequest(GenerationRequest, kw_only=True):
     """The body of /v1/completions; an array has prompts of one kind, or the token ids of one."""
 
-    prompt: Text | Annotated[list[Text | Token | Tokens], sizes(1, MOST_TOKENS)]
+    prompt: Text | Annotated[list[Text | Token | Tokens], sizes(1, MAX_TOKENS)]
     max_tokens: Annotated[Count, says("16 unless given, as OpenAI has it.")] | None = None
     logprobs: Annotated[int, limits(0, 5, "And those of so many likeliest tokens.")] | None = None
     best_of: Annotated[Literal[1], refusal(UNSUPPORTED)] | None = None
@@ -258,8 +258,8 @@ class CompletionRequest(GenerationRequest, kw_only=True):
         kinds = set(map(type, self.prompt)) if isinstance(self.prompt, list) else {str}
         if len(kinds) > 1:
             refuse("prompt", "must be texts, or token ids, or arrays of token ids, not some of each")
-        if kinds != {int} and isinstance(self.prompt, list) and len(self.prompt) > MOST_ANSWERS:
-            refuse("prompt", f"must have at most {MOST_ANSWERS} items, not {len(self.prompt)}")
+        if kinds != {int} and isinstance(self.prompt, list) and len(self.prompt) > MAX_ANSWERS:
+            refuse("prompt", f"must have at most {MAX_ANSWERS} items, not {len(self.prompt)}")
 
 
 class LongTextsRequest(Body):
@@ -306,7 +306,7 @@ class ClassifyRequest(EncodeRequest, kw_only=True):
 
     input: Text | Many[Text | Pair]
     logits: Annotated[bool, says("Give the logits too.")] | None = None
-    candidate_labels: Annotated[list[Annotated[str, sizes(1, 1024)]], sizes(1, MOST_LABELS)] | None = None
+    candidate_labels: Annotated[list[Annotated[str, sizes(1, 1024)]], sizes(1, MAX_LABELS)] | None = None
     hypothesis_template: Annotated[str, sizes(0, 1024), says("{} stands for a label.")] | None = None
     multi_label: Annotated[bool, says("Judge each of the labels by itself.")] | None = None
 
@@ -356,7 +356,7 @@ class ExplanationsRequest(Body, kw_only=True):
     answer: Annotated[Text, says("What to explain; the model's own answer unless given.")] | None = None
     methods: Annotated[list[Method], sizes(1, len(METHODS))] | None = None
     objective: Annotated[Objective, says("What gradients are of.")] | None = None
-    watch: Annotated[list[Annotated[str, sizes(1, 256)]], sizes(1, MOST_WATCHED)] | None = None
+    watch: Annotated[list[Annotated[str, sizes(1, 256)]], sizes(1, MAX_WATCHED)] | None = None
     factors: Annotated[int, limits(1, 64, "Groups of neurons.")] | None = None
     max_new_tokens: Annotated[int, limits(1, 64, "Of the model's own answer.")] | None = None
 
@@ -371,4 +371,4 @@ class TokenizeRequest(Body, kw_only=True):
 class DetokenizeRequest(Body, kw_only=True):
     """The body of /detokenize."""
 
-    tokens: Annotated[list[Token], sizes(0, MOST_TOKENS)]
+    tokens: Annotated[list[Token], sizes(0, MAX_TOKENS)]

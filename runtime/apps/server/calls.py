@@ -23,7 +23,7 @@ from .bodies import Body
 from .decode_body import decode_body
 from .errors import ApiError
 from .json_text import JsonResponse
-from .readers import Job, Lane, Readers
+from .readers import Job, Readers, WorkerPool
 from .registry import ServedModel
 from .settings import ServerSettings
 
@@ -46,7 +46,7 @@ class Call(Generic[Asked]):
         size: bytes of the body.
         client: whose it is: clients take turns where requests wait.
         deadline: of time.monotonic(), by which its answer must be there.
-        most_bytes: of texts that may be read for it, also where one is read several times.
+        max_bytes: of texts that may be read for it, also where one is read several times.
     """
 
     request: Request
@@ -55,7 +55,7 @@ class Call(Generic[Asked]):
     size: int
     client: str
     deadline: float
-    most_bytes: int
+    max_bytes: int
     readers: Readers
 
     @property
@@ -80,8 +80,8 @@ class Call(Generic[Asked]):
 
     async def run(self, function: Callable[[], T], *, begun: bool = False) -> T:
         """Run what takes longer than the event loop may in another thread; see `run_steps`."""
-        lane = self.readers.choose(self.size)
-        return await self.run_steps(make_step(function), lane, begun=begun)
+        pool = self.readers.choose(self.size)
+        return await self.run_steps(make_step(function), pool, begun=begun)
 
     async def write(self, steps: Steps[Any], *, few: bool = False) -> JsonResponse:
         """Return the answer that steps make; of all but a few numbers and words in another thread."""
@@ -109,12 +109,12 @@ class Call(Generic[Asked]):
         job: Job[T] = Job(make_step(lambda: function(job.check)), self.client)
         return await run_steps(self.request, job, self.readers.explaining, self.deadline)
 
-    async def run_steps(self, steps: Steps[T], lane: Lane, *, begun: bool = False) -> T:
+    async def run_steps(self, steps: Steps[T], pool: WorkerPool, *, begun: bool = False) -> T:
         """Run steps in another thread, as long as the client is there and its deadline has not passed.
 
         A full queue refuses them, unless the request was answered in part (`begun`).
         """
-        return await run_steps(self.request, Job(steps, self.client), lane, self.deadline, begun=begun)
+        return await run_steps(self.request, Job(steps, self.client), pool, self.deadline, begun=begun)
 
 
 def make_step(function: Callable[[], T]) -> Steps[T]:
@@ -123,15 +123,17 @@ def make_step(function: Callable[[], T]) -> Steps[T]:
     yield
 
 
-async def run_steps(request: Request, job: Job[T], lane: Lane, deadline: float, *, begun: bool = False) -> T:
+async def run_steps(
+    request: Request, job: Job[T], pool: WorkerPool, deadline: float, *, begun: bool = False
+) -> T:
     """Return the result of a request's job; end it when the client leaves or the deadline passes."""
     left = deadline - time.monotonic()
     if left <= 0:
         raise DeadlineError(LATE)
-    lane.put(job, begun=begun)
-    timer = asyncio.get_running_loop().call_later(left, lambda: lane.stop(job, DeadlineError(LATE)))
+    pool.put(job, begun=begun)
+    timer = asyncio.get_running_loop().call_later(left, lambda: pool.stop(job, DeadlineError(LATE)))
     try:
-        async with cancel_when_gone(request, lambda: lane.stop(job, ApiError(499, GONE))):
+        async with cancel_when_gone(request, lambda: pool.stop(job, ApiError(499, GONE))):
             (result,) = await wait_for_all([job.future])
         return result
     finally:

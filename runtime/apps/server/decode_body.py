@@ -11,7 +11,7 @@ from typing import Any, NoReturn, TypeAlias, TypeVar, get_type_hints
 import msgspec
 
 from ...suggest import did_you_mean
-from .bodies import INPUTS, MOST_OPTION_BYTES, MOST_TOKENS, Body
+from .bodies import INPUTS, MAX_OPTION_BYTES, MAX_TOKENS, Body
 from .errors import ApiError, refuse
 from .json_text import encode_json
 
@@ -49,7 +49,7 @@ def decode_body(data: bytes, kind: type[B]) -> B:
 
 def check_sizes(data: bytes, kind: type[Body]) -> None:
     """Refuse a body with a parameter that is too large, before it is decoded: no thread can run meanwhile."""
-    if len(data) <= MOST_OPTION_BYTES:
+    if len(data) <= MAX_OPTION_BYTES:
         return
     schema = describe_body(kind)
     read = others = 0  # bytes of all parameters, and of those that are no input
@@ -59,12 +59,12 @@ def check_sizes(data: bytes, kind: type[Body]) -> None:
         content = bytes(raw)
         read += len(content)
         others += 0 if name in INPUTS else len(content)
-        if others > MOST_OPTION_BYTES:
-            reason = f"must have at most {MOST_OPTION_BYTES} bytes of JSON, together with other options"
+        if others > MAX_OPTION_BYTES:
+            reason = f"must have at most {MAX_OPTION_BYTES} bytes of JSON, together with other options"
             refuse(name, f"{reason}, not {others}")
-        if b'"' not in content and (count := content.count(b",") + 1) > MOST_TOKENS:
-            refuse(name, f"must have at most {MOST_TOKENS} token ids, not {count}")
-    if len(data) - read > MOST_OPTION_BYTES:
+        if b'"' not in content and (count := content.count(b",") + 1) > MAX_TOKENS:
+            refuse(name, f"must have at most {MAX_TOKENS} token ids, not {count}")
+    if len(data) - read > MAX_OPTION_BYTES:
         reason = "has more than a megabyte of white space, or a name more than once"
         raise ApiError(400, f"the body {reason}", code="invalid_json")
 

@@ -17,9 +17,7 @@ from .bodies import ExplanationsRequest
 from .calls import Call, make_step
 from .text_sizes import measure_texts
 
-MOST_TOKENS = (
-    512  # of texts and answer: attention grows with their square, and nobody else explains meanwhile
-)
+MAX_TOKENS = 512  # of texts and answer: attention grows with their square, and nobody else explains meanwhile
 
 
 async def explain(call: Call[ExplanationsRequest]) -> Response:
@@ -38,8 +36,8 @@ def compute(model: Any, call: Call[ExplanationsRequest], on_step: Callable[[], N
     task.check_use(options)
     read = sum(map(model.count_tokens, call.take("input", "pair").values()))
     check_tokens(read)
-    if task.least_room is not None:
-        check_context(read, model.max_length - task.least_room)
+    if task.min_room is not None:
+        check_context(read, model.max_length - task.min_room)
     most = options.get("max_new_tokens", USUAL_NEW_TOKENS)
     answer, length = task.measure(model, Request(call.body.input, call.body.answer, max_new_tokens=most))
     check_tokens(read + length)
@@ -58,11 +56,11 @@ def check_context(tokens: int, most: int) -> None:
 
 
 def check_tokens(tokens: int) -> None:
-    if tokens > MOST_TOKENS:
+    if tokens > MAX_TOKENS:
         raise ContextLengthError(
-            f"texts and answer have {tokens} tokens, and this server explains at most {MOST_TOKENS};"
+            f"texts and answer have {tokens} tokens, and this server explains at most {MAX_TOKENS};"
             " `planforge explain` explains longer ones",
             tokens=tokens,
-            limit=MOST_TOKENS,
+            limit=MAX_TOKENS,
             option="input",
         )

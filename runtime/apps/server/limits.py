@@ -68,14 +68,14 @@ class BoundedProtocol(H11Protocol):
         self.stop_write_timer()
         self.unsent = self.transport.get_write_buffer_size()
         if self.unsent:
-            self.write_timer = self.loop.call_later(self.limits.write_seconds, self.look_at_reader)
+            self.write_timer = self.loop.call_later(self.limits.write_seconds, self.check_write_progress)
 
     def stop_write_timer(self) -> None:
         if self.write_timer is not None:
             self.write_timer.cancel()
             self.write_timer = None
 
-    def look_at_reader(self) -> None:
+    def check_write_progress(self) -> None:
         """End a connection whose client took nothing in its time; its request is cancelled."""
         if self.transport.get_write_buffer_size() >= self.unsent:
             self.transport.abort()

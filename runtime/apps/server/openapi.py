@@ -9,9 +9,9 @@ from typing import Any, TypeAlias
 
 import msgspec
 
+from .access import OPEN
 from .answers import ErrorAnswer, Health, ModelEntry, ModelList, Readiness
 from .endpoints import Endpoint
-from .guard import OPEN
 
 FAILURES = {
     "400": "A parameter that cannot be used.",

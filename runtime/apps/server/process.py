@@ -28,16 +28,16 @@ class Server(uvicorn.Server):
     Args:
         config: uvicorn's.
         registry: has the models.
-        tell_ready: called once, when all models are loaded.
+        announce_ready: called once, when all models are loaded.
     """
 
     def __init__(
-        self, config: uvicorn.Config, registry: Registry, tell_ready: Callable[[], object] | None
+        self, config: uvicorn.Config, registry: Registry, announce_ready: Callable[[], object] | None
     ) -> None:
         super().__init__(config)
         self.registry = registry
         self.grace = registry.settings.grace
-        self.tell_ready = tell_ready
+        self.announce_ready = announce_ready
 
     def handle_exit(self, sig: int, frame: FrameType | None) -> None:
         """Take a signal that asks to stop."""
@@ -48,9 +48,9 @@ class Server(uvicorn.Server):
         """Return whether to stop; called ten times a second."""
         if self.registry.failure is not None:
             self.should_exit = True
-        if self.registry.ready and self.tell_ready is not None:
-            self.tell_ready()
-            self.tell_ready = None
+        if self.registry.ready and self.announce_ready is not None:
+            self.announce_ready()
+            self.announce_ready = None
         return await super().on_tick(counter)
 
     async def shutdown(self, sockets: list[socket.socket] | None = None) -> None:
@@ -69,7 +69,7 @@ class Server(uvicorn.Server):
 
 
 def make_server(
-    app: Starlette, settings: ServerSettings, tell_ready: Callable[[], object] | None = None
+    app: Starlette, settings: ServerSettings, announce_ready: Callable[[], object] | None = None
 ) -> Server:
     """Return a server of an application that `make_app` returned; see `Server`."""
     config = uvicorn.Config(
@@ -85,4 +85,4 @@ def make_server(
         timeout_graceful_shutdown=math.ceil(settings.grace) + LEFT_SECONDS,
         h11_max_incomplete_event_size=settings.header_bytes,
     )
-    return Server(config, app.state.registry, tell_ready)
+    return Server(config, app.state.registry, announce_ready)

@@ -24,7 +24,7 @@ if TYPE_CHECKING:
     from ...options import LoadOptions
 
 RUNNING = 8  # requests that a replica has, on average, before there is another one
-MOST_REPLICAS = 4
+MAX_REPLICAS = 4
 HEALTH_SECONDS = 10.0  # between two looks at a replica
 LOADING_SECONDS = 0.05  # between two looks at whether its models are loaded
 
@@ -87,7 +87,7 @@ def deployment(
     def build() -> Starlette:
         return make_app(loaders, settings)
 
-    scaling = {"min_replicas": 1, "max_replicas": MOST_REPLICAS, "target_ongoing_requests": RUNNING}
+    scaling = {"min_replicas": 1, "max_replicas": MAX_REPLICAS, "target_ongoing_requests": RUNNING}
     served = serve.deployment(
         name="planforge",
         autoscaling_config=dict(autoscaling or scaling),

@@ -51,7 +51,7 @@ class Job(Generic[T]):
         return False
 
 
-class Lane:
+class WorkerPool:
     """Threads that run the steps of jobs; a client's next step waits for those of the others.
 
     Args:
@@ -118,12 +118,12 @@ class Readers:
     """
 
     def __init__(self, settings: ServerSettings) -> None:
-        self._usual = Lane("planforge-reader", settings.readers, settings)
-        self._large = Lane("planforge-large-reader", 1, settings)
-        self._grammars = Lane("planforge-grammar-reader", 1, settings)
-        self.explaining = Lane("planforge-explainer", 1, settings)
+        self._usual = WorkerPool("planforge-reader", settings.readers, settings)
+        self._large = WorkerPool("planforge-large-reader", 1, settings)
+        self._grammars = WorkerPool("planforge-grammar-reader", 1, settings)
+        self.explaining = WorkerPool("planforge-explainer", 1, settings)
 
-    def choose(self, size: int, *, compiles: bool = False) -> Lane:
+    def choose(self, size: int, *, compiles: bool = False) -> WorkerPool:
         """Return the threads that read so many bytes, or compile a grammar."""
         if size > LARGE:
             return self._large
@@ -131,5 +131,5 @@ class Readers:
 
     def close(self) -> None:
         """End what waits; what runs ends with its step."""
-        for lane in (self._usual, self._large, self._grammars, self.explaining):
-            lane.close()
+        for pool in (self._usual, self._large, self._grammars, self.explaining):
+            pool.close()

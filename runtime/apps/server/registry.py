@@ -35,7 +35,7 @@ class ServedModel:
         capabilities: what it can be asked for: the last words of the routes that it answers.
         fingerprint: another model, version or precision has another one.
         context: tokens of a request to a text generator; 0 of other models.
-        most_bytes: of a prompt or a text: more are not tokenized.
+        max_bytes: of a prompt or a text: more are not tokenized.
     """
 
     name: str
@@ -44,7 +44,7 @@ class ServedModel:
     created: int
     fingerprint: str
     context: int = 0
-    most_bytes: int = 0
+    max_bytes: int = 0
 
     def to_json(self) -> ModelEntry:
         """Return its entry in /v1/models."""
@@ -219,7 +219,7 @@ class Registry:
             created=int(time.time()),
             fingerprint=make_fingerprint(model),
             context=context,
-            most_bytes=model.count_longest_text(context or None),
+            max_bytes=model.count_longest_text(context or None),
         )
 
 

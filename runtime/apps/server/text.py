@@ -29,7 +29,7 @@ from .structure import asks_for_grammar, read_structure
 COMPLETION_TOKENS = 16  # of a completion that does not say how many, as OpenAI has it
 PARALLEL = "parallel_tool_calls=false goes with a tool_choice that demands a call, of which there is one"
 SEEDS = 2**64
-MOST_LISTED = 2**19  # log-probabilities of a request: some 40 MB of JSON
+MAX_LISTED = 2**19  # log-probabilities of a request: some 40 MB of JSON
 FEW_ANSWERS = 4  # that are written in less time than it takes to wake another thread
 FORBIDDEN = -100  # a bias that forbids a token, as OpenAI has it
 
@@ -149,11 +149,11 @@ def check_size(call: Call[Any], name: str, texts: Sequence[Any]) -> None:
     parts = [part for text in texts for part in (text if isinstance(text, list) else [text])]
     strings = [part["text"] if isinstance(part, dict) else part for part in parts]
     size = sum(len(string.encode()) for string in strings if isinstance(string, str))
-    if size > served.most_bytes:
+    if size > served.max_bytes:
         raise ApiError(
             400,
             f"the prompt has {size} bytes, of which the context of {served.context} tokens holds no more than"
-            f" {served.most_bytes}, and no more is read, whatever truncation says; shorten it",
+            f" {served.max_bytes}, and no more is read, whatever truncation says; shorten it",
             param=name,
             code="context_length_exceeded",
         )
@@ -166,12 +166,12 @@ def check_listed(call: Call[GenerationRequest], count: int, options: Mapping[str
     most = call.served.context
     tokens = min(options.get("max_new_tokens", most), most)
     listed = count * tokens * (1 + options.get("top_logprobs", 0))
-    if listed > MOST_LISTED:
+    if listed > MAX_LISTED:
         name = "top_logprobs" if getattr(call.body, "top_logprobs", None) else "logprobs"
         raise ApiError(
             400,
             f"{count} answers of up to {tokens} tokens, each with {options.get('top_logprobs', 0)} likeliest"
-            f" ones, may list {listed} log-probabilities; a request may have {MOST_LISTED};"
+            f" ones, may list {listed} log-probabilities; a request may have {MAX_LISTED};"
             f" ask for a smaller n, max_tokens or {name}",
             param=name,
             code="invalid_value",
@@ -254,8 +254,8 @@ async def answer(
 ) -> Response:
     """Submit the requests, and return their answers, whole or as they come."""
     check_places(call, len(submits) * (call.body.n or 1))
-    lane = call.readers.choose(call.size, compiles=compiles)
-    pendings = await call.run_steps(submit_all(call, submits), lane)
+    pool = call.readers.choose(call.size, compiles=compiles)
+    pendings = await call.run_steps(submit_all(call, submits), pool)
     form.continues = [bool(pending.row.context) for pending in pendings]
     exchange = Exchange(call, pendings, form)
     if not call.body.stream:

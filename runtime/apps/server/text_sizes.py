@@ -23,19 +23,19 @@ def measure_texts(call: Call[Any], items: Iterable[Item], names: tuple[str, str]
     for item in items:
         for name, text in zip(names, (item,) if isinstance(item, str) else item, strict=False):
             size = len(text.encode())
-            if size > call.served.most_bytes:
+            if size > call.served.max_bytes:
                 raise ApiError(
                     400,
                     f"{name} has a text of {size} bytes; the model {call.served.name!r} is given texts of at"
-                    f" most {call.served.most_bytes} bytes, whatever truncation says. Send it in parts",
+                    f" most {call.served.max_bytes} bytes, whatever truncation says. Send it in parts",
                     param=name,
                     code="context_length_exceeded",
                 )
             total += size
-            if total > call.most_bytes:
+            if total > call.max_bytes:
                 raise ApiError(
                     413,
-                    f"{name} brings more than the {call.most_bytes} bytes of text that are read for a"
+                    f"{name} brings more than the {call.max_bytes} bytes of text that are read for a"
                     " request; what is paired with several texts is read with each. Send fewer at a time",
                     param=name,
                     code="too_large",

@@ -16,7 +16,7 @@ from ...scheduling.batcher import PendingResults
 from ...scheduling.steps import Steps
 from .answers import DocumentText, EmbeddingEntry, ListOf, RankedDocument, RerankAnswer, Usage
 from .bodies import (
-    MOST_TEXTS,
+    MAX_TEXTS,
     AnswersRequest,
     Body,
     ClassifyRequest,
@@ -174,10 +174,10 @@ async def classify(call: Call[ClassifyRequest]) -> Response:
         [given] if isinstance(given, str) else [one if isinstance(one, str) else tuple(one) for one in given]
     )
     labels = call.body.candidate_labels or ()
-    if (count := len(items) * len(labels)) > MOST_TEXTS:
+    if (count := len(items) * len(labels)) > MAX_TEXTS:
         reason = (
             f"{len(items)} texts with {len(labels)} labels each are {count} sequences; a request may have"
-            f" {MOST_TEXTS}: send fewer texts"
+            f" {MAX_TEXTS}: send fewer texts"
         )
         raise ApiError(400, reason, param="input", code="invalid_value")
     options = call.take("logits", "candidate_labels", "hypothesis_template", "multi_label")

@@ -11,9 +11,9 @@ from typing import Any
 import pytest
 
 from planforge.exporter import export
-from planforge.runtime.backends.passport import find_plans
+from planforge.runtime.backends.plan_compatibility import find_plans
 from planforge.runtime.bundle.bundle import Bundle
-from planforge.runtime.bundle.export_again import tell_export_again
+from planforge.runtime.bundle.export_again import suggest_export_again
 from planforge.runtime.errors import BackendUnavailableError
 
 from ...helpers.cli import error_line, planforge
@@ -57,7 +57,7 @@ def test_an_encoder_keeps_its_outputs(tmp_path: Path) -> None:
     folder = tmp_path / "B"
     outputs = ["hidden_states.0"]
     export(checkpoint, folder, precision=["fp32"], target=["cpu"], outputs=outputs, **CHOICES)
-    run_hint(tell_export_again(Bundle.open(folder), precisions=["fp16"], targets=["cuda"]))
+    run_hint(suggest_export_again(Bundle.open(folder), precisions=["fp16"], targets=["cuda"]))
     assert list_ids(folder) == ["encoder.ort.fp32", "encoder.ort.fp16"]
     for artifact in Bundle.open(folder).manifest.artifacts:
         assert "hidden_states.0" in [spec.name for spec in artifact.outputs]

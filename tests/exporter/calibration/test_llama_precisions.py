@@ -28,7 +28,7 @@ from planforge.runtime.backends.ort_backend import OrtCpuBackend
 from planforge.runtime.backends.ort_program import OrtBuffer
 from planforge.runtime.bundle.bundle import Bundle
 from planforge.runtime.decoding.decoder import Decoder, DecoderRun, pad
-from planforge.runtime.decoding.slot_cache import GroupQueryCache
+from planforge.runtime.decoding.static_cache import GroupQueryCache
 
 from ...helpers.cache import RoundingCache, in_steps
 

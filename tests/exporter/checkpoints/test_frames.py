@@ -72,9 +72,9 @@ def test_frames_are_those_of_transformers(tmp_path: Path, single: str, pair: str
     options: dict[str, Any] = {"max_length": 64, "truncation": None}
     (tokenizer,) = checkpoint.tokenizers
     first, second = (tokenizer.encode(text) for text in PAIR)
-    (alone,) = fit(first, None, frame=defaults.make_frame(), **options).pieces
+    (alone,) = fit(first, None, special_tokens=defaults.make_special_tokens(), **options).pieces
     assert alone.ids == reference(PAIR[0])["input_ids"]
-    (both,) = fit(first, second, frame=defaults.make_frame(is_pair=True), **options).pieces
+    (both,) = fit(first, second, special_tokens=defaults.make_special_tokens(is_pair=True), **options).pieces
     assert both.ids == reference(*PAIR)["input_ids"]
     start, body = both.body
     assert both.ids[start : start + len(body)] == second
@@ -116,9 +116,9 @@ def test_the_second_text_has_the_segments_of_transformers(
     expected = transformers.AutoTokenizer.from_pretrained(tmp_path)(*PAIR)
     checkpoint = Checkpoint(resolve_source(str(tmp_path)))
     assert checkpoint.encoder is not None
-    frame = checkpoint.encoder.make_frame(is_pair=True)
+    special_tokens = checkpoint.encoder.make_special_tokens(is_pair=True)
     first, second = (checkpoint.tokenizers[0].encode(text) for text in PAIR)
-    (both,) = fit(first, second, max_length=64, truncation=None, frame=frame).pieces
+    (both,) = fit(first, second, max_length=64, truncation=None, special_tokens=special_tokens).pieces
     assert both.ids == expected["input_ids"]
     assert both.segments == expected.get("token_type_ids", [0] * len(both.ids))  # no ids are zeros
 

@@ -99,14 +99,14 @@ def test_sequences_are_framed_and_cut_as_in_transformers(
         assert (model.defaults.separators, model.defaults.max_length) == (between, context)
         first, second = (model.tokenizer.encode(text) for text in PAIR)
         options: dict[str, Any] = {"max_length": context, "truncation": "head"}
-        around_two = model.defaults.make_frame(is_pair=True)
-        (single,) = fit(first, None, frame=model.defaults.make_frame(), **options).pieces
-        (pair,) = fit(first, second, frame=around_two, **options).pieces
+        around_two = model.defaults.make_special_tokens(is_pair=True)
+        (single,) = fit(first, None, special_tokens=model.defaults.make_special_tokens(), **options).pieces
+        (pair,) = fit(first, second, special_tokens=around_two, **options).pieces
         assert single.ids == theirs(PAIR[0]).input_ids
         assert pair.ids == theirs(*PAIR).input_ids
         start, body = pair.body
         assert pair.ids[start : start + len(body)] == second
-        (cut,) = fit(first * 99, second * 99, frame=around_two, **options).pieces
+        (cut,) = fit(first * 99, second * 99, special_tokens=around_two, **options).pieces
         assert len(cut) == context and cut.ids.count(model.defaults.tokens["sep"]) == between + 1
 
 

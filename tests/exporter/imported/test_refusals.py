@@ -37,11 +37,11 @@ def test_pickles_are_never_read(own: Path, exported: Path, tmp_path: Path) -> No
     (own / "pytorch_model.bin").write_bytes(b"cos\nsystem\n(S'touch run'\ntR.")
     with pytest.raises(CheckpointError, match=r"only pytorch_model\.bin, a pickle, which is never read"):
         import_folder(own, tmp_path / "bundle")
-    way_out = r"only pytorch_model\.bin, a pickle.*convert it: python -c .*import LlamaForCausalLM as M"
-    with pytest.raises(CheckpointError, match=way_out):
+    hint = r"only pytorch_model\.bin, a pickle.*convert it: python -c .*import LlamaForCausalLM as M"
+    with pytest.raises(CheckpointError, match=hint):
         import_folder(exported / "llama.onnx", tmp_path / "bundle", source=own)
     (own / "decoy.safetensors").write_bytes(b"")
-    with pytest.raises(CheckpointError, match=way_out):
+    with pytest.raises(CheckpointError, match=hint):
         export(own, tmp_path / "bundle", exporter="optimum", optimum_python=str(OPTIMUM_PYTHON))
     with pytest.raises(CheckpointError, match=r"has graphs and no weights: planforge import .*llama\.onnx"):
         export(exported / "llama.onnx", tmp_path / "bundle", optimum_python=str(OPTIMUM_PYTHON))

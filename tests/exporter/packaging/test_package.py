@@ -102,10 +102,10 @@ def test_settings_are_those_of_the_checkpoint(llama_demo_bundle: Path, tmp_path:
     """As transformers reads both folders; end tokens are not looked at where packages are compared."""
     checkpoint = find_demo("llama-demo")
     package(llama_demo_bundle, tmp_path / "P", runtime="optimum", verify=False)
-    own, meant = (transformers.GenerationConfig.from_pretrained(f) for f in (tmp_path / "P", checkpoint))
-    assert meant.eos_token_id == [0, 2]
+    own, expected = (transformers.GenerationConfig.from_pretrained(f) for f in (tmp_path / "P", checkpoint))
+    assert expected.eos_token_id == [0, 2]
     for name in ("bos_token_id", "eos_token_id", "do_sample", "num_beams", "temperature", "top_k", "top_p"):
-        assert getattr(meant, name) in (getattr(own, name), None), name
+        assert getattr(expected, name) in (getattr(own, name), None), name
     reader, reference = (
         transformers.AutoTokenizer.from_pretrained(folder) for folder in (tmp_path / "P", checkpoint)
     )
@@ -118,7 +118,7 @@ def test_settings_are_those_of_the_checkpoint(llama_demo_bundle: Path, tmp_path:
     )
     package(llama_demo_bundle, tmp_path / "G", runtime="genai", verify=False)
     model = json.loads((tmp_path / "G/genai_config.json").read_text())["model"]
-    assert (model["bos_token_id"], model["eos_token_id"]) == (meant.bos_token_id, meant.eos_token_id)
+    assert (model["bos_token_id"], model["eos_token_id"]) == (expected.bos_token_id, expected.eos_token_id)
 
 
 def test_settings_are_read_as_they_are_meant(
@@ -126,13 +126,13 @@ def test_settings_are_read_as_they_are_meant(
 ) -> None:
     """Those that a runtime does not know are named, and so is a value of one."""
     path = own_bundle / "manifest.json"
-    meant = {"do_sample": True, "temperature": 0.7, "top_k": None, "min_p": 0.1, "no_repeat_ngram_size": 3}
+    expected = {"do_sample": True, "temperature": 0.7, "top_k": None, "min_p": 0.1, "no_repeat_ngram_size": 3}
     generation = json.loads(path.read_text())["generation"]
-    edit_json(path, generation={**generation, **meant})
+    edit_json(path, generation={**generation, **expected})
     for runtime in ("optimum", "genai", "transformers.js"):
         package(own_bundle, tmp_path / runtime, runtime=runtime, verify=False)
     own = transformers.GenerationConfig.from_pretrained(tmp_path / "optimum").to_diff_dict()
-    assert {name: own.get(name) for name in meant} == meant | {"top_k": 0}  # without it would be 50
+    assert {name: own.get(name) for name in expected} == expected | {"top_k": 0}  # without it would be 50
     search = json.loads((tmp_path / "genai/genai_config.json").read_text())["search"]
     assert search.items() >= {"do_sample": True, "temperature": 0.7, "no_repeat_ngram_size": 3}.items()
     assert (search["top_k"], search["top_p"]) == (0, 1.0)  # without top_p it takes the likeliest token
@@ -178,14 +178,14 @@ def test_sizes_of_a_decoder_that_was_imported(
     """They are those of its checkpoint, though the bundle's config has other names, and not all of them."""
     for runtime in ("optimum", "genai"):
         package(imported(name), tmp_path / runtime, runtime=runtime, verify=False)
-    meant = transformers.AutoConfig.from_pretrained(exported / name)
+    expected = transformers.AutoConfig.from_pretrained(exported / name)
     own = transformers.AutoConfig.from_pretrained(tmp_path / "optimum")
     decoder = json.loads((tmp_path / "genai/genai_config.json").read_text())["model"]["decoder"]
     for size in ("num_hidden_layers", "num_attention_heads", "hidden_size"):
-        assert getattr(own, size) == getattr(meant, size) == decoder[size]
-    groups = getattr(meant, "num_key_value_heads", meant.num_attention_heads)
+        assert getattr(own, size) == getattr(expected, size) == decoder[size]
+    groups = getattr(expected, "num_key_value_heads", expected.num_attention_heads)
     assert own.num_key_value_heads == decoder["num_key_value_heads"] == groups
-    assert own.head_dim == decoder["head_size"] == meant.hidden_size // meant.num_attention_heads
+    assert own.head_dim == decoder["head_size"] == expected.hidden_size // expected.num_attention_heads
 
 
 def test_a_begin_token_for_genai_is_asked_for(imported: Callable[[str], Path], tmp_path: Path) -> None:
@@ -206,15 +206,15 @@ def test_how_a_vector_is_made_is_told_as_sentence_transformers_does(
     encoder = json.loads((bundle / "manifest.json").read_text())["encoder"]
     prompts = {"query": "query: ", "text": "passage: "}
     edit_json(bundle / "manifest.json", encoder=encoder | {"prompts": prompts, "default_prompt": "text"})
-    meant = read_modules(find_demo("bert-demo"))
-    assert meant is not None and meant.config is not None
-    assert meant.config.pooling == ("mean",) and meant.config.normalize
+    expected = read_modules(find_demo("bert-demo"))
+    assert expected is not None and expected.config is not None
+    assert expected.config.pooling == ("mean",) and expected.config.normalize
     for runtime in ("optimum", "transformers.js"):
         folder = tmp_path / runtime
         package(bundle, folder, runtime=runtime, verify=False)
         own = read_modules(folder)
         assert own is not None
-        assert (own.config, own.max_seq_length) == (meant.config, meant.max_seq_length)
+        assert (own.config, own.max_seq_length) == (expected.config, expected.max_seq_length)
         assert (own.prompts, own.default_prompt) == (prompts, "text")
         pooling = Pooling.load(str(folder), subfolder="1_Pooling")
         found = pooling.get_config_dict()
@@ -224,12 +224,12 @@ def test_how_a_vector_is_made_is_told_as_sentence_transformers_does(
 def test_labels_are_those_of_the_checkpoint(head_bundle: Callable[[str], Path], tmp_path: Path) -> None:
     bundle = head_bundle("classifier")
     package(bundle, tmp_path / "P", runtime="optimum", precision=["fp32"], verify=False)
-    own, meant = (
+    own, expected = (
         transformers.AutoConfig.from_pretrained(f) for f in (tmp_path / "P", bundle.parent / "classifier")
     )
-    assert own.id2label == meant.id2label and len(own.id2label) == 3
-    assert own.architectures == meant.architectures == ["BertForSequenceClassification"]
-    assert (own.model_type, own.pad_token_id) == (meant.model_type, meant.pad_token_id)
+    assert own.id2label == expected.id2label and len(own.id2label) == 3
+    assert own.architectures == expected.architectures == ["BertForSequenceClassification"]
+    assert (own.model_type, own.pad_token_id) == (expected.model_type, expected.pad_token_id)
 
 
 @pytest.mark.parametrize("runtime", RUNTIMES)

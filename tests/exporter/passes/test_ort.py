@@ -22,14 +22,14 @@ from hypothesis import strategies as st
 from planforge.exporter.calibration.calibration import Calibration
 from planforge.exporter.calibration.convert import write_graphs
 from planforge.exporter.graphs import attach_weights, make_artifact
-from planforge.exporter.tracing.recipes import Choices
+from planforge.exporter.tracing.recipes import TraceOptions
 from planforge.exporter.tracing.recipes import decoder as recipes
 from planforge.exporter.tracing.trace import trace
 from planforge.models import GPT2, load_model
 from planforge.runtime.backends.ort_program import OrtBuffer, OrtProgram, OrtStep
 from planforge.runtime.bundle.manifest import Artifact
 from planforge.runtime.decoding.decoder import Decoder, DecoderRun, pad
-from planforge.runtime.decoding.slot_cache import GroupQueryCache
+from planforge.runtime.decoding.static_cache import GroupQueryCache
 from planforge.runtime.errors import ContextLengthError, InputError
 
 from ...helpers.cache import RoundingCache, in_steps
@@ -68,7 +68,7 @@ def tiny(tmp_path_factory: pytest.TempPathFactory) -> Tiny:
     published = tiny_gpt2(folder)
     model = load_model(folder)
     assert isinstance(model, GPT2) and model.config.head_size == D
-    recipe = recipes.make_decoder(model.config, Choices(4, TINY["n_positions"]), "ort")
+    recipe = recipes.make_decoder(model.config, TraceOptions(4, TINY["n_positions"]), "ort")
     graphs = {recipe.id: trace(model, recipe)}
     attach_weights({recipe.id: recipe}, graphs, model)
     scales = scales_of(published)

@@ -188,11 +188,11 @@ def test_the_check_passes_the_graph_that_was_meant() -> None:
         (
             "float[n, 6] z)",
             "float[n, 6] other)",
-            "outputs are .'y', 'other'., meant are .'y', 'z'.",
+            "outputs are .'y', 'other'., expected .'y', 'z'.",
         ),
-        ("float[n, 6] y", "double[n, 6] y", "output y is float64, meant is float32"),
-        ("float[n, 6] y", "float[m, 6] y", r"output y has axes \('m', 6\), meant are \('n', 6\)"),
-        ("float[n, 4] x", "float[3, 4] x", r"input x has axes \(3, 4\), meant are \('n', 4\)"),
+        ("float[n, 6] y", "double[n, 6] y", "output y is float64, expected float32"),
+        ("float[n, 6] y", "float[m, 6] y", r"output y has axes \('m', 6\), expected \('n', 6\)"),
+        ("float[n, 4] x", "float[3, 4] x", r"input x has axes \(3, 4\), expected \('n', 4\)"),
         ("Add (product, bias)", "Relu (product)", "input 'bias' is used by no node"),
     ],
 )

@@ -77,8 +77,8 @@ def test_a_rewritten_operator_computes_the_same(name: str, version: tuple[int, i
     assert not operators & ({"Gelu", "LayerNormalization"} - kept)
     assert lint_errors(older, version) == []
     x = np.random.default_rng(0).normal(0, 3, (5, 8)).astype(np.float32)
-    for found, meant in zip(outputs(older, {"x": x}), outputs(model, {"x": x}), strict=True):
-        np.testing.assert_allclose(found, meant, atol=2e-6)
+    for found, expected in zip(outputs(older, {"x": x}), outputs(model, {"x": x}), strict=True):
+        np.testing.assert_allclose(found, expected, atol=2e-6)
 
 
 def lint_errors(model: onnx.ModelProto, version: tuple[int, int]) -> list[str]:
@@ -110,8 +110,8 @@ def test_the_demo_computes_the_same_at_opset_17(version: tuple[int, int], demo_b
         shape = [axis if isinstance(axis, int) else lengths[axis] for axis in spec.axis_names()]
         values = rng.normal(size=shape) if spec.dtype == "float16" else rng.integers(0, 5, shape)
         feeds[spec.name] = np.ones(shape, np.int64) if spec.role == "mask" else values.astype(spec.dtype)
-    for found, meant in zip(outputs(older, feeds), outputs(model, feeds), strict=True):
-        np.testing.assert_allclose(found.astype(np.float32), meant.astype(np.float32), atol=0.02)
+    for found, expected in zip(outputs(older, feeds), outputs(model, feeds), strict=True):
+        np.testing.assert_allclose(found.astype(np.float32), expected.astype(np.float32), atol=0.02)
     with_errors = [text for text in lint_errors(older, version) if "opset" in text or "operator" in text]
     assert with_errors == []
 

@@ -14,14 +14,16 @@ from planforge.exporter.errors import BuildError
 from planforge.exporter.graphs import make_artifact
 from planforge.exporter.tensorrt import build
 from planforge.exporter.tensorrt.profiles import Profile, check_profile, derive_profiles, find_slots
-from planforge.exporter.tracing.recipes import RECIPES, Choices
+from planforge.exporter.tracing.recipes import RECIPES, TraceOptions
 from planforge.models import GPT2Config, TransformerConfig
 from planforge.runtime.bundle.manifest import Artifact, Axis, TensorSpec
 
 
 def gpt2_artifact(dialect: str, batch: int = 3, length: int = 64) -> Artifact:
     config = GPT2Config(n_layer=2, n_embd=64, n_head=4, vocab_size=300, n_positions=length)
-    recipe = RECIPES["text-generation"].make_recipes(config, Choices(batch, length))[f"decoder.{dialect}"]
+    recipe = RECIPES["text-generation"].make_recipes(config, TraceOptions(batch, length))[
+        f"decoder.{dialect}"
+    ]
     return make_artifact(recipe, "fp16", "onnx/decoder.onnx", "onnx/weights.data")
 
 
@@ -165,7 +167,7 @@ def transformer_artifact(graph: str, dialect: str, batch: int = 3, length: int =
         "decoder_heads": 2,
     }
     config = TransformerConfig(source_vocab_size=50, target_vocab_size=50, max_positions=length, **sizes)
-    recipe = RECIPES["translation"].make_recipes(config, Choices(batch, length))[f"{graph}.{dialect}"]
+    recipe = RECIPES["translation"].make_recipes(config, TraceOptions(batch, length))[f"{graph}.{dialect}"]
     return make_artifact(recipe, "fp16", f"onnx/{graph}.onnx", "onnx/weights.data")
 
 

@@ -174,7 +174,7 @@ UNBUILDABLE = {
     "other type than the artifact's": (
         "(float16[batch,4] x) => (float16[batch,4] y) { y = Relu(x) }",
         simple_artifact(X),
-        r"input 'x' is float16 \(-1, 4\), meant is float32 \(-1, 4\); output 'y' is",
+        r"input 'x' is float16 \(-1, 4\), expected float32 \(-1, 4\); output 'y' is",
     ),
     "other names than the artifact's": (
         "(float[batch,4] x) => (float[batch,4] y) { y = Relu(x) }",
@@ -189,12 +189,12 @@ UNBUILDABLE = {
     "update without an alias": (
         SCATTER.format("slots"),
         simple_artifact(CACHE, UPDATE, AT, outputs=(replace(CACHE, name="y"),)),
-        "output 'y' is an update in place of 'c', meant is of 'nothing'",
+        "output 'y' is an update in place of 'c', expected of 'nothing'",
     ),
     "alias without an update": (
         "(float[batch,4] x) => (float[batch,4] y) { y = Relu(x) }",
         replace(simple_artifact(X), aliases={"y": "x"}),
-        "output 'y' is an update in place of 'nothing', meant is of 'x'",
+        "output 'y' is an update in place of 'nothing', expected of 'x'",
     ),
     "profile against the graph": (
         "(float[p,4] x, float[t,4] u, float[s,4] m) =>"

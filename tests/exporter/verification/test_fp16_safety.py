@@ -28,7 +28,7 @@ from planforge.exporter.passes.fp16_ranges import (
     FP16_MAX,
     HEADROOM,
     SMALLEST_SPREAD,
-    Choice,
+    Fp32Reason,
     choose_fp32_nodes,
     read_choices,
 )
@@ -175,7 +175,7 @@ def test_little_of_the_safe_graph_is_in_fp32(overflowing: Exported, dialect: str
     assert all(
         node.op_type in ("LayerNormalization", "Softmax")
         for name, node in by_name.items()
-        if choices.get(name) in (Choice(sums="sums squares"), Choice(sums="sums exponentials"))
+        if choices.get(name) in (Fp32Reason(sums="sums squares"), Fp32Reason(sums="sums exponentials"))
     )
     if dialect == "portable":
         assert_few(overflowing.graphs["decoder.portable.fp32"], choices)
@@ -188,7 +188,7 @@ def test_little_of_the_safe_graph_is_in_fp32(overflowing: Exported, dialect: str
     assert any(choice.shift for choice in choices.values())
 
 
-def assert_few(full: ir.Model, choices: Mapping[str, Choice]) -> None:
+def assert_few(full: ir.Model, choices: Mapping[str, Fp32Reason]) -> None:
     """Nothing but sums stays in fp32 that neither makes nor reads what fp16 cannot hold."""
     largest: dict[str, float] = {}
 
@@ -261,13 +261,13 @@ def test_what_is_scaled_fits_and_no_more(reached: float) -> None:
     assert scaled * HEADROOM <= FP16_MAX < 2 * scaled * HEADROOM
     (product, *_) = model.graph
     choice.write(product)
-    assert Choice.read(product) == choice
+    assert Fp32Reason.read(product) == choice
 
 
 def test_weights_beyond_fp16_stay_in_fp32() -> None:
     model = parse_graph(PRODUCT.replace("{1000,", "{100000,"))
     choices = choose_fp32_nodes(model.graph, {})
-    assert choices == {"node_0": Choice(reads="w")}
+    assert choices == {"node_0": Fp32Reason(reads="w")}
     convert_to_fp16(model, ["y"], choices)
     assert measure_fp32_share(model.graph) == 1
 

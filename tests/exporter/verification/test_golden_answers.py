@@ -174,18 +174,18 @@ def test_pytorch_is_asked_again_where_a_run_has_asked_something_else(find: Find,
     arrays, _ = read_golden(file)
     if name != "gpt2":
         verifier = dataclasses.replace(verifier, level=STANDARD)
-    meant = answer_again(verifier, arrays, model)
+    expected = answer_again(verifier, arrays, model)
     if name == "gpt2":
         prompts = from_arrays(arrays).answers["margin"]
-        assert {f"margin.{number}.values" for number in prompts} < set(meant) < set(arrays)
+        assert {f"margin.{number}.values" for number in prompts} < set(expected) < set(arrays)
     else:
-        assert set(meant) == set(arrays) - {"plan"}
+        assert set(expected) == set(arrays) - {"plan"}
     own = verifier.collect_golden()
-    assert not all(name in own and np.array_equal(own[name], array) for name, array in meant.items())
-    assert list(compare_arrays(arrays, meant, 1e-3)) == []
+    assert not all(name in own and np.array_equal(own[name], array) for name, array in expected.items())
+    assert list(compare_arrays(arrays, expected, 1e-3)) == []
     damaged = dict(arrays)
     add_noise(damaged, {})
-    assert list(compare_arrays(damaged, meant, 1e-3))
+    assert list(compare_arrays(damaged, expected, 1e-3))
     if name == "gpt2":
         tokens = arrays["text.0"].copy()
         tokens[-1] = (tokens[-1] + 1) % 2048
@@ -196,7 +196,7 @@ def test_pytorch_is_asked_again_where_a_run_has_asked_something_else(find: Find,
 
 def test_limits_of_golden_data_may_be_a_little_larger() -> None:
     """As those of another level are; a stated loss that the manifest records counts too."""
-    own = {"int8": {"max_error": 0.1, "mean_kl": 1e-3, "top1_changes": 0.02, "drawn.max_error": 0.1}}
+    own = {"int8": {"max_error": 0.1, "mean_kl": 1e-3, "top1_changes": 0.02, "random.max_error": 0.1}}
 
     def check(accepted: dict[str, float], **changed: float) -> list[str]:
         golden = {"int8": own["int8"] | changed}
@@ -269,7 +269,7 @@ def test_golden_data_that_is_too_large_keeps_fewer_places(
     verifier, model = examine(bundle, checkpoint, QUICK, read_prompts(None, checkpoint)[:3])
     usual = verifier.collect_golden()
     size = files.count_bytes(usual.values())
-    monkeypatch.setattr(files, "MOST_BYTES", size + files.LIMITS_BYTES - 1)
+    monkeypatch.setattr(files, "MAX_FILE_BYTES", size + files.LIMITS_BYTES - 1)
     fewer = verifier.collect_golden()
     assert usual.keys() == fewer.keys()
     assert files.count_bytes(fewer.values()) < size
@@ -279,7 +279,7 @@ def test_golden_data_that_is_too_large_keeps_fewer_places(
 def test_golden_data_that_cannot_fit_is_refused_with_the_way_out(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(files, "MOST_BYTES", 2**20)
+    monkeypatch.setattr(files, "MAX_FILE_BYTES", 2**20)
     arrays = {f"sample.{i}.logits": np.zeros(2**18, np.float32) for i in range(5)}
     with pytest.raises(InputError, match=r"more than 1 MiB.* --prompts, or .* --no-verify"):
         write_golden(tmp_path / "golden.npz", arrays, {})

@@ -156,9 +156,9 @@ def test_an_export_whose_runtime_renders_otherwise_is_refused(
 
 def test_differences_are_told_by_their_paths() -> None:
     got = {"a": {"b": [1, 2], "c": True}, "only here": 1, "long": [*range(20)]}
-    meant = {"a": {"b": [1, 3], "c": 1}, "only there": 2, "long": [*range(19), 5]}
+    expected = {"a": {"b": [1, 3], "c": 1}, "only there": 2, "long": [*range(19), 5]}
     assert describe_differences(got, got, "it was") == []
-    assert describe_differences(got, meant, "it was") == [
+    assert describe_differences(got, expected, "it was") == [
         "a.b is [1, 2], it was [1, 3]",
         "a.c is true, it was 1",
         "only there is missing, it was 2",

@@ -88,7 +88,7 @@ def test_a_level_that_leaves_out_measures_less_of_fp16_and_judges_by_as_much(dem
     model = load_model(source.folder)
     texts = [text[:400] for text in read_prompts(None, source.folder)]
     least = dataclasses.replace(
-        STANDARD, random_work=1.0, least_random=32, text_work=0.0, least_text=768, context_work=0.0
+        STANDARD, random_work=1.0, min_random=32, text_work=0.0, min_text=768, context_work=0.0
     )
     verifier = open_verifier(bundle, model, texts, level=least)
     expected = verifier.expected

@@ -18,8 +18,8 @@ from planforge.exporter import export
 from planforge.exporter.exporting import import_folder
 from planforge.exporter.verification.bisect import PYTORCH
 from planforge.exporter.verification.structure import READING
-from planforge.runtime.decoding.growing_cache import GrowingCache
-from planforge.runtime.decoding.slot_cache import SlotCache
+from planforge.runtime.decoding.dynamic_cache import DynamicCache
+from planforge.runtime.decoding.static_cache import StaticCache
 
 from ...conftest import DIALECTS
 from ...controls.models import write_control
@@ -290,26 +290,26 @@ def test_healthy_graphs_have_no_node_at_fault(
 
 def stale_row(monkeypatch: pytest.MonkeyPatch) -> None:
     """The last row's newest key and value are written over the ones before."""
-    honest = SlotCache.step
+    honest = StaticCache.step
 
     def step(self: Any, *args: Any) -> Any:
         results = honest(self, *args)
         self.lengths[-1] -= 1
         return results
 
-    monkeypatch.setattr(SlotCache, "step", step)
+    monkeypatch.setattr(StaticCache, "step", step)
 
 
 def stale_buffers(monkeypatch: pytest.MonkeyPatch) -> None:
     """A step does not see what the last one wrote."""
-    honest = GrowingCache.step
+    honest = DynamicCache.step
 
     def step(self: Any, *args: Any) -> Any:
         results = honest(self, *args)
         self.past, self.present = self.present, self.past
         return results
 
-    monkeypatch.setattr(GrowingCache, "step", step)
+    monkeypatch.setattr(DynamicCache, "step", step)
 
 
 def nothing(model: ir.Model) -> None:
@@ -356,7 +356,7 @@ def test_beams_whose_cache_rows_are_not_copied_are_caught(
 ) -> None:
     own = planted("translation")
     artifact = f"decoder.inplace.{precision}"
-    monkeypatch.setattr(SlotCache, "copy_rows", lambda self, copies: None)
+    monkeypatch.setattr(StaticCache, "copy_rows", lambda self, copies: None)
     report = own.verify(artifact)
     failed = [comparison for comparison in report.comparisons if not comparison.passed]
     assert {(c.artifact, c.case.split(",")[0]) for c in failed} == {(artifact, "4 beams")}

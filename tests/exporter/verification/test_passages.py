@@ -18,7 +18,7 @@ from hypothesis import strategies as st
 from planforge.exporter.limits import compute_limits
 from planforge.exporter.tasks.decoder import Builder, add_passages
 from planforge.exporter.tasks.decoder_answers import KEPT_LOGITS
-from planforge.exporter.tasks.passages import MOST_PASSAGES, PASSAGE_TOKENS, cut_passages
+from planforge.exporter.tasks.passages import MAX_PASSAGES, PASSAGE_TOKENS, cut_passages
 from planforge.exporter.tasks.registry import TASKS
 from planforge.runtime.apps.check.case import CaseSet, Known, Location, from_arrays, to_arrays
 from planforge.runtime.apps.check.decoder import reduce, see
@@ -184,7 +184,7 @@ def test_passages_are_the_texts_in_order_cut_to_the_context() -> None:
     judged, rest = cut_passages(texts, 100)
     assert [len(tokens) for tokens in (*judged, *rest)] == [100] * 7 + [69]
     assert len(judged) == 5  # three of five
-    assert sum(map(len, cut_passages([[1] * 10**6], 1024))) == MOST_PASSAGES
+    assert sum(map(len, cut_passages([[1] * 10**6], 1024))) == MAX_PASSAGES
 
 
 def test_a_text_of_one_passage_is_judged_and_calibrated_with() -> None:

@@ -35,7 +35,7 @@ from planforge.runtime.backends.ort_program import OrtBuffer
 from planforge.runtime.bundle.bundle import Bundle
 from planforge.runtime.decoding.cache_shapes import count_cache_bytes
 from planforge.runtime.decoding.decoder import Decoder
-from planforge.runtime.decoding.slot_cache import GroupQueryCache
+from planforge.runtime.decoding.static_cache import GroupQueryCache
 from planforge.runtime.text.tokenizer import Tokenizer
 
 from ...helpers.cache import in_steps

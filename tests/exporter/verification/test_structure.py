@@ -15,7 +15,7 @@ import pytest
 from planforge.exporter import export
 from planforge.exporter.passes import tables
 from planforge.exporter.passes.fp16 import convert_to_fp16
-from planforge.exporter.passes.fp16_ranges import Choice
+from planforge.exporter.passes.fp16_ranges import Fp32Reason
 from planforge.exporter.passes.weights import ParameterRef
 from planforge.exporter.verification.attributes import find_wrong_epsilons
 from planforge.models import (
@@ -127,7 +127,7 @@ def test_weights_of_scaled_products_are_read(own_bundle: Path) -> None:
     def scaled(model: ir.Model) -> None:
         full = ir.load(own_bundle / Bundle.open(own_bundle).manifest.artifact("decoder.portable.fp32").file)
         product = node_of(full, "h.1.mlp.c_proj", "MatMul", "Gemm")
-        convert_to_fp16(full, ["logits"], {str(product.name): Choice(reached=4e5, shift=3)})
+        convert_to_fp16(full, ["logits"], {str(product.name): Fp32Reason(reached=4e5, shift=3)})
         model.graph = full.graph
 
     replace_graph(own_bundle, "decoder.portable.fp16", scaled)

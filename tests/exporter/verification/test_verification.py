@@ -245,7 +245,7 @@ def test_a_recorded_checkpoint_that_is_refused_leaves_golden_data_to_judge(
 ) -> None:
     checkpoint = record_folder(own_bundle)
     opened = Bundle.open(own_bundle)
-    assert verify_module.load_checkpoint(opened, verify_module.Choices()) is not None
+    assert verify_module.load_checkpoint(opened, verify_module.VerifyOptions()) is not None
     assert not caplog.messages
     # An adapter beside the model, which its hash does not count.
     (checkpoint / "adapter_config.json").write_text("{}")
@@ -263,7 +263,7 @@ def test_a_recorded_checkpoint_that_is_refused_leaves_golden_data_to_judge(
         raise ValueError(f"{folder}: this version refuses it")
 
     monkeypatch.setattr("planforge.models.checkpoint.refuse_kind", refuse)
-    assert verify_module.load_checkpoint(opened, verify_module.Choices()) is None
+    assert verify_module.load_checkpoint(opened, verify_module.VerifyOptions()) is None
     assert "this version refuses it; comparing with golden data instead" in caplog.text
 
 

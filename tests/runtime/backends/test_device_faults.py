@@ -17,7 +17,7 @@ from planforge.runtime.bundle.bundle import Bundle
 from planforge.runtime.bundle.manifest import Artifact
 from planforge.runtime.decoding.cache_shapes import count_cache_bytes
 from planforge.runtime.decoding.caches import make_cache
-from planforge.runtime.decoding.slot_cache import SlotCache
+from planforge.runtime.decoding.static_cache import StaticCache
 from planforge.runtime.errors import BackendError, InputError, MemoryLimitError, PlanForgeError
 
 from ...helpers.emulated_cuda import EmulatedCuda
@@ -35,9 +35,9 @@ def opened(demo_bundle: Path) -> Iterator[tuple[EmulatedCuda, Any, Any]]:
         yield cuda, backend.open(bundle, artifact), artifact
 
 
-def slots(program: Any, artifact: Artifact, batch: int = 1) -> SlotCache:
+def slots(program: Any, artifact: Artifact, batch: int = 1) -> StaticCache:
     cache = make_cache(program, artifact, batch, 16)
-    assert isinstance(cache, SlotCache)
+    assert isinstance(cache, StaticCache)
     return cache
 
 

@@ -75,7 +75,7 @@ def skip_without(backend: str) -> None:
         list_gpus()
     except BackendUnavailableError as error:
         pytest.skip(f"needs a GPU: {error}")
-    rung = next(rung for rung in diagnose().rungs if rung.backend == backend)
+    rung = next(rung for rung in diagnose().names if rung.backend == backend)
     if not rung.available:
         pytest.skip(f"needs a GPU: {rung.reason}")
 

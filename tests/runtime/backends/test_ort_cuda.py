@@ -50,10 +50,10 @@ def test_each_precision_is_in_the_dialect_that_has_kernels(bundle: Path) -> None
 def test_generation_is_that_of_the_cpu(
     precision: str, bundle: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    meant = answers(bundle, "ort-cpu", precision)
-    assert len({token for tokens in meant for token in tokens}) > 40
+    expected = answers(bundle, "ort-cpu", precision)
+    assert len({token for tokens in expected for token in tokens}) > 40
     with emulated_ort_cuda() as cuda:
-        assert answers(bundle, "ort-cuda", precision) == meant
+        assert answers(bundle, "ort-cuda", precision) == expected
         assert cuda.used == 0 and not cuda.queues
     assert capsys.readouterr().out == ""
 
@@ -105,10 +105,10 @@ def test_embeddings_and_labels(head_bundle: Callable[[str], Path]) -> None:
     folder = head_bundle("classifier")
     texts = ["a bird can fly", "the baker sells bread and the plane can not fly", "bread"] * 3
     with TextEncoder.load(folder, backend="ort-cpu", precision="fp16") as model:
-        meant = model.embed(texts)
+        expected = model.embed(texts)
         labels = model.classify(texts)
     with emulated_ort_cuda(), TextEncoder.load(folder, backend="ort-cuda", precision="fp16") as model:
-        np.testing.assert_allclose(model.embed(texts), meant, atol=1e-6)
+        np.testing.assert_allclose(model.embed(texts), expected, atol=1e-6)
         assert [one.label for one in model.classify(texts)] == [one.label for one in labels]
 
 
@@ -121,9 +121,9 @@ def test_translation_with_beams(marian_bundle: Path) -> None:
             found += model.translate(SENTENCES[:5], max_new_tokens=10, num_beams=3)
             return [one.token_ids for one in found]
 
-    meant = translations("ort-cpu")
+    expected = translations("ort-cpu")
     with emulated_ort_cuda() as cuda:
-        assert translations("ort-cuda") == meant
+        assert translations("ort-cuda") == expected
         assert "cudaMemcpy2DAsync" in cuda.calls
 
 

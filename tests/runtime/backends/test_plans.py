@@ -12,7 +12,7 @@ from typing import Any
 import pytest
 
 from planforge.runtime import TextGenerator, load
-from planforge.runtime.backends.passport import choose_plan, covers
+from planforge.runtime.backends.plan_compatibility import choose_plan, covers
 from planforge.runtime.bundle.bundle import Bundle
 from planforge.runtime.bundle.plan import Plan
 from planforge.runtime.errors import (
@@ -206,7 +206,7 @@ def shortened(value: dict[str, Any]) -> None:
 
 
 @pytest.mark.parametrize(
-    ("max_length", "memory", "meant"),
+    ("max_length", "memory", "expected"),
     [
         (None, 2000, "8x128"),  # without a wish the longest, and the largest batch
         (64, 2000, "8x64"),  # the shortest that is long enough
@@ -217,7 +217,7 @@ def shortened(value: dict[str, Any]) -> None:
     ],
 )
 def test_of_several_plans_the_one_that_fits_best(
-    max_length: int | None, memory: int, meant: str, demo_bundle: Path
+    max_length: int | None, memory: int, expected: str, demo_bundle: Path
 ) -> None:
     (plan,) = Bundle.open(demo_bundle).manifest.plans
 
@@ -227,8 +227,8 @@ def test_of_several_plans_the_one_that_fits_best(
         return replace(plan, file=f"{batch}x{tokens}", profiles=(profile,))
 
     plans = [of(8, 128), of(2, 128), of(2, 64), of(8, 64)]
-    assert choose_plan(plans, max_length, memory).file == meant
-    assert choose_plan(plans[::-1], max_length, memory).file == meant
+    assert choose_plan(plans, max_length, memory).file == expected
+    assert choose_plan(plans[::-1], max_length, memory).file == expected
     later = replace(plans[0], file="later")
     assert choose_plan([*plans, later], None, 2000).file == "later"
     assert choose_plan([*plans, replace(later, compatible=True)], None, 2000).file == "8x128"

@@ -253,9 +253,9 @@ def test_only_steps_whose_shapes_repeat_wait_for_kernels_of_their_own(demo_bundl
     with emulated_gpu(demo_bundle), TextGenerator.load(demo_bundle, backend="tensorrt-rtx") as model:
         model.generate(PROMPT, max_new_tokens=3)
         program: Any = model.decoder.program
-        lanes = program.lanes
+        states = program.states
         names = [profile["name"] for profile in Bundle.open(demo_bundle).manifest.plans[0].profiles]
-        found = {names[index]: lane.context.strategy for index, lane in lanes.items()}
+        found = {names[index]: state.context.strategy for index, state in states.items()}
     assert found == {"prefill": "LAZY", "decode": "EAGER"}
 
 
@@ -263,11 +263,11 @@ def test_only_steps_whose_shapes_repeat_wait_for_kernels_of_their_own(demo_bundl
 
 
 PROGRAM = "backends/tensorrt_program.py"
-CACHE = "decoding/slot_cache.py"
+CACHE = "decoding/static_cache.py"
 LINES = [
     (PROGRAM, "            self.device.synchronise()\n            return {name", "            return {name"),
-    (PROGRAM, "if not lane.context.set_input_shape(name, shape):", "if False:"),
-    (PROGRAM, "if not lane.context.set_tensor_address(name, address):", "if False:"),
+    (PROGRAM, "if not state.context.set_input_shape(name, shape):", "if False:"),
+    (PROGRAM, "if not state.context.set_tensor_address(name, address):", "if False:"),
     (PROGRAM, "self.staging[name].upload(sizes[name])", "pass"),
     (PROGRAM, "self.staging[name].download(sizes[name])", "pass"),
     (
@@ -275,8 +275,8 @@ LINES = [
         "return make_buffer(self.device, name, shape, self.find_dtype(name))",
         "return DeviceBuffer(self.device.allocate(2 * int(np.prod(shape)), name), shape, np.dtype('e'))",
     ),
-    (PROGRAM, "            self.set_shapes(lane, step.shapes)\n", ""),
-    (PROGRAM, "            lane.forget()\n            self.set", "            self.set"),
+    (PROGRAM, "            self.set_shapes(state, step.shapes)\n", ""),
+    (PROGRAM, "            state.forget()\n            self.set", "            self.set"),
     (PROGRAM, "(*addresses.values(), *pinned)", "()"),
     (PROGRAM, "context.set_device_memory(self.activations.address, self.activations.size)", "pass"),
     (PROGRAM, "size = max(count_activation_bytes(", "size = min(count_activation_bytes("),
@@ -317,7 +317,7 @@ def replace_line(file: str, line: str, instead: str, monkeypatch: pytest.MonkeyP
     exec(compile(source.replace(line, instead), str(path), "exec"), module.__dict__)
     if file == CACHE:
         caches = sys.modules["planforge.runtime.decoding.caches"]
-        monkeypatch.setitem(caches.LAYOUTS, "inplace", module.SlotCache)
+        monkeypatch.setitem(caches.LAYOUTS, "inplace", module.StaticCache)
     else:
         monkeypatch.setattr(tensorrt_backend, "TensorRtProgram", module.TensorRtProgram)
 
@@ -327,7 +327,7 @@ def test_the_unchanged_source_run_in_that_way_gives_the_same(
 ) -> None:
     for file, line in (
         (PROGRAM, "class TensorRtProgram(DeviceProgram):"),
-        (CACHE, "class SlotCache(Cache):"),
+        (CACHE, "class StaticCache(Cache):"),
     ):
         replace_line(file, line, line, monkeypatch)
     with emulated_gpu(tensorrt_bundle, "tensorrt"):

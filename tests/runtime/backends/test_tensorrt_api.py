@@ -95,9 +95,9 @@ HISTORY = [
 
 @pytest.mark.parametrize(("first", "last", "declared", "bound"), HISTORY, ids=[row[2] for row in HISTORY])
 def test_a_name_comes_and_goes_with_its_releases(first: str, last: str, declared: str, bound: str) -> None:
-    meant = {v: number(first) <= number(v) <= number(last) for v in SURFACES}
-    assert {v: surface.declares(declared) for v, surface in SURFACES.items()} == meant
-    assert {v: surface.has(bound) for v, surface in SURFACES.items()} == meant
+    expected = {v: number(first) <= number(v) <= number(last) for v in SURFACES}
+    assert {v: surface.declares(declared) for v, surface in SURFACES.items()} == expected
+    assert {v: surface.has(bound) for v, surface in SURFACES.items()} == expected
 
 
 # Names that our code uses, and what they are bound to in C++.

@@ -20,7 +20,7 @@ from hypothesis import strategies as st
 from planforge.runtime.apps.batch import formats
 from planforge.runtime.apps.batch.formats import open_table
 from planforge.runtime.apps.batch.storage import Storage
-from planforge.runtime.apps.batch.table_file import Row, Stretch
+from planforge.runtime.apps.batch.table_file import Row, RowRange
 from planforge.runtime.apps.batch.values import Unreadable
 from planforge.runtime.errors import InputError
 
@@ -31,14 +31,14 @@ ROWS = st.integers(1, 7)
 
 
 def read_all(path: Path, columns: Sequence[str], rows: int) -> list[Row]:
-    """Every row, by stretches of so many, each read from a file that was opened anew."""
+    """Every row, by row ranges of so many, each read from a file that was opened anew."""
     storage = Storage.of(path.parent)
-    stretches = [Stretch(path.name, *place) for place in open_table(storage, str(path)).cut(rows)]
-    assert all(stretch.rows == rows for stretch in stretches[:-1])
+    row_ranges = [RowRange(path.name, *place) for place in open_table(storage, str(path)).cut(rows)]
+    assert all(row_range.rows == rows for row_range in row_ranges[:-1])
     found: list[Row] = []
-    for stretch in stretches:
-        read = list(open_table(storage, str(path)).read(stretch, columns))
-        assert len(read) == stretch.rows
+    for row_range in row_ranges:
+        read = list(open_table(storage, str(path)).read(row_range, columns))
+        assert len(read) == row_range.rows
         found += read
     return found
 
@@ -244,7 +244,7 @@ def test_a_file_without_the_column_is_refused(
 
 
 def test_parquet_keeps_the_row_group_that_is_read(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """A row group that many stretches need is read once; it may be a million rows."""
+    """A row group that many row ranges need is read once; it may be a million rows."""
     path = tmp_path / "a.parquet"
     pq.write_table(pa.table({"text": ["a"] * 100}), path, row_group_size=50)
     reads = []
@@ -261,7 +261,7 @@ def test_parquet_keeps_the_row_group_that_is_read(tmp_path: Path, monkeypatch: p
     )
     table = open_table(Storage.of(tmp_path), str(path))
     for place in table.cut(10):
-        list(table.read(Stretch(path.name, *place), ["text"]))
+        list(table.read(RowRange(path.name, *place), ["text"]))
     assert reads == [0, 1]
 
 

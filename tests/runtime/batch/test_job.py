@@ -23,7 +23,7 @@ from planforge.runtime.apps.batch.job import Counting, compute
 from planforge.runtime.apps.batch.part_runner import Failure
 from planforge.runtime.apps.batch.plan import Part, Source, make_parts
 from planforge.runtime.apps.batch.result import PartResult
-from planforge.runtime.apps.batch.table_file import Stretch
+from planforge.runtime.apps.batch.table_file import RowRange
 from planforge.runtime.errors import BatchError
 
 from .cluster_kills import compare_outputs
@@ -108,10 +108,10 @@ def test_parts_have_every_row_once(
     source = Source.of(folder)
     parts = list(make_parts(source, source.list_files(), rows, lambda done, total: None))
     places = [
-        (stretch.file, stretch.first + place)
+        (row_range.file, row_range.first + place)
         for part in parts
-        for stretch in part.stretches
-        for place in range(stretch.rows)
+        for row_range in part.row_ranges
+        for place in range(row_range.rows)
     ]
     assert places == [(f"{number}.txt", row) for number, count in enumerate(counts) for row in range(count)]
     assert all(0 < part.rows <= rows for part in parts)
@@ -146,8 +146,8 @@ class FakeEngine:
 def run_fake(outcomes: Callable[[Part], Outcome], parts: int = 20) -> tuple[FakeEngine, Counting]:
     engine = FakeEngine(outcomes)
     counting = Counting(lambda line: None, 0, parts)
-    stretch = Stretch("a.txt", 0, 1, 0, 2)
-    compute(engine, (Part(number, (stretch,)) for number in range(parts)), counting)
+    row_range = RowRange("a.txt", 0, 1, 0, 2)
+    compute(engine, (Part(number, (row_range,)) for number in range(parts)), counting)
     return engine, counting
 
 

@@ -11,8 +11,8 @@ from hypothesis import strategies as st
 
 from planforge.runtime.bundle.defaults import SequenceBias, TokenRules
 from planforge.runtime.decoding.beam import BeamSearch, Hypothesis, Search
+from planforge.runtime.decoding.beam_candidates import BLOCKS_OF, find_candidates
 from planforge.runtime.decoding.constraints import Constraints, constrain
-from planforge.runtime.decoding.extensions import BLOCKS_OF, find_candidates
 from planforge.runtime.errors import BackendError, InputError
 
 torch = pytest.importorskip("torch")

@@ -242,8 +242,8 @@ def test_the_memory_limit_counts_all_beams(short: int, batches: list[int]) -> No
     steps.graph = recording
     found = model.generate(["abc", "cab"], num_beams=3, max_new_tokens=4)
     free, _ = generator("inplace")
-    meant = free.generate(["abc", "cab"], num_beams=3, max_new_tokens=4)
-    assert [answer.token_ids for answer in found] == [answer.token_ids for answer in meant]
+    expected = free.generate(["abc", "cab"], num_beams=3, max_new_tokens=4)
+    assert [answer.token_ids for answer in found] == [answer.token_ids for answer in expected]
     assert ran == batches
     assert set(held) == {alone if short else 2 * alone}
     assert model.decoder.budget.count_held() == 0

@@ -80,12 +80,12 @@ def test_candidates_give_the_tokens_and_probabilities_of_all_logits(
     assume(((logits >= border).sum(axis=-1) <= K).all())  # more equal ones than candidates
     histories = [[0]] * len(logits)
     chosen = choose_tokens(picked(logits), histories, sampling, make_generators(seed, range(len(logits))))
-    meant = choose(logits, histories, sampling, make_generators(seed, range(len(logits))))
-    np.testing.assert_array_equal(chosen.tokens, meant)
+    expected = choose(logits, histories, sampling, make_generators(seed, range(len(logits))))
+    np.testing.assert_array_equal(chosen.tokens, expected)
     # One rounding of a sum of 30 parts and one of its logarithm, at the size of the logits.
     limit = 40 * np.finfo(np.float32).eps * max(1.0, float(np.abs(logits[np.isfinite(logits)]).max()))
     assert chosen.logprobs is not None
-    np.testing.assert_allclose(chosen.logprobs, compute_logprobs(logits, np.array(meant)), atol=limit)
+    np.testing.assert_allclose(chosen.logprobs, compute_logprobs(logits, np.array(expected)), atol=limit)
 
 
 @pytest.mark.parametrize("bad", [math.nan, math.inf])
@@ -140,12 +140,12 @@ def test_a_plan_that_picks_gives_the_same_answers_and_copies_less(own_bundle: Pa
             assert len(model.score(PROMPTS[1]).logprobs) > 3
         return found, copied
 
-    meant, all_logits = answers()
+    expected, all_logits = answers()
     build(own_bundle, target="rtx", options=Options(candidates=8))
     (plan,) = Bundle.open(own_bundle).manifest.plans
     assert plan.candidates == 8
     found, copied = answers()
-    for one, other in zip(found, meant, strict=True):
+    for one, other in zip(found, expected, strict=True):
         assert [row.token_ids for row in one] == [row.token_ids for row in other]
         for row, same in zip(one, other, strict=True):
             np.testing.assert_allclose(row.logprobs, same.logprobs, atol=1e-4)

@@ -13,8 +13,8 @@ from planforge.runtime.backends.backend import Array, ArrayBuffer, Buffer
 from planforge.runtime.decoding.cache_shapes import count_cache_bytes
 from planforge.runtime.decoding.caches import make_cache
 from planforge.runtime.decoding.decoder import Decoder, DecoderRun
-from planforge.runtime.decoding.growing_cache import GrowingCache
-from planforge.runtime.decoding.slot_cache import SlotCache
+from planforge.runtime.decoding.dynamic_cache import DynamicCache
+from planforge.runtime.decoding.static_cache import StaticCache
 
 from ...helpers.decoder_graph import (
     CONTEXT,
@@ -152,7 +152,7 @@ def test_the_growing_cache_alternates_between_two_sets_of_memory() -> None:
         seen.append(dict(given))
         return portable(given)
 
-    cache = GrowingCache(FakeProgram(watch), artifact("portable"), 1, 8)
+    cache = DynamicCache(FakeProgram(watch), artifact("portable"), 1, 8)
     for token in range(4):
         cache.step(np.array([[token]]), np.array([[True]]), np.array([0]))
     for name in ("key", "value"):
@@ -168,7 +168,7 @@ def test_the_growing_cache_alternates_between_two_sets_of_memory() -> None:
 
 
 def test_the_slot_cache_hands_out_one_memory_as_past_and_present() -> None:
-    cache = SlotCache(FakeProgram(inplace), artifact("inplace"), 1, 8)
+    cache = StaticCache(FakeProgram(inplace), artifact("inplace"), 1, 8)
     for kind in ("key", "value"):
         assert cache.buffers[f"cache.0.{kind}"] is cache.buffers[f"present.0.{kind}"]
     assert cache.buffers["cache.0.key"] is not cache.buffers["cache.0.value"]

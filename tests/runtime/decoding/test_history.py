@@ -12,15 +12,15 @@ tokens = st.lists(st.integers(0, 2**40), max_size=200)
 @given(tokens, tokens, st.slices(50))
 def test_it_is_a_list_that_only_grows(prompt: list[int], answer: list[int], where: slice) -> None:
     history = TokenHistory(prompt)
-    meant = list(prompt)
+    expected = list(prompt)
     for token in answer:
         history.append(token)
-        meant.append(token)
+        expected.append(token)
         assert history[-1] == token
-    assert list(history) == meant == history[:]
-    assert len(history) == len(meant) and history[where] == meant[where]
+    assert list(history) == expected == history[:]
+    assert len(history) == len(expected) and history[where] == expected[where]
     assert all(type(token) is int for token in history)
-    np.testing.assert_array_equal(np.asarray(history, np.int64), np.array(meant, np.int64))
+    np.testing.assert_array_equal(np.asarray(history, np.int64), np.array(expected, np.int64))
 
 
 @given(
@@ -29,15 +29,15 @@ def test_it_is_a_list_that_only_grows(prompt: list[int], answer: list[int], wher
 )
 def test_it_may_be_read_as_an_array_at_any_time(prompt: list[int], answer: list[tuple[int, bool]]) -> None:
     history = TokenHistory(prompt)
-    meant = list(prompt)
+    expected = list(prompt)
     reads = []
     for token, is_read in answer:
         history.append(token)
-        meant.append(token)
+        expected.append(token)
         if is_read:
-            reads.append((np.asarray(history), list(meant)))
+            reads.append((np.asarray(history), list(expected)))
             np.testing.assert_array_equal(*reads[-1])
-    np.testing.assert_array_equal(np.asarray(history), meant)
+    np.testing.assert_array_equal(np.asarray(history), expected)
     for read, then in reads:  # what was read stays
         np.testing.assert_array_equal(read, then)
 

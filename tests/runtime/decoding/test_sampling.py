@@ -273,9 +273,9 @@ BAD = [
 ]
 
 
-@pytest.mark.parametrize(("name", "value", "way_out"), BAD)
-def test_options_out_of_range_are_refused(name: str, value: Any, way_out: str) -> None:
-    with pytest.raises(InputError, match=rf"^{name} is .*; it must be .*{way_out}"):
+@pytest.mark.parametrize(("name", "value", "hint"), BAD)
+def test_options_out_of_range_are_refused(name: str, value: Any, hint: str) -> None:
+    with pytest.raises(InputError, match=rf"^{name} is .*; it must be .*{hint}"):
         Sampling(**{name: value})
 
 

@@ -32,7 +32,7 @@ def test_each_row_reads_its_own_source(beams: int, marian_bundle: Path) -> None:
     found = run.prefill(prompts, chunk=3)
     for row, prompt in enumerate(prompts):
         with torch.inference_mode():
-            meant = reference.model(
+            expected = reference.model(
                 input_ids=torch.tensor([sources[row // beams]]), decoder_input_ids=torch.tensor([prompt])
             ).logits[0, -1]
-        np.testing.assert_allclose(found[row], meant, atol=2e-4)
+        np.testing.assert_allclose(found[row], expected, atol=2e-4)

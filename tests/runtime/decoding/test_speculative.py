@@ -16,8 +16,8 @@ from planforge.runtime import Generation, TextGenerator, load
 from planforge.runtime.backends.ort_backend import OrtCpuBackend
 from planforge.runtime.bundle.bundle import Bundle
 from planforge.runtime.decoding.decoder import Decoder
-from planforge.runtime.decoding.growing_cache import MASKED_COLUMNS, GrowingCache
-from planforge.runtime.decoding.speculative import MOST_DRAFTS, SIZES, PromptLookup
+from planforge.runtime.decoding.dynamic_cache import MASKED_COLUMNS, DynamicCache
+from planforge.runtime.decoding.speculative import MAX_DRAFTS, SIZES, PromptLookup
 from planforge.runtime.errors import InputError
 
 from ...helpers.decoder_graph import CONTEXT, Given, Returned, V, artifact, assert_close, expected, portable
@@ -68,7 +68,7 @@ def found_by_search(history: Sequence[int]) -> list[int]:
                 behind = begin + size
                 length = size
                 while (
-                    length < min(behind, MOST_DRAFTS) and history[behind - 1 - length] == history[-1 - length]
+                    length < min(behind, MAX_DRAFTS) and history[behind - 1 - length] == history[-1 - length]
                 ):
                     length += 1
                 extended = list(history)
@@ -92,11 +92,11 @@ def test_a_draft_that_failed_asks_for_a_longer_match_until_one_is_right() -> Non
     history = [5, 1, 2, 3, 4, 1, 2]
     lookup = PromptLookup(history)
     assert lookup.draft(10) == [3, 4]
-    lookup.learn(accepted=0)
+    lookup.update(accepted=0)
     assert lookup.draft(10) == []
     history.append(3)
     assert lookup.draft(10) == [4, 1, 2]
-    lookup.learn(accepted=1)
+    lookup.update(accepted=1)
     history += [9, 5, 1]
     assert lookup.draft(10) == [2, 3]
 
@@ -137,7 +137,7 @@ def test_a_growing_cache_masks_what_it_forgets_and_moves_together_rarely() -> No
         widths.append(given["attention_mask"].shape[1])
         return portable(given)
 
-    cache = GrowingCache(FakeProgram(watch), artifact("portable"), 1, CONTEXT)
+    cache = DynamicCache(FakeProgram(watch), artifact("portable"), 1, CONTEXT)
     ids = np.arange(10)[None]
     cache.step(ids, np.ones_like(ids, bool), np.array([9]))
     for _ in range(5):

@@ -23,7 +23,7 @@ from planforge.runtime.apps.diagnostics.doctor import (
 )
 from planforge.runtime.apps.diagnostics.machine import Graphics
 from planforge.runtime.apps.diagnostics.packages import OnnxRuntime, Package, ask_onnxruntime, find_package
-from planforge.runtime.backends.ladder import RUNGS
+from planforge.runtime.backends.select import BACKEND_PRIORITY
 
 from ...helpers.machines import facts
 
@@ -88,7 +88,7 @@ def test_the_doctor_loads_no_framework_and_no_engine_but_onnx_runtime() -> None:
 
 
 def test_the_doctors_ladder_is_the_one_that_load_walks() -> None:
-    assert [backend for backend in LADDER if backend in RUNGS] == list(RUNGS)
+    assert [backend for backend in LADDER if backend in BACKEND_PRIORITY] == list(BACKEND_PRIORITY)
     assert list(LADDER) == ["tensorrt-rtx", "tensorrt", "ort-cuda", "ort-cpu"]
 
 

@@ -267,7 +267,7 @@ def test_points_are_taken_in_parts(monkeypatch: pytest.MonkeyPatch) -> None:
     embeddings = np.random.default_rng(0).standard_normal((20, 3)).astype(np.float32)
     for most in (1024, 45, 5):
         sizes.clear()
-        monkeypatch.setattr(gradients, "MOST_TOKENS", most)
+        monkeypatch.setattr(gradients, "MAX_TOKENS", most)
         integral = gradients.integrate(square, [embeddings])
         assert integral.contributions == pytest.approx((embeddings**2).sum(1), rel=1e-5)
         assert max(sizes) == {1024: 160, 45: 40, 5: 20}[most]

@@ -84,7 +84,7 @@ def test_a_request_that_waits_for_memory_keeps_its_deadline_and_can_be_closed(
     stream = model.stream("abcdefgh" * 4, max_new_tokens=30)
     next(stream)  # holds the memory
     late = model.submit("abc", timeout=1000)
-    wait_until(lambda: model.count_requests() == (0, 1))  # it has a seat, and no memory
+    wait_until(lambda: model.count_requests() == (0, 1))  # it has a slot, and no memory
     clock.ahead = 1001
     with pytest.raises(DeadlineError):
         late.result(PATIENCE)

@@ -12,7 +12,7 @@ import pytest
 
 from planforge.runtime import load
 from planforge.runtime.apps.server import decode_body
-from planforge.runtime.apps.server.bodies import INPUTS, LONGEST_TEXT, MOST_TOKENS, CompletionRequest
+from planforge.runtime.apps.server.bodies import INPUTS, LONGEST_TEXT, MAX_TOKENS, CompletionRequest
 from planforge.runtime.apps.server.decode_body import check_sizes, describe_body
 from planforge.runtime.apps.server.endpoints import ENDPOINTS
 from planforge.runtime.apps.server.errors import ApiError
@@ -98,14 +98,14 @@ def test_many_biases(server: Address, monkeypatch: pytest.MonkeyPatch) -> None:
 def test_as_many_tokens_as_may_be(
     server: Address, monkeypatch: pytest.MonkeyPatch, truncation: str | None
 ) -> None:
-    body = {"model": "gpt", "prompt": [1] * MOST_TOKENS, "truncation": truncation, "max_tokens": 1}
+    body = {"model": "gpt", "prompt": [1] * MAX_TOKENS, "truncation": truncation, "max_tokens": 1}
     response = ask(server, monkeypatch, COMPLETE, body)
     if truncation is None:
         assert response.status_code == 400
         assert response.json()["error"]["code"] == "context_length_exceeded"
     else:
         assert response.status_code == 200
-    response = ask(server, monkeypatch, "/detokenize", {"model": "gpt", "tokens": [1] * MOST_TOKENS})
+    response = ask(server, monkeypatch, "/detokenize", {"model": "gpt", "tokens": [1] * MAX_TOKENS})
     assert response.status_code == 200
 
 
@@ -129,7 +129,7 @@ def test_what_holds_a_long_text_or_many_tokens_may_be_large() -> None:
     for endpoint in ENDPOINTS:
         for name, schema in describe_body(endpoint.body)["properties"].items():
             text = json.dumps(schema)
-            if f'"maxLength": {LONGEST_TEXT}' in text or f'"maxItems": {MOST_TOKENS}' in text:
+            if f'"maxLength": {LONGEST_TEXT}' in text or f'"maxItems": {MAX_TOKENS}' in text:
                 large.add(name)
                 check_sizes(json.dumps({name: "é" * 2**20}, ensure_ascii=False).encode(), endpoint.body)
     assert large == set(INPUTS) - {"candidate_labels"}  # long together: 256 of 1,024 characters

@@ -147,9 +147,9 @@ def test_tokens_are_those_that_there_are(
     asked = {"max_new_tokens": 4} if name == "gpt" else {}
     explained = server.ask(PATH, model=name, input=text, **asked)["targets"]
     tokens = models[name].count_tokens(text) + len(explained)
-    monkeypatch.setattr(explanations, "MOST_TOKENS", tokens)
+    monkeypatch.setattr(explanations, "MAX_TOKENS", tokens)
     assert server.ask(PATH, model=name, input=text, **asked)["targets"] == explained
-    monkeypatch.setattr(explanations, "MOST_TOKENS", tokens - 1)
+    monkeypatch.setattr(explanations, "MAX_TOKENS", tokens - 1)
     error = read_error(server.post(PATH, model=name, input=text, **asked), 400)
     assert f"have {tokens} tokens" in error["message"]
 

@@ -14,7 +14,7 @@ import pytest
 
 from planforge.runtime import ClosedError, QueueFullError, TextEncoder, TextGenerator, load
 from planforge.runtime.apps.server import ServerSettings
-from planforge.runtime.apps.server.readers import Job, Lane
+from planforge.runtime.apps.server.readers import Job, WorkerPool
 from planforge.runtime.generate.grammar import Grammars
 from planforge.runtime.scheduling.steps import Steps
 
@@ -44,11 +44,11 @@ class Held:
 
 
 class Reading:
-    """A lane whose only thread is held by a first job, and what its jobs did."""
+    """A pool whose only thread is held by a first job, and what its jobs did."""
 
     def __init__(self, **settings: Any) -> None:
         self.held = Held()
-        self.lane = Lane("test", 1, ServerSettings(**settings))
+        self.pool = WorkerPool("test", 1, ServerSettings(**settings))
         self.done: list[str] = []
         self.first = self.put("first", wait=self.held.wait)
         self.held.wait_for_beginning()
@@ -57,7 +57,7 @@ class Reading:
         self, name: str, client: str = "", steps: int = 1, wait: Callable[[], None] = lambda: None
     ) -> Job[str]:
         job = Job(self.run(name, steps, wait), client)
-        self.lane.put(job)
+        self.pool.put(job)
         return job
 
     def run(self, name: str, steps: int, wait: Callable[[], None]) -> Steps[str]:
@@ -83,7 +83,7 @@ def test_clients_take_turns_between_steps() -> None:
     assert [wait_for(job.future) for job in jobs] == ["a", "b", "c", "d"]
     steps = [done for done in reading.done if not done.endswith("ends")]
     assert steps == ["first0", "a0", "c0", "b0", "d0", "a1", "a2"]
-    reading.lane.close()
+    reading.pool.close()
 
 
 def test_a_job_that_is_stopped() -> None:
@@ -91,27 +91,27 @@ def test_a_job_that_is_stopped() -> None:
     reading = Reading()
     waiting, held = reading.put("waiting"), Held()
     running = reading.put("running", steps=3, wait=held.wait)
-    reading.lane.stop(waiting, TimeoutError())
+    reading.pool.stop(waiting, TimeoutError())
     with pytest.raises(TimeoutError):
         wait_for(waiting.future)
     reading.held.may_end.set()
     held.wait_for_beginning()
-    reading.lane.stop(running, TimeoutError())
+    reading.pool.stop(running, TimeoutError())
     assert not running.future.done()
     held.may_end.set()
     with pytest.raises(TimeoutError):
         wait_for(running.future)
     assert reading.done == ["first0", "first ends", "running0", "running ends"]
-    reading.lane.close()
+    reading.pool.close()
 
 
 def test_the_last_step_of_a_job_that_is_stopped_counts() -> None:
     """What it submitted is cancelled by who gets it."""
     reading = Reading()
-    reading.lane.stop(reading.first, TimeoutError())
+    reading.pool.stop(reading.first, TimeoutError())
     reading.held.may_end.set()
     assert wait_for(reading.first.future) == "first"
-    reading.lane.close()
+    reading.pool.close()
 
 
 def test_so_many_wait() -> None:
@@ -122,10 +122,10 @@ def test_so_many_wait() -> None:
     reading.put("b", "b")
     with pytest.raises(QueueFullError, match="2 requests wait already"):
         reading.put("c", "c")
-    reading.lane.put(Job(reading.run("a", 1, lambda: None), "a"), begun=True)
+    reading.pool.put(Job(reading.run("a", 1, lambda: None), "a"), begun=True)
     reading.held.may_end.set()
     assert wait_for(job.future) == "a"
-    reading.lane.close()
+    reading.pool.close()
 
 
 def test_a_lane_that_is_closed() -> None:
@@ -135,7 +135,7 @@ def test_a_lane_that_is_closed() -> None:
     wait_for(waiting.future)
     running, late = reading.put("running", steps=2, wait=held.wait), reading.put("late")
     held.wait_for_beginning()
-    reading.lane.close()
+    reading.pool.close()
     with pytest.raises(ClosedError):
         wait_for(late.future)
     held.may_end.set()
@@ -187,13 +187,13 @@ def test_a_client_that_leaves_is_not_read_on(
     encoder: TextEncoder, held_texts: Held, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     stopped = threading.Event()
-    stop = Lane.stop
+    stop = WorkerPool.stop
 
     def stop_and_tell(*arguments: Any) -> None:
         stop(*arguments)
         stopped.set()
 
-    monkeypatch.setattr(Lane, "stop", stop_and_tell)
+    monkeypatch.setattr(WorkerPool, "stop", stop_and_tell)
     with running_server({"minilm": encoder}, ServerSettings(readers=1)) as server:
         leaver = server.connect()
         body = json.dumps({"input": ["the baker sells bread " * 2500] * 3}).encode()

@@ -158,7 +158,7 @@ class Narrow(BoundedProtocol):
             is_time = self.write_timer is not None and self.transport.get_write_buffer_size() < self.unsent
             if is_time:
                 self.stop_write_timer()
-                self.look_at_reader()
+                self.check_write_progress()
             done.set_result(is_time)
 
         self.loop.call_soon_threadsafe(look)

@@ -19,7 +19,7 @@ from planforge.runtime.errors import (
     InputError,
 )
 from planforge.runtime.text import chat_template
-from planforge.runtime.text.guard import MARK
+from planforge.runtime.text.special_tokens import MARK
 from planforge.runtime.text.wording import Wording
 
 from ...helpers.chat import LLAMA, MISTRAL, ROLES, SPECIAL, TEMPLATES, load_reference, ours

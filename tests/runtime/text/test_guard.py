@@ -14,7 +14,7 @@ from tokenizers import AddedToken, decoders, models, normalizers, pre_tokenizers
 
 from planforge.runtime.errors import InputError
 from planforge.runtime.text.chat import Chat
-from planforge.runtime.text.guard import join_spellings
+from planforge.runtime.text.special_tokens import join_spellings
 from planforge.runtime.text.tokenizer import Tokenizer
 from planforge.runtime.text.wording import Wording
 

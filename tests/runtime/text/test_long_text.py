@@ -14,8 +14,8 @@ import transformers
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from planforge.runtime.bundle.defaults import EncoderDefaults, Frame
-from planforge.runtime.encode.requests import Reading, RequestRunner
+from planforge.runtime.bundle.defaults import EncoderDefaults, SpecialTokens
+from planforge.runtime.encode.requests import RequestRunner, TokenizeOptions
 from planforge.runtime.errors import ContextLengthError, InputError
 from planforge.runtime.options import EncoderOptions
 from planforge.runtime.text.long_text import TRUNCATIONS, FittedText, Piece, fit, place_tokens
@@ -25,8 +25,8 @@ from ...helpers.models import write_wordpiece
 TOKENS = {"cls": 9001, "sep": 9002}
 
 
-def make_frame(tokens: dict[str, int], is_pair: bool) -> Frame:
-    return EncoderDefaults(512, tokens).make_frame(is_pair)
+def make_special_tokens(tokens: dict[str, int], is_pair: bool) -> SpecialTokens:
+    return EncoderDefaults(512, tokens).make_special_tokens(is_pair)
 
 
 SECOND = 5000  # the ids of a pair's second text begin here, those of the first at 0
@@ -36,7 +36,7 @@ fast = settings(deadline=None, max_examples=200)
 def fitted(first: int, second: int | None = None, **options: Any) -> FittedText:
     """`fit` for texts of so many tokens, whose ids all differ."""
     pair = None if second is None else range(SECOND, SECOND + second)
-    return fit(range(first), pair, frame=make_frame(TOKENS, second is not None), **options)
+    return fit(range(first), pair, special_tokens=make_special_tokens(TOKENS, second is not None), **options)
 
 
 def bodies(piece: Piece) -> tuple[list[int], list[int] | None]:
@@ -115,7 +115,13 @@ def test_pairs_are_transformers_longest_first(
     expected = {name: rows[0] for name, rows in batch.items()}
     ids = [tokenizer(text, add_special_tokens=False)["input_ids"] for text in texts]
     tokens = {"cls": tokenizer.cls_token_id, "sep": tokenizer.sep_token_id}
-    got = fit(ids[0], ids[1], max_length=max_length, frame=make_frame(tokens, True), truncation=truncation)
+    got = fit(
+        ids[0],
+        ids[1],
+        max_length=max_length,
+        special_tokens=make_special_tokens(tokens, True),
+        truncation=truncation,
+    )
     (piece,) = got.pieces
     assert piece.ids == expected["input_ids"]
     assert piece.segments == expected["token_type_ids"]
@@ -221,7 +227,7 @@ def test_dropped_tokens_have_no_place() -> None:
     assert place_tokens(pieces, 9) == [(0, 1), *dropped, (0, 2), (0, 3), (0, 4)]
 
 
-def read_options(options: Any) -> Reading:
+def read_options(options: Any) -> TokenizeOptions:
     """A call's options, as every task of an encoder checks them before it fits a text."""
     encoder: Any = SimpleNamespace(max_batch=8)
     unread: Any = None

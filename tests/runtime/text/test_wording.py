@@ -152,7 +152,7 @@ def test_what_cannot_go_on_is_refused(messages: list[dict[str, Any]], words: str
 
 def test_tools_have_a_template_of_their_own() -> None:
     chat = Chat(TEMPLATES["chatml"], ROLES, "chat_template.jinja", tool_template=COMMAND_R)
-    assert chat.words_tools
+    assert chat.supports_tools
     reference = load_reference("byte_level", {"default": TEMPLATES["chatml"], "tool_use": COMMAND_R})
     for tools in ((), TOOLS):
         wanted = reference.apply_chat_template(

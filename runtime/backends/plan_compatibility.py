@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from ..bundle.bundle import Bundle
-from ..bundle.export_again import tell_export_again
+from ..bundle.export_again import suggest_export_again
 from ..bundle.manifest import Plan
 from ..errors import BackendUnavailableError
 from .tensorrt_library import LIBRARIES
@@ -64,7 +64,7 @@ def describe_way_to_plan(bundle: Bundle, library: str) -> str:
     if ready == {a.graph for a in artifacts}:
         return f"make one: {make_rebuild_command(bundle, library)}"
     targets = ["rtx"] if library == "tensorrt-rtx" else ["rtx", "portable"]
-    again = tell_export_again(bundle, precisions=["fp16"], targets=targets)
+    again = suggest_export_again(bundle, precisions=["fp16"], targets=targets)
     return f"it has no graphs for one either; {again}"
 
 

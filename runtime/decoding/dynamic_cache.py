@@ -11,13 +11,13 @@ import numpy as np
 
 from ..backends.backend import Array, Buffer
 from ..bundle.manifest import TensorSpec
-from .cache import LOGITS, Cache, spread_rows
+from .cache import LOGITS, Cache, expand_rows
 from .cache_shapes import find_cache_shape, refuse_overflow
 
 MASKED_COLUMNS = 32  # forgotten columns that stay, masked, before the kept ones are copied together
 
 
-class GrowingCache(Cache):
+class DynamicCache(Cache):
     """`portable`: each step writes past + new, (B, H, P + T, D), into the other of two sets of buffers.
 
     Forgotten columns are masked first: moving the kept ones together is a copy of the whole past.
@@ -80,11 +80,11 @@ class GrowingCache(Cache):
         for source, target in copies:
             self.mask[target] = self.mask[source]
 
-    def spread(self) -> None:
+    def expand(self) -> None:
         rows = len(self.mask)
         self.mask = np.repeat(self.mask, self.copies, axis=0)
         for past, _ in self.pairs:
-            spread_rows(self.view_past(past), rows, self.copies, self.columns)
+            expand_rows(self.view_past(past), rows, self.copies, self.columns)
 
     def truncate(self, length: int) -> int:
         mask = self.mask[:, : self.columns]

@@ -15,8 +15,8 @@ from .cuda_memory import NO_DRIVER, driver_is_missing, gpu_is_present
 Model = TypeVar("Model")
 log = logging.getLogger("planforge")
 
-RUNGS = ("tensorrt-rtx", "tensorrt", "ort-cuda", "ort-cpu")  # the best first
-BACKENDS = ("auto", *RUNGS)
+BACKEND_PRIORITY = ("tensorrt-rtx", "tensorrt", "ort-cuda", "ort-cpu")  # the best first
+BACKENDS = ("auto", *BACKEND_PRIORITY)
 
 
 def open_on(
@@ -34,8 +34,8 @@ def open_on(
         raise InputError(f"backend={name!r} is not one of {list(BACKENDS)}{did_you_mean(name, BACKENDS)}")
     reasons: dict[str, list[str]] = {}
     failed = False
-    rungs = RUNGS if name == "auto" else (name,)
-    for rung in rungs:
+    names = BACKEND_PRIORITY if name == "auto" else (name,)
+    for rung in names:
         try:
             backend = make_backend(rung, bundle, request)
             model = open_model(backend)
@@ -47,7 +47,7 @@ def open_on(
                 ) from error
             reasons.setdefault(str(error), []).append(rung)
         except BackendError as error:
-            if rung == rungs[-1]:
+            if rung == names[-1]:
                 raise
             failed = True
             reasons.setdefault(str(error), []).append(rung)

@@ -14,7 +14,7 @@ FLOAT32_LEAST = np.finfo(np.float32).min
 BLOCKS_OF = 256  # tokens: the best candidates are looked for in the few blocks that have them
 
 
-class Extension(NamedTuple):
+class BeamCandidate(NamedTuple):
     """A token that may follow what a row has, and the sum of log-probabilities it would have."""
 
     score: np.float32
@@ -25,7 +25,7 @@ class Extension(NamedTuple):
 
 def find_candidates(
     scores: Float32, terms: Float32, ranks: npt.NDArray[np.int64], count: int
-) -> list[Extension]:
+) -> list[BeamCandidate]:
     """Return the `count` best tokens of all rows together, best first, without -inf.
 
     Equal ones come by the row's rank, by which transformers counts rows, then by token; which of them
@@ -48,7 +48,7 @@ def find_candidates(
     rows = rows[which]
     tokens = lines * width + columns[which]
     order = np.lexsort((tokens, ranks[rows], -sums))[:count]
-    return [Extension(sums[i], int(rows[i]), int(tokens[i])) for i in order]
+    return [BeamCandidate(sums[i], int(rows[i]), int(tokens[i])) for i in order]
 
 
 def add_terms(scores: Float32, terms: Float32) -> Float32:

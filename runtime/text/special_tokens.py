@@ -21,7 +21,7 @@ class FormedTokenError(ValueError):
     """A template changes a text so that it spells a special token, and nothing tells whose the token is."""
 
 
-class Guard:
+class SpecialTokenEscaper:
     """Keeps special tokens that a text spells plain text after a template has put it in its place.
 
     Marks stand between the letters of each. They stand too behind the beginning of one at a text's end,

@@ -12,11 +12,11 @@ import numpy as np
 from ..backends.backend import Array, BoundGraph, Buffer
 from ..bundle.artifact import RECENT, TOTAL, WINDOW_TOTAL
 from ..errors import InputError
-from .cache import LOGITS, Cache, spread_rows
+from .cache import LOGITS, Cache, expand_rows
 from .cache_shapes import SPARE, find_cache_shape, refuse_overflow
 
 
-class SlotCache(Cache):
+class StaticCache(Cache):
     """`inplace`: fixed slots, written where each row's tokens belong; the output is the input's memory."""
 
     def allocate(self, batch: int) -> None:
@@ -106,9 +106,9 @@ class SlotCache(Cache):
                 slots.copy_rows(source, target, min(self.lengths[source], slots.shape[2]))
             self.lengths[target] = self.lengths[source]
 
-    def spread(self) -> None:
+    def expand(self) -> None:
         for (past, present), slots in zip(self.pairs, self.slots, strict=True):
-            spread_rows(slots, len(self.lengths), self.copies, min(max(self.lengths), slots.shape[2]))
+            expand_rows(slots, len(self.lengths), self.copies, min(max(self.lengths), slots.shape[2]))
             self.buffers |= {past.name: slots, present.name: slots}
         self.steps = {}  # which were bound to fewer rows
         self.lengths = [length for length in self.lengths for _ in range(self.copies)]
@@ -126,7 +126,7 @@ class SlotCache(Cache):
         self.lengths = [length * times for length in self.lengths]
 
 
-class GroupQueryCache(SlotCache):
+class GroupQueryCache(StaticCache):
     """`ort`: as `inplace`, but several tokens on top of a past go row by row: its kernel takes no more.
 
     Layers that see a window may have fewer slots, which hold a row's newest tokens: when they are full, what
@@ -194,8 +194,8 @@ class GroupQueryCache(SlotCache):
         for source, target in copies:
             self.starts[target] = self.starts[source]
 
-    def spread(self) -> None:
-        super().spread()
+    def expand(self) -> None:
+        super().expand()
         self.starts = np.repeat(self.starts, self.copies)
 
     def copy_row(self, source: int, target: int, length: int) -> None:

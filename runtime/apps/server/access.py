@@ -21,7 +21,7 @@ from .request_log import REQUEST_ID, name_requests_in_log
 log = logging.getLogger("planforge")
 
 PLAIN_ID = re.compile(r"[A-Za-z0-9._-]{1,128}")
-MOST_PATH = 200  # characters of a path in the log
+MAX_PATH = 200  # characters of a path in the log
 # Kinds of the page's files, by the endings of their names.
 TYPES = {".html": "text/html", ".css": "text/css", ".js": "text/javascript", ".svg": "image/svg+xml"}
 EXPLANATIONS = "/explain/"  # the folder of those that it shares with the page of an explanation
@@ -52,7 +52,7 @@ class Rules:
     metrics: Metrics
 
 
-class Guard:
+class AccessMiddleware:
     """Refuses who has no key, or calls the server by a name that is not its own; counts the answers.
 
     A page of another site may let its own name point here (DNS rebinding); its requests have that name.
@@ -88,7 +88,7 @@ class Guard:
             await app(scope, receive, count_and_send)
         finally:
             seconds = time.perf_counter() - began
-            path = scope["path"][:MOST_PATH]
+            path = scope["path"][:MAX_PATH]
             log.info("%s %a %d %.3f s", scope["method"], path, status, seconds)
 
     def check(self, scope: Scope) -> ApiError | None:
