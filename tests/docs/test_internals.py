@@ -13,7 +13,7 @@ from types import FrameType
 
 import pytest
 
-from planforge.runtime import load
+from planforge.runtime import TextGenerator, load
 
 from ..helpers.cli import planforge
 from ..helpers.paths import ROOT
@@ -51,7 +51,7 @@ def watch(places: Sequence[Place]) -> Iterator[dict[str, list[Place]]]:
         yield called
     finally:
         sys.setprofile(None)
-        threading.setprofile(None)  # type: ignore[arg-type]
+        threading.setprofile(None)
 
 
 def test_the_page_follows_an_export(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -71,6 +71,7 @@ PROMPT = (FOLDER / "prompt.md").read_text(encoding="utf-8").split("\n## ")
 def test_the_page_follows_a_prompt(demo_bundle: Path) -> None:
     listed = list_places(PROMPT[1])
     with watch(listed) as called, load(demo_bundle, backend="ort-cpu", precision="fp32") as model:
+        assert isinstance(model, TextGenerator)
         model.generate("In the beginning", max_new_tokens=4)
     assert called["MainThread"] == listed and len(listed) > 15
 
