@@ -12,6 +12,7 @@ from ..helpers.paths import ROOT
 PAGES = (
     "README.md",
     "docs/add-a-model.md",
+    "docs/benchmark.md",
     "docs/bundle.md",
     "docs/encode.md",
     "docs/evidence.md",
@@ -19,6 +20,7 @@ PAGES = (
     "docs/graphs.md",
     "docs/import.md",
     "docs/internals/graphs.md",
+    "docs/scale.md",
     "docs/security.md",
     "docs/serve.md",
     "docs/translate.md",
