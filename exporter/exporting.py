@@ -132,7 +132,7 @@ def choose_exporter(exporter: str, folder: Path, outputs: Sequence[str]) -> str:
         if exporter == "optimum":
             refuse_unknown_type(folder)
     if exporter == "optimum" and outputs:
-        raise InputError(f"outputs {list(outputs)}: of a graph that optimum exports none can be chosen")
+        raise InputError(f"outputs {list(outputs)}: optimum cannot add outputs to a graph; leave outputs out")
     return exporter
 
 
@@ -166,7 +166,7 @@ def import_folder(
     check_import(request)
     at = Path(folder)
     if not at.is_dir():
-        raise InputError(f"FOLDER {str(folder)!r} is not there; give what optimum wrote")
+        raise InputError(f"FOLDER {str(folder)!r} does not exist; give the folder that optimum wrote")
     origin = Source("folder", str(folder), at) if source is None else resolve_source(source)
     return import_graphs(at, origin, request, progress)
 

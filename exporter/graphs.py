@@ -164,7 +164,7 @@ def plan_explanations(checkpoint: Checkpoint, artifacts: Sequence[Artifact]) -> 
         return ()
     data = next((a.data[0] for a in artifacts if PRECISIONS[a.precision].weights == "fp32"), None)
     if data is None:
-        raise InputError("output 'explain' shares the weights of graphs in fp32; add fp32 to the precisions")
+        raise InputError("output 'explain' needs the weights of fp32 graphs; add fp32 to the precisions")
     return tuple(
         make_artifact(recipe, "fp32", f"onnx/{checkpoint.name_file(recipe.graph, 'onnx')}", data)
         for recipe in checkpoint.explanations.values()
@@ -181,9 +181,9 @@ def warn_of_head_size(checkpoint: Checkpoint, target: str, recipes: Sequence[Rec
         if recipe.keeps_cache and recipe.dialect == "portable":
             cache = next(spec for spec in recipe.inputs if is_cache(spec))
             log.warning(
-                "target %s gets the portable graph, as the heads have %s values and ONNX Runtime's"
-                " GroupQueryAttention takes multiples of 8: each step copies the cache, which makes long"
-                " texts slower, and int8, int4 and -kv8 are not possible",
+                "target %s gets the portable graph, as the head size is %s and ONNX Runtime's"
+                " GroupQueryAttention needs a multiple of 8: each step copies the cache, which makes"
+                " long texts slower, and int8, int4 and -kv8 are not possible",
                 target,
                 cache.axes[-1],
             )

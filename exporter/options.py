@@ -126,7 +126,7 @@ def choose_targets_and_precisions(
         precision = [precision]
     targets = list(USUAL_TARGETS if target is None else dict.fromkeys(target))
     if not targets:
-        raise InputError("target=[] names none; leave it out for the usual ones")
+        raise InputError("target=[] is empty; leave it out for the default targets")
     if target is None and precision is not None and "fp16" not in precision:
         targets = ["cpu"]  # plans are built from fp16
     return targets, resolve_precisions(list_usual_precisions(targets) if precision is None else precision)
@@ -137,13 +137,13 @@ def check_accepted(request: Request) -> None:
     for name, value in request.accept.items():
         if name not in TABLE:
             hint = did_you_mean(name, list(TABLE))
-            raise InputError(f"accept of {name!r}: what is capped is {', '.join(TABLE)}{hint}")
+            raise InputError(f"accept of {name!r}: the metric is not one of {', '.join(TABLE)}{hint}")
         if not 0 <= value < math.inf:
             raise InputError(f"accept of {name!r} must be a number of 0 or more, not {value!r}")
     if request.accept and not request.verify:
-        raise InputError("accept says what verification lets pass, and --no-verify does without it")
+        raise InputError("accept relaxes verification, which --no-verify turns off; give one of them")
     if request.accept and not request.accepted:
-        raise InputError("accept is for precisions that lose something, and fp32 alone does not")
+        raise InputError("accept is for precisions below fp32; add one, or leave accept out")
 
 
 def list_usual_precisions(targets: Sequence[str]) -> list[str]:

@@ -104,7 +104,7 @@ def load_reference(folder: Path, task: str, encoder: EncoderDefaults | None) -> 
         from transformers.utils import logging as progress
     except ImportError as error:
         raise VerificationError(
-            "an imported model is read with transformers too: pip install transformers"
+            "comparing an imported model needs transformers: pip install transformers"
         ) from error
     import torch
 

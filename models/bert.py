@@ -31,7 +31,7 @@ class BertConfig(EncoderConfig):
         super().__post_init__()
         check_epsilon(self, "layer_norm_eps")
         if POOLED_HEADS & set(self.heads) and self.pooler is None:
-            raise ValueError(f"the heads {list(self.heads)} need a pooler, which has no weights here")
+            raise ValueError(f"the heads {list(self.heads)} need a pooler, but the weights have none")
 
 
 class Embeddings(nn.Module):

@@ -112,7 +112,7 @@ def details(config_json: Mapping[str, Any], shapes: Mapping[str, tuple[int, ...]
     if "classifier.weight" in shapes:
         raise ValueError(
             "the weights have a classifier, but config.json's architecture"
-            f" {repr(named) if named else 'is missing and'} does not say for what; known are"
+            f" {repr(named) if named else 'is missing and'} does not name its task; supported are"
             f" {', '.join(f'Bert{ending}' for ending in CLASSIFIERS)}"
         )
     found: dict[str, Any] = {"heads": heads}

@@ -43,7 +43,7 @@ def describe(folder: Path) -> Description:
     refuse_kind(folder, config_json)
     family = family_of(config_json)
     if modules is not None and not issubclass(family.config, EncoderConfig):
-        raise ValueError(f"{folder}: sentence-transformers folders are of encoders here, not {family.name}")
+        raise ValueError(f"{folder}: a sentence-transformers folder must have an encoder, not {family.name}")
     check_class(folder, family, architecture(config_json))
     for name, off in family.refused.items():
         if config_json.get(name, off) != off:
@@ -82,9 +82,7 @@ def family_of(config: Mapping[str, Any]) -> Family:
     """Return the family of a config.json, by its model_type."""
     model_type = config.get("model_type")
     if not isinstance(model_type, str) or model_type not in FAMILIES:
-        raise ValueError(
-            f"model_type {model_type!r} has no reference model here; known are {sorted(FAMILIES)}"
-        )
+        raise ValueError(f"model_type {model_type!r} is not supported; supported are {sorted(FAMILIES)}")
     return FAMILIES[model_type]
 
 
@@ -103,7 +101,7 @@ def check_class(folder: Path, family: Family, named: str) -> None:
     if part is None:
         raise ValueError(f"{folder}: {named} is a part of a model; only the whole model is exported")
     raise ValueError(
-        f'{folder}: {named} is not exported; without its head it is a {part}, which is: python -c "from'
+        f'{folder}: {named} is not exported; save it without its head, as a {part}: python -c "from'
         f" transformers import {part} as M; M.from_pretrained('MODEL').save_pretrained('FOLDER')\", and copy"
         " the tokenizer's files"
     )
@@ -161,7 +159,7 @@ def check_tables(folder: Path, model: Model, tables: Mapping[str, Tensor]) -> No
         # Half a unit of bfloat16 at 1: files in that type round their constants too.
         table = table.to(torch.float32)
         if own.shape != table.shape or not torch.allclose(own, table, rtol=0, atol=2.0**-9):
-            raise ValueError(f"{folder}: {name} is not the table of sines and cosines that config.json means")
+            raise ValueError(f"{folder}: {name} differs from the sines and cosines of config.json's settings")
 
 
 def empty_model(description: Description) -> Model:
@@ -173,7 +171,7 @@ def empty_model(description: Description) -> Model:
         except (TypeError, RuntimeError) as error:
             if "verflow" not in str(error):  # of one value, or of a product
                 raise
-            raise ValueError(f"{description.folder}: config.json has a size that no tensor has") from error
+            raise ValueError(f"{description.folder}: config.json has a size too large to load") from error
 
 
 class NoNormalValues(TorchFunctionMode):

@@ -62,4 +62,4 @@ def check_depth(config_json: Mapping[str, Any]) -> None:
     """
     for name, value in config_json.items():
         if "layer" in name and type(value) is int and value > MAX_LAYERS:
-            raise ValueError(f"{name}={value} in config.json: models of up to {MAX_LAYERS} layers are read")
+            raise ValueError(f"{name}={value} in config.json is more than the supported {MAX_LAYERS} layers")

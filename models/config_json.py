@@ -58,6 +58,6 @@ def refuse_unknown(config: Json, known: Collection[str]) -> None:
     if unknown:
         settings = ", ".join(f"{name}={config[name]!r:.60}" for name in unknown)
         raise ValueError(
-            f"config.json sets {settings}, which is not known for {config['model_type']}; what changes"
-            " nothing that the model computes may be taken out of the file"
+            f"config.json sets {settings}, which is not known for {config['model_type']}; remove a"
+            " setting that does not change the model's results"
         )

@@ -76,7 +76,7 @@ class LlamaFamily:
         if rotary.partial_rotary_factor != 1.0 and not self.turns_parts:
             raise ValueError(
                 f"partial_rotary_factor={rotary.partial_rotary_factor} with rope_type={rotary.rope_type!r} is"
-                " not supported: transformers turns whole heads of this model_type, and cannot run it"
+                " not supported: transformers cannot rotate parts of the heads of this model_type"
             )
         return rotary
 

@@ -82,7 +82,7 @@ class Rotary:
         named.pop("type", None)
         named = {name: value for name, value in named.items() if value is not None}
         if unknown := sorted(set(named) - {field.name for field in fields(cls)}):
-            raise ValueError(f"rope_parameters sets {', '.join(unknown)}, which no rotary position here has")
+            raise ValueError(f"rope_parameters sets {', '.join(unknown)}, which is not supported")
         for name in ("short_factor", "long_factor"):
             named[name] = tuple(named.get(name, ()))
         original = named.setdefault("original_max_position_embeddings", context)

@@ -72,17 +72,17 @@ def read_modules(folder: Path) -> SentenceModules | None:
     kinds = [kind for kind, _ in modules]
     if not ORDER.fullmatch(" ".join(kinds)):
         raise ValueError(
-            f"{folder / MODULES} lists {', '.join(kinds) or 'nothing'}, in an order that is not supported;"
-            " that is Transformer alone (a CrossEncoder), or Transformer, Pooling, then Dense, LayerNorm,"
-            " Dropout and Normalize as you like"
+            f"{folder / MODULES} lists {', '.join(kinds) or 'nothing'}, an order that is not supported;"
+            " supported is Transformer alone (a CrossEncoder), or Transformer, Pooling, then any of Dense,"
+            " LayerNorm, Dropout and Normalize"
         )
     transformer = modules[0][1]
     is_scorer = kinds == ["Transformer"]
     settings = transformer_settings(transformer, CLASS_LOGITS if is_scorer else TOKEN_VECTORS)
     if is_scorer and settings.get("transformer_task") != CLASS_LOGITS["transformer_task"]:
         raise ValueError(
-            f"{folder / MODULES} lists a Transformer alone, without a Pooling, so no vector of a text is"
-            " made; a CrossEncoder's folder has a transformer_task in sentence_bert_config.json"
+            f"{folder / MODULES} lists a Transformer alone; add a Pooling to embed texts, or for a"
+            " CrossEncoder a transformer_task in sentence_bert_config.json"
         )
     file = folder / "config_sentence_transformers.json"
     root_settings = read_json(file, missing={})
@@ -164,7 +164,7 @@ def max_seq_length(folder: Path, settings: Mapping[str, Any]) -> int | None:
     if isinstance(length, float):  # 1e30, of a tokenizer that knows no limit
         return None
     if length is not None and (type(length) is not int or length < 3):
-        raise ValueError(f"{path}: {name}={length!r} is no length")
+        raise ValueError(f"{path}: {name}={length!r} must be an integer of at least 3")
     return length
 
 
@@ -178,7 +178,7 @@ def prompts_of(path: Path, settings: Mapping[str, Any]) -> tuple[dict[str, str],
     prompts = settings.get("prompts") or {}
     default = settings.get("default_prompt_name")
     if not isinstance(prompts, dict) or not all(isinstance(text, str) for text in prompts.values()):
-        raise ValueError(f"{path}: prompts must be texts by name, not {prompts!r:.80}")
+        raise ValueError(f"{path}: prompts must be an object of strings, not {prompts!r:.80}")
     if default is not None and (not isinstance(default, str) or default not in prompts):
         raise ValueError(f"{path}: default_prompt_name={default!r} is not one of {sorted(prompts)}")
     return prompts, default

@@ -93,8 +93,8 @@ def leave_out_rotary(folder: Path, model: nn.Module, weights: dict[str, Tensor])
         saved = weights.pop(name)
         if tables is not None and not tables.agrees_with(name.rpartition(".")[2], saved):
             raise ValueError(
-                f"{folder}: {name} is not what config.json means; transformers does not read it either: if"
-                " config.json's rotary settings are right, save the model again with transformers"
+                f"{folder}: {name} differs from config.json's rotary settings, and transformers ignores"
+                " it: if the settings are right, save the model again with transformers"
             )
 
 

@@ -67,7 +67,7 @@ class Model(ABC):
         task = opened.manifest.task
         if task != cls.task:
             raise InputError(
-                f"{opened.folder} is a bundle for {task}, which {cls.__name__} does not do; open it with"
+                f"{opened.folder} is a bundle for {task}, which {cls.__name__} does not support; open it with"
                 f" {name}.load, or with load()"
             )
         return cls._load(opened, request)

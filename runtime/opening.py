@@ -33,7 +33,7 @@ def check_load_request(request: LoadRequest, manifest: Manifest) -> None:
     ranges = {
         "threads": (1, os.cpu_count() or 1, "this machine's cores"),
         "max_length": (least, context, "the model's context"),
-        "memory_limit": (1, sys.maxsize, "bytes; more than there are is no limit"),
+        "memory_limit": (1, sys.maxsize, "bytes"),
         "device": (0, 1023, "the GPU's number"),
     }
     for name, (low, high, what) in ranges.items():

@@ -252,7 +252,7 @@ def is_committed(output: Path, manifest: Manifest) -> bool:
 def refuse_links_and_used_names(output: Path, staged: Sequence[str]) -> None:
     for folder in OWN_FOLDERS:
         if (output / folder).is_symlink():
-            raise OutputError(f"{output / folder} is a link; a bundle's folders must be its own")
+            raise OutputError(f"{output / folder} is a symbolic link; replace it by a real folder")
     for name in staged:
         if (output / name).exists():
             raise OutputError(f"{output / name} exists already, and is not overwritten")

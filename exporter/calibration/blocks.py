@@ -55,8 +55,8 @@ def select_known_weights(graphs: Iterable[ir.Model], model: nn.Module) -> dict[s
     names = dict.fromkeys(weight.name for graph in graphs for _, weight in find_quantizable(graph.graph))
     if unknown := [name for name in names if name not in parameters]:
         log.warning(
-            "%d of %d weights are no parameter of the model in PyTorch, such as %s: they are rounded, but not"
-            " chosen by how much that loses",
+            "%d of %d weights, such as %s, are not parameters of the PyTorch model: they are quantized, but"
+            " their error is not measured",
             len(unknown),
             len(names),
             name_product(graphs, unknown[0]),
@@ -98,7 +98,7 @@ def choose_blocks(
     for name, (_, width) in shapes.items():
         if width % BLOCK_SIZES[-1]:
             raise ExportError(
-                f"int{bits} keeps weights in blocks of {BLOCK_SIZES[-1]} columns or more, and the width"
+                f"int{bits} quantizes weights in blocks of at least {BLOCK_SIZES[-1]} columns, but the width"
                 f" {width} of {name} is not a multiple of {BLOCK_SIZES[-1]}; export fp32 or fp16"
             )
     fitting = [size for size in BLOCK_SIZES if all(width % size == 0 for _, width in shapes.values())]

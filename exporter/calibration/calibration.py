@@ -199,7 +199,7 @@ def measure_ranges(
     try:
         replay.drive(ExecutedProgram(NodeExecutor(graphs[artifact.recipe_id], keep_largest), full))
     except NotFiniteError as error:
-        raise ExportError(f"the model is not finite in fp32 already: {error}") from error
+        raise ExportError(f"even in fp32 the model gives infinite or NaN values: {error}") from error
     return largest
 
 

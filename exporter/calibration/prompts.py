@@ -25,5 +25,5 @@ def read_prompts(path: str | Path | None, checkpoint: Path | None = None) -> lis
         raise PromptsError(f"the prompts of {path} cannot be read: {error}") from error
     prompts = [line.replace("\\n", "\n") for line in lines if line.strip()]
     if not prompts:
-        raise PromptsError(f"{path} holds no prompts; write one a line")
+        raise PromptsError(f"{path} contains no prompts; write one per line")
     return prompts

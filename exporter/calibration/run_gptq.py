@@ -97,7 +97,10 @@ def round_groups(
             seconds = (time.monotonic() - began) * sum(groups.values()) / groups[names] / threads
             if seconds >= LONG_SECONDS:
                 progress(
-                    Notice(f"GPTQ takes about {seconds:,.0f} s; --quantizer rtn loses more, and takes none")
+                    Notice(
+                        f"GPTQ takes about {seconds:,.0f} s; --quantizer rtn takes almost no time, with a"
+                        " larger error"
+                    )
                 )
         done += len(names)
         count(done, total)

@@ -77,13 +77,13 @@ def find_templates(folder: Path, settings: Mapping[str, Any]) -> dict[str, str]:
         elif isinstance(found, str):
             found = {"default": found}
         else:
-            raise ValueError(f"{source}'s chat_template is {type(found).__name__}, not a text")
+            raise ValueError(f"{source}'s chat_template must be a string, not {type(found).__name__}")
     if "default" not in found:
         raise ValueError(f"{source} has templates {sorted(map(str, found))}, none is 'default'")
     texts = {name: found[name] for name in FILES if name in found}
     for text in texts.values():
         if not isinstance(text, str):
-            raise ValueError(f"{source}'s chat_template is {type(text).__name__}, not a text")
+            raise ValueError(f"{source}'s chat_template must be a string, not {type(text).__name__}")
     return texts
 
 

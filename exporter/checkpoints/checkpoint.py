@@ -85,8 +85,8 @@ class Checkpoint:
         if asked is not None or length <= USUAL_LENGTH:
             return length
         log.warning(
-            "the bundle takes %s tokens of the model's %s; --max-length %d takes them all, with more"
-            " memory and longer checks",
+            "the bundle's context is %s tokens, the model's is %s; --max-length %d exports all of it, but"
+            " takes more memory and time",
             f"{USUAL_LENGTH:,}",
             f"{length:,}",
             length,
@@ -178,7 +178,7 @@ class Checkpoint:
         special = self.special_tokens
         if len(special.suffix) > 1:
             count = len(special.suffix)
-            raise CheckpointError(f"{folder}: the tokenizer puts {count} tokens behind a source, not one")
+            raise CheckpointError(f"{folder}: the tokenizer puts {count} tokens after a source text, not one")
         return replace(defaults, source_eos=self.find_source_eos(defaults.eos[0]), prefix=special.prefix)
 
     def find_source_eos(self, eos: int) -> int:
@@ -239,8 +239,9 @@ class Checkpoint:
             return "none", 1
         if missing := {"cls", "sep"} - set(tokens):
             raise CheckpointError(
-                f"{self.folder}: the tokenizer frames texts, but names no {' and no '.join(sorted(missing))}"
-                " token; add tokenizer_config.json or special_tokens_map.json"
+                f"{self.folder}: the tokenizer adds special tokens, but names no"
+                f" {' and no '.join(sorted(missing))} token; add tokenizer_config.json or"
+                " special_tokens_map.json"
             )
         if self.frames is None:
             return "all", 1
@@ -256,9 +257,10 @@ class Checkpoint:
             for part in (single.prefix, single.suffix, pair.prefix, pair.between, pair.suffix)
         ]
         raise CheckpointError(
-            f"{self.folder}: the tokenizer puts {spelled[0]} before a text and {spelled[1]} behind it;"
-            f" {spelled[2]} before two, {spelled[3]} between them and {spelled[4]} behind; supported is"
-            f" {spell(tokens['cls'])} before, and {spell(tokens['sep'])} between and behind, or nothing"
+            f"{self.folder}: the tokenizer puts {spelled[0]} before a text and {spelled[1]} after it, and"
+            f" {spelled[2]} before a pair, {spelled[3]} between its texts and {spelled[4]} after it; only"
+            f" {spell(tokens['cls'])} before, and {spell(tokens['sep'])} between and after, or none, are"
+            " supported"
         )
 
     def read_labels(self, count: int) -> tuple[str, ...]:
@@ -305,7 +307,7 @@ class Checkpoint:
             if name is None:
                 continue
             if not str(name).startswith("torch."):
-                log.warning("%s: the activation %r is no class of torch's, and is passed over", file, name)
+                log.warning("%s: the activation %r is ignored, as it is not a class of torch", file, name)
                 continue
             kind = str(name).rpartition(".")[2].lower()
             if kind not in ("sigmoid", "identity"):

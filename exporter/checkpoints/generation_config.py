@@ -79,7 +79,7 @@ class Settings:
             return ()
         values = value if isinstance(value, list) else [value]
         if not all(type(token) is int for token in values):
-            raise CheckpointError(f"{self.where}: {name} is {value!r}, not a token's number")
+            raise CheckpointError(f"{self.where}: {name} is {value!r}, not a token id")
         return tuple(values)
 
     def read_integer(self, name: str, expected: str = "an integer") -> int | None:
@@ -118,7 +118,7 @@ class Settings:
     def read_sequence(self, name: str, value: object) -> tuple[int, ...]:
         """Return the tokens of a sequence that a setting lists."""
         if not isinstance(value, list) or not value or not all(type(token) is int for token in value):
-            raise CheckpointError(f"{self.where}: {name} has {value!r:.60}, not a list of tokens' numbers")
+            raise CheckpointError(f"{self.where}: {name} has {value!r:.60}, not a list of token ids")
         return tuple(value)
 
     def read_list(self, name: str) -> list[Any]:
@@ -139,7 +139,7 @@ class Settings:
         biases = {}
         for pair in self.read_list(name):
             if not isinstance(pair, list) or len(pair) != 2 or type(pair[1]) not in (int, float):
-                raise CheckpointError(f"{self.where}: {name} has {pair!r:.60}, not [[tokens], a number]")
+                raise CheckpointError(f"{self.where}: {name} has {pair!r:.60}, not [[token ids], bias]")
             sequence = self.read_sequence(name, pair[0])
             self.require(abs(pair[1]) <= FLOAT32_MAX, name, pair[1], "a finite number; bad_words_ids forbids")
             if all(map(self.has, sequence)):
@@ -153,7 +153,7 @@ class Settings:
         if not pair:
             return 0, 1.0
         if len(pair) != 2 or type(pair[0]) is not int or type(pair[1]) not in (int, float):
-            raise CheckpointError(f"{self.where}: {name} is {pair!r:.60}, not [tokens, factor]")
+            raise CheckpointError(f"{self.where}: {name} is {pair!r:.60}, not [start, factor]")
         self.require(pair[0] >= 0, name, pair[0], "a count of tokens from 0")
         self.require(0 < pair[1] <= FLOAT32_MAX, name, pair[1], "a finite factor over 0")
         return pair[0], float(pair[1])
@@ -175,14 +175,14 @@ class Settings:
         value = self.value.get("stop_strings")
         texts = [value] if isinstance(value, str) else self.read_list("stop_strings")
         if not all(isinstance(text, str) and text for text in texts):
-            raise CheckpointError(f"{self.where}: stop_strings is {value!r:.60}, not a list of texts")
+            raise CheckpointError(f"{self.where}: stop_strings is {value!r:.60}, not a list of strings")
         return tuple(texts)
 
     def require(self, holds: bool, name: str, value: float, allowed: str) -> None:
         """Refuse a number for which a condition does not hold, as none does for NaN."""
         if not holds:
             raise CheckpointError(
-                f"{self.where}: {name} is {value!r}, expected {allowed}; mend it in generation_config.json"
+                f"{self.where}: {name} is {value!r}, expected {allowed}; correct it in generation_config.json"
             )
 
 
@@ -275,7 +275,7 @@ def warn_about_unsupported(settings: Settings, unsupported: Mapping[str, tuple[o
     """Log which of a checkpoint's settings change what is generated and are left out."""
     for name, off in unsupported.items():
         if settings.value.get(name) not in off:
-            log.warning("%s sets %s=%r, which is left out", settings.where, name, settings.value[name])
+            log.warning("%s sets %s=%r, which is ignored", settings.where, name, settings.value[name])
 
 
 def read_token_defaults(settings: Settings, max_length: int) -> GenerationDefaults:

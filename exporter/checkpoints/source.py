@@ -52,7 +52,7 @@ class Source:
         digest = hashlib.sha256()
         for path in sorted(path for pattern in patterns for path in self.folder.glob(pattern)):
             if not path.is_file():  # reading a pipe or a device may never end
-                raise SourceError(f"{path} is no regular file, so it is not read")
+                raise SourceError(f"{path} is not a regular file, so it is not read")
             digest.update(f"{path.relative_to(self.folder).as_posix()} {compute_sha256(path)}\n".encode())
         if settings := self.read_sentence_settings():
             digest.update(json.dumps(settings, sort_keys=True).encode())
@@ -99,21 +99,21 @@ def find_recorded(recorded: Mapping[str, Any], bundle: Path) -> Source:
             return resolve_source(argument)
         if recorded.get("kind") != "folder" or not is_recorded_place(argument):
             raise SourceError(
-                f"the manifest names {argument!r}, which no export records; pass --source MODEL"
+                f"the manifest's source {argument!r} is not one that an export records; pass --source MODEL"
             )
         place = bundle / argument
         if not place.is_dir():
-            raise SourceError(f"the checkpoint {place} is not there")
+            raise SourceError(f"the checkpoint {place} does not exist; pass --source MODEL")
         return Source("folder", str(place), place)
     hub_id, at, revision = restore_argument(recorded, bundle).partition("@")
     if not HUB_ID.fullmatch(hub_id) or (at and not REVISION.fullmatch(revision)):
-        raise SourceError(f"the manifest names {argument!r}, which is no model of the hub")
+        raise SourceError(f"the manifest's source {argument!r} is not a valid hub id; pass --source MODEL")
     try:
         folder = download_files(hub_id, revision or None, HUB_FILES, from_cache=True)
     except SourceError as error:
         raise SourceError(
-            f"the checkpoint {argument} is not in the cache of the hub, and verify downloads nothing that a"
-            f" manifest names: pass --source {argument} to download it"
+            f"the checkpoint {argument} is not in the local hub cache, and verify does not download by"
+            f" itself: pass --source {argument} to download it"
         ) from error
     return Source("hub", argument, folder, folder.name if COMMIT.fullmatch(folder.name) else "")
 
@@ -209,4 +209,4 @@ def download_files(hub_id: str, revision: str | None, patterns: list[str], from_
         ) from error
     except (HfHubHTTPError, OSError, ValueError) as error:
         hint = did_you_mean(hub_id, DEMO_NAMES)
-        raise HubError(f"the hub model {hub_id!r} cannot be had: {shorten_error(error)}{hint}") from error
+        raise HubError(f"the hub model {hub_id!r} cannot be loaded: {shorten_error(error)}{hint}") from error

@@ -26,27 +26,30 @@ def bench(
     bundle: BundleArgument,
     backend: BackendOption = "auto",
     precision: Annotated[
-        str | None, make_option("Those to measure, such as fp32,int8.", show_default="all")
+        str | None, make_option("Precisions to measure, such as fp32,int8.", show_default="all")
     ] = None,
     threads: ThreadsOption = None,
     prompt_tokens: Annotated[
-        int | None, make_option("Of each text.", show_default="32; of an encoder 128")
+        int | None, make_option("Tokens of each text.", show_default="32; for an encoder 128")
     ] = None,
     new_tokens: Annotated[
-        int | None, make_option("To generate; no end token ends them.", show_default="64")
+        int | None, make_option("Tokens to generate; end tokens are ignored.", show_default="64")
     ] = None,
-    batch: Annotated[int, make_option("Texts of one call.", show_default=True)] = 1,
+    batch: Annotated[int, make_option("Texts per call.", show_default=True)] = 1,
     output: Annotated[Path | None, make_option("Write JSON to a file.", "--output", "-o")] = None,
-    plot: Annotated[Path | None, make_option(r"Draw it; needs planforge\[plot].")] = None,
+    plot: Annotated[
+        Path | None, make_option(r"Draw the result to a picture file; needs planforge\[plot].")
+    ] = None,
     set_default: Annotated[
         bool,
         make_option(
-            "Let load() take the fastest whose gate passed, or one as fast, more exact.", "--set-default"
+            "Make the fastest verified precision the default of load(); of equals, the most exact.",
+            "--set-default",
         ),
     ] = False,
     as_json: JsonOption = False,
 ) -> None:
-    """Measure each precision of a bundle, in a process of its own, taking turns. Needs no torch."""
+    """Measure the speed of each precision of a bundle, each in its own process. Needs no torch."""
     with show_stages() as progress:
         from ...runtime.apps.diagnostics.bench import bench as measure
         from ...runtime.apps.diagnostics.plots import draw_bench, make_figure

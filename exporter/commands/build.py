@@ -22,20 +22,22 @@ def build(
     ] = None,
     engine: Annotated[str | None, make_option("Instead of a target: tensorrt-rtx or tensorrt.")] = None,
     sm: SmOption = None,
-    maximum: Annotated[list[str] | None, make_option("batch=N,length=N: below the graph's.", "--max")] = None,
+    maximum: Annotated[
+        list[str] | None, make_option("batch=N,length=N: lower limits than the graph's.", "--max")
+    ] = None,
     workspace: Annotated[
-        int | None, make_option("MiB for TensorRT to work in.", show_default="all there is", minimum=1)
+        int | None, make_option("TensorRT's workspace in MiB.", show_default="no limit", minimum=1)
     ] = None,
     timing_cache: Annotated[
         Path | None, make_option("A file that makes the next build faster; not for rtx.")
     ] = None,
     strip: Annotated[
-        bool, make_option("Leave the weights out; they come from the bundle's at load.", "--strip")
+        bool, make_option("Leave the weights out; the bundle's are used at load.", "--strip")
     ] = False,
     top_k: Annotated[
         int | None,
         make_option(
-            "Pick the K likeliest tokens on the GPU: for greedy and up to this --top-k at less copying.",
+            "Pick the K likeliest tokens on the GPU: greedy decoding and --top-k up to K copy less.",
             minimum=1,
         ),
     ] = None,

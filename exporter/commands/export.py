@@ -38,15 +38,15 @@ def export(
     outputs: Annotated[
         str | None,
         make_option(
-            "Of an encoder, beside its last hidden state and heads: hidden_states (of all layers),"
-            " hidden_states.3, pooler_output, several separated by commas. Of an encoder-decoder:"
-            " cross_attentions. Of any model that `explain` takes: explain."
+            "More outputs, several separated by commas. For an encoder: hidden_states (of all layers),"
+            " hidden_states.3, pooler_output. For an encoder-decoder: cross_attentions. For any model that"
+            " `explain` supports: explain."
         ),
     ] = None,
     exporter: Annotated[
         str,
         make_option(
-            "planforge, optimum, or auto: optimum for what PlanForge has no model of.",
+            "planforge, optimum, or auto: optimum only for models that PlanForge lacks.",
             show_default=True,
         ),
     ] = "auto",
@@ -88,7 +88,7 @@ def export(
 
 
 def import_bundle(
-    folder: Annotated[Path, typer.Argument(help="What optimum wrote.", show_default=False)],
+    folder: Annotated[Path, typer.Argument(help="The folder that optimum wrote.", show_default=False)],
     output: OutputOption,
     source: Annotated[
         str | None,

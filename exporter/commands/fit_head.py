@@ -30,9 +30,9 @@ def fit_head(
         ),
     ] = "embedding",
     test_share: Annotated[
-        float, make_option("Of the texts, held out to measure with.", show_default=True)
+        float, make_option("The share of the texts held out for testing.", show_default=True)
     ] = 0.25,
-    seed: Annotated[int, make_option("Of the split.", show_default=True)] = 0,
+    seed: Annotated[int, make_option("The seed of the train-test split.", show_default=True)] = 0,
     force: ForceOption = False,
     as_json: JsonOption = False,
 ) -> None:

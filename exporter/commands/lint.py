@@ -19,8 +19,8 @@ def lint(
     target: Annotated[
         str | None,
         make_option(
-            "Where it is to run, such as tensorrt10.3,jetpack6.2,rtx,cpu.",
-            show_default="the bundle's own; of a file all",
+            "The targets to check for, such as tensorrt10.3,jetpack6.2,rtx,cpu.",
+            show_default="the bundle's own; for a file, all",
         ),
     ] = None,
     as_json: JsonOption = False,

@@ -15,15 +15,15 @@ OutputOption = Annotated[Path, make_option("The bundle's folder.", "--output", "
 PrecisionsOption = Annotated[
     str | None,
     make_option(
-        "Of fp32, fp16, int8, int4, and with keys and values in int8 fp32-kv8, int8-kv8, int4-kv8, several"
-        " separated by commas; the first is what run takes.",
-        show_default="fp32, and fp16 but for cpu",
+        "fp32, fp16, int8, int4, or with an int8 key-value cache fp32-kv8, int8-kv8, int4-kv8; several"
+        " separated by commas. `run` uses the first.",
+        show_default="fp32, and fp16 except for cpu",
     ),
 ]
 TargetsOption = Annotated[
     str | None,
     make_option(
-        "Of cpu, cuda (ONNX Runtime), portable (ONNX for any engine), rtx (a plan for RTX GPUs),"
+        "cpu, cuda (ONNX Runtime), portable (ONNX for any engine), rtx (a plan for RTX GPUs),"
         " jetpack6.2, tensorrt11, ... (for the GPU here), several separated by commas.",
         show_default="cpu,rtx",
     ),
@@ -37,7 +37,7 @@ SmOption = Annotated[
     ),
 ]
 MaxBatchOption = Annotated[
-    int | None, make_option("The largest batch.", show_default="8 of a decoder, 32 of an encoder")
+    int | None, make_option("The largest batch.", show_default="8 for a decoder, 32 for an encoder")
 ]
 MaxLengthOption = Annotated[
     int | None,
@@ -49,21 +49,21 @@ VerifyOption = Annotated[
 ]
 NoVerifyOption = Annotated[bool, make_option("Compare no graph with PyTorch.", "--no-verify")]
 PromptsOption = Annotated[
-    Path | None, make_option("A prompt a line, to verify with.", show_default="built-in texts")
+    Path | None, make_option("A file of prompts to verify with, one per line.", show_default="built-in texts")
 ]
 QuantizerOption = Annotated[
     str,
     make_option(
-        "How weights become int4, and an encoder's int8: gptq, which keeps products with real text close, or"
-        " rtn, which rounds to the nearest and takes no time.",
+        "How weights are quantized to int4, and an encoder's to int8: gptq, which has a small error on real"
+        " text, or rtn, which rounds to nearest and takes almost no time.",
         show_default=True,
     ),
 ]
 AcceptOption = Annotated[
     list[str] | None,
     make_option(
-        "METRIC=VALUE, a loss to let pass of every precision but fp32, as in top1_changes=0.03, where PyTorch"
-        " rounded the same way loses as much; the bundle keeps it.",
+        "METRIC=VALUE, as in top1_changes=0.03: accept so large an error of any precision but fp32, if"
+        " PyTorch rounded the same way has it too; the bundle records it.",
         show_default="the usual caps",
     ),
 ]

@@ -16,7 +16,7 @@ def package(
     precision: Annotated[
         str | None,
         make_option(
-            "Of fp32, fp16, int8 and int4, several separated by commas.",
+            "fp32, fp16, int8 or int4, several separated by commas.",
             show_default="all for transformers.js, else the bundle's default",
         ),
     ] = None,
@@ -38,7 +38,7 @@ def package(
     ] = None,
     as_json: JsonOption = False,
 ) -> None:
-    """Give another runtime a bundle's graphs, and hold what it computes to PyTorch's answers."""
+    """Write a bundle's graphs for another runtime, and compare its results with PyTorch's."""
     with show_stages() as progress:
         from ..packaging.package import package as write_package
         from .summary import make_package_tables

@@ -21,19 +21,19 @@ def verify(
     source: Annotated[str | None, make_option("The checkpoint.", show_default="the recorded one")] = None,
     backend: Annotated[str, make_option("The engine to check.", show_default=True)] = "ort-cpu",
     prompts: PromptsOption = None,
-    report: Annotated[Path | None, make_option("Write a page for a browser.")] = None,
+    report: Annotated[Path | None, make_option("Write an HTML report.")] = None,
     junit: Annotated[Path | None, make_option("Write JUnit XML, for CI.")] = None,
     limits: Annotated[
-        list[str] | None, make_option("METRIC=VALUE, below the usual limit.", "--limit")
+        list[str] | None, make_option("METRIC=VALUE: a limit below the usual one.", "--limit")
     ] = None,
     only: Annotated[
         list[str] | None, make_option("A graph's id, such as decoder.ort.int8.", show_default="all")
     ] = None,
-    against: Annotated[Path | None, make_option("Of an .onnx file: another one to compare it with.")] = None,
+    against: Annotated[Path | None, make_option("For an .onnx file: another to compare it with.")] = None,
     inputs: Annotated[
-        Path | None, make_option("Of an .onnx file: a .npz with an array per input.", show_default="made up")
+        Path | None, make_option("For an .onnx file: a .npz with an array per input.", show_default="random")
     ] = None,
-    seed: Annotated[int, make_option("Decides the batches of random shapes.", show_default=True)] = 0,
+    seed: Annotated[int, make_option("The seed of the batches of random shapes.", show_default=True)] = 0,
     level: Annotated[
         str, make_option(f"How much is compared: {LEVELS_HELP}", show_default=True)
     ] = "standard",

@@ -145,9 +145,7 @@ def check_bundle(manifest: Manifest, folder: Path) -> None:
     if manifest.encoder is None:
         raise InputError(f"{folder} holds a {manifest.family} for {manifest.task}; fit-head needs an encoder")
     if taken := {HEAD, "token_classification"} & set(manifest.encoder.heads):
-        raise InputError(
-            f"{folder} has labels already, of its {taken.pop()} head; fit-head needs one without"
-        )
+        raise InputError(f"{folder} already has a {taken.pop()} head; fit-head needs a bundle without one")
 
 
 def compute_features(encoder: TextEncoder, texts: Sequence[str], features: str, progress: Progress) -> Array:
@@ -192,7 +190,7 @@ def fit(matrix: Array, rows: Table, test_share: float, seed: int) -> Fitted:
         if count < needed:
             raise InputError(f"the class {label!r} has {count} rows; at least {needed} are needed")
     if len(y) * test_share < len(labels):
-        raise InputError(f"test_share={test_share} of {len(y)} rows holds out less than a row per class")
+        raise InputError(f"test_share={test_share} of {len(y)} rows is less than one row per class")
     train, test = train_test_split(np.arange(len(y)), test_size=test_share, random_state=seed, stratify=y)
     folds = StratifiedKFold(FOLDS, shuffle=True, random_state=seed)
     search = GridSearchCV(LogisticRegression(max_iter=2000), {"C": STRENGTHS}, cv=folds)

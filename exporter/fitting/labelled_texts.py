@@ -63,7 +63,7 @@ def read_table(path: Path) -> Table:
         DataError: a row lacks a text or a label, or there is only one label; the row is named.
     """
     if find_suffix(str(path)) not in KINDS:
-        raise InputError(f"the table {path} is of no kind that is read: {', '.join(KINDS)}")
+        raise InputError(f"the table {path} is not one of the supported kinds: {', '.join(KINDS)}")
     texts: list[str] = []
     labels: list[str] = []
     lines: list[int] = []

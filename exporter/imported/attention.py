@@ -56,7 +56,7 @@ def find_self_attentions(graph: ir.Graph, heads: Heads) -> list[Attention]:
         for old, value in zip(past, present, strict=True):
             concat = require_producer(value)
             if concat.op_type != "Concat" or concat.inputs[0] is not old:
-                raise ExportError(f"{value.name} is no Concat with the past, but {concat.op_type}")
+                raise ExportError(f"{value.name} comes from {concat.op_type}, not a Concat with the past")
             assert concat.inputs[1] is not None
             new.append(concat.inputs[1])
         attention = find_attention_between(present[0], present[1], heads.size, f"layer {layer}", "its")

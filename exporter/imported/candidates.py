@@ -29,9 +29,9 @@ GENERATES = ("ForCausalLM", "LMHeadModel")
 def check_import(request: Request) -> None:
     """Refuse what an imported model cannot have."""
     if unknown := [name for name in request.precisions if name not in ALLOWED]:
-        raise InputError(f"an imported model can be {', '.join(ALLOWED)}, not {unknown[0]}")
+        raise InputError(f"precision {unknown[0]!r} is not one of an imported model's: {', '.join(ALLOWED)}")
     if not request.verify and request.needs_shared_buffers:
-        raise InputError("int8 and int4 run in graphs that are taken only if verified: leave out --no-verify")
+        raise InputError("int8 and int4 of an imported model must be verified: leave out --no-verify")
 
 
 def read_candidates(folder: Path, source: Source, request: Request) -> Iterator[ImportedCheckpoint]:
@@ -45,8 +45,8 @@ def read_candidates(folder: Path, source: Source, request: Request) -> Iterator[
     kind = choose_class(found)
     yield kind(source, found, request.max_batch, request.max_length, shared=request.verify)
     log.warning(
-        "attention over shared buffers does not compute this model, so it stays as optimum wrote it: the"
-        " bundle is right, and slower on a CPU"
+        "attention with a shared key-value buffer does not match this model, so optimum's attention is kept:"
+        " the bundle is correct, but slower on a CPU"
     )
     yield kind(source, read_folder(folder), request.max_batch, request.max_length, shared=False)
 
@@ -57,13 +57,13 @@ def check_without_weights(source: Source, request: Request) -> None:
         choose_task(source.folder)  # says why
     if request.needs_shared_buffers:
         raise InputError(
-            f"int8 and int4 are chosen with the checkpoint's weights, which {source.folder} has not: pass"
-            " --source"
+            f"int8 and int4 need the checkpoint's weights, which {source.folder} does not have: pass"
+            " --source CHECKPOINT"
         )
     if request.verify:
         log.warning(
-            "%s has no model.safetensors: the bundle is compared with its graphs alone, not with the"
-            " model; --source CHECKPOINT does that",
+            "%s has no model.safetensors: the bundle is compared only with its graphs; pass --source"
+            " CHECKPOINT to compare it with the model",
             source.folder,
         )
 
@@ -97,6 +97,6 @@ def refuse_damaged_graphs(folder: Path) -> Iterator[None]:
         raise
     except Exception as error:
         raise CheckpointError(
-            f"the graphs of {folder} cannot be taken over ({type(error).__name__}:"
+            f"the graphs of {folder} cannot be imported ({type(error).__name__}:"
             f" {shorten_error(error):.300}); export them again with optimum-cli"
         ) from error

@@ -35,8 +35,8 @@ def check_source(source: Source, found: Folder) -> None:
         theirs = found.config.get(name)
         if ours is not None and theirs is not None and ours != theirs:
             raise CheckpointError(
-                f"{source.folder} has {name} {ours!r}, and {found.path} is of one with {theirs!r}; give that"
-                " checkpoint as --source"
+                f"{source.folder} has {name} {ours!r}, but the model in {found.path} has {theirs!r}; pass the"
+                " checkpoint that it was exported from as --source"
             )
     ours = read_rope_theta(config)
     # The former is the value that optimum's transformers has read.
@@ -44,8 +44,8 @@ def check_source(source: Source, found: Folder) -> None:
     if ours is not None and theirs is not None and ours != theirs:
         raise CheckpointError(
             f"the checkpoint {source.folder} has rope_theta {ours}, the graphs of {found.path} have {theirs}:"
-            " transformers before 5, as optimum takes it, passes over rope_parameters. Use `planforge export"
-            " CHECKPOINT --optimum-python PATH`, which hands them over, instead of optimum-cli and import"
+            " optimum uses transformers before 5, which ignores rope_parameters. Use `planforge export"
+            " CHECKPOINT --optimum-python PATH`, which passes them on, instead of optimum-cli and import"
         )
 
 

@@ -49,7 +49,7 @@ def compute_biases(model: ir.Model, found: Sequence[Attention], length: int) -> 
     for attention in found:
         total = sum((by_name[str(bias.name)] for bias in attention.biases), start=nothing)
         if total.ndim != 4 or total.shape[0] != 1 or total.shape[2:] != (1, length):
-            raise ExportError(f"what is added to the scores has the shape {total.shape}")
+            raise ExportError(f"the attention bias has the unsupported shape {total.shape}")
         biases.append(total)
     return biases
 

@@ -67,8 +67,8 @@ class ImportedEncoder(ImportedCheckpoint):
         layers = sentence.layers[:-1] if sentence.normalize else sentence.layers
         if layers or "+".join(sentence.pooling) not in POOLINGS:
             raise CheckpointError(
-                f"{self.source.folder} pools by {'+'.join(sentence.pooling)} with {len(layers)} layers"
-                f" behind; an imported encoder can pool by {', '.join(POOLINGS)} alone"
+                f"{self.source.folder} has the pooling {'+'.join(sentence.pooling)} with {len(layers)} layers"
+                f" after it; an imported encoder supports only {', '.join(POOLINGS)}, without layers"
             )
         if not sentence.include_prompt:
             raise CheckpointError(
@@ -80,7 +80,7 @@ class ImportedEncoder(ImportedCheckpoint):
         graph = self.graph.graph
         self.roles = {str(v.name): self.find_role(v, vocabulary) for v in graph.outputs}
         if not any(self.roles.values()):
-            raise ExportError(f"{found.model} gives none of {', '.join((*STATE_NAMES, 'logits', *ENDS))}")
+            raise ExportError(f"{found.model} outputs none of {', '.join((*STATE_NAMES, 'logits', *ENDS))}")
         heads = [role.partition(".")[0] for role in self.roles.values() if role and role != "hidden"]
         classes = [
             v.shape[-1]
@@ -114,8 +114,8 @@ class ImportedEncoder(ImportedCheckpoint):
             by_token = "masked_lm" if last == vocabulary else "token_classification"
             return "sequence_classification" if len(shape) == 2 else by_token
         raise ExportError(
-            f"what {name} means cannot be told from its shape {shape}; expected are hidden states and logits"
-            " of three axes, or of two for a text's class, the last of a fixed length, or those of both ends"
+            f"{name} is not a known output (shape {shape}); expected are hidden states or logits of three"
+            " axes, or of two to classify texts, the last of a fixed length, or start and end logits"
         )
 
     def read_context(self, found: Folder) -> int:

@@ -63,7 +63,7 @@ class Folder:
         """Return the first of some settings that is an integer, or say what config.json lacks."""
         value = self.read_integer(names)
         if value is None:
-            raise CheckpointError(f"{self.path / 'config.json'} says no {what}: none of {', '.join(names)}")
+            raise CheckpointError(f"{self.path / 'config.json'} has no {what}: set {' or '.join(names)}")
         return value
 
 
@@ -104,15 +104,15 @@ def read_folder(path: Path) -> Folder:
     elif found := next((name for name in ALONE if name in graphs), None):
         return Folder(path, config, path / found)
     raise CheckpointError(
-        f"{path} has {', '.join(graphs)}; read are {ALONE[0]}, or {ENCODER} with {MERGED}, or with {FIRST}"
-        f" and {LATER}, as `optimum-cli export onnx` writes them"
+        f"{path} has {', '.join(graphs)}; expected are {ALONE[0]}, or {ENCODER} with {MERGED}, or with"
+        f" {FIRST} and {LATER}, as `optimum-cli export onnx` writes them"
     )
 
 
 def read_graph(path: Path) -> ir.Model:
     """Load a graph; refuse what is no ONNX file, reads files elsewhere, or is of no text model."""
     if not path.is_file():
-        raise CheckpointError(f"{path} is no regular file, so it is not read")
+        raise CheckpointError(f"{path} is not a regular file, so it is not read")
     try:
         is_linked = path.is_symlink() or path.stat().st_nlink > 1  # onnx_ir maps nothing through a link
         model = ir.load(path) if is_linked else load_mapped(path)
@@ -134,11 +134,11 @@ def read_graph(path: Path) -> ir.Model:
     dtypes = {value.dtype for value in (*model.graph.inputs, *model.graph.outputs)}
     if dtypes & {ir.DataType.FLOAT16, ir.DataType.BFLOAT16}:
         raise CheckpointError(
-            f"{path} computes in half precision; export it in fp32, and choose --precision fp16 of the bundle"
+            f"{path} is in half precision; export it in fp32, then import it with --precision fp16"
         )
     names = {str(value.name) for value in model.graph.inputs}
     if found := sorted(names.intersection(NOT_OF_TEXT)):
-        raise CheckpointError(f"{path.parent} is no model of text: its graph reads {found[0]}")
+        raise CheckpointError(f"{path.parent} is not a text model: its graph has the input {found[0]}")
     return model
 
 

@@ -82,7 +82,7 @@ def choose_rows(model: ir.Model) -> None:
     while head.op_type not in ("MatMul", "Gemm"):
         given = [v for v in head.inputs if v is not None and v.const_value is None]
         if head.op_type not in BETWEEN_HEAD_AND_LOGITS or len(given) != 1:
-            raise ExportError(f"the product that gives the logits was not found behind {head.op_type}")
+            raise ExportError(f"no MatMul or Gemm that computes the logits was found before {head.op_type}")
         head = require_producer(given[0])
         between.append(head)
     states = head.inputs[0]

@@ -63,15 +63,15 @@ MODEL_TYPES = (
 def export_with_optimum(checkpoint: Path, out: Path, python: str | None, progress: Progress) -> None:
     """Write a model's graphs and tokenizer to a folder; code that a checkpoint brings is never run."""
     if not any(any(checkpoint.glob(pattern)) for pattern in TOKENIZERS):
-        raise CheckpointError(f"{checkpoint} has no tokenizer: none of {', '.join(TOKENIZERS)}")
+        raise CheckpointError(f"{checkpoint} has no tokenizer file: add one of {', '.join(TOKENIZERS)}")
     progress("exporting with optimum")
     task = choose_task(checkpoint)
     if python is None and importlib.util.find_spec("optimum") is None:
         kind = read_json(checkpoint / "config.json", missing={}).get("model_type", "this model")
         by = "is exported by optimum" if kind in MODEL_TYPES else "may be exported by a newer optimum"
         raise ExportError(
-            f"{kind} {by}, which is not here, as it wants transformers < 4.58:"
-            f" {ENVIRONMENT}; then --optimum-python {VENV}/bin/python"
+            f"{kind} {by}, which is not installed here, as it needs transformers < 4.58:"
+            f" {ENVIRONMENT}; then pass --optimum-python {VENV}/bin/python"
         )
     if python is not None and os.path.isdir(python):  # the environment's folder
         python = os.path.join(python, "bin", "python")
@@ -154,15 +154,15 @@ def choose_task(checkpoint: Path) -> str:
         refuse_kind(checkpoint, config, with_optimum=True)
     if "auto_map" in config:
         raise CheckpointError(
-            f"{checkpoint}: config.json asks for code of its own (auto_map), which is never run; take"
-            " auto_map out where transformers knows the model by itself"
+            f"{checkpoint}: config.json refers to custom code (auto_map), which is never run; remove auto_map"
+            " if transformers supports the model without it"
         )
     name = read_architecture(config)
     named = config.get("architectures")
     task = next((task for end, task in TASKS.items() if name.endswith(end)), None)
     if task is None:
         raise CheckpointError(
-            f"{checkpoint}: config.json's architectures is {named!r}; known is what ends in"
+            f"{checkpoint}: config.json's architectures is {named!r}; supported are those that end in"
             f" {', '.join(TASKS)}"
         )
     check_weights(checkpoint, name)
@@ -176,8 +176,8 @@ def refuse_unknown_type(checkpoint: Path) -> None:
         return
     choose_task(checkpoint)  # says more, where it refuses the kind of model
     raise CheckpointError(
-        f"{checkpoint}: model_type {kind!r} is known neither to PlanForge nor to optimum-onnx 0.1. A newer"
-        " optimum-onnx is asked with --exporter optimum; how a family is added to PlanForge is in"
+        f"{checkpoint}: model_type {kind!r} is supported neither by PlanForge nor by optimum-onnx 0.1. Try a"
+        " newer optimum-onnx with --exporter optimum, or add the model to PlanForge as in"
         " docs/add-a-model.md"
     )
 

@@ -60,7 +60,7 @@ def find_projections(first: ir.Model) -> list[Projection]:
         read = node.inputs[0]
         if weight is None or weight.const_value is None or read is None or read.name != STATES:
             raise ExportError(
-                f"{value.name} is no product of {STATES} with a matrix, but comes from {node.op_type}"
+                f"{value.name} comes from {node.op_type}, not from a product of {STATES} with a weight"
             )
         if not isinstance(heads, int) or not isinstance(size, int):
             raise ExportError(
@@ -69,7 +69,7 @@ def find_projections(first: ir.Model) -> list[Projection]:
         found.append(Projection(f"cross.{match[1]}.{match[2]}", weight, bias, heads, size))
     if not found:
         raise ExportError(
-            f"the decoder's first step gives no present.N.encoder.key, which it projects of {STATES}"
+            f"the decoder's first step has no output present.N.encoder.key, projected from {STATES}"
         )
     return found
 

@@ -109,7 +109,7 @@ def find_offsets(model: ir.Model, nodes: list[ir.Node]) -> list[int]:
         sizes = {array.size for array in arrays}
         beyond = {int(array.flat[0]) - past for array, past in zip(arrays, PASTS, strict=True)}
         if sizes != {1} or len(beyond) != 1:
-            raise ExportError(f"positions {name!r} do not count the tokens behind the past")
+            raise ExportError(f"positions {name!r} do not continue from the length of the past")
         found.append(beyond.pop())
     return found
 

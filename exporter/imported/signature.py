@@ -36,12 +36,12 @@ class Signature:
         missing = [name for name in needed if name not in map(replace_layer, names)]
         if not unknown and not missing:
             missing = find_missing_in_layers(names)
-        reasons = [f"what {', '.join(unknown)} means cannot be told"] if unknown else []
+        reasons = [f"{', '.join(unknown)} is not a known input or output"] if unknown else []
         reasons += [f"{', '.join(missing)} is missing"] if missing else []
         if reasons:
-            perhaps = f" (perhaps {', '.join(self.optional)})" if self.optional else ""
+            perhaps = f" (optionally {', '.join(self.optional)})" if self.optional else ""
             raise ExportError(
-                f"{path}: {', and '.join(reasons)}; the graph has {', '.join(names)}. Meant are"
+                f"{path}: {', and '.join(reasons)}; the graph has {', '.join(names)}. Expected are"
                 f" {', '.join(needed)}{perhaps}, as optimum writes them"
             )
 

@@ -84,8 +84,8 @@ class ImportedTranslator(ImportedCheckpoint):
         wanted = {str(v.name) for v in self.graph.graph.inputs if str(v.name).startswith("cross.")}
         if wanted != {each.name for each in given}:
             raise ExportError(
-                f"{found.model} reads the source's keys and values of {len(wanted) // 2} layers, and of"
-                f" {len(given) // 2} the first step projects them"
+                f"{found.model} reads the source's keys and values of {len(wanted) // 2} layers, but the"
+                f" first step computes those of {len(given) // 2}"
             )
         self.heads = read_heads(self.graph)
         layers = find_self_attentions(self.graph.graph, self.heads)

@@ -35,10 +35,10 @@ def measure_window(bias: Array, length: int) -> int | None:
     """Return how many tokens the last of a context sees, by what is added to its scores (1, H, 1, L)."""
     visible = bias > MASKED / 2
     if bias[visible].any():
-        raise ExportError("more than a mask is added to the scores")
+        raise ExportError("the attention bias is more than a mask, which is not supported")
     seen = int(visible[0, 0, 0].sum())
     if seen == 0 or not visible[..., -seen:].all() or visible.sum() != visible.shape[1] * seen:
-        raise ExportError("a mask hides other tokens than those before a window")
+        raise ExportError("the attention mask is not a sliding window, the only kind supported")
     return None if seen == length else seen
 
 

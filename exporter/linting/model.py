@@ -55,7 +55,7 @@ class LintModel:
             rewritten: the TensorRT 8 that `planforge build` rewrites it for.
         """
         if path.exists() and not path.is_file():
-            raise InputError(f"{path} is no regular file, so it is not read")
+            raise InputError(f"{path} is not a regular file, so it is not read")
         try:
             proto = onnx.load(path, format="protobuf", load_external_data=False)
         except OSError as error:

@@ -23,7 +23,7 @@ MULTIPLIES = frozenset({"Gemm", "MatMul", "Transpose"})
 PREDICATES = {
     OUTSIDE: "lies outside of the graph's folder, and is not looked at",
     LINK: f"is a link out of the graph's folder, and is not followed; {LINKS_WAY_OUT}",
-    NO_FILE: "is no regular file, and is not opened",
+    NO_FILE: "is not a regular file, and is not opened",
 }
 EXTERNAL_DATA = "https://github.com/onnx/onnx/blob/main/docs/ExternalData.md"
 

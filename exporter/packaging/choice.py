@@ -45,7 +45,7 @@ def choose_artifacts(bundle: Bundle, recipe: Recipe, precision: Sequence[str] | 
     wanted = named or choose_precisions(bundle.manifest.default_precision, there, recipe)
     if len(wanted) > 1 and not recipe.many:
         raise InputError(
-            f"a package for {recipe.title} has one precision; {', '.join(wanted)} are {len(wanted)}"
+            f"a package for {recipe.title} has one precision, not {', '.join(wanted)}; choose one"
         )
     return check_caches([artifact for artifact in candidates if artifact.precision in wanted], recipe)
 
@@ -62,8 +62,8 @@ def check_model(bundle: Bundle, recipe: Recipe) -> None:
         check_heads(manifest, recipe.title)
     if manifest.tokenizer.get("kind") == PIECES and not recipe.takes_texts:
         raise InputError(
-            f"{bundle.folder} has MarianMT's tokenizers, which cut a text into one language's pieces and"
-            f" number them by another vocabulary; {recipe.title} does that inexactly: package it --for triton"
+            f"{bundle.folder} has MarianMT's tokenizers, whose pieces and ids come from different files;"
+            f" {recipe.title} does not reproduce them exactly: package it with --for triton"
         )
 
 
@@ -73,7 +73,7 @@ def tell_export(bundle: Bundle, precisions: Sequence[str]) -> str:
     again = suggest_export_again(bundle, precisions=precisions, targets=targets)
     if not bundle.manifest.source.get("exporter"):
         return again
-    return f"{again}, unless that says that its attention stays as it is"
+    return f"{again}, unless that warns that optimum's attention is kept"
 
 
 def choose_precisions(default: str | None, there: Sequence[str], recipe: Recipe) -> list[str]:
@@ -88,7 +88,7 @@ def check_caches(artifacts: list[Artifact], recipe: Recipe) -> list[Artifact]:
     for artifact in artifacts:
         if any(RECENT in spec.axis_names() for spec in artifact.inputs):
             raise InputError(
-                f"{artifact.id}: layers of its own keep the newest {artifact.window} tokens alone, and"
-                f" {recipe.title} has no caches of two lengths"
+                f"{artifact.id}: some layers cache only the newest {artifact.window} tokens, and"
+                f" {recipe.title} does not support caches of two lengths"
             )
     return artifacts

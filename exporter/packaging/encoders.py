@@ -41,8 +41,8 @@ def check_heads(manifest: Manifest, title: str) -> None:
     if not unknown:
         return
     if find_head(manifest) is None:
-        raise InputError(f"{title} has no model with the head {unknown[0]}; --for triton answers with it")
-    log.warning("%s has no model with both heads: the package is without %s", title, ", ".join(unknown))
+        raise InputError(f"{title} does not support the head {unknown[0]}; package it with --for triton")
+    log.warning("%s does not support both heads: the package leaves out %s", title, ", ".join(unknown))
 
 
 def find_head(manifest: Manifest) -> str | None:

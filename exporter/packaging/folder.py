@@ -38,7 +38,7 @@ def check_target(folder: Path) -> None:
     if folder.is_symlink():
         raise OutputError(f"{folder} is a symbolic link; name the folder that it leads to, or another one")
     if folder.exists() and not folder.is_dir():
-        raise OutputError(f"{folder} is there and is no folder; name another one")
+        raise OutputError(f"{folder} exists and is not a folder; choose another one")
     if folder.exists() and any(folder.iterdir()):
         raise OutputError(f"{folder} is not empty; name another folder, or empty this one")
     check_parent(folder)

@@ -115,7 +115,7 @@ def package(
     check_target(folder)
     artifacts = choose_artifacts(opened, recipe, precision)
     if runtime_at is not None and not verify:
-        raise InputError("runtime_at says where the package is run; without verifying it is not run")
+        raise InputError("runtime_at is only for verification, which is turned off; leave it out")
     worker = find_worker(opened, recipe, runtime_at) if verify else None
     progress("checking files")
     opened.verify_files()
@@ -166,14 +166,14 @@ def find_worker(bundle: Bundle, recipe: Recipe, runtime_at: str | Path | None) -
     worker = recipe.find(None if runtime_at is None else Path(runtime_at))
     if worker is None:
         log.warning(
-            "%s is not installed here, so the package is not run: `%s`, or --runtime-at where it is",
+            "%s is not installed here, so the package is not run: install it (`%s`), or pass --runtime-at",
             recipe.title,
             recipe.install,
         )
     elif parse_version(worker.version) < parse_version(recipe.oldest):
         raise InputError(
-            f"{recipe.title} {worker.version} is too old: packages are for {recipe.oldest} or newer;"
-            f" `{recipe.install}` brings one, and --no-verify does not run it"
+            f"{recipe.title} {worker.version} is too old: packages need {recipe.oldest} or newer;"
+            f" install it with `{recipe.install}`, or skip running the package with --no-verify"
         )
     return worker
 
@@ -193,7 +193,7 @@ def refuse_failures(comparisons: Sequence[Comparison]) -> None:
     precisions = sorted({comparison.artifact for comparison in failed})
     raise VerificationError(
         f"{first.artifact} in {first.backend}: {first.case}: {first.failures[0]}"
-        f" ({len(failed)} of {len(comparisons)} cases failed); package others with --precision, or without"
-        " running it with --no-verify",
+        f" ({len(failed)} of {len(comparisons)} cases failed); choose other precisions with --precision, or"
+        " skip this check with --no-verify",
         frozenset(precisions),
     )

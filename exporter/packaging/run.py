@@ -62,7 +62,7 @@ def run_precision(
     for engine in recipe.engines:
         if weights > engine.max_bytes:
             log.warning(
-                "%s is not run %s: it has %.1f GB of weights, and there at most %.1f are run",
+                "%s is not run %s: it has %.1f GB of weights, and the limit there is %.1f GB",
                 decides.id,
                 engine.name,
                 weights / 1e9,

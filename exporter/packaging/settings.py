@@ -82,4 +82,4 @@ def warn_about_unknown(runtime: str, settings: Mapping[str, Any], unknown: Colle
     left_out = [f"{name}={value!r:.40}" for name, value in settings.items() if name in unknown]
     if left_out:
         names = ", ".join(left_out)
-        log.warning("%s does not know %s of the bundle's settings, and generates without", runtime, names)
+        log.warning("%s does not support the bundle's settings %s, and ignores them", runtime, names)

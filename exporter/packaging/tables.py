@@ -21,7 +21,7 @@ def spell_out_tables(graph: ir.Graph) -> None:
         options = {name: attribute.as_int() for name, attribute in node.attributes.items()}
         table, ids, scales = node.inputs[:3]
         if options != options | {"bits": 8, "gather_axis": 0, "quantize_axis": 1} or len(node.inputs) > 3:
-            raise ExportError(f"node {node.name!r} reads a table in a form that is not known here: {options}")
+            raise ExportError(f"node {node.name!r} reads an embedding in an unsupported format: {options}")
         assert table is not None and table.shape is not None
         width = table.shape[1]
         add = Builder(graph, node, PREFIX)

@@ -77,8 +77,8 @@ def choose_task(bundle: Bundle) -> str:
     task = next((name for head, name in TASKS.items() if head in heads), None)
     if task is None:
         raise InputError(
-            f"{bundle.folder} has the heads {', '.join(heads)}; packages for Triton answer by one of"
-            f" {', '.join(TASKS)}, or embed texts without a head"
+            f"{bundle.folder} has the heads {', '.join(heads)}; packages for Triton support one of"
+            f" {', '.join(TASKS)}, or no head, to embed texts"
         )
     one_score = task == "classify" and len(manifest.encoder.labels) == 1
     return "rank" if one_score else task

@@ -121,7 +121,7 @@ def find_python(script: str, module: str, distribution: str, runtime_at: Path | 
     if done is not None and done.returncode == 0 and done.stdout[:1].isdigit():
         return Worker((python, str(WORKERS / script)), {}, done.stdout.strip())
     if runtime_at is not None:
-        raise InputError(f"--runtime-at {runtime_at}: {python} is no Python that has {distribution}")
+        raise InputError(f"--runtime-at {runtime_at}: {python} has no {distribution} installed")
     return None
 
 
@@ -132,7 +132,7 @@ def find_program(place: Path) -> str:
             return str(place / name)
     if shutil.which(str(place)) is None:
         raise InputError(
-            f"--runtime-at {place} is no program: name a python, such as {place.name or 'venv'}/bin/python"
+            f"--runtime-at {place} is not a program: give a python, such as {place.name or 'venv'}/bin/python"
         )
     return str(place)
 

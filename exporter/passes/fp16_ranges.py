@@ -81,7 +81,7 @@ def choose_fp32_nodes(graph: ir.Graph, ranges: Mapping[str, float]) -> dict[str,
     """
     names = [node.name for node in graph]
     if not all(names) or len(set(names)) < len(names):
-        raise ValueError("nodes without a name of their own cannot be chosen by it")
+        raise ValueError("every node must have a unique name")
     around = find_around_means(graph)
     choices = {
         str(node.name): Fp32Reason(SUMS["RMSNormalization"])

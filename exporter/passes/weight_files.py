@@ -14,7 +14,7 @@ from ..errors import VerificationError
 
 OUTSIDE = "outside of its folder"
 LINK = f"which is a link that leaves the folder; {LINKS_WAY_OUT}"
-NO_FILE = "which is no regular file"
+NO_FILE = "which is not a regular file"
 
 
 def explain_refusal(graph: Path, location: str) -> str | None:

@@ -53,8 +53,8 @@ def read_limit() -> int:
         megabytes = math.nan
     if not 0 <= megabytes < math.inf:
         raise InputError(
-            f"{SETTING}={text!r} must be a number of megabytes, 0 or more; with 0 no answers of PyTorch are"
-            " kept"
+            f"{SETTING}={text!r} must be a number of megabytes, 0 or more; 0 turns the cache of PyTorch's"
+            " answers off"
         )
     return int(megabytes * 10**6)
 

@@ -187,7 +187,9 @@ def cut_texts(encoded: Sequence[Sequence[int]], defaults: EncoderDefaults, has_s
     """Return sequences of unequal length from real text; the last are a pair, a token, a full sequence."""
     windows = [window for ids in encoded for window in split_text(ids)[0]]
     if not windows:
-        raise VerificationError("the texts to verify with have no tokens that this model knows")
+        raise VerificationError(
+            "the texts to verify with have no tokens of the model's vocabulary; give others with --prompts"
+        )
     texts = [cut_text(defaults, ids, None, TEXT_TOKENS // (1 + i % 3)) for i, ids in enumerate(windows)]
     if has_segments:
         texts.append(cut_text(defaults, windows[0], windows[-1], TEXT_TOKENS))

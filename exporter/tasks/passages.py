@@ -20,8 +20,8 @@ def encode_texts(bundle: Bundle, texts: Sequence[str]) -> tuple[list[list[int]],
     text = tuple(token for tokens in encoded for token in tokens)
     if len(text) < 2:
         raise PromptsError(
-            f"the texts to verify with have {len(text)} tokens together, and judging what follows a token"
-            " takes 2 or more; write longer texts, one a line, or leave --prompts out"
+            f"the texts to verify with have {len(text)} tokens in all, and comparing next-token predictions"
+            " needs at least 2; write longer texts, one per line, or leave --prompts out"
         )
     return encoded, text
 

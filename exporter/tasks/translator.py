@@ -97,7 +97,9 @@ def choose(
     tokenizer, _ = open_tokenizers(bundle)
     encoded = [tokens for tokens in map(tokenizer.encode, texts) if tokens]
     if not encoded:
-        raise VerificationError("the texts to verify with have no tokens that this model knows")
+        raise VerificationError(
+            "the texts to verify with have no tokens of the model's vocabulary; give others with --prompts"
+        )
     most = min(SOURCE_TOKENS, sizes.source - 1)
     judged, others = split_sources(encoded, most)
     weights = count_weights(model)

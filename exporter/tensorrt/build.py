@@ -150,13 +150,13 @@ def check_build_options(engine: str, options: Options) -> None:
     """Refuse options that the engine does not support."""
     if engine == "tensorrt-rtx" and options.timing_cache is not None:
         raise BuildOptionError(
-            "TensorRT-RTX times nothing while it builds, as it compiles its kernels where the plan runs:"
-            " leave out --timing-cache"
+            "TensorRT-RTX uses no timing cache, as it compiles its kernels where the plan runs: leave out"
+            " --timing-cache"
         )
     if engine == "tensorrt-rtx" and options.compatible:
         raise BuildOptionError(
-            "a plan of TensorRT-RTX runs on every GPU that it was built for by itself: instead of"
-            " --compatible name them by --sm"
+            "a TensorRT-RTX plan runs on every GPU that it was built for: leave out --compatible, and choose"
+            " the GPUs with --sm"
         )
 
 

@@ -173,8 +173,8 @@ def import_engine(engine: str, release: Sequence[int] | None = None) -> Any:
         )
     if release is not None and read_version(trt)[0] != release[0]:
         raise BuildError(
-            f"the target is for TensorRT {release[0]}, installed is {trt.__version__}; --target tensorrt"
-            " takes what is installed"
+            f"the target is for TensorRT {release[0]}, but {trt.__version__} is installed; use --target"
+            " tensorrt for the installed version"
         )
     return trt
 
@@ -196,7 +196,7 @@ def find_gpu(wanted: Sequence[str]) -> tuple[list[str], str]:
         failed = True
     if failed:
         raise BackendUnavailableError(
-            "engine 'tensorrt' builds for the GPU that is present, and here is none;"
+            "engine 'tensorrt' builds for this machine's GPU, and none was found;"
             " --engine tensorrt-rtx builds without a GPU"
         )
     sm = f"sm{major.value}{minor.value}"

@@ -79,7 +79,7 @@ def rewrite_for_tensorrt_8(model: ModelProto, version: tuple[int, int]) -> dict[
         if since > OPSET and node.op_type not in WIDENED:
             raise BuildError(
                 f"ONNX node {node.name!r} ({node.op_type}) is of opset {since}; TensorRT {version[0]}."
-                f"{version[1]} reads {OPSET} at most, and PlanForge knows no other form of it"
+                f"{version[1]} supports {OPSET} at most, and PlanForge cannot rewrite it"
             )
         nodes.append(node)
     del graph.node[:]
@@ -103,7 +103,7 @@ def rewrite_layer_norm(r: Rewriter) -> None:
     """Write out https://onnx.ai/onnx/operators/onnx__LayerNormalization.html, along the last axis."""
     attributes = {a.name: a for a in r.node.attribute}
     if "axis" in attributes and attributes["axis"].i != -1:
-        raise BuildError(f"ONNX node {r.node.name!r} (LayerNormalization): TensorRT 8.5 gets only axis -1")
+        raise BuildError(f"ONNX node {r.node.name!r} (LayerNormalization): TensorRT 8.5 needs axis -1")
     x, scale, *bias = (r.cast_to_fp32(name) for name in r.node.input)
     centred = r.add("Sub", x, r.add("ReduceMean", x, axes=[-1], keepdims=1))
     variance = r.add("ReduceMean", r.add("Mul", centred, centred), axes=[-1], keepdims=1)
@@ -123,7 +123,7 @@ def rewrite_split(r: Rewriter) -> None:
 def check_reduction(r: Rewriter) -> None:
     """Refuse axes as an input, as they are from opset 18 on; an attribute is kept."""
     if len(r.node.input) > 1:
-        raise BuildError(f"ONNX node {r.node.name!r} ({r.node.op_type}): TensorRT 8 gets no axes as an input")
+        raise BuildError(f"ONNX node {r.node.name!r} ({r.node.op_type}): TensorRT 8 takes no axes as input")
 
 
 REWRITES: dict[str, Callable[[Rewriter], None]] = {

@@ -113,9 +113,7 @@ def choose_target(bundle: Bundle, target: str | None, engine: str | None, option
         plans = [name for name in NAMES if find_target(name).plans]
         raise InputError(f"target {name!r} runs ONNX and needs no plan; plans are for {', '.join(plans)}")
     if options.candidates and not TRAITS[bundle.manifest.task].continues_texts:
-        raise InputError(
-            f"only text generation picks its tokens on the GPU: leave out --top-k for {bundle.manifest.task}"
-        )
+        raise InputError(f"--top-k is only for text generation: leave it out for {bundle.manifest.task}")
     return name
 
 
@@ -200,7 +198,7 @@ def build_plans_for(
             for plan in plans:  # an encoder's plan is of no use without its decoder's
                 (folder / plan.file).unlink()
             dropped = ", ".join(plan.built_from for plan in plans)
-            raise BuildError(f"{error}\n  the plan of {dropped} was built, and is dropped with it") from error
+            raise BuildError(f"{error}\n  the plan of {dropped} was built, but was removed, too") from error
     return plans
 
 
@@ -257,8 +255,8 @@ def make_board_error(target_name: str, hint: str, bundle: str) -> BackendUnavail
     """Return the error that says where the plans of a board are built; `hint` gets a bundle there."""
     if find_target(target_name).version < (8, 6):
         return BackendUnavailableError(
-            f"{target_name} has TensorRT for Python 3.8 alone, and PlanForge needs 3.10: for trtexec write"
-            " the graph as in docs/deploy/jetson.md"
+            f"{target_name} has TensorRT only for Python 3.8, and PlanForge needs 3.10: write the graph for"
+            " trtexec instead, as in docs/deploy/jetson.md"
         )
     return BackendUnavailableError(
         f"a plan for {target_name} is built on the board, by JetPack's own TensorRT: {hint} there, then"
@@ -316,6 +314,6 @@ def find_fp16_graphs(bundle: Bundle, dialect: str) -> list[Artifact]:
         matching = [a for a in manifest.artifacts if (a.graph, a.dialect, a.precision) == wanted]
         if not matching:
             again = suggest_export_again(bundle, precisions=["fp16"], targets=[TARGETS[dialect]])
-            raise InputError(f"the bundle has no {wanted[1]} graph of the {graph} in fp16; {again}")
+            raise InputError(f"the bundle has no fp16 {graph} graph in the {wanted[1]} dialect; {again}")
         found += matching
     return found

@@ -61,7 +61,7 @@ class StaticCache:
 
     def attend(self, layer: int, q: Tensor, k: Tensor, v: Tensor, kind: AttentionKind = PLAIN) -> Tensor:
         if not self.biases:
-            raise ValueError("attend() before positions(), which makes the mask")
+            raise ValueError("call positions() before attend(): it makes the mask")
         keys, values = (self.write(slots, new) for slots, new in zip(self.slots[layer], (k, v), strict=True))
         self.present.append((keys, values))
         bias = self.biases[kind.window]

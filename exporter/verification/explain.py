@@ -58,15 +58,15 @@ INSIDE = (
     " that add up"
 )
 LOSS = (
-    "no node of it differs by more than rounding explains, so this precision may lose too much of this"
-    " model on these texts, as of untrained weights (docs/quantize.md): export another one, judge it by texts"
-    " of yours with --prompts FILE, or write it without a verdict, --no-verify; else look at what feeds it"
-    " (the cache, the padding), or at longer texts"
+    "no node differs by more than rounding explains, so this precision may be too coarse for this model"
+    " on these texts, as for untrained weights (docs/quantize.md): export another precision, verify with"
+    " texts of your own by --prompts FILE, or skip the comparison with --no-verify; else look at what feeds"
+    " it (the cache, the padding), or at longer texts"
 )
 LOST = (
-    "this precision loses so much of this model in PyTorch too, rounded in the same way, and no node differs"
-    " by more than rounding explains (docs/quantize.md): export another precision, judge it by texts of"
-    " yours with --prompts FILE, or accept the loss by its name, as in --accept {}"
+    "PyTorch, rounded in the same way, has so large an error too, and no node differs by more than rounding"
+    " explains (docs/quantize.md): export another precision, verify with texts of your own by --prompts FILE,"
+    " or accept the error, as in --accept {}"
 )
 PADDED = (
     "single texts pass and padded batches do not, though no node of it left its tolerance there: look at what"
@@ -77,8 +77,8 @@ ADD_FP32 = (
     " --precision"
 )
 NO_REFERENCE = (
-    "nothing is at hand that is known to be right: --source CHECKPOINT, with weights that PyTorch reads, or"
-    " the same graph in another dialect, such as --target cpu,portable"
+    "there is no reference to compare nodes with: pass --source CHECKPOINT, with weights that PyTorch reads,"
+    " or export the same graph in another dialect, too, as with --target cpu,portable"
 )
 
 # Gives healthy graphs with their weights, in fp32, by their recipes' ids.

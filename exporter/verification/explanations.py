@@ -231,7 +231,7 @@ def verify_kept_explanations(
     names = [name for name in bundle.manifest.files if name.startswith(PREFIX)]
     if not names:
         raise VerificationError(
-            f"{bundle.folder} has graphs that explain, and nothing to compare them with; pass --source"
+            f"{bundle.folder} has graphs for `explain`, but nothing to compare them with; pass --source"
             f" {name_checkpoint(bundle)}"
         )
     every = Bundle.open(bundle.folder).manifest.explanations  # also where only one of them is to be compared

@@ -183,8 +183,8 @@ def check_same_inputs(file: OnnxFile, other: OnnxFile) -> None:
     two = [spec.name for spec in other.artifact.inputs]
     if set(one) != set(two):
         raise InputError(
-            f"{file.path} has the inputs {', '.join(one)}, {other.path} has {', '.join(two)}: they cannot be"
-            " fed the same"
+            f"{file.path} has the inputs {', '.join(one)}, {other.path} has {', '.join(two)}: give files"
+            " with the same inputs"
         )
 
 
@@ -197,7 +197,7 @@ def check_feeds(file: OnnxFile, feeds: Arrays) -> None:
             continue
         fits = [not isinstance(n, int) or n == g for n, g in zip(shape, got, strict=False)]
         if len(shape) != len(got) or not all(fits):
-            raise InputError(f"{file.path}: input {value.name!r} is {shape}, given is an array of {got}")
+            raise InputError(f"{file.path}: input {value.name!r} needs the shape {shape}, not {got}")
 
 
 def cast_inputs(file: OnnxFile, feeds: Arrays) -> dict[str, Array]:

@@ -263,8 +263,8 @@ def refuse_unknown_class(folder: Path) -> None:
     name = find_unknown_class(folder, read_settings(folder))
     if name is not None:
         raise VerificationError(
-            f"{folder} names the tokenizer class {name}, whose rules PlanForge does not know. transformers"
-            " does, but is not installed, or cannot read it: pip install 'planforge[import]' compares them"
+            f"{folder} names the tokenizer class {name}, which can be checked only with transformers, but"
+            " that is not installed, or cannot read it: pip install 'planforge[import]'"
         )
 
 

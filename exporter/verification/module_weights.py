@@ -122,7 +122,7 @@ def find_hindrance(model: nn.Module, weights: Sequence[StoredWeight], is_import:
     forms: dict[str, set[bool]] = defaultdict(set)
     for weight in weights:
         if is_import and not known.issuperset(weight.names):
-            return f"{weight.names[0]!r} is no weight of the checkpoint by this name"
+            return f"{weight.names[0]!r} is not the name of a weight of the checkpoint"
         for name in weight.names:
             forms[name].add(weight.rows is None)
     twice = [name for name, own in forms.items() if len(own) > 1]

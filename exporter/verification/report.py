@@ -154,9 +154,7 @@ class VerificationReport:
             return
         failed = frozenset(c.artifact for c in self.comparisons if not c.passed)
         is_loss = failed <= self.lost
-        what = (
-            "a precision loses too much of the model" if is_loss else "the export does not compute the model"
-        )
+        what = "the error of a precision is too large" if is_loss else "the export does not compute the model"
         lines = [f"{what}:", *self.list_failures(), *self.list_locations()]
         bad = {self.precisions[artifact] for artifact in failed if artifact in self.precisions}
         good = sorted(set(self.precisions.values()) - bad)

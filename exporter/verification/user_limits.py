@@ -37,9 +37,9 @@ def check_limits(limits: Mapping[str, float]) -> None:
     for name, limit in limits.items():
         metric = name.rpartition(".")[2]
         if metric not in LIMITABLE:
-            raise InputError(f"limit of {name!r}: what can be limited is {', '.join(sorted(LIMITABLE))}")
+            raise InputError(f"limit of {name!r}: the metric is not one of {', '.join(sorted(LIMITABLE))}")
         if metric in MORE_IS_BETTER and limit > 1:
-            raise InputError(f"limit of {name!r}: it is the least share that is wanted, at most 1")
+            raise InputError(f"limit of {name!r}: it is a share, which must be at most 1")
 
 
 def tighten_limits(report: VerificationReport, limits: Mapping[str, float]) -> VerificationReport:
@@ -54,7 +54,7 @@ def tighten_limits(report: VerificationReport, limits: Mapping[str, float]) -> V
         metric = name.rpartition(".")[2]
         there = {one for one in measured if one.endswith(f".{metric}")} or by_metric & LIMITABLE
         raise InputError(
-            f"limit of {name!r}: nothing here is measured by it, only by {', '.join(sorted(there))}"
+            f"limit of {name!r}: it was not measured here; measured were {', '.join(sorted(there))}"
         )
     for name, limit in limits.items():
         usual = [c.limits[n] for c in report.comparisons for n in c.limits if is_limit_of(name, n)]

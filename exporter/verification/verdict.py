@@ -97,7 +97,7 @@ def warn_of_unjudged(artifact: Artifact, comparisons: Sequence[Comparison]) -> N
         shown = [name for name in COUNTED if name in one.metrics and name not in one.limits]
         if shown and PRECISIONS[artifact.precision].is_quantized:
             log.warning(
-                "%s: %s are shown and not judged, for that takes %d tokens of real text, and there are %d",
+                "%s: %s are reported but not checked, as that needs %d tokens of real text, and there are %d",
                 artifact.id,
                 " and ".join(shown),
                 ENOUGH,

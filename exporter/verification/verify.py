@@ -118,7 +118,7 @@ def verify(
             raise InputError("source, prompts, only, seed and level are for a bundle, not for an .onnx file")
         return tighten_limits(verify_file(Path(bundle), against, inputs, progress), limits)
     if against is not None or inputs is not None:
-        raise InputError("against and inputs are for an .onnx file; a bundle has its own")
+        raise InputError("against and inputs are for an .onnx file, not for a bundle: leave them out")
     return verify_bundle(Bundle.open(bundle), only, choices, limits, progress)
 
 
@@ -172,7 +172,7 @@ def verify_with_golden_data(opened: Bundle, progress: Progress) -> VerificationR
     file = find_golden(opened)
     if file is None:
         raise VerificationError(
-            f"{opened.folder} has no golden data and its checkpoint is not at hand; pass --source"
+            f"{opened.folder} has no golden data, and its checkpoint was not found; pass --source"
             f" {name_checkpoint(opened)}"
         )
     with name_damage(opened):
@@ -181,7 +181,7 @@ def verify_with_golden_data(opened: Bundle, progress: Progress) -> VerificationR
             verifier = open_golden_verifier(opened, arrays)
         except KeyError as error:
             raise VerificationError(
-                f"the golden data of {opened.folder} is that of another PlanForge, without {error}: pass"
+                f"the golden data of {opened.folder} is of another PlanForge version and lacks {error}: pass"
                 f" --source {name_checkpoint(opened)}, or {suggest_export_again(opened)}"
             ) from error
         report = explain(verifier, compare_all(verifier, usual, progress), progress)

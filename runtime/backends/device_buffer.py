@@ -160,7 +160,7 @@ def check_buffers(
     for name, buffer in buffers.items():
         if not isinstance(buffer, DeviceBuffer):
             raise InputError(
-                f"buffer {name!r} is a {type(buffer).__name__}, not memory of the GPU: allocate it with the"
+                f"buffer {name!r} is a {type(buffer).__name__}, not GPU memory: allocate it with the"
                 " program that runs on it"
             )
         if name in written:

@@ -43,8 +43,8 @@ def choose_artifact(
     chosen = min((a for a in artifacts if a.precision == wanted), key=lambda a: dialects.index(a.dialect))
     if precision is None and default is not None and not chosen.passed:
         raise ManifestError(
-            f"{bundle.folder}: the gate of its default, {chosen.id}, has not passed; name a precision of"
-            f" {precisions}, or let `planforge bench {bundle.folder} --set-default` choose one"
+            f"{bundle.folder}: its default, {chosen.id}, has not passed verification; give one of the"
+            f" precisions {precisions}, or let `planforge bench {bundle.folder} --set-default` choose one"
         )
     return chosen
 

@@ -108,8 +108,8 @@ class OrtCudaProgram(DeviceProgram, OrtProgram):
         super().__init__(path, providers=[(PROVIDER, settings), *CPU])
         if self.session.get_providers()[0] != PROVIDER:  # it goes on without, where a library is missing
             raise BackendUnavailableError(
-                f"ONNX Runtime could not start {PROVIDER}, as a rule because cuDNN or another library of CUDA"
-                f" is missing: {suggest_install('gpu')}"
+                f"ONNX Runtime could not start {PROVIDER}, usually because cuDNN or another CUDA library is"
+                f" missing: {suggest_install('gpu')}"
             )
         if not cpu_nodes:
             refuse_cpu_nodes(path.name, self.session)
@@ -160,6 +160,6 @@ def refuse_cpu_nodes(name: str, session: Any) -> None:
     if on_cpu:
         told = ", ".join(f"{count} x {kind}" for kind, count in on_cpu.most_common(3))
         raise BackendUnavailableError(
-            f"ONNX Runtime has no kernel on the GPU for nodes of {name}, and would compute them on the CPU:"
-            f" {told}; export it with --target cuda, or load it with cpu_nodes=True"
+            f"ONNX Runtime has no GPU kernel for some nodes of {name}, and would run them on the CPU: {told};"
+            " export it with --target cuda, or load it with cpu_nodes=True"
         )

@@ -56,7 +56,10 @@ def open_prepared(
             program = open_current(prepared, threads, verify)
             if program is not None:
                 return program
-            log.info("%s was prepared by or for something else, or has changed: made anew", artifact.id)
+            log.info(
+                "%s was prepared for another version or machine, or has changed; preparing it again",
+                artifact.id,
+            )
         elif not make:
             return None
         make_prepared(bundle, artifact, prepared)
@@ -130,7 +133,7 @@ def pass_over_unaligned(graph: bytes) -> bytes:
     Raises a BackendError where ONNX Runtime has written entries of another form.
     """
     if len(PACKED_ENTRY.findall(graph)) != graph.count(NAME):
-        raise BackendError("this ONNX Runtime saves packed weights in a form that is not known here")
+        raise BackendError("this version of ONNX Runtime saves packed weights in an unknown format")
 
     def rename(entry: re.Match[bytes]) -> bytes:
         name, key, pieces = entry.groups()

@@ -26,13 +26,13 @@ def check_engine(trt: Any, engine: Any, bundle: Bundle, plan: Plan, artifact: Ar
     again = f"build it again: {make_rebuild_command(bundle, plan.engine, plan=plan)}"
     if not actual.startswith(NAME_START):
         raise BackendError(
-            f"{plan.file} does not say which graph it was built from ({actual!r}), as plans of an earlier"
-            f" PlanForge; {again}"
+            f"{plan.file} does not say which graph it was built from ({actual!r}); an earlier PlanForge may"
+            f" have built it; {again}"
         )
     if actual != expected:
         raise IntegrityError(
-            f"{bundle.folder}: {plan.file} is the plan of another graph: it was built from {actual!r}, this"
-            f" bundle's is {expected!r}; {again}"
+            f"{bundle.folder}: {plan.file} was built from another graph: {actual!r}, but this bundle has"
+            f" {expected!r}; {again}"
         )
     if problems := find_problems(trt, engine, plan, artifact):
         raise IntegrityError(

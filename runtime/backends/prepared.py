@@ -152,7 +152,9 @@ class PreparedGraph:
             self.write_stamp(partial)
             self.publish(partial)
         except (OSError, PlanForgeError) as error:
-            raise BackendError(f"it cannot be kept in {self.folder.parent}: {error}") from error
+            raise BackendError(
+                f"the prepared graph cannot be saved in {self.folder.parent}: {error}"
+            ) from error
         finally:
             shutil.rmtree(partial, ignore_errors=True)
             remove_unused(self.folder.parent)

@@ -38,7 +38,7 @@ class RuntimeCache:
             return None
         sha256 = hashlib.sha256(content).hexdigest()
         if said != {**self.belongs_to, "sha256": sha256}:
-            log.info("%s is damaged or of another plan, and is not used", self.path.name)
+            log.info("%s is damaged or belongs to another plan; it is not used", self.path.name)
             return None
         self.loaded = sha256
         return content
@@ -56,5 +56,5 @@ class RuntimeCache:
                 file.write(head + content)
             os.replace(partial, self.path)
         except OSError as error:
-            log.info("%s cannot be kept: %s", self.path.name, error.strerror)
+            log.info("%s cannot be saved: %s", self.path.name, error.strerror)
             partial.unlink(missing_ok=True)

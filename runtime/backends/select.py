@@ -53,7 +53,7 @@ def open_on(
             reasons.setdefault(str(error), []).append(rung)
     else:
         skipped = "; ".join(describe_skipped(reasons))
-        raise BackendUnavailableError(f"{bundle.folder.name} can run on nothing here: {skipped}")
+        raise BackendUnavailableError(f"no backend on this machine can run {bundle.folder.name}: {skipped}")
     missed = name == "auto" and backend.name == "ort-cpu" and gpu_is_present()
     log.log(
         logging.WARNING if failed or missed else logging.INFO,

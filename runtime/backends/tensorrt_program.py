@@ -161,7 +161,7 @@ class TensorRtProgram(DeviceProgram):
             state.graph = self.device.capture(work)
             self.captures = state.graph is not None
             if not self.captures:
-                log.info("%s cannot be captured in a CUDA graph, so each step is launched anew", self.name)
+                log.info("%s cannot be captured in a CUDA graph; each step is launched separately", self.name)
         if state.graph is not None:
             state.graph.launch()
         else:
@@ -292,7 +292,7 @@ def make_rtx_config(trt: Any, engine: Any, cache: RuntimeCache) -> Any:
     config.cuda_graph_strategy = trt.CudaGraphStrategy.WHOLE_GRAPH_CAPTURE
     kernels = config.create_runtime_cache()
     if (content := cache.load()) is not None and not kernels.deserialize(content):
-        log.info("%s is not taken by this TensorRT-RTX and will be written again", cache.path.name)
+        log.info("%s was not accepted by this TensorRT-RTX and will be written again", cache.path.name)
     config.set_runtime_cache(kernels)
     return config
 

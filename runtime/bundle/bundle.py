@@ -13,7 +13,7 @@ from ..errors import BundleError, BundleNotFoundError, IntegrityError
 from .json_reader import FILE_NAME
 from .manifest import MAX_BYTES, Manifest
 
-WAY_OUT = "copy it once more, or export again"
+WAY_OUT = "copy the bundle again, or export it again"
 MAX_FILE_BYTES = 2**30  # of a tokenizer, a template or golden data; what claims more is not even hashed
 LARGE = ("onnx/", "plans/")  # whose files may have any size
 ALWAYS_HASHED_BYTES = 256 * 2**20  # above this, ONNX files and data are hashed only when asked
@@ -46,7 +46,7 @@ LINKS_WAY_OUT = "copy the files themselves, or download with snapshot_download(.
 def refuse_odd_files(folder: Path, path: Path) -> None:
     """Refuse a pipe or a device, whose reading may never end, and a link that leaves the folder."""
     if path.exists() and not path.is_dir() and not path.is_file():
-        raise IntegrityError(f"{path} is no regular file, so it is not read")
+        raise IntegrityError(f"{path} is not a regular file, so it is not read")
     if leaves_bundle(folder, path):
         raise IntegrityError(f"{path} is a link that leaves the bundle; {LINKS_WAY_OUT}")
 
@@ -100,7 +100,7 @@ class Bundle:
                 " folder that `planforge export` wrote"
             ) from error
         if len(content) > MAX_BYTES:
-            raise BundleError(f"{path} is larger than {MAX_BYTES} bytes, which no manifest is")
+            raise BundleError(f"{path} has more than {MAX_BYTES} bytes, too many for a manifest; {WAY_OUT}")
         try:
             text = content.decode("utf-8")
         except UnicodeDecodeError as error:
@@ -120,7 +120,7 @@ class Bundle:
             return path
         if size > MAX_FILE_BYTES and not name.startswith(LARGE):
             raise IntegrityError(
-                f"{self.folder}: {name} has {size} bytes; only weights and plans have more than"
+                f"{self.folder}: {name} has {size} bytes; only weights and plans may have more than"
                 f" {MAX_FILE_BYTES}"
             )
         stat = path.stat()

@@ -32,7 +32,7 @@ def parse_json(text: str) -> Any:
 def parse_float(text: str) -> float:
     number = float(text)
     if not math.isfinite(number):
-        raise ValueError(f"{text:.20} is no finite number")
+        raise ValueError(f"{text:.20} is not a finite number")
     return number
 
 
@@ -92,5 +92,5 @@ def check_file_name(name: str) -> str:
     if leaves or any(sign in name for sign in "\\:\0"):
         raise IntegrityError(f"{FILE_NAME} names {name!r}, which is not a path inside the bundle")
     if not name.isprintable():
-        raise IntegrityError(f"{FILE_NAME} names {name!r}, which has characters that cannot be seen")
+        raise IntegrityError(f"{FILE_NAME} names {name!r}, which has non-printable characters")
     return str(path)

@@ -70,8 +70,8 @@ class Search:
         is_finite = is_number(penalty) and math.isfinite(penalty)
         if not is_finite or abs(penalty) * math.log(self.max_new_tokens) > math.log(MAX_PENALTY):
             raise InputError(
-                f"length_penalty is {penalty!r}; it must be a number for which max_new_tokens "
-                f"({self.max_new_tokens}) to its power stays within 1e-30 and 1e30; 0.0 disables it",
+                f"length_penalty is {penalty!r}; it must be a number such that max_new_tokens **"
+                f" length_penalty ({self.max_new_tokens} ** it) is between 1e-30 and 1e30; 0.0 disables it",
                 option="length_penalty",
             )
         check_positive("repetition_penalty", self.repetition_penalty, "1.0 disables it")
@@ -79,7 +79,7 @@ class Search:
         if least > self.max_new_tokens:
             raise InputError(
                 f"min_new_tokens is {least}; it must be at most max_new_tokens, {self.max_new_tokens}; "
-                "lower the one or raise the other",
+                "lower min_new_tokens or raise max_new_tokens",
                 option="min_new_tokens",
             )
 
@@ -141,10 +141,10 @@ class BeamSearch:
         self, prompts: Sequence[Sequence[int]], search: Search, limits: Sequence[int] | None = None
     ) -> None:
         if len(prompts) == 0:
-            raise InputError("there are no prompts; a search needs one at least")
+            raise InputError("there are no prompts; a search needs at least one")
         for prompt in prompts:
             if len(prompt) == 0:
-                raise InputError("a prompt has no tokens; begin with the model's first token at least")
+                raise InputError("a prompt has no tokens; give at least the model's start token")
             for token in prompt:
                 check_integer("a prompt's token", token, 0, "give the decoder's start token, or a text's ids")
         most = search.max_new_tokens

@@ -56,8 +56,8 @@ def check_memory(program: Program, artifact: Artifact, batch: int, capacity: int
     smaller = "a smaller max_length" if slots is None else "a plan built with a smaller --max length=N"
     fits = f"a batch of {rows} would fit" if rows else f"not even one row would fit; {smaller} may"
     raise MemoryLimitError(
-        f"a cache for {batch} rows of {slots or capacity} tokens needs {needed / 1e6:.1f} MB of the GPU's"
-        f" memory, of which {free / 1e6:.1f} MB are free; {fits}",
+        f"a cache for {batch} rows of {slots or capacity} tokens needs {needed / 1e6:.1f} MB of GPU memory;"
+        f" {free / 1e6:.1f} MB are free; {fits}",
         needed=needed,
         limit=free,
     )

@@ -83,7 +83,7 @@ class Constraints:
         """Return the tokens that the rules name; refuse a sequence of none."""
         sequences = [*self.rules.bad_words, *(bias.tokens for bias in self.rules.sequence_bias)]
         if () in sequences:
-            raise InputError("a sequence of the rules has no tokens; leave it out")
+            raise InputError("a sequence of bad_words or sequence_bias has no tokens; leave it out")
         tokens = [token for sequence in sequences for token in sequence]
         return [*tokens, *self.rules.suppress_tokens, *self.rules.begin_suppress_tokens]
 

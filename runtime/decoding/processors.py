@@ -81,8 +81,8 @@ def run_processor(processor: LogitsProcessor, history: Sequence[int], row: Float
     result: Any = np.asarray(processor(tuple(history[:]), row))
     if result.shape != row.shape or not np.issubdtype(result.dtype, np.floating):
         raise InputError(
-            f"logits_processor returned an array of {result.dtype} {result.shape}; it must return the"
-            f" {row.shape} float32 logits that it was given, changed or not"
+            f"logits_processor returned an array of {result.dtype} {result.shape}; it must return float32"
+            f" logits of shape {row.shape}, like those it was given"
         )
     with np.errstate(over="ignore"):  # looked at by the caller
         row[:] = result

@@ -73,7 +73,7 @@ class Sampling:
         if self.no_repeat_ngram_size is not None:
             check_integer("no_repeat_ngram_size", self.no_repeat_ngram_size, 1, "None disables it")
         if self.seed is not None:
-            check_integer("seed", self.seed, 0, "None draws differently at each call")
+            check_integer("seed", self.seed, 0, "None samples differently at each call")
         for name in PENALTIES:
             penalty = getattr(self, name)
             if not is_number(penalty) or not -MAX_PENALTY <= penalty <= MAX_PENALTY:
@@ -241,9 +241,9 @@ def check_scores(scores: npt.NDArray[np.float32], sampling: Sampling) -> None:
     if sampling.structured:
         changed.append("the structure of the answer")
     empty = np.isneginf(highest[~np.isfinite(highest)]).all()
-    outcome = "leaves no token to choose" if empty else "takes the logits out of float32"
+    outcome = "leaves no token to choose" if empty else "makes the logits overflow float32"
     raise InputError(
-        f"{' with '.join(changed)} {outcome}; use values that change less", option=names[0] if names else None
+        f"{' with '.join(changed)} {outcome}; use less extreme values", option=names[0] if names else None
     )
 
 

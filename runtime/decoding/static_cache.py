@@ -148,8 +148,8 @@ class GroupQueryCache(StaticCache):
             return super().step(ids, valid, logit_rows, outputs)
         if tuple(outputs) != LOGITS:
             raise InputError(
-                "several tokens of several rows on top of a past give logits alone, not"
-                f" {', '.join(outputs)}: run them row by row"
+                "a step of several tokens and several rows after a past returns only logits, not"
+                f" {', '.join(outputs)}: run it row by row"
             )
         B, T = ids.shape
         counts = np.full(B, T) if valid is None else valid.sum(axis=1)

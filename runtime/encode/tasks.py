@@ -100,7 +100,7 @@ class Tasks(RequestRunner):
         role = "sentence_embedding" if in_graph else f"hidden.{last}"
         if not in_graph and pooling is None and defaults.pooling not in POOLINGS:
             raise InputError(
-                f"normalize={normalize!r} needs a pooling: one of {', '.join(POOLINGS)}", option="normalize"
+                f"normalize={normalize!r} needs pooling too: one of {', '.join(POOLINGS)}", option="normalize"
             )
         how = pooling or defaults.pooling
         before = self.find_prompt(options.get("prompt_name"), options.get("prompt"))
@@ -251,7 +251,8 @@ class Tasks(RequestRunner):
         head = self.need_head("rank")
         if len(self.defaults.labels) != 1:
             raise InputError(
-                f"rank needs a cross-encoder with one score, this one has the labels {self.defaults.labels}"
+                "rank needs a cross-encoder with a single score; this model has the labels"
+                f" {self.defaults.labels}"
             )
         activation = sigmoid if self.defaults.score_activation == "sigmoid" else np.asarray
 
@@ -277,7 +278,7 @@ class Tasks(RequestRunner):
     def fill_mask(self, texts: Iterable[str], options: FillMaskOptions) -> Task[FilledMask]:
         reading = replace(self.read_options(options, FillMaskOptions, "windows"), parse_special=True)
         if not options.get("parse_special", True):
-            raise InputError("parse_special=False is no option of fill_mask: it always reads mask tokens")
+            raise InputError("fill_mask always reads mask tokens; leave parse_special=False out")
         top_k = options.get("top_k", 5)
         head = self.need_head("fill_mask")
         if "mask" not in self.defaults.tokens:
@@ -289,7 +290,7 @@ class Tasks(RequestRunner):
             masked = [t for t, token in enumerate(request.encoding.ids) if token == mask]
             if not masked:
                 spelled = self.tokenizer.spell(mask)
-                raise InputError(f"the text {request.item[0]!r:.60} has no {spelled} to fill")
+                raise InputError(f"the text {request.item[0]!r:.60} has no {spelled} to fill; put one in")
             places = place_tokens(request.fitted.pieces, len(request.encoding))
             return [places[t] for t in masked if places[t][0] >= 0]
 

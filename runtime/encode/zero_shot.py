@@ -20,7 +20,7 @@ from .pooling import softmax
 
 TEMPLATE = "This example is {}."  # transformers' own
 PLACE = "{}"  # where a template has the label
-NEEDS_INFERENCE = "needs a model of natural language inference, with a label that begins with 'entail'"
+NEEDS_INFERENCE = "needs a natural language inference model, with a label that begins with 'entail'"
 OPTIONS = ("hypothesis_template", "multi_label")  # that go with candidate_labels
 
 
@@ -62,7 +62,7 @@ def read_hypotheses(
     if labels is None:
         for name in OPTIONS:
             if name in options:
-                raise InputError(f"{name} goes with candidate_labels", option=name)
+                raise InputError(f"{name} needs candidate_labels", option=name)
         return None
     labels = check_labels(labels)
     template = options.get("hypothesis_template", TEMPLATE)
@@ -75,7 +75,7 @@ def read_hypotheses(
     check_switch("multi_label", multi_label)
     if options.get("truncation") == "windows":
         raise InputError(
-            "truncation='windows' does not go with candidate_labels; 'head' or 'tail' cuts the text",
+            "truncation='windows' cannot be used with candidate_labels; use 'head' or 'tail'",
             option="truncation",
         )
     entailment = find_entailment(classes)
@@ -98,7 +98,9 @@ def check_labels(labels: Any) -> tuple[str, ...]:
             option="candidate_labels",
         )
     if twice := sorted({label for label in labels if labels.count(label) > 1}):
-        raise InputError(f"candidate_labels has {twice} more than once", option="candidate_labels")
+        raise InputError(
+            f"candidate_labels has {twice} more than once; give each label once", option="candidate_labels"
+        )
     return tuple(labels)
 
 
@@ -112,7 +114,7 @@ def find_entailment(classes: Sequence[str]) -> int:
 
 def make_no_inference_error(classes: Sequence[str]) -> InputError:
     """Return the error of labels that a caller names to a model of these classes."""
-    has = f"has {', '.join(map(repr, classes))}" if classes else "is no classifier"
+    has = f"has the labels {', '.join(map(repr, classes))}" if classes else "is not a classifier"
     return InputError(f"candidate_labels {NEEDS_INFERENCE}; this one {has}", option="candidate_labels")
 
 

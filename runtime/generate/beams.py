@@ -108,13 +108,13 @@ def resolve_search(request: GenerationRequest, eos: Sequence[int], *, streams: b
         return None
     if streams:
         raise InputError(
-            f"num_beams={search.num_beams} cannot stream: which beam is the answer is known at the end; use"
+            f"num_beams={search.num_beams} cannot stream: the best beam is only known at the end; use"
             " generate, or num_beams=1"
         )
     if given := request.list_options_without_beams():
         name, value = given[0]
         hint = "leave it out"
         if name in SAMPLING_OPTIONS:
-            hint = "beams take likely tokens and draw none: leave it out, or give temperature=0"
+            hint = "beam search does not sample: leave it out, or give temperature=0"
         raise InputError(f"{name}={value!r:.80} does not go with num_beams={search.num_beams}; {hint}")
     return search

@@ -113,7 +113,7 @@ class Grammar:
 
     def _refuse(self, reason: str) -> NoReturn:
         raise InputError(
-            f"the answer can follow its {self._option} no further: {reason}; make it simpler",
+            f"the answer cannot follow {self._option} any further: {reason}; simplify it",
             option=self._option,
         )
 

@@ -36,9 +36,9 @@ class GrammarTokens:
     def __init__(self, llguidance: Any, tokenizer: Tokenizer, eos: Sequence[int]) -> None:
         if tokenizer.decodes_words:
             raise InputError(
-                "json_schema, regex, grammar and choices need a tokenizer whose tokens add the same to every"
-                " text; this one's decoder puts a space behind a word or not by what follows. Leave them out,"
-                " and check the answer afterwards"
+                "json_schema, regex, grammar and choices need a tokenizer whose tokens always decode to the"
+                " same text; this one adds spaces depending on the next token. Leave them out, and check the"
+                " answer afterwards"
             )
         self._tokenizer = tokenizer
         ends = list(eos) or [tokenizer.vocab_size]  # llguidance wants one: where there is none, one made up

@@ -93,7 +93,7 @@ def read_schema(schema: Any, max_length: int) -> str:
     except RecursionError as error:
         raise SchemaError("json_schema is nested too deep", path="") from error
     except ValueError as error:
-        raise SchemaError(f"json_schema is no JSON: {error}", path="") from error
+        raise SchemaError(f"json_schema is not valid JSON: {error}", path="") from error
     if not isinstance(parsed, dict):
         raise SchemaError(
             f"json_schema is {json.dumps(parsed)[:40]}; it must be an object, such as"
@@ -110,11 +110,11 @@ def write_schema(schema: Any) -> str:
     try:
         return json.dumps(schema, allow_nan=False)
     except (TypeError, ValueError, RecursionError) as error:
-        raise SchemaError(f"json_schema is no JSON: {error}", path="") from error
+        raise SchemaError(f"json_schema is not valid JSON: {error}", path="") from error
 
 
 def refuse_constant(name: str) -> None:
-    raise ValueError(f"{name} is no number of JSON")
+    raise ValueError(f"{name} is not a JSON number")
 
 
 def check_depth(value: Any, path: Path) -> None:
@@ -151,14 +151,14 @@ def check_keywords(schema: dict[str, Any], path: Path) -> None:
             continue
         place = write_path((*path, key))
         hint = did_you_mean(key, sorted(ENFORCED)) or "; leave it out"
-        raise SchemaError(f"json_schema: {place} is not enforced{hint}", path=place)
+        raise SchemaError(f"json_schema: {place} is not supported{hint}", path=place)
     fewest = schema.get("minProperties")
     required = schema.get("required")
     known = len(required) if isinstance(required, list) else 0
     if isinstance(fewest, int) and fewest > max(1, known):
         place = write_path((*path, "minProperties"))
         raise SchemaError(
-            f"json_schema: {place} is not enforced above 1, as keys may come twice; name them in required",
+            f"json_schema: {place} above 1 is not supported; list the keys in required instead",
             path=place,
         )
 

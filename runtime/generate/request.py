@@ -70,14 +70,12 @@ class GenerationRequest:
             )
         if self.tools is not None and self.tools.forced and self.structure is not None:
             raise InputError(
-                f"tool_choice says what the answer is, as {self.structure.kind} does; give one",
+                f"tool_choice and {self.structure.kind} both set the form of the answer; give one of them",
                 option="tool_choice",
             )
         if self.sampling.structured and self.ignore_eos:
             name = "tool_choice" if self.structure is None else self.structure.kind
-            raise InputError(
-                f"ignore_eos=True does not go with {name}, whose answers have an end", option="ignore_eos"
-            )
+            raise InputError(f"ignore_eos=True cannot be used with {name}; leave it out", option="ignore_eos")
 
     @property
     def one_by_one(self) -> bool:

@@ -62,12 +62,12 @@ class RowReader:
         """Return the tokens of a prompt that fit the context, and how many it lost."""
         if request.tools is not None:
             raise InputError(
-                "tools go with conversations: use chat, stream_chat or submit_chat", option="tools"
+                "tools are only for conversations: use chat, stream_chat or submit_chat", option="tools"
             )
         for name in ("template_options", "continue_final_message"):
             if getattr(request, name):
                 raise InputError(
-                    f"{name} goes with conversations: use chat, stream_chat or submit_chat", option=name
+                    f"{name} is only for conversations: use chat, stream_chat or submit_chat", option=name
                 )
         if request.truncation is None and isinstance(prompt, list | tuple):
             self._check_length(len(prompt), request)  # before a million are looked at
@@ -118,8 +118,8 @@ class RowReader:
         """Return the tokens of a conversation, up to where the model is to answer."""
         if self.chat is None:
             raise InputError(
-                "the bundle has no chat template; generate() (without --chat) takes a prompt as it is, or"
-                " export again from a folder with chat_template.jinja or chat_template in"
+                "the bundle has no chat template; use generate() (without --chat), which takes a prompt as it"
+                " is, or export again from a folder with chat_template.jinja or chat_template in"
                 " tokenizer_config.json"
             )
         return self.chat.encode(messages, self.tokenizer, parse_special, wording)
@@ -143,8 +143,8 @@ class RowReader:
             cut = cut_chat(messages, encode, self._count_room(request))
             tokens = cut.tokens
             dropped = cut.dropped_tokens
-            what = "the last message, with what the system said, has"
-            hint = "Shorten one of the two; neither is ever cut"
+            what = "the last message and the system message have together"
+            hint = "Shorten one of them; neither is ever truncated"
             if cut.dropped_messages and len(tokens) < context:
                 log.warning(
                     "the conversation has %d tokens; its %d oldest messages were dropped, %d tokens",
@@ -154,8 +154,8 @@ class RowReader:
                 )
         if len(tokens) >= context:
             raise ContextLengthError(
-                f"{what} {len(tokens)} tokens; {self._name_context(context)}, of which one must be left"
-                f" for the answer. {hint}",
+                f"{what} {len(tokens)} tokens; {self._name_context(context)}, and the answer needs at least"
+                f" one. {hint}",
                 tokens=len(tokens),
                 limit=context - 1,
                 option="messages",
@@ -175,8 +175,8 @@ class RowReader:
         if isinstance(prompt, np.ndarray):
             if prompt.ndim != 1 or not np.issubdtype(prompt.dtype, np.integer):
                 raise InputError(
-                    f"an array of shape {prompt.shape} and {prompt.dtype} is no prompt, which has one axis of"
-                    " integers; several prompts are a list of arrays",
+                    f"an array of shape {prompt.shape} and {prompt.dtype} is not a prompt, which must have"
+                    " one axis of integers; give several prompts as a list of arrays",
                     option="prompt",
                 )
             prompt = prompt.tolist()
@@ -217,9 +217,8 @@ class RowReader:
         context = self._find_context(request)
         if count >= context:
             raise ContextLengthError(
-                f"the prompt has {count} tokens; {self._name_context(context)}, of which one"
-                " must be left for the answer. Shorten it, or drop its beginning by truncation='tail'"
-                " (--truncation tail)",
+                f"the prompt has {count} tokens; {self._name_context(context)}, and the answer needs at least"
+                " one. Shorten it, or drop its beginning by truncation='tail' (--truncation tail)",
                 tokens=count,
                 limit=context - 1,
                 option="prompt",

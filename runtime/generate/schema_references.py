@@ -44,8 +44,8 @@ def resolve_references(schema: Mapping[str, Any]) -> dict[str, Any]:
             if unquote(part["$ref"]) not in targets:
                 place = write_path((*path, "$ref"))
                 raise SchemaError(
-                    f"json_schema: {place} is {reference!r:.200}, which names no schema in this one; put what"
-                    " it names into $defs",
+                    f"json_schema: {place} is {reference!r:.200}, which is not in this schema; put the schema"
+                    " it refers to into $defs",
                     path=place,
                 )
     return resolved

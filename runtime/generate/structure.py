@@ -41,7 +41,7 @@ def read_structure(options: Mapping[str, Any]) -> Structure | None:
     if not given:
         return None
     if len(given) > 1:
-        raise InputError(f"{' and '.join(given)} each say what the answer is; give one of them")
+        raise InputError(f"{' and '.join(given)} each set the form of the answer; give one of them")
     ((kind, value),) = given.items()
     if kind == "json_schema":
         text = read_schema(value, MAX_LENGTH)
@@ -56,7 +56,7 @@ def read_structure(options: Mapping[str, Any]) -> Structure | None:
 def read_text(kind: str, value: Any) -> str:
     """Return a regular expression or a grammar that is a text."""
     if not isinstance(value, str) or not value:
-        raise InputError(f"{kind}={value!r:.80} must be a text that is not empty, or None", option=kind)
+        raise InputError(f"{kind}={value!r:.80} must be a non-empty text, or None", option=kind)
     check_text(value)
     return value
 
@@ -65,13 +65,13 @@ def read_choices(choices: Any) -> str:
     """Return choices as JSON."""
     if not isinstance(choices, Sequence) or isinstance(choices, str | bytes) or not choices:
         raise InputError(
-            f"choices={choices!r:.80} must be a list of texts, of which one at least, or None",
+            f"choices={choices!r:.80} must be a list of at least one text, or None",
             option="choices",
         )
     for number, choice in enumerate(choices):
         if not isinstance(choice, str) or not choice:
             name = f"choices[{number}]"
-            raise InputError(f"{name}={choice!r:.80} must be a text that is not empty", option=name)
+            raise InputError(f"{name}={choice!r:.80} must be a non-empty text", option=name)
         check_text(choice, number)
     return json.dumps(list(choices))
 

@@ -24,8 +24,8 @@ RUNNING = 8
 PREFIX_MEMORY = 256_000_000  # bytes
 QUEUE_SIZE = 128
 HINTS = {  # of options that do not go with requests that share an engine
-    "speculative": "a step of several requests has one token for each; leave it out",
-    "reuse_prompt": "what earlier requests computed is found without it; leave it out",
+    "speculative": "requests that share a step get one token each; leave it out",
+    "reuse_prompt": "submit always reuses what earlier requests computed; leave it out",
     "on_token": "iterate over what submit returns, or subscribe to it",
 }
 
@@ -51,7 +51,7 @@ class Submissions:
         settings = self._read(options)
         with self._lock:
             if self._scheduler is not None:
-                raise InputError("schedule() comes before the first submit(), which began already")
+                raise InputError("schedule() must be called before the first submit(), not after it")
             self._settings = settings
 
     def submit(

@@ -361,7 +361,7 @@ class TextGenerator(Model):
         if options.get("generation") == "checkpoint" and not self._told:
             self._told = True
             log.info(
-                "options not given are the checkpoint's (generation_config.json); in force are: %s",
+                "options not given are taken from the checkpoint's generation_config.json; in use: %s",
                 describe_request(request),
             )
         return request

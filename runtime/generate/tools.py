@@ -122,7 +122,10 @@ def read_tools(tools: Any, choice: Any) -> Tools | None:
     """Return the tools of a call's options; None where there are none, or none may be called."""
     if tools is None or (isinstance(tools, Sequence) and not tools):
         if choice not in (None, "auto", "none"):
-            raise InputError(f"tool_choice={choice!r:.80} needs tools", option="tool_choice")
+            raise InputError(
+                f"tool_choice={choice!r:.80} needs tools; give tools too, or leave it out",
+                option="tool_choice",
+            )
         return None
     if not isinstance(tools, Sequence) or isinstance(tools, str | bytes):
         raise InputError(f"tools={tools!r:.80} must be a list of {FORM}", option="tools")
@@ -131,7 +134,7 @@ def read_tools(tools: Any, choice: Any) -> Tools | None:
         name, schema = read_tool(tool, number)
         if name in parameters:
             raise InputError(
-                f"tools[{number}]: there is a function {name!r} before",
+                f"tools[{number}]: a function {name!r} is already given; rename or remove one",
                 option=f"tools[{number}].function.name",
             )
         parameters[name] = schema
@@ -151,9 +154,9 @@ def check_not_strict(tools: Sequence[Mapping[str, Any]]) -> None:
     for number, tool in enumerate(tools):
         if tool["function"].get("strict"):
             raise InputError(
-                f"tools[{number}].function.strict=True is kept only where a call is demanded: an answer that"
-                ' may be a text is not held to the schema. Leave strict out, or give tool_choice="required"'
-                " or a function's name",
+                f"tools[{number}].function.strict=True is only supported where the model must call a tool."
+                " Leave"
+                ' strict out, or give tool_choice="required" or a function\'s name',
                 option=f"tools[{number}].function.strict",
             )
 
@@ -198,6 +201,6 @@ def read_choice(choice: Any, names: Mapping[str, Any]) -> tuple[str, ...]:
     if name not in names:
         hint = did_you_mean(name, list(names)) or f"; there are {', '.join(names)}"
         raise InputError(
-            f"tool_choice names {name!r:.80}, which is none of the tools{hint}", option="tool_choice"
+            f"tool_choice names {name!r:.80}, which is not one of the tools{hint}", option="tool_choice"
         )
     return (name,)

@@ -165,7 +165,7 @@ class Batcher(EngineThread[BatchRequest[P, V, R]], Generic[P, V, R]):
         """Change how requests share the engine, before the first one."""
         with self.changed:
             if self.thread is not None:
-                raise InputError("schedule() comes before the first submit(), which began already")
+                raise InputError("schedule() must be called before the first submit(), not after it")
             self.settings = settings
             self.waiting = make_queue(settings)
 

@@ -89,13 +89,14 @@ class Chat:
         escaper = SpecialTokenEscaper(() if parse_special else tokenizer.special_tokens)
         if wording.tools and not self.supports_tools:
             raise InputError(
-                f"the chat template words no tools ({self.source}); leave tools out", option="tools"
+                f"the chat template does not support tools ({self.source}); leave tools out", option="tools"
             )
         watch = keep if parse_special else escaper.mark_made
         rendered = self._render(messages, wording, escaper.mark, watch)
         if not rendered:
             raise InputError(
-                f"the chat template made nothing of these messages; see {self.source}", option="messages"
+                f"the chat template renders these messages as an empty text; see {self.source}",
+                option="messages",
             )
         return escaper.encode(rendered, tokenizer)
 
@@ -149,7 +150,7 @@ def read_template(path: Path) -> str:
         check_template_size(path.stat().st_size)
         return path.read_text(encoding="utf-8")
     except ValueError as error:
-        raise BundleError(f"{path} is no chat template: {error}; export the bundle again") from error
+        raise BundleError(f"{path} is not a valid chat template: {error}; export the bundle again") from error
 
 
 def compile_template(text: str, source: str) -> ChatTemplate:
@@ -211,7 +212,7 @@ def read_arguments(messages: list[dict[str, Any]]) -> None:
                     function["arguments"] = json.loads(arguments)
                 except (ValueError, RecursionError) as error:
                     raise InputError(
-                        f"a tool call's arguments are no JSON: {arguments:.80}", option="messages"
+                        f"a tool call's arguments are not valid JSON: {arguments:.80}", option="messages"
                     ) from error
 
 
@@ -245,7 +246,7 @@ def join_parts(message: dict[str, Any]) -> dict[str, Any]:
 def check_template_size(size: int) -> None:
     """Refuse a template of more than 1 MiB by a ValueError."""
     if size > MAX_BYTES:
-        raise ValueError(f"{size} bytes are more than the {MAX_BYTES} that a template may have")
+        raise ValueError(f"it has {size} bytes; at most {MAX_BYTES} are allowed")
 
 
 @dataclass(frozen=True)

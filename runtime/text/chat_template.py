@@ -61,7 +61,7 @@ class ChatTemplate:
         found = version("jinja2")
         if tuple(int(number) for number in found.split(".")[:3] if number.isdecimal()) < MIN_VERSION:
             raise BackendUnavailableError(
-                f"chat templates need jinja2 3.1.6, this is {found}: {suggest_install('chat')}"
+                f"chat templates need jinja2 3.1.6 or newer, installed is {found}: {suggest_install('chat')}"
             )
         self.source = source
         self._environment = Sandbox()
@@ -72,8 +72,8 @@ class ChatTemplate:
         except Exception as error:  # the compiler's own, and Python's of what it made of the template
             line = f", line {error.lineno}" if isinstance(error, jinja2.TemplateSyntaxError) else ""
             raise BundleError(
-                f"{source}{line}: the chat template is no template of jinja2 ({join_lines(error)}); mend it"
-                " in the checkpoint, and export again"
+                f"{source}{line}: the chat template is not a valid Jinja template ({join_lines(error)});"
+                " correct it in the checkpoint, and export again"
             ) from error
 
     def render(self, variables: Mapping[str, Any], watch: Watch = keep) -> str:
@@ -98,15 +98,15 @@ class ChatTemplate:
                     check_size("what is rendered", length, most, "characters")
                     pieces.append(piece)
         except (LimitError, SecurityError, OverflowError, MemoryError, RecursionError) as error:
-            raise BundleError(f"{self.source}: the chat template is stopped: {join_lines(error)}") from error
+            raise BundleError(f"{self.source}: the chat template was stopped: {join_lines(error)}") from error
         except Refused as error:
             raise InputError(
                 f"the chat template refuses the messages: {describe_error(error)}", option="messages"
             ) from error
         except FormedTokenError as error:
             raise InputError(
-                f"{error}, which stands beside the template's own; leave out of the messages what it changes"
-                " there, or give parse_special=True",
+                f"{error}; remove the text from which it is formed from the messages, or give"
+                " parse_special=True",
                 option="messages",
             ) from error
         except Exception as error:  # whatever its operators and filters raise

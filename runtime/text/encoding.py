@@ -27,7 +27,5 @@ def remove_mark(begin: bytes, name: str) -> bytes:
     """
     for encoding, marks in OTHERS:
         if begin.startswith(marks):
-            raise InputError(
-                f"{name} is {encoding}, and UTF-8 is read; convert it: iconv -f {encoding} -t UTF-8"
-            )
+            raise InputError(f"{name} is {encoding}, not UTF-8; convert it: iconv -f {encoding} -t UTF-8")
     return begin.removeprefix(MARK)

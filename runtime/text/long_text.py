@@ -73,7 +73,7 @@ def fit(
     M = max_length - special
     long = len(first) + (0 if second is None else len(second))
     if long + special == 0:
-        raise InputError("the text has no tokens, and this model's tokenizer adds none: it is empty")
+        raise InputError("the text is empty: it has no tokens, and this model's tokenizer adds none")
     kept: list[tuple[Sequence[int], Sequence[int] | None]]
     if long > M and truncation is None:
         what = "the text has" if second is None else "the two texts have"
@@ -136,8 +136,8 @@ def leave_room(first: Sequence[int], room: int, length: int) -> int:
     """Return the room that a pair's first text leaves for windows over the second: at least half."""
     if len(first) > room // 2:
         raise ContextLengthError(
-            f"the first text (the question or query) has {len(first)} tokens; beside windows over the second"
-            f" it may have {room // 2}. Shorten it, or use truncation='head'",
+            f"the first text (the question or query) has {len(first)} tokens; with truncation='windows' it"
+            f" may have {room // 2}. Shorten it, or use truncation='head'",
             tokens=length,
             limit=room,
             option="first",
@@ -151,7 +151,7 @@ def split_windows(length: int, room: int, stride: int | None, max_length: int) -
         stride = min(max_length // 4, room - 1)
     if not 0 <= stride < room:
         raise InputError(
-            f"stride={stride!r} must be from 0 to {room - 1}: tokens that two neighbouring windows share",
+            f"stride={stride!r} must be from 0 to {room - 1}, the tokens by which windows overlap",
             option="stride",
         )
     starts = [*range(0, length - room, room - stride), length - room]

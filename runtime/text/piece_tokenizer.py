@@ -111,7 +111,9 @@ class PieceTokenizer(Tokenizer):
         self, texts: Sequence[str], parse_special: bool = False, first_index: int = 0
     ) -> NoReturn:
         """Refuse every call: these tokens have no places in the text."""
-        raise InputError(f"{self._source} keeps no places in the text; use encode and spell_all instead")
+        raise InputError(
+            f"{self._source} does not record where tokens are in the text; use encode and spell_all instead"
+        )
 
     def decode(self, ids: Sequence[int]) -> str:
         """Turn token ids into text without white space at both ends; special tokens add nothing."""
@@ -134,8 +136,8 @@ class PieceTokenizer(Tokenizer):
         if code not in self._ids and self.language_codes:
             more = ", ..." if len(self.language_codes) > CODES_SHOWN else ""
             raise InputError(
-                f"the text begins with {code!r}, which is none of the model's language codes: "
-                f"{', '.join(self.language_codes[:CODES_SHOWN])}{more}; to translate these letters, "
+                f"the text begins with {code!r}, which is not one of the model's language codes: "
+                f"{', '.join(self.language_codes[:CODES_SHOWN])}{more}; to translate it as text, "
                 "put a space before them"
             )
         return [self._ids.get(code, self._unk)], text[end:]

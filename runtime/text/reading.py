@@ -98,8 +98,8 @@ def make_item(first: Any, second: Any, call: str, needs_pair: bool = True) -> An
         return first
     if not isinstance(first, str) or not isinstance(second, str):
         raise InputError(
-            f"{call} takes two texts, a pair of two texts, not {type(first).__name__} and"
-            f" {type(second).__name__}; several pairs are a list of tuples"
+            f"{call} takes two texts, not {type(first).__name__} and {type(second).__name__}; give several"
+            " pairs as a list of tuples"
         )
     return Pair((first, second))
 
@@ -118,7 +118,7 @@ def check_each(items: Any, check: Callable[[Any], T], pair_call: str = "") -> It
     `pair_call` is how to pass one pair to the method that was called, if it takes pairs.
     """
     if isinstance(items, str | bytes) or not hasattr(items, "__iter__"):
-        raise InputError(f"several texts are needed here, such as a list of str, not {type(items).__name__}")
+        raise InputError(f"give several texts, such as a list of str, not {type(items).__name__}")
     check_not_pair(items, pair_call)
     return map(check, items)
 
@@ -133,11 +133,13 @@ def check_item(item: Any) -> Item:
     if isinstance(item, str):
         return item
     if not isinstance(item, tuple | list):
-        raise InputError(f"a text, which is a str, or a pair of two texts is needed, not {item!r:.80}")
+        raise InputError(
+            f"a text must be a str, and a pair of two texts a tuple of two str, not {item!r:.80}"
+        )
     return check_pair(item)
 
 
 def check_pair(item: Any) -> tuple[str, str]:
     if not isinstance(item, tuple | list) or len(item) != 2 or not all(isinstance(t, str) for t in item):
-        raise InputError(f"a pair of two texts is needed, a tuple of two str, not {item!r:.80}")
+        raise InputError(f"a pair of two texts must be a tuple of two str, not {item!r:.80}")
     return item[0], item[1]

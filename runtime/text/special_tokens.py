@@ -78,7 +78,9 @@ class SpecialTokenEscaper:
             if spelled not in own:
                 yield match
             elif grown[spelled] and isinstance(given[0], str) and name != "join":
-                raise FormedTokenError(f"{name!r} of the chat template makes {match[0]!r} of another text")
+                raise FormedTokenError(
+                    f"{name!r} in the chat template forms the special token {match[0]!r} from other text"
+                )
 
     def _list_spelled(self, values: Sequence[Any]) -> Iterator[str]:
         """Yield the special tokens without marks in values, in lower case."""

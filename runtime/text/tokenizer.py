@@ -357,7 +357,7 @@ def read(path: Path) -> bytes:
         raise TokenizerError(f"{path} cannot be read: {error.strerror or error}") from error
     if len(data) > MAX_BYTES:
         raise TokenizerError(
-            f"{path} is larger than {MAX_BYTES // 2**20} MiB, which no tokenizer is; "
+            f"{path} is larger than {MAX_BYTES // 2**20} MiB, too large for a tokenizer; "
             "check that it is the right file"
         )
     return data

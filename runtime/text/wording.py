@@ -69,9 +69,9 @@ def copy_options(
             )
         if name not in known:
             hint = did_you_mean(name, known)
-            reads = f"it reads {', '.join(known)}" if known else "it reads none; leave template_options out"
+            reads = f"it uses {', '.join(known)}" if known else "it uses none; leave template_options out"
             raise InputError(
-                f"template_options: the chat template reads no {name!r:.80}{hint}; {reads}",
+                f"template_options: the chat template does not use {name!r:.80}{hint}; {reads}",
                 option="template_options",
             )
     try:
@@ -102,8 +102,8 @@ def cut_at_end(rendered: str, messages: Sequence[dict[str, Any]]) -> str:
     place = rendered.rfind(END.strip())
     if place < 0 or text.replace(MARK, "").strip() not in rendered.replace(MARK, ""):
         raise InputError(
-            "continue_final_message: the chat template leaves out parts of the last message, so that there is"
-            " no place to go on from; leave continue_final_message out, or change the message",
+            "continue_final_message: the chat template leaves out parts of the last message, so it cannot be"
+            " continued; leave continue_final_message out, or change the message",
             option="continue_final_message",
         )
     if rendered.startswith(END, place):
@@ -115,13 +115,13 @@ def check_last(message: Mapping[str, Any]) -> None:
     """Refuse a last message that a model cannot go on with."""
     if message.get("role") != "assistant":
         raise InputError(
-            "continue_final_message goes on with the assistant's last message, but the last one is of the"
-            f" role {message.get('role')!r:.80}; put the beginning of the answer behind it",
+            "continue_final_message continues an assistant's message, but the last message has the"
+            f" role {message.get('role')!r:.80}; add an assistant's message with the beginning of the answer",
             option="continue_final_message",
         )
     if message.get("content") is None or message.get("tool_calls"):
         raise InputError(
-            "continue_final_message goes on with a text; the last message has none, or calls tools",
+            "continue_final_message continues a text, but the last message has none, or calls tools",
             option="continue_final_message",
         )
 
@@ -142,6 +142,6 @@ def copy_plain(value: Any, name: str, mark: Callable[[str], str]) -> Any:
             for key, item in value.items()
         }
     raise InputError(
-        f"{name} is {type(value).__name__}; a template gets texts, numbers, lists and mappings of them",
+        f"{name} is {type(value).__name__}; it must be a text, a number, or a list or mapping of these",
         option=name.partition("[")[0],
     )

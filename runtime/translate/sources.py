@@ -52,8 +52,8 @@ class SourceReader:
         """Return the tokens of a text."""
         if self.truncation is None and len(text) > CHARACTERS_PER_TOKEN * self.limit:
             raise ContextLengthError(
-                f"a text of {len(text)} characters is more than the {self.limit} tokens that the model reads."
-                " Translate it in parts, such as sentences, or choose truncation='head' or 'tail'",
+                f"a text of {len(text)} characters is longer than the {self.limit} tokens that the model"
+                " reads. Translate it in parts, such as sentences, or choose truncation='head' or 'tail'",
                 tokens=len(text) // CHARACTERS_PER_TOKEN,
                 limit=self.limit,
             )

@@ -48,7 +48,7 @@ NOT_OF_THE_SEARCH = ("truncation", "parse_special", "on_token", "alignment", "ba
 TURN_TOKENS = 512  # of sources that are translated to their ends before others have their turn
 HINTS = {  # of options that do not go with requests that share an engine
     "on_token": "use translate or stream",
-    "progress": "a callback of the future that it returns tells when all are done",
+    "progress": "add a callback to the future that it returns",
 }
 
 
@@ -239,7 +239,9 @@ class Translator(BatchedModel):
         """
         search = self._make_search(options, greedy=True)
         if search.num_beams != 1:
-            raise InputError(f"stream is greedy: num_beams={search.num_beams} must be 1; use translate")
+            raise InputError(
+                f"stream needs num_beams=1, not {search.num_beams}; use translate for beam search"
+            )
         on_token = options.get("on_token")
         reader = self._make_reader(options)
         source = reader.read(check_text(text))
@@ -304,7 +306,7 @@ class Translator(BatchedModel):
         self.decoder.check_beams(search.num_beams)
         if search.max_new_tokens > room:
             raise InputError(
-                f"max_new_tokens={search.max_new_tokens} is more than the model's {room}",
+                f"max_new_tokens={search.max_new_tokens} must be at most {room}, what the model can generate",
                 option="max_new_tokens",
             )
         on_token = options.get("on_token")
@@ -312,8 +314,8 @@ class Translator(BatchedModel):
             raise InputError(f"on_token={on_token!r:.80} must be a function that takes a chunk, or None")
         if on_token is not None and search.num_beams > 1:
             raise InputError(
-                f"on_token does not go with num_beams={search.num_beams}: of beams it is known at the end"
-                " which one is the translation; give num_beams=1, or leave it out"
+                f"on_token cannot be used with num_beams={search.num_beams}: the best beam is only known at"
+                " the end; give num_beams=1, or leave on_token out"
             )
         return search
 
@@ -325,7 +327,7 @@ class Translator(BatchedModel):
         check_switch("alignment", alignment)
         if alignment and not self._loop.attentions:
             raise InputError(
-                "this bundle does not give its attention; export it again with --outputs cross_attentions",
+                "this bundle has no attention output; export it again with --outputs cross_attentions",
                 option="alignment",
             )
         return BatchKind(search, most, alignment)

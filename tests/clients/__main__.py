@@ -25,7 +25,7 @@ KEY = "a-key-of-the-clients"
 KNOWN = {
     "chat-error-handling": "it sends no model's name, which may be left out here",
     "chat-image-input": "no model here reads images",
-    "chat-tool-calling": "llama-demo's template words no tools",
+    "chat-tool-calling": "llama-demo's template does not support tools",
 }
 
 

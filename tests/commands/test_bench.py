@@ -101,7 +101,7 @@ def test_a_default_is_replaced_by_the_next(own_bundle: Path) -> None:
 
 def test_what_has_not_passed_its_gate_is_no_default(own_bundle: Path) -> None:
     before = (own_bundle / "manifest.json").read_bytes()
-    with pytest.raises(InputError, match="none has passed its gate"):
+    with pytest.raises(InputError, match="has passed verification"):
         record_default(own_bundle, result(1.0, 2.0, passed=False))
     assert (own_bundle / "manifest.json").read_bytes() == before
 
@@ -159,7 +159,7 @@ def test_kernels_that_were_compiled_for_a_gpu_outlive_a_new_default(own_bundle: 
 
 def test_errors_are_one_line(own_bundle: Path, tmp_path: Path) -> None:
     assert "precision='int3'" in error_line("bench", own_bundle, "--precision", "fp32,int3")
-    assert "needs an ending" in error_line("bench", own_bundle, "--plot", tmp_path / "picture")
+    assert "needs a file extension" in error_line("bench", own_bundle, "--plot", tmp_path / "picture")
     assert "batch=99" in error_line("bench", own_bundle, "--batch", 99)
     assert "is not a folder" in error_line("bench", tmp_path / "nowhere")
     target = tmp_path / "missing" / "out.json"

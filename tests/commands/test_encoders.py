@@ -55,7 +55,7 @@ def test_a_mark_of_utf_8_is_no_text_and_utf_16_is_named(minilm_bundle: Path, tmp
     assert planforge("run", minilm_bundle, "--input", file).stdout == marked.stdout
     file.write_text('{"text": "one text"}\n', encoding="utf-16")
     line = error_line("run", minilm_bundle, "--input", file, code=1)
-    assert f"{file} is UTF-16, and UTF-8 is read; convert it: iconv -f UTF-16 -t UTF-8" in line
+    assert f"{file} is UTF-16, not UTF-8; convert it: iconv -f UTF-16 -t UTF-8" in line
 
 
 def test_every_task_prints_json_with_the_fields_of_its_result(head_bundle: Callable[[str], Path]) -> None:
@@ -98,7 +98,7 @@ def test_pairs_of_several_queries_keep_their_order(
     pairs.write_text("\n".join(lines_of))
     found = lines(head_bundle("ranker"), "--task", "rank", "--input", pairs)
     assert [one["text"] for one in found] == texts
-    assert "goes with --query" in error_line(
+    assert "needs --query" in error_line(
         "run", head_bundle("ranker"), "--task", "rank", "--input", pairs, "--top-k", "1"
     )
 
@@ -109,12 +109,12 @@ def test_pairs_of_several_queries_keep_their_order(
         ("classifier", ["a", "--task", "answer"], "answer needs the head question_answering; this bundle's"),
         ("classifier", ["a", "--task", "sing"], "task 'sing' is not one of"),
         ("classifier", ["a", "--task", "generate"], "is an encoder"),
-        ("classifier", ["a", "--temperature", "1"], "--temperature is no option of the task classify"),
-        ("classifier", ["a", "--query", "b"], "rank needs a cross-encoder with one score"),
+        ("classifier", ["a", "--temperature", "1"], "--temperature cannot be used with the task classify"),
+        ("classifier", ["a", "--query", "b"], "rank needs a cross-encoder with a single score"),
         ("classifier", ["a", "--task", "rank"], "rank needs --query TEXT"),
-        ("classifier", ["a", "--pair", "b", "--question", "c"], "give one of --pair, --question"),
-        ("reader", ["a"], "answer needs --question TEXT beside each text"),
-        ("tagger", ["a", "--pair", "b"], "--pair is no option of the task tag"),
+        ("classifier", ["a", "--pair", "b", "--question", "c"], "give only one of --pair, --question"),
+        ("reader", ["a"], "answer needs --question TEXT, or pairs"),
+        ("tagger", ["a", "--pair", "b"], "--pair cannot be used with the task tag"),
         ("pretrained", ["no mask"], "has no [MASK] to fill"),
         ("tagger", ["a", "--truncation", "middle"], "truncation='middle' is not one of"),
         ("tagger", ["a b " * 200, "--stride", "900"], "stride=900 must be from 0 to"),
@@ -128,7 +128,7 @@ def test_wrong_use_is_one_line(
 
 def test_a_generator_has_no_encoder_tasks(demo_bundle: Path) -> None:
     assert "generates text" in error_line("run", demo_bundle, "a", "--task", "embed")
-    assert "--pooling is no option" in error_line("run", demo_bundle, "a", "--pooling", "cls")
+    assert "--pooling cannot be used" in error_line("run", demo_bundle, "a", "--pooling", "cls")
 
 
 def test_texts_that_are_empty_odd_or_huge(minilm_bundle: Path, tmp_path: Path) -> None:

@@ -65,14 +65,14 @@ def test_a_label(explained: Callable[[str], Path]) -> None:
     [
         (["--pair", "b"], "error: --pair is for models that read two texts"),
         (["--pair", ""], "error: --pair is for models that read two texts"),
-        (["--html", "no/such/folder/page.html"], "there is no folder"),
+        (["--html", "no/such/folder/page.html"], "does not exist"),
         (["--html", "."], "--html .: this is a folder"),
         (["--methods", "gradent"], "error: --methods: 'gradent' is not one of gradient"),
         (["--methods", "gradent"], "did you mean 'gradient'"),
         (["--objective", "logits"], "error: --objective 'logits' is not one of logit, probability"),
         (["--factors", "100"], "error: --factors 100 must be an integer from 1 to 64"),
         (["--watch", "Jerusalem"], "error: --watch takes words of one token"),
-        (["--watch", "Jerusalem", "--methods", "gradient"], "error: --watch tells ranks by the lens"),
+        (["--watch", "Jerusalem", "--methods", "gradient"], "error: --watch needs the method lens"),
     ],
 )
 def test_what_is_refused(bundle: Path, options: list[str], words: str) -> None:

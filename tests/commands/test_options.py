@@ -108,7 +108,7 @@ def test_a_list_of_no_names_is_refused(
     arguments: list[str], given: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.chdir(tmp_path)
-    assert f"{arguments[-1]} {given!r} names none; give names" in error_line(*arguments, given)
+    assert f"{arguments[-1]} {given!r} has no names; give names" in error_line(*arguments, given)
 
 
 def test_a_level_of_verification_excludes_none(tmp_path: Path) -> None:

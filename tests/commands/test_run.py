@@ -117,11 +117,11 @@ def test_options_are_refused_before_lines_are_read(demo_bundle: Path) -> None:
         (["--early-stopping", "nevr"], "did you mean 'never'"),
         (["--tempratur", "1"], "--temperature"),
         (["--truncate", "tail"], "--truncation"),
-        (["--top-logprobs", "2"], "goes with --json"),
-        (["--system", "x"], "--system goes with --chat"),
-        (["--chat", "--num-beams", "2"], "--num-beams does not go with --chat"),
-        (["--chat", "--num-beams", "2", "--json"], "--num-beams does not go with --chat"),
-        (["--pooling", "cls"], "--pooling is no option of the task generate"),
+        (["--top-logprobs", "2"], "needs --json"),
+        (["--system", "x"], "--system needs --chat"),
+        (["--chat", "--num-beams", "2"], "--num-beams cannot be used with --chat"),
+        (["--chat", "--num-beams", "2", "--json"], "--num-beams cannot be used with --chat"),
+        (["--pooling", "cls"], "--pooling cannot be used with the task generate"),
     ],
 )
 def test_names_and_options_that_are_not_there(demo_bundle: Path, arguments: list[str], words: str) -> None:

@@ -64,10 +64,14 @@ def test_the_attention_is_drawn(dates_bundle: Path, tmp_path: Path) -> None:
     planforge(*args, "--attention-layer", 1, "--attention-head", 3)
     assert picture.read_bytes().startswith(PNG)
     assert "layer=2 must be" in error_line(*args, "--attention-layer", 2)
-    assert "one text's translation, 2 were given" in error_line(*args[:2], "a", "b", "--attention", picture)
+    assert "the translation of exactly one text, but 2 were given" in error_line(
+        *args[:2], "a", "b", "--attention", picture
+    )
     done = planforge(*args[:2], "--attention", picture, stdin="\n \n")
     assert done.returncode == 1
-    assert done.stderr.startswith("error: --attention draws one text's translation, only blank lines were")
+    assert done.stderr.startswith(
+        "error: --attention draws the translation of exactly one text, but only blank lines were"
+    )
 
 
 @pytest.mark.parametrize(
@@ -75,11 +79,11 @@ def test_the_attention_is_drawn(dates_bundle: Path, tmp_path: Path) -> None:
     [
         (["x", "--num-beams", "0"], "num_beams is 0"),
         (["x", "--early-stopping", "soon"], "must be one of true, false, never"),
-        (["x", "--task", "embed"], "this bundle translates, which does not go with the task 'embed'"),
-        (["x", "--temperature", "1"], "--temperature is no option of the task translate"),
-        (["x", "--chat"], "--chat is no option of the task translate"),
-        (["x", "--pair", "y"], "--pair is no option of the task translate"),
-        (["x", "--attention-head", "1"], "go with --attention FILE"),
+        (["x", "--task", "embed"], "this bundle translates; it does not support the task 'embed'"),
+        (["x", "--temperature", "1"], "--temperature cannot be used with the task translate"),
+        (["x", "--chat"], "--chat cannot be used with the task translate"),
+        (["x", "--pair", "y"], "--pair cannot be used with the task translate"),
+        (["x", "--attention-head", "1"], "need --attention FILE"),
         (["3/5/98 " * 20], "Translate it in parts"),
         ([" "], "empty"),
     ],

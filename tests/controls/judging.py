@@ -23,7 +23,7 @@ from .models import FAMILIES, write_control
 PASSED = "passed"
 LOSS = "loss"  # refused, as PyTorch loses about as much by this precision, and the message says so
 FALSE_ALARM = "false alarm"
-NO_BLOCKS = "keeps weights in blocks of"  # widths that int8 and int4 cannot have
+NO_BLOCKS = "quantizes weights in blocks of"  # widths that int8 and int4 cannot have
 NOT_FINITE = "the PyTorch model itself is not finite"
 TARGETS = ["cpu", "portable"]
 

@@ -190,7 +190,7 @@ def test_other_classes_are_refused_by_name_with_the_part_that_can_be_exported(
         model_type, {"n_layers": 1, "dim": 24, "n_heads": 2, "n_layer": 1, "n_embd": 24, "n_head": 2}
     )
     getattr(transformers, name)(config(vocab_size=96, **small)).save_pretrained(tmp_path / "whole")
-    message = f"{name} is not exported; without its head it is a {part}, which is: python -c .*{part} as M"
+    message = f"{name} is not exported; save it without its head, as a {part}: python -c .*{part} as M"
     with pytest.raises(CheckpointError, match=message):
         export(tmp_path / "whole", tmp_path / "bundle")
     getattr(transformers, part).from_pretrained(tmp_path / "whole").save_pretrained(tmp_path / "part")

@@ -139,7 +139,7 @@ def test_a_long_context_is_cut_and_said(tmp_path: Path, caplog: pytest.LogCaptur
     tiny_llama(tmp_path, "llama 2", max_position_embeddings=8192)
     checkpoint = Checkpoint(Source("folder", str(tmp_path), tmp_path))
     assert checkpoint.choices.max_length == 4096
-    assert "takes 4,096 tokens of the model's 8,192; --max-length 8192 takes them all" in caplog.text
+    assert "context is 4,096 tokens, the model's is 8,192; --max-length 8192 exports all of it" in caplog.text
     assert Checkpoint(checkpoint.source, max_length=8192).choices.max_length == 8192
 
 

@@ -174,9 +174,9 @@ def test_a_plan_whose_partner_is_refused_is_dropped_and_told(
     assert build_all(lambda target, error: told.append((target, str(error)))) == []
     assert not list((tmp_path / "plans").iterdir())
     message = (
-        "node strange: Det is not supported\n  the plan of encoder.portable.fp16 was built, and is dropped"
+        "node strange: Det is not supported\n  the plan of encoder.portable.fp16 was built, but was removed"
     )
-    assert told == [("rtx", f"{message} with it")]
+    assert told == [("rtx", f"{message}, too")]
     with pytest.raises(BuildError, match="Det is not supported"):
         build_all(None)
 
@@ -211,7 +211,7 @@ def test_a_tracers_error_is_what_it_was(tmp_path: Path) -> None:
     folder = str(find_demo("gpt2-demo"))
     trace.main([folder, "decoder.ort", "2", "64", "hidden_states", str(out)])
     ended = subprocess.Popen([sys.executable, "-c", ""], stderr=subprocess.PIPE, text=True)
-    with pytest.raises(InputError, match="a decoder has none to choose"):
+    with pytest.raises(InputError, match="a decoder supports only"):
         trace.read_traced(ended, out)
     assert list(tmp_path.iterdir()) == []
 

@@ -89,7 +89,7 @@ def test_a_pipe_in_the_place_of_a_graph_is_not_imported(tmp_path: Path) -> None:
     (tmp_path / "config.json").write_text("{}")
     os.mkfifo(tmp_path / "model.onnx")
     error = run_to_end(lambda: read_folder(tmp_path).graph)
-    assert "model.onnx is no regular file" in str(error)
+    assert "model.onnx is not a regular file" in str(error)
 
 
 def test_a_manifest_that_is_a_link_out_of_the_folder_is_not_read(folder: Path, tmp_path: Path) -> None:
@@ -99,7 +99,7 @@ def test_a_manifest_that_is_a_link_out_of_the_folder_is_not_read(folder: Path, t
         Bundle.open(folder)
     (folder / "manifest.json").unlink()
     (folder / "manifest.json").symlink_to("/dev/zero")
-    with pytest.raises(IntegrityError, match="no regular file"):
+    with pytest.raises(IntegrityError, match="not a regular file"):
         Bundle.open(folder)
     (folder / "manifest.json").unlink()
     (tmp_path / "secret.json").rename(folder / "real.json")
@@ -145,17 +145,17 @@ def test_sparse_terabytes_are_not_hashed(folder: Path) -> None:
     listed = json.loads((folder / "manifest.json").read_text())["files"]
     change(folder, files=listed | {name: {"sha256": listed[name]["sha256"], "bytes": 2**40}})
     error = run_to_end(lambda: Bundle.open(folder).path(name))
-    assert isinstance(error, IntegrityError) and "only weights and plans have more" in str(error)
+    assert isinstance(error, IntegrityError) and "only weights and plans may have more" in str(error)
 
 
 @pytest.mark.parametrize(
     ("name", "words"),
     [
-        ("onnx/\u202egnp.exe", "cannot be seen"),
-        ("onnx/\x1b[2Jred", "cannot be seen"),
-        ("onnx/two\nlines", "cannot be seen"),
-        ("onnx/zero\u200bwidth", "cannot be seen"),
-        ("onnx/\ud800", "surrogates not allowed|cannot be seen"),
+        ("onnx/\u202egnp.exe", "non-printable"),
+        ("onnx/\x1b[2Jred", "non-printable"),
+        ("onnx/two\nlines", "non-printable"),
+        ("onnx/zero\u200bwidth", "non-printable"),
+        ("onnx/\ud800", "surrogates not allowed|non-printable"),
         ("\uff0e\uff0e/outside", "is missing"),  # wide dots are letters of a name, here as on every disk
         ("onnx/..\u2215outside", "is missing"),  # and so is a slash of mathematics
         ("onnx/e\u0301.onnx", "is missing"),
@@ -193,7 +193,7 @@ def test_deep_json_is_refused(folder: Path, deep: str) -> None:
 def test_numbers_that_nobody_can_write_again_are_refused(folder: Path, number: str) -> None:
     text = (folder / "manifest.json").read_text()
     (folder / "manifest.json").write_text(text.replace('"config": {}', f'"config": {{"eps": {number}}}'))
-    with pytest.raises(ManifestError, match=r"manifest\.json is not valid JSON: .* is no finite number"):
+    with pytest.raises(ManifestError, match=r"manifest\.json is not valid JSON: .* is not a finite number"):
         Bundle.open(folder)
 
 
@@ -244,7 +244,7 @@ def test_golden_data_that_unpacks_to_more_than_is_sound_is_refused(
     monkeypatch.setattr(files, "MAX_FILE_BYTES", 2**24)
     path = write_members(tmp_path / "golden.npz", a=bytes(2**24), b=b"1")
     assert path.stat().st_size < 2**16
-    with pytest.raises(BundleError, match="no golden data: its arrays have 16777217 bytes"):
+    with pytest.raises(BundleError, match="not valid golden data: its arrays have 16777217 bytes"):
         read_golden(path)
 
 
@@ -295,7 +295,7 @@ def test_a_template_that_would_burn_time_or_memory_is_stopped(template: str) -> 
     chat = Chat(template, {}, "chat_template.jinja")
     tokenizer = Tokenizer.from_file(find_demo("gpt2-demo") / "tokenizer.json")
     error = run_to_end(lambda: chat.encode([{"role": "user", "content": "hi"}], tokenizer))
-    assert isinstance(error, BundleError) and "the chat template is stopped" in str(error)
+    assert isinstance(error, BundleError) and "the chat template was stopped" in str(error)
 
 
 def test_hashes_bind_what_a_link_inside_or_a_second_name_leads_to(folder: Path, tmp_path: Path) -> None:

@@ -49,5 +49,5 @@ def test_a_cache_serves_one_pass() -> None:
 
 def test_slots_are_not_attended_to_without_a_mask() -> None:
     slots = [(torch.zeros(B, H, 16, D), torch.zeros(B, H, 16, D))]
-    with pytest.raises(ValueError, match=r"attend\(\) before positions\(\)"):
+    with pytest.raises(ValueError, match=r"call positions\(\) before attend\(\)"):
         StaticCache(slots, torch.zeros(B, dtype=torch.int64)).attend(0, heads(T, 0), heads(T, 1), heads(T, 2))

@@ -205,9 +205,9 @@ def test_a_classifier_without_a_meaning_is_refused(folder: Path, architecture: s
     message = refusal(folder)
     assert f"{architecture} is not exported" in message
     edit_json(folder / "config.json", architectures=[])
-    assert "architecture is missing and does not say for what" in refusal(folder)
+    assert "architecture is missing and does not name its task" in refusal(folder)
     edit_json(folder / "config.json", architectures=...)
-    assert "architecture is missing and does not say for what" in refusal(folder)
+    assert "architecture is missing and does not name its task" in refusal(folder)
 
 
 @pytest.mark.parametrize(
@@ -248,7 +248,7 @@ def test_a_head_on_the_first_token_without_a_pooler_is_refused(
     assert len(names) == 2
     edit_weights(folder, **dict.fromkeys(names))
     message = refusal(folder)
-    assert str(folder) in message and "need a pooler, which has no weights here" in message
+    assert str(folder) in message and "need a pooler, but the weights have none" in message
 
 
 @pytest.mark.parametrize(

@@ -229,7 +229,7 @@ def test_another_table_is_refused(folder: Path, tiny: Reference, name: str, ours
         "NaN": table.index_put((torch.tensor(3), torch.tensor(0)), torch.tensor(torch.nan)),
     }
     edit_weights(folder, **{name: changed[wrong]})
-    assert f"{folder}: {ours}.positions.weight is not the table" in refusal(folder)
+    assert f"{folder}: {ours}.positions.weight differs from the sines" in refusal(folder)
 
 
 NORMS = ("normalize_before", "normalize_embedding", "add_final_layer_norm")

@@ -403,7 +403,7 @@ def test_settings_that_are_not_supported_are_named(
 def test_prompts_that_are_no_texts_are_refused(plain: Path, folder: Path, prompts: object) -> None:
     saved(plain, folder, Pooling(32))
     edit_json(folder / "config_sentence_transformers.json", prompts=prompts)
-    assert "prompts must be texts by name" in refusal(folder)
+    assert "prompts must be an object of strings" in refusal(folder)
 
 
 def test_weights_of_a_dense_layer_are_checked(plain: Path, folder: Path) -> None:
@@ -419,4 +419,4 @@ def test_weights_of_a_dense_layer_are_checked(plain: Path, folder: Path) -> None
 def test_a_decoder_is_refused_by_name(plain: Path, folder: Path) -> None:
     saved(plain, folder, Pooling(32))
     tiny_gpt2(folder)
-    assert "are of encoders here, not gpt2" in refusal(folder)
+    assert "must have an encoder, not gpt2" in refusal(folder)

@@ -93,7 +93,7 @@ def test_each_class_opens_its_own_bundles_and_names_the_right_class(
             assert type(model) is model_class
         for other in set(classes) - {model_class}:
             with pytest.raises(
-                InputError, match=f"{other.__name__} does not do; open it with {model_class.__name__}"
+                InputError, match=f"{other.__name__} does not support; open it with {model_class.__name__}"
             ):
                 other.load(folder)
 

@@ -51,15 +51,15 @@ def choose_cut(folder: Path, settings: Mapping[str, Any]) -> TokenizerClass:
         usual = USUAL.get(str(model_type), "GPT2" if model_type is None else "")
         if usual in CUTS:
             return CLASSES[usual]
-        why = f"no class is named for them, in tokenizer_config.json, and model_type {model_type!r} has none"
+        why = f"tokenizer_config.json has no tokenizer_class, and model_type {model_type!r} has no usual one"
     else:
         name = shorten_class(declared)
         if name in CUTS:
             return CLASSES[ALIASES.get(name, name)]
-        why = f"they belong to a {declared}; read are those of {', '.join(CUTS)}"
+        why = f"their class is {declared}; only {', '.join(CUTS)} are supported"
     raise TokenizerError(
-        f"{folder}: vocab.json and merges.txt do not say how texts are cut into words: {why}. Add the"
-        " tokenizer.json of the checkpoint"
+        f"{folder}: vocab.json and merges.txt do not say how to pre-tokenize texts: {why}. Add the"
+        " checkpoint's tokenizer.json"
     )
 
 

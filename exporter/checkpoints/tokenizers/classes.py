@@ -343,5 +343,5 @@ def apply_framing(
 def find_token(tokenizer: tokenizers.Tokenizer, name: str, source: Path) -> Token:
     token_id = tokenizer.token_to_id(name)
     if token_id is None:
-        raise TokenizerError(f"{source} has no {name!r}, which frames every text; {WAY_OUT}")
+        raise TokenizerError(f"{source} has no {name!r}, a special token that every text needs; {WAY_OUT}")
     return name, token_id

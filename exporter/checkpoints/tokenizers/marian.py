@@ -97,9 +97,9 @@ def has_separate_vocabularies(folder: Path) -> bool:
     has_own_words = read_json_object(folder / "config.json").get("share_encoder_decoder_embeddings") is False
     if has_own_words and path.is_file() and read_json_object(path) != read_json_object(folder / "vocab.json"):
         raise CheckpointError(
-            f"{path} is there, but tokenizer_config.json does not say separate_vocabs, so that transformers"
-            " would read the target by vocab.json. Set it to true if the model was trained with both; if"
-            " not, remove target_vocab.json"
+            f"{path} exists, but tokenizer_config.json does not set separate_vocabs, so transformers would"
+            " use vocab.json for the target. Set separate_vocabs to true if the model was trained with both"
+            " vocabularies; otherwise remove target_vocab.json"
         )
     return False
 
@@ -116,7 +116,7 @@ def read_marian_vocabulary(path: Path) -> dict[str, int]:
             f"{path}: the ids of {len(vocab)} tokens must be 0 to {len(vocab) - 1}, each once"
         )
     if marked := [token for token in vocab if token.startswith((ID_ONLY, PIECE_ONLY))]:
-        raise CheckpointError(f"{path}: {marked[0]!a} begins with a character that no text has")
+        raise CheckpointError(f"{path}: {marked[0]!a} begins with a character not allowed in a token")
     for name in _read_names(path.parent).values():
         if name not in vocab:
             raise CheckpointError(f"{path} has no {name!r}, which every MarianMT model needs; {WAY_OUT}")
@@ -246,7 +246,7 @@ def _check_processor(path: Path, options: object) -> None:
         options = {name: value for name, value in options.items() if name not in ("nbest_size", "alpha")}
     if changing := {name: value for name, value in options.items() if value}:
         raise CheckpointError(
-            f"{path}: sp_model_kwargs has {changing}, which is not supported: texts would be cut otherwise"
+            f"{path}: sp_model_kwargs has {changing}, which is not supported: it changes the tokenization"
         )
 
 

@@ -41,7 +41,7 @@ def remove_unknown_tokens(data: bytes, vocab_size: int, source: str) -> bytes:
             vocabulary.pop()
     more = f" and {len(unknown) - SHOWN} more" if len(unknown) > SHOWN else ""
     log.warning(
-        "the tokenizer of %s has %s%s, which the model does not know; the bundle's is without",
+        "the tokenizer of %s has %s%s, which the model's vocabulary lacks; they are left out of the bundle",
         source,
         ", ".join(sorted(unknown)[:SHOWN]),
         more,

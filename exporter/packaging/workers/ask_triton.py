@@ -121,7 +121,7 @@ class TextModel:
     def join(self, sender: Sender) -> Answer:
         """Return a stream's text, tokens and reason."""
         if not sender.closed.wait(SECONDS):
-            raise TimeoutError("an answer had no end")
+            raise TimeoutError(f"the model did not finish its answer within {SECONDS} s")
         parts = [self.read(response) for response in sender.responses]
         return {
             "TEXT": "".join(part["TEXT"] for part in parts),

@@ -38,7 +38,7 @@ def read_context(config: GPT2Config | LlamaConfig) -> int:
 
 def make_recipes(config: GPT2Config | LlamaConfig, choices: TraceOptions) -> dict[str, Recipe]:
     if choices.outputs:
-        raise InputError(f"outputs {list(choices.outputs)}: a decoder has none to choose but 'explain'")
+        raise InputError(f"outputs {list(choices.outputs)}: a decoder supports only 'explain'")
     _, _, head_size = config.cache_sizes
     dialects = list_decoder_dialects(head_size)
     return index_recipes(make_decoder(config, choices, dialect) for dialect in dialects)

@@ -52,7 +52,7 @@ def read_context(config: TransformerConfig) -> int:
 def make_recipes(config: TransformerConfig, choices: TraceOptions) -> dict[str, Recipe]:
     if unknown := set(choices.outputs) - {CROSS_ATTENTIONS}:
         raise InputError(
-            f"output {sorted(unknown)[0]!r} is not {CROSS_ATTENTIONS}, all that a decoder can add"
+            f"output {sorted(unknown)[0]!r} is not {CROSS_ATTENTIONS}, the only one that can be added"
         )
     encoder = make_encoder(config, choices)
     dialects = list_decoder_dialects(config.decoder_head_size)

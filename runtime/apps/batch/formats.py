@@ -87,7 +87,7 @@ class LineFile:
         begin = 0
         for number, (line, size) in enumerate(self.iterate_lines(stream, first), first):
             if size > RECORD_BYTES:
-                error = InputError(f"the line has {size:,} bytes, of which {RECORD_BYTES:,} may be read")
+                error = InputError(f"the line has {size:,} bytes; at most {RECORD_BYTES:,} are allowed")
                 yield Record(number, begin, begin + size, error)
             elif line.strip():
                 yield Record(number, begin, begin + size, line.rstrip(b"\r\n"))
@@ -136,8 +136,8 @@ class TextFile(LineFile):
         """Refuse more than one column, and another encoding than UTF-8."""
         if len(columns) > 1:
             raise InputError(
-                f"{self.path}: lines of text have one column, not {', '.join(columns)};"
-                " use JSON lines, or a .tsv"
+                f"{self.path}: a text file has a single column, not {', '.join(columns)};"
+                " use .jsonl, .csv or .tsv"
             )
         super().check(columns)
 
@@ -159,7 +159,7 @@ class JsonLinesFile(LineFile):
         except (ValueError, RecursionError) as error:  # the latter: nested thousands deep
             raise InputError(f"the line is not JSON: {error}") from error
         if not isinstance(value, dict):
-            raise InputError(f"the line is no JSON object: {text.decode():.80}")
+            raise InputError(f"the line is not a JSON object: {text.decode():.80}")
         return tuple(map(value.get, columns))
 
 
@@ -230,7 +230,8 @@ class CsvFile(LineFile):
             for line, size in self.iterate_lines(stream, first):
                 if end + size - begin > RECORD_BYTES:
                     raise InputError(
-                        f"{self.path}: record {number} has over {RECORD_BYTES:,} bytes; is a quote open?"
+                        f"{self.path}: record {number} has over {RECORD_BYTES:,} bytes; is a closing quote"
+                        " missing?"
                     )
                 end += size - len(line)  # a mark of UTF-8
                 for piece in line.splitlines(keepends=True):  # a lone CR ends a line too
@@ -244,7 +245,7 @@ class CsvFile(LineFile):
             except StopIteration:
                 return
             except csv.Error as error:
-                content = InputError(f"the record is not CSV: {error}")
+                content = InputError(f"the record is not valid CSV: {error}")
             if content:
                 yield Record(number, begin, end, content)
                 number += 1

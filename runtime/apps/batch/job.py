@@ -145,8 +145,8 @@ def check_bundle(bundle: str | Path, task: str) -> None:
     if opened.manifest.task != find_task(task).model:
         able = [name for name, one in TASKS.items() if opened.manifest.task == one.model]
         raise InputError(
-            f"{bundle} is a bundle for {opened.manifest.task}, which does not do the task {task!r}; its tasks"
-            f" may be: {', '.join(able)}",
+            f"{bundle} is a bundle for {opened.manifest.task}, which does not support the task {task!r};"
+            f" supported tasks: {', '.join(able)}",
             option="task",
         )
 
@@ -156,10 +156,11 @@ def check_place(workers: int | None, gpus: float, address: str | None) -> None:
     if not 0 <= gpus < MAX_GPUS:
         raise InputError(f"gpus={gpus!r} must be a number of GPUs, such as 1 or 0.5", option="gpus")
     if gpus and address is None:
-        raise InputError(f"gpus={gpus:g} is of workers on a cluster; give its address too", option="gpus")
+        raise InputError(f"gpus={gpus:g} is only for a Ray cluster; give its address too", option="gpus")
     if workers is not None and address is not None:
         raise InputError(
-            f"workers={workers} is of this machine's processes; a cluster has as many as its CPUs allow",
+            f"workers={workers} is for processes on this machine; leave it out with address: a cluster runs"
+            " as many as its CPUs allow",
             option="workers",
         )
 
@@ -173,8 +174,8 @@ def check_input(spec: JobSpec, plan: PlanSummary) -> None:
     """Refuse an input that is not the one that the plan was made of."""
     if make_fingerprint(spec.source, spec.source.list_files()) != plan.fingerprint:
         raise InputError(
-            f"the input (names, sizes or times of its files) has changed since {spec.output} was begun;"
-            " name another output, or remove this one"
+            f"the input (names, sizes or times of its files) has changed since the job in {spec.output}"
+            " began; give another output folder, or delete this one"
         )
 
 
@@ -241,8 +242,8 @@ def open_job(spec: JobSpec, rows_per_part: int | None, report: Progress) -> Plan
         if there["job"].get(name) != value:
             values = "" if name == "bundle_hash" else f": {there['job'].get(name)!r:.200}, not {value!r:.200}"
             raise InputError(
-                f"{spec.output} has parts of a job with another {WORDS[name]}{values}; name another output,"
-                " or remove this one"
+                f"{spec.output} has parts of a job with another {WORDS[name]}{values}; give another output"
+                " folder, or delete this one"
             )
     plan = PlanSummary(**there["plan"])
     check_input(spec, plan)
@@ -257,7 +258,10 @@ def read_description(output: Storage) -> dict[str, Any]:
             return dict(description)
     except (ValueError, KeyError, TypeError):
         pass
-    raise BatchError(f"{output.join(DESCRIPTION)} is not this version's; remove the folder, and begin anew")
+    raise BatchError(
+        f"{output.join(DESCRIPTION)} is damaged or was written by another version; delete the output folder,"
+        " and run the job again"
+    )
 
 
 def check_output(spec: JobSpec) -> None:
@@ -267,16 +271,18 @@ def check_output(spec: JobSpec) -> None:
     if output.files.equals(source.files):
         folders = [f"{source.path}/", f"{output.path}/"]
         if folders[0].startswith(folders[1]) or folders[1].startswith(folders[0]):
-            raise InputError(f"--output {output} must be neither in the input nor around it", option="output")
+            raise InputError(
+                f"--output {output} must not be inside the input folder, nor contain it", option="output"
+            )
     if output.find_type() not in (FileType.NotFound, FileType.Directory):
-        raise InputError(f"--output {output} is no folder", option="output")
+        raise InputError(f"--output {output} is not a folder", option="output")
     if output.exists(DESCRIPTION):
         return
     for entry in output.list_entries():
         if entry.base_name != JOB:
             raise InputError(
-                f"--output {output} is not empty, and has no job: there is {entry.base_name}; name another"
-                " folder",
+                f"--output {output} is not empty, and is not a job's folder: it has {entry.base_name}; give"
+                " another folder",
                 option="output",
             )
 
@@ -321,8 +327,8 @@ def check_barren(times: int, lost: Lost) -> None:
     """Refuse to go on where workers die before any of them has done anything."""
     if times >= MAX_STARTUP_FAILURES:
         raise BatchError(
-            f"the workers died {times} times before one of them had computed anything, the last time by:"
-            f" {lost.reason}. A program that calls run_batch must do so below `if __name__ == '__main__':`"
+            f"the workers died {times} times before computing anything; the last reason: {lost.reason}. A"
+            " program must call run_batch below `if __name__ == '__main__':`"
         )
 
 
@@ -331,8 +337,8 @@ def check_attempts(part: Part, attempts: int, lost: Lost) -> None:
     if attempts >= ATTEMPTS:
         row_range = part.row_ranges[0]
         raise BatchError(
-            f"{part.file}, which begins at row {row_range.first} of {row_range.file}, was given up: its"
-            f" workers died {attempts} times, the last time by: {lost.reason}"
+            f"{part.file}, which begins at row {row_range.first} of {row_range.file}, failed: its workers"
+            f" died {attempts} times; the last reason: {lost.reason}"
         )
 
 
@@ -349,7 +355,7 @@ def open_engine(
         from .ray_engine import RayEngine
     except ModuleNotFoundError as error:
         raise BackendUnavailableError(
-            f"a cluster needs {error.name}: pip install 'planforge[ray]'"
+            f"running on a Ray cluster needs {error.name}: pip install 'planforge[ray]'"
         ) from error
     return RayEngine(spec, address, threads, gpus)
 
@@ -388,4 +394,4 @@ def read_counts(output: Storage, number: int) -> dict[str, int]:
             counts: dict[str, int] = json.loads(pq.read_metadata(stream).metadata[COUNTS])
             return counts
     except (OSError, pa.ArrowInvalid, KeyError, TypeError, ValueError) as error:
-        raise BatchError(f"{output.join(name)} cannot be read; remove it, and run the job again") from error
+        raise BatchError(f"{output.join(name)} cannot be read; delete it, and run the job again") from error

@@ -31,7 +31,7 @@ class ParquetFile:
         try:
             return pq.ParquetFile(self.path, filesystem=self.storage.files)
         except (pa.ArrowInvalid, OSError) as error:
-            raise InputError(f"{self.path} is no Parquet file that can be read: {error}") from error
+            raise InputError(f"{self.path} is not a readable Parquet file: {error}") from error
 
     def check(self, columns: Sequence[str]) -> None:
         """Refuse a file that lacks one of the columns, or is no Parquet."""

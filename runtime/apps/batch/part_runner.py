@@ -83,7 +83,10 @@ class PartRunner:
 
     def __init__(self, spec: JobSpec) -> None:
         if hash_bundle(spec.bundle) != spec.bundle_hash:
-            raise BatchError(f"{spec.bundle} is not the bundle that the job began with, on {name_worker()}")
+            raise BatchError(
+                f"on {name_worker()}, {spec.bundle} is not the bundle that the job began with; put the same"
+                " bundle there"
+            )
         self.spec = spec
         self._table: tuple[str, TableFile] | None = None
         self.worker = BatchWorker(

@@ -93,7 +93,7 @@ class Source:
         storage = Storage.of(address)
         kind = storage.find_type()
         if kind == FileType.NotFound:
-            raise InputError(f"--input {storage} is not there", option="input")
+            raise InputError(f"--input {storage} does not exist", option="input")
         if kind == FileType.Unknown:
             raise InputError(f"--input {storage} is neither a file nor a folder", option="input")
         return cls(storage, bool(kind == FileType.File))
@@ -119,7 +119,7 @@ class Source:
         usable = [file for file in files if find_suffix(file.path) in KINDS]
         if not usable:
             raise InputError(
-                f"--input {storage} has no file of a kind that is read: {', '.join(KINDS)}", option="input"
+                f"--input {storage} has no file of a supported type: {', '.join(KINDS)}", option="input"
             )
         return sorted(usable, key=lambda file: str(file.path))
 
@@ -192,7 +192,7 @@ def make_parts(
 
 def read_plan(output: Storage, wanted_hash: str) -> Iterator[Part]:
     """Yield a job's parts, one at a time; at the end refuse a plan that is not the one that was made."""
-    damaged = BatchError(f"{output.join(PLAN)} is damaged; remove the folder, and begin anew")
+    damaged = BatchError(f"{output.join(PLAN)} is damaged; delete the folder, and run the job again")
     digest = hashlib.sha256()
     with output.files.open_input_stream(output.join(PLAN), compression=None) as stream:
         for line in io.BufferedReader(stream, READ_BYTES):

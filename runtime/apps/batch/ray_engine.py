@@ -90,8 +90,8 @@ def join_cluster(address: str) -> None:
         ray.init(address=address, log_to_driver=False, logging_level=logging.ERROR, **own)
     except (ConnectionError, RayError, ValueError, RuntimeError) as error:
         raise BatchError(
-            f"--address {address}: no Ray cluster is there that this machine may join: {error}. Where there"
-            " is one, its token has to be here too, in ~/.ray/auth_token or RAY_AUTH_TOKEN"
+            f"--address {address}: cannot join a Ray cluster there: {error}. If one runs there, this machine"
+            " needs its token too, in ~/.ray/auth_token or RAY_AUTH_TOKEN"
         ) from error
 
 
@@ -100,7 +100,7 @@ def check_listens(address: str, host: str, port: int) -> None:
     try:
         socket.create_connection((host, port), timeout=CONNECT_SECONDS).close()
     except (OSError, OverflowError) as error:
-        raise BatchError(f"--address {address}: no Ray cluster is there: {error}") from error
+        raise BatchError(f"--address {address}: no Ray cluster answers there: {error}") from error
 
 
 def list_nodes() -> list[Mapping[str, Any]]:
@@ -122,7 +122,7 @@ def check_room(address: str, threads: int, gpus: float) -> None:
     """Refuse workers that no machine has room for, or warn where the cluster may get one that has."""
     if any(count_rooms(node, threads, gpus) for node in list_nodes()):
         return
-    message = f"no machine of the cluster has {threads} CPUs and {gpus:g} GPUs, which a worker is to have"
+    message = f"no machine of the cluster has the {threads} CPUs and {gpus:g} GPUs that each worker needs"
     if address == LOCAL:
         ray.shutdown()
         raise BatchError(f"{message}; ask for fewer threads or GPUs")

@@ -55,7 +55,7 @@ class Storage:
         try:
             files, path = FileSystem.from_uri(self.address)
         except (pa.ArrowInvalid, OSError) as error:
-            raise InputError(f"{self} is no address of a folder: {error}") from error
+            raise InputError(f"{self} is not a valid path or address: {error}") from error
         return files, path.rstrip("/")
 
     @property
@@ -158,7 +158,9 @@ class Storage:
             try:
                 fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
             except BlockingIOError:
-                raise BatchError(f"{self}: another job writes there now") from None
+                raise BatchError(
+                    f"{self}: another job is writing there; wait for it, or give another folder"
+                ) from None
             try:
                 yield
             finally:

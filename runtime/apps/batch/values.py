@@ -50,7 +50,7 @@ def read_text(name: str, value: Any, longest: int) -> str:
             data = value.encode() if isinstance(value, str) else value
             text = data.decode()
         except UnicodeEncodeError as error:
-            raise InputError(f"{name} has half of a character at {error.start + 1}") from error
+            raise InputError(f"{name} has a lone surrogate at character {error.start + 1}") from error
         except UnicodeDecodeError as error:
             byte = f"byte {error.start + 1} is 0x{data[error.start]:02x}"
             raise InputError(f"{name} is not UTF-8: {byte}") from error
@@ -66,7 +66,7 @@ def read_text(name: str, value: Any, longest: int) -> str:
 def check_size(name: str, size: int, longest: int) -> None:
     """Refuse a text of too many bytes."""
     if size > longest:
-        raise InputError(f"{name} has {size:,} bytes, of which {longest:,} may be read; split it")
+        raise InputError(f"{name} has {size:,} bytes; at most {longest:,} are allowed; split it")
 
 
 def is_missing(value: Any) -> bool:

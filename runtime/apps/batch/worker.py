@@ -84,7 +84,7 @@ class BatchWorker:
         model = load(bundle, **cast("LoadOptions", {**ask_ray(), **(load_options or {})}))
         try:
             if model.task != self.task.model:
-                raise InputError(f"{bundle}: {model!r} does not do the task {task!r}")
+                raise InputError(f"{bundle}: {model!r} does not support the task {task!r}")
             self.model: Any = model
             self._longest = model.count_longest_text()
             probe = [self.task.probe(self.model)]
@@ -107,7 +107,7 @@ class BatchWorker:
         for name in answers.column_names:
             if name in table.column_names:
                 raise InputError(
-                    f"the data set has a column {name!r} already, as the answers have; rename or drop it"
+                    f"the data set already has a column {name!r}, which the answers add; rename or drop it"
                 )
             table = table.append_column(name, answers[name])
         return table
@@ -201,7 +201,7 @@ def resolve_columns(task: str, columns: Mapping[str, str]) -> dict[str, str]:
     known = (*inputs, optional) if optional else inputs
     for name in columns:
         if name not in known:
-            raise InputError(f"the task {task!r} reads no {name!r}; it reads: {', '.join(known)}")
+            raise InputError(f"the task {task!r} has no input {name!r}; its inputs: {', '.join(known)}")
     return {name: columns.get(name, name) for name in known if name in inputs or name in columns}
 
 

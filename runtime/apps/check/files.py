@@ -32,8 +32,8 @@ def write_golden(path: Path, arrays: Arrays, limits: Mapping[str, Mapping[str, f
     """
     if not fits(arrays):
         raise InputError(
-            f"golden data of these texts has more than {MAX_FILE_BYTES >> 20} MiB, even with few places of"
-            " each; give shorter --prompts, or leave out golden data with --no-verify"
+            f"the golden data (PyTorch's answers) for these texts takes more than {MAX_FILE_BYTES >> 20} MiB;"
+            " give shorter --prompts, or leave it out with --no-verify"
         )
     np.savez(path, limits=np.array(json.dumps(limits)), **arrays)  # type: ignore[arg-type]
 
@@ -57,16 +57,16 @@ def read_golden(path: Path) -> tuple[dict[str, npt.NDArray[Any]], dict[str, dict
         with zipfile.ZipFile(path) as archive:
             size = sum(member.file_size for member in archive.infolist())
             if size > MAX_FILE_BYTES:
-                raise ValueError(f"its arrays have {size} bytes, and at most {MAX_FILE_BYTES} are read")
+                raise ValueError(f"its arrays have {size} bytes; at most {MAX_FILE_BYTES} are allowed")
         with np.load(path, allow_pickle=False) as file:
             arrays = {name: file[name] for name in file.files}
         if others := [name for name, array in arrays.items() if not isinstance(array, np.ndarray)]:
-            raise ValueError(f"{others[0]!r} is no array")
+            raise ValueError(f"{others[0]!r} is not an array")
         return arrays, read_limits(str(arrays.pop("limits")))
     except KeyError:
         raise
     except Exception as error:  # whatever zipfile, zlib and numpy raise
-        raise BundleError(f"{path} is no golden data: {join_lines(error)}; {WAY_OUT}") from error
+        raise BundleError(f"{path} is not valid golden data: {join_lines(error)}; {WAY_OUT}") from error
 
 
 def read_limits(text: str) -> dict[str, dict[str, float]]:

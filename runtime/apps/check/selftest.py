@@ -176,8 +176,8 @@ def load_golden(bundle: Bundle) -> tuple[Arrays, Limits]:
     file = find_golden(bundle)
     if file is None:
         raise BundleError(
-            f"{bundle.folder} has no golden data to test with, as it was exported with --no-verify; export it"
-            " again without"
+            f"{bundle.folder} has no golden data to test with: it was exported with --no-verify; export it"
+            " again without that option"
         )
     try:
         return read_golden(file)
@@ -187,5 +187,6 @@ def load_golden(bundle: Bundle) -> tuple[Arrays, Limits]:
 
 def make_outdated_error(bundle: Bundle, missing: KeyError) -> BundleError:
     return BundleError(
-        f"the golden data of {bundle.folder} is that of another PlanForge, without {missing}; export it again"
+        f"the golden data of {bundle.folder} was written by another version of PlanForge, and lacks"
+        f" {missing}; export the bundle again"
     )

@@ -161,7 +161,7 @@ def read_texts(path: Path) -> GoldenTexts:
         return GoldenTexts.from_json(path.read_text(encoding="utf-8"))
     except (ValueError, TypeError, LookupError, RecursionError) as error:
         raise BundleError(
-            f"{path} has no golden texts that this version reads ({type(error).__name__}:"
+            f"{path}: the golden texts cannot be read by this version ({type(error).__name__}:"
             f" {str(error)[:200]}); export the bundle again"
         ) from error
 

@@ -31,31 +31,36 @@ InputOption = Annotated[
     ),
 ]
 OutputOption = Annotated[
-    str, make_option("The folder that gets part-NNNNNN.parquet, or an address.", "--output", "-o")
+    str,
+    make_option(
+        "The folder to write part-NNNNNN.parquet files to, or its address.",
+        "--output",
+        "-o",
+    ),
 ]
 ColumnOption = Annotated[
     list[str] | None,
     make_option(
-        "The input's column that has the texts; of a task that reads two NAME=COLUMN for each, such as"
+        "The input column with the texts; for a task that reads two, NAME=COLUMN for each, such as"
         " query=title.",
         show_default="text; prompt, messages, query and text, question and context",
     ),
 ]
 IdOption = Annotated[
-    str | None, make_option("The input's column of ids.", "--id", show_default="made of file and row")
+    str | None, make_option("The input column with ids.", "--id", show_default="made from file and row")
 ]
 TaskOptionsOption = Annotated[
     list[str] | None,
     make_option(
-        "NAME=VALUE of the task's method, the value as JSON or a text, such as max_new_tokens=40; may be"
-        " repeated.",
+        "NAME=VALUE, an option of the task's Python method, such as max_new_tokens=40; the value is JSON or"
+        " text. May be repeated.",
         "--option",
     ),
 ]
 RowsOption = Annotated[
     int | None,
     make_option(
-        "Rows of each file of the output.",
+        "Rows in each output file.",
         show_default="1000; translate, score 200; generate, chat 100",
         minimum=1,
     ),
@@ -91,7 +96,7 @@ def batch(
     precision: PrecisionOption = None,
     as_json: JsonOption = False,
 ) -> None:
-    """Compute an answer for each row of a table; the same command goes on where it was interrupted."""
+    """Compute an answer for each row of a table; run the same command again to resume."""
     from ..batch import run_batch
     from ..batch.tasks import find_task
 
@@ -133,12 +138,12 @@ def name_columns(arguments: list[str], inputs: tuple[str, ...]) -> dict[str, str
             if len(inputs) > 1:
                 names = " ".join(f"--column {name}=..." for name in inputs)
                 raise InputError(
-                    f"--column {argument}: the task reads several; give {names}", option="column"
+                    f"--column {argument}: the task reads several columns; give {names}", option="column"
                 )
             name = inputs[0]
             column = argument
         if name in columns:
-            raise InputError(f"--column {argument}: {name} was given already", option="column")
+            raise InputError(f"--column {argument}: {name} is given already; give it once", option="column")
         columns[name] = column
     return columns
 

@@ -210,5 +210,5 @@ def split_names(option: str, text: str | None) -> list[str] | None:
         return None
     names = [name.strip() for name in text.split(",") if name.strip()]
     if not names:
-        raise InputError(f"{option} {text!r} names none; give names separated by commas, or leave it out")
+        raise InputError(f"{option} {text!r} has no names; give names separated by commas, or leave it out")
     return names

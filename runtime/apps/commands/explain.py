@@ -40,19 +40,22 @@ SPELLINGS = {
     "max_new_tokens": ("max_new_tokens[= ]", "--max-new-tokens "),
 }
 TextArgument = Annotated[
-    str, typer.Argument(help="A prompt, a text to classify or translate; of a ranker the query.")
+    str, typer.Argument(help="A prompt, a text to classify or translate, or a ranker's query.")
 ]
 AnswerOption = Annotated[
     str | None,
     make_option(
-        "What to explain: an answer or a translation of yours, or a label.",
+        "What to explain: your own answer or translation, or a label.",
         show_default="the model's own answer",
     ),
 ]
 PairOption = Annotated[
-    str | None, make_option("The other text, of models that read pairs; of one that embeds, to compare with.")
+    str | None,
+    make_option("The second text, for models that read pairs; for embeddings, the text to compare with."),
 ]
-HtmlOption = Annotated[Path | None, make_option("Write a page too, which shows all of it offline.", "--html")]
+HtmlOption = Annotated[
+    Path | None, make_option("Also write an HTML page that shows everything, and works offline.", "--html")
+]
 MethodsOption = Annotated[
     str | None,
     make_option(
@@ -61,15 +64,18 @@ MethodsOption = Annotated[
     ),
 ]
 ObjectiveOption = Annotated[
-    str, make_option("What gradients are of: logit or probability.", show_default=True)
+    str, make_option("What to take gradients of: logit or probability.", show_default=True)
 ]
 WatchOption = Annotated[
     list[str] | None,
-    make_option("A word of one token whose ranks the lens tells too, such as ' God'; may be repeated."),
+    make_option(
+        "A word of one token, such as ' God', whose rank at each layer the lens shows too; may be repeated."
+    ),
 ]
-FactorsOption = Annotated[int, make_option("How many groups of neurons.", show_default=True, minimum=1)]
+FactorsOption = Annotated[int, make_option("Number of groups of neurons.", show_default=True, minimum=1)]
 MaxNewTokensOption = Annotated[
-    int | None, make_option("Of the model's own answer.", show_default="20", minimum=1)
+    int | None,
+    make_option("At most this many tokens of the model's own answer.", show_default="20", minimum=1),
 ]
 
 
@@ -89,9 +95,9 @@ def explain(
     threads: ThreadsOption = None,
     as_json: JsonOption = False,
 ) -> None:
-    """Say by which words a model chose its answer, and at which layer. Loads no torch.
+    """Show which words led a model to its answer, and at which layer. Does not load torch.
 
-    Export with --outputs explain for all of it; occlusion works with any bundle.
+    All methods need an export with --outputs explain; only occlusion works with any bundle.
     """
     with show_stages() as progress:
         check_page(html)
@@ -127,7 +133,7 @@ def check_page(html: Path | None) -> None:
     if html.is_dir():
         raise InputError(f"--html {html}: this is a folder; give the name of a file")
     if not html.absolute().parent.is_dir():
-        raise InputError(f"--html {html}: there is no folder {html.absolute().parent}")
+        raise InputError(f"--html {html}: the folder {html.absolute().parent} does not exist")
 
 
 @contextmanager

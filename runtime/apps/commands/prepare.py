@@ -12,7 +12,9 @@ if TYPE_CHECKING:
 
     from ...bundle.bundle import Bundle
 
-ClearOption = Annotated[bool, make_option("Delete what is kept of the bundle, in all precisions.", "--clear")]
+ClearOption = Annotated[
+    bool, make_option("Delete the prepared graphs of the bundle, in all precisions.", "--clear")
+]
 
 
 def prepare(
@@ -21,7 +23,7 @@ def prepare(
     clear: ClearOption = False,
     as_json: JsonOption = False,
 ) -> None:
-    """Keep the graphs as ONNX Runtime packs them for this processor, so that a CPU starts sooner.
+    """Store the graphs with weights packed for this processor by ONNX Runtime, for a faster start on the CPU.
 
     They go to the user's cache folder, or to PLANFORGE_CACHE, and take more than twice the weights' size.
     """
@@ -33,7 +35,7 @@ def prepare(
         if as_json:
             print_json({"removed": [str(folder) for folder in removed]})
         else:
-            print_lines([f"deleted {folder}" for folder in removed] or ["nothing is kept of this bundle"])
+            print_lines([f"deleted {folder}" for folder in removed] or ["this bundle has no prepared graphs"])
         return
     with show_stages() as stages:
         kept = prepare_graphs(opened, precision, stages)

@@ -96,7 +96,7 @@ def run(
     precision: run_options.PrecisionOption = None,
     threads: run_options.ThreadsOption = None,
 ) -> None:
-    """Generate, translate, embed, classify, tag, answer: what the bundle's model does. Loads no torch."""
+    """Generate, translate, embed, classify, tag or answer, as the bundle's model does; without PyTorch."""
     given = {name: value for name, value in locals().items() if value is not None}
     beside: dict[str, str] = {name: given[name] for name in ("pair", "question", "query") if name in given}
     source = TextSource(tuple(texts or ()), input_file, beside)
@@ -120,9 +120,9 @@ class Picture:
     def check(self, task: str) -> None:
         """Refuse a picture for other tasks than translation, and a layer or head without a picture."""
         if self.path is not None and task != "translate":
-            raise InputError(f"--attention is no option of the task {task}")
+            raise InputError(f"--attention cannot be used with the task {task}")
         if self.path is None and (self.layer is not None or self.head is not None):
-            raise InputError("--attention-layer and --attention-head go with --attention FILE")
+            raise InputError("--attention-layer and --attention-head need --attention FILE")
 
     def draw_only(
         self, model: Translator, items: Iterator[Item | None], options: dict[str, Any]
@@ -134,7 +134,7 @@ class Picture:
         texts = [item for item in items if item is not None]
         if len(texts) != 1:
             count = len(texts) or "only blank lines"
-            raise InputError(f"--attention draws one text's translation, {count} were given")
+            raise InputError(f"--attention draws the translation of exactly one text, but {count} were given")
         text = texts[0]
         if not isinstance(text, str):
             raise InputError("translation takes texts, not pairs of texts")
@@ -183,10 +183,10 @@ def run_job(job: Job) -> None:
     begin = options.pop("continue_from", None)
     best = options.pop("top_k", None) if job.task == "rank" else None
     if best is not None and "query" not in job.source.beside:
-        raise InputError("--top-k of rank goes with --query; pairs of --input keep their order")
+        raise InputError("--top-k with rank needs --query; pairs from --input keep their order")
     if job.task == "generate":
         if "top_logprobs" in options and not job.as_json:
-            raise InputError("--top-logprobs goes with --json, which shows them")
+            raise InputError("--top-logprobs needs --json, which shows them")
         options["logprobs"] = job.as_json
     list(job.iterate([]))  # refuses wrong values of options before a text is read
     with blame_data(job.source):
@@ -277,16 +277,16 @@ def check_task(job: Job) -> None:
     only = find_only_task(job.model)
     if only != (task if task in ONLY_TASKS else None):
         what = "is an encoder" if only is None else ONLY_TASKS[only]
-        raise InputError(f"this bundle {what}, which does not go with the task {task!r}")
+        raise InputError(f"this bundle {what}; it does not support the task {task!r}")
     for name in options:
         if name not in TASKS[task] and name != "parse_special":
             flag = FLAGS.get(name, f"--{name.replace('_', '-')}")
-            raise InputError(f"{flag} is no option of the task {task}")
+            raise InputError(f"{flag} cannot be used with the task {task}")
     for name, flag in FLAGS.items():
         if name in options and "chat" not in options:
-            raise InputError(f"{flag} goes with --chat")
+            raise InputError(f"{flag} needs --chat")
     if "chat" in options and options.get("num_beams", 1) > 1:
-        raise InputError("--num-beams does not go with --chat, whose answers are shown as they are made")
+        raise InputError("--num-beams cannot be used with --chat, which prints answers as they are generated")
 
 
 def check_second_texts(job: Job) -> None:
@@ -298,15 +298,17 @@ def check_second_texts(job: Job) -> None:
     option = allowed.get(job.task)
     for name in job.source.beside:
         if name != option:
-            raise InputError(f"--{name} is no option of the task {job.task}")
+            raise InputError(f"--{name} cannot be used with the task {job.task}")
     if option and job.task != "classify" and not job.source.beside and not job.source.file:
-        raise InputError(f"{job.task} needs --{option} TEXT beside each text, or pairs by --input FILE")
+        raise InputError(f"{job.task} needs --{option} TEXT, or pairs from --input FILE")
 
 
 def check_labels(labels: Sequence[str]) -> None:
     """Refuse what seems to be several labels in one: a comma in the only one."""
     if len(labels) == 1 and "," in labels[0]:
-        raise InputError(f"--candidate-labels {labels[0]!r:.80} is one label; give the option once for each")
+        raise InputError(
+            f"--candidate-labels {labels[0]!r:.80} is one label; repeat the option for each label"
+        )
 
 
 def read_template_options(given: Sequence[str]) -> dict[str, Any]:

@@ -33,11 +33,13 @@ class TextSource:
     def check(self) -> None:
         """Refuse texts from two places."""
         if len(self.beside) > 1:
-            raise InputError(f"give one of {', '.join('--' + name for name in self.beside)}")
+            raise InputError(f"give only one of {', '.join('--' + name for name in self.beside)}")
         if self.texts and self.file:
             raise InputError("give texts as arguments or with --input, not both")
         if self.beside and self.file:
-            raise InputError(f"--{next(iter(self.beside))} goes with texts, --input has pairs of its own")
+            raise InputError(
+                f"--{next(iter(self.beside))} cannot be used with --input, whose lines have their own pairs"
+            )
         if self.file is not None and str(self.file) != "-":
             with open_input(self.file):
                 pass  # what is not there is said before a model is loaded

@@ -32,8 +32,10 @@ long_option = partial(make_option, panel="Long texts, many texts")
 input_option = partial(make_option, panel="Input and output")
 engine_option = partial(make_option, panel="Engine")
 
-BundleArgument = Annotated[Path, typer.Argument(help="The folder that export wrote.", show_default=False)]
-JsonOption = Annotated[bool, make_option("Print JSON for machines.", "--json")]
+BundleArgument = Annotated[
+    Path, typer.Argument(help="The bundle: a folder that `planforge export` wrote.", show_default=False)
+]
+JsonOption = Annotated[bool, make_option("Print JSON.", "--json")]
 
 SEARCH = ("num_beams", "length_penalty", "early_stopping", "n_best", "no_repeat_ngram_size")
 MANY = ("truncation", "batch_size")
@@ -79,9 +81,10 @@ TASKS: dict[str, tuple[str, ...]] = {
 FLAGS = {"system": "--system", "template_options": "--template-option", "continue_from": "--continue"}
 
 TextsArgument = Annotated[
-    list[str] | None, typer.Argument(metavar="[TEXT]...", help="Texts; without any, a line each from stdin.")
+    list[str] | None,
+    typer.Argument(metavar="[TEXT]...", help="Texts; if none are given, each line of stdin is one."),
 ]
-TaskOption = Annotated[str | None, input_option(f"{', '.join(TASKS)}.", show_default="by the bundle's heads")]
+TaskOption = Annotated[str | None, input_option(f"{', '.join(TASKS)}.", show_default="depends on the bundle")]
 InputFileOption = Annotated[
     Path | None,
     input_option(
@@ -91,89 +94,108 @@ InputFileOption = Annotated[
     ),
 ]
 ParseSpecialOption = Annotated[
-    bool, input_option("Read <|endoftext|>, [SEP] and the like.", "--parse-special")
+    bool, input_option("Read special tokens, such as <|endoftext|> or [SEP], in texts.", "--parse-special")
 ]
-JsonLinesOption = Annotated[bool, input_option("Print JSON for machines: a line for each text.", "--json")]
+JsonLinesOption = Annotated[bool, input_option("Print JSON: one line for each text.", "--json")]
 
 MaxNewTokensOption = Annotated[
     int | None,
     generation_option(
-        "At most so many new tokens.",
-        show_default="64; of a translation the checkpoint's, or all its positions",
+        "Generate at most this many tokens.",
+        show_default="64; for translation the checkpoint's, or all its positions",
     ),
 ]
 TemperatureOption = Annotated[
     float | None, generation_option("Sample at this temperature; 0 is greedy.", show_default="greedy")
 ]
-TopKOption = Annotated[int | None, generation_option("Sample from the k likeliest; fill_mask, rank: show k.")]
-TopPOption = Annotated[float | None, generation_option("Sample from the nucleus.", show_default="all")]
+TopKOption = Annotated[
+    int | None, generation_option("Sample from the k likeliest tokens; fill_mask, rank: show k results.")
+]
+TopPOption = Annotated[
+    float | None,
+    generation_option(
+        "Sample from the likeliest tokens that have this total probability.", show_default="all"
+    ),
+]
 MinPOption = Annotated[
     float | None,
     generation_option(
-        "Sample from what has this share of the likeliest token's probability.", show_default="all"
+        "Sample from tokens with at least this share of the likeliest token's probability.",
+        show_default="all",
     ),
 ]
 RepetitionPenaltyOption = Annotated[
-    float | None, generation_option("1.0 does nothing; of translations too.", show_default="1.0")
+    float | None,
+    generation_option(
+        "Above 1 makes tokens that came before less likely; also for translation.", show_default="1.0"
+    ),
 ]
 FrequencyPenaltyOption = Annotated[
     float | None,
-    generation_option("Taken from a token's logit for each time that the answer has it.", show_default="0.0"),
+    generation_option(
+        "Subtracted from a token's logit each time it occurs in the answer.", show_default="0.0"
+    ),
 ]
 PresencePenaltyOption = Annotated[
     float | None,
-    generation_option("Taken from the logit of each token that the answer has.", show_default="0.0"),
+    generation_option(
+        "Subtracted from the logit of each token that occurs in the answer.", show_default="0.0"
+    ),
 ]
 NoRepeatOption = Annotated[
-    int | None, generation_option("No run of so many tokens twice; of translations too.", show_default="off")
+    int | None,
+    generation_option("Repeat no sequence of this many tokens; also for translation.", show_default="off"),
 ]
 SeedOption = Annotated[int | None, generation_option("Make sampling repeatable.")]
-StopOption = Annotated[list[str] | None, generation_option("End at this text.")]
-IgnoreEosOption = Annotated[bool | None, generation_option("Go on behind the end token.", "--ignore-eos")]
+StopOption = Annotated[list[str] | None, generation_option("Stop generating at this text; may be repeated.")]
+IgnoreEosOption = Annotated[bool | None, generation_option("Continue after the end token.", "--ignore-eos")]
 GenerationOption = Annotated[
     str | None,
     generation_option(
-        "'checkpoint' samples as the checkpoint's generation_config says, 'none' does not.",
-        show_default="none; of --chat checkpoint",
+        "'checkpoint' uses the checkpoint's generation_config, 'none' does not.",
+        show_default="none; with --chat checkpoint",
     ),
 ]
 SpeculativeOption = Annotated[
     str | None,
     generation_option(
-        "'prompt-lookup' guesses from what came before: faster where it repeats, the same but for ties.",
+        "'prompt-lookup' guesses tokens from earlier text: faster where text repeats, same answer except for"
+        " ties.",
         show_default="off",
     ),
 ]
 TopLogprobsOption = Annotated[
-    int | None, generation_option("With --json, so many likeliest tokens of each step.", show_default="none")
+    int | None,
+    generation_option("With --json, show this many likeliest tokens per step.", show_default="none"),
 ]
 
 ChatOption = Annotated[
     bool | None,
     chat_option(
-        "Texts are a user's messages, worded by the checkpoint's chat template; lines on stdin are one"
-        " conversation, in which /reset begins anew and /exit ends.",
+        "Texts are user messages, formatted by the checkpoint's chat template; lines on stdin are one"
+        " conversation, which /reset restarts and /exit ends.",
         "--chat",
     ),
 ]
-SystemOption = Annotated[str | None, chat_option("What a --chat begins with.")]
+SystemOption = Annotated[str | None, chat_option("The system message of --chat.")]
 TemplateOption = Annotated[
     list[str] | None,
     chat_option(
-        "NAME=VALUE, a variable of the chat template, such as enable_thinking=false: JSON, else a text; any"
-        " number of them.",
+        "NAME=VALUE, a variable of the chat template, such as enable_thinking=false; the value is JSON or"
+        " text. May be repeated.",
         "--template-option",
     ),
 ]
 ContinueOption = Annotated[
-    str | None, chat_option("What answers begin with: the model goes on from there.", "--continue")
+    str | None, chat_option("The beginning of each answer, which the model continues.", "--continue")
 ]
 
 NumBeamsOption = Annotated[
     int | None, search_option("Beams of the search; 1 is greedy.", show_default="1; the checkpoint's")
 ]
 NBestOption = Annotated[
-    int | None, search_option("How many candidates; of the task answer, answers.", show_default="1")
+    int | None,
+    search_option("Number of candidates to show; for the task answer, of answers.", show_default="1"),
 ]
 LengthPenaltyOption = Annotated[
     float | None, search_option("Above 0 favours long texts.", show_default="1; the checkpoint's")
@@ -184,38 +206,52 @@ EarlyStoppingOption = Annotated[
 
 MinNewTokensOption = Annotated[
     int | None,
-    generation_option("No end before; of translations too.", show_default="0, or the checkpoint's"),
+    generation_option(
+        "Generate at least this many tokens; also for translation.", show_default="0, or the checkpoint's"
+    ),
 ]
 AttentionOption = Annotated[
     Path | None,
     translation_option(
-        "Draw what each token of a translation looked at; needs an export with --outputs cross_attentions."
+        "Write a picture of the cross-attention of a translation; needs an export with --outputs"
+        " cross_attentions."
     ),
 ]
-AttentionLayerOption = Annotated[int | None, translation_option("Of --attention.", show_default="average")]
-AttentionHeadOption = Annotated[int | None, translation_option("Of --attention.", show_default="average")]
+AttentionLayerOption = Annotated[int | None, translation_option("The layer to draw.", show_default="average")]
+AttentionHeadOption = Annotated[
+    int | None, translation_option("The attention head to draw.", show_default="average")
+]
 
-PairOption = Annotated[str | None, encoder_option("A second text beside each.")]
-QuestionOption = Annotated[str | None, encoder_option("What each text is to answer.")]
-QueryOption = Annotated[str | None, encoder_option("Rank the texts by how well they fit it.")]
+PairOption = Annotated[str | None, encoder_option("The second text of each pair.")]
+QuestionOption = Annotated[str | None, encoder_option("The question to answer from each text.")]
+QueryOption = Annotated[str | None, encoder_option("Rank the texts by how well they match this query.")]
 CandidateLabelsOption = Annotated[
     list[str] | None,
-    encoder_option("classify: a label of your own, which a model of inference judges by; once for each."),
+    encoder_option(
+        "classify: your own label, for zero-shot classification with an NLI model; may be repeated."
+    ),
 ]
 HypothesisOption = Annotated[
     str | None,
-    encoder_option("What is said of a text, with {} for the label.", show_default="This example is {}."),
+    encoder_option(
+        "The hypothesis for a candidate label; {} is the label.", show_default="This example is {}."
+    ),
 ]
-MultiLabelOption = Annotated[bool | None, encoder_option("Judge each of them by itself.", "--multi-label")]
-LogitsOption = Annotated[bool | None, encoder_option("classify: with --json, the logits too.", "--logits")]
+MultiLabelOption = Annotated[
+    bool | None, encoder_option("Score each candidate label on its own.", "--multi-label")
+]
+LogitsOption = Annotated[
+    bool | None, encoder_option("classify: with --json, show the logits too.", "--logits")
+]
 PoolingOption = Annotated[
     str | None, encoder_option("cls, mean, max or lasttoken.", show_default="the checkpoint's")
 ]
 TruncateDimOption = Annotated[
-    int | None, encoder_option("Keep only so many of a vector's first numbers.", show_default="all")
+    int | None,
+    encoder_option("Keep only the first dimensions of an embedding, this many.", show_default="all"),
 ]
-PromptNameOption = Annotated[str | None, encoder_option("A prompt of the checkpoint, by its name.")]
-PromptOption = Annotated[str | None, encoder_option("A text to put before each, '' for none.")]
+PromptNameOption = Annotated[str | None, encoder_option("Name of a prompt of the checkpoint.")]
+PromptOption = Annotated[str | None, encoder_option("Text to put before each text; '' for none.")]
 LayersOption = Annotated[
     str | None,
     encoder_option(
@@ -226,16 +262,18 @@ LayersOption = Annotated[
 TruncationOption = Annotated[
     str | None,
     long_option(
-        "Of too long a text keep its head, its tail, head+tail, or all of it in windows; none refuses it."
-        " Text generation: tail or none; translation: head, tail or none.",
-        show_default="by the task",
+        "What to keep of a text that is too long: head, tail, head+tail, or windows (all of it); none refuses"
+        " it. Text generation: tail or none; translation: head, tail or none.",
+        show_default="depends on the task",
     ),
 ]
-StrideOption = Annotated[int | None, long_option("Tokens that two windows share.", show_default="a quarter")]
+StrideOption = Annotated[
+    int | None, long_option("Tokens by which windows overlap.", show_default="a quarter")
+]
 BatchSizeOption = Annotated[
     int | None,
     long_option(
-        "Texts that run together; 1 answers each line as soon as it comes.", show_default="the bundle's most"
+        "Texts per batch; 1 answers each line as soon as it arrives.", show_default="the bundle's maximum"
     ),
 ]
 
@@ -246,8 +284,8 @@ DeviceOption = Annotated[int, engine_option("The GPU's number.", show_default=Tr
 PrecisionOption = Annotated[
     str | None,
     engine_option(
-        "One that the bundle has: fp32, fp16, int8, int4, or these with -kv8.",
-        show_default="as recorded by bench --set-default, else the bundle's first",
+        "A precision of the bundle: fp32, fp16, int8, int4, or one of these with -kv8.",
+        show_default="set by bench --set-default, else the bundle's first",
     ),
 ]
-ThreadsOption = Annotated[int | None, engine_option("Cores to use.", show_default="the physical cores")]
+ThreadsOption = Annotated[int | None, engine_option("CPU threads.", show_default="one per physical core")]

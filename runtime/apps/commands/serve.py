@@ -30,30 +30,37 @@ BundlesArgument = Annotated[
     list[str],
     typer.Argument(
         metavar="BUNDLE...",
-        help="Folders that export wrote; NAME=FOLDER gives one a name, which is else the folder's.",
+        help="Bundle folders; NAME=FOLDER sets the model's name, by default the folder's name.",
         show_default=False,
     ),
 ]
-HostOption = Annotated[str, make_option("The address to listen on; 0.0.0.0 is every one.", show_default=True)]
-PortOption = Annotated[int, make_option("0 takes one that is free.", show_default=True, minimum=0)]
+HostOption = Annotated[
+    str, make_option("The address to listen on; 0.0.0.0 means all interfaces.", show_default=True)
+]
+PortOption = Annotated[
+    int, make_option("The port to listen on; 0 picks a free one.", show_default=True, minimum=0)
+]
 KeyFileOption = Annotated[
     Path | None,
-    make_option("A file of keys, one a line, of which a request must have one; also PLANFORGE_API_KEY."),
+    make_option("A file of API keys, one per line; requests must send one. PLANFORGE_API_KEY sets one too."),
 ]
 ParallelOption = Annotated[
     int | None,
-    limit_option("Requests that a text generator answers at a time.", show_default="8", minimum=1),
+    limit_option("Requests that a text generator answers at the same time.", show_default="8", minimum=1),
 ]
 ContextOption = Annotated[
     int | None,
     limit_option(
-        "Tokens of a request, prompt and answer.", "--ctx-size", show_default="the model's", minimum=2
+        "Most tokens of a request, prompt and answer together.",
+        "--ctx-size",
+        show_default="the model's",
+        minimum=2,
     ),
 ]
 PrefixOption = Annotated[
     int | None,
     limit_option(
-        "Megabytes for what earlier requests computed, for those that begin alike.",
+        "Megabytes for the prefix cache, which requests with the same beginning reuse.",
         show_default="256",
         minimum=0,
     ),
@@ -61,34 +68,37 @@ PrefixOption = Annotated[
 SharePromptsOption = Annotated[
     bool | None,
     limit_option(
-        "Whether a key's requests may reuse what another key's computed, and so tell that they begin alike.",
+        "Share the prefix cache between API keys; response times may then reveal what others asked.",
         "--share-prompts/--no-share-prompts",
-        show_default="not where there are several keys",
+        show_default="off with several keys",
     ),
 ]
-QueueOption = Annotated[int, limit_option("Requests of a model that wait.", show_default=True, minimum=1)]
+QueueOption = Annotated[
+    int, limit_option("Most requests that may wait for a model.", show_default=True, minimum=1)
+]
 TimeoutOption = Annotated[float, limit_option("Seconds after which a request fails.", show_default=True)]
 WriteTimeoutOption = Annotated[
     float,
     limit_option(
-        "Seconds in which a client must take something of its answer, or be cut off.", show_default=True
+        "Seconds without progress after which a client that does not read its answer is cut off.",
+        show_default=True,
     ),
 ]
 GraceOption = Annotated[
     int,
     limit_option(
-        "Seconds that running answers have when the server is to stop; 0 stops at once.",
+        "Seconds that running requests get to finish when the server stops; 0 stops at once.",
         show_default=True,
         minimum=0,
     ),
 ]
-BodyOption = Annotated[int, limit_option("Megabytes of a request.", show_default=True, minimum=1)]
-ConnectionsOption = Annotated[int, limit_option("Connections at a time.", show_default=True, minimum=1)]
+BodyOption = Annotated[int, limit_option("Largest request body, in megabytes.", show_default=True, minimum=1)]
+ConnectionsOption = Annotated[int, limit_option("Most open connections.", show_default=True, minimum=1)]
 OriginOption = Annotated[
     list[str] | None,
-    make_option("An origin whose pages may call the server from a browser; may be repeated."),
+    make_option("An origin whose pages may call the server from a browser (CORS); may be repeated."),
 ]
-NoPageOption = Annotated[bool, make_option("Leave out the page at /.", "--no-page")]
+NoPageOption = Annotated[bool, make_option("Do not serve the web page at /.", "--no-page")]
 
 
 def serve(
@@ -111,7 +121,7 @@ def serve(
     threads: ThreadsOption = None,
     precision: PrecisionOption = None,
 ) -> None:
-    """Answer requests over HTTP with one or several bundles: OpenAI's routes, more tasks, and a page."""
+    """Serve one or several bundles over HTTP: OpenAI-compatible routes, more tasks, and a web page."""
     from ..server import ServerSettings, make_app
     from ..server.auth import read_keys
 
@@ -139,7 +149,7 @@ def serve(
     }
     with contextlib.closing(open_socket(host, port)) as listener:
         if is_open(settings):
-            say(f"warning: no key is asked for, and other machines may reach {host}; see --api-key-file")
+            say(f"warning: no API key is required, and other machines may reach {host}; see --api-key-file")
         run_server(make_app(loaders, settings), settings, listener)
 
 
@@ -154,11 +164,11 @@ def name_bundles(arguments: list[str]) -> dict[str, Path]:
             name = Path(argument).resolve().name
             folder = argument
         if not name:
-            raise InputError(f"{argument!r} has no name before its '='")
+            raise InputError(f"{argument!r} has no name before '='; give NAME=FOLDER or FOLDER")
         if name in folders:
             raise InputError(
-                f"two bundles are called {name!r}: {folders[name]} and {folder}; give one another name, as in"
-                f" other={folder}"
+                f"two bundles have the name {name!r}: {folders[name]} and {folder}; give one another name, as"
+                f" in other={folder}"
             )
         Bundle.open(folder)  # what is wrong with it is said before the server listens
         folders[name] = Path(folder)
@@ -194,7 +204,7 @@ def open_socket(host: str, port: int) -> socket.socket:
     try:
         family, kind, protocol, _, address = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM)[0]
     except socket.gaierror as error:
-        raise InputError(f"host={host!r} is no address of this machine: {error.strerror}") from error
+        raise InputError(f"host={host!r} is not an address of this machine: {error.strerror}") from error
     listener = socket.socket(family, kind, protocol)
     listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
     try:
@@ -202,7 +212,7 @@ def open_socket(host: str, port: int) -> socket.socket:
         listener.listen(1024)
     except OSError as error:
         listener.close()
-        raise OSError(error.errno, f"{host}:{port} cannot be listened on: {error.strerror}") from error
+        raise OSError(error.errno, f"cannot listen on {host}:{port}: {error.strerror}") from error
     return listener
 
 

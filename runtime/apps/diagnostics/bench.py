@@ -82,7 +82,9 @@ class BenchResult:
         passed = [case for case in self.cases if case.gate_passed]
         if not passed:
             measured = ", ".join(case.artifact for case in self.cases)
-            raise InputError(f"of {measured} none has passed its gate: export again without --no-verify")
+            raise InputError(
+                f"none of {measured} has passed verification (its gate): export again without --no-verify"
+            )
         return max(passed, key=lambda case: case.tokens_per_s)
 
     def best_default(self) -> Case:

@@ -146,7 +146,7 @@ class Embedding(Subject):
 
     def __init__(self, model: TextEncoder, work: Work) -> None:
         if work.new_tokens is not None:
-            raise InputError("an encoder generates nothing: new_tokens is no setting of this bundle")
+            raise InputError("this bundle is an encoder, which generates no tokens; leave new_tokens out")
         longest = model.defaults.max_length
         prompt = choose_length("prompt_tokens", work.prompt_tokens, ENCODER_PROMPT, longest)
         super().__init__(model, [model.artifact], work, (prompt, 0), model.encoder.max_batch)

@@ -83,7 +83,7 @@ def draw_bench(result: BenchResult, path: Path) -> None:
 def make_figure(path: Path, width: float, height: float) -> Figure:
     """Return an empty picture for a file, of this width and height in inches."""
     if not path.suffix:
-        raise InputError(f"the picture {path} needs an ending that says its kind, such as .png")
+        raise InputError(f"the picture {path} needs a file extension, such as .png")
     return start_figure(width, height)
 
 

@@ -83,12 +83,12 @@ def find_head(model: TextEncoder, other: str | None) -> Head:
     if HEAD not in defaults.heads:
         if defaults.heads:
             raise InputError(
-                f"explain is for labels, scores and likeness of texts; this model has the heads"
+                f"explain supports labels, scores and the similarity of texts; this model has other heads:"
                 f" {', '.join(defaults.heads)}"
             )
         if other is None:
             raise InputError(
-                "this model has no labels, so that likeness is explained: pair=TEXT, to compare with",
+                "pair=TEXT is missing: this model has no labels, and explains how similar two texts are",
                 option="pair",
             )
         check_not_empty(other, "pair")
@@ -104,7 +104,7 @@ def find_head(model: TextEncoder, other: str | None) -> Head:
         return Head(defaults.labels, activation)
     if defaults.fitted.features != "embedding":
         raise InputError(
-            f"the head reads {defaults.fitted.features} of the layers, and only heads on a text's vector are"
+            f"the head was fitted on features={defaults.fitted.features!r}; only a head on embeddings can be"
             " explained: fit it with features='embedding'"
         )
     with np.load(model.bundle.path(defaults.fitted.file), allow_pickle=False) as file:
@@ -199,7 +199,8 @@ def choose_labels(head: Head, logits: Array, label: str | None) -> list[int]:
         return [int(number) for number in np.argsort(-logits, kind="stable")[:MAX_LABELS]]
     if head.is_likeness:
         raise InputError(
-            f"answer={label!r}: this model has no labels; what is explained is how alike two texts are",
+            f"answer={label!r}: this model has no labels; leave answer out to explain how similar two texts"
+            " are",
             option="answer",
         )
     if label not in head.labels:

@@ -76,7 +76,7 @@ def explain_generation(
 def check_length(length: int, most: int) -> None:
     if length > most:
         raise ContextLengthError(
-            f"prompt and answer have {length} tokens, the context holds {most}; explain a shorter one",
+            f"prompt and answer have {length} tokens, the context holds {most}; shorten them",
             tokens=length,
             limit=most,
             option="answer",

@@ -65,8 +65,8 @@ class ExplanationGraphs:
         if not self.artifacts:
             again = suggest_export_again(self.bundle, precisions=["fp32"], outputs=["explain"])
             raise InputError(
-                f"{method} runs graphs that {self.bundle.folder} does not have: {again}, or use occlusion,"
-                " which any bundle can",
+                f"{method} needs graphs that {self.bundle.folder} does not have: {again}, or use occlusion,"
+                " which works with any bundle",
                 option="methods",
             )
 

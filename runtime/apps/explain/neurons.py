@@ -50,7 +50,7 @@ def factorize(activations: list[Array], count: int) -> Factors:
         from sklearn.exceptions import ConvergenceWarning
     except ImportError as error:
         raise InputError(
-            "factors of neurons need scikit-learn: pip install 'planforge[explain]'", option="methods"
+            "the method neurons needs scikit-learn: pip install 'planforge[explain]'", option="methods"
         ) from error
     tokens = len(activations[0])
     if not 1 <= count <= tokens:

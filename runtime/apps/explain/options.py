@@ -102,7 +102,7 @@ def make_choices(
         raise InputError(f"objective={objective!r} is not one of {', '.join(OBJECTIVES)}", option="objective")
     check_whole("factors", factors, 1, 64)
     if watch and "lens" not in chosen:
-        raise InputError("watch tells ranks by the lens; add the method lens", option="watch")
+        raise InputError("watch needs the method lens; add it to methods", option="watch")
     if len(watch) > MAX_WATCHED:
-        raise InputError(f"watch has {len(watch)} words, at most {MAX_WATCHED} are", option="watch")
+        raise InputError(f"watch has {len(watch)} words; at most {MAX_WATCHED} are allowed", option="watch")
     return ResolvedOptions(chosen, objective, factors, tuple(watch), on_step or (lambda: None))

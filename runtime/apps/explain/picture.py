@@ -21,7 +21,9 @@ def draw_saliency(
     """Return a picture, a row for each target and a column for each token; blue is for it, red against."""
     names = list(saliency)
     if not names:
-        raise InputError("nothing was measured of tokens: explain with the method gradient or occlusion")
+        raise InputError(
+            "there are no scores of tokens to draw: explain with the method gradient or occlusion"
+        )
     if method is None:
         method = names[0]
     if method not in names:

@@ -39,7 +39,7 @@ class Task:
         """Refuse an option that has no effect on models of this task; None and () count as not given."""
         for name, whose in self.useless.items():
             if options.get(name) not in (None, ()):
-                raise InputError(f"{name} is for {whose}", option=name)
+                raise InputError(f"{name} is for {whose}; leave it out", option=name)
 
 
 TASKS = {

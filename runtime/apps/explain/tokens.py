@@ -75,8 +75,8 @@ def find_watched(tokenizer: Tokenizer, words: Sequence[str]) -> list[int]:
         if len(ids) != 1:
             pieces = " ".join(repr(tokenizer.show(one)) for one in ids)
             raise InputError(
-                f"watch takes words of one token, and {word!r} is {len(ids)}: {pieces or 'nothing'}. A space"
-                " before a word counts: most words have one",
+                f"watch takes words of one token; {word!r} has {len(ids)}: {pieces or 'nothing'}. The space"
+                " before a word belongs to its token: try ' word'",
                 option="watch",
             )
         found.append(ids[0])

@@ -94,7 +94,7 @@ def check_length(length: int, most: int) -> None:
         raise InputError("the translation is empty: there is nothing to explain", option="answer")
     if length > most:
         raise ContextLengthError(
-            f"the translation has {length} tokens, the model writes {most} at most; explain a shorter one",
+            f"the translation has {length} tokens, the model generates at most {most}; explain a shorter one",
             tokens=length,
             limit=most,
             option="answer",

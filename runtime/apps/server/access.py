@@ -99,8 +99,8 @@ class AccessMiddleware:
         if rules.hosts and host not in rules.hosts:
             return ApiError(
                 403,
-                f"this server is not called {host!r:.200} but {', '.join(rules.hosts)}; with an API key it"
-                " answers to any name",
+                f"the Host {host!r:.200} is not allowed; use one of {', '.join(rules.hosts)}, or start the"
+                " server with --api-key-file, which allows any host",
             )
         client = scope["client"][0] if scope.get("client") else ""
         path = scope["path"].removeprefix(scope.get("root_path", ""))  # of an application that it is part of

@@ -25,13 +25,13 @@ def read_keys(path: Path | None) -> tuple[str, ...]:
         try:
             text = path.read_text(encoding="utf-8")
         except (FileNotFoundError, IsADirectoryError) as error:
-            raise InputError(f"{path}, which is to hold API keys, is no file") from error
+            raise InputError(f"the API key file {path} does not exist or is a folder") from error
         except UnicodeDecodeError as error:
-            raise InputError(f"{path}, which is to hold API keys, is not text in UTF-8") from error
+            raise InputError(f"the API key file {path} is not UTF-8 text") from error
         lines = [line.strip() for line in text.splitlines()]
         found = [line for line in lines if line and not line.startswith("#")]
         if not found:
-            raise InputError(f"{path} has no API key; write one a line")
+            raise InputError(f"{path} has no API key; write one key per line")
         keys += found
     for key in keys:
         if not key.isascii() or not key.isprintable() or " " in key:
@@ -55,9 +55,13 @@ class KeyRing:
         # All are compared, so that the time says nothing.
         same = [hmac.compare_digest(given, digest) for digest in self._digests]
         if scheme.lower() != "bearer" or not key.strip():
-            raise ApiError(401, "a key is needed: Authorization: Bearer KEY", code="invalid_api_key")
+            raise ApiError(
+                401,
+                "an API key is required: send the header Authorization: Bearer KEY",
+                code="invalid_api_key",
+            )
         if not any(same):
-            raise ApiError(401, "the key is none of those that this server accepts", code="invalid_api_key")
+            raise ApiError(401, "the API key is invalid", code="invalid_api_key")
         return f"key {same.index(True)}"
 
 

@@ -36,11 +36,11 @@ INPUTS = (
 MAX_LABELS = 256  # of a zero-shot request
 UNSUPPORTED = "this server does not support other values"
 TOKEN_IDS = (
-    "token ids of another tokenizer would mean other texts; with LangChain set"
+    "send texts: token ids of another tokenizer would be read as other texts; with LangChain set"
     " check_embedding_ctx_length=False"
 )
 TRUNCATED = "Drop the beginning of a prompt, or a conversation's oldest turns, that is too long."
-KEPT = "Keep so many tokens of a text, its beginning unless truncation says; -1: what the model takes."
+KEPT = "Keep this many tokens of a text, from its beginning unless truncation is given; -1: all that fit."
 
 
 def limits(least: float, most: float, text: str | None = None) -> Meta:
@@ -83,12 +83,12 @@ Biases = Annotated[
     sizes(0, MAX_BIASES),
     Meta(extra_json_schema={"propertyNames": {"pattern": "^(0|[1-9][0-9]{0,9})$"}}),
 ]
-Special = Annotated[bool, says("Read special tokens that a text spells as such.")]
+Special = Annotated[bool, says("Read special tokens in a text as such.")]
 Unused = Annotated[T, says("Has no effect on the answer.")]
 NoText = Annotated[Literal[""], refusal(UNSUPPORTED)]
 NoList = Annotated[list[Any], sizes(0, 0), refusal(UNSUPPORTED)]
 NoObject = Annotated[dict[str, Any], sizes(0, 0), refusal(UNSUPPORTED)]
-Modality = Annotated[Literal["text"], refusal("this server's models write text")]
+Modality = Annotated[Literal["text"], refusal("this server only generates text")]
 Method: TypeAlias = Literal[METHODS]  # type: ignore[valid-type]
 Objective: TypeAlias = Literal[OBJECTIVES]  # type: ignore[valid-type]
 
@@ -132,25 +132,30 @@ class GenerationRequest(Body):
     """What chats and completions may have."""
 
     temperature: Annotated[float, limits(0, 100, "0 takes the likeliest token always.")] | None = None
-    top_p: Annotated[float, limits(0, 1, "Draw from the likeliest tokens of this share.")] | None = None
-    top_k: Annotated[Count, says("Draw from so many likeliest tokens.")] | None = None
-    min_p: Annotated[float, Meta(gt=0, le=1), says("Least share of the likeliest's.")] | None = None
+    top_p: (
+        Annotated[float, limits(0, 1, "Sample from the likeliest tokens that have this total probability.")]
+        | None
+    ) = None
+    top_k: Annotated[Count, says("Sample from this many likeliest tokens.")] | None = None
+    min_p: (
+        Annotated[float, Meta(gt=0, le=1), says("Least share of the likeliest token's probability.")] | None
+    ) = None
     repetition_penalty: Penalty | None = None
     no_repeat_ngram_size: Size | None = None
-    seed: Annotated[int, limits(-(2**63), 2**63 - 1, "Makes the draws repeatable.")] | None = None
+    seed: Annotated[int, limits(-(2**63), 2**63 - 1, "Makes sampling repeatable.")] | None = None
     n: Annotated[int, limits(1, MAX_ANSWERS, "How many answers.")] | None = None
     stop: Stop | Annotated[list[Stop], sizes(0, 16)] | None = None
     logit_bias: Annotated[Biases, says("Is added to logits of token ids; -100 forbids one.")] | None = None
     truncation: Annotated[Literal["tail"], says(TRUNCATED)] | None = None
     parse_special: Special | None = None
-    ignore_eos: Annotated[bool, says("Go on behind end tokens.")] | None = None
+    ignore_eos: Annotated[bool, says("Continue after end tokens.")] | None = None
     stream: Annotated[bool, says("Send the answer as it comes, as server-sent events.")] | None = None
     stream_options: StreamOptions | None = None
-    frequency_penalty: Annotated[float, limits(-2, 2, "Off the logit, for each time.")] | None = None
-    presence_penalty: Annotated[float, limits(-2, 2, "Off the logit, once.")] | None = None
+    frequency_penalty: Annotated[float, limits(-2, 2, "Subtracted per occurrence.")] | None = None
+    presence_penalty: Annotated[float, limits(-2, 2, "Subtracted once.")] | None = None
     response_format: ResponseFormat | None = None
     regex: Annotated[str, sizes(0, 65_536), says("The answer matches it.")] | None = None
-    grammar: Annotated[str, sizes(0, 65_536), says("Of llguidance, in Lark's form.")] | None = None
+    grammar: Annotated[str, sizes(0, 65_536), says("A Lark grammar for llguidance.")] | None = None
     choices: Annotated[list[Annotated[str, Meta(min_length=1)]], sizes(1, 1024)] | None = None
     metadata: Unused[Annotated[dict[str, str], sizes(0, 16)]] | None = None
     service_tier: Unused[Literal["auto", "default", "flex", "scale", "priority"]] | None = None
@@ -191,7 +196,7 @@ class ToolChoice(Part):
 class TextPart(Part):
     """A part of a message."""
 
-    type: Annotated[Literal["text"], refusal("this server's models read text, no images, audio or files")]
+    type: Annotated[Literal["text"], refusal("this server only reads text, not images, audio or files")]
     text: Text
 
 
@@ -215,7 +220,7 @@ class ChatMessage(Part):
 
     role: Literal["system", "developer", "user", "assistant", "tool"]
     content: Text | Many[TextPart] | None = None
-    name: Annotated[str, sizes(0, 64), says("Whose it is, for templates that word it.")] | None = None
+    name: Annotated[str, sizes(0, 64), says("The author, if the template uses it.")] | None = None
     tool_calls: Few[MessageCall] | None = None
     tool_call_id: Annotated[str, says("Which call a tool's message answers.")] | None = None
     refusal: NoText | None = None

@@ -33,7 +33,7 @@ Asked = TypeVar("Asked", bound=Body, covariant=True)
 SHORT = 2_048  # bytes of text that is tokenized in 0.1 ms
 SMALL = 32_768  # bytes of a body that the event loop's thread parses itself
 PART = 16_384  # bytes of gzip that are decoded at a time: each member in them copies what is behind it
-LATE = "the request's deadline passed before it was read"
+LATE = "the request timed out before it was processed; send it again, or give a longer timeout"
 GONE = "the client left"
 
 
@@ -178,10 +178,10 @@ async def read_body(request: Request, settings: ServerSettings) -> bytes:
         with anyio.fail_after(settings.body_seconds):
             await read()
     except TimeoutError:
-        reason = f"the body did not come within {settings.body_seconds:g} s"
+        reason = f"the request body did not arrive within {settings.body_seconds:g} s"
         raise ApiError(408, reason, code="too_slow") from None
     except ClientDisconnect:
-        raise ApiError(400, "the client left before its request was whole") from None
+        raise ApiError(400, "the client disconnected before sending the whole request") from None
     return b"".join(parts)
 
 
@@ -212,7 +212,9 @@ def find_decoder(encoding: str, limit: int) -> Callable[[bytes], bytes]:
 
 
 def refuse_large(limit: int) -> NoReturn:
-    raise ApiError(413, f"the body is larger than the {limit} bytes that this server takes", code="too_large")
+    raise ApiError(
+        413, f"the request body is larger than {limit} bytes, the limit of this server", code="too_large"
+    )
 
 
 @asynccontextmanager

@@ -65,7 +65,7 @@ def check_sizes(data: bytes, kind: type[Body]) -> None:
         if b'"' not in content and (count := content.count(b",") + 1) > MAX_TOKENS:
             refuse(name, f"must have at most {MAX_TOKENS} token ids, not {count}")
     if len(data) - read > MAX_OPTION_BYTES:
-        reason = "has more than a megabyte of white space, or a name more than once"
+        reason = "has more than a megabyte of white space, or a duplicate name"
         raise ApiError(400, f"the body {reason}", code="invalid_json")
 
 
@@ -91,7 +91,7 @@ def find_syntax_error(data: bytes, error: Exception) -> ApiError:
     """Return the error of a body that is not valid JSON."""
     reason = f"the body is not valid JSON in UTF-8: {error}"[:300]
     if HIGH_HALF.search(data):  # of which msgspec says that the data was truncated
-        reason += "; half of a surrogate pair, such as \\ud800 alone, is no character"
+        reason += "; a lone surrogate, such as \\ud800, is not a character"
     return ApiError(400, reason, code="invalid_json")
 
 
@@ -148,7 +148,7 @@ def refuse_object(reason: str, place: str, value: Any, schemas: Sequence[Schema]
     hint = f"; {HINTS[name]}." if name in HINTS else did_you_mean(name, known) or "."
     raise ApiError(
         400,
-        f"{place!r:.200} is not supported{hint} There are: {', '.join(known)}",
+        f"{place!r:.200} is not supported{hint} Supported: {', '.join(known)}",
         param=place[:200],
         code="unsupported_parameter",
     )

@@ -88,7 +88,7 @@ def find_api_error(error: BaseException, names: Mapping[str, str] | None = None)
         log.error("a request failed: %s", error)
         return ApiError(500, str(error), code="model_failed")
     log.error("a request failed:", exc_info=error)
-    return ApiError(500, "the request failed; the server's log says why", code="internal_error")
+    return ApiError(500, "the request failed; see the server's log", code="internal_error")
 
 
 def translate_message(message: str, names: Mapping[str, str]) -> str:

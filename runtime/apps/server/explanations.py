@@ -48,7 +48,7 @@ def check_context(tokens: int, most: int) -> None:
     """Refuse a text that is too long for the model, without the advice to truncate it."""
     if tokens > most:
         raise ContextLengthError(
-            f"the input has {tokens} tokens, of which the model reads {most} at most; explain a shorter one",
+            f"the input has {tokens} tokens; the model reads at most {most}; explain a shorter one",
             tokens=tokens,
             limit=most,
             option="input",
@@ -58,8 +58,8 @@ def check_context(tokens: int, most: int) -> None:
 def check_tokens(tokens: int) -> None:
     if tokens > MAX_TOKENS:
         raise ContextLengthError(
-            f"texts and answer have {tokens} tokens, and this server explains at most {MAX_TOKENS};"
-            " `planforge explain` explains longer ones",
+            f"texts and answer have {tokens} tokens; this server explains at most {MAX_TOKENS}. Shorten them,"
+            " or use `planforge explain`, which has no such limit",
             tokens=tokens,
             limit=MAX_TOKENS,
             option="input",

@@ -15,8 +15,8 @@ from .endpoints import Endpoint
 
 FAILURES = {
     "400": "A parameter that cannot be used.",
-    "401": "No key that this server accepts.",
-    "403": "Called by a name that is not this server's.",
+    "401": "The API key is missing or invalid.",
+    "403": "The Host header is not allowed.",
     "404": "No such model.",
     "408": "The body came too slowly.",
     "413": "The body is too large.",
@@ -25,7 +25,7 @@ FAILURES = {
     "500": "The model failed.",
     "501": "An extra that this needs is not installed.",
     "503": "The model is loading, or the server is stopping.",
-    "504": "The answer was not there in time.",
+    "504": "The request timed out.",
 }
 Schemas: TypeAlias = Mapping[Any, Any]
 

@@ -63,7 +63,7 @@ class Server(uvicorn.Server):
         """End the connections that are left; their requests are cancelled as those of clients that left."""
         connections = list(self.server_state.connections)
         if connections:
-            log.warning("answers cut off after a grace of %g s: %d", self.grace, len(connections))
+            log.warning("requests cut off %g s (--grace) after the stop: %d", self.grace, len(connections))
         for connection in connections:
             connection.transport.abort()
 

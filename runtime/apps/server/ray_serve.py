@@ -77,7 +77,7 @@ def deployment(
     """
     named = bundles if isinstance(bundles, Mapping) else {Path(bundles).resolve().name: bundles}
     if not named:
-        raise InputError("bundles is empty; name at least one folder", option="bundles")
+        raise InputError("bundles is empty; give at least one folder", option="bundles")
     check_whole("threads", threads, 1)
     settings = settings or ServerSettings()
     engine = {} if gpus else {"backend": "ort-cpu"}
@@ -108,7 +108,7 @@ def build_app(arguments: dict[str, Any]) -> serve.Application:
     check_names("args", arguments, ("bundles", "settings", "load_options", "threads", "gpus", "autoscaling"))
     given = dict(arguments)
     if "bundles" not in given:
-        raise InputError("args: there are no bundles; name their folders", option="bundles")
+        raise InputError("args: bundles is missing; give the folders of the bundles", option="bundles")
     settings = given.get("settings", {})
     check_names("settings", settings, tuple(field.name for field in fields(ServerSettings)))
     return deployment(**{**given, "settings": ServerSettings(**settings)})

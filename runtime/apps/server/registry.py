@@ -148,7 +148,12 @@ class Registry:
             check_capability(served, capability)
             return served
         if name == self._failed:
-            raise ApiError(503, f"the model {name!r} could not be loaded", param="model", code="not_loaded")
+            raise ApiError(
+                503,
+                f"the model {name!r} could not be loaded; see the server's log",
+                param="model",
+                code="not_loaded",
+            )
         if name in self.names:
             raise ApiError(503, f"the model {name!r} is loading", param="model", code="loading", retry=True)
         self._refuse_unknown(name)
@@ -172,12 +177,12 @@ class Registry:
         if not able:
             raise ApiError(
                 400,
-                f"none of the models here can do {capability!r}{NEEDS.get(capability, '')}",
+                f"no model of this server supports {capability!r}{NEEDS.get(capability, '')}",
                 param="model",
                 code="wrong_model",
             )
         names = ", ".join(repr(served.name) for served in able)
-        message = f"model is missing; those that can do this are: {names}"
+        message = f"model is missing; models that support this: {names}"
         raise ApiError(400, message, param="model", code="invalid_value")
 
     def _load(self, name: str, loader: Loader) -> None:
@@ -234,7 +239,7 @@ def check_capability(served: ServedModel, capability: str) -> None:
     if capability and capability not in served.capabilities:
         able = ", ".join(served.capabilities)
         needs = NEEDS.get(capability, "")
-        message = f"the model {served.name!r} cannot do {capability!r}; it can do: {able}{needs}"
+        message = f"the model {served.name!r} does not support {capability!r}; it supports: {able}{needs}"
         raise ApiError(400, message, param="model", code="wrong_model")
 
 

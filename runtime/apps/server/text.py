@@ -27,7 +27,7 @@ from .streaming import DONE, EventStream, EventWriter, Feed, Item, wait_for_firs
 from .structure import asks_for_grammar, read_structure
 
 COMPLETION_TOKENS = 16  # of a completion that does not say how many, as OpenAI has it
-PARALLEL = "parallel_tool_calls=false goes with a tool_choice that demands a call, of which there is one"
+PARALLEL = 'parallel_tool_calls=false needs tool_choice="required" or a function, which give a single call'
 SEEDS = 2**64
 MAX_LISTED = 2**19  # log-probabilities of a request: some 40 MB of JSON
 FEW_ANSWERS = 4  # that are written in less time than it takes to wake another thread
@@ -48,15 +48,15 @@ async def chat(call: Call[ChatRequest]) -> Response:
     model = get_generator(call)
     body = call.body
     if body.top_logprobs is not None and not body.logprobs:
-        raise ApiError(
-            400, "top_logprobs goes with logprobs=true", param="top_logprobs", code="invalid_value"
-        )
+        raise ApiError(400, "top_logprobs needs logprobs=true", param="top_logprobs", code="invalid_value")
     limits = {body.max_tokens, body.max_completion_tokens} - {None}
     if len(limits) > 1:
-        reason = "max_tokens and max_completion_tokens are the same, and must be equal; give one"
+        reason = "max_tokens and max_completion_tokens are the same option, but differ; give one of them"
         raise ApiError(400, reason, param="max_tokens", code="invalid_value")
     if body.tools and not model.has_tools:
-        message = f"the chat template of the model {call.served.name!r} words no tools; leave tools out"
+        message = (
+            f"the chat template of the model {call.served.name!r} does not support tools; leave tools out"
+        )
         raise ApiError(400, message, param="tools", code="unsupported_parameter")
     options = read_options(call)
     options["logprobs"] = bool(body.logprobs)
@@ -135,11 +135,12 @@ def check_messages(call: Call[ChatRequest]) -> None:
         for name, role in (("tool_calls", "assistant"), ("tool_call_id", "tool")):
             if getattr(message, name) is not None and message.role != role:
                 place = f"messages[{number}].{name}"
-                reason = f"{place} goes with the role {role!r}, not {message.role!r}"
+                reason = f"{place} is only allowed for the role {role!r}, not {message.role!r}"
                 raise ApiError(400, reason, param=place, code="invalid_value")
         if message.tool_calls and not get_generator(call).has_tools:
             place = f"messages[{number}].tool_calls"
-            reason = f"the chat template of the model {call.served.name!r} words no tools; leave {place} out"
+            model = call.served.name
+            reason = f"the chat template of the model {model!r} does not support tools; leave {place} out"
             raise ApiError(400, reason, param=place, code="unsupported_parameter")
 
 
@@ -152,8 +153,8 @@ def check_size(call: Call[Any], name: str, texts: Sequence[Any]) -> None:
     if size > served.max_bytes:
         raise ApiError(
             400,
-            f"the prompt has {size} bytes, of which the context of {served.context} tokens holds no more than"
-            f" {served.max_bytes}, and no more is read, whatever truncation says; shorten it",
+            f"the prompt has {size} bytes; at most {served.max_bytes} are allowed with a context of"
+            f" {served.context} tokens, even with truncation; shorten it",
             param=name,
             code="context_length_exceeded",
         )
@@ -182,9 +183,7 @@ def read_options(call: Call[GenerationRequest]) -> dict[str, Any]:
     """Return the options of generation that both routes have."""
     body = call.body
     if body.stream_options is not None and not body.stream:
-        raise ApiError(
-            400, "stream_options goes with stream=true", param="stream_options", code="invalid_value"
-        )
+        raise ApiError(400, "stream_options needs stream=true", param="stream_options", code="invalid_value")
     options = call.take(
         "temperature",
         "top_p",
@@ -220,8 +219,8 @@ def check_places(call: Call[GenerationRequest], count: int) -> None:
     if count > 1 and count > places:
         raise ApiError(
             400,
-            f"{count} answers, n for each prompt, are more than the {places} that may run (--parallel) and"
-            " wait (--queue-size) here; ask for fewer",
+            f"{count} answers (n for each prompt) are more than the {places} that this server may run"
+            " (--parallel) and queue (--queue-size); ask for fewer",
             param="n" if call.body.n else "prompt",
             code="invalid_value",
         )

@@ -26,8 +26,8 @@ def measure_texts(call: Call[Any], items: Iterable[Item], names: tuple[str, str]
             if size > call.served.max_bytes:
                 raise ApiError(
                     400,
-                    f"{name} has a text of {size} bytes; the model {call.served.name!r} is given texts of at"
-                    f" most {call.served.max_bytes} bytes, whatever truncation says. Send it in parts",
+                    f"{name} has a text of {size} bytes; the model {call.served.name!r} takes at most"
+                    f" {call.served.max_bytes} bytes, even with truncation. Send it in parts",
                     param=name,
                     code="context_length_exceeded",
                 )
@@ -35,8 +35,8 @@ def measure_texts(call: Call[Any], items: Iterable[Item], names: tuple[str, str]
             if total > call.max_bytes:
                 raise ApiError(
                     413,
-                    f"{name} brings more than the {call.max_bytes} bytes of text that are read for a"
-                    " request; what is paired with several texts is read with each. Send fewer at a time",
+                    f"{name} has more than the {call.max_bytes} bytes of text allowed in a request; a text"
+                    " that is paired with several others counts once for each. Send fewer texts at a time",
                     param=name,
                     code="too_large",
                 )

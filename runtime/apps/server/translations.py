@@ -85,7 +85,7 @@ async def detokenize(call: Call[DetokenizeRequest]) -> Response:
     tokens = call.body.tokens
     if tokens and max(tokens) >= tokenizer.vocab_size:
         raise InputError(
-            f"tokens has an id beyond the tokenizer's, which are 0 to {tokenizer.vocab_size - 1}",
+            f"tokens has an id that is not in the vocabulary; ids are 0 to {tokenizer.vocab_size - 1}",
             option="tokens",
         )
     content = await call.run(partial(tokenizer.decode, tokens))

@@ -65,7 +65,10 @@ def read_length(call: Call[LongTextsRequest], task: str) -> dict[str, Any]:
     options: dict[str, Any] = {"truncation": None} if task in CUTTING else {}
     most = call.body.truncate_prompt_tokens
     if most == 0:
-        raise InputError("truncate_prompt_tokens=0 leaves no text", option="truncate_prompt_tokens")
+        raise InputError(
+            "truncate_prompt_tokens=0 leaves no text; give at least 1, or leave it out",
+            option="truncate_prompt_tokens",
+        )
     if most is not None:
         options["truncation"] = "head"
         if most > 0:

@@ -239,7 +239,7 @@ def test_a_folder_that_is_a_link_is_refused(tmp_path: Path, folder: str) -> None
     install_stage(output, "old")
     shutil.rmtree(output / folder, ignore_errors=True)
     (output / folder).symlink_to(elsewhere)
-    with pytest.raises(OutputError, match="is a link"):
+    with pytest.raises(OutputError, match="is a symbolic link"):
         install_stage(output, "new")
     assert (elsewhere / "precious.txt").read_text() == "mine"
 

@@ -92,8 +92,8 @@ def test_texts_are_cut_as_transformers_cuts_them(
     [
         ("mistral", "GPT2Tokenizer", "model_type 'mistral' is read from tokenizer.json only"),
         ("granite", None, "model_type 'granite' is read from tokenizer.json only"),
-        ("llama", None, "model_type 'llama' has none"),
-        ("llama", "PreTrainedTokenizerFast", "belong to a PreTrainedTokenizerFast"),
+        ("llama", None, "model_type 'llama' has no usual one"),
+        ("llama", "PreTrainedTokenizerFast", "class is PreTrainedTokenizerFast"),
     ],
 )
 def test_what_transformers_cannot_read_is_refused(
@@ -110,5 +110,5 @@ def test_what_transformers_cannot_read_is_refused(
 
 def test_a_class_that_cuts_otherwise_is_refused(trained: Path, tmp_path: Path) -> None:
     folder = write_folder(trained, tmp_path, None, "RobertaTokenizer")
-    with pytest.raises(TokenizerError, match="belong to a RobertaTokenizer; read are those of GPT2"):
+    with pytest.raises(TokenizerError, match="class is RobertaTokenizer; only GPT2"):
         build_tokenizer_json(folder)

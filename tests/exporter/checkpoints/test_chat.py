@@ -152,11 +152,11 @@ def test_what_optimum_left_out_comes_from_the_checkpoint(tmp_path: Path) -> None
 @pytest.mark.parametrize(
     ("template", "words"),
     [
-        ("{% for", "line 1: the chat template is no template of jinja2"),
-        ("x" * (MAX_BYTES + 1), "1048577 bytes are more than the 1048576"),
+        ("{% for", "line 1: the chat template is not a valid Jinja template"),
+        ("x" * (MAX_BYTES + 1), "it has 1048577 bytes; at most 1048576"),
         ([{"name": "tool_use", "template": "x"}], "'tool_use'.* none is 'default'"),
-        ([{"name": "default", "template": 1}], "chat_template is int, not a text"),
-        ({"default": "x"}, "chat_template is dict, not a text"),
+        ([{"name": "default", "template": 1}], "chat_template must be a string, not int"),
+        ({"default": "x"}, "chat_template must be a string, not dict"),
     ],
 )
 def test_a_template_that_cannot_be_used_is_left_out(
@@ -249,19 +249,21 @@ def test_a_template_that_changed_is_refused(own: Path) -> None:
         load(own)
     (own / file).write_bytes(b"\xff")
     mend(own, file)
-    with pytest.raises(BundleError, match=r"chat_template-.*jinja is no chat template: 'utf-8' codec"):
+    with pytest.raises(
+        BundleError, match=r"chat_template-.*jinja is not a valid chat template: 'utf-8' codec"
+    ):
         TextGenerator.load(own)
     (own / file).write_text("{% if")
     mend(own, file)
     with TextGenerator.load(own) as model:
         assert model.generate("And", max_new_tokens=1).token_ids
         with pytest.raises(
-            BundleError, match=r"chat_template-.*jinja, line 1: the chat template is no template"
+            BundleError, match=r"chat_template-.*jinja, line 1: the chat template is not a valid"
         ):
             model.chat(MESSAGES)
     (own / file).write_text("x" * (MAX_BYTES + 1))
     mend(own, file)
-    with pytest.raises(BundleError, match="1048577 bytes are more than the 1048576 that a template may have"):
+    with pytest.raises(BundleError, match="it has 1048577 bytes; at most 1048576 are allowed"):
         load(own)
 
 
@@ -323,14 +325,14 @@ def test_run_goes_on_with_what_an_answer_begins_with(bundle: Path) -> None:
 
 
 def test_run_says_what_goes_with_chat(own: Path, tmp_path: Path) -> None:
-    assert "--system goes with --chat" in error_line("run", own, "hi", "--system", "x")
-    assert "--continue goes with --chat" in error_line("run", own, "hi", "--continue", "x")
+    assert "--system needs --chat" in error_line("run", own, "hi", "--system", "x")
+    assert "--continue needs --chat" in error_line("run", own, "hi", "--continue", "x")
     variable = ("--template-option", "thinking=false")
-    assert "--template-option goes with --chat" in error_line("run", own, "hi", *variable)
+    assert "--template-option needs --chat" in error_line("run", own, "hi", *variable)
     line = error_line("run", own, "--chat", "hi", *variable)
     assert (
-        "--template-option: the chat template reads no 'thinking'; it reads none; leave --template-option out"
-        in line
+        "--template-option: the chat template does not use 'thinking'; it uses none; leave"
+        " --template-option out" in line
     )
     wrong = ("--template-option", "thinking")
     assert "'thinking' must be NAME=VALUE" in error_line("run", own, "--chat", "hi", *wrong)
@@ -340,4 +342,4 @@ def test_run_says_what_goes_with_chat(own: Path, tmp_path: Path) -> None:
     manifest = json.loads((own / "manifest.json").read_text(encoding="utf-8"))
     del manifest["tokenizer"]["chat_template"]
     edit_json(own / "manifest.json", **manifest)
-    assert "has no chat template; generate() (without --chat)" in error_line("run", own, "hi", "--chat")
+    assert "has no chat template; use generate() (without --chat)" in error_line("run", own, "hi", "--chat")

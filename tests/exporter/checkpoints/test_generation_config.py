@@ -129,8 +129,8 @@ def test_what_is_left_out_is_told(folder: Path, caplog: pytest.LogCaptureFixture
         read(folder)
     told = [record.getMessage() for record in caplog.records]
     assert [text.split(" sets ")[1] for text in told] == [
-        "typical_p=0.9, which is left out",
-        "num_beams=4, which is left out",
+        "typical_p=0.9, which is ignored",
+        "num_beams=4, which is ignored",
     ]
 
 

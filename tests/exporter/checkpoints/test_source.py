@@ -194,7 +194,7 @@ def test_a_place_that_no_export_records_is_not_touched(
     with monkeypatch.context() as patch:
         patch.setattr(os, "stat", None)  # whoever asks for a file fails with a TypeError
         patch.setattr(Path, "is_dir", None)
-        with pytest.raises(SourceError, match="which no export records; pass --source MODEL"):
+        with pytest.raises(SourceError, match="not one that an export records; pass --source MODEL"):
             find_recorded({"kind": kind, "argument": argument}, tmp_path)
         manifest = SimpleNamespace(source={"kind": kind, "argument": argument, "exporter": "optimum"})
         named = name_origin(SimpleNamespace(manifest=manifest, folder=tmp_path))  # type: ignore[arg-type]
@@ -211,5 +211,5 @@ def test_a_pipe_in_the_place_of_a_recorded_checkpoints_file_is_not_waited_for(
     (tmp_path / "checkpoint").mkdir()
     os.mkfifo(tmp_path / "checkpoint" / name)
     source = find_recorded({"kind": "folder", "argument": "checkpoint"}, tmp_path)
-    with pytest.raises(SourceError, match=f"{name} is no regular file"):
+    with pytest.raises(SourceError, match=f"{name} is not a regular file"):
         source.compute_sha256()

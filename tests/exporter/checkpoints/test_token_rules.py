@@ -269,14 +269,14 @@ def test_a_prompt_as_long_as_max_length_is_refused(beams: dict[str, int], open_w
 @pytest.mark.parametrize(
     ("config", "message"),
     [
-        ({"bad_words_ids": [3]}, r"bad_words_ids has 3, not a list of tokens' numbers"),
+        ({"bad_words_ids": [3]}, r"bad_words_ids has 3, not a list of token ids"),
         ({"bad_words_ids": [[]]}, r"bad_words_ids has \[\]"),
         ({"suppress_tokens": ["x"]}, "suppress_tokens is"),
-        ({"sequence_bias": [[[3], "x"]]}, r"sequence_bias has \[\[3\], 'x'\], not \[\[tokens\], a number\]"),
+        ({"sequence_bias": [[[3], "x"]]}, r"sequence_bias has \[\[3\], 'x'\], not \[\[token ids\], bias\]"),
         ({"sequence_bias": [[[3], float("-inf")]]}, "sequence_bias is -inf, expected a finite number"),
         ({"exponential_decay_length_penalty": [3]}, r"is \[3\], not \[tokens, factor\]"),
-        ({"exponential_decay_length_penalty": [3, -1.0]}, "expected is a finite factor over 0"),
-        ({"stop_strings": [3]}, r"stop_strings is \[3\], not a list of texts"),
+        ({"exponential_decay_length_penalty": [3, -1.0]}, "expected a finite factor over 0"),
+        ({"stop_strings": [3]}, r"stop_strings is \[3\], not a list of strings"),
         ({"max_length": 1}, "max_length is 1; it counts the prompt too"),
     ],
 )
@@ -298,7 +298,7 @@ def test_beams_leave_stop_strings_out(caplog: pytest.LogCaptureFixture) -> None:
     with caplog.at_level(logging.WARNING, "planforge"):
         found = defaults_of({"num_beams": 2, "stop_strings": ["x"]})
     assert found.stop == ()
-    assert "sets stop_strings=['x'], which is left out" in caplog.text
+    assert "sets stop_strings=['x'], which is ignored" in caplog.text
 
 
 def test_a_chat_ends_at_max_length(folder: Path, tmp_path: Path) -> None:

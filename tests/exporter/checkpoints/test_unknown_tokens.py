@@ -42,7 +42,7 @@ def test_a_special_token_without_an_embedding_is_left_out(
     changed = Tokenizer.from_buffer(remove_unknown_tokens(data, 3, "it"))
     assert changed.get_vocab() == WORDS
     assert changed.encode("a b").ids == Tokenizer.from_buffer(data).encode("a b").ids == [1, 2]
-    assert "the tokenizer of it has <mask>, which the model does not know" in caplog.text
+    assert "the tokenizer of it has <mask>, which the model's vocabulary lacks" in caplog.text
     assert remove_unknown_tokens(data, 4, "it") == data
 
 

@@ -216,7 +216,7 @@ def test_tables_may_name_their_columns_and_come_from_windows(tmp_path: Path) -> 
     rows = read_table(table)
     assert (rows.texts, rows.labels, rows.lines) == (("a \u2028b", '"c'), ("x", "y"), (2, 3))
     table.write_bytes("a\tx".encode("utf-16"))
-    with pytest.raises(InputError, match="is UTF-16, and UTF-8 is read"):
+    with pytest.raises(InputError, match="is UTF-16, not UTF-8"):
         read_table(table)
     table.write_bytes(b"a\tx\n\xffb\ty")
     with pytest.raises(InputError, match="line 2: text is not UTF-8: byte 1 is 0xff"):
@@ -238,13 +238,13 @@ def test_tables_are_in_the_formats_of_batch(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("name", "content", "words"),
     [
-        ("a.txt", "a\tx\n", "lines of text have one column, not text, label; use JSON lines, or a .tsv"),
-        ("a.xlsx", "", r"of no kind that is read: \.txt, .*\.parquet"),
+        ("a.txt", "a\tx\n", "a text file has a single column, not text, label; use .jsonl, .csv or .tsv"),
+        ("a.xlsx", "", r"not one of the supported kinds: \.txt, .*\.parquet"),
         ("a.csv", "a,b\n1,2\n", "has no columns 'text'; it has: a, b"),
         ("a.csv", "text,label\na,x\nb\n", "row 2: the record has 1 fields, the file's columns are 2"),
         ("a.jsonl", '{"text": "a", "label": "x"}\n{"text": 3}\n', "line 2: text must be a text, not int 3"),
         ("a.jsonl", '{"text": "a", "label": 1.5}\n', "line 1: label must be a text, not float 1.5"),
-        ("a.parquet", "no", "no Parquet file that can be read"),
+        ("a.parquet", "no", "not a readable Parquet file"),
     ],
 )
 def test_a_table_that_cannot_be_used_is_named(tmp_path: Path, name: str, content: str, words: str) -> None:
@@ -258,7 +258,7 @@ def test_a_table_that_cannot_be_used_is_named(tmp_path: Path, name: str, content
     [
         ({"features": "first"}, "features='first' is not one of embedding, embeddings"),
         ({"test_share": 1.5}, "test_share=1.5 must be"),
-        ({"test_share": 0.01}, "holds out less than a row per class"),
+        ({"test_share": 0.01}, "is less than one row per class"),
         ({"seed": -1}, "seed=-1 must be"),
     ],
 )
@@ -280,7 +280,7 @@ def test_bundles_that_no_head_fits_on(encoder_bundle: Path, demo_bundle: Path, t
     with pytest.raises(InputError, match="the class 'x' has 1 rows; at least 8 are needed"):
         fit_head(encoder_bundle, few, tmp_path / "fitted")
     fitted = fit_head(encoder_bundle, table, tmp_path / "fitted").bundle
-    with pytest.raises(InputError, match="has labels already, of its sequence_classification head"):
+    with pytest.raises(InputError, match="already has a sequence_classification head"):
         fit_head(fitted, table, tmp_path / "again")
 
 

@@ -140,10 +140,10 @@ def test_what_tensorrt_refuses_is_said_in_lints_words(
         ({"architectures": ["WhisperForConditionalGeneration"], "num_mel_bins": 80}, "is a model of sound"),
         (
             {"architectures": ["LlamaForRewards"]},
-            r"architectures is .'LlamaForRewards'.; known is what",
+            r"architectures is .'LlamaForRewards'.; supported are those",
         ),
-        ({"architectures": None}, "architectures is None; known is"),
-        ({"auto_map": {"AutoModel": "m.M"}}, r"code of its own \(auto_map\), which is never run"),
+        ({"architectures": None}, "architectures is None; supported are"),
+        ({"auto_map": {"AutoModel": "m.M"}}, r"custom code \(auto_map\), which is never run"),
     ],
 )
 def test_checkpoints_that_optimum_is_not_asked_for(

@@ -75,12 +75,12 @@ def test_graphs_whose_roles_cannot_be_told_are_refused(
 
     for name in (*inputs, *outputs):
         text = refused(partial(renamed, name, "what_is_this"))
-        assert "what what_is_this means cannot be told" in text
+        assert "what_is_this is not a known" in text
         assert set(outputs) - {name} < {word.strip(",;.") for word in text.split()}
     for name in outputs if file != "model" or folder == "llama" else ():
         assert f"{name} is missing; the graph has {original.input[0].name}" in refused(partial(without, name))
     text = refused(partial(renamed, inputs[0], "pixel_values"))
-    assert text == f"{own} is no model of text: its graph reads pixel_values"
+    assert text == f"{own} is not a text model: its graph has the input pixel_values"
 
 
 def test_first_and_later_steps_of_other_models_are_refused(exported: Path, tmp_path: Path) -> None:
@@ -90,12 +90,13 @@ def test_first_and_later_steps_of_other_models_are_refused(exported: Path, tmp_p
     for value in [value for value in first.graph.output if ".1." in value.name]:
         first.graph.output.remove(value)
     onnx.save(first, own / "decoder_model.onnx")
-    with pytest.raises(ExportError, match="of 2 layers, and of 1 the first step projects them"):
+    with pytest.raises(ExportError, match="of 2 layers, but the first step computes those of 1"):
         import_folder(own, tmp_path / "bundle", precision=["fp32"], target=["portable"], verify=False)
 
 
 @pytest.mark.parametrize(
-    ("name", "message"), [("pooler_output", "gives none of"), ("start_logits", "what start_logits means")]
+    ("name", "message"),
+    [("pooler_output", "outputs none of"), ("start_logits", "start_logits is not a known output")],
 )
 def test_an_encoder_of_no_use_is_refused(name: str, message: str, exported: Path, tmp_path: Path) -> None:
     own = Path(shutil.copytree(exported / "roberta.onnx", tmp_path / "folder"))
@@ -212,14 +213,14 @@ def too_old(folder: Path) -> None:
         (lambda folder: (folder / "manifest.json").touch(), "is a bundle already: planforge run"),
         (lambda folder: (folder / "model.onnx").write_bytes(b"no"), "is not an ONNX file"),
         (lambda folder: (folder / "tokenizer.json").unlink(), "tokenizer.json"),
-        (lambda folder: (folder / "model.onnx").rename(folder / "graph.onnx"), r"has graph\.onnx; read are"),
-        (lambda folder: edit_json(folder / "config.json", max_position_embeddings=None), "says no length"),
+        (lambda folder: (folder / "model.onnx").rename(folder / "graph.onnx"), r"has graph\.onnx; expected"),
+        (lambda folder: edit_json(folder / "config.json", max_position_embeddings=None), "has no length"),
         (outside, r"has weights in \.\./\.\./secret, outside of its folder"),
         (outside_of_a_constant, r"has weights in \.\./secret, outside of its folder"),
         (in_a_function, "has functions of its own; inline them: onnx"),
         (without_shapes, "the layers' caches have different shapes"),
         (linked, r"has weights in w\.data, which is a link that leaves the folder; copy the files"),
-        (in_halves, "computes in half precision; export it in fp32, and choose --precision fp16"),
+        (in_halves, "is in half precision; export it in fp32, then import it with --precision fp16"),
         (without_cache, "has no cache, and LlamaForCausalLM generates text; export it again"),
         (too_old, "has opset 6 and cannot be brought to 18"),
     ],
@@ -248,7 +249,7 @@ def test_a_graph_may_be_a_link(exported: Path, tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("options", "message"),
     [
-        ({"precision": ["fp32-kv8"]}, "an imported model can be fp32, fp16, int8, int4, not fp32-kv8"),
+        ({"precision": ["fp32-kv8"]}, "'fp32-kv8' is not one of an imported model's: fp32, fp16, int8, int4"),
         ({"max_length": 9999}, "max_length=9999 must be from 2 to the model's context of 256"),
         ({"target": ["phone"]}, "phone"),
     ],
@@ -261,7 +262,7 @@ def test_choices_that_cannot_be(
 
 
 def test_what_optimums_graphs_do_not_have(exported: Path, tmp_path: Path) -> None:
-    with pytest.raises(InputError, match="of a graph that optimum exports none can be chosen"):
+    with pytest.raises(InputError, match="optimum cannot add outputs to a graph"):
         export(exported / "electra", tmp_path / "bundle", outputs=["hidden_states"])
 
 

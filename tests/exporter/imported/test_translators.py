@@ -131,7 +131,7 @@ def test_attention_of_an_unknown_form_is_refused(exported: Path, tmp_path: Path)
             node.op_type = "Abs"
             del node.attribute[:]
     onnx.save(model, folder / "decoder_model.onnx")
-    with pytest.raises(ExportError, match=r"present\.0\.encoder\.key is no product of encoder_hidden_states"):
+    with pytest.raises(ExportError, match=r"\.key comes from \w+, not from a product of encoder_hidden"):
         import_folder(folder, tmp_path / "bundle", source=exported / "bart", target=["cpu"])
 
 
@@ -139,6 +139,6 @@ def test_an_encoder_without_its_decoder_is_refused(exported: Path, tmp_path: Pat
     folder = Path(shutil.copytree(exported / "t5.onnx", tmp_path / "folder"))
     for name in ("decoder_model_merged.onnx", "decoder_with_past_model.onnx"):
         (folder / name).unlink()
-    with pytest.raises(CheckpointError, match=r"has decoder_model\.onnx, encoder_model\.onnx; read are"):
+    with pytest.raises(CheckpointError, match=r"has decoder_model\.onnx, encoder_model\.onnx; expected"):
         import_folder(folder, tmp_path / "bundle")
     np.testing.assert_equal((tmp_path / "bundle").exists(), False)

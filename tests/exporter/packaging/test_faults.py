@@ -365,7 +365,7 @@ def test_heads_that_triton_cannot_offer_are_refused_by_name(
     manifest["encoder"]["heads"] = ["depth_estimation"]
     (copy / "manifest.json").unlink()
     (copy / "manifest.json").write_text(json.dumps(manifest))
-    with pytest.raises(InputError, match=r"has the heads depth_estimation; .* answer by one of sequence_"):
+    with pytest.raises(InputError, match=r"has the heads depth_estimation; .* support one of sequence_"):
         triton.choose_task(Bundle.open(copy))
 
 

@@ -137,7 +137,7 @@ def test_settings_are_read_as_they_are_meant(
     assert search.items() >= {"do_sample": True, "temperature": 0.7, "no_repeat_ngram_size": 3}.items()
     assert (search["top_k"], search["top_p"]) == (0, 1.0)  # without top_p it takes the likeliest token
     assert "min_p" not in search
-    told = "does not know min_p=0.1 of the bundle's settings, and generates without"
+    told = "does not support the bundle's settings min_p=0.1, and ignores them"
     assert [record.getMessage() for record in caplog.records] == [
         f"onnxruntime-genai {told}",
         f"transformers.js {told}",
@@ -166,9 +166,7 @@ def test_settings_are_read_as_they_are_meant(
     search = json.loads((tmp_path / "Q/genai_config.json").read_text())["search"]
     assert search.items() >= {"num_beams": 4, "length_penalty": 2.0, "early_stopping": False}.items()
     unknown = ("early_stopping='never'", "min_new_tokens=2", "max_new_tokens=9", "renormalize_logits=True")
-    assert (
-        f"does not know {', '.join(unknown)}, bad_words_ids=[[5], [6, 7]], suppress_tokens=[8]" in caplog.text
-    )
+    assert f" settings {', '.join(unknown)}, bad_words_ids=[[5], [6, 7]], suppress_tokens=[8]," in caplog.text
 
 
 @pytest.mark.parametrize("name", ["opt", "qwen2"])
@@ -263,7 +261,7 @@ def test_a_head_that_a_runtime_has_no_class_for(
     manifest = bundle / "manifest.json"
     encoder = json.loads(manifest.read_text())["encoder"]
     edit_json(manifest, encoder={**encoder, "heads": ["next_sentence"]})
-    with pytest.raises(InputError, match="no model with the head next_sentence; --for triton answers"):
+    with pytest.raises(InputError, match="not support the head next_sentence; package it with --for triton"):
         package(bundle, tmp_path / "Q", runtime="optimum", precision=["fp32"], verify=False)
 
 
@@ -305,7 +303,7 @@ def test_layers_that_keep_the_newest_tokens_alone_are_refused(
 ) -> None:
     shallow_llama(tmp_path / "gemma", "gemma 3", max_position_embeddings=1024)
     export(tmp_path / "gemma", tmp_path / "B", target=["cpu"], precision=["fp32"], verify=False)
-    with pytest.raises(InputError, match="no caches of two lengths"):
+    with pytest.raises(InputError, match="not support caches of two lengths"):
         package(tmp_path / "B", tmp_path / "P", runtime="genai", verify=False)
 
 
@@ -326,7 +324,7 @@ def test_a_folder_that_is_none_or_the_bundle_s_is_refused(own_bundle: Path, tmp_
     (tmp_path / "file").write_text("mine")
     for folder, why in (
         (tmp_path / "link", "is a symbolic link; name the folder that it leads to"),
-        (tmp_path / "file", "is there and is no folder"),
+        (tmp_path / "file", "exists and is not a folder"),
         (tmp_path / "file/P", "is not a writable folder"),
         (own_bundle / "P", "is in the bundle .*; name a folder outside of it"),
         (own_bundle, "is in the bundle"),
@@ -352,13 +350,13 @@ def test_a_damaged_bundle_is_not_packaged(own_bundle: Path, tmp_path: Path) -> N
 def test_a_runtime_that_is_not_there_is_named(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     assert find_python("ask_genai.py", "no_such_runtime", "no-such", None) is None
     assert find_python("ask_optimum.py", "no_such.runtime", "no-such", None) is None
-    with pytest.raises(InputError, match=r"venv is no program: name a python, such as venv/bin/python"):
+    with pytest.raises(InputError, match=r"venv is not a program: give a python, such as venv/bin/python"):
         find_python("ask_genai.py", "no_such_runtime", "no-such", tmp_path / "venv")
-    with pytest.raises(InputError, match=r"/true is no Python that has no-such"):
+    with pytest.raises(InputError, match=r"/true has no no-such installed"):
         find_python("ask_genai.py", "no_such_runtime", "no-such", Path(str(shutil.which("true"))))
     (tmp_path / "waits").write_text("#!/bin/sh\nexec sleep 60\n")
     (tmp_path / "waits").chmod(0o755)
-    with monkeypatch.context() as patch, pytest.raises(InputError, match="waits is no Python that has"):
+    with monkeypatch.context() as patch, pytest.raises(InputError, match="waits has no no-such installed"):
         patch.setattr(packaging_worker, "PROBE_SECONDS", 0.1)
         find_python("ask_genai.py", "no_such_runtime", "no-such", tmp_path / "waits")
     here = find_python("ask_triton.py", "planforge.runtime", "planforge", None)
@@ -376,7 +374,7 @@ def test_a_runtime_that_is_too_old_is_refused(
     recipe = replace(recipes.RECIPES["genai"], find=lambda _: worker)
     monkeypatch.setitem(recipes.RECIPES, "genai", recipe)
     with pytest.raises(
-        InputError, match=r"onnxruntime-genai 0\.9\.2\.dev1 is too old: packages are for 0\.12\.2"
+        InputError, match=r"onnxruntime-genai 0\.9\.2\.dev1 is too old: packages need 0\.12\.2"
     ):
         package(demo_bundle, tmp_path / "P", runtime="genai")
     assert not list(tmp_path.iterdir())
@@ -416,7 +414,8 @@ def test_a_package_that_was_not_run_says_so(
     monkeypatch.setitem(recipes.RECIPES, "genai", recipe)
     result = package(demo_bundle, tmp_path / "P", runtime="genai")
     assert not result.verified and result.version is None
-    assert "is not installed here, so the package is not run: `pip install onnxruntime-genai`" in caplog.text
+    assert "is not installed here, so the package is not run: install it (`pip" in caplog.text
+    assert "(`pip install onnxruntime-genai`), or pass --runtime-at" in caplog.text
 
 
 def test_a_runtime_that_fails_leaves_nothing(

@@ -300,7 +300,7 @@ def test_several_rows_that_take_several_tokens_on_a_past_give_logits_alone(tiny:
     ids = np.zeros((2, 2), np.int64)
     cache = GroupQueryCache(FakeProgram(unused), tiny.fp32.artifact, 2, CAPACITY)
     cache.lengths = [3, 3]
-    with pytest.raises(InputError, match="give logits alone, not logits, cross_attentions"):
+    with pytest.raises(InputError, match="returns only logits, not logits, cross_attentions"):
         cache.step(ids, np.ones_like(ids, bool), np.array([0]), ("logits", "cross_attentions.0"))
 
 

@@ -71,9 +71,9 @@ BAD = [
     ("", "outside"),
     ("link", "link"),
     ("linked/w.data", "link"),
-    ("loop", "no regular file"),
-    ("folder", "no regular file"),
-    ("pipe", "no regular file"),
+    ("loop", "not a regular file"),
+    ("folder", "not a regular file"),
+    ("pipe", "not a regular file"),
 ]
 
 
@@ -111,7 +111,7 @@ def test_a_pipe_is_not_waited_for(folder: Path) -> None:
     code = f"from planforge.exporter.linting.lint import lint; print(lint({str(path)!r}, ['cpu']).passed)"
     child = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=PATIENCE)
     assert child.stdout.strip() == "False", child.stderr
-    with pytest.raises(InputError, match="is no regular file"):
+    with pytest.raises(InputError, match="is not a regular file"):
         lint(folder / "pipe")
 
 

@@ -20,7 +20,7 @@ def test_the_largest_batch_is_among_the_verified(most: int) -> None:
 
 def test_a_single_token_is_too_little_to_verify_with(tmp_path: Path) -> None:
     (tmp_path / "prompts.txt").write_text("a\n")
-    with pytest.raises(PromptsError, match="have 1 tokens together"):
+    with pytest.raises(PromptsError, match="have 1 tokens in all"):
         export(
             "gpt2-demo",
             tmp_path / "out",

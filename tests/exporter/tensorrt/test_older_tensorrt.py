@@ -252,7 +252,7 @@ def test_timings_are_kept_for_the_next_build(tmp_path: Path) -> None:
     ("options", "message"),
     [
         ({"timing_cache": "x"}, "leave out --timing-cache"),
-        ({"compatible": True}, "instead of --compatible name them by --sm"),
+        ({"compatible": True}, "leave out --compatible, and choose the GPUs with --sm"),
     ],
 )
 def test_what_tensorrt_rtx_has_not(options: dict[str, Any], message: str, tmp_path: Path) -> None:
@@ -263,7 +263,7 @@ def test_what_tensorrt_rtx_has_not(options: dict[str, Any], message: str, tmp_pa
 @pytest.mark.parametrize(("release", "installed"), [((8, 6), "10.3"), ((10, 3), "11.1"), ((11, 2), "10.16")])
 def test_a_target_of_another_major_version(release: tuple[int, int], installed: str, built: Built) -> None:
     with pytest.raises(
-        BuildError, match=rf"for TensorRT {release[0]}, installed is {installed}.*--target tensorrt"
+        BuildError, match=rf"for TensorRT {release[0]}, but {installed} is installed; use --target tensorrt"
     ):
         built(installed, release)
 

@@ -325,7 +325,7 @@ def test_tensorrt_builds_for_the_present_gpu_only(monkeypatch: pytest.MonkeyPatc
     with pytest.raises(BuildError, match="this machine's sm90 only, not sm86, sm90"):
         builder.find_gpu(["sm86", "sm90"])
     monkeypatch.setattr("ctypes.CDLL", lambda name: Driver(status=100))  # CUDA_ERROR_NO_DEVICE
-    with pytest.raises(BackendUnavailableError, match="builds for the GPU that is present"):
+    with pytest.raises(BackendUnavailableError, match="builds for this machine's GPU, and none"):
         builder.find_gpu([])
 
 

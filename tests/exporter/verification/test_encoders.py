@@ -195,7 +195,7 @@ def test_chosen_hidden_states_are_outputs(tmp_path: Path) -> None:
     for wrong in ("hidden_states.2", "logits", "pooler_output"):  # two layers: the last is last_hidden_state
         with pytest.raises(InputError, match=f"{wrong}' is not one of hidden_states"):
             export(checkpoint, tmp_path / "other", outputs=[wrong], **options)
-    with pytest.raises(InputError, match="a decoder has none to choose"):
+    with pytest.raises(InputError, match="a decoder supports only"):
         export("gpt2-demo", tmp_path / "other", outputs=["hidden_states"], **options)
 
 
@@ -206,7 +206,7 @@ def test_chosen_hidden_states_are_outputs(tmp_path: Path) -> None:
         ({"id2label": ["a", "b", "c"]}, "id2label must name"),
         ({"id2label": {"0": "a", "1": "b", "2": "a"}}, "more than once"),
         ({"problem_type": "guess"}, "problem_type 'guess' is not one of"),
-        ({"architectures": None}, "does not say for what"),
+        ({"architectures": None}, "does not name its task"),
         ({"sentence_transformers": {"activation_fn": "torch.nn.Softplus"}}, "Sigmoid or Identity"),
     ],
 )

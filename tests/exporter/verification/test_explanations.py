@@ -245,7 +245,7 @@ def test_what_cannot_be_explained(tmp_path: Path, head_bundle: Callable[[str], P
     checkpoint = head_bundle("tagger").parent / "tagger"
     with pytest.raises(InputError, match="token_classification"):
         export(checkpoint, tmp_path / "out", outputs=["explain"])
-    with pytest.raises(InputError, match="none to choose but 'explain'"):
+    with pytest.raises(InputError, match="a decoder supports only 'explain'"):
         export("gpt2-demo", tmp_path / "out", outputs=["hidden_states"])
     assert not (tmp_path / "out").exists()
 

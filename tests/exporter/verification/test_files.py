@@ -182,8 +182,8 @@ def test_masked_outputs_may_be_minus_infinity(tmp_path: Path, inputs: Path) -> N
 @pytest.mark.parametrize(
     ("text", "words"),
     [
-        ("g (float[2, 5] x) => (float[2, 5] y) { y = Tanh (x) }", r"'x' is .*\(2, 4\)"),
-        ("g (float[2, 4] xx) => (float[2, 4] y) { y = Tanh (xx) }", "has xx: they cannot"),
+        ("g (float[2, 5] x) => (float[2, 5] y) { y = Tanh (x) }", r"'x' needs .*\(2, 4\)"),
+        ("g (float[2, 4] xx) => (float[2, 4] y) { y = Tanh (xx) }", "has xx: give files"),
         ("g (string[2] x) => (string[2] y) { y = Identity (x) }", "x"),
     ],
 )

@@ -115,7 +115,7 @@ def test_a_limit_may_be_of_one_output_and_of_an_agreement(classifier: Path) -> N
     line = error_line("verify", classifier, "--limit", "states.max_error=1", "--level", "quick")
     assert "logits.max_error" in line and "last_hidden_state.max_error" in line
     line = error_line("verify", classifier, "--limit", "logits.top1_agreement=2")
-    assert "the least share that is wanted, at most 1" in line
+    assert "it is a share, which must be at most 1" in line
 
 
 def judge(metrics: dict[str, Any], limits: dict[str, float]) -> tuple[str, ...]:
@@ -137,5 +137,5 @@ def test_an_agreement_is_the_least_that_is_wanted() -> None:
     assert judge({**metrics, "logits.top1_agreement": 1.0}, {"logits.top1_agreement": 1.0}) == ()
     assert judge(metrics, {"logits.max_error": 0.01}) == ("logits.max_error is 0.05, at most 0.01 is wanted",)
     assert len(judge(metrics, {"max_error": 0.01})) == 2
-    with pytest.raises(InputError, match="what can be limited is"):
+    with pytest.raises(InputError, match="the metric is not one of"):
         judge(metrics, {"logits.rows": 1.0})

@@ -64,11 +64,11 @@ def test_an_accepted_loss_takes_the_place_of_its_cap_and_of_no_other() -> None:
 @pytest.mark.parametrize(
     ("accept", "precision", "verify", "message"),
     [
-        ({"max_eror": 0.2}, ["int8"], True, "accept of 'max_eror': what is capped is .*max_error"),
+        ({"max_eror": 0.2}, ["int8"], True, "accept of 'max_eror': the metric is not one of .*max_error"),
         ({"max_error": -1.0}, ["int8"], True, "accept of 'max_error' must be a number of 0 or more"),
         ({"max_error": math.nan}, ["int8"], True, "accept of 'max_error' must be a number of 0 or more"),
-        ({"max_error": 0.2}, ["int8"], False, "--no-verify does without it"),
-        ({"max_error": 0.2}, ["fp32"], True, "fp32 alone does not"),
+        ({"max_error": 0.2}, ["int8"], False, "which --no-verify turns off"),
+        ({"max_error": 0.2}, ["fp32"], True, "accept is for precisions below fp32"),
     ],
 )
 def test_what_cannot_be_accepted_is_refused_by_name(

@@ -42,7 +42,7 @@ def test_without_the_checkpoint_the_way_out_is_named(older: Path) -> None:
     shutil.rmtree(older / "checkpoint")
     with pytest.raises(VerificationError, match=r"another PlanForge.*export .* again"):
         verify(older / "bundle")
-    with pytest.raises(BundleError, match=r"another PlanForge.*; export it again"):
+    with pytest.raises(BundleError, match=r"another version of PlanForge.*; export the bundle again"):
         selftest(older / "bundle")
 
 

@@ -401,6 +401,6 @@ def test_golden_texts_that_cannot_be_read_are_one_line(content: str, own_bundle:
     assert file is not None
     file.write_text(content, encoding="utf-8")
     mend(own_bundle, file.relative_to(own_bundle).as_posix())
-    with pytest.raises(BundleError, match="has no golden texts that this version reads") as caught:
+    with pytest.raises(BundleError, match="golden texts cannot be read by this version") as caught:
         selftest(own_bundle, "ort-cpu")
     assert "\n" not in str(caught.value)

@@ -256,7 +256,7 @@ def test_settings_that_are_left_out_are_told(marian: Path, caplog: pytest.LogCap
         ({"decoder_start_token_id": ...}, "decoder_start_token_id missing"),
         ({"eos_token_id": ...}, "eos_token_id missing"),
         ({"decoder_start_token_id": 5000}, "decoder_start_token_id=5000 is not in the target's vocabulary"),
-        ({"bad_words_ids": [[]]}, "bad_words_ids has \\[\\], not a list of tokens"),
+        ({"bad_words_ids": [[]]}, "bad_words_ids has \\[\\], not a list of token ids"),
         ({"forced_eos_token_id": [0, 1]}, "only one token is supported"),
         ({"early_stopping": "soon"}, "early_stopping is 'soon'"),
         ({"early_stopping": 1}, "early_stopping is 1, not true or false"),

@@ -276,8 +276,8 @@ def test_without_golden_data_the_way_out_is_named(name: str, request: pytest.Fix
     with pytest.raises(BundleError) as caught:
         selftest(bundle)
     assert str(caught.value) == (
-        f"{bundle} has no golden data to test with, as it was exported with --no-verify; export it again"
-        " without"
+        f"{bundle} has no golden data to test with: it was exported with --no-verify; export it again"
+        " without that option"
     )
 
 
@@ -301,7 +301,7 @@ def test_golden_data_of_another_version_is_named(own_bundle: Path, missing: str)
         kept = {name: arrays[name] for name in arrays.files if name != missing}
     np.savez(file, **kept)
     mend(own_bundle, file.relative_to(own_bundle).as_posix())
-    with pytest.raises(BundleError, match=rf"of another PlanForge, without '{missing}'; export it again"):
+    with pytest.raises(BundleError, match=rf"of PlanForge, and lacks '{missing}'; export the bundle again"):
         selftest(own_bundle)
 
 

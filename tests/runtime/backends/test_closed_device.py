@@ -65,7 +65,7 @@ def name_of(cache: Any) -> str:
 
 ENTRIES: dict[str, Callable[[Any, Any], Any]] = {
     "run": lambda program, cache: step(cache),
-    "run on nothing": lambda program, cache: program.run({}, {}),
+    "no backend on this machine": lambda program, cache: program.run({}, {}),
     "allocate": lambda program, cache: program.allocate(name_of(cache), (1, 1, 1, 1)),
     "free_memory": lambda program, cache: program.free_memory(),
     "copy_rows": lambda program, cache: buffer_of(cache).copy_rows(0, 1, 1),
@@ -79,7 +79,7 @@ ENTRIES: dict[str, Callable[[Any, Any], Any]] = {
 @pytest.mark.parametrize("entry", ENTRIES)
 def test_every_entry_says_that_the_model_was_closed(entry: str, opened: Opened) -> None:
     cuda, program, cache = opened
-    if entry != "run on nothing":
+    if entry != "no backend on this machine":
         ENTRIES[entry](program, cache)
     program.close()
     program.close()  # closing twice is fine

@@ -179,7 +179,7 @@ def test_the_command_prepares_and_clears(whole_bundle: Path, cache: Path) -> Non
     assert (folder / STAMP).stat().st_mtime_ns != written
     assert planforge("prepare", whole_bundle, "--clear").stdout == f"deleted {folder}\n"
     assert not list(cache.iterdir())
-    assert planforge("prepare", whole_bundle, "--clear").stdout == "nothing is kept of this bundle\n"
+    assert planforge("prepare", whole_bundle, "--clear").stdout == "this bundle has no prepared graphs\n"
 
 
 UNALIGNED = """
@@ -232,5 +232,5 @@ def test_packed_weights_between_two_aligned_addresses_are_passed_over() -> None:
     assert changed.endswith(
         entry.replace(b"MatMulNBits+%d", b"_" * 15) % 130 + two_pieces.replace(b"MatMul+12", b"_" * 9) % 1281
     )
-    with pytest.raises(BackendError, match="a form that is not known"):
+    with pytest.raises(BackendError, match="an unknown format"):
         ort_prepared.pass_over_unaligned(kept + b"prepacked_7\x12\x05other")

@@ -149,7 +149,7 @@ def test_another_encoding_is_named(tmp_path: Path, encoding: str, suffix: str) -
     path = tmp_path / f"a.{suffix}"
     path.write_bytes("\ufefftext\n1\n".encode(encoding))
     named = encoding[:6].upper()
-    with pytest.raises(InputError, match=f"{path} is {named}, and UTF-8 is read; .* iconv -f {named} "):
+    with pytest.raises(InputError, match=f"{path} is {named}, not UTF-8; .* iconv -f {named} "):
         open_table(Storage.of(tmp_path), str(path)).check(["text"])
 
 
@@ -181,7 +181,7 @@ def test_numbers_of_parquet_stay_numbers(tmp_path: Path) -> None:
 BAD_LINES = {
     b"\xff\xfe": "the line is not UTF-8: byte 1 is 0xff",
     b"{": "the line is not JSON",
-    b'["text"]': "the line is no JSON object",
+    b'["text"]': "the line is not a JSON object",
     b'{"a":' * 100_000: "the line is not JSON",
 }
 
@@ -213,9 +213,9 @@ def test_a_line_that_is_too_long_is_an_error_of_its_own(
     (tmp_path / "a.txt").write_text("a\n" + "b" * 5001 + "\nc\n" + "d" * 1001)
     read = read_all(tmp_path / "a.txt", ["text"], 2)
     assert [row.values for row in read] == [(b"a",), (), (b"c",), ()]
-    assert read[1].error == "the line has 5,002 bytes, of which 1,000 may be read"
+    assert read[1].error == "the line has 5,002 bytes; at most 1,000 are allowed"
     (tmp_path / "a.csv").write_text('text\n"' + "b\n" * 600)
-    with pytest.raises(InputError, match="record 0 has over 1,000 bytes; is a quote open"):
+    with pytest.raises(InputError, match="record 0 has over 1,000 bytes; is a closing quote missing"):
         read_all(tmp_path / "a.csv", ["text"], 2)
 
 
@@ -232,7 +232,7 @@ def test_a_stretch_of_long_lines_ends_early(tmp_path: Path, monkeypatch: pytest.
         ("a.csv", b"a,b\n1,2\n", "has no columns 'text'; it has: a, b"),
         ("a.csv", b"text,text\n1,2\n", "has 2 columns 'text'"),
         ("a.csv", b"", "is empty; its first line must name the columns"),
-        ("a.parquet", b"PAR1", "is no Parquet file that can be read"),
+        ("a.parquet", b"PAR1", "is not a readable Parquet file"),
     ],
 )
 def test_a_file_without_the_column_is_refused(

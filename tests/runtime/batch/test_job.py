@@ -169,7 +169,7 @@ def test_a_part_that_kills_its_workers_ends_the_job() -> None:
         return Lost("out of memory") if one.number == 3 else make_result(one)
 
     with pytest.raises(
-        BatchError, match=r"part-000003.parquet.* died 10 times, the last time by: out of memory"
+        BatchError, match=r"part-000003.parquet.* died 10 times; the last reason: out of memory"
     ):
         run_fake(outcome)
 

@@ -154,7 +154,7 @@ def test_a_driver_that_is_killed_leaves_no_worker(
     running: subprocess.Popen[str], bundle: Path, tmp_path: Path
 ) -> None:
     """And what it wrote is whole; until then no other job writes to its folder."""
-    with pytest.raises(BatchError, match="another job writes there now"):
+    with pytest.raises(BatchError, match="another job is writing there"):
         run_batch(bundle, "embed", tmp_path / "in.txt", tmp_path / "out", workers=1)
     children = list_children(running.pid)
     running.kill()

@@ -61,13 +61,13 @@ def test_a_worker_that_cannot_load_says_why_once(bundle: Path, source: Path, tmp
 REFUSED: dict[str, tuple[dict[str, Any], str]] = {
     "task": ({"task": "embedd"}, "did you mean 'embed'"),
     "missing column": ({"columns": {"text": "body"}}, "has no columns 'body'; it has: text"),
-    "input": ({"input": "nowhere"}, "nowhere is not there"),
+    "input": ({"input": "nowhere"}, "nowhere does not exist"),
     "workers": ({"workers": 0}, "workers=0"),
     "rows": ({"rows_per_part": 0}, "rows_per_part=0"),
-    "address": ({"input": "ftpx://a/b"}, "is no address of a folder"),
+    "address": ({"input": "ftpx://a/b"}, "is not a valid path or address"),
     "gpus": ({"gpus": -1}, "gpus=-1 must be a number of GPUs"),
-    "gpus here": ({"gpus": 1}, "gpus=1 is of workers on a cluster"),
-    "workers there": ({"workers": 2, "address": "local"}, "workers=2 is of this machine's processes"),
+    "gpus here": ({"gpus": 1}, "gpus=1 is only for a Ray cluster"),
+    "workers there": ({"workers": 2, "address": "local"}, "workers=2 is for processes on this machine"),
     "device": ({"input": "/dev/null"}, "is neither a file nor a folder"),
 }
 
@@ -85,8 +85,8 @@ def test_inputs_without_rows_are_refused(bundle: Path, tmp_path: Path) -> None:
     empty = tmp_path / "empty"
     empty.mkdir()
     for content, message in (
-        ({}, "no file of a kind that is read: .txt"),
-        ({"a.md": "x"}, "no file of a kind that is read: .txt"),
+        ({}, "no file of a supported type: .txt"),
+        ({"a.md": "x"}, "no file of a supported type: .txt"),
         ({"a.txt": "\n\n"}, "has no rows"),
         ({"a.jsonl.gz": "x"}, "is compressed; decompress it first"),
     ):
@@ -120,12 +120,12 @@ def test_another_job_is_not_mixed_in(bundle: Path, source: Path, tmp_path: Path)
 def test_a_folder_of_something_else_is_refused(bundle: Path, source: Path, tmp_path: Path) -> None:
     (tmp_path / "mine").mkdir()
     (tmp_path / "mine" / "letter.txt").write_text("dear")
-    with pytest.raises(InputError, match=r"mine is not empty, and has no job: there is letter\.txt"):
+    with pytest.raises(InputError, match=r"mine is not empty, and is not a job's folder: it has letter\.txt"):
         run_batch(bundle, "embed", source, tmp_path / "mine")
-    with pytest.raises(InputError, match=r"letter\.txt is no folder"):
+    with pytest.raises(InputError, match=r"letter\.txt is not a folder"):
         run_batch(bundle, "embed", source, tmp_path / "mine" / "letter.txt")
     for place in (source, source / "out", source / "below" / "out", tmp_path):
-        with pytest.raises(InputError, match="must be neither in the input nor around it"):
+        with pytest.raises(InputError, match="must not be inside the input folder"):
             run_batch(bundle, "embed", source, place)
     assert [path.name for path in (tmp_path / "mine").iterdir()] == ["letter.txt"]
     assert not list(source.rglob("_job"))
@@ -136,7 +136,7 @@ def test_a_bundle_that_does_not_do_the_task_says_what_it_does(
 ) -> None:
     done = planforge("batch", bundle, "--task", "generate", "--input", source, "-o", tmp_path / "out")
     assert done.returncode == 2
-    assert "does not do the task 'generate'; its tasks may be: embed, classify, rank, tag" in done.stderr
+    assert "does not support the task 'generate'; supported tasks: embed, classify, rank, tag" in done.stderr
     assert not (tmp_path / "out").exists()
 
 
@@ -193,7 +193,9 @@ def test_a_plan_that_was_changed_is_refused(bundle: Path, source_of: Path, tmp_p
     (tmp_path / "secret.txt").write_text("secret\n")
     for text in (whole.rpartition("[")[0], whole + '[99, ["../secret.txt", 0, 1, 0, 7]]\n', ""):
         plan.write_text(text)
-        with pytest.raises(BatchError, match=r"plan.jsonl is damaged; remove the folder, and begin anew"):
+        with pytest.raises(
+            BatchError, match=r"plan.jsonl is damaged; delete the folder, and run the job again"
+        ):
             run_batch(bundle, "embed", source_of, tmp_path / "out", workers=1)
     assert "secret" not in str(read(tmp_path / "out")["file"].to_pylist())
 
@@ -230,7 +232,7 @@ def test_workers_that_never_begin_end_the_job(tmp_path: Path, bundle: Path) -> N
     )
     done = subprocess.run([sys.executable, str(program)], capture_output=True, text=True, timeout=PATIENCE)
     assert done.returncode == 1
-    assert "the workers died 3 times before one of them had computed anything" in done.stderr
+    assert "the workers died 3 times before computing anything" in done.stderr
     assert "below `if __name__ == '__main__':`" in done.stderr
 
 
@@ -265,13 +267,13 @@ def test_a_description_that_is_damaged_says_so(
     bundle: Path, source_of: Path, tmp_path: Path, content: bytes
 ) -> None:
     (tmp_path / "out" / "_job" / "job.json").write_bytes(content)
-    with pytest.raises(BatchError, match="remove the folder, and begin anew"):
+    with pytest.raises(BatchError, match="delete the output folder, and run the job again"):
         run_batch(bundle, "embed", source_of, tmp_path / "out", workers=1)
 
 
 def test_a_part_that_is_damaged_is_named(bundle: Path, source_of: Path, tmp_path: Path) -> None:
     (tmp_path / "out" / "part-000000.parquet").write_bytes(b"")
-    with pytest.raises(BatchError, match=r"part-000000.parquet cannot be read; remove it"):
+    with pytest.raises(BatchError, match=r"part-000000.parquet cannot be read; delete it"):
         run_batch(bundle, "embed", source_of, tmp_path / "out", workers=1)
 
 

@@ -131,7 +131,7 @@ def test_where_no_cluster_is(bundle: Path, source: Path, tmp_path: Path, address
         [*command, "--address", address], env=ENVIRONMENT, capture_output=True, text=True, timeout=PATIENCE
     )
     assert done.returncode == 1
-    assert f"--address {address}: no Ray cluster is there" in done.stderr
+    assert f"--address {address}: no Ray cluster answers there" in done.stderr
     assert "Traceback" not in done.stderr
 
 

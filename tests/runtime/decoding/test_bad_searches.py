@@ -27,7 +27,7 @@ BAD_SEARCHES: list[tuple[dict[str, Any], str]] = [
     ({"length_penalty": float("nan")}, "length_penalty is nan"),
     ({"length_penalty": "1"}, "length_penalty is '1'"),
     ({"length_penalty": True}, "length_penalty is True"),
-    ({"length_penalty": -40, "max_new_tokens": 9}, r"length_penalty is -40; .* \(9\) to its power"),
+    ({"length_penalty": -40, "max_new_tokens": 9}, r"length_penalty is -40; .* \(9 \*\* it\)"),
     ({"max_new_tokens": 2, "constraints": Constraints(eos=(), min_new_tokens=3)}, "min_new_tokens is 3"),
 ]
 BAD_CONSTRAINTS: list[tuple[dict[str, Any], str]] = [

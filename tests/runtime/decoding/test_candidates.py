@@ -158,7 +158,7 @@ def test_a_plan_that_picks_gives_the_same_answers_and_copies_less(own_bundle: Pa
 def test_what_cannot_be_picked_is_refused(own_bundle: Path, minilm_bundle: Path) -> None:
     with pytest.raises(BuildError, match=r"--top-k 3841 must be 1 to 2048: the model has 2048 tokens"):
         build(own_bundle, target="rtx", options=Options(candidates=3841))
-    with pytest.raises(InputError, match="leave out --top-k for text-encoding"):
+    with pytest.raises(InputError, match="leave it out for text-encoding"):
         build(minilm_bundle, target="rtx", options=Options(candidates=4))
     (plan,) = Bundle.open(own_bundle).manifest.plans
     with pytest.raises(ManifestError, match="candidates is -1"):

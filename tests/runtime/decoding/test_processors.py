@@ -171,7 +171,10 @@ def test_temperature_0_is_greedy_whatever_else_is_given() -> None:
         (Sampling(no_repeat_ngram_size=1), "no_repeat_ngram_size=1 leaves no token"),
         (Sampling(logits_processor=lambda ids, row: row[:1]), r"float32 \(1,\); it must return the \(2,\)"),
         (Sampling(logits_processor=lambda ids, row: None), "object"),  # type: ignore[arg-type]
-        (Sampling(logits_processor=lambda ids, row: row * np.nan), "logits_processor takes the logits out"),
+        (
+            Sampling(logits_processor=lambda ids, row: row * np.nan),
+            "logits_processor makes the logits overflow",
+        ),
         (Sampling(logit_bias={2: 1.0}), "logit_bias names token 2, but the model's tokens are 0 to 1"),
     ],
 )

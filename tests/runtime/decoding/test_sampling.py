@@ -232,7 +232,7 @@ def test_broken_logits_are_refused(bad: list[float], found: str, sampling: Sampl
     ],
 )
 def test_options_that_leave_float32_are_refused(sampling: Sampling) -> None:
-    with pytest.raises(InputError, match="out of float32"):
+    with pytest.raises(InputError, match="overflow float32"):
         process(np.array([[3, 4]], dtype=np.float32), [[0]], sampling)
 
 
@@ -269,7 +269,7 @@ BAD = [
     *(("repetition_penalty", value, "1.0 disables it") for value in [*NUMBERS, None]),
     *(("top_k", value, "None disables it") for value in [*INTEGERS, 0]),
     *(("no_repeat_ngram_size", value, "None disables it") for value in [*INTEGERS, 0]),
-    *(("seed", value, "None draws differently") for value in INTEGERS),
+    *(("seed", value, "None samples differently") for value in INTEGERS),
 ]
 
 

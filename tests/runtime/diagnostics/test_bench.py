@@ -89,7 +89,7 @@ def test_an_encoder_embeds(minilm_bundle: Path) -> None:
     assert (case.ttft_ms, case.inter_token_ms, case.bandwidth_share) == (None, None, None)
     assert case.tokens_per_s == pytest.approx(10 * case.texts_per_s, rel=0.01)
     assert not case.gate_passed  # the fixture's export did not verify
-    with pytest.raises(PlanForgeError, match="an encoder generates nothing"):
+    with pytest.raises(PlanForgeError, match="an encoder, which generates no tokens"):
         bench(minilm_bundle, new_tokens=3)
 
 
@@ -243,7 +243,7 @@ def test_the_fastest_is_one_whose_gate_passed() -> None:
     cases = (case("fp32", 10.0), case("int8", 20.0), case("int4", 30.0, passed=False))
     assert BenchResult({}, cases).fastest().precision == "int8"
     assert BenchResult({}, cases).best_default().precision == "int8"
-    with pytest.raises(InputError, match=r"of decoder\.portable\.int4 none has passed its gate"):
+    with pytest.raises(InputError, match=r"of decoder\.portable\.int4 has passed verification"):
         BenchResult({}, cases[2:]).fastest()
 
 

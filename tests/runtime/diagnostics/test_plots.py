@@ -41,7 +41,7 @@ def test_what_cannot_be_drawn(tmp_path: Path) -> None:
         draw_attention(alignment(), tmp_path / "map.png", layer=2)
     with pytest.raises(InputError, match="head=-1 must be None or an integer from 0 to 2"):
         draw_attention(alignment(), tmp_path / "map.png", head=-1)
-    with pytest.raises(InputError, match="needs an ending"):
+    with pytest.raises(InputError, match="needs a file extension"):
         draw_attention(alignment(), tmp_path / "map")
     with pytest.raises(InputError, match=r"map\.nonsense cannot be written"):
         draw_attention(alignment(), tmp_path / "map.nonsense")

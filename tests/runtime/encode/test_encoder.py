@@ -153,7 +153,9 @@ def test_unnormalized_embeddings_without_a_pooling(model: TextEncoder) -> None:
     )
     several = with_defaults(model, pooling="cls+mean")
     assert several.embed("a").shape == (384,)
-    with pytest.raises(InputError, match="normalize=False needs a pooling: one of cls, mean, max, lasttoken"):
+    with pytest.raises(
+        InputError, match="normalize=False needs pooling too: one of cls, mean, max, lasttoken"
+    ):
         several.embed("a", normalize=False)
 
 

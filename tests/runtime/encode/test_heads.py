@@ -245,12 +245,12 @@ def test_mistakes_with_heads_are_named(classes: Case, scores: Case, words: Case)
         (f"classify needs the head sequence_classification; {heads}", lambda: fills.classify("a")),
         (f"answer needs the head question_answering; {heads}", lambda: fills.answer("a", "b")),
         ("fill_mask needs the head masked_lm", lambda: picks.iterate("fill_mask", [])),
-        (r"one score, this one has the labels .*'neither'", lambda: picks.rank("a", ["b"])),
+        (r"a single score; this model has the labels .*'neither'", lambda: picks.rank("a", ["b"])),
         ("pair of two texts", lambda: picks.classify([("a",)])),
         ("pair of two texts", lambda: picks.classify(["a", 3])),
         ("pair of two texts", lambda: picks.iterate("classify", [("a", "b", "c")]).__next__()),
         ("pair of two texts", lambda: fills.next_sentence(["a"])),
-        ("several texts are needed", lambda: ranks.rank("query", "text")),
+        ("give several texts", lambda: ranks.rank("query", "text")),
         ("a text must be a str, not int", lambda: ranks.rank("query", [3])),
         ("top_k=0 must be", lambda: ranks.rank("a", ["b"], top_k=0)),
         ("top_k=0 must be an integer from 1 to 93", lambda: fills.fill_mask("[MASK]", top_k=0)),
@@ -266,7 +266,7 @@ def test_mistakes_with_heads_are_named(classes: Case, scores: Case, words: Case)
     for message, call in calls:
         with pytest.raises(InputError, match=message):
             call()
-    with pytest.raises(ContextLengthError, match=r"has .* tokens; beside windows"):
+    with pytest.raises(ContextLengthError, match=r"has .* tokens; with truncation='windows'"):
         picks.classify(LONG, "a", truncation="windows")
 
 

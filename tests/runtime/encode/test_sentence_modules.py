@@ -163,7 +163,7 @@ def test_an_activation_of_others_is_told(checkpoint: Path, caplog: pytest.LogCap
     edit_json(folder / "config_sentence_transformers.json", activation_fn="own.Identity")
     with caplog.at_level(logging.WARNING, "planforge"):
         assert read_activation(folder) == "sigmoid"
-    assert "the activation 'own.Identity' is no class of torch's" in caplog.text
+    assert "the activation 'own.Identity' is ignored, as it is not a class of torch" in caplog.text
     edit_json(folder / "config_sentence_transformers.json", activation_fn=f"{TORCH}.activation.Tanh")
     with pytest.raises(CheckpointError, match=r"config_sentence_transformers.json: .*Tanh' must be Sigmoid"):
         read_activation(folder)
@@ -196,7 +196,7 @@ def test_a_transformer_alone_makes_no_vector(checkpoint: Path) -> None:
     with pytest.raises(CheckpointError, match="sets transformer_task='feature-extraction'; only 'sequence-c"):
         Checkpoint(Source("folder", str(folder), folder))
     (folder / "sentence_bert_config.json").unlink()
-    with pytest.raises(CheckpointError, match="a Transformer alone, without a Pooling"):
+    with pytest.raises(CheckpointError, match="a Transformer alone; add a Pooling"):
         Checkpoint(Source("folder", str(folder), folder))
 
 

@@ -319,10 +319,10 @@ def test_mistakes_with_spans_are_named(tags: Case, answers: Case) -> None:
     tagger: Any = tags.model
     calls: list[tuple[str, Callable[[], Any]]] = [
         ("a pair of two texts is needed", lambda: model.answer("a")),
-        ("several pairs are a list of tuples", lambda: model.answer([("a", "b")], "c")),
+        ("give several pairs as a list of tuples", lambda: model.answer([("a", "b")], "c")),
         ("pair of two texts", lambda: model.answer(["a"])),
         ("pair of two texts", lambda: model.answer("a", 3)),
-        ("several texts are needed", lambda: model.answer(3)),
+        ("give several texts", lambda: model.answer(3)),
         ("n_best=0 must be", lambda: model.answer("a", "b", n_best=0)),
         ("n_best=True must be", lambda: model.answer("a", "b", n_best=True)),
         ("max_answer_tokens=0 must be", lambda: model.answer("a", "b", max_answer_tokens=0)),

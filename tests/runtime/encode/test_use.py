@@ -91,7 +91,7 @@ def test_unknown_options_name_those_there_are(minilm_bundle: Path) -> None:
         ("layers='first' is not one of 'embeddings', ", lambda: model.features("a", layers="first")),
         ("task 'translate' is not one of embed, features", lambda: model.iterate("translate", ["a"])),
         (
-            "several texts are needed here, such as a list of str, not str",
+            "give several texts, such as a list of str, not str",
             lambda: model.iterate("embed", "a"),
         ),
         ("lone surrogate", lambda: model.embed("a\ud800")),
@@ -103,7 +103,7 @@ def test_unknown_options_name_those_there_are(minilm_bundle: Path) -> None:
         ("batch_size=0 must be None or", lambda: model.embed("a", batch_size=0)),
         ("progress='yes' must be True", lambda: model.embed("a", progress="yes")),
         ("prompt=3 must be a str", lambda: model.embed("a", prompt=3)),
-        ("parse_special=False is no option of fill_mask", lambda: model.fill_mask("a", parse_special=False)),
+        ("leave parse_special=False out", lambda: model.fill_mask("a", parse_special=False)),
     ]
     with TextEncoder.load(minilm_bundle) as model:
         for message, call in calls:

@@ -109,13 +109,15 @@ def test_two_classes_and_a_regression(tmp_path: Path) -> None:
         found = case.model.classify(TEXTS[0], candidate_labels=LABELS, multi_label=True)
         assert found.probabilities == pytest.approx(ask(case, TEXTS[0], LABELS, multi_label=True), abs=1e-5)
         other = case.with_config(tmp_path / "other", **name_classes(["sad", "glad"]))
-        with pytest.raises(InputError, match="a label that begins with 'entail'; this one has 'sad', 'glad'"):
+        with pytest.raises(
+            InputError, match="a label that begins with 'entail'; this one has the labels 'sad', 'glad'"
+        ):
             other.classify(TEXTS[0], candidate_labels=LABELS)
     one = opened(tmp_path / "one", "BertForSequenceClassification", seed=3, **name_classes(["entailment"]))
     with one.model:
         number = one.model.classify(TEXTS[0], logits=True)
         assert number.logits == {"entailment": number.score} and number.probabilities == {}
-        with pytest.raises(InputError, match="needs a model of natural language inference"):
+        with pytest.raises(InputError, match="needs a natural language inference model"):
             one.model.classify(TEXTS[0], candidate_labels=LABELS)
 
 
@@ -128,9 +130,12 @@ def test_two_classes_and_a_regression(tmp_path: Path) -> None:
         ({"candidate_labels": ["a", "b", "a"]}, r"has \['a'\] more than once"),
         ({"candidate_labels": ["a"], "hypothesis_template": "it is"}, r"must be a text with \{\} where"),
         ({"candidate_labels": ["a"], "multi_label": 1}, "multi_label=1 must be True or False"),
-        ({"candidate_labels": ["a"], "truncation": "windows"}, "'windows' does not go with candidate_labels"),
-        ({"multi_label": True}, "multi_label goes with candidate_labels"),
-        ({"hypothesis_template": "{}"}, "hypothesis_template goes with candidate_labels"),
+        (
+            {"candidate_labels": ["a"], "truncation": "windows"},
+            "'windows' cannot be used with candidate_labels",
+        ),
+        ({"multi_label": True}, "multi_label needs candidate_labels"),
+        ({"hypothesis_template": "{}"}, "hypothesis_template needs candidate_labels"),
         ({"logits": "yes"}, "logits='yes' must be True or False"),
     ],
     ids=str,
@@ -202,7 +207,7 @@ def test_the_command_prints_every_label_the_best_first(bundle: Path, switch: lis
 
 def test_several_labels_in_one_are_refused(bundle: Path) -> None:
     line = error_line("run", bundle, "a", "--candidate-labels", "great,dull")
-    assert line.endswith("--candidate-labels 'great,dull' is one label; give the option once for each")
+    assert line.endswith("--candidate-labels 'great,dull' is one label; repeat the option for each label")
     both = ("--candidate-labels", "great, if long", "--candidate-labels", "dull")
     assert planforge("run", bundle, "a", *both).returncode == 0
 
@@ -213,11 +218,11 @@ def test_a_model_that_is_no_classifier_says_what_labels_need(
 ) -> None:
     folder = head_bundle(head)
     needs = (
-        "candidate_labels needs a model of natural language inference, with a label that begins with 'entail'"
+        "candidate_labels needs a natural language inference model, with a label that begins with 'entail'"
     )
     with (
         TextEncoder.load(folder) as model,
-        pytest.raises(InputError, match=f"^{needs}; this one is no classifier$"),
+        pytest.raises(InputError, match=f"^{needs}; this one is not a classifier$"),
     ):
         model.classify("a", candidate_labels=LABELS)
     assert needs in error_line("run", folder, "a", "--candidate-labels", "good")

@@ -182,7 +182,7 @@ print([name for name in ("torch", "onnx", "transformers", "sklearn") if name in 
         ({"answer": [5000]}, "5000"),
         ({"prompt": ""}, "the prompt is empty"),
         ({"methods": [3]}, "method 3 is not one of"),
-        ({"methods": ["gradient"], "watch": [" earth"]}, "add the method lens"),
+        ({"methods": ["gradient"], "watch": [" earth"]}, "watch needs the method lens"),
     ],
 )
 def test_choices_that_cannot_be(gpt2: Any, options: dict[str, Any], words: str) -> None:

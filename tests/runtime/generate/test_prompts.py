@@ -50,7 +50,7 @@ def test_a_stream_has_one_prompt(prompt: Any, words: str) -> None:
 @pytest.mark.parametrize("array", [np.zeros((2, 3), np.int64), np.zeros(3), np.array(3), np.array(["a"])])
 def test_another_array_is_no_prompt(array: Any) -> None:
     model, steps = generator("inplace")
-    with pytest.raises(InputError, match=r"an array of shape .* is no prompt, which has one axis"):
+    with pytest.raises(InputError, match=r"an array of shape .* is not a prompt, which must have one axis"):
         model.generate(array)
     with pytest.raises(InputError, match="the prompt is empty"):
         model.generate(np.zeros(0, np.int64))

@@ -298,7 +298,7 @@ def test_a_reference_to_no_schema_is_refused_by_its_place(reference: str) -> Non
     schema = {**make_reference(reference, {"x-": TREE}), **NO_SCHEMAS}
     tool = {"function": {"name": "f", "parameters": schema}}
     with pytest.raises(
-        SchemaError, match=r"tools\[1\], f: .*properties/a/\$ref is .* names no schema"
+        SchemaError, match=r"tools\[1\], f: .*properties/a/\$ref is .* is not in this schema"
     ) as caught:
         read_tools([TOOLS[1], tool], "required")
     assert caught.value.path == "tools/1/function/parameters/properties/a/$ref"
@@ -398,7 +398,7 @@ def test_calls_are_read_from_the_wordings_of_families(text: str, names: list[str
     [
         ({"tools": [{"name": "now"}]}, r"tools\[0\]=.* must be"),
         ({"tools": {"a": 1}}, "tools=.* must be a list"),
-        ({"tools": [WEATHER, WEATHER]}, r"tools\[1\]: there is a function 'weather' before"),
+        ({"tools": [WEATHER, WEATHER]}, r"tools\[1\]: a function 'weather' is already given"),
         (
             {"tools": TOOLS, "tool_choice": "always"},
             "tool_choice='always' must be one of auto, none",
@@ -410,7 +410,7 @@ def test_calls_are_read_from_the_wordings_of_families(text: str, names: list[str
             {"tools": TOOLS, "tool_choice": "required", "num_beams": 2},
             "tool_choice='weather, now' does not",
         ),
-        ({"tools": TOOLS, "tool_choice": "required", "ignore_eos": True}, "ignore_eos=True does not go"),
+        ({"tools": TOOLS, "tool_choice": "required", "ignore_eos": True}, "ignore_eos=True cannot be used"),
     ],
 )
 def test_tools_that_cannot_be_used_are_refused(wear: Wear, options: dict[str, Any], words: str) -> None:
@@ -420,17 +420,17 @@ def test_tools_that_cannot_be_used_are_refused(wear: Wear, options: dict[str, An
 
 def test_a_tools_schema_is_refused_by_its_place(wear: Wear) -> None:
     tool = {"function": {"name": "a", "parameters": {"properties": {"b": {"not": {}}}}}}
-    with pytest.raises(SchemaError, match=r"tools\[0\], a: .*not is not enforced") as caught:
+    with pytest.raises(SchemaError, match=r"tools\[0\], a: .*not is not supported") as caught:
         wear(HERMES).chat(MESSAGES, tools=[tool])
     assert caught.value.path == "tools/0/function/parameters/properties/b/not"
 
 
 def test_what_words_no_tools_refuses_them(plain: TextGenerator) -> None:
-    with pytest.raises(InputError, match="words no tools"):
+    with pytest.raises(InputError, match="does not support tools"):
         plain.chat(MESSAGES, tools=TOOLS)
-    with pytest.raises(InputError, match="tools go with conversations"):
+    with pytest.raises(InputError, match="tools are only for conversations"):
         plain.generate("And", tools=TOOLS)
-    with pytest.raises(InputError, match="arguments are no JSON"):
+    with pytest.raises(InputError, match="arguments are not valid JSON"):
         call = {"function": {"name": "now", "arguments": "{"}}
         plain.chat([{"role": "assistant", "tool_calls": [call]}])
 

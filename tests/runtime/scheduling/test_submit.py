@@ -179,7 +179,7 @@ def test_what_is_wrong_is_raised_at_the_call(encoder: TextEncoder) -> None:
         (InputError, "needs the head", lambda: submit("tag", ["a"])),
         (InputError, "unknown option 'pool'", lambda: submit("embed", ["a"], pool="mean")),
         (InputError, "progress=True does not go with submit", lambda: submit("embed", ["a"], progress=True)),
-        (InputError, "several texts are needed", lambda: submit("embed", "a")),
+        (InputError, "give several texts", lambda: submit("embed", "a")),
         (InputError, "must be a str", lambda: submit("embed", ["a", 3])),
         (
             InputError,

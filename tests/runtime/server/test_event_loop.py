@@ -143,7 +143,7 @@ SOME = ", ".join(f'"{token}": 1' for token in range(60_000))
     ("body", "reason"),
     [
         (f'{{"prompt": "a", "logit_bias": {{{MANY}}}', "not valid JSON"),
-        (f'{{"prompt": "a", "logit_bias": {{{MANY}}}, "logit_bias": {{}}}}', "a name more than once"),
+        (f'{{"prompt": "a", "logit_bias": {{{MANY}}}, "logit_bias": {{}}}}', "a duplicate name"),
         (f"[{MANY.replace(':', ',')}]", "must be a JSON object"),
         (
             f'{{"metadata": {{{SOME}}}, "logit_bias": {{{SOME}}}}}',

@@ -84,7 +84,7 @@ REFUSED: dict[str, tuple[dict[str, Any], str, str]] = {
     "an unknown method": ({"methods": ["gradients"]}, "methods[0]", '"gradient"'),
     "no method": ({"methods": []}, "methods", "at least 1"),
     "an unknown objective": ({"objective": "loss"}, "objective", '"probability"'),
-    "a word of several tokens": ({"watch": ["Mesopotamia"]}, "watch", "A space before a word counts"),
+    "a word of several tokens": ({"watch": ["Mesopotamia"]}, "watch", "The space before a word belongs"),
     "too many words": ({"watch": [" a"] * 17}, "watch", "16"),
     "an empty answer": ({"answer": ""}, "answer", "empty"),
     "an empty text": ({"input": ""}, "input", "empty"),
@@ -157,8 +157,8 @@ def test_tokens_are_those_that_there_are(
 def test_a_model_without_the_graphs_says_what_it_can(server: Address) -> None:
     error = read_error(server.post(PATH, model="tagger", input="a"), 400)
     assert (error["param"], error["code"]) == ("model", "wrong_model")
-    assert "cannot do 'explanations'; it can do: " in error["message"]
-    assert "tags" in error["message"].partition("it can do: ")[2]
+    assert "does not support 'explanations'; it supports: " in error["message"]
+    assert "tags" in error["message"].partition("it supports: ")[2]
     told = {one["id"]: one["capabilities"] for one in server.client.get("/v1/models").json()["data"]}
     able = [name for name, capabilities in told.items() if "explanations" in capabilities]
     assert able == list(BUNDLES)

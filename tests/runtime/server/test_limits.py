@@ -63,9 +63,9 @@ def test_a_key_is_asked_for(gpt_model: TextGenerator, tmp_path: Path) -> None:
         for path in ("/health", "/ready", "/"):
             assert server.client.get(path).status_code == 200
         for header, message in (
-            ({}, "a key is needed"),
-            ({"Authorization": "first-key"}, "a key is needed"),
-            ({"Authorization": "Bearer first"}, "the key is none of those"),
+            ({}, "an API key is required"),
+            ({"Authorization": "first-key"}, "an API key is required"),
+            ({"Authorization": "Bearer first"}, "the API key is invalid"),
         ):
             for path in ("/v1/models", "/metrics", "/openapi.json", "/v1/nothing"):
                 response = server.client.get(path, headers=header)
@@ -87,8 +87,8 @@ def test_keys_come_from_the_environment_too(tmp_path: Path, monkeypatch: pytest.
         read_keys(tmp_path / "empty")
     (tmp_path / "latin").write_bytes(b"caf\xe9")
     for path, message in (
-        (tmp_path / "none", "is no file"),
-        (tmp_path, "is no file"),
+        (tmp_path / "none", "does not exist or is a folder"),
+        (tmp_path, "does not exist or is a folder"),
         (tmp_path / "latin", "UTF-8"),
     ):
         with pytest.raises(InputError, match=message):
@@ -303,7 +303,7 @@ def test_a_full_queue_and_a_deadline(gpt_model: TextGenerator, monkeypatch: pyte
         for body in ({"n": 3}, {"prompt": ["a", "b", "c"]}):  # more than ever fit
             refused = server.post(COMPLETE, **{**LONG, **body})
             assert refused.status_code == 400 and refused.json()["error"]["param"] == next(iter(body))
-            assert "the 2 that may run" in refused.json()["error"]["message"]
+            assert "the 2 that this server may run" in refused.json()["error"]["message"]
         assert len(server.ask(COMPLETE, **{**LONG, "max_tokens": 1}, n=2)["choices"]) == 2
 
 

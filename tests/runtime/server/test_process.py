@@ -144,7 +144,7 @@ def test_names_of_bundles(demo_bundle: Path) -> None:
         "mine": demo_bundle,
         demo_bundle.name: demo_bundle,
     }
-    with pytest.raises(InputError, match="two bundles are called"):
+    with pytest.raises(InputError, match="two bundles have the name"):
         name_bundles([str(demo_bundle), str(demo_bundle)])
 
 

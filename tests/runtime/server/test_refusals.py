@@ -253,13 +253,13 @@ def test_where_one_model_fits_its_name_may_be_left_out(server: Address) -> None:
         (
             "/v1/chat/completions",
             {"messages": [{"role": "user", "content": [{"type": "image_url", "image_url": {"url": "x"}}]}]},
-            'not "image_url" (this server\'s models read text, no images',
+            'not "image_url" (this server only reads text, not images',
             "is missing",
         ),
         (
             "/v1/chat/completions",
             {"messages": [{"role": "user", "content": [{"file": {}, "type": "file"}]}]},
-            'content[0].type must be "text", not "file" (this server\'s models read text, no images',
+            'content[0].type must be "text", not "file" (this server only reads text, not images',
             "not supported",
         ),
     ],

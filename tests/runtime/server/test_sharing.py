@@ -180,4 +180,4 @@ def test_no_grace_ends_answers_at_once(
             received += part
     assert b"[DONE]" not in received and b"usage" not in received
     wait_until(lambda: gpt.count_requests() == (0, 0))
-    assert caplog.messages == ["answers cut off after a grace of 0 s: 1"]
+    assert caplog.messages == ["requests cut off 0 s (--grace) after the stop: 1"]

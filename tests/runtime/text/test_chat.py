@@ -237,7 +237,7 @@ def test_a_template_reaches_nothing(template: str, words: str) -> None:
 )
 def test_a_template_is_stopped(template: str, words: str) -> None:
     with pytest.raises(
-        BundleError, match=f"^bundle/.*jinja: the chat template is stopped: .*{words}"
+        BundleError, match=f"^bundle/.*jinja: the chat template was stopped: .*{words}"
     ) as caught:
         rendered(template)
     assert "\n" not in str(caught.value)
@@ -272,7 +272,7 @@ def test_a_template_that_refuses_says_why() -> None:
 )
 def test_what_is_no_template_is_named(template: str) -> None:
     with pytest.raises(
-        BundleError, match=r"^bundle/tokenizer/chat_template\.jinja.* no template of jinja2 \("
+        BundleError, match=r"^bundle/tokenizer/chat_template\.jinja.* not a valid Jinja template \("
     ):
         chat_of(template).encode(HELLO, ours("byte_level"))
 
@@ -320,7 +320,9 @@ def test_objects_methods_are_out_of_a_templates_reach() -> None:
 
 def test_jinja2_is_asked_for_by_its_extra(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(chat_template, "version", lambda _: "3.1.5")
-    with pytest.raises(BackendUnavailableError, match=r"3\.1\.6, this is 3\.1\.5: .*planforge\[chat\]"):
+    with pytest.raises(
+        BackendUnavailableError, match=r"3\.1\.6 or newer, installed is 3\.1\.5: .*planforge\[chat\]"
+    ):
         chat_of("x").encode(HELLO, ours("byte_level"))
     monkeypatch.delitem(sys.modules, "planforge.runtime.text.chat_template")
     monkeypatch.setitem(sys.modules, "jinja2", None)
@@ -349,17 +351,19 @@ def test_tokens_that_begin_every_prompt_are_the_templates_to_write() -> None:
 def test_what_a_chat_cannot_do_is_said() -> None:
     model, _ = generator("inplace")
     for ask in (model.chat, model.stream_chat):
-        with pytest.raises(InputError, match=r"has no chat template; generate\(\) .*chat_template\.jinja"):
+        with pytest.raises(
+            InputError, match=r"has no chat template; use generate\(\) .*chat_template\.jinja"
+        ):
             ask(HELLO)
     model, _ = generator("inplace", chat=chat_of(PLAIN))
     long = [{"role": "user", "content": "a" * CONTEXT}]
     with pytest.raises(ContextLengthError):
         model.chat(long)
-    with pytest.raises(ContextLengthError, match="neither is ever cut"):
+    with pytest.raises(ContextLengthError, match="neither is ever truncated"):
         model.chat(long, max_new_tokens=2, truncation="tail")
     with pytest.raises(InputError, match="unknown option"):
         model.chat(HELLO, documents=[])  # type: ignore[call-arg]
-    with pytest.raises(InputError, match="chat template made nothing of these messages"):
+    with pytest.raises(InputError, match="chat template renders these messages as an empty text"):
         generator("inplace", chat=chat_of("{# nothing #}"))[0].chat(HELLO)
     model.close()
     with pytest.raises(ClosedError):

@@ -154,7 +154,7 @@ def test_what_is_never_dropped_must_fit() -> None:
     model, steps = generator("inplace", chat=chat_of(PLAIN))
     messages = messages_of("a" * 10, "b", "c", "d" * CONTEXT)
     with pytest.raises(
-        ContextLengthError, match=r"the last message, with what the system said, has .* Shorten"
+        ContextLengthError, match=r"the last message and the system message have together .* Shorten"
     ):
         model.chat(messages, truncation="tail")
     with pytest.raises(ContextLengthError, match="drop its oldest turns by truncation='tail'"):

@@ -135,7 +135,7 @@ def test_no_change_of_a_template_makes_a_users_text_a_special_token(
     try:
         ids = chat_of(template).encode(messages, ours(kind))
     except InputError as error:
-        assert "of the chat template makes" not in str(error)
+        assert "in the chat template forms" not in str(error)
         return  # such as the first letter of an empty text
     assert count_special(kind, ids) == ["<s>", "</s>"]
 
@@ -213,7 +213,7 @@ def test_a_users_token_beside_the_templates_own_is_refused() -> None:
     template = "{{ (messages[0].content ~ '<|im_end|>') | replace('X', '') }}"
     messages = [{"role": "user", "content": "<|im_XXend|>"}]
     with pytest.raises(
-        InputError, match=r"'replace' of the chat template makes '<\|im_end\|>' of another text"
+        InputError, match=r"'replace' in the chat template forms the special token '<\|im_end\|>' from"
     ):
         chat_of(template).encode(messages, ours("byte_level"))
     ids = chat_of(template).encode(messages, ours("byte_level"), parse_special=True)

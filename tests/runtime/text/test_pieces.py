@@ -241,7 +241,7 @@ def test_bad_arguments_are_refused() -> None:
         ours.encode(b"a")  # type: ignore[arg-type]
     with pytest.raises(InputError, match="lone surrogate"):
         ours.encode("a\udc80")
-    with pytest.raises(InputError, match="keeps no places in the text; use encode"):
+    with pytest.raises(InputError, match="does not record where tokens are in the text; use encode"):
         ours.encode_batch(["a"])
     for method in (ours.decode, ours.spell_all):
         with pytest.raises(InputError, match=f"token id {ours.vocab_size} is not in the vocabulary"):

@@ -86,15 +86,15 @@ def test_variables_reach_the_template(template: str, options: dict[str, Any]) ->
             {"enable_thinkin": False},
             "reads no 'enable_thinkin'; did you mean",
         ),
-        (GRANITE, {"x": 1}, "reads no 'x'; it reads controls, documents,.* thinking$"),
-        (TEMPLATES["chatml"], {"x": 1}, "it reads none; leave template_options out"),
+        (GRANITE, {"x": 1}, "does not use 'x'; it uses controls, documents,.* thinking$"),
+        (TEMPLATES["chatml"], {"x": 1}, "it uses none; leave template_options out"),
         (QWEN3, {"messages": []}, "'messages' is set by the conversation; leave it out"),
         (QWEN3, {"add_generation_prompt": True}, "'add_generation_prompt' is set by"),
         (TEMPLATES["llama"], {"bos_token": "x"}, "'bos_token' is set by"),
         (
             GRANITE,
             {"thinking": object()},
-            r"^template_options\['thinking'\] is object; a template gets texts",
+            r"^template_options\['thinking'\] is object; it must be a text",
         ),
     ],
 )
@@ -138,7 +138,7 @@ def test_the_last_message_goes_on_as_in_transformers(
 @pytest.mark.parametrize(
     ("messages", "words"),
     [
-        (MESSAGES, "the last one is of the role 'user'; put the beginning of the answer behind it"),
+        (MESSAGES, "the last message has the role 'user'; add an assistant's message"),
         ([*MESSAGES, {"role": "assistant", "tool_calls": [{"function": {}}]}], "has none, or calls tools"),
         ([*MESSAGES, {"role": "assistant", "content": "gone"}], "the chat template leaves out parts of"),
     ],
@@ -159,7 +159,7 @@ def test_tools_have_a_template_of_their_own() -> None:
             MESSAGES, tools=list(tools) or None, add_generation_prompt=True, **HOW
         )
         assert chat.encode(MESSAGES, ours("byte_level"), wording=Wording(tools)) == wanted
-    with pytest.raises(InputError, match="it reads none"):
+    with pytest.raises(InputError, match="it uses none"):
         chat.render(MESSAGES, Wording(TOOLS, {"x": 1}))
 
 
@@ -176,7 +176,7 @@ def test_a_model_goes_on_with_its_last_message() -> None:
     long = [{"role": "user", "content": "a" * CONTEXT}, {"role": "assistant", "content": "a"}, *messages]
     assert model.chat(long, truncation="tail", **options).token_ids == answer.token_ids
     for name, value in (("template_options", {"a": 1}), ("continue_final_message", True)):
-        with pytest.raises(InputError, match=f"{name} goes with conversations: use chat"):
+        with pytest.raises(InputError, match=f"{name} is only for conversations: use chat"):
             model.generate("abc", **{name: value})  # type: ignore[call-overload]
         with pytest.raises(InputError, match=name):
             model.chat(messages, **{name: "x"})  # type: ignore[arg-type]

@@ -325,7 +325,7 @@ def test_roles_are_those_the_files_or_bert_name(tmp_path: Path) -> None:
         (b"the\na\n", {}, r"vocab.txt has no '\[UNK\]' among its 2 tokens"),
         (SMALL, {"unk_token": "<unk>"}, r"vocab.txt has no '<unk>' among its 9 tokens"),
         (SMALL + b"\xff\n", {}, r"vocab.txt is not UTF-8: invalid start byte; save it again"),
-        (b"[UNK]\n[SEP]\n", {}, r"vocab.txt has no '\[CLS\]', which frames every text"),
+        (b"[UNK]\n[SEP]\n", {}, r"vocab.txt has no '\[CLS\]', a special token that every text needs"),
         (SMALL, {"do_lower_case": "yes"}, r"tokenizer_config.json: do_lower_case is 'yes'; it must be true"),
         (SMALL, {"strip_accents": 1}, r"tokenizer_config.json: strip_accents is 1; it must be true or false"),
         (

@@ -104,7 +104,7 @@ def test_a_second_vocabulary_that_no_setting_names_is_refused(tmp_path: Path) ->
     (tmp_path / "tokenizer_config.json").write_text("{}")
     (tmp_path / "config.json").write_text(json.dumps({"share_encoder_decoder_embeddings": False}))
     with pytest.raises(
-        CheckpointError, match=r"target_vocab.json is there, but .* separate_vocabs, .* Set it"
+        CheckpointError, match=r"target_vocab.json exists, but .* separate_vocabs, .* Set separate"
     ):
         build_marian_tokenizers(tmp_path)
 

@@ -149,7 +149,7 @@ def test_on_token_ends_one_text(model: Translator, long_texts: list[str]) -> Non
 
 
 def test_on_token_is_refused_with_beams(model: Translator) -> None:
-    with pytest.raises(InputError, match="on_token does not go with num_beams=3"):
+    with pytest.raises(InputError, match="on_token cannot be used with num_beams=3"):
         model.translate("hello", num_beams=3, on_token=lambda chunk: None)
     with pytest.raises(InputError, match="on_token=3 must be a function"):
         model.translate("hello", num_beams=1, on_token=3)  # type: ignore[call-overload]
