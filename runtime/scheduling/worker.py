@@ -94,7 +94,7 @@ class EngineThread(ABC, Generic[Q]):
 
     def end(self, request: Q) -> None:
         """End a request that is not wanted any more."""
-        self.fail(request, DeadlineError("the request timed out before its answer was complete"))
+        self.fail(request, DeadlineError("the deadline passed before the answer was complete"))
 
     def _run(self) -> None:
         error: BaseException = ClosedError()

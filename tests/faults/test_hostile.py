@@ -252,7 +252,7 @@ def test_golden_data_that_unpacks_to_more_than_is_sound_is_refused(
 def test_an_array_that_claims_what_is_not_there_is_refused(tmp_path: Path, shape: str) -> None:
     head = f"{{'descr': '<f4', 'fortran_order': False, 'shape': {shape}}}".ljust(117).encode() + b"\n"
     path = write_members(tmp_path / "golden.npz", a=b"\x93NUMPY\x01\x00\x76\x00" + head)
-    with pytest.raises(BundleError, match="no golden data"):
+    with pytest.raises(BundleError, match="not valid golden data"):
         read_golden(path)
 
 

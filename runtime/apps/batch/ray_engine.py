@@ -90,7 +90,7 @@ def join_cluster(address: str) -> None:
         ray.init(address=address, log_to_driver=False, logging_level=logging.ERROR, **own)
     except (ConnectionError, RayError, ValueError, RuntimeError) as error:
         raise BatchError(
-            f"--address {address}: cannot join a Ray cluster there: {error}. If one runs there, this machine"
+            f"--address {address}: no Ray cluster answers there: {error}. If one runs there, this machine"
             " needs its token too, in ~/.ray/auth_token or RAY_AUTH_TOKEN"
         ) from error
 

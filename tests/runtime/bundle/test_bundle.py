@@ -206,7 +206,7 @@ def test_a_huge_manifest_is_not_read(folder: Path, monkeypatch: pytest.MonkeyPat
     monkeypatch.setattr(bundle_module, "MAX_BYTES", size)
     Bundle.open(folder)
     monkeypatch.setattr(bundle_module, "MAX_BYTES", size - 1)
-    with pytest.raises(BundleError, match=f"larger than {size - 1} bytes"):
+    with pytest.raises(BundleError, match=f"more than {size - 1} bytes"):
         Bundle.open(folder)
 
 

@@ -169,7 +169,10 @@ def test_temperature_0_is_greedy_whatever_else_is_given() -> None:
     [
         (Sampling(logit_bias={0: -math.inf, 1: -math.inf}), "logit_bias=.* leaves no token"),
         (Sampling(no_repeat_ngram_size=1), "no_repeat_ngram_size=1 leaves no token"),
-        (Sampling(logits_processor=lambda ids, row: row[:1]), r"float32 \(1,\); it must return the \(2,\)"),
+        (
+            Sampling(logits_processor=lambda ids, row: row[:1]),
+            r"float32 \(1,\); it must return float32 logits of shape \(2,\)",
+        ),
         (Sampling(logits_processor=lambda ids, row: None), "object"),  # type: ignore[arg-type]
         (
             Sampling(logits_processor=lambda ids, row: row * np.nan),

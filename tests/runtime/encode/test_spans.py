@@ -320,8 +320,8 @@ def test_mistakes_with_spans_are_named(tags: Case, answers: Case) -> None:
     calls: list[tuple[str, Callable[[], Any]]] = [
         ("a pair of two texts is needed", lambda: model.answer("a")),
         ("give several pairs as a list of tuples", lambda: model.answer([("a", "b")], "c")),
-        ("pair of two texts", lambda: model.answer(["a"])),
-        ("pair of two texts", lambda: model.answer("a", 3)),
+        ("takes two texts", lambda: model.answer(["a"])),
+        ("takes two texts", lambda: model.answer("a", 3)),
         ("give several texts", lambda: model.answer(3)),
         ("n_best=0 must be", lambda: model.answer("a", "b", n_best=0)),
         ("n_best=True must be", lambda: model.answer("a", "b", n_best=True)),

@@ -111,7 +111,7 @@ def test_what_cannot_be_explained_is_refused_by_its_name(kind: str, server: Addr
 
 TOO_LONG: dict[str, tuple[dict[str, Any], str, str]] = {
     "for the server": ({"model": "gpt", "input": "word " * 600}, "input", "at most 512"),
-    "for the context": ({"model": "gpt", "input": "word " * 300}, "input", "reads 255 at most"),
+    "for the context": ({"model": "gpt", "input": "word " * 300}, "input", "reads at most 255"),
     "with its answer": (
         {"model": "gpt", "input": "word " * 100, "answer": " a" * 200},
         "answer",
@@ -120,8 +120,12 @@ TOO_LONG: dict[str, tuple[dict[str, Any], str, str]] = {
     "an answer for the server": ({"model": "gpt", "input": "a", "answer": " a" * 600}, "input", "most 512"),
     "for the encoder": ({"model": "labels", "input": "a " * 100}, "input", "the model takes"),
     "a pair for the server": ({"model": "labels", "input": "a", "pair": "a " * 600}, "input", "most 512"),
-    "for the translator": ({"model": "dates", "input": "3" * 100}, "input", "reads 64 at most"),
-    "a translation": ({"model": "dates", "input": DATE, "answer": "1" * 65}, "answer", "writes 64 at most"),
+    "for the translator": ({"model": "dates", "input": "3" * 100}, "input", "reads at most 64"),
+    "a translation": (
+        {"model": "dates", "input": DATE, "answer": "1" * 65},
+        "answer",
+        "generates at most 64",
+    ),
 }
 
 

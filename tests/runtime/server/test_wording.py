@@ -67,7 +67,7 @@ def test_variables_and_beginnings_word_the_prompt(client: openai.OpenAI, model: 
 @pytest.mark.parametrize(
     ("extra", "param", "words"),
     [
-        ({"chat_template_kwargs": {"thinking": 1}}, "chat_template_kwargs", "reads no 'thinking'"),
+        ({"chat_template_kwargs": {"thinking": 1}}, "chat_template_kwargs", "does not use 'thinking'"),
         ({"chat_template_kwargs": {"tools": []}}, "chat_template_kwargs", "'tools' is set by"),
         ({"chat_template_kwargs": [1]}, "chat_template_kwargs", "chat_template_kwargs"),
         ({"continue_final_message": True}, "continue_final_message", "the role 'user'"),

@@ -84,7 +84,7 @@ def test_variables_reach_the_template(template: str, options: dict[str, Any]) ->
         (
             QWEN3,
             {"enable_thinkin": False},
-            "reads no 'enable_thinkin'; did you mean",
+            "does not use 'enable_thinkin'; did you mean",
         ),
         (GRANITE, {"x": 1}, "does not use 'x'; it uses controls, documents,.* thinking$"),
         (TEMPLATES["chatml"], {"x": 1}, "it uses none; leave template_options out"),
