@@ -296,10 +296,10 @@ def inspect_plan(path: Path) -> Inspection:
         if (folder / "manifest.json").is_file():
             for plan in Bundle.open(folder).manifest.plans:
                 if (folder / plan.file).resolve() == path.resolve():
-                    summary["passport"] = plan.to_json()
+                    summary["entry"] = plan.to_json()
                     sms = " ".join(plan.sms) or "the GPU it was built on"
                     made = f"{plan.engine} {plan.version} from {plan.built_from} for {sms}"
-                    rows.append(("passport", made))
+                    rows.append(("entry", made))
     summary["plan"] = NOT_RUN
     rows.append(("plan", NOT_RUN))
     return Inspection(summary, [(path.name, ("", ""), rows)])

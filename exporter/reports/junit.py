@@ -16,11 +16,11 @@ def render_junit(report: VerificationReport, name: str) -> str:
     root = ElementTree.Element("testsuites", name=make_printable(name))
     for artifact, comparisons in group_by_artifact(report.comparisons).items():
         suite = ElementTree.SubElement(root, "testsuite", name=make_printable(artifact))
-        culprits = [str(culprit) for culprit in report.culprits if culprit.artifact == artifact]
+        mismatches = [str(mismatch) for mismatch in report.mismatches if mismatch.artifact == artifact]
         for comparison in comparisons:
             case = add_case(suite, artifact, f"{comparison.backend}: {comparison.case}")
             if not comparison.passed:
-                add_failure(case, "; ".join(comparison.failures), [*comparison.failures, *culprits])
+                add_failure(case, "; ".join(comparison.failures), [*comparison.failures, *mismatches])
             ElementTree.SubElement(case, "system-out").text = make_printable(list_numbers(comparison))
     if not report.comparisons:  # a document without any test would count as a success
         suite = ElementTree.SubElement(root, "testsuite", name=make_printable(name))

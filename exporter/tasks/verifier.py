@@ -117,7 +117,7 @@ class Verifier:
                 limits.update({f"{measure.prefix}{name}": limit for name, limit in own.items()})
         return limits | self.task.limit_others(self.expected, gaps, limits)
 
-    def name_losses(self, gaps: Gaps) -> dict[str, float]:
+    def name_precision_errors(self, gaps: Gaps) -> dict[str, float]:
         """Return what rounding does in PyTorch, by the names of the limits."""
         return {
             f"{measure.prefix}{name}": float(getattr(gap, name))
@@ -139,7 +139,7 @@ class Verifier:
         finally:
             engine.close()
         reference = self.task.open_reference(self.model, self.bundle, None)
-        return self.name_losses(measure(reference, self.model, self.expected, found, rounding))
+        return self.name_precision_errors(measure(reference, self.model, self.expected, found, rounding))
 
     def open(self, artifact: Artifact, open_program: OpenProgram | None = None) -> Engine:
         """Open a graph, and the one that it runs with if any: on ONNX Runtime, unless told otherwise."""

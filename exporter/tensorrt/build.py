@@ -77,7 +77,7 @@ class PlanRequest:
 
 
 def build_plan(request: PlanRequest) -> Plan:
-    """Build a plan and return its passport, as of a file in a bundle's plans/."""
+    """Build a plan and return its entry, as of a file in a bundle's plans/."""
     options = request.options
     out = request.out
     sms = resolve_architectures(request.engine, request.sms)

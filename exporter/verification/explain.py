@@ -43,7 +43,7 @@ from .bisect import (
     make_module_tolerances,
     make_node_tolerances,
 )
-from .losses import list_exceeded
+from .precision_errors import list_exceeded
 from .report import VerificationReport
 from .structure import READING
 
@@ -109,7 +109,7 @@ def explain(
     read = {c.artifact: c for c in report.comparisons if c.backend == READING and not c.passed}
 
     def search(artifact: Artifact, fresh: ir.Model | None) -> FirstMismatch | None:
-        if fresh is None and artifact.id in report.lost:
+        if fresh is None and artifact.id in report.limited:
             return None
         mismatch = search_graph(verifier, report, artifact, manifest, sound, model, calibration, fresh)
         if mismatch is None or artifact.id not in read:
@@ -117,7 +117,7 @@ def explain(
         return prefer_static_fault(verifier, artifact, mismatch, read[artifact.id].failures)
 
     def give_reason(artifact: Artifact, fresh: ir.Model | None) -> str:
-        if artifact.id in report.lost:
+        if artifact.id in report.limited:
             return LOST.format(propose_acceptance(report, artifact.id))
         if artifact.id in read:  # what was read there names its node
             return ""
@@ -125,8 +125,8 @@ def explain(
 
     found = name_nodes(report, failed, progress, trace if model is not None else None, search, give_reason)
     # A node at fault is no loss of the precision, however much PyTorch itself loses.
-    lost = report.lost - {mismatch.artifact for mismatch in found.culprits}
-    return dataclasses.replace(found, lost=lost)
+    limited = report.limited - {mismatch.artifact for mismatch in found.mismatches}
+    return dataclasses.replace(found, limited=limited)
 
 
 def name_nodes(
@@ -151,7 +151,7 @@ def name_nodes(
         except PlanForgeError as error:  # the verdict stands without
             unexplained |= {artifact.id: f"no node can be named: {error}" for artifact in failed}
             return dataclasses.replace(report, unexplained=unexplained)
-    mismatches = list(report.culprits)
+    mismatches = list(report.mismatches)
     for artifact in failed:
         progress(f"verifying {artifact.id}: looking for the node at fault")
         fresh = healthy.get(artifact.recipe_id)
@@ -164,7 +164,7 @@ def name_nodes(
             mismatches.append(mismatch)
         elif why := give_reason(artifact, fresh):
             unexplained[artifact.id] = why
-    return dataclasses.replace(report, culprits=tuple(mismatches), unexplained=unexplained)
+    return dataclasses.replace(report, mismatches=tuple(mismatches), unexplained=unexplained)
 
 
 def search_graph(
@@ -190,7 +190,7 @@ def search_graph(
         if fresh is not None:
             assert model is not None and is_module(model) and calibration is not None
             references = convert_references(traced, replay, fresh, model, calibration)
-            if artifact.id in report.lost:
+            if artifact.id in report.limited:
                 references = references[:1]
         else:
             references = find_references(verifier, make_replay, traced, graph, sound, model, calibration)

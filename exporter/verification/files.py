@@ -149,9 +149,9 @@ def verify_file(
         return VerificationReport(False, itself, reference=reference)
     reference = f"{reference} and {other.path.name}" if itself else other.path.name
     progress(f"verifying {other.path.name}")
-    both, culprits = compare_with_file(file, other, feeds, engine, nodes)
+    both, mismatches = compare_with_file(file, other, feeds, engine, nodes)
     read = compare_files(path.name, file.model, other.model, other.path.name)
-    return VerificationReport(False, (*itself, both, read), culprits, reference=reference)
+    return VerificationReport(False, (*itself, both, read), mismatches, reference=reference)
 
 
 def compare_with_file(

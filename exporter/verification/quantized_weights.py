@@ -120,7 +120,7 @@ def check_weight(weight: StoredWeight, expected: Array, rows: Rows) -> str:
             f" {faults.furthest:.3g} steps, first in row {faults.first_row}"
         )
     x = x if smoothing is None else x / smoothing
-    return describe_excess(measure_losses(list_errors(weight, expected), np.asarray(x, np.float32)))
+    return describe_excess(measure_precision_errors(list_errors(weight, expected), np.asarray(x, np.float32)))
 
 
 def list_pieces(weight: StoredWeight, expected: Array) -> Iterator[tuple[slice, QuantizedWeight, Array]]:
@@ -193,7 +193,7 @@ def list_errors(weight: StoredWeight, expected: Array) -> Iterator[Piece]:
         yield (whole - found.codes) * signed, np.abs(signed), beyond
 
 
-def measure_losses(pieces: Iterable[Piece], x: Array) -> Array:
+def measure_precision_errors(pieces: Iterable[Piece], x: Array) -> Array:
     """Return what each row of a weight (N,) loses in products with x (M, K), as a share of its bound."""
     power = np.einsum("mk,mk->k", x, x)
     power += DAMPING * power.mean() + np.finfo(np.float32).tiny

@@ -28,12 +28,12 @@ class VerificationReport:
     Attributes:
         with_pytorch: False when only golden data was available.
         comparisons: one per artifact, engine and case.
-        culprits: of graphs that failed, the first node that is at fault, where one was found.
+        mismatches: of graphs that failed, the first node that is at fault, where one was found.
         fp32_nodes: of graphs in fp16, by artifact: what stays in fp32 and why.
         reference: what a graph was compared with, where it is neither of the usual two.
         precisions: of the graphs, by artifact; an .onnx file has none here.
         unexplained: of graphs that failed and have no mismatch, by artifact: why.
-        lost: of graphs that failed, those of which PyTorch itself loses as much by their precision.
+        limited: graphs that failed only where PyTorch itself, rounded to their precision, is as far off.
         notes: what is to be known of the model, in words.
         accepted: what a user lets precisions lose, by precision and metric.
         level: how much was compared with PyTorch; empty where golden data was.
@@ -44,11 +44,11 @@ class VerificationReport:
 
     with_pytorch: bool
     comparisons: tuple[Comparison, ...]
-    culprits: tuple[FirstMismatch, ...] = ()
+    mismatches: tuple[FirstMismatch, ...] = ()
     fp32_nodes: Mapping[str, tuple[Fp32Node, ...]] = field(default_factory=dict)
     reference: str = ""
     unexplained: Mapping[str, str] = field(default_factory=dict)
-    lost: frozenset[str] = frozenset()
+    limited: frozenset[str] = frozenset()
     notes: tuple[str, ...] = ()
     accepted: Mapping[str, Accepted] = field(default_factory=dict)
     level: str = ""
@@ -92,7 +92,7 @@ class VerificationReport:
 
     def list_locations(self) -> list[str]:
         """Return what is known of each graph that failed."""
-        found = [str(mismatch) for mismatch in self.culprits]
+        found = [str(mismatch) for mismatch in self.mismatches]
         return found + [f"{artifact}: {why}" for artifact, why in self.unexplained.items()]
 
     def to_json(self) -> dict[str, Any]:
@@ -102,7 +102,7 @@ class VerificationReport:
             "with_pytorch": self.with_pytorch,
             "against": self.against,
             "comparisons": [c.to_json() for c in self.comparisons],
-            "culprits": [c.to_json() for c in self.culprits],
+            "mismatches": [c.to_json() for c in self.mismatches],
             "unexplained": dict(self.unexplained),
             "fp32_nodes": {name: [n.to_json() for n in nodes] for name, nodes in self.fp32_nodes.items()},
         }
@@ -153,7 +153,7 @@ class VerificationReport:
         if self.passed:
             return
         failed = frozenset(c.artifact for c in self.comparisons if not c.passed)
-        is_loss = failed <= self.lost
+        is_loss = failed <= self.limited
         what = "the error of a precision is too large" if is_loss else "the export does not compute the model"
         lines = [f"{what}:", *self.list_failures(), *self.list_locations()]
         bad = {self.precisions[artifact] for artifact in failed if artifact in self.precisions}

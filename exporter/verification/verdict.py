@@ -23,7 +23,13 @@ from ..tasks.base import Progress
 from ..tasks.verifier import Verifier
 from .files import RUNNING
 from .fp32_nodes import list_fp32_nodes
-from .losses import Losses, add_losses, add_losses_of_searches, adopt_stored_weights, judge_by_float64
+from .precision_errors import (
+    PrecisionErrors,
+    add_errors_of_searches,
+    add_precision_errors,
+    adopt_stored_weights,
+    judge_by_float64,
+)
 from .reading import compare_by_reading
 from .report import VerificationReport
 
@@ -61,14 +67,14 @@ def verify_model(
 
     read = compare_by_reading(verifier, progress, None if reference else model, calibration)
     calibration = adopt_stored_weights(calibration, verifier.bundle, read)
-    losses: dict[str, Losses] = {}
+    errors: dict[str, PrecisionErrors] = {}
 
     def choose_limits(precision: str) -> dict[str, float]:
         progress(f"computing what {precision} may lose")
         rounding = None if reference else calibration.make_rounding(precision)
         gaps = {} if rounding is None else verifier.measure_gaps(model, rounding)
         give_back_memory()
-        losses[precision] = verifier.name_losses(gaps)
+        errors[precision] = verifier.name_precision_errors(gaps)
         return verifier.choose_limits(precision, gaps, (accepted or {}).get(precision, NOTHING_ACCEPTED))
 
     precisions = sorted({artifact.precision for artifact in verifier.bundle.manifest.artifacts})
@@ -87,8 +93,8 @@ def verify_model(
         answers_kept=verifier.answers_kept,
     )
     if not reference:
-        add_losses_of_searches(verifier, report, losses, calibration)
-    return Judged(add_losses(report, losses), limits, calibration)
+        add_errors_of_searches(verifier, report, errors, calibration)
+    return Judged(add_precision_errors(report, errors), limits, calibration)
 
 
 def warn_of_unjudged(artifact: Artifact, comparisons: Sequence[Comparison]) -> None:

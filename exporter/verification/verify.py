@@ -34,8 +34,8 @@ from .explain import explain, make_tracer
 from .explanations import verify_explanations, verify_kept_explanations
 from .files import verify_file
 from .golden_answers import compare_golden, note_older_golden
-from .losses import read_accepted
 from .older_bundles import find_doubts
+from .precision_errors import read_accepted
 from .report import VerificationReport
 from .user_limits import check_limits, tighten_limits
 from .verdict import compare_all, verify_model

@@ -1,4 +1,4 @@
-"""A TensorRT plan of a bundle, as its passport describes it."""
+"""A TensorRT plan of a bundle, as its entry in the manifest describes it."""
 
 from __future__ import annotations
 
@@ -54,7 +54,7 @@ class PlanWeight:
 
 @dataclass(frozen=True)
 class Plan:
-    """A TensorRT plan and its passport: what made it, and where it runs."""
+    """A TensorRT plan as manifest.json has it: what made it, and where it runs."""
 
     built_from: str  # id of the artifact
     file: str
@@ -99,7 +99,7 @@ class Plan:
         return max((max(profile["axes"].get(axis, (0,))) for profile in self.profiles), default=0)
 
     def estimate_memory(self) -> int:
-        """Return the estimated bytes on the GPU at the largest shapes; 0 where the passport gives none."""
+        """Return the estimated bytes on the GPU at the largest shapes; 0 where the entry gives none."""
         return max(map(sum_profile_memory, self.profiles), default=0)
 
     def list_settings(self) -> tuple[Any, ...]:

@@ -217,7 +217,7 @@ def test_inspect_reads_an_onnx_file_and_a_plan(demo_bundle: Path) -> None:
     plan = next((demo_bundle / "plans").glob("*.plan"))
     summary = json.loads(planforge("inspect", plan, "--json").stdout)
     assert summary["bytes"] == plan.stat().st_size
-    assert summary["passport"]["built_from"] == "decoder.inplace.fp16"
+    assert summary["entry"]["built_from"] == "decoder.inplace.fp16"
     assert "tensorrt-rtx" in planforge("inspect", plan).stdout
 
 

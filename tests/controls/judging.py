@@ -75,8 +75,10 @@ def judge_precision(report: VerificationReport, precision: str) -> dict[str, Any
     if not failed and not others:
         return {"verdict": PASSED}
     failures = [f"{c.artifact}, {c.case}: {failure}" for c in (*failed, *others) for failure in c.failures]
-    is_named = not others and artifacts <= report.lost and all("PyTorch itself" in each for each in failures)
-    found = [str(culprit) for culprit in report.culprits if culprit.artifact in artifacts]
+    is_named = (
+        not others and artifacts <= report.limited and all("PyTorch itself" in each for each in failures)
+    )
+    found = [str(mismatch) for mismatch in report.mismatches if mismatch.artifact in artifacts]
     return {"verdict": LOSS if is_named else FALSE_ALARM, "failures": failures + found}
 
 

@@ -120,7 +120,7 @@ class Rounded:
         logits = [] if expected.search is None else [a.values for a in expected.answers["logits"].values()]
         return cls(
             precision,
-            ground.verifier.name_losses(gaps),
+            ground.verifier.name_precision_errors(gaps),
             gaps["text"].rows if "text" in gaps else 0,
             max(map(measure_scale, logits), default=0.0),
             {name.removesuffix("."): gap.rows for name, gap in gaps.items() if isinstance(gap, LabelMetrics)},

@@ -26,7 +26,7 @@ from planforge.exporter.verification.bisect import (
     make_module_tolerances,
     make_node_tolerances,
 )
-from planforge.exporter.verification.losses import adopt_stored_weights
+from planforge.exporter.verification.precision_errors import adopt_stored_weights
 from planforge.exporter.verification.reading import (
     add_modules,
     compute_scales_to_compare,
@@ -114,12 +114,12 @@ class Ground:
         ]
         replay = verifier.make_replay(artifact)
         graph = ir.load(bundle.path(artifact.file))
-        culprit = find_first_mismatch(
+        mismatch = find_first_mismatch(
             graph, artifact, replay, references or self.sound_references(artifact.id)
         )
         for comparison in comparisons:
-            if culprit is None and comparison.location is not None:
+            if mismatch is None and comparison.location is not None:
                 location_replay = verifier.make_location_replay(artifact, comparison.location)
                 own = self.make_references(artifact, location_replay)
-                culprit = find_first_mismatch(graph, artifact, location_replay, own)
-        return [comparison for comparison in comparisons if not comparison.passed], culprit
+                mismatch = find_first_mismatch(graph, artifact, location_replay, own)
+        return [comparison for comparison in comparisons if not comparison.passed], mismatch

@@ -63,7 +63,7 @@ def failed_report(text: str = "h.1.attn") -> VerificationReport:
             divergence=divergence,
         ),
     )
-    culprit = FirstMismatch(
+    mismatch = FirstMismatch(
         artifact="decoder.ort.fp16",
         step="prefill",
         node=text,
@@ -81,7 +81,7 @@ def failed_report(text: str = "h.1.attn") -> VerificationReport:
     kept = (*KEPT, Fp32Node(text, text, text, text, -1.0, 2.0))
     precisions = {"decoder.ort.fp16": "fp16"}
     return VerificationReport(
-        True, comparisons, (culprit,), {"decoder.ort.fp16": kept}, precisions=precisions
+        True, comparisons, (mismatch,), {"decoder.ort.fp16": kept}, precisions=precisions
     )
 
 

@@ -70,7 +70,7 @@ def describe(report: VerificationReport) -> dict[str, Any]:
         "passed": report.passed,
         "graphs": sorted({comparison.artifact for comparison in report.comparisons}),
         "failed": sorted({comparison.artifact for comparison in failed}),
-        "nodes": sorted((one.artifact, one.node, one.op_type, one.module) for one in report.culprits),
+        "nodes": sorted((one.artifact, one.node, one.op_type, one.module) for one in report.mismatches),
         "read": sorted({node for failure in read for node in NODE.findall(failure)}),
-        "lost": sorted(report.lost),
+        "lost": sorted(report.limited),
     }

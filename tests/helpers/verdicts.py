@@ -79,11 +79,11 @@ class PlantedBundle:
     def read_verdict(self, report: VerificationReport, artifact_id: str, fault: Fault) -> Verdict:
         failed = [c for c in report.comparisons if not c.passed and c.artifact == artifact_id]
         read = [failure for c in failed if c.backend == READING for failure in c.failures]
-        culprits = [culprit for culprit in report.culprits if culprit.artifact == artifact_id]
-        if culprits:  # the one node that a user is told; what was read does not make up for a wrong one
-            (culprit,) = culprits
-            named = f"{culprit.op_type} of {culprit.module or 'no module'}"
-            is_right = culprit.module == fault.module and culprit.op_type in fault.op_types
+        mismatches = [mismatch for mismatch in report.mismatches if mismatch.artifact == artifact_id]
+        if mismatches:  # the one node that a user is told; what was read does not make up for a wrong one
+            (mismatch,) = mismatches
+            named = f"{mismatch.op_type} of {mismatch.module or 'no module'}"
+            is_right = mismatch.module == fault.module and mismatch.op_type in fault.op_types
         elif read:
             named = "the one that was read"
             is_right = is_named(read[0], fault)

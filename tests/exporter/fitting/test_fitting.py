@@ -137,8 +137,8 @@ def test_faults_in_and_below_a_head_are_named(encoder_bundle: Path, tmp_path: Pa
     artifact = Bundle.open(bundle).manifest.artifacts[0].id
     assert verify(bundle, only=[artifact], level="quick").passed
     replace_graph(bundle, artifact, perturbed("layers.1.intermediate"))
-    (culprit,) = verify(bundle, only=[artifact], level="quick").culprits
-    assert culprit.module == "layers.1.intermediate"
+    (mismatch,) = verify(bundle, only=[artifact], level="quick").mismatches
+    assert mismatch.module == "layers.1.intermediate"
     bundle = fit_head(encoder_bundle, table, tmp_path / "again", features="sum_all").bundle
     replace_graph(bundle, artifact, head_off)
     (failed,) = [

@@ -59,9 +59,9 @@ def test_an_imported_graph_in_fp32_is_held_against_the_modules_of_transformers(
     for artifact in artifacts:  # no graph of the bundle is sound
         replace_graph(damaged, artifact, larger(node))
     report = verify(damaged, source=exported / name)
-    assert [culprit.artifact for culprit in report.culprits] == artifacts
-    assert {(culprit.module, culprit.layer) for culprit in report.culprits} == {(module, layer)}
-    assert {culprit.reference for culprit in report.culprits} == {"PyTorch"}
+    assert [mismatch.artifact for mismatch in report.mismatches] == artifacts
+    assert {(mismatch.module, mismatch.layer) for mismatch in report.mismatches} == {(module, layer)}
+    assert {mismatch.reference for mismatch in report.mismatches} == {"PyTorch"}
     assert not report.unexplained
 
 
@@ -71,9 +71,9 @@ def test_without_the_checkpoint_another_dialect_is_the_reference_and_fp32_is_not
     monkeypatch.setattr(verify_module, "find_recorded_source", lambda bundle: None)
     damaged = Path(shutil.copytree(imported("llama"), tmp_path / "bundle"))
     replace_graph(damaged, "decoder.ort.fp32", larger("layers.0/mlp/down_proj/MatMul"))
-    (culprit,) = verify(damaged).culprits
-    assert (culprit.artifact, culprit.module) == ("decoder.ort.fp32", "model.layers.0.mlp.down_proj")
-    assert culprit.reference == "decoder.portable.fp32"
+    (mismatch,) = verify(damaged).mismatches
+    assert (mismatch.artifact, mismatch.module) == ("decoder.ort.fp32", "model.layers.0.mlp.down_proj")
+    assert mismatch.reference == "decoder.portable.fp32"
     replace_graph(damaged, "decoder.portable.fp32", larger("layers.0/mlp/down_proj/MatMul"))
     report = verify(damaged)
     assert set(report.unexplained) == {"decoder.ort.fp32", "decoder.portable.fp32"}

@@ -251,7 +251,7 @@ def test_export_and_verify_share_answers_and_still_catch_a_fault(tmp_path: Path)
     artifact = Bundle.open(output).manifest.artifacts[0].id
     replace_graph(output, artifact, perturbed("layers.0.intermediate"))
     faulty = verify(output)
-    assert faulty.answers_kept and not faulty.passed and len(faulty.culprits) == 1
+    assert faulty.answers_kept and not faulty.passed and len(faulty.mismatches) == 1
 
 
 @pytest.mark.parametrize("damage", ["cut", "emptied", "begin", "middle", "end", "longer", "foreign", "older"])

@@ -39,19 +39,19 @@ pytestmark = pytest.mark.usefixtures("kept_answers")
 def test_a_fault_is_named_in_the_users_words(own_bundle: Path) -> None:
     replace_graph(own_bundle, "decoder.inplace.fp16", swapped("h.2.attn", "TensorScatter", index=1))
     report = verify(own_bundle, source="gpt2-demo", only=["decoder.inplace.fp16"], level="quick")
-    (culprit,) = report.culprits
-    assert (culprit.artifact, culprit.step) == ("decoder.inplace.fp16", "prefill of 2 rows")
-    assert (culprit.module, culprit.layer) == ("h.2.attn", 2)
-    assert (culprit.op_type, culprit.dtype) == ("TensorScatter", "float16")
-    assert culprit.node in {node.name for node in graph_of(own_bundle, culprit.artifact)}
-    assert culprit.error is not None
-    assert culprit.error > culprit.allowed
+    (mismatch,) = report.mismatches
+    assert (mismatch.artifact, mismatch.step) == ("decoder.inplace.fp16", "prefill of 2 rows")
+    assert (mismatch.module, mismatch.layer) == ("h.2.attn", 2)
+    assert (mismatch.op_type, mismatch.dtype) == ("TensorScatter", "float16")
+    assert mismatch.node in {node.name for node in graph_of(own_bundle, mismatch.artifact)}
+    assert mismatch.error is not None
+    assert mismatch.error > mismatch.allowed
     with pytest.raises(
         VerificationError, match=r"TensorScatter, float16\) of h\.2\.attn, layer 2 is the first"
     ):
         report.raise_if_failed()
-    written = json.loads(json.dumps(report.to_json()))["culprits"][0]
-    assert (written["module"], written["reference"]) == ("h.2.attn", culprit.reference)
+    written = json.loads(json.dumps(report.to_json()))["mismatches"][0]
+    assert (written["module"], written["reference"]) == ("h.2.attn", mismatch.reference)
 
 
 @pytest.mark.parametrize(
@@ -101,8 +101,8 @@ def test_verify_names_the_module_in_every_family(
     replace_graph(damaged, artifact, plant)
     report = verify(damaged, source=source, only=[artifact], level="quick")
     assert artifact in {c.artifact for c in report.comparisons if not c.passed}
-    (culprit,) = report.culprits
-    assert (culprit.artifact, culprit.module) == (artifact, module)
+    (mismatch,) = report.mismatches
+    assert (mismatch.artifact, mismatch.module) == (artifact, module)
 
 
 def test_an_overflow_of_padding_alone_is_found_by_rounding_a_padded_batch(own_bundle: Path) -> None:
@@ -135,9 +135,9 @@ def test_without_pytorch_the_fp32_graph_is_the_reference(
     report = verify(own_bundle, only=["decoder.portable.fp32", "decoder.portable.fp16"], level="quick")
     assert not report.with_pytorch
     assert "without PyTorch" in report.against
-    (culprit,) = report.culprits
-    assert culprit.module == "h.1.attn.c_proj"
-    assert culprit.reference == "decoder.portable.fp32"
+    (mismatch,) = report.mismatches
+    assert mismatch.module == "h.1.attn.c_proj"
+    assert mismatch.reference == "decoder.portable.fp32"
 
 
 def test_a_changed_checkpoint_is_said_and_golden_data_judges(

@@ -89,16 +89,16 @@ FAULTS = [
 @pytest.mark.parametrize("fault", FAULTS, ids=[fault.name for fault in FAULTS])
 def test_a_fault_of_a_graph_with_its_cache_in_int8_is_named(ground: Ground, fault: Fault) -> None:
     with ground.damaged(ARTIFACT, fault) as bundle:
-        failed, culprit = ground.examined(bundle, bundle.manifest.artifact(ARTIFACT))
+        failed, mismatch = ground.examined(bundle, bundle.manifest.artifact(ARTIFACT))
     assert failed
-    assert culprit is not None
-    assert (culprit.module, culprit.op_type) in {(fault.module, op_type) for op_type in fault.op_types}
+    assert mismatch is not None
+    assert (mismatch.module, mismatch.op_type) in {(fault.module, op_type) for op_type in fault.op_types}
 
 
 def test_a_sound_graph_passes_and_accuses_nobody(ground: Ground) -> None:
-    failed, culprit = ground.examined(ground.bundle, ground.bundle.manifest.artifact(ARTIFACT))
+    failed, mismatch = ground.examined(ground.bundle, ground.bundle.manifest.artifact(ARTIFACT))
     assert failed == []
-    assert culprit is None
+    assert mismatch is None
 
 
 def test_modules_are_held_to_what_rounding_the_cache_does(ground: Ground) -> None:
@@ -186,7 +186,7 @@ def test_verify_reads_the_scales_of_a_cache(cache_bundle: Path, tmp_path: Path) 
     report = verify(damaged, source="gpt2-demo", only=[ARTIFACT], level="quick")
     (failure,) = [f for c in report.comparisons if c.backend == READING for f in c.failures]
     assert "of h.2.attn has 'cache.2.key.scale', 256 of whose 256 channels are not" in failure
-    assert not [culprit for culprit in report.culprits if culprit.layer != 2]
+    assert not [mismatch for mismatch in report.mismatches if mismatch.layer != 2]
 
 
 def test_a_verdict_says_that_its_texts_are_others(cache_bundle: Path, tmp_path: Path) -> None:

@@ -76,11 +76,11 @@ def test_a_fault_that_few_texts_show_is_caught_and_named(
     op_types: set[str],
 ) -> None:
     with ground.damaged(artifact, Fault("rare", plant, "", ())) as bundle:
-        failed, culprit = ground.examined(bundle, bundle.manifest.artifact(artifact))
+        failed, mismatch = ground.examined(bundle, bundle.manifest.artifact(artifact))
     assert case in {comparison.case for comparison in failed}
-    assert culprit is not None
-    assert culprit.module == module and culprit.op_type in op_types
-    table.append((f"GPT-2 {artifact}", name, case, f"{culprit.op_type} of {module or 'no module'}"))
+    assert mismatch is not None
+    assert mismatch.module == module and mismatch.op_type in op_types
+    table.append((f"GPT-2 {artifact}", name, case, f"{mismatch.op_type} of {module or 'no module'}"))
 
 
 @pytest.fixture(scope="module")
@@ -98,11 +98,11 @@ def test_a_model_whose_budget_allows_few_positions_is_held_to_all_of_the_context
     assert max(len(expected.texts[number].tokens) for number in expected.list_texts("columns")) == 64
     artifact = "decoder.inplace.fp32"
     with large.damaged(artifact, Fault("rare", late_slot, "", ())) as bundle:
-        failed, culprit = large.examined(bundle, bundle.manifest.artifact(artifact))
+        failed, mismatch = large.examined(bundle, bundle.manifest.artifact(artifact))
     assert BATCHES in {comparison.case for comparison in failed}
-    assert culprit is not None
-    assert culprit.module == "h.0.attn" and culprit.op_type in {"TensorScatter", "Attention"}
-    table.append((f"GPT-2 {artifact}, as of 0.5B", LATE, BATCHES, f"{culprit.op_type} of h.0.attn"))
+    assert mismatch is not None
+    assert mismatch.module == "h.0.attn" and mismatch.op_type in {"TensorScatter", "Attention"}
+    table.append((f"GPT-2 {artifact}, as of 0.5B", LATE, BATCHES, f"{mismatch.op_type} of h.0.attn"))
 
 
 def test_golden_answers_behind_repeated_pasts_are_asked_again(large: Ground) -> None:
@@ -172,11 +172,11 @@ def test_padding_of_an_encoder_that_few_batches_have_is_caught_and_named(
 ) -> None:
     artifact = "encoder.portable.fp32"
     with encoders.damaged(artifact, Fault("padding", plant, "", ())) as bundle:
-        failed, culprit = encoders.examined(bundle, bundle.manifest.artifact(artifact))
+        failed, mismatch = encoders.examined(bundle, bundle.manifest.artifact(artifact))
     assert BATCHES in {comparison.case for comparison in failed}
-    assert culprit is not None
-    assert culprit.module == "" and culprit.op_type in {"Unsqueeze", "Where", "Or"}
-    table.append((f"BERT {artifact}", name, BATCHES, f"{culprit.op_type} of no module"))
+    assert mismatch is not None
+    assert mismatch.module == "" and mismatch.op_type in {"Unsqueeze", "Where", "Or"}
+    table.append((f"BERT {artifact}", name, BATCHES, f"{mismatch.op_type} of no module"))
 
 
 @pytest.fixture(scope="module")
@@ -247,9 +247,9 @@ def test_a_fault_of_few_translations_is_caught_and_named(
     op_types: set[str],
 ) -> None:
     with translators.damaged(artifact, Fault("rare", plant, "", ())) as bundle:
-        failed, culprit = translators.examined(bundle, bundle.manifest.artifact(artifact))
+        failed, mismatch = translators.examined(bundle, bundle.manifest.artifact(artifact))
     assert case in {comparison.case for comparison in failed}
     assert all("random." in failure or "random" in c.case for c in failed for failure in c.failures)
-    assert culprit is not None
-    assert culprit.module == module and culprit.op_type in op_types
-    table.append((f"Transformer {artifact}", name, case, f"{culprit.op_type} of {module or 'no module'}"))
+    assert mismatch is not None
+    assert mismatch.module == module and mismatch.op_type in op_types
+    table.append((f"Transformer {artifact}", name, case, f"{mismatch.op_type} of {module or 'no module'}"))

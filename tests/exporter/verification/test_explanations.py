@@ -152,7 +152,7 @@ def test_a_fault_is_refused_and_named(explained: Callable[[str], Path], tmp_path
     replace_graph(bundle, artifact, lambda model: planted.append(plant(model)))
     report = verify(bundle, source=source, only=[artifact], level="quick")
     assert {c.artifact for c in report.comparisons if not c.passed} == {artifact}
-    assert [culprit.node for culprit in report.culprits] == planted
+    assert [mismatch.node for mismatch in report.mismatches] == planted
     with pytest.raises(VerificationError, match=artifact):
         report.raise_if_failed()
     kept = verify_without(bundle, artifact)

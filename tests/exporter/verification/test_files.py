@@ -83,8 +83,8 @@ def test_a_mask_may_be_minus_infinity(tmp_path: Path, inputs: Path) -> None:
     sound = write_file(tmp_path / "a.onnx", MASKED, low="-inf")
     assert verify(sound, inputs=inputs).passed
     report = verify(write_file(tmp_path / "b.onnx", MASKED, "-inf", "1.5"), inputs=inputs, against=sound)
-    (culprit,) = report.culprits
-    assert (culprit.op_type, culprit.value) == ("Mul", "scores")
+    (mismatch,) = report.mismatches
+    assert (mismatch.op_type, mismatch.value) == ("Mul", "scores")
     assert verify(sound, inputs=inputs, against=write_file(tmp_path / "c.onnx", MASKED)).passed
 
 
@@ -114,7 +114,7 @@ def test_the_branch_of_an_if_runs_node_by_node(tmp_path: Path, inputs: Path) -> 
     assert verify(one, inputs=inputs, against=same).passed
     report = verify(one, inputs=inputs, against=other)
     assert not report.passed
-    assert [culprit.op_type for culprit in report.culprits] == ["Mul"]
+    assert [mismatch.op_type for mismatch in report.mismatches] == ["Mul"]
     np.savez(inputs, **{**np.load(inputs), "flag": np.array(False)})
     assert verify(one, inputs=inputs, against=other).passed  # the other branch
 
@@ -332,9 +332,9 @@ def test_an_onnx_file_of_any_model_is_held_against_itself_and_another(
     damaged = own / bundle.manifest.artifacts[0].file
     report = verify(damaged, against=sound)
     assert not report.passed
-    (culprit,) = report.culprits
-    assert (culprit.module, culprit.layer) == ("layers.2.attention.output", 2)
-    assert culprit.artifact == damaged.name
+    (mismatch,) = report.mismatches
+    assert (mismatch.module, mismatch.layer) == ("layers.2.attention.output", 2)
+    assert mismatch.artifact == damaged.name
 
 
 @pytest.mark.parametrize(

@@ -335,15 +335,15 @@ def test_a_stale_cache_is_caught(
     own = planted("GPT-2")
     break_cache(monkeypatch)
     report = own.verify(artifact)
-    if not report.culprits:  # the module that reads what is stale was told already
+    if not report.mismatches:  # the module that reads what is stale was told already
         (read,) = (c for c in report.comparisons if c.backend == READING and not c.passed)
         assert " of h.0.attn gives" in read.failures[0]
         return
-    (culprit,) = report.culprits
+    (mismatch,) = report.mismatches
     # The graph is sound, and so the same as the reference: PyTorch alone, which has no cache, contradicts.
-    assert culprit.reference == PYTORCH
-    assert culprit.step == "decode of 2 rows"  # nothing is stale in a prefill
-    fault = Fault(f"in the decoder: {name}", nothing, culprit.module, (culprit.op_type,))
+    assert mismatch.reference == PYTORCH
+    assert mismatch.step == "decode of 2 rows"  # nothing is stale in a prefill
+    fault = Fault(f"in the decoder: {name}", nothing, mismatch.module, (mismatch.op_type,))
     around.append(own.read_verdict(report, artifact, fault))
 
 
@@ -360,7 +360,7 @@ def test_beams_whose_cache_rows_are_not_copied_are_caught(
     report = own.verify(artifact)
     failed = [comparison for comparison in report.comparisons if not comparison.passed]
     assert {(c.artifact, c.case.split(",")[0]) for c in failed} == {(artifact, "4 beams")}
-    assert report.culprits == ()  # the graph is sound
+    assert report.mismatches == ()  # the graph is sound
     fault = Fault("in the decoder: beams keep their rows", nothing, "", ())
     around.append(own.read_verdict(report, artifact, fault))
 

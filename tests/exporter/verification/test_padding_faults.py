@@ -92,12 +92,12 @@ def test_a_fault_of_batches_alone_is_named(
 ) -> None:
     ground = grounds[model]
     with ground.damaged(artifact, Fault(name, plant, "", ())) as bundle:
-        failed, culprit = ground.examined(bundle, bundle.manifest.artifact(artifact))
+        failed, mismatch = ground.examined(bundle, bundle.manifest.artifact(artifact))
     assert failed
     ran = [comparison for comparison in failed if comparison.backend != READING]  # modules show some, too
     assert ran and all("padded" in comparison.case for comparison in ran)
-    assert culprit is not None
-    assert (culprit.module, culprit.op_type) in right
+    assert mismatch is not None
+    assert (mismatch.module, mismatch.op_type) in right
 
 
 @pytest.mark.parametrize(("rows", "why"), [(2, PADDED), (1, LOSS)])

@@ -16,7 +16,7 @@ from planforge.exporter.calibration.calibration import sample_rows
 from planforge.exporter.checkpoints.source import DEMOS
 from planforge.exporter.exporting import import_folder
 from planforge.exporter.tasks.pytorch_decoder import open_reference
-from planforge.exporter.verification.quantized_weights import measure_losses
+from planforge.exporter.verification.quantized_weights import measure_precision_errors
 from planforge.runtime.text.tokenizer import Tokenizer
 
 from ...helpers.fault_table import Row, collect_table
@@ -195,9 +195,9 @@ def test_the_bound_of_gptq_holds_for_any_rows() -> None:
         errors = (weight - codes * scale).T
         steps = np.broadcast_to(scale.T, errors.shape)
         beyond = np.zeros_like(errors)
-        shares = measure_losses([(errors, steps, beyond)], x)
+        shares = measure_precision_errors([(errors, steps, beyond)], x)
         assert (shares <= 1).all()
         assert np.abs(errors).max() > scale.max()  # it moves numbers by more than half a step
         worse = errors.copy()
         worse[5] = weight.T[5]  # forgotten
-        assert measure_losses([(worse, steps, beyond)], x)[5] > 1
+        assert measure_precision_errors([(worse, steps, beyond)], x)[5] > 1

@@ -316,7 +316,7 @@ def test_a_browser_shows_the_page(kind: str, demo_bundle: Path, tmp_path: Path) 
         assert max(background) < 50
     dom = Page(browse(page, 1200, "--dump-dom")).text
     assert ("Passed" if report.passed else "FAILED") in dom
-    assert all(culprit.node in dom for culprit in report.culprits)
+    assert all(mismatch.node in dom for mismatch in report.mismatches)
     measured = tmp_path / "measured.html"
     html = re.sub(r"<meta http-equiv=.*?>", "", page.read_text(encoding="utf-8"))
     measured.write_text(html.replace("</body>", f"{MEASURE}</body>"), encoding="utf-8")

@@ -1,4 +1,4 @@
-"""Tells whether a failure is a graph's fault, or what PyTorch itself loses by the precision."""
+"""Tells whether a failure is a graph's fault, or PyTorch's own error in that precision."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ if TYPE_CHECKING:
 
 log = logging.getLogger("planforge")
 
-Losses = Mapping[str, float]  # PyTorch's own, by the limits' names
+PrecisionErrors = Mapping[str, float]  # PyTorch's own, by the limits' names
 
 
 def list_exceeded(comparison: Comparison) -> dict[str, float | None]:
@@ -40,59 +40,63 @@ def list_exceeded(comparison: Comparison) -> dict[str, float | None]:
     }
 
 
-def add_losses(report: VerificationReport, losses: Mapping[str, Losses]) -> VerificationReport:
-    """Return the report with what PyTorch itself loses by each precision, and what fails for that alone."""
+def add_precision_errors(
+    report: VerificationReport, errors: Mapping[str, PrecisionErrors]
+) -> VerificationReport:
+    """Return the report with PyTorch's own error in each precision, and what fails for that alone."""
 
     def tell(comparison: Comparison) -> Comparison:
         precision = report.precisions.get(comparison.artifact, "")
-        return annotate_losses(comparison, losses.get(precision, {}), precision)
+        return annotate_precision_errors(comparison, errors.get(precision, {}), precision)
 
-    lost = find_lost_artifacts(report, losses)
-    return replace(report, comparisons=tuple(map(tell, report.comparisons)), lost=lost)
+    limited = find_limited_artifacts(report, errors)
+    return replace(report, comparisons=tuple(map(tell, report.comparisons)), limited=limited)
 
 
-def annotate_losses(comparison: Comparison, losses: Losses, precision: str) -> Comparison:
+def annotate_precision_errors(comparison: Comparison, errors: PrecisionErrors, precision: str) -> Comparison:
     """Return a comparison whose failures tell what PyTorch itself loses, where that is known."""
-    has_tokens = are_tokens_lost(comparison, losses)
+    has_tokens = are_tokens_close(comparison, errors)
 
     def add_own(failure: str) -> str:
-        if isinstance(failure, Exceeded) and failure.metric in losses:
-            return failure.add(f" (PyTorch itself, in {precision}: {losses[failure.metric]:.3g})")
+        if isinstance(failure, Exceeded) and failure.metric in errors:
+            return failure.add(f" (PyTorch itself, in {precision}: {errors[failure.metric]:.3g})")
         if isinstance(failure, OtherToken) and has_tokens:
-            return failure.add(f" (PyTorch itself, in {precision}: max_error {losses['max_error']:.3g})")
+            return failure.add(f" (PyTorch itself, in {precision}: max_error {errors['max_error']:.3g})")
         return failure
 
     return replace(comparison, failures=tuple(map(add_own, comparison.failures)))
 
 
-def is_lost_in_pytorch(comparison: Comparison, losses: Losses) -> bool:
+def is_lost_in_pytorch(comparison: Comparison, errors: PrecisionErrors) -> bool:
     """Tell whether PyTorch, rounded the same way, loses about as much as a graph that failed."""
     exceeded = list_exceeded(comparison)
     tokens = [failure for failure in comparison.failures if isinstance(failure, OtherToken)]
     if not all(isinstance(failure, Exceeded | OtherToken) for failure in comparison.failures):
         return False
-    if tokens and not are_tokens_lost(comparison, losses):
+    if tokens and not are_tokens_close(comparison, errors):
         return False
 
     def is_lost(name: str, value: float | None) -> bool:
         metric = name.rpartition(".")[2]
-        own = losses.get(name.removesuffix(metric) + MOST.get(metric, metric))
+        own = errors.get(name.removesuffix(metric) + MOST.get(metric, metric))
         return value is not None and own is not None and value <= find_factor(metric) * own
 
     return all(is_lost(name, value) for name, value in exceeded.items())
 
 
-def are_tokens_lost(comparison: Comparison, losses: Losses) -> bool:
+def are_tokens_close(comparison: Comparison, errors: PrecisionErrors) -> bool:
     """Tell whether logits that are off as PyTorch's own, rounded, may swap the tokens that a graph swaps."""
     limit = comparison.limits.get("max_error")
-    own = losses.get("max_error")
+    own = errors.get("max_error")
     if comparison.divergence is None or not limit or own is None:
         return False
     explained = comparison.divergence["allowed"] * find_factor("max_error") * own / limit
     return bool(comparison.divergence["margin"] <= explained)
 
 
-def find_lost_artifacts(report: VerificationReport, losses: Mapping[str, Losses]) -> frozenset[str]:
+def find_limited_artifacts(
+    report: VerificationReport, errors: Mapping[str, PrecisionErrors]
+) -> frozenset[str]:
     """Return the graphs that failed only where PyTorch itself loses as much by their precision."""
     failed: dict[str, list[Comparison]] = {}
     for comparison in report.comparisons:
@@ -101,14 +105,17 @@ def find_lost_artifacts(report: VerificationReport, losses: Mapping[str, Losses]
     return frozenset(
         artifact
         for artifact, comparisons in failed.items()
-        if all(is_lost_in_pytorch(one, losses.get(report.precisions[artifact], {})) for one in comparisons)
+        if all(is_lost_in_pytorch(one, errors.get(report.precisions[artifact], {})) for one in comparisons)
     )
 
 
-def add_losses_of_searches(
-    verifier: Verifier, report: VerificationReport, losses: dict[str, Losses], calibration: Calibration
+def add_errors_of_searches(
+    verifier: Verifier,
+    report: VerificationReport,
+    errors: dict[str, PrecisionErrors],
+    calibration: Calibration,
 ) -> None:
-    """Let the losses tell, too, what rounding does along the searches of graphs that failed in one."""
+    """Let the errors tell, too, what rounding does along the searches of graphs that failed in one."""
     for artifact in report.failed_artifacts(verifier.bundle.manifest):
         failed = {c.case for c in report.comparisons if c.artifact == artifact.id and not c.passed}
         searches = {case.name for case in verifier.expected.cases if case.runner == "beams"}
@@ -116,8 +123,8 @@ def add_losses_of_searches(
         if rounding is None or not failed & searches:
             continue
         along = verifier.measure_failed_search(artifact, rounding)
-        known = losses[artifact.precision]
-        losses[artifact.precision] = {**known, **{n: max(own, known.get(n, 0.0)) for n, own in along.items()}}
+        known = errors[artifact.precision]
+        errors[artifact.precision] = {**known, **{n: max(own, known.get(n, 0.0)) for n, own in along.items()}}
 
 
 def adopt_stored_weights(
@@ -192,20 +199,20 @@ def judge_by_float64(
         comparisons = [
             again.get((c.backend, c.case), c) if c.artifact == artifact.id else c for c in comparisons
         ]
-    losses = verifier.name_losses(gaps)
-    note = describe_rounding(losses)
+    errors = verifier.name_precision_errors(gaps)
+    note = describe_rounding(errors)
     log.warning("%s", note)
     return replace(report, comparisons=tuple(comparisons), notes=(*report.notes, note))
 
 
-def describe_rounding(losses: Losses) -> str:
+def describe_rounding(errors: PrecisionErrors) -> str:
     """Return what it means that fp32 itself is unsure."""
     caps = CAPS["fp32"]
-    usual_by_name = {name: caps[metric] for name in losses if (metric := name.rpartition(".")[2]) in caps}
-    name = max(usual_by_name, key=lambda name: losses[name] / usual_by_name[name])
+    usual_by_name = {name: caps[metric] for name in errors if (metric := name.rpartition(".")[2]) in caps}
+    name = max(usual_by_name, key=lambda name: errors[name] / usual_by_name[name])
     usual = usual_by_name[name]
     return (
         f"this model amplifies rounding: PyTorch's own fp32 differs from float64 by a {name} of"
-        f" {losses[name]:.3g}, and at most {usual:.3g} is usual. On any engine, and in PyTorch, its fp32"
+        f" {errors[name]:.3g}, and at most {usual:.3g} is usual. On any engine, and in PyTorch, its fp32"
         f" results are no surer than that, and its fp32 graphs are allowed {GAP_FACTOR:g} times as much"
     )

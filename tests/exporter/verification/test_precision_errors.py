@@ -17,7 +17,11 @@ from planforge.exporter.calibration.repeat import read_calibration
 from planforge.exporter.checkpoints.source import find_demo
 from planforge.exporter.limits import CAPS, TABLE, compute_limits, find_upper_bound
 from planforge.exporter.tasks.verifier import open_verifier
-from planforge.exporter.verification.losses import annotate_losses, describe_rounding, is_lost_in_pytorch
+from planforge.exporter.verification.precision_errors import (
+    annotate_precision_errors,
+    describe_rounding,
+    is_lost_in_pytorch,
+)
 from planforge.models import load_model
 from planforge.runtime.apps.check.failures import Exceeded, OtherToken
 from planforge.runtime.apps.check.metrics import Comparison, Metrics, TextMetrics
@@ -148,7 +152,7 @@ def test_tokens_that_pytorchs_own_loss_can_swap_are_a_loss(margin: float, is_los
     )
     losses = {"max_error": own}  # each of two logits may be off by 3 * own * scale
     assert is_lost_in_pytorch(outcome, losses) is is_lost
-    told = annotate_losses(outcome, losses, "int8").failures
+    told = annotate_precision_errors(outcome, losses, "int8").failures
     assert ["PyTorch itself, in int8" in line for line in told] == [True, is_lost]
 
 
