@@ -26,6 +26,7 @@ from .ort_program import (
     wrap_ort_errors,
 )
 from .prepared import PreparedGraph
+from .protobuf import Span, find_fields, read_fields
 from .requirements import products_saturate
 
 log = logging.getLogger("planforge")
@@ -33,12 +34,25 @@ log = logging.getLogger("planforge")
 EXTERNAL_BYTES = "1024"  # weights below are kept in the graph itself
 
 # Packed weights have a layout that begins at such an address. ONNX Runtime 1.31 puts those of less than 1 MiB
-# anywhere in the file, and computes NaN from them. An entry is: name, key, and offset;length;checksum of each
-# piece; one whose key is no packed weight's is passed over, and the weight is packed again in memory.
+# anywhere in the file, and computes NaN from them. An entry's value is the key of the packed weight, and
+# offset;length;checksum of each piece; one whose key is no packed weight's is passed over, and the weight is
+# packed again in memory.
 ALIGNMENT = 64
-PACKED_ENTRY = re.compile(rb"(prepacked_\d+\x12.{1,3}?)([A-Za-z]\w*\+\d+)((?:\|\d+;\d+;\d+)+)", re.DOTALL)
+PACKED_NAME = b"prepacked_"  # what the names of such entries begin with
+PACKED_VALUE = re.compile(rb"([A-Za-z]\w*\+\d+)((?:\|\d+;\d+;\d+)+)")
 PIECE = re.compile(rb"\|(\d+);")
-NAME = b"prepacked_"  # that each entry's begins with
+UNKNOWN_FORM = "this version of ONNX Runtime saves packed weights in an unknown format"
+
+# Numbers of fields in onnx.proto.
+MODEL_GRAPH = 7
+GRAPH_NODE = 1
+GRAPH_INITIALIZER = 5
+NODE_ATTRIBUTE = 5
+ATTRIBUTE_GRAPH = 6
+ATTRIBUTE_GRAPHS = 11
+TENSOR_EXTERNAL_DATA = 13
+ENTRY_NAME = 1
+ENTRY_VALUE = 2
 
 
 def open_prepared(
@@ -127,18 +141,42 @@ def make_prepared(bundle: Bundle, artifact: Artifact, prepared: PreparedGraph) -
     prepared.make(weight_bytes, save)
 
 
-def pass_over_unaligned(graph: bytes) -> bytes:
-    """Return a saved graph that does not use the packed weights which begin between two aligned addresses.
+def pass_over_unaligned(model: bytes) -> bytes:
+    """Return a saved model that does not use the packed weights which begin between two aligned addresses.
 
     Raises a BackendError where ONNX Runtime has written entries of another form.
     """
-    if len(PACKED_ENTRY.findall(graph)) != graph.count(NAME):
-        raise BackendError("this version of ONNX Runtime saves packed weights in an unknown format")
+    changed = bytearray(model)
+    count = 0
+    for value in find_packed_values(model):
+        entry = PACKED_VALUE.fullmatch(model, value.start, value.end)
+        if entry is None:
+            raise BackendError(UNKNOWN_FORM)
+        count += 1
+        key, pieces = entry.groups()
+        if any(int(offset) % ALIGNMENT for offset in PIECE.findall(pieces)):
+            changed[value.start : value.start + len(key)] = b"_" * len(key)
+    if count != model.count(PACKED_NAME):
+        raise BackendError(UNKNOWN_FORM)
+    return bytes(changed)
 
-    def rename(entry: re.Match[bytes]) -> bytes:
-        name, key, pieces = entry.groups()
-        if all(int(offset) % ALIGNMENT == 0 for offset in PIECE.findall(pieces)):
-            return entry.group()
-        return bytes(name + b"_" * len(key) + pieces)
 
-    return PACKED_ENTRY.sub(rename, graph)
+def find_packed_values(model: bytes) -> Iterator[Span]:
+    """Yield where the values of the entries lie that say where a weight's packed form is."""
+    for main_graph in find_fields(model, Span(0, len(model)), MODEL_GRAPH):
+        for graph in find_graphs(model, main_graph):
+            for entry in find_fields(model, graph, GRAPH_INITIALIZER, TENSOR_EXTERNAL_DATA):
+                fields = dict(read_fields(model, entry))
+                name = fields.get(ENTRY_NAME)
+                value = fields.get(ENTRY_VALUE)
+                if name and value and model.startswith(PACKED_NAME, name.start, name.end):
+                    yield value
+
+
+def find_graphs(model: bytes, graph: Span) -> Iterator[Span]:
+    """Yield where a graph lies, and each graph that its nodes have as an attribute."""
+    yield graph
+    for attribute in find_fields(model, graph, GRAPH_NODE, NODE_ATTRIBUTE):
+        for number, content in read_fields(model, attribute):
+            if number in (ATTRIBUTE_GRAPH, ATTRIBUTE_GRAPHS):
+                yield from find_graphs(model, content)

@@ -33,6 +33,11 @@ KEPT = 16  # compiled grammars of a model
 COMPILE_FUEL = 200_000
 # Compiling goes down a grammar's rules by recursion, 4 kB for each, and one too few bytes end the process. A
 # grammar of MAX_LENGTH characters has up to 19,000 rules. Memory that is not touched costs nothing.
+#
+# Python sets the size of stacks for all new threads of the process only. We set it while one thread starts;
+# another that starts in the same moment reserves more address space, and no more memory. To limit grammars
+# instead would refuse too many: usual stacks, of 8 MiB on Linux and 512 kB on macOS, hold chains of 1,800 and
+# of 100 rules, or schemas whose references go 800 and 30 deep (llguidance 1.9).
 STACK_BYTES = 256 * 2**20
 STACK_LOCK = threading.Lock()  # held while new threads have such a stack
 

@@ -5,7 +5,6 @@ A row's number is its place in the file: of a text or of JSON lines its line, fr
 
 from __future__ import annotations
 
-import csv
 import io
 import json
 from collections.abc import Iterator, Sequence
@@ -16,6 +15,7 @@ from typing import IO, Any, ClassVar, NamedTuple, TypeVar, cast
 
 from ...errors import InputError
 from ...text.encoding import LONGEST_MARK, remove_mark
+from .csv_records import read_records
 from .parquet_file import ParquetFile
 from .storage import Storage
 from .table_file import Row, RowRange, TableFile, check_columns
@@ -221,7 +221,6 @@ class CsvFile(LineFile):
 
     def iterate_records(self, stream: IO[bytes], first: int) -> Iterator[Record]:
         """Yield the records that are not blank; a quoted field may go over several lines."""
-        csv.field_size_limit(RECORD_BYTES)
         end = begin = 0
         number = first
 
@@ -238,16 +237,9 @@ class CsvFile(LineFile):
                     end += len(piece)
                     yield piece.decode(errors="surrogateescape")
 
-        records = csv.reader(read_lines())
-        while True:
-            try:
-                content: list[str] | InputError = next(records)
-            except StopIteration:
-                return
-            except csv.Error as error:
-                content = InputError(f"the record is not valid CSV: {error}")
-            if content:
-                yield Record(number, begin, end, content)
+        for fields in read_records(read_lines()):
+            if fields:
+                yield Record(number, begin, end, fields)
                 number += 1
             begin = end
 

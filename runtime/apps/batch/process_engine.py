@@ -10,6 +10,8 @@ import threading
 from collections.abc import Iterator
 from concurrent.futures import FIRST_COMPLETED, Future, ProcessPoolExecutor, wait
 from concurrent.futures.process import BrokenProcessPool
+from multiprocessing.connection import Connection
+from multiprocessing.connection import wait as wait_for_connections
 from multiprocessing.process import parent_process
 
 from ...signals import ENDING, hold_signals
@@ -65,13 +67,16 @@ class ProcessEngine:
 
     def close(self) -> None:
         """End the workers, and the pool's thread: one left may close what Python's exit still uses."""
-        for process in list((self._pool._processes or {}).values()):
-            process.terminate()
+        self._end_workers.close()
         self._pool.shutdown(cancel_futures=True)
+        self._end_of_pool.close()
 
     def _make_pool(self) -> ProcessPoolExecutor:
+        """Return a pool whose workers end as soon as this process closes its side of a pipe."""
+        context = multiprocessing.get_context("spawn")
+        self._end_of_pool, self._end_workers = context.Pipe(duplex=False)
         return ProcessPoolExecutor(
-            self.workers, mp_context=multiprocessing.get_context("spawn"), initializer=prepare_worker
+            self.workers, mp_context=context, initializer=prepare_worker, initargs=(self._end_of_pool,)
         )
 
 
@@ -88,16 +93,16 @@ def block_ctrl_c() -> Iterator[None]:
         signal.pthread_sigmask(signal.SIG_SETMASK, before)
 
 
-def prepare_worker() -> None:
-    """Let this process end with the one that started it, which alone takes Ctrl-C's signal."""
+def prepare_worker(end_of_pool: Connection) -> None:
+    """Let this process end with its pool or its parent, which alone takes Ctrl-C's signal."""
     for number in ENDING:
         signal.signal(number, signal.SIG_DFL)
-    threading.Thread(target=end_with_parent, daemon=True).start()
+    threading.Thread(target=end_with_pool, args=(end_of_pool,), daemon=True).start()
 
 
-def end_with_parent() -> None:
-    """End this process when its parent has ended."""
+def end_with_pool(end_of_pool: Connection) -> None:
+    """End this process when its pool's pipe is closed or its parent has ended."""
     parent = parent_process()
     assert parent is not None  # who starts a worker
-    parent.join()
+    wait_for_connections([end_of_pool, parent.sentinel])
     os._exit(1)

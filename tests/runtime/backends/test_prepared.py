@@ -13,6 +13,7 @@ from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
+import onnx
 import onnx_ir as ir
 import pytest
 
@@ -207,9 +208,9 @@ def test_a_graph_whose_packed_weights_lie_unaligned_computes_the_same(own_bundle
     artifact = bundle.manifest.artifact("decoder.ort.fp32")
     kept = ort_prepared.find_prepared(bundle, artifact)
     ort_prepared.make_prepared(bundle, artifact, kept)
-    graph = kept.graph.read_bytes()
-    used = len(ort_prepared.PACKED_ENTRY.findall(graph))
-    assert 0 < used < graph.count(ort_prepared.NAME)
+    entries = list_packed(kept.graph.read_bytes())
+    used = [value for value in entries if value.startswith("MatMul+")]
+    assert 0 < len(used) < len(entries)
     program = ort_prepared.open_current(kept, threads=1, verify=True)
     assert program is not None
     x = normal(5, 64, seed=9)
@@ -221,16 +222,53 @@ def test_a_graph_whose_packed_weights_lie_unaligned_computes_the_same(own_bundle
 
 def test_packed_weights_between_two_aligned_addresses_are_passed_over() -> None:
     """ONNX Runtime 1.31 computes NaN from them."""
-    entry = b"\x0a\x0bprepacked_0\x12\x28MatMulNBits+%d|%d;100;0"
-    two_pieces = b"\x0a\x0bprepacked_0\x12\x40MatMul+12|640;64;0|%d;64;0"
-    kept = entry % (123, 64) + two_pieces % 1280
-    left_out = entry % (456, 130) + two_pieces % 1281
-    between = b"j\n\n\x08location\x12\x0amodel.data"
-    changed = ort_prepared.pass_over_unaligned(kept + between + left_out)
-    assert len(changed) == len(kept + between + left_out)
-    assert changed.startswith(kept)
-    assert changed.endswith(
-        entry.replace(b"MatMulNBits+%d", b"_" * 15) % 130 + two_pieces.replace(b"MatMul+12", b"_" * 9) % 1281
-    )
+    kept = ["MatMulNBits+123|64;100;0", "MatMul+12|640;64;0|1280;64;0"]
+    left_out = ["MatMulNBits+456|130;100;0", "MatMul+12|640;64;0|1281;64;0"]
+    model = make_packed_model([*kept, *left_out])
+    changed = ort_prepared.pass_over_unaligned(model)
+    renamed = [f"{'_' * 15}|130;100;0", f"{'_' * 9}|640;64;0|1281;64;0"]
+    assert list_packed(changed) == [*kept, *renamed] * 3
+    assert changed == make_packed_model([*kept, *renamed])
+
+
+@pytest.mark.parametrize("value", ["other", "MatMul+12", "12|64;100;0", "MatMul+12|64;100", ""])
+def test_packed_weights_of_another_form_are_refused(value: str) -> None:
     with pytest.raises(BackendError, match="an unknown format"):
-        ort_prepared.pass_over_unaligned(kept + b"prepacked_7\x12\x05other")
+        ort_prepared.pass_over_unaligned(make_packed_model(["MatMul+12|64;100;0", value]))
+
+
+def test_packed_weights_in_another_place_are_refused() -> None:
+    model = onnx.load_from_string(make_packed_model(["MatMul+12|64;100;0"]))
+    model.metadata_props.add(key="prepacked_0", value="MatMul+12|65;100;0")
+    with pytest.raises(BackendError, match="an unknown format"):
+        ort_prepared.pass_over_unaligned(model.SerializeToString())
+
+
+def make_packed_model(values: list[str]) -> bytes:
+    """Return a model whose graph, and the graphs of a node in it, have a weight with such packed forms."""
+    weight = onnx.TensorProto(name="w", dims=[2], data_type=onnx.TensorProto.FLOAT, data_location="EXTERNAL")
+    weight.external_data.add(key="location", value="model.data")
+    for number, value in enumerate(values):
+        weight.external_data.add(key=f"prepacked_{number}", value=value)
+    inner = onnx.GraphProto(name="inner", initializer=[weight])
+    node = onnx.NodeProto(op_type="If")
+    node.attribute.add(name="then_branch", type=onnx.AttributeProto.GRAPH, g=inner)
+    node.attribute.add(name="others", type=onnx.AttributeProto.GRAPHS, graphs=[inner])
+    graph = onnx.GraphProto(name="main", node=[node], initializer=[weight])
+    data: bytes = onnx.ModelProto(ir_version=10, graph=graph).SerializeToString()
+    return data
+
+
+def list_packed(model: bytes) -> list[str]:
+    """Return the values of the entries of packed weights, as the onnx package reads them."""
+    graphs = [onnx.load_from_string(model).graph]
+    for graph in graphs:
+        for attribute in (attribute for node in graph.node for attribute in node.attribute):
+            graphs += [attribute.g, *attribute.graphs]
+    return [
+        entry.value
+        for graph in graphs
+        for weight in graph.initializer
+        for entry in weight.external_data
+        if entry.key.startswith("prepacked_")
+    ]

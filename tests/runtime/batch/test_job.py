@@ -3,9 +3,8 @@
 from __future__ import annotations
 
 import hashlib
-import os
+import multiprocessing
 import random
-import signal
 from collections.abc import Callable
 from pathlib import Path
 
@@ -191,8 +190,8 @@ def test_a_worker_that_is_killed_is_replaced(
         start(self, part)
         started.append(part.number)
         if len(started) == 6 or len(started) == 14:
-            for pid in self._pool._processes or ():
-                os.kill(pid, signal.SIGKILL)
+            for worker in multiprocessing.active_children():
+                worker.kill()
 
     monkeypatch.setattr(process_engine.ProcessEngine, "start", start_and_kill)
     result = run_batch(bundle, "embed", tmp_path / "in.txt", tmp_path / "out", rows_per_part=5, workers=2)

@@ -36,8 +36,6 @@ START = "start.js"  # of the page that stands alone
 STYLES = ("base.css", "page.css", "explain.css")
 # What the page of a server takes from here: all but the frame of a page that stands alone.
 SHARED = (*MODULES, "theme.js", "base.css", "explain.css")
-IMPORT = re.compile(r"^import\s[^;]*;\n", re.MULTILINE)
-EXPORT = re.compile(r"^export ((?:async )?(?:class|const|function) (\w+))", re.MULTILINE)
 FIELD = re.compile(r"\{\{(\w+)\}\}")
 
 
@@ -67,14 +65,14 @@ def read(name: str) -> str:
 
 
 def join_modules() -> str:
-    """Return all modules as one script, which leaves no name behind; each has a scope of its own in it."""
-    parts = ['(() => {\n"use strict";\n']
-    for module in (*MODULES, START):
-        text = IMPORT.sub("", read(module))
-        names = ", ".join(name for _, name in EXPORT.findall(text))
-        inside = EXPORT.sub(r"\1", text)
-        parts.append(f"const {{ {names} }} = (() => {{\n{inside}return {{ {names} }};\n}})();\n")
-    return "".join([*parts, "})();\n"])
+    """Return all modules as one script, which leaves no name behind.
+
+    They share one scope, so that what they import is there: no two of them declare the same name, and each
+    import and export is a line of its own.
+    """
+    lines = [line for name in (*MODULES, START) for line in read(name).splitlines(keepends=True)]
+    code = [line for line in lines if not line.startswith(("import ", "export "))]
+    return "".join(['(() => {\n"use strict";\n', *code, "})();\n"])
 
 
 def name_hash(text: str) -> str:

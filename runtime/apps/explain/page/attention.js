@@ -3,11 +3,11 @@
 import { drawBars, figure, findStrongest, make, makeSelect, percent, quote, spell } from "./dom.js";
 import { Lines } from "./lines.js";
 
-const STRONGEST = 8; // tokens in the list
-const SPOKEN = 3;
+const LISTED_LINKS = 8; // tokens in the list
+const SPOKEN_LINKS = 3;
 const DRAWN = 16; // curves at most
 const FAINTEST = 0.02; // what gets a curve
-const SHOWN = 0.01;
+const SHOWN_WEIGHT = 0.01;
 const NAMES = {
   self: "between tokens that are read",
   source: "within the text",
@@ -17,7 +17,7 @@ const MEAN = "mean";
 const BEFORE = " To see why a token was written, choose the one before it: from there the model went on.";
 
 /** The view of the attention. The weights are unpacked when they are first looked at. */
-export class Attention {
+class Attention {
   constructor(data, words) {
     this.data = data;
     this.words = words;
@@ -120,12 +120,12 @@ export class Attention {
     const others = row.map((_, token) => (token >= first && token < end ? 0 : null));
     this.words.tint(
       row.map((weight, token) => (weight === null ? others[token] : weight / most)),
-      row.map((weight) => ((weight ?? 0) >= SHOWN ? figure(100 * weight, 0) : "")),
+      row.map((weight) => ((weight ?? 0) >= SHOWN_WEIGHT ? figure(100 * weight, 0) : "")),
     );
     const to = strongest.filter((token) => token !== this.from && row[token] >= FAINTEST);
     this.lines ??= new Lines(this.words);
     this.lines.draw({ from: this.from, to: to.map((token) => [token, row[token]]) });
-    const bars = strongest.slice(0, STRONGEST).map((token) => ({
+    const bars = strongest.slice(0, LISTED_LINKS).map((token) => ({
       name: quote(this.data.tokens[token].text),
       size: row[token],
       figure: percent(row[token]),
@@ -159,7 +159,7 @@ export class Attention {
       return "";
     }
     const name = (token) => spell(this.data.tokens[token].text);
-    const list = findStrongest(this.row, SPOKEN).map((token) => `${name(token)} ${percent(this.row[token])}`);
+    const list = findStrongest(this.row, SPOKEN_LINKS).map((token) => `${name(token)} ${percent(this.row[token])}`);
     return `${name(this.from)} looks most at ${list.join(", ")}.`;
   }
 }
@@ -175,3 +175,5 @@ async function unpack({ layers, heads, queries, keys, weights }) {
   }
   return bytes;
 }
+
+export { Attention };

@@ -3,7 +3,7 @@
 const STEPS = { ArrowRight: 1, ArrowDown: 1, ArrowLeft: -1, ArrowUp: -1 };
 
 /** Elements of which one is at hand; only that one is reached by Tab. */
-export class Chooser {
+class Chooser {
   /** `onChange(place, {spoken})`: `spoken` where a screen reader should hear of it. */
   constructor(root, onChange) {
     this.elements = [];
@@ -100,3 +100,5 @@ export class Chooser {
     }
   }
 }
+
+export { Chooser };

@@ -1,7 +1,7 @@
 // The reader's choice of colours, kept for the next visit; theme.js sets it before the page is drawn.
 
 /** Let a select choose the page's colours. */
-export function offerColors(select) {
+function offerColors(select) {
   const root = document.documentElement;
   select.value = root.dataset.theme;
   select.addEventListener("change", () => {
@@ -13,3 +13,5 @@ export function offerColors(select) {
     }
   });
 }
+
+export { offerColors };

@@ -4,7 +4,7 @@ const SVG = "http://www.w3.org/2000/svg";
 let made = 0;
 
 /** Return an element; names with a dash, and what is no property of it, are set as attributes. */
-export function make(name, properties = {}, ...children) {
+function make(name, properties = {}, ...children) {
   const element = document.createElement(name);
   for (const [key, value] of Object.entries(properties)) {
     if (key in element) {
@@ -18,7 +18,7 @@ export function make(name, properties = {}, ...children) {
 }
 
 /** Return an SVG element. */
-export function makeSvg(name, attributes = {}, ...children) {
+function makeSvg(name, attributes = {}, ...children) {
   const element = document.createElementNS(SVG, name);
   for (const [key, value] of Object.entries(attributes)) {
     element.setAttribute(key, value);
@@ -28,13 +28,13 @@ export function makeSvg(name, attributes = {}, ...children) {
 }
 
 /** Return an id that no other element has. */
-export function makeId(name) {
+function makeId(name) {
   made += 1;
   return `${name}-${made}`;
 }
 
 /** Return a text in which nothing stays unseen: control characters as pictures, marks of direction by number. */
-export function show(text) {
+function show(text) {
   return String(text)
     .replace(/[\u0000-\u0008\u000b-\u001f\u007f]/g, (character) => {
       const code = character.charCodeAt(0);
@@ -46,12 +46,12 @@ export function show(text) {
 }
 
 /** Return a token as one line: spaces and line breaks are seen. */
-export function spell(text) {
+function spell(text) {
   return show(text).replaceAll(" ", "␣").replaceAll("\n", "↵").replaceAll("\t", "⇥") || "(nothing)";
 }
 
 /** Return a token as one line in an element where its direction ends; the marks of spaces are pale. */
-export function quote(text) {
+function quote(text) {
   const element = make("bdi", { className: "quote" });
   for (const part of spell(text).split(/([␣↵⇥]+)/)) {
     if (part !== "") {
@@ -62,7 +62,7 @@ export function quote(text) {
 }
 
 /** Return a share in words; of a signed one the sign too. */
-export function percent(share, { signed = false } = {}) {
+function percent(share, { signed = false } = {}) {
   const size = Math.abs(share);
   const tiny = size > 0 && size < 0.0005;
   const figure = tiny ? "<0.1" : (100 * size).toFixed(size > 0.0995 ? 0 : 1);
@@ -71,13 +71,13 @@ export function percent(share, { signed = false } = {}) {
 }
 
 /** Return a number in words. */
-export function figure(value, digits = 2) {
+function figure(value, digits = 2) {
   const text = Math.abs(value).toFixed(digits);
   return value < 0 && Number(text) !== 0 ? `\u2212${text}` : text;
 }
 
 /** Return a list of bars: {name: element, size from 0 to 1, figure: text, className} each. */
-export function drawBars(rows) {
+function drawBars(rows) {
   const list = make("ol", { className: "shares" });
   for (const { name, size, figure: words, className = "" } of rows) {
     const bar = make("span", { className: "share", "aria-hidden": "true" });
@@ -88,7 +88,7 @@ export function drawBars(rows) {
 }
 
 /** Return a select with its label: [value, words] for each option. */
-export function makeSelect(words, options, onchange) {
+function makeSelect(words, options, onchange) {
   const select = make("select", { id: makeId("explain-select"), onchange });
   for (const [value, text] of options) {
     select.append(make("option", { value }, show(text)));
@@ -98,7 +98,7 @@ export function makeSelect(words, options, onchange) {
 }
 
 /** Return the indexes of the largest numbers by size, the largest first; of null and 0 none. */
-export function findStrongest(values, count) {
+function findStrongest(values, count) {
   const places = [];
   values.forEach((value, place) => {
     if (value) {
@@ -107,3 +107,5 @@ export function findStrongest(values, count) {
   });
   return places.sort((a, b) => Math.abs(values[b]) - Math.abs(values[a])).slice(0, count);
 }
+
+export { make, makeSvg, makeId, show, spell, quote, percent, figure, drawBars, makeSelect, findStrongest };

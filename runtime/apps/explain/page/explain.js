@@ -9,7 +9,7 @@ import { Saliency, describe } from "./saliency.js";
 import { Words } from "./words.js";
 
 /** Show an explanation, as `planforge explain --json` writes it, in an element; nothing outside is touched. */
-export function mountExplanation(element, data) {
+function mountExplanation(element, data) {
   const page = new Page(data);
   element.replaceChildren(page.element);
   page.open(0);
@@ -186,3 +186,5 @@ function makeLabel(target) {
   const number = typeof target.probability === "number" ? percent(target.probability) : describe(target);
   return make("button", { type: "button", className: "label" }, quote(target.text), " ", make("small", {}, number));
 }
+
+export { mountExplanation };

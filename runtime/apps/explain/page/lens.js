@@ -4,10 +4,10 @@ import { make, makeSelect, quote, spell } from "./dom.js";
 import { nameTarget } from "./saliency.js";
 
 const DEPTHS = 10; // colours; the deepest is rank 1
-const STEPS = { ArrowRight: [0, 1], ArrowLeft: [0, -1], ArrowDown: [1, 0], ArrowUp: [-1, 0] };
+const CELL_STEPS = { ArrowRight: [0, 1], ArrowLeft: [0, -1], ArrowDown: [1, 0], ArrowUp: [-1, 0] };
 
 /** The view of the layers. */
-export class Lens {
+class Lens {
   /** `choose(target)` has a target at hand, `announce(text)` has a screen reader say a text. */
   constructor(data, words, { choose, announce }) {
     this.data = data;
@@ -122,7 +122,7 @@ export class Lens {
 
   press(event) {
     const cell = event.target.closest("tbody td");
-    const step = STEPS[event.key];
+    const step = CELL_STEPS[event.key];
     if (cell && step) {
       event.preventDefault();
       this.cells[Number(cell.dataset.row) + step[0]]?.[Number(cell.dataset.column) + step[1]]?.focus();
@@ -157,3 +157,5 @@ export class Lens {
 function quoteStrong(text) {
   return make("strong", {}, quote(text));
 }
+
+export { Lens };

@@ -6,7 +6,7 @@ const ARC = 14; // how high a curve stands above its line, at least
 const HIGHEST_ARC = 34;
 
 /** A picture that lies behind the tokens of a text. */
-export class Lines {
+class Lines {
   constructor(words) {
     this.words = words;
     this.picture = makeSvg("svg", { class: "lines", "aria-hidden": "true" });
@@ -52,3 +52,5 @@ function curve(start, end) {
   const half = (from + to) / 2;
   return `M${at(start.x, from)}C${at(start.x, half)} ${at(end.x, half)} ${at(end.x, to)}`;
 }
+
+export { Lines };

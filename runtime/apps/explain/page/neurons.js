@@ -5,10 +5,10 @@ import { figure, make, makeSvg, percent, quote, spell } from "./dom.js";
 const TONES = 6;
 const NAMED = 6; // tokens of each group
 const HEIGHT = 28;
-const SHOWN = 0.1; // weaker ones have no figure below their token
+const SHOWN_ACTIVITY = 0.1; // weaker ones have no figure below their token
 
 /** The view of the neurons. */
-export class Neurons {
+class Neurons {
   constructor(data, words, { announce }) {
     this.data = data;
     this.words = words;
@@ -42,7 +42,7 @@ export class Neurons {
     this.shares = shares;
     this.words.tint(
       shares,
-      shares.map((share) => (share >= SHOWN ? figure(100 * share, 0) : "")),
+      shares.map((share) => (share >= SHOWN_ACTIVITY ? figure(100 * share, 0) : "")),
       this.factor % TONES,
     );
     this.buttons.forEach((button, factor) => button.setAttribute("aria-pressed", String(factor === this.factor)));
@@ -111,3 +111,5 @@ function drawSparkline(row) {
     makeSvg("path", { d: line }),
   );
 }
+
+export { Neurons };

@@ -2,9 +2,9 @@
 
 import { drawBars, figure, findStrongest, make, makeSelect, percent, quote, show, spell } from "./dom.js";
 
-const STRONGEST = 8; // tokens in the list
-const SPOKEN = 3;
-const SHOWN = 0.01; // smaller shares have no figure below their token
+const LISTED_TOKENS = 8; // tokens in the list
+const SPOKEN_TOKENS = 3;
+const SHOWN_SHARE = 0.01; // smaller shares have no figure below their token
 const SIGN =
   "Blue tokens spoke for it, orange ones (with a minus) against it; " +
   "all shares together are 100 % without their signs.";
@@ -36,7 +36,7 @@ const METHODS = {
 };
 
 /** The view of what counted. */
-export class Saliency {
+class Saliency {
   constructor(data, words) {
     this.data = data;
     this.words = words;
@@ -91,11 +91,11 @@ export class Saliency {
     const parts = [make("h3", {}, quote(target.text)), make("p", { className: "figures" }, describe(target))];
     this.shares = this.hasMethods ? this.share(place) : null;
     if (this.hasMethods) {
-      const strongest = findStrongest(this.shares, STRONGEST);
+      const strongest = findStrongest(this.shares, LISTED_TOKENS);
       const most = Math.abs(this.shares[strongest[0]] ?? 1);
       this.words.tint(
         this.shares.map((share) => (share === null ? null : share / most)),
-        this.shares.map((share) => (Math.abs(share ?? 0) >= SHOWN ? figure(100 * share, 0) : "")),
+        this.shares.map((share) => (Math.abs(share ?? 0) >= SHOWN_SHARE ? figure(100 * share, 0) : "")),
       );
       parts.push(make("h4", {}, "Counted most"), this.drawStrongest(strongest, most));
       const missing = this.method === "integrated_gradients" ? this.data.missing?.[place] : null;
@@ -149,7 +149,7 @@ export class Saliency {
   say(place) {
     const target = this.data.targets[place];
     const start = `${spell(target.text)}: ${describe(target)}.`;
-    const strongest = this.shares ? findStrongest(this.shares, SPOKEN) : [];
+    const strongest = this.shares ? findStrongest(this.shares, SPOKEN_TOKENS) : [];
     const list = strongest.map((token) => `${spell(this.data.tokens[token].text)} ${this.write(token)}`);
     return list.length > 0 ? `${start} Counted most: ${list.join(", ")}.` : start;
   }
@@ -162,7 +162,7 @@ function tellSum(missing) {
 }
 
 /** Return what is explained, in words. */
-export function nameTarget({ kind, targets }) {
+function nameTarget({ kind, targets }) {
   if (targets[0]?.token === null) {
     return kind === "classification" ? "the label" : kind === "similarity" ? "the likeness" : "the score";
   }
@@ -170,7 +170,7 @@ export function nameTarget({ kind, targets }) {
 }
 
 /** Return a target's numbers in words. */
-export function describe({ probability, logit }) {
+function describe({ probability, logit }) {
   const parts = [];
   if (typeof probability === "number") {
     parts.push(`probability ${percent(probability)}`);
@@ -196,3 +196,5 @@ function drawLikeliest({ text, probability, likeliest }) {
     })),
   );
 }
+
+export { Saliency, nameTarget, describe };

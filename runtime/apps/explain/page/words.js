@@ -15,7 +15,7 @@ const TITLES = {
 const SPACED = /^ \S/;
 
 /** The tokens, each in an element of its own, by the parts of the text. */
-export class Words {
+class Words {
   /** `titles` are those of parts that are called otherwise here. */
   constructor(tokens, titles = {}) {
     this.tokens = tokens;
@@ -99,3 +99,5 @@ function splitParts(tokens) {
   });
   return waiting.length > 0 ? [{ part: "special", places: waiting }, ...parts] : parts;
 }
+
+export { Words };
