@@ -15,7 +15,7 @@ from starlette.exceptions import HTTPException
 from starlette.middleware import Middleware
 from starlette.middleware.cors import CORSMiddleware
 from starlette.requests import Request
-from starlette.responses import FileResponse, PlainTextResponse, Response
+from starlette.responses import FileResponse, Response
 from starlette.routing import BaseRoute, Route
 
 from ...model import Model
@@ -27,7 +27,7 @@ from .calls import Call, read_body, read_parameters
 from .endpoints import ENDPOINTS, Endpoint
 from .errors import ApiError, find_api_error
 from .json_text import JsonResponse
-from .metrics import MEDIA_TYPE, Metrics
+from .metrics import MEDIA_TYPE
 from .openapi import describe_api
 from .readers import Readers
 from .registry import Loader, Registry
@@ -54,10 +54,9 @@ def make_app(models: Mapping[str, Model | Loader], settings: ServerSettings | No
         An application, whose `state.registry` has the models.
     """
     settings = settings or ServerSettings()
-    metrics = Metrics()
-    registry = Registry(models, settings, metrics)
+    registry = Registry(models, settings)
     readers = Readers(settings)
-    rules = Rules(KeyRing(settings.keys), settings.hosts, metrics)
+    rules = Rules(KeyRing(settings.keys), settings.hosts, registry.metrics)
 
     @contextlib.asynccontextmanager
     async def run(app: Starlette) -> AsyncIterator[None]:
@@ -74,7 +73,7 @@ def make_app(models: Mapping[str, Model | Loader], settings: ServerSettings | No
     middleware = [Middleware(AccessMiddleware, rules=rules)]
     if settings.origins:
         middleware.insert(0, allow_origins(settings.origins))
-    routes = [*list_plain_routes(registry, metrics, settings)]
+    routes = [*list_plain_routes(registry, settings)]
     routes += [Route(one.path, make_handler(one, registry, readers), methods=["POST"]) for one in ENDPOINTS]
     if settings.page:
         routes += list_page_routes()
@@ -135,7 +134,7 @@ def make_handler(endpoint: Endpoint, registry: Registry, readers: Readers) -> Ha
     return handle
 
 
-def list_plain_routes(registry: Registry, metrics: Metrics, settings: ServerSettings) -> list[BaseRoute]:
+def list_plain_routes(registry: Registry, settings: ServerSettings) -> list[BaseRoute]:
     """Return the routes that say something of the server itself."""
     api = describe_api(ENDPOINTS, bool(settings.keys))
 
@@ -148,9 +147,7 @@ def list_plain_routes(registry: Registry, metrics: Metrics, settings: ServerSett
         return JsonResponse(Readiness("ready" if is_ready else "not ready", states), 200 if is_ready else 503)
 
     async def show_metrics(request: Request) -> Response:
-        loaded = list(registry.loaded.items())
-        counts = [(name, served.model.count_requests) for name, served in loaded]  # type: ignore[attr-defined]
-        return PlainTextResponse(metrics.write(counts), media_type=MEDIA_TYPE)
+        return Response(registry.metrics.write(), media_type=MEDIA_TYPE)
 
     async def list_models(request: Request) -> Response:
         return JsonResponse(ModelList([registry.describe(name) for name in registry.names]))

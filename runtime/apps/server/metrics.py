@@ -2,9 +2,14 @@
 
 from __future__ import annotations
 
-import threading
-from bisect import bisect_left
 from collections.abc import Callable, Iterable, Sequence
+from typing import TypeAlias
+
+from prometheus_client import CollectorRegistry, Counter, Histogram, generate_latest
+from prometheus_client.core import GaugeMetricFamily, Metric
+from prometheus_client.registry import Collector
+
+NAMESPACE = "planforge"
 
 MEDIA_TYPE = "text/plain; version=0.0.4; charset=utf-8"
 SECONDS = (0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0, 30.0, 60.0)
@@ -23,104 +28,90 @@ COUNTERS = {
     "reused": ("reused_prompt_tokens_total", "Tokens of prompts that earlier requests had computed."),
     "tokens": ("generated_tokens_total", "New tokens."),
 }
-Labels = tuple[tuple[str, str], ...]
+# Returns for each loaded model its name, how many requests wait, and how many run.
+CountRequests: TypeAlias = Callable[[], Iterable[tuple[str, int, int]]]
 
 
-class Histogram:
-    """How often values were at most each of some bounds."""
+class MetricsRegistry(CollectorRegistry):
+    """Leaves out the series _created; prometheus_client itself has a switch for the whole process only."""
 
-    def __init__(self, bounds: Sequence[float]) -> None:
-        self.bounds = bounds
-        self.counts = [0] * (len(bounds) + 1)
-        self.sum = 0.0
+    def collect(self) -> Iterable[Metric]:
+        for family in super().collect():
+            family.samples = [sample for sample in family.samples if not sample.name.endswith("_created")]
+            yield family
 
-    def observe(self, value: float) -> None:
-        self.counts[bisect_left(self.bounds, value)] += 1
-        self.sum += value
 
-    def list_buckets(self) -> list[tuple[str, int]]:
-        """Return each bound with how many values were at most it."""
-        below = 0
-        buckets = []
-        for bound, count in zip((*self.bounds, None), self.counts, strict=True):
-            below += count
-            buckets.append(("+Inf" if bound is None else f"{bound:g}", below))
-        return buckets
+class RequestGauges(Collector):
+    """How many requests wait and run, counted anew at each scrape."""
+
+    def __init__(self, count_requests: CountRequests) -> None:
+        self.count_requests = count_requests
+
+    def collect(self) -> Iterable[Metric]:
+        waiting = make_gauge("requests_waiting", "Requests that wait for their turn.")
+        running = make_gauge("requests_running", "Requests that are answered.")
+        for model, waiting_count, running_count in self.count_requests():
+            waiting.add_metric([model], waiting_count)
+            running.add_metric([model], running_count)
+        return [waiting, running]
+
+
+def make_gauge(name: str, text: str) -> GaugeMetricFamily:
+    return GaugeMetricFamily(f"{NAMESPACE}_{name}", text, labels=["model"])
 
 
 class Metrics:
-    """The counts of a server. Safe to use from any thread."""
+    """The metrics of a server, in a registry of their own. Safe to use from any thread.
 
-    def __init__(self) -> None:
-        self._lock = threading.Lock()
-        self._histograms: dict[tuple[str, Labels], Histogram] = {}
-        self._counters: dict[tuple[str, Labels], float] = {}
+    Args:
+        count_requests: called at each scrape.
+    """
+
+    def __init__(self, count_requests: CountRequests) -> None:
+        self._registry = MetricsRegistry()
+        self._registry.register(RequestGauges(count_requests))
+        self._counters = {
+            measure: self._make_counter(name, text, ["model"]) for measure, (name, text) in COUNTERS.items()
+        }
+        self._requests = self._make_counter(
+            "requests_total", "Answers to requests, by route and status.", ["route", "status"]
+        )
+        self._histograms = {
+            measure: Histogram(
+                name, text, ["model"], namespace=NAMESPACE, registry=self._registry, buckets=buckets
+            )
+            for measure, (name, text, buckets) in HISTOGRAMS.items()
+        }
+        self._recorders: dict[tuple[str, str], list[Callable[[float], None]]] = {}
+
+    def _make_counter(self, name: str, text: str, labels: Sequence[str]) -> Counter:
+        return Counter(name, text, labels, namespace=NAMESPACE, registry=self._registry)
 
     def observe(self, model: str, measure: str, value: float) -> None:
         """Take a measure of a model's; what is not known here is passed over."""
-        labels = (("model", model),)
-        with self._lock:
-            if measure in HISTOGRAMS:
-                key = (measure, labels)
-                if key not in self._histograms:
-                    self._histograms[key] = Histogram(HISTOGRAMS[measure][2])
-                self._histograms[key].observe(value)
-            if measure in COUNTERS:
-                self._add(measure, labels, value)
-            if measure in ("first_token", "between_tokens"):
-                self._add("tokens", labels, 1)
+        recorders = self._recorders.get((model, measure))
+        if recorders is None:
+            recorders = self._list_recorders(model, measure)
+            self._recorders[model, measure] = recorders
+        for record in recorders:
+            record(value)
+
+    def _list_recorders(self, model: str, measure: str) -> list[Callable[[float], None]]:
+        """Return what takes a measure; it is kept, because `labels` costs more than to observe."""
+        recorders: list[Callable[[float], None]] = []
+        if measure in self._histograms:
+            recorders.append(self._histograms[measure].labels(model).observe)
+        if measure in self._counters:
+            recorders.append(self._counters[measure].labels(model).inc)
+        if measure in ("first_token", "between_tokens"):
+            tokens = self._counters["tokens"].labels(model)
+            recorders.append(lambda _: tokens.inc())
+        return recorders
 
     def count_request(self, route: str, status: int) -> None:
         """Count an answer to a request."""
-        with self._lock:
-            self._add("requests", (("route", route), ("status", str(status))), 1)
+        self._requests.labels(route, status).inc()
 
-    def _add(self, name: str, labels: Labels, value: float) -> None:
-        self._counters[name, labels] = self._counters.get((name, labels), 0) + value
-
-    def write(self, count_requests: Iterable[tuple[str, Callable[[], tuple[int, int]]]]) -> str:
-        """Return all counts as text; `count_requests` says of each model how many requests wait and run."""
-        lines: list[str] = []
-        gauges: dict[str, list[tuple[Labels, float]]] = {"waiting": [], "running": []}
-        for model, count in count_requests:
-            waiting, running = count()
-            gauges["waiting"].append(((("model", model),), waiting))
-            gauges["running"].append(((("model", model),), running))
-        texts = {"waiting": "Requests that wait for their turn.", "running": "Requests that are answered."}
-        for name, rows in gauges.items():
-            lines += write_family(f"requests_{name}", "gauge", texts[name], rows)
-        with self._lock:
-            described = {
-                **COUNTERS,
-                "requests": ("requests_total", "Answers to requests, by route and status."),
-            }
-            for name, (family, text) in described.items():
-                rows = [(labels, value) for (key, labels), value in self._counters.items() if key == name]
-                lines += write_family(family, "counter", text, rows)
-            for name, (family, text, _) in HISTOGRAMS.items():
-                found = [(labels, one) for (key, labels), one in self._histograms.items() if key == name]
-                lines += write_histograms(family, text, found)
-        return "\n".join(lines) + "\n"
-
-
-def write_family(name: str, kind: str, text: str, rows: Iterable[tuple[Labels, float]]) -> list[str]:
-    head = [f"# HELP planforge_{name} {text}", f"# TYPE planforge_{name} {kind}"]
-    return head + [f"planforge_{name}{write_labels(labels)} {value:.15g}" for labels, value in rows]
-
-
-def write_histograms(name: str, text: str, found: Iterable[tuple[Labels, Histogram]]) -> list[str]:
-    lines = write_family(name, "histogram", text, [])
-    for labels, histogram in found:
-        buckets = histogram.list_buckets()
-        for bound, count in buckets:
-            lines.append(f"planforge_{name}_bucket{write_labels((*labels, ('le', bound)))} {count}")
-        lines.append(f"planforge_{name}_sum{write_labels(labels)} {histogram.sum:.9g}")
-        lines.append(f"planforge_{name}_count{write_labels(labels)} {buckets[-1][1]}")
-    return lines
-
-
-def write_labels(labels: Labels) -> str:
-    escaped = (
-        (name, value.replace("\\", r"\\").replace('"', r"\"").replace("\n", r"\n")) for name, value in labels
-    )
-    return "{" + ",".join(f'{name}="{value}"' for name, value in escaped) + "}"
+    def write(self) -> bytes:
+        """Return all metrics in Prometheus' text format."""
+        return generate_latest(self._registry)

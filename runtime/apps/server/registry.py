@@ -66,11 +66,9 @@ class ServedModel:
 class Registry:
     """The models of a server; `closing` is true once it was told to stop, `loading` while one is loaded."""
 
-    def __init__(
-        self, models: Mapping[str, Model | Loader], settings: ServerSettings, metrics: Metrics
-    ) -> None:
+    def __init__(self, models: Mapping[str, Model | Loader], settings: ServerSettings) -> None:
         self.settings = settings
-        self.metrics = metrics
+        self.metrics = Metrics(self.count_requests)
         self.names = list(models)
         self.created = int(time.time())
         self.loaded: dict[str, ServedModel] = {}
@@ -107,6 +105,14 @@ class Registry:
         return ModelEntry(
             id=name, created=self.created, owned_by=OWNER, capabilities=[], status=self.find_state(name)
         )
+
+    def count_requests(self) -> list[tuple[str, int, int]]:
+        """Return for each loaded model its name, how many requests wait, and how many run."""
+        counts = []
+        for name, served in list(self.loaded.items()):  # the loading thread may add one meanwhile
+            waiting, running = served.model.count_requests()  # type: ignore[attr-defined]  # of all three classes
+            counts.append((name, waiting, running))
+        return counts
 
     def load(self) -> None:
         """Load the models that are not loaded yet; what fails is kept in `failure`."""

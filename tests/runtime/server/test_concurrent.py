@@ -95,7 +95,7 @@ def count_steps(server: Address, model: str) -> tuple[int, int]:
     lines = server.client.get("/metrics").text.splitlines()
     values = dict(line.rsplit(" ", 1) for line in lines)
     name = "planforge_batch_requests"
-    single = values[f'{name}_bucket{{model="{model}",le="1"}}']
+    single = values[f'{name}_bucket{{le="1.0",model="{model}"}}']
     return int(float(values[f'{name}_count{{model="{model}"}}'])), int(float(single))
 
 

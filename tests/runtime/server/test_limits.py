@@ -375,30 +375,3 @@ def test_a_model_that_cannot_run_is_never_ready(load_gpt: Load, monkeypatch: pyt
 async def stay(server: Any, counter: int) -> bool:
     """Stop when told to alone, though a model failed."""
     return bool(server.should_exit)
-
-
-def test_metrics_are_prometheus(gpt_model: TextGenerator) -> None:
-    with running_server({"gpt": gpt_model}) as server:
-        for _ in range(2):
-            server.ask(COMPLETE, prompt="And it came to pass", max_tokens=5, ignore_eos=True)
-        server.post(COMPLETE, prompt=7)
-        response = server.client.get("/metrics")
-    assert response.headers["content-type"].startswith("text/plain; version=0.0.4")
-    lines = [line for line in response.text.splitlines() if not line.startswith("#")]
-    values = {name: float(value) for name, _, value in (line.rpartition(" ") for line in lines)}
-    model = '{model="gpt"}'
-    assert values[f"planforge_generated_tokens_total{model}"] == 10
-    assert values[f"planforge_time_to_first_token_seconds_count{model}"] == 2
-    assert values[f"planforge_time_between_tokens_seconds_count{model}"] == 8
-    assert values['planforge_batch_requests_bucket{model="gpt",le="1"}'] == 8
-    assert values['planforge_context_tokens_bucket{model="gpt",le="+Inf"}'] == 2
-    assert values[f"planforge_requests_waiting{model}"] == values[f"planforge_requests_running{model}"] == 0
-    assert values['planforge_requests_total{route="/v1/completions",status="200"}'] == 2
-    assert values['planforge_requests_total{route="/v1/completions",status="400"}'] == 1
-    named = {line.split()[2] for line in response.text.splitlines() if line.startswith("# TYPE")}
-    families = {name.partition("{")[0] for name in values}
-    for suffix in ("_bucket", "_sum", "_count"):
-        families = {
-            name.removesuffix(suffix) if name.removesuffix(suffix) in named else name for name in families
-        }
-    assert families <= named
