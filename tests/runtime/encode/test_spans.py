@@ -320,7 +320,7 @@ def test_mistakes_with_spans_are_named(tags: Case, answers: Case) -> None:
     calls: list[tuple[str, Callable[[], Any]]] = [
         ("a pair of two texts is needed", lambda: model.answer("a")),
         ("give several pairs as a list of tuples", lambda: model.answer([("a", "b")], "c")),
-        ("takes two texts", lambda: model.answer(["a"])),
+        ("a pair of two texts must be", lambda: model.answer(["a"])),
         ("takes two texts", lambda: model.answer("a", 3)),
         ("give several texts", lambda: model.answer(3)),
         ("n_best=0 must be", lambda: model.answer("a", "b", n_best=0)),
