@@ -215,7 +215,7 @@ wheel: .venv/.ready-dev $(BUNDLE)/manifest.json ## build the three wheels and tr
 	$(BIN)/pip wheel -q --disable-pip-version-check --no-deps -w dist build/wheel/source ./runtime ./models/demos
 	for wheel in dist/*.whl; do $(BIN)/python -m zipfile -l $$wheel | sed -n 's|^planforge/\([^ ]*\).*|\1|p' | LC_ALL=C sort > build/wheel/$$(basename $$wheel -py3-none-any.whl); done
 	diff build/wheel/own build/wheel/planforge-[0-9]*
-	grep '^runtime/' build/wheel/files | grep -Ev '^runtime/(apps/|pyproject.toml|README.md)' | diff - build/wheel/planforge_runtime-*
+	grep '^runtime/' build/wheel/files | grep -Ev '^runtime/(apps/|pyproject.toml|README.md|LICENSE)' | diff - build/wheel/planforge_runtime-*
 	grep '^models/demos/' build/wheel/files | grep -v 'pyproject.toml$$' | diff - build/wheel/planforge_demos-*
 	$(PYTHON) -m venv build/wheel/venv
 	build/wheel/venv/bin/pip $(INSTALL) "$$(ls dist/planforge_runtime-*.whl)[cpu]"

@@ -33,8 +33,8 @@ def environment(gpu: Gpu) -> dict[str, Any]:
         "python": facts.python,
         "versions": versions,
         "backends": {
-            rung.backend: rung.reason if rung.available else f"not here: {rung.reason}"
-            for rung in doctor.find_rungs(facts)
+            backend.backend: backend.reason if backend.available else f"not here: {backend.reason}"
+            for backend in doctor.find_backends(facts)
         },
     }
 

@@ -23,7 +23,7 @@ from .branches import decide_branches
 
 PAST = re.compile(r"past_key_values\.(\d+)\.(key|value)")
 LOWEST = -1e30  # a mask's numbers below this hide something
-MOST_OF_A_MASK = 2**20  # numbers that a mask may have
+MAX_MASK_VALUES = 2**20  # numbers that a mask may have
 BETWEEN_HEAD_AND_LOGITS = ("Add", "Cast", "Div", "Mul", "Tanh")  # a bias, a type, soft caps
 
 
@@ -54,7 +54,7 @@ def make_masks_finite(graph: ir.Graph) -> None:
     """Replace a mask's lowest numbers by one that fp16 can represent: the softmax of both is 0."""
     for value in graph.initializers.values():
         constant = value.const_value
-        if constant is None or constant.dtype != ir.DataType.FLOAT or constant.size > MOST_OF_A_MASK:
+        if constant is None or constant.dtype != ir.DataType.FLOAT or constant.size > MAX_MASK_VALUES:
             continue
         array = constant.numpy()
         if (array < LOWEST).any():

@@ -29,7 +29,7 @@ class Finding:
         nodes: the names of all nodes with this fault; one without a name is called by its output.
         tensors: the names of inputs, outputs or weights with this fault.
         what: is wrong, with its numbers.
-        fix: the way out.
+        fix: what to do.
         source: where that is known from.
     """
 
@@ -135,7 +135,7 @@ class LintReport:
         for finding in filter(self.matters, self.findings):
             same = replace(finding, target="", source="")
             shared.setdefault(same, []).append(finding.target)
-        columns = ("severity", "rule", "targets", "where", "what is wrong", "way out")
+        columns = ("severity", "rule", "targets", "where", "what is wrong", "fix")
         found = [
             (f.severity, f.rule, " ".join(targets), describe_place(f, len(self.graphs) > 1), f.what, f.fix)
             for f, targets in shared.items()

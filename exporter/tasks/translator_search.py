@@ -107,8 +107,8 @@ def measure_found_gaps(
 ) -> Gaps:
     """Measure what rounding does to the scores of found targets, and to the logits that lead a search.
 
-    A search is compared in all that it reads. So PyTorch's own is replayed, rounded, with the beams that it
-    prunes: rounding moves them further than those that it finds, of which it is surer.
+    A search is compared in each of its steps. So PyTorch's own search is replayed, rounded, with the beams
+    that it prunes: rounding moves these further than the targets that it finds.
     """
     from .pytorch_translator import compute_score
 

@@ -30,7 +30,7 @@ class StoredValues:
 
     weights: list[StoredWeight]  # the quantized ones
     types: Types  # of the others, under all their names
-    # Tied weights that a graph quantizes for one of lookup and product, with the modules that keep floats.
+    # Tied weights of which a graph quantizes one of lookup and product, and the class that keeps floats.
     untied: Mapping[nn.Parameter, type[nn.Module]]
 
 
@@ -68,16 +68,22 @@ def read_stored(bundle: Bundle, artifact: Artifact, model: nn.Module) -> StoredV
 @contextmanager
 def store_weights(model: nn.Module, stored: StoredValues) -> Iterator[None]:
     """Give a model the values that graphs store, inside the context: codes, and weights in fp16."""
+    quantized = dict(model.named_parameters(remove_duplicate=False))
     with untie(model, stored.untied):
         parameters = dict(model.named_parameters(remove_duplicate=False))
         tables = dict(model.named_buffers(remove_duplicate=False))
         exchanged = ExchangedWeights(model)
         try:
             for weight in stored.weights:
-                if all(name in parameters for name in weight.names):
-                    exchange(exchanged, [parameters[name] for name in weight.names], weight)
+                if all(name in quantized for name in weight.names):
+                    exchange(exchanged, [quantized[name] for name in weight.names], weight)
+            codes = {
+                quantized[name] for weight in stored.weights for name in weight.names if name in quantized
+            }
             is_half = ir.DataType.FLOAT16 in stored.types.values()
             for name, tensor in {**parameters, **tables}.items() if is_half else ():
+                if tensor in codes:
+                    continue
                 # Other exporters' tables, such as of frequencies, have names of their own.
                 is_own = name in parameters or name.endswith("inv_freq")
                 usual = ir.DataType.FLOAT16 if is_own else None

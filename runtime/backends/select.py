@@ -35,22 +35,22 @@ def open_on(
     reasons: dict[str, list[str]] = {}
     failed = False
     names = BACKEND_PRIORITY if name == "auto" else (name,)
-    for rung in names:
+    for candidate in names:
         try:
-            backend = make_backend(rung, bundle, request)
+            backend = make_backend(candidate, bundle, request)
             model = open_model(backend)
             break
         except BackendUnavailableError as error:
-            if rung == name:
+            if candidate == name:
                 raise BackendUnavailableError(
-                    f"{bundle.folder.name} cannot run on {rung}: {error}"
+                    f"{bundle.folder.name} cannot run on {candidate}: {error}"
                 ) from error
-            reasons.setdefault(str(error), []).append(rung)
+            reasons.setdefault(str(error), []).append(candidate)
         except BackendError as error:
-            if rung == names[-1]:
+            if candidate == names[-1]:
                 raise
             failed = True
-            reasons.setdefault(str(error), []).append(rung)
+            reasons.setdefault(str(error), []).append(candidate)
     else:
         skipped = "; ".join(describe_skipped(reasons))
         raise BackendUnavailableError(f"no backend on this machine can run {bundle.folder.name}: {skipped}")

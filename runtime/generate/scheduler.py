@@ -85,7 +85,11 @@ class GenerationScheduler(EngineThread[PendingGeneration]):
 
     def fail(self, request: PendingGeneration, error: BaseException) -> None:
         self._leave(request)
-        request.future.set_exception(error)
+        if not request.done():
+            request.future.set_exception(error)
+
+    def free(self) -> None:
+        self._slots = None
 
     def end(self, request: PendingGeneration) -> None:
         if not request.cancelled:

@@ -46,7 +46,7 @@ class EngineThread(ABC, Generic[Q]):
 
     @abstractmethod
     def run_turn(self) -> None:
-        """Work on the requests that wait or run, for as long as others may wait."""
+        """Work on the requests that wait or run, and return soon: the others wait meanwhile."""
 
     @abstractmethod
     def list_running(self) -> list[Q]:
@@ -55,6 +55,9 @@ class EngineThread(ABC, Generic[Q]):
     @abstractmethod
     def fail(self, request: Q, error: BaseException) -> None:
         """End a request with an error, unless it has ended or was cancelled."""
+
+    def free(self) -> None:
+        """Free what the thread holds, when it has ended."""
 
     def count_free(self) -> int:
         """Return how many requests may wait beyond the queue's limit, as their turn comes at once."""
@@ -111,6 +114,7 @@ class EngineThread(ABC, Generic[Q]):
                 waiting = self.waiting.remove(lambda _: True)
             for request in [*self.list_running(), *waiting]:
                 self.fail(request, error)
+            self.free()
 
     def _wait_for_work(self) -> bool:
         """Return whether there is some; False when it was closed."""

@@ -16,8 +16,8 @@ from planforge.runtime.apps.diagnostics.doctor import (
     Diagnosis,
     Facts,
     find_advice,
-    find_rungs,
-    summarize_rungs,
+    find_backends,
+    summarize_backends,
 )
 from planforge.runtime.apps.diagnostics.jetson import Jetson, Power, find_jetpack
 from planforge.runtime.apps.diagnostics.machine import Gpu, Graphics, Memory, Processor
@@ -30,9 +30,9 @@ BOARD = Jetson("Jetson Orin Nano", "36.4.3", find_jetpack("36.4.3"), "sm87", Pow
 
 def lines_of(known: Facts) -> list[str]:
     """What is printed of a machine into a file."""
-    found = find_rungs(known)
+    found = find_backends(known)
     console = Console(width=160, file=io.StringIO())
-    console.print(*tabulate_diagnosis(Diagnosis(known, found, find_advice(known), summarize_rungs(found))))
+    console.print(*tabulate_diagnosis(Diagnosis(known, found, find_advice(known), summarize_backends(found))))
     written = console.file
     assert isinstance(written, io.StringIO)
     return [" ".join(line.split()) for line in written.getvalue().splitlines()]
@@ -43,17 +43,17 @@ def test_this_machine_runs_ort_cpu_and_is_told_why_not_the_rest() -> None:
     as_json = planforge("doctor", "--json")
     assert (done.returncode, as_json.returncode) == (0, 0), done.stderr + as_json.stderr
     found: dict[str, Any] = json.loads(as_json.stdout)
-    assert list(found) == ["facts", "names", "advice", "summary"]
-    said = {rung["backend"]: rung for rung in found["names"]}
+    assert list(found) == ["facts", "backends", "advice", "summary"]
+    said = {backend["backend"]: backend for backend in found["backends"]}
     assert list(said) == ["tensorrt-rtx", "tensorrt", "ort-cuda", "ort-cpu"]
     assert said["ort-cpu"]["available"] is True
     assert "CPUExecutionProvider" in found["facts"]["onnxruntime"]["providers"]
     lines = done.stdout.splitlines()
     backends = lines[lines.index(next(line for line in lines if line.startswith("Backends"))) :]
-    for backend, rung in said.items():
+    for backend, backend in said.items():
         (row,) = (line.split() for line in backends if line.startswith(f"{backend} "))
-        assert row[1] == ("yes" if rung["available"] else "no")
-        assert rung["reason"].split()[0] == row[2]
+        assert row[1] == ("yes" if backend["available"] else "no")
+        assert backend["reason"].split()[0] == row[2]
     assert lines[-1 - len(found["advice"]) :] == [*found["advice"], found["summary"]]
 
 
@@ -103,8 +103,8 @@ def test_advice_and_summary_stand_in_lines_of_their_own(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     known = facts("sm86", packages={"onnxruntime": "1.31.1", "onnxruntime-gpu": "1.31.1"}, jetson=BOARD)
-    found = find_rungs(known)
-    made_up = Diagnosis(known, found, find_advice(known), summarize_rungs(found))
+    found = find_backends(known)
+    made_up = Diagnosis(known, found, find_advice(known), summarize_backends(found))
     monkeypatch.setattr("planforge.runtime.apps.diagnostics.doctor.diagnose", lambda: made_up)
     doctor()
     lines = capsys.readouterr().out.splitlines()

@@ -17,7 +17,7 @@ from planforge.exporter.commands.app import app
 from planforge.exporter.linting.lint import lint
 from planforge.exporter.precisions import PRECISIONS
 from planforge.exporter.targets import NAMES, TARGETS, find_target
-from planforge.runtime.apps.diagnostics.doctor import find_rungs
+from planforge.runtime.apps.diagnostics.doctor import find_backends
 from planforge.runtime.apps.diagnostics.jetson import JETPACKS
 from planforge.runtime.backends.select import BACKEND_PRIORITY, BACKENDS
 from planforge.runtime.backends.tensorrt_library import LIBRARIES
@@ -122,7 +122,7 @@ def test_links_lead_somewhere(page: str) -> None:
 
 def test_the_ladder_is_the_one_that_load_walks() -> None:
     ladder = [row for row in rows("README.md", 5) if row[0].strip("`") in BACKENDS]
-    assert [row[0] for row in ladder] == [f"`{rung}`" for rung in BACKEND_PRIORITY]
+    assert [row[0] for row in ladder] == [f"`{backend}`" for backend in BACKEND_PRIORITY]
     assert re.findall(r"sm\d+", ladder[0][2]) == list(LIBRARIES["tensorrt-rtx"].sms)
 
 
@@ -152,14 +152,14 @@ def test_gpus_of_tensorrt_rtx(page: str, column: int) -> None:
 
 def test_the_doctor_says_the_same_of_a_jetson() -> None:
     orin = facts("sm87", architecture="aarch64", cuda="12.6", release="36.4.3")
-    remedy = next(rung.remedy for rung in find_rungs(orin) if rung.backend == "tensorrt")
+    remedy = next(backend.remedy for backend in find_backends(orin) if backend.backend == "tensorrt")
     first, second, install = remedy.split(", then ")
     assert first in PAGES["jetson.md"] and f"    {second}\n" in PAGES["jetson.md"]
     assert install.split()[-1] in PAGES["jetson.md"]
     jetpack_5 = facts("sm87", architecture="aarch64", cuda="11.4", release="35.4.1")
     for backend in ("tensorrt", "ort-cuda"):
-        rung = next(rung for rung in find_rungs(jetpack_5) if rung.backend == backend)
-        assert not rung.available and rung.remedy == "install JetPack 6 or newer"
+        state = next(state for state in find_backends(jetpack_5) if state.backend == backend)
+        assert not state.available and state.remedy == "install JetPack 6 or newer"
 
 
 def test_the_messages_are_those_of_the_code() -> None:

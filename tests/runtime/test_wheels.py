@@ -115,12 +115,14 @@ def environment(wheels: tuple[Path, Path], tmp_path_factory: pytest.TempPathFact
 def test_both_wheels_have_each_file_once(wheels: tuple[Path, Path]) -> None:
     core, rest = (set(zipfile.ZipFile(wheel).namelist()) for wheel in wheels)
     assert not core & rest
-    (_, *kept) = sorted(path for path in core if path.startswith("planforge/"))
+    kept = [path for path in core if path.startswith("planforge/")]
     assert all(path.startswith("planforge/runtime/") for path in kept)
     assert not any(path.startswith("planforge/runtime/apps/") for path in core)
     own = {path for path in core | rest if path.endswith(".py") and path.startswith("planforge/runtime/")}
     assert own == {f"planforge/{path.relative_to(ROOT).as_posix()}" for path in ROOT.glob("runtime/**/*.py")}
     assert len(core) <= CORE_FILES
+    (license_file,) = (path for path in core if path.endswith("/LICENSE"))
+    assert zipfile.ZipFile(wheels[0]).read(license_file) == (ROOT / "LICENSE").read_bytes()
     assert sum(info.file_size for info in zipfile.ZipFile(wheels[0]).infolist()) <= CORE_BYTES
 
 

@@ -54,9 +54,9 @@ class PlanForgeGpu(PlanForge):
 
 def require(backend: str) -> None:
     """Skips, in the doctor's words, where a backend does not run here."""
-    rung = next(rung for rung in doctor.diagnose().names if rung.backend == backend)
-    if not rung.available:
-        raise Skip(f"{rung.reason}; {rung.remedy}" if rung.remedy else rung.reason)
+    state = next(state for state in doctor.diagnose().backends if state.backend == backend)
+    if not state.available:
+        raise Skip(f"{state.reason}; {state.remedy}" if state.remedy else state.reason)
 
 
 def export_bundle(checkpoint: Path, out: Path, precision: str, target: str, max_batch: int) -> None:

@@ -21,7 +21,7 @@ from .storage import Storage
 from .table_file import Row, RowRange, TableFile, check_columns
 
 READ_BYTES = 2**20  # at a time
-STRETCH_BYTES = 64 * 2**20  # after which a row range ends, however few rows it has
+ROW_RANGE_BYTES = 64 * 2**20  # after which a row range ends, however few rows it has
 RECORD_BYTES = 16 * 2**20  # of a line, or of a record of CSV that goes over several
 
 Field = TypeVar("Field", str, bytes)
@@ -55,13 +55,13 @@ class LineFile:
             remove_mark(stream.read(LONGEST_MARK), self.path)
 
     def cut(self, rows: int) -> Iterator[tuple[int, int, int, int]]:
-        """Yield row ranges of whole records, of `STRETCH_BYTES` or little more."""
+        """Yield row ranges of whole records, of `ROW_RANGE_BYTES` or little more."""
         first = count = begin = end = 0
         with self.storage.files.open_input_stream(self.path, compression=None) as stream:
             for record in self.iterate_records(stream, self.FIRST):
                 if not self.is_row(record):
                     continue
-                if count == rows or (count and record.end - begin > STRETCH_BYTES):
+                if count == rows or (count and record.end - begin > ROW_RANGE_BYTES):
                     yield first, count, begin, end - begin
                     count = 0
                 if count == 0:

@@ -17,7 +17,7 @@ from typing import Any
 from pyarrow.fs import FileInfo, FileType
 
 from ...errors import BatchError, InputError
-from .formats import KINDS, READ_BYTES, STRETCH_BYTES, find_suffix, open_table
+from .formats import KINDS, READ_BYTES, ROW_RANGE_BYTES, find_suffix, open_table
 from .storage import JOB, Storage
 from .table_file import RowRange, TableFile
 
@@ -177,7 +177,7 @@ def make_parts(
         name = source.name(file.path)
         for place in open_table(source.storage, file.path).cut(rows_per_part):
             row_range = RowRange(name, *place)
-            if rows and (rows + row_range.rows > rows_per_part or size + row_range.size > STRETCH_BYTES):
+            if rows and (rows + row_range.rows > rows_per_part or size + row_range.size > ROW_RANGE_BYTES):
                 yield Part(number, tuple(row_ranges))
                 number += 1
                 rows = size = 0

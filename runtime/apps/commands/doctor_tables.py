@@ -17,7 +17,7 @@ NOT_KNOWN = "not known"
 def tabulate_diagnosis(diagnosis: Diagnosis) -> list[RenderableType]:
     """Return tables of the machine, its GPUs, its packages, and the backends with what each lacks."""
     facts = diagnosis.facts
-    backends = [(r.backend, "yes" if r.available else "no", r.reason, r.remedy) for r in diagnosis.names]
+    backends = [(r.backend, "yes" if r.available else "no", r.reason, r.remedy) for r in diagnosis.backends]
     return [
         FittingTable("Machine", ("", ""), describe_machine(facts)),
         FittingTable("GPU", ("", ""), describe_gpus(facts)),

@@ -46,7 +46,7 @@ class Facts:
 
 
 @dataclass(frozen=True)
-class Rung:
+class BackendState:
     """A backend, whether bundles run on it here, why, and what to do if not; empty if nothing helps."""
 
     backend: str
@@ -64,7 +64,7 @@ class Diagnosis:
     """Facts, backends from the best to the last, and what follows from them."""
 
     facts: Facts
-    names: tuple[Rung, ...]
+    backends: tuple[BackendState, ...]
     advice: tuple[str, ...]
     summary: str
 
@@ -75,8 +75,8 @@ class Diagnosis:
 def diagnose(root: Path = ROOT) -> Diagnosis:
     """Examine this machine, of which etc, proc and sys lie in `root`; imports ONNX Runtime alone."""
     facts = examine(root)
-    names = find_rungs(facts)
-    return Diagnosis(facts, names, find_advice(facts), summarize_rungs(names))
+    backends = find_backends(facts)
+    return Diagnosis(facts, backends, find_advice(facts), summarize_backends(backends))
 
 
 def examine(root: Path = ROOT) -> Facts:
@@ -97,15 +97,15 @@ def examine(root: Path = ROOT) -> Facts:
     )
 
 
-def find_rungs(facts: Facts) -> tuple[Rung, ...]:
+def find_backends(facts: Facts) -> tuple[BackendState, ...]:
     """Return the backends, the best first."""
     names = []
     for backend, (runs_with, checks) in LADDER.items():
         obstacle = next(filter(None, (check(facts) for check in checks)), None)
         if obstacle is None:
-            names.append(Rung(backend, True, str(facts.package(runs_with))))
+            names.append(BackendState(backend, True, str(facts.package(runs_with))))
         else:
-            names.append(Rung(backend, False, *obstacle))
+            names.append(BackendState(backend, False, *obstacle))
     return tuple(names)
 
 
@@ -264,12 +264,12 @@ def find_advice(facts: Facts) -> tuple[str, ...]:
     return tuple(said)
 
 
-def summarize_rungs(names: Sequence[Rung]) -> str:
+def summarize_backends(names: Sequence[BackendState]) -> str:
     """Return one line: the backends that bundles run on, and how to get the next better one."""
-    available = [rung.backend for rung in names if rung.available]
-    best = next((place for place, rung in enumerate(names) if rung.available), len(names))
+    available = [state.backend for state in names if state.available]
+    best = next((place for place, state in enumerate(names) if state.available), len(names))
     line = f"bundles run on: {', '.join(available) or 'nothing'}"
-    for rung in reversed(names[:best]):
-        if rung.remedy:
-            return f"{line}; next: {rung.backend} ({rung.remedy})"
+    for state in reversed(names[:best]):
+        if state.remedy:
+            return f"{line}; next: {state.backend} ({state.remedy})"
     return f"{line}; nothing that can be installed is better" if best else line

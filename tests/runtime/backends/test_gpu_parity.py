@@ -75,9 +75,9 @@ def skip_without(backend: str) -> None:
         list_gpus()
     except BackendUnavailableError as error:
         pytest.skip(f"needs a GPU: {error}")
-    rung = next(rung for rung in diagnose().names if rung.backend == backend)
-    if not rung.available:
-        pytest.skip(f"needs a GPU: {rung.reason}")
+    state = next(state for state in diagnose().backends if state.backend == backend)
+    if not state.available:
+        pytest.skip(f"needs a GPU: {state.reason}")
 
 
 @pytest.fixture

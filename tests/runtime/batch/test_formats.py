@@ -220,7 +220,7 @@ def test_a_line_that_is_too_long_is_an_error_of_its_own(
 
 
 def test_a_stretch_of_long_lines_ends_early(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(formats, "STRETCH_BYTES", 100)
+    monkeypatch.setattr(formats, "ROW_RANGE_BYTES", 100)
     (tmp_path / "a.txt").write_text("\n".join(["b" * 39] * 7))
     sizes = [place[1] for place in open_table(Storage.of(tmp_path), str(tmp_path / "a.txt")).cut(50)]
     assert sizes == [2, 2, 2, 1]

@@ -15,11 +15,11 @@ from hypothesis import strategies as st
 from planforge.runtime.apps.diagnostics import packages as packages_module
 from planforge.runtime.apps.diagnostics.doctor import (
     LADDER,
+    BackendState,
     Facts,
-    Rung,
     find_advice,
-    find_rungs,
-    summarize_rungs,
+    find_backends,
+    summarize_backends,
 )
 from planforge.runtime.apps.diagnostics.machine import Graphics
 from planforge.runtime.apps.diagnostics.packages import OnnxRuntime, Package, ask_onnxruntime, find_package
@@ -32,8 +32,8 @@ CUDA_PROVIDERS = ("CUDAExecutionProvider", "CPUExecutionProvider")
 ORIN: dict[str, Any] = {"architecture": "aarch64", "cuda": "12.6", "release": "36.4.3"}
 
 
-def by_backend(found: tuple[Rung, ...]) -> dict[str, Rung]:
-    return {rung.backend: rung for rung in found}
+def by_backend(found: tuple[BackendState, ...]) -> dict[str, BackendState]:
+    return {backend.backend: backend for backend in found}
 
 
 def test_a_package_is_found_without_importing_it(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -69,9 +69,9 @@ def test_an_onnx_runtime_that_fails_is_a_line(monkeypatch: pytest.MonkeyPatch, e
     monkeypatch.setattr(packages_module, "import_onnxruntime", fail)
     said = ask_onnxruntime().error
     assert said == (str(error).partition("\n")[0] or "AttributeError")
-    rung = by_backend(find_rungs(facts(onnxruntime=OnnxRuntime(error=said))))["ort-cpu"]
-    assert rung.reason == f"onnxruntime can't be imported: {said}"
-    assert rung.remedy == "pip install --force-reinstall --no-deps onnxruntime"
+    backend = by_backend(find_backends(facts(onnxruntime=OnnxRuntime(error=said))))["ort-cpu"]
+    assert backend.reason == f"onnxruntime can't be imported: {said}"
+    assert backend.remedy == "pip install --force-reinstall --no-deps onnxruntime"
 
 
 def test_the_doctor_loads_no_framework_and_no_engine_but_onnx_runtime() -> None:
@@ -99,14 +99,14 @@ def test_a_machine_with_everything() -> None:
         "tensorrt": "11.4",
         "cuda-bindings": "13.0.3",
     }
-    found = find_rungs(facts("sm89", packages=versions, providers=CUDA_PROVIDERS, ort_cuda="13.0"))
+    found = find_backends(facts("sm89", packages=versions, providers=CUDA_PROVIDERS, ort_cuda="13.0"))
     assert found == (
-        Rung("tensorrt-rtx", True, "tensorrt-rtx-cu13 1.7.1.116"),
-        Rung("tensorrt", True, "tensorrt 11.4"),
-        Rung("ort-cuda", True, "onnxruntime-gpu 1.31.1"),
-        Rung("ort-cpu", True, "onnxruntime-gpu 1.31.1"),
+        BackendState("tensorrt-rtx", True, "tensorrt-rtx-cu13 1.7.1.116"),
+        BackendState("tensorrt", True, "tensorrt 11.4"),
+        BackendState("ort-cuda", True, "onnxruntime-gpu 1.31.1"),
+        BackendState("ort-cpu", True, "onnxruntime-gpu 1.31.1"),
     )
-    assert summarize_rungs(found) == "bundles run on: tensorrt-rtx, tensorrt, ort-cuda, ort-cpu"
+    assert summarize_backends(found) == "bundles run on: tensorrt-rtx, tensorrt, ort-cuda, ort-cpu"
 
 
 RTX_SMS = "TensorRT-RTX is for sm75, sm80, sm86, sm89, sm120, sm121 and x86-64"
@@ -259,7 +259,7 @@ JETSON_TENSORRT = (
     ],
 )
 def test_what_stands_in_the_way_and_what_to_do(found: Facts, backend: str, reason: str, remedy: str) -> None:
-    assert by_backend(find_rungs(found))[backend] == Rung(backend, False, reason, remedy)
+    assert by_backend(find_backends(found))[backend] == BackendState(backend, False, reason, remedy)
 
 
 @pytest.mark.parametrize(
@@ -309,9 +309,9 @@ def test_what_stands_in_the_way_and_what_to_do(found: Facts, backend: str, reaso
     ],
 )
 def test_the_backends_that_run(found: Facts, available: list[str]) -> None:
-    said = find_rungs(found)
-    assert [rung.backend for rung in said if rung.available] == available
-    assert summarize_rungs(said).startswith(f"bundles run on: {', '.join(available) or 'nothing'}")
+    said = find_backends(found)
+    assert [backend.backend for backend in said if backend.available] == available
+    assert summarize_backends(said).startswith(f"bundles run on: {', '.join(available) or 'nothing'}")
 
 
 @pytest.mark.parametrize(
@@ -338,7 +338,7 @@ def test_the_backends_that_run(found: Facts, available: list[str]) -> None:
     ],
 )
 def test_the_last_line_names_the_next_better_backend(found: Facts, line: str) -> None:
-    assert summarize_rungs(find_rungs(found)) == line
+    assert summarize_backends(find_backends(found)) == line
 
 
 def test_two_onnx_runtimes_at_once() -> None:
@@ -395,12 +395,12 @@ def test_every_machine_is_told_something(
         providers=providers,
         **({} if sms else {"graphics": Graphics(problem=problem)}),
     )
-    found = find_rungs(known)
+    found = find_backends(known)
     find_advice(known)
-    line = summarize_rungs(found)
-    for rung in found:
-        assert rung.reason
-        assert not (rung.available and rung.remedy)
-        assert not (rung.available and rung.backend != "ort-cpu" and not sms)
+    line = summarize_backends(found)
+    for backend in found:
+        assert backend.reason
+        assert not (backend.available and backend.remedy)
+        assert not (backend.available and backend.backend != "ort-cpu" and not sms)
         named = line.partition(";")[0].removeprefix("bundles run on: ").split(", ")
-        assert (rung.backend in named) == rung.available
+        assert (backend.backend in named) == backend.available

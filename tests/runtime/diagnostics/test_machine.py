@@ -169,7 +169,7 @@ def test_no_proc_and_no_commands(machine: Machine, monkeypatch: pytest.MonkeyPat
     assert found.facts.memory.total is found.facts.memory.available is None
     assert found.facts.processor.features == {}
     assert found.facts.processor.name
-    assert {(rung.reason, rung.remedy) for rung in found.names[:3]} == {
+    assert {(backend.reason, backend.remedy) for backend in found.backends[:3]} == {
         ("no NVIDIA GPU or driver was found", "")
     }
     assert found.summary == "bundles run on: ort-cpu; nothing that can be installed is better"
@@ -213,9 +213,9 @@ def test_a_gpu_that_cannot_be_used_is_told_from_none(
         machine.command("nvidia-smi", script)
     found = diagnose(machine.files(files).root)
     assert found.facts.graphics == Graphics(driver=found.facts.graphics.driver, problem=reason)
-    for rung in found.names[:3]:
-        assert (rung.available, rung.reason) == (False, reason)
-        assert "driver 580 or newer" in rung.remedy and "--gpus all" in rung.remedy
+    for backend in found.backends[:3]:
+        assert (backend.available, backend.reason) == (False, reason)
+        assert "driver 580 or newer" in backend.remedy and "--gpus all" in backend.remedy
 
 
 def test_another_vendors_card_and_an_nvidia_network_card_are_no_gpu(machine: Machine) -> None:

@@ -2,15 +2,19 @@
 
 from __future__ import annotations
 
+import gc
 import threading
+import weakref
 from typing import Any
 
 import numpy as np
 import pytest
 
 from planforge.runtime import Chunk
+from planforge.runtime.decoding import slots
 from planforge.runtime.decoding.cache_shapes import count_cache_bytes
 from planforge.runtime.errors import BackendError, ClosedError, DeadlineError, InputError
+from planforge.runtime.generate import scheduler
 from planforge.runtime.generate.scheduler import GenerationScheduler
 from planforge.runtime.scheduling import worker
 
@@ -99,6 +103,24 @@ def test_a_request_that_waits_for_memory_keeps_its_deadline_and_can_be_closed(
     assert not closing.is_alive()
     with pytest.raises(ClosedError):
         waiting.result(PATIENCE)
+
+
+def test_a_closed_model_keeps_no_cache(monkeypatch: pytest.MonkeyPatch) -> None:
+    made: list[weakref.ref[Any]] = []
+    real = slots.make_slots
+
+    def make(*args: Any) -> Any:
+        own = real(*args)
+        made.append(weakref.ref(own))
+        return own
+
+    monkeypatch.setattr(scheduler, "make_slots", make)
+    model, _ = generator("inplace")
+    model.submit("abc", max_new_tokens=2).result(PATIENCE)
+    assert made[0]() is not None  # for the next prompt that begins alike
+    model.close()
+    gc.collect()
+    assert made[0]() is None
 
 
 def test_a_failing_engine_ends_its_requests_and_the_next_ones_go_on() -> None:
