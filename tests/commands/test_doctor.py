@@ -44,16 +44,16 @@ def test_this_machine_runs_ort_cpu_and_is_told_why_not_the_rest() -> None:
     assert (done.returncode, as_json.returncode) == (0, 0), done.stderr + as_json.stderr
     found: dict[str, Any] = json.loads(as_json.stdout)
     assert list(found) == ["facts", "backends", "advice", "summary"]
-    said = {backend["backend"]: backend for backend in found["backends"]}
+    said = {state["backend"]: state for state in found["backends"]}
     assert list(said) == ["tensorrt-rtx", "tensorrt", "ort-cuda", "ort-cpu"]
     assert said["ort-cpu"]["available"] is True
     assert "CPUExecutionProvider" in found["facts"]["onnxruntime"]["providers"]
     lines = done.stdout.splitlines()
     backends = lines[lines.index(next(line for line in lines if line.startswith("Backends"))) :]
-    for backend, backend in said.items():
+    for backend, state in said.items():
         (row,) = (line.split() for line in backends if line.startswith(f"{backend} "))
-        assert row[1] == ("yes" if backend["available"] else "no")
-        assert backend["reason"].split()[0] == row[2]
+        assert row[1] == ("yes" if state["available"] else "no")
+        assert state["reason"].split()[0] == row[2]
     assert lines[-1 - len(found["advice"]) :] == [*found["advice"], found["summary"]]
 
 

@@ -274,7 +274,7 @@ def test_a_prompt_as_long_as_max_length_is_refused(beams: dict[str, int], open_w
         ({"suppress_tokens": ["x"]}, "suppress_tokens is"),
         ({"sequence_bias": [[[3], "x"]]}, r"sequence_bias has \[\[3\], 'x'\], not \[\[token ids\], bias\]"),
         ({"sequence_bias": [[[3], float("-inf")]]}, "sequence_bias is -inf, expected a finite number"),
-        ({"exponential_decay_length_penalty": [3]}, r"is \[3\], not \[tokens, factor\]"),
+        ({"exponential_decay_length_penalty": [3]}, r"is \[3\], not \[start, factor\]"),
         ({"exponential_decay_length_penalty": [3, -1.0]}, "expected a finite factor over 0"),
         ({"stop_strings": [3]}, r"stop_strings is \[3\], not a list of strings"),
         ({"max_length": 1}, "max_length is 1; it counts the prompt too"),

@@ -243,11 +243,11 @@ def test_graphs_are_sound_by_onnx(runtime: str, demo_bundle: Path, tmp_path: Pat
 REFUSED = [
     ("genai", None, "minilm_bundle", "takes text-generation; .* is a bundle for text-encoding"),
     ("optimum", None, "dates_bundle", "is a bundle for translation"),
-    ("transformers.js", None, "marian_bundle", "has MarianMT's tokenizers, .*: package it --for triton"),
+    ("transformers.js", None, "marian_bundle", "has MarianMT's tokenizers, .*: package it with --for triton"),
     ("genai", ["fp32-kv8"], "llama_demo_bundle", "takes fp32, fp16, int8, int4"),
     ("genai", ["fp16"], "llama_demo_bundle", "--precision fp32,int8,int4,fp16 --target cpu,cuda"),
     ("genai", ["in8"], "llama_demo_bundle", "did you mean 'int8'"),
-    ("genai", ["fp32", "int8"], "llama_demo_bundle", "has one precision; fp32, int8 are 2"),
+    ("genai", ["fp32", "int8"], "llama_demo_bundle", "has one precision, not fp32, int8"),
     ("gen-ai", None, "llama_demo_bundle", "is not one of genai, .*; did you mean 'genai'"),
 ]
 
@@ -257,7 +257,7 @@ def test_a_head_that_a_runtime_has_no_class_for(
 ) -> None:
     bundle = Path(shutil.copytree(head_bundle("pretrained"), tmp_path / "B"))
     package(bundle, tmp_path / "P", runtime="optimum", precision=["fp32"], verify=False)
-    assert "without next_sentence" in caplog.text
+    assert "leaves out next_sentence" in caplog.text
     manifest = bundle / "manifest.json"
     encoder = json.loads(manifest.read_text())["encoder"]
     edit_json(manifest, encoder={**encoder, "heads": ["next_sentence"]})

@@ -154,7 +154,7 @@ def test_a_changed_checkpoint_is_said_and_golden_data_judges(
     assert "has changed; comparing with golden data" in caplog.text
     shutil.rmtree(checkpoint)
     assert verify(bundle).passed
-    assert "is not there" in caplog.text
+    assert "does not exist" in caplog.text
 
 
 def test_limits_can_be_tightened_and_not_loosened(
