@@ -262,9 +262,8 @@ def test_what_tensorrt_rtx_has_not(options: dict[str, Any], message: str, tmp_pa
 
 @pytest.mark.parametrize(("release", "installed"), [((8, 6), "10.3"), ((10, 3), "11.1"), ((11, 2), "10.16")])
 def test_a_target_of_another_major_version(release: tuple[int, int], installed: str, built: Built) -> None:
-    with pytest.raises(
-        BuildError, match=rf"for TensorRT {release[0]}, but {installed}[.0]* is installed; use --target tensorrt"
-    ):
+    words = rf"for TensorRT {release[0]}, but {installed}[.0]* is installed; use --target tensorrt"
+    with pytest.raises(BuildError, match=words):
         built(installed, release)
 
 
