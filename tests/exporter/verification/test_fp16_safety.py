@@ -254,7 +254,8 @@ def test_what_is_scaled_fits_and_no_more(reached: float) -> None:
         return
     spread = 500.0  # of the weights: 4 of 16 are 1000
     if choice.shift is None:
-        assert spread * FP16_MAX / (reached * HEADROOM) < SMALLEST_SPREAD
+        # The power of two may be twice what is needed.
+        assert spread * FP16_MAX / (reached * HEADROOM) < 2 * SMALLEST_SPREAD
         return
     assert spread * 2.0**-choice.shift >= SMALLEST_SPREAD
     scaled = reached * 2.0**-choice.shift
