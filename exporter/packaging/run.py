@@ -86,7 +86,8 @@ def judge_answers(
     rest = list(answers.answers)
     comparisons = []
     for check in checks:
-        own, rest = rest[: len(check.questions)], rest[len(check.questions) :]
+        own = rest[: len(check.questions)]
+        rest = rest[len(check.questions) :]
         outcome = check.judge(own)
         name = FILES if check.of_files else artifact.id
         comparisons.append(Comparison(artifact=name, backend=title, case=check.case, **vars(outcome)))

@@ -68,16 +68,16 @@ class GenerationScheduler(EngineThread[PendingGeneration]):
         self.put(pending, pending.client)
 
     def count_free(self) -> int:
-        return self.rows - len(self.starting) - len(self.running)
+        return self.rows - len(self.list_running())
 
     def count_requests(self) -> tuple[int, int]:
         """Return how many requests wait, and how many are being answered."""
-        return len(self.waiting), len(self.starting) + len(self.running)
+        return len(self.waiting), len(self.list_running())
 
     def free_memory(self) -> None:
         """Drop the cache, with what earlier requests left in it, unless a request uses it."""
         with self.changed:
-            if not (self.waiting or self.starting or self.running):
+            if not (self.waiting or self.list_running()):
                 self._slots = None
 
     def list_running(self) -> list[PendingGeneration]:
