@@ -5,12 +5,16 @@ from __future__ import annotations
 from ..backends.backend import Program
 from ..bundle.manifest import Artifact
 from ..errors import ManifestError
-from .cache import NO_CONTEXT, Cache, Context
 from .cache_shapes import check_memory
 from .dynamic_cache import DynamicCache
+from .state import NO_CONTEXT, Context, DecoderState, RowState
 from .static_cache import GroupQueryCache, StaticCache
 
-LAYOUTS: dict[str, type[Cache]] = {"portable": DynamicCache, "inplace": StaticCache, "ort": GroupQueryCache}
+LAYOUTS: dict[str, type[DecoderState]] = {
+    "portable": DynamicCache,
+    "inplace": StaticCache,
+    "ort": GroupQueryCache,
+}
 
 
 def make_cache(
@@ -20,7 +24,7 @@ def make_cache(
     capacity: int,
     context: Context = NO_CONTEXT,
     copies: int = 1,
-) -> Cache:
+) -> DecoderState:
     """Return an empty cache for `batch` rows of `capacity` tokens, with room for `copies` times as many."""
     if artifact.dialect not in LAYOUTS:
         raise ManifestError(
@@ -28,3 +32,8 @@ def make_cache(
         )
     check_memory(program, artifact, batch * copies, capacity)
     return LAYOUTS[artifact.dialect](program, artifact, batch, capacity, context, copies)
+
+
+def has_row_lengths(artifact: Artifact) -> bool:
+    """Return whether the rows of a graph's cache have lengths of their own."""
+    return issubclass(LAYOUTS[artifact.dialect], RowState)

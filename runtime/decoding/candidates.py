@@ -13,8 +13,8 @@ import numpy.typing as npt
 
 from ..backends.backend import Array
 from ..bundle.artifact import CANDIDATES, Artifact
-from .cache import LOGITS
 from .sampling import Logits, Sampling, check_logits, choose, compute_log_sum, compute_logprobs
+from .state import LOGITS
 
 Mask: TypeAlias = npt.NDArray[np.bool_]
 """Which tokens may come next: (V,)."""

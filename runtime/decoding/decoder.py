@@ -12,11 +12,10 @@ import numpy as np
 from ..backends.backend import Array, GraphRunner
 from ..errors import InputError
 from ..memory_budget import Lease, Reservation
-from .cache import LOGITS, NONE_PENDING, Cache, PendingContext
 from .cache_shapes import PREFILL_CHUNK, count_cache_bytes
 from .caches import make_cache
 from .candidates import read_scores
-from .static_cache import StaticCache
+from .state import LOGITS, NONE_PENDING, DecoderState, PendingContext, RowState
 
 SCORE_CHUNK = 64  # tokens per scoring step: bounds the logits' memory
 NEED_LESS = "Generate fewer tokens, or use smaller batches or fewer beams"  # how to need less memory
@@ -85,7 +84,7 @@ class DecoderRun:
     perhaps candidates (K,).
     """
 
-    def __init__(self, decoder: Decoder, cache: Cache, reservation: Reservation) -> None:
+    def __init__(self, decoder: Decoder, cache: DecoderState, reservation: Reservation) -> None:
         self.decoder = decoder
         self.cache = cache
         self.reservation = reservation
@@ -128,32 +127,36 @@ class DecoderRun:
             yield self.step(ids, None, np.arange(ids.shape[1]), outputs)
 
     def extend_row(self, row: int, tokens: Sequence[int], outputs: Sequence[str] = LOGITS) -> Array:
-        """Run tokens of one row, in a static cache; return the scores (1, ...) behind the last."""
+        """Run tokens of one row of a `RowState`; return the scores (1, ...) behind the last."""
         self.reservation.use()
         with self.decoder.turn():
-            return read_scores(self.static_cache.step_row(row, tokens, [len(tokens) - 1], outputs))
+            return read_scores(self.rows.step_row(row, tokens, [len(tokens) - 1], outputs))
 
     def copy_row(self, source: int, target: int, length: int) -> None:
         """Overwrite a row with the first `length` tokens of another one."""
         with self.decoder.turn():
-            self.static_cache.copy_row(source, target, length)
+            self.rows.copy_row(source, target, length)
 
     @property
-    def static_cache(self) -> StaticCache:
-        """The cache, whose rows have lengths of their own."""
-        assert isinstance(self.cache, StaticCache)
+    def rows(self) -> RowState:
+        """The cache, where its rows have lengths of their own."""
+        assert isinstance(self.cache, RowState)
         return self.cache
 
+    def find_kept(self, row: int, length: int) -> int:
+        """Return `length`, or 0 where a row of a `RowState` cannot go back to so many tokens."""
+        return self.rows.find_kept(row, length)
+
     def truncate(self, length: int) -> int:
-        """Forget all but the first `length` tokens of every row, or all; see `Cache.truncate`."""
+        """Forget all but the first `length` tokens of every row, or all; see `DecoderState.truncate`."""
         return self.cache.truncate(length)
 
     def truncate_row(self, row: int, length: int) -> None:
-        """Forget all but the first `length` tokens of a row, for comparisons."""
+        """Forget all but the first `length` tokens of a row."""
         self.cache.truncate_row(row, length)
 
     def repeat(self, times: int) -> None:
-        """Let the cache hold what it holds so many times; see `Cache.repeat`."""
+        """Let the cache hold what it holds so many times; see `DecoderState.repeat`."""
         with self.decoder.turn():
             self.cache.repeat(times)
 

@@ -11,13 +11,13 @@ import numpy as np
 
 from ..backends.backend import Array, Buffer
 from ..bundle.manifest import TensorSpec
-from .cache import LOGITS, Cache, expand_rows
 from .cache_shapes import find_cache_shape, refuse_overflow
+from .state import LOGITS, DecoderState, expand_rows
 
 MASKED_COLUMNS = 32  # forgotten columns that stay, masked, before the kept ones are copied together
 
 
-class DynamicCache(Cache):
+class DynamicCache(DecoderState):
     """`portable`: each step writes past + new, (B, H, P + T, D), into the other of two sets of buffers.
 
     Forgotten columns are masked first: moving the kept ones together is a copy of the whole past.

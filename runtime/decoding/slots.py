@@ -9,9 +9,10 @@ import numpy as np
 import numpy.typing as npt
 
 from ..backends.backend import Array
-from .cache import LOGITS
+from .caches import has_row_lengths
 from .decoder import Decoder, DecoderRun
 from .history import TokenHistory
+from .state import LOGITS
 
 MIN_KEPT = 32  # tokens: fewer are computed again as fast as they are copied
 MIN_OVERLAP = 0.5  # of what a free row holds: a request that begins so takes the row over, else a copy
@@ -63,7 +64,7 @@ class RequestSlots(ABC):
 
 
 class SharedSlots(RequestSlots):
-    """Rows of one static cache (`ort`, `inplace`), each of which has a length of its own.
+    """Rows of one `RowState` (`ort`, `inplace`), each of which has a length of its own.
 
     The first rows are for requests; a step runs as many of them as reach to the last one that is taken. The
     rows behind those keep what earlier requests left, until it is the longest unused.
@@ -87,7 +88,7 @@ class SharedSlots(RequestSlots):
             return None
         known = np.asarray(prompt, np.int64)[:-1]  # the last token's scores are wanted
         best = max(self.slots + self.kept, key=lambda slot: slot.count_common(known, scope))
-        common = self.run.static_cache.find_kept(best.row, best.count_common(known, scope))
+        common = self.run.find_kept(best.row, best.count_common(known, scope))
         if best in free and common >= MIN_OVERLAP * len(best.tokens):
             slot = best
         else:
@@ -95,7 +96,7 @@ class SharedSlots(RequestSlots):
             self._keep(slot, best)
             if slot is not best:
                 self.run.copy_row(best.row, slot.row, common)
-        self.run.static_cache.truncate_row(slot.row, common)
+        self.run.truncate_row(slot.row, common)
         slot.tokens = TokenHistory(known[:common].tolist())
         slot.scope = scope
         slot.taken = True
@@ -170,7 +171,7 @@ class SharedSlots(RequestSlots):
             slot.row, hole.row = hole.row, slot.row
             hole.tokens = TokenHistory(())
             hole.last_use = 0
-            self.run.static_cache.truncate_row(hole.row, 0)
+            self.run.truncate_row(hole.row, 0)
         self.slots.sort(key=lambda slot: slot.row)
         self._has_gaps = False
 
@@ -211,11 +212,6 @@ class SeparateSlots(RequestSlots):
 
 def make_slots(decoder: Decoder, running: int, kept: int, capacity: int) -> RequestSlots:
     """Return slots for `running` requests of up to `capacity` tokens, and rows that keep `kept` prompts."""
-    if is_separate(decoder):
-        return SeparateSlots(decoder, running, capacity)
-    return SharedSlots(decoder, running, kept, capacity)
-
-
-def is_separate(decoder: Decoder) -> bool:
-    """Return whether each request needs a cache of its own."""
-    return decoder.artifact.dialect == "portable"
+    if has_row_lengths(decoder.artifact):
+        return SharedSlots(decoder, running, kept, capacity)
+    return SeparateSlots(decoder, running, capacity)

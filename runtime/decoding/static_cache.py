@@ -12,11 +12,11 @@ import numpy as np
 from ..backends.backend import Array, BoundGraph, Buffer
 from ..bundle.artifact import RECENT, TOTAL, WINDOW_TOTAL
 from ..errors import InputError
-from .cache import LOGITS, Cache, expand_rows
 from .cache_shapes import SPARE, find_cache_shape, refuse_overflow
+from .state import LOGITS, RowState, expand_rows
 
 
-class StaticCache(Cache):
+class StaticCache(RowState):
     """`inplace`: fixed slots, written where each row's tokens belong; the output is the input's memory."""
 
     def allocate(self, batch: int) -> None:
@@ -56,7 +56,6 @@ class StaticCache(Cache):
     def step_row(
         self, row: int, tokens: Sequence[int], logit_rows: Sequence[int], outputs: Sequence[str] = LOGITS
     ) -> dict[str, Array]:
-        """Run tokens of one row on top of what it holds, as a batch of one; return the named outputs."""
         T = len(tokens)
         refuse_overflow(self.lengths[row] + T, self.capacity)
         sources = [buffer.shape[0] for buffer in self.context.buffers.values()]
@@ -76,7 +75,6 @@ class StaticCache(Cache):
         return results
 
     def copy_row(self, source: int, target: int, length: int) -> None:
-        """Overwrite a row with the first `length` tokens of another one."""
         for slots in self.slots:
             slots.copy_rows(source, target, min(length, slots.shape[2]))
         self.lengths[target] = length
@@ -85,7 +83,6 @@ class StaticCache(Cache):
         self.lengths[row] = min(self.lengths[row], length)
 
     def find_kept(self, row: int, length: int) -> int:
-        """Return `length`, or 0 where what a window then needs of a row is gone."""
         return length
 
     def bind_step(self, rows: int, outputs: tuple[str, ...]) -> BoundGraph:
@@ -100,22 +97,12 @@ class StaticCache(Cache):
         """Return the inputs that say behind how many tokens `width` go, of each row from the first on."""
         return {"past_lengths": np.array(lengths, np.int32)}
 
-    def copy_rows(self, copies: Sequence[tuple[int, int]]) -> None:
-        for source, target in copies:
-            for slots in self.slots:
-                slots.copy_rows(source, target, min(self.lengths[source], slots.shape[2]))
-            self.lengths[target] = self.lengths[source]
-
     def expand(self) -> None:
         for (past, present), slots in zip(self.pairs, self.slots, strict=True):
             expand_rows(slots, len(self.lengths), self.copies, min(max(self.lengths), slots.shape[2]))
             self.buffers |= {past.name: slots, present.name: slots}
         self.steps = {}  # which were bound to fewer rows
         self.lengths = [length for length in self.lengths for _ in range(self.copies)]
-
-    def truncate(self, length: int) -> int:
-        self.lengths = [min(kept, length) for kept in self.lengths]
-        return length
 
     def repeat(self, times: int) -> None:
         for row, length in enumerate(self.lengths):
@@ -189,11 +176,6 @@ class GroupQueryCache(StaticCache):
                 buffer.copy_slots(row, held - kept, 0, kept)
             self.starts[row] += held - kept
 
-    def copy_rows(self, copies: Sequence[tuple[int, int]]) -> None:
-        super().copy_rows(copies)
-        for source, target in copies:
-            self.starts[target] = self.starts[source]
-
     def expand(self) -> None:
         super().expand()
         self.starts = np.repeat(self.starts, self.copies)
@@ -208,21 +190,12 @@ class GroupQueryCache(StaticCache):
             self.starts[row] = 0
 
     def find_kept(self, row: int, length: int) -> int:
-        if self.recent:
+        if self.recent:  # 0 where what a window then needs is gone
             assert self.artifact.window is not None
             first_seen = max(0, length + 1 - self.artifact.window)  # by the next token
             if self.starts[row] > first_seen:
                 return 0
         return length
-
-    def truncate(self, length: int) -> int:
-        if self.recent:
-            assert self.artifact.window is not None
-            first_seen = max(0, length + 1 - self.artifact.window)  # by the next token
-            if ((np.array(self.lengths) > length) & (self.starts > first_seen)).any():
-                length = 0
-                self.starts[:] = 0
-        return super().truncate(length)
 
     def repeat(self, times: int) -> None:
         if self.recent:  # slots that are too few have a text's end, which its repetition has too

@@ -12,10 +12,10 @@ from dataclasses import dataclass
 
 from ..backends.backend import Array
 from ..decoding.cache_shapes import PREFILL_CHUNK, count_cache_bytes
+from ..decoding.caches import has_row_lengths
 from ..decoding.candidates import Chosen
 from ..decoding.decoder import Decoder
-from ..decoding.slots import RequestSlots, is_separate, make_slots
-from ..scheduling.batcher import observe_nothing
+from ..decoding.slots import RequestSlots, make_slots
 from ..scheduling.options import Observer
 from ..scheduling.queue import FairQueue
 from ..scheduling.worker import EngineThread
@@ -53,14 +53,14 @@ class GenerationScheduler(EngineThread[PendingGeneration]):
     """
 
     def __init__(self, decoder: Decoder, settings: ScheduleSettings) -> None:
-        super().__init__("planforge-scheduler", FairQueue(settings.queue_size, divided=settings.divide_queue))
+        queue: FairQueue[PendingGeneration] = FairQueue(settings.queue_size, divided=settings.divide_queue)
+        super().__init__("planforge-scheduler", queue, settings.observe)
         self.decoder = decoder
         self.settings = settings
         self.rows, self.kept = count_rows(decoder, settings)
         self.starting: list[PendingGeneration] = []  # whose prompts are not computed; the first came first
         self.running: list[PendingGeneration] = []  # that get a token at each step
         self._pieces = 0  # of prompts
-        self._observer = settings.observe
         self._slots: RequestSlots | None = None
 
     def submit(self, pending: PendingGeneration) -> None:
@@ -155,8 +155,8 @@ class GenerationScheduler(EngineThread[PendingGeneration]):
         if one.prefilled == len(one.row.prompt):
             self.running.append(one)  # first: who is in neither list is taken for ended
             self.starting.remove(one)
-            self._observe("prompt", len(one.row.prompt))
-            self._observe("reused", one.row.reused)
+            self.observe("prompt", len(one.row.prompt))
+            self.observe("reused", one.row.reused)
             self._take_tokens([one], scores)
         return len(piece)
 
@@ -178,7 +178,7 @@ class GenerationScheduler(EngineThread[PendingGeneration]):
     def _decode_together(self, ones: list[PendingGeneration]) -> None:
         tokens = [one.row.token_ids[-1] for one in ones]
         scores = self._open_slots().decode([one.slot for one in ones if one.slot], tokens)
-        self._observe("batch", len(ones))
+        self.observe("batch", len(ones))
         self._take_tokens(ones, scores)
 
     def _take_tokens(self, ones: list[PendingGeneration], scores: Array) -> None:
@@ -209,10 +209,10 @@ class GenerationScheduler(EngineThread[PendingGeneration]):
         one.row.take(chosen, place)
         now = time.perf_counter()
         if one.first_token:
-            self._observe("between_tokens", now - one.last_token)
+            self.observe("between_tokens", now - one.last_token)
         else:
             one.first_token = now
-            self._observe("first_token", now - one.submitted)
+            self.observe("first_token", now - one.submitted)
         one.last_token = now
         if one.row.finish_reason is None:
             one.notify()
@@ -221,7 +221,7 @@ class GenerationScheduler(EngineThread[PendingGeneration]):
 
     def _finish(self, one: PendingGeneration) -> None:
         self._leave(one)
-        self._observe("context", len(one.row.history))
+        self.observe("context", len(one.row.history))
         one.finish()
 
     def _leave(self, one: PendingGeneration) -> None:
@@ -232,19 +232,11 @@ class GenerationScheduler(EngineThread[PendingGeneration]):
             if one in group:
                 group.remove(one)
 
-    def _observe(self, measure: str, value: float) -> None:
-        """Tell the caller's observer; one that raises is told no more."""
-        try:
-            self._observer(measure, value)
-        except Exception:
-            log.exception("the observer of measures raised, and gets no more")
-            self._observer = observe_nothing
-
     def _has_room(self, one: PendingGeneration) -> bool:
         """Return whether a request gets its memory without waiting, which would stop all others."""
         if self._slots is None:
-            rows = 1 if is_separate(self.decoder) else self.rows + self.kept
-        elif is_separate(self.decoder) and one.slot is None:
+            rows = self.rows + self.kept if has_row_lengths(self.decoder.artifact) else 1
+        elif one.slot is None and not has_row_lengths(self.decoder.artifact):
             rows = 1
         else:
             return True

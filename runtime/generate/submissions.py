@@ -10,8 +10,7 @@ from typing import Any
 from ..decoding.decoder import Decoder
 from ..errors import ClosedError, InputError
 from ..option_checks import check_options, check_switch, check_whole
-from ..scheduling.batcher import observe_nothing
-from ..scheduling.options import ScheduleOptions
+from ..scheduling.options import ScheduleOptions, observe_nothing
 from ..scheduling.queue import count_places
 from ..scheduling.worker import find_deadline
 from .pending import PendingGeneration

@@ -7,8 +7,8 @@ from typing import Any, ClassVar
 from ..errors import InputError
 from ..model import Model
 from ..option_checks import check_switch
-from .batcher import Batcher, BatchSettings, observe_nothing
-from .options import Observer
+from .batcher import Batcher, BatchSettings
+from .options import Observer, observe_nothing
 
 QUEUE_SIZE = 1024
 

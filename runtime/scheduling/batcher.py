@@ -13,7 +13,7 @@ from typing import Any, Generic, TypeAlias, TypeVar
 
 from ..errors import InputError
 from ..option_checks import check_whole
-from .options import Observer
+from .options import Observer, observe_nothing
 from .queue import FairQueue
 from .worker import EngineThread, has_passed
 
@@ -25,10 +25,6 @@ IsWanted: TypeAlias = Callable[[int], bool]
 """Returns whether anybody still waits for a part of a turn."""
 
 Add: TypeAlias = Callable[[int, V], "tuple[int, R] | None"]
-
-
-def observe_nothing(measure: str, value: float) -> None:
-    """Take no measures."""
 
 
 class PendingResults(Future[list[R]]):
@@ -155,7 +151,7 @@ class Batcher(EngineThread[BatchRequest[P, V, R]], Generic[P, V, R]):
         cost: Callable[[P], int],
         settings: BatchSettings,
     ) -> None:
-        super().__init__("planforge-batcher", make_queue(settings))
+        super().__init__("planforge-batcher", make_queue(settings), settings.observe)
         self._run_parts = run
         self._cost = cost
         self._turn: Turn[P, V, R] = []  # that runs
@@ -167,6 +163,7 @@ class Batcher(EngineThread[BatchRequest[P, V, R]], Generic[P, V, R]):
             if self.thread is not None:
                 raise InputError("schedule() must be called before the first submit(), not after it")
             self.settings = settings
+            self.observer = settings.observe
             self.waiting = make_queue(settings)
 
     def submit(
@@ -245,7 +242,7 @@ class Batcher(EngineThread[BatchRequest[P, V, R]], Generic[P, V, R]):
             return turn
 
     def _run_turn(self, turn: Turn[P, V, R]) -> None:
-        self.settings.observe("batch", len(list_requests(turn)))
+        self.observe("batch", len(list_requests(turn)))
         missing = dict(enumerate(turn))
         try:
             parts = [request.parts[part] for request, part in turn]
@@ -269,7 +266,7 @@ class Batcher(EngineThread[BatchRequest[P, V, R]], Generic[P, V, R]):
         except Exception as error:  # of what makes its results
             request.fail(error)
         if request.ended:
-            self.settings.observe("context", sum(request.costs))
+            self.observe("context", sum(request.costs))
 
     def _put_back(self, turn: Turn[P, V, R]) -> None:
         """Let requests that have parts left wait for their next turn, but for those that are unwanted."""

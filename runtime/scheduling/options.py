@@ -9,6 +9,10 @@ Observer: TypeAlias = Callable[[str, float], None]
 """Gets the name of a measure and its value; called in the engine's thread, so it must return at once."""
 
 
+def observe_nothing(measure: str, value: float) -> None:
+    """Take no measures."""
+
+
 class ScheduleOptions(TypedDict, total=False):
     """How requests that were submitted share a model; see `TextGenerator.submit`.
 

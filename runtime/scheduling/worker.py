@@ -10,6 +10,7 @@ from typing import Generic, Protocol, TypeVar
 
 from ..decoding.checks import check_positive
 from ..errors import ClosedError, DeadlineError
+from .options import Observer, observe_nothing
 from .queue import FairQueue
 
 log = logging.getLogger("planforge")
@@ -35,10 +36,12 @@ class EngineThread(ABC, Generic[Q]):
     Args:
         name: of the thread.
         queue: the requests that wait. Whoever reads or changes it holds `changed`.
+        observer: gets measures, until it raises.
     """
 
-    def __init__(self, name: str, queue: FairQueue[Q]) -> None:
+    def __init__(self, name: str, queue: FairQueue[Q], observer: Observer) -> None:
         self.name = name
+        self.observer = observer
         self.waiting = queue
         self.changed = threading.Condition()
         self.closed = False
@@ -55,6 +58,14 @@ class EngineThread(ABC, Generic[Q]):
     @abstractmethod
     def fail(self, request: Q, error: BaseException) -> None:
         """End a request with an error, unless it has ended or was cancelled."""
+
+    def observe(self, measure: str, value: float) -> None:
+        """Tell the caller's observer; one that raises is told no more."""
+        try:
+            self.observer(measure, value)
+        except Exception:
+            log.exception("the observer of measures raised, and gets no more")
+            self.observer = observe_nothing
 
     def free(self) -> None:
         """Free what the thread holds, when it has ended."""

@@ -14,9 +14,9 @@ import numpy as np
 from ..backends.backend import GraphRunner, Program
 from ..bundle.bundle import Bundle
 from ..bundle.manifest import Artifact, TensorSpec
-from ..decoding.cache import Context, PendingContext
 from ..decoding.cache_shapes import find_cache_shape
 from ..decoding.decoder import pad
+from ..decoding.state import Context, PendingContext
 from ..errors import ManifestError
 
 

@@ -31,7 +31,7 @@ class Part:
 
     Attributes:
         number: counts from 0.
-        row ranges: where its rows are, in their order.
+        row_ranges: where its rows are, in their order.
     """
 
     number: int

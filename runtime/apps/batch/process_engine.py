@@ -3,16 +3,18 @@
 from __future__ import annotations
 
 import contextlib
-import multiprocessing
 import os
 import signal
 import threading
+import time
 from collections.abc import Iterator
 from concurrent.futures import FIRST_COMPLETED, Future, ProcessPoolExecutor, wait
 from concurrent.futures.process import BrokenProcessPool
 from multiprocessing.connection import Connection
 from multiprocessing.connection import wait as wait_for_connections
+from multiprocessing.context import SpawnContext, SpawnProcess
 from multiprocessing.process import parent_process
+from typing import Any
 
 from ...signals import ENDING, hold_signals
 from .engine import Lost, Outcome
@@ -21,6 +23,35 @@ from .plan import Part
 from .result import PartResult
 
 QUEUED = 1  # parts that wait for each worker, so that none waits for the next part
+SECONDS_TO_END = (
+    5.0  # after which a worker is killed: native code that holds Python's lock ends by nothing else
+)
+
+
+class WorkerContext(SpawnContext):
+    """Starts processes, and remembers them."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.started: list[SpawnProcess] = []
+
+    def Process(  # type: ignore[override]  # noqa: N802  # a class of that name in the base
+        self, *args: Any, **options: Any
+    ) -> SpawnProcess:
+        """Return a process, as `multiprocessing.Process`."""
+        process = SpawnProcess(*args, **options)
+        self.started.append(process)
+        return process
+
+    def end(self, seconds: float) -> None:
+        """Wait until all processes have ended; kill those that have not after so many seconds."""
+        deadline = time.monotonic() + seconds
+        for process in self.started:
+            if process.pid is None:  # it was never started
+                continue
+            process.join(max(0.0, deadline - time.monotonic()))
+            if process.is_alive():
+                process.kill()
 
 
 class ProcessEngine:
@@ -68,15 +99,16 @@ class ProcessEngine:
     def close(self) -> None:
         """End the workers, and the pool's thread: one left may close what Python's exit still uses."""
         self._end_workers.close()
+        self._context.end(SECONDS_TO_END)
         self._pool.shutdown(cancel_futures=True)
         self._end_of_pool.close()
 
     def _make_pool(self) -> ProcessPoolExecutor:
         """Return a pool whose workers end as soon as this process closes its side of a pipe."""
-        context = multiprocessing.get_context("spawn")
-        self._end_of_pool, self._end_workers = context.Pipe(duplex=False)
+        self._context = WorkerContext()
+        self._end_of_pool, self._end_workers = self._context.Pipe(duplex=False)
         return ProcessPoolExecutor(
-            self.workers, mp_context=context, initializer=prepare_worker, initargs=(self._end_of_pool,)
+            self.workers, mp_context=self._context, initializer=prepare_worker, initargs=(self._end_of_pool,)
         )
 
 

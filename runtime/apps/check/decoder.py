@@ -13,10 +13,10 @@ from typing import ClassVar, TypeAlias
 import numpy as np
 
 from ...bundle.manifest import Artifact
-from ...decoding.cache import NONE_PENDING, PendingContext
 from ...decoding.cache_shapes import PREFILL_CHUNK
 from ...decoding.decoder import Decoder, DecoderRun
 from ...decoding.sampling import compute_logprobs
+from ...decoding.state import NONE_PENDING, PendingContext
 from ...text.tokenizer import Tokenizer
 from ...translate.source_encoder import SourceEncoder
 from .case import Case, CaseSet, Encoding, Integers, Known, Location

@@ -327,7 +327,7 @@ def test_the_unchanged_source_run_in_that_way_gives_the_same(
 ) -> None:
     for file, line in (
         (PROGRAM, "class TensorRtProgram(DeviceProgram):"),
-        (CACHE, "class StaticCache(Cache):"),
+        (CACHE, "class StaticCache(RowState):"),
     ):
         replace_line(file, line, line, monkeypatch)
     with emulated_gpu(tensorrt_bundle, "tensorrt"):

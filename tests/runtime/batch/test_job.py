@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+import ctypes
 import hashlib
 import multiprocessing
 import random
+import sys
 from collections.abc import Callable
 from pathlib import Path
+from typing import cast
 
 import numpy as np
 import pyarrow as pa
@@ -19,12 +22,13 @@ from planforge.runtime import TextEncoder
 from planforge.runtime.apps.batch import process_engine, run_batch
 from planforge.runtime.apps.batch.engine import Lost, Outcome
 from planforge.runtime.apps.batch.job import Counting, compute
-from planforge.runtime.apps.batch.part_runner import Failure
+from planforge.runtime.apps.batch.part_runner import Failure, JobSpec
 from planforge.runtime.apps.batch.plan import Part, Source, make_parts
 from planforge.runtime.apps.batch.result import PartResult
 from planforge.runtime.apps.batch.table_file import RowRange
 from planforge.runtime.errors import BatchError
 
+from ...helpers.patience import wait_until
 from .cluster_kills import compare_outputs
 from .texts import TEXTS
 
@@ -176,6 +180,24 @@ def test_a_part_that_kills_its_workers_ends_the_job() -> None:
 def test_a_worker_that_cannot_go_on_ends_the_job() -> None:
     with pytest.raises(BatchError, match="no such bundle"):
         run_fake(lambda part: Failure("no such bundle"))
+
+
+def hold_python_lock(began: Path, part: object) -> None:
+    """Sleep as native code does that keeps Python's lock: no other thread of the process can run."""
+    began.touch()
+    ctypes.PyDLL(None).sleep(3600)
+
+
+@pytest.mark.skipif(sys.platform == "win32", reason="calls C's sleep")
+def test_a_worker_that_cannot_end_itself_is_killed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(process_engine, "run_part", hold_python_lock)
+    monkeypatch.setattr(process_engine, "SECONDS_TO_END", 0.5)
+    engine = process_engine.ProcessEngine(cast(JobSpec, tmp_path / "began"), 1)
+    engine.start(Part(0, ()))
+    wait_until((tmp_path / "began").exists)
+    (worker,) = multiprocessing.active_children()
+    engine.close()
+    assert not worker.is_alive()
 
 
 def test_a_worker_that_is_killed_is_replaced(

@@ -21,9 +21,9 @@ from planforge.exporter.tensorrt.build import Options
 from planforge.exporter.tensorrt.candidates import add_candidates
 from planforge.runtime import TextGenerator
 from planforge.runtime.bundle.bundle import Bundle
-from planforge.runtime.decoding.cache import LOGITS
 from planforge.runtime.decoding.candidates import choose_results, choose_tokens, read_scores
 from planforge.runtime.decoding.sampling import Sampling, choose, compute_logprobs, make_generators
+from planforge.runtime.decoding.state import LOGITS
 from planforge.runtime.errors import BackendError, InputError, ManifestError
 
 from ...helpers.candidates import artifact_of

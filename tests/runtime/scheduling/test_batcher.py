@@ -127,6 +127,21 @@ def test_clients_take_turns() -> None:
     assert case.finish() == [["0"], ["x"], ["1"], ["2"]]
 
 
+def test_an_observer_that_raises_is_told_no_more(caplog: pytest.LogCaptureFixture) -> None:
+    told: list[str] = []
+
+    def refuse(measure: str, value: float) -> None:
+        told.append(measure)
+        raise ArithmeticError(measure)
+
+    case = Case(observe=refuse)
+    second = case.submit(["a"])
+    case.finish()
+    assert case.first.result() == ["FIRST"] and second.result() == ["A"]
+    assert told == ["batch"]
+    assert "the observer of measures raised, and gets no more" in caplog.text
+
+
 def test_a_turn_is_shared_between_clients() -> None:
     case = Case(turn=3)
     for number in range(4):

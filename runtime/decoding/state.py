@@ -1,4 +1,4 @@
-"""What decoding asks of a cache of keys and values, whichever way a graph keeps them.
+"""What decoding asks of the state that a decoder keeps between steps, whichever way a graph keeps it.
 
 B batch, T tokens of this step, P cached columns (a row's tokens and its padding), H heads, D head size,
 N logit rows, V vocabulary
@@ -38,8 +38,8 @@ NO_CONTEXT = Context()
 NONE_PENDING = PendingContext(0, lambda: NO_CONTEXT)
 
 
-class Cache(ABC):
-    """The keys and values of one batch, in the layout of one dialect; see `make_cache`."""
+class DecoderState(ABC):
+    """What one batch has computed so far, such as keys and values; see `make_cache`."""
 
     lease: Lease | None = None  # on the memory of its buffers
 
@@ -104,7 +104,7 @@ class Cache(ABC):
 
     @abstractmethod
     def truncate_row(self, row: int, length: int) -> None:
-        """Forget all but the first `length` tokens of a row."""
+        """Forget all but the first `length` tokens of a row; see `RowState.find_kept`."""
 
     @abstractmethod
     def repeat(self, times: int) -> None:
@@ -112,6 +112,38 @@ class Cache(ABC):
 
         The newest tokens that a window sees must be there.
         """
+
+
+class RowState(DecoderState):
+    """A state whose rows have lengths of their own, so that requests can join and leave row by row."""
+
+    lengths: list[int]  # tokens of each row
+
+    @abstractmethod
+    def step_row(
+        self, row: int, tokens: Sequence[int], logit_rows: Sequence[int], outputs: Sequence[str] = LOGITS
+    ) -> dict[str, Array]:
+        """Run tokens of one row on top of what it holds, as a batch of one; return the named outputs."""
+
+    @abstractmethod
+    def copy_row(self, source: int, target: int, length: int) -> None:
+        """Overwrite a row with the first `length` tokens of another one."""
+
+    @abstractmethod
+    def find_kept(self, row: int, length: int) -> int:
+        """Return `length`, or 0 where a row cannot go back to so many tokens."""
+
+    def copy_rows(self, copies: Sequence[tuple[int, int]]) -> None:
+        for source, target in copies:
+            self.copy_row(source, target, self.lengths[source])
+
+    def truncate(self, length: int) -> int:
+        shorter = [min(held, length) for held in self.lengths]
+        if any(self.find_kept(row, kept) < kept for row, kept in enumerate(shorter)):
+            length = 0
+        for row in range(len(shorter)):
+            self.truncate_row(row, length)
+        return length
 
 
 def expand_rows(buffer: Buffer, rows: int, copies: int, length: int) -> None:
