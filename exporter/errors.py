@@ -9,7 +9,7 @@ from ..runtime.errors import InputError, PlanForgeError
 
 
 class ExporterError(PlanForgeError):
-    """Base of what goes wrong between checkpoint and bundle."""
+    """The base of all errors between checkpoint and bundle."""
 
 
 class SourceError(ExporterError):
@@ -41,7 +41,7 @@ class BuildError(ExporterError):
 
 
 class BuildOptionError(BuildError, InputError):
-    """A build option that the engine does not have."""
+    """A build option is not one of the engine's."""
 
 
 class VerificationError(ExporterError):
@@ -53,12 +53,12 @@ class VerificationError(ExporterError):
 
 
 class PromptsError(VerificationError, InputError):
-    """The file of prompts to verify with is not there, or holds none."""
+    """The file of prompts to verify with is missing, or holds no prompts."""
 
 
 @contextmanager
 def raise_checkpoint_errors(kind: type[Exception] = ValueError) -> Iterator[None]:
-    """Raise what is wrong with a checkpoint's files as a CheckpointError."""
+    """Raise a CheckpointError for any fault of a checkpoint's files."""
     try:
         yield
     except kind as error:

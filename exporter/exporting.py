@@ -1,4 +1,4 @@
-"""A checkpoint, or a folder that optimum wrote -> ONNX -> plans -> verified bundle."""
+"""Exports a checkpoint, or imports a folder that optimum wrote: to ONNX, plans and a verified bundle."""
 
 from __future__ import annotations
 
@@ -12,10 +12,10 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from ..runtime.apps.stage_progress import BYTES, StageCounter
 from ..runtime.bundle.bundle import Bundle
 from ..runtime.bundle.manifest import Manifest, Plan
 from ..runtime.errors import InputError
-from ..runtime.progress import BYTES, StageCounter
 from ..runtime.suggest import did_you_mean
 from .bundle.writer import install, list_file_entries, open_staging_folder, write_manifest
 from .calibration.calibration import Calibration, calibrate
@@ -172,7 +172,7 @@ def import_folder(
 
 
 def import_graphs(folder: Path, source: Source, request: Request, progress: Progress) -> ExportResult:
-    """Make a bundle of a folder's graphs, with choices that `check_import` has passed."""
+    """Make a bundle of a folder's graphs, with choices that `check_import` accepted."""
     with refuse_damaged_graphs(folder):
         return write_bundle(read_candidates(folder, source, request), request, progress)
 
@@ -240,7 +240,7 @@ def write_bundle(candidates: Iterable[Checkpoint], request: Request, progress: P
 
 
 def load_model(checkpoint: Checkpoint, computes: bool, progress: Progress) -> ReferenceModel | None:
-    """Return the model that graphs have their weights from, and are compared with.
+    """Return the model that the graphs' weights come from, and that they are compared with.
 
     Of a model of ours that computes nothing the weights stay in their files, and are converted to fp32 one by
     one while the graphs are written; an import has its own, and None is returned.
@@ -306,7 +306,7 @@ def stage_graphs(
 
 @contextlib.contextmanager
 def start_plans(bundle: Bundle, request: Request, progress: Progress) -> Iterator[Future[list[Plan]]]:
-    """Build plans in child processes, beside what the block does meanwhile; they end with the block.
+    """Build plans in child processes while the block runs; they end with the block.
 
     If another exporter made the graphs, TensorRT's refusal is a warning and no error, as long as some target
     needs no plan.

@@ -1,4 +1,4 @@
-"""The graphs of a bundle: their weights, and what the manifest says of them."""
+"""Prepares the graphs of a bundle: their weights, and their entries in the manifest."""
 
 from __future__ import annotations
 
@@ -44,7 +44,7 @@ def trace_graphs(
 def attach_weights(
     recipes: Mapping[str, Recipe], graphs: Mapping[str, ir.Model], model: ReferenceModel | None
 ) -> None:
-    """Give traced graphs their weights and the recipe's axes; those for ONNX Runtime its operators too."""
+    """Give traced graphs their weights and axes, and those for ONNX Runtime its operators as well."""
     from .passes.fusions import fuse_for_onnx_runtime
     from .passes.weights import attach_parameters, list_transposed
     from .tracing.graph_check import check_graph, name_axes
@@ -172,7 +172,7 @@ def plan_explanations(checkpoint: Checkpoint, artifacts: Sequence[Artifact]) -> 
 
 
 def warn_of_head_size(checkpoint: Checkpoint, target: str, recipes: Sequence[Recipe]) -> None:
-    """Warn of a target for ONNX Runtime that gets a decoder in `portable`, for the size of its heads."""
+    """Warn of a target for ONNX Runtime whose decoder is in `portable` because of its head size."""
     if checkpoint.exporter or find_target(target).dialect != "ort":  # of other exporters' graphs it is said
         return
     if any(recipe.id == "decoder.ort" for recipe in recipes):
@@ -190,7 +190,7 @@ def warn_of_head_size(checkpoint: Checkpoint, target: str, recipes: Sequence[Rec
 
 
 def takes(target: str, recipe: Recipe, precision: str, recipes: Sequence[Recipe]) -> bool:
-    """Tell whether a target takes a recipe's graph in a precision, among all `recipes` that it gets."""
+    """Tell whether a target takes a recipe's graph in a precision, given all `recipes` that it gets."""
     taker = find_target(target)
     own = f"{recipe.graph}.{taker.find_dialect(recipe.keeps_cache, precision)}"
     if recipe.id != own and any(other.id == own for other in recipes):
@@ -259,7 +259,7 @@ def describe_in_fp32(artifact: Artifact) -> Artifact:
 
 
 def cast_caches(specs: Sequence[TensorSpec], dtype: str) -> tuple[TensorSpec, ...]:
-    """Return inputs or outputs with the caches among them in a type; what a user reads stays as it is."""
+    """Return inputs or outputs whose caches have the given type; values that a user reads keep theirs."""
     return tuple(dataclasses.replace(spec, dtype=dtype) if is_cache(spec) else spec for spec in specs)
 
 

@@ -1,4 +1,4 @@
-"""Which inputs of nodes ONNX Runtime's CUDA provider reads on the host, and whether they arrive there.
+"""Finds node inputs that ONNX Runtime's CUDA provider reads on the host, and whether they are there.
 
 A kernel on a GPU is launched before what comes before it has been computed. What it reads on the host must be
 known by then: a graph's input, a constant, or what ONNX Runtime computes on the CPU from shapes. Anything
@@ -71,13 +71,13 @@ GRAPHS = (ir.AttributeType.GRAPH, ir.AttributeType.GRAPHS)
 
 
 def find_late_inputs(graph: ir.Graph) -> Iterator[tuple[ir.Node, ir.Value]]:
-    """Yield the nodes that read on the host what a GPU computes, and what they read; of branches too."""
+    """Yield the nodes that read a GPU's results on the host, and those results; nodes of branches too."""
     for one in (graph, *graph.subgraphs()):
         yield from find_late_inputs_alone(one)
 
 
 def find_late_inputs_alone(graph: ir.Graph) -> Iterator[tuple[ir.Node, ir.Value]]:
-    """Yield what `find_late_inputs` does of a graph, without the graphs that its nodes hold."""
+    """Yield the same as `find_late_inputs` for a graph, without the graphs that its nodes hold."""
     constants = set(graph.initializers.values())
     on_host: set[ir.Value] = set()
     for node in graph:

@@ -1,4 +1,4 @@
-"""How much a verification computes: three levels, whose costs are counted in weights times tokens.
+"""The three levels of a verification, with their costs in weights times tokens.
 
 What is counted and not timed is the same on any machine. A small model has all cases at `standard` too.
 """
@@ -88,14 +88,14 @@ CALIBRATION = replace(STANDARD, name="calibration", random_work=0, step_work=0, 
 
 
 def find_level(name: str) -> Level:
-    """Return the level of a name; an InputError says which there are."""
+    """Return the level of a name; raise an InputError with all names for an unknown one."""
     if name not in LEVELS:
         raise InputError(f"level {name!r} is not one of {', '.join(LEVELS)}{did_you_mean(name, LEVELS)}")
     return LEVELS[name]
 
 
 def describe_quick(name: str) -> str:
-    """Return what follows "passed" of a level that says little; "" of the others, and where there is none."""
+    """Return the words to follow "passed" at a level that says little; "" at the others, and without one."""
     return f" ({QUICK.name}, {QUICK.meaning})" if name == QUICK.name else ""
 
 

@@ -1,4 +1,4 @@
-"""How far an engine's results may be from PyTorch's."""
+"""Computes how far an engine's results may be from PyTorch's."""
 
 from __future__ import annotations
 
@@ -85,7 +85,7 @@ def find_factor(name: str) -> float:
 
 
 def find_upper_bound(share: float, count: int) -> float:
-    """Return the largest share that `count` draws may show where it is really `share`: Wilson's interval."""
+    """Return the largest true share that is likely if `count` draws show `share`: Wilson's interval."""
     z = DEVIATIONS
     middle = share + z**2 / (2 * count)
     half = z * math.sqrt(share * (1 - share) / count + z**2 / (4 * count**2))

@@ -1,4 +1,4 @@
-"""Freed memory, given back to the system."""
+"""Gives freed memory back to the system."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ def give_back_memory() -> None:
 
 
 def give_back_freed_memory() -> None:
-    """Give back what is free in glibc's arenas; whatever waits for a collection stays."""
+    """Give back the free memory of glibc's arenas; objects that wait for a collection stay."""
     with contextlib.suppress(AttributeError, OSError, TypeError):  # another C library
         ctypes.CDLL(None).malloc_trim(0)
 
@@ -57,7 +57,7 @@ def give_back_mapped_pages() -> None:
 
 
 def give_back_map(owner: mmap.mmap) -> None:
-    """Let go of the pages of a map that nobody can have written through."""
+    """Give back the pages of a mapping that cannot have been written to."""
     # It may be closed by now, and cannot be while it is viewed.
     with contextlib.suppress(ValueError, OSError), memoryview(owner) as view:
         if view.readonly:
@@ -79,7 +79,7 @@ def find_fixed_storage(tensor: Any) -> Any:
 
 
 def give_back_storages(storages: list[Any]) -> None:
-    """Let go of the pages of mapped weights files that lie whole in storages, which the caller holds.
+    """Give back the pages of mapped weights files that lie wholly in storages that the caller holds.
 
     PyTorch has no call for it, so it goes by addresses. No other thread can have anything else there: a
     storage that is held keeps its mapping, and only what lies whole in one is let go. Nothing is lost:
@@ -92,7 +92,7 @@ def give_back_storages(storages: list[Any]) -> None:
 
 
 def intersect_pages(held: list[tuple[int, int]], regions: list[tuple[int, int]]) -> Iterator[tuple[int, int]]:
-    """Yield the pages of regions that are wholly held; each pair is a beginning and an end.
+    """Yield the whole pages of regions that are held; each pair is a beginning and an end.
 
     Regions are in order and do not overlap, as a process has them.
     """
@@ -117,7 +117,7 @@ class Reclaimer:
         self._bytes = 0  # since memory was given back
 
     def count(self, nbytes: int) -> None:
-        """Count a weight of `nbytes` that was read of a file, or that stands in for another."""
+        """Count a weight of `nbytes` that was read from a file, or that replaces another."""
         self._bytes += nbytes
         if self._bytes >= self.EVERY:
             self._bytes = 0
@@ -126,7 +126,7 @@ class Reclaimer:
 
 
 def find_mapped_weights(smaps: str) -> list[tuple[int, int]]:
-    """Return the addresses of mapped weights files whose pages are as in the files, by /proc/PID/smaps."""
+    """Return the addresses of mapped weights files with unchanged pages, by /proc/PID/smaps."""
     regions = list(REGION.finditer(smaps))
     ends = [region.start() for region in regions[1:]] + [len(smaps)]
     found = []

@@ -75,22 +75,22 @@ class Request:
 
     @property
     def verify(self) -> bool:
-        """Whether the graphs are compared with the model."""
+        """Return whether the graphs are compared with the model."""
         return self.level is not None
 
     @property
     def accepted(self) -> dict[str, Accepted]:
-        """What each precision may lose; fp32 loses nothing."""
+        """Return the losses that each precision may have; fp32 may lose nothing."""
         return {name: self.accept for name in self.precisions if name != "fp32" and self.accept}
 
     @property
     def needs_reference(self) -> bool:
-        """Whether anything needs the results of the model in PyTorch."""
+        """Return whether anything needs the results of the model in PyTorch."""
         return self.verify or any(PRECISIONS[name].calibrated for name in self.precisions)
 
     @property
     def needs_shared_buffers(self) -> bool:
-        """Whether a precision runs only in attention over shared buffers."""
+        """Return whether any precision runs only in attention over shared buffers."""
         return any("portable" not in PRECISIONS[name].dialects for name in self.precisions)
 
 
@@ -119,7 +119,7 @@ def parse_request(output: str | Path, options: ExportOptions) -> Request:
 def choose_targets_and_precisions(
     target: Sequence[str] | None, precision: Sequence[str] | None
 ) -> tuple[list[str], list[str]]:
-    """Return targets and precisions, each once, the usual ones where none is named; a str is one name."""
+    """Return targets and precisions, each once, with defaults where none is named; a str is one name."""
     if isinstance(target, str):
         target = [target]
     if isinstance(precision, str):
@@ -133,7 +133,7 @@ def choose_targets_and_precisions(
 
 
 def check_accepted(request: Request) -> None:
-    """Refuse losses that no cap limits, or that no metric has."""
+    """Refuse accepted losses that no cap limits, or that no metric has."""
     for name, value in request.accept.items():
         if name not in TABLE:
             hint = did_you_mean(name, list(TABLE))
@@ -153,7 +153,7 @@ def list_usual_precisions(targets: Sequence[str]) -> list[str]:
 
 
 def advise_for_board(request: Request) -> str:
-    """Return the options that export the graphs which a board builds its plan from, beside what was asked."""
+    """Return the options that export the graphs for a board's plan, in addition to those asked for."""
     here = [name for name in request.targets if not is_elsewhere(name)] or ["cpu"]
     dialects = [find_target(name).dialect for name in request.targets if is_elsewhere(name)]
     targets = dict.fromkeys([*here, *(TARGETS[dialect] for dialect in dialects)])

@@ -1,4 +1,4 @@
-"""The one table of precisions: what a name on the command line means for weights, cache and dialects."""
+"""The one table of precisions: the weights, cache and dialects that a name on the command line means."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ ROWS: Forms = {"ort": ("rows", "blocks")}
 
 @dataclass(frozen=True)
 class Precision:
-    """How weights and cache are kept."""
+    """The storage of weights and cache in one precision."""
 
     weights: str  # what its weights file is named by; other precisions may share the file
     storage: Forms  # of the dialects whose graphs can have it
@@ -26,17 +26,17 @@ class Precision:
 
     @property
     def dialects(self) -> tuple[str, ...]:
-        """Those whose graphs can have it."""
+        """Return the dialects whose graphs can have it."""
         return tuple(self.storage)
 
     @property
     def is_quantized(self) -> bool:
-        """Whether weights or cache are quantized."""
+        """Return whether weights or cache are quantized."""
         return self.weight_bits is not None or self.cache_bits is not None
 
     @property
     def calibrated(self) -> bool:
-        """Whether real text decides how values are stored."""
+        """Return whether real text decides how values are stored."""
         return self.weights != "fp32" or self.cache_bits is not None
 
 
@@ -52,7 +52,7 @@ PRECISIONS = {
 
 
 def resolve_precisions(names: Sequence[str]) -> list[str]:
-    """Return each name once; refuse unknown ones, and none."""
+    """Return each name once; refuse unknown names, and an empty list."""
     if not names or not set(names) <= set(PRECISIONS):
         unknown = next((name for name in names if name not in PRECISIONS), "")
         hint = did_you_mean(unknown, PRECISIONS)

@@ -12,7 +12,7 @@ from contextvars import ContextVar
 from types import FrameType
 from typing import Any, TypeVar
 
-from ..runtime.signals import ENDING, Terminated
+from ..runtime.apps.signals import ENDING, Terminated
 
 T = TypeVar("T")
 
@@ -136,7 +136,7 @@ def leave_cores(children: int) -> Iterator[None]:
 
 
 class ChildGroup:
-    """The child processes that one piece of work starts, whatever else this process does beside it."""
+    """The child processes that one piece of work starts, while this process does other things."""
 
     def __init__(self) -> None:
         self.stopped = False  # the work is to end; what it starts from now on is killed at once
@@ -151,13 +151,13 @@ class ChildGroup:
             _group.reset(token)
 
     def add(self, child: subprocess.Popen[str]) -> None:
-        """Take in a child; for `start_child`."""
+        """Add a child process to the group; called by `start_child`."""
         with _children_lock:
             self._members.append(child)
         if self.stopped:
             child.kill()
 
     def stop(self) -> None:
-        """Kill every child that still runs; whoever waits for one reaps it."""
+        """Kill every child that still runs; the code that waits for a child reaps it."""
         self.stopped = True
         kill_running(self._members)

@@ -31,7 +31,7 @@ _published: WeakKeyDictionary[nn.Module, Mapping[str, nn.Parameter]] = WeakKeyDi
 
 
 class OnnxGraphs:
-    """A folder's graphs, opened."""
+    """The opened graphs of a folder."""
 
     reference = "the graphs that optimum wrote"
 
@@ -138,7 +138,7 @@ def replace_conv1d(model: nn.Module) -> None:
 
 
 def find_published(model: nn.Module) -> Mapping[str, nn.Parameter]:
-    """Return the same weights as they lie in the files of a model's checkpoint, by name; none of others'."""
+    """Return a model's weights as its checkpoint's files hold them, by name; nothing for other models."""
     return _published.get(model, {})
 
 
@@ -167,7 +167,7 @@ def restore_weights(model: ReferenceModel) -> None:
 
 
 def is_module(model: ReferenceModel) -> TypeGuard[nn.Module]:
-    """Tell whether a model is a PyTorch module, which can be looked into and rounded."""
+    """Tell whether a model is a PyTorch module, whose parts can be read and rounded."""
     from torch import nn
 
     return isinstance(model, nn.Module)

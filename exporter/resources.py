@@ -1,4 +1,4 @@
-"""What an export needs of memory and of disk: said before it starts, and compared with what is free."""
+"""Estimates the memory and disk space that an export needs, before it starts, and compares them."""
 
 from __future__ import annotations
 
@@ -10,10 +10,10 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 
 from ..runtime.apps.diagnostics.machine import read_free_memory
+from ..runtime.apps.stage_progress import Notice
 from ..runtime.backends.tensorrt_library import LIBRARIES, is_installed
 from ..runtime.backends.threads import ROOT
 from ..runtime.bundle.manifest import Artifact
-from ..runtime.progress import Notice
 from .checkpoints.checkpoint import Checkpoint
 from .errors import OutputError
 from .options import Request
@@ -62,7 +62,7 @@ class Weights:
 
 @dataclass(frozen=True)
 class Need:
-    """About how many bytes an export needs.
+    """The approximate number of bytes that an export needs.
 
     Attributes:
         memory: at most, of all of its processes together.
@@ -76,7 +76,7 @@ class Need:
 def estimate_need(
     weights: Weights, checkpoint: Checkpoint, artifacts: Sequence[Artifact], request: Request
 ) -> Need:
-    """Estimate what an export of a checkpoint needs that writes these graphs."""
+    """Estimate the memory and disk space of an export of a checkpoint that writes these graphs."""
     kinds = {PRECISIONS[artifact.precision].weights for artifact in artifacts}
     plans = [name for name in request.targets if builds_plan(name)]
     bits = sum(BITS[kind] for kind in kinds) + len(plans) * PLAN_BITS
@@ -89,7 +89,7 @@ def estimate_need(
 def estimate_memory(
     weights: Weights, checkpoint: Checkpoint, artifacts: Sequence[Artifact], request: Request, plans: bool
 ) -> float:
-    """Estimate the memory at the worst of an export's stages, beside what this process always takes."""
+    """Estimate the memory at the worst of an export's stages, in addition to this process's own."""
     fp32 = 4 * weights.count
     tracers = TRACER * len({artifact.recipe_id for artifact in artifacts})
     beside = PLAN * fp32 if plans else 0.0
@@ -115,7 +115,7 @@ def builds_plan(target: str) -> bool:
 def announce_need(
     checkpoint: Checkpoint, artifacts: Sequence[Artifact], request: Request, progress: Progress
 ) -> None:
-    """Say what an export needs; warn where the machine has less memory free.
+    """Log an export's needs; warn where the machine has less memory free.
 
     Raises:
         OutputError: the disk cannot hold the bundle; names what it needs, and what is free.
@@ -146,7 +146,7 @@ def announce_need(
 def suggest_fix(
     weights: Weights, checkpoint: Checkpoint, artifacts: Sequence[Artifact], request: Request
 ) -> str:
-    """Return what a user can do who has too little memory."""
+    """Return advice for a user who has too little memory."""
     unverified = replace(request, level=None)
     if not request.verify or unverified.needs_reference:
         return "close other programs, or export on a larger machine"

@@ -1,4 +1,4 @@
-"""The one table of targets: what a name on the command line means for export, build and lint."""
+"""The one table of targets: engines by the names on the command line, for export, build and lint."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ ANY_ENGINE = "the operators of ONNX alone"
 
 @dataclass(frozen=True)
 class Target:
-    """An engine in one version: what a graph is exported, built and checked for."""
+    """A target: an engine in one version, for which a graph is exported, built and checked."""
 
     name: str  # as on the command line
     engine: Engine  # the engine that runs the graph, or its plan
@@ -45,11 +45,11 @@ class Target:
 
     @property
     def plans(self) -> bool:
-        """Whether it builds plans: TensorRT and TensorRT-RTX, which share a parser."""
+        """Return whether it builds plans, as TensorRT and TensorRT-RTX do, which share a parser."""
         return self.engine != "onnxruntime"
 
     def older_than(self, major: int, minor: int = 0) -> bool:
-        """Tell whether it is a TensorRT before this version. TensorRT-RTX 1.x is none of them."""
+        """Tell whether it is a TensorRT before this version; always False for TensorRT-RTX."""
         return self.engine == "tensorrt" and self.version < (major, minor)
 
 
@@ -126,7 +126,7 @@ def find_installed_tensorrt() -> Target:
 
 
 def find_target_of_plan(engine: str, version: str) -> Target:
-    """Return the target that a plan was built for, by its engine and that one's version."""
+    """Return the target that a plan was built for, by its engine and the engine's version."""
     return TARGETS["rtx"] if engine == "tensorrt-rtx" else find_tensorrt(version)
 
 
@@ -138,5 +138,5 @@ def find_tensorrt(version: str) -> Target:
 
 
 def find_targets(names: Sequence[str]) -> tuple[Target, ...]:
-    """Return the targets of these names, each once; all of `TARGETS` if there is no name."""
+    """Return the targets of these names, each once; all of `TARGETS` if no name is given."""
     return tuple(find_target(name) for name in dict.fromkeys(names)) or tuple(TARGETS.values())

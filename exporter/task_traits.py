@@ -1,4 +1,4 @@
-"""The one table of what tasks differ in where no graph runs: their tokenizers, caches, and plans."""
+"""The one table of task differences outside of graphs: tokenizers, caches and plans."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from dataclasses import dataclass
 
 @dataclass(frozen=True)
 class TaskTraits:
-    """What follows from a checkpoint's task.
+    """The traits that follow from a checkpoint's task.
 
     Attributes:
         name: as in the manifest.

@@ -38,11 +38,11 @@ frozen = {"modules": 0}  # how many were loaded when garbage was collected last
 
 # The files that take longest, in this order: begun first, no worker is left alone with one in the end.
 LONGEST = (
-    "runtime/batch/test_ray.py",
+    "runtime/apps/batch/test_ray.py",
     "exporter/verification/test_explanations.py",
     "controls/test_controls.py",
     "exporter/verification/test_mutations.py",
-    "runtime/explain/test_explain.py",
+    "runtime/apps/explain/test_explain.py",
     "benchmarks/test_cases.py",
     "exporter/imported/test_native.py",
     "exporter/test_llama.py",

@@ -1,4 +1,4 @@
-"""Bundles are written so that a reader finds the old one or the new one, whole, whatever happens between.
+"""Writes bundles such that a reader finds either the old one or the new one, whole, whatever happens.
 
 A new bundle is written beside its place and renamed into it. Into a bundle that exists, files come under new
 names; replacing manifest.json is the commit; files that nothing lists any more are removed last.
@@ -19,10 +19,10 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 from types import MappingProxyType
 
+from ...runtime.apps.signals import commit_change
 from ...runtime.bundle.bundle import Bundle, compute_sha256
 from ...runtime.bundle.json_reader import FILE_NAME
 from ...runtime.bundle.manifest import FORMAT, MAX_BYTES, FileEntry, Manifest
-from ...runtime.signals import commit_change
 from ..errors import ExporterError, OutputError
 from .locks import acquire, hold_lock, release
 
@@ -103,7 +103,7 @@ def open_staging_folder(output: Path) -> Iterator[Path]:
 
 @contextlib.contextmanager
 def map_output_errors(output: Path, writing: Path) -> Iterator[None]:
-    """Turn the system's errors into ours: only what is written into `writing` or `output` cannot be written.
+    """Turn the system's errors into ours: only files below `writing` or `output` count as not writable.
 
     A full disk names no file. Nor does a closed pipe, whose error stays as it is.
     """

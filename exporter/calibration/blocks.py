@@ -126,14 +126,14 @@ class Loss:
     doubt: float  # how far more text might move `counted`
 
     def is_sure(self) -> bool:
-        """Return whether more text would say the same of whether it is close."""
+        """Return whether more text would lead to the same verdict on whether the rounding is close."""
         if self.measured >= SHARE * SURE or self.counted - self.doubt > SHARE:
             return True
         return self.measured <= SHARE / SURE and self.counted + self.doubt <= SHARE
 
 
 def estimate_doubt(gap: Any, name: str, cap: float) -> float:
-    """Return how far more text might move what is counted in a text, as a share of its cap.
+    """Return how far a count in a text might change with more text, as a share of its cap.
 
     Tokens that change are counted: the number of as many as are allowed is as uncertain as its root. The
     logarithms of two distributions differ by twice their divergence, squared and averaged.
@@ -200,7 +200,7 @@ class Trials:
         return is_close
 
     def is_hopeless(self) -> bool:
-        """Return whether even the trial that lost least lost more than GPTQ brings back."""
+        """Return whether even the trial with the smallest loss lost more than GPTQ can recover."""
         return self.least is not None and max(self.least) > MAX_RECOVERABLE
 
     def measure(self, tried: QuantizedWeights, gaps: Measure) -> Loss:

@@ -13,9 +13,9 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 import numpy.typing as npt
 
+from ...runtime.apps.stage_progress import StageCounter
 from ...runtime.bundle.bundle import Bundle
 from ...runtime.bundle.manifest import Artifact
-from ...runtime.progress import StageCounter
 from ..errors import ExportError
 from ..execution.node_executor import ExecutedProgram, NodeExecutor, NotFiniteError
 from ..graphs import describe_in_fp32
@@ -56,7 +56,7 @@ CALIBRATION_ROWS = 2048  # that are kept of what a linear reads; half as many gi
 
 @dataclass(frozen=True)
 class Calibration:
-    """What the passes to fp16, int8 and int4 need to know of a model."""
+    """The results of calibrating a model, which the passes to fp16, int8 and int4 need."""
 
     weights: Mapping[str, QuantizedWeights] = field(default_factory=dict)  # by `Precision.weights`
     cache_scales: Mapping[str, Array] = field(default_factory=dict)  # (H * D,) by the cache's input
@@ -66,11 +66,11 @@ class Calibration:
 
     @property
     def follows_texts(self) -> bool:
-        """Whether texts decided of scales: of a cache, or of what products read."""
+        """Return whether texts decided any scales: those of a cache, or of the rows that products read."""
         return bool(self.cache_scales) or any(weights.products for weights in self.weights.values())
 
     def make_rounding(self, precision: str) -> Rounding | None:
-        """Return what PyTorch has to round to lose what a precision loses; None for fp32."""
+        """Return the rounding by which PyTorch loses as much as the precision does; None for fp32."""
         import torch
 
         from ..tasks.rounding import Rounding
@@ -165,13 +165,13 @@ def choose_weights(
 
 
 def hash_texts(verifier: Verifier) -> str:
-    """Return the sha256 of the tokens that an verifier's model is calibrated with."""
+    """Return the sha256 of the tokens that a verifier's model is calibrated with."""
     ids = [list(text.tokens) for text in verifier.expected.calibration]
     return hashlib.sha256(json.dumps(ids).encode()).hexdigest()
 
 
 def make_measures(verifier: Verifier, model: ReferenceModel) -> list[Measure]:
-    """Return what measures the loss of a rounding, the quickest first; one where there are few texts."""
+    """Return the measures of a rounding's loss, the quickest first; only one where there are few texts."""
     verifiers = [verifier.thin(texts) for texts in (QUICKLY_SEARCHED, SEARCHED)]
     if all(thinned.expected is verifier.expected for thinned in verifiers):
         verifiers = [verifier]
@@ -229,7 +229,7 @@ def choose_row_products(
     gptq: bool,
     progress: Callable[[str], None] = lambda line: None,
 ) -> dict[tuple[str, ...], RowProduct]:
-    """Return the int8 form of an encoder's linears, from what they read of real text.
+    """Return the int8 form of an encoder's linears, chosen by the rows that they read in real text.
 
     A weight that several places read has one form: that of those that read most weights at once.
     """
@@ -271,7 +271,7 @@ def choose_row_products(
 def sample_rows_to_rest(
     model: nn.Module, run: Callable[[], object], weights: Iterable[str]
 ) -> dict[str, Tensor]:
-    """Return coarse rows of what each weight's linear reads; the model, which is then only read, rests."""
+    """Return coarse samples of the rows that linears read, and offload the model's fp32 weights."""
     rows = sample_rows(model, weights, run, coarse=True)
     offload_weights(model)
     give_back_memory()
@@ -285,7 +285,7 @@ def sample_rows(
     coarse: bool = False,
     most: int = CALIBRATION_ROWS,
 ) -> dict[str, Tensor]:
-    """Return what each weight's linear reads while PyTorch runs: a sample (M, K) of its rows.
+    """Return a sample (M, K) of the rows that each weight's linear reads while PyTorch runs.
 
     Linears that read the same, such as queries, keys and values, have one tensor, of at most `most` rows.
     `coarse` ones are in bfloat16: those of a large model take as much memory as its weights.
@@ -327,7 +327,7 @@ class RowSampler:
 
 
 class SampledRows:
-    """Every n-th of the rows that it is given, with n such that at most `most` are kept."""
+    """Every n-th of the given rows, with n such that at most `most` are kept."""
 
     def __init__(self, most: int) -> None:
         self.most = most

@@ -6,8 +6,8 @@ from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from ...runtime.apps.stage_progress import BYTES, StageCounter
 from ...runtime.bundle.manifest import Artifact
-from ...runtime.progress import BYTES, StageCounter
 from ..errors import ExportError
 from ..graphs import is_cache
 from ..passes.encoder_attention import fuse_attention
@@ -31,7 +31,7 @@ def write_graphs(
     folder: Path,
     progress: Callable[[str], None] = lambda _: None,
 ) -> dict[str, int]:
-    """Convert every planned graph, from those by recipe id; write it, and each weights file once.
+    """Convert each planned graph from its recipe's fp32 graph, and write it; write each weights file once.
 
     Returns:
         The opset of each graph, by its file.

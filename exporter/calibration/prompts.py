@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from pathlib import Path
 
+from ...runtime.apps.encoding import remove_mark
 from ...runtime.errors import InputError
-from ...runtime.text.encoding import remove_mark
 from ..errors import PromptsError
 
 PROMPTS = Path(__file__).with_name("prompts.txt")

@@ -1,4 +1,4 @@
-"""What an export calibrated, computed again: a damaged graph must not set its own limits."""
+"""Computes the calibration of an export again, so that a damaged graph cannot set its own limits."""
 
 from __future__ import annotations
 
@@ -50,7 +50,7 @@ ALIKE = 0.9
 
 
 def read_calibration(bundle: Bundle, model: ReferenceModel) -> Calibration:
-    """Return what a bundle's graphs were calibrated to, with weights rounded again from the model's own.
+    """Return the calibration of a bundle's graphs, with weights rounded again from the model's own.
 
     So a graph whose weights are damaged does not set its own limits. The scales of a cache and the
     smoothing are the graph's: `repeat_calibration` computes them again. Nothing is rounded with GPTQ here:
@@ -77,7 +77,7 @@ def read_calibration(bundle: Bundle, model: ReferenceModel) -> Calibration:
 def read_quantization(
     artifact: Artifact, graph: ir.Graph, tensors: Mapping[str, Tensor], found: dict[str, QuantizedWeights]
 ) -> None:
-    """Add what an entry of the manifest and its graph say of weights to those that are found."""
+    """Add to `found` the weights that the manifest's entry of a graph, and the graph itself, describe."""
     told = artifact.quantization
     others = told.get("other_bits", {})
     rules = told.get("rows", {})
@@ -104,7 +104,7 @@ def join_weights(tensors: Mapping[str, Tensor], names: Iterable[str]) -> Array:
 
 
 def repeat_calibration(verifier: Verifier, model: ReferenceModel, calibration: Calibration) -> Calibration:
-    """Return what graphs were calibrated to, computed again from the same texts, but for weights.
+    """Return the calibration of graphs, computed again from the same texts, all but the weights.
 
     That are a cache's scales, and how an encoder's int8 products smooth and round what they read. With other
     texts than the export's, such as a user's prompts, they stay those of the graphs.
@@ -128,7 +128,7 @@ def repeat_calibration(verifier: Verifier, model: ReferenceModel, calibration: C
 def repeat_products(
     verifier: Verifier, model: ReferenceModel, products: Mapping[tuple[str, ...], RowProduct]
 ) -> dict[tuple[str, ...], RowProduct]:
-    """Return an encoder's products with the smoothing and the rule that their rows give.
+    """Return an encoder's products with the smoothing and the rule that follow from the rows they read.
 
     How much is smoothed, and whether one step serves all rows, was chosen at export and is taken from there.
     """
@@ -145,7 +145,7 @@ def repeat_products(
 
 
 def repeat_product(product: RowProduct, x: Array, weight: Array) -> RowProduct:
-    """Return a product of rows like x (M, K) and a weight (K, N), smoothed as the nearest choice smooths."""
+    """Return a product of rows like x (M, K) and a weight (K, N), with the nearest known smoothing."""
     smoothing = product.smoothing
     if smoothing is not None:
         logs = np.log(smoothing)
@@ -169,7 +169,7 @@ def are_alike(calibration: Calibration, again: Calibration) -> bool:
 
 
 def find_far(found: Array, expected: Array, relative: float, absolute: float = 0.0) -> npt.NDArray[np.bool_]:
-    """Tell which scales are not those that the same texts ask for; `absolute` is in units of the largest."""
+    """Tell which scales differ from those that the same texts give; `absolute` is in units of the largest."""
     if found.shape != expected.shape:
         return np.ones(expected.shape, bool)
     allowed = relative * expected + absolute * expected.max()

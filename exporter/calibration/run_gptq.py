@@ -10,8 +10,8 @@ from typing import TYPE_CHECKING, TypeAlias, TypeVar
 import numpy as np
 import numpy.typing as npt
 
+from ...runtime.apps.stage_progress import Notice, StageCounter
 from ...runtime.backends.threads import choose_threads
-from ...runtime.progress import Notice, StageCounter
 from ..passes.quantize import quantize
 from ..passes.quantized_weight import QuantizedWeight
 
@@ -114,7 +114,7 @@ def count_operations(rows: Tensor, N: int) -> float:
 
 
 def map_in_threads(work: Callable[[T], R], items: Sequence[T], threads: int) -> Iterator[R]:
-    """Yield what `work` returns of each item, in their order; several are worked on at once.
+    """Yield the result of `work` for each item, in their order; several are worked on at once.
 
     PyTorch computes each with one thread: several spin while they wait for one another, which they do often
     here, and longest where other processes want the cores too.

@@ -1,4 +1,4 @@
-"""A checkpoint to export: its config, tokenizers and task, as its files say. Its weights are read later."""
+"""A checkpoint to export: its config, tokenizers and task, as its files say; weights are read later."""
 
 from __future__ import annotations
 
@@ -41,7 +41,7 @@ USUAL_LENGTH = 4096  # of a longer context, where an export names none: memory a
 
 
 class Checkpoint:
-    """A checkpoint's config and what follows from it, with a user's choices or the family's usual ones."""
+    """A checkpoint's config and all that follows from it, with a user's choices or the family's defaults."""
 
     exporter = ""  # what made its graphs, if PlanForge did not
     unshared = ""  # why its attention cannot run over shared buffers, if that is known
@@ -76,7 +76,7 @@ class Checkpoint:
         self.encoder = self.read_encoder()
 
     def choose_length(self, asked: int | None, context: int) -> int:
-        """Return the length asked for, else the model's context, or where sentence-transformers cuts."""
+        """Return the length asked for, else the model's context, or the cut of sentence-transformers."""
         least = self.traits.min_length
         if asked is not None and not least <= asked <= context:
             raise InputError(f"max_length={asked} must be from {least} to the model's context of {context}")
@@ -131,12 +131,12 @@ class Checkpoint:
 
     @property
     def traits(self) -> TaskTraits:
-        """What follows from the task."""
+        """Return the traits of the checkpoint's task."""
         return TRAITS[self.task]
 
     @property
     def special_tokens(self) -> SpecialTokens:
-        """What the tokenizer puts around a text, as far as that is known."""
+        """Return the special tokens that the tokenizer puts around a text, as far as they are known."""
         return SpecialTokens() if self.frames is None else self.frames[0]
 
     def list_recipes(self, target: str) -> list[Recipe]:
@@ -197,7 +197,7 @@ class Checkpoint:
         return found
 
     def read_encoder(self) -> EncoderDefaults | None:
-        """Return what an encoder's results mean; None for a model that generates."""
+        """Return the meaning of an encoder's results; None for a model that generates."""
         config = self.config
         modules = self.modules
         if not self.traits.encodes:
@@ -230,7 +230,7 @@ class Checkpoint:
         )
 
     def read_frames(self, tokens: Mapping[str, int]) -> tuple[str, int]:
-        """Return what "cls" and "sep" stand around, and how many "sep" between two texts.
+        """Return the frame of "cls" and "sep" around texts, and the number of "sep" between two texts.
 
         Raises:
             CheckpointError: the tokenizer puts other tokens around texts than the runtime does.

@@ -30,7 +30,7 @@ HUB_FILES = ["*.json", "*.safetensors", "*.txt", "*.model", "*.spm", "*.jinja"]
 
 @dataclass(frozen=True)
 class Source:
-    """Where a checkpoint comes from."""
+    """The place that a checkpoint comes from."""
 
     kind: str  # "demo", "folder" or "hub"
     argument: str  # what the user typed
@@ -59,7 +59,7 @@ class Source:
         return digest.hexdigest()
 
     def read_sentence_settings(self) -> dict[str, Any]:
-        """Return what config_sentence_transformers.json sets that changes the model, not its versions."""
+        """Return config_sentence_transformers.json's settings that change the model, without versions."""
         path = self.folder / "config_sentence_transformers.json"
         if not (self.folder / "modules.json").is_file() or not path.is_file():
             return {}
@@ -70,7 +70,7 @@ class Source:
         return {name: settings[name] for name in SENTENCE_SETTINGS if settings.get(name)}
 
     def describe(self, bundle: Path) -> dict[str, str]:
-        """Return what a manifest says of the checkpoint; its folder is relative to the bundle."""
+        """Return the manifest's description of the checkpoint; its folder is relative to the bundle."""
         argument = self.argument
         if self.kind == "folder":
             argument = locate_from(bundle, self.folder)

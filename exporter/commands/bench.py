@@ -1,4 +1,4 @@
-"""`planforge bench`: how fast a bundle's precisions are here, and which of them load() is to take."""
+"""`planforge bench`: measures how fast a bundle's precisions are here, and which one load() should take."""
 
 from __future__ import annotations
 
@@ -81,7 +81,7 @@ def bench(
 
 
 def record_default(folder: Path, result: BenchResult) -> Case:
-    """Make load() take the precision that a measurement speaks for; return its case."""
+    """Make load() take the precision that a measurement recommends; return its case."""
     from ..bundle.writer import replace_manifest
 
     chosen = result.best_default()
@@ -90,7 +90,7 @@ def record_default(folder: Path, result: BenchResult) -> Case:
 
 
 def make_bench_tables(result: BenchResult, chosen: Case | None) -> list[RenderableType]:
-    """Return a row for each precision, at most 80 columns wide; what applies to none of them is left out."""
+    """Return a row for each precision, at most 80 columns wide, without columns that are all empty."""
     from ...runtime.apps.commands.tables import FittingTable
 
     where = result.environment

@@ -72,7 +72,7 @@ def build(
 
 
 def parse_limits(options: list[str]) -> dict[str, int]:
-    """Return the numbers by their axes in texts such as "batch=4,length=128"."""
+    """Return the numbers by their axes, from texts such as "batch=4,length=128"."""
     limits: dict[str, int] = {}
     for option in options:
         for text in split_names("--max", option) or []:

@@ -1,4 +1,4 @@
-"""`planforge inspect`: what a bundle, an .onnx file or a .plan holds."""
+"""`planforge inspect`: shows the content of a bundle, an .onnx file or a .plan."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What `planforge inspect` shows of a bundle, an .onnx file or a .plan, as tables and as JSON."""
+"""Describes the content of a bundle, an .onnx file or a .plan for `planforge inspect`."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ CACHES = {"cross.": "keys and values of the source", "past.": "cache", "present.
 
 @dataclass(frozen=True)
 class Inspection:
-    """What was found, as JSON and as tables."""
+    """The findings of an inspection, as JSON and as tables."""
 
     value: Mapping[str, Any]  # what --json prints
     sections: Sequence[Section]
@@ -216,7 +216,7 @@ def make_plan_row(manifest: Manifest, plan: Plan) -> tuple[str, ...]:
 
 
 def describe_extras(plan: Plan) -> str:
-    """Return what a plan was built with, as in ", without weights, picks 64 tokens"."""
+    """Return the options that a plan was built with, as in ", without weights, picks 64 tokens"."""
     extras = ""
     if plan.weights:
         extras += ", without weights"
@@ -287,7 +287,7 @@ def inspect_onnx(path: Path) -> Inspection:
 
 
 def inspect_plan(path: Path) -> Inspection:
-    """Return what a plan shows without a driver, and what its bundle's manifest says of it."""
+    """Return what can be read from a plan without a driver, and what its bundle's manifest says of it."""
     from ..tensorrt.build import summarize_plan
 
     summary = dict(summarize_plan(path))

@@ -1,4 +1,4 @@
-"""`planforge lint`: what a target will refuse or get wrong of a graph, before a long build."""
+"""`planforge lint`: tells before a long build what a target will refuse in a graph, or get wrong."""
 
 from __future__ import annotations
 
@@ -52,6 +52,6 @@ def lint(
 
 
 def name_cells(columns: Sequence[str], rows: Sequence[Sequence[str]]) -> list[dict[str, str]]:
-    """Return rows with the cells by their columns' names, which have "_" for spaces."""
+    """Return rows as mappings from their columns' names, which have "_" for spaces, to cells."""
     names = [column.replace(" ", "_") for column in columns]
     return [dict(zip(names, row, strict=True)) for row in rows]

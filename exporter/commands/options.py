@@ -80,7 +80,7 @@ def choose_level(verify: str | None, no_verify: bool) -> str | bool:
 
 
 def parse_metrics(texts: Sequence[str] | None, option: str) -> dict[str, float]:
-    """Return metrics and numbers of texts such as max_error=0.001."""
+    """Return metrics and their numbers from texts such as max_error=0.001."""
     found = {}
     for text in texts or ():
         name, _, value = text.partition("=")

@@ -1,4 +1,4 @@
-"""`planforge package`: a bundle's graphs in the folder that another runtime reads."""
+"""`planforge package`: writes a bundle's graphs in the layout that another runtime reads."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What `planforge export`, `import` and `build` print at their end: what was made, and what is next."""
+"""The summaries that `planforge export`, `import` and `build` print: what was made, and what to do next."""
 
 from __future__ import annotations
 
@@ -67,7 +67,7 @@ def describe_verdict(artifact: Artifact) -> str:
 
 
 def list_flips(artifact: Artifact) -> list[str]:
-    """Return how many of a classifier's labels are others than the original model's, of each head."""
+    """Return for each head how many of a classifier's labels differ from the original model's."""
     flips = artifact.gate.get("flips")
     counts = flips.values() if isinstance(flips, dict) else ()
     return [f"{count} of {rows} labels flip{'s' if count == 1 else ''}" for count, rows in counts]
@@ -89,7 +89,7 @@ def list_plan_rows(manifest: Manifest) -> list[tuple[str, str, str]]:
 
 
 def list_next_steps(folder: Path, manifest: Manifest) -> list[str]:
-    """Return how the bundle was verified, and the commands that one types next."""
+    """Return how the bundle was verified, and the commands to type next."""
     bundle = shlex.quote(str(folder))
     if any(artifact.gate for artifact in manifest.artifacts):
         steps = [
@@ -115,12 +115,12 @@ def list_next_steps(folder: Path, manifest: Manifest) -> list[str]:
 
 
 def describe_shared(count: int) -> str:
-    """Return in words that files of a package share the bundle's disk, where some do."""
+    """Return in words how many files of a package share the bundle's disk space; "" if none does."""
     return f" beside {count} file{'s' if count > 1 else ''} shared with the bundle" if count else ""
 
 
 def make_package_tables(result: PackageResult) -> list[RenderableType]:
-    """Return what a package holds, and what came of running it."""
+    """Return the content of a package, and the results of running it, as tables."""
     from ..reports.tables import make_comparison_table
 
     rows = [

@@ -1,4 +1,4 @@
-"""`planforge verify`: does every graph still compute the model?"""
+"""`planforge verify`: checks that every graph still computes the model."""
 
 from __future__ import annotations
 
@@ -83,7 +83,7 @@ def print_result(result: VerificationReport, as_json: bool) -> None:
 
 
 def check_files(report: Path | None, junit: Path | None) -> None:
-    """Refuse, before the verification, files that could not be written after it."""
+    """Refuse report files that could not be written after the verification, before it starts."""
     from ..reports.output import check_writable
 
     if report is not None:
@@ -96,7 +96,7 @@ def check_files(report: Path | None, junit: Path | None) -> None:
 
 
 def write_files(result: VerificationReport, bundle: Path, report: Path | None, junit: Path | None) -> None:
-    """Write the page and the XML, where they are wanted."""
+    """Write the HTML page and the XML file that were asked for."""
     from ..reports.output import write_whole
 
     if report is not None:

@@ -1,4 +1,4 @@
-"""Computes Attention in parts, each rounded to the node's type: one node would neither round nor show them.
+"""Computes Attention in parts, rounding and showing each, which a single node would not do.
 
 B batch, T new tokens, S cached and new tokens, H heads of queries, D head size
 """
@@ -24,7 +24,7 @@ OPSET = 20  # any that has these operators
 
 
 class AttentionParts:
-    """Attention of these types of q, k, v and mask; products and the softmax are computed in fp32."""
+    """The parts of Attention for these types of q, k, v and mask; products and softmax run in fp32."""
 
     def __init__(self, dtypes: Sequence[np.dtype[Any]], scale: float) -> None:
         types = [ir.DataType.from_numpy(dtype) for dtype in dtypes]
@@ -35,7 +35,7 @@ class AttentionParts:
         build = Builder(graph, None, "part")
 
         def round_result(part: str, result: ir.Value) -> ir.Value:
-            """Make a result an output, in the type of q, and return what is left of it in fp32."""
+            """Make a result an output, in the type of q, and return it in fp32 with that rounding."""
             rounded = build("Cast", result, to=int(types[0]))
             rounded.name = part
             graph.outputs.append(rounded)

@@ -56,7 +56,7 @@ Observer: TypeAlias = Callable[[ir.Node, str, Array], None]
 
 
 class NotFiniteError(ValueError):
-    """A node's result, of this name and these numbers, left the finite numbers."""
+    """A node's result, given by name and values, has a NaN or an infinity."""
 
     def __init__(self, node: ir.Node, result: str, array: Array, read: float) -> None:
         self.node = node
@@ -129,7 +129,7 @@ class NodeExecutor:
         return results
 
     def hash_attributes(self, node: ir.Node) -> tuple[bytes, ...]:
-        """Return what is the same for nodes with the same attributes alone: a hash of the bytes of each."""
+        """Return a key for a node's attributes, the same only for equal ones: a hash of the bytes of each."""
         if any(attribute.type in GRAPHS for attribute in node.attributes.values()):
             raise BackendError(f"node {node.name!r} ({node.op_type}) holds graphs of its own")
         if node not in self.attributes:
@@ -139,7 +139,7 @@ class NodeExecutor:
         return self.attributes[node]
 
     def compute_attention(self, node: ir.Node, q: Array, k: Array, v: Array, mask: Array) -> Array:
-        """Compute Attention in parts, each rounded: one node would neither round nor show its scores."""
+        """Compute Attention in parts, each rounded and shown: a single node would hide its scores."""
         shared = q.shape[1] // k.shape[1]  # queries' heads that read each head of keys and values
         if shared > 1:
             k = k.repeat(shared, axis=1)
@@ -240,7 +240,7 @@ def widen(array: Array) -> Array:
 
 
 def list_read(node: ir.Node) -> list[ir.Value]:
-    """Return what a node reads, also from within its graphs."""
+    """Return the values that a node reads, also from within its graphs."""
     read = [value for value in node.inputs if value is not None]
     for graph in list_graphs(node):
         read += [value for inner in graph for value in list_read(inner)]
@@ -314,7 +314,7 @@ def is_own_attention(node: ir.Node, feeds: Sequence[Array | None]) -> bool:
 
 
 def find_shape(node: ir.Node, feed: Array) -> Shape | None:
-    """Return the shape where an operator needs it: ONNX Runtime's own do, the standard ones take any."""
+    """Return an input's shape if the operator needs it: only ONNX Runtime's own operators do."""
     return feed.shape if node.domain else None
 
 

@@ -42,7 +42,7 @@ Choose: TypeAlias = "Callable[[int, Array], Array | None]"  # what to keep of a 
 
 @dataclass(frozen=True)
 class Step:
-    """One run of the graph."""
+    """One run of the graph in a replay."""
 
     name: str  # "prefill", "decode", ...
     # (B, T) which token of its row's text stands there; `PADDING` where none does that is compared.
@@ -52,13 +52,13 @@ class Step:
 
     @property
     def is_compared(self) -> bool:
-        """Whether any of its tokens is."""
+        """Return whether any of its tokens is compared."""
         return not self.positions.size or bool((self.positions != PADDING).any())
 
 
 @dataclass(frozen=True)
 class Replay:
-    """Unequal texts as a padded batch, and where there is a cache a step on top of a past."""
+    """Texts of unequal length as a padded batch and, where there is a cache, a step on top of a past."""
 
     drive: Callable[[Program], None]  # the runtime's own code, running a program
     steps: tuple[Step, ...]  # the runs of the graph that `drive` makes, in their order
@@ -86,7 +86,7 @@ class Replay:
         return found
 
     def collect_module_results(self, model: nn.Module, rounding: object = None) -> list[dict[str, Array]]:
-        """Return what each module of PyTorch's model gives, (T, ...) by its path, for each text.
+        """Return the result (T, ...) of each of the PyTorch model's modules by its path, for each text.
 
         Keys and values are rounded here; whoever calls applies the rest of the rounding to the model.
         """
@@ -134,7 +134,7 @@ class Replay:
         return array[positions != PADDING] if array.shape[:2] == (B, T) else None
 
     def remove_padding(self, step: int, array: Array) -> Array:
-        """Return a result at the tokens: nobody reads what a graph makes of padding, and rounding changes it.
+        """Return a result at the tokens alone: results for padding are not read, and rounding changes them.
 
         Of one with another shape the rows are kept of which any token is compared.
         """
@@ -153,7 +153,7 @@ def make_replay(
     read: Callable[[Row, Any, Any], object],
     row: int | None = None,
 ) -> Replay:
-    """Return the replay of a case, or of one of its rows among the others, whose padding decides on it.
+    """Return the replay of a case, or of one of its rows within the batch, whose padding matters to it.
 
     A run of the graph is known by the tokens that it reads, so the case is run once where nothing computes:
     each token says there which row's it is, and at which position. Of a long row the last step is compared
@@ -182,7 +182,7 @@ def make_replay(
 
 
 def code_tokens(case_set: CaseSet, case: Case) -> tuple[CaseSet, Case, int]:
-    """Return the set with a text for each row of a case, whose tokens tell their places; and the longest."""
+    """Return the set with a text per row whose tokens encode row and position, and the longest length."""
     length = max(len(text.tokens) for text in case_set.texts)
     texts = [
         replace(text, tokens=tuple(-1 - number * length - place for place in range(len(text.tokens))))

@@ -1,4 +1,4 @@
-"""What the rounding of a graph's numbers may change: results in fp16, and stored numbers that were rounded.
+"""Measures what rounding may change in a graph's results: rounding to fp16, and of stored numbers.
 
 Each code is moved as rounding to a code moves a number.
 """
@@ -58,7 +58,7 @@ def list_live_nodes(graph: ir.Graph, wanted: set[ir.Value] | None = None) -> lis
 
 
 def find_code_bits(node: ir.Node) -> set[int]:
-    """Return how many bits the codes have that a node reads; nothing of an operator without codes."""
+    """Return how many bits the codes that a node reads have; nothing for an operator without codes."""
     dtypes = {value.dtype for value in list_codes(node) if value is not None}
     if node.op_type in ("MatMulNBits", "GatherBlockQuantized") and "bits" in node.attributes:
         return {node.attributes["bits"].as_int()}
@@ -88,7 +88,7 @@ def rounds_activations(node: ir.Node) -> bool:
 
 
 def rounds_to_codes(graph: ir.Graph) -> bool:
-    """Tell whether an output depends on values that are computed, and then rounded to int8 or less."""
+    """Tell whether an output depends on computed values that are rounded to int8 or less."""
     computed = list_computed(graph)
     return any(
         rounds_activations(node) or (find_code_bits(node) and not computed.isdisjoint(list_codes(node)))
@@ -97,7 +97,7 @@ def rounds_to_codes(graph: ir.Graph) -> bool:
 
 
 def list_codes(node: ir.Node) -> list[ir.Value | None]:
-    """Return what an operator reads as codes."""
+    """Return the values that an operator reads as codes."""
     return [node.inputs[place] for place in CODE_INPUTS.get(node.op_type, ()) if place < len(node.inputs)]
 
 

@@ -1,4 +1,4 @@
-"""A classifier on a frozen encoder: features from a bundle, scikit-learn's LogisticRegression, one Gemm.
+"""Fits a classifier on a frozen encoder: a bundle's features, scikit-learn's LogisticRegression, one Gemm.
 
 N texts, F features, C classes
 """
@@ -141,7 +141,7 @@ def check_choices(features: str, test_share: float, seed: int) -> None:
 
 
 def check_bundle(manifest: Manifest, folder: Path) -> None:
-    """Refuse a bundle that no head can be put on."""
+    """Refuse a bundle that cannot get a head."""
     if manifest.encoder is None:
         raise InputError(f"{folder} holds a {manifest.family} for {manifest.task}; fit-head needs an encoder")
     if taken := {HEAD, "token_classification"} & set(manifest.encoder.heads):
@@ -280,7 +280,7 @@ def write_bundle(opened: Bundle, fitted: Fitted, features: str, staging: Path, o
 def move_graph(
     opened: Bundle, artifact: Artifact, renamed: Mapping[str, str], export_id: str, staging: Path
 ) -> Artifact:
-    """Stage a graph that stays as it is but for the names of its files; return its new entry."""
+    """Stage a graph that stays the same except for the names of its files; return its new entry."""
     import onnx_ir as ir
 
     from ..passes.weight_files import move_weights

@@ -26,7 +26,7 @@ STRETCH_ROWS = 10_000
 
 @dataclass(frozen=True)
 class Table:
-    """Texts, the label of each, and where each stands.
+    """Texts with their labels, and the place of each in its file.
 
     Attributes:
         lines: of a file of lines the line, of another one the row; both from 1.
@@ -38,17 +38,17 @@ class Table:
 
 
 class NamelessTsvFile(TsvFile):
-    """Lines of text TAB label; the first names no columns."""
+    """A .tsv file with lines of text TAB label, whose first line does not name columns."""
 
     FIRST = 0
 
     @cached_property
     def header(self) -> list[str]:
-        """The columns that each line has."""
+        """Return the columns that each line has."""
         return list(HEADER)
 
     def is_row(self, record: Record) -> bool:
-        """Return that each line is one."""
+        """Return True, as each line is a row."""
         return True
 
 
@@ -94,7 +94,7 @@ def open_labelled(storage: Storage, path: Path) -> TableFile:
 
 
 def read_row(row: Row, place: str) -> tuple[str, str]:
-    """Return the text and the label of a row; refuse one that lacks any."""
+    """Return the text and the label of a row; refuse a row that lacks one of them."""
     if row.error is not None:
         raise DataError(f"{place}: {row.error}")
     text, label = (read_cell(name, value, place) for name, value in zip(HEADER, row.values, strict=True))

@@ -1,4 +1,4 @@
-"""Verifies a bundle with a fitted head by the golden data of the one without, and scikit-learn's weights."""
+"""Verifies a bundle with a fitted head by the original bundle's golden data and scikit-learn's weights."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ from ..verification.verdict import compare_all
 
 
 def verify_graphs(opened: Bundle, staging: Path, manifest: Manifest, progress: Progress) -> Manifest:
-    """Compare the new graphs with the golden data of the old bundle, if that was verified, and the head's."""
+    """Compare the new graphs with the old bundle's golden data, if it was verified, and the fitted head."""
     file = find_golden(opened)
     if file is None:
         return manifest

@@ -37,7 +37,7 @@ class Attention:
 
 @dataclass(frozen=True)
 class Scores:
-    """What lies between a Softmax and the product that it reads."""
+    """The steps between a Softmax and the product whose scores it reads."""
 
     product: ir.Node  # the MatMul of queries and keys
     scale: float
@@ -95,7 +95,7 @@ def find_attention_between(keys: ir.Value, values: ir.Value, size: int, where: s
 
 
 def find_product_behind(softmax: ir.Node) -> Scores | None:
-    """Return the MatMul whose scores a Softmax reads, and what lies between both."""
+    """Return the MatMul whose scores a Softmax reads, and the steps between them."""
     value = softmax.inputs[0]
     scale = 1.0
     softcap = None

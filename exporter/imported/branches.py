@@ -1,4 +1,4 @@
-"""Inlines branches that a graph always takes, or that are chosen.
+"""Inlines branches that a graph always takes, or that a caller chooses.
 
 optimum merges a decoder's first and later steps into the two branches of an If; DeBERTa tests in each layer
 whether queries are as many as keys, which they always are.

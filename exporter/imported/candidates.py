@@ -1,4 +1,4 @@
-"""The graphs of a folder that optimum wrote, in the forms that an import tries, one after the other."""
+"""Reads the graphs of a folder that optimum wrote, in the forms that an import tries one by one."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ GENERATES = ("ForCausalLM", "LMHeadModel")
 
 
 def check_import(request: Request) -> None:
-    """Refuse what an imported model cannot have."""
+    """Refuse options that an imported model does not support."""
     if unknown := [name for name in request.precisions if name not in ALLOWED]:
         raise InputError(f"precision {unknown[0]!r} is not one of an imported model's: {', '.join(ALLOWED)}")
     if not request.verify and request.needs_shared_buffers:
@@ -35,7 +35,7 @@ def check_import(request: Request) -> None:
 
 
 def read_candidates(folder: Path, source: Source, request: Request) -> Iterator[ImportedCheckpoint]:
-    """Yield a folder's graphs with a decoder's attention over shared buffers, then, as it failed, without.
+    """Yield a folder's graphs with a decoder's attention over shared buffers and, if that fails, without.
 
     Those that nobody verifies are without. `source` has the weights, which transformers can read.
     """
@@ -52,7 +52,7 @@ def read_candidates(folder: Path, source: Source, request: Request) -> Iterator[
 
 
 def check_without_weights(source: Source, request: Request) -> None:
-    """Refuse what needs weights, which the source has not; warn that there is no model to compare with."""
+    """Refuse options that need weights if the source has none; warn that no model can be compared with."""
     if not any(source.folder.glob("*.onnx")):
         choose_task(source.folder)  # says why
     if request.needs_shared_buffers:
@@ -83,14 +83,14 @@ def choose_class(found: Folder) -> type[ImportedCheckpoint]:
 
 
 def only_shared_buffers_failed(checkpoint: Checkpoint, failed: Iterable[Artifact]) -> bool:
-    """Tell whether an import's attention over shared buffers failed, and the same graph without passed."""
+    """Tell whether an import's attention over shared buffers failed and the same graph without it passed."""
     decoders = {a.dialect for a in failed if a.keeps_cache and a.precision == "fp32"}
     return isinstance(checkpoint, ImportedCheckpoint) and decoders == {"ort"}
 
 
 @contextlib.contextmanager
 def refuse_damaged_graphs(folder: Path) -> Iterator[None]:
-    """Turn what onnx_ir, its passes and ONNX Runtime raise of a stranger's graph into one line."""
+    """Raise a one-line error for anything that onnx_ir, its passes or ONNX Runtime raise of the graph."""
     try:
         yield
     except (PlanForgeError, OSError):

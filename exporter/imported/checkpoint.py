@@ -50,7 +50,7 @@ def check_source(source: Source, found: Folder) -> None:
 
 
 def read_rope_theta(config: Mapping[str, Any]) -> Any:
-    """Return rope_theta from where transformers 5, or an older version, writes it."""
+    """Return rope_theta from the place where transformers 5, or an older version, writes it."""
     parameters = config.get("rope_parameters")
     return (parameters if isinstance(parameters, dict) else config).get("rope_theta")
 
@@ -99,7 +99,7 @@ class ImportedCheckpoint(Checkpoint):
 
     @abstractmethod
     def prepare_graphs(self, tensors: Tensors) -> None:
-        """Do to the graphs, once, what all recipes want; `tensors` are the checkpoint's by name."""
+        """Prepare the graphs once for all recipes; `tensors` are the checkpoint's by name."""
 
     @abstractmethod
     def make_graph(self, recipe: Recipe) -> ir.Model:

@@ -46,7 +46,7 @@ class DecoderConfig:
 
     @property
     def windows(self) -> tuple[int | None, ...]:
-        """None for each layer: all keep all tokens, also those whose attention sees a window."""
+        """Return None for each layer: all keep all tokens, also those whose attention sees a window."""
         return (None,) * self.n_layer
 
 
@@ -93,7 +93,7 @@ class ImportedDecoder(ImportedCheckpoint):
             self.unshared = str(error)
 
     def can_share(self) -> bool:
-        """Tell whether attention has a known form; a warning says why not."""
+        """Tell whether attention has a known form; a warning gives the reason if not."""
         if self.heads.size % HEAD_SIZES:
             self.unshared = f"its heads of {self.heads.size} are no multiple of {HEAD_SIZES}"
         elif self.config.query_heads is None:

@@ -22,7 +22,7 @@ LONGEST_TABLE = 2048  # longest context whose whole bias is computed once to rea
 
 
 def compute_distance_tables(model: ir.Model, found: Sequence[Attention], length: int) -> list[Array | None]:
-    """Compute what each layer adds to its scores by distance, (L, H); None where it only masks.
+    """Compute each layer's bias of its scores by distance, (L, H); None where it only masks.
 
     Verification finds it if more than the distance counts.
     """
@@ -34,7 +34,7 @@ def compute_distance_tables(model: ir.Model, found: Sequence[Attention], length:
 
 
 def compute_biases(model: ir.Model, found: Sequence[Attention], length: int) -> list[Array]:
-    """Compute what each layer adds to its scores (1, H, 1, L), where H may be 1.
+    """Compute the bias (1, H, 1, L) that each layer adds to its scores, where H may be 1.
 
     The graph itself is run, once, for the last token of a full context of `length` L.
     """
@@ -66,7 +66,7 @@ def add_distance_bias(
 
 
 def tabulate_distances(model: ir.Model, ids: ir.Value, length: int) -> None:
-    """Look up what an encoder adds to its scores by distance alone, instead of computing it in each run.
+    """Look up an encoder's bias of its scores by distance, instead of computing it in each run.
 
     T5 takes a logarithm of distances, which is infinite for 0, and which fp16 cannot represent. `ids` are
     (B, T), `length` is L.

@@ -42,17 +42,17 @@ class Folder:
 
     @property
     def architecture(self) -> str:
-        """The class of the model in transformers, such as LlamaForCausalLM."""
+        """Return the class of the model in transformers, such as LlamaForCausalLM."""
         return read_architecture(self.config)
 
     @property
     def graph(self) -> ir.Model:
-        """A new copy of `model`, to change freely; its weights are mapped, not copied."""
+        """Return a new copy of `model`, to change freely; its weights are mapped, not copied."""
         return self.read.clone()
 
     @cached_property
     def read(self) -> ir.Model:
-        """`model`, read once, which nobody changes."""
+        """Return `model`, which is read once and must not be changed."""
         return read_graph(self.model)
 
     def read_integer(self, names: tuple[str, ...]) -> int | None:
@@ -60,7 +60,7 @@ class Folder:
         return next((self.config[n] for n in names if type(self.config.get(n)) is int), None)
 
     def require_integer(self, what: str, names: tuple[str, ...]) -> int:
-        """Return the first of some settings that is an integer, or say what config.json lacks."""
+        """Return the first of some settings that is an integer; if none is, name what config.json lacks."""
         value = self.read_integer(names)
         if value is None:
             raise CheckpointError(f"{self.path / 'config.json'} has no {what}: set {' or '.join(names)}")
@@ -110,7 +110,7 @@ def read_folder(path: Path) -> Folder:
 
 
 def read_graph(path: Path) -> ir.Model:
-    """Load a graph; refuse what is no ONNX file, reads files elsewhere, or is of no text model."""
+    """Load a graph; refuse files that are not ONNX, that read other files, or that hold no text model."""
     if not path.is_file():
         raise CheckpointError(f"{path} is not a regular file, so it is not read")
     try:
@@ -156,7 +156,7 @@ def map_files(model: ir.Model, path: Path) -> None:
 
 
 def map_weight(weight: ir.ExternalTensor, path: Path) -> ir.TensorProtocol:
-    """Return a tensor whose file is opened whenever it is read; a small one is read now."""
+    """Return a tensor whose file is opened whenever it is read; a small tensor is read now."""
     location = str(weight.location)
     shown = location if location.isprintable() else repr(location)
     if (why := explain_refusal(path, location)) is not None:

@@ -1,4 +1,4 @@
-"""Changes to an imported graph: simpler nodes, finite masks, and logits of chosen rows.
+"""Changes imported graphs: simpler nodes, finite masks, and logits of chosen rows.
 
 B batch, T tokens of this step, G heads of keys and values, D head size, N logit rows, V vocabulary
 """

@@ -148,7 +148,7 @@ def name_as_before_5(given: Any) -> dict[str, Any]:
 
 
 def choose_task(checkpoint: Path) -> str:
-    """Return the task that optimum is to export a checkpoint for, by its config.json; or refuse it."""
+    """Return the task to export a checkpoint for with optimum, by its config.json; or refuse it."""
     with raise_checkpoint_errors():
         config = read_json(checkpoint / "config.json")
         refuse_kind(checkpoint, config, with_optimum=True)

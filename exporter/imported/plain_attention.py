@@ -126,7 +126,7 @@ def write_source_attention(
 
 
 def add_growing_mask(op: Builder, ids: ir.Value, mask: ir.Value) -> tuple[ir.Value, ir.Value]:
-    """Return what a mask (B, S) adds to scores (B, 1, T, S), and how far tokens are behind each (1, T, S)."""
+    """Return the bias (B, 1, T, S) that a mask (B, S) adds to scores, and each token's distance (1, T, S)."""
     total = op("Squeeze", op("Shape", mask, start=1, end=2), [0])
     tokens = op("Squeeze", op("Shape", ids, start=1, end=2), [0])
     columns = op("Range", 0, total, 1)

@@ -66,7 +66,7 @@ def read_positions(model: ir.Model) -> None:
 
 
 def find_counted(model: ir.Model, nodes: Iterable[ir.Node]) -> list[ir.Value]:
-    """Return what some nodes read and what is always P, P + 1, ... (1, T)."""
+    """Return the values that the nodes read and that are always P, P + 1, ... (1, T)."""
     read = {value for node in nodes for value in node.inputs if value is not None}
     asked = {
         str(value.name): value
@@ -87,7 +87,7 @@ def find_counted(model: ir.Model, nodes: Iterable[ir.Node]) -> list[ir.Value]:
 
 
 def forget_single_rows(value: ir.Value) -> None:
-    """Drop the shapes of what is computed from a value and had one row, for now it has B."""
+    """Drop the shapes of results of a value that had one row, as it has B rows now."""
     waiting = [value]
     while waiting:
         for use in waiting.pop().uses():

@@ -23,7 +23,7 @@ from .windows import Windows
 
 @dataclass(frozen=True)
 class Rows:
-    """Where each row of a batch stands, as GroupQueryAttention wants it."""
+    """The place of each row of a batch in the cache, in the form that GroupQueryAttention needs."""
 
     last: ir.Value  # last slot that a row's tokens fill (B,)
     total: ir.Value  # slots filled in the longest row (), an input
@@ -53,7 +53,7 @@ def share_buffers(model: ir.Model, heads: Heads, queries: int | None, windows: W
 
 
 def add_past_lengths(graph: ir.Graph, ids: ir.Value) -> Rows:
-    """Add the inputs past_lengths (B,) and total_sequence_length (), and return what follows from them.
+    """Add the inputs past_lengths (B,) and total_sequence_length (), and return the values derived from them.
 
     The positions take the place of position_ids too.
     """

@@ -94,7 +94,7 @@ def find_missing_in_layers(names: Iterable[str]) -> list[str]:
 
 
 def set_signature(model: ir.Model, inputs: Sequence[TensorSpec], outputs: Sequence[TensorSpec]) -> None:
-    """Give a graph the names, order and axes of a recipe, which calls a cache of slots cache.0.key."""
+    """Give a graph the names, order and axes of a recipe; a cache of slots is called cache.0.key."""
     for values, specs in ((model.graph.inputs, inputs), (model.graph.outputs, outputs)):
         by_name = {str(v.name): v for v in values}
         values.clear()

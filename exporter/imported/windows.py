@@ -32,7 +32,7 @@ def measure_windows(model: ir.Model, found: Sequence[Attention], length: int) ->
 
 
 def measure_window(bias: Array, length: int) -> int | None:
-    """Return how many tokens the last of a context sees, by what is added to its scores (1, H, 1, L)."""
+    """Return how many tokens the last token of a context sees, by the bias (1, H, 1, L) of its scores."""
     visible = bias > MASKED / 2
     if bias[visible].any():
         raise ExportError("the attention bias is more than a mask, which is not supported")
@@ -43,7 +43,7 @@ def measure_window(bias: Array, length: int) -> int | None:
 
 
 def count_windows_in_tokens(model: ir.Model, found: Sequence[Attention], windows: Windows) -> None:
-    """Replace masks with a window by such that count a row's tokens.
+    """Replace masks with a window by masks that count a row's tokens.
 
     A traced mask counts columns, of which some between two tokens may be masked.
     """

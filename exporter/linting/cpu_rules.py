@@ -51,7 +51,7 @@ def check_kernel_missing(model: LintModel, target: Target) -> Iterator[Hit]:
 
 
 def explain_missing_kernel(model: LintModel, node: ir.Node, known: Kernels) -> str:
-    """Return why a node doesn't run; "" if it does, or if nothing is known of it."""
+    """Return why a node does not run; "" if it does, or if nothing is known about it."""
     kernels = known.get((node.domain, node.op_type), [])
     schema: Any = model.find_schema(node)
     if schema is None:

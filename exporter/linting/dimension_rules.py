@@ -1,4 +1,4 @@
-"""Rules about axes that have one name and cannot be equal.
+"""Rules about axes that have the same name and cannot be equal.
 
 An axis is a sum: its names and how often, and a number. "past" + "tokens" + 1 is {"past": 1, "tokens": 1,
 "": 1}. What is not known is a name of its own, so that nothing is concluded of it.
@@ -100,7 +100,7 @@ def is_unknown(axis: Axis) -> bool:
 
 
 def never_equal(a: Axis, b: Axis) -> bool:
-    """Tell whether one axis is the other and something more: equal only if that is nothing."""
+    """Tell whether one axis is the other plus something, so that they are equal only if that is 0."""
     rest = Counter(a)
     rest.subtract(b)
     signs = {count > 0 for count in rest.values() if count}

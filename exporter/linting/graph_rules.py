@@ -1,4 +1,4 @@
-"""Rules about the graph as such."""
+"""Rules about the graph as a whole."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ def check_tensor_undefined(model: LintModel, target: Target) -> Iterator[Hit]:
 
 @make_rule("nodes that wait for each other", fix=DAMAGED, holds=accept_all, alike=True)
 def check_cycle(model: LintModel, target: Target) -> Iterator[Hit]:
-    """Yield what is left when node after node that waits for none is taken away: it waits for itself."""
+    """Yield the nodes that are left when all nodes that can run have run: they wait for themselves."""
     waiting = {node: {v.producer() for v in node.inputs if v is not None} - {None} for node in model.nodes}
     readers: dict[ir.Node | None, list[ir.Node]] = {}
     for node, producers in waiting.items():

@@ -1,4 +1,4 @@
-"""`lint`: every rule over every graph, for every target."""
+"""Applies every lint rule to every graph, for every target."""
 
 from __future__ import annotations
 
@@ -75,7 +75,7 @@ def list_bundle_targets(manifest: Manifest) -> list[str]:
 
 
 def list_graph_targets(artifact: Artifact) -> tuple[str, ...]:
-    """Return the targets of a graph alone: who takes its dialect and precision, or would build a plan of it.
+    """Return the targets of a single graph: those that take its dialect and precision, or build a plan of it.
 
     An encoder has no cache, so its portable graph is what rtx's plan is built from too.
     """
@@ -89,7 +89,7 @@ def list_graph_targets(artifact: Artifact) -> tuple[str, ...]:
 
 
 def choose_graphs(target: Target, artifacts: Sequence[Artifact]) -> list[Artifact]:
-    """Return the graphs of a bundle that a target takes; all of a kind, such as "decoder", if it takes none.
+    """Return a bundle's graphs that a target takes; of a kind that it takes none of, such as "decoder", all.
 
     Without a graph in the target's dialect, it is the portable one.
     """
@@ -107,7 +107,7 @@ def choose_graphs(target: Target, artifacts: Sequence[Artifact]) -> list[Artifac
 
 
 def check_graph(model: LintModel, name: str, target: Target, shared: SharedHits) -> list[Finding]:
-    """Return what one graph breaks of one target's rules, errors first; a fault of many nodes is one finding.
+    """Return a graph's findings for one target, errors first; a fault of many nodes is one finding.
 
     `shared` has the hits of rules that find the same for other targets; this adds to it.
     """

@@ -1,4 +1,4 @@
-"""Rules about attention masks whose numbers fp16 doesn't hold."""
+"""Rules about attention masks whose numbers fp16 cannot represent."""
 
 from __future__ import annotations
 
@@ -89,7 +89,7 @@ def find_constants(start: ir.Value, added: bool) -> Iterator[tuple[Step, float]]
 
 
 def find_lowest(array: np.ndarray, sign: int) -> float:
-    """Return the lowest number of a constant that counts with `sign`; of an unknown sign the worst."""
+    """Return the lowest number of a constant, times `sign`; if the sign is unknown, the worse one."""
     signed = sign * array if sign else -np.abs(array)
     return float(signed.min())
 
@@ -99,5 +99,5 @@ def is_half(value: ir.Value | None) -> bool:
 
 
 def is_guarded(node: ir.Node) -> bool:
-    """Tell whether NaN behind a softmax is looked for, and replaced."""
+    """Tell whether a graph looks for NaN behind a softmax, and replaces it."""
     return any(user.op_type == "IsNaN" for value in node.outputs for user, _ in value.uses())

@@ -1,4 +1,4 @@
-"""An ONNX file as the rules read it: types and shapes inferred, weights left where they are."""
+"""An ONNX file in the form that rules read: types and shapes are inferred, and weights are not loaded."""
 
 from __future__ import annotations
 
@@ -42,12 +42,12 @@ class LintModel:
 
     @property
     def nodes(self) -> Iterable[ir.Node]:
-        """Every node, those of branches and functions too."""
+        """Return every node, also those of branches and functions."""
         return self.opsets.keys()
 
     @classmethod
     def load(cls, path: Path, in_bundle: bool, rewritten: Version | None = None) -> LintModel:
-        """Read a file without its external data; raise InputError if there is none, or it is no ONNX.
+        """Read a file without its external data; raise InputError if it is missing or not ONNX.
 
         Args:
             path: the file.
@@ -90,7 +90,7 @@ class LintModel:
         return load_schema(node.op_type, self.opsets[node]) if is_standard(node) else None
 
     def list_input_types(self, node: ir.Node) -> list[Typed]:
-        """Return what `list_types` does of a node's inputs."""
+        """Return the types of a node's inputs, as `list_types` gives them."""
         schema = self.find_schema(node)
         return [] if schema is None else list_types(node.inputs, schema.inputs)
 
@@ -102,7 +102,7 @@ class LintModel:
 
 
 def rewrite(proto: onnx.ModelProto, version: Version) -> onnx.ModelProto:
-    """Return a graph as `planforge build` hands it to TensorRT 8; as it is where that refuses it."""
+    """Return a graph as `planforge build` hands it to TensorRT 8, or unchanged if that refuses it."""
     changed = onnx.ModelProto()
     changed.CopyFrom(proto)
     try:
@@ -114,7 +114,7 @@ def rewrite(proto: onnx.ModelProto, version: Version) -> onnx.ModelProto:
 
 @contextmanager
 def silence_onnx_ir() -> Iterator[None]:
-    """Keep onnx_ir from telling on stderr what a finding tells."""
+    """Keep onnx_ir from printing on stderr what a finding reports anyway."""
     log = logging.getLogger("onnx_ir")
     before = log.level
     log.setLevel(logging.ERROR)
@@ -140,7 +140,7 @@ def take_out_weights(proto: onnx.ModelProto) -> dict[str, bytes]:
 
 
 def forget_long_shapes(proto: onnx.ModelProto) -> None:
-    """Forget lengths that a damaged graph declares of integers, for which inference would make room.
+    """Forget the lengths that a damaged graph declares for integers, as inference would allocate them.
 
     It follows the numbers of lists that are shapes, which have a few elements.
     """
@@ -218,7 +218,7 @@ def type_of(value: ir.Value | ir.TensorProtocol | None) -> ir.DataType | None:
 
 
 def list_types(values: Sequence[ir.Value | None], formals: Sequence[Formal]) -> list[Typed]:
-    """Return the types of tensors that are known, each with what ONNX says of it; the last may repeat."""
+    """Return the known types of tensors, each with ONNX's description; the last one may repeat."""
     found = []
     for index, value in enumerate(values if formals else ()):
         dtype = type_of(value)
@@ -232,7 +232,7 @@ def name_type(dtype: ir.DataType) -> str:
 
 
 def read_constant(value: ir.Value | None) -> Numbers | None:
-    """Return the numbers of a constant that is no weight; None if it is large, in another file or damaged."""
+    """Return the numbers of a constant that is not a weight; None if large, in another file or damaged."""
     node = None if value is None else value.producer()
     try:
         if node is not None and node.op_type == "ConstantOfShape":

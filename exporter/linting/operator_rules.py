@@ -1,4 +1,4 @@
-"""Rules about operators: whether they are there, in the version and the form that a graph uses."""
+"""Rules about operators: whether a target has them, in the version and the form that a graph uses."""
 
 from __future__ import annotations
 
@@ -255,7 +255,7 @@ def check_control_flow(model: LintModel, target: Target) -> Iterator[Hit]:
 
 
 def check_loop_state(node: ir.Node) -> Iterator[Hit]:
-    """Yield what a loop hands to its next round in another shape."""
+    """Yield values that a loop hands to its next iteration with another shape."""
     for body in list_subgraphs(node):
         for index, (inside, after) in enumerate(zip(body.inputs[2:], body.outputs[1:], strict=False), 2):
             before = dims_of(find_input(node, index))
@@ -269,7 +269,7 @@ def check_loop_state(node: ir.Node) -> Iterator[Hit]:
 
 
 def grows(inside: ir.Value, after: ir.Value) -> bool:
-    """Tell whether a value is appended to in each round."""
+    """Tell whether a loop appends to a value in each iteration."""
     node = after.producer()
     return node is not None and node.op_type == "Concat" and inside in node.inputs
 

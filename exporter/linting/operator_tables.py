@@ -1,4 +1,4 @@
-"""Which operators, attributes, outputs and inputs each engine has: tables, with where they are from."""
+"""Tables of the operators, attributes, outputs and inputs that each engine has, with their sources."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What lint found, as tables and as JSON."""
+"""The findings of lint, as tables and as JSON."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ SHOWN = 3  # names of a group that a table shows
 
 @dataclass(frozen=True)
 class Finding:
-    """One fault, wherever it is in a graph.
+    """One fault, and all places of a graph that have it.
 
     Attributes:
         graph: the file's name.
@@ -46,12 +46,12 @@ class Finding:
 
     @property
     def is_error(self) -> bool:
-        """Whether the graph is of no use there as it is."""
+        """Return whether the fault makes the graph unusable on the target as it is."""
         return self.severity != "warning"
 
     @property
     def where(self) -> str:
-        """The nodes or tensors, as in '12 nodes: /h.0/ln, /h.1/ln, /h.2/ln, ...'."""
+        """Return the nodes or tensors, as in '12 nodes: /h.0/ln, /h.1/ln, /h.2/ln, ...'."""
         names, kind = (self.nodes, "node") if self.nodes else (self.tensors, "tensor")
         if not names:
             return "the graph"
@@ -65,7 +65,7 @@ class Finding:
 
 @dataclass(frozen=True)
 class LintReport:
-    """What was found.
+    """All findings of a lint run, with the graphs and targets that were checked.
 
     Attributes:
         path: a graph, or a bundle's folder.
@@ -83,7 +83,7 @@ class LintReport:
 
     @property
     def passed(self) -> bool:
-        """Whether every target has a graph to take, of a bundle one of each kind, without an error."""
+        """Return whether every target has a graph without errors; of a bundle, one of each kind."""
         return all(self.list_fitting(graph, target) for graph, target in self.checked)
 
     def list_fitting(self, graph: str, target: str) -> list[str]:
@@ -94,12 +94,12 @@ class LintReport:
         return [other for other in candidates if self.graphs[other] == kind]
 
     def matters(self, finding: Finding) -> bool:
-        """Tell whether a target has to take the graph of a finding: not where another one fits."""
+        """Tell whether a finding counts for its target: it does not if another graph of the kind fits."""
         fitting = self.list_fitting(finding.graph, finding.target)
         return not fitting or finding.graph in fitting
 
     def suggest_other(self, graph: str, target: str) -> str:
-        """Return which other graph of a bundle the target takes for one with errors; else an empty text."""
+        """Return which other graph of a bundle the target takes instead of one with errors; "" if none."""
         fitting = self.list_fitting(graph, target)
         return "" if not fitting or graph in fitting else f"; use {Path(fitting[0]).name}"
 

@@ -1,4 +1,4 @@
-"""A rule, and the places where a graph breaks it."""
+"""The form of a lint rule, and of the places where a graph breaks it."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ class Hit:
 
 @dataclass(frozen=True)
 class Rule:
-    """What a target refuses or gets wrong."""
+    """A rule: something that a target refuses or computes wrongly."""
 
     id: str  # its name in reports
     severity: Severity  # of its findings
@@ -70,7 +70,7 @@ def make_rule(
     holds: Callable[[Target], bool] = accept_plans,
     alike: bool = False,
 ) -> Callable[[Check], Rule]:
-    """Return a decorator that makes the rule "some-fault" of its check, which is called check_some_fault."""
+    """Return a decorator that makes the rule "some-fault" of a function named check_some_fault."""
 
     def make(check: Check) -> Rule:
         rule_id = check.__name__.removeprefix("check_").replace("_", "-")

@@ -1,4 +1,4 @@
-"""Rules about weights: whether they are there, and whether they are there twice. None is read as a whole."""
+"""Rules about weights: whether they are there, and whether they are stored twice; none is read whole."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ EXTERNAL_DATA = "https://github.com/onnx/onnx/blob/main/docs/ExternalData.md"
     alike=True,
 )
 def check_weights_outside(model: LintModel, target: Target) -> Iterator[Hit]:
-    """Yield files that are not opened, not even to look whether they are there."""
+    """Yield files outside of the folder; they are not opened, not even to see whether they exist."""
     for tensor in list_external_tensors(model.model):
         location = str(tensor.location)
         if (why := explain_refusal(model.path, location)) is not None:

@@ -1,4 +1,4 @@
-"""The check of a model that takes texts, as programs ask it: what it answers to several at once."""
+"""The check of a model that takes texts, by its answers to several texts at once."""
 
 from __future__ import annotations
 
@@ -40,7 +40,7 @@ class GivenAnswer:
 
 @dataclass(frozen=True)
 class GivenAnswers:
-    """Answers that are there already, in the place of a model that `compare_generator` would ask."""
+    """Answers that are already known, in place of a model that `compare_generator` would ask."""
 
     tokenizer: Tokenizer
     artifact: Artifact
@@ -123,7 +123,7 @@ def make_answer_check(bundle: Bundle, artifact: Artifact) -> Check:
 
 
 def choose_items(bundle: Bundle) -> list[Item]:
-    """Return what a model is asked: golden texts; of a head that reads such, pairs or texts with a mask."""
+    """Return the golden texts to ask a model; pairs, or texts with a mask, for a head that reads those."""
     file = find_texts(bundle)
     if file is None:
         return []
@@ -142,7 +142,7 @@ def choose_items(bundle: Bundle) -> list[Item]:
 
 
 def find_answering_head(defaults: EncoderDefaults) -> str | None:
-    """Return the head that answers for an encoder; next_sentence does where there is no other."""
+    """Return the head that answers for an encoder; next_sentence only where there is no other head."""
     heads = [head for head in defaults.heads if head != "next_sentence"] or defaults.heads
     return heads[0] if heads else None
 
@@ -153,7 +153,7 @@ def is_ranker(defaults: EncoderDefaults) -> bool:
 
 
 def ask_encoder(model: TextEncoder, items: Sequence[Item]) -> list[Any]:
-    """Return what our runtime answers, as JSON has it: of heads the methods that read them."""
+    """Return our runtime's answers in JSON's terms, by the methods that belong to the heads."""
     texts = [text for text, _ in items]
     pairs = [(text, str(pair)) for text, pair in items]
     head = find_answering_head(model.defaults)

@@ -1,4 +1,4 @@
-"""A check: what a package's runtime is asked, and what is judged by its answers."""
+"""A check: the questions to a package's runtime, and the judgement of its answers."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ CONTEXT = 20  # characters, or ids, that a message shows before a difference; be
 
 @dataclass(frozen=True)
 class Check:
-    """Questions, and what is judged by their answers."""
+    """Questions to a runtime, and the function that judges their answers."""
 
     case: str
     questions: list[Question]
@@ -27,14 +27,14 @@ class Check:
 
 
 def report(unit: str, count: int, failures: Sequence[str]) -> Outcome:
-    """Return the outcome of a check that compared `count` texts or settings; none at all is a failure."""
+    """Return the outcome of a check that compared `count` texts or settings; comparing none is a failure."""
     if count == 0:
         failures = [f"no {unit} could be compared, as the bundle's golden data has none: export it again"]
     return Outcome({unit: count, "differ": len(failures)}, {}, tuple(failures[:MAX_REPORTED]))
 
 
 def describe_difference(got: Any, want: Any) -> str:
-    """Return what two results are around the first character, or id, that is another one."""
+    """Return both results in words, around the first character, or id, in which they differ."""
     if isinstance(got, str | list) and isinstance(want, str | list) and got and want:
         place = next((i for i, (a, b) in enumerate(zip(got, want, strict=False)) if a != b), None)
         if place is None:

@@ -1,4 +1,4 @@
-"""What a package's runtime is asked, and how its answers are compared with PyTorch's golden data.
+"""Questions for a package's runtime, and the comparison of its answers with PyTorch's golden data.
 
 B batch, T steps, V vocabulary
 """
@@ -41,7 +41,7 @@ PADDING = 3  # places before a row that is fed at once
 
 
 class Recorded:
-    """Steps that a runtime has made, played back to what steps an engine of ours."""
+    """Recorded steps of a runtime, played back to the code that steps our own engine."""
 
     def __init__(self, tokens: Sequence[Sequence[int]], logits: Logits) -> None:
         self.tokens = tokens  # (B, T) that it chose
@@ -146,7 +146,7 @@ def make_greedy_check(
 
 
 def list_encoder_checks(bundle: Bundle, artifact: Artifact, names: Mapping[str, str]) -> list[Check]:
-    """Return the checks of an encoder's outputs, by the bundle's names those of the package."""
+    """Return the checks of an encoder's outputs; the package's names of them are given by the bundle's."""
     arrays, limits = load_golden(bundle)
     case_set = from_arrays(arrays)
     by_name: dict[str, list[Case]] = {}
@@ -202,7 +202,7 @@ def list_own_measures(case: Case, artifact: Artifact) -> list[Measure]:
 def see_known(
     case_set: CaseSet, location: Location, outputs: Mapping[str, Logits], artifact: Artifact
 ) -> Seen:
-    """Return what a runtime gave of a row, of the tokens whose results golden data has."""
+    """Return a runtime's results of a row for the tokens whose results golden data has."""
     positions = list_positions(case_set, location.case.rows[location.row].text, artifact.outputs)
     known = {
         spec.name: outputs[spec.name][positions] if is_per_token(spec) else outputs[spec.name]

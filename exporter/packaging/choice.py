@@ -1,4 +1,4 @@
-"""Which of a bundle's graphs a package is made of; what is refused, and what to export instead."""
+"""Chooses the bundle's graphs for a package, or refuses with the export to run instead."""
 
 from __future__ import annotations
 
@@ -51,7 +51,7 @@ def choose_artifacts(bundle: Bundle, recipe: Recipe, precision: Sequence[str] | 
 
 
 def check_model(bundle: Bundle, recipe: Recipe) -> None:
-    """Refuse a task that the runtime does not have, and tokenizers that it cannot have."""
+    """Refuse a task that the runtime does not support, and tokenizers that it cannot read."""
     manifest = bundle.manifest
     if manifest.task not in recipe.tasks:
         raise InputError(
@@ -68,7 +68,7 @@ def check_model(bundle: Bundle, recipe: Recipe) -> None:
 
 
 def tell_export(bundle: Bundle, precisions: Sequence[str]) -> str:
-    """Return how a bundle gets graphs in these precisions of the dialect; fp16 is for a GPU alone."""
+    """Return the command that exports these precisions of the dialect; fp16 is for a GPU alone."""
     targets = ["cuda" if precision == "fp16" else "cpu" for precision in precisions]
     again = suggest_export_again(bundle, precisions=precisions, targets=targets)
     if not bundle.manifest.source.get("exporter"):
@@ -84,7 +84,7 @@ def choose_precisions(default: str | None, there: Sequence[str], recipe: Recipe)
 
 
 def check_caches(artifacts: list[Artifact], recipe: Recipe) -> list[Artifact]:
-    """Return the graphs; refuse those whose caches are of two lengths."""
+    """Return the graphs; refuse those whose caches differ in length."""
     for artifact in artifacts:
         if any(RECENT in spec.axis_names() for spec in artifact.inputs):
             raise InputError(

@@ -1,4 +1,4 @@
-"""Texts in, texts or labels out, by a package's own settings: what a program gets that gives no options.
+"""Checks of a package by its own settings: the texts or labels that a program gets without any options.
 
 Greedy, without beams, is all that is asked for. What a runtime answers is compared with what the bundle
 answers here, in our runtime, with the bundle's settings.
@@ -38,7 +38,7 @@ LABELLED = ("sequence_classification", "token_classification", "masked_lm")  # h
 
 @dataclass(frozen=True)
 class OwnAnswer:
-    """What our runtime answers to a text."""
+    """Our runtime's answer to a text."""
 
     text: str
     tokens: tuple[int, ...]
@@ -57,7 +57,7 @@ class OwnAnswer:
 
 
 def list_default_checks(bundle: Bundle, artifact: Artifact) -> list[Check]:
-    """Return the check of what programs get; none without golden prompts that are texts, or labels."""
+    """Return the check of a package's default results; none without golden prompts as texts, or labels."""
     manifest = bundle.manifest
     if manifest.generation is not None:
         samples = find_text_samples(bundle, artifact)
@@ -88,7 +88,7 @@ def find_text_samples(bundle: Bundle, artifact: Artifact) -> dict[str, Sample]:
 
 
 def make_generation_check(bundle: Bundle, artifact: Artifact, samples: Mapping[str, Sample]) -> Check:
-    """Return the check of texts that a runtime makes of texts, as one batch, with the package's settings."""
+    """Return the check of the texts that a runtime generates as one batch, with the package's settings."""
     defaults = bundle.manifest.generation
     assert defaults is not None
     own_limit = defaults.max_new_tokens is not None and defaults.max_new_tokens <= MAX_NEW_TOKENS
@@ -112,7 +112,7 @@ def make_generation_check(bundle: Bundle, artifact: Artifact, samples: Mapping[s
 def ask_own_runtime(
     bundle: Bundle, artifact: Artifact, samples: Mapping[str, Sample], limit: int | None
 ) -> dict[str, OwnAnswer]:
-    """Return what the bundle answers to texts in our runtime, by its settings but always greedily."""
+    """Return the answers of the bundle in our runtime, by its settings but always greedily."""
     options: dict[str, Any] = {} if limit is None else {"max_new_tokens": limit}
     answers = {}
     with load(bundle.folder, backend="ort-cpu", precision=artifact.precision) as model:
@@ -151,7 +151,7 @@ def compare_answers(
 
 
 def strip_end(tokens: Sequence[int], fill: set[int | None]) -> list[int]:
-    """Return tokens without those at the end that end or fill a row."""
+    """Return tokens without the end and padding tokens behind them."""
     count = len(tokens)
     while count and tokens[count - 1] in fill:
         count -= 1
@@ -159,7 +159,7 @@ def strip_end(tokens: Sequence[int], fill: set[int | None]) -> list[int]:
 
 
 def make_label_check(bundle: Bundle, artifact: Artifact, head: str) -> Check:
-    """Return the check of a pipeline's labels and scores: of texts, their tokens, or masks before them."""
+    """Return the check of a pipeline's labels and scores for texts, their tokens, or the masks in them."""
     defaults = bundle.manifest.encoder
     assert defaults is not None
     file = find_texts(bundle)
@@ -193,7 +193,7 @@ def make_label_check(bundle: Bundle, artifact: Artifact, head: str) -> Check:
 
 
 def compute_logits(model: TextEncoder, ids: Sequence[int], head: str) -> Logits:
-    """Return a head's logits for one sequence: a row for each token, or one of the text or of its mask."""
+    """Compute a head's logits for one sequence: a row for each token, or one for the text or its mask."""
     piece = Piece(list(ids), [0] * len(ids), range(0), None)
     ((logits,),) = model.encoder.run_batch([piece], [head], [[1]] if head == "masked_lm" else None)
     rows: Logits = np.atleast_2d(logits)
@@ -208,7 +208,7 @@ def compare_labels(
     head: str,
     max_error: float,
 ) -> str:
-    """Return which label of a text has another score than here, or "".
+    """Return which label of a text has a score other than ours, or "".
 
     A score moves at most as far as its logit, so that the limit of logits is one of scores.
     """

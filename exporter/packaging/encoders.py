@@ -1,4 +1,4 @@
-"""Gives an encoder's graph the outputs that readers of Hugging Face's folders look for, and its config."""
+"""Gives an encoder's graph the outputs and the config that readers of Hugging Face's folders expect."""
 
 from __future__ import annotations
 
@@ -83,7 +83,7 @@ def count_states(artifact: Artifact) -> int:
 def convert_encoder(
     graph: ir.Graph, manifest: Manifest, artifact: Artifact, *, embedding: bool = False
 ) -> None:
-    """Keep what others read of an encoder's outputs, under their names.
+    """Keep the outputs of an encoder that others read, under their names.
 
     A masked_lm predicts every token (B, T, V), as no input says which ones are wanted.
     """

@@ -1,4 +1,4 @@
-"""The folder of a package: written beside its place, then renamed."""
+"""The folder of a package: written under a temporary name next to its place, then renamed."""
 
 from __future__ import annotations
 
@@ -72,7 +72,7 @@ def write_graph(
     *,
     fetched: bool = False,
 ) -> None:
-    """Write a graph, and put the file of its weights beside it under the name `weights`.
+    """Write a graph, and put the file of its weights next to it under the name `weights`.
 
     `fetched` is of a package that is read over a network: where a graph reads little of the file, as one of
     a translator's two does, what it reads is copied instead.
@@ -92,7 +92,7 @@ def write_graph(
 
 
 def measure_share_read(bundle: Bundle, artifact: Artifact, model: ir.Model) -> float:
-    """Return which share of its files of weights a graph reads."""
+    """Return the share of its weights files that a graph reads."""
     tensors = list_external_tensors(model)
     read = sum({(tensor.location, tensor.offset): tensor.nbytes for tensor in tensors}.values())
     return read / sum(bundle.path(name).stat().st_size for name in artifact.data)
@@ -106,7 +106,7 @@ def describe(
     version: str | None,
     comparisons: Sequence[Comparison],
 ) -> None:
-    """Write planforge.json: which graphs of which export these are, and what was run with which version."""
+    """Write planforge.json: the export and the graphs in the package, and the version that ran it."""
     write_json(
         folder / DESCRIPTION,
         {

@@ -1,4 +1,4 @@
-"""Gives a bundle's graph the inputs, outputs and names of other runtimes; what it computes stays.
+"""Gives a bundle's graph the inputs, outputs and names of other runtimes; its computation stays the same.
 
 B batch, T new tokens, P cached tokens, V vocabulary
 """
@@ -72,7 +72,7 @@ def take_attention_mask(graph: ir.Graph, *, all_rows: bool) -> None:
 def roll_to_the_left(
     graph: ir.Graph, add: Builder, ids: ir.Value, length: ir.Value, steps: ir.Value, all_rows: bool
 ) -> ir.Value:
-    """Let each row begin with its first token, wherever its padding is: the graph wants it behind the tokens.
+    """Let each row begin with its first token, as the graph expects padding behind the tokens.
 
     Returns the places (B, 1) or (B, T) of the tokens whose logits are wanted, behind the roll.
     """
@@ -95,7 +95,7 @@ def roll_to_the_left(
 
 
 def add_position_ids(graph: ir.Graph) -> None:
-    """Add an input position_ids (B, T), which some pass and this graph derives from the mask by itself."""
+    """Add an input position_ids (B, T), which some pass, though this graph derives it from the mask."""
     if find_value(graph.inputs, "position_ids") is not None:
         return
     ids = graph.inputs[0]
@@ -113,14 +113,14 @@ def make_mask_input(graph: ir.Graph, ids: ir.Value) -> ir.Value:
 
 
 def use_instead(graph: ir.Graph, before: ir.Value, after: ir.Value) -> None:
-    """Let nodes read another value, but for those that were added here."""
+    """Let nodes read another value, except for the nodes that were added here."""
     for node, index in tuple(before.uses()):
         if not str(node.name).startswith(f"{PREFIX}_"):
             node.replace_input_with(index, after)
 
 
 def replace_input(graph: ir.Graph, name: str, value: ir.Value) -> None:
-    """Remove an input; what read it reads a value."""
+    """Remove an input, and let its readers read a value instead."""
     before = find_value(graph.inputs, name)
     assert before is not None
     ir.convenience.replace_all_uses_with(before, value)

@@ -1,4 +1,4 @@
-"""The files beside a graph that readers of Hugging Face's folders want: config, tokenizer, generation."""
+"""The files next to a graph in Hugging Face's folders: config, tokenizer and generation config."""
 
 from __future__ import annotations
 
@@ -144,7 +144,7 @@ def write_tokenizer(
 
 
 def list_model_inputs(manifest: Manifest) -> list[str]:
-    """Return what a tokenizer gives its model: an encoder's segments too, where it has them."""
+    """Return a tokenizer's outputs that its model reads: for an encoder, segments too if it has them."""
     segments = any(spec.role == "segments" for artifact in manifest.artifacts for spec in artifact.inputs)
     return ["input_ids", *(["token_type_ids"] if segments else []), "attention_mask"]
 

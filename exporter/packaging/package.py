@@ -1,4 +1,4 @@
-"""A bundle's verified graphs -> the folder that another runtime reads, run there once."""
+"""Packages a bundle's verified graphs in the layout that another runtime reads, and runs them there once."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ log = logging.getLogger("planforge")
 
 @dataclass(frozen=True)
 class PackageResult:
-    """A package, and what was run with it.
+    """A package, and the results of running it.
 
     Attributes:
         folder: what was written.
@@ -52,7 +52,7 @@ class PackageResult:
 
     @property
     def verified(self) -> bool:
-        """Whether the runtime ran the package, and computed what PyTorch did."""
+        """Return whether the runtime ran the package, and computed the same as PyTorch."""
         return self.version is not None and all(comparison.passed for comparison in self.comparisons)
 
     def to_json(self) -> dict[str, Any]:
@@ -156,7 +156,7 @@ def finish_package(
 
 
 def find_worker(bundle: Bundle, recipe: Recipe, runtime_at: str | Path | None) -> Worker | None:
-    """Return the runtime that will run the package; warn where it is not installed, or has nothing to do."""
+    """Return the runtime to run the package; warn where it is not installed, or has nothing to do."""
     if find_golden(bundle) is None:
         log.warning(
             "%s has no golden data, as it was exported with --no-verify: the package is not run",
@@ -185,7 +185,7 @@ def parse_version(text: str) -> tuple[int, ...]:
 
 
 def refuse_failures(comparisons: Sequence[Comparison]) -> None:
-    """Raise what the runtime computed otherwise than PyTorch."""
+    """Raise an error for results of the runtime that differ from PyTorch's."""
     failed = [comparison for comparison in comparisons if not comparison.passed]
     if not failed:
         return

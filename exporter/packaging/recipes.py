@@ -38,7 +38,7 @@ class Engine:
 
 @dataclass(frozen=True)
 class Recipe:
-    """A runtime, and what a package for it is made of."""
+    """A runtime, and the form of a package for it."""
 
     name: str  # as on the command line
     title: str
@@ -57,7 +57,7 @@ class Recipe:
     engines: tuple[Engine, ...] = (Engine(),)  # each runs the package once
 
     def choose_options(self, bundle: Bundle, precision: str) -> dict[str, Any]:
-        """Return what the worker is told of a package."""
+        """Return the options of a package for its worker."""
         return {
             "class": self.choose_class(bundle),
             "dtype": self.dtypes.get(precision, precision),
@@ -65,11 +65,11 @@ class Recipe:
         }
 
     def find_precision(self, name: str) -> str:
-        """Return what the runtime's name of a precision is here, such as int4 of q4; else the name itself."""
+        """Return our name of a runtime's precision, such as int4 for q4; else the name itself."""
         return next((own for own, other in self.dtypes.items() if other == name), name)
 
     def list_checks(self, bundle: Bundle, artifact: Artifact) -> list[Check]:
-        """Return what a graph's package is asked in its runtime."""
+        """Return the checks of a graph's package in its runtime."""
         manifest = bundle.manifest
         if self.takes_texts:
             checks = list_answer_checks(bundle, artifact)

@@ -1,4 +1,4 @@
-"""Runs a package in its runtime, and judges what it answers."""
+"""Runs a package in its runtime, and judges its answers."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ def run_package(
     artifacts: Sequence[Artifact],
     progress: Progress,
 ) -> tuple[str, list[Comparison]]:
-    """Run all graphs of a package; return the runtime's version, and what came of each case.
+    """Run all graphs of a package; return the runtime's version, and the outcome of each case.
 
     All precisions have the same tokenizer and settings, which are compared once.
     """
@@ -82,7 +82,7 @@ def run_precision(
 def judge_answers(
     checks: Sequence[Check], answers: Answers, artifact: Artifact, title: str
 ) -> list[Comparison]:
-    """Return what came of each check."""
+    """Return the outcome of each check."""
     rest = list(answers.answers)
     comparisons = []
     for check in checks:

@@ -1,4 +1,4 @@
-"""The files by which sentence-transformers makes one vector of an encoder's states."""
+"""Writes the files by which sentence-transformers makes one vector from an encoder's hidden states."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ FLAGS = {
 
 
 def write_sentence_files(manifest: Manifest, folder: Path) -> None:
-    """Write prompts, pooling and length; of a model with further layers behind it, prompts alone."""
+    """Write prompts, pooling and length; for a model with further layers, prompts alone."""
     defaults = manifest.encoder
     assert defaults is not None
     prompts = {"prompts": dict(defaults.prompts), "default_prompt_name": defaults.default_prompt}
@@ -38,7 +38,7 @@ def write_sentence_files(manifest: Manifest, folder: Path) -> None:
 
 
 def has_layers(manifest: Manifest) -> bool:
-    """Return whether more than a Normalize comes after pooling, which a package does not have."""
+    """Return whether pooling is followed by more than a Normalize, which a package does not contain."""
     sentence = manifest.config.get("sentence") or {}
     layers = sentence.get("layers", ())
     kinds = [layer["kind"] for layer in layers]

@@ -1,4 +1,4 @@
-"""A bundle's settings of generation under Hugging Face's names, and which of them a runtime does not know."""
+"""A bundle's generation settings under Hugging Face's names, and those that a runtime does not know."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ OFF: dict[str, Any] = {
 
 
 def list_settings(manifest: Manifest) -> dict[str, Any]:
-    """Return what the checkpoint, and so the bundle, sets, without what is off.
+    """Return the generation settings of the bundle, which are the checkpoint's, without those that are off.
 
     But top_k is there wherever tokens are drawn: without it transformers takes 50, and 0 is off.
     """
@@ -57,7 +57,7 @@ def list_settings(manifest: Manifest) -> dict[str, Any]:
 
 
 def list_rules(defaults: GenerationDefaults) -> dict[str, Any]:
-    """Return what a bundle says of tokens that come or not, and of a sequence's end."""
+    """Return a bundle's rules for required and forbidden tokens, and for the end of a sequence."""
     rules = defaults.rules
     decays = rules.decay_factor != 1.0
     return {

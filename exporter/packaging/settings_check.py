@@ -42,7 +42,7 @@ ENDS = {
 
 @dataclass(frozen=True)
 class Setting:
-    """A value that a file has, and what it is in the bundle."""
+    """A value in a file of the package, and the same value in the bundle."""
 
     name: str  # of the file and the value in it
     got: Any
@@ -50,7 +50,7 @@ class Setting:
 
 
 def compare_settings(bundle: Bundle, artifact: Artifact, folder: Path, title: str) -> Comparison:
-    """Return what came of reading all settings of a package; `artifact` is the graph that decides them."""
+    """Compare all settings of a package with the bundle's; `artifact` is the graph that decides them."""
     settings = list(list_settings(bundle, artifact, folder))
     failures = [
         f"{setting.name} is {setting.got!r:.200}, the bundle's is {setting.want!r:.200}"
@@ -83,12 +83,12 @@ def list_settings(bundle: Bundle, artifact: Artifact, folder: Path) -> Iterator[
 
 
 def read_json(path: Path) -> dict[str, Any]:
-    """Return the values of a file; none of one that is missing, so that those which are wanted are told."""
+    """Return the values of a file; none if it is missing, so that all expected ones are reported."""
     return dict(json.loads(path.read_text(encoding="utf-8"))) if path.exists() else {}
 
 
 def list_tokenizer_settings(bundle: Bundle, folder: Path) -> Iterator[Setting]:
-    """Yield what tokenizer_config.json says, of a translator that of its target too."""
+    """Yield the settings of tokenizer_config.json, for a translator also those of its target's."""
     manifest = bundle.manifest
     defaults = manifest.generation or manifest.encoder
     assert defaults is not None
@@ -114,7 +114,7 @@ def list_tokenizer_settings(bundle: Bundle, folder: Path) -> Iterator[Setting]:
 
 
 def list_inputs(bundle: Bundle) -> list[str]:
-    """Return what an encoder's tokenizer gives its model."""
+    """Return the tokenizer's outputs that an encoder reads."""
     roles = {spec.role for artifact in bundle.manifest.artifacts for spec in artifact.inputs}
     segments = ["token_type_ids"] if "segments" in roles else []
     return ["input_ids", *segments, "attention_mask"]
@@ -152,14 +152,14 @@ def name_special_tokens(bundle: Bundle, *, is_source: bool) -> dict[str, int]:
 
 
 def find_padding(defaults: GenerationDefaults) -> int:
-    """Return the token that fills rows: the end where there is none of its own."""
+    """Return the token that fills rows: the end token where there is no padding token."""
     if defaults.pad is not None:
         return defaults.pad
     return defaults.eos[0] if defaults.eos else 0
 
 
 def list_config_settings(bundle: Bundle, values: Mapping[str, Any]) -> Iterator[Setting]:
-    """Yield what config.json says: an encoder's classes, and when a decoder ends."""
+    """Yield the settings of config.json: an encoder's classes, and the end tokens of a decoder."""
     manifest = bundle.manifest
     if manifest.encoder is not None:
         labels = {str(number): label for number, label in enumerate(manifest.encoder.labels)}
@@ -187,14 +187,14 @@ def list_config_settings(bundle: Bundle, values: Mapping[str, Any]) -> Iterator[
 
 
 def find_end(architecture: str) -> str:
-    """Return how a class's name ends: with what it has on top, or "Model"."""
+    """Return the ending of a class's name: that of its head, or "Model"."""
     return (
         architecture[architecture.find("For") :] if "For" in architecture else architecture[-len("Model") :]
     )
 
 
 def list_sentence_settings(bundle: Bundle, folder: Path) -> Iterator[Setting]:
-    """Yield how a text's vector is made, of an encoder without a head; dense layers are not packaged."""
+    """Yield the settings of a text's vector, for an encoder without a head; dense layers are left out."""
     defaults = bundle.manifest.encoder
     assert defaults is not None
     values = read_json(folder / "config_sentence_transformers.json")
@@ -218,7 +218,7 @@ def list_sentence_settings(bundle: Bundle, folder: Path) -> Iterator[Setting]:
 
 
 def list_generation_settings(defaults: GenerationDefaults, values: Mapping[str, Any]) -> Iterator[Setting]:
-    """Yield what generation_config.json says; of what it does not say, what transformers does then."""
+    """Yield generation_config.json's settings, with transformers' defaults for those that it lacks."""
     wanted = {
         "bos_token_id": (None, defaults.bos),
         "decoder_start_token_id": (None, defaults.decoder_start),
@@ -251,7 +251,7 @@ def list_generation_settings(defaults: GenerationDefaults, values: Mapping[str, 
 
 
 def list_genai_settings(bundle: Bundle, values: Mapping[str, Any]) -> Iterator[Setting]:
-    """Yield what genai_config.json says; of what it does not say, what onnxruntime-genai does then."""
+    """Yield genai_config.json's settings, with onnxruntime-genai's defaults for those that it lacks."""
     manifest = bundle.manifest
     defaults = manifest.generation
     assert defaults is not None
@@ -293,7 +293,7 @@ def as_list(value: Any) -> list[Any]:
 
 
 def list_repository_settings(artifact: Artifact, path: Path) -> Iterator[Setting]:
-    """Yield what a model's config.pbtxt says of batches and precision; the run reads the rest."""
+    """Yield the batch and precision settings of a model's config.pbtxt; running it checks the rest."""
     config = read_pbtxt(path.read_text(encoding="utf-8"))
     name = f"{path.parent.name}/config.pbtxt"
     streams = config.get("model_transaction_policy", {}).get("decoupled", False)

@@ -1,4 +1,4 @@
-"""Rewrites what ONNX Runtime has for a CPU and its builds for browsers have not.
+"""Replaces operators that ONNX Runtime has for a CPU and its builds for browsers lack.
 
 B batch, T tokens, V vocabulary, E width, S numbers of a block
 """

@@ -1,4 +1,4 @@
-"""Checks of texts: how a runtime reads them, and how it renders chats."""
+"""Checks of texts: how a runtime tokenizes them, and how it renders chats."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from .check import Answer, Check, describe_difference, report
 
 
 def list_text_checks(bundle: Bundle) -> list[Check]:
-    """Return the checks of how texts are read and chats are rendered, as golden texts have them."""
+    """Return the checks that texts are tokenized and chats are rendered as in golden texts."""
     file = find_texts(bundle)
     if file is None:
         return []
@@ -48,7 +48,7 @@ def make_reading_check(golden: GoldenTexts) -> Check:
 
 
 def make_writing_check(golden: GoldenTexts) -> Check:
-    """Return the check of the texts of ids, by the runtime's tokenizer, of a translator by its target's."""
+    """Return the check of decoding ids to text, by the runtime's tokenizer (a translator's target's)."""
     texts = golden.sides[-1]
 
     def judge(answers: Sequence[Answer]) -> Outcome:
@@ -61,7 +61,7 @@ def make_writing_check(golden: GoldenTexts) -> Check:
 
 
 def make_input_check(golden: GoldenTexts) -> Check:
-    """Return the check of all ids that a model reads of a text or a pair, as the runtime's users get them."""
+    """Return the check of all ids that a model reads for a text or a pair, by the runtime's tokenizer."""
 
     def judge(answers: Sequence[Answer]) -> Outcome:
         (answer,) = answers
@@ -73,6 +73,6 @@ def make_input_check(golden: GoldenTexts) -> Check:
 
 
 def report_differences(rows: Sequence[tuple[str, Any, Any]]) -> Outcome:
-    """Return an outcome that fails with the first texts whose result is not what is wanted."""
+    """Return an outcome that fails with the first texts whose results differ from the expected ones."""
     failures = [f"{text!r:.60} {describe_difference(got, want)}" for text, got, want in rows if got != want]
     return report("texts", len(rows), failures)

@@ -91,7 +91,7 @@ def describe_model(bundle: Bundle, artifacts: Sequence[Artifact]) -> dict[str, A
 
 
 def lower_every_sigma(tokenizer: dict[str, Any]) -> dict[str, Any]:
-    """Return a tokenizer.json that reads Greek in JavaScript as elsewhere.
+    """Return a tokenizer.json that handles the Greek letter sigma in JavaScript as elsewhere.
 
     JavaScript lower-cases the last \N{GREEK CAPITAL LETTER SIGMA} of a word to
     \N{GREEK SMALL LETTER FINAL SIGMA}, and the library tokenizers each to \N{GREEK SMALL LETTER SIGMA}.

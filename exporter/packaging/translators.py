@@ -1,4 +1,4 @@
-"""Gives the two graphs of an encoder-decoder the inputs and outputs of Hugging Face's.
+"""Gives the two graphs of an encoder-decoder the inputs and outputs of Hugging Face's graphs.
 
 B batch, S source tokens, P and T cached and new target tokens, H heads, D head size, L layers, V vocabulary
 

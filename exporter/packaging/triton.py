@@ -38,7 +38,7 @@ QUEUE_MICROSECONDS = 500  # that a request may wait for others to share its batc
 
 
 def write(bundle: Bundle, artifacts: Sequence[Artifact], folder: Path, placer: FilePlacer) -> None:
-    """Write the model that takes texts, and of an encoder its graph as a model of its own."""
+    """Write the model that takes texts, and for an encoder its graph as a separate model."""
     name = name_model(bundle)
     decides = artifacts[-1]  # a decoder, where there are two
     version = folder / name / "1"
@@ -67,7 +67,7 @@ def name_model(bundle: Bundle) -> str:
 
 
 def choose_task(bundle: Bundle) -> str:
-    """Return what the model that takes texts does; refuse an encoder whose heads say nothing about texts."""
+    """Return the task of the model that takes texts; refuse an encoder whose heads do not apply to texts."""
     manifest = bundle.manifest
     if manifest.encoder is None:
         return "generate" if TRAITS[manifest.task].continues_texts else "translate"
@@ -136,7 +136,7 @@ def write_tensor(kind: str, name: str, type_name: str, dims: Sequence[int], opti
 
 
 def write_parameters(values: Mapping[str, str]) -> list[str]:
-    """Return the entries of what model.py reads."""
+    """Return the entries of the parameters that model.py reads."""
     return [
         f'parameters {{ key: "{key}", value: {{ string_value: "{value}" }} }}'
         for key, value in values.items()

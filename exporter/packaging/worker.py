@@ -1,4 +1,4 @@
-"""Runs a package in its own runtime: a process that is asked, and what it answered."""
+"""Runs a package in its own runtime, in a process that gets questions and returns answers."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ class Worker:
     version: str  # of the runtime, without what else it is made of
 
     def ask(self, folder: Path, options: Mapping[str, Any], questions: Sequence[Question]) -> Answers:
-        """Return the answers of the runtime; a VerificationError tells why it gave none."""
+        """Return the answers of the runtime; raise a VerificationError with the reason if it gave none."""
         out = Path(tempfile.mkdtemp(prefix="planforge-package-"))
         try:
             file = out / "questions.json"
@@ -51,7 +51,7 @@ class Worker:
 
 @dataclass(frozen=True)
 class Answers:
-    """What a runtime answered, in the order of the questions."""
+    """The answers of a runtime, in the order of the questions."""
 
     version: str  # of the runtime
     answers: tuple[dict[str, Any], ...]  # with arrays where the files named them
@@ -64,7 +64,7 @@ class Answers:
 
 
 def read_arrays(value: Any, folder: Path) -> Any:
-    """Return an answer with each array in the place of what stands for it."""
+    """Return an answer with each array in place of its placeholder."""
     if isinstance(value, list):
         return (
             [read_arrays(part, folder) for part in value] if value and isinstance(value[0], dict) else value
@@ -78,7 +78,7 @@ def read_arrays(value: Any, folder: Path) -> Any:
 
 
 def run_program(command: Sequence[str]) -> None:
-    """Run a worker; a VerificationError has the last line that it said, where it fails or takes too long."""
+    """Run a worker; raise a VerificationError with its last line if it fails or takes too long."""
     environment = {**os.environ, "HF_HUB_OFFLINE": "1", "TRANSFORMERS_VERBOSITY": "error"}
     try:
         done = subprocess.run(
@@ -93,7 +93,7 @@ def run_program(command: Sequence[str]) -> None:
 
 
 def find_reason(lines: Sequence[str]) -> str:
-    """Return the line of a traceback that tells why: Python's last one, or the first "Error:" of Node's."""
+    """Return the line of a traceback with the cause: Python's last one, or the first "Error:" of Node's."""
     errors = [line for line in lines if "Error" in line]
     told = errors[-1] if errors else (lines[-1] if lines else "it said nothing")
     return told.strip()[:SAID]
@@ -126,7 +126,7 @@ def find_python(script: str, module: str, distribution: str, runtime_at: Path | 
 
 
 def find_program(place: Path) -> str:
-    """Return the python of a virtual environment's folder, or the program itself; refuse what is neither."""
+    """Return the python of a virtual environment's folder, or the program itself; refuse anything else."""
     for name in ("bin/python", "Scripts/python.exe"):
         if (place / name).is_file():
             return str(place / name)

@@ -13,7 +13,7 @@ GELUS = {"BiasGelu": "Gelu", "FastGelu": "FastGelu"}
 
 
 def find_bias_add(matmul: ir.Node) -> ir.Node | None:
-    """Return the Add of a constant vector, as wide as the product, that alone reads it, or None."""
+    """Return the Add of a constant vector, as wide as the product, that is its only reader; else None."""
     product = matmul.outputs[0]
     add = find_only_reader(product, ["Add"])
     if add is None or len(matmul.inputs) > 2:

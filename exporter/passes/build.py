@@ -1,4 +1,4 @@
-"""Adds nodes to a graph, and puts their results in the places of others."""
+"""Adds nodes to a graph, and replaces results of others by theirs."""
 
 from __future__ import annotations
 
@@ -76,7 +76,7 @@ class Builder:
 
 
 def infer_type(node: ir.Node) -> ir.TypeProtocol | None:
-    """Return the type of a node's results; None of an operator that is in no table here."""
+    """Return the type of a node's results; None for an operator that is not in the table here."""
     if node.op_type == "Shape":
         return ir.TensorType(ir.DataType.INT64)
     if node.op_type == "Cast":
@@ -90,7 +90,7 @@ def infer_type(node: ir.Node) -> ir.TypeProtocol | None:
 
 
 def replace_value(before: ir.Value, after: ir.Value) -> None:
-    """Let all readers of a value, and the graph's outputs, have another one, under the same name."""
+    """Let all readers of a value, and the graph's outputs, use another value, under the same name."""
     after.type = before.type
     after.shape = before.shape
     ir.convenience.replace_all_uses_with(before, after, replace_graph_outputs=True)

@@ -20,7 +20,7 @@ TRANSPOSED = [0, 2, 3, 1]  # (B, T, H, D) -> (B, H, D, T)
 
 @dataclass(frozen=True)
 class AttentionPattern:
-    """What one attention reads, and what it gives."""
+    """The inputs and the result of one attention."""
 
     queries: ir.Value  # (B, T, E), like keys and values
     keys: ir.Value
@@ -32,7 +32,7 @@ class AttentionPattern:
 
 
 def fuse_attention(model: ir.Model) -> None:
-    """Replace each attention whose queries and keys are not turned by their positions."""
+    """Replace each attention whose queries and keys are not rotated by their positions."""
     graph = model.graph
     op = Builder(graph, None, "attention")
     biases: dict[ir.Value, ir.Value] = {}
@@ -54,7 +54,7 @@ def fuse_attention(model: ir.Model) -> None:
 
 
 def expand_bias(op: Builder, bias: ir.Value) -> ir.Value:
-    """Return a bias (B, 1, 1, T) as (B, 1, T, T), for all layers at once: the operator takes no other."""
+    """Return a bias (B, 1, 1, T) as (B, 1, T, T), once for all layers: the operator takes no other shape."""
     assert bias.shape is not None
     if bias.shape[2] != 1:
         return bias
@@ -62,7 +62,7 @@ def expand_bias(op: Builder, bias: ir.Value) -> ir.Value:
 
 
 def find_parts(softmax: ir.Node) -> AttentionPattern | None:
-    """Return the parts of the attention whose weights a Softmax computes; None where it is another form."""
+    """Return the parts of the attention around a Softmax; None if it has another form."""
     masked = find_producer(softmax.inputs[0], "Add")
     context = find_only_reader(softmax.outputs[0], ["MatMul"])
     transposed = None if context is None else find_only_reader(context.outputs[0], ["Transpose"])
@@ -89,7 +89,7 @@ def find_parts(softmax: ir.Node) -> AttentionPattern | None:
 
 
 def find_joined_heads(value: ir.Value | None, permutation: list[int]) -> ir.Value | None:
-    """Return what is split into heads and transposed, (B, T, E); None where it is not just that."""
+    """Return the value (B, T, E) that is split into heads and transposed; None if more happens to it."""
     transpose = find_producer(value, "Transpose")
     if transpose is None or not is_permutation(transpose, permutation):
         return None

@@ -69,7 +69,7 @@ def convert_to_fp16(
 
 
 def convert_value(casts: Casts, value: ir.Value, dtype: ir.DataType, user: ir.Node) -> ir.Value:
-    """Return `value` as `dtype`: itself, a converted constant, or behind a Cast that its users share."""
+    """Return `value` as `dtype`: itself, a converted constant, or the result of a Cast that users share."""
     if value.dtype == dtype:
         return value
     if (value, dtype) not in casts:
@@ -128,7 +128,7 @@ def make_cast(value: ir.Value, dtype: ir.DataType) -> ir.Node:
 
 
 def convert_constant(value: ir.Value) -> ir.Value:
-    """Return a constant in fp16; raise ValueError beyond fp16's range, where it would be an infinity."""
+    """Return a constant in fp16; raise ValueError for values beyond fp16's range."""
     constant = value.const_value
     assert constant is not None and value.name is not None
     largest = find_magnitude(value)
@@ -142,7 +142,7 @@ def convert_constant(value: ir.Value) -> ir.Value:
 
 
 def retype_attributes(node: ir.Node, precision: ir.DataType) -> None:
-    """Update the attribute in which Cast and its kind name their result's type."""
+    """Update the attribute by which Cast and similar operators name their result's type."""
     if node.op_type == "Cast" and node.attributes["to"].as_int() == FLOAT:
         node.attributes["to"] = ir.AttrInt64("to", int(precision))
     if node.op_type == "ConstantOfShape" and node.outputs[0].dtype == precision == HALF:

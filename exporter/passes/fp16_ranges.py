@@ -31,7 +31,7 @@ SUMS = {
 
 @dataclass(frozen=True)
 class Fp32Reason:
-    """What a node does instead of computing in fp16, and why; one of the first three is given."""
+    """The way a node avoids fp16, and the reason; one of the first three is given."""
 
     sums: str = ""  # what it adds up, in words
     reached: float | None = None  # the largest magnitude of its results
@@ -42,14 +42,14 @@ class Fp32Reason:
 
     @property
     def reason(self) -> str:
-        """Why it does not compute in fp16, in words."""
+        """Return in words why the node does not compute in fp16."""
         if self.reached is not None:
             return f"reaches {self.reached:.3g}{self.scaled}"
         return self.sums or f"reads {self.reads}, which fp16 cannot hold"
 
     @property
     def group(self) -> str:
-        """The reason without what differs per node."""
+        """Return the reason without the parts that differ per node."""
         if self.reached is not None:
             return f"reaches{self.scaled}"
         return self.sums or "reads what fp16 cannot hold"
@@ -75,7 +75,7 @@ class Fp32Reason:
 
 
 def choose_fp32_nodes(graph: ir.Graph, ranges: Mapping[str, float]) -> dict[str, Fp32Reason]:
-    """Return the nodes of an fp32 graph that cannot just become fp16, by their names.
+    """Return the nodes of an fp32 graph that cannot simply be computed in fp16, by their names.
 
     `ranges` has the largest magnitude of results, by name; of an Attention's parts, by "name, part".
     """
@@ -160,6 +160,6 @@ def find_magnitude(value: ir.Value) -> float:
 
 
 def read_choices(graph: ir.Graph) -> dict[str, Fp32Reason]:
-    """Return what `choose_fp32_nodes` found for a graph that is in fp16 now."""
+    """Return the nodes that `choose_fp32_nodes` chose for a graph that is in fp16 now."""
     choices = {str(node.name): Fp32Reason.read(node) for node in graph}
     return {name: choice for name, choice in choices.items() if choice is not None}

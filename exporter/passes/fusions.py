@@ -45,7 +45,7 @@ def drop_reshapes_there_and_back(graph: ir.Graph) -> None:
 
 
 def pack_queries_keys_values(graph: ir.Graph) -> None:
-    """Feed GroupQueryAttention queries, keys and values side by side as one tensor, without a copy each."""
+    """Feed GroupQueryAttention queries, keys and values as one tensor, which saves a copy of each."""
     for node in graph:
         if node.op_type != "GroupQueryAttention":
             continue
@@ -58,7 +58,7 @@ def pack_queries_keys_values(graph: ir.Graph) -> None:
 
 
 class FastGeluFusion(pattern.RewriteRuleClassBase):
-    """The tanh form of GELU over a sum with a bias."""
+    """A fusion of GELU's tanh form over a sum with a bias."""
 
     def pattern(self, op, x, bias):  # type: ignore[no-untyped-def]
         return op.Gelu(op.Add(x, bias), approximate="tanh")
@@ -71,7 +71,7 @@ class FastGeluFusion(pattern.RewriteRuleClassBase):
 
 
 class RMSNormFusion(pattern.RewriteRuleClassBase):
-    """weight * x / sqrt(mean(x^2) + epsilon), over the last axis."""
+    """A fusion of weight * x / sqrt(mean(x^2) + epsilon), over the last axis."""
 
     def pattern(self, op, x, weight, two, axes, epsilon):  # type: ignore[no-untyped-def]
         mean = op.ReduceMean(op.Pow(x, two), axes, keepdims=1)
@@ -86,13 +86,13 @@ class RMSNormFusion(pattern.RewriteRuleClassBase):
 
 
 def read_number(value: ir.Value) -> float | None:
-    """Return the number that a value holds; None where it is no constant of one number."""
+    """Return the number that a value holds; None if it is not a constant of one number."""
     constant = get_const_tensor(value)
     return float(constant.numpy().item()) if constant is not None and constant.size == 1 else None
 
 
 class SiluFusion(pattern.RewriteRuleClassBase):
-    """x * sigmoid(x)."""
+    """A fusion of x * sigmoid(x)."""
 
     def pattern(self, op, x):  # type: ignore[no-untyped-def]
         return op.Mul(x, op.Sigmoid(x))

@@ -1,4 +1,4 @@
-"""Rounds weights to the nearest, or with GPTQ, so that their products, not they themselves, stay close.
+"""Rounds weights to the nearest value, or with GPTQ, which keeps their products close instead.
 
 M rows of activations x, K columns of them, N results, b columns in a block
 """
@@ -51,7 +51,7 @@ def round_to_nearest(weight: Array, scale: Array, low: int, top: int) -> npt.NDA
 
 
 def factorize(x: Tensor) -> Tensor:
-    """Return F (K, K), lower triangular with a diagonal of ones, such that F^T e says what errors e lose.
+    """Return F (K, K), lower triangular with ones on the diagonal, such that F^T e is the loss by errors e.
 
     x^T x, with `DAMPING`, is F D F^T for a diagonal D: errors e of a weight's column lose the sum of
     D (F^T e)^2 in the products with x. F^T e of row j depends on the errors of the rows from j on alone.

@@ -17,7 +17,7 @@ from .build import Builder
 
 @dataclass
 class AddLinearHead(ir.passes.InPlacePass):
-    """Appends features -> one Gemm -> a new output."""
+    """Appends a linear classifier: the features, one Gemm, and a new output."""
 
     # Names of graph outputs: hidden states (B, T, E), which are averaged over the tokens that the mask keeps;
     # or one vector (B, F) that is read as it is.
@@ -56,7 +56,7 @@ class AddLinearHead(ir.passes.InPlacePass):
         return total
 
     def average_tokens(self, op: Builder, states: ir.Value, mask: ir.Value) -> ir.Value:
-        """Return the mean (B, F) over the tokens that count."""
+        """Return the mean (B, F) over the tokens that are not masked."""
         kept = op("Cast", mask, to=ir.DataType.FLOAT)
         shares = op("Div", kept, op("ReduceSum", kept, [1], keepdims=1))  # (B, T)
         row = op("MatMul", op("Unsqueeze", shares, [1]), states)  # (B, 1, F)

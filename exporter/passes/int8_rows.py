@@ -1,4 +1,4 @@
-"""int8 products of activations and weights, and how to choose them.
+"""Products of int8 activations and weights, and how to choose them.
 
 A linear y = x W + b becomes, for x of M rows (tokens) and K columns and W (K, N):
 
@@ -44,7 +44,7 @@ TINY = 1e-6
 
 @dataclass(frozen=True)
 class RowRule:
-    """How a row's values become uint8."""
+    """The rule by which a row's values become uint8."""
 
     zero: int  # what 0 becomes
     floor: float  # a row's largest value counts as at least this much
@@ -53,7 +53,7 @@ class RowRule:
 
     @property
     def top(self) -> int:
-        """What a row's largest value becomes, counted from `zero`."""
+        """Return the uint8 code of a row's largest value, counted from `zero`."""
         return 127 if self.absolute else 255 - self.zero
 
     @classmethod
@@ -108,12 +108,12 @@ class RowProduct:
         return {**vars(self.rule), "smoothed": self.smoothing is not None, "error": self.error}
 
     def round_rows(self, x: Array) -> Array:
-        """Return x (M, K) as the product sees it."""
+        """Return x (M, K) with the product's rounding of rows."""
         rounded = self.rule.round_rows(divide(x, self.smoothing))
         return rounded if self.smoothing is None else rounded * self.smoothing
 
     def compensate(self, x: Array, weight: Array) -> RowProduct:
-        """Return it with the weight (K, N) rounded by GPTQ, for rows like x (M, K)."""
+        """Return the product with its weight (K, N) rounded by GPTQ, for rows like x (M, K)."""
         rows = divide(x, self.smoothing)
         return replace(round_product(weight, self.smoothing, self.rule, rows), error=self.error)
 
@@ -169,7 +169,7 @@ def round_product(
 
 
 def divide(x: Array, smoothing: Array | None) -> Array:
-    """Return rows x (M, K) as a product with a smoothing (K,) rounds them."""
+    """Return rows x (M, K) divided by a smoothing (K,), as a product rounds them."""
     return x if smoothing is None else x / smoothing
 
 
@@ -203,12 +203,12 @@ class Linears:
 
     @property
     def names(self) -> tuple[str, ...]:
-        """The parameters' names."""
+        """Return the parameters' names."""
         return tuple(weight.name for weight in self.weights)
 
     @property
     def width(self) -> int:
-        """N, of all results side by side."""
+        """Return N, the width of all results side by side."""
         return sum(weight.rows for weight in self.weights)
 
     def join_weights(self) -> npt.NDArray[np.float32]:
@@ -231,7 +231,7 @@ def find_linears(graph: ir.Graph) -> list[Linears]:
 
 
 def find_attention_products(graph: ir.Graph) -> set[ir.Node]:
-    """Return the products by constants that attention's queries, keys and values come from."""
+    """Return the products with constants that compute attention's queries, keys and values."""
     contexts = [
         context
         for node in graph

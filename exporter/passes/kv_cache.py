@@ -1,4 +1,4 @@
-"""Keys and values in int8: GroupQueryAttention rounds them as it writes them, and reads them so."""
+"""Stores keys and values in int8: GroupQueryAttention rounds them when writing, and reads them as int8."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Finds the nodes around a value: what computes it, and what reads it."""
+"""Finds the nodes around a value: the node that computes it, and those that read it."""
 
 from __future__ import annotations
 
@@ -8,13 +8,13 @@ import onnx_ir as ir
 
 
 def find_producer(value: ir.Value | None, operator: str) -> ir.Node | None:
-    """Return the node that computes a value if it is of an operator."""
+    """Return the node that computes a value if it has the given operator."""
     node = None if value is None else value.producer()
     return node if node is not None and node.op_type == operator else None
 
 
 def find_only_reader(value: ir.Value, operators: Collection[str]) -> ir.Node | None:
-    """Return the only node that reads a value if it is of one of some operators."""
+    """Return the only node that reads a value if it has one of the given operators."""
     uses = list(value.uses())
     if len(uses) != 1 or value.is_graph_output() or uses[0].node.op_type not in operators:
         return None

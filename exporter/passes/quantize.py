@@ -67,11 +67,11 @@ class QuantizedWeights(Mapping[str, QuantizedWeight]):
             raise ValueError(f"{weight.name}: {error}") from error
 
     def dequantize(self) -> Mapping[str, Array]:
-        """Return the fp32 values (N, K) that the weights stand for, each made when it is asked for."""
+        """Return the fp32 values (N, K) that the weights stand for, each computed on request."""
         return LazyMapping(self, QuantizedWeight.dequantize)
 
     def to_json(self) -> dict[str, Any]:
-        """Return what the manifest says of them."""
+        """Return the manifest's description of the weights."""
         value: dict[str, Any] = {"bits": self.usual_bits, "block_size": self.size}
         if others := {name: bits for name, bits in self.bits.items() if bits != self.usual_bits}:
             value["other_bits"] = others
@@ -121,7 +121,7 @@ def choose_scales(blocks: Array, bits: int) -> Array:
 
 
 def find_products(graph: ir.Graph) -> list[tuple[ir.Node, Weight]]:
-    """Return the nodes that multiply by a constant matrix, but for narrow ones."""
+    """Return the nodes that multiply by a constant matrix, except for narrow ones."""
     found = [(node, find_weight(node)) for node in graph]
     return [(node, weight) for node, weight in found if weight is not None and weight.rows >= MIN_ROWS]
 
@@ -139,7 +139,7 @@ def find_lookups(graph: ir.Graph) -> list[tuple[ir.Node, Weight]]:
 
 
 def find_quantizable(graph: ir.Graph) -> list[tuple[ir.Node, Weight]]:
-    """Return the nodes that read a weight which can be quantized, without what they multiply by."""
+    """Return the nodes that read a quantizable weight, without the other factor of the product."""
     return [*find_products(graph), *find_lookups(graph)]
 
 

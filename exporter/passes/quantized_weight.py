@@ -1,4 +1,4 @@
-"""A quantized weight: integers and scales, as they are chosen and as a node of a graph reads them.
+"""A quantized weight: integers and scales, both as chosen and as a graph's node reads them.
 
 N rows of a weight (its outputs), K columns (its inputs), b columns in a block
 """
@@ -27,7 +27,7 @@ class QuantizedWeight:
 
     @property
     def size(self) -> int:
-        """b, the columns that share a scale."""
+        """Return b, the number of columns that share a scale."""
         return int(self.codes.shape[1] // self.scale.shape[1])
 
     def dequantize(self) -> Array:
@@ -38,7 +38,7 @@ class QuantizedWeight:
 
 @dataclass(frozen=True)
 class StoredRows:
-    """How a product rounds the rows that it multiplies, as its graph says."""
+    """The rounding of the rows that a product multiplies, as its graph stores it."""
 
     steps: tuple[ir.Value | None, ...]  # of all rows, for the product and for the node that rounds them
     zeros: tuple[ir.Value | None, ...]  # their zero points
@@ -46,7 +46,7 @@ class StoredRows:
 
     @property
     def smoothing(self) -> Array | None:
-        """What rows are divided by, and the weight was multiplied by (K,); None where that is nothing."""
+        """Return what rows are divided by, and the weight was multiplied by (K,); None without smoothing."""
         constant = None if self.unsmoothing is None else self.unsmoothing.const_value
         with np.errstate(all="ignore"):  # a damaged graph may have zeros
             return None if constant is None else np.asarray(1 / constant.numpy(), np.float32)
@@ -70,23 +70,23 @@ class StoredWeight:
 
     @property
     def may_be_gptq(self) -> bool:
-        """Whether GPTQ may have rounded it: products in int4, and those whose rows are rounded too."""
+        """Return whether GPTQ may have rounded it: products in int4, and those whose rows are rounded too."""
         return not self.is_table and (self.bits == 4 or self.rows is not None)
 
     @property
     def constants(self) -> list[ir.Value]:
-        """All that the weight is stored in."""
+        """Return all constants that store the weight."""
         unsmoothing = None if self.rows is None else self.rows.unsmoothing
         return [v for v in (self.codes, self.scale, unsmoothing, self.biases) if v is not None]
 
     @property
     def bias_names(self) -> tuple[str, ...]:
-        """The names of the biases beside its parameters."""
+        """Return the names of the biases that belong to its parameters."""
         return tuple(f"{name.removesuffix('weight')}bias" for name in self.names)
 
 
 def find_range(bits: int) -> tuple[int, int]:
-    """Return the lowest and the highest code of a quantized weight; int4 has one step more below 0."""
+    """Return the lowest and the highest code of a quantized weight; int4 has one more code below 0."""
     top = (1 << (bits - 1)) - 1
     return (-top - 1 if bits == 4 else -top), top
 

@@ -18,7 +18,7 @@ BY_ROW = (*ELEMENTWISE, "LayerNormalization", "SkipLayerNormalization", "Simplif
 
 
 def gather_rows_early(model: ir.Model) -> None:
-    """Move the choice of the head's rows up to the last attention: of a long prompt one row is wanted.
+    """Move the choice of the head's rows up to the last attention: of a long prompt only one row is needed.
 
     Behind it the last layer's projections, norms and feed-forward part see N rows instead of B * T.
     """

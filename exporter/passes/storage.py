@@ -1,4 +1,4 @@
-"""The forms in which graphs store quantized weights: another is a file beside these, and a row here.
+"""The forms in which graphs store quantized weights; a new form is one more file here, and a row below.
 
 `precisions.PRECISIONS` names the forms of each precision, by dialect.
 """
@@ -17,7 +17,7 @@ from .quantized_weight import StoredWeight
 
 
 class Form(Protocol):
-    """A file that stores weights in one form, and reads them."""
+    """A form of weights: how they are stored, and how they are read back."""
 
     OPERATORS: tuple[str, ...]  # those that read such weights
 
@@ -25,7 +25,7 @@ class Form(Protocol):
         """Put the weights that are in this form into a graph that multiplies by them in floats."""
 
     def read(self, node: ir.Node, graph: ir.Graph) -> StoredWeight | None:
-        """Return the weight that a node of `OPERATORS` reads; None of one that no export has written."""
+        """Return the weight that a node of `OPERATORS` reads; None if no export can have written it."""
 
 
 FORMS: Mapping[str, Form] = {"rows": store_rows, "blocks": store_blocks}
@@ -45,7 +45,7 @@ def read_weights(graph: ir.Graph, joined: Iterable[str] = ()) -> list[StoredWeig
 
 
 def find_names(weight: StoredWeight, joined: Mapping[str, tuple[str, ...]]) -> tuple[str, ...]:
-    """Return the parameters of a weight: of those joined ones, by the first, that round their rows as well.
+    """Return a weight's parameters; of joined ones with rounded rows, all that belong to the first.
 
     A product may read one of them alone in blocks, as DeBERTa's of distances do.
     """

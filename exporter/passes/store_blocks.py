@@ -143,7 +143,7 @@ def read(node: ir.Node, graph: ir.Graph) -> StoredWeight | None:
 
 
 def are_middle(zeros: ir.Value, N: int, blocks: int, bits: int) -> bool:
-    """Tell whether zero points, one for each block, are 2^(bits-1), as they are where none are given."""
+    """Tell whether zero points, one for each block, are 2^(bits-1), the value used where none are given."""
     constant = ir.convenience.get_const_tensor(zeros)
     if constant is None:
         return False

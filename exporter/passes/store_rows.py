@@ -1,4 +1,4 @@
-"""Stores an encoder's int8 products, which round their rows as well, for ONNX Runtime: see `int8_rows`.
+"""Stores an encoder's int8 products, which round their rows too, for ONNX Runtime: see `int8_rows`.
 
 B batch, T tokens, K inputs, N outputs of a product
 """
@@ -27,7 +27,7 @@ JOINED = ".biases"
 
 
 def store(model: ir.Model, weights: QuantizedWeights) -> None:
-    """Let the products of an encoder that have a form with their rows multiply in int8."""
+    """Let those products of an encoder that have a form with rows multiply in int8."""
     if not weights.products:
         return
     split_bias_gelus(model.graph)
@@ -41,7 +41,7 @@ def store(model: ir.Model, weights: QuantizedWeights) -> None:
 
 
 def multiply_rows(op: Builder, linears: Linears, product: RowProduct, bias: ir.Value | None) -> ir.Value:
-    """Return the product (B, T, N) of what linears read, and the bias (N,)."""
+    """Return the product (B, T, N) of the rows that linears read, and the bias (N,)."""
     name = linears.names[0]
     x = linears.read
     N, K = product.weight.codes.shape
@@ -76,7 +76,7 @@ def quantize_rows(op: Builder, x: ir.Value, rule: RowRule, K: int) -> tuple[ir.V
 
 
 def add_columns(op: Builder, name: str, product: RowProduct) -> ir.Value:
-    """Return a constant of columns (K, N) for one product alone; what several multiply by is stored once.
+    """Add columns (K, N) that a single product reads as a constant; shared columns are stored once.
 
     Without VNNI ONNX Runtime rewrites the columns of each product, and fails where two share a constant.
     """
@@ -107,7 +107,7 @@ def replace_linears(op: Builder, linears: Linears, product: RowProduct) -> None:
 
 
 def read(node: ir.Node, graph: ir.Graph) -> StoredWeight | None:
-    """Return the weight that a product reads, and how it rounds its rows."""
+    """Return the weight that a product reads, and the rounding of its rows."""
     rows, columns, step, scale, zero, zeros = (*node.inputs, None)[:6]
     codes = None if columns is None else columns.const_value
     scales = None if scale is None else scale.const_value

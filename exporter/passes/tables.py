@@ -1,4 +1,4 @@
-"""Large tables that an embedding and the head share: stored once, opened piece by piece."""
+"""Splits large tables that an embedding and the head share, which are stored once and read piece by piece."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The files beside a graph that hold its weights: a graph names them, so a name may lead anywhere."""
+"""The weights files next to a graph: it names them itself, so a name may lead anywhere."""
 
 from __future__ import annotations
 
@@ -89,7 +89,7 @@ def allow_links(tensor: ir.ExternalTensor, graph: Path) -> ir.ExternalTensor:
 
 
 def list_graphs(model: ir.Model) -> list[ir.Graph | ir.Function]:
-    """Return a model's graph, its functions, and the branches of either."""
+    """Return a model's graph, its functions, and the branches of both."""
     roots: list[ir.Graph | ir.Function] = [model.graph, *model.functions.values()]
     return [graph for root in roots for graph in (root, *root.subgraphs())]
 

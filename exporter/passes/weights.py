@@ -71,7 +71,7 @@ def attach_parameters(
 
 
 def insert_transpose(graph: ir.Graph, value: ir.Value, readers: Sequence[ir.Node]) -> None:
-    """Let nodes read the transpose of a constant, which is about to be stored the other way round."""
+    """Let nodes read the transpose of a constant, which is about to be stored transposed."""
     first = next(node for node in graph if node in readers)
     node = ir.node("Transpose", [value], {"perm": [1, 0]}, name=f"{value.name}/turned_back")
     graph.insert_before(first, node)
@@ -111,7 +111,7 @@ class ParameterTensor(ir.LazyTensor):
         )
 
     def view(self) -> Tensor:
-        """Return what the parameter holds now, as it is to be stored."""
+        """Return the parameter's current value, in the form that is stored."""
         return self.parameter.T if self.transposed else self.parameter
 
     def tofile(self, file: Any) -> None:
@@ -126,7 +126,7 @@ class ParameterTensor(ir.LazyTensor):
 
 
 class LazyMapping(Mapping[str, R], Generic[T, R]):
-    """Arrays or the like by name, each made of what it is stored as whenever somebody asks for it."""
+    """Arrays or similar values by name, each computed from its stored form when it is asked for."""
 
     def __init__(self, stored: Mapping[str, T], read: Callable[[T], R]) -> None:
         self._stored = stored
@@ -150,13 +150,13 @@ def read_array(tensor: Tensor) -> Array:
 
 
 def is_described(model: ir.Model) -> bool:
-    """Tell whether metadata says what a graph's constants store; in the first bundles names did."""
+    """Tell whether metadata says what a graph's constants store; in the first bundles, their names did."""
     return DESCRIBED in model.metadata_props
 
 
 @dataclass(frozen=True)
 class ParameterRef:
-    """How a graph's constant stores a parameter."""
+    """The way in which a graph's constant stores a parameter."""
 
     parameter: str  # its name
     transposed: bool = False  # the constant is its transpose
@@ -165,12 +165,12 @@ class ParameterRef:
 
     @classmethod
     def read(cls, value: ir.Value) -> ParameterRef:
-        """Return what a constant's metadata says; without any it is the parameter of its name."""
+        """Return the reference in a constant's metadata; without any, to the parameter of its name."""
         text = value.metadata_props.get(STORED)
         return cls(str(value.name)) if text is None else cls(**json.loads(text))
 
     def write(self, value: ir.Value) -> None:
-        """Keep this in a constant's metadata."""
+        """Keep this reference in a constant's metadata."""
         value.metadata_props[STORED] = json.dumps(vars(self))
 
     def of(self, array: np.ndarray, shape: Sequence[int]) -> np.ndarray:
@@ -198,7 +198,7 @@ def make_lazy_tensor(
 
 @dataclass(frozen=True)
 class Weight:
-    """The constant side of a product."""
+    """The constant factor of a product."""
 
     name: str  # the parameter's
     rows: int  # N, the width of the result
@@ -208,7 +208,7 @@ class Weight:
 
 
 def find_weight(node: ir.Node) -> Weight | None:
-    """Return the weight of a MatMul or a plain Gemm, or None if it is no constant matrix."""
+    """Return the weight of a MatMul or a plain Gemm, or None if it is not a constant matrix."""
     if node.op_type not in ("MatMul", "Gemm") or (value := node.inputs[1]) is None:
         return None
     plain = {"alpha": 1.0, "beta": 1.0, "transA": 0}
@@ -256,7 +256,7 @@ def add_initializer(graph: ir.Graph, name: str, tensor: ir.TensorProtocol) -> ir
 
 
 def add_rows(graph: ir.Graph, constant: ir.Value, first: int, count: int) -> ir.Value:
-    """Return some rows of a constant as a constant of their own, which lie in the file as its part."""
+    """Add some rows of a constant as a constant of their own, stored as a part of it in the file."""
     tensor = constant.const_value
     assert tensor is not None
     view = View(tensor, first, (count, *tensor.shape.numpy()[1:]))
@@ -311,7 +311,7 @@ def save_with_shared_weights(
 
 
 def find_base(value: ir.Value) -> ir.TensorProtocol:
-    """Return the tensor that is stored for a constant."""
+    """Return the tensor whose bytes are stored for a constant."""
     assert value.const_value is not None
     return value.const_value.base if isinstance(value.const_value, View) else value.const_value
 

@@ -170,7 +170,7 @@ def spread(wanted: Sequence[float], top: float, bottom: float) -> list[float]:
 
 @dataclass(frozen=True)
 class Bar:
-    """Nodes of a magnitude of 2^power to 2^(power + 1)."""
+    """A bar for the nodes of a magnitude from 2^power to 2^(power + 1)."""
 
     x: float  # its rectangle
     y: float

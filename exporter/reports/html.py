@@ -33,7 +33,7 @@ SIGNS = str.maketrans({" ": "␣", "\n": "↵", "\t": "⇥"})
 
 @dataclass(frozen=True)
 class Subject:
-    """What was verified."""
+    """The bundle or file that was verified."""
 
     name: str  # the name of the bundle's folder
     facts: Mapping[str, str]  # what the page's head lists, by label
@@ -62,7 +62,7 @@ class Subject:
 
 
 def find_version(distribution: str) -> str:
-    """Return a package's installed version; onnxruntime's may be that of its GPU package."""
+    """Return a package's installed version; for onnxruntime it may be that of its GPU package."""
     for name in (distribution, f"{distribution}-gpu"):
         with contextlib.suppress(importlib.metadata.PackageNotFoundError):
             return importlib.metadata.version(name)
@@ -75,7 +75,7 @@ def format_versions(tools: Mapping[str, Any]) -> str:
 
 @dataclass(frozen=True)
 class Row:
-    """A comparison, or one output of it."""
+    """A row for a comparison, or for one output of it."""
 
     case: str  # what was compared
     engine: str  # the engine, where it is not the graph's usual one; of an output's row, the output's name
@@ -86,7 +86,7 @@ class Row:
 
 @dataclass(frozen=True)
 class Nearest:
-    """A graph's figure that is nearest to its limit: its metric, its case, and its share of the limit."""
+    """The figure of a graph that is nearest to its limit: metric, case, and share of the limit."""
 
     metric: str
     case: str
@@ -109,7 +109,7 @@ class Graph:
 
 @dataclass(frozen=True)
 class Parting:
-    """Where greedy text differs from PyTorch's first; the same in several cases is listed once."""
+    """The first difference of greedy text from PyTorch's; one that several cases share is listed once."""
 
     artifact: str
     engine: str
@@ -118,7 +118,7 @@ class Parting:
 
     @property
     def explained(self) -> bool:
-        """Whether rounding explains the difference."""
+        """Return whether rounding explains the difference."""
         return bool(self.told["margin"] <= self.told["allowed"])
 
 

@@ -33,7 +33,7 @@ def check_writable(path: Path) -> None:
 
 
 def write_whole(path: Path, text: str) -> None:
-    """Write UTF-8 text beside `path` and rename it to `path`."""
+    """Write UTF-8 text to a temporary file in the same folder, and rename it to `path`."""
     temporary = choose_temporary_path(path)
     try:
         with temporary.open("w", encoding="utf-8", newline="\n") as file:

@@ -77,7 +77,7 @@ def choose_columns(comparisons: Sequence[Comparison]) -> list[Column]:
 
 
 def make_cell(comparison: Comparison, column: Column, output: str | None = None) -> Cell:
-    """Return the worst figure of a comparison's outputs, or the figure of one output."""
+    """Return the worst figure of a comparison's outputs, or the figure of a single output."""
     names = [
         name
         for name in comparison.metrics
@@ -120,7 +120,7 @@ def rank_badness(comparison: Comparison, name: str) -> tuple[bool, float, float]
 
 
 def compute_share(name: str, value: float | None, limit: float) -> float:
-    """Return a metric in units of its limit; of a share that should be large, what is missing of it."""
+    """Return a metric in units of its limit; for a share that should be large, the missing part of it."""
     if value is None or not math.isfinite(value):
         return math.inf
     if name.rpartition(".")[2] in MORE_IS_BETTER:
@@ -181,7 +181,7 @@ def pluralize(count: int, thing: str) -> str:
 
 @dataclass(frozen=True)
 class Kept:
-    """Nodes of one operator that stay in fp32 for one reason."""
+    """Nodes of one operator that stay in fp32 for the same reason."""
 
     op_type: str
     reason: str
@@ -189,7 +189,7 @@ class Kept:
 
     @property
     def largest(self) -> float:
-        """The largest magnitude of their results."""
+        """Return the largest magnitude of their results."""
         return max(max(abs(node.low), abs(node.high)) for node in self.nodes)
 
 
@@ -214,7 +214,7 @@ def describe_nodes_in_fp32(artifact: str, nodes: Sequence[Fp32Node]) -> str:
 
 
 def make_tables(report: VerificationReport) -> list[RenderableType]:
-    """Return tables for a terminal of 100 columns: verdict, a line per case, and what is wrong in full."""
+    """Make tables for a terminal of 100 columns: verdict, a line per case, and all faults in full."""
     table = make_comparison_table(describe_verdict(report), report.comparisons)
     details = collect_details(report)
     return [table, *(make_paragraphs(title, lines) for title, lines in details.items() if lines)]

@@ -14,10 +14,10 @@ import numpy as np
 from ...runtime.apps.check.case import CaseSet, Known, Measure, Row, Text, to_arrays
 from ...runtime.apps.check.files import fits
 from ...runtime.apps.check.judge import Engine, Limits
+from ...runtime.apps.stage_progress import PartCounter, Report, report_nothing
 from ...runtime.backends.backend import Program
 from ...runtime.bundle.bundle import Bundle
 from ...runtime.bundle.manifest import Artifact
-from ...runtime.progress import PartCounter, Report, report_nothing
 from ..errors import VerificationError
 from ..levels import STANDARD, Level
 from ..limits import Gaps

@@ -13,11 +13,11 @@ from ...runtime.apps.check.files import Arrays
 from ...runtime.apps.check.judge import Engine, Limits, list_comparisons
 from ...runtime.apps.check.metrics import Comparison, Outcome
 from ...runtime.apps.check.translator import find_targets
+from ...runtime.apps.stage_progress import CountedLine, StageCounter
 from ...runtime.backends.backend import Program
 from ...runtime.backends.ort_backend import OrtCpuBackend
 from ...runtime.bundle.bundle import Bundle
 from ...runtime.bundle.manifest import Artifact
-from ...runtime.progress import CountedLine, StageCounter
 from ..execution.node_executor import ROUNDING_ENGINE, ExecutedProgram, NodeExecutor, NotFiniteError
 from ..execution.replay import Replay, cut_case, make_replay
 from ..levels import FULL, Level

@@ -17,13 +17,13 @@ import onnx_ir as ir
 
 from ...runtime.apps.check.files import choose_evenly, name_damage, read_golden, write_golden
 from ...runtime.apps.check.metrics import Comparison
+from ...runtime.apps.stage_progress import CountedLine
 from ...runtime.backends.backend import Array, Arrays, Program
 from ...runtime.backends.ort_backend import OrtCpuBackend
 from ...runtime.bundle.bundle import Bundle
 from ...runtime.bundle.export_again import name_checkpoint
 from ...runtime.bundle.manifest import Artifact
 from ...runtime.errors import BackendError
-from ...runtime.progress import CountedLine
 from ..errors import VerificationError
 from ..execution.replay import Replay, Step
 from ..limits import measure_distance

@@ -9,10 +9,10 @@ from typing import TYPE_CHECKING
 
 from ...runtime.apps.check.judge import ENOUGH
 from ...runtime.apps.check.metrics import Comparison
+from ...runtime.apps.stage_progress import CountedLine
 from ...runtime.backends.backend import Array
 from ...runtime.bundle.bundle import Bundle
 from ...runtime.bundle.manifest import Artifact
-from ...runtime.progress import CountedLine
 from ..calibration.calibration import Calibration, compute_cache_scales, sample_rows
 from ..graphs import list_tensors
 from ..memory import give_back_mapped_pages

@@ -242,15 +242,3 @@ def skip_end(text: str, place: int, end: str) -> int:
     if place < len(text) and BLOCK.match(text, place) is None:
         raise ValueError("calls without an end")
     return place
-
-
-def cut_calls(text: str, names: Collection[str]) -> str:
-    """Return what an answer that calls tools says beside its calls; space behind the first is left out."""
-    parts = []
-    place = 0
-    for block in list_blocks(text, names):
-        parts.append(text[place : block.begin])
-        place = block.end
-    parts.append(text[place:])
-    before, *others = parts
-    return before + "".join(part for part in others if part.strip())

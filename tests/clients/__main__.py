@@ -2,7 +2,7 @@
 
 OpenAI's client for Node, LangChain and llm-comply have environments of their own in build/clients, which make
 fills from the package registries; so this is no part of the suite, whose tests need no network. OpenAI's
-client for Python is: tests/runtime/server/test_clients.py.
+client for Python is: tests/runtime/apps/server/test_clients.py.
 """
 
 from __future__ import annotations

@@ -34,6 +34,8 @@ from planforge.runtime.apps.commands.console import (
 from planforge.runtime.apps.commands.extras import EXTRAS, OF_COMMAND, find_extra
 from planforge.runtime.apps.commands.stages import Bar, Stages, make_columns
 from planforge.runtime.apps.commands.tables import FittingTable, share_widths
+from planforge.runtime.apps.signals import Terminated
+from planforge.runtime.apps.stage_progress import BYTES, CountedLine, Notice, StageCounter
 from planforge.runtime.errors import (
     BackendUnavailableError,
     BundleError,
@@ -44,8 +46,6 @@ from planforge.runtime.errors import (
     ManifestError,
     PlanForgeError,
 )
-from planforge.runtime.progress import BYTES, CountedLine, Notice, StageCounter
-from planforge.runtime.signals import Terminated
 from planforge.runtime.suggest import did_you_mean
 
 

@@ -18,7 +18,7 @@ from planforge.exporter.graphs import plan_artifacts
 from planforge.exporter.levels import parse_verify
 from planforge.exporter.options import Request
 from planforge.exporter.resources import PROCESS, RESULT, TRACER, Need, Weights, announce_need, estimate_need
-from planforge.runtime.progress import Notice
+from planforge.runtime.apps.stage_progress import Notice
 
 COUNT = 500_000_000
 HALF = Weights(COUNT, 2 * COUNT)  # in bf16

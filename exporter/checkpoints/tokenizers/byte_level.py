@@ -37,7 +37,7 @@ def read_byte_level_bpe(vocab: Path, merges: Path) -> tokenizers.Tokenizer:
 
 
 def choose_cut(folder: Path, settings: Mapping[str, Any]) -> TokenizerClass:
-    """Return the class by whose rules a folder's tokenizer cuts texts: GPT-2's or Qwen2's.
+    """Return the class whose rules a folder's tokenizer follows to cut texts: GPT-2's or Qwen2's.
 
     Raises:
         TokenizerError: transformers reads no such files of the model, or with another class; names both.

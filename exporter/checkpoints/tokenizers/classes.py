@@ -74,7 +74,7 @@ ALIASES = {
 
 
 def read_flags(folder: Path, settings: Settings) -> Flags:
-    """Return the settings that classes obey."""
+    """Return the settings that affect how classes cut texts."""
     for name in FLAGS & set(settings):
         if not isinstance(settings[name], bool):
             path = folder / "tokenizer_config.json"
@@ -101,7 +101,7 @@ def cut_gpt2(tokenizer: tokenizers.Tokenizer, flags: Flags) -> None:
 
 
 def cut_gpt_neox(tokenizer: tokenizers.Tokenizer, flags: Flags) -> None:
-    """Set what GPTNeoXTokenizer does, which takes away what tokenizer.json puts around texts."""
+    """Set the steps of GPTNeoXTokenizer, which drops the frame that tokenizer.json puts around texts."""
     cut_gpt2(tokenizer, flags)
     tokenizer.normalizer = normalizers.NFC()
     tokenizer.post_processor = processors.TemplateProcessing("$A:0", "$A:0 $B:1", [])
@@ -120,7 +120,7 @@ def cut_qwen2(tokenizer: tokenizers.Tokenizer, flags: Flags) -> None:
 
 
 def cut_xlm_roberta(tokenizer: tokenizers.Tokenizer, flags: Flags) -> None:
-    """Set what CamembertTokenizer has too; of the normalizer the rules of SentencePiece stay."""
+    """Set the steps that CamembertTokenizer shares; of the normalizer only SentencePiece's rules are kept."""
     rules = list_rules(tokenizer)
     tokenizer.normalizer = rules[0] if rules else None
     cut_pieces(tokenizer, flags)
@@ -137,7 +137,7 @@ def cut_albert(tokenizer: tokenizers.Tokenizer, flags: Flags) -> None:
 
 
 def list_rules(tokenizer: tokenizers.Tokenizer) -> list[Any]:
-    """Return SentencePiece's own steps of a normalizer, of which transformers takes the first."""
+    """Return the first of a normalizer's steps that is SentencePiece's own, as transformers takes it."""
     return [part for part in list_normalizers(tokenizer) if isinstance(part, normalizers.Precompiled)][:1]
 
 
@@ -204,7 +204,7 @@ def frame_xlm_roberta(tokenizer: tokenizers.Tokenizer, bos: Token, eos: Token, f
 
 @dataclass(frozen=True)
 class Framing:
-    """What a class puts around texts, with the roles of the two tokens."""
+    """The special tokens that a class puts around texts, with the roles of both."""
 
     first: str
     last: str
@@ -214,7 +214,7 @@ class Framing:
 
 @dataclass(frozen=True)
 class TokenizerClass:
-    """What a class makes of a vocabulary.
+    """A tokenizer class: how it makes a tokenizer of a vocabulary.
 
     Attributes:
         model: the type of its model.
@@ -303,7 +303,7 @@ def choose_class(folder: Path, settings: Settings, data: bytes = b"") -> Tokeniz
 
 
 def find_unknown_class(folder: Path, settings: Settings) -> str | None:
-    """Return the class that a folder names, if it may have rules that are not known here."""
+    """Return the class that a folder names, if its rules may differ from all that are known here."""
     config = read_json_object(folder / "config.json")
     declared = settings.get("tokenizer_class") or config.get("tokenizer_class")
     if declared is None or str(config.get("model_type")) in (*NO_CLASS, *ALWAYS_USUAL):
@@ -332,7 +332,7 @@ def apply_class(
 def apply_framing(
     tokenizer: tokenizers.Tokenizer, framing: Framing, flags: Flags, names: Names, source: Path
 ) -> None:
-    """Put around texts what the class does; an error names `source` if the vocabulary lacks the tokens."""
+    """Put the class's special tokens around texts; an error names `source` if the vocabulary lacks them."""
     if framing.is_default and tokenizer.post_processor is not None:
         return
     first, last = (find_token(tokenizer, names[role], source) for role in (framing.first, framing.last))

@@ -131,7 +131,7 @@ def find_frames(data: bytes, source: str) -> tuple[SpecialTokens, SpecialTokens]
 
 
 def reads_segments(folder: Path, data: bytes) -> bool:
-    """Return whether transformers tells a model which tokens are of a pair's second text.
+    """Return whether transformers tells a model which tokens belong to a pair's second text.
 
     It does where its tokenizer has token_type_ids among its model_input_names, as BERT's class has.
     """

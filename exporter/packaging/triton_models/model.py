@@ -17,10 +17,10 @@ REFUSALS = (PlanForgeError, TypeError, ValueError)  # TypeError: an option that 
 
 
 class TritonPythonModel:
-    """What Triton makes one of for each instance."""
+    """A model of Triton's python backend; Triton creates one object for each instance."""
 
     def initialize(self, args):
-        """Open the bundle that lies beside this file."""
+        """Open the bundle in this file's folder."""
         parameters = json.loads(args["model_config"])["parameters"]
         folder = Path(args["model_repository"]) / args["model_version"] / "bundle"
         precision = parameters["precision"]["string_value"]
@@ -28,7 +28,7 @@ class TritonPythonModel:
         self.model = load(folder, backend=parameters["backend"]["string_value"], precision=precision)
 
     def execute(self, requests):
-        """Answer requests: a generator's by and by, all others before this returns."""
+        """Answer requests: a generator's piece by piece, all others before this returns."""
         if isinstance(self.model, TextGenerator):
             for request in requests:
                 self.stream(request)
@@ -91,7 +91,7 @@ class TritonPythonModel:
         return responses
 
     def choose_task(self, items):
-        """Return what is asked: a ranker scores pairs, and gives a text's own score where it has no pair."""
+        """Return the task of a request: a ranker scores pairs, or single texts where it has no pairs."""
         is_text = bool(items) and isinstance(items[0], str)
         return "classify" if self.task == "rank" and is_text else self.task
 
@@ -111,14 +111,14 @@ class TritonPythonModel:
 
 
 def describe(result):
-    """Return a head's answer as JSON, without its place in a batch, which may be of several requests."""
+    """Return a head's answer as JSON, without its index in the batch, which may join several requests."""
     fields = result.to_json()
     fields.pop("index", None)
     return json.dumps(fields)
 
 
 def make_chunk_tensors(chunk):
-    """Return the outputs of a chunk; its reason is "" but at the end."""
+    """Return the outputs of a chunk; its reason is "" except at the end."""
     return [
         make_texts("TEXT", [chunk.text]),
         triton.Tensor("TOKEN_IDS", np.array(chunk.token_ids, np.int64)),
@@ -160,5 +160,5 @@ def read_options(request):
 
 
 def refuse(error):
-    """Return a response that has an error alone."""
+    """Return a response that consists of an error."""
     return triton.InferenceResponse(output_tensors=[], error=triton.TritonError(str(error)))

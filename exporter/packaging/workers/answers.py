@@ -1,4 +1,4 @@
-"""What every worker does: reads questions, and writes answers and their arrays to files.
+"""The part that all workers share: it reads questions, and writes answers and their arrays to files.
 
 A worker is called with the package's folder, a file of questions and a folder for its answers.
 """
@@ -17,14 +17,14 @@ Answer = dict[str, Any]
 
 
 class Answers:
-    """Writes answers.json, and beside it a file of numbers for each array."""
+    """Writes answers.json, and for each array a file of numbers next to it."""
 
     def __init__(self, folder: Path) -> None:
         self.folder = folder
         self.count = 0
 
     def keep(self, array: Any) -> Answer:
-        """Write an array as float32; return what stands for it in the answer."""
+        """Write an array as float32; return the placeholder for it in the answer."""
         name = f"{self.count}.f32"
         self.count += 1
         values = np.ascontiguousarray(array, np.float32)

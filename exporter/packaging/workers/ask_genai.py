@@ -23,7 +23,7 @@ class Decoder:
         self.open(own_end=False)
 
     def open(self, *, own_end: bool) -> None:
-        """Open the model, with the end tokens of its own or without any.
+        """Open the model, with its own end tokens or without any.
 
         An end token would end a row whose logits are compared behind it. So it is one that is not chosen.
         """
@@ -36,7 +36,7 @@ class Decoder:
         self.tokenizer = genai.Tokenizer(self.model)
 
     def start(self, rows: int, room: int) -> Any:
-        """Return a generator without any of the package's own rules, as PyTorch's tokens were chosen."""
+        """Return a generator without any of the package's own rules, as for PyTorch's tokens."""
         options = genai.GeneratorParams(self.model)
         options.set_search_options(
             max_length=room,

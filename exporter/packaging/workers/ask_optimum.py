@@ -23,7 +23,7 @@ PIPELINES: dict[str, tuple[Any, Answer]] = {
 
 
 class Forced(LogitsProcessor):
-    """Lets a generation choose given tokens; the logits that are returned are those before."""
+    """A logits processor that forces given tokens; the logits before each step are returned."""
 
     def __init__(self, tokens: list[int], begin: int) -> None:
         self.tokens = tokens
@@ -104,7 +104,7 @@ class Package:
         return {"answers": [{"tokens": row, "text": text, "pad": pad} for row, text in zip(rows, texts)]}  # noqa: B905
 
     def label(self, question: Answer, answers: Answers) -> Answer:
-        """Answer what the pipeline of a head says of texts."""
+        """Answer the labels and scores that a head's pipeline gives texts."""
         del answers
         task, options = PIPELINES[question["head"]]
         ask = pipeline(task, model=self.model, tokenizer=self.tokenizer, **options)
@@ -128,7 +128,7 @@ class Package:
         return {"outputs": {name: answers.keep(found[name].numpy()) for name in question["outputs"]}}
 
     def read(self, question: Answer, answers: Answers) -> Answer:
-        """Answer the ids of texts, without what is put around them."""
+        """Answer the ids of texts, without the special tokens around them."""
         del answers
         return {"ids": self.tokenizer(question["texts"], add_special_tokens=False)["input_ids"]}
 
@@ -152,7 +152,7 @@ class Package:
 
 
 def describe_label(one: Answer) -> Answer:
-    """Return a label of a pipeline with its place: of a text 0, of a token its index, of a mask 0."""
+    """Return a label of a pipeline with its place: 0 for a text or a mask, its index for a token."""
     label = one["token"] if "token" in one else one.get("label", one.get("entity"))
     return {"place": one.get("index", 0), "label": label, "score": float(one["score"])}
 

@@ -67,7 +67,7 @@ class Config:
             self.check_tensor(self.outputs[name], array)
 
     def check_names(self, kind: str, given: set[str], needed: set[str]) -> None:
-        """Refuse names of tensors that the configuration has not, or that are missing."""
+        """Refuse tensors whose names the configuration lacks, and missing tensors."""
         known = self.inputs if kind == "input" else self.outputs
         if unknown := given - known.keys():
             self.refuse(f"it has no {kind} {', '.join(sorted(unknown))}, only {', '.join(known)}")
@@ -100,7 +100,7 @@ class TextModel:
         self.model.initialize({"model_config": config, "model_repository": str(place), "model_version": "1"})
 
     def answer(self, items: list[dict[str, str]]) -> list[dict[str, Any]]:
-        """Answer requests that are there at the same time: their texts by the names of inputs."""
+        """Answer requests that arrive at the same time; their texts are given by the names of inputs."""
         requests = []
         for texts in items:
             shape = (1, 1) if self.config.max_batch_size else (1,)
@@ -187,7 +187,7 @@ class Repository:
         self.graph_model = GraphModel(graph) if graph.exists() else None
 
     def answer(self, question: Answer, answers: Answers) -> Answer:
-        """Answer texts, as requests that are there at the same time."""
+        """Answer texts, as requests that arrive at the same time."""
         items = [
             {**texts, "OPTIONS": json.dumps(options)}
             for texts, options in zip(question["items"], question["options"])  # noqa: B905

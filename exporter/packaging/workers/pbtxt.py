@@ -20,7 +20,7 @@ class Tokens:
         return self.rest[-1] if self.rest else ""
 
     def take(self, *allowed: str) -> str:
-        """Return the next token and go on behind it; refuse another one than those that are allowed."""
+        """Return the next token and advance; refuse any that is not allowed."""
         token = self.rest.pop() if self.rest else ""
         if not token or (allowed and token not in allowed):
             wanted = " or ".join(map(repr, allowed)) or "more"

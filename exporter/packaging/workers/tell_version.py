@@ -1,4 +1,4 @@
-"""Prints the version of the distribution that a module is of: `tell_version.py MODULE DISTRIBUTION`."""
+"""Prints the version of the distribution that provides a module: `tell_version.py MODULE DISTRIBUTION`."""
 
 import sys
 from importlib.metadata import distributions

@@ -1,4 +1,4 @@
-"""A stand-in for `triton_python_backend_utils`, with what Triton's python backend documents of it."""
+"""A stand-in for `triton_python_backend_utils`, with the parts that Triton's documentation describes."""
 
 from __future__ import annotations
 
@@ -25,14 +25,14 @@ class Tensor:
 
 
 class TritonError(Exception):
-    """What went wrong with a request."""
+    """An error of a request."""
 
     def message(self) -> str:
         return str(self)
 
 
 class InferenceResponse:
-    """Outputs, or an error."""
+    """A response, with outputs or an error."""
 
     def __init__(self, output_tensors: list[Tensor] | None = None, error: TritonError | None = None) -> None:
         self._outputs = output_tensors or []
@@ -83,7 +83,7 @@ def get_input_tensor_by_name(request: InferenceRequest, name: str) -> Tensor | N
 
 
 def install_utilities() -> None:
-    """Let `import triton_python_backend_utils` find what the backend documents."""
+    """Let `import triton_python_backend_utils` find this stand-in."""
     module = types.ModuleType("triton_python_backend_utils")
     module.__dict__.update(
         Tensor=Tensor,

@@ -14,7 +14,7 @@ from pathlib import PurePosixPath
 from typing import IO, Any, ClassVar, NamedTuple, TypeVar, cast
 
 from ...errors import InputError
-from ...text.encoding import LONGEST_MARK, remove_mark
+from ..encoding import LONGEST_MARK, remove_mark
 from .csv_records import read_records
 from .parquet_file import ParquetFile
 from .storage import Storage

@@ -21,8 +21,8 @@ from ...backends.threads import choose_threads
 from ...bundle.bundle import Bundle
 from ...errors import BackendUnavailableError, BatchError, InputError
 from ...option_checks import check_whole
-from ...progress import CountedLine, StageCounter, describe_count
-from ...signals import note_changes
+from ..signals import note_changes
+from ..stage_progress import CountedLine, StageCounter, describe_count
 from .engine import Engine, Lost
 from .part_runner import COUNTS, Failure, JobSpec, hash_bundle
 from .plan import Part, PlanSummary, Source, make_fingerprint, read_plan, write_plan

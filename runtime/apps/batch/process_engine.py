@@ -16,7 +16,7 @@ from multiprocessing.context import SpawnContext, SpawnProcess
 from multiprocessing.process import parent_process
 from typing import Any
 
-from ...signals import ENDING, hold_signals
+from ..signals import ENDING, hold_signals
 from .engine import Lost, Outcome
 from .part_runner import Failure, JobSpec, run_part
 from .plan import Part

@@ -21,7 +21,7 @@ from rich.console import Console, RenderableType
 from rich.text import Text
 
 from ...errors import InputError, PlanForgeError, make_printable
-from ...signals import Terminated, describe_changes, forget_changes
+from ..signals import Terminated, describe_changes, forget_changes
 from .extras import find_extra
 from .stages import Stages
 

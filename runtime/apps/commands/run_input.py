@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import IO, TypeAlias, TypeVar
 
 from ...errors import DataError, InputError
-from ...text.encoding import remove_mark
+from ..encoding import remove_mark
 from .console import say
 
 Item: TypeAlias = "str | tuple[str, str]"  # a text, or a pair of them

@@ -18,7 +18,7 @@ from rich.progress import (
     TimeRemainingColumn,
 )
 
-from ...progress import CountedLine, Notice, describe_count
+from ..stage_progress import CountedLine, Notice, describe_count
 
 COUNT_SECONDS = 30.0  # between two lines that say how much is done
 SPEED_SECONDS = 3600.0  # how far back a bar looks to say how long the rest will take

@@ -8,9 +8,7 @@ from collections.abc import Collection, Sequence
 from typing import ClassVar
 
 from ...decoding.chunk import Chunk
-from ...generate.call_splitter import CallSplitter
 from ...generate.generation import Generation
-from ...generate.tool_calls import cut_calls
 from ...text.tokenizer import Tokenizer
 from .answers import (
     CalledFunction,
@@ -32,6 +30,7 @@ from .answers import (
     TokenLogprob,
     ToolCall,
 )
+from .call_splitter import CallSplitter, cut_calls
 from .spelled_tokens import PlacedToken, TokenPlaces, spell_token
 
 FINISH_REASONS: dict[str, FinishReason] = {

@@ -22,7 +22,7 @@ from planforge.exporter.passes.int8_rows import (
     choose_product,
 )
 from planforge.exporter.passes.weights import attach_parameters
-from planforge.runtime.progress import CountedLine, Notice
+from planforge.runtime.apps.stage_progress import CountedLine, Notice
 
 from ...helpers.graphs import normal, parse_graph
 

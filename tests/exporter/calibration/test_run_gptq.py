@@ -15,7 +15,7 @@ import torch
 from planforge.exporter.calibration import run_gptq
 from planforge.exporter.calibration.run_gptq import map_in_threads, round_weights
 from planforge.exporter.passes.quantize import quantize
-from planforge.runtime.progress import CountedLine, Notice
+from planforge.runtime.apps.stage_progress import CountedLine, Notice
 
 from ...helpers.graphs import normal
 

@@ -14,7 +14,7 @@ import numpy as np
 import pytest
 
 from planforge.runtime import InputError, SchemaError, TextGenerator, ToolCall
-from planforge.runtime.generate.call_splitter import CallSplitter
+from planforge.runtime.apps.server.call_splitter import CallSplitter
 from planforge.runtime.generate.grammar import Grammars
 from planforge.runtime.generate.tools import Tools, read_tools
 from planforge.runtime.text.chat import Chat
