@@ -1,1 +1,1 @@
-"""PlanForge beside its peers, run by hand; results/ holds what was measured."""
+"""The benchmarks of PlanForge against its peers, run by hand; results/ holds the measurements."""

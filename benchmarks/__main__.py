@@ -1,7 +1,7 @@
-"""PlanForge beside its peers: python -m benchmarks [--cases decode,encode] [--rounds 5].
+"""Measures PlanForge against its peers: python -m benchmarks [--cases decode,encode] [--rounds 5].
 
 Writes results/suite.json, suite.md and suite.png, and the tables of README.md and docs/benchmark.md. Cases
-that are not chosen keep the results that they have. A case that was measured beside other work is measured
+that are not chosen keep the results that they have. A case that was measured during other work is measured
 again, and left out where the machine stays busy.
 """
 
@@ -29,7 +29,7 @@ from .workshop import Workshop
 
 
 def main(arguments_given: Sequence[str] | None = None) -> None:
-    """Exits with 1 where work was unlike, PlanForge failed, or the machine was too busy to measure a case."""
+    """Run the command; exit with 1 where work was unlike, PlanForge failed, or the machine was too busy."""
     parser = argparse.ArgumentParser(prog="python -m benchmarks", description=__doc__)
     parser.add_argument("--cases", default=",".join(GROUPS), help="groups, or single cases by their names")
     parser.add_argument("--rounds", type=int, default=5, help="how often each system does the work")
@@ -40,7 +40,7 @@ def main(arguments_given: Sequence[str] | None = None) -> None:
         type=Path,
         action="append",
         default=[],
-        help="of an environment with peers, beside this one, build/bench-venv and build/genai-venv",
+        help="of an environment with peers, besides this one, build/bench-venv and build/genai-venv",
     )
     parser.add_argument("--keep", action="store_true", help="bundles, though the exporter has changed since")
     parser.add_argument(
@@ -101,13 +101,13 @@ def measure_undisturbed(case: Case, workshop: Workshop, rounds: int) -> dict[str
 
 
 def smoke(case: Case, workshop: Workshop) -> dict[str, Any]:
-    """Return what one round of a small case did, whatever else the machine does; nothing is judged."""
+    """Return the results of one round of a small case, on a machine that may be busy; nothing is judged."""
     result = measure(shrink(case), workshop, rounds=1)
     return {**result, "machine": {**result["machine"], "busy": 0.0}, "targets": []}
 
 
 def resolve_cases(names: list[str], work: Path) -> list[Case]:
-    """The cases of groups, or single ones by their names, which begin with their group's."""
+    """Return the cases of groups, or single ones by their names, which begin with their group's."""
     wanted: dict[str, Case] = {}
     for name in names:
         group = name.partition("-")[0]
@@ -120,7 +120,7 @@ def resolve_cases(names: list[str], work: Path) -> list[Case]:
 
 
 def keep(name: str, result: dict[str, Any], out: Path, root: Path | None) -> None:
-    """Put a case's result in the place of its last one, and write the report of all."""
+    """Replace a case's last result, and write the report of all."""
     kept, left_out = read_results(out)
     kept[name] = result
     left_out.pop(name, None)
@@ -128,7 +128,7 @@ def keep(name: str, result: dict[str, Any], out: Path, root: Path | None) -> Non
 
 
 def leave_out(case: Case, reason: str, out: Path, root: Path | None) -> None:
-    """Remove a case's last result, which is older than what was to be measured, and say why it is missing."""
+    """Remove a case's last result, which is outdated, and give the reason why it is missing."""
     kept, left_out = read_results(out)
     kept.pop(case.name, None)
     left_out[case.name] = f"{case.title}: {reason}"
@@ -138,7 +138,7 @@ def leave_out(case: Case, reason: str, out: Path, root: Path | None) -> None:
 def read_results(out: Path) -> tuple[dict[str, Any], dict[str, str]]:
     """Return results of earlier runs by their cases' names, and why others are missing.
 
-    What an earlier version measured beside other work is no result.
+    Measurements that an earlier version made during other work do not count as results.
     """
     path = out / "suite.json"
     if not path.exists():

@@ -1,4 +1,4 @@
-"""Refuses to compare systems that did not do the same work, by what each of them reports."""
+"""Refuses to compare systems that did different work, by the reports of each system."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ Description = Mapping[str, Any]
 
 
 class UnlikeWorkError(Exception):
-    """Two systems did different work; names every difference."""
+    """Two systems did different work; the message names every difference."""
 
 
 def check_alike(
@@ -26,12 +26,12 @@ def check_alike(
     descriptions: Mapping[str, Description],
     allowed: Mapping[str, Mapping[str, str]],
 ) -> None:
-    """Compares what systems did with what the first of them did.
+    """Compare the work of systems with that of the first of them.
 
     Args:
         kind: of the work.
         descriptions: by the systems' names.
-        allowed: of each system, parts that may differ, with the reason that is shown beside its figures.
+        allowed: of each system, parts that may differ, with the reason that is shown with its figures.
 
     Raises:
         UnlikeWorkError: a part is missing, or differs without being allowed to.
@@ -56,12 +56,12 @@ def check_alike(
 
 
 def differences(reference: Description, description: Description) -> list[str]:
-    """The parts that both report and that differ."""
+    """Return the parts that both report and that differ."""
     return [key for key in reference if key in description and description[key] != reference[key]]
 
 
 def abbreviate(one: Any, other: Any) -> tuple[str, str]:
-    """Two unequal values, in short; of sequences the first place where they differ."""
+    """Return two unequal values, shortened; of sequences the first place where they differ."""
     path = ""
     while is_sequence(one) and is_sequence(other) and len(one) == len(other):
         place = next(i for i, (a, b) in enumerate(zip(one, other, strict=True)) if a != b)
@@ -79,5 +79,5 @@ def is_sequence(value: Any) -> bool:
 
 
 def digest(value: Any) -> str:
-    """A hash of plain JSON, for descriptions that would be long."""
+    """Return a hash of plain JSON, for descriptions that would be long."""
     return hashlib.sha256(json.dumps(value).encode()).hexdigest()

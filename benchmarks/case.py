@@ -1,4 +1,4 @@
-"""What is measured: a piece of work, the systems that do it, and what PlanForge has to reach."""
+"""A case to measure: a piece of work, the systems that do it, and PlanForge's targets."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ THREADS = 2
 
 @dataclass(frozen=True)
 class Work:
-    """What a system does once.
+    """A piece of work that a system does once.
 
     Attributes:
         kind: "generate", "embed" or "translate": a method of `systems.system.System`.
@@ -38,7 +38,7 @@ class Work:
 
     @property
     def units(self) -> int:
-        """What a rate counts: new tokens of the batch, or texts."""
+        """Return the number of units of a rate: new tokens of the batch, or texts."""
         return len(self.texts) * (self.new_tokens or 1)
 
 
@@ -52,7 +52,7 @@ class Entry:
         checkpoint: a name in `checkpoints.CHECKPOINTS`.
         prepare: settings of `System.prepare`, which says what there is.
         settings: of the session; a text generator is told "tokens" and "batch", the most of any work.
-        graphs: a system whose files this one is prepared from, beside the checkpoint.
+        graphs: a system whose files this one is prepared from, in addition to the checkpoint.
         label: put behind the system's name and precision.
     """
 
@@ -68,7 +68,7 @@ class Entry:
 
     @property
     def process(self) -> str:
-        """Equal for entries that share a process."""
+        """Return a key that is equal for entries that share a process."""
         settings = [dict(self.prepare), dict(self.settings), self.graphs]
         return json.dumps(
             [self.system, self.precision, self.checkpoint, self.threads, self.work.kind, settings],
@@ -78,7 +78,7 @@ class Entry:
 
 @dataclass(frozen=True)
 class Target:
-    """How far PlanForge must be ahead: `of` and `to` are entries by their `Case.entries` key.
+    """A target for PlanForge's lead: `of` and `to` are entries by their `Case.entries` key.
 
     Attributes:
         metric: "per_s" (of rates, higher is better), "ttft_ms", "inter_token_ms", "ms" (lower is better).
@@ -93,7 +93,7 @@ class Target:
 
 @dataclass(frozen=True)
 class Limit:
-    """The most or the least that a figure of one entry may be, such as "peak_rss_mb" or "cosine_min"."""
+    """The highest or lowest value allowed for a figure of one entry, as "peak_rss_mb" or "cosine_min"."""
 
     of: str
     metric: str

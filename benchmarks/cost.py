@@ -1,4 +1,4 @@
-"""What export, plans, verification, lint and import cost: seconds, memory, and bytes on disk.
+"""The cost of export, plans, verification, lint and import: seconds, memory, and bytes on disk.
 
 python -m benchmarks.cost [--work FOLDER] [--plans | --imports [--python PYTHON] | --llama]
 """
@@ -27,7 +27,7 @@ print(time.perf_counter() - start, resource.getrusage(resource.RUSAGE_SELF).ru_m
 
 
 def export_cost(work: Path) -> dict[str, Any]:
-    """`planforge export` of GPT-2 124M: fp32 and fp16 ONNX, a plan for six architectures, verified."""
+    """Measure `planforge export` of GPT-2 124M, verified: fp32 and fp16, a plan for six architectures."""
     checkpoint = gpt2(work / "gpt2-124m" / "checkpoint")
     bundle = work / "bundle"
     planforge = Path(sys.executable).with_name("planforge")
@@ -37,7 +37,7 @@ def export_cost(work: Path) -> dict[str, Any]:
 
 
 def checking_cost(work: Path) -> dict[str, Any]:
-    """`planforge verify` of GPT-2 124M in fp32, fp16 and int8, and `planforge lint` of its 500 MB in fp32."""
+    """Measure `planforge verify` of GPT-2 124M in fp32, fp16 and int8, and `planforge lint` in fp32."""
     checkpoint = gpt2(work / "gpt2-124m-peaked", peaked=True)
     bundle = work / "checked"
     planforge = Path(sys.executable).with_name("planforge")
@@ -51,7 +51,7 @@ def checking_cost(work: Path) -> dict[str, Any]:
 
 
 def quantizing_cost(work: Path) -> dict[str, Any]:
-    """`planforge export` of GPT-2 124M for the CPU in int8 and int4, verified: with GPTQ, and without."""
+    """Measure `planforge export` of GPT-2 124M for the CPU in int8 and int4, with GPTQ and without."""
     checkpoint = gpt2(work / "gpt2-124m-peaked", peaked=True)
     planforge = Path(sys.executable).with_name("planforge")
     command: list[str | Path] = [planforge, "export", checkpoint, "-o", work / "quantized", "--force"]
@@ -60,7 +60,7 @@ def quantizing_cost(work: Path) -> dict[str, Any]:
 
 
 def plan_cost(work: Path) -> dict[str, Any]:
-    """`planforge build` of GPT-2 124M for six architectures, without a GPU: a whole plan, a stripped one."""
+    """Measure `planforge build` of GPT-2 124M for six architectures, whole and stripped, without a GPU."""
     checkpoint = gpt2(work / "gpt2-124m" / "checkpoint")
     bundle = work / "planned"
     planforge = Path(sys.executable).with_name("planforge")
@@ -76,7 +76,7 @@ def plan_cost(work: Path) -> dict[str, Any]:
 
 
 def folder_cost(work: Path, python: Path) -> dict[str, Any]:
-    """`planforge import` of a Llama of 110M parameters that optimum exported, for the CPU in fp32.
+    """Measure `planforge import` of a Llama of 110M parameters that optimum exported, for the CPU in fp32.
 
     Args:
         python: of an environment that has optimum-onnx.
@@ -101,7 +101,7 @@ def folder_cost(work: Path, python: Path) -> dict[str, Any]:
 
 
 def llama_cost(work: Path) -> dict[str, Any]:
-    """`planforge export` of Qwen2.5 0.5B's shape for the CPU, verified: fp32 alone, and int8 and int4 too.
+    """Measure `planforge export` of Qwen2.5 0.5B's shape for the CPU: fp32 alone, and int8 and int4 too.
 
     Its weights are sure ones, which keep their tokens in int8 and int4.
     """
@@ -126,7 +126,7 @@ def llama_cost(work: Path) -> dict[str, Any]:
 
 
 def import_cost(runs: int = 9) -> dict[str, Any]:
-    """`import planforge.runtime` in fresh processes, files in the page cache."""
+    """Measure `import planforge.runtime` in fresh processes, with files in the page cache."""
     samples = []
     for _ in range(runs):
         done = subprocess.run([sys.executable, "-c", IMPORT], capture_output=True, text=True, check=True)
@@ -139,7 +139,7 @@ def import_cost(runs: int = 9) -> dict[str, Any]:
 
 
 def main() -> None:
-    """Measures all and writes results/cost.json."""
+    """Measure all and write results/cost.json."""
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--work", type=Path, default=Path("build/benchmarks"))
     parser.add_argument("--plans", action="store_true", help="measure plans alone, into results/plans.json")

@@ -1,4 +1,4 @@
-"""The CPU time that a token costs outside of the engine: what Python and numpy take."""
+"""The CPU time of a token outside of the engine, that of Python and numpy."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ import numpy as np
 
 
 class EngineClock:
-    """Measures the calling thread's CPU time from step to step, and how much of it the engine takes.
+    """A clock of the calling thread's CPU time from step to step, and of the engine's part of it.
 
     Meaningful with one thread: the engine's own threads are not counted. What comes before the first step
     and behind the last is not counted either: the prompt's tokens, and the text of an answer that is not

@@ -1,4 +1,4 @@
-"""Explanations beside a forward pass: time, bytes, and whether what counted most does count.
+"""Compares explanations with a forward pass: time, bytes, and whether important tokens really matter.
 
 python -m benchmarks.explain BUNDLE... [--rounds 40] [--prompts 200]
 
@@ -50,7 +50,7 @@ def main() -> None:
 
 
 def count_bytes(bundle: Path) -> dict[str, int]:
-    """Return what the graphs that explain add to a bundle, and all of it."""
+    """Return the bytes that the graphs of explanations add to a bundle, and those of all of it."""
     manifest = Bundle.open(bundle).manifest
     own = [artifact.file for artifact in manifest.explanations]
     own += [name for name in manifest.files if name.startswith("checks/explain-")]
@@ -88,7 +88,7 @@ def measure_times(model: Any, rounds: int) -> dict[str, Any]:
 
 
 def measure_removal(model: Any, prompts: int) -> dict[str, float]:
-    """Return in what share of prompts taking out the token that counted most costs more than a random one."""
+    """Return the share of prompts where removing the most important token costs more than a random one."""
     words = (resolve_source("gpt2-demo").folder / "prompts.txt").read_text(encoding="utf-8").split()
     random = np.random.default_rng(0)
     methods = ("gradient_norm", "gradient_x_input", "integrated_gradients")  # occlusion is the judge

@@ -1,4 +1,4 @@
-"""How soon an explanation's page is there: python -m benchmarks.explain_page [--tokens 200] [--rounds 5].
+"""Measures how soon an explanation appears: python -m benchmarks.explain_page [--tokens 200] [--rounds 5].
 
 Opens a page of made-up numbers in a Chromium, with 12 layers of 12 heads, and measures milliseconds: until
 the page is drawn and its first tints with it, and until each view is drawn after a click on its tab. They go
@@ -49,7 +49,7 @@ def main() -> None:
 
 
 def measure(browser: Browser, url: str) -> dict[str, float]:
-    """Return milliseconds by what was waited for."""
+    """Return milliseconds by the event that was waited for."""
     page = browser.open(url)
     assert page.evaluate(TINTED)
     timing = "performance.getEntriesByType('navigation')[0].domContentLoadedEventEnd"
@@ -71,7 +71,7 @@ def measure(browser: Browser, url: str) -> dict[str, float]:
 
 
 def press_arrow(page: Page) -> float:
-    """Return how long the next token of the answer takes to be at hand, drawn."""
+    """Return how long it takes to draw the next token of the answer."""
     event = "new KeyboardEvent('keydown', {key: 'ArrowRight', bubbles: true})"
     script = (
         "(async () => { const start = performance.now();"

@@ -51,7 +51,7 @@ def tensors(checkpoint: Path, config: Json) -> Iterator[tuple[str, np.ndarray]]:
         for ours, theirs in (GPT2_BLOCK if gpt2 else LLAMA_BLOCK).items():
             names[f"{'h' if gpt2 else 'layers'}.{layer}.{theirs}"] = f"blk.{layer}.{ours}"
     with safe_open(checkpoint / "model.safetensors", "pt") as weights:
-        for name in weights.keys():  # noqa: SIM118 - it is no dict
+        for name in weights.keys():  # noqa: SIM118 - it is not a dict
             module, _, part = name.removeprefix("transformer.").removeprefix("model.").rpartition(".")
             array = weights.get_tensor(name).float().numpy()  # by torch: numpy has no bfloat16
             if gpt2 and module.startswith("h.") and array.ndim == 2:
@@ -70,7 +70,7 @@ def interleave_halves(rows: np.ndarray, size: int) -> np.ndarray:
 
 
 def rotary_factors(config: Json) -> np.ndarray | None:
-    """Return by what Llama 3 divides each frequency of its rotary positions; None where all stay.
+    """Return the divisors of Llama 3's rotary frequencies; None where all stay the same.
 
     Raises:
         ValueError: positions are stretched in another way, which is not written here.

@@ -1,4 +1,4 @@
-"""Keeps what was measured while the machine was busy with other things from counting as a result."""
+"""Keeps measurements on a machine that was busy with other things from counting as results."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ PATIENCE = 120.0  # seconds to wait before each attempt for a machine with nothi
 
 
 class BusyMachineError(Exception):
-    """The machine was busy at every attempt, so there is no result."""
+    """The machine was busy at every attempt, so no result exists."""
 
 
 def measure_when_idle(

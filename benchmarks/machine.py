@@ -1,4 +1,4 @@
-"""What the machine itself can do, measured in the same run as the systems."""
+"""Measures the machine itself, in the same run as the systems."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ import numpy as np
 from planforge.runtime.apps.diagnostics.bench import READ_BYTES, read_bandwidth
 
 STAT = Path("/proc/stat")
-BUSY = 0.1  # of the processors' time; figures beside that much other work mean little
+BUSY = 0.1  # of the processors' time; figures during that much other work mean little
 
 
 def measure_machine(threads: int) -> dict[str, float]:
@@ -46,7 +46,7 @@ def busy_share(seconds: float) -> float:
 
 
 class BusyMeter:
-    """Tells what share of the processors' time others use while this process and those below it work.
+    """A meter of the share of processor time that processes other than this one and its children use.
 
     Args:
         processors: returns the ticks that all processors were used, and those that passed.

@@ -32,7 +32,7 @@ TIMES = ("ttft_ms", "inter_token_ms", "ms", "start_s", "outside_ms")  # metrics 
 
 @dataclass
 class Run:
-    """An entry that takes part, and what it answered, a round after the other."""
+    """An entry that takes part, and its answers, one for each round."""
 
     entry: Entry
     prepared: Prepared
@@ -47,7 +47,7 @@ class Run:
 
 
 def measure(case: Case, workshop: Workshop, rounds: int) -> dict[str, Any]:
-    """Measures a case.
+    """Measure a case.
 
     Returns:
         Plain JSON: "machine", "entries" with their figures, "skipped" with reasons, "targets". Of the machine
@@ -89,13 +89,13 @@ def measure(case: Case, workshop: Workshop, rounds: int) -> dict[str, Any]:
 
 
 def display(entry: Entry) -> str:
-    """An entry's name in tables."""
+    """Return an entry's name in tables."""
     name = f"{system_named(entry.system).name} {entry.precision}"
     return f"{name}, {entry.label}" if entry.label else name
 
 
 def prepare_runs(case: Case, workshop: Workshop) -> tuple[dict[str, Run], dict[str, str]]:
-    """Converts what is not there yet. The entries that can take part, and why the others can't."""
+    """Convert missing files; return the entries that can take part, and why the others can't."""
     runs: dict[str, Run] = {}
     skipped: dict[str, str] = {}
     for name, entry in case.entries.items():
@@ -107,7 +107,7 @@ def prepare_runs(case: Case, workshop: Workshop) -> tuple[dict[str, Run], dict[s
 
 
 def start_process(run: Run, case: Case, workshop: Workshop) -> Process:
-    """Starts the process of an entry, which does the beginning of its work."""
+    """Start the process of an entry, which does the beginning of its work."""
     entry = run.entry
     prepared = run.prepared
     works = [other.work for other in case.entries.values() if other.process == entry.process]
@@ -144,7 +144,7 @@ def expect_tokens(case: Case, runs: Mapping[str, Run], workshop: Workshop) -> No
 
 
 def warm_rounds(case: Case, runs: dict[str, Run], workshop: Workshop, rounds: int) -> dict[str, str]:
-    """Opens every process, warms it up, compares what they did, and lets them take turns.
+    """Open every process, warm it up, compare their work, and let them take turns.
 
     The order moves on by one from round to round. Entries that fail leave `runs`; returns why.
     """
@@ -182,7 +182,7 @@ def warm_up(process: Process, run: Run, seconds: float) -> dict[str, Any]:
 
 @contextlib.contextmanager
 def skip_on_failure(name: str, runs: dict[str, Run], reasons: dict[str, str]) -> Iterator[None]:
-    """An entry that fails in this block leaves `runs`, with its reason."""
+    """Remove an entry that fails in this block from `runs`, with its reason."""
     try:
         yield
     except Skip as reason:
@@ -194,7 +194,7 @@ def skip_on_failure(name: str, runs: dict[str, Run], reasons: dict[str, str]) ->
 
 
 def fresh_rounds(case: Case, runs: dict[str, Run], workshop: Workshop, rounds: int) -> dict[str, str]:
-    """Starts every process anew in each round, one at a time; the first time is not counted."""
+    """Start every process anew in each round, one at a time; the first time is not counted."""
     failed: dict[str, str] = {}
     for number in range(rounds + 1):
         for name, run in list(runs.items()):
@@ -209,7 +209,7 @@ def fresh_rounds(case: Case, runs: dict[str, Run], workshop: Workshop, rounds: i
 
 
 def compare_work(case: Case, runs: Mapping[str, Run]) -> None:
-    """Refuses unlike work."""
+    """Refuse unlike work."""
     if not runs:
         return
     allowed = {
@@ -235,12 +235,12 @@ def compare_work(case: Case, runs: Mapping[str, Run]) -> None:
 
 
 def later(name: str, run: Run) -> dict[str, Any]:
-    """Return what an entry did in each round, by names that tell the rounds."""
+    """Return an entry's answers of each round, by names that tell the rounds."""
     return {f"{name} in round {i}": answer["did"] for i, answer in enumerate(run.answers, 1)}
 
 
 def figures(run: Run, machine: Mapping[str, float]) -> dict[str, Any]:
-    """Medians, percentiles and bytes of one entry."""
+    """Return medians, percentiles and bytes of one entry."""
     work = run.entry.work
     prepared = run.prepared
     system = system_named(run.entry.system)
@@ -293,7 +293,7 @@ def cache_bytes(run: Run) -> int:
 
 
 def compare_results(runs: Mapping[str, Run], entries: dict[str, dict[str, Any]]) -> None:
-    """Notes how each entry's work and result differ from the first entry's: cosines, or equal tokens."""
+    """Record how each entry's work and result differ from the first one's: cosines, or equal tokens."""
     if not runs:
         return
     first = next(iter(runs.values()))
@@ -311,7 +311,7 @@ def compare_results(runs: Mapping[str, Run], entries: dict[str, dict[str, Any]])
 
 
 def same_arithmetic(run: Run, runs: Mapping[str, Run]) -> Run | None:
-    """The first entry at these texts, if another, whose tokens should be the same: both fp32, or alike."""
+    """Return the first entry at these texts, if another, with equal tokens expected: both fp32, or alike."""
     for other in runs.values():
         same_work = other.entry.work.texts == run.entry.work.texts
         if same_work and other.entry.checkpoint == run.entry.checkpoint:
@@ -331,13 +331,13 @@ def same_share(one: list[list[int]], other: list[list[int]]) -> float:
 
 
 def value_of(figures: Mapping[str, Any], metric: str) -> float | None:
-    """A metric's median, where it was measured."""
+    """Return a metric's median, where it was measured."""
     value = figures.get(metric)
     return value["p50"] if isinstance(value, Mapping) else value
 
 
 def judge_target(target: Target | Limit, entries: Mapping[str, dict[str, Any]]) -> dict[str, Any]:
-    """A target with what was found; "met" is None where an entry did not take part."""
+    """Return a target with its result; "met" is None where an entry did not take part."""
     ours = value_of(entries.get(target.of, {}), target.metric)
     if isinstance(target, Limit):
         met = None

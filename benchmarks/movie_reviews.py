@@ -17,7 +17,7 @@ TABLE = "movieReviewSnippets_GroundTruth.txt"
 
 
 def movie_reviews(folder: Path) -> list[tuple[str, str]]:
-    """Sentences with the label "positive" or "negative", in the file's order; downloaded once to `folder`."""
+    """Return sentences labelled "positive" or "negative", in the file's order; cached in `folder`."""
     cached = folder / TABLE
     if not cached.exists():
         folder.mkdir(parents=True, exist_ok=True)
@@ -30,7 +30,7 @@ def movie_reviews(folder: Path) -> list[tuple[str, str]]:
 
 
 def member(archive: bytes, ending: str) -> bytes:
-    """The content of the one file of a .tar.gz whose path ends so."""
+    """Return the content of the one file of a .tar.gz whose path ends so."""
     with tarfile.open(fileobj=io.BytesIO(archive)) as files:
         (entry,) = (e for e in files if e.name.endswith("/" + ending) and "/._" not in e.name)
         content = files.extractfile(entry)
@@ -39,7 +39,7 @@ def member(archive: bytes, ending: str) -> bytes:
 
 
 def write_table(folder: Path) -> Path:
-    """The sentences as a table for `planforge fit-head`."""
+    """Write the sentences as a table for `planforge fit-head`."""
     path = folder / "movie_reviews.tsv"
     rows = [f"{text}\t{label}\n" for text, label in movie_reviews(folder)]
     path.write_text("text\tlabel\n" + "".join(rows), encoding="utf-8")

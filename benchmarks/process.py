@@ -1,4 +1,4 @@
-"""A system in a process of its own."""
+"""A system's own process."""
 
 from __future__ import annotations
 
@@ -17,11 +17,11 @@ ROOT = Path(__file__).resolve().parent.parent
 
 
 class ProcessError(Exception):
-    """A system's process failed or ended; says where its output is."""
+    """A system's process failed or ended; the message says where its output is."""
 
 
 class Process:
-    """Runs `child`; see there for what it is asked.
+    """A process that runs `child`; see there for its requests.
 
     Args:
         python: of its environment.
@@ -62,7 +62,7 @@ class Process:
         self.start_seconds = time.perf_counter() - started
 
     def ask(self, message: Mapping[str, Any]) -> dict[str, Any]:
-        """Sends a line, and waits for the answer."""
+        """Send a line, and wait for the answer."""
         assert self.process.stdin is not None and self.process.stdout is not None
         try:
             self.process.stdin.write(json.dumps(message) + "\n")
@@ -78,7 +78,7 @@ class Process:
         return answer
 
     def close(self) -> None:
-        """Ends the process."""
+        """End the process."""
         assert self.process.stdin is not None and self.process.stdout is not None
         try:
             self.process.stdin.close()

@@ -1,4 +1,4 @@
-"""The results as Markdown, as a plot, in docs/benchmark.md and, the best rows, in the README."""
+"""Reports the results as Markdown, as a plot, in docs/benchmark.md and, the best rows, in the README."""
 
 from __future__ import annotations
 
@@ -24,6 +24,17 @@ BEST = (
     "prompt-fp32",
     "encode-bert-mixed",
     "translate-b8",
+)
+# The tables of docs/benchmark.md: the headings of the groups of cases.
+HEADINGS = {
+    **dict.fromkeys(("decode", "prompt", "start"), "GPT-2 124M"),
+    **{"encode": "Encoders", "translate": "MarianMT shape", "llama": "Qwen2.5 0.5B's shape"},
+    **{"imported": "Graphs exported by optimum", "package": "A bundle's graph in onnxruntime-genai"},
+}
+# Cases without peers that only suite.md shows.
+DETAILS = (
+    *("position", "overhead", "llama-windows", "growth-context", "growth-size", "growth-threads"),
+    *("lookup-dictated-2", "lookup-dictated-3", "lookup-list", "lookup-prose"),
 )
 UNITS = {
     "per_s": "per second",
@@ -59,13 +70,13 @@ PLANFORGE = "PlanForge"
 
 
 def table(heading: Sequence[str], rows: Sequence[Sequence[str]]) -> str:
-    """A Markdown table; numbers to the right."""
+    """Return a Markdown table with numbers aligned to the right."""
     lines = [heading, ["---", *["--:"] * (len(heading) - 1)], *rows]
     return "".join(f"| {' | '.join(line)} |\n" for line in lines)
 
 
 def case_section(result: Result) -> str:
-    """One case: every figure of every entry, what was skipped, and the targets."""
+    """Return the section of one case: every figure of every entry, skipped entries, and the targets."""
     entries = result["entries"]
     used = [c for c in COLUMNS if any(cell(figures, c) for figures in entries.values())]
     rows = [[figures["name"], *(cell(figures, c) for c in used)] for figures in entries.values()]
@@ -89,7 +100,7 @@ def cell(figures: Mapping[str, Any], column: tuple[str, str, str, str]) -> str:
 
 
 def notes(result: Result) -> Iterator[str]:
-    """Yield what differs between the entries, with the reason, and what did not take part."""
+    """Yield the differences between the entries, with the reason, and the entries that did not take part."""
     entries = result["entries"]
     first = next(iter(entries.values()), None)
     for figures in entries.values():
@@ -102,7 +113,7 @@ def notes(result: Result) -> Iterator[str]:
 
 
 def targets(result: Result) -> Iterator[str]:
-    """Each target, and whether it was met."""
+    """Return each target, and whether it was met."""
     for target in result["targets"]:
         verdict = {True: "met", False: "**missed**", None: "not measured"}[target["met"]]
         found = "" if target["found"] is None else f", found {target['found']:g}"
@@ -122,10 +133,10 @@ def targets(result: Result) -> Iterator[str]:
 
 @dataclass(frozen=True)
 class Row:
-    """What each system reached in one case and class of precision; of variants of a system the best.
+    """The results of each system in one case and class of precision; of a system's variants the best.
 
     Attributes:
-        labels: the values as text, beside what precision cost.
+        labels: the values as text, with the cost of precision.
     """
 
     title: str
@@ -135,7 +146,7 @@ class Row:
 
 
 def comparisons(results: Mapping[str, Result]) -> list[Row]:
-    """The cases in which PlanForge has peers."""
+    """Return the cases in which PlanForge has peers."""
     rows = []
     for result in results.values():
         if alone(result):
@@ -158,7 +169,7 @@ def comparisons(results: Mapping[str, Result]) -> list[Row]:
 
 
 def fidelity(result: Result, precision: str, system: str) -> str:
-    """The cosine of a system's vectors to fp32's, where there are vectors of fewer bits."""
+    """Return the cosine of a system's vectors to fp32's, where there are vectors of fewer bits."""
     for figures in result["entries"].values():
         found = figures["did"]["precision"], figures["system"]
         if found == (precision, system) and precision != "fp32" and "cosine_mean" in figures:
@@ -170,26 +181,40 @@ def alone(result: Result) -> bool:
     return all(figures["system"] == PLANFORGE for figures in result["entries"].values())
 
 
-def summary(results: Mapping[str, Result]) -> str:
-    """A table of all comparisons, PlanForge first, and a line for each case without peers."""
+def comparison_table(results: Mapping[str, Result], heading: str = "") -> str:
+    """Return a table of all comparisons, PlanForge first; titles do not repeat the heading above it."""
     rows = comparisons(results)
     systems = list(dict.fromkeys(name for row in rows for name in row.values))
     systems.sort(key=lambda name: name != PLANFORGE)
-    cells = [[row.title, *(row.labels.get(name, "") for name in systems)] for row in rows]
+    cells = [
+        [row.title.removeprefix(f"{heading}, "), *(row.labels.get(name, "") for name in systems)]
+        for row in rows
+    ]
+    return (table(["", *systems], cells) if rows else "") + "\n"
+
+
+def summary(results: Mapping[str, Result]) -> str:
+    """Return a table of comparisons below each heading, and a line for each case without peers."""
+    tables: dict[str, dict[str, Result]] = {}
     lines = []
-    for result in results.values():
-        if alone(result) and result["entries"]:
+    for case, result in results.items():
+        if not alone(result):
+            tables.setdefault(HEADINGS.get(result["group"], "Others"), {})[case] = result
+        elif result["entries"] and case not in DETAILS:
             metric = result["metric"]
             found = (
                 f"{figures['name'].removeprefix(PLANFORGE).strip()} **{number(value_of(figures, metric))}**"
                 for figures in result["entries"].values()
             )
             lines.append(f"- {result['title']}: {'; '.join(found)}\n")
-    return (table(["", *systems], cells) if rows else "") + "\n" + "".join(lines)
+    parts = [
+        f"### {heading}\n\n{comparison_table(compared, heading)}" for heading, compared in tables.items()
+    ]
+    return "".join(parts + (["### PlanForge alone\n\n"] if lines else []) + lines)
 
 
 def number(value: float | None) -> str:
-    """Three digits."""
+    """Return a number with three digits."""
     if value is None:
         return ""
     return f"{value:,.0f}" if value >= 100 else f"{value:.3g}"
@@ -240,7 +265,7 @@ def draw_bars(panel: Any, row: Row, slots: int) -> None:
 
 def best_rows(results: Mapping[str, Result]) -> str:
     """Return the table of the cases in `BEST`."""
-    return summary({name: results[name] for name in BEST if name in results})
+    return comparison_table({name: results[name] for name in BEST if name in results})
 
 
 def write_section(page: Path, text: str) -> None:
@@ -286,5 +311,5 @@ def write_report(
     if missing:
         parts.append(missing)
     (out / "suite.md").write_text("\n".join([f"# Benchmarks\n\n{machine}", *parts]), encoding="utf-8")
-    plot(results, out / "suite.png", f"PlanForge beside its peers, {cores}")
+    plot(results, out / "suite.png", f"PlanForge and its peers, {cores}")
     return f"{machine}\n{summary(results)}{missing}\n"

@@ -1,4 +1,4 @@
-"""64 prompts through `planforge run` beside one call of `generate` with a list of them.
+"""Compares 64 prompts through `planforge run` with one call of `generate` with a list of them.
 
 python -m benchmarks.run_command [--models gpt2-demo,gpt2-124m] [--rounds 5]
 
@@ -44,7 +44,7 @@ print(json.dumps([answer.token_ids for answer in answers]))
 
 @dataclass
 class Side:
-    """One of the two ways.
+    """One of the two ways to generate.
 
     Attributes:
         command: what runs; the number of new tokens is put behind it.
@@ -77,7 +77,7 @@ def prompts_of(count: int) -> list[str]:
 
 
 def measure_command(bundle: Path, rounds: int, count: int, new_tokens: int) -> dict[str, Any]:
-    """Return what both sides take, in turns, and how they compare.
+    """Return the times of both sides, in turns, and their ratios.
 
     Args:
         bundle: a text generator's.
@@ -146,7 +146,7 @@ def export_bundle(model: str, work: Path) -> Path:
 
 
 def main(given: Sequence[str] | None = None) -> None:
-    """Writes results/run_command.json; exits with 1 where a model missed the target or was not measured."""
+    """Write results/run_command.json; exit with 1 where a model missed the target or was not measured."""
     parser = argparse.ArgumentParser(prog="python -m benchmarks.run_command", description=__doc__)
     parser.add_argument("--models", default="gpt2-demo,gpt2-124m", help="checkpoints of the benchmarks")
     parser.add_argument("--rounds", type=int, default=5, help="how often each side does the work")

@@ -1,10 +1,10 @@
-"""The server under load, beside llama.cpp's, on this machine's loopback.
+"""Measures the server under load, and llama.cpp's, on this machine's loopback.
 
 python -m benchmarks.serving [--llama-server PATH] [--rounds 3] [--work FOLDER]
 
 GPT-2 124M with random weights, 8-bit: 8 clients that ask again as soon as they are answered, prompts of 32
 tokens and answers of 64; a prompt of 900 tokens that arrives while 4 answers stream; a prefix of 500 tokens
-that requests share; the cost of HTTP for a streamed token; /health beside the heaviest requests, which is to
+that requests share; the cost of HTTP for a streamed token; /health during the heaviest requests, which is to
 take 50 ms at most; and 64 clients of an embedder. Writes results/serving.json.
 """
 
@@ -48,7 +48,7 @@ START_PATIENCE = 120.0  # seconds
 
 @dataclass
 class Stream:
-    """When the tokens of one streamed answer came, in seconds since the request."""
+    """The times when the tokens of one streamed answer came, in seconds since the request."""
 
     times: list[float] = field(default_factory=list)
 
@@ -98,7 +98,7 @@ def find_port() -> int:
 
 
 class Client:
-    """A connection that does as little as a client can, as it takes its time from the server's cores."""
+    """A minimal client's connection, as it takes its time from the server's cores."""
 
     def __init__(self, port: int) -> None:
         self.socket = socket.create_connection(("127.0.0.1", port), timeout=120)
@@ -109,7 +109,7 @@ class Client:
         self.socket.sendall(f"{head}Content-Length: {len(data)}\r\n\r\n".encode() + data)
 
     def read_head(self) -> tuple[int, bytes]:
-        """Return the length that an answer's head tells, 0 if none, and what came of the answer with it."""
+        """Return the length that an answer's head tells, 0 if none, and the part of the body read with it."""
         data = b""
         while b"\r\n\r\n" not in data:
             data += self.socket.recv(65536)
@@ -179,7 +179,7 @@ class Prompts:
 
 
 def measure_load(port: int, prompts: Prompts, requests: int = 3) -> dict[str, float]:
-    """Clients that ask again as soon as they are answered."""
+    """Measure clients that ask again as soon as they are answered."""
     streams: list[Stream] = []
     texts = [[prompts.make() for _ in range(requests)] for _ in range(CLIENTS)]
 
@@ -198,7 +198,7 @@ def measure_load(port: int, prompts: Prompts, requests: int = 3) -> dict[str, fl
 
 
 def measure_long_prompt(port: int, prompts: Prompts) -> dict[str, float]:
-    """A prompt of 900 tokens that arrives while four answers stream."""
+    """Measure a prompt of 900 tokens that arrives while four answers stream."""
     streams: list[Stream] = []
 
     def read(number: int) -> None:
@@ -218,7 +218,7 @@ def measure_long_prompt(port: int, prompts: Prompts) -> dict[str, float]:
 
 
 def measure_prefix(port: int, prompts: Prompts) -> dict[str, float]:
-    """First tokens of requests that begin with the same 500 tokens."""
+    """Measure the first tokens of requests that begin with the same 500 tokens."""
     shared = prompts.make(500)
     cold = complete(port, shared + prompts.make(8), 2).times[0]
     warm = [complete(port, shared + prompts.make(8), 2).times[0] for _ in range(3)]
@@ -226,12 +226,12 @@ def measure_prefix(port: int, prompts: Prompts) -> dict[str, float]:
 
 
 def measure_one_stream(port: int, prompts: Prompts) -> float:
-    """Milliseconds of a token that one client streams."""
+    """Measure the milliseconds of a token that one client streams."""
     return statistics.median(complete(port, prompts.make(), 200).gaps) * 1e3
 
 
 def measure_offline(model: TextGenerator, prompts: Prompts) -> dict[str, float]:
-    """The same work without a server: a batch of eight, and one stream."""
+    """Measure the same work without a server: a batch of eight, and one stream."""
     start = time.perf_counter()
     model.generate([prompts.make() for _ in range(CLIENTS)], max_new_tokens=ANSWER, ignore_eos=True)
     batch = CLIENTS * ANSWER / (time.perf_counter() - start)
@@ -242,7 +242,7 @@ def measure_offline(model: TextGenerator, prompts: Prompts) -> dict[str, float]:
 
 
 def measure_embeddings(port: int, texts: Sequence[str], clients: int = 64) -> float:
-    """Texts per second of clients that ask for one embedding at a time."""
+    """Measure the texts per second of clients that ask for one embedding at a time."""
     shares = [texts[number::clients] for number in range(clients)]
 
     def ask(number: int) -> None:
@@ -269,7 +269,7 @@ def serve_llama(server: Path, model: Path, port: int) -> list[str | Path]:
 
 
 def measure_server(port: int, prompts: Prompts, rounds: int) -> dict[str, Any]:
-    """All that both servers are asked."""
+    """Measure all requests that both servers get."""
     complete(port, prompts.make(), 4)  # warm
     return {
         "load": [measure_load(port, prompts) for _ in range(rounds)],
@@ -292,7 +292,7 @@ def write_gguf(work: Path) -> Path:
 
 
 def middle(rounds: Sequence[Any]) -> Any:
-    """Return the medians of what several rounds measured."""
+    """Return the medians of several rounds."""
     if isinstance(rounds[0], dict):
         return {name: middle([one[name] for one in rounds]) for name in rounds[0]}
     return round(statistics.median(rounds), 3)

@@ -1,4 +1,4 @@
-"""/health beside the heaviest requests: how long it takes, which is to be 50 ms at most."""
+"""Measures /health during the heaviest requests, which should take 50 ms at most."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ Request = tuple[str, Mapping[str, Any]]  # a path and a body
 
 
 def make_heavy_requests(generator: str, chat: str, embedder: str) -> dict[str, Request]:
-    """Return requests to models of these names, by what makes them heavy."""
+    """Return requests to models of these names, by the reason why they are heavy."""
     said = [{"role": "user", "content": "The ark"}]
     answers = {"n": 32, "max_tokens": 490, "ignore_eos": True, "logprobs": True, "top_logprobs": 20}
     bias = {str(token): 1 for token in range(600_000)}
@@ -60,7 +60,7 @@ def measure_health(port: int, request: Request) -> dict[str, float]:
 
 
 def ask(port: int, method: str, path: str, content: bytes | None = None) -> None:
-    """Read an answer, which may be a refusal, but no failure."""
+    """Read an answer, which may be a refusal, but not a failure."""
     connection = http.client.HTTPConnection("127.0.0.1", port, timeout=600)
     try:
         connection.request(method, path, content, {"Content-Type": "application/json"})

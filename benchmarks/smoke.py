@@ -1,4 +1,4 @@
-"""Cases made small, to see that every one of them runs."""
+"""Makes cases small, to see that every one of them runs."""
 
 from __future__ import annotations
 

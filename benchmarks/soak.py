@@ -1,4 +1,4 @@
-"""A server under mixed load for minutes: nothing lost, nothing mixed up, and memory that stays.
+"""Runs a server under mixed load for minutes: nothing may be lost or mixed up, and memory must not grow.
 
 python -m benchmarks.soak [--minutes 10] [--clients 16] [--work FOLDER]
 
@@ -60,7 +60,7 @@ WEIGHTS = {
 
 @dataclass
 class Tally:
-    """What clients count together."""
+    """The counts of all clients together."""
 
     answered: Counter[str] = field(default_factory=Counter)
     faults: list[str] = field(default_factory=list)
@@ -102,7 +102,7 @@ def find_command() -> Path:
 
 @contextmanager
 def serve(bundles: Sequence[str], port: int, log: Path) -> Iterator[subprocess.Popen[bytes]]:
-    """Run the server until the block ends; it has to end in order then."""
+    """Run the server until the block ends; it must then end cleanly."""
     options = ["--port", str(port), "--precision", "fp32", "--max-connections", str(CONNECTIONS)]
     with log.open("wb") as output:
         command = [str(find_command()), "serve", *bundles, *options]
@@ -205,7 +205,7 @@ def count_unfinished(port: int) -> int:
 
 
 def read_memory(pid: int) -> dict[str, int]:
-    """Return the kilobytes of a process: all that is resident, and what is no file's (Linux)."""
+    """Return the kilobytes of a process: all that is resident, and all that belongs to no file (Linux)."""
     lines = Path(f"/proc/{pid}/smaps_rollup").read_text(encoding="utf-8").splitlines()[1:]
     sizes = {name: int(value.split()[0]) for name, value in (line.split(":") for line in lines)}
     return {"rss": sizes["Rss"], "anonymous": sizes["Anonymous"]}
@@ -223,7 +223,7 @@ def watch_memory(pid: int, start: float, end: float) -> list[dict[str, float]]:
 
 
 def measure_growth(samples: Sequence[dict[str, float]], name: str) -> float:
-    """Return by what share memory grew from the first third after the warm-up to the last."""
+    """Return the growth of memory from the first third after the warm-up to the last, as a share."""
     warm = [one[name] for one in samples][int(len(samples) * WARM_UP) :]
     third = max(1, len(warm) // 3)
     return statistics.median(warm[-third:]) / statistics.median(warm[:third]) - 1
@@ -232,7 +232,7 @@ def measure_growth(samples: Sequence[dict[str, float]], name: str) -> float:
 def soak(
     port: int, pid: int, requests: Sequence[Request], clients: int, seconds: float
 ) -> tuple[Tally, list[dict[str, float]]]:
-    """Let clients ask until the time is over; return what they counted, and the memory meanwhile."""
+    """Let clients ask until the time is over; return their counts, and the memory meanwhile."""
     tally = Tally()
     start = time.monotonic()
     end = start + seconds

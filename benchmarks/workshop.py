@@ -1,4 +1,4 @@
-"""Where checkpoints are made and converted for each system, once."""
+"""Makes checkpoints, and converts them for each system, once."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ print(json.dumps({d.name.lower().replace("_", "-"): d.version for d in distribut
 
 @dataclass(frozen=True)
 class Prepared:
-    """What a system opens.
+    """The files that a system opens.
 
     Attributes:
         python: of the environment that has the system's packages.
@@ -51,7 +51,7 @@ class Prepared:
 
 
 class Workshop:
-    """Keeps checkpoints and what systems made of them in a folder, until either changes.
+    """A store of checkpoints, and of systems' conversions of them in a folder, until either changes.
 
     Args:
         work: the folder.
@@ -74,7 +74,7 @@ class Workshop:
         self.hashes: dict[str, str] = {}
 
     def environment(self, system: System) -> tuple[Path, dict[str, str]]:
-        """The interpreter for a system, and the versions of its packages there.
+        """Return the interpreter for a system, and the versions of its packages there.
 
         Raises:
             Skip: no environment has all of them.
@@ -87,7 +87,7 @@ class Workshop:
         raise Skip(f"no environment has {names}; `make bench` makes one that does, where it can")
 
     def checkpoint(self, name: str) -> Path:
-        """Its folder; made at the first call."""
+        """Return a checkpoint's folder, which is made at the first call."""
         if name in DEMOS:
             return demo(name)
         folder = self.work / name / "checkpoint"
@@ -99,7 +99,7 @@ class Workshop:
         return folder
 
     def prepare(self, entry: Entry) -> Prepared:
-        """Converts the entry's checkpoint for its system, unless that was done before.
+        """Convert the entry's checkpoint for its system, unless that was done before.
 
         Raises:
             Skip: its packages are missing, or it can't do the precision.
@@ -151,7 +151,7 @@ class Workshop:
         settings: Mapping[str, Any],
         stamp: dict[str, str],
     ) -> None:
-        """Lets the system write the folder; a file beside it says from what."""
+        """Let the system write the folder, and record the sources in a file next to it."""
         stamp = {**stamp, "code": system.code_stamp()}
         stamp_file = folder.with_name(f"{folder.name}.json")
         if stamp_file.exists():
@@ -174,19 +174,19 @@ class Workshop:
             stamp_file.write_text(json.dumps(stamp), encoding="utf-8")
 
     def log(self, name: str) -> Path:
-        """A file for what a process prints."""
+        """Return a file for a process's output."""
         return self.work / "logs" / f"{name}.log"
 
 
 def packages_of(python: Path) -> dict[str, str]:
-    """The distributions that an interpreter sees, with versions."""
+    """Return the distributions that an interpreter sees, with versions."""
     done = subprocess.run([python, "-c", PACKAGES], check=True, capture_output=True, text=True)
     found: dict[str, str] = json.loads(done.stdout)
     return found
 
 
 def file_bytes(folder: Path, checkpoint: Path) -> dict[str, int]:
-    """The size of a model's weights with its graphs, and of its other files.
+    """Return the size of a model's weights with its graphs, and of its other files.
 
     Of a checkpoint's folder only what is read; a bundle's golden data is not.
     """

@@ -1,4 +1,4 @@
-"""GPT-2 124M, random weights: a prompt of 32 tokens, 64 new ones, greedy."""
+"""Decoding with GPT-2 124M, random weights: a prompt of 32 tokens, 64 new ones, greedy."""
 
 from __future__ import annotations
 
@@ -26,18 +26,18 @@ BITS_4 = {"planforge": ("planforge", "int4"), "llama.cpp": ("llama_cpp", "q4_0")
 
 
 def generation(rows: int, tokens: int, new_tokens: int) -> Work:
-    """Random words in, greedy tokens out."""
+    """Return the work of random words in, greedy tokens out."""
     texts, prompts = gpt2_prompts(rows, tokens)
     return Work("generate", texts, prompts, new_tokens)
 
 
 def entries(systems: dict[str, tuple[str, str]], work: Work) -> dict[str, Entry]:
-    """An entry for each system at the same work."""
+    """Return an entry for each system at the same work."""
     return {name: Entry(*system, CHECKPOINT, work) for name, system in systems.items()}
 
 
 def ahead(metric: str, **ratios: float) -> tuple[Target, ...]:
-    """Targets of the entry "planforge" beside others; underscores in a name stand for dots."""
+    """Return targets of the entry "planforge" against others; underscores in a name stand for dots."""
     return tuple(Target("planforge", name.replace("_", "."), metric, ratio) for name, ratio in ratios.items())
 
 

@@ -20,7 +20,7 @@ FAITHFUL = (
 
 
 def bert(name: str, title: str, lengths: tuple[int, ...], **options: Any) -> Case:
-    """BERT base; ONNX Runtime runs optimum's graph, and its dynamic quantization of that."""
+    """Return the case of BERT base; ONNX Runtime runs optimum's graph, and its dynamic quantization of it."""
     work = Work("embed", bert_texts(lengths))
     limit = {"max_length": 512}
     entries = {
@@ -34,7 +34,7 @@ def bert(name: str, title: str, lengths: tuple[int, ...], **options: Any) -> Cas
 
 
 def minilm(work: Path) -> Case:
-    """Verified when exported: an encoder's int8 is chosen by what real text says."""
+    """Return the case of all-MiniLM-L6-v2, verified at export, as real text chooses an encoder's int8."""
     texts = Work("embed", sentences(SENTENCES, work))
     limit = {"max_length": 256}
     ours: Mapping[str, Any] = {"source": "bert-demo", "verify": True}

@@ -13,11 +13,11 @@ BATCHES = (1, 2, 4, 8, 16, 32)
 PROMPTS = (128, 256, 512, 1024 - NEW)
 PRECISIONS = ("fp32", "int8")
 SIZES = {CHECKPOINT: ("int8", "int4"), "gpt2-medium": ("int8",), "gpt2-large": ("int8",)}
-ALONE = "these are figures of PlanForge, beside no other system"
+ALONE = "these are figures of PlanForge alone"
 
 
 def alone(name: str, title: str, entries: dict[str, Entry], metric: str = "per_s") -> Case:
-    """A case in which nothing is compared."""
+    """Return a case in which nothing is compared."""
     parts = ("prompts", "new_tokens", "prefill_logit_rows", "cache", "threads", "precision", "weights_sha256")
     return Case(name, "growth", title, entries, dict.fromkeys(parts, ALONE), metric=metric, rounds=3)
 

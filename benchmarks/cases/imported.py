@@ -1,4 +1,4 @@
-"""Models that optimum exported: run by its own classes, and imported. Random weights, 64 new tokens."""
+"""Models that optimum exported, run by its own classes and imported: random weights, 64 new tokens."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ def imported_case(name: str, title: str, checkpoint: str, work: Work) -> Case:
 
 
 def int8_case(name: str, title: str, checkpoint: str, work: Work) -> Case:
-    """Compare int8 with fp32. An export is verified, so the logits have one peak that int8 keeps."""
+    """Return the case of int8 against fp32, verified at export, so that the logits have one peak."""
     entries = {
         "planforge int8": Entry("planforge", "int8", checkpoint, work, graphs="optimum_onnx"),
         "optimum": Entry("optimum_onnx", "fp32", checkpoint, work),

@@ -49,13 +49,13 @@ STEPS = 64
 
 
 def generation(rows: int, tokens: int, new_tokens: int) -> Work:
-    """Random words in, greedy tokens out."""
+    """Return the work of random words in, greedy tokens out."""
     texts, prompts = llama_prompts(tokens, rows)
     return Work("generate", texts, prompts, new_tokens)
 
 
 def case(name: str, what: str, systems: Systems, work: Work, sure: bool = True, **options: Any) -> Case:
-    """A case of the size that its name begins with.
+    """Return a case of the size that its name begins with.
 
     Args:
         name: behind the group's.
@@ -72,7 +72,7 @@ def case(name: str, what: str, systems: Systems, work: Work, sure: bool = True, 
 
 
 def decode_cases(size: str) -> list[Case]:
-    """One row, in every precision."""
+    """Return the cases of one row, in every precision."""
     one = generation(1, 32, NEW)
     unit = "batch 1: new tokens/s"
     targets = ahead("per_s", llama_cpp=1.0, genai=1.0)
@@ -86,7 +86,7 @@ def decode_cases(size: str) -> list[Case]:
 
 
 def prompt_cases() -> list[Case]:
-    """Time to the first token of a long prompt."""
+    """Return the cases of the time to the first token of a long prompt."""
     long = generation(1, PROMPT, 8)
     unit = f"a prompt of {PROMPT} tokens: ms to first token"
     options: dict[str, Any] = {"metric": "ttft_ms", "targets": ahead("ttft_ms", llama_cpp=1.5)}
@@ -98,7 +98,7 @@ def prompt_cases() -> list[Case]:
 
 
 def window_case() -> Case:
-    """Milliseconds per token around two positions of a model whose layers all see a window."""
+    """Return the case of milliseconds per token around two positions, with a window in all layers."""
     entries = {}
     for precision in ("fp32", "int8"):
         for position in (NEAR, FAR):

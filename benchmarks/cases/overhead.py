@@ -1,4 +1,4 @@
-"""GPT-2 124M on one thread: the CPU time of a token, and how much of it is not the engine's.
+"""GPT-2 124M on one thread: the CPU time of a token, and the part of it outside of the engine.
 
 From step to step: the answer's text, which is decoded once behind the last step, is not in it.
 """

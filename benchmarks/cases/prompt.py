@@ -15,7 +15,7 @@ STEPS = 64
 
 
 def cases(work: Path) -> list[Case]:
-    """Time to first token of a prompt of 900 tokens."""
+    """Return the cases of the time to first token of a prompt of 900 tokens."""
     long = generation(1, PROMPT, NEW)
     return [
         Case(
@@ -38,7 +38,7 @@ def cases(work: Path) -> list[Case]:
 
 
 def position_cases(work: Path) -> list[Case]:
-    """Milliseconds per token around two positions, with a cache of fp32 and of int8."""
+    """Return the cases of milliseconds per token around two positions, with an fp32 or int8 cache."""
     found = {}
     for precision in ("int8", "int8-kv8"):
         for position in (NEAR, FAR):

@@ -1,4 +1,4 @@
-"""A MarianMT shape (512 wide, 6 + 6 layers, vocabulary 58,101), random weights: 24 source, 32 new tokens."""
+"""Translation by a MarianMT shape (512 wide, 6 + 6 layers, vocabulary 58,101): 24 source, 32 new tokens."""
 
 from __future__ import annotations
 

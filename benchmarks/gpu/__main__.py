@@ -1,4 +1,4 @@
-"""PlanForge on a GPU beside PyTorch and ONNX Runtime: python -m benchmarks.gpu [--quick] [--cases NAME,...].
+"""Compares PlanForge on a GPU with its peers: python -m benchmarks.gpu [--quick] [--cases NAME,...].
 
 Writes gpu.json and gpu.md. Cases that are not chosen keep the results that they have, if those are of the
 same GPU, driver and versions.
@@ -34,7 +34,7 @@ QUICK_NEW = 16
 
 
 def main(given: Sequence[str] | None = None) -> None:
-    """Exits with 1 where there is no GPU, work was unlike, or PlanForge failed or computed another model."""
+    """Run the command; exit with 1 without a GPU, for unlike work, or if PlanForge failed or differed."""
     parser = argparse.ArgumentParser(prog="python -m benchmarks.gpu", description=__doc__)
     parser.add_argument("--cases", help="by their names, with commas between; all by default")
     parser.add_argument("--rounds", type=int, default=7, help="how often each entry does the work")
@@ -72,7 +72,7 @@ def main(given: Sequence[str] | None = None) -> None:
 
 
 def gpu_here() -> Gpu:
-    """The GPU, or the end, which says what is missing."""
+    """Return the GPU, or exit with a message about what is missing."""
     try:
         return find_gpu(0)
     except PlanForgeError as error:
@@ -80,7 +80,7 @@ def gpu_here() -> Gpu:
 
 
 def bounds_here() -> dict[str, Any]:
-    """The GPU's own speed, or the end, which says what is missing."""
+    """Return the GPU's own speed, or exit with a message about what is missing."""
     command = [sys.executable, "-m", f"{__package__}.bounds"]
     done = subprocess.run(command, capture_output=True, text=True, cwd=ROOT)
     if done.returncode:
@@ -91,7 +91,7 @@ def bounds_here() -> dict[str, Any]:
 
 
 def faults(name: str, result: Mapping[str, Any]) -> list[str]:
-    """Return what is wrong with PlanForge in a case; that it is not installed is no fault."""
+    """Return PlanForge's faults in a case; a missing installation is not a fault."""
     found = [
         f"{name}: {entry} {reason}"
         for entry, reason in result["skipped"].items()
@@ -107,7 +107,7 @@ def faults(name: str, result: Mapping[str, Any]) -> list[str]:
 
 
 def keep(name: str, result: dict[str, Any], about: dict[str, Any], out: Path) -> None:
-    """Puts a case's result in the place of its last one, judges all targets, and writes both files."""
+    """Replace a case's last result, judge all targets, and write both files."""
     out.mkdir(parents=True, exist_ok=True)
     path = out / "gpu.json"
     kept: dict[str, Any] = {}

@@ -1,4 +1,4 @@
-"""What the GPU itself can do: bytes that it copies, fp16 operations of a product, and its clocks meanwhile.
+"""Measures the GPU itself: bytes copied, fp16 operations of a product, and its clocks meanwhile.
 
 python -m benchmarks.gpu.bounds prints JSON.
 """
@@ -21,7 +21,7 @@ SIDE = 8192  # of the matrices
 
 
 def bounds(device: str = "cuda", largest: int = LARGEST, side: int = SIDE) -> dict[str, Any]:
-    """The best of some tries.
+    """Return the best of some tries.
 
     Args:
         device: of torch.
@@ -54,7 +54,7 @@ def bounds(device: str = "cuda", largest: int = LARGEST, side: int = SIDE) -> di
 
 
 def copy_rate(device: str, largest: int, wait: Callable[[], None]) -> float:
-    """Bytes per second, read and written."""
+    """Return the bytes per second, read and written."""
     import torch
 
     size = min(largest, torch.cuda.mem_get_info()[0] // 8) if device == "cuda" else largest

@@ -1,4 +1,4 @@
-"""What is measured on a GPU: who does which work, all in fp16, with random weights of published shapes."""
+"""The cases on a GPU: systems and their work, all in fp16, with random weights of published shapes."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ SYSTEMS = "benchmarks.gpu.systems"
 
 
 def entries(checkpoint: str, work: Work) -> dict[str, Entry]:
-    """Everybody at one piece of work, PyTorch first, with which the others' results are compared."""
+    """Return all systems at one piece of work, PyTorch first, with which the others' results are compared."""
 
     def entry(system: str, prepare: Mapping[str, Any], **settings: Any) -> Entry:
         return Entry(f"{SYSTEMS}.{system}", "fp16", checkpoint, work, prepare=prepare, settings=settings)
@@ -63,7 +63,7 @@ def generation(name: str, checkpoint: str, title: str, rows: int, new: int) -> C
 
 
 def encoding(name: str, rows: int) -> Case:
-    """From token ids to the last hidden states, both in host memory."""
+    """Return the work from token ids to the last hidden states, both in host memory."""
     words = [random.Random(row).sample(WORDS, ENCODED - 2) for row in range(rows)]
     work = Work("embed", ("",) * rows, tuple((CLS, *row, SEP) for row in words))
     return Case(name, "gpu", f"BERT base: {ENCODED} tokens, batch {rows}", entries("bert-base", work))
@@ -77,7 +77,7 @@ def translation(name: str, new: int) -> Case:
 
 
 def cases(new: int = NEW) -> dict[str, Case]:
-    """All cases by name, with so many new tokens where text is generated."""
+    """Return all cases by name, with so many new tokens where text is generated."""
     made = (
         generation("gpt2-124m-b1", "gpt2-124m", "GPT-2 124M", 1, new),
         generation("gpt2-124m-b8", "gpt2-124m", "GPT-2 124M", 8, new),

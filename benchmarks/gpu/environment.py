@@ -13,7 +13,7 @@ from .nvidia import FACTS, query
 
 
 def environment(gpu: Gpu) -> dict[str, Any]:
-    """Plain JSON: the GPU, its driver, clocks and limits, the backends that run here, versions."""
+    """Return as plain JSON the GPU, its driver, clocks and limits, the available backends, and versions."""
     facts = doctor.examine()
     versions = {"planforge": facts.planforge}
     with contextlib.suppress(importlib.metadata.PackageNotFoundError):

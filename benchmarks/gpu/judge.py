@@ -1,4 +1,4 @@
-"""Whether tokens are a model's greedy ones, but for what fp16's rounding flips.
+"""Judges whether tokens are a model's greedy ones, but for the rounding of fp16.
 
 Each token is held against fp32 PyTorch's scores behind the tokens before it, so that one flip does not
 condemn what follows it. How far below the best score a token may lie is measured too: by how much PyTorch's
@@ -25,7 +25,7 @@ Rows = Sequence[Sequence[int]]
 def judge_answers(
     checkpoint: str, kind: str, prompts: Rows, answers: Mapping[str, Rows], device: str = "cuda"
 ) -> dict[str, dict[str, Any]]:
-    """Judges each entry's new tokens.
+    """Judge each entry's new tokens.
 
     Args:
         checkpoint: a folder in Hugging Face's layout.
@@ -62,7 +62,7 @@ def judge_answers(
 
 
 def verdict(gaps: Sequence[float], limit: float) -> dict[str, Any]:
-    """By how much tokens were below the best; "worst" is None where that is no number, and never alike."""
+    """Return how far tokens were below the best; a gap of NaN counts as unlike, with "worst" None."""
     worst = max(gaps, key=lambda gap: math.inf if math.isnan(gap) else gap)
     return {
         "worst": round(worst, 5) if math.isfinite(worst) else None,
@@ -73,7 +73,7 @@ def verdict(gaps: Sequence[float], limit: float) -> dict[str, Any]:
 
 
 def load_judge(checkpoint: str, kind: str, dtype: Any, device: str) -> tuple[Any, list[int]]:
-    """The model, and tokens that it may not choose."""
+    """Return the model, and the tokens that it may not choose."""
     from transformers import AutoModelForCausalLM, AutoModelForSeq2SeqLM
 
     loader = AutoModelForCausalLM if kind == "generate" else AutoModelForSeq2SeqLM
@@ -89,7 +89,7 @@ def load_judge(checkpoint: str, kind: str, dtype: Any, device: str) -> tuple[Any
 def score_tokens(
     model: Any, kind: str, prompts: Rows, rows: Rows, banned: Sequence[int]
 ) -> Iterator[tuple[Any, Any]]:
-    """Of each row, the scores (N, V) behind which its first tokens (N,) were chosen."""
+    """Return for each row the scores (N, V) by which its first tokens (N,) were chosen."""
     import torch
 
     for prompt, row in zip(prompts, rows, strict=True):

@@ -32,7 +32,7 @@ Bounds = Mapping[str, Any]
 
 @dataclass
 class Turns:
-    """What came of a case's processes.
+    """The outcome of a case's processes.
 
     Attributes:
         runs: the entries that took part to the end, with their answers.
@@ -48,7 +48,7 @@ class Turns:
 def measure(
     case: Case, workshop: Workshop, rounds: int, bounds: Bounds, device_gb: float, device: str = "cuda"
 ) -> dict[str, Any]:
-    """Measures a case.
+    """Measure a case.
 
     Args:
         bounds: of `bounds.bounds`.
@@ -84,7 +84,7 @@ def measure(
 
 
 def take_turns(case: Case, workshop: Workshop, rounds: int) -> Turns:
-    """Opens every process and warms it up, refuses unlike work, and lets them take turns.
+    """Open every process and warm it up, refuse unlike work, and let them take turns.
 
     Raises:
         UnlikeWorkError: two of them did not do the same.
@@ -118,7 +118,7 @@ def take_turns(case: Case, workshop: Workshop, rounds: int) -> Turns:
 
 
 def figures(run: Run, bounds: Bounds) -> dict[str, Any]:
-    """Medians, percentiles and shares of the machine's bounds of one entry."""
+    """Return medians, percentiles and shares of the machine's bounds of one entry."""
     work = run.entry.work
     checkpoint = run.prepared.checkpoint
     seconds = [answer["seconds"] for answer in run.answers]
@@ -145,7 +145,7 @@ def figures(run: Run, bounds: Bounds) -> dict[str, Any]:
 
 
 def compare(runs: Mapping[str, Run], entries: dict[str, dict[str, Any]], device: str) -> None:
-    """Marks each entry by whether its results are the model's: "alike", and what says so."""
+    """Mark each entry by whether its results are the model's ("alike"), with the evidence."""
     if not runs:
         return
     first = next(iter(runs.values()))
@@ -169,7 +169,7 @@ def min_cosine(got: np.ndarray[Any, Any], wanted: np.ndarray[Any, Any]) -> float
 
 
 def judgement(runs: Mapping[str, Run], device: str) -> dict[str, dict[str, Any]]:
-    """Return what `judge` finds in all entries' tokens, in a process of its own."""
+    """Return the findings of `judge` for all entries' tokens, from a process of its own."""
     first = next(iter(runs.values()))
     order = {
         "checkpoint": str(first.prepared.checkpoint),

@@ -1,4 +1,4 @@
-"""What nvidia-smi says of the GPU that is measured."""
+"""Reads facts about the measured GPU from nvidia-smi."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ Value = float | str | None
 
 
 def query(fields: Sequence[str]) -> dict[str, Value]:
-    """Fields of nvidia-smi for the GPU that CUDA calls 0; none where there is no nvidia-smi."""
+    """Return nvidia-smi's fields for the GPU that CUDA calls 0; none without nvidia-smi."""
     command = (
         "nvidia-smi",
         f"--query-gpu={','.join(fields)}",
@@ -37,18 +37,18 @@ def query(fields: Sequence[str]) -> dict[str, Value]:
 
 
 def first_gpu() -> str:
-    """Its number or UUID, as nvidia-smi takes it: that looks at no variable."""
+    """Return the first GPU's number or UUID for nvidia-smi, which ignores CUDA's variables."""
     return os.environ.get("CUDA_VISIBLE_DEVICES", "").split(",")[0].strip() or "0"
 
 
 def parse_fields(table: str, fields: Sequence[str]) -> dict[str, Value]:
-    """The first line of nvidia-smi's table; fields that the GPU doesn't tell are None."""
+    """Return the first line of nvidia-smi's table; fields that the GPU lacks are None."""
     cells = table.partition("\n")[0].strip().rsplit(", ", len(fields) - 1)
     return dict(zip(fields, map(value_of, cells), strict=True)) if len(cells) == len(fields) else {}
 
 
 def value_of(cell: str) -> Value:
-    """A number, a text, or None of "[N/A]" and the like."""
+    """Return a number, a text, or None for "[N/A]" and the like."""
     if cell.startswith("["):
         return None
     try:
@@ -58,6 +58,6 @@ def value_of(cell: str) -> Value:
 
 
 def used_mb() -> float | None:
-    """The device's memory that is in use, by all programs together; None where that can't be told."""
+    """Return the device memory that all programs use together; None where that is unknown."""
     found = query(["memory.used"]).get("memory.used")
     return found * 2**20 / 1e6 if isinstance(found, float) else None

@@ -35,7 +35,7 @@ VERDICTS = {True: "met", False: "**missed**", None: "not measured"}
 
 
 def report(results: Result) -> str:
-    """All of it."""
+    """Return the whole report."""
     parts = ["# GPU benchmarks\n", "".join(f"- {line}\n" for line in machine(results["environment"]))]
     parts += [section(case) for case in results["cases"].values()]
     rows = [target_row(target) for target in results["targets"]]
@@ -44,7 +44,7 @@ def report(results: Result) -> str:
 
 
 def machine(environment: Result) -> Iterator[str]:
-    """The GPU and what ran on it, in lines."""
+    """Return lines about the GPU and its software."""
     gpu = environment["gpu"]
     software = f"driver {environment['driver']}, CUDA {environment['cuda']}"
     yield f"{gpu['name']}, {gpu['sm']}, {gpu['memory_gb']} GB; {software}"
@@ -59,7 +59,7 @@ def number(value: Any) -> str:
 
 
 def section(case: Result) -> str:
-    """One case: every figure of every entry, and what took no part."""
+    """Return the section of one case: every figure of every entry, and the entries that did not run."""
     entries = case["entries"]
     used = [column for column in COLUMNS if any(cell(figures, column) for figures in entries.values())]
     rows = [[name, *(cell(figures, column) for column in used)] for name, figures in entries.items()]
@@ -77,7 +77,7 @@ def section(case: Result) -> str:
 
 
 def remarks(case: Result) -> Iterator[str]:
-    """What a reader must know beside the figures."""
+    """Return the remarks that a reader needs in addition to the figures."""
     if case["refused"]:
         yield f"not measured: {case['refused']}"
     for name, figures in case["entries"].items():
@@ -88,7 +88,7 @@ def remarks(case: Result) -> Iterator[str]:
 
 
 def unlike(figures: Result) -> str:
-    """By what an entry's results are not the model's."""
+    """Return how an entry's results differ from the model's."""
     if "judge" not in figures:
         return f"its least cosine to PyTorch's fp16 is {figures['cosine_min']:.4f}"
     judge = figures["judge"]
@@ -100,7 +100,7 @@ def unlike(figures: Result) -> str:
 
 
 def target_row(target: Result) -> list[str]:
-    """A target as cells of a table."""
+    """Return a target as cells of a table."""
     unit = "x" if target["against"] else ""
     bound = f"{'at most' if target['most'] else 'at least'} {target['value']:g}{unit}"
     what = NAMES[target["metric"]]

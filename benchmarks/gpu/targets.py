@@ -1,4 +1,4 @@
-"""What PlanForge has to reach on a GPU, and whether it did."""
+"""PlanForge's targets on a GPU, and whether it met them."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ Cases = Mapping[str, Mapping[str, Any]]
 
 @dataclass(frozen=True)
 class Target:
-    """How far one entry of a case must be.
+    """The lead that one entry of a case must have.
 
     Attributes:
         metric: a figure of `measure.figures`.
@@ -56,7 +56,7 @@ TARGETS = (
 
 
 def judge_target(target: Target, cases: Cases) -> dict[str, Any]:
-    """A target with what was found.
+    """Return a target with its result.
 
     Returns:
         The target's fields, "found" and "met", both None where that was not measured, and "why" it was not.
@@ -76,7 +76,7 @@ def judge_target(target: Target, cases: Cases) -> dict[str, Any]:
 
 
 def obstacles(target: Target, cases: Cases) -> Iterator[str]:
-    """Why a target can't be judged; nothing if it can."""
+    """Return the reasons why a target can't be judged; nothing if it can."""
     for name, entry in ((target.case, target.entry), *filter(None, (target.against,))):
         case = cases.get(name)
         if case is None:
@@ -97,5 +97,5 @@ def obstacles(target: Target, cases: Cases) -> Iterator[str]:
 
 
 def verdicts(cases: Cases) -> list[dict[str, Any]]:
-    """All targets, judged."""
+    """Return all targets, judged."""
     return [judge_target(target, cases) for target in TARGETS]

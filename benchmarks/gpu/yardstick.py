@@ -1,4 +1,4 @@
-"""What a step needs at least, by the model's shape: bytes to read, operations to do."""
+"""The least that a step needs by the model's shape: bytes to read, operations to do."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ def step_bytes(checkpoint: Path, work: Work) -> int | None:
 
 
 def encoder_flops(checkpoint: Path, work: Work) -> int | None:
-    """Operations of BERT's matrix products, a multiplication and an addition each; None of decoders."""
+    """Return the operations of BERT's matrix products, multiplications and additions; None for decoders."""
     config = read_config(checkpoint)
     shapes = tensor_shapes(checkpoint)
     if config["model_type"] != "bert":
@@ -54,7 +54,7 @@ def read_config(checkpoint: Path) -> dict[str, Any]:
 
 
 def tensor_shapes(checkpoint: Path) -> Mapping[str, list[int]]:
-    """The shapes in model.safetensors, whose beginning lists them."""
+    """Return the shapes in model.safetensors, whose header lists them."""
     with (checkpoint / "model.safetensors").open("rb") as file:
         (size,) = struct.unpack("<Q", file.read(8))
         header: dict[str, Any] = json.loads(file.read(size))

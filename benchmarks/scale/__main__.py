@@ -1,4 +1,4 @@
-"""Tables of rows on one machine and on Ray: rates, what Ray costs, the driver's memory, where limits are.
+"""Measures tables of rows on one machine and on Ray: rates, Ray's cost, the driver's memory, and limits.
 
 python -m benchmarks.scale BUNDLE [--only rates,driver,limits] [--rounds 3] [--work FOLDER]
 

@@ -1,4 +1,4 @@
-"""What a job costs the process that drives it, by the number of rows: seconds and memory.
+"""Measures the cost of a job for the process that drives it, by the number of rows: seconds and memory.
 
 Parts are written by a stand-in for the workers in the driver itself, so that only the driver's own work is
 left: cutting the input, starting parts, counting, and, when it goes on with a job, finding what is done.
@@ -35,7 +35,7 @@ def measure_drivers(counts: list[int], work: Path) -> list[dict[str, Any]]:
 
 
 def measure_resume(bundle: Path, work: Path) -> dict[str, float]:
-    """Return the seconds of the whole command that goes on with 100,001 rows of which one is missing."""
+    """Return the seconds of the whole command that resumes 100,001 rows of which one is missing."""
     folder = work / "resume"
     folder.mkdir()
     (folder / "in.txt").write_text("\n".join(f"row {number}" for number in range(RESUMED + 1)))
@@ -80,7 +80,7 @@ def run(folder: Path, which: str) -> dict[str, Any]:
 
 
 class StandIn:
-    """Writes each part at once, as a worker would: rows, but no vectors."""
+    """A stand-in for workers that writes each part at once, with rows but no vectors."""
 
     def __init__(self, spec: Any) -> None:
         self.spec = spec
@@ -111,7 +111,7 @@ class StandIn:
 
 
 def main() -> None:
-    """Run one job, and print what it cost."""
+    """Run one job, and print its cost."""
     from planforge.runtime.apps.batch import job
 
     folder = Path(sys.argv[1])

@@ -1,4 +1,4 @@
-"""What one driver, one reader, one writer and one object store manage in a second."""
+"""Measures what one driver, one reader, one writer and one object store manage in a second."""
 
 from __future__ import annotations
 
@@ -164,7 +164,7 @@ def write_input(path: Path, texts: list[str]) -> None:
 
 
 def make_answers() -> pa.Table:
-    """Return the answers to a part: vectors and what goes with them."""
+    """Return the answers to a part: vectors and their other fields."""
     vectors = np.random.default_rng(0).standard_normal((ROWS_PER_PART, WIDTH)).astype(np.float32)
     return pa.table(
         {

@@ -1,4 +1,4 @@
-"""How many rows a second workers embed: a plain loop, processes, Ray's tasks and Ray Data's actors, in turns.
+"""Measures how many rows a second workers embed: a plain loop, processes, Ray's tasks and Ray Data's actors.
 
 A rate is that of the steady state: of each worker the rows after its first batch, over the time from that
 batch's end to its last one's. What starting takes is told apart.

@@ -74,7 +74,7 @@ def run_actors(bundle: str, folder: Path, workers: int) -> Ends:
 
 
 def start_nodes(workers: int, spare: int = 1) -> Any:
-    """Start a cluster with a node of one CPU for each worker; a spare one reads and writes data sets."""
+    """Start a cluster with a node of one CPU for each worker, and a spare one to read and write data sets."""
     from ray.cluster_utils import Cluster
 
     cluster = Cluster(initialize_head=True, head_node_args={"num_cpus": spare, "include_dashboard": False})

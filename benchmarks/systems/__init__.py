@@ -1,4 +1,4 @@
-"""One file for each family of systems; `SYSTEM` is what a case names by the file's name."""
+"""One file for each family of systems; a case names a file, whose `SYSTEM` it means."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from .system import System
 
 
 def system_named(name: str) -> System:
-    """The system of a file of this folder, or of a module elsewhere by its full name.
+    """Return the system of a file of this folder, or of a module elsewhere by its full name.
 
     Its libraries are loaded when it prepares or opens a model, not here.
     """

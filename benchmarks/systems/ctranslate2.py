@@ -13,7 +13,7 @@ COMPUTE_TYPES = {"fp32": "float32", "int8": "int8_float32"}
 
 
 class CTranslate2(System):
-    """Reads tokens, not ids: they are spelled by its own vocabulary."""
+    """CTranslate2, which reads tokens rather than ids: they are spelled by its own vocabulary."""
 
     name = "CTranslate2"
     packages = ("ctranslate2",)
@@ -41,7 +41,7 @@ class CTranslate2(System):
 
 
 class Generator:
-    """Greedy; the least length is the most, so that the end token can't be chosen."""
+    """A greedy generator; its least length is its most, so that the end token can't be chosen."""
 
     def __init__(self, generator: Any, vocabulary: list[str]) -> None:
         self.generator = generator

@@ -12,7 +12,7 @@ from .system import System
 
 
 class GenaiPackage(onnxruntime_genai.OnnxruntimeGenai):
-    """The graph and the weights are those that PlanForge runs."""
+    """A packaged bundle, with the same graph and weights that PlanForge runs."""
 
     name = "genai, same graph"
     packages = ("planforge", "onnxruntime-genai", "onnxruntime")

@@ -20,7 +20,7 @@ ARCHITECTURES = ("gpt2", "llama", "qwen2")  # called the same by transformers an
 
 
 class LlamaCpp(System):
-    """Beside fp32 weights its cache and attention are fp32, else its defaults: fp16 and flash attention.
+    """llama.cpp: with fp32 weights its cache and attention are fp32, else its defaults, fp16 and flash.
 
     With the setting "vocabulary" its file has the tokens too, which its server needs.
     """
@@ -110,7 +110,7 @@ def describe(writer: Any, config: Mapping[str, Any]) -> None:
 
 
 class Generator:
-    """Greedy: the largest logit, by numpy, of the last token of each row.
+    """A greedy generator: numpy finds the largest logit of the last token of each row.
 
     Args:
         path: of the GGUF file.
@@ -159,7 +159,7 @@ class Generator:
         return rows
 
     def step(self, rows: Sequence[Sequence[int]], past: Sequence[int]) -> list[int]:
-        """The next token of each row behind `past` tokens and these."""
+        """Return the next token of each row behind `past` tokens and these."""
         batch = self.batch
         api = self.api
         last = []

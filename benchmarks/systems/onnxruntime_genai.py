@@ -13,7 +13,7 @@ from .system import Session, System, Tick
 
 
 class OnnxruntimeGenai(System):
-    """Its quantized weights have its own defaults: symmetric, in blocks of 32, activations in int8."""
+    """onnxruntime-genai, whose quantized weights have its defaults: symmetric, blocks of 32, int8 inputs."""
 
     name = "onnxruntime-genai"
     packages: tuple[str, ...] = ("onnxruntime-genai", "onnxruntime", "transformers", "torch")
@@ -43,7 +43,7 @@ class OnnxruntimeGenai(System):
 
 
 class Generator:
-    """Greedy; the least length is the most, so that the end token can't be chosen."""
+    """A greedy generator; its least length is its most, so that the end token can't be chosen."""
 
     def __init__(self, model: Any) -> None:
         self.model = model

@@ -17,7 +17,7 @@ TASKS = {
 
 
 class OptimumOnnx(System):
-    """Settings: torch_threads, where the search, which is torch's, is to have other threads than the graphs.
+    """optimum-onnx; with torch_threads its search, which is torch's, has other threads than the graphs.
 
     "int8" of an encoder is ONNX Runtime's quantize_dynamic, per channel.
     """

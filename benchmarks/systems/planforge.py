@@ -20,7 +20,7 @@ ROOT = Path(__file__).resolve().parents[2]
 
 
 class PlanForge(System):
-    """To prepare: "source", what `export` is given instead of the checkpoint's folder, and its "verify".
+    """PlanForge; prepares "source", which `export` gets instead of the checkpoint's folder, and "verify".
 
     "graphs" is a folder that optimum wrote, to import.
     """
@@ -76,7 +76,7 @@ class PlanForge(System):
 
 
 def open_bundle(model: Path, precision: str, threads: int, prepared: bool = False) -> Any:
-    """Open a bundle; with `prepared` the first process prepares it, in a folder beside."""
+    """Open a bundle; with `prepared` the first process prepares it, in a folder next to it."""
     from planforge.runtime import load
 
     if prepared:
@@ -85,13 +85,13 @@ def open_bundle(model: Path, precision: str, threads: int, prepared: bool = Fals
 
 
 def make_generator(settings: Mapping[str, Any], model: Any) -> Generator:
-    """Return a session; with the setting "engine_clock" it says what a token costs outside of the engine."""
+    """Return a session; with the setting "engine_clock" it measures a token's time outside of the engine."""
     clock = EngineClock(model.decoder.program) if settings.get("engine_clock") else None
     return Generator(model, clock)
 
 
 class Generator:
-    """Greedy; no end token ends a row."""
+    """A greedy generator, in which no end token ends a row."""
 
     def __init__(self, model: Any, clock: EngineClock | None = None) -> None:
         self.model = model
@@ -120,7 +120,7 @@ class Generator:
         return [list(answer.token_ids) for answer in self.answers]
 
     def dictation(self, prompt: str, answer: str) -> Dictation:
-        """Return what makes a text follow a prompt."""
+        """Return the logits processor that makes a text follow a prompt."""
         tokens = self.model.tokenizer.encode(answer)
         return Dictation(len(self.model.tokenizer.encode(prompt)), tokens)
 
@@ -173,7 +173,7 @@ class Dictation:
 
 
 class Embedder:
-    """Mean of the last hidden states, normalized."""
+    """An embedder by the mean of the last hidden states, normalized."""
 
     def __init__(self, model: Any) -> None:
         self.model = model
@@ -188,7 +188,7 @@ class Embedder:
 
 
 class Translator:
-    """Beam search in which the end token can't be chosen."""
+    """A beam search in which the end token can't be chosen."""
 
     def __init__(self, model: Any) -> None:
         self.model = model

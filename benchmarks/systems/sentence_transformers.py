@@ -11,7 +11,7 @@ from .system import MEAN, Session, System, Tick
 
 
 class SentenceTransformers(System):
-    """Its own encode(), which sorts by length, in batches of 32, its default."""
+    """sentence-transformers with its own encode(), which sorts by length, in batches of 32, its default."""
 
     name = "sentence-transformers"
     packages = ("sentence-transformers", "torch")
@@ -25,7 +25,7 @@ class SentenceTransformers(System):
 
 
 class Embedder:
-    """Vectors as the checkpoint's own modules make them; the suite's checkpoints take the mean."""
+    """An embedder by the checkpoint's own modules; the suite's checkpoints take the mean."""
 
     def __init__(self, model: Any) -> None:
         self.model = model

@@ -1,4 +1,4 @@
-"""What a system of the benchmarks is. A new one is a file beside this one, and its name in a case."""
+"""The interface of a system of the benchmarks; a new one is a file in this folder, and its name in a case."""
 
 from __future__ import annotations
 
@@ -10,18 +10,18 @@ Tick = Callable[[], None]
 MEAN = {"pooling": "mean", "normalized": True}  # what every embedder does
 
 
-class Skip(Exception):  # noqa: N818 - it is no error
-    """A system can't do this here; the reason is shown."""
+class Skip(Exception):  # noqa: N818 - it is not an error
+    """An exception for a system that can't do this here; the reason is shown."""
 
 
 class Session(Protocol):
-    """A loaded model. Made by `System.generate`, `System.embed` or `System.translate`, whose work it does.
+    """A loaded model, made by `System.generate`, `System.embed` or `System.translate` for that work.
 
     One that measures something itself has a method `figures` too, which returns it by name.
     """
 
     def run(self, work: Mapping[str, Any], tick: Tick) -> Any:
-        """Does a piece of work, a `case.Work` as JSON, once.
+        """Do a piece of work, a `case.Work` as JSON, once.
 
         Args:
             work: what to do.
@@ -32,7 +32,7 @@ class Session(Protocol):
         """
 
     def did(self, work: Mapping[str, Any]) -> dict[str, Any]:
-        """What the last run did: the parts of `alike.REPORTED` that its process can't know.
+        """Return the facts of the last run: the parts of `alike.REPORTED` that its process can't know.
 
         Not timed, so that it may count.
         """
@@ -56,36 +56,36 @@ class System:
     def prepare(
         self, checkpoint: Path, kind: str, precision: str, out: Path, settings: Mapping[str, Any]
     ) -> None:
-        """Writes what it runs from a checkpoint's folder into the empty folder `out`.
+        """Convert a checkpoint's folder into the empty folder `out`.
 
         A system that does not is given the checkpoint itself to open. Raises Skip where it can't.
         """
 
     def gathered_tables(self, precision: str) -> int:
-        """How many fp32 copies of the vocabulary's table a decoder stores only to look rows up.
+        """Return how many fp32 copies of the vocabulary's table a decoder stores only to look rows up.
 
         The one that the output layer reads is none of them.
         """
         return 0
 
     def code_stamp(self) -> str:
-        """Changes whenever `prepare` may write something else, beside the versions of its packages."""
+        """Return a stamp that changes when `prepare` may write something else, besides packages' versions."""
         return ""
 
     def generate(self, model: Path, precision: str, threads: int, settings: Mapping[str, Any]) -> Session:
-        """A session for "generate".
+        """Return a session for "generate".
 
         settings has "tokens" and "batch", the most tokens of a row, prompt and answer, and the most rows.
         """
         raise Skip(f"{self.name} does not generate text here")
 
     def embed(self, model: Path, precision: str, threads: int, settings: Mapping[str, Any]) -> Session:
-        """A session for "embed": mean over the tokens' last hidden states, normalized.
+        """Return a session for "embed": mean over the tokens' last hidden states, normalized.
 
         settings has "max_length": of a longer text the end is cut off.
         """
         raise Skip(f"{self.name} does not embed here")
 
     def translate(self, model: Path, precision: str, threads: int, settings: Mapping[str, Any]) -> Session:
-        """A session for "translate"."""
+        """Return a session for "translate"."""
         raise Skip(f"{self.name} does not translate here")

@@ -1,4 +1,4 @@
-"""transformers on PyTorch, eager: what a checkpoint does where it was trained."""
+"""transformers on PyTorch, eager, as checkpoints are run where they were trained."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from .system import MEAN, Session, System, Tick
 
 
 class Transformers(System):
-    """Its own generate() and its default attention (scaled_dot_product_attention)."""
+    """transformers with its own generate() and default attention (scaled_dot_product_attention)."""
 
     name = "transformers"
     packages = ("transformers", "torch")
@@ -50,7 +50,7 @@ class Transformers(System):
 
 
 class Ticks:
-    """A streamer that only looks at the clock. The first that it is given is the prompt."""
+    """A streamer that only looks at the clock; its first call is for the prompt."""
 
     def __init__(self, tick: Tick) -> None:
         self.tick = tick
@@ -66,7 +66,7 @@ class Ticks:
 
 
 class Generator:
-    """Greedy, by the generate() of transformers, which optimum's models inherit."""
+    """A greedy generator, by the generate() of transformers, which optimum's models inherit."""
 
     def __init__(self, model: Any) -> None:
         self.model = model
@@ -109,7 +109,7 @@ class Generator:
 
 
 class Translator:
-    """Greedy or beam search, by the generate() of transformers, which optimum's models inherit."""
+    """A greedy or beam search, by the generate() of transformers, which optimum's models inherit."""
 
     def __init__(self, model: Any) -> None:
         self.model = model
@@ -134,7 +134,7 @@ class Translator:
 
 
 class Embedder:
-    """Mean pooling as its users write it: batches of 32, sorted by length, padded to the longest.
+    """An embedder by mean pooling, as users write it: batches of 32, sorted by length, padded to the longest.
 
     Args:
         states: from a tokenizer's arrays to the last hidden states, (B, T, E).

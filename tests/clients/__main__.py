@@ -21,7 +21,7 @@ WORK = ROOT / "build" / "clients"
 PYTHON = WORK / "venv" / "bin"
 BUNDLES = {"llama": "llama-demo", "gpt": "gpt2-demo", "bert": "bert-demo"}
 KEY = "a-key-of-the-clients"
-# llm-comply's probes that fail, and why: docs/serve.md says so too.
+# llm-comply's probes that fail, and why.
 KNOWN = {
     "chat-error-handling": "it sends no model's name, which may be left out here",
     "chat-image-input": "no model here reads images",

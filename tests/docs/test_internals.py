@@ -22,11 +22,15 @@ from ..helpers.serving import running_server
 FOLDER = ROOT / "docs" / "internals"
 ROW = re.compile(r"^\| ([\w/]+\.py) \| `([\w.]+)` \|", re.MULTILINE)
 Place = tuple[str, str]  # a file and a function
+QUALIFIED = sys.version_info >= (3, 11)  # whether a function's code knows its class
 
 
 def list_places(text: str) -> list[Place]:
     """Return the functions of a page or a part of it."""
-    return [(str(ROOT / file), function.rpartition(".")[2]) for file, function in ROW.findall(text)]
+    return [
+        (str(ROOT / file), function if QUALIFIED else function.split(".")[-1])
+        for file, function in ROW.findall(text)
+    ]
 
 
 @contextmanager
@@ -38,7 +42,8 @@ def watch(places: Sequence[Place]) -> Iterator[dict[str, list[Place]]]:
     called: dict[str, list[Place]] = defaultdict(list)
 
     def note(frame: FrameType, event: str, _: object) -> None:
-        place = (frame.f_code.co_filename, frame.f_code.co_name)
+        code = frame.f_code
+        place = (code.co_filename, getattr(code, "co_qualname", code.co_name))
         if event == "call" and place in wanted:
             own = called[re.split(r"[-_]\d", threading.current_thread().name)[0]]
             if place not in own:

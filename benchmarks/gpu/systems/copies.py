@@ -1,4 +1,4 @@
-"""ONNX Runtime on CUDA as most scripts use it: `session.run`, numpy arrays in and out, the cache with them.
+"""ONNX Runtime on CUDA as in most scripts: `session.run`, numpy arrays in and out, the cache included.
 
 B batch, P past tokens, T tokens of a step
 """
@@ -25,7 +25,7 @@ CPU = "CPUExecutionProvider"
 
 
 class Copies(PlanForge):
-    """PlanForge's `portable` graph. To prepare: "max_batch". For tests: the "provider" of a session."""
+    """A system of PlanForge's `portable` graph; prepares "max_batch", and in tests a session's "provider"."""
 
     name = "onnxruntime-cuda"
     classes: Mapping[str, str] = {"fp16": "fp16"}
@@ -69,7 +69,7 @@ class Graphs:
             self.sessions[graph] = session
 
     def run(self, graph: str, values: Mapping[str, Any], roles: Sequence[str]) -> list[Any]:
-        """A graph once: outputs by their roles from inputs by theirs."""
+        """Run a graph once, and return outputs by their roles, from inputs by theirs."""
         artifact = self.artifacts[graph]
         feeds = {spec.name: values[spec.role].astype(spec.dtype, copy=False) for spec in artifact.inputs}
         names = [artifact.output(role).name for role in roles]
@@ -77,7 +77,7 @@ class Graphs:
 
 
 class Greedy:
-    """Greedy decoding; the cache goes out and in again with every step."""
+    """A greedy decoder whose cache goes out and in again with every step."""
 
     def __init__(self, graphs: Graphs) -> None:
         self.graphs = graphs
@@ -85,7 +85,7 @@ class Greedy:
         self.past = [spec for spec in decoder.inputs if spec.role.startswith("past.")]
 
     def empty(self, spec: TensorSpec, B: int) -> npt.NDArray[Any]:
-        """A cache that holds nothing yet."""
+        """Return an empty cache."""
         lengths = {"batch": B, "past": 0}
         return np.zeros(
             [axis if isinstance(axis, int) else lengths[axis] for axis in spec.axis_names()], spec.dtype
@@ -99,7 +99,7 @@ class Greedy:
         banned: Sequence[int],
         tick: Tick,
     ) -> list[list[int]]:
-        """New tokens of each row.
+        """Return the new tokens of each row.
 
         Args:
             prompts: of one length.
@@ -135,7 +135,7 @@ class Greedy:
 
 
 class Generator:
-    """Greedy; no token ends a row."""
+    """A greedy generator, in which no token ends a row."""
 
     def __init__(self, graphs: Graphs) -> None:
         self.loop = Greedy(graphs)
@@ -154,7 +154,7 @@ class Generator:
 
 
 class Translator:
-    """Greedy; the end token can't be chosen."""
+    """A greedy translator that cannot choose the end token."""
 
     def __init__(self, graphs: Graphs) -> None:
         self.graphs = graphs
@@ -179,7 +179,7 @@ class Translator:
 
 
 class Encoder:
-    """The graph once."""
+    """An encoder that runs its graph once."""
 
     def __init__(self, graphs: Graphs) -> None:
         self.graphs = graphs

@@ -1,4 +1,4 @@
-"""PlanForge on one of the GPU's backends: what its users call, but of an encoder only the graph."""
+"""PlanForge on one of the GPU's backends, by its public interface, except for encoders' graphs."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ FP16 = {"float16": "fp16", "float32": "fp32"}
 
 
 class PlanForgeGpu(PlanForge):
-    """To prepare: "backend", "max_batch" and perhaps "candidates"; of a session "backend"."""
+    """PlanForge on a GPU; prepares "backend", "max_batch" and "candidates", if any; runs "backend"."""
 
     classes: Mapping[str, str] = {"fp16": "fp16"}
 
@@ -39,7 +39,7 @@ class PlanForgeGpu(PlanForge):
             build(out, target=target, options=Options(candidates=count))
 
     def code_stamp(self) -> str:
-        """Plans are of one version of their library."""
+        """Return a stamp that changes with the library's version, as plans belong to one version."""
         return " ".join([super().code_stamp(), *(str(find_package(module)) for module in DISTRIBUTIONS)])
 
     def generate(self, model: Path, precision: str, threads: int, settings: Mapping[str, Any]) -> Session:
@@ -53,7 +53,7 @@ class PlanForgeGpu(PlanForge):
 
 
 def require(backend: str) -> None:
-    """Skips, in the doctor's words, where a backend does not run here."""
+    """Raise Skip, with the doctor's words, where a backend does not run here."""
     state = next(state for state in doctor.diagnose().backends if state.backend == backend)
     if not state.available:
         raise Skip(f"{state.reason}; {state.remedy}" if state.remedy else state.reason)
@@ -74,7 +74,7 @@ def open_bundle(model: Path, precision: str, settings: Mapping[str, Any]) -> Any
 
 
 class Generator:
-    """Greedy; no token ends a row."""
+    """A greedy generator, in which no token ends a row."""
 
     def __init__(self, model: Any) -> None:
         self.model = model
@@ -103,7 +103,7 @@ class Generator:
 
 
 class Translator:
-    """Greedy; the end token can't be chosen."""
+    """A greedy translator that cannot choose the end token."""
 
     def __init__(self, model: Any) -> None:
         self.model = model
@@ -126,7 +126,7 @@ class Translator:
 
 
 class Encoder:
-    """The graph once, as `TextEncoder` calls it for a batch."""
+    """An encoder that runs its graph once, as `TextEncoder` calls it for a batch."""
 
     def __init__(self, model: Any) -> None:
         self.encoder = model.encoder

@@ -14,7 +14,7 @@ from .states import STATES, Rows
 
 
 class PyTorch(System):
-    """Settings: "compiled", whether torch.compile is used, in generation with a static cache.
+    """PyTorch, with the setting "compiled": whether torch.compile is used, with a static cache.
 
     For tests: "device", and the compiler's "backend".
     """
@@ -68,7 +68,7 @@ def loop_options(settings: Mapping[str, Any]) -> dict[str, Any]:
 
 
 class Generator:
-    """Greedy; no token ends a row."""
+    """A greedy generator, in which no token ends a row."""
 
     def __init__(self, model: Any, options: Mapping[str, Any]) -> None:
         self.model = model
@@ -77,7 +77,7 @@ class Generator:
         model.generation_config.eos_token_id = None
 
         def count(module: Any, given: Any, outputs: Any) -> None:
-            """Count the first step; then the hook is gone, so that it is never compiled."""
+            """Count the first step; then remove the hook, so that it is never compiled."""
             self.rows = outputs.logits.shape[0] * outputs.logits.shape[1]
             hook.remove()
 
@@ -110,7 +110,7 @@ class Generator:
 
 
 class Translator:
-    """Greedy; the end token can't be chosen."""
+    """A greedy translator that cannot choose the end token."""
 
     def __init__(self, model: Any, options: Mapping[str, Any]) -> None:
         self.model = model
@@ -138,7 +138,7 @@ class Translator:
 
 
 class Encoder:
-    """A module's forward pass, and what it returns copied to host memory."""
+    """An encoder that runs a module's forward pass, and copies its result to host memory."""
 
     def __init__(self, run: Any, device: Any) -> None:
         self.forward = run

@@ -1,4 +1,4 @@
-"""What every encoder here does: token ids to the last hidden states."""
+"""The work that all encoders here do: token ids to the last hidden states."""
 
 from __future__ import annotations
 
@@ -14,14 +14,14 @@ STATES = {"pooling": "none", "normalized": False}
 
 
 class Rows:
-    """The work's token ids as an array, which is made when they change: that takes no part in the time."""
+    """The work's token ids as an array, made only when they change, so that it is not part of the time."""
 
     def __init__(self) -> None:
         self.prompts: Any = None
         self.ids: npt.NDArray[np.int64] = np.zeros((0, 0), np.int64)
 
     def of(self, work: Mapping[str, Any]) -> npt.NDArray[np.int64]:
-        """(B, T) of a piece of work."""
+        """Return the token ids (B, T) of a piece of work."""
         if work["prompts"] != self.prompts:
             self.prompts = work["prompts"]
             self.ids = np.asarray(self.prompts, np.int64)
