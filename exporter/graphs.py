@@ -221,7 +221,7 @@ def check_precision(
         why = f"its {graph} is exported as {', '.join(recipe.id for recipe in same)} only"
         way = f"add the target {'portable' if 'portable' in kind.dialects else 'cpu'}"
         if kind.dialects == ("ort",) and f"{graph}.ort" not in checkpoint.recipes:
-            heads = "its head size is no multiple of 8, which ONNX Runtime's GroupQueryAttention needs"
+            heads = "its head size is not a multiple of 8, which ONNX Runtime's GroupQueryAttention needs"
             why += f", because {checkpoint.unshared or heads}"
             way = "export fp32"
         raise InputError(

@@ -83,7 +83,7 @@ LEVELS = {
 QUICK = LEVELS["quick"]
 STANDARD = LEVELS["standard"]
 FULL = LEVELS["full"]
-# What int8 and int4 of a decoder are chosen by, where there is no verdict: of standard's cases the real text.
+# The level for choosing a decoder's int8 and int4 without a verdict: standard's cases of real text.
 CALIBRATION = replace(STANDARD, name="calibration", random_work=0, step_work=0, context_work=0, min_context=0)
 
 

@@ -30,14 +30,14 @@ PLAN_BITS = 22.0  # of a plan's in fp16, in which a table and the head that is t
 # Bytes of memory, measured, whatever the model is: of this process, and of each that traces a graph.
 PROCESS = 350_000_000
 TRACER = 500_000_000
-# How often all weights in fp32 are there at the same time.
+# The number of copies of all weights in fp32 that exist at the same time.
 MODEL = 1.0  # in PyTorch, until graphs run
 COMPARED = 1.3  # a session of ONNX Runtime, and the piece of a weight that it packs
 BLOCKS = 1.5  # while PyTorch computes with weights in int8 or int4, of a model that generates
 CALIBRATED = 2.5  # the same in fp16, and of an encoder, of which more rows of real text are kept
-PLAN = 2.4  # more, while a plan is built beside
-RESULT = 6000  # bytes of logits and what is measured of them, for each word of the vocabulary
-SURELY = 0.9  # of the disk that is said: with less the export cannot end
+PLAN = 2.4  # more, while a plan is built at the same time
+RESULT = 6000  # bytes of logits and their metrics, for each word of the vocabulary
+SURELY = 0.9  # of the announced disk space: with less the export cannot finish
 
 
 @dataclass(frozen=True)
@@ -92,18 +92,18 @@ def estimate_memory(
     """Estimate the memory at the worst of an export's stages, in addition to this process's own."""
     fp32 = 4 * weights.count
     tracers = TRACER * len({artifact.recipe_id for artifact in artifacts})
-    beside = PLAN * fp32 if plans else 0.0
+    plan_bytes = PLAN * fp32 if plans else 0.0
     if not request.needs_reference:
-        return max(tracers, weights.published + beside)  # the files are mapped, and converted in pieces
+        return max(tracers, weights.published + plan_bytes)  # the files are mapped, and converted in pieces
     shares = COMPARED
     if checkpoint.traits.has_sources or checkpoint.exporter:
-        shares += MODEL  # which computes, or is not ours, while graphs run
+        shares += MODEL  # PyTorch's model stays loaded while graphs run
     calibrated = [kind for a in artifacts if (kind := PRECISIONS[a.precision]).calibrated]
     if calibrated:
         is_light = not checkpoint.traits.encodes and all(kind.is_quantized for kind in calibrated)
         shares = max(shares, BLOCKS if is_light else CALIBRATED)
     vocabulary = 0 if checkpoint.traits.encodes else checkpoint.config.vocab_size
-    return max(MODEL * fp32 + tracers, shares * fp32 + beside + RESULT * vocabulary)
+    return max(MODEL * fp32 + tracers, shares * fp32 + plan_bytes + RESULT * vocabulary)
 
 
 def builds_plan(target: str) -> bool:

@@ -131,7 +131,7 @@ def find_target_of_plan(engine: str, version: str) -> Target:
 
 
 def find_tensorrt(version: str) -> Target:
-    """Return the newest TensorRT of the table that is not newer than a version; the oldest where all are."""
+    """Return the newest TensorRT of the table up to a version; the oldest if all are newer."""
     major, minor = version.split(".")[:2]
     asked = (int(major), int(minor))
     return _VERSIONS[max((v for v in _VERSIONS if v <= asked), default=min(_VERSIONS))]

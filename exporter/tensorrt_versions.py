@@ -1,4 +1,4 @@
-"""The versions of TensorRT that graphs are exported and checked for: a new one is a row here."""
+"""The versions of TensorRT that graphs are exported and checked for; a new version is one more row."""
 
 from __future__ import annotations
 

@@ -29,7 +29,7 @@ KeyValue: TypeAlias = tuple[Tensor, Tensor]  # each (B, K, P, D)
 
 @dataclass(frozen=True)
 class AttentionKind:
-    """How one layer's scores are scaled, capped and masked.
+    """The scale, cap and mask of one layer's scores.
 
     Attributes:
         scale: multiplies q k^T; None means D ** -0.5.
@@ -107,7 +107,7 @@ class DynamicCache:
         return tables.rotate(x, self.position_ids)
 
     def step_bias(self, T: int, window: int | None) -> Tensor:
-        """Return the mask (B, 1, T, S) of padding, what is later or before the window, and the caller's."""
+        """Return the mask (B, 1, T, S) of padding, later tokens, those before the window and the caller's."""
         P = self.past[0][0].shape[2]
         column = torch.arange(P + T, device=self.attention_mask.device)
         causal = column[None, :] <= column[P:, None]  # (T, S)
@@ -167,7 +167,7 @@ class PaddedAttention:
         return torch.arange(mask.shape[1], device=mask.device)[None]
 
     def make_bias(self, window: int | None) -> Tensor:
-        """Return the mask of padding (B, 1, 1, T), or with what is outside of the window (B, 1, T, T)."""
+        """Return the mask of padding (B, 1, 1, T), or of it and what a window hides (B, 1, T, T)."""
         bias = padding_bias(self.attention_mask)
         if window is not None:
             position = self.count_positions()

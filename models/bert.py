@@ -71,7 +71,7 @@ class SelfAttention(nn.Module):
 
 
 class Layer(nn.Module):
-    """Attention and feed-forward, each added to what it read and normalized after (post-LayerNorm)."""
+    """A layer of attention and feed-forward, each added to its input and then normalized (post-LayerNorm)."""
 
     def __init__(self, config: BertConfig) -> None:
         super().__init__()
@@ -88,7 +88,7 @@ class Layer(nn.Module):
 
 
 class MaskedLMHead(nn.Module):
-    """The word at each position; its weight is the word embeddings' unless the config unties them."""
+    """A head that predicts the word at each position; its weight is tied to the embeddings by default."""
 
     def __init__(self, config: BertConfig) -> None:
         super().__init__()
@@ -102,7 +102,7 @@ class MaskedLMHead(nn.Module):
 
 
 class Pooler(nn.Module):
-    """One vector for a text: its first token's, once more through a layer."""
+    """A layer over the first token, which gives one vector for a text."""
 
     def __init__(self, config: BertConfig) -> None:
         super().__init__()

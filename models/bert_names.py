@@ -74,7 +74,7 @@ OLD_ENDINGS = {"gamma": "weight", "beta": "bias"}  # of TensorFlow's LayerNorm
 
 
 def rename_by(table: Mapping[str, str], config_json: Mapping[str, Any]) -> Rename:
-    """Return the renaming of one family; what "classifier" classifies stands in config.json."""
+    """Return the renaming of one family; config.json tells the task of "classifier"."""
     heads = [head for ending, head in CLASSIFIERS.items() if architecture(config_json).endswith(ending)]
     if heads:
         table = {**table, "classifier": f"heads.{heads[0]}"}
@@ -125,18 +125,18 @@ def details(config_json: Mapping[str, Any], shapes: Mapping[str, tuple[int, ...]
 
 
 def read_roberta(config_json: Mapping[str, Any], shapes: Mapping[str, tuple[int, ...]]) -> dict[str, Any]:
-    """Return the settings of a RoBERTa, whose table of positions begins with rows that no text reads."""
+    """Return the settings of a RoBERTa, whose table of positions begins with rows that no text uses."""
     positions = config_json.get("max_position_embeddings", 514) - find_first_position(config_json)
     return {**details(config_json, shapes), "max_position_embeddings": positions, "type_vocab_size": 0}
 
 
 def find_first_position(config_json: Mapping[str, Any]) -> int:
-    """Return where RoBERTa's positions begin: behind the number of its padding token."""
+    """Return the first position of a RoBERTa: the number of its padding token plus one."""
     return int(config_json.get("pad_token_id", 1)) + 1
 
 
 def fold_segment(weights: dict[str, Tensor], config_json: Mapping[str, Any]) -> None:
-    """Drop the positions that no text reads, and add the one segment that RoBERTa has to the others."""
+    """Drop the positions that no text uses, and add RoBERTa's one segment to the rest."""
     positions = weights["embeddings.positions.weight"][find_first_position(config_json) :]
     segments = weights.pop("embeddings.segments.weight", None)
     if segments is not None:

@@ -72,7 +72,7 @@ def describe(folder: Path) -> Description:
 
 
 def choose_task(family: Family, modules: SentenceModules | None) -> str:
-    """Return what a model is for: modules.json makes an encoder of it, else its class tells."""
+    """Return a model's task: an encoder's with modules.json, else by its class."""
     if modules is not None or issubclass(family.model, Encoder):
         return "text-encoding"
     return "text-generation" if issubclass(family.model, LanguageModel) else "translation"
@@ -147,13 +147,13 @@ def load_model(
 
 
 def limit_context(model: Model, length: int) -> None:
-    """Compute what depends on the longest text, of up to `length` tokens."""
+    """Compute the values that depend on the longest text, for up to `length` tokens."""
     if isinstance(model, Llama | ModernBert):
         model.limit_context(length)
 
 
 def check_tables(folder: Path, model: Model, tables: Mapping[str, Tensor]) -> None:
-    """Refuse a file whose constants are not those that the model computes itself."""
+    """Refuse a file whose constants differ from those that the model computes itself."""
     for name, table in tables.items():
         own = model.get_buffer(name)
         # Half a unit of bfloat16 at 1: files in that type round their constants too.

@@ -1,4 +1,4 @@
-"""Reads single settings of a config.json, and refuses those that nobody reads."""
+"""Reads single settings of a config.json, and refuses unknown ones."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ def read_count(config: Json, name: str) -> int:
 
 
 def read_positive(config: Json, name: str) -> float:
-    """Return a setting that others are divided by; an error names it."""
+    """Return a setting that serves as a divisor, so must be positive; an error names it."""
     value: Any = config.get(name)
     if type(value) not in (int, float) or not 0 < value < math.inf:
         raise ValueError(f"{name}={value!r} must be a number above 0")
@@ -45,7 +45,7 @@ def read_positive(config: Json, name: str) -> float:
 
 
 def refuse_unknown(config: Json, known: Collection[str]) -> None:
-    """Raise a ValueError that names the settings of a config.json that nobody here reads."""
+    """Raise a ValueError that names the settings of a config.json that no code here reads."""
     harmless = HARMLESS_AS | {"sliding_window_size": config.get("sliding_window")}  # Gemma 2 has it twice
     unknown = [
         name

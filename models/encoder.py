@@ -1,4 +1,4 @@
-"""What every encoder has: a last hidden state, heads on top of it, and one vector for a text.
+"""The parts that all encoders share: the last hidden state, heads on top of it, and one vector for a text.
 
 B batch, T tokens, N chosen rows, E hidden size, V vocabulary, C classes, F features of a sentence's vector
 """
@@ -16,7 +16,7 @@ from .attention import AttentionCache, PaddedAttention
 from .config_checks import check_activation, check_bool, check_multiple, check_whole
 from .sentence import SentenceConfig, SentenceEmbedding
 
-# In the order of a graph's outputs. The first two can stand beside each other, as BERT was trained.
+# In the order of a graph's outputs. A model can have both of the first two, as BERT was trained.
 HEADS = (
     "masked_lm",
     "next_sentence",
@@ -29,7 +29,7 @@ POOLED_HEADS = {"next_sentence", "sequence_classification"}  # read one vector f
 
 @dataclass(frozen=True)
 class EncoderConfig:
-    """What the configs of all encoders have, by the names of Hugging Face's config.json.
+    """The settings that all encoders share, by the names of Hugging Face's config.json.
 
     Attributes:
         type_vocab_size: kinds of segment; 0 where there are none.
@@ -68,7 +68,7 @@ class EncoderConfig:
 
 
 class Encoder(nn.Module, ABC):
-    """The part of an encoder that is on top of its layers; a model adds `hidden_states` and `pool`.
+    """The part of an encoder on top of its layers; a model adds `hidden_states` and `pool`.
 
     Attributes:
         heads: by their names, each a module that reads (..., E).
@@ -78,7 +78,7 @@ class Encoder(nn.Module, ABC):
     heads: nn.ModuleDict
 
     def add_sentence(self) -> None:
-        """Add what makes one vector of a text, where the config has it."""
+        """Add the pooling that makes one vector of a text, where the config has it."""
         if self.config.sentence is not None:
             self.sentence = SentenceEmbedding(self.config.sentence)
 
@@ -108,7 +108,7 @@ class Encoder(nn.Module, ABC):
 
     @abstractmethod
     def tie_weights(self) -> None:
-        """Make weights that the config ties one and the same."""
+        """Make the weights that the config ties share one tensor."""
 
     @abstractmethod
     def hidden_states(

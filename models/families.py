@@ -1,4 +1,4 @@
-"""How the model_types of Hugging Face map to our models: a row of a table each.
+"""The table of Hugging Face's model_types and our models for them, one row each.
 
 Names of weights and settings of one family are in a file of their own.
 """
@@ -43,7 +43,7 @@ Config: TypeAlias = GPT2Config | LlamaConfig | BertConfig | ModernBertConfig | T
 
 @dataclass(frozen=True)
 class Family:
-    """How one model_type of Hugging Face maps to one of our models.
+    """A model_type of Hugging Face, and the way it maps to one of our models.
 
     Attributes:
         prefix: the prefix that published names may have.

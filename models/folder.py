@@ -127,7 +127,7 @@ def read_json_pairs(path: Path) -> dict[str, Any]:
 
 
 def read_headers(folder: Path) -> dict[str, Published]:
-    """Return what the files of a checkpoint say of every tensor, which are not read, by its published name.
+    """Return the description of every tensor in a checkpoint's files, unread, by its published name.
 
     Raises:
         ValueError: a file is missing or damaged, a tensor lies in two of them, or not in the one that the
@@ -153,7 +153,7 @@ def read_headers(folder: Path) -> dict[str, Published]:
 
 
 def check_index(folder: Path, found: Mapping[str, Published]) -> None:
-    """Refuse shards of which one lacks a tensor that the index lists for it."""
+    """Refuse shards that lack a tensor that the index lists for them."""
     for name, shard in read_index(folder).items():
         if name not in found:
             raise ValueError(f"{folder / INDEX} lists {name} in {shard.name}, which lacks it; {AGAIN}")

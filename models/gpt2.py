@@ -18,7 +18,7 @@ from .language_model import LanguageModel
 
 @dataclass(frozen=True)
 class GPT2Config:
-    """Names and defaults of Hugging Face's config.json; the defaults are GPT-2 small (124M)."""
+    """GPT-2's settings, named as in Hugging Face's config.json; the defaults are GPT-2 small (124M)."""
 
     vocab_size: int = 50257
     n_positions: int = 1024
@@ -49,17 +49,17 @@ class GPT2Config:
 
     @property
     def context(self) -> int:
-        """The most tokens that the model takes."""
+        """Return the most tokens that the model takes."""
         return self.n_positions
 
     @property
     def cache_sizes(self) -> tuple[int, int, int]:
-        """Layers, heads and head size of the keys and values that are cached."""
+        """Return the layers, heads and head size of the keys and values that are cached."""
         return self.n_layer, self.n_head, self.head_size
 
     @property
     def windows(self) -> tuple[int | None, ...]:
-        """How many tokens each layer sees: all."""
+        """Return how many tokens each layer sees: all."""
         return (None,) * self.n_layer
 
 

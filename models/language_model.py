@@ -1,4 +1,4 @@
-"""What every decoder without an encoder has: a step over new tokens, on top of a cache.
+"""The interface of decoders without an encoder: a step over new tokens, on top of a cache.
 
 B batch, T new tokens, P cached tokens, K heads of keys and values, D head size, E hidden size, V vocabulary
 """
@@ -15,21 +15,21 @@ from .attention import AttentionCache, DynamicCache, KeyValue, empty_past
 
 
 class CacheSizes(Protocol):
-    """The part of a decoder's config that its cache follows from."""
+    """The settings of a decoder that determine its cache."""
 
     @property
     def cache_sizes(self) -> tuple[int, int, int]:
-        """Layers, heads and head size of the keys and values that are cached."""
+        """Return the layers, heads and head size of the keys and values that are cached."""
         ...
 
     @property
     def windows(self) -> tuple[int | None, ...]:
-        """How many tokens each layer sees, the token itself included; None means all."""
+        """Return how many tokens each layer sees, the token itself included; None means all."""
         ...
 
 
 class LanguageModel(nn.Module, ABC):
-    """The steps of a decoder; a model adds `hidden_states` and `logits`."""
+    """A decoder and its steps; a model adds `hidden_states` and `logits`."""
 
     config: CacheSizes
     lm_head: nn.Linear  # its results are the logits, by token

@@ -30,7 +30,7 @@ from .rotary import Rotary, RotaryTables
 
 @dataclass(frozen=True)
 class LlamaConfig:
-    """A decoder of the Llama family; the defaults are Llama 2's (7B).
+    """The settings of a decoder of the Llama family; the defaults are Llama 2's (7B).
 
     Attributes:
         layer_types: for each layer whether it sees all tokens (`FULL`) or those of a window (`SLIDING`);
@@ -96,32 +96,32 @@ class LlamaConfig:
 
     @property
     def context(self) -> int:
-        """The most tokens that the model takes."""
+        """Return the most tokens that the model takes."""
         return self.max_position_embeddings
 
     @property
     def cache_sizes(self) -> tuple[int, int, int]:
-        """Layers, heads and head size of the keys and values that are cached."""
+        """Return the layers, heads and head size of the keys and values that are cached."""
         return self.num_hidden_layers, self.num_key_value_heads, self.head_dim
 
     @property
     def qkv_sizes(self) -> tuple[int, int, int]:
-        """The widths of queries, keys and values, which one projection computes side by side."""
+        """Return the widths of queries, keys and values, which one projection computes side by side."""
         queries = self.num_attention_heads * self.head_dim
         keys = self.num_key_value_heads * self.head_dim
         return queries, keys, keys
 
     @property
     def windows(self) -> tuple[int | None, ...]:
-        """How many tokens each layer sees, the token itself included; None means all."""
+        """Return how many tokens each layer sees, the token itself included; None means all."""
         return tuple(self.attention_kind(layer).window for layer in range(self.num_hidden_layers))
 
     def is_sliding(self, layer: int) -> bool:
-        """Return whether a layer sees a window alone."""
+        """Return whether a layer sees only a window."""
         return bool(self.layer_types) and self.layer_types[layer] == SLIDING
 
     def attention_kind(self, layer: int) -> AttentionKind:
-        """Return how a layer's scores are scaled, capped and masked."""
+        """Return the scale, cap and mask of a layer's scores."""
         scale = self.head_dim**-0.5 if self.attention_scale is None else self.attention_scale
         window = self.window if self.is_sliding(layer) else None
         return AttentionKind(scale, window, self.attention_softcap)

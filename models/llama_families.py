@@ -1,4 +1,4 @@
-"""How the decoders of the Llama family differ: a row each, read from their config.json files."""
+"""The differences between the decoders of the Llama family: a row each, read from their config.json files."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ ROTARY = ("rope_parameters", "rope_scaling", "rope_local_base_freq", *BESIDE_ROT
 
 @dataclass(frozen=True)
 class LlamaFamily:
-    """What one model_type has that Llama does not.
+    """The differences between one model_type and Llama.
 
     Attributes:
         defaults: settings that its config.json may leave out, by their published names; None for those that
@@ -69,7 +69,7 @@ class LlamaFamily:
         return tensor
 
     def make_rotary(self, values: Json, context: int) -> Rotary:
-        """Return the rotation that settings describe; unstretched, most families turn whole heads."""
+        """Return the rotation that settings describe; by default, most families rotate whole heads."""
         rotary = Rotary.from_json(values, context)
         if rotary.rope_type == "default" and not self.turns_parts:
             return replace(rotary, partial_rotary_factor=1.0)
@@ -81,7 +81,7 @@ class LlamaFamily:
         return rotary
 
     def list_parts(self, config: LlamaConfig, name: str) -> dict[str, int]:
-        """Return our weights that a published one holds, one below the other, each with its rows."""
+        """Return our weights within a published one, one below the other, each with its rows."""
         for fused, parts in self.fused.items():
             if f".{fused}." in name:
                 return {name.replace(fused, part): config.intermediate_size for part in parts}
@@ -328,16 +328,16 @@ def read_rotary(config: Json) -> dict[str, Rotary]:
     family = FAMILIES[str(config["model_type"])]
     given = config.get("rope_parameters", {})
     scaling = config.get("rope_scaling", {})  # goes before rope_parameters, as in transformers
-    beside = {name: config[name] for name in BESIDE_ROTARY if name in config}
+    common = {name: config[name] for name in BESIDE_ROTARY if name in config}
     has_local = "rope_local_base_freq" in config
     is_by_kind = FULL in given or SLIDING in given
     if not has_local and (scaling or not is_by_kind):
-        return {"rotary": family.make_rotary({**beside, **(scaling or given)}, context)}
+        return {"rotary": family.make_rotary({**common, **(scaling or given)}, context)}
     by_kind = given if is_by_kind else {FULL: given, SLIDING: {}}
     if missing := {FULL, SLIDING} - by_kind.keys():
-        raise ValueError(f"rope_parameters has no {missing.pop()}, beside {', '.join(given)}")
-    full = {**beside, **by_kind[FULL], **scaling}
-    sliding = {**beside, **({"rope_theta": config["rope_local_base_freq"]} if has_local else {})}
+        raise ValueError(f"rope_parameters has no {missing.pop()}, only {', '.join(given)}")
+    full = {**common, **by_kind[FULL], **scaling}
+    sliding = {**common, **({"rope_theta": config["rope_local_base_freq"]} if has_local else {})}
     return {
         "rotary": family.make_rotary(full, context),
         "window_rotary": family.make_rotary({**sliding, **by_kind[SLIDING]}, context),
@@ -345,14 +345,14 @@ def read_rotary(config: Json) -> dict[str, Rotary]:
 
 
 def rename_by(config: Json) -> Callable[[str], str]:
-    """Return the renaming of published weights, whose prefix "model." is gone, to ours."""
+    """Return the renaming of published weights, given without their prefix "model.", to ours."""
     norms = FAMILIES[str(config["model_type"])].norms
     pattern = re.compile(rf"(layers\.\d+)\.({'|'.join(norms)})\.weight")
     return lambda name: pattern.sub(lambda match: f"{match[1]}.{norms[match[2]]}.weight", name)
 
 
 def join_projections(weights: dict[str, Tensor], config_json: Json) -> None:
-    """Put the weights of queries, keys and values, where they are published apart, one below the other."""
+    """Join the weights of queries, keys and values, where they are published apart, one below the other."""
     for query in [name for name in weights if ".q_proj." in name]:
         names = [query.replace("q_proj", part) for part in ("q_proj", "k_proj", "v_proj")]
         parts = [weights[name] for name in names if name in weights]

@@ -80,7 +80,7 @@ def translate_name(name: str, table: Mapping[str, str]) -> str:
 
 
 def settings(config_json: Mapping[str, Any], shapes: Mapping[str, tuple[int, ...]]) -> dict[str, Any]:
-    """Return our settings of a config.json; shared weights and the bias follow from the weights."""
+    """Return our settings of a config.json; the weights tell whether they are shared, and have a bias."""
     values = {ours: config_json.get(name, default) for name, (ours, default) in SETTINGS.items()}
     shared = values["share_embeddings"]
     target = None if shared else config_json.get("decoder_vocab_size")
@@ -96,7 +96,7 @@ def settings(config_json: Mapping[str, Any], shapes: Mapping[str, tuple[int, ...
 
 
 def config_json_of(config: TransformerConfig) -> dict[str, Any]:
-    """Return a Transformer's config.json as MarianMT; its token ids stand in generation_config.json.
+    """Return a Transformer's config.json as MarianMT's; its token ids are in generation_config.json.
 
     Raises:
         ValueError: names the settings that MarianMT does not have.

@@ -64,7 +64,7 @@ class ModernBertConfig(EncoderConfig):
 
     @property
     def head_dim(self) -> int:
-        """The size of a head."""
+        """Return the size of a head."""
         return self.hidden_size // self.num_attention_heads
 
     def attention_kind(self, layer: int) -> AttentionKind:
@@ -101,7 +101,7 @@ class SelfAttention(nn.Module):
 
 
 class GatedMLP(nn.Module):
-    """GeGLU (Shazeer, 2020), its input and its gate side by side."""
+    """GeGLU (Shazeer, 2020), with its input and its gate side by side."""
 
     def __init__(self, config: ModernBertConfig) -> None:
         super().__init__()
@@ -115,7 +115,7 @@ class GatedMLP(nn.Module):
 
 
 class Layer(nn.Module):
-    """Attention and MLP, each of what is normalized before (pre-LayerNorm) and added to it."""
+    """A layer of attention and MLP, each of its normalized input (pre-LayerNorm) and added to it."""
 
     def __init__(self, config: ModernBertConfig, layer: int) -> None:
         super().__init__()
@@ -131,7 +131,7 @@ class Layer(nn.Module):
 
 
 class Head(nn.Module):
-    """A layer, and the logits of words or classes."""
+    """A head: a layer, and the logits of words or classes."""
 
     def __init__(self, config: ModernBertConfig, outputs: int, bias: bool) -> None:
         super().__init__()

@@ -43,7 +43,7 @@ THETAS = {FULL: ("global_rope_theta", 160_000.0), SLIDING: ("local_rope_theta", 
 
 
 def rename_by(config_json: Json) -> Rename:
-    """Return the renaming of weights; what the head computes stands in config.json."""
+    """Return the renaming of weights; config.json tells the task of the head."""
     head = find_head(config_json)
     table = dict(NAMES)
     if head is not None:

@@ -1,4 +1,4 @@
-"""Kinds of checkpoints that are refused: how each is told, and what to do instead.
+"""Checkpoints of kinds that are refused: how to recognize each, and what to do instead.
 
 A mixture of experts, a model of more than text, and quantized weights are told by settings that only they
 have, whatever their model_type, so that models of later years are told too. Neither torch nor any weight is
@@ -20,7 +20,7 @@ EXPERTS = ("num_experts", "num_local_experts", "n_routed_experts", "moe_num_expe
 # values have different sizes, which no cache here takes; and qwen3_moe, whose experts are matrices of their
 # own there and one tensor in transformers 5, so that no weight can be compared.
 MIXTURES_OF_OPTIMUM = ("gpt_oss",)
-# What a model reads beside text, or instead of it, by settings that only such models have.
+# What a model reads in addition to text, or instead of it, by settings that only such models have.
 OTHER_THAN_TEXT = {
     "images": ("vision_config", "image_size", "num_channels", "vq_config", "vlm_config"),
     "sound": (
@@ -40,13 +40,13 @@ OTHER_THAN_TEXT = {
     "text and something else": ("text_config",),
     "two models in one": ("encoder", "decoder"),
 }
-# Files beside config.json that older tools wrote of the quantization, and what they call the method.
+# Files next to config.json that older tools wrote of the quantization, and what they call the method.
 QUANTIZED_FILES = {"quantize_config.json": "gptq", "quant_config.json": "awq"}
 
 
 @dataclass(frozen=True)
 class TextPart:
-    """How the language model within a model of more than text is saved on its own by transformers 5.
+    """The language model within a multimodal model, and how transformers 5 saves it on its own.
 
     Attributes:
         attribute: where the model has it, within its `model`.
@@ -112,7 +112,7 @@ PEFT_CLASSES = {
 
 
 def refuse_adapter(folder: Path) -> None:
-    """Refuse an adapter, alone or beside a whole model; say how to merge it."""
+    """Refuse an adapter, alone or next to a whole model; say how to merge it."""
     path = folder / "adapter_config.json"
     if not path.is_file():
         return
@@ -126,7 +126,7 @@ def refuse_adapter(folder: Path) -> None:
         f"{folder} holds an adapter ({path.name}, of {base}), which is not exported by itself. Merge it with"
         f' peft: python -c "from peft import {name} as M;'
         f" M.from_pretrained('{folder}').merge_and_unload().save_pretrained('{merged}')\"; copy the"
-        f" tokenizer's files there, and export {merged}. If a whole model beside it is meant without it, move"
+        f" tokenizer's files there, and export {merged}. To export the whole model next to it instead, move"
         f" {path.name} elsewhere"
     )
 
@@ -148,7 +148,7 @@ def refuse_wrapped(folder: Path, names: Iterable[str]) -> None:
 
 
 def find_experts(config: Json) -> str:
-    """Return the setting that tells a mixture of experts, such as "num_experts=8"; empty for other models.
+    """Return the setting that shows a mixture of experts, such as "num_experts=8"; "" for other models.
 
     Where no setting says how many there are, the model's type does.
     """
@@ -178,7 +178,7 @@ def explain_mixture(kind: object) -> str:
 
 
 def find_quantization(folder: Path | str, config: Json) -> str:
-    """Return the method by which the weights are quantized, such as "gptq"; empty if they are not."""
+    """Return the method of quantization of the weights, such as "gptq"; "" if there is none."""
     settings = config.get("quantization_config", config.get("compression_config"))
     if settings:
         method = settings.get("quant_method") if isinstance(settings, dict) else None
@@ -187,7 +187,7 @@ def find_quantization(folder: Path | str, config: Json) -> str:
 
 
 def explain_text_part(folder: Path | str, config: Json) -> str:
-    """Return how to save the language model within a model, where that is one of ours."""
+    """Return how to save the language model within a model, if it is one of ours."""
     from .llama_families import FAMILIES  # loads torch
 
     part = TEXT_PARTS.get(str(config.get("model_type")))

@@ -21,7 +21,7 @@ OLDER_NAMES = {"su": "longrope"}  # the first Phi-3's
 
 @dataclass(frozen=True)
 class Rotary:
-    """How positions turn queries and keys: `rope_parameters` of a config.json, with its names.
+    """A rotation of queries and keys by positions: `rope_parameters` of a config.json, with its names.
 
     Attributes:
         rope_theta: the base of the frequencies.
@@ -71,7 +71,7 @@ class Rotary:
         """Return the rotation that a config.json describes.
 
         Args:
-            values: `rope_parameters`, or `rope_scaling` with `rope_theta` beside it.
+            values: `rope_parameters`, or `rope_scaling` with `rope_theta` next to it.
             context: max_position_embeddings, the original context where none is named.
 
         Raises:
@@ -98,7 +98,7 @@ class Rotary:
             raise ValueError(f"rope_parameters={dict(values)}: {error}") from error
 
     def count_rotated(self, head_size: int) -> int:
-        """Return 2 * F, how many numbers of a head are turned."""
+        """Return 2 * F, the number of values of a head that are rotated."""
         return int(head_size * self.partial_rotary_factor)
 
     def compute_frequencies(self, head_size: int, context: int) -> Tensor:
@@ -108,7 +108,7 @@ class Rotary:
         return STRETCHES[self.rope_type](self, self.rope_theta**powers, context)
 
     def compute_magnitude(self) -> float:
-        """Return what sines and cosines are multiplied with."""
+        """Return the factor for sines and cosines."""
         if self.attention_factor is not None:
             return self.attention_factor
         if self.rope_type == "yarn":
@@ -131,12 +131,12 @@ def keep(rotary: Rotary, periods: Tensor, context: int) -> Tensor:
 
 
 def stretch_linearly(rotary: Rotary, periods: Tensor, context: int) -> Tensor:
-    """Position interpolation (Chen et al., 2023)."""
+    """Return frequencies by position interpolation (Chen et al., 2023)."""
     return 1.0 / periods / rotary.factor
 
 
 def stretch_dynamically(rotary: Rotary, periods: Tensor, context: int) -> Tensor:
-    """NTK-aware scaling: a larger base for a context beyond the original one."""
+    """Return frequencies by NTK-aware scaling: a larger base for a context beyond the original one."""
     original = rotary.original_max_position_embeddings
     size = 2 * len(periods)
     growth = rotary.factor * max(context, original) / original - (rotary.factor - 1)
@@ -146,7 +146,7 @@ def stretch_dynamically(rotary: Rotary, periods: Tensor, context: int) -> Tensor
 
 
 def stretch_by_wavelength(rotary: Rotary, periods: Tensor, context: int) -> Tensor:
-    """Llama 3.1: long wavelengths are stretched, short ones kept, those between blended."""
+    """Return Llama 3.1's frequencies: long wavelengths are stretched, short ones kept, others blended."""
     frequencies = 1.0 / periods
     turns = rotary.original_max_position_embeddings * frequencies / (2 * math.pi)
     kept = (turns - rotary.low_freq_factor) / (rotary.high_freq_factor - rotary.low_freq_factor)
@@ -155,7 +155,7 @@ def stretch_by_wavelength(rotary: Rotary, periods: Tensor, context: int) -> Tens
 
 
 def stretch_by_yarn(rotary: Rotary, periods: Tensor, context: int) -> Tensor:
-    """YaRN (Peng et al., 2023): frequencies of few turns are stretched, those of many kept."""
+    """Return YaRN's frequencies (Peng et al., 2023): those of few turns are stretched, of many kept."""
     size = 2 * len(periods)
 
     def find_dimension(turns: float) -> float:
@@ -175,7 +175,7 @@ def stretch_by_yarn(rotary: Rotary, periods: Tensor, context: int) -> Tensor:
 
 
 def stretch_by_longrope(rotary: Rotary, periods: Tensor, context: int) -> Tensor:
-    """LongRoPE (Ding et al., 2024): a factor for each frequency, of short or of long contexts."""
+    """Return LongRoPE's frequencies (Ding et al., 2024): a factor for each, of short or long contexts."""
     is_long = context > rotary.original_max_position_embeddings
     factors = rotary.long_factor if is_long else rotary.short_factor
     if len(factors) != len(periods):
@@ -195,7 +195,7 @@ STRETCHES: dict[str, Callable[[Rotary, Tensor, int], Tensor]] = {
 }
 
 
-# What old versions of transformers saved beside the weights; newer ones compute it and read none of it.
+# What old versions of transformers saved with the weights; newer ones compute it and read none of it.
 SAVED_ROTARY = re.compile(
     r"(?:layers\.(\d+)\.self_attn\.)?rotary_emb\.(inv_freq|original_inv_freq|cos_cached|sin_cached)"
 )
@@ -216,7 +216,7 @@ class RotaryTables(nn.Module):
         self.fill(context)
 
     def fill(self, context: int) -> None:
-        """Compute the tables, whatever the device of the rest: none of it is read from a checkpoint."""
+        """Compute the tables, on any device, as nothing of them is read from a checkpoint."""
         frequencies = self.rotary.compute_frequencies(self.head_size, context)
         positions = torch.arange(context, dtype=torch.float32, device="cpu")
         angles = torch.outer(positions, frequencies)  # (L, F)
@@ -225,7 +225,7 @@ class RotaryTables(nn.Module):
         self.sin = angles.sin() * magnitude
 
     def agrees_with(self, kind: str, saved: Tensor) -> bool:
-        """Tell whether a saved tensor is what these tables are made from, but for rounding to bfloat16.
+        """Tell whether a saved tensor is the source of these tables, but for rounding to bfloat16.
 
         Args:
             kind: "inv_freq" or "original_inv_freq" (F,), "cos_cached" or "sin_cached" (..., L, 2 * F).
@@ -248,7 +248,7 @@ class RotaryTables(nn.Module):
         return saved.shape == own.shape and torch.allclose(saved, own, rtol=0, atol=2.0**-8)
 
     def rotate(self, x: Tensor, positions: Tensor) -> Tensor:
-        """Turn the first 2 * F numbers of each head of x (B, H, T, D), in pairs (i, i + F).
+        """Rotate the first 2 * F numbers of each head of x (B, H, T, D), in pairs (i, i + F).
 
         Positions are (B, T), or (1, T) where all rows share them.
         """

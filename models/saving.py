@@ -26,7 +26,7 @@ def save_model(model: GPT2 | Transformer, folder: str | Path, model_type: str | 
         model_type: of a Transformer "transformer" (by default), or "marian": so that transformers reads it.
 
     Raises:
-        ValueError: the model has parts of the caller's own, or is no model of that type; nothing is written.
+        ValueError: the model has the caller's own parts, or is not a model of that type; nothing is written.
     """
     known = ("gpt2",) if isinstance(model, GPT2) else ("transformer", "marian")
     if model_type is not None and model_type not in known:
@@ -44,7 +44,7 @@ def save_model(model: GPT2 | Transformer, folder: str | Path, model_type: str | 
 
 
 def layout_of(model: GPT2 | Transformer, model_type: str) -> tuple[dict[str, Any], dict[str, Tensor]]:
-    """Return config.json and the weights as they are published; shared weights come once."""
+    """Return config.json and the weights in published form; shared weights come once."""
     weights: dict[str, Tensor] = dict(model.named_parameters())
     if isinstance(model, GPT2):
         config = {"model_type": "gpt2", "architectures": ["GPT2LMHeadModel"], **asdict(model.config)}

@@ -36,7 +36,7 @@ class DenseConfig:
 
 @dataclass(frozen=True)
 class LayerNormConfig:
-    """A layer that gives a vector's numbers the mean 0 and the variance 1, then a scale and a shift each."""
+    """A layer that normalizes a vector to mean 0 and variance 1, then scales and shifts each number."""
 
     dimension: int
     kind: str = field(default="layer_norm", init=False)
@@ -57,7 +57,7 @@ SentenceLayer: TypeAlias = DenseConfig | LayerNormConfig | NormalizeConfig
 
 @dataclass(frozen=True)
 class SentenceConfig:
-    """How a sentence-transformers folder makes a text's vector from the last hidden state.
+    """The way a sentence-transformers folder makes a text's vector from the last hidden state.
 
     Attributes:
         pooling: one or more of `POOLINGS`; several are put side by side.
@@ -75,7 +75,7 @@ class SentenceConfig:
 
     @property
     def normalize(self) -> bool:
-        """Whether the vector ends with length 1."""
+        """Return whether the vector ends with length 1."""
         return bool(self.layers) and isinstance(self.layers[-1], NormalizeConfig)
 
     def measure_vector(self, hidden_size: int) -> int:
@@ -104,7 +104,7 @@ def cls_pooling(x: Tensor, mask: Tensor) -> Tensor:
 
 
 def first_pooling(x: Tensor, mask: Tensor) -> Tensor:
-    """Return the first token that counts: that behind a prompt."""
+    """Return the first token that is not masked: the first one after a prompt."""
     counted = mask.cumsum(1) * mask
     return ((counted == 1).to(x.dtype)[:, None] @ x)[:, 0]  # (B, E)
 
@@ -130,7 +130,7 @@ def last_token_pooling(x: Tensor, mask: Tensor) -> Tensor:
 
 
 def weighted_mean_pooling(x: Tensor, mask: Tensor) -> Tensor:
-    """Count a token as often as its position says: later ones have seen more."""
+    """Return the mean weighted by positions: later tokens, which have seen more, count more."""
     position = torch.arange(1, mask.shape[1] + 1, device=mask.device)
     return mean_pooling(x, mask * position)
 
@@ -146,7 +146,7 @@ POOLINGS: dict[str, Callable[[Tensor, Tensor], Tensor]] = {
 
 
 class SentenceEmbedding(nn.Module):
-    """Pooling, and the layers after it."""
+    """The pooling of a text's vector, and the layers after it."""
 
     def __init__(self, config: SentenceConfig) -> None:
         super().__init__()

@@ -36,7 +36,7 @@ ACTIVATION_NAMES = {"Identity": None, "Tanh": "tanh", "ReLU": "relu", "GELU": "g
 
 @dataclass(frozen=True)
 class SentenceModules:
-    """What a sentence-transformers folder adds to its transformer.
+    """The additions of a sentence-transformers folder to its transformer.
 
     Attributes:
         transformer: the folder of config.json and the weights.
@@ -100,7 +100,7 @@ def read_modules(folder: Path) -> SentenceModules | None:
 
 
 def read_sentence(modules: Sequence[tuple[str, Path]]) -> SentenceConfig:
-    """Return what a Pooling module and those behind it do, of their kinds and folders."""
+    """Return the settings of a Pooling module and those after it, by their kinds and folders."""
     _, pooling = modules[0]
     layers: list[SentenceLayer] = []
     for kind, path in modules[1:]:
@@ -116,7 +116,7 @@ def read_sentence(modules: Sequence[tuple[str, Path]]) -> SentenceConfig:
 
 
 def activation_of(path: Path, settings: Mapping[str, Any]) -> str | None:
-    """Return the class by which a CrossEncoder makes scores of logits."""
+    """Return the class by which a CrossEncoder turns logits into scores."""
     name = settings.get("activation_fn")
     if name is not None and not isinstance(name, str):
         raise ValueError(f"{path}: activation_fn={name!r:.80} is not a class's name")

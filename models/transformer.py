@@ -22,7 +22,7 @@ POSITIONS = ("interleaved", "concatenated", "learned")
 
 @dataclass(frozen=True)
 class TransformerConfig:
-    """The defaults are the paper's base model.
+    """The Transformer's settings; the defaults are the paper's base model.
 
     Attributes:
         positions: "interleaved" sines and cosines as in the paper, "concatenated" ones (all sines first, as
@@ -75,7 +75,7 @@ class TransformerConfig:
 
     @property
     def vocab_size(self) -> int:
-        """The target's vocabulary size, as the target is what is generated."""
+        """Return the target's vocabulary size, as the target is generated."""
         return self.target_vocab_size
 
     @property
@@ -84,7 +84,7 @@ class TransformerConfig:
 
 
 class SinusoidalPositions(nn.Module):
-    """3.5: PE(pos, 2i) = sin(pos / 10000^(2i/E)), PE(pos, 2i+1) = cos(pos / 10000^(2i/E))."""
+    """Sinusoidal positions (3.5): PE(pos, 2i) = sin(pos / 10000^(2i/E)), PE(pos, 2i+1) the cosine."""
 
     def __init__(self, config: TransformerConfig) -> None:
         super().__init__()
@@ -107,7 +107,7 @@ class SinusoidalPositions(nn.Module):
 
 
 class Embeddings(nn.Module):
-    """3.4: words' embeddings times sqrt(E), plus their positions'."""
+    """Word embeddings (3.4) times sqrt(E), plus those of positions."""
 
     def __init__(self, config: TransformerConfig, vocab_size: int) -> None:
         super().__init__()
@@ -124,7 +124,7 @@ class Embeddings(nn.Module):
 
 
 class Attention(nn.Module):
-    """3.2.2: multi-head attention. The cache that `forward` gets does the attending."""
+    """Multi-head attention (3.2.2), computed by the cache that `forward` gets."""
 
     def __init__(self, width: int, heads: int) -> None:
         super().__init__()
@@ -161,7 +161,7 @@ class CrossAttention(Attention):
 
 
 class FeedForward(nn.Module):
-    """3.3: two linear maps with an activation between."""
+    """Two linear maps with an activation between (3.3)."""
 
     def __init__(self, width: int, inner: int, activation: str) -> None:
         super().__init__()
@@ -217,7 +217,7 @@ class DecoderLayer(nn.Module):
 
 
 class Encoder(nn.Module):
-    """3.1: the encoder's stack. A custom one has the same inputs and outputs."""
+    """The encoder's stack (3.1). A custom one has the same inputs and outputs."""
 
     def __init__(self, config: TransformerConfig) -> None:
         super().__init__()
@@ -232,7 +232,7 @@ class Encoder(nn.Module):
 
 
 class Decoder(nn.Module):
-    """3.1: the decoder's stack. A custom one has the same methods, `keys_values` too."""
+    """The decoder's stack (3.1). A custom one has the same methods, `keys_values` too."""
 
     def __init__(self, config: TransformerConfig) -> None:
         super().__init__()
@@ -301,14 +301,14 @@ class Transformer(nn.Module):
         target_bias: Tensor | None = None,
         cross_bias: Tensor | None = None,
     ) -> Tensor:
-        """Return the logits (B, T, V) of what follows each target token, as in training.
+        """Return the logits (B, T, V) of the token after each target token, as in training.
 
         Args:
             source_ids: (B, S) int64, padded on the right.
             target_ids: (B, T) int64, padded on either side; no token sees a later one.
             source_mask: (B, S), 0 at padding; None when there is none.
             target_mask: (B, T), likewise.
-            source_bias, target_bias, cross_bias: masks of your own, beside those of padding and order:
+            source_bias, target_bias, cross_bias: your own masks, in addition to those of padding and order:
                 numbers that are added to the attention scores (B, H, S, S), (B, H, T, T), (B, H, T, S), or
                 broadcast to them; 0 keeps, `MASKED` drops.
         """

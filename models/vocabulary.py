@@ -1,4 +1,4 @@
-"""Whether config.json, the tokenizer and the embedding of a checkpoint have the same vocabulary."""
+"""Checks that config.json, the tokenizer and the embedding of a checkpoint have the same vocabulary."""
 
 from __future__ import annotations
 
@@ -49,7 +49,7 @@ def check_vocabulary(
 
 
 def find_hint(setting: str, rows: int, tokens: int | None) -> str:
-    """Return what to do about an embedding whose rows are not as many as config.json says."""
+    """Return advice about an embedding whose number of rows differs from config.json's."""
     if tokens is None or tokens <= rows:
         return f"set {setting} to {rows}"
     return (

@@ -81,7 +81,7 @@ def read_sentence_weights(modules: SentenceModules) -> dict[str, Tensor]:
 
 
 def leave_out_rotary(folder: Path, model: nn.Module, weights: dict[str, Tensor]) -> None:
-    """Take saved rotary tables out of the weights; refuse those that config.json does not mean."""
+    """Take saved rotary tables out of the weights; refuse those that differ from config.json's."""
     if not isinstance(model, Llama):
         return
     for name in [name for name in weights if SAVED_ROTARY.fullmatch(name)]:

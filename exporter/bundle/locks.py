@@ -87,6 +87,6 @@ else:
             return False
         except OSError as error:
             if error.errno in NO_LOCKS:
-                return wait  # who must have it works without; who only asks is told no
+                return wait  # a caller that waits goes on without a lock; one that does not gets False
             raise
         return True

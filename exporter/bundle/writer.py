@@ -1,6 +1,6 @@
 """Writes bundles such that a reader finds either the old one or the new one, whole, whatever happens.
 
-A new bundle is written beside its place and renamed into it. Into a bundle that exists, files come under new
+A new bundle is written next to its place and renamed into it. Into a bundle that exists, files come under new
 names; replacing manifest.json is the commit; files that nothing lists any more are removed last.
 """
 
@@ -28,7 +28,7 @@ from .locks import acquire, hold_lock, release
 
 OWN_FOLDERS = ("onnx", "plans", "tokenizer", "checks")  # everything in these is ours
 OWN_KEYS = {"format": int, "family": str, "task": str, "export_id": str, "files": dict, "artifacts": list}
-LOCK = ".lock"  # the file of a bundle's lock; how those beside folders end
+LOCK = ".lock"  # the file of a bundle's lock; also the ending of locks next to folders
 SHORT_WRITE = re.compile(r"\d+ requested and \d+ written")  # numpy, of a full disk; it has no errno
 FULL = (errno.ENOSPC, errno.EDQUOT, errno.EROFS, errno.EFBIG, errno.EIO)  # of a write, which names no file
 
@@ -82,12 +82,12 @@ def check_own_bundle(output: Path) -> None:
 
 @contextlib.contextmanager
 def open_staging_folder(output: Path) -> Iterator[Path]:
-    """Yield a folder beside `output` to write in, which nobody else has; what is left in it is removed.
+    """Yield a folder next to `output` to write in, which nobody else has; what is left in it is removed.
 
     Its lock comes first and is held as long as it is used: so a folder whose lock is free belongs to nobody
     any more, whatever process numbers say in containers that share a volume.
     """
-    output = output.resolve()  # beside the folder itself where `output` is a link to it
+    output = output.resolve()  # next to the folder itself where `output` is a link to it
     staging = output.parent / f".{output.name}.partial-{uuid.uuid4().hex[:12]}"
     with map_output_errors(output, output.parent):
         output.parent.mkdir(parents=True, exist_ok=True)
@@ -226,7 +226,7 @@ def commit(staging: Path, manifest: Manifest, output: Path) -> None:
 def move(source: Path, target: Path) -> None:
     """Move a file to a name that is new, and that nothing lists yet.
 
-    The bundle may be a volume of its own, so that what is beside it lies on another file system: then it is
+    The bundle may be a volume of its own, so that files next to it lie on another file system: then it is
     copied.
     """
     try:
@@ -261,7 +261,7 @@ def refuse_links_and_used_names(output: Path, staged: Sequence[str]) -> None:
 def write_manifest(folder: Path, manifest: Manifest) -> None:
     """Commit a manifest: manifest.json is the old one or the new one, never a part of one."""
     text = manifest.to_json()
-    Manifest.from_json(text)  # what a reader would refuse is not written
+    Manifest.from_json(text)  # refuses a manifest that readers would refuse
     temporary = folder / f"{FILE_NAME}.new"
     try:
         temporary.unlink(missing_ok=True)  # left by a killed process, or a stranger's link to elsewhere
@@ -277,7 +277,7 @@ def write_manifest(folder: Path, manifest: Manifest) -> None:
 def replace_manifest(folder: Path, change: Callable[[Manifest], Manifest]) -> None:
     """Rewrite a bundle's manifest.json and touch no other file, listed or not.
 
-    What the manifest doesn't list stays too: kernels that TensorRT compiled for a GPU lie beside their plans.
+    Unlisted files stay too: kernels that TensorRT compiled for a GPU lie next to their plans.
     """
     target = Bundle.open(folder).folder.resolve()
     try:
@@ -288,14 +288,14 @@ def replace_manifest(folder: Path, change: Callable[[Manifest], Manifest]) -> No
     except OSError as error:
         reason = error.strerror or str(error)
         raise OutputError(f"{target / FILE_NAME} cannot be written: {reason}; nothing was changed") from error
-    with contextlib.suppress(OSError):  # the new manifest is there; only its lasting a power cut is unsure
+    with contextlib.suppress(OSError):  # the new manifest is in place, but may not survive a power cut
         sync(target)
 
 
 def remove_unlisted(output: Path, manifest: Manifest) -> None:
     """Remove what the old manifest listed, or a killed export left, and the new one doesn't list.
 
-    Kernels that TensorRT compiled for a GPU lie beside their plan, unlisted, and go when it does.
+    Kernels that TensorRT compiled for a GPU lie next to their plan, unlisted, and go when it does.
     """
     for folder in OWN_FOLDERS:
         for path in (output / folder).glob("*"):

@@ -30,13 +30,13 @@ log = logging.getLogger("planforge")
 
 Array = npt.NDArray[np.float32]
 
-# The share of the caps that a rounding may take; the rest is for what an engine rounds otherwise.
+# The share of the caps that a rounding may take; the rest is for an engine's different rounding.
 SHARE = 0.9
-# Of what takes this many times its cap nothing is expected: GPTQ halves errors, and a quarter of a divergence
-# is left. Weights that nobody trained are such, whose likeliest tokens hardly differ from others.
+# A loss of more than this many times its cap is hopeless: GPTQ halves errors, and leaves a quarter of a
+# divergence. Untrained weights have such losses, as their likeliest tokens hardly differ from others.
 MAX_RECOVERABLE = 4.0
-# A quick measure decides where a rounding takes this many times more, or less, than that share, and what is
-# counted is this many standard deviations away from it: the few hundred tokens that it reads tell no more.
+# A quick measure decides if a rounding loses this many times more, or less, than that share, and if counted
+# metrics are this many standard deviations away from it: it reads only a few hundred tokens.
 SURE = 3.0
 DEVIATIONS = 2.0
 
@@ -121,9 +121,9 @@ def choose_blocks(
 class Loss:
     """The largest shares of the caps that a rounding takes."""
 
-    measured: float  # of what is measured
-    counted: float  # of what is counted, which is coarse
-    doubt: float  # how far more text might move `counted`
+    measured: float  # the share for measured metrics
+    counted: float  # the share for counted metrics, which is coarse
+    doubt: float  # how far `counted` might change with more text
 
     def is_sure(self) -> bool:
         """Return whether more text would lead to the same verdict on whether the rounding is close."""
@@ -204,7 +204,7 @@ class Trials:
         return self.least is not None and max(self.least) > MAX_RECOVERABLE
 
     def measure(self, tried: QuantizedWeights, gaps: Measure) -> Loss:
-        """Return what a rounding loses; NaN counts as infinitely much."""
+        """Return the loss of a rounding; NaN counts as infinitely large."""
         from ..tasks.rounding import Rounding
 
         rounding = Rounding(weights=tried.dequantize(), activation_block=tried.size)
@@ -258,5 +258,5 @@ def list_mixtures(trials: Trials, tables: Collection[str]) -> Iterator[dict[str,
 
 
 def name_kind(weight: str) -> str:
-    """Return what the names of one weight in all layers have in common: h.*.attn.c_proj.weight."""
+    """Return the part that the names of one weight have in common in all layers: h.*.attn.c_proj.weight."""
     return re.sub(r"\.\d+\.", ".*.", weight)

@@ -51,7 +51,7 @@ Array = npt.NDArray[np.float32]
 HEADROOM = 1.25
 SEARCHED = 8  # texts with which a rounding is chosen; more of them judge it
 QUICKLY_SEARCHED = 1  # with which it is, where one tells enough
-CALIBRATION_ROWS = 2048  # that are kept of what a linear reads; half as many give nearly the same
+CALIBRATION_ROWS = 2048  # kept of a linear's input; half as many give nearly the same result
 
 
 @dataclass(frozen=True)
@@ -89,7 +89,7 @@ class Calibration:
         )
 
     def describe(self, artifact: Artifact) -> dict[str, Any]:
-        """Return what the manifest says of an artifact's quantization."""
+        """Return the manifest's description of an artifact's quantization."""
         kind = PRECISIONS[artifact.precision]
         found = self.weights[kind.weights].to_json() if kind.weight_bits else {}
         if kind.cache_bits:

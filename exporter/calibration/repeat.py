@@ -41,11 +41,11 @@ if TYPE_CHECKING:
 
 Array = npt.NDArray[np.float32]
 
-# What other machines' fp32 moves a scale by: an engine's results may be off by the cap of fp32, in units
-# that no largest value is below. A scale that is 1 % off costs nothing beside the headroom of 25 %.
+# How far fp32 on other machines may move a scale: an engine's results may be off by the cap of fp32, in units
+# of at most the largest value. A scale that is 1 % off costs nothing compared with the headroom of 25 %.
 ABSOLUTE = CAPS["fp32"]["max_error"]  # of a cache's largest scale
 RELATIVE = 0.01
-# Of a graph that does not tell its texts: with other texts few of the largest values are the same.
+# For a graph without a hash of its texts: with other texts few of the largest values are the same.
 ALIKE = 0.9
 
 

@@ -72,7 +72,7 @@ def round_groups(
     progress: Callable[[str], None],
     stage: str,
 ) -> Iterator[R]:
-    """Yield what `round_group` returns for each group of weights, which GPTQ rounds as one.
+    """Yield the results of `round_group` for each group of weights, which GPTQ rounds as one.
 
     Args:
         round_group: gets the names of a group's weights, and what they read; called in several threads.

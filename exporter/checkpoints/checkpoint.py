@@ -43,7 +43,7 @@ USUAL_LENGTH = 4096  # of a longer context, where an export names none: memory a
 class Checkpoint:
     """A checkpoint's config and all that follows from it, with a user's choices or the family's defaults."""
 
-    exporter = ""  # what made its graphs, if PlanForge did not
+    exporter = ""  # the exporter of its graphs, if it is not PlanForge
     unshared = ""  # why its attention cannot run over shared buffers, if that is known
     modules: SentenceModules | None = None  # that sentence-transformers adds
     explanations: Mapping[str, Recipe] = {}  # of the graphs that explain the model, if they were asked for

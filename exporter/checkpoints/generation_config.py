@@ -260,7 +260,7 @@ def add_sampling(defaults: GenerationDefaults, settings: Settings) -> Generation
     min_p = settings.read_number("min_p", 0.0)
     settings.require(0.0 <= min_p <= 1.0, "min_p", min_p, "a number from 0 to 1")
     if top_p == 0.0:
-        top_k = 1  # the likeliest token is all that top_p=0 leaves
+        top_k = 1  # top_p=0 leaves only the likeliest token
     return replace(
         defaults,
         do_sample=True,
@@ -279,7 +279,7 @@ def warn_about_unsupported(settings: Settings, unsupported: Mapping[str, tuple[o
 
 
 def read_token_defaults(settings: Settings, max_length: int) -> GenerationDefaults:
-    """Return what every model that generates has: special tokens, those that never come, and its length."""
+    """Return the settings of all models that generate: special and suppressed tokens, and the length."""
     return GenerationDefaults(
         eos=tuple(t for t in settings.read_tokens("eos_token_id") if 0 <= t < settings.vocab_size),
         bos=settings.read_integer("bos_token_id", "a token's number"),

@@ -41,7 +41,7 @@ class Source:
         """Return one hash over the names and contents of config.json and all safetensors files.
 
         In a sentence-transformers folder, modules.json, the folders that hold its modules, its prompts and a
-        score's activation count too; in one without weights its graphs. SourceError names one that is no
+        score's activation count too; in one without weights its graphs. SourceError names one that is not a
         regular file.
         """
         patterns = ["*.safetensors", "config.json"]

@@ -128,7 +128,7 @@ def main() -> None:
     """Run the console script; SIGTERM ends it as cleanly as Ctrl-C."""
     if isinstance(sys.stdout, io.TextIOWrapper):  # what its encoding lacks is written as an escape
         sys.stdout.reconfigure(errors="backslashreplace")
-    # PyTorch, once it is imported, lets its threads sleep while they wait for one another: spinning, beside
+    # PyTorch, once it is imported, lets its threads sleep while they wait for one another: spinning, next to
     # other work on two cores, they took four times the processor's time.
     os.environ.setdefault("OMP_WAIT_POLICY", "PASSIVE")
     with end_children_on_signals():

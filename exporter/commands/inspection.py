@@ -260,7 +260,7 @@ def inspect_onnx(path: Path) -> Inspection:
     graph = model.graph
     try:
         weights = sum(v.const_value.nbytes for v in graph.initializers.values() if v.const_value is not None)
-    except (TypeError, ValueError, OverflowError) as error:  # of a type, or a shape, that there is not
+    except (TypeError, ValueError, OverflowError) as error:  # for an unknown type, or an invalid shape
         raise ExporterError(f"{path} has a weight that cannot be read: {shorten_error(error)}") from error
     counts = Counter(f"{node.domain}.{node.op_type}".removeprefix(".") for node in graph)
     operators = sorted(counts.items(), key=lambda item: (-item[1], item[0]))
@@ -287,7 +287,7 @@ def inspect_onnx(path: Path) -> Inspection:
 
 
 def inspect_plan(path: Path) -> Inspection:
-    """Return what can be read from a plan without a driver, and what its bundle's manifest says of it."""
+    """Return facts from a plan that need no driver, and its entry in the bundle's manifest."""
     from ..tensorrt.build import summarize_plan
 
     summary = dict(summarize_plan(path))

@@ -93,7 +93,7 @@ def list_next_steps(folder: Path, manifest: Manifest) -> list[str]:
     bundle = shlex.quote(str(folder))
     if any(artifact.gate for artifact in manifest.artifacts):
         steps = [
-            "Each graph ran beside the original model on the same texts;"
+            "Each graph and the original model ran on the same texts;"
             f" `planforge inspect {bundle}` shows the figures"
         ]
     else:
@@ -116,7 +116,7 @@ def list_next_steps(folder: Path, manifest: Manifest) -> list[str]:
 
 def describe_shared(count: int) -> str:
     """Return in words how many files of a package share the bundle's disk space; "" if none does."""
-    return f" beside {count} file{'s' if count > 1 else ''} shared with the bundle" if count else ""
+    return f" plus {count} file{'s' if count > 1 else ''} shared with the bundle" if count else ""
 
 
 def make_package_tables(result: PackageResult) -> list[RenderableType]:

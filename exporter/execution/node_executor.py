@@ -24,8 +24,8 @@ NODE_BY_NODE = "node by node"
 ROUNDING_ENGINE = f"{NODE_BY_NODE}, rounded to fp16"  # what stands for an engine that computes in fp16
 
 GRAPHS = (ir.AttributeType.GRAPH, ir.AttributeType.GRAPHS)
-HOLDS = ("Constant", "ConstantOfShape")  # give what the file says
-CHOOSES = "If"  # runs one of its graphs, whose nodes run alone as others do
+HOLDS = ("Constant", "ConstantOfShape")  # their results are in the file
+CHOOSES = "If"  # runs one of its graphs, also node by node
 # Operators whose results are numbers that they read, in other places.
 MOVES = {
     "Concat",
@@ -91,7 +91,7 @@ class NodeExecutor:
         return {str(value.name): array for value, array in zip(self.graph.outputs, results, strict=True)}
 
     def run_graph(self, graph: ir.Graph, values: dict[ir.Value, Array]) -> list[Array]:
-        """Return a graph's outputs; `values` has what it reads, and loses what is not read again."""
+        """Return a graph's outputs; `values` holds its inputs, and drops those that are not read again."""
         last_use = {value: node for node in graph for value in list_read(node)}
         keep = set(graph.outputs) | set(self.constants)
         for node in graph:

@@ -45,8 +45,8 @@ class Step:
     """One run of the graph in a replay."""
 
     name: str  # "prefill", "decode", ...
-    # (B, T) which token of its row's text stands there; `PADDING` where none does that is compared.
-    # Without any, (0, 0), what runs is no text, and all is compared.
+    # (B, T) the position of each token in its row's text; `PADDING` for padding and tokens not compared.
+    # Without any, (0, 0), the inputs are not texts, and all results are compared.
     positions: Integers
     rows: tuple[int, ...] | None = None  # of the texts, where not all of them run
 
@@ -202,7 +202,7 @@ def find_compared(case_set: CaseSet, row: Row) -> int:
 
 
 def find_repeated(text: Text) -> int:
-    """Return how many of a text's tokens are there more than once."""
+    """Return how many of a text's tokens occur more than once."""
     return text.past if text.repeats > 1 else 0
 
 

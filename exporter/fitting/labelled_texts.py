@@ -55,7 +55,7 @@ class NamelessTsvFile(TsvFile):
 def read_table(path: Path) -> Table:
     """Read the columns "text" and "label" of a file in one of the formats of `planforge batch`.
 
-    The first line of a .tsv names the columns, "text" and "label" in any order and beside others. Without
+    The first line of a .tsv names the columns, in any order: "text", "label" and maybe others. Without
     such a line a row has two columns: text TAB label. A label may be a whole number.
 
     Raises:

@@ -98,7 +98,7 @@ def choose_rows(model: ir.Model) -> None:
 def read_width(product: ir.Node) -> int:
     weight = product.inputs[1]
     if weight is None or weight.shape is None or len(weight.shape) != 2:
-        raise ExportError("the head's weight is no matrix")
+        raise ExportError("the head's weight is not a matrix")
     by_rows = product.op_type == "Gemm" and product.attributes.get_int("transB", 0) == 1
     return int(weight.shape.numpy()[1 if by_rows else 0])
 

@@ -1,4 +1,4 @@
-"""Reads an ONNX file that holds its weights as if they lay beside it: mapped, not copied.
+"""Reads an ONNX file that holds its weights as if they were in files of their own: mapped, not copied.
 
 Protobuf would hold such a file in memory twice while it reads it, and all of it as long as one small tensor
 is used. Here its large tensors become references to their places in the file itself.
@@ -37,7 +37,7 @@ def load_mapped(path: Path) -> ir.Model:
 
 
 def merge_message(message: Message, data: mmap.mmap, begin: int, end: int, name: str) -> None:
-    """Add what the file of this name has of a message; of large raw data only its place in the file."""
+    """Add the content of the named file to a message; of large raw data only its place in the file."""
     for field, start, first, last in read_fields(data, begin, end):
         if isinstance(message, onnx.ModelProto) and field == GRAPH:
             merge_message(message.graph, data, first, last, name)

@@ -100,27 +100,27 @@ def export_with_optimum(checkpoint: Path, out: Path, python: str | None, progres
         raise ExportError(f"optimum does not export {checkpoint}: {said}")
 
 
-def write_for_transformers_4(checkpoint: Path, beside: Path) -> Path:
+def write_for_transformers_4(checkpoint: Path, copy: Path) -> Path:
     """Return the checkpoint, or a folder of its files with a config.json for transformers before 5.
 
     Those versions ignore rope_parameters, and take the default for each of them without a warning. That
-    folder is made as `beside`, if it is needed.
+    folder is made as `copy`, if it is needed.
     """
     config = read_json(checkpoint / "config.json")
     known = name_as_before_5(config.get("rope_parameters"))
     if not known:
         return checkpoint
-    beside.mkdir()
+    copy.mkdir()
     for entry in checkpoint.iterdir():
         if entry.name == "config.json":
             continue
         try:
-            (beside / entry.name).symlink_to(entry)
+            (copy / entry.name).symlink_to(entry)
         except OSError:  # a system that allows no links
             if entry.is_file():
-                shutil.copy2(entry, beside / entry.name)
-    (beside / "config.json").write_text(json.dumps(config | known), encoding="utf-8")
-    return beside
+                shutil.copy2(entry, copy / entry.name)
+    (copy / "config.json").write_text(json.dumps(config | known), encoding="utf-8")
+    return copy
 
 
 def name_as_before_5(given: Any) -> dict[str, Any]:

@@ -12,7 +12,7 @@ from onnx_ir.passes import common
 from ..passes.weights import add_initializer
 
 Axis = int | ir.SymbolicDim
-ROUNDS = 3  # what one finds lets the next know more
+ROUNDS = 3  # each round uses the shapes that the last one found
 
 
 def fold_shapes(model: ir.Model) -> None:

@@ -26,7 +26,7 @@ def measure_windows(model: ir.Model, found: Sequence[Attention], length: int) ->
     """Return each layer's window; None where all tokens of a context of `length` L are seen.
 
     Raises:
-        ExportError: what is added to the scores is no mask, or hides tokens that no window hides.
+        ExportError: the bias of the scores is not a mask, or hides tokens that no window hides.
     """
     return [measure_window(bias, length) for bias in compute_biases(model, found, length)]
 

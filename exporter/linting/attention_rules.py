@@ -91,7 +91,7 @@ def check_cache_form(model: LintModel, target: Target) -> Iterator[Hit]:
 
 
 @make_rule(
-    "a cache of TensorScatter whose length is no number",
+    "a cache of TensorScatter whose length is not a number",
     fix="make the length of the cache a number before parsing, or build with `planforge build`",
 )
 def check_cache_length(model: LintModel, target: Target) -> Iterator[Hit]:
@@ -106,7 +106,7 @@ def check_cache_length(model: LintModel, target: Target) -> Iterator[Hit]:
 
 
 @make_rule(
-    "a cache of TensorScatter that is no input, or an update that is no output",
+    "a cache of TensorScatter that is not an input, or an update that is not an output",
     fix="make the cache an input and the update an output of the graph, with nothing between",
 )
 def check_cache_binding(model: LintModel, target: Target) -> Iterator[Hit]:

@@ -31,8 +31,8 @@ def lint(path: str | Path, targets: Sequence[str] = ()) -> LintReport:
         targets: of `TARGETS`; unless given, those that a bundle was made for, and all for a file.
 
     Raises:
-        InputError: there is no such file or target, or it is no ONNX.
-        BundleError: the folder is no bundle.
+        InputError: there is no such file or target, or it is not ONNX.
+        BundleError: the folder is not a bundle.
     """
     path = Path(path)
     if path.is_dir():

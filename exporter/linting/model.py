@@ -179,7 +179,7 @@ def load_schema(operator: str, opset: int) -> onnx.defs.OpSchema | None:
     """Return ONNX's schema of an operator in a version; None if it isn't there."""
     try:
         return onnx.defs.get_schema(operator, min(opset, onnx.defs.onnx_opset_version()))
-    except (onnx.defs.SchemaError, TypeError):  # TypeError: a version that is no small number
+    except (onnx.defs.SchemaError, TypeError):  # TypeError: a version that is not a small number
         return None
 
 

@@ -76,7 +76,7 @@ def check_operator_foreign(model: LintModel, target: Target) -> Iterator[Hit]:
             yield Hit(what, node, severity="wrong", fix="rename the operator, or the function")
         elif node.op_identifier() not in model.model.functions:
             fix = tables.INSTEAD.get(node.op_type, "")
-            yield Hit(f"{name} is no operator of ONNX, and needs a plugin of that name", node, fix=fix)
+            yield Hit(f"{name} is not an operator of ONNX, and needs a plugin of that name", node, fix=fix)
 
 
 @make_rule(

@@ -70,7 +70,7 @@ def check_type_unsupported(model: LintModel, target: Target) -> Iterator[Hit]:
             continue
         first = SINCE.get(dtype, (0, 0))
         if dtype in NEVER:
-            what = f"{name_type(dtype)} is no type of {target.about}"
+            what = f"{name_type(dtype)} is not a type of {target.about}"
         elif target.older_than(*first):
             what = f"{name_type(dtype)} came with TensorRT {first[0]}.{first[1]}"
         else:

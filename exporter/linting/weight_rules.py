@@ -30,7 +30,7 @@ EXTERNAL_DATA = "https://github.com/onnx/onnx/blob/main/docs/ExternalData.md"
 
 @make_rule(
     "a file of weights that is outside of the graph's folder, or no regular file",
-    fix="copy the file beside the .onnx file, and name it without a folder",
+    fix="copy the file next to the .onnx file, and name it without a folder",
     source=EXTERNAL_DATA,
     holds=accept_all,
     alike=True,
@@ -45,7 +45,7 @@ def check_weights_outside(model: LintModel, target: Target) -> Iterator[Hit]:
 
 @make_rule(
     "a file of weights that is missing or too short",
-    fix="copy all files of the export, with their names, beside the .onnx file",
+    fix="copy all files of the export, with their names, next to the .onnx file",
     source=EXTERNAL_DATA,
     holds=accept_all,
     alike=True,

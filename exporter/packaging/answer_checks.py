@@ -32,7 +32,7 @@ ROUNDING = 1e-5  # of values that were computed in another batch
 
 @dataclass(frozen=True)
 class GivenAnswer:
-    """What a model answered to one text."""
+    """The answer of a model to one text."""
 
     text: str
     token_ids: tuple[int, ...]

@@ -17,7 +17,7 @@ DIALECT = "ort"  # of graphs whose cache and padding others can be given
 
 
 def choose_artifacts(bundle: Bundle, recipe: Recipe, precision: Sequence[str] | None) -> list[Artifact]:
-    """Return the graphs of a package; refuse what the runtime does not take, and say what to export."""
+    """Return the graphs of a package; refuse graphs that the runtime cannot take, with the export to run."""
     check_model(bundle, recipe)
     if isinstance(precision, str):
         precision = [precision]

@@ -35,7 +35,7 @@ SIZES = ("vocab_size", "hidden_size", "num_hidden_layers", "num_attention_heads"
 
 
 def check_heads(manifest: Manifest, title: str) -> None:
-    """Refuse an encoder whose heads no class of Hugging Face has; warn of a head beside one that it has."""
+    """Refuse an encoder whose heads have no class in Hugging Face; warn of a further head left out."""
     assert manifest.encoder is not None
     unknown = [head for head in manifest.encoder.heads if head not in CLASS_ENDS]
     if not unknown:

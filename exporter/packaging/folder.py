@@ -57,7 +57,7 @@ def make_folder(folder: Path) -> Iterator[Path]:
 
 
 def measure_files(folder: Path, placer: FilePlacer) -> int:
-    """Return how many bytes a package's files have that share no blocks with the bundle's."""
+    """Return the number of bytes in a package's files that share no blocks with the bundle's."""
     files = {path for path in folder.rglob("*") if path.is_file()}
     return sum(path.stat().st_size for path in files - placer.shared)
 

@@ -31,7 +31,7 @@ CAUSAL, ENCODING, TRANSLATION = TRAITS  # the tasks' names
 class Engine:
     """One of the ways in which a runtime runs a package."""
 
-    name: str = ""  # what is behind the runtime's name in reports
+    name: str = ""  # the suffix of the runtime's name in reports
     options: Mapping[str, Any] = field(default_factory=dict)  # that the worker is told
     max_bytes: float = math.inf  # of a precision's weights; larger ones are not run by it
 

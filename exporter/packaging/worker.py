@@ -109,7 +109,7 @@ def find_python(script: str, module: str, distribution: str, runtime_at: Path | 
     probe = [python, str(WORKERS / "tell_version.py"), module, distribution]
     done = None
     if shutil.which(python) is not None:
-        with contextlib.suppress(OSError, subprocess.TimeoutExpired):  # of what is no Python
+        with contextlib.suppress(OSError, subprocess.TimeoutExpired):  # the program is not a Python
             done = subprocess.run(
                 probe,
                 stdin=subprocess.DEVNULL,

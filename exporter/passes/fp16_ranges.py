@@ -13,7 +13,7 @@ import onnx_ir as ir
 from .weights import find_weight
 
 FP16_MAX = 65504.0
-SMALLEST_SPREAD = 2.0**-13  # half of 2**-24 is to it what half of fp16's last bit is to 1
+SMALLEST_SPREAD = 2.0**-13  # 2**-24, fp16's smallest step, is to it as fp16's last bit is to 1
 HEADROOM = 2.0  # text that nobody saw may reach this much further
 FP32 = "planforge.fp32"  # a node's metadata: its choice, as JSON
 ATTENTION_PARTS = ("scores", "masked scores", "weights")  # measured apart, as "name of the result, part"

@@ -196,7 +196,7 @@ class Linears:
 
     @property
     def read(self) -> ir.Value:
-        """The value that is multiplied now: what computed it may have been replaced since they were found."""
+        """Return the value that is multiplied now, which a pass may have replaced since it was found."""
         value = self.matmuls[0].inputs[0]
         assert value is not None
         return value
@@ -217,7 +217,7 @@ class Linears:
 
 
 def find_linears(graph: ir.Graph) -> list[Linears]:
-    """Return what can become int8. Rows that are not tokens (a pooler's) are too few to matter."""
+    """Return the linears that can become int8; those without tokens as rows (a pooler's) are too small."""
     found: dict[ir.Value, list[tuple[ir.Node, Weight]]] = {}
     for node in graph:
         read = node.inputs[0] if node.op_type == "MatMul" else None

@@ -40,7 +40,7 @@ class QuantizedWeights(Mapping[str, QuantizedWeight]):
     bits: dict[str, int]
     read: Mapping[str, Callable[[], Array]]  # functions that give the weights (N, K)
     compensated: Mapping[str, QuantizedWeight] = field(default_factory=dict)  # those that GPTQ rounded
-    # Others, of an encoder whose activations are rounded too, by the names of those that read the same rows.
+    # An encoder's weights whose activations are rounded too, by the names of all that read the same rows.
     products: dict[tuple[str, ...], RowProduct] = field(default_factory=dict)
 
     def __getitem__(self, name: str) -> QuantizedWeight:
@@ -58,7 +58,7 @@ class QuantizedWeights(Mapping[str, QuantizedWeight]):
         return len(self.bits)
 
     def choose(self, weight: Weight) -> QuantizedWeight:
-        """Return a graph's weight; one that is no parameter, as in an imported graph, is rounded as it is."""
+        """Return a graph's weight; one that is not a parameter, as in an import, is rounded as it is."""
         if weight.name in self:
             return self[weight.name]
         try:
@@ -139,7 +139,7 @@ def find_lookups(graph: ir.Graph) -> list[tuple[ir.Node, Weight]]:
 
 
 def find_quantizable(graph: ir.Graph) -> list[tuple[ir.Node, Weight]]:
-    """Return the nodes that read a quantizable weight, without the other factor of the product."""
+    """Return the nodes that read a quantizable weight, each with that weight."""
     return [*find_products(graph), *find_lookups(graph)]
 
 

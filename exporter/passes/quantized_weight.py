@@ -46,7 +46,7 @@ class StoredRows:
 
     @property
     def smoothing(self) -> Array | None:
-        """Return what rows are divided by, and the weight was multiplied by (K,); None without smoothing."""
+        """Return the divisors (K,) of rows, by which the weight is multiplied; None without smoothing."""
         constant = None if self.unsmoothing is None else self.unsmoothing.const_value
         with np.errstate(all="ignore"):  # a damaged graph may have zeros
             return None if constant is None else np.asarray(1 / constant.numpy(), np.float32)
@@ -63,8 +63,8 @@ class StoredWeight:
     scale: ir.Value
     shape: tuple[int, int]  # (N, K)
     read: Callable[[slice], QuantizedWeight]  # gives some of its rows
-    faults: tuple[str, ...] = ()  # in words: what of the node no export writes
-    rows: StoredRows | None = None  # how what it multiplies is rounded, where the graph does it
+    faults: tuple[str, ...] = ()  # in words: the parts of the node that no export writes
+    rows: StoredRows | None = None  # the rounding of its product's rows, where the graph does it
     biases: ir.Value | None = None  # those of its parameters' modules, where it stores them side by side
     is_table: bool = False  # whether rows of it are looked up, by this node or by another
 

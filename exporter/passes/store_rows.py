@@ -76,7 +76,7 @@ def quantize_rows(op: Builder, x: ir.Value, rule: RowRule, K: int) -> tuple[ir.V
 
 
 def add_columns(op: Builder, name: str, product: RowProduct) -> ir.Value:
-    """Add columns (K, N) that a single product reads as a constant; shared columns are stored once.
+    """Return a constant of the columns (K, N) for one product alone; shared columns are stored once.
 
     Without VNNI ONNX Runtime rewrites the columns of each product, and fails where two share a constant.
     """

@@ -174,7 +174,7 @@ class ParameterRef:
         value.metadata_props[STORED] = json.dumps(vars(self))
 
     def of(self, array: np.ndarray, shape: Sequence[int]) -> np.ndarray:
-        """Return what a tensor of this shape stores of a parameter, before it gets the tensor's type."""
+        """Return the part of a parameter that a tensor of this shape stores, before it gets its type."""
         array = array.T if self.transposed else array
         array = np.ldexp(array, -self.shift) if self.shift else array
         return array if self.first is None else array[self.first : self.first + shape[0]]
@@ -233,7 +233,7 @@ def find_weight(node: ir.Node) -> Weight | None:
 
 
 class View(ir.LazyTensor):
-    """Part of a tensor's bytes, from a row on, under a shape of its own; in a file it takes no room."""
+    """A part of a tensor's bytes, from a row on, with its own shape; it takes no extra room in a file."""
 
     def __init__(self, base: ir.TensorProtocol, first: int, shape: Sequence[int]) -> None:
         self.base = base

@@ -194,7 +194,7 @@ class Kept:
 
 
 def group_nodes_in_fp32(nodes: Iterable[Fp32Node]) -> list[Kept]:
-    """Group nodes by reason and operator, without what differs per node; the largest groups come first."""
+    """Group nodes by reason and operator, without details that differ per node, in order of group size."""
     groups: dict[tuple[str, str], list[Fp32Node]] = {}
     for node in nodes:
         groups.setdefault((node.op_type, node.group or node.reason), []).append(node)

@@ -1,1 +1,1 @@
-"""Says what is compared of each task: `choose` chooses texts and cases, `answer` asks PyTorch."""
+"""The tasks: `choose` chooses the texts and cases to compare, `answer` gets PyTorch's answers."""

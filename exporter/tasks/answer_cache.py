@@ -1,4 +1,4 @@
-"""Keeps what PyTorch answered, in the user's cache folder, for the next run with the same checkpoint.
+"""Keeps PyTorch's answers in the user's cache folder, for the next run with the same checkpoint.
 
 A file has the answers to one set of questions, or what a rounding does to them, behind a hash of its name
 and its content. A file that is damaged, cut, or not what its name says counts as absent, and is deleted.
@@ -62,7 +62,7 @@ def read_limit() -> int:
 def compute_key(
     checkpoint: str, model: ReferenceModel, questions: object, head: LinearHead | None = None
 ) -> str:
-    """Return a hash over all that a model's answers to some questions depend on.
+    """Return a hash of everything that a model's answers to some questions depend on.
 
     The number of threads is left out: it changes the order of sums, and so an answer's rounding alone.
 
@@ -86,7 +86,7 @@ def compute_key(
 
 
 def compute_gaps_key(answers: str, rounding: Rounding) -> str:
-    """Return a hash over all that a rounding's effect depends on; `answers` is the key of the answers."""
+    """Return a hash of everything that a rounding's effect depends on; `answers` is the answers' key."""
     weights = {name: describe(array) for name, array in rounding.weights.items()}  # made one by one
     # An error tells how a product was chosen, which changes nothing that it computes.
     products = [
@@ -98,7 +98,7 @@ def compute_gaps_key(answers: str, rounding: Rounding) -> str:
 
 
 def describe(value: Any) -> Any:
-    """Return a value of questions in JSON's terms; whatever is not known here cannot be in them."""
+    """Return a question's value in JSON's terms; questions may hold no other types than those here."""
     if is_dataclass(value):
         named = {field.name: getattr(value, field.name) for field in fields(value)}
         return [type(value).__qualname__, named]
@@ -195,7 +195,7 @@ def keep_answers(key: str, arrays: Arrays) -> None:
 
 
 def find_file(key: str) -> Path | None:
-    """Return where answers are kept; None where the user has no cache folder, or keeps none."""
+    """Return the file of answers under a key; None if the user has no cache folder, or keeps no answers."""
     if not read_limit():
         return None
     try:
@@ -213,7 +213,7 @@ def compute_digest(key: str, file: BinaryIO) -> bytes:
 
 
 def remove_oldest(folder: Path, max_bytes: int) -> None:
-    """Delete the files that were used longest ago, until at most so many bytes are left.
+    """Delete the files that were not used for longest, until at most so many bytes are left.
 
     What a killed process has left half written goes too.
     """

@@ -1,4 +1,4 @@
-"""Defines the row of a task: which cases its graphs are compared in, and how PyTorch answers them.
+"""The row of a task: the cases that its graphs are compared in, and the code to answer them in PyTorch.
 
 The other half, `run`, is in runtime/apps/check, and needs no PyTorch.
 """
@@ -32,13 +32,13 @@ Asked: TypeAlias = "tuple[CaseSet, Sequence[int]]"
 
 
 def choose_all(case_set: CaseSet, rounding: Rounding) -> Asked:
-    """Return all texts: each tells what rounding does."""
+    """Return all texts, as each tells how rounding affects results."""
     return case_set, ()
 
 
 @dataclass(frozen=True)
 class Task:
-    """What differs between tasks in comparing graphs with PyTorch.
+    """A task: the code that differs between tasks when graphs are compared with PyTorch.
 
     Attributes:
         choose: returns cases without answers: besides the model, all that the answers depend on.
@@ -93,7 +93,7 @@ class Task:
         report: Report = report_nothing,
         rounding: Rounding | None = None,
     ) -> CaseSet:
-        """Return the set with PyTorch's answers; rounded, the answers of the same texts in that precision.
+        """Return the set with PyTorch's answers; if rounded, those of the same texts in that precision.
 
         A rounding of weights is applied by the caller, for all that is asked of the model then.
         """
@@ -113,7 +113,7 @@ class Task:
         return replace(case_set, answers=answers)
 
     def thin_for_file(self, case_set: CaseSet) -> CaseSet:
-        """Return the set as golden data keeps it, with few places of each text: whole logits are large."""
+        """Return the set in golden data's form, with few places of each text, as whole logits are large."""
         thinned = case_set
         for counts in self.kept:
             answers: dict[str, dict[int, Known]] = {}
@@ -129,5 +129,5 @@ class Task:
 
 
 def list_wanted(case_set: CaseSet, text: int) -> dict[str, Known]:
-    """Return what is wanted of a text, by output."""
+    """Return the wanted results of a text, by output."""
     return {output: by_text[text] for output, by_text in case_set.answers.items() if text in by_text}

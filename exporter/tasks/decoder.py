@@ -1,4 +1,4 @@
-"""Chooses what a decoder is compared by: prompts, real text, a full context, and random batches."""
+"""Chooses the cases of a decoder: prompts, real text, a full context, and random batches."""
 
 from __future__ import annotations
 
@@ -63,7 +63,7 @@ class Builder:
         self.wanted: dict[str, dict[int, Known]] = {}
 
     def add_text(self, text: Text, **places: Sequence[int]) -> int:
-        """Add a text, and of each output the positions that are wanted; return its number."""
+        """Add a text, and for each output the positions whose results are wanted; return its number."""
         number = len(self.texts)
         self.texts.append(text)
         for output, positions in places.items():
@@ -77,7 +77,7 @@ class Builder:
 def choose(
     model: ReferenceModel, bundle: Bundle, texts: Sequence[str], seed: int = 0, level: Level = FULL
 ) -> CaseSet:
-    """Return what a decoder is compared by, without answers; a level below "full" has less.
+    """Return a decoder's cases, without answers; a level below "full" has fewer.
 
     There are prompts of unequal length, one of a single token, real text, a full context, and random batches,
     which a seed decides.
@@ -166,7 +166,7 @@ def choose_prompts(
 
 
 def list_edges(bundle: Bundle, known: int) -> tuple[int, ...]:
-    """Return the lengths of prompts at which something changes, below that of the known text."""
+    """Return the lengths of prompts at which behaviour changes, up to that of the known text."""
     tuned = {artifact.axis("tokens").opt for artifact in bundle.manifest.artifacts}
     lengths = {length for edge in (*tuned, PREFILL_CHUNK) for length in (edge, edge + 1)}
     return tuple(sorted(length for length in lengths if length < known))
@@ -175,7 +175,7 @@ def list_edges(bundle: Bundle, known: int) -> tuple[int, ...]:
 def fill_for_level(
     reference: Reference, text: Sequence[int], context: int, level: Level, weights: int
 ) -> Text:
-    """Return a context of which no more is read than the level allows, but what a window sees.
+    """Return a context with no more tokens to read than the level allows, besides those that a window sees.
 
     Where keys and values cannot be repeated, it ends before the model's own does. It may be empty.
     """
@@ -204,7 +204,7 @@ def fill_context(text: Sequence[int], length: int, read: int) -> Text:
 def describe_left_out(
     counts: Mapping[str, tuple[int, int]], context: tuple[int, int, int], cases: RandomCases
 ) -> Iterator[str]:
-    """Yield what the level leaves out of the cases that "full" has.
+    """Yield the cases of "full" that the level leaves out, in words.
 
     Args:
         counts: how many of each kind are compared, and how many there are.
@@ -225,7 +225,7 @@ def describe_left_out(
 
 
 def add_prompts(builder: Builder, prompts: Sequence[tuple[int, ...]], steps: int, most: int) -> None:
-    """Add prompts that PyTorch continues: token by token, freely in batches, and some tokens at a time."""
+    """Add prompts that PyTorch continues: token by token, freely in batches, and several tokens at a time."""
     rows = []
     for prompt in prompts:
         wanted = range(len(prompt) - 1, len(prompt) - 1 + steps)
@@ -250,7 +250,7 @@ def add_prompts(builder: Builder, prompts: Sequence[tuple[int, ...]], steps: int
 
 
 def add_edges(builder: Builder, tokens: Sequence[int], edges: Sequence[int]) -> None:
-    """Add prompts of the lengths at which something changes."""
+    """Add prompts of the lengths at which behaviour changes."""
     if not edges:
         return
     text = builder.add_text(Text(tuple(tokens[: max(edges)])), logits=[edge - 1 for edge in edges])
@@ -296,10 +296,10 @@ def add_random(
 
 
 def find_most_repeats(reference: Reference, cases: RandomCases) -> int:
-    """Return how often a text's beginning is there to fill a context; 1 where the text itself has to.
+    """Return how often the text's beginning is repeated to fill a context; 1 where the text itself is.
 
-    That is so where it is long enough, and of a model that keys and values cannot be given, or that a window
-    shows what is no more there.
+    That is so where it is long enough, for a model that cannot be given keys and values, or where a window
+    would show tokens that are not there any more.
     """
     longest = cases.longest
     if longest >= cases.context or longest <= 2 * TAIL or not reference.repeats:
@@ -348,7 +348,7 @@ def add_passages(builder: Builder, passages: Sequence[tuple[int, ...]], vocabula
 
 
 def find_vocabulary(manifest: Manifest) -> int:
-    """Return how many tokens a bundle's graphs give logits of."""
+    """Return the number of tokens for which a bundle's graphs give logits."""
     outputs = next(artifact.outputs for artifact in manifest.artifacts if artifact.graph == GRAPH)
     size = next(spec for spec in outputs if spec.name == "logits").axes[-1]
     assert isinstance(size, int)

@@ -37,7 +37,7 @@ KEPT_LOGITS = ((3, 8), (2, 4), (1, 1))  # of a prompt and of another text, in go
 
 
 def open_reference(model: ReferenceModel, bundle: Bundle, rounding: Rounding | None = None) -> Reference:
-    """Return what asks a decoder."""
+    """Return the reference that answers for a decoder."""
     from .pytorch_decoder import open_reference
 
     return open_reference(model, rounding)
@@ -60,7 +60,7 @@ def calibrate(reference: Reference, case_set: CaseSet) -> None:
 
 
 def read_row(reference: Reference, case_set: CaseSet, row: Row) -> Logits:
-    """Run PyTorch over what a row reads; last over what follows that which is there more than once."""
+    """Run PyTorch over a row's tokens; if its beginning is repeated, last over the tokens behind that."""
     return compute_logits(reference, case_set.texts[row.text], np.array([row.ends[-1] - 1]))
 
 
@@ -74,7 +74,7 @@ def answer_texts(
 
 
 def continue_texts(reference: Reference, case_set: CaseSet) -> CaseSet:
-    """Return the set with the tokens that PyTorch chooses behind texts that it is to continue."""
+    """Return the set with the tokens that PyTorch chose to continue texts with."""
     texts = case_set.texts
     open_ones = [number for number, text in enumerate(texts) if text.continues]
     if not open_ones:
@@ -88,7 +88,7 @@ def continue_texts(reference: Reference, case_set: CaseSet) -> CaseSet:
 
 
 def answer_repeated(reference: Reference, case_set: CaseSet) -> dict[int, dict[str, Known]]:
-    """Return the answers to beginnings of one text that are there more than once; it is read once for all."""
+    """Return the answers to repeated beginnings of one text, which is read once for all of them."""
     known = {
         number: known.positions
         for number, known in case_set.answers.get("columns", {}).items()
@@ -133,7 +133,7 @@ def compute_logits(reference: Reference, text: Text, positions: Integers) -> Log
 
 
 def answer_again(reference: Reference, answer: Callable[[CaseSet], CaseSet], golden: CaseSet) -> CaseSet:
-    """Ask a decoder what follows the same tokens; a token that is as likely but for rounding is kept."""
+    """Ask a decoder for the next tokens again; keep a token that is equally likely but for rounding."""
     prompts = golden.answers["margin"]
     chosen = {number: Known.wanted(known.positions.tolist()) for number, known in prompts.items()}
     likeliest = dict(golden.answers.get("likeliest", {}))
@@ -157,7 +157,7 @@ def answer_again(reference: Reference, answer: Callable[[CaseSet], CaseSet], gol
 def choose_likeliest(
     reference: Reference, tokens: Sequence[int], found: Known, given: npt.NDArray[Any]
 ) -> npt.NDArray[Any]:
-    """Return the likeliest token at each place; the given one where it is as likely but for rounding."""
+    """Return the likeliest token at each place; the given one where it is equally likely but for rounding."""
     differs = found.values != given
     if not differs.any():
         return given
@@ -169,7 +169,7 @@ def choose_likeliest(
 
 
 def choose_for_gaps(case_set: CaseSet, rounding: Rounding) -> Asked:
-    """Return which texts tell what rounding does, and the passages whose ends are judged as a context's.
+    """Return the texts that show the effect of rounding, and the passages whose ends count as a context's.
 
     Rounded weights lose as much at any position: the context would only take as long as all else. Where
     little of a context is read, ends of passages stand for its end, and half of the passages are enough.
@@ -189,14 +189,14 @@ def choose_for_gaps(case_set: CaseSet, rounding: Rounding) -> Asked:
 
 
 def thin(case_set: CaseSet, texts: int) -> CaseSet:
-    """Return the set with at most so many prompts and passages, without what takes as long as all of them."""
+    """Return the set with at most so many prompts and passages, without cases that take long."""
     passages = case_set.list_texts("passages")
     prompts = sorted(case_set.answers["margin"])[-texts:]
     return case_set.restrict({*prompts, *(passages[i] for i in choose_evenly(len(passages), texts))})
 
 
 def count_kept(case_set: CaseSet, output: str, text: int, counts: tuple[int, ...]) -> int | None:
-    """Return how many places of a text golden data keeps: few whole logits, of 200 kB each in GPT-2."""
+    """Return how many places of a text golden data keeps: few, as whole logits are 200 kB each in GPT-2."""
     of_prompts, of_texts = counts
     if output != "logits":
         return None

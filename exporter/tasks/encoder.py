@@ -1,4 +1,4 @@
-"""Chooses what an encoder is compared by: real text, a single token, a full sequence, random batches."""
+"""Chooses the cases of an encoder: real text, a single token, a full sequence, random batches."""
 
 from __future__ import annotations
 
@@ -44,7 +44,7 @@ POSITIONS = 12  # compared in each sequence, the first and last among them
 def choose(
     model: ReferenceModel, bundle: Bundle, texts: Sequence[str], seed: int = 0, level: Level = FULL
 ) -> CaseSet:
-    """Return what an encoder is compared by, without answers; a level below "full" has less.
+    """Return an encoder's cases, without answers; a level below "full" has fewer.
 
     There is real text, a pair, a single token, a full sequence, and padded batches of random texts of
     any length.
@@ -100,7 +100,7 @@ def list_node_cases(texts: Sequence[Text], cases: Sequence[Case]) -> tuple[tuple
 
 
 def want_answers(texts: Sequence[Text], per_token: bool) -> dict[int, Known]:
-    """Return the places of an output whose values are wanted: some of the tokens, or the whole text's one."""
+    """Return the places of an output whose values are wanted: some of the tokens, or that of a whole text."""
     return {
         number: Known.wanted(choose_evenly(len(text.tokens), POSITIONS) if per_token else (0,))
         for number, text in enumerate(texts)
@@ -108,7 +108,7 @@ def want_answers(texts: Sequence[Text], per_token: bool) -> dict[int, Known]:
 
 
 def list_cases(texts: Sequence[Text], most: int, measures: tuple[Measure, ...]) -> list[Case]:
-    """Return the cases of real text, a single token and a full sequence, which are the last two."""
+    """Return the cases of real text and, as the last two, a single token and a full sequence."""
     *real, single, full = range(len(texts))
     batch = [*real, single][-min(MAX_BATCH, most) :]
     length = len(texts[full].tokens)
@@ -133,14 +133,14 @@ def make_case(
 
 
 def read_problem_type(bundle: Bundle) -> str:
-    """Return what a classifier's logits mean."""
+    """Return the meaning of a classifier's logits."""
     defaults = bundle.manifest.encoder
     assert defaults is not None
     return defaults.problem_type or ONE_LABEL
 
 
 def thin_texts(texts: list[Text], count: float) -> list[Text]:
-    """Return about so many of the texts, and the pair, the token and the full sequence behind them."""
+    """Return about so many of the texts, followed by the pair, the token and the full sequence."""
     real = texts[:-3]
     if len(real) <= count:
         return texts
@@ -150,7 +150,7 @@ def thin_texts(texts: list[Text], count: float) -> list[Text]:
 def describe_left_out(
     compared: int, every: int, has_random: bool, weights: int, sizes: Sequence[int], level: Level
 ) -> Iterator[str]:
-    """Yield what the level leaves out of the cases that "full" has."""
+    """Yield the cases of "full" that the level leaves out, in words."""
     if compared < every:
         yield f"{every - compared} of {every} texts"
     if not has_random:
@@ -218,7 +218,7 @@ def split_text(ids: Sequence[int]) -> tuple[list[Sequence[int]], Sequence[int]]:
 
 
 def cut_calibration_texts(encoded: Sequence[Sequence[int]], defaults: EncoderDefaults) -> list[Text]:
-    """Return sequences to calibrate with, from what `split_text` leaves; if nothing, from all texts."""
+    """Return sequences to calibrate with, from the rest of `split_text`; if there is none, from all texts."""
     rest = [token for ids in encoded for token in split_text(ids)[1]]
     rest = rest or [token for ids in encoded for token in ids]
     length = min(CALIBRATION_TOKENS, defaults.max_length) - 2

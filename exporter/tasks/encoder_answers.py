@@ -43,7 +43,7 @@ class Reference:
 
 
 def open_reference(model: ReferenceModel, bundle: Bundle, rounding: Rounding | None = None) -> Reference:
-    """Return what asks an encoder, as it is now: who rounds it does so for all that is asked."""
+    """Return the reference that answers for an encoder, in its current precision."""
     return Reference(model, bundle.manifest.artifacts[0].outputs, LinearHead.load(bundle))
 
 
@@ -85,7 +85,7 @@ def answer_texts(
 def find_output(
     role: str, states: list[Tensor], results: Mapping[str, Tensor], head: LinearHead | None
 ) -> Array:
-    """Return what an output of this role is for one sequence; a fitted head is computed here."""
+    """Return the output of this role for one sequence; a fitted head is computed here."""
     kind, _, detail = role.partition(".")
     if head is not None and role == HEAD:
         vector = results.get("sentence_embedding")

@@ -43,7 +43,7 @@ SMALLEST = 1e-30  # unit of an error: a gradient may be tiny
 
 @dataclass(frozen=True, eq=False)
 class ExplanationCase:
-    """Inputs of a graph, and what PyTorch makes of them.
+    """The inputs of a graph, and PyTorch's results for them.
 
     Of ranks `outputs` has the lowest that rounding may make of each, and of the likeliest tokens -1 where
     rounding may make another of one.
@@ -61,7 +61,7 @@ class ExplanationCase:
 
 
 class Reference:
-    """What PyTorch says of a model's explanations, in random cases."""
+    """The PyTorch model whose explanations answer random cases."""
 
     def __init__(self, model: nn.Module, recipes: Mapping[str, Recipe], seed: int) -> None:
         self.model = model
@@ -131,7 +131,7 @@ class Reference:
         return ExplanationCase(name, inputs, outputs, dict.fromkeys(outputs, limit), highest, ids, scale)
 
     def choose_targets(self, recipe: Recipe, inputs: Arrays) -> Array:
-        """Return the random targets, and others, if there are, in place of those that are all but certain.
+        """Return random targets, with others, if there are any, in place of those that are almost certain.
 
         The gradient of a probability p is p * (1 - p) times its logit's, and fp32 knows 1 - p to 2**-24 only:
         beyond `MOST_LIKELY` a comparison would be one of roundings.
@@ -145,7 +145,7 @@ class Reference:
         return targets
 
     def count_targets(self) -> int:
-        """Return how many tokens, or labels, a gradient may be asked of."""
+        """Return how many tokens, or labels, have a gradient to compute."""
         config: Any = self.model.config
         if not hasattr(self.model, "lm_head") and hasattr(config, "heads"):
             return int(config.num_labels) if config.heads else CLASSES
@@ -167,7 +167,7 @@ class Reference:
 
 
 def is_certain(case: ExplanationCase) -> bool:
-    """Tell whether a case is of a gradient of which fp32 keeps nothing, as of a model's only label."""
+    """Tell whether a probability is so near 1 that fp32 loses its gradient, as with a single label."""
     objective = case.inputs["objective"][0]
     return objective in (SOFTMAX, SIGMOID) and bool((case.outputs["score"] > MOST_LIKELY).any())
 
@@ -188,7 +188,7 @@ def compute(model: nn.Module, recipe: Recipe, inputs: Arrays) -> dict[str, Array
 
 
 def read_inside(specs: Sequence[TensorSpec], inside: Arrays, scale: float) -> dict[str, Array]:
-    """Return what a graph reads of what `layers` gave: embeddings, which are scaled, and hidden states."""
+    """Return a graph's inputs from results of `layers`: embeddings, which are scaled, and hidden states."""
     count = sum(name.startswith("hidden.") for name in inside)
     states = [inside[f"hidden.{layer}"] for layer in range(count)]  # each (B, T, E)
     embeddings = {"embeddings": states[0], **inside} if states else inside  # where nothing is between the two
@@ -205,7 +205,7 @@ def read_inside(specs: Sequence[TensorSpec], inside: Arrays, scale: float) -> di
 
 
 def find_ties(model: nn.Module, recipe: Recipe, inputs: Arrays) -> tuple[Array, Array, Array]:
-    """Return the lowest and highest rank (N, K) that each token may have, as logits differ by rounding.
+    """Return the lowest and highest rank (N, K) that each token may have, given the rounding of logits.
 
     And of the likeliest tokens (N, 10) whether each is clear: no other may change places with it.
     """
@@ -228,7 +228,7 @@ def find_ties(model: nn.Module, recipe: Recipe, inputs: Arrays) -> tuple[Array, 
 
 
 def widen(case: ExplanationCase, model: nn.Module, recipe: Recipe) -> ExplanationCase:
-    """Return the case with wider limits of outputs that rounding to fp32 moves far from float64.
+    """Widen the limits of outputs that rounding to fp32 moves far from float64, and return the case.
 
     What is not finite in float64 keeps its limit.
     """
@@ -238,7 +238,7 @@ def widen(case: ExplanationCase, model: nn.Module, recipe: Recipe) -> Explanatio
 
 
 def limit_by_rounding(case: ExplanationCase, model: nn.Module, recipe: Recipe) -> dict[str, float]:
-    """Return the limits of a case's outputs by how far rounding to fp32 moves them from float64.
+    """Return the limits of a case's outputs, by how far rounding to fp32 moves them from float64.
 
     PyTorch in fp32 is one sample of it, of this processor's order of adding; others are sampled.
     """

@@ -1,4 +1,4 @@
-"""Measures how far PyTorch, rounded to a precision, is from itself: the precision's limits follow from it."""
+"""Measures how far PyTorch is from itself when it rounds to a precision; the limits follow from it."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ KEYS = {"passages": "text", "beams": "score"}  # of gaps whose limits' names hav
 def measure_gaps(
     task: Task, model: ReferenceModel, bundle: Bundle, case_set: CaseSet, rounding: Rounding
 ) -> Gaps:
-    """Measure how far the rounded model is from itself, by the beginning of limits' names."""
+    """Measure how far the rounded model is from the unrounded one, by the prefixes of limits' names."""
     assert is_module(model)
     asked, ends = task.choose_for_gaps(case_set, rounding)
     with rounding.apply(model):
@@ -74,7 +74,7 @@ def compare_answers(task: Task, case_set: CaseSet, rounded: CaseSet, ends: Seque
 
 
 def list_seen(case_set: CaseSet, rounded: CaseSet, measure: Measure) -> list[Seen]:
-    """Return the rounded answers that a measure is of: not of texts that cases read for others alone."""
+    """Return the rounded answers that a measure applies to: not to texts that only support other cases."""
     kinds: dict[int, set[str]] = {}
     for case in case_set.cases:
         for row in case.rows:
@@ -90,7 +90,7 @@ def list_seen(case_set: CaseSet, rounded: CaseSet, measure: Measure) -> list[See
 def measure_gap(
     case_set: CaseSet, seen: Sequence[Seen], measure: Measure, mean_over: Sequence[int | None]
 ) -> Measured:
-    """Measure how far an output is from itself unrounded.
+    """Measure how far an output is from the unrounded one.
 
     A case has some of the texts, and golden data some of their positions: a mean over all is at most the
     largest of any part, and so is the angle of a vector that has one value from each token.
@@ -120,7 +120,7 @@ def measure_gap(
 
 
 def list_parts(one: Seen, counts: Sequence[int | None]) -> list[Seen]:
-    """Return a text alone, with as many of its places as are counted together."""
+    """Return single texts, with as many of their places as are counted together."""
     return [
         one
         if most is None
@@ -130,11 +130,11 @@ def list_parts(one: Seen, counts: Sequence[int | None]) -> list[Seen]:
 
 
 def list_first_texts(case_set: CaseSet) -> set[int]:
-    """Return the numbers of the texts of the first case and what is named so: of an encoder the real ones."""
+    """Return the texts of the first case and of those with the same name: of an encoder, the real ones."""
     first = case_set.cases[0].name
     return {row.text for case in case_set.cases if case.name == first for row in case.rows}
 
 
 def find_key(measure: Measure) -> str:
-    """Return by what a measure's gap is known."""
+    """Return the key of a measure's gap."""
     return measure.prefix or KEYS.get(measure.kind, "")

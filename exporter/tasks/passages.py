@@ -15,7 +15,7 @@ MAX_PASSAGES = 32
 
 
 def encode_texts(bundle: Bundle, texts: Sequence[str]) -> tuple[list[list[int]], tuple[int, ...]]:
-    """Return the tokens of each text that has any, and all of them; refuse too few to judge by."""
+    """Return the tokens of each text that has any, and all joined; refuse texts too short to judge by."""
     encoded = [tokens for tokens in map(open_plain_tokenizer(bundle).encode, texts) if tokens]
     text = tuple(token for tokens in encoded for token in tokens)
     if len(text) < 2:

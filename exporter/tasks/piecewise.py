@@ -17,7 +17,7 @@ SCORE_BYTES = 2**23
 
 
 class PiecewiseCache(DynamicCache):
-    """A cache that computes what `DynamicCache` does, in little memory."""
+    """A cache that computes the same as `DynamicCache`, in little memory."""
 
     def weigh(self, q: Tensor, k: Tensor, v: Tensor, kind: AttentionKind) -> Tensor:
         B, H, T, _ = q.shape

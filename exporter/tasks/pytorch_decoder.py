@@ -65,7 +65,7 @@ class Reference:
         return cache.present
 
     def count_read(self, context: int) -> int:
-        """Return about how many tokens of a context are read; their keys and values are then repeated.
+        """Return about how many tokens of a context are read, whose keys and values are then repeated.
 
         Reading all of a long one would take longer than all else. What a window sees is read whole.
         """
@@ -78,7 +78,7 @@ class Reference:
     def continue_repeated(
         self, pairs: Sequence[KeyValue], repeats: int, tail: Sequence[int], rows: int
     ) -> Logits:
-        """Return the logits (N, V) of the last rows of tokens behind keys and values that are repeated."""
+        """Return the logits (N, V) of the last rows of tokens behind repeated keys and values."""
         times = (1, 1, repeats, 1)
         past = [(keys.repeat(times), values.repeat(times)) for keys, values in pairs]
         ids = torch.tensor([list(tail)])
@@ -130,7 +130,7 @@ class Reference:
 
 
 class WholeReference(Reference):
-    """A decoder whose keys and values nobody gives it: sequences are read whole."""
+    """A decoder whose keys and values cannot be given or read; sequences are read whole."""
 
     repeats = False
 
@@ -138,7 +138,7 @@ class WholeReference(Reference):
         return context
 
     def compute_columns(self, tokens: Sequence[int], columns: Sequence[int]) -> Logits:
-        """Return what `Reference` does, in bounded memory: nobody sees the head."""
+        """Return the same as `Reference`, in bounded memory: nothing else sees the head's results."""
         found: list[Logits] = []
         done = 0
         rows = 1  # until the size of the vocabulary is known
@@ -196,7 +196,7 @@ class OnnxDecoder(WholeReference):
 
 
 def open_reference(model: ReferenceModel, rounding: Rounding | None = None) -> Reference:
-    """Return what asks a decoder; of a rounding it rounds keys and values alone."""
+    """Return the reference that answers for a decoder; a rounding applies to keys and values alone."""
     if isinstance(model, LanguageModel):
         return Reference(model, rounding)
     return OnnxDecoder(model) if isinstance(model, OnnxGraphs) else HubReference(model)
@@ -204,7 +204,7 @@ def open_reference(model: ReferenceModel, rounding: Rounding | None = None) -> R
 
 @contextmanager
 def keep_columns(head: nn.Linear, columns: Sequence[int]) -> Iterator[None]:
-    """Let a model's head compute the logits of these tokens alone; what hooks see of it stays the same."""
+    """Let a model's head compute the logits of these tokens alone, with its hooks in place."""
     whole = head.weight
     head.weight = nn.Parameter(whole[list(columns)], requires_grad=False)
     try:

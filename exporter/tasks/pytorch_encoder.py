@@ -45,7 +45,7 @@ def run_model(model: ReferenceModel, text: Text) -> tuple[list[torch.Tensor], di
 
 
 def run_hub_model(model: Any, text: Text) -> tuple[list[torch.Tensor], dict[str, torch.Tensor]]:
-    """Return what transformers' model makes of a sequence."""
+    """Return the results of transformers' model for a sequence."""
     given = {"input_ids": torch.tensor([text.tokens])}
     given["attention_mask"] = torch.ones_like(given["input_ids"])
     if any(text.segments):

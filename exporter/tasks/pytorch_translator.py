@@ -108,7 +108,7 @@ class ReferenceRun(Protocol):
         """Return the logits (K, V) that follow a token of each row."""
 
     def copy_rows(self, copies: Sequence[tuple[int, int]]) -> None:
-        """Copy what rows were fed, as (from, to); never to a row that is copied from."""
+        """Copy the history of rows, given as (from, to), never to a row that is copied from."""
 
 
 class CachedRun:
@@ -203,7 +203,7 @@ class OnnxTranslator(UncachedReference):
 
 
 def open_reference(model: ReferenceModel, start: int, gives_attention: bool = False) -> Reference:
-    """Return what asks our own Transformer, transformers' model, or optimum's graphs."""
+    """Return the reference of our own Transformer, of transformers' model, or of optimum's graphs."""
     if isinstance(model, Transformer):
         return Reference(model, start, gives_attention)
     return OnnxTranslator(model, start) if isinstance(model, OnnxGraphs) else HubReference(model, start)

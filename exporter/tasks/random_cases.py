@@ -35,7 +35,7 @@ KNOWN_TOKENS = 256  # of the vocabulary, whose logits are compared
 
 @dataclass(frozen=True)
 class RandomCases:
-    """What random cases of a decoder are made of, and how many there are.
+    """The ingredients and the number of a decoder's random cases.
 
     Attributes:
         weights: how many the model has.
@@ -59,28 +59,28 @@ class RandomCases:
 
     @property
     def longest(self) -> int:
-        """How many tokens the longest text has."""
+        """Return how many tokens the longest text has."""
         return count_longest(self.weights, self.context, self.level)
 
     @property
     def sizes(self) -> list[int]:
-        """The sizes of batches."""
+        """Return the sizes of batches."""
         return list_sizes(self.max_batch)
 
     @property
     def alike(self) -> int:
-        """How many batches of each size there are, one or two."""
+        """Return how many batches of each size there are, one or two."""
         return count_alike(self.weights, self.sizes, self.level)
 
     @property
     def room(self) -> int:
-        """How many tokens a batch has, padding included, unless it is one with a past."""
+        """Return how many tokens a batch has, padding included, unless it has a past."""
         batches = len(self.sizes) * self.alike
         return max(self.longest // 2, int(self.level.prefill_work / self.weights / batches))
 
     @property
     def step_rows(self) -> int:
-        """How many rows divide the single steps at all positions of a text among them: few take longer."""
+        """Return how many rows share the single steps at all positions of a text; fewer rows take longer."""
         return min(MAX_STEP_ROWS, math.ceil(self.longest * self.weights / self.level.step_work))
 
 
@@ -89,7 +89,7 @@ def count_weights(model: ReferenceModel) -> int:
 
 
 def count_tokens(weights: int, level: Level) -> int:
-    """Return how many tokens a model of so many weights reads of random texts."""
+    """Return how many tokens of random texts a model of so many weights reads."""
     return int(np.clip(level.random_work / weights, level.min_random, MAX_TOKENS))
 
 
@@ -118,7 +118,7 @@ def sample_batches(
         random: the generator.
         cases: how many there are, and how long.
         lengths: of the texts, by their numbers. The first is the longest.
-        sources: the lengths of what a translator reads beside each text. Those of a batch have `room` too.
+        sources: the lengths of a translator's source for each text. Those of a batch have `room` too.
     """
     first, *others = lengths
     longest_text = lengths[first]
@@ -155,7 +155,7 @@ def sample_batch(
     place: int,
     longest: int,
 ) -> Rows:
-    """Return a batch whose row `place` reads `longest` tokens, and the others fewer where there are fewer.
+    """Return a batch whose row `place` reads `longest` tokens, and whose other rows read fewer if possible.
 
     Steps of one or two parts come first, and then some single tokens. `texts` are those that rows may read.
     """
@@ -182,7 +182,7 @@ def sample_batch(
 
 
 def sample_steps(random: Random, texts: Sequence[int], totals: Sequence[int], steps: int, parts: int) -> Rows:
-    """Return rows that read so many tokens of their texts; the steps after the first `parts` are single."""
+    """Return rows that read so many tokens of their texts, in single steps after the first `parts`."""
     rows = []
     for text, total in zip(texts, totals, strict=True):
         wide = total - (steps - parts)
@@ -203,7 +203,7 @@ def sample_text(random: Random, real: Sequence[int], length: int) -> tuple[int, 
 def sample_rows(
     random: Random, lengths: Sequence[int], sizes: Sequence[int], weights: int, level: Level = FULL
 ) -> tuple[tuple[int, ...], ...]:
-    """Return which of some sequences stand in the rows of batches, one or two of every size.
+    """Return the rows of batches, one or two of every size, as numbers of some sequences.
 
     Their longest rows stand in different places, and all others are padded.
 
@@ -244,7 +244,7 @@ def sample_columns(random: Random, vocabulary: int) -> tuple[int, ...]:
 
 
 def describe_fewer_cases(weights: int, context: int, max_batch: int, level: Level) -> Iterator[str]:
-    """Yield what a level leaves out of the random cases of "full"."""
+    """Yield the random cases of "full" that a level leaves out, in words."""
     if not level.random_work:
         yield "random batches, and single steps at every position"
         return

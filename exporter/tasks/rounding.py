@@ -26,7 +26,7 @@ Array = npt.NDArray[np.float32]
 
 @dataclass(frozen=True)
 class Rounding:
-    """What a precision does to the model's values."""
+    """The rounding of a model's values in one precision."""
 
     dtype: torch.dtype | None = None  # of weights and of every operation's result
     # Parameters quantized to int8 or int4 and dequantized again, by name.
@@ -76,7 +76,7 @@ class Rounding:
 
 @contextmanager
 def compute_in_float64(model: nn.Module) -> Iterator[None]:
-    """Give a model weights and tables in float64 inside the context."""
+    """Keep a model's weights and tables in float64 inside the context."""
     exchanged = ExchangedWeights(model)
     tables = [
         (module, name, table)
@@ -100,7 +100,7 @@ def compute_in_float64(model: nn.Module) -> Iterator[None]:
 
 
 class ExchangedWeights:
-    """Weights of a model that others stand in for, until they are put back.
+    """The weights of a model that others replace, until they are put back.
 
     Those that lie in a checkpoint's files too are not kept in memory meanwhile.
     """
@@ -116,13 +116,13 @@ class ExchangedWeights:
         self._reclaimer = Reclaimer()
 
     def release(self, parameters: Iterable[nn.Parameter]) -> None:
-        """Let parameters be read from their files, where they lie there, until others stand in for them."""
+        """Let parameters be read from their files until others replace them."""
         for parameter in parameters:
             if parameter in self._published:
                 parameter.data = self._originals[parameter] = self._published[parameter]
 
     def put(self, parameter: nn.Parameter, data: Tensor) -> None:
-        """Let a parameter hold other data."""
+        """Make a parameter hold other data."""
         self._originals.setdefault(parameter, self._published.get(parameter, parameter.data))
         parameter.data = data
         self._reclaimer.count(data.nbytes)
@@ -210,7 +210,7 @@ class RoundResults(TorchDispatchMode):
 
 
 class RoundInAnyOrder(TorchDispatchMode):
-    """Moves float64's results at random, as far as fp32 may round them, in whatever order it adds.
+    """Moves float64's results at random, as far as fp32's rounding may move them in any order of addition.
 
     Processors add in different orders, so that one of them shows one sample of what rounding does. A rounding
     is even between -2**-24 and 2**-24 of its value. A sum of K terms, one after another, rounds each of its
@@ -244,7 +244,7 @@ class RoundInAnyOrder(TorchDispatchMode):
         return tree_map_only(Tensor, move, out)
 
     def measure_steps(self, func: Any, args: Any, kwargs: Any, out: Any) -> Tensor | None:
-        """Return the root of the sum of the squares of a sum's K partial sums; None of what is no sum.
+        """Return the root of the sum of squares of a sum's K partial sums; None for anything but a sum.
 
         The squares are K / 2 times the sum of the terms' squares where signs are random, and K / 3 times the
         square of the result where terms are alike. Both are counted.

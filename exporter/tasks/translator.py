@@ -1,4 +1,4 @@
-"""Chooses what a translator is compared by: real sources and PyTorch's own targets, beams, random batches."""
+"""Chooses a translator's cases: real sources and PyTorch's own targets, beams, random batches."""
 
 from __future__ import annotations
 
@@ -77,7 +77,7 @@ class Sizes:
 
     @classmethod
     def of(cls, manifest: Manifest) -> Sizes:
-        """Return those of a bundle's graphs."""
+        """Return the sizes of a bundle's graphs."""
         limits = {a.graph: (a.axis("tokens").max, a.axis("batch").max) for a in manifest.artifacts}
         return cls(limits[ENCODER][0], limits[DECODER][0], limits[ENCODER][1], limits[DECODER][1])
 
@@ -85,7 +85,7 @@ class Sizes:
 def choose(
     model: ReferenceModel, bundle: Bundle, texts: Sequence[str], seed: int = 0, level: Level = FULL
 ) -> CaseSet:
-    """Return what a translator is compared by, without answers; a level below "full" has less.
+    """Return a translator's cases, without answers; a level below "full" has fewer.
 
     There are sources of unequal length, one of a single token, a full one, and random batches.
     """
@@ -168,12 +168,12 @@ def list_node_cases(builder: Builder) -> tuple[tuple[Case, ...], tuple[Case, ...
 
 
 def choose_few(numbers: Sequence[int]) -> list[int]:
-    """Return two texts, a single token and the longest, which stand behind the others."""
+    """Return two texts, a single token and the longest, which come after the others."""
     return list(dict.fromkeys([*numbers[:2], *numbers[-2:]]))
 
 
 def has_attention(manifest: Manifest) -> bool:
-    """Tell whether a graph gives what targets attend to."""
+    """Tell whether a graph returns the attention of targets over the source."""
     roles = [spec.role for artifact in manifest.artifacts for spec in artifact.outputs]
     return any(role.startswith("cross_attention.") for role in roles)
 
@@ -239,7 +239,7 @@ def add_beams(builder: Builder, targets: Sequence[int], sizes: Sizes) -> None:
 
 
 def add_full(builder: Builder, source: tuple[int, ...], written: int, sizes: Sizes) -> None:
-    """Add the longest source, and the longest target, of what PyTorch writes to the others."""
+    """Add the longest source, and the longest target that PyTorch writes for the others."""
     number = builder.add_text(Text(source), cross=choose_evenly(len(source), POSITIONS))
     builder.add_case(make_source_case(f"{len(source)} tokens", builder, [number]))
     length = len(source)

@@ -37,7 +37,7 @@ KEPT = ((3, 2), (2, 1), (1, 1))  # places of a target and of a source, in golden
 
 
 def open_reference(model: ReferenceModel, bundle: Bundle, rounding: Rounding | None = None) -> Reference:
-    """Return what asks a translator, as it is now: no keys and values of it are int8."""
+    """Return the reference that answers for a translator; it has no int8 keys and values."""
     from .pytorch_translator import open_reference
 
     defaults = bundle.manifest.generation
@@ -88,7 +88,7 @@ def answer_texts(
 
 
 def complete(reference: Reference, case_set: CaseSet) -> CaseSet:
-    """Return the set with PyTorch's likeliest targets, texts that quote them, and what its beams find."""
+    """Return the set with PyTorch's likeliest targets, texts that quote them, and its beams' targets."""
     return add_beams(reference, write_texts(reference, case_set))
 
 
@@ -119,7 +119,7 @@ def write_texts(reference: Reference, case_set: CaseSet) -> CaseSet:
 
 
 def add_beams(reference: Reference, case_set: CaseSet) -> CaseSet:
-    """Return the set with the targets that PyTorch's own search finds, whose scores are wanted."""
+    """Return the set with the targets of PyTorch's own search, whose scores are wanted."""
     if "score" in case_set.answers:
         return case_set
     texts = list(case_set.texts)
@@ -166,14 +166,14 @@ def compute_results(reference: Reference, case_set: CaseSet, text: Text) -> tupl
 
 
 def choose_for_gaps(case_set: CaseSet, rounding: Rounding) -> Asked:
-    """Return the texts that tell what rounding does; targets that a search finds are measured alone."""
+    """Return the texts that show the effect of rounding; targets of a search are measured by themselves."""
     asked = case_set.restrict(set(range(len(case_set.texts))) - set(case_set.answers.get("score", {})))
     cases = tuple(case for case in asked.cases if case.runner != "beams")
     return replace(asked, cases=cases), ()
 
 
 def limit_scores(case_set: CaseSet, gaps: Gaps, limits: Limits) -> dict[str, float]:
-    """Return the limit of targets' scores.
+    """Return the limit of the scores of targets.
 
     A logit's error moves a token's log-probability by at most twice as much, and so their mean. That is the
     most: errors of many tokens cancel, so what rounding does to the scores themselves counts.

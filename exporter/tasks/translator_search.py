@@ -1,4 +1,4 @@
-"""Runs a beam search beside PyTorch, which scores what it finds and is compared with each step."""
+"""Runs a beam search together with PyTorch, which scores the results and is compared at each step."""
 
 from __future__ import annotations
 
@@ -22,12 +22,12 @@ if TYPE_CHECKING:
 
 
 def follow(engine: TranslatorEngine, reference: Reference, case_set: CaseSet) -> TranslatorEngine:
-    """Return the engine with PyTorch, which goes along with its searches."""
+    """Return the engine together with PyTorch, which follows its searches."""
     return replace(engine, model=PyTorchModel(reference, case_set))
 
 
 class PyTorchModel:
-    """PyTorch, which scores the targets that an engine's search finds, and goes along with it."""
+    """A PyTorch model that follows an engine's search, and scores the targets that it finds."""
 
     def __init__(self, reference: Reference, case_set: CaseSet) -> None:
         self.reference = reference
@@ -44,7 +44,7 @@ class PyTorchModel:
 
 
 class SearchFollower:
-    """PyTorch beside an engine's beam search, each source by itself and without padding."""
+    """PyTorch following an engine's beam search, each source by itself and without padding."""
 
     def __init__(
         self, reference: Reference, sources: Sequence[tuple[tuple[int, ...], float]], beams: int
@@ -74,7 +74,7 @@ class SearchFollower:
 
 
 class RecordedRun:
-    """A run of PyTorch that keeps what its rows were fed, and its logits, to be replayed when rounded."""
+    """A run of PyTorch that records its rows' tokens and its logits, to be replayed when rounded."""
 
     def __init__(self, run: ReferenceRun) -> None:
         self.run = run
@@ -92,7 +92,7 @@ class RecordedRun:
         self.run.copy_rows(copies)
 
     def replay(self, run: ReferenceRun) -> Iterator[tuple[Logits, Logits]]:
-        """Yield the logits (K, V) that another run gives in each step, and those that this one gave."""
+        """Yield the logits (K, V) of another run in each step, and those that this run gave."""
         for tokens, copies, logits in zip(self.fed, self.copies, self.logits, strict=True):
             yield run.decode(tokens), logits
             run.copy_rows(copies)
@@ -105,7 +105,7 @@ def measure_found_gaps(
     found: Sequence[Text],
     rounding: Rounding,
 ) -> Gaps:
-    """Measure what rounding does to the scores of found targets, and to the logits that lead a search.
+    """Measure how rounding affects the scores of found targets, and the logits that lead a search.
 
     A search is compared in each of its steps. So PyTorch's own search is replayed, rounded, with the beams
     that it prunes: rounding moves these further than the targets that it finds.
@@ -138,7 +138,7 @@ def measure_found_gaps(
 
 
 def record_searches(reference: Reference, case_set: CaseSet, found: Sequence[Text]) -> dict[int, RecordedRun]:
-    """Return PyTorch's own search of each source of which targets were found."""
+    """Return PyTorch's own search for each source whose targets were found."""
     search = make_search(case_set)
     runs = {}
     for source in dict.fromkeys(text.source for text in found):
@@ -150,7 +150,7 @@ def record_searches(reference: Reference, case_set: CaseSet, found: Sequence[Tex
 
 
 def find_scales(case_set: CaseSet) -> dict[int, float]:
-    """Return the unit of logits' errors of each source: that of the target that PyTorch writes to it."""
+    """Return the unit of logits' errors for each source: that of the target that PyTorch writes for it."""
     logits = case_set.answers["logits"]
     return {
         source: measure_scale(known.values)

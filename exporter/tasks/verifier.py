@@ -1,4 +1,4 @@
-"""Compares a bundle's graphs with what PyTorch answers, in the cases of their task."""
+"""Compares a bundle's graphs with PyTorch's answers, in the cases of their task."""
 
 from __future__ import annotations
 
@@ -38,7 +38,7 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class Verifier:
-    """A bundle's graphs beside what the model computes for the same texts."""
+    """A bundle's graphs, and the model's results for the same texts."""
 
     bundle: Bundle
     expected: CaseSet  # what is compared, with the model's answers
@@ -50,21 +50,21 @@ class Verifier:
 
     @property
     def task(self) -> Task:
-        """The row of the bundle's task."""
+        """Return the row of the bundle's task."""
         return TASKS[self.bundle.manifest.task]
 
     @property
     def runs_model(self) -> bool:
-        """Whether comparing a graph runs the model in PyTorch once more, beside its searches."""
+        """Return whether comparing a graph runs the model in PyTorch once more, apart from its searches."""
         return self.expected.search is not None
 
     def collect_golden(self) -> Arrays:
-        """Return the model's results as golden data keeps them."""
+        """Return the model's results in the form of golden data."""
         return to_arrays(self.task.thin_for_file(self.expected))
 
     @contextmanager
     def restore(self, model: ReferenceModel) -> Iterator[None]:
-        """Let the model compute inside the context; behind it searches alone need its weights."""
+        """Let the model compute inside the context; afterwards only searches need its weights."""
         restore_weights(model)
         try:
             yield
@@ -73,7 +73,7 @@ class Verifier:
                 offload_weights(model)
 
     def answer_again(self, model: ReferenceModel, golden: CaseSet) -> Arrays:
-        """Return golden data with what the model answers now."""
+        """Return golden data with the model's current answers."""
         with self.restore(model):
             reference = self.task.open_reference(model, self.bundle, None)
             answer = partial(self.task.answer, model, self.bundle)
@@ -89,7 +89,7 @@ class Verifier:
         self.task.calibrate(self.task.open_reference(model, self.bundle, None), self.expected)
 
     def measure_gaps(self, model: ReferenceModel, rounding: Rounding) -> Gaps:
-        """Measure how far the model in PyTorch, rounded, is from itself unrounded, or take what was kept."""
+        """Measure how far the rounded model in PyTorch is from the unrounded one, or take the kept result."""
         key = compute_gaps_key(self.answers_key, rounding) if self.answers_key else ""
         if key and (arrays := read_answers(key)) is not None:
             return gaps_from_arrays(arrays)
@@ -99,7 +99,7 @@ class Verifier:
         return gaps
 
     def measure_fp32_gaps(self, model: ReferenceModel) -> Gaps:
-        """Measure how far the model in PyTorch in fp32 is from itself in float64."""
+        """Measure how far the model in PyTorch in fp32 is from float64."""
         from .rounding import Rounding
 
         with self.restore(model):
@@ -118,7 +118,7 @@ class Verifier:
         return limits | self.task.limit_others(self.expected, gaps, limits)
 
     def name_precision_errors(self, gaps: Gaps) -> dict[str, float]:
-        """Return what rounding does in PyTorch, by the names of the limits."""
+        """Return the effect of rounding in PyTorch, by the names of the limits."""
         return {
             f"{measure.prefix}{name}": float(getattr(gap, name))
             for measure in self.task.list_measures(self.expected)
@@ -127,7 +127,7 @@ class Verifier:
         }
 
     def measure_failed_search(self, artifact: Artifact, rounding: Rounding) -> dict[str, float]:
-        """Return what rounding does in PyTorch to the targets that a graph's own search finds.
+        """Return the effect of rounding in PyTorch on the targets that a graph's own search finds.
 
         A search that leaves PyTorch's may come to targets at which the model is less sure.
         """
@@ -142,7 +142,7 @@ class Verifier:
         return self.name_precision_errors(measure(reference, self.model, self.expected, found, rounding))
 
     def open(self, artifact: Artifact, open_program: OpenProgram | None = None) -> Engine:
-        """Open a graph, and the one that it runs with if any: on ONNX Runtime, unless told otherwise."""
+        """Open a graph, and the one that it runs with if any; on ONNX Runtime by default."""
         return self.task.open(self.bundle, artifact, open_program or self.open_program)
 
     def open_program(self, artifact: Artifact) -> Program:
@@ -150,7 +150,7 @@ class Verifier:
         return OrtCpuBackend(spinning=False).open(self.bundle, artifact)
 
     def open_beside_model(self, artifact: Artifact) -> Engine:
-        """Open a graph whose searches PyTorch goes along with, if it is there."""
+        """Open a graph whose searches PyTorch follows, if there is a model."""
         engine = self.open(artifact)
         if self.model is None:
             return engine
@@ -207,7 +207,7 @@ class Verifier:
         return self.replay(artifact, case, location.row)
 
     def replay(self, artifact: Artifact, case: Case, row: int | None = None) -> Replay:
-        """Return the replay of a case, or of a row of it, through one graph, beside the one it runs with."""
+        """Return the replay of a case, or of a row of it, through one graph, together with its companion."""
 
         def drive(program: Program, case_set: CaseSet, case: Case) -> None:
             with ExitStack() as partners:  # what the graph runs with is opened for this run alone
@@ -236,7 +236,7 @@ def open_verifier(
     level: Level = FULL,
     checkpoint: str = "",
 ) -> Verifier:
-    """Return the bundle's verifier, with what the model computes for the texts and for random cases.
+    """Return the bundle's verifier, with the model's results for the texts and for random cases.
 
     `checkpoint` is the hash of the files that the model was loaded from. With it the model's answers are
     kept, and what rounding does to them, and those of an earlier run are taken; but "full" asks anew.
@@ -260,5 +260,5 @@ def open_verifier(
 
 
 def open_golden_verifier(bundle: Bundle, arrays: Arrays) -> Verifier:
-    """Return the bundle's verifier, with the results that golden data keeps; KeyError if one is missing."""
+    """Return the bundle's verifier, with golden data as results; raise KeyError if one is missing."""
     return Verifier(bundle, from_arrays(arrays))

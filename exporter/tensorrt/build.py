@@ -1,7 +1,7 @@
 """Builds a TensorRT plan from an ONNX graph, in a child process of its own.
 
 The native library may abort, and holds the weights several times: a child that dies is an error
-here, and its memory goes with it. Neither process loads torch.
+here, and its memory is freed with it. Neither process loads torch.
 """
 
 from __future__ import annotations
@@ -65,7 +65,7 @@ USUAL = Options()
 class PlanRequest:
     """One plan to build, for all of `sms`."""
 
-    onnx: Path  # the graph, its weights beside it
+    onnx: Path  # the graph, with its weights next to it
     artifact: Artifact  # what the graph's inputs, outputs and aliases must be
     profiles: Sequence[Profile]
     out: Path  # what lies there is replaced when the plan is complete, not before
@@ -127,7 +127,7 @@ def build_plan(request: PlanRequest) -> Plan:
 
 
 def resolve_architectures(engine: str, sms: Sequence[str]) -> list[str]:
-    """Return the wanted compute capabilities, each once; refuse what the engine cannot build for here."""
+    """Return the wanted compute capabilities, each once; refuse those that cannot be built for here."""
     if engine not in LIBRARIES:
         known = sorted(LIBRARIES)
         raise BuildOptionError(f"engine {engine!r} is not one of {known}{did_you_mean(engine, known)}")
@@ -209,7 +209,7 @@ def check_plan_names(bundle: Bundle) -> None:
 
 
 def summarize_plan(path: Path) -> dict[str, Any]:
-    """Return what can be read from a plan file without TensorRT, driver or GPU.
+    """Return the facts that a plan file shows without TensorRT, driver or GPU.
 
     TensorRT-RTX's header was read in plans of 1.4.0.76, 1.6.1.120 and 1.7.1.116: bytes 0..3 "vtrt",
     16..23 the plan's length, 24..27 the version. What another header means is not claimed here.

@@ -119,7 +119,7 @@ def add_profile(builder: Any, config: Any, profile: Profile, artifact: Artifact)
 
 
 def use_int32_inputs(artifact: Artifact) -> Artifact:
-    """Return the artifact with int32 for its int64 inputs, as TensorRT 8 reads them."""
+    """Return the artifact with int32 in place of its int64 inputs, as TensorRT 8 reads them."""
     inputs = tuple(replace(s, dtype="int32") if s.dtype == "int64" else s for s in artifact.inputs)
     return replace(artifact, inputs=inputs)
 
@@ -211,7 +211,7 @@ def load_graph(path: Path, slots: int | None) -> ModelProto:
 
     try:
         model = onnx.load(path, load_external_data=False)
-    except Exception as error:  # OSError, or protobuf's own, which is no ValueError
+    except Exception as error:  # OSError, or protobuf's own, which is not a ValueError
         raise BuildError(f"{path} cannot be read as ONNX: {error}") from error
     for node in model.graph.node:
         if node.op_type == "Attention" and any(node.input[KEY_LENGTHS:]):
@@ -228,7 +228,7 @@ def load_graph(path: Path, slots: int | None) -> ModelProto:
 
 
 def take_out_weights(model: ModelProto) -> list[PlanWeight]:
-    """Turn the large weights into inputs, which keeps them out of the plan; return where each one lies.
+    """Turn the large weights into inputs, to keep them out of the plan; return the place of each in its file.
 
     TensorRT's own stripped plans are filled in by a refit, and TensorRT-RTX 1.7 builds a plan that can be
     refitted only where a GPU is. Inputs work everywhere, and a weight that two plans read is there once.
@@ -249,7 +249,7 @@ def take_out_weights(model: ModelProto) -> list[PlanWeight]:
 
 
 def allow_decomposed_attention(trt: Any, network: Any) -> None:
-    """Allow attention to run as several kernels where a GPU has no fused one; else there is no plan."""
+    """Allow attention to run as several kernels where a GPU has no fused one: else the build fails."""
     for i in range(network.num_layers):
         layer = network.get_layer(i)
         if layer.type.name == "ATTENTION_INPUT":

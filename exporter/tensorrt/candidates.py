@@ -1,4 +1,4 @@
-"""Adds outputs to a decoder's graph that pick the likeliest tokens, so that only they leave the GPU."""
+"""Adds outputs for the likeliest tokens to a decoder's graph, so that only they leave the GPU."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ PICK = """candidates (float[rows, tokens] {logits})
 
 
 def check_candidates(artifact: Artifact, count: int) -> None:
-    """Refuse a number of candidates that the graph or TensorRT does not have."""
+    """Refuse a number of candidates that the graph or TensorRT does not support."""
     vocabulary = artifact.output("logits").axes[-1]
     most = min(MOST, vocabulary) if isinstance(vocabulary, int) else MOST
     if not 1 <= count <= most:

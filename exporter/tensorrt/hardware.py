@@ -1,4 +1,4 @@
-"""What a graph computes that TensorRT-RTX has no kernel for on older GPUs; measured with 1.7.1.116."""
+"""Finds computations that TensorRT-RTX has no kernels for on older GPUs; measured with 1.7.1.116."""
 
 from __future__ import annotations
 
@@ -21,13 +21,13 @@ FP8_TYPE = 17
 
 @dataclass(frozen=True)
 class Need:
-    """What a node computes that only some GPUs can, and the oldest of them."""
+    """A computation of a node that only some GPUs support, and the oldest of them."""
 
     what: str
     sm: int
 
     def is_met(self, sm: str) -> bool:
-        """Tell whether an architecture such as "sm86" has it."""
+        """Tell whether an architecture such as "sm86" supports it."""
         return int(sm.removeprefix("sm")) >= self.sm
 
 
@@ -37,7 +37,7 @@ FP8 = Need("fp8", 89)
 
 
 def find_need(operator: str, inputs: Sequence[int | None], outputs: Sequence[int | None]) -> Need | None:
-    """Return what one of ONNX's own operators needs of a GPU; None where every GPU has it.
+    """Return the needs of one of ONNX's own operators; None where every GPU supports it.
 
     `inputs` and `outputs` are element types by ONNX's numbers, None where one is not known.
     """
@@ -51,7 +51,7 @@ def find_need(operator: str, inputs: Sequence[int | None], outputs: Sequence[int
 
 
 def list_needs(path: Path) -> Iterator[tuple[str, Need]]:
-    """Yield the names of the nodes that need something of a GPU. Reads no external data."""
+    """Yield the names of the nodes that need something of a GPU, without reading external data."""
     import onnx
     import onnx.shape_inference
 
@@ -82,7 +82,7 @@ def collect_nodes(graph: GraphProto) -> tuple[list[NodeProto], dict[str, int]]:
 
 
 def describe_unmet(path: Path, sms: Sequence[str]) -> dict[str, str]:
-    """Return for each architecture that a graph's plan cannot be built for what it computes, in words."""
+    """Return, in words, the computations that keep a graph's plan from being built, for each architecture."""
     unmet: dict[str, dict[str, list[str]]] = {}
     for name, need in list_needs(path):
         for sm in sms:

@@ -1,4 +1,4 @@
-"""Turns TensorRT's messages, and what it ignores silently, into errors that name the ONNX node.
+"""Turns TensorRT's messages, and its silent omissions, into errors that name the ONNX node.
 
 Serves the modules tensorrt and tensorrt_rtx alike: their objects are typed Any.
 """
@@ -62,7 +62,7 @@ TRANSLATIONS = (
 
 
 def explain_parse_errors(parser: Any, messages: Iterable[str]) -> str:
-    """Return what the parser refused, node by node; of files the log's errors tell more than it does."""
+    """Return the parser's errors, node by node; those about files come from the log, which tells more."""
     errors = [parser.get_error(i) for i in range(parser.num_errors)]
     lines = [explain_node_error(error) for error in errors if error.node() >= 0]
     if not lines:  # not about a node: the weights, or the file itself
@@ -72,7 +72,7 @@ def explain_parse_errors(parser: Any, messages: Iterable[str]) -> str:
 
 
 def explain_node_error(error: Any) -> str:
-    """Return one parser error: the node, its operator, the functions around it, and what is wrong."""
+    """Return one parser error in words: the node, its operator, the functions around it, and the fault."""
     named = hasattr(error, "node_name")  # from 10.0 on
     name = error.node_name() if named else ""
     operator = error.node_operator() if named else "its operator is not said"

@@ -22,7 +22,7 @@ ALIVE = 2  # the largest results that exist at one time: what a layer reads, and
 def estimate_memory(
     graph: Path, artifact: Artifact, profiles: Sequence[Profile], weights: int
 ) -> list[dict[str, int]]:
-    """Estimate the bytes on the device for each profile's largest shapes; `weights` are as many bytes.
+    """Estimate the bytes on the device for each profile's largest shapes; `weights` is their size in bytes.
 
     "tensors" are inputs, outputs and caches, where what is written in place counts once; "between" are the
     largest intermediate results, `ALIVE` of them.
@@ -46,7 +46,7 @@ def estimate_memory(
 
 
 def count_bytes(tensor: TypeProto.Tensor, lengths: Mapping[str, int]) -> int:
-    """Return a tensor's largest size in bytes; 0 for an unknown shape or one of numbers alone (a weight)."""
+    """Return a tensor's largest size in bytes; 0 for an unknown shape, or one of numbers alone (a weight)."""
     from onnx import helper
 
     if not any(d.dim_param for d in tensor.shape.dim):

@@ -13,7 +13,7 @@ from ..errors import BuildError
 
 if TYPE_CHECKING:
     # Only functions import onnx: the builder's main(), which answers what is missing, loads without it.
-    from onnx import ModelProto, NodeProto
+    from onnx import ModelProto, NodeProto, TensorProto
 
 OPSET = 17
 # Operators whose newer versions took more types, or an attribute that our graphs leave alone.
@@ -23,9 +23,10 @@ WIDENED = {"Cast", "Constant", "ConstantOfShape", "Equal", "Identity", "Reshape"
 class Rewriter:
     """Collects the nodes that replace one node."""
 
-    def __init__(self, node: NodeProto, types: dict[str, int]) -> None:
+    def __init__(self, node: NodeProto, types: dict[str, int], constants: dict[str, TensorProto]) -> None:
         self.node = node
         self.types = types
+        self.constants = constants
         self.made: list[NodeProto] = []
 
     def add(self, operator: str, *inputs: str, output: str = "", **attributes: Any) -> str:
@@ -49,7 +50,7 @@ class Rewriter:
         return self.add("Cast", name, to=TensorProto.FLOAT)
 
     def set_result(self, name: str) -> None:
-        """Set the value that the node's readers get, in the type that they had."""
+        """Set the value that the node's readers get, in their previous type."""
         output = self.node.output[0]
         self.add("Cast", name, output=output, to=self.types[output])
 
@@ -65,13 +66,20 @@ def rewrite_for_tensorrt_8(model: ModelProto, version: tuple[int, int]) -> dict[
     types = {t.name: t.data_type for t in graph.initializer}
     types |= {v.name: v.type.tensor_type.elem_type for v in (*graph.input, *graph.value_info, *graph.output)}
     opset = next(entry for entry in model.opset_import if entry.domain in ("", "ai.onnx"))
+    constants = {tensor.name: tensor for tensor in graph.initializer}
+    constants |= {
+        node.output[0]: attribute.t
+        for node in graph.node
+        for attribute in node.attribute
+        if node.op_type == "Constant" and attribute.name == "value"
+    }
     nodes: list[NodeProto] = []
     for node in graph.node:
         rewrite = REWRITES.get(node.op_type)
         if node.op_type == "LayerNormalization" and version >= (8, 6):
             rewrite = None
         if rewrite is not None:
-            rewriter = Rewriter(node, types)
+            rewriter = Rewriter(node, types, constants)
             rewrite(rewriter)
             nodes += rewriter.made or [node]
             continue
@@ -120,19 +128,32 @@ def rewrite_split(r: Rewriter) -> None:
             r.node.attribute.remove(attribute)
 
 
-def check_reduction(r: Rewriter) -> None:
-    """Refuse axes as an input, as they are from opset 18 on; an attribute is kept."""
-    if len(r.node.input) > 1:
-        raise BuildError(f"ONNX node {r.node.name!r} ({r.node.op_type}): TensorRT 8 takes no axes as input")
+def rewrite_reduction(r: Rewriter) -> None:
+    """Make the axes, an input from opset 18 on, an attribute again."""
+    from onnx import helper, numpy_helper
+
+    named = list(r.node.input[1:])
+    if not any(named):  # all axes, or none with noop_with_empty_axes, which older opsets lack
+        del r.node.input[1:]
+        return
+    axes = r.constants.get(named[0])
+    if axes is None:
+        raise BuildError(
+            f"ONNX node {r.node.name!r} ({r.node.op_type}): its axes {named[0]!r} are not a constant, which"
+            " TensorRT 8 needs"
+        )
+    kept = [attribute for attribute in r.node.attribute if attribute.name != "noop_with_empty_axes"]
+    del r.node.attribute[:]
+    r.node.attribute.extend(kept)
+    del r.node.input[1:]
+    r.node.attribute.append(helper.make_attribute("axes", numpy_helper.to_array(axes).tolist()))
 
 
 REWRITES: dict[str, Callable[[Rewriter], None]] = {
     "Gelu": rewrite_gelu,
     "LayerNormalization": rewrite_layer_norm,
     "Split": rewrite_split,
-    "ReduceMax": check_reduction,
-    "ReduceMean": check_reduction,
-    "ReduceMin": check_reduction,
+    **dict.fromkeys(("ReduceL1", "ReduceL2", "ReduceMax", "ReduceMean", "ReduceMin"), rewrite_reduction),
 }
 
 

@@ -1,4 +1,4 @@
-"""Builds TensorRT plans from a bundle's graphs and adds them to its manifest. Needs no torch."""
+"""Builds TensorRT plans from a bundle's graphs and adds them to its manifest, without torch."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ USUAL_TARGETS = ("cpu", "rtx")  # both dialects; "rtx" gets a plan too where Ten
 
 @dataclasses.dataclass(frozen=True)
 class BuildResult:
-    """What a build did to a bundle.
+    """The changes that a build made to a bundle.
 
     Attributes:
         bundle: the bundle's folder.
@@ -101,7 +101,7 @@ def build(
 
 
 def choose_target(bundle: Bundle, target: str | None, engine: str | None, options: Options) -> str:
-    """Return the name of the target to build for; refuse what it or the bundle's task has no use for."""
+    """Return the name of the target to build for; refuse targets without plans, and tasks without them."""
     if target is not None and engine is not None:
         raise InputError(f"give a target ({target}) or an engine ({engine}), not both")
     if engine is not None and engine not in TARGETS_OF_ENGINES:
@@ -120,7 +120,7 @@ def choose_target(bundle: Bundle, target: str | None, engine: str | None, option
 def replace_plans(
     manifest: Manifest, new: Sequence[Plan], entries: Mapping[str, FileEntry]
 ) -> tuple[Manifest, tuple[Plan, ...]]:
-    """Return a manifest with new plans and their files' entries, and the plans that these replace."""
+    """Return a manifest with new plans and their files' entries, and the plans that are replaced."""
     configurations = {plan.list_settings() for plan in new}
     kept = tuple(plan for plan in manifest.plans if plan.list_settings() not in configurations)
     replaced = tuple(plan for plan in manifest.plans if plan not in kept)
@@ -205,7 +205,7 @@ def build_plans_for(
 def choose_architectures(
     bundle: Bundle, graphs: Sequence[Artifact], target_name: str, sms: Sequence[str] | None
 ) -> tuple[tuple[str, ...], str]:
-    """Return the GPUs to build for: those named, else the engine's; and which are left out and why, or "".
+    """Return the GPUs to build for, named or the engine's own, and those left out, with the reason or "".
 
     Left out are those that have no kernel for what a graph computes, unless they are named.
 
@@ -236,7 +236,7 @@ def choose_architectures(
 
 
 def warn_of_left_out(bundle: Bundle, targets: Sequence[str], sms: Sequence[str] | None) -> None:
-    """Log which GPUs get no plan, before long work begins; refuse those of them that are named."""
+    """Log the GPUs that get no plan, before long work begins; refuse those of them that a user named."""
     for name in targets:
         target = find_target(name)
         if target.engine in LIBRARIES and is_installed(target.engine):
@@ -247,12 +247,12 @@ def warn_of_left_out(bundle: Bundle, targets: Sequence[str], sms: Sequence[str] 
 
 
 def is_elsewhere(target_name: str) -> bool:
-    """Tell whether a target's plans are built elsewhere: by JetPack's own TensorRT, which is not here."""
+    """Tell whether a target's plans are built elsewhere: by JetPack's own TensorRT, if it is not here."""
     return target_name.startswith("jetpack") and not is_installed(find_target(target_name).engine)
 
 
 def make_board_error(target_name: str, hint: str, bundle: str) -> BackendUnavailableError:
-    """Return the error that says where the plans of a board are built; `hint` gets a bundle there."""
+    """Return the error that says where the plans of a board are built; `hint` brings a bundle there."""
     if find_target(target_name).version < (8, 6):
         return BackendUnavailableError(
             f"{target_name} has TensorRT only for Python 3.8, and PlanForge needs 3.10: write the graph for"
@@ -304,7 +304,7 @@ def build_plan_of_graph(
 
 
 def find_fp16_graphs(bundle: Bundle, dialect: str) -> list[Artifact]:
-    """Return the graphs that plans are built from; encoders, and other exporters' graphs, are portable."""
+    """Return the graphs that plans are built from; of encoders, and of other exporters, the portable ones."""
     found = []
     manifest = bundle.manifest
     if manifest.source.get("exporter"):

@@ -1,4 +1,4 @@
-"""Optimization profiles: the shapes that a plan is tuned for, derived from an artifact's axes.
+"""Derives optimization profiles, the shapes that a plan is tuned for, from an artifact's axes.
 
 A profile gives every named axis a (min, opt, max). Tensors that share an axis share its lengths, so
 a profile cannot contradict itself from one input to the next. A decoder has three profiles:
@@ -60,7 +60,7 @@ def derive_profiles(
     # Longer parts run one after the other. Twice the usual prompt fills a GPU, and keeps tokens x
     # total in attention below what prefill needs, and rows x vocabulary of the logits in bounds.
     part = min(2 * tokens[1], tokens[2])
-    usual = min(tokens[1], (tokens[2] + 1) // 2)  # such that as much past fits beside it
+    usual = min(tokens[1], (tokens[2] + 1) // 2)  # such that as much past fits too
     last_tokens = (1, batch[1], batch[2])
     ways: dict[str, dict[str, Range]] = {
         "prefill": {"rows": last_tokens, "past": (0, 0, 0)},
@@ -80,7 +80,7 @@ def derive_profiles(
 
 
 def check_profile(profile: Profile, artifact: Artifact) -> None:
-    """Refuse a profile that TensorRT would refuse, or only warn of, by its input, axis and values."""
+    """Refuse a profile that TensorRT would refuse, or only warn of, with its input, axis and values."""
     where = find_axes(artifact)
     if missing := sorted(set(where) - set(profile.axes)):
         name = missing[0]
@@ -131,7 +131,7 @@ def limit_axes(artifact: Artifact, max_batch: int | None, max_length: int | None
 
 
 def compute_batch_maxima(artifact: Artifact, max_batch: int) -> dict[str, int]:
-    """Return the maximum of "batch", and of "sources" for a decoder with a source, whose rows are beams."""
+    """Return the maximum of "batch" and, for a decoder with a source, whose rows are beams, of "sources"."""
     rows = artifact.axis("batch").max
     sources = artifact.axis("sources").max if "sources" in find_axes(artifact) else rows
     check_maximum("batch", max_batch, 1, sources)

@@ -1,4 +1,4 @@
-"""Spares torch.onnx its second trace, which decomposes operations: of ours few have no equivalent in ONNX."""
+"""Spares torch.onnx a second trace to decompose operations, as nearly all of ours exist in ONNX."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ Call: TypeAlias = tuple[Any, tuple[Any, ...], dict[str, Any]]  # an operation an
 
 
 def squeeze(x: Node, dims: list[int]) -> Call:
-    """Return the operation for dims from 0 on whose length is 1, which are all that may be named."""
+    """Return the operation with dims counted from 0, only those of length 1, as it accepts no others."""
     shape = x.meta["val"].shape
     return torch.ops.prims.squeeze.default, (x, [d % len(shape) for d in dims if shape[d] == 1]), {}
 

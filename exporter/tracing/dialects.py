@@ -1,4 +1,4 @@
-"""The ONNX dialects: one PyTorch model, several ways to write its attention and cache.
+"""The ONNX dialects: several ways to write the attention and cache of one PyTorch model.
 
 B batch, T new tokens, P cached tokens, S slots, N logit rows, H heads of queries, K heads of keys and values,
 D head size, V vocabulary
@@ -141,7 +141,7 @@ class GroupQueryCache(StaticCache):
         return context.view(B, T, H, D).transpose(1, 2)
 
     def own_positions(self, kind: AttentionKind) -> tuple[Tensor, ...]:
-        """Return positions (B, T) for a layer's rotation where they are not those of its slots."""
+        """Return positions (B, T) for a layer's rotation if they differ from those of its slots."""
         return ()
 
 
@@ -204,7 +204,7 @@ def add_attention_node(
 
 
 class Decoder(nn.Module):
-    """A decoder whose cache is flat tensors in and out, as a graph needs it."""
+    """A decoder with its cache as flat tensors in its inputs and outputs, as a graph needs it."""
 
     def __init__(self, model: LanguageModel) -> None:
         super().__init__()
@@ -351,7 +351,7 @@ class OrtTargetDecoder(TargetDecoder):
 
 
 def refuse_custom_parts(model: Transformer) -> Transformer:
-    """Return the model; refuse one with modules of the caller's own by a ValueError that names them."""
+    """Return the model; raise a ValueError that names any modules of the caller's own."""
     if own := model.custom_parts():
         raise ValueError(
             f"a Transformer with its own {' and '.join(own)} cannot be exported: no graph is known for it"
@@ -365,7 +365,7 @@ class PortableEncoder(nn.Module):
     def __init__(self, model: Encoder, layers: tuple[int, ...], pooler_output: bool) -> None:
         super().__init__()
         self.model = model
-        self.layers = layers  # whose hidden states are outputs beside the last one; 0 is the embeddings
+        self.layers = layers  # whose hidden states are outputs besides the last one; 0 is the embeddings
         self.pooler_output = pooler_output  # whether the pooler's result is an output too
 
     def forward(self, input_ids: Tensor, attention_mask: Tensor, *rest: Tensor) -> tuple[Tensor, ...]:

@@ -1,4 +1,4 @@
-"""The graphs that explain a model: what its layers hold, what each would answer, and gradients.
+"""The graphs that explain a model: its layers' states, the answer of each layer, and gradients.
 
 B batch, T tokens, S source tokens, E hidden size, H heads, M neurons of an MLP, V vocabulary, C classes,
 N hidden states, K tokens that are asked for
@@ -32,7 +32,7 @@ from ...runtime.apps.explain.objectives import COSINE, LENS_TOKENS, SIGMOID, SOF
 
 @dataclass(frozen=True)
 class Stack:
-    """Where a model keeps the parts of one of its stacks of layers, as paths of modules."""
+    """The place of the parts of a model's stack of layers, as paths of modules."""
 
     words: str  # the embedding of tokens
     layers: str
@@ -65,7 +65,7 @@ class WholeText:
         return self.position_ids
 
     def make_bias(self, window: int | None) -> Tensor:
-        """Return the mask (1, 1, T, T) of what comes later, and of what is outside of a window."""
+        """Return the mask (1, 1, T, T) of later tokens, and of those outside of a window."""
         behind = self.position_ids.mT - self.position_ids  # (T, T)
         hidden = behind < 0 if self.causal else torch.zeros_like(behind, dtype=torch.bool)
         if window is not None:
@@ -87,7 +87,7 @@ class WholeText:
 
 
 class Recording:
-    """What a stack's layers compute in a forward pass."""
+    """The results of a stack's layers in a forward pass."""
 
     def __init__(self) -> None:
         self.embeddings: list[Tensor] = []  # one: (B, T, E)
@@ -97,7 +97,7 @@ class Recording:
 
 @contextmanager
 def record(model: nn.Module, stack: Stack) -> Iterator[Recording]:
-    """Keep what a stack's layers compute in the block's forward pass."""
+    """Record the results of a stack's layers in the block's forward pass."""
     kept = Recording()
     layers = list(model.get_submodule(stack.layers).children())
     with ExitStack() as hooks:
@@ -115,7 +115,7 @@ def record(model: nn.Module, stack: Stack) -> Iterator[Recording]:
 
 @contextmanager
 def embed_as(model: nn.Module, words: str, embeddings: Tensor) -> Iterator[Tensor]:
-    """Let the embedding of tokens return these (B, T, E) in the block; yield ids that are of their shape."""
+    """Let the embedding of tokens return these (B, T, E) in the block; yield ids of their shape."""
     with model.get_submodule(words).register_forward_hook(lambda module, args, out: embeddings):
         yield torch.zeros(embeddings.shape[:2], dtype=torch.int64)
 
@@ -126,13 +126,13 @@ def finish(model: nn.Module, stack: Stack, x: Tensor) -> Tensor:
 
 
 def pick(x: Tensor, index: Tensor) -> Tensor:
-    """Return the entry x[b, index[b]] of each row; its gradient is a product, where indexing scatters."""
+    """Return the entry x[b, index[b]] of each row, as a product: the gradient of indexing would scatter."""
     chosen = torch.arange(x.shape[1]) == index[:, None]  # (B, axis 1)
     return (x * chosen.view(*chosen.shape, *[1] * (x.dim() - 2))).sum(1)
 
 
 def score(logits: Tensor, target: Tensor, objective: Tensor) -> Tensor:
-    """Return of each row (B, V) its target's logit, or its probability by softmax or sigmoid."""
+    """Return for each row (B, V) its target's logit, or its probability by softmax or sigmoid."""
     logit = pick(logits, target)  # (B,)
     softmax = pick(logits.softmax(-1), target)
     # Against a logit of 0: engines' own sigmoids are exact to 1e-7, and tiny probabilities are below that.
@@ -210,7 +210,7 @@ def read_source(model: Transformer, source_ids: Tensor, attention: WholeText) ->
 
 
 class Lens(nn.Module):
-    """What hidden states (N, E) of any layer would answer, through the final norm and the head.
+    """The answer that hidden states (N, E) of any layer give, through the final norm and the head.
 
     Returns the rank (N, K) int64 and log-probability (N, K) of tokens (N, K), and the ten likeliest tokens
     (N, 10) with their log-probabilities (N, 10).
@@ -238,7 +238,7 @@ class Lens(nn.Module):
 
 
 class LensOfEncoder(nn.Module):
-    """What an encoder's head, or its vector of a text, would be of hidden states (N, T, E) of any layer."""
+    """The result of an encoder's head, or its vector of a text, for hidden states (N, T, E) of any layer."""
 
     def __init__(self, model: Encoder) -> None:
         super().__init__()
@@ -260,7 +260,7 @@ def read_text(model: Encoder, x: Tensor) -> Tensor:
 
 
 class ScoreOfDecoder(nn.Module):
-    """What is explained of a decoder: the target's logit or probability behind the token at `row`."""
+    """The score to explain for a decoder: the target's logit or probability behind the token at `row`."""
 
     def __init__(self, model: LanguageModel) -> None:
         super().__init__()
@@ -274,7 +274,7 @@ class ScoreOfDecoder(nn.Module):
 
 
 class ScoreOfTransformer(nn.Module):
-    """What is explained of a translation: the target's logit or probability behind the token at `row`."""
+    """The score to explain for a translation: the target's logit or probability behind the token at `row`."""
 
     def __init__(self, model: Transformer) -> None:
         super().__init__()
@@ -294,33 +294,33 @@ class ScoreOfTransformer(nn.Module):
 
 
 class ScoreOfEncoder(nn.Module):
-    """What is explained of a classifier or ranker: the logit or probability of a label."""
+    """The score to explain for a classifier or ranker: the logit or probability of a label."""
 
     def __init__(self, model: Encoder) -> None:
         super().__init__()
         self.model = model
 
     def read(self, embeddings: Tensor, segments: Tensor | None) -> Tensor:
-        """Return a text's logits or vector of its embeddings (B, T, E)."""
+        """Return a text's logits or vector, from its embeddings (B, T, E)."""
         with embed_as(self.model, STACKS[type(self.model).__name__].words, embeddings) as ids:
             x = self.model.hidden_states(ids, segments, WholeText(causal=False))[-1]
         return read_text(self.model, x)
 
     def forward(self, embeddings: Tensor, *rest: Tensor) -> Tensor:
-        """`rest` is token_type_ids (B, T), if the model has them, target (B,) and objective (1,)."""
+        """Return the score; `rest` is token_type_ids (B, T), if any, target (B,) and objective (1,)."""
         *segments, target, objective = rest
         logits = self.read(embeddings, segments[0] if segments else None)
         return score(logits, target, objective)
 
 
 class ScoreOfVector(ScoreOfEncoder):
-    """What is explained of a text's vector: the logit or probability of a linear head on top of it.
+    """The score to explain for a text's vector: the logit or probability of a linear head on top of it.
 
     By the objective `COSINE` the head is on top of the vector at length 1: another text's gives the cosine.
     """
 
     def forward(self, embeddings: Tensor, *rest: Tensor) -> Tensor:
-        """`rest` is token_type_ids, if the model has them, weight (C, F), bias (C,), target and objective."""
+        """Return the score; `rest` is token_type_ids, if any, weight (C, F), bias (C,), target, objective."""
         *segments, weight, bias, target, objective = rest
         vector = self.read(embeddings, segments[0] if segments else None)
         vector = torch.where(objective == COSINE, nn.functional.normalize(vector), vector)

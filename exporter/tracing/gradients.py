@@ -27,7 +27,7 @@ def differentiate(score: Callable[..., Tensor], inputs: Sequence[Tensor], count:
 
 
 class Autograd:
-    """The same as `Gradient`, by torch.autograd itself; `score` has a model in PyTorch."""
+    """The same as `Gradient`, computed by torch.autograd; `score` has a model in PyTorch."""
 
     def __init__(self, score: nn.Module, count: int) -> None:
         self.score = score
@@ -38,7 +38,7 @@ class Autograd:
 
 
 def multiply_out(x: Tensor, exponent: float) -> Tensor:
-    """Return small whole powers as products: those of squares' gradients are 1, and engines' Pow is slow."""
+    """Return small whole powers as products: gradients of squares have the power 1, and Pow is slow."""
     if exponent in (1, 2, 3):
         powers = {1: x, 2: x * x, 3: x * x * x}
         return powers[int(exponent)]
@@ -91,7 +91,7 @@ def list_places(model: nn.Module) -> dict[str, Tensor]:
 
 
 def choose_sizes(model: nn.Module, axes: Sequence[str]) -> dict[str, int]:
-    """Return a length for each dynamic axis that no weight has: equal ones would become one axis."""
+    """Return a length for each dynamic axis, none of which a weight has: equal axes would become one."""
     taken = {size for tensor in (*model.parameters(), *model.buffers()) for size in tensor.shape}
     free = (size for size in SIZES if size not in taken)
     return dict(zip(axes, free, strict=False))

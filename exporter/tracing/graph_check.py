@@ -13,7 +13,7 @@ if TYPE_CHECKING:
 
 
 def name_axes(model: ir.Model, constraints: Sequence[str]) -> None:
-    """Rename the outputs' axes that tracing named by a sum as a constraint, "total = past + tokens", does."""
+    """Rename output axes that tracing named by a sum, as the constraint "total = past + tokens" does."""
     import onnx_ir as ir
 
     sums = {}

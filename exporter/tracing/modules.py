@@ -31,7 +31,7 @@ def record_modules(model: ir.Model) -> None:
 
 
 def keep_only_modules(model: ir.Model) -> None:
-    """Drop all other metadata, and results that a simplification has removed."""
+    """Drop all other metadata, and results that a simplification removed."""
     names = {value.name for node in model.graph for value in node.outputs}
     results = {value: path for value, path in read_results(model).items() if value in names}
     for node in model.graph:
@@ -45,13 +45,13 @@ def keep_only_modules(model: ir.Model) -> None:
 
 
 def read_results(model: ir.Model) -> dict[str, str]:
-    """Return, by value name, the path of the module that each value is the result of."""
+    """Return the path of the module that gives each value, by the value's name."""
     found = json.loads(model.graph.metadata_props.get(RESULTS, "{}"))
     return {str(value): str(path) for value, path in found.items()}
 
 
 def find_module(node: ir.Node) -> str:
-    """Return the path of a node's module, by its weights for a node that a pass has made; else ""."""
+    """Return the path of a node's module; for a pass's node that of its weights' module; else ""."""
     return node.metadata_props.get(MODULE) or find_scope(node) or find_module_of_weights(node)
 
 
@@ -62,7 +62,7 @@ def find_scope(node: ir.Node) -> str:
 
 
 def find_results_by_scope(graph: ir.Graph, paths: Collection[str]) -> dict[str, str]:
-    """Return the values that are a module's result, and its path, where nodes' names tell their modules.
+    """Return the values that are a module's result, with its path, where nodes' names tell their modules.
 
     A module's result is the one value that nodes of other modules read; where they read several, none is.
     """
@@ -105,6 +105,6 @@ def find_layer(path: str) -> int | None:
 
 
 def find_module_results(graph: ir.Model, paths: Sequence[str] = ()) -> Mapping[str, str]:
-    """Return the values that are a module's result, as tracing noted them, or else as nodes' names say."""
+    """Return the values that are a module's result, as tracing recorded them, or as nodes' names tell."""
     paths = paths or list(dict.fromkeys(find_scope(node) for node in graph.graph))
     return read_results(graph) or find_results_by_scope(graph.graph, paths)

@@ -39,7 +39,7 @@ if TYPE_CHECKING:
 
 @contextlib.contextmanager
 def start_trace(checkpoint: Path, choices: TraceOptions, recipes: Mapping[str, Recipe]) -> Iterator[Trace]:
-    """Trace recipes, those that are alike once, in child processes beside what the block does.
+    """Trace recipes, equal ones once, in child processes while the block runs.
 
     The children end with the block; PyTorch leaves each of them a core until then.
     """

@@ -1,4 +1,4 @@
-"""Derives what a manifest says of each graph from the checkpoint again, and compares it with the graph.
+"""Derives the manifest's entry of each graph from the checkpoint again, and compares it with the graph.
 
 What a user chose is taken from the manifest: the longest text, the largest batch, further outputs.
 """
@@ -27,7 +27,7 @@ LENGTHS = ("slots", "tokens", "total", "source_tokens")  # axes that are as long
 
 
 def compare_artifacts(bundle: Bundle, recipes: Mapping[str, Recipe] | None) -> tuple[int, list[str]]:
-    """Compare what the manifest says of each graph; `recipes` are the checkpoint's, unknown of imports."""
+    """Compare the manifest's entry of each graph; `recipes` are the checkpoint's, unknown for imports."""
     found: dict[str, list[str]] = {}
     for artifact in bundle.manifest.artifacts:
         for fault in list_faults(bundle, artifact, recipes):
@@ -40,7 +40,7 @@ def compare_artifacts(bundle: Bundle, recipes: Mapping[str, Recipe] | None) -> t
 
 
 def list_faults(bundle: Bundle, artifact: Artifact, recipes: Mapping[str, Recipe] | None) -> Iterator[str]:
-    """Yield what is wrong with one graph's entry."""
+    """Yield the faults of one graph's entry."""
     manifest = bundle.manifest
     if artifact.precision not in PRECISIONS:
         yield f"precision {artifact.precision!r} is none of {', '.join(PRECISIONS)}"
@@ -63,7 +63,7 @@ def list_faults(bundle: Bundle, artifact: Artifact, recipes: Mapping[str, Recipe
 
 
 def describe_rest(artifact: Artifact) -> dict[str, object]:
-    """Return, as plain JSON, what follows from the recipe beside inputs and outputs."""
+    """Return, as plain JSON, what follows from the recipe besides inputs and outputs."""
     return {
         "padding_side": artifact.padding_side,
         "aliases": dict(artifact.aliases),
@@ -73,7 +73,7 @@ def describe_rest(artifact: Artifact) -> dict[str, object]:
 
 
 def compare_specs(kind: str, got: Sequence[TensorSpec], expected: Sequence[TensorSpec]) -> Iterator[str]:
-    """Yield where inputs or outputs differ; an axis that many of them have gives one text."""
+    """Yield the differences of inputs or outputs; an axis that many of them have gives one text."""
     names = [spec.name for spec in got]
     wanted = [spec.name for spec in expected]
     if names != wanted:
@@ -101,7 +101,7 @@ def compare_axes(axis: Axis, expected: Axis) -> Iterator[str]:
 
 
 def compare_lengths(artifact: Artifact, longest: int) -> Iterator[str]:
-    """Yield the axes of another exporter's graph that are not as long as a text may be."""
+    """Yield the axes of another exporter's graph that are shorter or longer than a text may be."""
     for spec in (*artifact.inputs, *artifact.outputs):
         for axis in spec.axes:
             if isinstance(axis, Axis) and axis.name in LENGTHS and axis.max != longest:
@@ -112,7 +112,7 @@ def compare_lengths(artifact: Artifact, longest: int) -> Iterator[str]:
 
 
 def compare_precision(artifact: Artifact, graph: ir.Graph, is_ours: bool) -> Iterator[str]:
-    """Yield where a precision's name is not what the graph's weights and caches are."""
+    """Yield faults where a precision's name does not match the graph's weights and caches."""
     kind = PRECISIONS[artifact.precision]
     label = f"precision is {artifact.precision}"
     stored = read_weights(graph, artifact.quantization.get("rows", {}))
@@ -134,7 +134,7 @@ def compare_precision(artifact: Artifact, graph: ir.Graph, is_ours: bool) -> Ite
 
 
 def compare_bits(label: str, artifact: Artifact, kind: Precision, stored: Mapping[str, int]) -> Iterator[str]:
-    """Yield the weights that are kept in other bits than a precision and its exceptions say."""
+    """Yield the weights whose bits differ from those of a precision and its exceptions."""
     recorded = artifact.quantization.get("bits")
     if recorded != kind.weight_bits:
         yield f"{label}, and quantization.bits is {recorded}"

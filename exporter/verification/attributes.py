@@ -1,4 +1,4 @@
-"""Reads what running a graph would not show: scales of caches, ids, and epsilons by the config."""
+"""Reads the parts of a graph that running it would not show: cache scales, ids, and epsilons."""
 
 from __future__ import annotations
 
@@ -37,12 +37,12 @@ def describe_node(node: ir.Node) -> str:
 
 
 def blame(node: ir.Node, words: str) -> NodeFault:
-    """Return a failure that knows which node it is of."""
+    """Return a failure together with the node that it belongs to."""
     return NodeFault.of(str(node.outputs[0].name), words)
 
 
 def find_wrong_epsilons(graph: ir.Graph, config: Mapping[str, Any]) -> Iterator[str]:
-    """Yield the normalisations whose epsilon is not the config's."""
+    """Yield the normalizations whose epsilon differs from the config's."""
     setting = next(
         (float(value) for name, value in config.items() if name.startswith(EPSILON_SETTINGS)), None
     )
@@ -56,7 +56,7 @@ def find_wrong_epsilons(graph: ir.Graph, config: Mapping[str, Any]) -> Iterator[
 
 
 def find_epsilon(node: ir.Node) -> float | None:
-    """Return a normalisation's epsilon: the attribute, or the value added to a mean of squares."""
+    """Return a normalization's epsilon: the attribute, or the value added to a mean of squares."""
     if node.op_type in NORMS:
         usual = 1e-12 if node.op_type.startswith("Skip") else 1e-5
         return node.attributes["epsilon"].as_float() if "epsilon" in node.attributes else usual
@@ -76,7 +76,7 @@ def read_number(value: ir.Value | None) -> float | None:
 
 
 def find_wrong_cache_scales(graph: ir.Graph, expected: Arrays, same_texts: bool) -> Iterator[str]:
-    """Yield scales that are not what the model's keys and values need: too coarse, or values clipped.
+    """Yield scales that do not fit the model's keys and values: too coarse, or with clipped values.
 
     With the texts that the export had, each channel has a scale of its own to be compared with.
     """
@@ -94,7 +94,7 @@ def find_wrong_cache_scales(graph: ir.Graph, expected: Arrays, same_texts: bool)
 
 
 def describe_scales(found: Array, wanted: Array, same_texts: bool) -> str:
-    """Return how a cache's scales differ from those that are wanted; "" if they do not."""
+    """Return how a cache's scales differ from the expected ones; "" if they do not."""
     if found.shape != wanted.shape:
         return f" of shape {found.shape}, not {wanted.shape}"
     if not same_texts:
@@ -112,7 +112,7 @@ def describe_scales(found: Array, wanted: Array, same_texts: bool) -> str:
 
 
 def find_altered_ids(graph: ir.Graph) -> Iterator[str]:
-    """Yield the tables of words or segments whose ids are not read as the graph's input gives them."""
+    """Yield the tables of words or segments whose ids differ from those of the graph's input."""
     for node in graph:
         table = node.inputs[0] if node.op_type in LOOKUPS else None
         ids = node.inputs[1] if table is not None and table.const_value is not None else None
@@ -126,7 +126,7 @@ def find_altered_ids(graph: ir.Graph) -> Iterator[str]:
 
 
 def find_between(ids: ir.Value) -> ir.Node | None:
-    """Return the node that gives ids made of those of an input; None where they are the input's or no ids."""
+    """Return the node that changes an input's ids; None if they are unchanged, or not ids."""
     first = None
     waiting = [ids]
     seen = set()

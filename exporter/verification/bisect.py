@@ -1,4 +1,4 @@
-"""Finds the first node of a graph whose result is further from the model's than its precision explains.
+"""Finds the first node of a graph whose result differs from the model's by more than its precision explains.
 
 Two references: PyTorch, for what its modules give, and for the nodes between them the same graph in fp32 and
 in its own precision, converted once more from the checkpoint.
@@ -37,7 +37,7 @@ CACHE_STEPS = 4  # that a key or value in int8 may be off: rounding moves some t
 
 @dataclass(frozen=True)
 class FirstMismatch:
-    """The first node that leaves its tolerance."""
+    """The first node whose result leaves its tolerance."""
 
     artifact: str  # its id
     step: str  # the run of the replay in which it does
@@ -95,7 +95,7 @@ def format_range(ends: tuple[float, float]) -> str:
 
 @dataclass(frozen=True)
 class Tolerance:
-    """What a result should be, and how far off it may be in units of its spread."""
+    """The expected value of a result, and the allowed difference in units of its spread."""
 
     want: Array
     allowed: float
@@ -106,7 +106,7 @@ Tolerances: TypeAlias = Mapping[Key, Tolerance]  # what one reference says of a 
 
 
 class ToleranceExceededError(Exception):
-    """Ends an execution where its fault is found."""
+    """An error that ends an execution at the node at fault."""
 
     def __init__(self, mismatch: FirstMismatch) -> None:
         self.mismatch = mismatch

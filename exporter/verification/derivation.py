@@ -1,4 +1,4 @@
-"""Derives what a bundle has beside its graphs from the checkpoint again, and compares it.
+"""Derives everything besides a bundle's graphs from the checkpoint again, and compares it.
 
 Tokenizers, chat template, how texts begin and end, how answers are searched, what results mean, the config,
 what the manifest says of each graph.
@@ -44,7 +44,7 @@ OF_A_FITTED_HEAD = ("heads", "labels", "problem_type", "fitted")  # a fit's own,
 
 
 def compare_with_checkpoint(bundle: Bundle, source: Source) -> list[Comparison]:
-    """Compare all that is derived from the checkpoint again; failures name what is and what is expected."""
+    """Compare all that is derived from the checkpoint; failures name the actual and the expected value."""
     try:
         with keep_silent():
             derived = derive(bundle, source)
@@ -68,7 +68,7 @@ def make_comparison(case: str, count: int, failures: Sequence[str]) -> Compariso
 
 @contextlib.contextmanager
 def keep_silent() -> Iterator[None]:
-    """Drop what reading a checkpoint warns of: its export has told that."""
+    """Drop the warnings of reading a checkpoint, which its export gave."""
     log = logging.getLogger("planforge")
     log.addFilter(is_error)
     try:
@@ -90,7 +90,7 @@ def derive(bundle: Bundle, source: Source) -> Checkpoint:
 
 
 class ImportedSettings(Checkpoint):
-    """A checkpoint whose graphs another exporter wrote; what only its graphs tell is the manifest's."""
+    """The settings of a checkpoint whose graphs another exporter wrote; others are the manifest's."""
 
     def __init__(self, source: Source, bundle: Bundle) -> None:
         from ...models.folder import read_json
@@ -123,7 +123,7 @@ class ImportedSettings(Checkpoint):
         self.encoder = self.read_encoder()
 
     def take_tokenizers(self, bundle: Bundle) -> None:
-        """Take the bundle's own tokenizers, for what else depends on them."""
+        """Take the bundle's own tokenizers, for all else that depends on them."""
         recorded = bundle.manifest.tokenizer
         paths = [bundle.path(str(name)) for name in recorded["files"]]
         self.tokenizer_kind = str(recorded["kind"])
@@ -136,7 +136,7 @@ class ImportedSettings(Checkpoint):
 
 
 def compare_tokenizers(bundle: Bundle, derived: Checkpoint) -> tuple[int, list[str]]:
-    """Compare the tokenizers' files by content, whatever wrote their JSON."""
+    """Compare the tokenizers' files by content, regardless of the library that wrote their JSON."""
     recorded = bundle.manifest.tokenizer
     names = [str(name) for name in recorded["files"]]
     kind = derived.tokenizer_kind
@@ -184,7 +184,7 @@ def compare_templates(bundle: Bundle, derived: Checkpoint) -> tuple[int, list[st
 
 
 def describe_different_line(got: str, expected: str, name: str) -> list[str]:
-    """Return the first line of a text that is another one."""
+    """Return the first line of a text that differs."""
     if got == expected:
         return []
     lines = got.split("\n"), expected.split("\n")
@@ -214,14 +214,14 @@ def compare_settings(bundle: Bundle, derived: Checkpoint) -> tuple[int, list[str
             del got["encoder"][name], expected["encoder"][name]
     if not isinstance(derived, ImportedSettings):
         config = make_plain(dataclasses.asdict(derived.config))
-        # What an older version did not record is no difference.
+        # Names that an older version did not record do not count as differences.
         got["config"], expected["config"] = keep_shared(make_plain(manifest.config), config)
     failures = describe_differences(got, expected, WHOSE, make_show(bundle))
     return sum(len(part) if isinstance(part, Mapping) else 1 for part in expected.values()), failures
 
 
 def keep_shared(got: Any, expected: Any) -> tuple[Any, Any]:
-    """Return two values with only those names of mappings that both have."""
+    """Return two values with only the names that both of their mappings have."""
     if not isinstance(got, Mapping) or not isinstance(expected, Mapping):
         return got, expected
     shared = {key: keep_shared(got[key], expected[key]) for key in expected if key in got}
@@ -229,12 +229,12 @@ def keep_shared(got: Any, expected: Any) -> tuple[Any, Any]:
 
 
 def make_plain(value: Any) -> Any:
-    """Return a value as JSON gives it back: tuples are lists."""
+    """Return a value as JSON would return it: tuples become lists."""
     return json.loads(json.dumps(value))
 
 
 def make_show(bundle: Bundle) -> Any:
-    """Return how differences show a value: tokens with their spelling."""
+    """Return a function that shows a value in a difference: tokens with their spelling."""
     tokenizers = open_text_tokenizers(bundle)
     source = tokenizers[0]
     target = tokenizers[-1]
@@ -253,7 +253,7 @@ def make_show(bundle: Bundle) -> Any:
 
 
 def spell(tokenizer: Tokenizer, value: Any) -> str:
-    """Return how the vocabulary spells one token or several; "" for what is none."""
+    """Return the spelling of one token or several in the vocabulary; "" for anything else."""
     ids = value if isinstance(value, list) else [value]
     known = [i for i in ids if type(i) is int and 0 <= i < tokenizer.vocab_size]
     return " ".join(repr(tokenizer.spell(i)) for i in known)

@@ -1,4 +1,4 @@
-"""Finds the nodes at fault in the graphs that failed, and what to compare them with.
+"""Finds the nodes at fault in the graphs that failed, and the references to compare them with.
 
 Graphs of imports cannot be traced again, nor any without PyTorch: they have the bundle's own as references.
 """
@@ -97,7 +97,7 @@ def explain(
     """Return the report with the first node at fault in each graph that failed."""
     bundle = verifier.bundle
     failed = report.failed_artifacts(bundle.manifest)
-    # What a decoder reads of an encoder that failed is wrong already.
+    # An encoder that failed gives its decoder wrong inputs already.
     encoders = {artifact.precision for artifact in failed if not artifact.reads_source}
     failed = [a for a in failed if not (a.reads_source and a.precision in encoders)]
     if not failed:
@@ -124,7 +124,7 @@ def explain(
         return explain_no_mismatch(report, artifact, manifest, fresh is not None)
 
     found = name_nodes(report, failed, progress, trace if model is not None else None, search, give_reason)
-    # A node at fault is no loss of the precision, however much PyTorch itself loses.
+    # A node at fault is not a loss of the precision, however much PyTorch itself loses.
     limited = report.limited - {mismatch.artifact for mismatch in found.mismatches}
     return dataclasses.replace(found, limited=limited)
 
@@ -137,7 +137,7 @@ def name_nodes(
     search: Callable[[Artifact, ir.Model | None], FirstMismatch | None],
     give_reason: Callable[[Artifact, ir.Model | None], str],
 ) -> VerificationReport:
-    """Return the report with what `search` finds in each graph that failed, or why it finds nothing.
+    """Return the report with the result of `search` for each graph that failed, or why it has none.
 
     Both are given the graph traced once more, if there is a tracer.
     """
@@ -203,7 +203,7 @@ def search_graph(
 def prefer_static_fault(
     verifier: Verifier, artifact: Artifact, mismatch: FirstMismatch, failures: Sequence[str]
 ) -> FirstMismatch | None:
-    """Return a mismatch, or None where its result comes from a node of another module that was read as wrong.
+    """Return a mismatch, or None where its result comes from a faulty node of another module.
 
     That one is the first at fault: the values of nodes between the results of modules are not known of
     imported graphs, and in fp16 a fault may hide in its own node's tolerance and leave that of a later one.
@@ -232,7 +232,7 @@ def find_nodes_before(node: ir.Node) -> list[ir.Node]:
 
 
 def list_replays(verifier: Verifier, report: VerificationReport, artifact: str) -> list[MakeReplay]:
-    """Return what makes replays of a graph that failed: a short one, then those of the rows that failed."""
+    """Return functions that make replays of a failed graph: a short one, then those of the failed rows."""
     locations = [c.location for c in report.comparisons if c.artifact == artifact and c.location is not None]
     return [
         verifier.make_replay,
@@ -241,7 +241,7 @@ def list_replays(verifier: Verifier, report: VerificationReport, artifact: str) 
 
 
 def propose_acceptance(report: VerificationReport, artifact: str) -> str:
-    """Return what --accept would have to be given so that a graph passes, a little rounded up."""
+    """Return the values for --accept that would let a graph pass, a little rounded up."""
     wanted: dict[str, float] = {}
     for comparison in report.comparisons:
         if comparison.artifact == artifact:
@@ -296,7 +296,7 @@ def find_references(
     model: ReferenceModel | None,
     calibration: Calibration | None,
 ) -> list[Tolerances]:
-    """Return all references for a graph that failed; `sound` are the bundle's in fp32 that did not."""
+    """Return all references for a graph that failed; `sound` are the bundle's fp32 graphs that passed."""
     nodes: Tolerances = {}
     modules: Tolerances = {}
     replay = make_replay(artifact)
@@ -351,7 +351,7 @@ def make_sibling_tolerances(
 
 
 def pair_steps(replay: Replay, other: Replay) -> list[tuple[int, int]]:
-    """Return the runs of two replays that compare the same tokens: a dialect may take one row at a time."""
+    """Return the pairs of runs of two replays that compare the same tokens, as a dialect may split rows."""
 
     def list_compared(one: Replay) -> list[tuple[int, list[int]]]:
         steps = enumerate(one.steps)

@@ -1,4 +1,4 @@
-"""Compares the graphs that explain a model with PyTorch, or with what a bundle keeps of its answers.
+"""Compares the graphs that explain a model with PyTorch, or with the answers that a bundle keeps.
 
 Embeddings and hidden states are too large to keep: the file has the tokens that they are made of.
 """
@@ -107,7 +107,7 @@ def compare_weights(bundle: Bundle, artifact: Artifact, tensors: Arrays) -> Comp
 
 
 def make_replay(case: ExplanationCase) -> Replay:
-    """Return a replay that runs a case's inputs; of all its values every one is compared."""
+    """Return a replay that runs a case's inputs, and compares every value."""
 
     def drive(program: Program) -> None:
         program.run(case.inputs, {})
@@ -118,7 +118,7 @@ def make_replay(case: ExplanationCase) -> Replay:
 def run_cases(
     bundle: Bundle, artifact: Artifact, cases: Sequence[ExplanationCase], progress: Progress
 ) -> Iterator[tuple[ExplanationCase, Comparison]]:
-    """Run a graph on ONNX Runtime, and yield each case with how it compares."""
+    """Run a graph on ONNX Runtime, and yield each case with its comparison."""
     backend = OrtCpuBackend(spinning=False)
     try:
         program = backend.open(bundle, artifact)
@@ -165,7 +165,7 @@ def run_case(program: Program, artifact: Artifact, case: ExplanationCase, backen
 
 
 def count_wrong(name: str, got: Array, want: Array, case: ExplanationCase) -> int:
-    """Return how many ranks, or likeliest tokens, are others, but for what rounding may change."""
+    """Return how many ranks, or likeliest tokens, differ by more than rounding may change."""
     if got.shape != want.shape:
         return got.size
     if name == "likeliest":
@@ -192,7 +192,7 @@ def keep_cases(folder: Path, name: str, cases: Mapping[str, Sequence[Explanation
 
 
 def list_sides(case: ExplanationCase) -> dict[str, Arrays]:
-    """Return the arrays that are kept of a case, by what they are of it."""
+    """Return the arrays of a case to keep, by their meaning."""
     inputs = {key: array for key, array in case.inputs.items() if not case.ids or key not in REMADE}
     outputs = {
         key: array if key in INTEGERS else choose_values(array, KEPT_VALUES)
@@ -222,7 +222,7 @@ def read_cases(path: Path) -> dict[str, list[ExplanationCase]]:
 def verify_kept_explanations(
     report: VerificationReport, bundle: Bundle, progress: Progress
 ) -> VerificationReport:
-    """Return the report with the graphs that explain the model, compared with what PyTorch said at export.
+    """Return the report with the graphs that explain the model, compared with PyTorch's results at export.
 
     The first is the one that gives what others read.
     """
@@ -256,7 +256,7 @@ def verify_kept_explanations(
 def remake_inputs(
     bundle: Bundle, layers: Artifact, artifact: Artifact, cases: Sequence[ExplanationCase]
 ) -> list[ExplanationCase]:
-    """Return a graph's cases with the embeddings, or hidden states, that `layers` gives of their tokens."""
+    """Return a graph's cases with the embeddings, or hidden states, that `layers` computes by their ids."""
     remade = []
     with closing(OrtCpuBackend(spinning=False).open(bundle, layers)) as program:
         for case in cases:

@@ -82,7 +82,7 @@ class OnnxFile:
 
 
 def find_precision(graph: ir.Graph) -> str:
-    """Return the lowest precision that an output depends on: by quantized operators, and types of results."""
+    """Return the lowest precision that an output depends on, by quantized operators and results' types."""
     live = list_live_nodes(graph)
     bits = {bits for node in live for bits in find_code_bits(node)}
     if bits:
@@ -205,7 +205,7 @@ def cast_inputs(file: OnnxFile, feeds: Arrays) -> dict[str, Array]:
 
 
 def run_on_engine(file: OnnxFile, feeds: Arrays) -> dict[str, Array] | BackendError:
-    """Return the results of ONNX Runtime, or why it cannot load the file."""
+    """Return the results of ONNX Runtime, or the reason why it cannot load the file."""
     try:
         program = OrtProgram(file.path, choose_threads(None).count)
     except BackendError as error:
@@ -220,7 +220,7 @@ def run_on_engine(file: OnnxFile, feeds: Arrays) -> dict[str, Array] | BackendEr
 
 
 def describe_inputs(file: OnnxFile) -> str:
-    """Return the inputs as in "x float32 [batch,4]"; of many only the first."""
+    """Return the inputs as in "x float32 [batch,4]"; only the first ones if there are many."""
     found = [
         f"{spec.name} {spec.dtype} {value.shape}"
         for spec, value in zip(file.artifact.inputs, list_inputs(file.model.graph), strict=True)
@@ -229,7 +229,7 @@ def describe_inputs(file: OnnxFile) -> str:
 
 
 def run_node_by_node(file: OnnxFile, feeds: Arrays) -> Results:
-    """Return the results node by node, or which one is not finite, or which node cannot run alone."""
+    """Return the results node by node, or the node that is not finite, or that cannot run alone."""
     try:
         return ExecutedProgram(NodeExecutor(file.model), file.artifact).run(cast_inputs(file, feeds), {})
     except (NotFiniteError, BackendError) as error:
@@ -239,7 +239,7 @@ def run_node_by_node(file: OnnxFile, feeds: Arrays) -> Results:
 
 
 def measure_rounding(file: OnnxFile, feeds: Arrays, stored: bool) -> Gap:
-    """Return a file's results in fp32, and with what it rounds; None if it cannot be run so.
+    """Return a file's results in fp32, and with its rounding; None if it cannot be run so.
 
     Results that are fp16 in the file are rounded, and what is rounded to int8 on the way moves by a step.
     With `stored` so are inputs in fp16, and the stored values change as their rounding has changed them:
@@ -313,7 +313,7 @@ def measure_rows(got: Array, want: Array) -> VectorMetrics:
 def find_node_at_fault(
     file: OnnxFile, other: OnnxFile, feeds: Arrays, allowed: float
 ) -> tuple[FirstMismatch, ...]:
-    """Return the first node of a file that is further than allowed from its namesake in the other."""
+    """Return the first node of a file whose distance to its namesake in the other is not allowed."""
 
     def drive(program: Program) -> None:
         program.run(dict(feeds), {})
@@ -343,7 +343,7 @@ def read_inputs(path: Path, file: OnnxFile) -> dict[str, Array]:
 
 
 def make_inputs(file: OnnxFile) -> dict[str, Array]:
-    """Return values that most models take: 0 and 1 for ids, ones for masks, normally distributed floats."""
+    """Return values that most models accept: 0 and 1 for ids, ones for masks, normal floats."""
     random = np.random.default_rng(0)
     lengths: dict[str, int] = {}
 

@@ -31,7 +31,7 @@ def list_constants(graph: ir.Graph) -> Iterator[tuple[ir.Value, ir.TensorProtoco
 
 
 def find_not_finite(graph: ir.Graph) -> Iterator[str]:
-    """Yield the constants with NaN or infinity; a mask, of zeros and -infinity, may be."""
+    """Yield the constants with NaN or infinity; a mask of zeros and -infinity may have them."""
     for value, constant, node in list_constants(graph):
         words = describe_not_finite(constant.numpy())
         if isinstance(constant, ir.ExternalTensor):

@@ -1,4 +1,4 @@
-"""Lists what an fp16 graph still computes in fp32, why, and how large its values are."""
+"""Lists the nodes that an fp16 graph computes in fp32, with the reason and the size of their values."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ class Fp32Node:
 def list_fp32_nodes(
     graph: ir.Model, artifact: Artifact, replay: Replay
 ) -> tuple[tuple[Fp32Node, ...], NotFiniteError | None]:
-    """Return the fp32 nodes of one graph, in its order, up to the node whose result is not finite, if any."""
+    """Return the fp32 nodes of one graph, in its order, up to the first one that is not finite, if any."""
     found: dict[str, Fp32Node] = {}
 
     def see(node: ir.Node, name: str, array: Array) -> None:

@@ -1,4 +1,4 @@
-"""Compares the golden data that an export left with what PyTorch answers now, and its limits with today's.
+"""Compares an export's golden data with PyTorch's answers now, and its limits with today's.
 
 Who has no checkpoint trusts golden data alone: `selftest`, and `verify` without it.
 """
@@ -48,12 +48,12 @@ GONE = (
 
 
 def is_older(arrays: Arrays) -> bool:
-    """Tell whether golden data has the format from before cases were data."""
+    """Tell whether golden data has an old format, in which cases are not data."""
     return "plan" not in arrays and any(name.startswith("sample.") for name in arrays)
 
 
 def note_older_golden(bundle: Bundle) -> tuple[str, ...]:
-    """Return the note of a report that golden data of an older format is not compared."""
+    """Return a report's note that golden data of an older format is not compared."""
     file = find_golden(bundle)
     with contextlib.suppress(BundleError, KeyError):  # which `compare_golden` tells of
         if file is not None and is_older(read_golden(file)[0]):
@@ -109,7 +109,7 @@ def make_report(case: str, count: int, faults: Sequence[str]) -> Comparison:
 
 
 def compare_arrays(got: Arrays, expected: Arrays, near: float) -> Iterator[str]:
-    """Yield the arrays that are missing or not PyTorch's."""
+    """Yield the arrays that are missing or differ from PyTorch's."""
     for name, array in expected.items():
         if name not in got:
             yield f"{name} is missing"
@@ -131,7 +131,7 @@ def list_loose_limits(
     accepted: Mapping[str, Accepted],
     caps: Mapping[str, Limits],
 ) -> Iterator[tuple[str, str]]:
-    """Yield limits that let more pass than verification does, with their precision.
+    """Yield limits that are looser than those of verification, with their precision.
 
     Those of another level, or of other random texts, are a little larger: as much as an engine may lose more
     than PyTorch. Where there are caps, those of their own metric count too.
@@ -156,7 +156,7 @@ def list_loose_limits(
 
 
 def find_largest_limit(name: str, own: Limits, accepted: Accepted) -> float | None:
-    """Return how large a limit may be in golden data; None of what verification here has no limit of."""
+    """Return the highest allowed limit in golden data; None for metrics without a limit here."""
     if name not in own:
         return None
     metric = name.rpartition(".")[2]

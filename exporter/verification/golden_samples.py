@@ -74,7 +74,7 @@ Chat = tuple[Sequence[Mapping[str, Any]], Sequence[Mapping[str, Any]]]  # messag
 
 
 def make_added_texts(tokenizer: Tokenizer) -> list[str]:
-    """Return texts that spell added tokens: between words, within one, before and behind a space.
+    """Return texts that spell added tokens: between words, within one, before and after a space.
 
     Of a tokenizer with more than `ADDED` of them, tokens from all over their list.
     """

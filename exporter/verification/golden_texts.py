@@ -1,4 +1,4 @@
-"""Writes golden texts: what transformers, or tokenizers alone, makes of texts and chats at export."""
+"""Writes golden texts: the results of transformers, or tokenizers alone, for texts and chats at export."""
 
 from __future__ import annotations
 
@@ -53,7 +53,7 @@ ASKS_TIME = re.compile(NOW + r"\(\s*(['\"])(.*?)\1\s*\)")
 
 
 class Reference(Protocol):
-    """What gives the ids and texts that the runtime is compared with."""
+    """A source of the ids and texts that the runtime is compared with."""
 
     name: str
     unsure: frozenset[int]  # ids that it takes for other tokens than the model does
@@ -69,7 +69,7 @@ class Reference(Protocol):
 
 
 class PlainReference:
-    """The library tokenizers, with a tokenizer.json."""
+    """A reference by the library tokenizers, with a tokenizer.json."""
 
     unsure: frozenset[int] = frozenset()
 
@@ -92,7 +92,7 @@ class PlainReference:
 
 
 class OwnReference:
-    """The runtime's own tokenizer of pieces, where transformers is not at hand."""
+    """A reference by the runtime's own tokenizer of pieces, where transformers is not available."""
 
     name = "PlanForge"
     unsure: frozenset[int] = frozenset()
@@ -111,7 +111,7 @@ class OwnReference:
 
 
 class TransformersReference:
-    """transformers' tokenizer of a checkpoint, on one of its two sides."""
+    """A reference by transformers' tokenizer of a checkpoint, on one of its two sides."""
 
     def __init__(self, tokenizer: Any, side: str) -> None:
         self.name = f"{TRANSFORMERS} {version(TRANSFORMERS)}"
@@ -207,7 +207,7 @@ def write_golden_texts(staging: Path, manifest: Manifest, golden: GoldenTexts) -
 
 
 def carry_golden_texts(opened: Bundle, staging: Path, manifest: Manifest) -> Manifest:
-    """Write the golden texts of another bundle with the same tokenizer, if it has some, for new settings."""
+    """Write the golden texts of another bundle with the same tokenizer, if it has any, for new settings."""
     file = find_texts(opened)
     if file is None:
         return manifest
@@ -241,7 +241,7 @@ def make_golden_texts(bundle: Bundle, checkpoint: Checkpoint) -> GoldenTexts:
 
 
 def make_references(checkpoint: Checkpoint, theirs: Any) -> list[Reference]:
-    """Return what gives the ids of each side: transformers' tokenizer, or where there is none the library.
+    """Return the references of both sides: transformers' tokenizer, or the library where there is none.
 
     The library tokenizers reads what the exporter made of the files, and knows nothing of their settings.
     """
@@ -259,7 +259,7 @@ def make_references(checkpoint: Checkpoint, theirs: Any) -> list[Reference]:
 
 
 def refuse_unknown_class(folder: Path) -> None:
-    """Refuse a tokenizer that only transformers can tell to be read as it reads it."""
+    """Refuse a tokenizer whose correct reading only transformers can tell."""
     name = find_unknown_class(folder, read_settings(folder))
     if name is not None:
         raise VerificationError(
@@ -300,7 +300,7 @@ def make_inputs(reference: Reference, checkpoint: Checkpoint) -> Iterator[Golden
 def make_golden_chats(
     chat: Chat, checkpoint: Checkpoint, reference: Reference, theirs: Any
 ) -> tuple[str, list[GoldenChat]]:
-    """Return the chats as `theirs`, transformers' tokenizer, renders them, if it does, and who did."""
+    """Return the chats as `theirs`, transformers' tokenizer, renders them if it can, and the renderer."""
     if theirs is not None and (theirs.chat_template is None or NOW in fix_time(str(theirs.chat_template))):
         theirs = None
     name = "PlanForge" if theirs is None else f"{TRANSFORMERS} {version(TRANSFORMERS)}"
@@ -343,5 +343,5 @@ def render_there(
 
 
 def fix_time(template: str) -> str:
-    """Return a template that says a fixed day where it asks for the time: transformers knows only today."""
+    """Return a template with a fixed day where it asks for the time: transformers knows only today."""
     return ASKS_TIME.sub(lambda asked: repr(make_fixed_time(asked[2])), template)

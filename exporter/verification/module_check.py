@@ -1,9 +1,8 @@
 """Compares every module of PyTorch's model with a graph, on the graph's own values.
 
-A graph runs node by node. PyTorch runs over the same texts; a hook on each module whose result the graph has
-compares what it gives with the graph's value, and passes the graph's value on. So errors do not add up, and
-what lies between two such values is covered by the second. In float64 PyTorch says what is exact, in fp32
-what rounding may do.
+A graph runs node by node, and PyTorch reads the same texts. A hook on each module whose result the graph has
+compares both and passes the graph's value on, so errors do not add up, and nodes between two such values are
+covered by the second. PyTorch's float64 results count as exact, and its fp32 shows the effect of rounding.
 
 T tokens of a text, N rows
 """
@@ -46,10 +45,10 @@ Counts: TypeAlias = dict[str, int]
 log = logging.getLogger("planforge")
 
 ROUNDING = 2.0**-24  # of fp32, relative
-# How many times what fp32 rounds in PyTorch a graph may be off: in the mean of squares' root, and at most.
+# A graph's allowed error, in units of fp32's rounding in PyTorch: as root mean square, and at most.
 MEAN_FACTOR = 16.0
 MAX_FACTOR = 32.0
-FEW = 30  # values, whose own rounding says little of what others' may be
+FEW = 30  # values, too few to tell the rounding of others
 SHORT = (12, 9)  # tokens of two texts
 PAST_TOKENS = 8  # whose keys and values fill a context
 LONGEST = 2048  # tokens of a past
@@ -58,7 +57,7 @@ LOOKED_UP = 4.0  # roundings that a value of a table may be off: a product of a 
 
 
 def check_modules(verifier: Verifier, artifact: Artifact, model: nn.Module) -> tuple[list[str], Counts]:
-    """Return where a graph differs from the model's modules, and how many values were compared or left out.
+    """Return where a graph differs from the model's modules, and how many values were compared or not.
 
     Nothing of a graph whose integers PyTorch cannot be given: those that another exporter made of several
     weights, and weights that are stored in two forms.
@@ -82,22 +81,19 @@ def check_modules(verifier: Verifier, artifact: Artifact, model: nn.Module) -> t
 
 
 def make_short_replay(verifier: Verifier, artifact: Artifact, model: nn.Module) -> Replay:
-    """Return a replay of little text, padded, and where there is a cache of a token more.
-
-    Of a decoder's two texts PyTorch reads the shorter alone, for what it computes in float64 takes longest.
-    """
+    """Return a replay of short padded texts and, where there is a cache, of one more token."""
     if not TRAITS[verifier.bundle.manifest.task].continues_texts:
         return verifier.make_replay(artifact)
     texts = [Text(cut_tokens(verifier, length)) for length in SHORT]
     rows = [Row(number, (length - 1, length)) for number, length in enumerate(SHORT)]
     replay = replay_texts(verifier, artifact, texts, Case("short", artifact.graph, tuple(rows), ()))
-    return replace(replay, read=(None, replay.read[1]))
+    return replace(replay, read=(None, replay.read[1]))  # the shorter text alone, as float64 is slow
 
 
 def make_past_replay(verifier: Verifier, artifact: Artifact, model: nn.Module) -> Replay | None:
-    """Return a replay of some tokens behind a full context, whose keys and values are those of a few.
+    """Return a replay of some tokens after a full context, filled with the keys and values of a few.
 
-    None of what has no cache of its own, or has a window that sees too much.
+    Return None for a model without a cache of its own, or with a window that sees too much.
     """
     if not isinstance(model, LanguageModel):
         return None
@@ -131,7 +127,7 @@ def replay_texts(verifier: Verifier, artifact: Artifact, texts: Sequence[Text], 
 
 
 class MisfitError(Exception):
-    """A value that goes on in another size does not fit PyTorch's, or its module runs more than once."""
+    """A value whose size does not fit PyTorch's, or whose module runs more than once."""
 
     def __init__(self, border: Border) -> None:
         super().__init__(border.value)
@@ -140,7 +136,7 @@ class MisfitError(Exception):
 
 @dataclass
 class Pairs:
-    """What PyTorch gave, and a graph, of one border at its tokens in all texts."""
+    """The values of PyTorch and of a graph at one border, for its tokens in all texts."""
 
     own: list[Array] = field(default_factory=list)
     got: list[Array] = field(default_factory=list)
@@ -148,7 +144,7 @@ class Pairs:
 
 
 class ModuleRun:
-    """A graph, and PyTorch, which reads the graph's values."""
+    """A graph, and PyTorch running on the graph's values."""
 
     def __init__(self, verifier: Verifier, artifact: Artifact, model: nn.Module) -> None:
         self.artifact = artifact
@@ -171,7 +167,7 @@ class ModuleRun:
         return self.programs[-1]
 
     def load(self, artifact: Artifact) -> FloatExecutor:
-        """Return what runs a graph of the bundle, once for all replays."""
+        """Return the executor of a graph of the bundle, made once for all replays."""
         if artifact.file not in self.executors:
             graph = load_graph(self.verifier.bundle.path(artifact.file))
             self.executors[artifact.file] = FloatExecutor(graph)
@@ -207,7 +203,7 @@ class ModuleRun:
                 yield blame(border.node, words)
 
     def run_model(self, replay: Replay, mode: AbstractContextManager[Any]) -> dict[Border, Pairs]:
-        """Run PyTorch over each text with the graph's values; return what it has, and the graph."""
+        """Run PyTorch over each text with the graph's values; return the values of both."""
         found: dict[Border, Pairs] = defaultdict(Pairs)
         for text, read in enumerate(replay.read):
             if read is None:
@@ -220,7 +216,7 @@ class ModuleRun:
         return dict(found)
 
     def list_results(self, result: Any) -> Mapping[str, Any]:
-        """Return what PyTorch gives of the graph's outputs (1, ...), by name, for a text that was read."""
+        """Return PyTorch's values of the graph's outputs (1, ...), by name, for a text that was read."""
         names = [spec.name for spec in self.artifact.outputs]
         if isinstance(result, list):  # a source's keys and values
             return dict(zip(names, (tensor for pair in result for tensor in pair), strict=True))
@@ -233,7 +229,7 @@ class ModuleRun:
 
 
 class Hooks:
-    """Lets modules read and give a graph's values of one text, and notes their own."""
+    """Hooks that give modules a graph's values of one text, and record the modules' own."""
 
     def __init__(self, text: int, programs: Sequence[ModuleProgram], found: dict[Border, Pairs]) -> None:
         self.text = text
@@ -245,7 +241,7 @@ class Hooks:
 
     @contextmanager
     def on(self, modules: Mapping[str, nn.Module]) -> Iterator[None]:
-        """Watch modules inside the context; raise MisfitError for one that did not run, and should have."""
+        """Watch modules inside the context; raise MisfitError for one that should have run and did not."""
         for program in self.programs:
             for border in program.borders:
                 if (kept := program.list_kept(border.value, self.text)) is not None:
@@ -278,12 +274,12 @@ class Hooks:
         return result
 
     def find_twin(self, module: nn.Module, inputs: Any, output: Any) -> Any:
-        """Return a graph's values of another module that gives the same: it may have merged the two."""
+        """Return a graph's values of another module with the same result, as it may have merged both."""
         given = self.given.get(type(module), ()) if isinstance(output, Tensor) else ()
         return next((result for own, result in given if torch.equal(own, output)), output)
 
     def hold(self, border: Border, own: Any) -> Any:
-        """Note what PyTorch has, and return the graph's values where it has them of every token."""
+        """Record PyTorch's value, and return the graph's where it has one for every token."""
         kept, begin = self.done[border]
         tokens = split_tokens(own, kept.values.shape[1:])
         end = begin + (0 if tokens is None else len(tokens))
@@ -304,14 +300,14 @@ class Hooks:
         return (new if own.shape[1] == len(new) else new.transpose(0, 1))[None]
 
     def hold_output(self, name: str, own: Any) -> None:
-        """Note what PyTorch has of an output of the graph."""
+        """Record PyTorch's value of an output of the graph."""
         program = self.programs[0]
         kept = program.list_kept(name, self.text)
         if kept is not None and name in program.outputs:
             self.note_some(Border(name, "", program.outputs[name]), kept, torch.as_tensor(own), 0)
 
     def note_some(self, border: Border, kept: Kept, own: Any, begin: int) -> None:
-        """Note values at some of the tokens from one on, or those of the last token, or of a whole text."""
+        """Record values at some of the tokens from one on, or those of the last token, or of a whole text."""
         tokens = split_tokens(own, kept.values.shape[1:])
         if tokens is not None and kept.positions.max() >= 0:
             inside = (kept.positions >= begin) & (kept.positions < begin + len(tokens))
@@ -372,7 +368,7 @@ def measure_power(array: Array) -> float:
 
 
 def check_tables(executor: FloatExecutor, model: nn.Module) -> Iterator[str]:
-    """Yield the lookups of words and segments that give other rows than PyTorch, each word looked up once."""
+    """Yield the lookups of words and segments whose rows differ from PyTorch's."""
     modules = dict(model.named_modules())
     executor.exchange = lambda name, array: array
     results = find_module_results(executor.model, list(modules))

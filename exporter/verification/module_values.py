@@ -1,4 +1,4 @@
-"""Runs a graph node by node in fp32, and keeps what it computes for PyTorch's modules, token by token.
+"""Runs a graph node by node in fp32, and keeps its values for PyTorch's modules, token by token.
 
 B batch, T tokens of a run, N chosen rows
 """
@@ -26,7 +26,7 @@ if TYPE_CHECKING:
 
 Integers = npt.NDArray[np.int64]
 Exchange: TypeAlias = Callable[[str, Array], Array]
-# What modules give of a text's first tokens goes on times these: small ones show epsilons, large ones caps.
+# Factors of modules' results for a text's first tokens: small ones show epsilons, large ones soft caps.
 # A decoder's tokens see none behind them, so the small ones stay small. All other tokens are as they are.
 FACTORS = np.array([0.01, 0.01, 0.01, 1, 1, 1, 2, 2, 2, 1], np.float32)
 FLOATS = (ir.DataType.FLOAT, ir.DataType.FLOAT16)
@@ -35,7 +35,7 @@ CACHE_SETTINGS = ("k_quant_type", "v_quant_type", "kv_cache_bit_width")
 
 @dataclass(frozen=True)
 class Border:
-    """A value of a graph that is what a module gives, or what it reads."""
+    """A value of a graph that is a module's result or its input."""
 
     value: str
     path: str  # the module's; "" for an output of the graph
@@ -44,7 +44,7 @@ class Border:
     is_scaled: bool = False  # whether it goes on times `FACTORS`
 
     def describe(self) -> str:
-        """Return in words whose it is in PyTorch."""
+        """Return in words the module that the value belongs to in PyTorch."""
         if not self.path:
             return ""
         return f" of PyTorch's {self.path!r}" if self.is_result else f", which {self.path!r} reads"
@@ -52,7 +52,7 @@ class Border:
 
 @dataclass(frozen=True)
 class Kept:
-    """A value at some tokens of a text."""
+    """The values kept for some tokens of a text."""
 
     positions: Integers  # (N,) of the text; a single -1 for what is of the whole text
     values: Array  # (N, ...)
@@ -62,7 +62,7 @@ class Kept:
 def find_borders(
     graph: ir.Graph, results: Mapping[str, str], modules: Mapping[str, nn.Module]
 ) -> list[Border]:
-    """Return the results of a model's modules, and what those without parts read, in a graph's order."""
+    """Return the results of a model's modules, and the inputs of those without parts, in graph order."""
     nodes: dict[str, list[ir.Node]] = {}
     found: list[tuple[int, Border]] = []
     order = {node: number for number, node in enumerate(graph)}
@@ -82,7 +82,7 @@ def find_borders(
 
 
 def find_giver(value: ir.Value) -> ir.Node:
-    """Return the node that computes a value, before those outside of modules that only move it."""
+    """Return the node that computes a value, skipping nodes outside of modules that only move it."""
     node = value.producer()
     assert node is not None
     before = None if node.inputs[0] is None else node.inputs[0].producer()
@@ -91,7 +91,7 @@ def find_giver(value: ir.Value) -> ir.Node:
 
 
 def gives_more(module: nn.Module) -> bool:
-    """Tell whether a module scales its rows, which graphs of older versions of transformers do behind it."""
+    """Tell whether a module scales its rows, which graphs of older versions of transformers do after it."""
     from torch import nn
 
     return isinstance(module, nn.Embedding) and type(module) is not nn.Embedding
@@ -102,7 +102,7 @@ def is_leaf(module: nn.Module) -> bool:
 
 
 def find_read(nodes: Sequence[ir.Node]) -> ir.Value | None:
-    """Return the one value that a module's nodes read of what others compute in floats.
+    """Return the one value of floats that a module's nodes read and do not compute.
 
     None where they compute with another module's parameters too, as a GELU with the bias before it.
     """
@@ -118,7 +118,7 @@ def find_read(nodes: Sequence[ir.Node]) -> ir.Value | None:
 
 
 class FloatExecutor(WideExecutor):
-    """Computes in fp32 whatever a graph stores, and rounds nothing to integers but weights.
+    """Computes in fp32 whatever types a graph stores, and rounds only weights to integers.
 
     `exchange` is shown each result by its name, and returns what goes on in its place.
     """
@@ -135,7 +135,7 @@ class FloatExecutor(WideExecutor):
         return [self.exchange(str(value.name), result) for value, result in results]
 
     def check(self, node: ir.Node, name: str, array: Array, feeds: Sequence[Array | None]) -> None:
-        """Let infinities pass: nobody may read them. What modules read and give is compared."""
+        """Let infinities pass, as nodes may ignore them; modules' inputs and results are compared."""
 
     def compute(self, node: ir.Node, feeds: list[Array | None]) -> list[Array]:
         if node.op_type not in ("QuantizeLinear", "MatMulIntegerToFloat"):
@@ -153,7 +153,7 @@ class FloatExecutor(WideExecutor):
 
 
 def keep_floats(node: ir.Node) -> None:
-    """Let a node round neither what its product reads nor keys and values."""
+    """Make a node round neither its product's inputs nor keys and values."""
     node.attributes.pop("accuracy_level", None)
     if node.op_type == "GroupQueryAttention" and len(node.inputs) > KEY_SCALE + 1:
         for place in (KEY_SCALE, KEY_SCALE + 1):
@@ -166,13 +166,13 @@ def keep_floats(node: ir.Node) -> None:
 
 
 class ModuleProgram(ExecutedProgram):
-    """Runs a graph for the runtime's own code, and keeps its borders and outputs.
+    """A program that runs a graph for the runtime's own code, and keeps its borders and outputs.
 
     Args:
         executor: runs the graph.
         artifact: of the graph.
         borders: what to keep.
-        steps: the runs that will be made; of a graph beside the one that is checked they are not known, and
+        steps: the runs that will be made; for a graph other than the checked one they are not known, and
             all rows of its mask are texts.
     """
 
@@ -206,7 +206,7 @@ class ModuleProgram(ExecutedProgram):
         return super().run(inputs, buffers, outputs)
 
     def exchange(self, name: str, array: Array) -> Array:
-        """Keep a result, and return what goes on in its place."""
+        """Keep a result, and return the value that replaces it."""
         if name not in self.names or array.dtype.kind != "f":
             return array
         self.keep(name, array)
@@ -232,7 +232,7 @@ class ModuleProgram(ExecutedProgram):
             self.kept.setdefault((name, text), []).append(kept)
 
     def list_kept(self, name: str, text: int) -> Kept | None:
-        """Return what was kept of a value for a text in all runs."""
+        """Return the values kept of a graph's value for a text in all runs."""
         parts = self.kept.get((name, text), [])
         if len({(part.is_whole, part.values.shape[1:]) for part in parts}) > 1:
             parts = parts[-1:]
@@ -243,7 +243,7 @@ class ModuleProgram(ExecutedProgram):
 
 
 def move_tokens(array: Array, shape: tuple[int, ...]) -> Array | None:
-    """Return a result (B, T, ...), also of one (B, H, T, D); None if it is neither, or may be both."""
+    """Return a result as (B, T, ...), also one (B, H, T, D); None if it is neither, or ambiguous."""
     B, T = shape
     if array.ndim == 4 and (len(array), array.shape[2]) == (B, T):
         return None if array.shape[1] == T > 1 else array.swapaxes(1, 2)
@@ -251,13 +251,13 @@ def move_tokens(array: Array, shape: tuple[int, ...]) -> Array | None:
 
 
 def find_factors(positions: Integers) -> Array:
-    """Return what goes on of tokens at some positions is multiplied by; 1 for padding and whole texts."""
+    """Return the factors for tokens at some positions; 1 for padding and whole texts."""
     factors: Array = FACTORS[np.minimum(positions, len(FACTORS) - 1)]  # the last one is padding's as well
     return factors
 
 
 def scale_tokens(array: Array, positions: Integers) -> Array:
-    """Return a result whose tokens are multiplied by `FACTORS`; another one as it is."""
+    """Return a result with its tokens multiplied by `FACTORS`; anything else as it is."""
     moved = move_tokens(array, positions.shape)
     if moved is None:
         return array

@@ -1,4 +1,4 @@
-"""Gives PyTorch the values that a graph stores, so that modules differ by what they compute alone."""
+"""Gives PyTorch the values that a graph stores, so that modules differ only by their computation."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ FLOATS = (ir.DataType.FLOAT, ir.DataType.FLOAT16)
 
 @dataclass(frozen=True)
 class StoredValues:
-    """The values of a model that its graphs store otherwise than PyTorch."""
+    """The values of a model that its graphs store differently from PyTorch."""
 
     weights: list[StoredWeight]  # the quantized ones
     types: Types  # of the others, under all their names
@@ -35,7 +35,7 @@ class StoredValues:
 
 
 def read_stored(bundle: Bundle, artifact: Artifact, model: nn.Module) -> StoredValues:
-    """Return what a graph stores, and the graph that it runs with.
+    """Return the stored values of a graph, and of the graph that it runs with.
 
     A graph's own weight counts before the other graph's, under any of its names.
     """
@@ -123,7 +123,7 @@ def exchange(exchanged: ExchangedWeights, parameters: Sequence[nn.Parameter], we
 
 
 def find_hindrance(model: nn.Module, weights: Sequence[StoredWeight], is_import: bool) -> str:
-    """Return why a model cannot be given a graph's integers; "" where it can."""
+    """Return the reason why a model cannot use a graph's integers; "" if it can."""
     known = {name for name, _ in model.named_parameters(remove_duplicate=False)}
     forms: dict[str, set[bool]] = defaultdict(set)
     for weight in weights:

@@ -1,4 +1,4 @@
-"""Finds what an earlier PlanForge may have read otherwise than transformers, without the checkpoint."""
+"""Finds values that an earlier PlanForge may have read differently from transformers."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from ..checkpoints.tokenizers.files import find_frames
 
 
 def find_doubts(opened: Bundle) -> list[Skipped]:
-    """Return what can only be told by exporting again: each was read wrongly by an earlier version."""
+    """Return the settings that only a new export can tell, as an earlier version read each wrongly."""
     doubts = []
     file = find_texts(opened)
     if file is not None and read_texts(file).reference.startswith("tokenizers"):

@@ -43,7 +43,7 @@ def list_exceeded(comparison: Comparison) -> dict[str, float | None]:
 def add_precision_errors(
     report: VerificationReport, errors: Mapping[str, PrecisionErrors]
 ) -> VerificationReport:
-    """Return the report with PyTorch's own error in each precision, and what fails for that alone."""
+    """Return the report with PyTorch's own error in each precision, and the failures due to that alone."""
 
     def tell(comparison: Comparison) -> Comparison:
         precision = report.precisions.get(comparison.artifact, "")
@@ -54,7 +54,7 @@ def add_precision_errors(
 
 
 def annotate_precision_errors(comparison: Comparison, errors: PrecisionErrors, precision: str) -> Comparison:
-    """Return a comparison whose failures tell what PyTorch itself loses, where that is known."""
+    """Return a comparison whose failures tell PyTorch's own loss, where that is known."""
     has_tokens = are_tokens_close(comparison, errors)
 
     def add_own(failure: str) -> str:
@@ -68,7 +68,7 @@ def annotate_precision_errors(comparison: Comparison, errors: PrecisionErrors, p
 
 
 def is_lost_in_pytorch(comparison: Comparison, errors: PrecisionErrors) -> bool:
-    """Tell whether PyTorch, rounded the same way, loses about as much as a graph that failed."""
+    """Tell whether PyTorch, rounded in the same way, loses about as much as a graph that failed."""
     exceeded = list_exceeded(comparison)
     tokens = [failure for failure in comparison.failures if isinstance(failure, OtherToken)]
     if not all(isinstance(failure, Exceeded | OtherToken) for failure in comparison.failures):
@@ -85,7 +85,7 @@ def is_lost_in_pytorch(comparison: Comparison, errors: PrecisionErrors) -> bool:
 
 
 def are_tokens_close(comparison: Comparison, errors: PrecisionErrors) -> bool:
-    """Tell whether logits that are off as PyTorch's own, rounded, may swap the tokens that a graph swaps."""
+    """Tell whether logits with an error like PyTorch's own may swap the tokens that a graph swaps."""
     limit = comparison.limits.get("max_error")
     own = errors.get("max_error")
     if comparison.divergence is None or not limit or own is None:
@@ -97,7 +97,7 @@ def are_tokens_close(comparison: Comparison, errors: PrecisionErrors) -> bool:
 def find_limited_artifacts(
     report: VerificationReport, errors: Mapping[str, PrecisionErrors]
 ) -> frozenset[str]:
-    """Return the graphs that failed only where PyTorch itself loses as much by their precision."""
+    """Return the graphs that failed only where PyTorch itself loses as much in their precision."""
     failed: dict[str, list[Comparison]] = {}
     for comparison in report.comparisons:
         if not comparison.passed:
@@ -115,7 +115,7 @@ def add_errors_of_searches(
     errors: dict[str, PrecisionErrors],
     calibration: Calibration,
 ) -> None:
-    """Let the errors tell, too, what rounding does along the searches of graphs that failed in one."""
+    """Add to the errors the effect of rounding along the failed searches of graphs."""
     for artifact in report.failed_artifacts(verifier.bundle.manifest):
         failed = {c.case for c in report.comparisons if c.artifact == artifact.id and not c.passed}
         searches = {case.name for case in verifier.expected.cases if case.runner == "beams"}
@@ -163,7 +163,7 @@ def read_whole(weight: StoredWeight) -> QuantizedWeight:
 
 
 def read_accepted(manifest: Manifest) -> dict[str, Accepted]:
-    """Return what a user has let each precision lose, as the graphs' gates keep it."""
+    """Return the losses that a user accepted for each precision, as the graphs' gates keep them."""
     return {artifact.precision: artifact.gate.get("accepted", {}) for artifact in manifest.artifacts}
 
 
@@ -174,7 +174,7 @@ def judge_by_float64(
     limits: dict[str, dict[str, float]],
     progress: Progress,
 ) -> VerificationReport:
-    """Return the report with fp32 graphs that failed judged by fp32's own rounding, where that is larger.
+    """Return the report with failed fp32 graphs judged by fp32's own rounding, where that is larger.
 
     PyTorch in float64 is the witness. The limits of fp32 grow in place.
     """
@@ -186,7 +186,7 @@ def judge_by_float64(
     ]
     if not failed or not is_module(model):
         return report
-    progress("computing what fp32 itself loses, beside float64")
+    progress("computing fp32's own loss compared with float64")
     gaps = verifier.measure_fp32_gaps(model)
     own = verifier.choose_limits("fp32", gaps)
     grown = {name: limit for name, limit in own.items() if limit > limits["fp32"].get(name, 0.0)}
@@ -206,7 +206,7 @@ def judge_by_float64(
 
 
 def describe_rounding(errors: PrecisionErrors) -> str:
-    """Return what it means that fp32 itself is unsure."""
+    """Return an explanation of fp32's own uncertainty."""
     caps = CAPS["fp32"]
     usual_by_name = {name: caps[metric] for name in errors if (metric := name.rpartition(".")[2]) in caps}
     name = max(usual_by_name, key=lambda name: errors[name] / usual_by_name[name])

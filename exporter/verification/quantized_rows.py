@@ -1,4 +1,4 @@
-"""Reads how an encoder's int8 products smooth and round what they read, by the manifest and by its texts."""
+"""Checks how an encoder's int8 products smooth and round rows, by the manifest and by its texts."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ Products = Mapping[tuple[str, ...], RowProduct]
 def find_wrong_rows(
     stored: Iterable[StoredWeight], rules: Mapping[str, Mapping[str, Any]], products: Products
 ) -> Iterator[str]:
-    """Yield smoothings, steps and zero points that are not those of the manifest, or of the export's texts.
+    """Yield smoothings, steps and zero points that differ from the manifest's, or from the texts'.
 
     Args:
         stored: a graph's quantized weights.
@@ -56,7 +56,7 @@ def find_wrong_smoothing(rows: StoredRows, product: RowProduct) -> Iterator[str]
 def find_wrong_rule(
     rows: StoredRows, rule: RowRule, whose: str, zero_off: int, step_off: float
 ) -> Iterator[str]:
-    """Yield what is wrong with the zero point of a product's rows, and with their step.
+    """Yield the faults of the zero point and the step of a product's rows.
 
     Where each row has a step of its own, neither is a constant of the node that rounds them.
     """

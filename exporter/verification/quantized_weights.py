@@ -50,7 +50,7 @@ Rows = Callable[[str], "Array | None"]  # gives what a weight's product reads of
 
 @dataclass
 class Faults:
-    """What is wrong with a weight's scales and values."""
+    """The faults in a weight's scales and values."""
 
     scales: int = 0
     all_scales: int = 0
@@ -63,7 +63,7 @@ class Faults:
 def check_quantized_weights(
     stored: Iterable[StoredWeight], tensors: Arrays, rows: Rows, is_ours: bool
 ) -> Iterator[str]:
-    """Yield what is wrong with each quantized weight of a graph, or "".
+    """Yield the faults of each quantized weight of a graph, or "".
 
     Args:
         stored: as the graph's nodes read them; those that lie in one place of a file are looked at once.
@@ -78,7 +78,7 @@ def check_quantized_weights(
     for weight in by_place.values():
         words = f"weight {'+'.join(weight.names)!r} of {describe_node(weight.node)}"
         if not all(name in tensors for name in weight.names):
-            yield blame(weight.node, f"{words} is no tensor of the checkpoint") if is_ours else ""
+            yield blame(weight.node, f"{words} is not a tensor of the checkpoint") if is_ours else ""
             continue
         parts = [np.asarray(tensors[name], np.float32) for name in weight.names]
         expected = parts[0] if len(parts) == 1 else np.concatenate(parts)
@@ -87,13 +87,13 @@ def check_quantized_weights(
 
 
 def locate(value: ir.Value) -> object:
-    """Return where a constant lies: its place in a file, or itself."""
+    """Return the place of a constant in its file, or the constant itself."""
     tensor = value.const_value
     return (tensor.location, tensor.offset, tensor.length) if isinstance(tensor, ir.ExternalTensor) else value
 
 
 def check_weight(weight: StoredWeight, expected: Array, rows: Rows) -> str:
-    """Return what is wrong with a weight that should be `expected` (N, K); "" if nothing is."""
+    """Return the faults of a weight that should be `expected` (N, K); "" if there are none."""
     if expected.shape != weight.shape:
         return f"is {weight.shape}, the checkpoint's is {expected.shape}"
     smoothing = None if weight.rows is None else weight.rows.smoothing
@@ -124,7 +124,7 @@ def check_weight(weight: StoredWeight, expected: Array, rows: Rows) -> str:
 
 
 def list_pieces(weight: StoredWeight, expected: Array) -> Iterator[tuple[slice, QuantizedWeight, Array]]:
-    """Yield some rows at a time, what is stored of them, and what they should stand for (n, K / b, b)."""
+    """Yield some stored rows at a time, with the values (n, K / b, b) that they should stand for."""
     smoothing = None if weight.rows is None else weight.rows.smoothing
     for rows in cut_rows(weight.shape, PIECE_NUMBERS):
         found = weight.read(rows)
@@ -136,7 +136,7 @@ def list_pieces(weight: StoredWeight, expected: Array) -> Iterator[tuple[slice, 
 def find_faults(
     weight: StoredWeight, first: int, found: QuantizedWeight, blocks: Array, faults: Faults
 ) -> None:
-    """Add what is wrong in rows from `first` on, which should be `blocks` (n, K / b, b)."""
+    """Add the faults of rows from `first` on, which should be `blocks` (n, K / b, b)."""
     allowed = find_scales(weight, blocks)
     wrong = ~is_any(found.scale, allowed)
     if wrong.any() and not faults.scales:
@@ -159,13 +159,13 @@ def find_faults(
 
 
 def measure_steps(found: QuantizedWeight, blocks: Array) -> Array:
-    """Return how many steps the expected values of some rows are (n, K)."""
+    """Return the expected values (n, K) of some rows, in steps."""
     with np.errstate(all="ignore"):  # a scale may be NaN or 0
         return np.asarray((blocks / found.scale[..., None]).reshape(found.codes.shape))
 
 
 def is_any(scale: Array, allowed: Sequence[Array]) -> npt.NDArray[np.bool_]:
-    """Tell which scales (n, K / b) are one of those that the quantizer chooses from."""
+    """Tell which scales (n, K / b) are among those that the quantizer chooses from."""
     right = np.zeros(scale.shape, bool)
     for own in allowed:
         right |= np.abs(scale - own) <= SCALE_OFF * np.abs(own) + MIN_SCALE  # NaN is not
@@ -184,7 +184,7 @@ def find_scales(weight: StoredWeight, blocks: Array) -> Sequence[Array]:
 
 
 def list_errors(weight: StoredWeight, expected: Array) -> Iterator[Piece]:
-    """Yield the errors of a weight, its steps, and how far what is expected is beyond its integers."""
+    """Yield the errors of a weight, its steps, and how far expected values exceed its integers."""
     low, top = find_range(weight.bits)
     for _, found, blocks in list_pieces(weight, expected):
         signed = np.repeat(found.scale, found.size, axis=1)
@@ -194,7 +194,7 @@ def list_errors(weight: StoredWeight, expected: Array) -> Iterator[Piece]:
 
 
 def measure_precision_errors(pieces: Iterable[Piece], x: Array) -> Array:
-    """Return what each row of a weight (N,) loses in products with x (M, K), as a share of its bound."""
+    """Return the loss of each row (N,) in products with x (M, K), as a share of its bound."""
     power = np.einsum("mk,mk->k", x, x)
     power += DAMPING * power.mean() + np.finfo(np.float32).tiny
     shares = []
@@ -206,7 +206,7 @@ def measure_precision_errors(pieces: Iterable[Piece], x: Array) -> Array:
 
 
 def describe_excess(shares: Array) -> str:
-    """Return in words which rows lose more than GPTQ can; "" if none does."""
+    """Return in words the rows that lose more than GPTQ can; "" if none does."""
     middle = float(np.median(shares))
     many = shares > min(LIMIT, max(1.0, OUTSTANDING * middle))
     if not many.any():

@@ -1,4 +1,4 @@
-"""Compares what the graphs of a bundle say, without running them, with the model that they come from."""
+"""Compares the files of a bundle's graphs, without running them, with the model that they come from."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ TEXTS = 1  # that are read for it, where there are many
 
 
 def list_tensors_to_compare(bundle: Bundle, model: ReferenceModel) -> Mapping[str, Array]:
-    """Return what to compare weights with: the checkpoint's tensors, and scikit-learn's for a fitted head."""
+    """Return the tensors to compare weights with: the checkpoint's, and scikit-learn's for a fitted head."""
     tensors = list_tensors(model)
     head = LinearHead.load(bundle)
     if head is not None:
@@ -47,7 +47,7 @@ def list_tensors_to_compare(bundle: Bundle, model: ReferenceModel) -> Mapping[st
 
 
 def compute_scales_to_compare(verifier: Verifier, model: ReferenceModel) -> dict[str, Array]:
-    """Return what the int8 caches' scales are compared with; nothing where there is too little real text."""
+    """Return the expected scales of int8 caches; nothing where there is too little real text."""
     artifacts = verifier.bundle.manifest.artifacts
     if not any(PRECISIONS[artifact.precision].cache_bits for artifact in artifacts):
         return {}
@@ -61,7 +61,7 @@ def compare_by_reading(
     model: ReferenceModel | None,
     calibration: Calibration | None = None,
 ) -> dict[str, Comparison]:
-    """Compare what every graph's file says, by the graph's id: see `compare_structure`."""
+    """Compare every graph's file, by the graph's id: see `compare_structure`."""
     bundle = verifier.bundle
     tensors = None if model is None else list_tensors_to_compare(bundle, model)
     scales: Mapping[str, Array] = {}
@@ -97,7 +97,7 @@ def compare_by_reading(
 def add_modules(
     read: Comparison, verifier: Verifier, artifact: Artifact, model: ReferenceModel
 ) -> Comparison:
-    """Return what was read of a graph, with the modules that compute something else if it is sound."""
+    """Add the modules that compute something else to the comparison of a graph that passed."""
     if not is_module(model) or not read.passed:
         return read
     from .module_check import check_modules
@@ -107,7 +107,7 @@ def add_modules(
 
 
 def make_row_reader(verifier: Verifier, model: ReferenceModel) -> Rows:
-    """Return a function that gives what a weight's product reads (M, K), by the weight's name.
+    """Return a function from a weight's name to the rows that its product reads (M, K).
 
     The texts are read once, when somebody asks first; bundles without GPTQ's weights never ask.
     """
@@ -124,7 +124,7 @@ def make_row_reader(verifier: Verifier, model: ReferenceModel) -> Rows:
 
 
 def list_names(verifier: Verifier) -> list[str]:
-    """Return the weights that GPTQ may have rounded; of those that are rounded as one the first."""
+    """Return the weights that GPTQ may have rounded; for those rounded as one, the first."""
     bundle = verifier.bundle
     names: list[str] = []
     for artifact in bundle.manifest.artifacts:

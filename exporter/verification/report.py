@@ -1,4 +1,4 @@
-"""Holds the verdict of a verification, and what an export keeps of it."""
+"""The verdict of a verification, and the part that an export keeps."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ from .fp32_nodes import Fp32Node
 
 @dataclass(frozen=True)
 class VerificationReport:
-    """What was compared with what.
+    """The result of comparing a bundle's graphs with a reference.
 
     Attributes:
         with_pytorch: False when only golden data was available.
@@ -59,13 +59,13 @@ class VerificationReport:
 
     @classmethod
     def of_error(cls, path: Path, error: Exception) -> VerificationReport:
-        """Return the report of a verification that could not be done: failed, and why."""
+        """Return the report of a verification that could not be done: failed, with the reason."""
         failed = Comparison.from_error(path.resolve().name, "nothing", "verifying it at all", error)
         return cls(False, (failed,), reference="nothing")
 
     @property
     def against(self) -> str:
-        """What the graphs were compared with, in words."""
+        """Return in words the reference that graphs were compared with."""
         return self.reference or ("PyTorch" if self.with_pytorch else "golden data, without PyTorch")
 
     @property
@@ -78,7 +78,7 @@ class VerificationReport:
         return [artifact for artifact in manifest.artifacts if artifact.id in failed]
 
     def describe_level(self) -> str:
-        """Return how much was compared, in words; empty where golden data decided that."""
+        """Return how much was compared, in words; empty where golden data determined it."""
         if not self.level:
             return ""
         left_out = f", without {'; '.join(self.left_out)}" if self.left_out else ""
@@ -91,7 +91,7 @@ class VerificationReport:
         return effort | ({"answers": KEPT} if self.answers_kept else {})
 
     def list_locations(self) -> list[str]:
-        """Return what is known of each graph that failed."""
+        """Return the known facts about each graph that failed."""
         found = [str(mismatch) for mismatch in self.mismatches]
         return found + [f"{artifact}: {why}" for artifact, why in self.unexplained.items()]
 
@@ -127,7 +127,7 @@ class VerificationReport:
         return frozenset(c.artifact for c in self.comparisons if not c.passed and not c.is_padded)
 
     def collect_gates(self) -> dict[str, dict[str, Any]]:
-        """Return for each artifact the limits, and the worst value that any case measured."""
+        """Return for each artifact the limits, and the worst value measured in any case."""
         gates: dict[str, dict[str, Any]] = {}
         for comparison in self.comparisons:
             gate = gates.setdefault(comparison.artifact, {"passed": True, "limits": {}, "measured": {}})
@@ -149,7 +149,7 @@ class VerificationReport:
         return gates
 
     def raise_if_failed(self, advice: str = "") -> None:
-        """Raise a VerificationError that lists every failure, and ends with what a user can do about them."""
+        """Raise a VerificationError that lists every failure, and ends with advice for users."""
         if self.passed:
             return
         failed = frozenset(c.artifact for c in self.comparisons if not c.passed)

@@ -1,4 +1,4 @@
-"""Compares what a graph says without running it: its attributes, and its weights with the checkpoint's.
+"""Compares a graph's file without running it: its attributes, and its weights with the checkpoint's.
 
 An epsilon that is a tenth of the right one, or weights that are 1 % off, may hide behind rounding.
 """
@@ -53,7 +53,7 @@ def compare_structure(
     same_texts: bool = False,
     row_products: Products | None = None,
 ) -> Comparison:
-    """Compare what a graph says with the model, as far as it is given.
+    """Compare a graph's file with the model, as far as that is given.
 
     Args:
         bundle: has the graph.
@@ -87,7 +87,7 @@ def compare_structure(
 
 
 def describe_late_inputs(graph: ir.Graph) -> Iterator[str]:
-    """Yield the nodes that read on the host what a GPU computes: a CPU runs them right, a GPU does not."""
+    """Yield nodes that read a GPU's results on the host: they run correctly on a CPU, but not on a GPU."""
     for node, value in find_late_inputs(graph):
         words = f"{describe_node(node)} reads {value.name!r} on the host before a GPU has computed it"
         yield blame(node, words)
@@ -118,7 +118,7 @@ def compare_files(name: str, model: ir.Model, other: ir.Model, against: str) -> 
 
 
 def report_reading(artifact: str, case: str, weights: int, failures: Sequence[str]) -> Comparison:
-    """Return what reading a graph has found, with the number of weights that were compared."""
+    """Return the findings of reading a graph, with the number of weights that were compared."""
     return Comparison(
         {"weights": weights}, {}, tuple(failures), artifact=artifact, backend=READING, case=case
     )
@@ -154,7 +154,7 @@ def find_different_attributes(node: ir.Node, other: ir.Node) -> Iterator[tuple[s
 def check_weights(
     graph: ir.Graph, tensors: Arrays, stored: Sequence[StoredWeight], is_ours: bool
 ) -> Iterator[str]:
-    """Yield what is wrong with each weight that is kept as floats, or ""; see `check_quantized_weights`."""
+    """Yield the faults of each weight that is kept as floats, or ""; see `check_quantized_weights`."""
     biases = {weight.biases: weight.bias_names for weight in stored}
     known: set[ir.Value | None] = {value for weight in stored for value in weight.constants}
     known |= {scale for _, _, scale in list_cache_scales(graph)}  # which `find_wrong_cache_scales` reads
@@ -170,10 +170,10 @@ def check_weights(
         elif value in biases and all(name in tensors for name in biases[value]):
             expected = np.concatenate([tensors[name] for name in biases[value]])
             fault = describe_difference(constant.numpy(), expected)
-        elif value in known or constant.size == 1:  # values that one computes with are no weights
+        elif value in known or constant.size == 1:  # values used in computations are not weights
             continue
         elif is_ours:
-            fault = "is no tensor of the checkpoint"
+            fault = "is not a tensor of the checkpoint"
         else:
             by_size = by_size or index_by_size(tensors)
             fault = describe_unnamed(value, constant.numpy(), tensors, by_size)
@@ -189,7 +189,7 @@ def index_by_size(tensors: Arrays) -> dict[int, list[str]]:
 
 
 def describe_unnamed(value: ir.Value, got: Array, tensors: Arrays, by_size: dict[int, list[str]]) -> str:
-    """Return how a constant of another exporter's, under a name of its own, differs from the checkpoint.
+    """Return how another exporter's constant, with its own name, differs from the checkpoint.
 
     It may be any tensor of as many values. If it is none it must not be near one; and vectors that are
     added to products, or scale norms, must be one, like matrices that are multiplied by.
@@ -208,7 +208,7 @@ def describe_unnamed(value: ir.Value, got: Array, tensors: Arrays, by_size: dict
     if all(has_no_effect(use.node, use.idx, got, tensors) for use in value.uses()):
         return ""
     is_weight = any(reads_as_weight(use.node, value) for use in value.uses())
-    return "is no tensor of the checkpoint" if is_weight else ""
+    return "is not a tensor of the checkpoint" if is_weight else ""
 
 
 def has_no_effect(node: ir.Node, index: int, got: Array, tensors: Arrays) -> bool:

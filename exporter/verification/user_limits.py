@@ -31,7 +31,7 @@ LIMITABLE = {
 
 
 def check_limits(limits: Mapping[str, float]) -> None:
-    """Refuse limits of what cannot be limited, limits below 0, and shares above 1."""
+    """Refuse limits of metrics that cannot have one, limits below 0, and shares above 1."""
     if bad := [name for name, limit in limits.items() if not limit >= 0]:  # NaN is not
         raise InputError(f"limit of {bad[0]!r} must be 0 or more")
     for name, limit in limits.items():
@@ -43,7 +43,7 @@ def check_limits(limits: Mapping[str, float]) -> None:
 
 
 def tighten_limits(report: VerificationReport, limits: Mapping[str, float]) -> VerificationReport:
-    """Return a report whose metrics are judged by a user's limits too; refuse those that nothing has.
+    """Return a report that applies a user's limits too; refuse limits whose metric nothing has.
 
     A limit is of a metric, as in "max_error", or of one output's alone, as in "logits.max_error".
     """
@@ -66,12 +66,12 @@ def tighten_limits(report: VerificationReport, limits: Mapping[str, float]) -> V
 
 
 def is_limit_of(limited: str, name: str) -> bool:
-    """Tell whether a limit is of a metric: by its whole name, or by what is behind its output's."""
+    """Tell whether a limit applies to a metric: by its whole name, or by the part behind its output's."""
     return limited in (name, name.rpartition(".")[2])
 
 
 def apply_limits(comparison: Comparison, limits: Mapping[str, float]) -> Comparison:
-    """Return a comparison whose metrics are judged by a user's limits, where they are stricter."""
+    """Return a comparison judged by a user's limits too, where they are stricter."""
     own: dict[str, float] = {}
     found = list(comparison.failures)
     for name, value in comparison.metrics.items():

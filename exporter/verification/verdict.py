@@ -1,4 +1,4 @@
-"""Compares every graph of a bundle with the model, in every case, within what its precision may lose."""
+"""Compares every graph of a bundle with the model, in every case, within its precision's limits."""
 
 from __future__ import annotations
 
@@ -40,7 +40,7 @@ log = logging.getLogger("planforge")
 
 
 class Judged(NamedTuple):
-    """A verdict, and what it rests on."""
+    """A verdict, with the limits and the calibration that it depends on."""
 
     report: VerificationReport
     limits: dict[str, dict[str, float]]  # of each metric, by precision
@@ -98,7 +98,7 @@ def verify_model(
 
 
 def warn_of_unjudged(artifact: Artifact, comparisons: Sequence[Comparison]) -> None:
-    """Warn where a quantized graph read too little real text to judge what is counted in it."""
+    """Warn of a quantized graph that read too little real text to judge its counted metrics."""
     for one in comparisons:
         shown = [name for name in COUNTED if name in one.metrics and name not in one.limits]
         if shown and PRECISIONS[artifact.precision].is_quantized:
@@ -118,7 +118,7 @@ def compare_all(
     model: ReferenceModel | None = None,
     read: Mapping[str, Comparison] | None = None,
 ) -> VerificationReport:
-    """Compare every graph in every case. With PyTorch's model, whose weights may go, it was `read` before."""
+    """Compare every graph in every case; with a model that may be offloaded, `read` is given."""
     bundle = verifier.bundle
     if read is None:
         read = compare_by_reading(verifier, progress, None)

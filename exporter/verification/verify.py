@@ -1,4 +1,4 @@
-"""Verifies a whole bundle, with PyTorch or with the golden data that an export left."""
+"""Verifies a whole bundle, with PyTorch or with the golden data of its export."""
 
 from __future__ import annotations
 
@@ -59,7 +59,7 @@ OTHER_TEXTS = (
 
 @dataclass(frozen=True)
 class VerifyOptions:
-    """What a user chooses of a bundle's verification, as `verify` describes it."""
+    """A user's choices for a bundle's verification, as `verify` describes them."""
 
     source: str | Path | None = None
     prompts: str | Path | None = None
@@ -96,7 +96,7 @@ def verify(
         only: ids of the graphs to compare, such as "decoder.ort.int8"; all when empty.
         against: for an .onnx file, another one with the same inputs and outputs to compare it with.
         inputs: for an .onnx file, a .npz with an array for each input; made up unless given.
-        seed: decides the batches, lengths and split points of random cases, beside the fixed ones; needs the
+        seed: decides the batches, lengths and split points of random cases, besides fixed ones; needs the
             checkpoint, as golden data keeps those of the export.
         level: how much is compared with the checkpoint: "quick", a smoke test; "standard", what the model's
             size allows; "full", every case. Golden data has what the export's level kept.
@@ -123,7 +123,7 @@ def verify(
 
 
 def check_backend(backend: str, bundle: str | Path) -> None:
-    """Refuse an engine that graphs are not verified on."""
+    """Refuse an engine that cannot verify graphs."""
     if backend not in ("auto", "ort-cpu"):
         raise InputError(
             f"backend={backend!r}: verify runs on 'ort-cpu' only; `planforge selftest {bundle} --backend"
@@ -138,7 +138,7 @@ def verify_bundle(
     limits: Mapping[str, float],
     progress: Progress,
 ) -> VerificationReport:
-    """Verify a bundle: its files, what is in them, and that each plan is the one of its graph."""
+    """Verify a bundle: its files, their content, and that each plan belongs to its graph."""
     progress("checking files")
     opened.verify_files()
     report = verify_contents(restrict_to(opened, only), choices, progress)
@@ -191,7 +191,7 @@ def verify_with_golden_data(opened: Bundle, progress: Progress) -> VerificationR
 def verify_with_pytorch(
     opened: Bundle, checkpoint: Source, model: ReferenceModel, choices: VerifyOptions, progress: Progress
 ) -> VerificationReport:
-    """Verify a bundle with its checkpoint's model; the hash was compared with the manifest's."""
+    """Verify a bundle with its checkpoint's model, whose hash was compared with the manifest's."""
     texts = read_prompts(choices.prompts, checkpoint.folder)
     recorded = str(opened.manifest.source["sha256"])  # the checkpoint's
     verifier = open_verifier(opened, model, texts, progress, choices.seed, choices.level, recorded)
@@ -224,7 +224,7 @@ def read_explanations(manifest: Manifest, source: Source) -> Mapping[str, Recipe
 
 
 def load_model_to_compare(bundle: Bundle, checkpoint: Source) -> ReferenceModel:
-    """Load the model in PyTorch: ours, or transformers' for what another exporter made."""
+    """Load the model in PyTorch: ours, or transformers' for another exporter's graphs."""
     if bundle.manifest.source.get("exporter"):
         from ..reference_model import load_reference
 
@@ -233,7 +233,7 @@ def load_model_to_compare(bundle: Bundle, checkpoint: Source) -> ReferenceModel:
 
 
 def restrict_to(bundle: Bundle, only: Sequence[str]) -> Bundle:
-    """Return a bundle as if it had these graphs alone, with those that they run with."""
+    """Return a bundle restricted to these graphs, and those that they run with."""
     artifacts = {artifact.id: artifact for artifact in bundle.manifest.artifacts}
     explaining = [artifact for artifact in bundle.manifest.explanations if artifact.id in only]
     if explaining:  # they share the weights of graphs in fp32, which are compared with them
@@ -260,7 +260,7 @@ def is_described_bundle(bundle: Bundle) -> bool:
 
 
 def load_checkpoint(bundle: Bundle, choices: VerifyOptions) -> tuple[Source, ReferenceModel] | None:
-    """Return the checkpoint to compare a bundle with, and its model; None where golden data has to do.
+    """Return the checkpoint to compare a bundle with, and its model; None where golden data must do.
 
     One that the manifest names may be refused, as by a later version: that ends nothing, since no user named
     it.
@@ -291,7 +291,7 @@ def find_checkpoint(bundle: Bundle, choices: VerifyOptions) -> Source | None:
 
 
 def find_given_source(bundle: Bundle, source: str | Path) -> Source:
-    """Return the checkpoint that a user names; refuse one that the bundle was not exported from."""
+    """Return the checkpoint that a user names; refuse one that is not the bundle's."""
     checkpoint = resolve_source(source)
     if checkpoint.compute_sha256() != bundle.manifest.source.get("sha256"):
         raise VerificationError(
@@ -301,7 +301,7 @@ def find_given_source(bundle: Bundle, source: str | Path) -> Source:
 
 
 def find_recorded_source(bundle: Bundle) -> Source | None:
-    """Return the checkpoint that the manifest names, if it is there and unchanged and torch can read it."""
+    """Return the checkpoint that the manifest names, if it is there, unchanged, and torch can read it."""
     if not is_described_bundle(bundle):
         log.warning("%s; comparing with golden data instead", OLDER.format(bundle.folder))
         return None

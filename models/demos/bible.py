@@ -85,7 +85,7 @@ def token_stream(tokenizer: Tokenizer, texts: list[str]) -> list[int]:
 
 
 def char_stream(texts: list[str]) -> list[int]:
-    """Return the same as `token_stream`, of characters; all are ASCII, so 256 stands for END."""
+    """Return the same as `token_stream`, but of characters; all are ASCII, so 256 stands for END."""
     stream = [256]
     for text in texts:
         stream += [*text.encode("ascii"), 256]

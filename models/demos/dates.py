@@ -148,7 +148,7 @@ def month_name(month: int, rng: random.Random, dots: bool) -> str:
 
 
 def with_spaces(text: str, rng: random.Random) -> str:
-    """Add spaces that need not be there, now and then."""
+    """Add superfluous spaces at random."""
     if rng.random() < 0.04:
         text = SEPARATOR.sub(r" \g<0> ", text)
     if rng.random() < 0.04:

@@ -47,7 +47,7 @@ EVAL_STRIDE = 64
 
 @dataclass(frozen=True)
 class Recipe:
-    """What one demo's training decides.
+    """The choices of one demo's training.
 
     Attributes:
         model: makes the untrained model.
@@ -232,7 +232,7 @@ def model_bits(model: PreTrainedModel, context: int, stream: list[int]) -> float
 
 
 def baseline_bits(train_stream: list[int], held_out: list[int], vocab_size: int) -> float:
-    """Return the same as `model_bits`, of an n-gram model; check that its probabilities sum to 1."""
+    """Return the same as `model_bits` for an n-gram model; check that its probabilities sum to 1."""
     model = KneserNey(train_stream, NGRAM_ORDER, vocab_size)
     rng = np.random.default_rng(SEED)
     ends = rng.integers(NGRAM_ORDER, len(held_out), 20)

@@ -89,7 +89,7 @@ INT8 = [
     ),
     ReadFault("epsilon 1e-6", epsilon("h.1.ln_1", 1e-6), ("(LayerNormalization) of h.1.ln_1 gives",)),
     ReadFault(
-        "a bias 0.4 % off", own_vector("h.2.attn.c_attn", ("MatMulNBits",), 5), ("'mine'", "is no tensor of")
+        "a bias 0.4 % off", own_vector("h.2.attn.c_attn", ("MatMulNBits",), 5), ("'mine'", "is not a tensor")
     ),
     ReadFault(
         "a rare word's zero points", zero_points("wte", 118, slice(1990, 1992)), ("wte", MIDDLE), missed=True
@@ -164,7 +164,7 @@ FP16 = [
     ReadFault(
         "a bias 0.4 % off",
         own_vector("h.2.ln_2", ("LayerNormalization",), 2),
-        ("'mine'", "no tensor"),
+        ("'mine'", "not a tensor"),
         missed=True,
     ),
     ReadFault(
@@ -187,7 +187,7 @@ BERT = [
     ReadFault(
         "joined biases 0.4 % off",
         own_vector("layers.0.attention.query", ("MatMulIntegerToFloat",), 6),
-        ("'mine'", "is no tensor of the checkpoint"),
+        ("'mine'", "is not a tensor of the checkpoint"),
     ),
     ReadFault(
         "epsilon 1e-5",

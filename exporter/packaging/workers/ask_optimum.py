@@ -73,7 +73,7 @@ class Package:
         return {"logits": answers.keep(logits[:, 0])}
 
     def at_once(self, question: Answer, answers: Answers) -> Answer:
-        """Feed a prompt and what follows as one row, padded on the left; answer each next token's logits."""
+        """Feed a prompt and its continuation as one left-padded row; answer the logits of all next tokens."""
         prompt = question["prompt"]
         continuation = question["continuation"]
         padding = question["padding"]

@@ -1,8 +1,8 @@
 """Answers questions with a package's Triton models, in a stand-in for the server.
 
 The stand-in reads each config.pbtxt, holds what models take and give to it, and calls them as the server's
-backends do: model.py by `triton_backend`, and a graph in ONNX Runtime. It is no server: no request crosses a
-process, and of a configuration it reads only what packages write.
+backends do: model.py by `triton_backend`, and a graph in ONNX Runtime. It is not a server: no request leaves
+the process, and it reads only those settings of a configuration that packages write.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""One recipe file for each task."""
+"""The recipes of graphs, with one file for each task."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from .recipe import Recipe, TraceOptions
 
 
 class TaskRecipes(Protocol):
-    """What the module of each task provides."""
+    """The interface of each task's module."""
 
     TASK: str
     MAX_BATCH: int
@@ -29,7 +29,7 @@ RECIPES: dict[str, TaskRecipes] = {recipes.TASK: recipes for recipes in (decoder
 def make_all_recipes(
     task: str, config: Any, choices: TraceOptions
 ) -> tuple[dict[str, Recipe], dict[str, Recipe]]:
-    """Return a model's recipes, and those of the graphs that explain it, which the outputs may ask for."""
+    """Return a model's recipes, and those of the graphs that explain it if the outputs ask for them."""
     outputs = tuple(name for name in choices.outputs if name != EXPLAIN)
     recipes = RECIPES[task].make_recipes(config, replace(choices, outputs=outputs))
     if outputs == choices.outputs:

@@ -1,4 +1,4 @@
-"""The graph of an encoder. It caches nothing, so its dialects differ by operators alone."""
+"""The graph of an encoder, whose dialects differ by operators alone, as it has no cache."""
 
 from __future__ import annotations
 
@@ -51,7 +51,7 @@ def make_recipes(config: EncoderConfig, choices: TraceOptions) -> dict[str, Reci
 
 
 def list_axes(config: EncoderConfig, choices: TraceOptions) -> Axes:
-    """Return the axes of inputs and outputs by their roles; those of any layer's states as "hidden"."""
+    """Return the axes of inputs and outputs by their roles; all layers' hidden states share "hidden"."""
     batch = Axis("batch", 1, min(8, choices.max_batch), choices.max_batch)
     tokens = Axis("tokens", 1, min(128, choices.max_length), choices.max_length)
     rows = Axis("rows", 1, 1, choices.max_batch * min(ROWS, choices.max_length))
@@ -76,7 +76,7 @@ def make_both_dialects(
     opset: int,
     module: Callable[[Any], nn.Module] | None = None,
 ) -> dict[str, Recipe]:
-    """Return an encoder's recipes, by the names of its inputs; a masked_lm gets logit_rows beside them."""
+    """Return an encoder's recipes, given the names of its inputs; a masked_lm also gets logit_rows."""
     inputs = [TensorSpec(name, role, "int64", axes[role]) for name, role in ROLES.items() if name in names]
     has_rows = any(spec.role == "masked_lm" for spec in outputs)
     if has_rows:

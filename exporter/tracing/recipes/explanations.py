@@ -1,6 +1,6 @@
 """The graphs that explain a model: `layers`, `lens` and `gradient`, in fp32, of whole texts without padding.
 
-They share the weights of the fp32 graphs, and come beside them: `load` runs none of them but for `explain`.
+They share the weights of the fp32 graphs, and are added to them: `load` runs them only for `explain`.
 """
 
 from __future__ import annotations
@@ -36,7 +36,7 @@ EXAMPLE = {
 
 @dataclass(frozen=True)
 class StackSizes:
-    """The sizes of a stack of layers, and how its results' names begin."""
+    """The sizes of a stack of layers, and the prefix of its results' names."""
 
     layers: int
     heads: int
@@ -119,7 +119,7 @@ def explain_transformer(config: Any, tokens: Axis) -> Iterable[Recipe]:
 
 
 def explain_encoder(config: Any, tokens: Axis) -> Iterable[Recipe]:
-    """Yield the recipes of a classifier or ranker, else of an encoder that gives a text's vector."""
+    """Yield the recipes for a classifier or ranker, or for an encoder that gives a text's vector."""
     others = set(config.heads) - {"sequence_classification"}
     if others:
         raise InputError(
@@ -185,7 +185,7 @@ def make_recipe(
     module: Callable[[Any], nn.Module],
     reference: Callable[[Any], Callable[..., Any]] | None = None,
 ) -> Recipe:
-    """Return a recipe; a module that is traced as it is, is its own reference."""
+    """Return a recipe; a module that is traced unchanged is its own reference."""
     return Recipe(
         graph=graph,
         dialect="portable",
@@ -200,7 +200,7 @@ def make_recipe(
 
 
 def wrap(name: str) -> Callable[[Any], nn.Module]:
-    """Return what wraps a model in a class of `explanations`, imported only then because it loads torch."""
+    """Return a function that wraps a model in a class of `explanations`, imported late as it loads torch."""
 
     def wrap_model(model: Any) -> nn.Module:
         from .. import explanations
@@ -212,7 +212,7 @@ def wrap(name: str) -> Callable[[Any], nn.Module]:
 
 
 def wrap_gradient(score: str, inputs: Sequence[TensorSpec], count: int) -> Callable[[Any], nn.Module]:
-    """Return what traces the gradient of a model's score by the first `count` inputs."""
+    """Return a function that traces the gradient of a model's score by the first `count` inputs."""
 
     def trace_gradient(model: Any) -> nn.Module:
         import torch
@@ -234,7 +234,7 @@ def wrap_gradient(score: str, inputs: Sequence[TensorSpec], count: int) -> Calla
 
 
 def wrap_autograd(score: str, count: int) -> Callable[[Any], Callable[..., Any]]:
-    """Return what computes the gradient of a model's score by the first `count` inputs by torch.autograd."""
+    """Return a function that computes a score's gradient by the first `count` inputs with torch.autograd."""
 
     def make_reference(model: Any) -> Callable[..., Any]:
         from .. import explanations, gradients

@@ -1,4 +1,4 @@
-"""What to trace: the module, and the meaning of every input, output and axis of its graph."""
+"""Recipes to trace: the module, and the meaning of every input, output and axis of its graph."""
 
 from __future__ import annotations
 
@@ -18,16 +18,16 @@ HEAD_SIZES = 8  # GroupQueryAttention takes multiples of it
 
 @dataclass(frozen=True)
 class TraceOptions:
-    """What a user may choose for a graph."""
+    """The choices of a user for a graph."""
 
     max_batch: int  # the largest batch that plans are made for; ONNX graphs carry it as a range
     max_length: int  # the longest sequence, in tokens
-    outputs: tuple[str, ...] = ()  # results beside the usual ones, such as "hidden_states"
+    outputs: tuple[str, ...] = ()  # results in addition to the usual ones, such as "hidden_states"
 
 
 @dataclass(frozen=True)
 class Recipe:
-    """One graph in one dialect."""
+    """A recipe for one graph in one dialect."""
 
     graph: str  # "encoder" or "decoder"
     dialect: str  # "portable", "inplace" or "ort"
@@ -53,12 +53,12 @@ class Recipe:
 
     @property
     def keeps_cache(self) -> bool:
-        """Whether it runs on top of a past: a decoder."""
+        """Return whether it runs on top of a past, as a decoder does."""
         return has_role(self.inputs, "past.")
 
 
 def wrap_model(name: str, *choices: object) -> Callable[[Any], nn.Module]:
-    """Return what wraps a model in a class of `dialects`, imported only then because it loads torch."""
+    """Return a function that wraps a model in a class of `dialects`, imported late as it loads torch."""
 
     def wrap(model: Any) -> nn.Module:
         from .. import dialects
@@ -75,14 +75,14 @@ def index_recipes(recipes: Iterable[Recipe]) -> dict[str, Recipe]:
 
 
 def find_alike(recipes: Mapping[str, Recipe]) -> dict[str, str]:
-    """Return for each recipe the first of them that differs by its dialect at most."""
+    """Return for each recipe the first one that is equal, but for its dialect."""
     bare = {name: replace(recipe, dialect="") for name, recipe in recipes.items()}
     return {name: next(other for other in bare if bare[other] == recipe) for name, recipe in bare.items()}
 
 
 @dataclass(frozen=True)
 class DecoderParts:
-    """What the decoder's graphs of one model have in every dialect."""
+    """The parts that a model's decoder graphs share in every dialect."""
 
     layers: int
     heads: int
@@ -106,7 +106,7 @@ def list_decoder_dialects(head_size: int) -> list[str]:
 
 
 def make_decoder_recipe(parts: DecoderParts, dialect: str) -> Recipe:
-    """Return a decoder's recipe; in `portable` its cache grows, else it is fixed slots, written in place.
+    """Return a decoder's recipe: in `portable` its cache grows, else it has fixed slots, written in place.
 
     The inputs of `portable` are optimum's, and logit_rows.
     """
@@ -167,7 +167,7 @@ def make_decoder_recipe(parts: DecoderParts, dialect: str) -> Recipe:
 
 
 def find_window(parts: DecoderParts, dialect: str) -> int | None:
-    """Return the window whose layers keep the newest tokens alone; None where that would save no slots."""
+    """Return the window whose layers keep only the newest tokens; None where that would save no slots."""
     window = max((window for window in parts.windows if window is not None), default=None)
     saves = dialect == "ort" and window is not None and count_recent_slots(window) < parts.tokens.max
     return window if saves else None

@@ -86,7 +86,7 @@ def test_precisions_of_the_same_weights_share_a_file_and_caches_are_typed(
         assert artifact.output("logits").dtype == "float32"
 
 
-HEADS = "head size is no multiple of 8.*GroupQueryAttention needs. Leave it out, or export fp32"
+HEADS = "head size is not a multiple of 8.*GroupQueryAttention needs. Leave it out, or export fp32"
 
 
 @pytest.mark.parametrize(

@@ -438,7 +438,7 @@ def test_the_command_prints_what_was_made(demo_bundle: Path, tmp_path: Path) -> 
     assert "run with  nothing: it was not run" in written
     bundle = Path(shutil.copytree(demo_bundle, tmp_path / "B"))
     linked = planforge("package", bundle, *command[2:], tmp_path / "R", "--hard-links").stdout
-    assert "kB beside 2 files shared with the bundle" in linked  # the weights and the tokenizer
+    assert "kB plus 2 files shared with the bundle" in linked  # the weights and the tokenizer
     again = planforge(*command, tmp_path / "Q")
     assert again.returncode == 1 and again.stdout == ""
     assert "is not empty" in again.stderr.splitlines()[-1]

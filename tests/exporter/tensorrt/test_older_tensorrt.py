@@ -16,6 +16,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from planforge.exporter import export
 from planforge.exporter.errors import BuildError, OutputError
 from planforge.exporter.linting.lint import lint
 from planforge.exporter.tensorrt import build, builder
@@ -52,12 +53,14 @@ NORM = (
     "(float[n,8] x) => (float[n,8] y) <float[8] s = {1,2,3,4,5,6,7,8}, float[8] b = {8,7,6,5,4,3,2,1}>"
     " { [ln] y = LayerNormalization<axis=-1, epsilon=0.01>(x, s, b) }"
 )
+REDUCTION = "(float[n,8] x) => (float[n,1] y) <int64[1] axes = {-1}> { [r] y = %s<keepdims=1>(x, axes) }"
 SPLIT = "(float[n,8] x) => (float[n,4] y, float[n,4] z) { [sp] y, z = Split<axis=1, num_outputs=2>(x) }"
 GRAPHS = {
     "gelu": GELU % "",
     "gelu tanh": GELU % '<approximate="tanh">',
     "layer norm": NORM,
     "split": SPLIT,
+    **{name: REDUCTION % name for name in ("ReduceL1", "ReduceL2", "ReduceMax", "ReduceMean")},
 }
 
 
@@ -96,6 +99,26 @@ def test_an_operator_without_an_older_form_is_named() -> None:
     model = parsed("(float[4] x, float[4] w) => (bool[4] y) { [inf] z = IsInf(x) \n y = Not(z) }")
     with pytest.raises(BuildError, match=r"'inf' \(IsInf\) is of opset 20; TensorRT 8\.6 supports 17"):
         rewrite_for_tensorrt_8(model, V8_6)
+
+
+def test_axes_that_are_computed_are_named() -> None:
+    model = parsed("(float[n,8] x, int64[1] a) => (float[n,1] y) { [r] y = ReduceL2<keepdims=1>(x, a) }", 18)
+    with pytest.raises(BuildError, match=r"'r' \(ReduceL2\): its axes 'a' are not a constant"):
+        rewrite_for_tensorrt_8(model, V8_6)
+
+
+def test_an_encoder_that_normalizes_computes_the_same_at_opset_17(tmp_path: Path) -> None:
+    manifest = export("bert-demo", tmp_path / "B", precision="fp32", target="portable", verify=False).manifest
+    (artifact,) = manifest.artifacts
+    model = onnx.load(tmp_path / "B" / artifact.file)
+    assert "ReduceL2" in {node.op_type for node in model.graph.node}
+    ids = np.random.default_rng(2).integers(0, 1000, (2, 7))
+    known = {"input_ids": ids, "attention_mask": np.ones_like(ids), "token_type_ids": np.zeros_like(ids)}
+    feeds = {value.name: known[value.name] for value in model.graph.input}
+    for version in (V8_5, V8_6):
+        older = rewritten(model, version)
+        for found, expected in zip(outputs(older, feeds), outputs(model, feeds), strict=True):
+            np.testing.assert_allclose(found, expected, atol=2e-5)
 
 
 @pytest.mark.parametrize("version", [V8_5, V8_6])

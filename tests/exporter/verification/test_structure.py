@@ -163,4 +163,4 @@ def test_a_matrix_that_the_checkpoint_does_not_have_is_told(own_bundle: Path) ->
     replace_graph(own_bundle, "decoder.portable.fp32", rename)
     fault, *_ = faults_read(own_bundle, "decoder.portable.fp32")
     assert "'mine'" in fault
-    assert "of h.1.mlp.c_fc is no tensor of the checkpoint" in fault
+    assert "of h.1.mlp.c_fc is not a tensor of the checkpoint" in fault
