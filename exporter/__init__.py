@@ -7,6 +7,14 @@ from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
+    from .errors import (
+        BuildError,
+        CheckpointError,
+        ExportError,
+        OutputError,
+        SourceError,
+        VerificationError,
+    )
     from .exporting import ExportResult, export
     from .fitting.fitting import FitResult, fit_head
     from .linting.lint import lint
@@ -18,12 +26,18 @@ if TYPE_CHECKING:
     from .verification.verify import verify
 
 __all__ = [
+    "BuildError",
     "BuildResult",
+    "CheckpointError",
+    "ExportError",
     "ExportOptions",
     "ExportResult",
     "FitResult",
     "LintReport",
+    "OutputError",
     "PackageResult",
+    "SourceError",
+    "VerificationError",
     "VerificationReport",
     "build",
     "export",
@@ -34,6 +48,10 @@ __all__ = [
 ]
 
 _HOME = {
+    **dict.fromkeys(
+        ("BuildError", "CheckpointError", "ExportError", "OutputError", "SourceError", "VerificationError"),
+        ".errors",
+    ),
     **dict.fromkeys(("ExportResult", "export"), ".exporting"),
     "ExportOptions": ".options",
     **dict.fromkeys(("FitResult", "fit_head"), ".fitting.fitting"),

@@ -170,4 +170,6 @@ def check_disk(output: Path, need: int) -> None:
 
 def format_bytes(count: float) -> str:
     """Return a number of bytes as text, such as "1.5 GB"."""
+    if count < 1e6:
+        return "less than 1 MB"
     return f"{count / 1e9:.1f} GB" if count >= 1e9 else f"{count / 1e6:.0f} MB"

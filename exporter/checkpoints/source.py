@@ -148,6 +148,8 @@ def resolve_source(model: str | Path | Source) -> Source:
 
         with raise_checkpoint_errors():
             refuse_adapter(folder)
+        if (folder / "manifest.json").is_file():
+            raise SourceError(f"{folder} is a bundle already; give the checkpoint that it was exported from")
         if not any((folder / name).is_file() for name in ("config.json", "modules.json")):
             raise SourceError(f"{folder} has no config.json; a folder in Hugging Face's layout is needed")
         return Source("folder", argument, folder)
@@ -156,7 +158,7 @@ def resolve_source(model: str | Path | Source) -> Source:
     if looks_local or not HUB_ID.fullmatch(hub_id):
         raise SourceError(
             f"MODEL {argument!r} is not a folder; give a folder with config.json and *.safetensors,"
-            f" a hub id, or one of the demos {DEMO_NAMES}{did_you_mean(argument, DEMO_NAMES)}"
+            f" a hub id, or one of the demos {', '.join(DEMO_NAMES)}{did_you_mean(argument, DEMO_NAMES)}"
         )
     if at and not REVISION.fullmatch(revision):
         raise SourceError(

@@ -169,8 +169,10 @@ def find_main_engine(comparisons: Sequence[Comparison]) -> str:
 
 
 def describe_verdict(report: VerificationReport) -> str:
-    """Return a line such as "passed: 44 comparisons with PyTorch"."""
+    """Return a line such as "passed: 44 comparisons with PyTorch", or "FAILED: 2 of 44 comparisons ..."."""
     comparisons = pluralize(len(report.comparisons), "comparison")
+    if not report.passed:
+        comparisons = f"{sum(not c.passed for c in report.comparisons)} of {comparisons}"
     verdict = "passed" if report.passed else "FAILED"
     return f"{verdict}{describe_quick(report.level)}: {comparisons} with {report.against}"
 

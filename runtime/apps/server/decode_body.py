@@ -146,12 +146,19 @@ def refuse_object(reason: str, place: str, value: Any, schemas: Sequence[Schema]
     name = next((one for one in members if one not in known), name)
     place = join(place, name)
     hint = f"; {HINTS[name]}." if name in HINTS else did_you_mean(name, known) or "."
+    supported = [one for one, schema in known.items() if not has_one_value(schema)]
     raise ApiError(
         400,
-        f"{place!r:.200} is not supported{hint} Supported: {', '.join(known)}",
+        f"{place!r:.200} is not supported{hint} Supported: {', '.join(supported)}",
         param=place[:200],
         code="unsupported_parameter",
     )
+
+
+def has_one_value(schema: Schema) -> bool:
+    """Return whether a member may be left out, null, or have one value: it then has no effect."""
+    kinds = [one for one in schema.get("anyOf", [schema]) if one.get("type") != "null"]
+    return all(len(one.get("enum", ())) == 1 for one in kinds)
 
 
 def find_wrong_name(mapping: Mapping[str, Any], hint: Any) -> str:
