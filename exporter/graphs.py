@@ -232,7 +232,7 @@ def check_precision(
 
 def make_artifact(recipe: Recipe, precision: str, file: str, data: str) -> Artifact:
     """Return the artifact of a recipe's graph in a precision, with the names of its files."""
-    dtype = "float16" if precision == "fp16" else "float32"
+    dtype = "float16" if PRECISIONS[precision].is_half else "float32"
     if PRECISIONS[precision].cache_bits:
         dtype = "int8"
     return Artifact(

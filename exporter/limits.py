@@ -29,7 +29,8 @@ CAPS = {
     precision: {name: caps[column] for name, caps in TABLE.items()}
     for column, precision in enumerate(("fp32", "fp16", "int8", "int4"))
 }
-CAPS |= {"fp32-kv8": CAPS["int8"], "int8-kv8": CAPS["int8"], "int4-kv8": CAPS["int4"]}
+CAPS |= dict.fromkeys(("fp32-kv8", "int8-kv8", "w8a16"), CAPS["int8"])
+CAPS |= dict.fromkeys(("int4-kv8", "w4a16"), CAPS["int4"])
 GAP_FACTOR = 3.0  # an engine may differ by this much more than rounding does in PyTorch
 # These grow with the square of the values' error, so three times the error is nine times as much.
 QUADRATIC = ("mean_kl", "cosine_gap", "mean_cosine_gap", "text_kl")

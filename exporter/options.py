@@ -16,7 +16,7 @@ from ..runtime.suggest import did_you_mean
 from .bundle.writer import check_output
 from .levels import STANDARD, Level, parse_verify
 from .limits import TABLE, Accepted
-from .precisions import PRECISIONS, resolve_precisions
+from .precisions import PRECISIONS, name_for_targets, resolve_precisions
 from .targets import find_target
 from .tensorrt.build import resolve_architectures
 from .tensorrt.plans import USUAL_TARGETS, is_elsewhere, make_board_error
@@ -29,7 +29,8 @@ class ExportOptions(TypedDict, total=False):
 
     Attributes:
         precision: "fp32", "fp16", "int8", "int4", and with keys and values in int8 "fp32-kv8", "int8-kv8",
-            "int4-kv8"; the first is `load`'s own choice. By default fp32, and fp16 where a target has it.
+            "int4-kv8"; of targets that build plans "int8" and "int4" mean "w8a16" and "w4a16", weights in int8
+            or int4 and products in fp16. The first is `load`'s own choice. By default fp32, and fp16 where a target has it.
         target: "cpu", "rtx", ...; by default cpu and rtx, without a plan where tensorrt-rtx is missing.
         sms: GPU architectures to build plans for, such as "sm86"; by default all that the engine has.
         max_batch: the largest batch of plans and of a step; by default 8 for a decoder, 32 for an encoder.
@@ -127,9 +128,13 @@ def choose_targets_and_precisions(
     targets = list(USUAL_TARGETS if target is None else dict.fromkeys(target))
     if not targets:
         raise InputError("target=[] is empty; leave it out for the default targets")
-    if target is None and precision is not None and "fp16" not in precision:
-        targets = ["cpu"]  # plans are built from fp16
-    return targets, resolve_precisions(list_usual_precisions(targets) if precision is None else precision)
+    if precision is None:
+        return targets, list_usual_precisions(targets)
+    names = resolve_precisions(precision)
+    if target is None and not any(PRECISIONS[name].is_half for name in names):
+        targets = ["cpu"]  # plans compute in fp16
+    builds = [find_target(name).plans for name in targets]
+    return targets, resolve_precisions(name_for_targets(names, builds))
 
 
 def check_accepted(request: Request) -> None:
@@ -157,7 +162,8 @@ def advise_for_board(request: Request) -> str:
     here = [name for name in request.targets if not is_elsewhere(name)] or ["cpu"]
     dialects = [find_target(name).dialect for name in request.targets if is_elsewhere(name)]
     targets = dict.fromkeys([*here, *(TARGETS[dialect] for dialect in dialects)])
-    precisions = dict.fromkeys([*request.precisions, "fp16"])
+    halves = [name for name in request.precisions if PRECISIONS[name].is_half]
+    precisions = dict.fromkeys([*request.precisions, *([] if halves else ["fp16"])])
     return f"export with --target {','.join(targets)} --precision {','.join(precisions)}"
 
 
@@ -173,7 +179,7 @@ def check_request(request: Request) -> None:
             raise make_board_error(name, f"{advise_for_board(request)}, copy the bundle", request.output.name)
         if is_installed(engine) or targets != USUAL_TARGETS:
             resolve_architectures(engine, sms or LIBRARIES[engine].sms)
-        if "fp16" not in request.precisions:
+        if not any(PRECISIONS[precision].is_half for precision in request.precisions):
             raise InputError(f"target {name!r} builds its plan from fp16; add fp16 to the precisions")
     if sms and not any(find_target(name).plans for name in targets):
         raise InputError(f"--sm {','.join(sms)} is for plans, and target {', '.join(targets)} builds none")

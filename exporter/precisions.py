@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
+from ..runtime.bundle.artifact import computes_in_half
 from ..runtime.errors import InputError
 from ..runtime.suggest import did_you_mean
 
@@ -13,6 +14,7 @@ Forms = Mapping[str, tuple[str, ...]]
 FLOATS: Forms = dict.fromkeys(("portable", "inplace", "ort"), ())
 BLOCKS: Forms = {"ort": ("blocks",)}
 ROWS: Forms = {"ort": ("rows", "blocks")}
+PLANS: Forms = dict.fromkeys(("portable", "inplace"), ("dequantized",))  # of graphs that plans are built from
 
 
 @dataclass(frozen=True)
@@ -28,6 +30,11 @@ class Precision:
     def dialects(self) -> tuple[str, ...]:
         """Return the dialects whose graphs can have it."""
         return tuple(self.storage)
+
+    @property
+    def is_half(self) -> bool:
+        """Return whether it computes in fp16; see `Artifact.is_half`."""
+        return computes_in_half(self.weights)
 
     @property
     def is_quantized(self) -> bool:
@@ -48,7 +55,20 @@ PRECISIONS = {
     "fp32-kv8": Precision("fp32", {"ort": ()}, cache_bits=8),
     "int8-kv8": Precision("int8", ROWS, weight_bits=8, cache_bits=8),
     "int4-kv8": Precision("int4", BLOCKS, weight_bits=4, cache_bits=8),
+    "w8a16": Precision("w8a16", PLANS, weight_bits=8),
+    "w4a16": Precision("w4a16", PLANS, weight_bits=4),
 }
+# What int8 and int4 are called in a graph for plans, which computes in fp16.
+IN_PLANS = {"int8": "w8a16", "int4": "w4a16"}
+
+
+def name_for_targets(names: Sequence[str], plans: Sequence[bool]) -> list[str]:
+    """Return the precisions that a user means for targets of which some, or all, build plans."""
+    found = []
+    for name in names:
+        found += [name] if not all(plans) or name not in IN_PLANS else []
+        found += [IN_PLANS[name]] if any(plans) and name in IN_PLANS else []
+    return found
 
 
 def resolve_precisions(names: Sequence[str]) -> list[str]:

@@ -25,7 +25,7 @@ log = logging.getLogger("planforge")
 
 FLOATS = ("F64", "F32", "F16", "BF16")  # types of weights, by safetensors' names
 # Bits of a weight in a file, the scales of quantized blocks included.
-BITS = {"fp32": 32.0, "fp16": 16.0, "int8": 9.0, "int4": 5.5}
+BITS = {"fp32": 32.0, "fp16": 16.0, "int8": 9.0, "int4": 5.5, "w8a16": 10.5, "w4a16": 7.0}
 PLAN_BITS = 22.0  # of a plan's in fp16, in which a table and the head that is tied to it are two
 # Bytes of memory, measured, whatever the model is: of this process, and of each that traces a graph.
 PROCESS = 350_000_000

@@ -16,7 +16,7 @@ import numpy.typing as npt
 from ...runtime.apps.check.judge import COUNTED
 from ..errors import ExportError
 from ..limits import CAPS, Gaps
-from ..passes.quantize import BLOCK_SIZES, QuantizedWeights, find_products, find_quantizable
+from ..passes.quantize import BLOCK_SIZES, PLAN_BLOCK_SIZES, QuantizedWeights, find_products, find_quantizable
 from ..passes.weights import read_array
 from .run_gptq import round_weights
 
@@ -45,14 +45,17 @@ Measure: TypeAlias = "Callable[[Rounding], Gaps]"
 Sample: TypeAlias = "Callable[[Iterable[str]], dict[str, Tensor]]"
 
 
-def select_known_weights(graphs: Iterable[ir.Model], model: nn.Module) -> dict[str, Callable[[], Array]]:
+def select_known_weights(
+    graphs: Iterable[ir.Model], model: nn.Module, with_tables: bool = True
+) -> dict[str, Callable[[], Array]]:
     """Return the weights (N, K) that are quantized and that PyTorch can round as well, by name.
 
     An imported graph may hold others, such as a matrix that was folded with a scale. They are quantized
     too, as they come; how much that loses only the comparison of the graph shows.
     """
     parameters = dict(model.named_parameters(remove_duplicate=False))
-    names = dict.fromkeys(weight.name for graph in graphs for _, weight in find_quantizable(graph.graph))
+    find = find_quantizable if with_tables else find_products
+    names = dict.fromkeys(weight.name for graph in graphs for _, weight in find(graph.graph))
     if unknown := [name for name in names if name not in parameters]:
         log.warning(
             "%d of %d weights, such as %s, are not parameters of the PyTorch model: they are quantized, but"
@@ -73,8 +76,7 @@ def name_product(graphs: Iterable[ir.Model], weight: str) -> str:
 
 
 def choose_blocks(
-    weights: Mapping[str, Callable[[], Array]],
-    bits: int,
+    begun: QuantizedWeights,
     sample: Sample | None,
     measures: Sequence[Measure],
     tables: Collection[str] = (),
@@ -87,13 +89,15 @@ def choose_blocks(
     largest blocks: others would be slower, and refused as well.
 
     Args:
-        weights: functions that give them, as (N, K).
+        begun: the weights, without blocks, and how they are rounded.
         sample: gives what weights read, for GPTQ, those that read the same in one array. GPTQ rounds no
             table, which is looked up by whole rows too. None does without GPTQ.
         measures: measure in PyTorch what a rounding loses, the quickest first and the most exact last.
         tables: those of the weights that are looked up.
         progress: called with a line for each trial, and for the weights that GPTQ has rounded.
     """
+    weights = begun.read
+    bits = begun.usual_bits
     shapes = {name: read().shape for name, read in weights.items()}
     for name, (_, width) in shapes.items():
         if width % BLOCK_SIZES[-1]:
@@ -101,8 +105,11 @@ def choose_blocks(
                 f"int{bits} quantizes weights in blocks of at least {BLOCK_SIZES[-1]} columns, but the width"
                 f" {width} of {name} is not a multiple of {BLOCK_SIZES[-1]}; export fp32 or fp16"
             )
-    fitting = [size for size in BLOCK_SIZES if all(width % size == 0 for _, width in shapes.values())]
-    trials = Trials(weights, shapes, bits, measures, progress)
+    sizes = PLAN_BLOCK_SIZES if begun.is_half else BLOCK_SIZES
+    fitting = [size for size in sizes if all(width % size == 0 for _, width in shapes.values())]
+    if begun.is_half and bits == 8:  # a row has one scale, whatever the size
+        fitting = fitting[-1:]
+    trials = Trials(begun, shapes, measures, progress)
     alike = dict.fromkeys(weights, bits)
     choices = [alike]
     if bits == 4 and tables:
@@ -113,7 +120,7 @@ def choose_blocks(
             if trials.run(own, fitting[-1]):
                 break
     if trials.is_hopeless():
-        trials.best = QuantizedWeights(bits, fitting[0], alike, weights)
+        trials.best = replace(begun, size=fitting[0], bits=alike)
     return trials.best if sample is None else trials.finish(sample, tables)
 
 
@@ -153,15 +160,15 @@ class Trials:
 
     def __init__(
         self,
-        weights: Mapping[str, Callable[[], Array]],
+        begun: QuantizedWeights,
         shapes: Mapping[str, tuple[int, ...]],
-        bits: int,
         measures: Sequence[Measure],
         progress: Callable[[str], None],
     ) -> None:
-        self.weights = weights
+        self.begun = begun
+        self.weights = begun.read
         self.shapes = shapes
-        self.bits = bits
+        bits = begun.usual_bits
         self.caps = CAPS[f"int{bits}"]
         self.stage = f"calibrating int{bits}"
         self.measures = measures
@@ -185,7 +192,7 @@ class Trials:
         """Try bits and a size of blocks; return whether they are close."""
         self.count += 1
         self.progress(f"{self.stage}: trial {self.count}, blocks of {size}")
-        tried = QuantizedWeights(self.bits, size, dict(own), self.weights)
+        tried = replace(self.begun, size=size, bits=dict(own))
         first, *others = self.measures
         loss = self.measure(tried, first)
         for gaps in others:
@@ -208,6 +215,8 @@ class Trials:
         from ..tasks.rounding import Rounding
 
         rounding = Rounding(weights=tried.dequantize(), activation_block=tried.size)
+        if tried.is_half:  # rounding to fp16 itself is small beside it, and takes long
+            rounding = Rounding(weights=tried.dequantize(), keeps_tables=True)
         largest = {True: 0.0, False: 0.0}
         doubt = 0.0
         for gap in gaps(rounding).values():
@@ -227,7 +236,7 @@ class Trials:
             return best
         self.progress(f"{self.stage}: reading text for GPTQ")
         stage = f"{self.stage}: GPTQ"
-        done = round_weights(self.weights, self.shapes, sample(own), best.size, self.progress, stage)
+        done = round_weights(best, self.shapes, sample(own), self.progress, stage)
         return replace(best, compensated=done)
 
 
@@ -244,7 +253,7 @@ def list_mixtures(trials: Trials, tables: Collection[str]) -> Iterator[dict[str,
     sizes = {}
     for kind, names in kinds.items():
         trials.progress(f"{trials.stage}: what {kind} loses")
-        alone = QuantizedWeights(4, trials.best.size, dict.fromkeys(names, 4), trials.weights)
+        alone = replace(trials.begun, size=trials.best.size, bits=dict.fromkeys(names, 4))
         sizes[kind] = sum(math.prod(trials.shapes[name]) for name in names)
         losses[kind] = trials.measure(alone, trials.measures[0]).measured / sizes[kind]
     own = dict.fromkeys(trials.weights, 4) | dict.fromkeys(tables, 8)

@@ -78,9 +78,9 @@ class Calibration:
         kind = PRECISIONS[precision]
         if precision == "fp32":
             return None
-        if precision == "fp16":
-            return Rounding(torch.float16)
         weights = self.weights.get(kind.weights, QuantizedWeights(0, 0, {}, {}))
+        if kind.is_half:
+            return Rounding(torch.float16, weights=weights.dequantize(), keeps_tables=True)
         return Rounding(
             weights=weights.dequantize(),
             activation_block=weights.size,
@@ -123,7 +123,7 @@ def calibrate(
         weights = choose_weights(verifier, model, graphs, run, progress, quantizer == "gptq")
     fp32_nodes = {}
     for artifact in manifest.artifacts:
-        if artifact.precision == "fp16":
+        if PRECISIONS[artifact.precision].is_half and artifact.recipe_id not in fp32_nodes:
             progress("calibrating fp16")
             graph = graphs[artifact.recipe_id].graph
             ranges = measure_ranges(verifier, artifact, graphs)
@@ -142,22 +142,23 @@ def choose_weights(
     """Return the quantized weights of each precision that has some."""
     artifacts = verifier.bundle.manifest.artifacts
     kinds = {(kind := PRECISIONS[a.precision]).weights: kind for a in artifacts}
-    ort_recipes = {a.recipe_id for a in artifacts if a.dialect == "ort"}
-    in_ort = [graph for name, graph in graphs.items() if name in ort_recipes]
-    known = select_known_weights(in_ort, model)
     measures = make_measures(verifier, model)
-    tables = {weight.name for graph in in_ort for _, weight in find_lookups(graph.graph)}
     sample = partial(sample_rows_to_rest, model, run) if gptq else None
     chosen = {}
     for name, kind in sorted(kinds.items()):
         if not kind.weight_bits:
             continue
+        recipes = {a.recipe_id for a in artifacts if PRECISIONS[a.precision].weights == name}
+        own = [graph for recipe_id, graph in graphs.items() if recipe_id in recipes]
+        known = select_known_weights(own, model, with_tables=not kind.is_half)
+        tables = {weight.name for graph in own for _, weight in find_lookups(graph.graph)} & known.keys()
         products = {}
-        if "rows" in kind.storage["ort"] and verifier.task.rounds_rows:
-            products = choose_row_products(model, in_ort[0].graph, run, gptq, progress)
+        if "rows" in kind.storage.get("ort", ()) and verifier.task.rounds_rows:
+            products = choose_row_products(model, own[0].graph, run, gptq, progress)
         by_rows = {name for names in products for name in names}
         by_blocks = {name: read for name, read in known.items() if name not in by_rows}
-        blocks = choose_blocks(by_blocks, kind.weight_bits, sample, measures, tables, progress)
+        begun = QuantizedWeights(kind.weight_bits, 0, {}, by_blocks, is_half=kind.is_half)
+        blocks = choose_blocks(begun, sample, measures, tables, progress)
         chosen[name] = replace(blocks, products=products)
         restore_weights(model)
         give_back_memory()

@@ -56,17 +56,17 @@ def convert_graph(graph: ir.Model, artifact: Artifact, calibration: Calibration)
     precision = PRECISIONS[artifact.precision]
     graph = graph.clone()
     try:
-        if artifact.precision == "fp16":
-            outputs = [spec.name for spec in artifact.outputs if not is_cache(spec)]
-            convert_to_fp16(graph, outputs, calibration.fp32_nodes.get(artifact.recipe_id))
         if precision.weight_bits:
             weights = calibration.weights[precision.weights]
             if weights.products:
                 fuse_attention(graph)
             for form in precision.storage[artifact.dialect]:
                 FORMS[form].store(graph, weights)
-        elif artifact.dialect == "ort" and artifact.precision != "fp16":
+        elif artifact.dialect == "ort" and not precision.is_half:
             split_shared_table(graph)
+        if precision.is_half:
+            outputs = [spec.name for spec in artifact.outputs if not is_cache(spec)]
+            convert_to_fp16(graph, outputs, calibration.fp32_nodes.get(artifact.recipe_id))
         if precision.cache_bits:
             quantize_cache(graph, calibration.cache_scales)
     except ValueError as error:

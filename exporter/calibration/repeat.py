@@ -61,10 +61,11 @@ def read_calibration(bundle: Bundle, model: ReferenceModel) -> Calibration:
     scales: dict[str, Array] = {}
     fp32_nodes = {}
     for artifact in bundle.manifest.artifacts:
-        if not artifact.quantization and artifact.precision != "fp16":
+        kind = PRECISIONS.get(artifact.precision, PRECISIONS["fp32"])
+        if not artifact.quantization and not kind.is_half:
             continue
         graph = load_graph(bundle.path(artifact.file)).graph
-        if artifact.precision == "fp16":
+        if kind.is_half:
             fp32_nodes[artifact.recipe_id] = read_choices(graph)
         if "bits" in artifact.quantization:
             read_quantization(artifact, graph, tensors, weights)
@@ -82,8 +83,9 @@ def read_quantization(
     others = told.get("other_bits", {})
     rules = told.get("rows", {})
     read = {name: partial(read_array, tensor) for name, tensor in tensors.items()}  # the model may rest
-    new = QuantizedWeights(int(told["bits"]), int(told["block_size"]), {}, read)
-    weights = found.setdefault(PRECISIONS[artifact.precision].weights, new)
+    kind = PRECISIONS[artifact.precision]
+    new = QuantizedWeights(int(told["bits"]), int(told["block_size"]), {}, read, is_half=kind.is_half)
+    weights = found.setdefault(kind.weights, new)
     smoothings = {}
     for stored in read_weights(graph, rules):
         name = stored.names[0]

@@ -12,7 +12,7 @@ import numpy.typing as npt
 
 from ...runtime.apps.stage_progress import Notice, StageCounter
 from ...runtime.backends.threads import choose_threads
-from ..passes.quantize import quantize
+from ..passes.quantize import QuantizedWeights
 from ..passes.quantized_weight import QuantizedWeight
 
 if TYPE_CHECKING:
@@ -29,10 +29,9 @@ LONG_SECONDS = 10.0  # what takes longer is said before
 
 
 def round_weights(
-    read: Mapping[str, Read],
+    weights: QuantizedWeights,
     shapes: Mapping[str, Sequence[int]],
     rows: dict[str, Tensor],
-    size: int,
     progress: Callable[[str], None],
     stage: str,
 ) -> dict[str, QuantizedWeight]:
@@ -41,10 +40,9 @@ def round_weights(
     Weights that read the same rows, which are one tensor, are rounded as one: factorizing takes longest.
 
     Args:
-        read: gives the weights; those without rows are left out.
+        weights: those without rows are left out.
         shapes: the weights' (N, K).
         rows: what each weight reads; those of weights that are done are removed.
-        size: columns of a block.
         progress: told how many weights are done, and before that what takes long.
         stage: how its lines begin.
     """
@@ -54,7 +52,7 @@ def round_weights(
     heights = {tuple(names): sum(shapes[name][0] for name in names) for names in together.values()}
 
     def round_group(names: Names, x: Array) -> dict[str, QuantizedWeight]:
-        joined = quantize(np.concatenate([read[name]() for name in names]), 4, size, x)
+        joined = weights.quantize(np.concatenate([weights.read[name]() for name in names]), 4, x)
         ends = np.cumsum([shapes[name][0] for name in names])[:-1]
         parts = zip(names, np.split(joined.codes, ends), np.split(joined.scale, ends), strict=True)
         return {name: QuantizedWeight(codes, scale, 4) for name, codes, scale in parts}

@@ -19,6 +19,7 @@ from ...runtime.backends.ort_program import open_plain_session, wrap_ort_errors
 from ...runtime.bundle.manifest import Artifact
 from ...runtime.errors import BackendError
 from .attention import MASKED_SCORES, RESULT, SCORES, WEIGHTS, AttentionParts
+from .small_types import dequantize, is_of_small_type
 
 NODE_BY_NODE = "node by node"
 ROUNDING_ENGINE = f"{NODE_BY_NODE}, rounded to fp16"  # what stands for an engine that computes in fp16
@@ -112,6 +113,8 @@ class NodeExecutor:
         if is_own_attention(node, feeds):
             present = [feed for feed in feeds if feed is not None]
             return [self.compute_attention(node, *present)]
+        if is_of_small_type(node, feeds[0] if feeds else None):
+            return [dequantize(node, *feeds)]  # type: ignore[arg-type]  # its first two inputs are not optional
         key = (
             node.domain,
             node.op_type,

@@ -40,6 +40,8 @@ def convert_to_fp16(
     chosen = dict(choose_fp32_nodes(graph, {}) if choices is None else choices)
     for node in [node for node in graph if node.name in chosen]:
         choice = chosen[str(node.name)]
+        if choice.shift is not None and is_dequantized(node):
+            choice = chosen[str(node.name)] = replace(choice, shift=None)
         choice.write(node)
         if choice.shift is not None:
             del chosen[str(node.name)]
@@ -112,6 +114,13 @@ def scale_product(graph: ir.Graph, product: ir.Node, shift: int) -> ir.Node:
     multiply.metadata_props.update(product.metadata_props)
     del multiply.metadata_props[FP32]
     return multiply
+
+
+def is_dequantized(product: ir.Node) -> bool:
+    """Tell whether a product reads a weight in codes, which cannot be scaled."""
+    weight = product.inputs[1]
+    producer = None if weight is None else weight.producer()
+    return producer is not None and producer.op_type == "DequantizeLinear"
 
 
 def list_values(graph: ir.Graph) -> list[ir.Value]:

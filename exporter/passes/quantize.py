@@ -15,12 +15,13 @@ import onnx_ir as ir
 
 from .gptq import PIECE_NUMBERS, round_weight
 from .int8_rows import RowProduct
-from .quantized_weight import QuantizedWeight, cut_rows, find_range
+from .quantized_weight import QuantizedWeight, cut_rows, find_range, round_scales
 from .weights import LazyMapping, Weight, find_weight
 
 Array = npt.NDArray[np.float32]
 
 BLOCK_SIZES = (256, 128, 64, 32)  # columns that share a scale
+PLAN_BLOCK_SIZES = (128, 64, 32)  # the same in int4 of TensorRT
 MIN_ROWS = 32  # narrower results, such as classes, stay as they are
 # Steps of a scale below the largest magnitude that int4 tries: clipping a little can round the rest better.
 # With 8 / 7 the extreme becomes -7, so that its opposite is there too.
@@ -42,11 +43,18 @@ class QuantizedWeights(Mapping[str, QuantizedWeight]):
     compensated: Mapping[str, QuantizedWeight] = field(default_factory=dict)  # those that GPTQ rounded
     # An encoder's weights whose activations are rounded too, by the names of all that read the same rows.
     products: dict[tuple[str, ...], RowProduct] = field(default_factory=dict)
+    # Of a graph that computes in fp16: scales are in fp16 and positive, and one row of int8 shares a scale.
+    is_half: bool = False
 
     def __getitem__(self, name: str) -> QuantizedWeight:
         if name in self.compensated:
             return self.compensated[name]
-        return quantize(self.read[name](), self.bits[name], self.size)
+        return self.quantize(self.read[name](), self.bits[name])
+
+    def quantize(self, weight: Array, bits: int, seen: Array | None = None) -> QuantizedWeight:
+        """Round a weight (N, K) to `bits` in these blocks; see the function."""
+        size = weight.shape[1] if self.is_half and bits == 8 else self.size
+        return quantize(weight, bits, size, seen, half=self.is_half)
 
     def __contains__(self, name: object) -> bool:
         return name in self.bits  # a Mapping's own rounds the weight to find out
@@ -62,7 +70,7 @@ class QuantizedWeights(Mapping[str, QuantizedWeight]):
         if weight.name in self:
             return self[weight.name]
         try:
-            return quantize(weight.array(), self.usual_bits, self.size)
+            return self.quantize(weight.array(), self.usual_bits)
         except ValueError as error:
             raise ValueError(f"{weight.name}: {error}") from error
 
@@ -80,11 +88,14 @@ class QuantizedWeights(Mapping[str, QuantizedWeight]):
         return value
 
 
-def quantize(weight: Array, bits: int, size: int, seen: Array | None = None) -> QuantizedWeight:
+def quantize(
+    weight: Array, bits: int, size: int, seen: Array | None = None, half: bool = False
+) -> QuantizedWeight:
     """Round a weight (N, K) to `bits`, each block of `size` columns with the scale of least squared error.
 
-    GPTQ keeps its products with `seen` (M, K) close, too: rows like those that it will multiply. A K that is
-    not a multiple of `size` is a ValueError.
+    With `half` scales are positive and in fp16, as TensorRT needs them. GPTQ keeps its products with `seen`
+    (M, K) close, too: rows like those that it will multiply. A K that is not a multiple of `size` is a
+    ValueError.
     """
     K = weight.shape[1]
     if K % size:
@@ -92,18 +103,26 @@ def quantize(weight: Array, bits: int, size: int, seen: Array | None = None) -> 
     scales = []
     for rows in cut_rows(weight.shape, PIECE_NUMBERS):
         blocks = np.ascontiguousarray(weight[rows], np.float32).reshape(-1, K // size, size)
-        scales.append(choose_scales(blocks, bits))
+        scales.append(choose_scales(blocks, bits, half))
     return round_weight(weight, np.concatenate(scales), bits, seen)
 
 
-def choose_scales(blocks: Array, bits: int) -> Array:
+def find_reach(blocks: Array, bits: int, half: bool) -> Array:
+    """Return the value (N, K / b) of each block (N, K / b, b) that becomes the top code at clip 1."""
+    if half:
+        return np.asarray(np.abs(find_extremes(blocks)))
+    # In int4 the extreme itself becomes -8.
+    return np.asarray(find_extremes(blocks) * np.float32(-7 / 8 if bits == 4 else 1))
+
+
+def choose_scales(blocks: Array, bits: int, half: bool = False) -> Array:
     """Return the scale of least squared error (N, K / b) of each block (N, K / b, b)."""
     low, top = find_range(bits)
-    largest = find_extremes(blocks)
-    if bits == 4:  # the extreme itself becomes -8
-        largest = -largest * (top / (top + 1))
+    largest = find_reach(blocks, bits, half)
     clips = [clip / top for clip in CLIPS[bits]]
     scales = np.stack([largest * np.float32(clip) for clip in clips])
+    if half:
+        scales = round_scales(scales)
     if len(scales) == 1:
         return np.asarray(scales[0])
     shares = blocks / largest[..., None]

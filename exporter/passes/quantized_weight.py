@@ -14,6 +14,7 @@ import onnx_ir as ir
 
 Array = npt.NDArray[np.float32]
 
+SMALLEST_HALF = np.float32(2.0**-24)  # above 0 in fp16
 WRONG_ZEROS = "has zero points {!r} that are not the middle of its values"
 
 
@@ -69,6 +70,11 @@ class StoredWeight:
     is_table: bool = False  # whether rows of it are looked up, by this node or by another
 
     @property
+    def is_half(self) -> bool:
+        """Return whether its scales, and what they multiply to, are in fp16."""
+        return self.scale.dtype == ir.DataType.FLOAT16
+
+    @property
     def may_be_gptq(self) -> bool:
         """Return whether GPTQ may have rounded it: products in int4, and those whose rows are rounded too."""
         return not self.is_table and (self.bits == 4 or self.rows is not None)
@@ -83,6 +89,12 @@ class StoredWeight:
     def bias_names(self) -> tuple[str, ...]:
         """Return the names of the biases that belong to its parameters."""
         return tuple(f"{name.removesuffix('weight')}bias" for name in self.names)
+
+
+def round_scales(scale: Array) -> Array:
+    """Return the nearest scales that fp16 holds, none of them zero."""
+    half = np.maximum(scale, SMALLEST_HALF).astype(np.float16)
+    return np.asarray(half, np.float32)
 
 
 def find_range(bits: int) -> tuple[int, int]:

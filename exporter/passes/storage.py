@@ -11,7 +11,7 @@ from typing import Protocol
 
 import onnx_ir as ir
 
-from . import store_blocks, store_rows
+from . import store_blocks, store_dequantized, store_rows
 from .quantize import QuantizedWeights
 from .quantized_weight import StoredWeight
 
@@ -28,7 +28,11 @@ class Form(Protocol):
         """Return the weight that a node of `OPERATORS` reads; None if no export can have written it."""
 
 
-FORMS: Mapping[str, Form] = {"rows": store_rows, "blocks": store_blocks}
+FORMS: Mapping[str, Form] = {
+    "rows": store_rows,
+    "blocks": store_blocks,
+    "dequantized": store_dequantized,
+}
 
 
 def read_weights(graph: ir.Graph, joined: Iterable[str] = ()) -> list[StoredWeight]:

@@ -38,6 +38,7 @@ class Rounding:
     # Columns of a block in which what a linear of `weights` reads is rounded to int8; 0 rounds none of it.
     activation_block: int = 0
     exact: bool = False  # whether everything is computed in float64 instead, where fp32 rounds
+    keeps_tables: bool = False  # whether a lookup of a weight in `weights` reads it as it is
 
     @contextmanager
     def apply(self, model: nn.Module) -> Iterator[None]:
@@ -47,6 +48,12 @@ class Rounding:
                 yield
             return
         named = dict(model.named_parameters(remove_duplicate=False))
+        kept = [named[name] for name in self.weights] if self.keeps_tables else []
+        with untie(model, dict.fromkeys(kept, nn.Embedding)):
+            yield from self.exchange(model, named)
+
+    def exchange(self, model: nn.Module, named: Mapping[str, nn.Parameter]) -> Iterator[None]:
+        """Round the model's weights, which have these names, and its results, until the caller goes on."""
         exchanged = ExchangedWeights(model)
         hooks: list[RemovableHandle] = []
         try:
@@ -97,6 +104,24 @@ def compute_in_float64(model: nn.Module) -> Iterator[None]:
         exchanged.put_back()
         for module, name, table in tables:
             setattr(module, name, table)
+
+
+@contextmanager
+def untie(model: nn.Module, untied: Mapping[nn.Parameter, type[nn.Module]]) -> Iterator[None]:
+    """Give the modules of a class a parameter of their own in place of a tied one, inside the context."""
+    tied = [
+        (module, weight)
+        for module in model.modules()
+        for weight, kind in untied.items()
+        if isinstance(module, kind) and getattr(module, "weight", None) is weight
+    ]
+    try:
+        for module, weight in tied:
+            module.weight = nn.Parameter(weight.data, requires_grad=False)
+        yield
+    finally:
+        for module, weight in tied:
+            module.weight = weight
 
 
 class ExchangedWeights:

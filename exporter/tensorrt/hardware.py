@@ -16,7 +16,6 @@ PRODUCTS = ("MatMul", "Gemm", "Einsum", "LSTM", "GRU", "RNN")  # Attention and C
 # Element types by ONNX's numbers. A double is computed as a float.
 FLOATS = (1, 11)
 BFLOAT16_TYPE = 16
-FP8_TYPE = 17
 
 
 @dataclass(frozen=True)
@@ -34,6 +33,8 @@ class Need:
 FP32_PRODUCT = Need("a product in fp32", 80)
 BFLOAT16 = Need("bfloat16", 80)
 FP8 = Need("fp8", 89)
+# By ONNX's number of an element type, of which the first that a node has decides.
+TYPES = {23: Need("fp4", 120), 17: FP8, 22: Need("int4", 80), BFLOAT16_TYPE: BFLOAT16}
 
 
 def find_need(operator: str, inputs: Sequence[int | None], outputs: Sequence[int | None]) -> Need | None:
@@ -42,10 +43,9 @@ def find_need(operator: str, inputs: Sequence[int | None], outputs: Sequence[int
     `inputs` and `outputs` are element types by ONNX's numbers, None where one is not known.
     """
     types = (*inputs, *outputs)
-    if FP8_TYPE in types:
-        return FP8
-    if BFLOAT16_TYPE in types:
-        return BFLOAT16
+    for number, need in TYPES.items():
+        if number in types:
+            return need
     is_product = operator in PRODUCTS and not (operator == "Einsum" and len(inputs) == 1)
     return FP32_PRODUCT if is_product and inputs and inputs[0] in FLOATS else None
 

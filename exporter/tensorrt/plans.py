@@ -19,6 +19,7 @@ from ...runtime.errors import BackendUnavailableError, InputError
 from ...runtime.suggest import did_you_mean
 from ..bundle.writer import install_change, list_file_entries, open_staging_folder
 from ..errors import BuildError, BuildOptionError
+from ..precisions import PRECISIONS
 from ..targets import INSTALLED, NAMES, find_target
 from ..task_traits import TRAITS
 from .build import USUAL, Options, PlanRequest, build_plan, resolve_architectures
@@ -174,17 +175,18 @@ def build_plans_for(
     progress: Progress,
     options: Options = USUAL,
 ) -> list[Plan]:
-    """Build a target's plans, one for each graph, below `folder`."""
+    """Build a target's plans, one for each graph and precision, below `folder`."""
     target = find_target(target_name)
-    graphs = find_fp16_graphs(bundle, target.dialect)
+    graphs = find_plan_graphs(bundle, target.dialect)
     if is_elsewhere(target_name):
         raise make_board_error(target_name, "copy the bundle", bundle.folder.name)
     limits = dict(limits or {})
     if unknown := set(limits) - {"batch", "length"}:
         raise InputError(f"--max {sorted(unknown)[0]}=...: only batch and length can be limited")
-    architectures, _ = choose_architectures(bundle, graphs, target_name, sms)
     plans = []
     for artifact in graphs:
+        together = [graph for graph in graphs if graph.precision == artifact.precision]
+        architectures, _ = choose_architectures(bundle, together, target_name, sms)
         where = ", ".join(architectures) or "this GPU"
         progress(f"building a {target.engine} plan of {artifact.id} for {where}")
         profiles = derive_profiles(artifact, max_batch=limits.get("batch"), max_length=limits.get("length"))
@@ -240,10 +242,12 @@ def warn_of_left_out(bundle: Bundle, targets: Sequence[str], sms: Sequence[str] 
     for name in targets:
         target = find_target(name)
         if target.engine in LIBRARIES and is_installed(target.engine):
-            graphs = find_fp16_graphs(bundle, target.dialect)
-            _, why = choose_architectures(bundle, graphs, name, sms)
-            if why:
-                log.warning("%s", why)
+            graphs = find_plan_graphs(bundle, target.dialect)
+            for precision in dict.fromkeys(graph.precision for graph in graphs):
+                together = [graph for graph in graphs if graph.precision == precision]
+                _, why = choose_architectures(bundle, together, name, sms)
+                if why:
+                    log.warning("%s", why)
 
 
 def is_elsewhere(target_name: str) -> bool:
@@ -278,7 +282,7 @@ def build_plan_of_graph(
     target = find_target(target_name)
     files = bundle.manifest.files
     # A name of its own, also for the same architectures again: nothing that is listed is ever overwritten.
-    name = f"plans/{artifact.graph}.{target_name}.fp16-{uuid.uuid4().hex[:8]}.plan"
+    name = f"plans/{artifact.graph}.{target_name}.{artifact.precision}-{uuid.uuid4().hex[:8]}.plan"
     (folder / "plans").mkdir(exist_ok=True)
     for data in artifact.data:
         bundle.path(data)
@@ -303,17 +307,21 @@ def build_plan_of_graph(
     return dataclasses.replace(plan, sources=sources, profiles=described)
 
 
-def find_fp16_graphs(bundle: Bundle, dialect: str) -> list[Artifact]:
-    """Return the graphs that plans are built from; of encoders, and of other exporters, the portable ones."""
-    found = []
+def find_plan_graphs(bundle: Bundle, dialect: str) -> list[Artifact]:
+    """Return the graphs that plans are built from: all that compute in fp16, precision by precision.
+
+    Of encoders, and of other exporters' graphs, they are the portable ones.
+    """
     manifest = bundle.manifest
     if manifest.source.get("exporter"):
         dialect = "portable"
-    for graph, keeps_cache in {a.graph: a.keeps_cache for a in manifest.artifacts}.items():
-        wanted = (graph, dialect if keeps_cache else "portable", "fp16")
-        matching = [a for a in manifest.artifacts if (a.graph, a.dialect, a.precision) == wanted]
-        if not matching:
-            again = suggest_export_again(bundle, precisions=["fp16"], targets=[TARGETS[dialect]])
-            raise InputError(f"the bundle has no fp16 {graph} graph in the {wanted[1]} dialect; {again}")
-        found += matching
-    return found
+    wanted = {a.graph: dialect if a.keeps_cache else "portable" for a in manifest.artifacts}
+    halves = [a for a in manifest.artifacts if PRECISIONS[a.precision].is_half]
+    matching = [a for a in halves if a.dialect == wanted[a.graph]]
+    precisions = dict.fromkeys(a.precision for a in matching)
+    whole = [p for p in precisions if {a.graph for a in matching if a.precision == p} == set(wanted)]
+    if not whole:
+        missing = next(g for g in wanted if all(a.graph != g for a in matching))
+        again = suggest_export_again(bundle, precisions=["fp16"], targets=[TARGETS[dialect]])
+        raise InputError(f"the bundle has no fp16 {missing} graph in the {wanted[missing]} dialect; {again}")
+    return [a for p in whole for a in matching if a.precision == p]

@@ -129,7 +129,7 @@ def compare_precision(artifact: Artifact, graph: ir.Graph, is_ours: bool) -> Ite
         return
     matrices = [v for v in graph.initializers.values() if v.shape is not None and len(v.shape) == 2]
     halves = sum(value.dtype == ir.DataType.FLOAT16 for value in matrices)
-    if (halves > 0) != (artifact.precision == "fp16"):
+    if (halves > 0) != kind.is_half:
         yield f"{label}, and {halves} of {len(matrices)} matrices of its graph are in fp16"
 
 

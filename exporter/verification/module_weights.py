@@ -18,7 +18,7 @@ from ..passes.quantized_weight import StoredWeight
 from ..passes.storage import read_weights
 from ..passes.weight_files import load_graph
 from ..passes.weights import ParameterRef
-from ..tasks.rounding import ExchangedWeights, round_to
+from ..tasks.rounding import ExchangedWeights, round_to, untie
 
 Types = Mapping[str, "ir.DataType | None"]
 FLOATS = (ir.DataType.FLOAT, ir.DataType.FLOAT16)
@@ -92,24 +92,6 @@ def store_weights(model: nn.Module, stored: StoredValues) -> Iterator[None]:
             yield
         finally:
             exchanged.put_back()
-
-
-@contextmanager
-def untie(model: nn.Module, untied: Mapping[nn.Parameter, type[nn.Module]]) -> Iterator[None]:
-    """Give the modules of a class a parameter of their own in place of a tied one, inside the context."""
-    tied = [
-        (module, weight)
-        for module in model.modules()
-        for weight, kind in untied.items()
-        if isinstance(module, kind) and getattr(module, "weight", None) is weight
-    ]
-    try:
-        for module, weight in tied:
-            module.weight = nn.Parameter(weight.data, requires_grad=False)
-        yield
-    finally:
-        for module, weight in tied:
-            module.weight = weight
 
 
 def exchange(exchanged: ExchangedWeights, parameters: Sequence[nn.Parameter], weight: StoredWeight) -> None:

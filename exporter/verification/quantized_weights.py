@@ -28,8 +28,8 @@ import onnx_ir as ir
 
 from ...runtime.backends.backend import Array, Arrays
 from ..passes.gptq import DAMPING
-from ..passes.quantize import CLIPS, find_extremes
-from ..passes.quantized_weight import QuantizedWeight, StoredWeight, cut_rows, find_range
+from ..passes.quantize import CLIPS, find_reach
+from ..passes.quantized_weight import QuantizedWeight, StoredWeight, cut_rows, find_range, round_scales
 from .attributes import blame, describe_node
 
 PIECE_NUMBERS = 2**21  # of a weight that are looked at together; they take a few times so many floats
@@ -177,10 +177,9 @@ def find_scales(weight: StoredWeight, blocks: Array) -> Sequence[Array]:
     _, top = find_range(weight.bits)
     if weight.rows is not None:
         return [np.maximum(np.abs(blocks).max(axis=-1), 1e-12) / top]
-    largest = find_extremes(blocks)
-    if weight.bits == 4:  # the extreme itself becomes -8
-        largest = -largest * (top / (top + 1))
-    return [largest * np.float32(clip / top) for clip in CLIPS[weight.bits]]
+    largest = find_reach(blocks, weight.bits, weight.is_half)
+    scales = [largest * np.float32(clip / top) for clip in CLIPS[weight.bits]]
+    return [round_scales(scale) for scale in scales] if weight.is_half else scales
 
 
 def list_errors(weight: StoredWeight, expected: Array) -> Iterator[Piece]:

@@ -101,7 +101,7 @@ def verify(
         level: how much is compared with the checkpoint: "quick", a smoke test; "standard", what the model's
             size allows; "full", every case. Golden data has what the export's level kept.
         progress: called with a line when a stage begins, and while it goes on. Some lines are a
-            `planforge.runtime.progress.CountedLine`: they know how much is done, and of how much.
+            `planforge.runtime.apps.stage_progress.CountedLine`: they know how much is done, and of how much.
 
     Raises:
         BundleError: a file is missing or has changed.

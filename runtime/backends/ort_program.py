@@ -33,6 +33,10 @@ SLOW_FUSIONS = ["SkipLayerNormFusion"]
 # For a root mean square computed in fp32 within an fp16 graph: an error of 8e-3 instead of 4e-4.
 COARSE_FUSIONS = ["SimplifiedLayerNormFusion"]
 
+# A product of weights in int8 or int4 behind a DequantizeLinear multiplies what was chosen; ONNX Runtime
+# would round its rows to int8 as well, which no other engine does.
+EXACT_WEIGHTS = {"session.qdq_matmulnbits_accuracy_level": "1"}
+
 # Workers that wait for more work spin for tens of milliseconds unless told otherwise, on cores that another
 # model or program needs by then. Between two kernels, and from token to token, they need not sleep.
 SPINNING = {
@@ -231,7 +235,7 @@ UNSHARED = count_references({"unshared": np.empty(1)})  # counting takes some, i
 
 def list_disabled(artifact: Artifact) -> list[str]:
     """Return the optimizers that a graph does better without."""
-    return [*SLOW_FUSIONS, *(COARSE_FUSIONS if artifact.precision == "fp16" else [])]
+    return [*SLOW_FUSIONS, *(COARSE_FUSIONS if artifact.is_half else [])]
 
 
 def make_options(threads: int | None, spinning: bool = True) -> Any:
@@ -240,7 +244,7 @@ def make_options(threads: int | None, spinning: bool = True) -> Any:
     options.log_severity_level = 4  # errors come as exceptions, so not on stderr too
     options.intra_op_num_threads = choose_threads(threads).count
     exact = EXACT_PRODUCTS if products_saturate() else {}
-    for name, value in {**(SPINNING if spinning else SLEEPING), **exact}.items():
+    for name, value in {**(SPINNING if spinning else SLEEPING), **EXACT_WEIGHTS, **exact}.items():
         options.add_session_config_entry(name, value)
     return options
 
@@ -276,7 +280,7 @@ def open_plain_session(model: Path | bytes, optimized: bool = True, keeps_memory
     ort = import_onnxruntime()
     options = ort.SessionOptions()
     options.log_severity_level = 4  # errors come as exceptions
-    for name, value in SLEEPING.items():
+    for name, value in {**SLEEPING, **EXACT_WEIGHTS}.items():
         options.add_session_config_entry(name, value)
     options.enable_cpu_mem_arena = keeps_memory
     if not optimized:

@@ -71,6 +71,11 @@ def has_role(specs: Sequence[TensorSpec], prefix: str) -> bool:
     return any(spec.role.startswith(prefix) for spec in specs)
 
 
+def computes_in_half(precision: str) -> bool:
+    """Return whether graphs in a precision compute in fp16: its name ends with the bits of activations."""
+    return precision.endswith("16")
+
+
 @dataclass(frozen=True)
 class Artifact:
     """One ONNX graph: `graph` in a `dialect` and a `precision`."""
@@ -98,6 +103,11 @@ class Artifact:
     def recipe_id(self) -> str:
         """The id of the recipe that its graph was traced by, which those of all precisions share."""
         return f"{self.graph}.{self.dialect}"
+
+    @property
+    def is_half(self) -> bool:
+        """Return whether it computes in fp16, whatever its weights are in."""
+        return computes_in_half(self.precision)
 
     @property
     def keeps_cache(self) -> bool:

@@ -16,8 +16,13 @@ from planforge.exporter.tracing.modules import find_module
 from .faults import Plant, constant, node_of
 from .graphs import nodes
 
-MATRIX = {"MatMulNBits": 1, "GatherBlockQuantized": 0, "MatMulIntegerToFloat": 1}  # where they read integers
-SCALE = {"MatMulNBits": 2, "GatherBlockQuantized": 2, "MatMulIntegerToFloat": 3}
+MATRIX = {
+    "MatMulNBits": 1,
+    "GatherBlockQuantized": 0,
+    "MatMulIntegerToFloat": 1,
+    "DequantizeLinear": 0,
+}  # where they read integers
+SCALE = {"MatMulNBits": 2, "GatherBlockQuantized": 2, "MatMulIntegerToFloat": 3, "DequantizeLinear": 1}
 Change = Callable[[npt.NDArray[Any]], None]
 
 

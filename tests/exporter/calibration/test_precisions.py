@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 import re
 import shutil
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -78,7 +78,7 @@ def test_precisions_of_the_same_weights_share_a_file_and_caches_are_typed(
     for bits in ("fp32", "int8", "int4"):
         assert data[bits, "ort"] == data[f"{bits}-kv8", "ort"]
     assert data["fp32", "ort"] == data["fp32", "inplace"]
-    assert len(set(data.values())) == 4  # fp32, fp16, int8, int4
+    assert len(set(data.values())) == 6  # fp32, fp16, int8, int4, w8a16, w4a16
     for artifact in artifacts:
         cache = {s.dtype for s in (*artifact.inputs, *artifact.outputs) if "cache" in s.name or "." in s.name}
         expected = "int8" if "kv8" in artifact.precision else "float16"
@@ -115,7 +115,7 @@ def test_what_a_model_or_target_cannot_have_is_refused(
 
 @pytest.mark.parametrize("names", [[], ["fp64"], ["fp32", "int3"], ["INT8"], "int8"])
 def test_unknown_precisions_list_the_known(names: list[str]) -> None:
-    known = "fp32, fp16, int8, int4, fp32-kv8, int8-kv8, int4-kv8"
+    known = "fp32, fp16, int8, int4, fp32-kv8, int8-kv8, int4-kv8, w8a16, w4a16"
     with pytest.raises(InputError, match=f"must name one or more of {known}(; did you mean|$)"):
         resolve_precisions(names)
 
@@ -225,7 +225,7 @@ def test_the_largest_block_inside_the_caps_is_taken(
 ) -> None:
     given = weights(a=256, b=128)
     asked = Asked(lambda rounding: losses(bits, *shares[rounding.activation_block]))
-    found = choose_blocks(given, bits, read_nothing, [asked])
+    found = choose_blocks(begin(given, bits), read_nothing, [asked])
     size = max(size for size, share in shares.items() if share == WELL)
     assert (found.size, asked.sizes) == (size, tried)
     assert {name: blocks.size for name, blocks in found.items()} == {"a": size, "b": size}
@@ -237,21 +237,25 @@ def test_the_largest_block_inside_the_caps_is_taken(
             assert own == 128 or numbers_in(rounding.weights["a"], 2 * own) > 16
 
 
+def begin(read: Mapping[str, Callable[[], Array]], bits: int) -> QuantizedWeights:
+    """Weights that have no blocks yet."""
+    return QuantizedWeights(bits, 0, {}, read)
+
+
 @pytest.mark.parametrize("share", [FAR, FLIPS, (3.9, 3.9)])
 def test_where_none_is_close_the_smallest_block_is_taken(share: tuple[float, float]) -> None:
     asked = Asked(lambda rounding: losses(8, *share))
-    assert choose_blocks(weights(a=256, b=128), 8, read_nothing, [asked]).size == 32
+    assert choose_blocks(begin(weights(a=256, b=128), 8), read_nothing, [asked]).size == 32
     assert asked.sizes == [128, 32]  # none between is better: the gate will say so
 
 
 @pytest.mark.parametrize("share", [(4.1, 0.0), (0.0, 4.1), NAN])
 def test_what_nothing_brings_near_stays_as_it_was_asked_for(share: tuple[float, float]) -> None:
     """Smaller blocks and int8 for some weights would be slower, and refused as well."""
-    eight = choose_blocks(weights(a=256, b=128), 8, None, [Asked(lambda rounding: losses(8, *share))])
+    eight = choose_blocks(begin(weights(a=256, b=128), 8), None, [Asked(lambda rounding: losses(8, *share))])
     assert eight.size == 128
     four = choose_blocks(
-        weights(**{"h.0.a": 256, "table": 256}),
-        4,
+        begin(weights(**{"h.0.a": 256, "table": 256}), 4),
         None,
         [Asked(lambda rounding: losses(4, *share))],
         ["table"],
@@ -280,7 +284,7 @@ def test_a_quick_measure_decides_where_it_is_sure(
 ) -> None:
     first = Asked(lambda rounding: losses(8, *quick), rows=5000)
     last = Asked(lambda rounding: losses(8, *exact))
-    found = choose_blocks(weights(a=128, b=128), 8, read_nothing, [first, last])
+    found = choose_blocks(begin(weights(a=128, b=128), 8), read_nothing, [first, last])
     assert (found.size, len(last.roundings)) == (size, asked_exactly)
 
 
@@ -294,7 +298,7 @@ def test_whether_a_weight_is_there_rounds_none() -> None:
 
 def test_without_a_sample_no_gptq_rounds() -> None:
     given = weights(a=64)
-    found = choose_blocks(given, 4, None, [Asked(lambda rounding: GOOD)])
+    found = choose_blocks(begin(given, 4), None, [Asked(lambda rounding: GOOD)])
     np.testing.assert_array_equal(found["a"].codes, quantize(given["a"](), 4, 64).codes)
 
 
@@ -316,7 +320,7 @@ def test_int4_tables_and_then_kinds_of_weights_are_int8_where_int4_is_not_close(
         shares = dict(alone)
         alone.update({kind: share * limit for kind, share in shares.items()})
         asked = Asked(loss)
-        found = choose_blocks(weights(**names, table=256), 4, read_nothing, [asked], ["table"])
+        found = choose_blocks(begin(weights(**names, table=256), 4), read_nothing, [asked], ["table"])
         alone.update(shares)
         return {name: blocks.bits for name, blocks in found.items()}
 
@@ -335,7 +339,7 @@ def test_gptq_rounds_what_is_multiplied_by_and_no_table() -> None:
     def sample(names: Iterable[str]) -> dict[str, torch.Tensor]:
         return dict.fromkeys(names, torch.from_numpy(rows))
 
-    found = choose_blocks(given, 4, sample, [Asked(lambda rounding: GOOD)], ["table"])
+    found = choose_blocks(begin(given, 4), sample, [Asked(lambda rounding: GOOD)], ["table"])
     nearest = {name: quantize(read(), 4, 64) for name, read in given.items()}
     np.testing.assert_array_equal(found["table"].codes, nearest["table"].codes)
     assert (found["other"].codes != nearest["other"].codes).any()
@@ -346,14 +350,14 @@ def test_gptq_rounds_what_is_multiplied_by_and_no_table() -> None:
 @pytest.mark.parametrize(("widths", "sizes"), [((256, 96), [32]), ((64, 192), [64]), ((384, 128), [128])])
 def test_only_blocks_that_divide_all_widths_are_tried(widths: tuple[int, int], sizes: list[int]) -> None:
     asked = Asked(lambda rounding: losses(4, *WELL))
-    assert choose_blocks(weights(a=widths[0], b=widths[1]), 4, read_nothing, [asked]).size == sizes[0]
+    assert choose_blocks(begin(weights(a=widths[0], b=widths[1]), 4), read_nothing, [asked]).size == sizes[0]
     assert asked.sizes == sizes
 
 
 def test_a_width_that_no_block_divides_is_named_with_the_way_out() -> None:
     given = weights(**{"h.0.attn.c_attn.weight": 64, "h.0.mlp.c_fc.weight": 40})
     with pytest.raises(ExportError) as caught:
-        choose_blocks(given, 4, read_nothing, [Asked(lambda rounding: GOOD)])
+        choose_blocks(begin(given, 4), read_nothing, [Asked(lambda rounding: GOOD)])
     words = str(caught.value)
     assert all(word in words for word in ("int4", "h.0.mlp.c_fc.weight", "40", "multiple of 32"))
     assert "export fp32" in words

@@ -14,7 +14,7 @@ import torch
 
 from planforge.exporter.calibration import run_gptq
 from planforge.exporter.calibration.run_gptq import map_in_threads, round_weights
-from planforge.exporter.passes.quantize import quantize
+from planforge.exporter.passes.quantize import QuantizedWeights, quantize
 from planforge.runtime.apps.stage_progress import CountedLine, Notice
 
 from ...helpers.graphs import normal
@@ -38,7 +38,8 @@ def test_each_weight_is_rounded_for_the_rows_that_it_reads() -> None:
     lines: list[str] = []
     shapes = {name: weight().shape for name, weight in read.items()}
     left = dict(rows)
-    found = round_weights({**read, "table": read["q"]}, shapes, left, SIZE, lines.append, "int4: GPTQ")
+    given = QuantizedWeights(4, SIZE, {}, {**read, "table": read["q"]})
+    found = round_weights(given, shapes, left, lines.append, "int4: GPTQ")
     assert set(found) == set(rows)
     assert not left, "rows of weights that are done take no memory"
     for name, blocks in found.items():
@@ -56,7 +57,7 @@ def test_what_takes_long_is_said_with_the_way_out(monkeypatch: pytest.MonkeyPatc
     lines: list[str] = []
     read, rows = make_weights()
     shapes = {name: weight().shape for name, weight in read.items()}
-    round_weights(read, shapes, rows, SIZE, lines.append, "int4: GPTQ")
+    round_weights(QuantizedWeights(4, SIZE, {}, read), shapes, rows, lines.append, "int4: GPTQ")
     (notice,) = [line for line in lines if isinstance(line, Notice)]
     assert notice.startswith("GPTQ takes about ") and "--quantizer rtn" in notice
     assert lines.index(notice) == 0

@@ -1,0 +1,158 @@
+"""Graphs for plans in int8 and int4: what an export writes, which faults verification finds, and the plans.
+
+TensorRT-RTX's own parser and builder are the judges of the plans; none is run here, as that takes a GPU.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+import onnx_ir as ir
+import pytest
+
+from planforge.exporter import build, export
+from planforge.exporter.errors import BuildOptionError
+from planforge.exporter.options import choose_targets_and_precisions
+from planforge.runtime import TextGenerator
+from planforge.runtime.backends.plan_compatibility import find_plans
+from planforge.runtime.backends.tensorrt_library import LIBRARIES
+from planforge.runtime.bundle.bundle import Bundle
+from planforge.runtime.bundle.manifest import Plan
+
+from ...controls.models import write_control
+from ...helpers.faults import Fault, Plant, constant, node_of
+from ...helpers.verdicts import PlantedBundle, keep_answers
+from ..tensorrt.test_hardware import needs_rtx
+
+OPERATOR = ("DequantizeLinear", "MatMul")
+MODULE = "h.1.mlp.c_fc"
+Codes = npt.NDArray[Any]
+
+
+@pytest.fixture(scope="module")
+def planted(tmp_path_factory: pytest.TempPathFactory) -> Iterator[PlantedBundle]:
+    """A random GPT-2 of two layers, with a cache that grows: it needs no plan."""
+    folder = tmp_path_factory.mktemp("gpt2")
+    write_control(4, folder / "checkpoint")
+    options: dict[str, Any] = {"precision": ["fp32", "w8a16", "w4a16"], "verify": False, "max_length": 64}
+    export(folder / "checkpoint", folder / "bundle", target=["portable"], **options)
+    with keep_answers(folder / "answers"):
+        yield PlantedBundle("GPT-2", folder / "bundle", folder / "copy")
+
+
+def changed(index: int, change: Callable[[Codes], Codes]) -> Plant:
+    """Other codes, or other scales, of the weight of a module."""
+
+    def plant(model: ir.Model) -> None:
+        node = node_of(model, MODULE, "DequantizeLinear")
+        value = node.inputs[index]
+        assert value is not None and value.const_value is not None
+        kind = value.const_value.numpy().dtype
+        made = change(np.array(value.const_value.numpy().astype(np.float32))).astype(kind)
+        value.const_value = ir.Tensor(np.ascontiguousarray(made), dtype=value.dtype, name=value.name)
+
+    return plant
+
+
+def swap_neighbours(codes: Codes) -> Codes:
+    """Exchange the two values of each byte, as if the halves were read in the other order."""
+    return codes.reshape(-1, 2)[:, ::-1].reshape(codes.shape)
+
+
+def swap_blocks(codes: Codes) -> Codes:
+    return np.concatenate([codes[32:64], codes[:32], codes[64:]])
+
+
+def add_zero_points(model: ir.Model) -> None:
+    node = node_of(model, MODULE, "DequantizeLinear")
+    codes, scale = node.inputs[:2]
+    assert codes is not None and scale is not None and scale.shape is not None
+    zeros = np.ones(scale.shape.numpy(), np.int8)
+    made = constant(model, "zero_points", zeros)
+    if codes.dtype == ir.DataType.INT4:
+        made.const_value = ir.Tensor(zeros.astype(codes.const_value.numpy().dtype), dtype=ir.DataType.INT4)  # type: ignore[union-attr]
+        made.dtype = ir.DataType.INT4
+    node.resize_inputs(3)
+    node.replace_input_with(2, made)
+
+
+FAULTS = {
+    "scales off by one column": changed(1, lambda scale: np.roll(scale, 1, axis=-1)),
+    "scales 10 % too large": changed(1, lambda scale: scale * 1.1),
+    "a clipped tail": changed(0, lambda codes: np.clip(codes, -0.7 * codes.max(), 0.7 * codes.max())),
+    "halves of bytes swapped": changed(0, swap_neighbours),
+    "blocks in another order": changed(0, swap_blocks),
+    "zero points": add_zero_points,
+}
+
+
+@pytest.mark.parametrize("name", FAULTS)
+@pytest.mark.parametrize("precision", ["w8a16", "w4a16"])
+def test_a_fault_is_found_and_its_module_named(name: str, precision: str, planted: PlantedBundle) -> None:
+    fault = Fault(name, FAULTS[name], MODULE, OPERATOR)
+    verdict = planted.judge(f"decoder.portable.{precision}", fault)
+    assert verdict.is_caught and verdict.is_right, verdict
+
+
+def test_sound_graphs_pass(planted: PlantedBundle) -> None:
+    """Random weights lose more than a trained model's; PyTorch, rounded the same way, loses as much."""
+    report = planted.verify()
+    failed = {c.artifact for c in report.comparisons if not c.passed}
+    assert failed <= report.limited
+
+
+def test_a_graph_in_int8_runs_on_a_cpu(planted: PlantedBundle) -> None:
+    texts = {}
+    for precision in ("fp32", "w8a16"):
+        with TextGenerator.load(planted.folder, backend="ort-cpu", precision=precision) as model:
+            texts[precision] = model.generate([5, 6, 7], max_new_tokens=4, ignore_eos=True).token_ids
+    assert texts["w8a16"] == texts["fp32"]
+
+
+@pytest.mark.parametrize(
+    ("target", "given", "expected"),
+    [
+        (["rtx"], ["int8"], ["w8a16"]),
+        (["rtx"], ["fp16", "int4"], ["fp16", "w4a16"]),
+        (["cpu"], ["int8"], ["int8"]),
+        (["cpu", "rtx"], ["fp32", "int8"], ["fp32", "int8", "w8a16"]),
+        (["portable"], ["w8a16"], ["w8a16"]),
+    ],
+)
+def test_int8_means_what_each_target_has(target: list[str], given: list[str], expected: list[str]) -> None:
+    assert choose_targets_and_precisions(target, given) == (target, expected)
+
+
+def test_a_quantized_precision_alone_keeps_the_plan() -> None:
+    assert choose_targets_and_precisions(None, ["w4a16"]) == (["cpu", "rtx"], ["w4a16"])
+    assert choose_targets_and_precisions(None, ["int4"]) == (["cpu"], ["int4"])
+
+
+@needs_rtx
+def test_plans_of_all_precisions_are_built_and_smaller(tmp_path: Path) -> None:
+    precisions = ["fp32", "fp16", "int8", "int4"]
+    result = export("gpt2-demo", tmp_path / "B", target="rtx", precision=precisions, verify=False)
+    plans = {plan.built_from.rpartition(".")[2]: plan for plan in result.manifest.plans}
+    assert list(plans) == ["fp16", "w8a16", "w4a16"]
+    sizes = {name: (tmp_path / "B" / plan.file).stat().st_size for name, plan in plans.items()}
+    assert sizes["w4a16"] < sizes["fp16"]  # half of so small a plan are kernels
+    every = LIBRARIES["tensorrt-rtx"].sms
+    assert plans["fp16"].sms == plans["w8a16"].sms == every
+    assert plans["w4a16"].sms == tuple(sm for sm in every if sm != "sm75")  # which has no int4
+    with pytest.raises(BuildOptionError, match="Leave out sm75"):
+        build(tmp_path / "B", sms=["sm75"])
+    check_choice(Bundle.open(tmp_path / "B"))
+
+
+def check_choice(bundle: Bundle) -> None:
+    """Without a wish the first precision of the export that has plans is run; nothing was verified here."""
+
+    def find(precision: str | None) -> list[Plan]:
+        return find_plans(bundle, "tensorrt-rtx", precision)["decoder"]
+
+    assert [plan.built_from for plan in find("w4a16")] == ["decoder.inplace.w4a16"]
+    assert [plan.built_from for plan in find("fp16")] == ["decoder.inplace.fp16"]
