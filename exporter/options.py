@@ -29,8 +29,9 @@ class ExportOptions(TypedDict, total=False):
 
     Attributes:
         precision: "fp32", "fp16", "int8", "int4", and with keys and values in int8 "fp32-kv8", "int8-kv8",
-            "int4-kv8"; of targets that build plans "int8" and "int4" mean "w8a16" and "w4a16", weights in int8
-            or int4 and products in fp16. The first is `load`'s own choice. By default fp32, and fp16 where a target has it.
+            "int4-kv8"; the first is `load`'s own choice. By default fp32, and fp16 where a target has it. Of
+            targets that build plans "int8" and "int4" mean "w8a16" and "w4a16": weights in int8 or int4, and
+            products in fp16.
         target: "cpu", "rtx", ...; by default cpu and rtx, without a plan where tensorrt-rtx is missing.
         sms: GPU architectures to build plans for, such as "sm86"; by default all that the engine has.
         max_batch: the largest batch of plans and of a step; by default 8 for a decoder, 32 for an encoder.
