@@ -342,7 +342,7 @@ def warn_of_refusal(bundle: Bundle, target: str, error: BuildError) -> None:
     """Log that a target gets no plan, and what lint says of the graphs that plans are built from."""
     log.warning("no plan was built for %s: %s", target, error)
     for artifact in bundle.manifest.artifacts:
-        if artifact.precision == "fp16":
+        if artifact.is_half:
             for finding in lint(bundle.path(artifact.file), [target]).findings:
                 if finding.is_error:
                     log.warning("%s: %s: %s; %s", artifact.id, finding.where, finding.what, finding.fix)

@@ -123,7 +123,7 @@ def calibrate(
         weights = choose_weights(verifier, model, graphs, run, progress, quantizer == "gptq")
     fp32_nodes = {}
     for artifact in manifest.artifacts:
-        if PRECISIONS[artifact.precision].is_half and artifact.recipe_id not in fp32_nodes:
+        if artifact.is_half and artifact.recipe_id not in fp32_nodes:
             progress("calibrating fp16")
             graph = graphs[artifact.recipe_id].graph
             ranges = measure_ranges(verifier, artifact, graphs)

@@ -61,11 +61,10 @@ def read_calibration(bundle: Bundle, model: ReferenceModel) -> Calibration:
     scales: dict[str, Array] = {}
     fp32_nodes = {}
     for artifact in bundle.manifest.artifacts:
-        kind = PRECISIONS.get(artifact.precision, PRECISIONS["fp32"])
-        if not artifact.quantization and not kind.is_half:
+        if not artifact.quantization and not artifact.is_half:
             continue
         graph = load_graph(bundle.path(artifact.file)).graph
-        if kind.is_half:
+        if artifact.is_half:
             fp32_nodes[artifact.recipe_id] = read_choices(graph)
         if "bits" in artifact.quantization:
             read_quantization(artifact, graph, tensors, weights)
@@ -83,9 +82,8 @@ def read_quantization(
     others = told.get("other_bits", {})
     rules = told.get("rows", {})
     read = {name: partial(read_array, tensor) for name, tensor in tensors.items()}  # the model may rest
-    kind = PRECISIONS[artifact.precision]
-    new = QuantizedWeights(int(told["bits"]), int(told["block_size"]), {}, read, is_half=kind.is_half)
-    weights = found.setdefault(kind.weights, new)
+    new = QuantizedWeights(int(told["bits"]), int(told["block_size"]), {}, read, is_half=artifact.is_half)
+    weights = found.setdefault(PRECISIONS[artifact.precision].weights, new)
     smoothings = {}
     for stored in read_weights(graph, rules):
         name = stored.names[0]

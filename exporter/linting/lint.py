@@ -83,7 +83,7 @@ def list_graph_targets(artifact: Artifact) -> tuple[str, ...]:
         return ("cuda",) if artifact.precision == "fp16" else ("cpu",)
     if artifact.dialect == "inplace":
         return ("rtx",)
-    if not artifact.keeps_cache and artifact.precision == "fp16":
+    if not artifact.keeps_cache and artifact.is_half:
         return "portable", "rtx"
     return ("portable",)
 

@@ -15,6 +15,7 @@ import onnx_ir as ir
 Array = npt.NDArray[np.float32]
 
 SMALLEST_HALF = np.float32(2.0**-24)  # above 0 in fp16
+WEIGHT = "planforge.weight"  # a node's metadata: the parameter that it reads quantized
 WRONG_ZEROS = "has zero points {!r} that are not the middle of its values"
 
 

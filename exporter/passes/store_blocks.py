@@ -14,7 +14,7 @@ from onnx_ir.passes.common import RemoveUnusedNodesPass
 
 from .biases import find_bias_add, find_vector, split_bias_gelus
 from .quantize import QuantizedWeights, find_quantizable
-from .quantized_weight import WRONG_ZEROS, QuantizedWeight, StoredWeight
+from .quantized_weight import WEIGHT, WRONG_ZEROS, QuantizedWeight, StoredWeight
 from .tables import replace_by_parts
 from .weights import MICROSOFT, View, Weight, add_initializer, make_lazy_tensor
 
@@ -22,7 +22,6 @@ PRODUCT = "MatMulNBits"
 LOOKUP = "GatherBlockQuantized"
 OPERATORS: tuple[str, ...] = (PRODUCT, LOOKUP)
 
-WEIGHT = "planforge.weight"  # a node's metadata: the parameter that it reads quantized
 ACCURACY_INT8 = 4  # MatMulNBits' accuracy_level: activations are rounded to int8, a block at a time
 
 

@@ -14,12 +14,11 @@ import onnx_ir as ir
 from onnx_ir.passes.common import RemoveUnusedNodesPass
 
 from .quantize import QuantizedWeights, find_products
-from .quantized_weight import WRONG_ZEROS, QuantizedWeight, StoredWeight
+from .quantized_weight import WEIGHT, WRONG_ZEROS, QuantizedWeight, StoredWeight
 from .weights import add_initializer
 
 OPERATOR = "DequantizeLinear"
 OPERATORS: tuple[str, ...] = (OPERATOR,)
-WEIGHT = "planforge.weight"  # a node's metadata: the parameter that it dequantizes
 OPSET = 21  # the first that has blocks and int4
 TYPES = {8: ir.DataType.INT8, 4: ir.DataType.INT4}
 ROWS = 0  # the axis of K in a weight that is stored (K, N)

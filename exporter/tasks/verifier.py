@@ -23,7 +23,6 @@ from ..execution.replay import Replay, cut_case, make_replay
 from ..levels import FULL, Level
 from ..limits import NOTHING_ACCEPTED, TABLE, Accepted, Gaps, compute_limits
 from ..passes.weight_files import load_graph
-from ..precisions import PRECISIONS
 from ..reference_model import offload_weights, restore_weights
 from .answer_cache import KEPT, compute_gaps_key, compute_key, keep_answers, read_answers, read_limit
 from .base import OpenProgram, Progress, Task
@@ -170,7 +169,7 @@ class Verifier:
             found = [*self.compare_cases(engine, OrtCpuBackend.name, artifact, limits, progress)]
         finally:
             engine.close()
-        if PRECISIONS[artifact.precision].is_half:
+        if artifact.is_half:
             few = replace(self, expected=replace(self.expected, cases=self.expected.few))
             engine = self.open(artifact, self.execute)
             found += few.compare_cases(engine, ROUNDING_ENGINE, artifact, limits, progress)

@@ -19,7 +19,6 @@ from ...runtime.errors import BackendUnavailableError, InputError
 from ...runtime.suggest import did_you_mean
 from ..bundle.writer import install_change, list_file_entries, open_staging_folder
 from ..errors import BuildError, BuildOptionError
-from ..precisions import PRECISIONS
 from ..targets import INSTALLED, NAMES, find_target
 from ..task_traits import TRAITS
 from .build import USUAL, Options, PlanRequest, build_plan, resolve_architectures
@@ -316,7 +315,7 @@ def find_plan_graphs(bundle: Bundle, dialect: str) -> list[Artifact]:
     if manifest.source.get("exporter"):
         dialect = "portable"
     wanted = {a.graph: dialect if a.keeps_cache else "portable" for a in manifest.artifacts}
-    halves = [a for a in manifest.artifacts if PRECISIONS[a.precision].is_half]
+    halves = [a for a in manifest.artifacts if a.is_half]
     matching = [a for a in halves if a.dialect == wanted[a.graph]]
     precisions = dict.fromkeys(a.precision for a in matching)
     whole = [p for p in precisions if {a.graph for a in matching if a.precision == p} == set(wanted)]

@@ -29,7 +29,6 @@ from ...runtime.decoding.cache_shapes import PREFILL_CHUNK
 from ...runtime.errors import BackendError
 from ..execution.replay import Replay, Step
 from ..passes.weight_files import load_graph
-from ..precisions import PRECISIONS
 from ..task_traits import TRAITS
 from ..tasks.encoder_answers import find_output
 from ..tasks.fitted_head import LinearHead
@@ -177,7 +176,7 @@ class ModuleRun:
     def check(self, replay: Replay) -> Iterator[str]:
         """Yield the modules that give other values, in the order of the graph."""
         modes: list[AbstractContextManager[Any]] = [ComputeInFloat64(), nullcontext()]
-        if PRECISIONS[self.artifact.precision].is_half:
+        if self.artifact.is_half:
             modes.append(RoundConstants(bool(self.verifier.bundle.manifest.source.get("exporter"))))
         self.left_out.clear()
         misfits: set[str] = set()  # of this graph, not of one that it runs with

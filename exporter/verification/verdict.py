@@ -136,7 +136,7 @@ def compare_all(
         except BackendError as error:  # of this graph; the others are still judged
             comparisons.append(Comparison.from_error(artifact.id, "ort-cpu", RUNNING, error))
             continue
-        if PRECISIONS[artifact.precision].is_half:
+        if artifact.is_half:
             graph = load_graph(bundle.path(artifact.file))
             replay = verifier.make_replay(artifact)
             nodes_in_fp32[artifact.id], broken = list_fp32_nodes(graph, artifact, replay)

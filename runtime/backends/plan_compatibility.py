@@ -66,11 +66,7 @@ def describe_way_to_plan(bundle: Bundle, library: str) -> str:
     artifacts = bundle.manifest.artifacts
     of_encoders = {"encoder": ("portable",)}
     of_decoders = ("inplace",) if library == "tensorrt-rtx" else ("inplace", "portable")
-    ready = {
-        a.graph
-        for a in artifacts
-        if a.precision == "fp16" and a.dialect in of_encoders.get(a.graph, of_decoders)
-    }
+    ready = {a.graph for a in artifacts if a.is_half and a.dialect in of_encoders.get(a.graph, of_decoders)}
     if ready == {a.graph for a in artifacts}:
         return f"make one: {make_rebuild_command(bundle, library)}"
     targets = ["rtx"] if library == "tensorrt-rtx" else ["rtx", "portable"]

@@ -6,6 +6,7 @@ TensorRT-RTX's own parser and builder are the judges of the plans; none is run h
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -149,10 +150,15 @@ def test_plans_of_all_precisions_are_built_and_smaller(tmp_path: Path) -> None:
 
 
 def check_choice(bundle: Bundle) -> None:
-    """Without a wish the first precision of the export that has plans is run; nothing was verified here."""
+    """Without a wish the first precision of the export runs that has plans, and passed."""
+    passed = tuple(replace(a, gate={"passed": True}) for a in bundle.manifest.artifacts)
 
-    def find(precision: str | None) -> list[Plan]:
-        return find_plans(bundle, "tensorrt-rtx", precision)["decoder"]
+    def find(precision: str | None, *plans: Plan) -> list[str]:
+        manifest = replace(bundle.manifest, artifacts=passed, plans=plans)
+        found = find_plans(Bundle(bundle.folder, manifest), "tensorrt-rtx", precision)
+        return [plan.built_from for plan in found["decoder"]]
 
-    assert [plan.built_from for plan in find("w4a16")] == ["decoder.inplace.w4a16"]
-    assert [plan.built_from for plan in find("fp16")] == ["decoder.inplace.fp16"]
+    half, eight, four = bundle.manifest.plans
+    assert find("w4a16", half, eight, four) == ["decoder.inplace.w4a16"]
+    assert find(None, four, eight, half) == ["decoder.inplace.fp16"]
+    assert find(None, four, eight) == ["decoder.inplace.w8a16"]
