@@ -107,6 +107,7 @@ def format_table(records: Iterable[Mapping[str, Any]]) -> str:
         words += f", {lost} refused" if lost else ""
         return words + (f", {wrong} FALSE" if wrong else "")
 
-    rows: list[Sequence[str]] = [["family", *PRECISIONS], ["---"] * (len(PRECISIONS) + 1)]
-    rows += [[family, *(count(family, precision) for precision in PRECISIONS)] for family in FAMILIES]
+    tried = [precision for precision in PRECISIONS if any(precision == key[1] for key in counts)]
+    rows: list[Sequence[str]] = [["family", *tried], ["---"] * (len(tried) + 1)]
+    rows += [[family, *(count(family, precision) for precision in tried)] for family in FAMILIES]
     return "".join(f"| {' | '.join(row)} |\n" for row in rows)

@@ -16,7 +16,7 @@ import pytest
 
 from planforge.exporter import export
 from planforge.exporter.limits import TABLE as CAPPED
-from planforge.exporter.precisions import PRECISIONS
+from planforge.exporter.precisions import IN_PLANS, PRECISIONS
 from planforge.runtime.bundle.manifest import Artifact
 
 from ..helpers.ground import Ground
@@ -124,7 +124,10 @@ def test_each_limit_follows_from_rounding_and_catches_what_is_three_times_that(
     TABLE.write_text(format_limits(limits), encoding="utf-8")
     of_labels = {"probability_error", "label_changes"}  # of classifiers: see test_labels.py
     assert {limit.metric for limit in limits} == {*CAPPED, "score_error"} - of_labels
-    assert {limit.artifact.rpartition(".")[2] for limit in limits} == PRECISIONS.keys() - {"int4-kv8"}
+    assert {limit.artifact.rpartition(".")[2] for limit in limits} == PRECISIONS.keys() - {
+        "int4-kv8",
+        *IN_PLANS.values(),
+    }
     loose = [(one.artifact, one.name, why) for one in limits for why in one.list_faults()]
     assert loose == []
 

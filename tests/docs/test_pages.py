@@ -51,7 +51,7 @@ PRINTED = {
     "answer(": r"\d+ \d+ 0\.\d+\n.*Answer\(|None",
     "truncation=": r"\(384,\)\n1746",
     "translate(": r"1998-05-03\n(1998-05-03 \S+\n){3}\[\('2007-09-03', .*\n2012-12-21\n\('1',.*\n\(11, 12\)",
-    "export(": r"^True \['decoder.ort.fp32', 'decoder.ort.int8'\]",
+    "export(": r"^\['decoder.ort.fp32', 'decoder.ort.int8'\]",
     "verify(": r"^True$",
     "package(": r"^onnxruntime-genai \d+\.\d+\.\d+ True$",
     "json_schema=": r".+ \d+\n(yes|no)\n\d{3,4}\n$",

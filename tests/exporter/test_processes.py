@@ -140,9 +140,10 @@ class Refusing:
 
     def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
         graphs = [
-            SimpleNamespace(id=f"{graph}.portable.fp16", graph=graph) for graph in ("encoder", "decoder")
+            SimpleNamespace(id=f"{graph}.portable.fp16", graph=graph, precision="fp16")
+            for graph in ("encoder", "decoder")
         ]
-        monkeypatch.setattr(plans, "find_fp16_graphs", lambda manifest, dialect: graphs)
+        monkeypatch.setattr(plans, "find_plan_graphs", lambda manifest, dialect: graphs)
         monkeypatch.setattr(plans, "choose_architectures", lambda *arguments: (("sm86",), ""))
         monkeypatch.setattr(plans, "derive_profiles", lambda artifact, **limits: [])
         monkeypatch.setattr(plans, "build_plan_of_graph", self.build_plan_of_graph)
