@@ -99,16 +99,16 @@ def choose_blocks(
     weights = begun.read
     bits = begun.usual_bits
     shapes = {name: read().shape for name, read in weights.items()}
+    by_rows = begun.is_half and bits == 8  # a row has one scale, whatever its width
     for name, (_, width) in shapes.items():
-        if width % BLOCK_SIZES[-1]:
+        if width % BLOCK_SIZES[-1] and not by_rows:
             raise ExportError(
                 f"int{bits} quantizes weights in blocks of at least {BLOCK_SIZES[-1]} columns, but the width"
                 f" {width} of {name} is not a multiple of {BLOCK_SIZES[-1]}; export fp32 or fp16"
             )
     sizes = PLAN_BLOCK_SIZES if begun.is_half else BLOCK_SIZES
     fitting = [size for size in sizes if all(width % size == 0 for _, width in shapes.values())]
-    if begun.is_half and bits == 8:  # a row has one scale, whatever the size
-        fitting = fitting[-1:]
+    fitting = [0] if by_rows else fitting
     trials = Trials(begun, shapes, measures, progress)
     alike = dict.fromkeys(weights, bits)
     choices = [alike]
@@ -191,7 +191,8 @@ class Trials:
     def run(self, own: Mapping[str, int], size: int) -> bool:
         """Try bits and a size of blocks; return whether they are close."""
         self.count += 1
-        self.progress(f"{self.stage}: trial {self.count}, blocks of {size}")
+        blocks = f"blocks of {size}" if size else "a scale for each row"
+        self.progress(f"{self.stage}: trial {self.count}, {blocks}")
         tried = replace(self.begun, size=size, bits=dict(own))
         first, *others = self.measures
         loss = self.measure(tried, first)
@@ -252,7 +253,7 @@ def list_mixtures(trials: Trials, tables: Collection[str]) -> Iterator[dict[str,
     losses = {}
     sizes = {}
     for kind, names in kinds.items():
-        trials.progress(f"{trials.stage}: what {kind} loses")
+        trials.progress(f"{trials.stage}: the error of {kind}")
         alone = replace(trials.begun, size=trials.best.size, bits=dict.fromkeys(names, 4))
         sizes[kind] = sum(math.prod(trials.shapes[name]) for name in names)
         losses[kind] = trials.measure(alone, trials.measures[0]).measured / sizes[kind]

@@ -19,7 +19,7 @@ from .weights import add_initializer
 
 OPERATOR = "DequantizeLinear"
 OPERATORS: tuple[str, ...] = (OPERATOR,)
-OPSET = 21  # the first that has blocks and int4
+OPSET = 21  # the first that has int4; TensorRT before 10.9 takes none so new
 TYPES = {8: ir.DataType.INT8, 4: ir.DataType.INT4}
 ROWS = 0  # the axis of K in a weight that is stored (K, N)
 
@@ -35,7 +35,8 @@ def store(model: ir.Model, weights: QuantizedWeights) -> None:
         if node.op_type == "Gemm":
             node.attributes["transB"] = ir.AttrInt64("transB", 0)
     RemoveUnusedNodesPass()(model)
-    graph.opset_imports[""] = max(graph.opset_imports[""], OPSET)
+    if any(v.dtype == ir.DataType.INT4 for v in graph.initializers.values()):
+        graph.opset_imports[""] = max(graph.opset_imports[""], OPSET)
 
 
 def dequantize(graph: ir.Graph, before: ir.Node, name: str, weight: QuantizedWeight) -> ir.Value:

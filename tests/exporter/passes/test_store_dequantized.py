@@ -86,6 +86,7 @@ def test_what_is_stored_is_read_back(bits: int, size: int) -> None:
     (stored,) = read_weights(model.graph)
     assert (stored.names, stored.bits, stored.shape, stored.faults) == (("w",), bits, (N, K), ())
     assert stored.is_half and not stored.is_table
+    assert model.opset_imports[""] == (20 if bits == 8 else 21)
     for rows in (slice(None), slice(2, 5)):
         np.testing.assert_array_equal(stored.read(rows).codes, chosen["w"].codes[rows])
         np.testing.assert_array_equal(stored.read(rows).scale, chosen["w"].scale[rows])
