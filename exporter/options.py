@@ -16,7 +16,7 @@ from ..runtime.suggest import did_you_mean
 from .bundle.writer import check_output
 from .levels import STANDARD, Level, parse_verify
 from .limits import TABLE, Accepted
-from .precisions import PRECISIONS, name_for_targets, resolve_precisions
+from .precisions import PRECISIONS, name_for_plans, resolve_precisions
 from .targets import find_target
 from .tensorrt.build import resolve_architectures
 from .tensorrt.plans import USUAL_TARGETS, is_elsewhere, make_board_error
@@ -30,8 +30,8 @@ class ExportOptions(TypedDict, total=False):
     Attributes:
         precision: "fp32", "fp16", "int8", "int4", and with keys and values in int8 "fp32-kv8", "int8-kv8",
             "int4-kv8"; the first is `load`'s own choice. By default fp32, and fp16 where a target has it. Of
-            targets that build plans "int8" and "int4" mean "w8a16" and "w4a16": weights in int8 or int4, and
-            products in fp16.
+            plans "w8a16" and "w4a16", weights in int8 or int4 and products in fp16; where every target builds
+            plans, "int8" and "int4" mean these.
         target: "cpu", "rtx", ...; by default cpu and rtx, without a plan where tensorrt-rtx is missing.
         sms: GPU architectures to build plans for, such as "sm86"; by default all that the engine has.
         max_batch: the largest batch of plans and of a step; by default 8 for a decoder, 32 for an encoder.
@@ -134,8 +134,9 @@ def choose_targets_and_precisions(
     names = resolve_precisions(precision)
     if target is None and not any(PRECISIONS[name].is_half for name in names):
         targets = ["cpu"]  # plans compute in fp16
-    builds = [find_target(name).plans for name in targets]
-    return targets, resolve_precisions(name_for_targets(names, builds))
+    if all(find_target(name).plans for name in targets):
+        names = resolve_precisions(name_for_plans(names))
+    return targets, names
 
 
 def check_accepted(request: Request) -> None:

@@ -62,13 +62,9 @@ PRECISIONS = {
 IN_PLANS = {"int8": "w8a16", "int4": "w4a16"}
 
 
-def name_for_targets(names: Sequence[str], plans: Sequence[bool]) -> list[str]:
-    """Return the precisions that a user means for targets of which some, or all, build plans."""
-    found = []
-    for name in names:
-        found += [name] if not all(plans) or name not in IN_PLANS else []
-        found += [IN_PLANS[name]] if any(plans) and name in IN_PLANS else []
-    return found
+def name_for_plans(names: Sequence[str]) -> list[str]:
+    """Return the precisions that a user means where every target builds plans."""
+    return [IN_PLANS.get(name, name) for name in names]
 
 
 def resolve_precisions(names: Sequence[str]) -> list[str]:

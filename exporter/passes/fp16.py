@@ -40,8 +40,9 @@ def convert_to_fp16(
     chosen = dict(choose_fp32_nodes(graph, {}) if choices is None else choices)
     for node in [node for node in graph if node.name in chosen]:
         choice = chosen[str(node.name)]
-        if choice.shift is not None and is_dequantized(node):
+        if (dequantize := find_dequantize(node)) is not None:  # a weight may be beyond fp16 as well
             choice = chosen[str(node.name)] = replace(choice, shift=None)
+            chosen[str(dequantize.name)] = choice
         choice.write(node)
         if choice.shift is not None:
             del chosen[str(node.name)]
@@ -116,11 +117,11 @@ def scale_product(graph: ir.Graph, product: ir.Node, shift: int) -> ir.Node:
     return multiply
 
 
-def is_dequantized(product: ir.Node) -> bool:
-    """Tell whether a product reads a weight in codes, which cannot be scaled."""
-    weight = product.inputs[1]
+def find_dequantize(product: ir.Node) -> ir.Node | None:
+    """Return the node that gives a product its weight of codes, which cannot be scaled; None without one."""
+    weight = product.inputs[1] if len(product.inputs) > 1 else None
     producer = None if weight is None else weight.producer()
-    return producer is not None and producer.op_type == "DequantizeLinear"
+    return producer if producer is not None and producer.op_type == "DequantizeLinear" else None
 
 
 def list_values(graph: ir.Graph) -> list[ir.Value]:

@@ -69,11 +69,7 @@ class StoredWeight:
     rows: StoredRows | None = None  # the rounding of its product's rows, where the graph does it
     biases: ir.Value | None = None  # those of its parameters' modules, where it stores them side by side
     is_table: bool = False  # whether rows of it are looked up, by this node or by another
-
-    @property
-    def is_half(self) -> bool:
-        """Return whether its scales, and what they multiply to, are in fp16."""
-        return self.scale.dtype == ir.DataType.FLOAT16
+    is_half: bool = False  # whether its scales are positive, and such as fp16 holds
 
     @property
     def may_be_gptq(self) -> bool:

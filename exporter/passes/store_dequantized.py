@@ -101,7 +101,9 @@ def read(node: ir.Node, graph: ir.Graph) -> StoredWeight | None:
     if zeros is not None:
         faults.append(WRONG_ZEROS.format(zeros.name))
     names = (node.metadata_props[WEIGHT],)
-    return StoredWeight(node, names, bits, codes, scale, (N, K), read_rows, faults=tuple(faults))
+    return StoredWeight(
+        node, names, bits, codes, scale, (N, K), read_rows, faults=tuple(faults), is_half=True
+    )
 
 
 def find_faults(node: ir.Node, K: int, blocks: int) -> list[str]:

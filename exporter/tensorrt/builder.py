@@ -236,7 +236,13 @@ def take_out_weights(model: ModelProto) -> list[PlanWeight]:
     from onnx import TensorProto, helper
 
     taken = []
+    # TensorRT wants codes and their scales as constants.
+    quantized = {
+        name for node in model.graph.node if node.op_type == "DequantizeLinear" for name in node.input
+    }
     for tensor in list(model.graph.initializer):
+        if tensor.name in quantized:
+            continue
         place = {entry.key: entry.value for entry in tensor.external_data}
         if tensor.data_location != TensorProto.EXTERNAL or int(place["length"]) < SMALLEST_TAKEN:
             continue

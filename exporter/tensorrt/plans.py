@@ -182,12 +182,33 @@ def build_plans_for(
     limits = dict(limits or {})
     if unknown := set(limits) - {"batch", "length"}:
         raise InputError(f"--max {sorted(unknown)[0]}=...: only batch and length can be limited")
-    plans = []
+    plans: list[Plan] = []
+    refused: list[BuildError] = []
+    for together in group_by_precision(graphs):
+        try:
+            plans += build_together(bundle, together, target_name, sms, limits, folder, progress, options)
+        except BuildError as error:
+            refused.append(error)
+    warn_of_refused(refused, is_all=not plans)
+    return plans
+
+
+def build_together(
+    bundle: Bundle,
+    graphs: Sequence[Artifact],
+    target_name: str,
+    sms: Sequence[str] | None,
+    limits: Mapping[str, int],
+    folder: Path,
+    progress: Progress,
+    options: Options,
+) -> list[Plan]:
+    """Build the plans of the graphs of one precision, which are of no use without each other."""
+    architectures, _ = choose_architectures(bundle, graphs, target_name, sms)
+    plans: list[Plan] = []
     for artifact in graphs:
-        together = [graph for graph in graphs if graph.precision == artifact.precision]
-        architectures, _ = choose_architectures(bundle, together, target_name, sms)
         where = ", ".join(architectures) or "this GPU"
-        progress(f"building a {target.engine} plan of {artifact.id} for {where}")
+        progress(f"building a {find_target(target_name).engine} plan of {artifact.id} for {where}")
         profiles = derive_profiles(artifact, max_batch=limits.get("batch"), max_length=limits.get("length"))
         try:
             plans.append(
@@ -196,11 +217,25 @@ def build_plans_for(
         except BuildError as error:
             if not plans:
                 raise
-            for plan in plans:  # an encoder's plan is of no use without its decoder's
+            for plan in plans:
                 (folder / plan.file).unlink()
             dropped = ", ".join(plan.built_from for plan in plans)
             raise BuildError(f"{error}\n  the plan of {dropped} was built, but was removed, too") from error
     return plans
+
+
+def group_by_precision(graphs: Sequence[Artifact]) -> list[list[Artifact]]:
+    """Return the graphs of each precision."""
+    precisions = dict.fromkeys(graph.precision for graph in graphs)
+    return [[graph for graph in graphs if graph.precision == precision] for precision in precisions]
+
+
+def warn_of_refused(refused: Sequence[BuildError], is_all: bool) -> None:
+    """Log why some precisions get no plan; raise the first reason if none does."""
+    if refused and is_all:
+        raise refused[0]
+    for error in refused:
+        log.warning("one precision gets no plan: %s", error)
 
 
 def choose_architectures(
@@ -241,12 +276,17 @@ def warn_of_left_out(bundle: Bundle, targets: Sequence[str], sms: Sequence[str] 
     for name in targets:
         target = find_target(name)
         if target.engine in LIBRARIES and is_installed(target.engine):
-            graphs = find_plan_graphs(bundle, target.dialect)
-            for precision in dict.fromkeys(graph.precision for graph in graphs):
-                together = [graph for graph in graphs if graph.precision == precision]
-                _, why = choose_architectures(bundle, together, name, sms)
+            groups = group_by_precision(find_plan_graphs(bundle, target.dialect))
+            refused: list[BuildError] = []
+            for together in groups:
+                try:
+                    _, why = choose_architectures(bundle, together, name, sms)
+                except BuildError as error:
+                    refused.append(error)
+                    continue
                 if why:
                     log.warning("%s", why)
+            warn_of_refused(refused, is_all=len(refused) == len(groups))
 
 
 def is_elsewhere(target_name: str) -> bool:

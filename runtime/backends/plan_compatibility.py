@@ -48,17 +48,17 @@ def find_plans(bundle: Bundle, library: str, precision: str | None) -> dict[str,
             usable[artifact.graph].append(plan)
     if not all(usable.values()):
         raise BackendUnavailableError(reasons[-1])
-    return usable if wanted else keep_first_precision(bundle, usable)
+    return usable
 
 
-def keep_first_precision(bundle: Bundle, usable: dict[str, list[Plan]]) -> dict[str, list[Plan]]:
+def keep_first_precision(bundle: Bundle, plans: dict[str, list[Plan]]) -> dict[str, list[Plan]]:
     """Return the plans of the first precision, as given at export, in which every graph has one."""
     own = {a.id: a.precision for a in bundle.manifest.artifacts}
     for precision in dict.fromkeys(own.values()):
-        kept = {g: [p for p in plans if own[p.built_from] == precision] for g, plans in usable.items()}
+        kept = {graph: [p for p in some if own[p.built_from] == precision] for graph, some in plans.items()}
         if all(kept.values()):
             return kept
-    return usable
+    return plans
 
 
 def describe_way_to_plan(bundle: Bundle, library: str) -> str:

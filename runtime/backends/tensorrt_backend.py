@@ -16,7 +16,14 @@ from .backend import LoadRequest
 from .cuda_memory import Device, find_driver_cuda, find_gpu
 from .device_buffer import DeviceBuffer, upload_array
 from .plan_check import check_engine
-from .plan_compatibility import Host, choose_plan, explain_misfit, find_plans, make_rebuild_command
+from .plan_compatibility import (
+    Host,
+    choose_plan,
+    explain_misfit,
+    find_plans,
+    keep_first_precision,
+    make_rebuild_command,
+)
 from .runtime_cache import RuntimeCache
 from .tensorrt_library import import_library, make_logger
 from .tensorrt_program import TensorRtProgram
@@ -33,13 +40,16 @@ class TensorRtBackend:
         self.trt = import_library(name)
         gpu = find_gpu(request.device)
         host = Host(self.trt.__version__, gpu.sm, find_driver_cuda())
-        self.plans: dict[str, Plan] = {}
+        fitting: dict[str, list[Plan]] = {}
         for graph, candidates in plans.items():
             misfits = {plan.file: explain_misfit(plan, host, bundle) for plan in candidates}
-            fitting = [plan for plan in candidates if not misfits[plan.file]]
-            if not fitting:
+            fitting[graph] = [plan for plan in candidates if not misfits[plan.file]]
+            if not fitting[graph]:
                 raise BackendUnavailableError(misfits[candidates[-1].file])
-            self.plans[graph] = choose_plan(fitting, request.max_length, gpu.memory)
+        self.plans = {
+            graph: choose_plan(some, request.max_length, gpu.memory)
+            for graph, some in keep_first_precision(bundle, fitting).items()
+        }
         self.device = Device(request.device)
 
     def __str__(self) -> str:

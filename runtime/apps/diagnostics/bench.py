@@ -33,7 +33,8 @@ ROUNDS = 5  # as many rounds as fill the seconds, at least and at most
 MAX_ROUNDS = 50
 SECONDS = 3.0
 READ_BYTES = 256 * 2**20  # more than the processor's caches hold
-EXACTNESS = ("fp32", "fp16", "fp32-kv8", "int8", "int8-kv8", "int4", "int4-kv8")  # the most exact first
+# The most exact first.
+EXACTNESS = ("fp32", "fp16", "fp32-kv8", "w8a16", "int8", "int8-kv8", "w4a16", "int4", "int4-kv8")
 MIN_GAIN = 1.02  # of speed; less is not worth a less exact precision
 # Python puts the current folder first on its path, where a stray random.py would be imported instead.
 CHILD = "import sys; sys.path[:] = [p for p in sys.path if p]; from {} import main; main()"

@@ -68,7 +68,7 @@ def test_an_encoder_keeps_its_outputs(tmp_path: Path) -> None:
     ("typed", "hint"),
     [
         (["--target", "jetpack6.2"], "--target cpu,portable --precision fp32,fp16"),
-        (["--target", "cpu,jetpack7.2", "--precision", "int8"], "--target cpu,rtx --precision int8,w8a16"),
+        (["--target", "cpu,jetpack7.2", "--precision", "int8"], "--target cpu,rtx --precision int8,fp16"),
         (["--target", "jetpack6.0,jetpack7.2"], "--target cpu,portable,rtx --precision fp32,fp16"),
     ],
 )

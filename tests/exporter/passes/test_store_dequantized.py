@@ -13,6 +13,7 @@ from onnx.reference import ReferenceEvaluator
 
 from planforge.exporter.execution.node_executor import NodeExecutor
 from planforge.exporter.passes.fp16 import convert_to_fp16
+from planforge.exporter.passes.fp16_ranges import Fp32Reason
 from planforge.exporter.passes.quantize import QuantizedWeights
 from planforge.exporter.passes.storage import read_weights
 from planforge.exporter.passes.store_dequantized import OPERATOR, store
@@ -30,7 +31,9 @@ def draw(*shape: int) -> Array:
     return np.random.default_rng(3).standard_normal(shape).astype(np.float32)
 
 
-def make(bits: int, size: int, by_rows: bool) -> tuple[ir.Model, QuantizedWeights]:
+def make(
+    bits: int, size: int, by_rows: bool, choices: dict[str, Fp32Reason] | None = None
+) -> tuple[ir.Model, QuantizedWeights]:
     """A product of a weight (N, K) in fp16, stored in `bits`."""
     weight = draw(N, K) * np.geomspace(1e-3, 1, N, dtype=np.float32)[:, None]
     stored = weight if by_rows else np.ascontiguousarray(weight.T)
@@ -42,7 +45,7 @@ def make(bits: int, size: int, by_rows: bool) -> tuple[ir.Model, QuantizedWeight
     model.graph.initializers["w"].const_value = ir.tensor(stored, name="w")
     chosen = QuantizedWeights(bits, size, {"w": bits}, {"w": lambda: weight}, is_half=True)
     store(model, chosen)
-    convert_to_fp16(model, [])
+    convert_to_fp16(model, [], choices)
     return model, chosen
 
 
@@ -107,6 +110,19 @@ def test_node_by_node_it_computes_what_onnx_says(bits: int, size: int) -> None:
         found.astype(np.float32), np.asarray(expected, np.float32), rtol=2e-3, atol=2e-3
     )
     assert seen[OPERATOR].dtype == np.float16
+
+
+@pytest.mark.parametrize("shift", [None, 2])
+def test_a_product_in_fp32_reads_its_weight_in_fp32(shift: int | None) -> None:
+    """What it multiplies by may be beyond fp16 too; a weight of codes is not scaled."""
+    choices = {"node_0": Fp32Reason(reached=1e6, shift=shift)}
+    model, chosen = make(8, 0, by_rows=False, choices=choices)
+    (node,) = nodes(model, OPERATOR)
+    assert node.outputs[0].dtype == ir.DataType.FLOAT
+    assert not [node for node in nodes(model, "Mul") if node.outputs]
+    (stored,) = read_weights(model.graph)
+    np.testing.assert_array_equal(stored.read(slice(None)).scale, chosen["w"].scale)
+    assert stored.is_half and not stored.faults
 
 
 FAULTS: dict[str, Callable[[ir.Node], None]] = {

@@ -16,10 +16,10 @@ import onnx_ir as ir
 import pytest
 
 from planforge.exporter import build, export
-from planforge.exporter.errors import BuildOptionError
 from planforge.exporter.options import choose_targets_and_precisions
+from planforge.exporter.tensorrt.build import Options
 from planforge.runtime import TextGenerator
-from planforge.runtime.backends.plan_compatibility import find_plans
+from planforge.runtime.backends.plan_compatibility import find_plans, keep_first_precision
 from planforge.runtime.backends.tensorrt_library import LIBRARIES
 from planforge.runtime.bundle.bundle import Bundle
 from planforge.runtime.bundle.manifest import Plan
@@ -120,7 +120,7 @@ def test_a_graph_in_int8_runs_on_a_cpu(planted: PlantedBundle) -> None:
         (["rtx"], ["int8"], ["w8a16"]),
         (["rtx"], ["fp16", "int4"], ["fp16", "w4a16"]),
         (["cpu"], ["int8"], ["int8"]),
-        (["cpu", "rtx"], ["fp32", "int8"], ["fp32", "int8", "w8a16"]),
+        (["cpu", "rtx"], ["fp32", "fp16", "int8"], ["fp32", "fp16", "int8"]),
         (["portable"], ["w8a16"], ["w8a16"]),
     ],
 )
@@ -134,7 +134,9 @@ def test_a_quantized_precision_alone_keeps_the_plan() -> None:
 
 
 @needs_rtx
-def test_plans_of_all_precisions_are_built_and_smaller(tmp_path: Path) -> None:
+def test_plans_of_all_precisions_are_built_and_smaller(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
     precisions = ["fp32", "fp16", "int8", "int4"]
     result = export("gpt2-demo", tmp_path / "B", target="rtx", precision=precisions, verify=False)
     plans = {plan.built_from.rpartition(".")[2]: plan for plan in result.manifest.plans}
@@ -144,18 +146,25 @@ def test_plans_of_all_precisions_are_built_and_smaller(tmp_path: Path) -> None:
     every = LIBRARIES["tensorrt-rtx"].sms
     assert plans["fp16"].sms == plans["w8a16"].sms == every
     assert plans["w4a16"].sms == tuple(sm for sm in every if sm != "sm75")  # which has no int4
-    with pytest.raises(BuildOptionError, match="Leave out sm75"):
-        build(tmp_path / "B", sms=["sm75"])
     check_choice(Bundle.open(tmp_path / "B"))
+    older = build(tmp_path / "B", sms=["sm75"]).plans
+    assert [plan.built_from for plan in older] == ["decoder.inplace.fp16", "decoder.inplace.w8a16"]
+    assert any("Leave out sm75" in record.getMessage() for record in caplog.records)
+    stripped = build(tmp_path / "B", sms=["sm86"], options=Options(strip=True)).plans
+    assert len(stripped) == 3
+    for plan in stripped:  # codes and scales stay in the plan
+        assert all(weight.dtype in ("float16", "float32") for weight in plan.weights)
+        assert not any("dequantize" in weight.name or ".int" in weight.name for weight in plan.weights)
 
 
 def check_choice(bundle: Bundle) -> None:
-    """Without a wish the first precision of the export runs that has plans, and passed."""
+    """Without a wish the first precision of the export runs that has plans for all graphs."""
     passed = tuple(replace(a, gate={"passed": True}) for a in bundle.manifest.artifacts)
 
     def find(precision: str | None, *plans: Plan) -> list[str]:
         manifest = replace(bundle.manifest, artifacts=passed, plans=plans)
         found = find_plans(Bundle(bundle.folder, manifest), "tensorrt-rtx", precision)
+        found = keep_first_precision(bundle, found)
         return [plan.built_from for plan in found["decoder"]]
 
     half, eight, four = bundle.manifest.plans
