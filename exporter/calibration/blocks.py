@@ -166,7 +166,6 @@ class Trials:
         progress: Callable[[str], None],
     ) -> None:
         self.begun = begun
-        self.weights = begun.read
         self.shapes = shapes
         bits = begun.usual_bits
         self.caps = CAPS[f"int{bits}"]
@@ -247,7 +246,7 @@ def list_mixtures(trials: Trials, tables: Collection[str]) -> Iterator[dict[str,
     A kind is what layers have in common. Those come first that lose most by themselves for their size.
     """
     kinds: dict[str, list[str]] = {}
-    for name in trials.weights:
+    for name in trials.begun.read:
         if name not in tables:
             kinds.setdefault(name_kind(name), []).append(name)
     losses = {}
@@ -257,7 +256,7 @@ def list_mixtures(trials: Trials, tables: Collection[str]) -> Iterator[dict[str,
         alone = replace(trials.begun, size=trials.best.size, bits=dict.fromkeys(names, 4))
         sizes[kind] = sum(math.prod(trials.shapes[name]) for name in names)
         losses[kind] = trials.measure(alone, trials.measures[0]).measured / sizes[kind]
-    own = dict.fromkeys(trials.weights, 4) | dict.fromkeys(tables, 8)
+    own = dict.fromkeys(trials.begun.read, 4) | dict.fromkeys(tables, 8)
     kept = []
     for kind in sorted(kinds, key=lambda kind: -losses[kind]):
         kept.append(kind)

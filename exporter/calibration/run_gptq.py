@@ -19,7 +19,6 @@ if TYPE_CHECKING:
     from torch import Tensor
 
 Array = npt.NDArray[np.float32]
-Read: TypeAlias = "Callable[[], Array]"  # gives a weight (N, K)
 T = TypeVar("T")
 R = TypeVar("R")
 Names: TypeAlias = "tuple[str, ...]"

@@ -41,8 +41,8 @@ def convert_to_fp16(
     for node in [node for node in graph if node.name in chosen]:
         choice = chosen[str(node.name)]
         if (dequantize := find_dequantize(node)) is not None:  # a weight may be beyond fp16 as well
-            choice = chosen[str(node.name)] = replace(choice, shift=None)
-            chosen[str(dequantize.name)] = choice
+            choice = replace(choice, shift=None)
+            chosen |= {str(node.name): choice, str(dequantize.name): choice}
         choice.write(node)
         if choice.shift is not None:
             del chosen[str(node.name)]

@@ -88,6 +88,17 @@ class StoredWeight:
         return tuple(f"{name.removesuffix('weight')}bias" for name in self.names)
 
 
+def read_constants(
+    node: ir.Node, codes: ir.Value | None, scale: ir.Value | None
+) -> tuple[ir.Value, ir.TensorProtocol, ir.Value, ir.TensorProtocol] | None:
+    """Return a node's codes and scales with their tensors; None if no export can have written the node."""
+    if WEIGHT not in node.metadata_props or codes is None or scale is None:
+        return None
+    if codes.const_value is None or scale.const_value is None:
+        return None
+    return codes, codes.const_value, scale, scale.const_value
+
+
 def round_scales(scale: Array) -> Array:
     """Return the nearest scales that fp16 holds, none of them zero."""
     half = np.maximum(scale, SMALLEST_HALF).astype(np.float16)

@@ -14,7 +14,7 @@ from onnx_ir.passes.common import RemoveUnusedNodesPass
 
 from .biases import find_bias_add, find_vector, split_bias_gelus
 from .quantize import QuantizedWeights, find_quantizable
-from .quantized_weight import WEIGHT, WRONG_ZEROS, QuantizedWeight, StoredWeight
+from .quantized_weight import WEIGHT, WRONG_ZEROS, QuantizedWeight, StoredWeight, read_constants
 from .tables import replace_by_parts
 from .weights import MICROSOFT, View, Weight, add_initializer, make_lazy_tensor
 
@@ -110,17 +110,9 @@ def read(node: ir.Node, graph: ir.Graph) -> StoredWeight | None:
     """Return the weight that a product or a lookup reads."""
     first, second, scale, zeros, order = (*node.inputs, None, None)[:5]
     is_table = node.op_type == LOOKUP
-    codes = first if is_table else second
-    packed = None if codes is None else codes.const_value
-    scales = None if scale is None else scale.const_value
-    if (
-        WEIGHT not in node.metadata_props
-        or codes is None
-        or scale is None
-        or packed is None
-        or scales is None
-    ):
+    if (stored := read_constants(node, first if is_table else second, scale)) is None:
         return None
+    codes, packed, scale, scales = stored
     bits = node.attributes["bits"].as_int()
     N = packed.shape.numpy()[0]
     K = packed.size // N * 8 // bits

@@ -14,7 +14,7 @@ import onnx_ir as ir
 from onnx_ir.passes.common import RemoveUnusedNodesPass
 
 from .quantize import QuantizedWeights, find_products
-from .quantized_weight import WEIGHT, WRONG_ZEROS, QuantizedWeight, StoredWeight
+from .quantized_weight import WEIGHT, WRONG_ZEROS, QuantizedWeight, StoredWeight, read_constants
 from .weights import add_initializer
 
 OPERATOR = "DequantizeLinear"
@@ -77,25 +77,18 @@ def pack(codes: npt.NDArray[np.int8], bits: int) -> npt.NDArray[np.generic]:
 
 def read(node: ir.Node, graph: ir.Graph) -> StoredWeight | None:
     """Return the weight that a node dequantizes."""
-    codes, scale, zeros = (*node.inputs, None)[:3]
-    packed = None if codes is None else codes.const_value
-    scales = None if scale is None else scale.const_value
-    if (
-        WEIGHT not in node.metadata_props
-        or codes is None
-        or scale is None
-        or packed is None
-        or scales is None
-    ):
+    first, second, zeros = (*node.inputs, None, None)[:3]
+    if (found := read_constants(node, first, second)) is None:
         return None
+    codes, packed, scale, scales = found
     K, N = packed.shape.numpy()
     bits = 4 if packed.dtype == ir.DataType.INT4 else 8
     blocks = 1 if len(scales.shape) == 1 else scales.shape.numpy()[0]
 
     def read_rows(rows: slice) -> QuantizedWeight:
-        found = packed.numpy().T[rows].astype(np.int8)
+        integers = packed.numpy().T[rows].astype(np.int8)
         own = scales.numpy().astype(np.float32).reshape(blocks, N).T[rows]
-        return QuantizedWeight(found, np.ascontiguousarray(own), bits)
+        return QuantizedWeight(integers, np.ascontiguousarray(own), bits)
 
     faults = list(find_faults(node, K, blocks))
     if zeros is not None:
