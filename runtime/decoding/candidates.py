@@ -73,7 +73,7 @@ def choose_tokens(
 
     The scores are from `read_scores`, of the results that `choose_results` names; `top_logprobs` needs all
     logits. Candidates give the token that all logits would give, but where more than K of a row's are equal
-    at top_k's border.
+    at top_k's border, once divided by the temperature.
     """
     if scores.dtype.names is not None:
         assert not top_logprobs, "choose_results asks for logits"

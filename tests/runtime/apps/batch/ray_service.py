@@ -58,6 +58,14 @@ def count_replicas() -> int:
     return sum(count for state, count in status.replica_states.items() if state == "RUNNING")
 
 
+def has_route(port: int) -> bool:
+    """Whether the proxy knows of the service: `serve.run` does not wait for that."""
+    try:
+        return "/" in ask(port, "/-/routes")
+    except urllib.error.HTTPError:  # it knows of nothing yet
+        return False
+
+
 def check_answers(port: int, bundle: str) -> None:
     """What the service answers is what the model does."""
     assert ask(port, "/ready")["models"] == {"gpt2-demo": "ready", "bert-demo": "ready"}
@@ -119,6 +127,7 @@ def main() -> None:
     arguments["autoscaling"]["metrics_interval_s"] = 0.5
     serve.start(http_options={"port": port})
     serve.run(build_app(arguments), name="planforge", route_prefix="/")
+    wait_until(lambda: has_route(port), "the proxy's route")
     check_answers(port, generator)
     check_scaling(port)
     check_draining(port)
