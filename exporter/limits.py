@@ -12,6 +12,7 @@ import numpy as np
 from ..runtime.apps.check.judge import COUNTED
 from ..runtime.apps.check.metrics import MEAN_OF, Measured, Metrics, measure_spread
 from ..runtime.backends.backend import Array
+from .precisions import PRECISIONS
 
 # The one table of caps, in fp32, fp16, int8 and int4. fp32 engines add in another order, nothing more.
 TABLE = {
@@ -25,12 +26,11 @@ TABLE = {
     "top1_changes": (0.005, 0.02, 0.02, 0.1),
     "perplexity_change": (1e-4, 0.002, 0.01, 0.08),
 }
+COLUMNS = ("fp32", "fp16", "int8", "int4")
 CAPS = {
-    precision: {name: caps[column] for name, caps in TABLE.items()}
-    for column, precision in enumerate(("fp32", "fp16", "int8", "int4"))
+    precision: {name: caps[COLUMNS.index(kind.loses_like)] for name, caps in TABLE.items()}
+    for precision, kind in PRECISIONS.items()
 }
-CAPS |= dict.fromkeys(("fp32-kv8", "int8-kv8", "w8a16"), CAPS["int8"])
-CAPS |= dict.fromkeys(("int4-kv8", "w4a16"), CAPS["int4"])
 GAP_FACTOR = 3.0  # an engine may differ by this much more than rounding does in PyTorch
 # These grow with the square of the values' error, so three times the error is nine times as much.
 QUADRATIC = ("mean_kl", "cosine_gap", "mean_cosine_gap", "text_kl")

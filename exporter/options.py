@@ -16,9 +16,10 @@ from ..runtime.suggest import did_you_mean
 from .bundle.writer import check_output
 from .levels import STANDARD, Level, parse_verify
 from .limits import TABLE, Accepted
-from .precisions import PRECISIONS, name_for_plans, resolve_precisions
+from .precisions import PRECISIONS, expand_names, resolve_precisions
 from .targets import find_target
 from .tensorrt.build import resolve_architectures
+from .tensorrt.hardware import FORMATS
 from .tensorrt.plans import USUAL_TARGETS, is_elsewhere, make_board_error
 
 QUANTIZERS = ("gptq", "rtn")  # how weights become int4, and an encoder's int8
@@ -30,8 +31,8 @@ class ExportOptions(TypedDict, total=False):
     Attributes:
         precision: "fp32", "fp16", "int8", "int4", and with keys and values in int8 "fp32-kv8", "int8-kv8",
             "int4-kv8"; the first is `load`'s own choice. By default fp32, and fp16 where a target has it. Of
-            plans "w8a16" and "w4a16", weights in int8 or int4 and products in fp16; where every target builds
-            plans, "int8" and "int4" mean these.
+            plans "w8a16", "w4a16", "fp8" and "nvfp4", with products in fp16; where every target builds plans,
+            "int8" and "int4" mean the first two.
         target: "cpu", "rtx", ...; by default cpu and rtx, without a plan where tensorrt-rtx is missing.
         sms: GPU architectures to build plans for, such as "sm86"; by default all that the engine has.
         max_batch: the largest batch of plans and of a step; by default 8 for a decoder, 32 for an encoder.
@@ -131,11 +132,10 @@ def choose_targets_and_precisions(
         raise InputError("target=[] is empty; leave it out for the default targets")
     if precision is None:
         return targets, list_usual_precisions(targets)
-    names = resolve_precisions(precision)
+    only_plans = all(find_target(name).plans for name in targets)
+    names = resolve_precisions(expand_names(precision, only_plans))
     if target is None and not any(PRECISIONS[name].is_half for name in names):
         targets = ["cpu"]  # plans compute in fp16
-    if all(find_target(name).plans for name in targets):
-        names = resolve_precisions(name_for_plans(names))
     return targets, names
 
 
@@ -169,6 +169,18 @@ def advise_for_board(request: Request) -> str:
     return f"export with --target {','.join(targets)} --precision {','.join(precisions)}"
 
 
+def check_kernels(precisions: Sequence[str], sms: Sequence[str]) -> None:
+    """Refuse a GPU that was named and has no kernels for any of the precisions of plans."""
+    needs = [FORMATS.get(PRECISIONS[name].format_name) for name in precisions]
+    for sm in sms:
+        unmet = [need for need in needs if need is not None and not need.is_met(sm)]
+        if unmet and len(unmet) == len(needs):
+            raise InputError(
+                f"--sm {sm} has no kernels for {' and '.join(need.what for need in unmet)}, which begin with"
+                f" sm{min(need.sm for need in unmet)}: leave {sm} out, or add the precision fp16 or w8a16"
+            )
+
+
 def check_request(request: Request) -> None:
     """Refuse choices that cannot be carried out, and an output that must not be replaced."""
     targets = request.targets
@@ -181,8 +193,10 @@ def check_request(request: Request) -> None:
             raise make_board_error(name, f"{advise_for_board(request)}, copy the bundle", request.output.name)
         if is_installed(engine) or targets != USUAL_TARGETS:
             resolve_architectures(engine, sms or LIBRARIES[engine].sms)
-        if not any(PRECISIONS[precision].is_half for precision in request.precisions):
+        halves = [precision for precision in request.precisions if PRECISIONS[precision].is_half]
+        if not halves:
             raise InputError(f"target {name!r} builds its plan from fp16; add fp16 to the precisions")
+        check_kernels(halves, () if sms is None else resolve_architectures(engine, sms))
     if sms and not any(find_target(name).plans for name in targets):
         raise InputError(f"--sm {','.join(sms)} is for plans, and target {', '.join(targets)} builds none")
     if request.quantizer not in QUANTIZERS:

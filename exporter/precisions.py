@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 from ..runtime.bundle.artifact import computes_in_half
 from ..runtime.errors import InputError
 from ..runtime.suggest import did_you_mean
+from .number_formats import CPU_INTEGERS, PLAN_FLOATS, PLAN_INTEGERS, NumberFormats
 
 # By dialect, the forms in which quantized weights are stored, one after another: see `passes.storage`.
 Forms = Mapping[str, tuple[str, ...]]
@@ -25,6 +26,8 @@ class Precision:
     storage: Forms  # of the dialects whose graphs can have it
     weight_bits: int | None = None  # bits of quantized weights; None where they are floats
     cache_bits: int | None = None  # bits of quantized keys and values; None where they are floats
+    # of quantized weights, by their bits
+    formats: NumberFormats = field(default_factory=lambda: CPU_INTEGERS)
 
     @property
     def dialects(self) -> tuple[str, ...]:
@@ -42,6 +45,18 @@ class Precision:
         return self.weight_bits is not None or self.cache_bits is not None
 
     @property
+    def format_name(self) -> str:
+        """Return the name of the number format that most weights have; "" where they are floats."""
+        return "" if self.weight_bits is None else self.formats[self.weight_bits].name
+
+    @property
+    def loses_like(self) -> str:
+        """Return the precision whose losses this one may have: fp32, fp16, int8 or int4."""
+        if self.weight_bits is not None:
+            return f"int{self.weight_bits}"
+        return self.weights if self.cache_bits is None else "int8"
+
+    @property
     def calibrated(self) -> bool:
         """Return whether real text decides how values are stored."""
         return self.weights != "fp32" or self.cache_bits is not None
@@ -55,16 +70,18 @@ PRECISIONS = {
     "fp32-kv8": Precision("fp32", {"ort": ()}, cache_bits=8),
     "int8-kv8": Precision("int8", ROWS, weight_bits=8, cache_bits=8),
     "int4-kv8": Precision("int4", BLOCKS, weight_bits=4, cache_bits=8),
-    "w8a16": Precision("w8a16", PLANS, weight_bits=8),
-    "w4a16": Precision("w4a16", PLANS, weight_bits=4),
+    "w8a16": Precision("w8a16", PLANS, weight_bits=8, formats=PLAN_INTEGERS),
+    "w4a16": Precision("w4a16", PLANS, weight_bits=4, formats=PLAN_INTEGERS),
+    "fp8a16": Precision("fp8a16", PLANS, weight_bits=8, formats=PLAN_FLOATS),
+    "nvfp4a16": Precision("nvfp4a16", PLANS, weight_bits=4, formats=PLAN_FLOATS),
 }
-# What int8 and int4 are called in a graph for plans, which computes in fp16.
-IN_PLANS = {"int8": "w8a16", "int4": "w4a16"}
+# What these mean in a graph for plans, which computes in fp16.
+IN_PLANS = {"int8": "w8a16", "int4": "w4a16", "fp8": "fp8a16", "nvfp4": "nvfp4a16"}
 
 
-def name_for_plans(names: Sequence[str]) -> list[str]:
-    """Return the precisions that a user means where every target builds plans."""
-    return [IN_PLANS.get(name, name) for name in names]
+def expand_names(names: Sequence[str], only_plans: bool) -> list[str]:
+    """Return the precisions that a user's names stand for; int8 and int4 for those of plans alone."""
+    return [IN_PLANS.get(name, name) if only_plans or name not in PRECISIONS else name for name in names]
 
 
 def resolve_precisions(names: Sequence[str]) -> list[str]:

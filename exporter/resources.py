@@ -17,15 +17,16 @@ from ..runtime.bundle.manifest import Artifact
 from .checkpoints.checkpoint import Checkpoint
 from .errors import OutputError
 from .options import Request
-from .precisions import PRECISIONS
+from .precisions import PRECISIONS, Precision
 from .targets import find_target
 from .tensorrt.plans import Progress
 
 log = logging.getLogger("planforge")
 
 FLOATS = ("F64", "F32", "F16", "BF16")  # types of weights, by safetensors' names
-# Bits of a weight in a file, the scales of quantized blocks included.
-BITS = {"fp32": 32.0, "fp16": 16.0, "int8": 9.0, "int4": 5.5, "w8a16": 10.5, "w4a16": 7.0}
+# Bits of a weight in a file beyond those of its codes: scales of blocks, and tables that stay in fp16.
+SCALES = {8: 1.0, 4: 1.5}
+TABLES = 1.5
 PLAN_BITS = 22.0  # of a plan's in fp16, in which a table and the head that is tied to it are two
 # Bytes of memory, measured, whatever the model is: of this process, and of each that traces a graph.
 PROCESS = 350_000_000
@@ -77,13 +78,20 @@ def estimate_need(
     weights: Weights, checkpoint: Checkpoint, artifacts: Sequence[Artifact], request: Request
 ) -> Need:
     """Estimate the memory and disk space of an export of a checkpoint that writes these graphs."""
-    kinds = {PRECISIONS[artifact.precision].weights for artifact in artifacts}
+    kinds = {(kind := PRECISIONS[artifact.precision]).weights: kind for artifact in artifacts}
     plans = [name for name in request.targets if builds_plan(name)]
-    bits = sum(BITS[kind] for kind in kinds) + len(plans) * PLAN_BITS
+    bits = sum(map(estimate_bits, kinds.values())) + len(plans) * PLAN_BITS
     return Need(
         memory=PROCESS + round(estimate_memory(weights, checkpoint, artifacts, request, bool(plans))),
         disk=round(weights.count * bits / 8),
     )
+
+
+def estimate_bits(kind: Precision) -> float:
+    """Estimate the bits of a weight in a precision's file."""
+    if kind.weight_bits is None:
+        return 16.0 if kind.is_half else 32.0
+    return kind.weight_bits + SCALES[kind.weight_bits] + TABLES * kind.is_half
 
 
 def estimate_memory(

@@ -16,7 +16,7 @@ import numpy.typing as npt
 from ...runtime.apps.check.judge import COUNTED
 from ..errors import ExportError
 from ..limits import CAPS, Gaps
-from ..passes.quantize import BLOCK_SIZES, PLAN_BLOCK_SIZES, QuantizedWeights, find_products, find_quantizable
+from ..passes.quantize import QuantizedWeights, find_products, find_quantizable
 from ..passes.weights import read_array
 from .run_gptq import round_weights
 
@@ -84,9 +84,9 @@ def choose_blocks(
 ) -> QuantizedWeights:
     """Return the largest blocks that are close.
 
-    Where no int4 is close, tables are int8, and then kinds of weights, those that lose most for their size
-    first, up to half of all weights. Where nothing comes near to being close, all stay in `bits` and in the
-    largest blocks: others would be slower, and refused as well.
+    Where none in 4 bits is close, tables are int8, and then kinds of weights, those that lose most for their
+    size first, up to half of all weights. Those of fp8 stay floats instead. Where nothing comes near to being
+    close, all stay in `bits` and in the largest blocks: others would be slower, and refused as well.
 
     Args:
         begun: the weights, without blocks, and how they are rounded.
@@ -99,23 +99,23 @@ def choose_blocks(
     weights = begun.read
     bits = begun.usual_bits
     shapes = {name: read().shape for name, read in weights.items()}
-    by_rows = begun.is_half and bits == 8  # a row has one scale, whatever its width
+    sizes = begun.formats[bits].block_sizes
+    least = sizes[-1]
     for name, (_, width) in shapes.items():
-        if width % BLOCK_SIZES[-1] and not by_rows:
+        if least and width % least:
             raise ExportError(
-                f"int{bits} quantizes weights in blocks of at least {BLOCK_SIZES[-1]} columns, but the width"
-                f" {width} of {name} is not a multiple of {BLOCK_SIZES[-1]}; export fp32 or fp16"
+                f"{begun.formats[bits].name} quantizes weights in blocks of at least {least} columns, but the"
+                f" width {width} of {name} is not a multiple of {least}; export fp32 or fp16"
             )
-    sizes = PLAN_BLOCK_SIZES if begun.is_half else BLOCK_SIZES
-    fitting = [size for size in sizes if all(width % size == 0 for _, width in shapes.values())]
-    fitting = [0] if by_rows else fitting
+    widths = {width for _, width in shapes.values()}
+    fitting = [size for size in sizes if not size or all(width % size == 0 for width in widths)]
     trials = Trials(begun, shapes, measures, progress)
     alike = dict.fromkeys(weights, bits)
     choices = [alike]
     if bits == 4 and tables:
         choices.append(alike | dict.fromkeys(tables, 8))
     is_close = any(trials.search(own, fitting) for own in choices)
-    if bits == 4 and not is_close:
+    if begun.formats[bits].uses_gptq and not is_close:
         for own in list_mixtures(trials, tables):
             if trials.run(own, fitting[-1]):
                 break
@@ -169,7 +169,7 @@ class Trials:
         self.shapes = shapes
         bits = begun.usual_bits
         self.caps = CAPS[f"int{bits}"]
-        self.stage = f"calibrating int{bits}"
+        self.stage = f"calibrating {begun.formats[bits].name}"
         self.measures = measures
         self.progress = progress
         self.count = 0
@@ -229,9 +229,10 @@ class Trials:
         return Loss(largest[False], largest[True], doubt)
 
     def finish(self, sample: Sample, tables: Collection[str]) -> QuantizedWeights:
-        """Return the best trial, its int4 rounded again by GPTQ where there are rows for it."""
+        """Return the best trial, its coarse codes rounded again by GPTQ where there are rows for it."""
         best = self.best
-        own = [name for name, bits in best.bits.items() if bits == 4 and name not in tables]
+        coarse = {bits for bits, format in best.formats.items() if format.uses_gptq}
+        own = [name for name, bits in best.bits.items() if bits in coarse and name not in tables]
         if not own:
             return best
         self.progress(f"{self.stage}: reading text for GPTQ")
@@ -241,11 +242,12 @@ class Trials:
 
 
 def list_mixtures(trials: Trials, tables: Collection[str]) -> Iterator[dict[str, int]]:
-    """Yield bits with one kind of weights more in int8 each time, up to half of all weights.
+    """Yield bits with one kind of weights more in twice as many each time, up to half of all weights.
 
     A kind is what layers have in common. Those come first that lose most by themselves for their size.
     """
     kinds: dict[str, list[str]] = {}
+    bits = trials.begun.usual_bits
     for name in trials.begun.read:
         if name not in tables:
             kinds.setdefault(name_kind(name), []).append(name)
@@ -253,16 +255,16 @@ def list_mixtures(trials: Trials, tables: Collection[str]) -> Iterator[dict[str,
     sizes = {}
     for kind, names in kinds.items():
         trials.progress(f"{trials.stage}: the error of {kind}")
-        alone = replace(trials.begun, size=trials.best.size, bits=dict.fromkeys(names, 4))
+        alone = replace(trials.begun, size=trials.best.size, bits=dict.fromkeys(names, bits))
         sizes[kind] = sum(math.prod(trials.shapes[name]) for name in names)
         losses[kind] = trials.measure(alone, trials.measures[0]).measured / sizes[kind]
-    own = dict.fromkeys(trials.begun.read, 4) | dict.fromkeys(tables, 8)
+    own = dict.fromkeys(trials.begun.read, bits) | dict.fromkeys(tables, 2 * bits)
     kept = []
     for kind in sorted(kinds, key=lambda kind: -losses[kind]):
         kept.append(kind)
         if sum(sizes[kind] for kind in kept) > sum(sizes.values()) / 2:
             return
-        own = own | dict.fromkeys(kinds[kind], 8)
+        own = own | dict.fromkeys(kinds[kind], 2 * bits)
         yield own
 
 

@@ -157,7 +157,7 @@ def choose_weights(
             products = choose_row_products(model, own[0].graph, run, gptq, progress)
         by_rows = {name for names in products for name in names}
         by_blocks = {name: read for name, read in known.items() if name not in by_rows}
-        begun = QuantizedWeights(kind.weight_bits, 0, {}, by_blocks, is_half=kind.is_half)
+        begun = QuantizedWeights(kind.weight_bits, 0, {}, by_blocks, formats=kind.formats)
         blocks = choose_blocks(begun, sample, measures, tables, progress)
         chosen[name] = replace(blocks, products=products)
         restore_weights(model)

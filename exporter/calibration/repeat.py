@@ -82,8 +82,9 @@ def read_quantization(
     others = told.get("other_bits", {})
     rules = told.get("rows", {})
     read = {name: partial(read_array, tensor) for name, tensor in tensors.items()}  # the model may rest
-    new = QuantizedWeights(int(told["bits"]), int(told["block_size"]), {}, read, is_half=artifact.is_half)
-    weights = found.setdefault(PRECISIONS[artifact.precision].weights, new)
+    kind = PRECISIONS[artifact.precision]
+    new = QuantizedWeights(int(told["bits"]), int(told["block_size"]), {}, read, formats=kind.formats)
+    weights = found.setdefault(kind.weights, new)
     smoothings = {}
     for stored in read_weights(graph, rules):
         name = stored.names[0]

@@ -12,7 +12,8 @@ import numpy.typing as npt
 
 from ...runtime.apps.stage_progress import Notice, StageCounter
 from ...runtime.backends.threads import choose_threads
-from ..passes.quantize import QuantizedWeights
+from ..passes.gptq import round_weight
+from ..passes.quantize import QuantizedWeights, choose_scales
 from ..passes.quantized_weight import QuantizedWeight
 
 if TYPE_CHECKING:
@@ -34,7 +35,7 @@ def round_weights(
     progress: Callable[[str], None],
     stage: str,
 ) -> dict[str, QuantizedWeight]:
-    """Return weights in int4 by name, each rounded with GPTQ for the rows (M, K) that it reads.
+    """Return weights by name, each rounded with GPTQ for the rows (M, K) that it reads.
 
     Weights that read the same rows, which are one tensor, are rounded as one: factorizing takes longest.
 
@@ -45,16 +46,20 @@ def round_weights(
         progress: told how many weights are done, and before that what takes long.
         stage: how its lines begin.
     """
-    together: dict[int, list[str]] = {}
+    together: dict[tuple[int, int], list[str]] = {}
     for name in rows:
-        together.setdefault(id(rows[name]), []).append(name)
+        together.setdefault((id(rows[name]), weights.bits[name]), []).append(name)
     heights = {tuple(names): sum(shapes[name][0] for name in names) for names in together.values()}
 
     def round_group(names: Names, x: Array) -> dict[str, QuantizedWeight]:
-        joined = weights.quantize(np.concatenate([weights.read[name]() for name in names]), 4, x)
-        ends = np.cumsum([shapes[name][0] for name in names])[:-1]
-        parts = zip(names, np.split(joined.codes, ends), np.split(joined.scale, ends), strict=True)
-        return {name: QuantizedWeight(codes, scale, 4) for name, codes, scale in parts}
+        own = [weights.read[name]() for name in names]
+        format = weights.formats[weights.bits[names[0]]]
+        size = format.choose_block(own[0].shape[1], weights.size)
+        scales = [choose_scales(weight, format, size) for weight in own]
+        joined = round_weight(np.concatenate(own), np.concatenate(scales), format, x)
+        codes = np.split(joined.codes, np.cumsum([shapes[name][0] for name in names])[:-1])
+        parts = zip(names, codes, scales, strict=True)
+        return {name: QuantizedWeight(codes, scale, format) for name, codes, scale in parts}
 
     done: dict[str, QuantizedWeight] = {}
     for found in round_groups(round_group, heights, rows, progress, stage):

@@ -16,7 +16,8 @@ PrecisionsOption = Annotated[
     str | None,
     make_option(
         "fp32, fp16, int8, int4, or with an int8 key-value cache fp32-kv8, int8-kv8, int4-kv8; of plans"
-        " w8a16 and w4a16, with weights in int8 or int4; several separated by commas. `run` uses the first.",
+        " w8a16, w4a16, fp8 and nvfp4, weights in int8, int4, fp8 or NVFP4; several separated by commas."
+        " `run` uses the first.",
         show_default="fp32, and fp16 except for cpu",
     ),
 ]

@@ -1,4 +1,4 @@
-"""Computes DequantizeLinear of int4 and fp8, which ONNX Runtime takes from a file and not from Python.
+"""Computes DequantizeLinear of int4, fp8 and fp4, which ONNX Runtime does not take from Python.
 
 See https://onnx.ai/onnx/operators/onnx__DequantizeLinear.html.
 """

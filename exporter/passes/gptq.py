@@ -10,7 +10,8 @@ from typing import TYPE_CHECKING
 import numpy as np
 import numpy.typing as npt
 
-from .quantized_weight import QuantizedWeight, cut_rows, find_range
+from ..number_formats import Codes, NumberFormat
+from .quantized_weight import QuantizedWeight, cut_rows
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -26,28 +27,21 @@ BLOCK = 256
 GROUP = 16
 
 
-def round_weight(weight: Array, scale: Array, bits: int, x: Array | None = None) -> QuantizedWeight:
+def round_weight(
+    weight: Array, scale: Array, format: NumberFormat, x: Array | None = None
+) -> QuantizedWeight:
     """Return a weight (N, K) with these scales (N, K / b), rounded to the nearest.
 
     GPTQ keeps its products with `x` (M, K) close, too: rows like those that it will multiply.
     """
-    low, top = find_range(bits)
     if x is not None:
-        columns = round_with_gptq(np.ascontiguousarray(weight.T, np.float32), scale.T, low, top, x)
-        return QuantizedWeight(np.ascontiguousarray(columns.T), scale, bits)
-    codes = np.empty(weight.shape, np.int8)
+        columns = round_with_gptq(np.ascontiguousarray(weight.T, np.float32), scale.T, format, x)
+        return QuantizedWeight(np.ascontiguousarray(columns.T), scale, format)
+    codes = np.empty(weight.shape, format.dtype)
     for rows in cut_rows(weight.shape, PIECE_NUMBERS):
         blocks = np.ascontiguousarray(weight[rows], np.float32).reshape(*scale[rows].shape, -1)
-        codes[rows] = round_to_nearest(blocks, scale[rows][..., None], low, top).reshape(codes[rows].shape)
-    return QuantizedWeight(codes, scale, bits)
-
-
-def round_to_nearest(weight: Array, scale: Array, low: int, top: int) -> npt.NDArray[np.int8]:
-    """Return `weight` / `scale`, rounded to integers from `low` to `top`."""
-    rounded = np.asarray(weight / scale, np.float32)
-    np.rint(rounded, out=rounded)
-    np.clip(rounded, low, top, out=rounded)
-    return rounded.astype(np.int8)
+        codes[rows] = format.round(blocks / scale[rows][..., None]).reshape(codes[rows].shape)
+    return QuantizedWeight(codes, scale, format)
 
 
 def factorize(x: Tensor) -> Tensor:
@@ -75,8 +69,8 @@ def factorize(x: Tensor) -> Tensor:
     return lower
 
 
-def round_with_gptq(weight: Array, scale: Array, low: int, top: int, x: Array) -> npt.NDArray[np.int8]:
-    """Return `weight` (K, N) as integers whose products with rows like x (M, K), float32, stay closest.
+def round_with_gptq(weight: Array, scale: Array, format: NumberFormat, x: Array) -> Codes:
+    """Return the codes of `weight` (K, N) whose products with rows like x (M, K), float32, stay closest.
 
     Each row of `scale` (G, N), float32, is that of K / G rows. Rows are rounded one after another, those that
     meet the smallest activations last; each is shifted first by what makes up for the errors so far. Frantar
@@ -93,7 +87,7 @@ def round_with_gptq(weight: Array, scale: Array, low: int, top: int, x: Array) -
     weight = weight[order]
     scale = scale[order // (K // len(scale))]
     errors = np.empty((K, N), np.float32)
-    rounded = np.empty((K, N), np.int8)
+    rounded = np.empty((K, N), format.dtype)
     for end in range(K, 0, -BLOCK):
         begin = max(0, end - BLOCK)
         shifts = factor[end:, begin:end].T @ torch.from_numpy(errors[end:])  # of a block's rows
@@ -105,7 +99,7 @@ def round_with_gptq(weight: Array, scale: Array, low: int, top: int, x: Array) -
                 later = slice(row + 1, last)
                 shift = np.einsum("k,kn->n", factor[later, row].numpy(), errors[later])
                 shift += group[row - first].numpy()
-                q = round_to_nearest(weight[row] + shift, scale[row], low, top)
-                errors[row] = weight[row] - q * scale[row]
+                q = format.round((weight[row] + shift) / scale[row])
+                errors[row] = weight[row] - q.astype(np.float32) * scale[row]
                 rounded[order[row]] = q
     return rounded

@@ -22,9 +22,10 @@ import numpy as np
 import numpy.typing as npt
 import onnx_ir as ir
 
-from .gptq import round_to_nearest, round_weight
+from ..number_formats import INT8
+from .gptq import round_weight
 from .neighbours import find_below
-from .quantized_weight import QuantizedWeight, find_range
+from .quantized_weight import QuantizedWeight
 from .weights import Weight, find_weight
 
 Array = npt.NDArray[np.float32]
@@ -37,7 +38,6 @@ CONSTANT_WORTH = 1.5
 ATTENTION_WORTH = 2.5
 HEADROOM = 1.25  # of a constant step: rows that calibrated nothing may reach so much further
 WORTH = 0.8  # smoothing costs a product over x: only where it leaves less than this share of the error
-LOW, TOP = find_range(8)  # of a weight
 ONE_SIDED = 0.25  # below this share of the largest value, negative values get only the room they need
 TINY = 1e-6
 
@@ -138,7 +138,7 @@ def choose_product(x: Array, weight: Array, worth: float = CONSTANT_WORTH) -> Ro
         # GPTQ roughly halves the weights' error: half the error of the nearest stands in for it.
         scaled = weight * s[:, None]
         scale = compute_column_scales(scaled)
-        nearly = (scaled + round_to_nearest(scaled, scale, LOW, TOP) * scale) / 2
+        nearly = (scaled + INT8.round(scaled / scale) * scale) / 2
         rounded = find_rule(fit / s).round_rows(held / s)
         return float(np.square(rounded @ nearly - exact).sum()) / largest
 
@@ -165,7 +165,7 @@ def round_product(
     """Return the int8 form of `weight` (K, N), with GPTQ where smoothed rows (M, K) are given."""
     scaled = weight if smoothing is None else weight * smoothing[:, None]
     scale = compute_column_scales(scaled)[:, None]
-    return RowProduct(smoothing, rule, round_weight(scaled.T, scale, 8, rows))
+    return RowProduct(smoothing, rule, round_weight(scaled.T, scale, INT8, rows))
 
 
 def divide(x: Array, smoothing: Array | None) -> Array:
@@ -184,7 +184,7 @@ def compute_smoothing(x: Array, weight: Array, alpha: float) -> Array:
 
 
 def compute_column_scales(weight: Array) -> Array:
-    return np.asarray(np.maximum(np.abs(weight).max(axis=0), 1e-12) / TOP, np.float32)
+    return np.asarray(np.maximum(np.abs(weight).max(axis=0), 1e-12) / INT8.top, np.float32)
 
 
 @dataclass(frozen=True)

@@ -13,24 +13,21 @@ import numpy as np
 import numpy.typing as npt
 import onnx_ir as ir
 
+from ..number_formats import CPU_INTEGERS, NumberFormat, NumberFormats
 from .gptq import PIECE_NUMBERS, round_weight
 from .int8_rows import RowProduct
-from .quantized_weight import QuantizedWeight, cut_rows, find_range, round_scales
+from .quantized_weight import QuantizedWeight, cut_rows
 from .weights import LazyMapping, Weight, find_weight
 
 Array = npt.NDArray[np.float32]
 
-BLOCK_SIZES = (256, 128, 64, 32)  # columns that share a scale
-PLAN_BLOCK_SIZES = (128, 64, 32)  # the same in int4 of TensorRT
+LARGEST_STEP = np.float32(2.0**32)  # as a share of the largest value: a block of zeros has a scale as well
 MIN_ROWS = 32  # narrower results, such as classes, stay as they are
-# Steps of a scale below the largest magnitude that int4 tries: clipping a little can round the rest better.
-# With 8 / 7 the extreme becomes -7, so that its opposite is there too.
-CLIPS = {8: (1.0,), 4: (8 / 7, 1.0, 0.95, 0.9, 0.85, 0.8, 0.75)}
 
 
 @dataclass(frozen=True)
 class QuantizedWeights(Mapping[str, QuantizedWeight]):
-    """A model's weights in int8 or int4, by their names.
+    """A model's quantized weights, by their names.
 
     Each is rounded whenever somebody asks for it, but those that GPTQ rounded: that takes seconds, and all
     together take as much memory as half the model.
@@ -38,32 +35,40 @@ class QuantizedWeights(Mapping[str, QuantizedWeight]):
 
     usual_bits: int  # of most
     size: int  # columns of a block
-    bits: dict[str, int]
+    bits: dict[str, int]  # where there is no format of so many the weight stays as it is
     read: Mapping[str, Callable[[], Array]]  # functions that give the weights (N, K)
     compensated: Mapping[str, QuantizedWeight] = field(default_factory=dict)  # those that GPTQ rounded
     # An encoder's weights whose activations are rounded too, by the names of all that read the same rows.
     products: dict[tuple[str, ...], RowProduct] = field(default_factory=dict)
-    # Of a graph that computes in fp16: scales are in fp16 and positive, and one row of int8 shares a scale.
-    is_half: bool = False
+    formats: NumberFormats = field(default_factory=lambda: CPU_INTEGERS)
 
     def __getitem__(self, name: str) -> QuantizedWeight:
         if name in self.compensated:
             return self.compensated[name]
         return self.quantize(self.read[name](), self.bits[name])
 
-    def quantize(self, weight: Array, bits: int, seen: Array | None = None) -> QuantizedWeight:
+    @property
+    def is_half(self) -> bool:
+        """Return whether they are weights of a graph that computes in fp16."""
+        return self.formats[8].is_positive
+
+    def quantize(self, weight: Array, bits: int) -> QuantizedWeight:
         """Round a weight (N, K) to `bits` in these blocks; see the function."""
-        size = weight.shape[1] if self.is_half and bits == 8 else self.size
-        return quantize(weight, bits, size, seen, half=self.is_half)
+        format = self.formats[bits]
+        return quantize(weight, format, format.choose_block(weight.shape[1], self.size))
 
     def __contains__(self, name: object) -> bool:
-        return name in self.bits  # a Mapping's own rounds the weight to find out
+        return self.bits.get(str(name)) in self.formats  # a Mapping's own rounds the weight to find out
 
     def __iter__(self) -> Iterator[str]:
-        return iter(self.bits)
+        return (name for name in self.bits if name in self)
 
     def __len__(self) -> int:
-        return len(self.bits)
+        return sum(1 for _ in self)
+
+    def is_float(self, weight: Weight) -> bool:
+        """Tell whether a graph's weight stays as it is."""
+        return weight.name in self.bits and weight.name not in self
 
     def choose(self, weight: Weight) -> QuantizedWeight:
         """Return a graph's weight; one that is not a parameter, as in an import, is rounded as it is."""
@@ -88,53 +93,44 @@ class QuantizedWeights(Mapping[str, QuantizedWeight]):
         return value
 
 
-def quantize(
-    weight: Array, bits: int, size: int, seen: Array | None = None, half: bool = False
-) -> QuantizedWeight:
-    """Round a weight (N, K) to `bits`, each block of `size` columns with the scale of least squared error.
+def quantize(weight: Array, format: NumberFormat, size: int, seen: Array | None = None) -> QuantizedWeight:
+    """Round a weight (N, K), each block of `size` columns with the scale of least squared error.
 
-    With `half` scales are positive and in fp16, as TensorRT needs them. GPTQ keeps its products with `seen`
-    (M, K) close, too: rows like those that it will multiply. A K that is not a multiple of `size` is a
-    ValueError.
+    GPTQ keeps its products with `seen` (M, K) close, too: rows like those that it will multiply. A K that is
+    not a multiple of `size` is a ValueError.
     """
+    return round_weight(weight, choose_scales(weight, format, size), format, seen)
+
+
+def choose_scales(weight: Array, format: NumberFormat, size: int) -> Array:
+    """Return the scale of least squared error (N, K / b) of each block of `size` columns; see `quantize`."""
     K = weight.shape[1]
     if K % size:
         raise ValueError(f"a width of {K} is not a multiple of the block of {size}")
     scales = []
     for rows in cut_rows(weight.shape, PIECE_NUMBERS):
         blocks = np.ascontiguousarray(weight[rows], np.float32).reshape(-1, K // size, size)
-        scales.append(choose_scales(blocks, bits, half))
-    return round_weight(weight, np.concatenate(scales), bits, seen)
+        scales.append(choose_best(blocks, format))
+    chosen = np.concatenate(scales)
+    smallest = format.find_smallest_scale(chosen)
+    return np.maximum(chosen, np.float32(smallest)) if format.is_positive else chosen
 
 
-def find_reach(blocks: Array, bits: int, half: bool) -> Array:
-    """Return the value (N, K / b) of each block (N, K / b, b) that becomes the top code at clip 1."""
-    if half:
-        return np.asarray(np.abs(find_extremes(blocks)))
-    # In int4 the extreme itself becomes -8.
-    return np.asarray(find_extremes(blocks) * np.float32(-7 / 8 if bits == 4 else 1))
-
-
-def choose_scales(blocks: Array, bits: int, half: bool = False) -> Array:
+def choose_best(blocks: Array, format: NumberFormat) -> Array:
     """Return the scale of least squared error (N, K / b) of each block (N, K / b, b)."""
-    low, top = find_range(bits)
-    largest = find_reach(blocks, bits, half)
-    clips = [clip / top for clip in CLIPS[bits]]
-    scales = np.stack([largest * np.float32(clip) for clip in clips])
-    if half:
-        scales = round_scales(scales)
+    scales = format.list_scales(blocks)
     if len(scales) == 1:
         return np.asarray(scales[0])
-    shares = blocks / largest[..., None]
+    reach = format.find_reach(blocks)
+    shares = blocks / reach[..., None]
     lost = np.empty_like(shares)
     rounded = np.empty_like(shares)
     errors = []
-    for clip in clips:
-        np.multiply(shares, np.float32(1 / clip), out=lost)
-        np.rint(lost, out=rounded)
-        np.clip(rounded, low, top, out=rounded)
-        lost -= rounded
-        errors.append(np.einsum("nkb,nkb->nk", lost, lost) * np.float32(clip**2))
+    for scale in scales:
+        step = np.minimum(scale / reach, LARGEST_STEP)
+        np.multiply(shares, (1 / step)[..., None], out=lost)
+        lost -= format.snap(lost, out=rounded)
+        errors.append(np.einsum("nkb,nkb->nk", lost, lost) * step**2)
     best: Array = np.take_along_axis(scales, np.argmin(errors, axis=0)[None], 0)[0]
     return best
 
@@ -160,10 +156,3 @@ def find_lookups(graph: ir.Graph) -> list[tuple[ir.Node, Weight]]:
 def find_quantizable(graph: ir.Graph) -> list[tuple[ir.Node, Weight]]:
     """Return the nodes that read a quantizable weight, each with that weight."""
     return [*find_products(graph), *find_lookups(graph)]
-
-
-def find_extremes(blocks: Array) -> Array:
-    """Return the value of the largest magnitude (N, K / b) of each block (N, K / b, b); never zero."""
-    where = np.abs(blocks).argmax(-1)[..., None]
-    found: Array = np.take_along_axis(blocks, where, -1)[..., 0]
-    return np.where(found == 0, np.finfo(np.float32).tiny, found)

@@ -12,20 +12,21 @@ import numpy as np
 import numpy.typing as npt
 import onnx_ir as ir
 
+from ..number_formats import Codes, NumberFormat
+
 Array = npt.NDArray[np.float32]
 
-SMALLEST_HALF = np.float32(2.0**-24)  # above 0 in fp16
 WEIGHT = "planforge.weight"  # a node's metadata: the parameter that it reads quantized
 WRONG_ZEROS = "has zero points {!r} that are not the middle of its values"
 
 
 @dataclass(frozen=True)
 class QuantizedWeight:
-    """A weight (N, K) in int8 or int4: codes * scale, with codes from -127 to 127 or from -8 to 7."""
+    """A weight (N, K): codes * scale."""
 
-    codes: npt.NDArray[np.int8]  # (N, K)
+    codes: Codes  # (N, K), of the format's type
     scale: Array  # (N, K / b), float32
-    bits: int
+    format: NumberFormat
 
     @property
     def size(self) -> int:
@@ -34,8 +35,9 @@ class QuantizedWeight:
 
     def dequantize(self) -> Array:
         """Return the weight (N, K) in float32."""
-        blocks = self.codes.reshape(*self.scale.shape, -1)
-        return (blocks * self.scale[..., None]).reshape(self.codes.shape)
+        blocks = self.codes.reshape(*self.scale.shape, -1).astype(np.float32)
+        blocks *= self.scale[..., None]
+        return blocks.reshape(self.codes.shape)
 
 
 @dataclass(frozen=True)
@@ -60,27 +62,27 @@ class StoredWeight:
 
     node: ir.Node
     names: tuple[str, ...]  # of the parameters whose rows it has, one below the other
-    bits: int
+    format: NumberFormat
     codes: ir.Value
     scale: ir.Value
     shape: tuple[int, int]  # (N, K)
     read: Callable[[slice], QuantizedWeight]  # gives some of its rows
     faults: tuple[str, ...] = ()  # in words: the parts of the node that no export writes
     rows: StoredRows | None = None  # the rounding of its product's rows, where the graph does it
+    unit: ir.Value | None = None  # of all scales, where they share one
     biases: ir.Value | None = None  # those of its parameters' modules, where it stores them side by side
     is_table: bool = False  # whether rows of it are looked up, by this node or by another
-    is_half: bool = False  # whether its scales are positive, and such as fp16 holds
 
     @property
     def may_be_gptq(self) -> bool:
-        """Return whether GPTQ may have rounded it: products in int4, and those whose rows are rounded too."""
-        return not self.is_table and (self.bits == 4 or self.rows is not None)
+        """Return whether GPTQ may have rounded it: a product's weight, not a table."""
+        return not self.is_table and (self.format.uses_gptq or self.rows is not None)
 
     @property
     def constants(self) -> list[ir.Value]:
         """Return all constants that store the weight."""
         unsmoothing = None if self.rows is None else self.rows.unsmoothing
-        return [v for v in (self.codes, self.scale, unsmoothing, self.biases) if v is not None]
+        return [v for v in (self.codes, self.scale, self.unit, unsmoothing, self.biases) if v is not None]
 
     @property
     def bias_names(self) -> tuple[str, ...]:
@@ -97,18 +99,6 @@ def read_constants(
     if codes.const_value is None or scale.const_value is None:
         return None
     return codes, codes.const_value, scale, scale.const_value
-
-
-def round_scales(scale: Array) -> Array:
-    """Return the nearest scales that fp16 holds, none of them zero."""
-    half = np.maximum(scale, SMALLEST_HALF).astype(np.float16)
-    return np.asarray(half, np.float32)
-
-
-def find_range(bits: int) -> tuple[int, int]:
-    """Return the lowest and the highest code of a quantized weight; int4 has one more code below 0."""
-    top = (1 << (bits - 1)) - 1
-    return (-top - 1 if bits == 4 else -top), top
 
 
 def cut_rows(shape: tuple[int, ...], size: int) -> Iterator[slice]:

@@ -12,6 +12,7 @@ import numpy.typing as npt
 import onnx_ir as ir
 from onnx_ir.passes.common import RemoveUnusedNodesPass
 
+from ..number_formats import CPU_INTEGERS
 from .biases import find_bias_add, find_vector, split_bias_gelus
 from .quantize import QuantizedWeights, find_quantizable
 from .quantized_weight import WEIGHT, WRONG_ZEROS, QuantizedWeight, StoredWeight, read_constants
@@ -55,11 +56,11 @@ def store(model: ir.Model, weights: QuantizedWeights) -> None:
 
 def make_tensors(name: str, weight: QuantizedWeight) -> tuple[ir.TensorProtocol, ir.TensorProtocol]:
     """Return the tensors for the weights file: (N, K / b, bytes) uint8 and (N, K / b) float32."""
-    stem = f"{name}.int{weight.bits}"
-    shape = (*weight.scale.shape, weight.size * weight.bits // 8)
+    stem = f"{name}.{weight.format.name}"
+    shape = (*weight.scale.shape, weight.size * weight.format.bits // 8)
 
     def read() -> npt.NDArray[np.uint8]:  # only while it is written: else all are there twice
-        return pack(weight.codes, weight.bits).reshape(shape)
+        return pack(weight.codes, weight.format.bits).reshape(shape)
 
     packed = make_lazy_tensor(read, shape, np.dtype(np.uint8), stem)
     return packed, ir.tensor(weight.scale, name=f"{stem}.scale")
@@ -78,7 +79,7 @@ def replace_product(graph: ir.Graph, node: ir.Node, weight: Weight, quantized: Q
     attributes = {
         "K": K,
         "N": N,
-        "bits": quantized.bits,
+        "bits": quantized.format.bits,
         "block_size": quantized.size,
         "accuracy_level": ACCURACY_INT8,
     }
@@ -99,7 +100,7 @@ def replace_lookup(graph: ir.Graph, node: ir.Node, weight: Weight, quantized: Qu
         node.inputs[1],
         add_initializer(graph, f"{scale.name}.table", View(scale, 0, scale.shape.numpy())),
     ]
-    attributes = {"bits": quantized.bits, "block_size": quantized.size}
+    attributes = {"bits": quantized.format.bits, "block_size": quantized.size}
     attributes |= {"gather_axis": 0, "quantize_axis": 1}
     gather = ir.node(LOOKUP, inputs, attributes, domain=MICROSOFT)
     gather.metadata_props[WEIGHT] = weight.name
@@ -114,13 +115,15 @@ def read(node: ir.Node, graph: ir.Graph) -> StoredWeight | None:
         return None
     codes, packed, scale, scales = stored
     bits = node.attributes["bits"].as_int()
+    if (format := CPU_INTEGERS.get(bits)) is None:
+        return None
     N = packed.shape.numpy()[0]
     K = packed.size // N * 8 // bits
     blocks = K // node.attributes["block_size"].as_int()
 
     def read_rows(rows: slice) -> QuantizedWeight:
         found = unpack(packed.numpy().reshape(N, -1)[rows], bits)
-        return QuantizedWeight(found, scales.numpy().reshape(N, blocks)[rows], bits)
+        return QuantizedWeight(found, scales.numpy().reshape(N, blocks)[rows], format)
 
     faults = []
     if zeros is not None and not are_middle(zeros, N, blocks, bits):
@@ -129,7 +132,7 @@ def read(node: ir.Node, graph: ir.Graph) -> StoredWeight | None:
         faults.append("has an order of columns, which no graph of this exporter has")
     names = (node.metadata_props[WEIGHT],)
     return StoredWeight(
-        node, names, bits, codes, scale, (N, K), read_rows, faults=tuple(faults), is_table=is_table
+        node, names, format, codes, scale, (N, K), read_rows, faults=tuple(faults), is_table=is_table
     )
 
 

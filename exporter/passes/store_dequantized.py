@@ -1,27 +1,39 @@
-"""Stores weights in int8 and int4 in ONNX's own operators, for plans: MatMul reads a DequantizeLinear.
+"""Stores quantized weights in ONNX's own operators, for plans: MatMul reads a DequantizeLinear.
 
-TensorRT multiplies by such a weight without writing it out in fp16. int8 has a scale for each column of the
-weight as it is stored, int4 one for each block of rows; both are symmetric.
+TensorRT multiplies by such a weight without writing it out in fp16. In 8 bits it has a scale for each
+column of the weight as it is stored, in 4 bits one for each block of rows. NVFP4's scales are in fp8: they
+are dequantized as well, by their unit.
 
 N rows of a weight (its outputs), K columns (its inputs), b columns in a block
 """
 
 from __future__ import annotations
 
+from collections.abc import Mapping, Sequence
+
 import numpy as np
-import numpy.typing as npt
 import onnx_ir as ir
 from onnx_ir.passes.common import RemoveUnusedNodesPass
 
+from ..number_formats import FP8, PLAN_FLOATS, PLAN_INTEGERS, find_unit
 from .quantize import QuantizedWeights, find_products
-from .quantized_weight import WEIGHT, WRONG_ZEROS, QuantizedWeight, StoredWeight, read_constants
+from .quantized_weight import WEIGHT, WRONG_ZEROS, Array, QuantizedWeight, StoredWeight, read_constants
 from .weights import add_initializer
 
 OPERATOR = "DequantizeLinear"
 OPERATORS: tuple[str, ...] = (OPERATOR,)
-OPSET = 21  # the first that has int4; TensorRT before 10.9 takes none so new
-TYPES = {8: ir.DataType.INT8, 4: ir.DataType.INT4}
 ROWS = 0  # the axis of K in a weight that is stored (K, N)
+# By the names of number formats: their type in a graph, and the first opset that has it, in blocks or by
+# column. TensorRT before 10.9 takes none so new as int4's.
+TYPES = {
+    "int8": (ir.DataType.INT8, 13),
+    "int4": (ir.DataType.INT4, 21),
+    "fp8": (ir.DataType.FLOAT8E4M3FN, 19),
+    "nvfp4": (ir.DataType.FLOAT4E2M1, 23),
+}
+FORMATS = {
+    TYPES[format.name][0]: format for formats in (PLAN_INTEGERS, PLAN_FLOATS) for format in formats.values()
+}
 
 
 def store(model: ir.Model, weights: QuantizedWeights) -> None:
@@ -29,74 +41,100 @@ def store(model: ir.Model, weights: QuantizedWeights) -> None:
     graph = model.graph
     made: dict[str, ir.Value] = {}
     for node, weight in find_products(graph):
+        if weights.is_float(weight):
+            continue
         if weight.name not in made:
-            made[weight.name] = dequantize(graph, node, weight.name, weights.choose(weight))
+            chosen = weights.choose(weight)
+            made[weight.name] = dequantize(graph, node, weight.name, chosen)
+            opset = TYPES[chosen.format.name][1]
+            graph.opset_imports[""] = max(graph.opset_imports[""], opset)
         node.replace_input_with(1, made[weight.name])
         if node.op_type == "Gemm":
             node.attributes["transB"] = ir.AttrInt64("transB", 0)
     RemoveUnusedNodesPass()(model)
-    if any(v.dtype == ir.DataType.INT4 for v in graph.initializers.values()):
-        graph.opset_imports[""] = max(graph.opset_imports[""], OPSET)
 
 
 def dequantize(graph: ir.Graph, before: ir.Node, name: str, weight: QuantizedWeight) -> ir.Value:
     """Add the node that gives a weight (K, N) of codes and scales."""
-    stem = f"{name}.int{weight.bits}.columns"
+    stem = f"{name}.{weight.format.name}.columns"
     N, K = weight.codes.shape
-    dtype = TYPES[weight.bits]
+    dtype, _ = TYPES[weight.format.name]
     shape = ir.Shape((K, N))
 
     def read_codes() -> ir.TensorProtocol:  # only while they are written: else all are there twice
-        return ir.Tensor(pack(weight.codes.T, weight.bits), dtype=dtype, shape=shape)
+        codes = np.ascontiguousarray(weight.codes.T)
+        return ir.Tensor(codes.astype(dtype.numpy()), dtype=dtype, shape=shape)
 
-    codes = ir.LazyTensor(read_codes, dtype=dtype, shape=shape, name=stem)
+    codes = add_initializer(graph, stem, ir.LazyTensor(read_codes, dtype=dtype, shape=shape, name=stem))
     one_scale = weight.scale.shape[1] == 1
     scale = weight.scale[:, 0] if one_scale else np.ascontiguousarray(weight.scale.T)
     attributes = {"axis": 1} if one_scale else {"axis": ROWS, "block_size": weight.size}
-    inputs = [
-        add_initializer(graph, stem, codes),
-        add_initializer(graph, f"{stem}.scale", ir.tensor(scale, name=f"{stem}.scale")),
-    ]
-    node = ir.node(OPERATOR, inputs, attributes, name=f"{name}/dequantize")
-    node.metadata_props.update(before.metadata_props)  # its module
-    node.metadata_props[WEIGHT] = name
-    result = node.outputs[0]
+    if weight.format.shares_unit:
+        scales = dequantize_scales(graph, before, stem, scale)
+    else:
+        scales = add_initializer(graph, f"{stem}.scale", ir.tensor(scale, name=f"{stem}.scale"))
+    result = add_node(graph, before, f"{name}/dequantize", [codes, scales], attributes)
     result.name = f"{name}.dequantized"
-    result.type = ir.TensorType(ir.DataType.FLOAT)
-    result.shape = ir.Shape((K, N))
-    graph.insert_before(before, node)
+    result.shape = shape
+    node = result.producer()
+    assert node is not None
+    node.metadata_props[WEIGHT] = name
     return result
 
 
-def pack(codes: npt.NDArray[np.int8], bits: int) -> npt.NDArray[np.generic]:
-    """Return codes (K, N) as onnx_ir takes them."""
-    import ml_dtypes
+def dequantize_scales(graph: ir.Graph, before: ir.Node, stem: str, scale: Array) -> ir.Value:
+    """Add the node that gives scales (K / b, N), which are fp8 numbers times their unit."""
+    unit = find_unit(scale)
+    codes = FP8.round(scale / np.float32(unit))
+    inputs = [
+        add_initializer(graph, f"{stem}.scale", ir.tensor(codes, name=f"{stem}.scale")),
+        add_initializer(graph, f"{stem}.unit", ir.tensor(np.float32(unit), name=f"{stem}.unit")),
+    ]
+    result = add_node(graph, before, f"{stem}/scale", inputs, {})
+    result.name = f"{stem}.scale.dequantized"
+    result.shape = ir.Shape(scale.shape)
+    return result
 
-    return np.ascontiguousarray(codes).astype(ml_dtypes.int4 if bits == 4 else np.int8)
+
+def add_node(
+    graph: ir.Graph, before: ir.Node, name: str, inputs: Sequence[ir.Value], attributes: Mapping[str, int]
+) -> ir.Value:
+    """Add a node of the module that another belongs to, and return its result in fp32."""
+    node = ir.node(OPERATOR, inputs, attributes, name=name)
+    node.metadata_props.update(before.metadata_props)
+    graph.insert_before(before, node)
+    node.outputs[0].type = ir.TensorType(ir.DataType.FLOAT)
+    return node.outputs[0]
 
 
 def read(node: ir.Node, graph: ir.Graph) -> StoredWeight | None:
     """Return the weight that a node dequantizes."""
     first, second, zeros = (*node.inputs, None, None)[:3]
+    unit: ir.Value | None = None
+    producer = None if second is None else second.producer()
+    if producer is not None and producer.op_type == OPERATOR and len(producer.inputs) == 2:
+        second, unit = producer.inputs
     if (found := read_constants(node, first, second)) is None:
         return None
     codes, packed, scale, scales = found
+    format = None if packed.dtype is None else FORMATS.get(packed.dtype)
+    if format is None or format.shares_unit != (unit is not None and unit.const_value is not None):
+        return None
     K, N = packed.shape.numpy()
-    bits = 4 if packed.dtype == ir.DataType.INT4 else 8
     blocks = 1 if len(scales.shape) == 1 else scales.shape.numpy()[0]
 
     def read_rows(rows: slice) -> QuantizedWeight:
-        integers = packed.numpy().T[rows].astype(np.int8)
         own = scales.numpy().astype(np.float32).reshape(blocks, N).T[rows]
-        return QuantizedWeight(integers, np.ascontiguousarray(own), bits)
+        if unit is not None and unit.const_value is not None:
+            own = own * np.float32(unit.const_value.numpy())
+        codes = packed.numpy().T[rows].astype(format.dtype)
+        return QuantizedWeight(codes, np.ascontiguousarray(own), format)
 
     faults = list(find_faults(node, K, blocks))
     if zeros is not None:
         faults.append(WRONG_ZEROS.format(zeros.name))
     names = (node.metadata_props[WEIGHT],)
-    return StoredWeight(
-        node, names, bits, codes, scale, (N, K), read_rows, faults=tuple(faults), is_half=True
-    )
+    return StoredWeight(node, names, format, codes, scale, (N, K), read_rows, tuple(faults), unit=unit)
 
 
 def find_faults(node: ir.Node, K: int, blocks: int) -> list[str]:

@@ -19,6 +19,7 @@ from ...runtime.backends.ort_backend import OrtCpuBackend
 from ...runtime.bundle.bundle import Bundle
 from ...runtime.bundle.manifest import Artifact
 from ..execution.node_executor import ROUNDING_ENGINE, ExecutedProgram, NodeExecutor, NotFiniteError
+from ..execution.on_cpu import open_on_cpu
 from ..execution.replay import Replay, cut_case, make_replay
 from ..levels import FULL, Level
 from ..limits import NOTHING_ACCEPTED, TABLE, Accepted, Gaps, compute_limits
@@ -147,7 +148,7 @@ class Verifier:
 
     def open_program(self, artifact: Artifact) -> Program:
         """Open a graph on ONNX Runtime; every file was hashed, or has just been written."""
-        return OrtCpuBackend(spinning=False).open(self.bundle, artifact)
+        return open_on_cpu(self.bundle, artifact)
 
     def open_beside_model(self, artifact: Artifact) -> Engine:
         """Open a graph whose searches PyTorch follows, if there is a model."""

@@ -259,9 +259,10 @@ def choose_architectures(
         return tuple(wanted), ""
     left = [sm for sm in LIBRARIES[engine].sms if not any(sm in found for _, found in unmet)]
     graph, found = next((graph, found) for graph, found in unmet if found)
+    instead = "fp16 and w8a16 do" if graph.quantization else "it does in ONNX Runtime (--target cuda)"
     why = (
-        f"{engine} has no kernel on {', '.join(out)} for what {graph.id} computes: {found[max(found)]}; ONNX"
-        " Runtime runs it there (--target cuda)"
+        f"{graph.id} does not run on {', '.join(out)} in {engine}, which has no kernels there for"
+        f" {found[max(found)]}; {instead}"
     )
     if sms:
         others = f"--sm {','.join(left)}" if left else "a target of ONNX Runtime"

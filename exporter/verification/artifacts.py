@@ -116,7 +116,7 @@ def compare_precision(artifact: Artifact, graph: ir.Graph, is_ours: bool) -> Ite
     kind = PRECISIONS[artifact.precision]
     label = f"precision is {artifact.precision}"
     stored = read_weights(graph, artifact.quantization.get("rows", {}))
-    bits = {weight.names[0]: weight.bits for weight in stored if weight.rows is None}
+    bits = {weight.names[0]: weight.format.bits for weight in stored if weight.rows is None}
     yield from compare_bits(label, artifact, kind, bits)
     has_products = any(weight.rows is not None for weight in stored)
     if has_products != bool(artifact.quantization.get("rows")):

@@ -27,9 +27,9 @@ import numpy.typing as npt
 import onnx_ir as ir
 
 from ...runtime.backends.backend import Array, Arrays
+from ..number_formats import SMALLEST_FP8
 from ..passes.gptq import DAMPING
-from ..passes.quantize import CLIPS, find_reach
-from ..passes.quantized_weight import QuantizedWeight, StoredWeight, cut_rows, find_range, round_scales
+from ..passes.quantized_weight import QuantizedWeight, StoredWeight, cut_rows
 from .attributes import blame, describe_node
 
 PIECE_NUMBERS = 2**21  # of a weight that are looked at together; they take a few times so many floats
@@ -43,7 +43,7 @@ LIMIT = 4.0  # times the bound: a whole step each instead of half of one
 # Beyond the bound itself, a row may lose so many times what the middle row of its weight loses.
 OUTSTANDING = 20.0
 
-# Errors, steps, and how many steps are beyond the range of the integers, each (n, K).
+# Errors, steps, and how many steps are beyond the range of the codes, each (n, K).
 Piece = tuple[Array, Array, Array]
 Rows = Callable[[str], "Array | None"]  # gives what a weight's product reads of real text (M, K), by its name
 
@@ -147,10 +147,12 @@ def find_faults(
         )
     faults.scales += int(wrong.sum())
     faults.all_scales += wrong.size
-    low, top = find_range(found.bits)
-    off = measure_steps(found, blocks) - found.codes
+    format = weight.format
+    whole = measure_steps(found, blocks)
+    codes = found.codes.astype(np.float32)
+    off = (whole - codes) / format.measure_gaps(whole)
     far = ~(np.abs(off) <= 0.5 + ROUNDED)  # NaN is not
-    far &= ~((found.codes == top) & (off > 0)) & ~((found.codes == low) & (off < 0))  # beyond the range
+    far &= ~((codes == format.top) & (off > 0)) & ~((codes == format.low) & (off < 0))  # beyond the range
     if far.any():
         if faults.first_row is None:
             faults.first_row = first + int(np.argwhere(far)[0][0])
@@ -174,22 +176,23 @@ def is_any(scale: Array, allowed: Sequence[Array]) -> npt.NDArray[np.bool_]:
 
 def find_scales(weight: StoredWeight, blocks: Array) -> Sequence[Array]:
     """Return the scales (n, K / b) that a quantizer may choose for blocks (n, K / b, b)."""
-    _, top = find_range(weight.bits)
     if weight.rows is not None:
-        return [np.maximum(np.abs(blocks).max(axis=-1), 1e-12) / top]
-    largest = find_reach(blocks, weight.bits, weight.is_half)
-    scales = [largest * np.float32(clip / top) for clip in CLIPS[weight.bits]]
-    return [round_scales(scale) for scale in scales] if weight.is_half else scales
+        return [np.maximum(np.abs(blocks).max(axis=-1), 1e-12) / weight.format.top]
+    scales = list(weight.format.list_scales(blocks))
+    unit = None if weight.unit is None else weight.unit.const_value
+    return scales if unit is None else [np.maximum(scale, unit.numpy() * SMALLEST_FP8) for scale in scales]
 
 
 def list_errors(weight: StoredWeight, expected: Array) -> Iterator[Piece]:
-    """Yield the errors of a weight, its steps, and how far expected values exceed its integers."""
-    low, top = find_range(weight.bits)
+    """Yield the errors of a weight, its steps, and how far expected values exceed its codes."""
+    format = weight.format
     for _, found, blocks in list_pieces(weight, expected):
         signed = np.repeat(found.scale, found.size, axis=1)
         whole = measure_steps(found, blocks)
-        beyond = np.maximum(np.maximum(whole - top, low - whole), 0)
-        yield (whole - found.codes) * signed, np.abs(signed), beyond
+        codes = found.codes.astype(np.float32)
+        gaps = format.measure_gaps(codes)  # what is rounded to a code lies in no wider one
+        beyond = np.maximum(np.maximum(whole - format.top, format.low - whole), 0) / gaps
+        yield (whole - codes) * signed, np.abs(signed) * gaps, beyond
 
 
 def measure_precision_errors(pieces: Iterable[Piece], x: Array) -> Array:

@@ -12,6 +12,7 @@ from ..suggest import did_you_mean
 
 CPU_DIALECTS = ("ort", "portable", "inplace")  # fastest first
 CUDA_DIALECTS = ("ort", "portable")
+IN_PLANS = ("nvfp4a16",)  # precisions with weights in fp4: ONNX Runtime has no kernel for it
 
 
 def accept_all(artifact: Artifact) -> bool:
@@ -30,8 +31,15 @@ def choose_artifact(
     The dialects are those that can be run, the fastest first.
     """
     artifacts = [
-        a for a in bundle.manifest.artifacts if a.graph == graph and a.dialect in dialects and accepts(a)
+        a
+        for a in bundle.manifest.artifacts
+        if a.graph == graph and a.dialect in dialects and a.precision not in IN_PLANS and accepts(a)
     ]
+    if precision in IN_PLANS:
+        raise InputError(
+            f"precision={precision!r} runs in a plan alone, as ONNX Runtime has no fp4: build one with"
+            f" `planforge build`, or load one of {list(dict.fromkeys(a.precision for a in artifacts))}"
+        )
     if not artifacts:
         raise BundleError(f"{bundle.folder} has no {graph} graph that ONNX Runtime can run")
     precisions = list(dict.fromkeys(a.precision for a in artifacts))

@@ -22,6 +22,7 @@ from planforge.exporter.checkpoints.source import DEMOS, resolve_source
 from planforge.exporter.errors import ExportError
 from planforge.exporter.graphs import plan_artifacts
 from planforge.exporter.limits import CAPS, Gaps
+from planforge.exporter.number_formats import INT4
 from planforge.exporter.options import list_usual_precisions
 from planforge.exporter.passes.quantize import QuantizedWeights, quantize
 from planforge.exporter.precisions import PRECISIONS, resolve_precisions
@@ -78,7 +79,7 @@ def test_precisions_of_the_same_weights_share_a_file_and_caches_are_typed(
     for bits in ("fp32", "int8", "int4"):
         assert data[bits, "ort"] == data[f"{bits}-kv8", "ort"]
     assert data["fp32", "ort"] == data["fp32", "inplace"]
-    assert len(set(data.values())) == 6  # fp32, fp16, int8, int4, w8a16, w4a16
+    assert len(set(data.values())) == len({kind.weights for kind in PRECISIONS.values()}) == 8
     for artifact in artifacts:
         cache = {s.dtype for s in (*artifact.inputs, *artifact.outputs) if "cache" in s.name or "." in s.name}
         expected = "int8" if "kv8" in artifact.precision else "float16"
@@ -115,7 +116,7 @@ def test_what_a_model_or_target_cannot_have_is_refused(
 
 @pytest.mark.parametrize("names", [[], ["fp64"], ["fp32", "int3"], ["INT8"], "int8"])
 def test_unknown_precisions_list_the_known(names: list[str]) -> None:
-    known = "fp32, fp16, int8, int4, fp32-kv8, int8-kv8, int4-kv8, w8a16, w4a16"
+    known = "fp32, fp16, int8, int4, fp32-kv8, int8-kv8, int4-kv8, w8a16, w4a16, fp8a16, nvfp4a16"
     with pytest.raises(InputError, match=f"must name one or more of {known}(; did you mean|$)"):
         resolve_precisions(names)
 
@@ -299,7 +300,7 @@ def test_whether_a_weight_is_there_rounds_none() -> None:
 def test_without_a_sample_no_gptq_rounds() -> None:
     given = weights(a=64)
     found = choose_blocks(begin(given, 4), None, [Asked(lambda rounding: GOOD)])
-    np.testing.assert_array_equal(found["a"].codes, quantize(given["a"](), 4, 64).codes)
+    np.testing.assert_array_equal(found["a"].codes, quantize(given["a"](), INT4, 64).codes)
 
 
 def count_bits(rounding: Rounding) -> dict[str, int]:
@@ -322,7 +323,7 @@ def test_int4_tables_and_then_kinds_of_weights_are_int8_where_int4_is_not_close(
         asked = Asked(loss)
         found = choose_blocks(begin(weights(**names, table=256), 4), read_nothing, [asked], ["table"])
         alone.update(shares)
-        return {name: blocks.bits for name, blocks in found.items()}
+        return {name: blocks.format.bits for name, blocks in found.items()}
 
     assert set(bits_for(0.5).values()) == {4}
     assert {name for name, bits in bits_for(0.8).items() if bits == 8} == {"table"}
@@ -340,10 +341,10 @@ def test_gptq_rounds_what_is_multiplied_by_and_no_table() -> None:
         return dict.fromkeys(names, torch.from_numpy(rows))
 
     found = choose_blocks(begin(given, 4), sample, [Asked(lambda rounding: GOOD)], ["table"])
-    nearest = {name: quantize(read(), 4, 64) for name, read in given.items()}
+    nearest = {name: quantize(read(), INT4, 64) for name, read in given.items()}
     np.testing.assert_array_equal(found["table"].codes, nearest["table"].codes)
     assert (found["other"].codes != nearest["other"].codes).any()
-    own = quantize(given["other"](), 4, 64, rows)
+    own = quantize(given["other"](), INT4, 64, rows)
     np.testing.assert_array_equal(found["other"].codes, own.codes)
 
 
@@ -362,7 +363,7 @@ def test_a_width_that_no_block_divides_is_named_with_the_way_out() -> None:
     assert all(word in words for word in ("int4", "h.0.mlp.c_fc.weight", "40", "multiple of 32"))
     assert "export fp32" in words
     with pytest.raises(ValueError, match="multiple of the block of 32"):
-        quantize(given["h.0.mlp.c_fc.weight"](), 4, 32)
+        quantize(given["h.0.mlp.c_fc.weight"](), INT4, 32)
 
 
 def test_the_caps_are_those_of_the_design() -> None:

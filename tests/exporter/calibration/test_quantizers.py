@@ -17,7 +17,6 @@ from planforge.exporter.calibration.calibration import choose_row_products
 from planforge.exporter.passes.int8_rows import (
     ATTENTION_WORTH,
     CONSTANT_WORTH,
-    TOP,
     RowProduct,
     choose_product,
 )
@@ -69,7 +68,7 @@ def test_an_encoder_s_weights_are_rounded_to_the_nearest_too() -> None:
     nearest = choose_product(x, weight)
     scaled = weight if nearest.smoothing is None else weight * nearest.smoothing[:, None]
     np.testing.assert_array_equal(
-        nearest.weight.codes.T, np.clip(np.rint(scaled / nearest.weight.scale[:, 0]), -TOP, TOP)
+        nearest.weight.codes.T, np.clip(np.rint(scaled / nearest.weight.scale[:, 0]), -127, 127)
     )
     close = nearest.compensate(x, weight)
     assert (close.rule, close.error) == (nearest.rule, nearest.error)

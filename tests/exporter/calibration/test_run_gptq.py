@@ -14,6 +14,7 @@ import torch
 
 from planforge.exporter.calibration import run_gptq
 from planforge.exporter.calibration.run_gptq import map_in_threads, round_weights
+from planforge.exporter.number_formats import INT4
 from planforge.exporter.passes.quantize import QuantizedWeights, quantize
 from planforge.runtime.apps.stage_progress import CountedLine, Notice
 
@@ -38,12 +39,12 @@ def test_each_weight_is_rounded_for_the_rows_that_it_reads() -> None:
     lines: list[str] = []
     shapes = {name: weight().shape for name, weight in read.items()}
     left = dict(rows)
-    given = QuantizedWeights(4, SIZE, {}, {**read, "table": read["q"]})
+    given = QuantizedWeights(4, SIZE, dict.fromkeys(read, 4), {**read, "table": read["q"]})
     found = round_weights(given, shapes, left, lines.append, "int4: GPTQ")
     assert set(found) == set(rows)
     assert not left, "rows of weights that are done take no memory"
     for name, blocks in found.items():
-        alone = quantize(read[name](), 4, SIZE, rows[name].float().numpy())
+        alone = quantize(read[name](), INT4, SIZE, rows[name].float().numpy())
         np.testing.assert_array_equal(blocks.scale, alone.scale)
         np.testing.assert_array_equal(blocks.codes, alone.codes)
     last = lines[-1]
@@ -57,7 +58,8 @@ def test_what_takes_long_is_said_with_the_way_out(monkeypatch: pytest.MonkeyPatc
     lines: list[str] = []
     read, rows = make_weights()
     shapes = {name: weight().shape for name, weight in read.items()}
-    round_weights(QuantizedWeights(4, SIZE, {}, read), shapes, rows, lines.append, "int4: GPTQ")
+    given = QuantizedWeights(4, SIZE, dict.fromkeys(read, 4), read)
+    round_weights(given, shapes, rows, lines.append, "int4: GPTQ")
     (notice,) = [line for line in lines if isinstance(line, Notice)]
     assert notice.startswith("GPTQ takes about ") and "--quantizer rtn" in notice
     assert lines.index(notice) == 0

@@ -10,8 +10,9 @@ import numpy.typing as npt
 import pytest
 import torch
 
+from planforge.exporter.number_formats import INT4, INT8
 from planforge.exporter.passes import gptq
-from planforge.exporter.passes.gptq import DAMPING, round_to_nearest, round_with_gptq
+from planforge.exporter.passes.gptq import DAMPING, round_with_gptq
 
 from ...helpers.graphs import normal
 
@@ -59,7 +60,7 @@ def test_it_rounds_as_published(M: int, K: int, N: int, groups: int) -> None:
     x = make_rows(M, K, seed=K)
     weight = normal(K, N, seed=7)
     scale = np.abs(weight).reshape(groups, -1, N).max(axis=1) / 7
-    found = round_with_gptq(weight, scale, -8, 7, x)
+    found = round_with_gptq(weight, scale, INT4, x)
     plain = round_plainly(weight, scale, -8, 7, x)
     # float32 and float64 may part where a number is half-way between two integers.
     assert (found != plain).mean() <= 0.01
@@ -69,7 +70,7 @@ def test_it_rounds_as_published(M: int, K: int, N: int, groups: int) -> None:
 
     assert lost(found) == pytest.approx(lost(plain), rel=0.02)
     if K > 1:
-        nearest = round_to_nearest(weight, np.repeat(scale, K // groups, 0), -8, 7)
+        nearest = INT4.round(weight / np.repeat(scale, K // groups, 0))
         assert lost(found) < 0.5 * lost(nearest)
 
 
@@ -77,11 +78,11 @@ def test_blocks_and_groups_change_nothing(monkeypatch: pytest.MonkeyPatch) -> No
     x = make_rows(100, 50, seed=1)
     weight = normal(50, 6, seed=2)
     scale = np.full((1, 6), 0.3, np.float32)
-    found = round_with_gptq(weight, scale, -127, 127, x)
+    found = round_with_gptq(weight, scale, INT8, x)
     for block, group in ((50, 50), (7, 3), (1, 1)):
         monkeypatch.setattr(gptq, "BLOCK", block)
         monkeypatch.setattr(gptq, "GROUP", group)
-        np.testing.assert_array_equal(round_with_gptq(weight, scale, -127, 127, x), found)
+        np.testing.assert_array_equal(round_with_gptq(weight, scale, INT8, x), found)
 
 
 def test_a_column_that_no_row_has_and_rows_all_alike_are_rounded_too() -> None:
@@ -89,8 +90,8 @@ def test_a_column_that_no_row_has_and_rows_all_alike_are_rounded_too() -> None:
     x[:, 5] = 0
     weight = normal(64, 4, seed=4)
     scale = np.full((2, 4), 0.2, np.float32)
-    found = round_with_gptq(weight, scale, -8, 7, x)
-    np.testing.assert_array_equal(found[5], round_to_nearest(weight[5], scale[0], -8, 7))
+    found = round_with_gptq(weight, scale, INT4, x)
+    np.testing.assert_array_equal(found[5], INT4.round(weight[5] / scale[0]))
     assert np.abs(x[0] @ (found * 0.2 - weight)).max() < 0.2 * np.abs(x[0]).max()
 
 

@@ -19,6 +19,7 @@ from hypothesis import strategies as st
 
 from planforge.exporter import export
 from planforge.exporter.checkpoints.source import DEMOS
+from planforge.exporter.number_formats import INT8
 from planforge.exporter.passes import store_rows
 from planforge.exporter.passes.int8_rows import (
     RowProduct,
@@ -47,7 +48,7 @@ CONSTANT_ONE_SIDED = RowRule(20, 1e-6, False, step=0.02)
 SMOOTHING = np.exp(normal(K, seed=9) / 2)
 SCALE = (np.abs(normal(N, seed=4)) / 100 + 0.001).astype(np.float32)
 WEIGHT = QuantizedWeight(
-    np.random.default_rng(3).integers(-127, 128, (N, K)).astype(np.int8), SCALE[:, None], 8
+    np.random.default_rng(3).integers(-127, 128, (N, K)).astype(np.int8), SCALE[:, None], INT8
 )
 JOINED = """
     q = MatMul (x, wq)
@@ -247,7 +248,7 @@ def test_a_column_of_outliers_is_smoothed_and_an_even_matrix_is_not() -> None:
 
 def rounded_columns(weight: Array) -> QuantizedWeight:
     scale = np.abs(weight).max(0) / 127
-    return QuantizedWeight(np.rint(weight / scale).astype(np.int8).T, scale[:, None], 8)
+    return QuantizedWeight(np.rint(weight / scale).astype(np.int8).T, scale[:, None], INT8)
 
 
 @pytest.fixture(scope="module")

@@ -10,9 +10,10 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from planforge.exporter.number_formats import CPU_INTEGERS, INT4, INT8
 from planforge.exporter.passes import gptq
 from planforge.exporter.passes import quantize as quantize_module
-from planforge.exporter.passes.quantize import BLOCK_SIZES, quantize
+from planforge.exporter.passes.quantize import quantize
 from planforge.exporter.passes.quantized_weight import QuantizedWeight
 from planforge.exporter.passes.store_blocks import pack, unpack
 
@@ -27,7 +28,7 @@ seeds = st.integers(0, 2**32 - 1)
 @st.composite
 def weights(draw: st.DrawFn) -> tuple[Array, int]:
     """A weight whose blocks are alike, far apart in size, empty, or constant; and the size of a block."""
-    size = draw(st.sampled_from(BLOCK_SIZES))
+    size = draw(st.sampled_from(INT8.block_sizes))
     rows = draw(st.integers(1, 6))
     blocks = draw(st.integers(1, 3))
     random = np.random.default_rng(draw(seeds))
@@ -41,7 +42,7 @@ def weights(draw: st.DrawFn) -> tuple[Array, int]:
 @given(given=weights())
 def test_int8_is_at_most_half_a_step_off(given: tuple[Array, int]) -> None:
     weight, size = given
-    found = quantize(weight, 8, size)
+    found = quantize(weight, INT8, size)
     assert found.size == size and found.scale.shape == (len(weight), weight.shape[1] // size)
     assert found.codes.shape == weight.shape and found.scale.dtype == np.float32
     assert found.codes.min() >= RANGE[8][0] and found.codes.max() <= RANGE[8][1]
@@ -54,7 +55,7 @@ def test_int8_is_at_most_half_a_step_off(given: tuple[Array, int]) -> None:
 @given(given=weights())
 def test_int4_loses_no_more_than_the_step_of_the_largest_number(given: tuple[Array, int]) -> None:
     weight, size = given
-    found = quantize(weight, 4, size)
+    found = quantize(weight, INT4, size)
     assert found.codes.min() >= RANGE[4][0] and found.codes.max() <= RANGE[4][1]
     blocks = by_block(weight, size)
     step = np.maximum(np.abs(blocks).max(-1, keepdims=True) / 7, 1e-45)
@@ -67,10 +68,12 @@ def test_int4_loses_no_more_than_the_step_of_the_largest_number(given: tuple[Arr
 def test_a_large_weight_is_rounded_some_rows_at_a_time(bits: int, monkeypatch: pytest.MonkeyPatch) -> None:
     weight = normal(33, 64)
     rows = normal(100, 64, seed=1)
-    whole = [quantize(weight, bits, 32), quantize(weight, bits, 32, rows)]
+    format = CPU_INTEGERS[bits]
+    whole = [quantize(weight, format, 32), quantize(weight, format, 32, rows)]
     for module in (quantize_module, gptq):
         monkeypatch.setattr(module, "PIECE_NUMBERS", 64 * 5)
-    for one, other in zip(whole, [quantize(weight, bits, 32), quantize(weight, bits, 32, rows)], strict=True):
+    pieces = [quantize(weight, format, 32), quantize(weight, format, 32, rows)]
+    for one, other in zip(whole, pieces, strict=True):
         np.testing.assert_array_equal(one.codes, other.codes)
         np.testing.assert_array_equal(one.scale, other.scale)
 
@@ -79,7 +82,7 @@ def test_int4_gains_by_clipping_a_little() -> None:
     blocks = np.random.default_rng(0).standard_normal((64, 4, 128))
     step = np.abs(blocks).max(-1, keepdims=True) / 7
     plain = np.square(np.rint(blocks / step) * step - blocks).sum()
-    found = quantize(blocks.reshape(64, -1).astype(np.float32), 4, 128).dequantize()
+    found = quantize(blocks.reshape(64, -1).astype(np.float32), INT4, 128).dequantize()
     assert np.square(found.reshape(blocks.shape) - blocks).sum() < 0.95 * plain
 
 
@@ -88,7 +91,7 @@ def test_zeros_stay_zeros_and_a_constant_stays_itself(bits: int) -> None:
     weight = np.zeros((3, 128), np.float32)
     weight[1] = -0.7
     weight[2, :64] = 1e-30
-    found = quantize(weight, bits, 64).dequantize()
+    found = quantize(weight, CPU_INTEGERS[bits], 64).dequantize()
     assert (found[0] == 0).all() and (found[2, 64:] == 0).all()
     np.testing.assert_allclose(found, weight, rtol=1e-6)
 
@@ -96,9 +99,9 @@ def test_zeros_stay_zeros_and_a_constant_stays_itself(bits: int) -> None:
 @BITS
 def test_one_huge_number_costs_its_own_block_only(bits: int) -> None:
     weight = np.random.default_rng(1).standard_normal((2, 128)).astype(np.float32)
-    without = quantize(weight, bits, 32).dequantize()
+    without = quantize(weight, CPU_INTEGERS[bits], 32).dequantize()
     weight[0, 40] = 1e6
-    found = quantize(weight, bits, 32).dequantize()
+    found = quantize(weight, CPU_INTEGERS[bits], 32).dequantize()
     others = np.ones_like(weight, bool)
     others[0, 32:64] = False
     np.testing.assert_array_equal(found[others], without[others])
@@ -111,7 +114,7 @@ def test_one_huge_number_costs_its_own_block_only(bits: int) -> None:
 @given(given=weights())
 def test_packed_numbers_lie_as_the_operator_reads_them(bits: int, given: tuple[Array, int]) -> None:
     weight, size = given
-    found = quantize(weight, bits, size)
+    found = quantize(weight, CPU_INTEGERS[bits], size)
     packed = pack(found.codes, bits)
     assert packed.dtype == np.uint8
     assert packed.shape == (len(weight), weight.shape[1] * bits // 8)
@@ -121,7 +124,7 @@ def test_packed_numbers_lie_as_the_operator_reads_them(bits: int, given: tuple[A
 
 def test_a_width_that_no_block_divides_is_named() -> None:
     with pytest.raises(ValueError, match="width of 96 is not a multiple of the block of 64"):
-        quantize(np.zeros((4, 96), np.float32), 8, 64)
+        quantize(np.zeros((4, 96), np.float32), INT8, 64)
 
 
 def correlated(rows: int, width: int) -> Array:
@@ -135,8 +138,8 @@ def test_with_rows_that_it_will_see_a_weights_products_stay_closer(bits: int) ->
     weight = normal(48, 192, seed=1)
     x = correlated(500, 192)
     unseen = correlated(900, 192)[500:]
-    plain = quantize(weight, bits, 64)
-    better = quantize(weight, bits, 64, x)
+    plain = quantize(weight, CPU_INTEGERS[bits], 64)
+    better = quantize(weight, CPU_INTEGERS[bits], 64, x)
     np.testing.assert_array_equal(better.scale, plain.scale)
     assert better.codes.min() >= RANGE[bits][0] and better.codes.max() <= RANGE[bits][1]
 
@@ -152,13 +155,15 @@ def test_rows_without_correlation_change_nothing(bits: int) -> None:
     """Where a column says nothing of the others, its error cannot be made good there."""
     weight = normal(8, 128)
     x = np.diag(np.exp(normal(128, seed=1))).astype(np.float32)
-    np.testing.assert_array_equal(quantize(weight, bits, 32, x).codes, quantize(weight, bits, 32).codes)
+    np.testing.assert_array_equal(
+        quantize(weight, CPU_INTEGERS[bits], 32, x).codes, quantize(weight, CPU_INTEGERS[bits], 32).codes
+    )
 
 
 @pytest.mark.parametrize("x", [np.zeros((5, 128), np.float32), correlated(3, 128), correlated(1, 128) * 1e4])
 def test_few_rows_and_columns_that_are_never_used_are_no_harm(x: Array) -> None:
     weight = normal(8, 128)
     x[:, 7] = 0
-    found = quantize(weight, 4, 32, x).dequantize()
+    found = quantize(weight, INT4, 32, x).dequantize()
     assert np.isfinite(found).all()
     assert np.abs(found - weight).max() < np.abs(weight).max()

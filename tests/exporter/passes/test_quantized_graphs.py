@@ -14,8 +14,9 @@ import onnx_ir as ir
 import pytest
 import torch
 
+from planforge.exporter.number_formats import CPU_SIZES
 from planforge.exporter.passes import tables
-from planforge.exporter.passes.quantize import BLOCK_SIZES, find_quantizable
+from planforge.exporter.passes.quantize import find_quantizable
 from planforge.exporter.passes.storage import read_weights
 from planforge.exporter.passes.tables import PARTS, SPLIT_FROM_ROWS, split_shared_table
 from planforge.exporter.passes.weights import attach_parameters, save_with_shared_weights
@@ -26,7 +27,7 @@ from ...helpers.graphs import nodes, normal, parse_graph, run_graph
 Weights: TypeAlias = dict[str, torch.Tensor]
 
 BITS = pytest.mark.parametrize("bits", [8, 4])
-SIZES = pytest.mark.parametrize("size", BLOCK_SIZES)
+SIZES = pytest.mark.parametrize("size", CPU_SIZES)
 
 # Ways in which a graph multiplies by a weight (48, 256) of a table: y = x @ weight.T + bias.
 TURN = "turned = Transpose <perm = [1, 0]> (weight)\n"
@@ -176,7 +177,7 @@ def test_a_table_of_words_and_head_is_rounded_once(bits: int) -> None:
     read = read_weights(model.graph)
     assert {one.node for one in read} == {product, lookup}
     for one in read:
-        assert (one.names, one.bits, one.shape) == (("weight",), bits, weight.shape)
+        assert (one.names, one.format.bits, one.shape) == (("weight",), bits, weight.shape)
         assert one.is_table and not one.faults
         np.testing.assert_array_equal(one.read(slice(5, 9)).dequantize(), weight[5:9])
 

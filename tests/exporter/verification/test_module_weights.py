@@ -7,6 +7,7 @@ import onnx_ir as ir
 import pytest
 import torch
 
+from planforge.exporter.number_formats import INT8
 from planforge.exporter.passes.quantized_weight import QuantizedWeight, StoredWeight
 from planforge.exporter.verification.module_weights import StoredValues, store_weights
 
@@ -18,10 +19,10 @@ NAME = "target.words.weight"
 def make_weight(shape: tuple[int, int], is_table: bool) -> StoredWeight:
     """Return a weight in int8 that a lookup reads, or a product."""
     codes = np.arange(shape[0] * shape[1]).reshape(shape) % 255 - 127
-    weight = QuantizedWeight(codes.astype(np.int8), np.full((shape[0], 1), 0.01, np.float32), 8)
+    weight = QuantizedWeight(codes.astype(np.int8), np.full((shape[0], 1), 0.01, np.float32), INT8)
     value = ir.Value(name="codes")
     node = ir.node("Gather", [value, value])
-    return StoredWeight(node, (NAME,), 8, value, value, shape, lambda rows: weight, is_table=is_table)
+    return StoredWeight(node, (NAME,), INT8, value, value, shape, lambda rows: weight, is_table=is_table)
 
 
 @pytest.mark.parametrize("dtype", [ir.DataType.FLOAT, ir.DataType.FLOAT16])

@@ -22,7 +22,7 @@ from planforge.exporter.calibration.calibration import Calibration, calibrate
 from planforge.exporter.calibration.prompts import read_prompts
 from planforge.exporter.calibration.repeat import read_calibration
 from planforge.exporter.checkpoints.source import DEMOS
-from planforge.exporter.passes.quantize import BLOCK_SIZES
+from planforge.exporter.number_formats import CPU_SIZES
 from planforge.exporter.precisions import PRECISIONS
 from planforge.exporter.tasks.passages import cut_passages
 from planforge.exporter.verification import verify as verify_module
@@ -99,7 +99,7 @@ def test_every_precision_passes_its_gate(exported: Exported) -> None:
         wanted = {"bits": kind.weight_bits, "cache_bits": kind.cache_bits}
         found = {name: artifact.quantization.get(name) for name in wanted}
         assert found == wanted
-        assert (artifact.quantization.get("block_size") in BLOCK_SIZES) == bool(kind.weight_bits)
+        assert (artifact.quantization.get("block_size") in CPU_SIZES) == bool(kind.weight_bits)
 
 
 def test_weights_are_stored_once_for_all_that_can_share_them(exported: Exported) -> None:

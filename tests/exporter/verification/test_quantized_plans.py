@@ -1,4 +1,4 @@
-"""Graphs for plans in int8 and int4: what an export writes, which faults verification finds, and the plans.
+"""Graphs for plans in int8, int4, fp8 and NVFP4: what an export writes, the faults that are found, the plans.
 
 TensorRT-RTX's own parser and builder are the judges of the plans; none is run here, as that takes a GPU.
 """
@@ -23,14 +23,16 @@ from planforge.runtime.backends.plan_compatibility import find_plans, keep_first
 from planforge.runtime.backends.tensorrt_library import LIBRARIES
 from planforge.runtime.bundle.bundle import Bundle
 from planforge.runtime.bundle.manifest import Plan
+from planforge.runtime.errors import InputError
 
 from ...controls.models import write_control
-from ...helpers.faults import Fault, Plant, constant, node_of
+from ...helpers.faults import Fault, Plant, constant
 from ...helpers.verdicts import PlantedBundle, keep_answers
 from ..tensorrt.test_hardware import needs_rtx
 
 OPERATOR = ("DequantizeLinear", "MatMul")
 MODULE = "h.1.mlp.c_fc"
+QUANTIZED = ["w8a16", "w4a16", "fp8a16", "nvfp4a16"]
 Codes = npt.NDArray[Any]
 
 
@@ -39,7 +41,7 @@ def planted(tmp_path_factory: pytest.TempPathFactory) -> Iterator[PlantedBundle]
     """A random GPT-2 of two layers, with a cache that grows: it needs no plan."""
     folder = tmp_path_factory.mktemp("gpt2")
     write_control(4, folder / "checkpoint")
-    options: dict[str, Any] = {"precision": ["fp32", "w8a16", "w4a16"], "verify": False, "max_length": 64}
+    options: dict[str, Any] = {"precision": ["fp32", *QUANTIZED], "verify": False, "max_length": 64}
     export(folder / "checkpoint", folder / "bundle", target=["portable"], **options)
     with keep_answers(folder / "answers"):
         yield PlantedBundle("GPT-2", folder / "bundle", folder / "copy")
@@ -49,11 +51,15 @@ def changed(index: int, change: Callable[[Codes], Codes]) -> Plant:
     """Other codes, or other scales, of the weight of a module."""
 
     def plant(model: ir.Model) -> None:
-        node = node_of(model, MODULE, "DequantizeLinear")
+        node = [node for node in model.graph if str(node.name).startswith(f"{MODULE}.weight/")][-1]
         value = node.inputs[index]
+        assert value is not None
+        if (producer := value.producer()) is not None:  # NVFP4's scales are dequantized too
+            value = producer.inputs[0]
         assert value is not None and value.const_value is not None
         kind = value.const_value.numpy().dtype
         made = change(np.array(value.const_value.numpy().astype(np.float32))).astype(kind)
+        assert (made != value.const_value.numpy()).any()
         value.const_value = ir.Tensor(np.ascontiguousarray(made), dtype=value.dtype, name=value.name)
 
     return plant
@@ -69,14 +75,14 @@ def swap_blocks(codes: Codes) -> Codes:
 
 
 def add_zero_points(model: ir.Model) -> None:
-    node = node_of(model, MODULE, "DequantizeLinear")
+    node = [node for node in model.graph if str(node.name).startswith(f"{MODULE}.weight/")][-1]
     codes, scale = node.inputs[:2]
-    assert codes is not None and scale is not None and scale.shape is not None
+    assert codes is not None and codes.const_value is not None
+    assert scale is not None and scale.shape is not None
     zeros = np.ones(scale.shape.numpy(), np.int8)
     made = constant(model, "zero_points", zeros)
-    if codes.dtype == ir.DataType.INT4:
-        made.const_value = ir.Tensor(zeros.astype(codes.const_value.numpy().dtype), dtype=ir.DataType.INT4)  # type: ignore[union-attr]
-        made.dtype = ir.DataType.INT4
+    made.const_value = ir.Tensor(zeros.astype(codes.const_value.numpy().dtype), dtype=codes.dtype)
+    made.dtype = ir.DataType(codes.const_value.dtype)
     node.resize_inputs(3)
     node.replace_input_with(2, made)
 
@@ -92,7 +98,7 @@ FAULTS = {
 
 
 @pytest.mark.parametrize("name", FAULTS)
-@pytest.mark.parametrize("precision", ["w8a16", "w4a16"])
+@pytest.mark.parametrize("precision", QUANTIZED)
 def test_a_fault_is_found_and_its_module_named(name: str, precision: str, planted: PlantedBundle) -> None:
     fault = Fault(name, FAULTS[name], MODULE, OPERATOR)
     verdict = planted.judge(f"decoder.portable.{precision}", fault)
@@ -122,6 +128,8 @@ def test_a_graph_in_int8_runs_on_a_cpu(planted: PlantedBundle) -> None:
         (["cpu"], ["int8"], ["int8"]),
         (["cpu", "rtx"], ["fp32", "fp16", "int8"], ["fp32", "fp16", "int8"]),
         (["portable"], ["w8a16"], ["w8a16"]),
+        (["rtx"], ["fp8", "nvfp4"], ["fp8a16", "nvfp4a16"]),
+        (["cpu", "rtx"], ["int8", "fp8"], ["int8", "fp8a16"]),
     ],
 )
 def test_int8_means_what_each_target_has(target: list[str], given: list[str], expected: list[str]) -> None:
@@ -133,25 +141,40 @@ def test_a_quantized_precision_alone_keeps_the_plan() -> None:
     assert choose_targets_and_precisions(None, ["int4"]) == (["cpu"], ["int4"])
 
 
+@pytest.mark.parametrize(("precision", "sm", "first"), [("fp8", "sm86", "sm89"), ("nvfp4", "sm89", "sm120")])
+def test_a_gpu_without_kernels_is_refused_before_anything_is_read(
+    tmp_path: Path, precision: str, sm: str, first: str
+) -> None:
+    with pytest.raises(InputError, match=rf"--sm {sm} has no kernels for fp[48], which begin with {first}: "):
+        export(tmp_path / "none", tmp_path / "B", target="rtx", precision=precision, sms=[sm])
+
+
+def test_onnx_runtime_runs_no_fp4(planted: PlantedBundle) -> None:
+    with pytest.raises(InputError, match="'nvfp4a16' runs in a plan alone, as ONNX Runtime has no fp4"):
+        TextGenerator.load(planted.folder, backend="ort-cpu", precision="nvfp4a16")
+
+
 @needs_rtx
 def test_plans_of_all_precisions_are_built_and_smaller(
     tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
-    precisions = ["fp32", "fp16", "int8", "int4"]
+    precisions = ["fp32", "fp16", "int8", "int4", "fp8", "nvfp4"]
     result = export("gpt2-demo", tmp_path / "B", target="rtx", precision=precisions, verify=False)
     plans = {plan.built_from.rpartition(".")[2]: plan for plan in result.manifest.plans}
-    assert list(plans) == ["fp16", "w8a16", "w4a16"]
+    assert list(plans) == ["fp16", *QUANTIZED]
     sizes = {name: (tmp_path / "B" / plan.file).stat().st_size for name, plan in plans.items()}
-    assert sizes["w4a16"] < sizes["fp16"]  # half of so small a plan are kernels
+    assert max(sizes["w4a16"], sizes["nvfp4a16"]) < sizes["fp16"]  # half of so small a plan are kernels
     every = LIBRARIES["tensorrt-rtx"].sms
     assert plans["fp16"].sms == plans["w8a16"].sms == every
     assert plans["w4a16"].sms == tuple(sm for sm in every if sm != "sm75")  # which has no int4
+    assert plans["fp8a16"].sms == ("sm89", "sm120", "sm121")
+    assert plans["nvfp4a16"].sms == ("sm120", "sm121")
     check_choice(Bundle.open(tmp_path / "B"))
     older = build(tmp_path / "B", sms=["sm75"]).plans
     assert [plan.built_from for plan in older] == ["decoder.inplace.fp16", "decoder.inplace.w8a16"]
     assert any("Leave out sm75" in record.getMessage() for record in caplog.records)
     stripped = build(tmp_path / "B", sms=["sm86"], options=Options(strip=True)).plans
-    assert len(stripped) == 3
+    assert [plan.built_from.rpartition(".")[2] for plan in stripped] == ["fp16", "w8a16", "w4a16"]
     for plan in stripped:  # codes and scales stay in the plan
         assert all(weight.dtype in ("float16", "float32") for weight in plan.weights)
         assert not any("dequantize" in weight.name or ".int" in weight.name for weight in plan.weights)
@@ -167,7 +190,7 @@ def check_choice(bundle: Bundle) -> None:
         found = keep_first_precision(bundle, found)
         return [plan.built_from for plan in found["decoder"]]
 
-    half, eight, four = bundle.manifest.plans
+    half, eight, four, *_ = bundle.manifest.plans
     assert find("w4a16", half, eight, four) == ["decoder.inplace.w4a16"]
     assert find(None, four, eight, half) == ["decoder.inplace.fp16"]
     assert find(None, four, eight) == ["decoder.inplace.w8a16"]

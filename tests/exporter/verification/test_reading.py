@@ -15,6 +15,7 @@ from planforge.exporter import export
 from planforge.exporter.calibration.calibration import sample_rows
 from planforge.exporter.checkpoints.source import DEMOS
 from planforge.exporter.exporting import import_folder
+from planforge.exporter.number_formats import INT8 as INT8_NUMBERS
 from planforge.exporter.tasks.pytorch_decoder import open_reference
 from planforge.exporter.verification.quantized_weights import measure_precision_errors
 from planforge.runtime.text.tokenizer import Tokenizer
@@ -191,7 +192,7 @@ def test_the_bound_of_gptq_holds_for_any_rows() -> None:
         x *= np.exp(spread * random.standard_normal(K)).astype(np.float32)
         weight = random.standard_normal((K, N)).astype(np.float32)
         scale = np.full((1, N), np.abs(weight).max() / 60, np.float32)
-        codes = round_with_gptq(weight, scale, -127, 127, x)
+        codes = round_with_gptq(weight, scale, INT8_NUMBERS, x)
         errors = (weight - codes * scale).T
         steps = np.broadcast_to(scale.T, errors.shape)
         beyond = np.zeros_like(errors)
