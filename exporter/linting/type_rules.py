@@ -8,7 +8,7 @@ import numpy as np
 import onnx_ir as ir
 
 from ..targets import RTX_MEASURED, Target
-from ..tensorrt.hardware import BFLOAT16, FP32_PRODUCT, find_need
+from ..tensorrt.hardware import BFLOAT16, FP4, FP8, FP32_PRODUCT, NEEDS, find_need
 from ..tensorrt_versions import OPERATORS
 from .model import (
     LintModel,
@@ -140,7 +140,7 @@ def check_quantized_constant(model: LintModel, target: Target) -> Iterator[Hit]:
 
 
 @make_rule(
-    "quantization that is not symmetric, to or from a type that is not int8, int4 or fp8",
+    "quantization that is not symmetric, or of a type that is not int8, int4, fp8 or fp4",
     fix="quantize symmetrically to int8, with zero point 0 and positive scales",
     alike=True,
 )
@@ -159,26 +159,28 @@ def check_quantization_form(model: LintModel, target: Target) -> Iterator[Hit]:
             before is None or before.op_type != "QuantizeLinear"
         )
         if foreign and dtype is not None and dtype in (UINT8, ir.DataType.INT32):
-            yield Hit(f"dequantizes {name_type(dtype)}; the parser takes int8, int4 and fp8", node)
+            yield Hit(f"dequantizes {name_type(dtype)}; the parser takes int8, int4, fp8 and fp4", node)
         if node.op_type == "QuantizeLinear" and type_of(find_output(node, 0)) == UINT8:
             # A zero point that is left out means uint8, by ONNX.
             if read_attribute(node, "output_dtype", 0):
-                yield Hit("quantizes to uint8; the parser takes int8, int4 and fp8", node)
+                yield Hit("quantizes to uint8; the parser takes int8, int4, fp8 and fp4", node)
             else:
                 what = "quantizes to uint8, which the parser reads as int8: what is above 127 is cut off"
                 yield Hit(what, node, severity="wrong")
 
 
 @make_rule(
-    "fp8 weights",
-    fix="build for sm89 or newer, or quantize to int8",
+    "fp8 or fp4 weights",
+    fix="build for newer GPUs, or quantize to int8",
     severity="warning",
     alike=True,
 )
 def check_fp8_hardware(model: LintModel, target: Target) -> Iterator[Hit]:
-    for node in model.nodes:
-        if node.op_type == "DequantizeLinear" and type_of(find_input(node, 0)) == ir.DataType.FLOAT8E4M3FN:
-            yield Hit("fp8 needs a GPU of sm89 or newer; a plan for an older one is not built", node)
+    for node in model.find_nodes("DequantizeLinear"):
+        dtype = type_of(find_input(node, 0))
+        need = None if dtype is None else NEEDS.get(int(dtype))
+        if need in (FP8, FP4):
+            yield Hit(f"{need.what} needs a GPU of sm{need.sm} or newer; no plan is built for others", node)
 
 
 @make_rule(

@@ -36,7 +36,7 @@ INT4 = Need("int4", 80)
 FP8 = Need("fp8", 89)
 FP4 = Need("fp4", 120)
 # By ONNX's number of an element type, of which the first that a node has decides.
-TYPES = {23: FP4, 17: FP8, 22: INT4, BFLOAT16_TYPE: BFLOAT16}
+NEEDS = {23: FP4, 17: FP8, 22: INT4, BFLOAT16_TYPE: BFLOAT16}
 FORMATS = {"int4": INT4, "fp8": FP8, "nvfp4": FP4}  # by the names of number formats
 
 
@@ -46,7 +46,7 @@ def find_need(operator: str, inputs: Sequence[int | None], outputs: Sequence[int
     `inputs` and `outputs` are element types by ONNX's numbers, None where one is not known.
     """
     types = (*inputs, *outputs)
-    for number, need in TYPES.items():
+    for number, need in NEEDS.items():
         if number in types:
             return need
     is_product = operator in PRODUCTS and not (operator == "Einsum" and len(inputs) == 1)
