@@ -224,6 +224,10 @@ def describe_extras(plan: Plan) -> str:
         extras += f", picks {plan.candidates} tokens"
     if plan.compatible:
         extras += ", for later versions too"
+    if plan.builder_level is not None:
+        extras += f", builder level {plan.builder_level}"
+    if plan.profiling is not None:
+        extras += f", profiling {plan.profiling}"
     return extras
 
 
@@ -234,9 +238,9 @@ def describe_profile(profile: Mapping[str, Any]) -> str:
 
 
 def describe_ranges(profile: Mapping[str, Any]) -> str:
-    """Return a profile with its ranges, as in "decode (batch 1..8, tokens 1..1)"."""
+    """Return a profile with its ranges, as in "decode (batch 1..8 best 1, tokens 1..1)"."""
     ranges = [
-        f"{name} {axis[0]}..{axis[2]}"
+        f"{name} {axis[0]}..{axis[2]}" + (f" best {axis[1]}" if axis[0] < axis[2] else "")
         for name, axis in profile["axes"].items()
         if name in ("batch", "tokens", "slots")
     ]
