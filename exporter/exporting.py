@@ -185,7 +185,8 @@ def write_bundle(candidates: Iterable[Checkpoint], request: Request, progress: P
     model: ReferenceModel | None = None
     for number, checkpoint in enumerate(candidates):
         artifacts = plan_artifacts(checkpoint, request.targets, request.precisions)
-        plan_profiles([a for a in artifacts if a.is_half and a.dialect != "ort"], {}, request.plans)
+        if request.plans.opt:  # shapes that no plan can have are refused before anything is traced
+            plan_profiles([a for a in artifacts if a.is_half and a.dialect != "ort"], {}, request.plans)
         if request.verify:
             check_engine(artifacts)
         texts = read_prompts(request.prompts, checkpoint.source.folder)

@@ -30,16 +30,18 @@ def inspect_layers(path: Path, is_timed: bool, plot: Path | None = None) -> Insp
     failed: dict[str, PlanForgeError] = {}
     for plan in plans:
         try:
-            found.append(read_plan_layers(bundle, plan, RUNS if is_timed else 0))
+            modules = map_modules(bundle.path(bundle.manifest.artifact(plan.built_from).file))
+            found.append(read_plan_layers(bundle, plan, modules, RUNS if is_timed else 0))
         except PlanForgeError as error:
             failed[plan.file] = error
     if not found:
         raise next(iter(failed.values()))
     if plot is not None:
         draw(found, plot)
-    value = {"plans": [describe_plan(one) for one in found]}
+    told = {file: str(error) for file, error in failed.items()}
+    value = {"plans": [describe_plan(one) for one in found], "left_out": told}
     sections = [make_section(one.plan, profile) for one in found for profile in one.profiles]
-    notes = [f"{file} was left out: {error}" for file, error in failed.items()]
+    notes = [f"{file} was left out: {error}" for file, error in told.items()]
     return Inspection(value, sections, [*list_notes(bundle, found), *notes])
 
 
@@ -57,6 +59,15 @@ def find_plans(path: Path) -> tuple[Bundle, Sequence[Plan]]:
                 if (folder / plan.file).resolve() == path.resolve():
                     return bundle, [plan]
     raise InputError(f"--layers: {path} is no plan of a bundle; give a bundle, or a .plan file in its plans/")
+
+
+def map_modules(graph: Path) -> dict[str, str]:
+    """Return the path of each ONNX node's PyTorch module, by the node's name; "" where it has none."""
+    import onnx_ir as ir
+
+    from ..tracing.modules import find_module
+
+    return {str(node.name): find_module(node) for node in ir.load(graph).graph}
 
 
 def describe_plan(found: PlanLayers) -> dict[str, Any]:

@@ -12,7 +12,6 @@ import re
 from collections import Counter, defaultdict
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from pathlib import Path
 from statistics import median
 from typing import Any
 
@@ -24,7 +23,6 @@ from ...runtime.backends.tensorrt_program import Shapes, TensorRtProgram
 from ...runtime.bundle.bundle import Bundle
 from ...runtime.bundle.manifest import Plan
 from ...runtime.errors import BackendError, BackendUnavailableError
-from ..tracing.modules import find_module
 
 RUNS = 20  # timed runs of each profile
 WARM_UP_RUNS = 3  # before them
@@ -83,10 +81,14 @@ class PlanLayers:
     profiles: tuple[ProfileLayers, ...]
 
 
-def read_plan_layers(bundle: Bundle, plan: Plan, runs: int = 0) -> PlanLayers:
+def read_plan_layers(bundle: Bundle, plan: Plan, modules: Mapping[str, str], runs: int = 0) -> PlanLayers:
     """Read a plan's layers on this machine's first GPU, and run each profile `runs` times to measure them.
 
-    Inputs are zeros.
+    Args:
+        bundle: it lists the plan.
+        plan: to read.
+        modules: the PyTorch module of each ONNX node, by the node's name.
+        runs: on inputs of zeros, after `WARM_UP_RUNS`; 0 measures nothing.
 
     Raises:
         BackendUnavailableError: the plan does not run here; says where, and how it is built.
@@ -98,7 +100,6 @@ def read_plan_layers(bundle: Bundle, plan: Plan, runs: int = 0) -> PlanLayers:
     alone = Bundle(bundle.folder, manifest)
     detailed = dataclasses.replace(plan, profiling="detailed")
     again = make_rebuild_command(bundle, plan.engine, plan=detailed)
-    modules = map_modules(bundle.path(artifact.file))
     try:
         backend = TensorRtBackend(plan.engine, alone, LoadRequest(precision=artifact.precision))
     except BackendUnavailableError as error:
@@ -190,9 +191,7 @@ def parse_layers(
         described = json.loads(text, strict=False)["Layers"]  # with separators of ASCII inside its texts
     except (ValueError, KeyError, TypeError) as error:
         raise BackendError(f"the engine inspector's text cannot be read: {text[:200]!r}") from error
-    layers: list[Mapping[str, Any]] = [
-        {"Name": layer} if isinstance(layer, str) else layer for layer in described
-    ]
+    layers: list[Mapping[str, Any]] = [{"Name": one} if isinstance(one, str) else one for one in described]
     seen: Counter[str] = Counter()
     found = []
     for layer in layers:
@@ -235,10 +234,3 @@ def find_nodes(name: str, metadata: str) -> tuple[str, ...]:
     if ends := ENDS.match(name):
         return ends[1], ends[2]
     return tuple(COPY.sub("", name).split(" + "))
-
-
-def map_modules(graph: Path) -> dict[str, str]:
-    """Return the path of each node's PyTorch module, by the node's name; "" where it has none."""
-    import onnx_ir as ir
-
-    return {str(node.name): find_module(node) for node in ir.load(graph).graph}

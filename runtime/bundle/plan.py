@@ -105,13 +105,16 @@ class Plan:
         return max(map(sum_profile_memory, self.profiles), default=0)
 
     def list_settings(self) -> tuple[Any, ...]:
-        """Return the settings that it was built for; of plans with equal ones `build` keeps the last."""
-        limits = tuple(
-            (name, tuple(lengths))
+        """Return the settings that it was built for; of plans with equal ones `build` keeps the last.
+
+        Of lengths the least and the most count: of plans that take the same ones only the last would run.
+        """
+        limits = {
+            (name, lengths[0], lengths[2])
             for profile in self.profiles
-            for name, lengths in sorted(profile["axes"].items())
-        )
-        return self.built_from, self.engine, tuple(sorted(self.sms)), limits
+            for name, lengths in profile["axes"].items()
+        }
+        return self.built_from, self.engine, tuple(sorted(self.sms)), frozenset(limits)
 
     def narrow_artifact(self, artifact: Artifact) -> Artifact:
         """Return its artifact with the lengths that the profiles take; cache slots are fixed."""

@@ -118,7 +118,7 @@ def test_values_that_an_option_cannot_have(options: Any, message: str, tmp_path:
     with pytest.raises(BuildOptionError, match=message):
         build_encoder(tmp_path, {}, **options)
     with pytest.raises(BuildOptionError, match=message):
-        parse_request(tmp_path / "B", {"target": ["cpu", "rtx"], **options})
+        parse_request(tmp_path / "B", options | {"target": ["cpu", "rtx"]})
     assert not (tmp_path / "g.plan").exists()
 
 
@@ -151,7 +151,7 @@ def test_an_axis_that_there_is_not() -> None:
 )
 def test_options_of_plans_where_none_is_built(options: Any, message: str, tmp_path: Path) -> None:
     with pytest.raises(InputError, match=message):
-        parse_request(tmp_path / "B", {"target": ["cpu"], **options})
+        parse_request(tmp_path / "B", options | {"target": ["cpu"]})
 
 
 def test_debug_shows_what_tensorrt_says(

@@ -11,8 +11,9 @@ from typing import Any
 import onnx
 import pytest
 
+from planforge.exporter.commands.layers import map_modules
 from planforge.exporter.tensorrt.builder import load_graph
-from planforge.exporter.tensorrt.layers import find_nodes, map_modules, parse_layers, read_plan_layers
+from planforge.exporter.tensorrt.layers import find_nodes, parse_layers, read_plan_layers
 from planforge.runtime.backends.tensorrt_library import make_logger
 from planforge.runtime.bundle.bundle import Bundle
 from planforge.runtime.errors import BackendError
@@ -142,9 +143,10 @@ def test_each_layer_has_its_modules_types_and_time(library: str, own_bundle: Pat
         with_manifest(own_bundle, of_tensorrt)
     bundle = Bundle.open(own_bundle)
     (plan,) = bundle.manifest.plans
-    nodes = onnx.load(own_bundle / bundle.manifest.artifact(plan.built_from).file).graph.node
+    graph = own_bundle / bundle.manifest.artifact(plan.built_from).file
+    nodes = onnx.load(graph).graph.node
     with emulated_gpu(own_bundle, library) as cuda:
-        found = read_plan_layers(bundle, plan, runs=3)
+        found = read_plan_layers(bundle, plan, map_modules(graph), runs=3)
         assert cuda.used == 0
     assert [profile.name for profile in found.profiles] == ["prefill", "append", "decode"]
     for profile, described in zip(found.profiles, plan.profiles, strict=True):
@@ -164,14 +166,15 @@ def test_each_layer_has_its_modules_types_and_time(library: str, own_bundle: Pat
 def test_a_plan_that_keeps_names_or_nothing(own_bundle: Path) -> None:
     bundle = Bundle.open(own_bundle)
     (plan,) = bundle.manifest.plans
+    modules = map_modules(own_bundle / bundle.manifest.artifact(plan.built_from).file)
     with emulated_gpu(own_bundle):
-        found = read_plan_layers(bundle, plan)
+        found = read_plan_layers(bundle, plan, modules)
     assert {(layer.type, layer.time_ms) for layer in found.profiles[0].layers} == {("", None)}
     assert any(layer.modules for layer in found.profiles[2].layers)
     with_manifest(own_bundle, edit_profiling("none"))
     bundle = Bundle.open(own_bundle)
     with emulated_gpu(own_bundle), pytest.raises(BackendError, match="keeps nothing of its layers; build it"):
-        read_plan_layers(bundle, bundle.manifest.plans[0])
+        read_plan_layers(bundle, bundle.manifest.plans[0], {})
 
 
 # The command

@@ -39,6 +39,9 @@ def test_build_keeps_plans_for_other_lengths_and_gpus(own_bundle: Path) -> None:
     after.verify_files()
     assert not (own_bundle / small.plans[0].file).exists()
 
+    tuned = build(own_bundle, target="rtx", limits={"batch": 2}, options=Options(opt=[{"batch": 2}]))
+    assert tuned.replaced == again.plans  # it takes the same shapes
+
 
 def test_a_plan_that_was_not_built_comes_with_the_command_that_builds_it(
     own_bundle: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
