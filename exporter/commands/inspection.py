@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 from collections import Counter
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeAlias
@@ -296,17 +296,23 @@ def inspect_plan(path: Path) -> Inspection:
 
     summary = dict(summarize_plan(path))
     rows = [(key, str(value)) for key, value in summary.items()]
-    for folder in (path.parent, path.parent.parent):
-        if (folder / "manifest.json").is_file():
-            for plan in Bundle.open(folder).manifest.plans:
-                if (folder / plan.file).resolve() == path.resolve():
-                    summary["entry"] = plan.to_json()
-                    sms = " ".join(plan.sms) or "the GPU it was built on"
-                    made = f"{plan.engine} {plan.version} from {plan.built_from} for {sms}"
-                    rows.append(("entry", made))
+    for _, plan in list_entries(path):
+        summary["entry"] = plan.to_json()
+        sms = " ".join(plan.sms) or "the GPU it was built on"
+        rows.append(("entry", f"{plan.engine} {plan.version} from {plan.built_from} for {sms}"))
     summary["plan"] = NOT_RUN
     rows.append(("plan", NOT_RUN))
     return Inspection(summary, [(path.name, ("", ""), rows)])
+
+
+def list_entries(path: Path) -> Iterator[tuple[Bundle, Plan]]:
+    """Yield the bundle around a plan file that lists it, with the plan's entry."""
+    for folder in (path.parent, path.parent.parent):
+        if (folder / "manifest.json").is_file():
+            bundle = Bundle.open(folder)
+            for plan in bundle.manifest.plans:
+                if (folder / plan.file).resolve() == path.resolve():
+                    yield bundle, plan
 
 
 def make_fit_tables(result: FitResult) -> list[RenderableType]:

@@ -12,7 +12,7 @@ from ...runtime.backends.plan_compatibility import make_rebuild_command
 from ...runtime.bundle.bundle import Bundle
 from ...runtime.bundle.manifest import Plan
 from ...runtime.errors import InputError, PlanForgeError
-from .inspection import Inspection, Section
+from .inspection import Inspection, Section, list_entries
 
 if TYPE_CHECKING:
     from ..tensorrt.layers import Layer, LayerTensor, PlanLayers, ProfileLayers
@@ -23,8 +23,11 @@ COLUMNS = ("layer", "type", "module", "in", "out")
 
 def inspect_layers(path: Path, is_timed: bool, plot: Path | None = None) -> Inspection:
     """Read the layers of a plan, or of those of a bundle's plans that run here; see `read_plan_layers`."""
+    from ...runtime.apps.diagnostics.plots import make_figure
     from ..tensorrt.layers import RUNS, read_plan_layers
 
+    if plot is not None:
+        make_figure(plot, 1, 1)  # refuses a name or a machine without pictures before anything runs
     bundle, plans = find_plans(path)
     found: list[PlanLayers] = []
     failed: dict[str, PlanForgeError] = {}
@@ -52,12 +55,8 @@ def find_plans(path: Path) -> tuple[Bundle, Sequence[Plan]]:
         if not bundle.manifest.plans:
             raise InputError(f"--layers: {path} has no plan; build one: planforge build {path}")
         return bundle, bundle.manifest.plans
-    for folder in (path.parent, path.parent.parent):
-        if (folder / "manifest.json").is_file():
-            bundle = Bundle.open(folder)
-            for plan in bundle.manifest.plans:
-                if (folder / plan.file).resolve() == path.resolve():
-                    return bundle, [plan]
+    for bundle, plan in list_entries(path):
+        return bundle, [plan]
     raise InputError(f"--layers: {path} is no plan of a bundle; give a bundle, or a .plan file in its plans/")
 
 
@@ -84,8 +83,7 @@ def describe_plan(found: PlanLayers) -> dict[str, Any]:
 def make_section(plan: Plan, profile: ProfileLayers) -> Section:
     """Return the table of one profile's layers, with the time of each where it was measured."""
     times = [layer.time_ms for layer in profile.layers if layer.time_ms is not None]
-    shapes = ", ".join(f"{name} {format_shape(shape)}" for name, shape in list_told(profile))
-    title = f"{plan.file}, profile {profile.name}, {len(profile.layers)} layers at {shapes}"
+    title = f"{plan.file}, profile {describe_profile(profile)}, {len(profile.layers)} layers"
     rows = [tuple(list_cells(layer)) for layer in profile.layers]
     if not times:
         return title, COLUMNS, rows
@@ -96,13 +94,12 @@ def make_section(plan: Plan, profile: ProfileLayers) -> Section:
     return f"{title}, {sum(times):.4f} ms", (*COLUMNS, "ms"), timed
 
 
-def list_told(profile: ProfileLayers) -> Iterator[tuple[str, tuple[int, ...]]]:
-    """Yield the shapes to tell: of inputs of one shape, such as a cache's, the first."""
-    seen: set[tuple[int, ...]] = set()
+def describe_profile(profile: ProfileLayers) -> str:
+    """Return a profile with its shapes, as in "encode (input_ids 8x128)"; of equal shapes the first."""
+    first: dict[tuple[int, ...], str] = {}
     for name, shape in profile.shapes.items():
-        if shape not in seen:
-            seen.add(shape)
-            yield name, shape
+        first.setdefault(shape, name)
+    return f"{profile.name} ({', '.join(f'{name} {format_shape(shape)}' for shape, name in first.items())})"
 
 
 def list_cells(layer: Layer) -> Iterator[str]:
@@ -145,5 +142,6 @@ def draw(found: Sequence[PlanLayers], path: Path) -> None:
             for layer in profile.layers:
                 name = layer.modules[0] if layer.modules else "no module"
                 times[f"{name} ..." if len(layer.modules) > 1 else name] += layer.time_ms or 0.0
-            panels.append((f"{one.plan.built_from}, {profile.name}", times))
+            shape = format_shape(next(iter(profile.shapes.values())))
+            panels.append((f"{one.plan.built_from}, {profile.name} {shape}", times))
     draw_times(panels, f"{found[0].gpu}: milliseconds of each module's layers", path)

@@ -10,6 +10,7 @@ from typing import Any
 
 import pytest
 
+from planforge.exporter import export, exporting
 from planforge.exporter.errors import BuildError, BuildOptionError
 from planforge.exporter.options import parse_request
 from planforge.exporter.tensorrt import build, builder
@@ -152,6 +153,24 @@ def test_an_axis_that_there_is_not() -> None:
 def test_options_of_plans_where_none_is_built(options: Any, message: str, tmp_path: Path) -> None:
     with pytest.raises(InputError, match=message):
         parse_request(tmp_path / "B", options | {"target": ["cpu"]})
+
+
+def test_an_export_gives_its_options_to_the_build(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    given: list[build.Options] = []
+
+    def build_none(*arguments: Any) -> list[Plan]:
+        given.append(arguments[-1])
+        return []
+
+    monkeypatch.setattr(exporting, "build_plans", build_none)
+    options: Any = {"target": ["cpu", "rtx"], "verify": False, "builder_level": 0, "profiling": "detailed"}
+    export("gpt2-demo", tmp_path / "B", opt=[{"batch": 2}], **options)
+    assert given == [build.Options(opt=({"batch": 2},), builder_level=0, profiling="detailed")]
+
+    monkeypatch.delattr(exporting, "start_trace")  # nothing is traced
+    with pytest.raises(BuildOptionError, match="--opt batch=99 is outside of what the graph allows, 1 to 8"):
+        export("gpt2-demo", tmp_path / "C", opt=[{"batch": 99}], **options)
+    assert not (tmp_path / "C").exists()
 
 
 def test_debug_shows_what_tensorrt_says(
