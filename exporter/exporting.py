@@ -43,7 +43,7 @@ from .targets import find_target
 from .tasks.explanation import ExplanationCase
 from .tasks.registry import TASKS
 from .tasks.verifier import Verifier, open_verifier
-from .tensorrt.plans import Progress, build_plans, warn_of_left_out
+from .tensorrt.plans import Progress, build_plans, plan_profiles, warn_of_left_out
 from .tracing.trace import finish_trace, start_trace
 from .verification.explain import explain
 from .verification.explanations import keep_cases, verify_explanations
@@ -185,6 +185,8 @@ def write_bundle(candidates: Iterable[Checkpoint], request: Request, progress: P
     model: ReferenceModel | None = None
     for number, checkpoint in enumerate(candidates):
         artifacts = plan_artifacts(checkpoint, request.targets, request.precisions)
+        if request.plans.opt:  # shapes that no plan can have are refused before anything is traced
+            plan_profiles([a for a in artifacts if a.is_half and a.dialect != "ort"], {}, request.plans)
         if request.verify:
             check_engine(artifacts)
         texts = read_prompts(request.prompts, checkpoint.source.folder)
@@ -333,6 +335,7 @@ def start_plans(bundle: Bundle, request: Request, progress: Progress) -> Iterato
                 request.sms,
                 progress,
                 refused,
+                request.plans,
             )
         finally:
             children.stop()  # the pool waits for its thread

@@ -18,7 +18,7 @@ from .levels import STANDARD, Level, parse_verify
 from .limits import TABLE, Accepted
 from .precisions import PRECISIONS, expand_names, resolve_precisions
 from .targets import find_target
-from .tensorrt.build import resolve_architectures
+from .tensorrt.build import USUAL, Options, check_build_options, resolve_architectures
 from .tensorrt.hardware import FORMATS
 from .tensorrt.plans import USUAL_TARGETS, is_elsewhere, make_board_error
 
@@ -35,6 +35,9 @@ class ExportOptions(TypedDict, total=False):
             "int8" and "int4" mean the first two.
         target: "cpu", "rtx", ...; by default cpu and rtx, without a plan where tensorrt-rtx is missing.
         sms: GPU architectures to build plans for, such as "sm86"; by default all that the engine has.
+        opt: shapes that plans are optimized for, such as [{"batch": 8, "length": 128}].
+        builder_level: how long TensorRT searches for kernels, from 0 to 5; by default its own, 3.
+        profiling: what plans keep of their layers: "layer_names_only", the default, "none" or "detailed".
         max_batch: the largest batch of plans and of a step; by default 8 for a decoder, 32 for an encoder.
         max_length: context in tokens; by default the model's, up to 4,096, or sentence-transformers' own.
         verify: compare every graph with PyTorch, and keep nothing if one differs: "quick", a smoke test;
@@ -51,6 +54,9 @@ class ExportOptions(TypedDict, total=False):
     precision: Sequence[str] | None
     target: Sequence[str] | None
     sms: Sequence[str] | None
+    opt: Sequence[Mapping[str, int]]
+    builder_level: int | None
+    profiling: str | None
     max_batch: int | None
     max_length: int | None
     verify: bool | str
@@ -68,6 +74,7 @@ class Request:
     targets: tuple[str, ...]
     precisions: tuple[str, ...]
     sms: tuple[str, ...] | None = None
+    plans: Options = USUAL  # how plans are built
     max_batch: int | None = None
     max_length: int | None = None
     prompts: str | Path | None = None
@@ -107,6 +114,11 @@ def parse_request(output: str | Path, options: ExportOptions) -> Request:
         targets=tuple(targets),
         precisions=tuple(precisions),
         sms=None if sms is None else tuple(sms),
+        plans=Options(
+            opt=tuple(options.get("opt", ())),
+            builder_level=options.get("builder_level"),
+            profiling=options.get("profiling"),
+        ),
         max_batch=options.get("max_batch"),
         max_length=options.get("max_length"),
         prompts=options.get("prompts"),
@@ -193,12 +205,14 @@ def check_request(request: Request) -> None:
             raise make_board_error(name, f"{advise_for_board(request)}, copy the bundle", request.output.name)
         if is_installed(engine) or targets != USUAL_TARGETS:
             resolve_architectures(engine, sms or LIBRARIES[engine].sms)
+        check_build_options(engine, request.plans)
         halves = [precision for precision in request.precisions if PRECISIONS[precision].is_half]
         if not halves:
             raise InputError(f"target {name!r} builds its plan from fp16; add fp16 to the precisions")
         check_kernels(halves, () if sms is None else resolve_architectures(engine, sms))
-    if sms and not any(find_target(name).plans for name in targets):
-        raise InputError(f"--sm {','.join(sms)} is for plans, and target {', '.join(targets)} builds none")
+    for option, value in list_plan_options(request):
+        if value and not any(find_target(name).plans for name in targets):
+            raise InputError(f"{option} {value} is for plans, and target {', '.join(targets)} builds none")
     if request.quantizer not in QUANTIZERS:
         hint = did_you_mean(request.quantizer, QUANTIZERS)
         raise InputError(f"quantizer {request.quantizer!r} is not one of {', '.join(QUANTIZERS)}{hint}")
@@ -206,3 +220,12 @@ def check_request(request: Request) -> None:
     if request.max_batch is not None and request.max_batch < 1:
         raise InputError(f"max_batch={request.max_batch} must be at least 1")
     check_output(request.output, request.force)
+
+
+def list_plan_options(request: Request) -> list[tuple[str, str]]:
+    """Return the options that are of use for plans alone, with the values that were given, or ""."""
+    plans = request.plans
+    shapes = [",".join(f"{name}={length}" for name, length in lengths.items()) for lengths in plans.opt]
+    level = "" if plans.builder_level is None else str(plans.builder_level)
+    values = (",".join(request.sms or ()), " --opt ".join(shapes), level, plans.profiling or "")
+    return list(zip(("--sm", "--opt", "--builder-level", "--profiling"), values, strict=True))

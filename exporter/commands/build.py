@@ -7,8 +7,7 @@ from typing import Annotated
 
 from ...runtime.apps.commands.console import show, show_stages, split_names
 from ...runtime.apps.commands.run_options import BundleArgument, JsonOption, make_option
-from ...runtime.errors import InputError
-from .options import SmOption
+from .options import BuilderLevelOption, OptOption, ProfilingOption, SmOption, parse_lengths, parse_opt
 
 
 def build(
@@ -25,6 +24,9 @@ def build(
     maximum: Annotated[
         list[str] | None, make_option("batch=N,length=N: lower limits than the graph's.", "--max")
     ] = None,
+    opt: OptOption = None,
+    builder_level: BuilderLevelOption = None,
+    profiling: ProfilingOption = None,
     workspace: Annotated[
         int | None, make_option("TensorRT's workspace in MiB.", show_default="no limit", minimum=1)
     ] = None,
@@ -58,28 +60,17 @@ def build(
             target=target,
             engine=engine,
             sms=split_names("--sm", sm),
-            limits=parse_limits(maximum or []),
+            limits=parse_lengths("--max", maximum or []),
             options=Options(
                 workspace=None if workspace is None else workspace * 2**20,
                 timing_cache=None if timing_cache is None else str(timing_cache.resolve()),
                 strip=strip,
                 compatible=compatible,
                 candidates=top_k or 0,
+                opt=parse_opt(opt),
+                builder_level=builder_level,
+                profiling=profiling,
             ),
             progress=progress,
         )
     show(summarize_bundle(result.bundle), as_json)
-
-
-def parse_limits(options: list[str]) -> dict[str, int]:
-    """Return the numbers by their axes, from texts such as "batch=4,length=128"."""
-    limits: dict[str, int] = {}
-    for option in options:
-        for text in split_names("--max", option) or []:
-            name, _, number = text.partition("=")
-            if not number.isdecimal():
-                raise InputError(f"--max {text!r} must be batch=N or length=N")
-            if name in limits:
-                raise InputError(f"--max {text!r}: {name} is given already; give it once")
-            limits[name] = int(number)
-    return limits

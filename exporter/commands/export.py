@@ -11,12 +11,15 @@ from ...runtime.apps.commands.console import show, show_stages, split_names
 from ...runtime.apps.commands.run_options import JsonOption, make_option
 from .options import (
     AcceptOption,
+    BuilderLevelOption,
     ForceOption,
     MaxBatchOption,
     MaxLengthOption,
     NoVerifyOption,
+    OptOption,
     OutputOption,
     PrecisionsOption,
+    ProfilingOption,
     PromptsOption,
     QuantizerOption,
     SmOption,
@@ -24,6 +27,7 @@ from .options import (
     VerifyOption,
     choose_level,
     parse_metrics,
+    parse_opt,
 )
 
 
@@ -33,6 +37,9 @@ def export(
     precision: PrecisionsOption = None,
     target: TargetsOption = None,
     sm: SmOption = None,
+    opt: OptOption = None,
+    builder_level: BuilderLevelOption = None,
+    profiling: ProfilingOption = None,
     max_batch: MaxBatchOption = None,
     max_length: MaxLengthOption = None,
     outputs: Annotated[
@@ -72,6 +79,9 @@ def export(
             precision=split_names("--precision", precision),
             target=split_names("--target", target),
             sms=split_names("--sm", sm),
+            opt=parse_opt(opt),
+            builder_level=builder_level,
+            profiling=profiling,
             max_batch=max_batch,
             max_length=max_length,
             outputs=split_names("--outputs", outputs) or (),
@@ -100,6 +110,9 @@ def import_bundle(
     precision: PrecisionsOption = None,
     target: TargetsOption = None,
     sm: SmOption = None,
+    opt: OptOption = None,
+    builder_level: BuilderLevelOption = None,
+    profiling: ProfilingOption = None,
     max_batch: MaxBatchOption = None,
     max_length: MaxLengthOption = None,
     verify: VerifyOption = None,
@@ -122,6 +135,9 @@ def import_bundle(
             precision=split_names("--precision", precision),
             target=split_names("--target", target),
             sms=split_names("--sm", sm),
+            opt=parse_opt(opt),
+            builder_level=builder_level,
+            profiling=profiling,
             max_batch=max_batch,
             max_length=max_length,
             verify=choose_level(verify, no_verify),

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 from collections import Counter
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeAlias
@@ -224,6 +224,10 @@ def describe_extras(plan: Plan) -> str:
         extras += f", picks {plan.candidates} tokens"
     if plan.compatible:
         extras += ", for later versions too"
+    if plan.builder_level is not None:
+        extras += f", builder level {plan.builder_level}"
+    if plan.profiling is not None:
+        extras += f", profiling {plan.profiling}"
     return extras
 
 
@@ -234,9 +238,9 @@ def describe_profile(profile: Mapping[str, Any]) -> str:
 
 
 def describe_ranges(profile: Mapping[str, Any]) -> str:
-    """Return a profile with its ranges, as in "decode (batch 1..8, tokens 1..1)"."""
+    """Return a profile with its ranges, as in "decode (batch 1..8 best 1, tokens 1..1)"."""
     ranges = [
-        f"{name} {axis[0]}..{axis[2]}"
+        f"{name} {axis[0]}..{axis[2]}" + (f" best {axis[1]}" if axis[0] < axis[2] else "")
         for name, axis in profile["axes"].items()
         if name in ("batch", "tokens", "slots")
     ]
@@ -292,17 +296,23 @@ def inspect_plan(path: Path) -> Inspection:
 
     summary = dict(summarize_plan(path))
     rows = [(key, str(value)) for key, value in summary.items()]
-    for folder in (path.parent, path.parent.parent):
-        if (folder / "manifest.json").is_file():
-            for plan in Bundle.open(folder).manifest.plans:
-                if (folder / plan.file).resolve() == path.resolve():
-                    summary["entry"] = plan.to_json()
-                    sms = " ".join(plan.sms) or "the GPU it was built on"
-                    made = f"{plan.engine} {plan.version} from {plan.built_from} for {sms}"
-                    rows.append(("entry", made))
+    for _, plan in list_entries(path):
+        summary["entry"] = plan.to_json()
+        sms = " ".join(plan.sms) or "the GPU it was built on"
+        rows.append(("entry", f"{plan.engine} {plan.version} from {plan.built_from} for {sms}"))
     summary["plan"] = NOT_RUN
     rows.append(("plan", NOT_RUN))
     return Inspection(summary, [(path.name, ("", ""), rows)])
+
+
+def list_entries(path: Path) -> Iterator[tuple[Bundle, Plan]]:
+    """Yield the bundle around a plan file that lists it, with the plan's entry."""
+    for folder in (path.parent, path.parent.parent):
+        if (folder / "manifest.json").is_file():
+            bundle = Bundle.open(folder)
+            for plan in bundle.manifest.plans:
+                if (folder / plan.file).resolve() == path.resolve():
+                    yield bundle, plan
 
 
 def make_fit_tables(result: FitResult) -> list[RenderableType]:

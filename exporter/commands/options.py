@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Annotated
 
+from ...runtime.apps.commands.console import split_names
 from ...runtime.apps.commands.run_options import make_option
 from ...runtime.errors import InputError
 from ..levels import LEVELS, STANDARD
@@ -35,6 +36,25 @@ SmOption = Annotated[
         "GPU architectures, separated by commas: sm75 (RTX 20), sm80 (A100), sm86 (RTX 30), sm89 (RTX 40),"
         " sm120 (RTX 50), sm121.",
         show_default="all",
+    ),
+]
+OptOption = Annotated[
+    list[str] | None,
+    make_option(
+        "batch=N,length=N: the shapes that plans are optimized for. Give it again to optimize for more.",
+        "--opt",
+        show_default="one sequence and the usual length; of an encoder also a full batch",
+    ),
+]
+BuilderLevelOption = Annotated[
+    int | None,
+    make_option("How long TensorRT searches for kernels, 0 (shortest) to 5.", show_default="TensorRT's, 3"),
+]
+ProfilingOption = Annotated[
+    str | None,
+    make_option(
+        "What a plan keeps of its layers, for `inspect --layers`: layer_names_only, none or detailed.",
+        show_default="layer_names_only",
     ),
 ]
 MaxBatchOption = Annotated[
@@ -95,3 +115,22 @@ def parse_metrics(texts: Sequence[str] | None, option: str) -> dict[str, float]:
             raise InputError(f"{option} {text!r}: {name} is given already; give it once")
         found[name] = number
     return found
+
+
+def parse_opt(texts: Sequence[str] | None) -> tuple[Mapping[str, int], ...]:
+    """Return the shapes of each --opt, from texts such as "batch=8,length=128"."""
+    return tuple(parse_lengths("--opt", [text]) for text in texts or ())
+
+
+def parse_lengths(option: str, texts: Sequence[str]) -> dict[str, int]:
+    """Return the numbers by their axes, from texts such as "batch=4,length=128"."""
+    lengths: dict[str, int] = {}
+    for text in texts:
+        for part in split_names(option, text) or []:
+            name, _, number = part.partition("=")
+            if not number.isdecimal():
+                raise InputError(f"{option} {part!r} must be batch=N or length=N")
+            if name in lengths:
+                raise InputError(f"{option} {part!r}: {name} is given already; give it once")
+            lengths[name] = int(number)
+    return lengths

@@ -34,6 +34,8 @@ logger = logging.getLogger(__name__)
 CHILD = tuple(make_command(f"{__package__}.builder"))
 
 RTX_MAGIC = b"vtrt"
+PROFILING = ("layer_names_only", "none", "detailed")  # TensorRT's ProfilingVerbosity
+BUILDER_LEVELS = range(6)
 NETWORK_NAME = re.compile(rb"planforge [\w.-]+ [0-9a-f]{64}")  # see `make_network_name`
 NAME_WITHIN = 2**20  # bytes: plans of TensorRT-RTX 1.7.1 have it at byte 516
 
@@ -49,6 +51,10 @@ class Options:
         compatible: for Ampere and all later desktop and server GPUs, and for later versions of TensorRT;
             as a rule slower. Not for TensorRT-RTX, nor for Jetson.
         candidates: how many of the likeliest tokens the plan picks by itself; 0 for logits alone.
+        opt: shapes that profiles are optimized for, such as {"batch": 8, "length": 128}, a set for each.
+        builder_level: how long TensorRT searches for kernels, 0 to 5; by default its own, 3. Not before 8.6.
+        profiling: what the plan keeps of its layers, one of `PROFILING`; by default their names. "detailed"
+            adds types, formats and ONNX nodes, which `planforge inspect --layers` shows.
     """
 
     workspace: int | None = None
@@ -56,6 +62,9 @@ class Options:
     strip: bool = False
     compatible: bool = False
     candidates: int = 0
+    opt: Sequence[Mapping[str, int]] = ()
+    builder_level: int | None = None
+    profiling: str | None = None
 
 
 USUAL = Options()
@@ -123,6 +132,8 @@ def build_plan(request: PlanRequest) -> Plan:
         weights=tuple(PlanWeight.from_json(weight) for weight in answer["weights"]),
         compatible=options.compatible,
         candidates=options.candidates,
+        builder_level=options.builder_level,
+        profiling=options.profiling,
     )
 
 
@@ -147,7 +158,13 @@ def resolve_architectures(engine: str, sms: Sequence[str]) -> list[str]:
 
 
 def check_build_options(engine: str, options: Options) -> None:
-    """Refuse options that the engine does not support."""
+    """Refuse options that the engine does not support, and values that an option cannot have."""
+    level = options.builder_level
+    if level is not None and (isinstance(level, bool) or level not in BUILDER_LEVELS):
+        raise BuildOptionError(f"--builder-level {level} is not one of {', '.join(map(str, BUILDER_LEVELS))}")
+    if options.profiling is not None and options.profiling not in PROFILING:
+        hint = did_you_mean(options.profiling, PROFILING)
+        raise BuildOptionError(f"--profiling {options.profiling} is not one of {', '.join(PROFILING)}{hint}")
     if engine == "tensorrt-rtx" and options.timing_cache is not None:
         raise BuildOptionError(
             "TensorRT-RTX uses no timing cache, as it compiles its kernels where the plan runs: leave out"
@@ -164,12 +181,13 @@ def build_in_child(request: Mapping[str, Any]) -> dict[str, Any]:
     """Run the build in a child process and return its answer. An interrupt here kills the child."""
     with tempfile.TemporaryDirectory(prefix="planforge-build-") as folder:
         files = [Path(folder, "request.json"), Path(folder, "answer.json")]
-        files[0].write_text(json.dumps(request), encoding="utf-8")
+        debug = logger.isEnabledFor(logging.DEBUG)
+        files[0].write_text(json.dumps({**request, "debug": debug}), encoding="utf-8")
         child = run_child(
             [*CHILD, *map(str, files)],
             stdin=subprocess.DEVNULL,
             stdout=subprocess.PIPE,
-            stderr=subprocess.STDOUT,
+            stderr=None if debug else subprocess.STDOUT,  # TensorRT's own log, as it is written
             encoding="utf-8",
             errors="replace",
         )

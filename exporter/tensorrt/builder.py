@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import ctypes
 import json
+import logging
 import os
 import sys
 from collections.abc import Mapping, Sequence
@@ -35,6 +36,8 @@ KEY_LENGTHS = 6  # the input of Attention that the parser ignores, as if the gra
 def main(arguments: Sequence[str]) -> None:
     """Run the child process: read a request, build, and write a report or an error message."""
     request = json.loads(Path(arguments[0]).read_text(encoding="utf-8"))
+    if request.get("debug"):
+        logging.basicConfig(level=logging.DEBUG, format="%(message)s")
     try:
         answer = build_in_this_process(request)
     except PlanForgeError as error:
@@ -134,6 +137,12 @@ def set_options(trt: Any, config: Any, options: Mapping[str, Any]) -> None:
             raise BuildError(f"{trt.__name__} {trt.__version__} is too old for --compatible")
         config.set_flag(flag)
         config.hardware_compatibility_level = trt.HardwareCompatibilityLevel.AMPERE_PLUS
+    if (level := options.get("builder_level")) is not None:
+        if not hasattr(config, "builder_optimization_level"):
+            raise BuildError(f"{trt.__name__} {trt.__version__} is too old for --builder-level")
+        config.builder_optimization_level = level
+    if options.get("profiling"):
+        config.profiling_verbosity = getattr(trt.ProfilingVerbosity, options["profiling"].upper())
     if options.get("timing_cache"):
         path = Path(options["timing_cache"])
         try:

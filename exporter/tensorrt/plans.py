@@ -137,6 +137,7 @@ def build_plans(
     sms: Sequence[str] | None,
     progress: Progress,
     refused: Callable[[str, BuildError], None] | None,
+    options: Options = USUAL,
 ) -> list[Plan]:
     """Build the plans of an export's targets. A default target's missing engine is logged, not an error.
 
@@ -157,7 +158,7 @@ def build_plans(
             )
             continue
         try:
-            plans += build_plans_for(bundle, name, sms, None, staging, progress)
+            plans += build_plans_for(bundle, name, sms, None, staging, progress, options)
         except BuildError as error:
             if refused is None:
                 raise
@@ -179,14 +180,12 @@ def build_plans_for(
     graphs = find_plan_graphs(bundle, target.dialect)
     if is_elsewhere(target_name):
         raise make_board_error(target_name, "copy the bundle", bundle.folder.name)
-    limits = dict(limits or {})
-    if unknown := set(limits) - {"batch", "length"}:
-        raise InputError(f"--max {sorted(unknown)[0]}=...: only batch and length can be limited")
+    profiles = plan_profiles(graphs, limits or {}, options)
     plans: list[Plan] = []
     refused: list[BuildError] = []
     for together in group_by_precision(graphs):
         try:
-            plans += build_together(bundle, together, target_name, sms, limits, folder, progress, options)
+            plans += build_together(bundle, together, target_name, sms, profiles, folder, progress, options)
         except BuildError as error:
             refused.append(error)
     warn_of_refused(refused, is_all=not plans)
@@ -198,7 +197,7 @@ def build_together(
     graphs: Sequence[Artifact],
     target_name: str,
     sms: Sequence[str] | None,
-    limits: Mapping[str, int],
+    profiles: Mapping[str, Sequence[Profile]],
     folder: Path,
     progress: Progress,
     options: Options,
@@ -209,10 +208,10 @@ def build_together(
     for artifact in graphs:
         where = ", ".join(architectures) or "this GPU"
         progress(f"building a {find_target(target_name).engine} plan of {artifact.id} for {where}")
-        profiles = derive_profiles(artifact, max_batch=limits.get("batch"), max_length=limits.get("length"))
+        own = profiles[artifact.id]
         try:
             plans.append(
-                build_plan_of_graph(bundle, artifact, target_name, architectures, profiles, folder, options)
+                build_plan_of_graph(bundle, artifact, target_name, architectures, own, folder, options)
             )
         except BuildError as error:
             if not plans:
@@ -222,6 +221,20 @@ def build_together(
             dropped = ", ".join(plan.built_from for plan in plans)
             raise BuildError(f"{error}\n  the plan of {dropped} was built, but was removed, too") from error
     return plans
+
+
+def plan_profiles(
+    graphs: Sequence[Artifact], limits: Mapping[str, int], options: Options
+) -> dict[str, tuple[Profile, ...]]:
+    """Return the profiles of each graph by its id; refuse lengths that any of them does not allow."""
+    for option, lengths in (("--max", limits), *(("--opt", lengths) for lengths in options.opt)):
+        if unknown := set(lengths) - {"batch", "length"}:
+            raise InputError(f"{option} {sorted(unknown)[0]}=...: an axis is batch or length")
+    batch, length = limits.get("batch"), limits.get("length")
+    return {
+        graph.id: derive_profiles(graph, max_batch=batch, max_length=length, opt=options.opt)
+        for graph in graphs
+    }
 
 
 def group_by_precision(graphs: Sequence[Artifact]) -> list[list[Artifact]]:

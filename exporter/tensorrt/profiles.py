@@ -1,7 +1,9 @@
 """Derives optimization profiles, the shapes that a plan is tuned for, from an artifact's axes.
 
 A profile gives every named axis a (min, opt, max). Tensors that share an axis share its lengths, so
-a profile cannot contradict itself from one input to the next. A decoder has three profiles:
+a profile cannot contradict itself from one input to the next. An encoder has two profiles of one range, for
+one text and for a full batch: a step runs in the one that is optimized for the nearest shapes. A decoder has
+three:
 
 `prefill`  a whole prompt on top of nothing; logits of each sequence's last token.
 `append`   some tokens on top of any past: the next part of a long prompt, tokens to verify, text to
@@ -16,7 +18,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from ...runtime.bundle.artifact import SLOTS, Artifact, Axis, TensorSpec
-from ..errors import BuildError
+from ..errors import BuildError, BuildOptionError
 
 Range = tuple[int, int, int]  # min, opt, max
 Shape = tuple[int, ...]
@@ -48,19 +50,40 @@ class Profile:
 
 
 def derive_profiles(
-    artifact: Artifact, *, max_batch: int | None = None, max_length: int | None = None
+    artifact: Artifact,
+    *,
+    max_batch: int | None = None,
+    max_length: int | None = None,
+    opt: Sequence[Mapping[str, int]] = (),
 ) -> tuple[Profile, ...]:
-    """Return the profiles that cover every call of an artifact, up to maxima smaller than the graph's."""
-    axes = limit_axes(artifact, max_batch, max_length)
-    if not any(spec.role.startswith("past") for spec in artifact.inputs):  # an encoder: one way to call it
-        return (complete_profile("encode", axes, artifact),)
+    """Return the profiles that cover every call of an artifact, up to maxima smaller than the graph's.
+
+    Each of `opt` has a "batch", a "length" in tokens, or both; the profiles are there once for each. Without
+    any, an encoder is optimized for one text and for a full batch.
+
+    Raises:
+        BuildOptionError: a length is outside of what the graph, or a maximum, allows.
+    """
+    usual: Sequence[Mapping[str, int]] = ({},) if artifact.keeps_cache else ({"batch": 1}, {})
+    profiles: list[Profile] = []
+    for lengths in opt or usual:
+        axes = limit_axes(artifact, max_batch, max_length, lengths)
+        new = list_ways(artifact, axes) if artifact.keeps_cache else {"encode": axes}
+        completed = [complete_profile(name, way, artifact) for name, way in new.items()]
+        profiles += [profile for profile in completed if profile not in profiles]
+    return tuple(profiles)
+
+
+def list_ways(artifact: Artifact, axes: Mapping[str, Range]) -> dict[str, dict[str, Range]]:
+    """Return the axes of each way of calling a decoder, by the profile's name."""
     batch = axes["batch"]
     tokens = axes["tokens"]
     past = axes.get("past")
     # Longer parts run one after the other. Twice the usual prompt fills a GPU, and keeps tokens x
     # total in attention below what prefill needs, and rows x vocabulary of the logits in bounds.
-    part = min(2 * tokens[1], tokens[2])
-    usual = min(tokens[1], (tokens[2] + 1) // 2)  # such that as much past fits too
+    # From the graph's own usual prompt: whatever a plan is optimized for, it takes the same calls.
+    part = min(2 * artifact.axis("tokens").opt, tokens[2])
+    usual = min(tokens[1], part, (tokens[2] + 1) // 2)  # such that as much past fits too
     last_tokens = (1, batch[1], batch[2])
     ways: dict[str, dict[str, Range]] = {
         "prefill": {"rows": last_tokens, "past": (0, 0, 0)},
@@ -73,10 +96,7 @@ def derive_profiles(
     if past is not None:
         ways["append"]["past"] = (0, min(past[1], tokens[2] - usual), past[2])
         ways["decode"]["past"] = (1, past[1], past[2])
-    return tuple(
-        complete_profile(name, axes | {a: r for a, r in way.items() if a in axes}, artifact)
-        for name, way in ways.items()
-    )
+    return {name: {**axes, **{a: r for a, r in way.items() if a in axes}} for name, way in ways.items()}
 
 
 def check_profile(profile: Profile, artifact: Artifact) -> None:
@@ -115,35 +135,45 @@ def find_slots(profiles: Sequence[Profile]) -> int | None:
     return next(iter(lengths), None)
 
 
-def limit_axes(artifact: Artifact, max_batch: int | None, max_length: int | None) -> dict[str, Range]:
+def limit_axes(
+    artifact: Artifact, max_batch: int | None, max_length: int | None, opt: Mapping[str, int]
+) -> dict[str, Range]:
     """Return every axis of the inputs within the given maxima; sums are left out, slots are frozen."""
+    axes = {name: axis for name, (_, axis) in find_axes(artifact).items()}
+    rows = axes["batch"]
+    sources = axes.get("sources", rows)  # of a decoder with a source, whose rows are beams
     maxima: dict[str, int] = {}
+    best: dict[str, int] = {}
     if max_batch is not None:
-        maxima |= compute_batch_maxima(artifact, max_batch)
+        check_length("--max", "batch", max_batch, 1, sources.max)
+        maxima |= {"sources": max_batch, "batch": max_batch * (rows.max // sources.max)}
     if max_length is not None:
-        length = check_maximum("length", max_length, 2, artifact.axis("tokens").max)
-        maxima |= {"tokens": length, "source_tokens": length, SLOTS: length, "past": length - 1}
+        check_length("--max", "length", max_length, 2, artifact.axis("tokens").max)
+        maxima |= {**dict.fromkeys(("tokens", "source_tokens", SLOTS), max_length), "past": max_length - 1}
+    if (batch := opt.get("batch")) is not None:
+        check_length("--opt", "batch", batch, 1, sources.max, max_batch)
+        best |= {"sources": batch, "batch": batch * (rows.opt // sources.opt)}
+    if (length := opt.get("length")) is not None:
+        check_length("--opt", "length", length, 1, artifact.axis("tokens").max, max_length)
+        # Of a translation the source has this length; its prefill is one token.
+        best |= {"past": length, "source_tokens" if "source_tokens" in axes else "tokens": length}
     ranges: dict[str, Range] = {}
-    for name, (_, axis) in find_axes(artifact).items():
+    for name, axis in axes.items():
         high = min(axis.max, maxima.get(name, axis.max))
-        ranges[name] = (high, high, high) if name == SLOTS else (axis.min, min(axis.opt, high), high)
+        ranges[name] = (axis.min, min(best.get(name, axis.opt), high), high)
+        if name == SLOTS:
+            ranges[name] = (high, high, high)
     return {name: r for name, r in ranges.items() if name not in find_sums(artifact)}
 
 
-def compute_batch_maxima(artifact: Artifact, max_batch: int) -> dict[str, int]:
-    """Return the maximum of "batch" and, for a decoder with a source, whose rows are beams, of "sources"."""
-    rows = artifact.axis("batch").max
-    sources = artifact.axis("sources").max if "sources" in find_axes(artifact) else rows
-    check_maximum("batch", max_batch, 1, sources)
-    return {"sources": max_batch, "batch": max_batch * (rows // sources)}
-
-
-def check_maximum(name: str, value: int, low: int, high: int) -> int:
-    """Return a maximum that the user gave; refuse one that the graph does not allow."""
-    if not low <= value <= high:
-        more = f"; for more, export again with a larger --max-{name}" if value > high else ""
-        raise BuildError(f"--max {name}={value} is outside of what the graph allows, {low} to {high}{more}")
-    return value
+def check_length(option: str, name: str, value: int, low: int, high: int, maximum: int | None = None) -> None:
+    """Refuse a length that the graph, or a `maximum` that the user gave, does not allow."""
+    what = "the graph allows" if maximum is None else f"--max {name}={maximum} allows"
+    way_out = f"export again with a larger --max-{name}" if maximum is None else f"give a larger --max {name}"
+    high = high if maximum is None else maximum
+    if isinstance(value, bool) or not isinstance(value, int) or not low <= value <= high:
+        more = f"; for more, {way_out}" if isinstance(value, int) and value > high else ""
+        raise BuildOptionError(f"{option} {name}={value} is outside of what {what}, {low} to {high}{more}")
 
 
 def complete_profile(name: str, axes: Mapping[str, Range], artifact: Artifact) -> Profile:

@@ -163,4 +163,8 @@ def make_rebuild_command(
             command += " --compatible"
         if plan.candidates:
             command += f" --top-k {plan.candidates}"
+        if plan.builder_level is not None:
+            command += f" --builder-level {plan.builder_level}"
+        if plan.profiling is not None:
+            command += f" --profiling {plan.profiling}"
     return command

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import importlib
 import importlib.util
+import logging
 import re
 from dataclasses import dataclass
 from typing import Any
@@ -11,6 +12,10 @@ from typing import Any
 import numpy as np
 
 from ..errors import BackendUnavailableError, suggest_install
+
+log = logging.getLogger("planforge")
+
+SEVERITIES = "FEWIV"  # as TensorRT's own tools write them: fatal, error, warning, information, verbose
 
 
 @dataclass(frozen=True)
@@ -68,7 +73,11 @@ def make_library_error(name: str) -> BackendUnavailableError:
 
 
 def make_logger(trt: Any) -> Any:
-    """Return an `ILogger` of the module `trt` that collects messages in its `errors` and `warnings`."""
+    """Return an `ILogger` of the module `trt` that collects messages in its `errors` and `warnings`.
+
+    With `--debug`, all that the library says goes to the log.
+    """
+    tells = log.isEnabledFor(logging.DEBUG)
 
     class Logger(trt.ILogger):  # type: ignore[misc]
         def __init__(self) -> None:
@@ -77,6 +86,8 @@ def make_logger(trt: Any) -> Any:
             self.warnings: list[str] = []
 
         def log(self, severity: Any, message: str) -> None:
+            if tells:
+                log.debug("[%s] [%s] %s", trt.__name__, SEVERITIES[int(severity)], message)
             if NOISE.search(message) or severity > trt.ILogger.Severity.WARNING:
                 return
             is_error = severity < trt.ILogger.Severity.WARNING

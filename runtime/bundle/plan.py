@@ -66,6 +66,8 @@ class Plan:
     weights: tuple[PlanWeight, ...] = ()  # that a stripped plan leaves out and reads from the bundle
     compatible: bool = False  # whether later versions, up to the next major one, read it too
     candidates: int = 0  # how many of the likeliest tokens it picks by itself; 0 if it gives all logits
+    builder_level: int | None = None  # how long TensorRT searched for kernels; None for its own choice
+    profiling: str | None = None  # what it keeps of its layers, such as "detailed"; None for their names
     sources: Mapping[str, str] = field(default_factory=dict)  # sha256 of its graph's and tokenizers' files
 
     def __post_init__(self) -> None:
@@ -103,13 +105,16 @@ class Plan:
         return max(map(sum_profile_memory, self.profiles), default=0)
 
     def list_settings(self) -> tuple[Any, ...]:
-        """Return the settings that it was built for; of plans with equal ones `build` keeps the last."""
-        limits = tuple(
-            (name, tuple(lengths))
+        """Return the settings that it was built for; of plans with equal ones `build` keeps the last.
+
+        Of lengths the least and the most count: of plans that take the same ones only the last would run.
+        """
+        limits = {
+            (name, lengths[0], lengths[2])
             for profile in self.profiles
-            for name, lengths in sorted(profile["axes"].items())
-        )
-        return self.built_from, self.engine, tuple(sorted(self.sms)), limits
+            for name, lengths in profile["axes"].items()
+        }
+        return self.built_from, self.engine, tuple(sorted(self.sms)), frozenset(limits)
 
     def narrow_artifact(self, artifact: Artifact) -> Artifact:
         """Return its artifact with the lengths that the profiles take; cache slots are fixed."""
@@ -139,8 +144,9 @@ class Plan:
             "profiles": list(self.profiles),
             "weights": [asdict(weight) for weight in self.weights],
         }
-        optional = ("cuda", "weights", "compatible", "candidates", "sources")
-        return {name: part for name, part in value.items() if part or name not in optional}
+        usual: dict[str, Any] = {"cuda": None, "weights": [], "compatible": False, "candidates": 0}
+        usual |= {"sources": {}, "builder_level": None, "profiling": None}
+        return {name: part for name, part in value.items() if name not in usual or part != usual[name]}
 
     @staticmethod
     def from_json(value: Any) -> Plan:
@@ -156,6 +162,8 @@ class Plan:
             weights=tuple(PlanWeight.from_json(w) for w in r.get("weights", list, ())),
             compatible=r.flag("compatible", False),
             candidates=r.get("candidates", int, 0),
+            builder_level=r.get("builder_level", int, None),
+            profiling=r.get("profiling", str, None),
             sources=r.texts("sources"),
         )
 

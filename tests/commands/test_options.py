@@ -64,6 +64,8 @@ def test_names_are_separated_by_commas_and_a_switch_may_be_repeated(tmp_path: Pa
     [
         (["verify", "B", "--limit", "max_error=1", "--limit", "max_error=2"], "max_error is given already"),
         (["build", "B", "--max", "batch=1,length=8", "--max", "batch=2"], "batch is given already"),
+        (["build", "B", "--opt", "batch=1,length=8,batch=2"], "--opt 'batch=2': batch is given already"),
+        (["build", "B", "--opt", "batch=-1"], "--opt 'batch=-1' must be batch=N or length=N"),
         (
             [
                 "batch",
@@ -98,6 +100,7 @@ def test_a_name_is_not_given_two_values(arguments: list[str], words: str) -> Non
         *(["import", ".", "-o", "new", option] for option in ("--precision", "--target", "--sm")),
         ["build", ".", "--sm"],
         ["build", ".", "--max"],
+        ["build", ".", "--opt"],
         ["bench", ".", "--precision"],
         ["lint", ".", "--target"],
         ["package", ".", "--for", "genai", "-o", "new", "--precision"],

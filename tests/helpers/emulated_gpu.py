@@ -32,6 +32,7 @@ from planforge.runtime.bundle.bundle import Bundle
 from planforge.runtime.bundle.manifest import Artifact, Axis, Plan, TensorSpec
 
 from .emulated_cuda import EmulatedCuda, IllegalAddressError
+from .emulated_inspector import EmulatedInspector, list_layers
 from .tensorrt_surface import VERSIONS, Surface
 
 # Names that the backend asks for only where they are.
@@ -55,6 +56,7 @@ class EmulatedPlan:
     profiles: Sequence[Profile]
     weights: tuple[TensorSpec, ...] = ()  # that it reads as inputs
     name: str = "Unnamed Network 0"  # as the plan's own bytes have it
+    profiling: str | None = None  # what was kept of its layers
 
 
 class Released:
@@ -131,6 +133,9 @@ class EmulatedEngine(Released):
     def create_execution_context_without_device_memory(self) -> EmulatedContext:
         return EmulatedContext(self, "USER_MANAGED")
 
+    def create_engine_inspector(self) -> EmulatedInspector:
+        return EmulatedInspector(self)
+
     def create_runtime_config(self) -> EmulatedRuntimeConfig:
         return EmulatedRuntimeConfig()
 
@@ -178,6 +183,8 @@ class EmulatedContext(Released):
         self.engine = engine
         self.cuda = engine.trt.cuda
         self.surface = engine.trt.surface
+        self.profiler: Any = None
+        self.is_graph = getattr(how, "cuda_graph_strategy", "DISABLED") != "DISABLED"  # of one layer
         self.strategy = getattr(how, "dynamic_shapes_kernel_specialization_strategy", None)
         self.changes = 0  # of shapes and addresses
         self.profile: int | None = None
@@ -257,6 +264,9 @@ class EmulatedContext(Released):
                 raise IllegalAddressError(str(error)) from error
             for name, result in results.items():
                 cuda.at(addresses[name], result.nbytes)[:] = np.frombuffer(result.tobytes(), np.uint8)
+            if self.profiler is not None and not self.is_graph:
+                for number, layer in enumerate(list_layers(engine, self, self.profile or 0), 1):
+                    self.profiler.report_layer_time(layer["Name"], number / 1024)
 
         cuda.ask(stream, work)
         return True
@@ -267,7 +277,9 @@ class EmulatedTensorRt(ModuleType):
 
     TensorIOMode = SimpleNamespace(INPUT="INPUT", OUTPUT="OUTPUT")
     ExecutionContextAllocationStrategy = SimpleNamespace(USER_MANAGED="USER_MANAGED", STATIC="STATIC")
-    CudaGraphStrategy = SimpleNamespace(WHOLE_GRAPH_CAPTURE="WHOLE_GRAPH_CAPTURE")
+    CudaGraphStrategy = SimpleNamespace(WHOLE_GRAPH_CAPTURE="WHOLE_GRAPH_CAPTURE", DISABLED="DISABLED")
+    LayerInformationFormat = SimpleNamespace(JSON="JSON")
+    IProfiler = object
     DynamicShapesKernelSpecializationStrategy = SimpleNamespace(EAGER="EAGER", LAZY="LAZY")
     EngineValidity = SimpleNamespace(VALID="VALID", INVALID="INVALID")
     EngineInvalidityDiagnostics = enum.IntEnum(
@@ -330,7 +342,8 @@ def emulate_plan(bundle: Bundle, plan: Plan) -> EmulatedPlan:
     weights = tuple(TensorSpec(w.name, "weight", w.dtype, w.shape) for w in plan.weights)
     name = name_in(bundle.folder / plan.file)
     if not weights and not plan.candidates:
-        return EmulatedPlan(bundle.folder / artifact.file, artifact, profiles, name=name)
+        graph = bundle.folder / artifact.file
+        return EmulatedPlan(graph, artifact, profiles, name=name, profiling=plan.profiling)
     model = onnx.load(bundle.folder / artifact.file)
     make_inputs_of(model, {weight.name for weight in weights})
     if plan.candidates:
@@ -338,7 +351,7 @@ def emulate_plan(bundle: Bundle, plan: Plan) -> EmulatedPlan:
         artifact = artifact.add_candidates(plan.candidates)
     changed = bundle.folder.with_suffix(".changed.onnx")  # beside the bundle
     onnx.save(model, changed)
-    return EmulatedPlan(changed, artifact, profiles, weights, name)
+    return EmulatedPlan(changed, artifact, profiles, weights, name, plan.profiling)
 
 
 def name_in(plan: Path) -> str:

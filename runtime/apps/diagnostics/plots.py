@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -14,6 +14,9 @@ if TYPE_CHECKING:
 
     from ...translate.results import Alignment
     from .bench import BenchResult
+
+
+MAX_BARS = 40  # of a panel
 
 
 def draw_attention(
@@ -77,6 +80,25 @@ def draw_bench(result: BenchResult, path: Path) -> None:
         f"{where['cpu']}, {where['threads']} threads: {first.prompt}{generated} tokens, batch {first.batch}",
         fontsize="small",
     )
+    save(figure, path)
+
+
+def draw_times(panels: Sequence[tuple[str, Mapping[str, float]]], title: str, path: Path) -> None:
+    """Draw times in milliseconds, a panel of bars for each title; the longest `MAX_BARS` come first."""
+    shown = [sorted(times.items(), key=lambda item: -item[1])[:MAX_BARS] for _, times in panels]
+    figure = make_figure(path, 5.0 * len(panels) + 0.8, 0.25 * max(map(len, shown)) + 1.4)
+    for place, ((name, _), bars) in enumerate(zip(panels, shown, strict=True), 1):
+        axes = figure.add_subplot(1, len(panels), place)
+        drawn = axes.barh(range(len(bars)), [time for _, time in bars], height=0.6)
+        axes.bar_label(drawn, fmt="{:.3g}", padding=3, fontsize="small")
+        axes.set_yticks(range(len(bars)), [label for label, _ in bars], fontsize="small")
+        axes.margins(x=0.2)
+        axes.invert_yaxis()
+        axes.set_title(name, fontsize="medium")
+        axes.set_xticks([])
+        axes.tick_params(length=0)
+        axes.spines[["top", "right", "bottom"]].set_visible(False)
+    figure.suptitle(title, fontsize="small")
     save(figure, path)
 
 

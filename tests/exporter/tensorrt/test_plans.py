@@ -39,6 +39,9 @@ def test_build_keeps_plans_for_other_lengths_and_gpus(own_bundle: Path) -> None:
     after.verify_files()
     assert not (own_bundle / small.plans[0].file).exists()
 
+    tuned = build(own_bundle, target="rtx", limits={"batch": 2}, options=Options(opt=[{"batch": 2}]))
+    assert tuned.replaced == again.plans  # it takes the same shapes
+
 
 def test_a_plan_that_was_not_built_comes_with_the_command_that_builds_it(
     own_bundle: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
@@ -61,7 +64,11 @@ def test_plans_of_another_library_stay(own_bundle: Path) -> None:
 
 def test_a_build_that_fails_leaves_all_plans(own_bundle: Path) -> None:
     before = (own_bundle / "manifest.json").read_bytes()
+    said: list[str] = []
     with pytest.raises(BuildError, match="--max batch=99 is outside of what the graph allows"):
-        build(own_bundle, target="rtx", limits={"batch": 99})
+        build(own_bundle, target="rtx", limits={"batch": 99}, progress=said.append)
+    with pytest.raises(BuildError, match="--opt length=999 is outside of what the graph allows"):
+        build(own_bundle, target="rtx", options=Options(opt=[{"length": 999}]), progress=said.append)
+    assert said == []  # nothing was begun
     assert (own_bundle / "manifest.json").read_bytes() == before
     Bundle.open(own_bundle).verify_files()

@@ -10,7 +10,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from planforge.exporter.errors import BuildError
+from planforge.exporter.errors import BuildError, BuildOptionError
 from planforge.exporter.graphs import make_artifact
 from planforge.exporter.tensorrt import build
 from planforge.exporter.tensorrt.profiles import Profile, check_profile, derive_profiles, find_slots
@@ -96,16 +96,82 @@ def test_profiles_of_the_usual_shape() -> None:
     assert Profile.from_json(append.to_json()) == append
 
 
-def test_an_encoder_has_one_profile_over_all_its_axes() -> None:
-    axes = (Axis("batch", 1, 1, 8), Axis("tokens", 1, 64, 512))
-    encoder = replace(gpt2_artifact("portable"), inputs=(TensorSpec("input_ids", "ids", "int64", axes),))
-    (profile,) = derive_profiles(encoder, max_length=128)
-    assert profile.axes == {"batch": (1, 1, 8), "tokens": (1, 64, 128)}
+def encoder_artifact(batch: int = 8) -> Artifact:
+    axes = (Axis("batch", 1, 4, batch), Axis("tokens", 1, 64, 512))
+    return replace(gpt2_artifact("portable"), inputs=(TensorSpec("input_ids", "ids", "int64", axes),))
+
+
+def test_an_encoder_is_optimized_for_one_text_and_for_a_full_batch() -> None:
+    one, full = derive_profiles(encoder_artifact(), max_length=128)
+    assert one.axes == {"batch": (1, 1, 8), "tokens": (1, 64, 128)}
+    assert full.axes == {"batch": (1, 4, 8), "tokens": (1, 64, 128)}
+    assert len(derive_profiles(encoder_artifact(), max_batch=1)) == 1
+
+
+# The shapes that plans are optimized for
+
+
+def test_an_encoder_has_a_profile_for_each_shape_that_a_user_gives() -> None:
+    shapes = [{"batch": 2, "length": 16}, {"batch": 8}, {"length": 128}, {"batch": 2, "length": 16}]
+    found = derive_profiles(encoder_artifact(), opt=shapes)
+    assert [profile.axes for profile in found] == [
+        {"batch": (1, 2, 8), "tokens": (1, 16, 512)},
+        {"batch": (1, 8, 8), "tokens": (1, 64, 512)},
+        {"batch": (1, 4, 8), "tokens": (1, 128, 512)},
+    ]
+
+
+@given(dialects, batches, lengths, st.data())
+def test_shapes_that_a_user_gives_change_no_range(
+    dialect: str, batch: int, length: int, data: st.DataObject
+) -> None:
+    """What a plan takes does not depend on what it is optimized for."""
+    artifact = gpt2_artifact(dialect, batch, length)
+    shape = {"batch": data.draw(st.integers(1, batch)), "length": data.draw(st.integers(1, length))}
+    usual = derive_profiles(artifact)
+    best = derive_profiles(artifact, opt=[shape])
+    for before, after in zip(usual, best, strict=True):
+        check_profile(after, artifact)
+        assert {name: r[::2] for name, r in after.axes.items() if name != "total"} == {
+            name: r[::2] for name, r in before.axes.items() if name != "total"
+        }
+    prefill, append, decode = (profile.axes for profile in best)
+    assert prefill["tokens"][1] == shape["length"]
+    assert {axes["batch"][1] for axes in (prefill, append, decode)} == {shape["batch"]}
+    assert prefill["rows"][1] == decode["rows"][1] == shape["batch"]
+    if "past" in decode:
+        assert decode["past"][1] == min(shape["length"], decode["past"][2])
+    both = derive_profiles(artifact, opt=[{}, shape])
+    assert both[:3] == usual and all(profile in both for profile in best)
+
+
+def test_a_translation_is_optimized_for_sources_of_a_length() -> None:
+    shape = {"batch": 2, "length": 16}
+    for profile in derive_profiles(transformer_artifact("decoder", "portable"), opt=[shape]):
+        assert (profile.axes["sources"][1], profile.axes["batch"][1]) == (2, 2)
+        assert (profile.axes["source_tokens"][1], profile.axes["tokens"][1]) == (16, 1)
+    (encoder,) = derive_profiles(transformer_artifact("encoder", "portable"), opt=[shape])
+    assert encoder.axes == {"batch": (1, 2, 3), "tokens": (1, 16, 32)}
 
 
 @pytest.mark.parametrize(
     ("limits", "message"),
     [
+        ({"opt": [{"batch": 0}]}, "--opt batch=0 is outside of what the graph allows, 1 to 3$"),
+        ({"opt": [{}, {"length": -1}]}, "--opt length=-1 is outside of what the graph allows, 1 to 64$"),
+        (
+            {"opt": [{"batch": 4}]},
+            "--opt batch=4 is outside .*, 1 to 3; for more, export again with a larger --max-batch",
+        ),
+        (
+            {"opt": [{"batch": 3}], "max_batch": 2},
+            "--opt batch=3 is outside of what --max batch=2 allows, 1 to 2; for more, give a larger --max",
+        ),
+        (
+            {"opt": [{"length": 40}], "max_length": 32},
+            "--opt length=40 is outside of what --max length=32 allows, 1 to 32; for more, give",
+        ),
+        ({"opt": [{"length": "8"}]}, "--opt length=8 is outside of what the graph allows"),
         ({"max_batch": 0}, "--max batch=0 is outside of what the graph allows, 1 to 3$"),
         (
             {"max_batch": 4},
@@ -118,8 +184,8 @@ def test_an_encoder_has_one_profile_over_all_its_axes() -> None:
         ),
     ],
 )
-def test_maxima_outside_the_graphs_range(limits: dict[str, int], message: str) -> None:
-    with pytest.raises(BuildError, match=message):
+def test_lengths_outside_the_graphs_range(limits: dict[str, Any], message: str) -> None:
+    with pytest.raises(BuildOptionError, match=message):
         derive_profiles(gpt2_artifact("inplace"), **limits)
 
 

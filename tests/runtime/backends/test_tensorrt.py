@@ -23,6 +23,7 @@ from planforge.exporter.tensorrt.build import Options
 from planforge.runtime import TextEncoder, TextGenerator, Translator, load
 from planforge.runtime.backends import cuda_memory, tensorrt_backend
 from planforge.runtime.backends.backend import LoadRequest
+from planforge.runtime.backends.tensorrt_program import TensorRtProgram
 from planforge.runtime.bundle.artifact import Artifact
 from planforge.runtime.bundle.bundle import Bundle, compute_sha256
 from planforge.runtime.bundle.plan import make_network_name
@@ -150,6 +151,27 @@ def test_embeddings_and_labels(head_bundle: Callable[[str], Path], tmp_path: Pat
         np.testing.assert_allclose(model.embed(texts), meant, atol=1e-6)
         assert [one.label for one in model.classify(texts)] == [one.label for one in labels]
         model.embed(texts[0])
+
+
+def test_an_encoder_runs_in_the_profile_that_is_nearest(
+    head_bundle: Callable[[str], Path], tmp_path: Path
+) -> None:
+    bundle = Path(shutil.copytree(head_bundle("classifier"), tmp_path / "bundle"))
+    texts = ["the baker sells bread and the plane can not fly"] * 8
+    build(bundle, target="rtx", sms=["sm86"])
+    with emulated_gpu(bundle), TextEncoder.load(bundle, backend="tensorrt-rtx") as model:
+        program = model.encoder.program
+        assert isinstance(program, TensorRtProgram)
+        model.embed(texts[0])
+        assert set(program.states) == {0}
+        model.embed(texts)
+        assert set(program.states) == {0, 1}
+    build(bundle, target="rtx", sms=["sm86"], options=Options(opt=[{"batch": 8}, {"batch": 1}]))
+    with emulated_gpu(bundle), TextEncoder.load(bundle, backend="tensorrt-rtx") as model:
+        program = model.encoder.program
+        assert isinstance(program, TensorRtProgram)
+        model.embed(texts[0])
+        assert set(program.states) == {1}
 
 
 def test_a_smaller_plan_limits_the_context(own_bundle: Path) -> None:

@@ -1,0 +1,236 @@
+"""Reads the layers of a plan through TensorRT's engine inspector, and the PyTorch module of each.
+
+Only a machine that runs the plan can read it: the library loads no plan without a driver. The inspector's
+text is described at https://docs.nvidia.com/deeplearning/tensorrt/latest/inference-library/engine-tools.html
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+import re
+from collections import Counter, defaultdict
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from statistics import median
+from typing import Any
+
+from ...runtime.backends.backend import LoadRequest
+from ...runtime.backends.device_buffer import make_buffer
+from ...runtime.backends.plan_compatibility import make_rebuild_command
+from ...runtime.backends.tensorrt_backend import TensorRtBackend
+from ...runtime.backends.tensorrt_program import Shapes, TensorRtProgram
+from ...runtime.bundle.bundle import Bundle
+from ...runtime.bundle.manifest import Plan
+from ...runtime.errors import BackendError, BackendUnavailableError
+
+RUNS = 20  # timed runs of each profile
+WARM_UP_RUNS = 3  # before them
+
+PROFILE = re.compile(r" \[profile (\d+)\]$")  # behind the names of all profiles but the first
+NODE = re.compile(r"\[ONNX Layer: (.+?)\](?=$|[\x1e\x1f\[])")  # in a layer's metadata
+ENDS = re.compile(r"^\{ForeignNode\[(.*)\.\.\.(.*)\]\}$")  # first and last of the nodes that were fused
+COPY = re.compile(r"^Reformatting CopyNode for (?:Input|Output) Tensor \d+ to ")
+
+
+@dataclass(frozen=True)
+class LayerTensor:
+    """An input or output of a layer; `format` is TensorRT's text, with the element type."""
+
+    name: str
+    dimensions: tuple[int, ...]
+    format: str
+
+
+@dataclass(frozen=True)
+class Layer:
+    """A layer of a plan.
+
+    Attributes:
+        name: TensorRT's.
+        type: TensorRT's, such as "CaskGemmConvolution"; "" where the plan keeps names alone.
+        nodes: the ONNX nodes that it computes, as far as the plan says.
+        modules: their modules in PyTorch, each once.
+        time_ms: the median of its runs, in milliseconds; None where it was not measured.
+    """
+
+    name: str
+    type: str
+    nodes: tuple[str, ...]
+    modules: tuple[str, ...]
+    inputs: tuple[LayerTensor, ...] = ()
+    outputs: tuple[LayerTensor, ...] = ()
+    time_ms: float | None = None
+
+
+@dataclass(frozen=True)
+class ProfileLayers:
+    """The layers of one profile, at the shapes that it is optimized for."""
+
+    name: str
+    shapes: Mapping[str, tuple[int, ...]]  # of each input
+    layers: tuple[Layer, ...]
+
+
+@dataclass(frozen=True)
+class PlanLayers:
+    """The layers of a plan, profile by profile."""
+
+    plan: Plan
+    gpu: str
+    profiles: tuple[ProfileLayers, ...]
+
+
+def read_plan_layers(bundle: Bundle, plan: Plan, modules: Mapping[str, str], runs: int = 0) -> PlanLayers:
+    """Read a plan's layers on this machine's first GPU, and run each profile `runs` times to measure them.
+
+    Args:
+        bundle: it lists the plan.
+        plan: to read.
+        modules: the PyTorch module of each ONNX node, by the node's name.
+        runs: on inputs of zeros, after `WARM_UP_RUNS`; 0 measures nothing.
+
+    Raises:
+        BackendUnavailableError: the plan does not run here; says where, and how it is built.
+        BackendError: the library refuses the plan, or it keeps nothing of its layers.
+    """
+    artifact = bundle.manifest.artifact(plan.built_from)
+    # The backend takes a verified graph's best plan; here it has no choice, as the precision is named.
+    manifest = dataclasses.replace(bundle.manifest, artifacts=(artifact,), plans=(plan,))
+    alone = Bundle(bundle.folder, manifest)
+    detailed = dataclasses.replace(plan, profiling="detailed")
+    again = make_rebuild_command(bundle, plan.engine, plan=detailed)
+    try:
+        backend = TensorRtBackend(plan.engine, alone, LoadRequest(precision=artifact.precision))
+    except BackendUnavailableError as error:
+        first = "" if plan.profiling == "detailed" else f"`{again}`, then "
+        raise BackendUnavailableError(
+            f"TensorRT reads the layers of {plan.file} only on a machine that runs it: {error}. There,"
+            f" {first}`planforge inspect {bundle.folder} --layers`"
+        ) from error
+    program = backend.open(alone, backend.artifact(alone, artifact.graph, None))
+    if program.runtime_config is not None:  # TensorRT-RTX's, whose own graphs would hide the layers
+        program.runtime_config.cuda_graph_strategy = program.trt.CudaGraphStrategy.DISABLED
+    try:
+        found = []
+        for index, profile in enumerate(plan.profiles):
+            shapes = tuple((name, lengths[1]) for name, lengths in program.profiles[index].items())
+            layers = read_layers(program, index, shapes, modules, runs)
+            found.append(ProfileLayers(str(profile.get("name")), dict(shapes), layers))
+    finally:
+        program.close()
+    if not all(profile.layers for profile in found):
+        raise BackendError(f"{plan.file} keeps nothing of its layers; build it again: {again}")
+    return PlanLayers(plan, backend.device.gpu.name, tuple(found))
+
+
+def read_layers(
+    program: TensorRtProgram, index: int, shapes: Shapes, modules: Mapping[str, str], runs: int
+) -> tuple[Layer, ...]:
+    """Return the layers of one profile at some shapes, which tell the inspector dimensions and formats."""
+    with program.turn(), program.wrap_errors():
+        context = program.open_state(index).context
+        program.set_shapes(program.states[index], shapes)
+        inspector = program.engine.create_engine_inspector()
+        inspector.execution_context = context
+        text = inspector.get_engine_information(program.trt.LayerInformationFormat.JSON)
+        times = measure_layers(program, context, shapes, runs) if runs else {}
+    return parse_layers(text, index, modules, times)
+
+
+def measure_layers(
+    program: TensorRtProgram, context: Any, shapes: Shapes, runs: int
+) -> dict[tuple[str, int], float]:
+    """Return the median milliseconds of each layer, by its name and its place among those of one name."""
+    sizes = {**dict(shapes), **{name: tuple(context.get_tensor_shape(name)) for name in program.outputs}}
+    buffers = {
+        name: make_buffer(program.device, name, sizes[name], program.dtypes[name])
+        for name in program.tensors
+        if name not in program.aliases
+    }
+    for name in program.tensors:
+        if not context.set_tensor_address(name, buffers[program.aliases.get(name, name)].address):
+            raise BackendError(f"{program.name} refuses the address of {name!r}")
+    profiler = make_profiler(program.trt)
+    context.profiler = profiler
+    times: dict[tuple[str, int], list[float]] = defaultdict(list)
+    for run in range(WARM_UP_RUNS + runs):
+        profiler.reported.clear()
+        if not context.execute_async_v3(int(program.device.stream)):
+            raise BackendError(f"{program.name} failed while running")
+        program.device.synchronise()
+        seen: Counter[str] = Counter()
+        for name, time_ms in profiler.reported if run >= WARM_UP_RUNS else ():
+            times[name, seen[name]].append(time_ms)
+            seen[name] += 1
+    return {key: median(found) for key, found in times.items()}
+
+
+def make_profiler(trt: Any) -> Any:
+    """Return an `IProfiler` of the module `trt` that collects what it is told in `reported`."""
+
+    class Profiler(trt.IProfiler):  # type: ignore[misc]
+        def __init__(self) -> None:
+            trt.IProfiler.__init__(self)
+            self.reported: list[tuple[str, float]] = []
+
+        def report_layer_time(self, layer_name: str, ms: float) -> None:
+            self.reported.append((layer_name, float(ms)))
+
+    return Profiler()
+
+
+def parse_layers(
+    text: str, profile: int, modules: Mapping[str, str], times: Mapping[tuple[str, int], float]
+) -> tuple[Layer, ...]:
+    """Return the layers of a profile from the inspector's JSON.
+
+    A plan that was not built with --profiling detailed has names in place of descriptions.
+    """
+    try:
+        described = json.loads(text, strict=False)["Layers"]  # with separators of ASCII inside its texts
+    except (ValueError, KeyError, TypeError) as error:
+        raise BackendError(f"the engine inspector's text cannot be read: {text[:200]!r}") from error
+    layers: list[Mapping[str, Any]] = [{"Name": one} if isinstance(one, str) else one for one in described]
+    seen: Counter[str] = Counter()
+    found = []
+    for layer in layers:
+        name = str(layer.get("Name", ""))
+        match = PROFILE.search(name)
+        if (int(match[1]) if match else 0) != profile:
+            continue
+        nodes = find_nodes(PROFILE.sub("", name), str(layer.get("Metadata", "")))
+        found.append(
+            Layer(
+                name,
+                str(layer.get("LayerType", "")),
+                nodes,
+                tuple(dict.fromkeys(modules[node] for node in nodes if modules.get(node))),
+                read_tensors(layer.get("Inputs", ())),
+                read_tensors(layer.get("Outputs", ())),
+                times.get((name, seen[name])),
+            )
+        )
+        seen[name] += 1
+    return tuple(found)
+
+
+def read_tensors(described: Sequence[Mapping[str, Any]]) -> tuple[LayerTensor, ...]:
+    """Return the tensors of a layer, from the inspector's descriptions."""
+    return tuple(
+        LayerTensor(
+            str(tensor.get("Name", "")),
+            tuple(tensor.get("Dimensions", ())),
+            str(tensor.get("Format/Datatype", "")),
+        )
+        for tensor in described
+    )
+
+
+def find_nodes(name: str, metadata: str) -> tuple[str, ...]:
+    """Return the ONNX nodes that a layer computes: from its metadata, else from its name, "a + b"."""
+    if nodes := NODE.findall(metadata):
+        return tuple(dict.fromkeys(nodes))
+    if ends := ENDS.match(name):
+        return ends[1], ends[2]
+    return tuple(COPY.sub("", name).split(" + "))
