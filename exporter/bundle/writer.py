@@ -153,10 +153,13 @@ def install(staging: Path, manifest: Manifest, output: Path, *, force: bool = Tr
         commit(staging, manifest, output)
 
 
-def install_change(staging: Path, opened: Bundle, change: Callable[[Manifest], Manifest]) -> None:
+def install_change(
+    staging: Path, opened: Bundle, change: Callable[[Manifest], Manifest]
+) -> tuple[Manifest, Manifest]:
     """Commit staged files into a bundle, whose manifest others may have changed since it was opened.
 
-    `change` makes the new manifest of the one that is there now.
+    `change` makes the new manifest of the one that is there now, and may stage more files; nobody else
+    changes the bundle meanwhile. Both manifests are returned.
     """
     output = opened.folder.resolve()
     with hold_bundle_lock(output):
@@ -165,7 +168,9 @@ def install_change(staging: Path, opened: Bundle, change: Callable[[Manifest], M
             raise OutputError(
                 f"{opened.folder} was replaced by another export meanwhile; nothing was changed, start again"
             )
-        commit(staging, change(current), output)
+        changed = change(current)
+        commit(staging, changed, output)
+        return current, changed
 
 
 def locate_creation_lock(output: Path) -> Path:

@@ -82,19 +82,12 @@ def build(
     """
     opened = Bundle.open(bundle)
     name = choose_target(opened, target, engine, options)
-    replaced: list[Plan] = []
     warn_of_left_out(opened, [name], sms)
     with open_staging_folder(opened.folder) as staging:
         new = build_plans_for(opened, name, sms, limits, staging, progress, options)
         entries = list_file_entries(staging)
-
-        def add_plans(current: Manifest) -> Manifest:
-            """Return the manifest that is there now, which another build may have changed, with the plans."""
-            manifest, gone = replace_plans(current, new, entries)
-            replaced.extend(gone)
-            return manifest
-
-        install_change(staging, opened, add_plans)
+        before, after = install_change(staging, opened, lambda now: replace_plans(now, new, entries))
+    replaced = [plan for plan in before.plans if plan not in after.plans]
     for plan in replaced:
         progress(f"replaced {plan.file}, which was for the same graph, GPUs and lengths")
     return BuildResult(opened.folder, tuple(new), tuple(replaced))
@@ -117,17 +110,13 @@ def choose_target(bundle: Bundle, target: str | None, engine: str | None, option
     return name
 
 
-def replace_plans(
-    manifest: Manifest, new: Sequence[Plan], entries: Mapping[str, FileEntry]
-) -> tuple[Manifest, tuple[Plan, ...]]:
-    """Return a manifest with new plans and their files' entries, and the plans that are replaced."""
+def replace_plans(manifest: Manifest, new: Sequence[Plan], entries: Mapping[str, FileEntry]) -> Manifest:
+    """Return a manifest with new plans and their files' entries, without plans of the same settings."""
     configurations = {plan.list_settings() for plan in new}
     kept = tuple(plan for plan in manifest.plans if plan.list_settings() not in configurations)
-    replaced = tuple(plan for plan in manifest.plans if plan not in kept)
-    gone = {plan.file for plan in replaced}
+    gone = {plan.file for plan in manifest.plans if plan not in kept}
     files = {name: entry for name, entry in manifest.files.items() if name not in gone}
-    plans = (*kept, *new)
-    return dataclasses.replace(manifest, plans=plans, files={**files, **entries}), replaced
+    return dataclasses.replace(manifest, plans=(*kept, *new), files={**files, **entries})
 
 
 def build_plans(

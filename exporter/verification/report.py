@@ -4,21 +4,27 @@ from __future__ import annotations
 
 import dataclasses
 import json
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from ...runtime.apps.check.files import PREFIX, Arrays, write_golden
+from ...runtime.apps.check.files import PREFIX, Arrays, find_golden, name_damage, write_golden
 from ...runtime.apps.check.judge import Limits
 from ...runtime.apps.check.metrics import Comparison
+from ...runtime.apps.check.selftest import load_golden
+from ...runtime.bundle.bundle import Bundle
 from ...runtime.bundle.manifest import Artifact, Manifest
+from ..bundle.names import name_by_content
+from ..bundle.writer import list_file_entries
 from ..errors import VerificationError
 from ..levels import LEVELS
 from ..limits import Accepted
 from ..tasks.answer_cache import KEPT
 from .bisect import FirstMismatch
 from .fp32_nodes import Fp32Node
+
+PARITY = "checks/parity"  # how the name of the kept report begins
 
 
 @dataclass(frozen=True)
@@ -175,9 +181,58 @@ def keep_checks(
     name = manifest.export_id[:8]
     (folder / "checks").mkdir(exist_ok=True)
     write_golden(folder / f"{PREFIX}{name}.npz", golden, limits)
-    parity = json.dumps(report.to_json(), indent=1, allow_nan=False)
-    (folder / f"checks/parity-{name}.json").write_text(parity + "\n", encoding="utf-8")
+    write_parity(folder / f"{PARITY}-{name}.json", report.to_json())
     gates = report.collect_gates()
     artifacts = tuple(dataclasses.replace(a, gate=gates[a.id]) for a in manifest.artifacts)
     explanations = tuple(dataclasses.replace(a, gate=gates.get(a.id, a.gate)) for a in manifest.explanations)
     return dataclasses.replace(manifest, artifacts=artifacts, explanations=explanations)
+
+
+def write_parity(path: Path, fields: Mapping[str, Any]) -> None:
+    """Write the fields of a report, as a bundle keeps them."""
+    path.write_text(json.dumps(fields, indent=1, allow_nan=False) + "\n", encoding="utf-8")
+
+
+def prune_checks(bundle: Bundle, pruned: Manifest, staging: Path) -> Manifest:
+    """Stage a bundle's checks without the graphs that a pruned manifest lacks; return the manifest of both.
+
+    PyTorch's answers are those of all graphs alike, so they stay; limits go with their precision, and
+    comparisons with their graph.
+
+    Raises:
+        BundleError: golden data or the report is damaged, or of another version.
+    """
+    (staging / "checks").mkdir()
+    rewritten = {}
+    golden = find_golden(bundle)
+    if golden is not None:
+        arrays, limits = load_golden(bundle)
+        precisions = {artifact.precision for artifact in pruned.artifacts}
+        needed = {precision: own for precision, own in limits.items() if precision in precisions}
+        if needed != limits:
+            new = staging / f"{PREFIX.rstrip('-')}.npz"
+            write_golden(new, arrays, needed)
+            rewritten[golden.relative_to(bundle.folder).as_posix()] = new
+    kept = {artifact.id for artifact in (*pruned.artifacts, *pruned.explanations)}
+    gone = {a.id for a in (*bundle.manifest.artifacts, *bundle.manifest.explanations)} - kept
+    for name in [name for name in bundle.manifest.files if gone and name.startswith(PARITY)]:
+        with name_damage(bundle):
+            fields = prune_fields(json.loads(bundle.path(name).read_text(encoding="utf-8")), gone)
+        rewritten[name] = staging / f"{PARITY}.json"
+        write_parity(rewritten[name], fields)
+    for path in rewritten.values():
+        name_by_content(path)
+    files = {name: entry for name, entry in pruned.files.items() if name not in rewritten}
+    return dataclasses.replace(pruned, files={**files, **list_file_entries(staging)})
+
+
+def prune_fields(fields: Mapping[str, Any], gone: Collection[str]) -> dict[str, Any]:
+    """Return a report's fields without what they say of graphs that are gone."""
+    pruned: dict[str, Any] = {}
+    for name, value in fields.items():
+        pruned[name] = value
+        if isinstance(value, list):
+            pruned[name] = [e for e in value if not isinstance(e, dict) or e.get("artifact") not in gone]
+        elif isinstance(value, dict):
+            pruned[name] = {key: part for key, part in value.items() if key not in gone}
+    return pruned

@@ -9,8 +9,6 @@ import json
 import os
 import shutil
 import signal
-import subprocess
-import sys
 from pathlib import Path
 
 import pytest
@@ -21,49 +19,18 @@ from planforge.exporter.errors import ExporterError, OutputError
 from planforge.runtime.bundle.bundle import Bundle, compute_sha256
 from planforge.runtime.bundle.manifest import FileEntry
 
-from ...helpers.patience import PATIENCE
+from ...helpers.killed import STEPS, stop_at_every_step
 from ...helpers.staging import install_stage, stage, whole
 
 MANIFEST = {"family": "gpt2", "task": "text-generation", "export_id": "", "files": {}, "artifacts": []}
 
-STEPS = 40  # more than an installation has
-# Installs staged bundles, each in its own process; before its N-th call that changes the disk that one kills
-# itself, or the call finds the disk full.
-KILLED = """
-import errno, itertools, json, os, pathlib, signal, sys
+INSTALL = """
 from planforge.exporter.bundle import writer
 from planforge.runtime.bundle.manifest import Manifest
 
-def install(folder, fatal):
-    calls = itertools.count()
-
-    def counted(real):
-        def call(*arguments, **options):
-            if next(calls) == fatal:
-                if sys.argv[3] == "full":
-                    raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
-                os.kill(os.getpid(), signal.SIGKILL)
-            return real(*arguments, **options)
-        return call
-
-    for owner, name in [(os, "replace"), (os, "rename"), (os, "fsync"), (os, "unlink"), (os, "mkdir"),
-                        (pathlib.Path, "write_text"), (pathlib.Path, "unlink")]:
-        setattr(owner, name, counted(getattr(owner, name)))
+def change(folder):
     manifest = Manifest.from_json((folder / "staging/manifest.staged").read_text())
     writer.install(folder / "staging", manifest, folder / "bundle")
-
-codes = []
-for fatal in range(int(sys.argv[2])):
-    child = os.fork()
-    if child == 0:
-        code = 1
-        try:
-            install(pathlib.Path(sys.argv[1], str(fatal)), fatal)
-            code = 0
-        finally:
-            os._exit(code)
-    codes.append(os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]))
-print(json.dumps(codes))
 """
 
 
@@ -78,10 +45,7 @@ def install_killed(folder: Path, old: str | None, how: str = "killed") -> list[i
         (staging / "manifest.staged").write_text(stage(staging, "new").to_json())
         if old is not None:
             install_stage(folder / str(step) / "bundle", old)
-    command = [sys.executable, "-c", KILLED, str(folder), str(STEPS), how]
-    done = subprocess.run(command, timeout=PATIENCE, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL)
-    codes: list[int] = json.loads(done.stdout)
-    return codes
+    return stop_at_every_step(INSTALL, folder, how)
 
 
 def test_killed_at_every_step_the_old_or_the_new_bundle_is_whole(tmp_path: Path) -> None:
