@@ -12,6 +12,7 @@ from ..runtime.backends.plan_compatibility import reads
 from ..runtime.bundle.bundle import Bundle
 from ..runtime.bundle.manifest import Artifact, FileEntry, Manifest, Plan
 from ..runtime.errors import InputError
+from .bundle.names import name_export
 from .bundle.writer import install_change, open_staging_folder
 from .precisions import PRECISIONS, name_for_plans
 from .targets import NAMES, Target, find_target, find_target_of_plan, suggest_target
@@ -126,7 +127,7 @@ def prune_manifest(bundle: Bundle, keep: Keep, staging: Path) -> Manifest:
     if not explanations:
         gone |= {name for name in manifest.files if name.startswith(EXPLANATIONS)}
     files = {name: entry for name, entry in manifest.files.items() if name not in gone}
-    return prune_checks(bundle, dataclasses.replace(pruned, files=files), staging)
+    return name_export(prune_checks(bundle, dataclasses.replace(pruned, files=files), staging))
 
 
 def choose_graphs(bundle: Bundle, keep: Keep) -> list[Artifact]:

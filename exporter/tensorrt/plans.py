@@ -5,7 +5,6 @@ from __future__ import annotations
 import dataclasses
 import logging
 import shlex
-import uuid
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import TypeAlias
@@ -17,6 +16,7 @@ from ...runtime.bundle.manifest import Artifact, FileEntry, Manifest, Plan
 from ...runtime.bundle.plan import make_network_name
 from ...runtime.errors import BackendUnavailableError, InputError
 from ...runtime.suggest import did_you_mean
+from ..bundle.names import name_by_content
 from ..bundle.writer import install_change, list_file_entries, open_staging_folder
 from ..errors import BuildError, BuildOptionError
 from ..targets import INSTALLED, NAMES, find_target
@@ -87,9 +87,14 @@ def build(
         new = build_plans_for(opened, name, sms, limits, staging, progress, options)
         entries = list_file_entries(staging)
         before, after = install_change(staging, opened, lambda now: replace_plans(now, new, entries))
-    replaced = [plan for plan in before.plans if plan not in after.plans]
+    replaced = [plan for plan in before.plans if plan.file not in after.files]
+    for plan in new:
+        if plan.file in before.files:
+            progress(f"{plan.file} was built again: TensorRT gave the same bytes")
     for plan in replaced:
-        progress(f"replaced {plan.file}, which was for the same graph, GPUs and lengths")
+        progress(
+            f"replaced {plan.file}, which was for the same graph, GPUs and lengths: TensorRT gave other bytes"
+        )
     return BuildResult(opened.folder, tuple(new), tuple(replaced))
 
 
@@ -114,7 +119,7 @@ def replace_plans(manifest: Manifest, new: Sequence[Plan], entries: Mapping[str,
     """Return a manifest with new plans and their files' entries, without plans of the same settings."""
     configurations = {plan.list_settings() for plan in new}
     kept = tuple(plan for plan in manifest.plans if plan.list_settings() not in configurations)
-    gone = {plan.file for plan in manifest.plans if plan not in kept}
+    gone = {plan.file for plan in manifest.plans} - {plan.file for plan in kept}
     files = {name: entry for name, entry in manifest.files.items() if name not in gone}
     return dataclasses.replace(manifest, plans=(*kept, *new), files={**files, **entries})
 
@@ -309,9 +314,8 @@ def build_plan_of_graph(
     """Build one graph's plan below `folder`."""
     target = find_target(target_name)
     files = bundle.manifest.files
-    # A name of its own, also for the same architectures again: nothing that is listed is ever overwritten.
-    name = f"plans/{artifact.graph}.{target_name}.{artifact.precision}-{uuid.uuid4().hex[:8]}.plan"
-    (folder / "plans").mkdir(exist_ok=True)
+    path = folder / "plans" / f"{artifact.graph}.{target_name}.{artifact.precision}.plan"
+    path.parent.mkdir(exist_ok=True)
     for data in artifact.data:
         bundle.path(data)
     plan = build_plan(
@@ -319,7 +323,7 @@ def build_plan_of_graph(
             bundle.path(artifact.file),
             artifact,
             profiles,
-            folder / name,
+            path,
             engine=target.engine,
             sms=architectures,
             options=options,
@@ -327,12 +331,13 @@ def build_plan_of_graph(
             name=make_network_name(artifact, {name: entry.sha256 for name, entry in files.items()}),
         )
     )
+    path, _ = name_by_content(path)  # TensorRT may give other bytes when it builds a plan again
     tokenizers = bundle.manifest.tokenizer["files"]
     sources = {name: files[name].sha256 for name in (artifact.file, *artifact.data, *tokenizers)}
     weights = sum(files[data].bytes for data in artifact.data)
     memory = estimate_memory(bundle.path(artifact.file), artifact, profiles, weights)
     described = tuple({**p, "memory": m} for p, m in zip(plan.profiles, memory, strict=True))
-    return dataclasses.replace(plan, sources=sources, profiles=described)
+    return dataclasses.replace(plan, file=f"plans/{path.name}", sources=sources, profiles=described)
 
 
 def find_plan_graphs(bundle: Bundle, dialect: str) -> list[Artifact]:

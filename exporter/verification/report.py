@@ -24,7 +24,7 @@ from ..tasks.answer_cache import KEPT
 from .bisect import FirstMismatch
 from .fp32_nodes import Fp32Node
 
-PARITY = "checks/parity"  # how the name of the kept report begins
+PARITY = "checks/parity-"  # how the name of the kept report begins
 
 
 @dataclass(frozen=True)
@@ -177,20 +177,32 @@ class VerificationReport:
 def keep_checks(
     folder: Path, manifest: Manifest, report: VerificationReport, golden: Arrays, limits: Mapping[str, Limits]
 ) -> Manifest:
-    """Write golden data and parity.json below `folder`; return the manifest with each graph's gate."""
-    name = manifest.export_id[:8]
+    """Write golden data and parity.json below `folder`; return the manifest with each graph's gate.
+
+    Whether PyTorch's answers were kept from an earlier run is left out: they are the same.
+    """
+    report = dataclasses.replace(report, answers_kept=False)
     (folder / "checks").mkdir(exist_ok=True)
-    write_golden(folder / f"{PREFIX}{name}.npz", golden, limits)
-    write_parity(folder / f"{PARITY}-{name}.json", report.to_json())
+    stage_golden(folder, golden, limits)
+    stage_parity(folder, report.to_json())
     gates = report.collect_gates()
     artifacts = tuple(dataclasses.replace(a, gate=gates[a.id]) for a in manifest.artifacts)
     explanations = tuple(dataclasses.replace(a, gate=gates.get(a.id, a.gate)) for a in manifest.explanations)
     return dataclasses.replace(manifest, artifacts=artifacts, explanations=explanations)
 
 
-def write_parity(path: Path, fields: Mapping[str, Any]) -> None:
-    """Write the fields of a report, as a bundle keeps them."""
+def stage_golden(folder: Path, golden: Arrays, limits: Mapping[str, Limits]) -> None:
+    """Write golden data below a bundle's folder."""
+    path = folder / f"{PREFIX.rstrip('-')}.npz"
+    write_golden(path, golden, limits)
+    name_by_content(path)
+
+
+def stage_parity(folder: Path, fields: Mapping[str, Any]) -> None:
+    """Write the fields of a report below a bundle's folder."""
+    path = folder / f"{PARITY.rstrip('-')}.json"
     path.write_text(json.dumps(fields, indent=1, allow_nan=False) + "\n", encoding="utf-8")
+    name_by_content(path)
 
 
 def prune_checks(bundle: Bundle, pruned: Manifest, staging: Path) -> Manifest:
@@ -203,25 +215,22 @@ def prune_checks(bundle: Bundle, pruned: Manifest, staging: Path) -> Manifest:
         BundleError: golden data or the report is damaged, or of another version.
     """
     (staging / "checks").mkdir()
-    rewritten = {}
+    rewritten = []
     golden = find_golden(bundle)
     if golden is not None:
         arrays, limits = load_golden(bundle)
         precisions = {artifact.precision for artifact in pruned.artifacts}
         needed = {precision: own for precision, own in limits.items() if precision in precisions}
         if needed != limits:
-            new = staging / f"{PREFIX.rstrip('-')}.npz"
-            write_golden(new, arrays, needed)
-            rewritten[golden.relative_to(bundle.folder).as_posix()] = new
+            rewritten.append(golden.relative_to(bundle.folder).as_posix())
+            stage_golden(staging, arrays, needed)
     kept = {artifact.id for artifact in (*pruned.artifacts, *pruned.explanations)}
     gone = {a.id for a in (*bundle.manifest.artifacts, *bundle.manifest.explanations)} - kept
     for name in [name for name in bundle.manifest.files if gone and name.startswith(PARITY)]:
         with name_damage(bundle):
             fields = prune_fields(json.loads(bundle.path(name).read_text(encoding="utf-8")), gone)
-        rewritten[name] = staging / f"{PARITY}.json"
-        write_parity(rewritten[name], fields)
-    for path in rewritten.values():
-        name_by_content(path)
+        rewritten.append(name)
+        stage_parity(staging, fields)
     files = {name: entry for name, entry in pruned.files.items() if name not in rewritten}
     return dataclasses.replace(pruned, files={**files, **list_file_entries(staging)})
 

@@ -9,12 +9,13 @@ import json
 import os
 import shutil
 import signal
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import pytest
 
 from planforge.exporter.bundle import writer
-from planforge.exporter.bundle.writer import check_output, list_file_entries, open_staging_folder
+from planforge.exporter.bundle.writer import check_output, install, list_file_entries, open_staging_folder
 from planforge.exporter.errors import ExporterError, OutputError
 from planforge.runtime.bundle.bundle import Bundle, compute_sha256
 from planforge.runtime.bundle.manifest import FileEntry
@@ -186,12 +187,50 @@ def test_only_what_is_written_there_is_said_to_be_unwritable(tmp_path: Path) -> 
     assert list(tmp_path.iterdir()) == []
 
 
-def test_names_in_use_are_never_overwritten(tmp_path: Path) -> None:
+def test_names_in_use_are_never_overwritten_by_other_bytes(tmp_path: Path) -> None:
     output = tmp_path / "bundle"
     install_stage(output, "old")
-    with pytest.raises(OutputError, match="exists already"):
-        install_stage(output, "old")
+    with open_staging_folder(output) as staging:
+        manifest = stage(staging, "old")
+        (staging / "onnx/a-old.onnx").write_bytes(b"other")
+        entries = list_file_entries(staging)
+        with pytest.raises(OutputError, match=r"a-old\.onnx exists already"):
+            install(staging, dataclasses.replace(manifest, files=entries), output)
     assert whole(output) == "old"
+
+
+def test_the_same_export_again_leaves_every_file_as_it_is(tmp_path: Path) -> None:
+    output = tmp_path / "bundle"
+    install_stage(output, "old")
+    before = {name: (output / name).stat() for name in Bundle.open(output).manifest.files}
+    install_stage(output, "old")
+    assert whole(output) == "old"
+    after = {name: (output / name).stat() for name in before}
+    assert {name: (s.st_ino, s.st_mtime_ns) for name, s in after.items()} == {
+        name: (s.st_ino, s.st_mtime_ns) for name, s in before.items()
+    }
+
+
+def test_a_file_that_was_damaged_or_left_half_written_is_mended(tmp_path: Path) -> None:
+    output = tmp_path / "bundle"
+    install_stage(output, "old")
+    (output / "onnx/w-old.data").write_bytes(b"damaged")
+    (output / "onnx/a-new.onnx").write_bytes(b"half of i")  # left by a copy that was killed
+    install_stage(output, "old")
+    assert whole(output) == "old"
+    (output / "onnx/a-new.onnx").write_bytes(b"half of i")
+    (output / "onnx/w-new.data").symlink_to(tmp_path / "elsewhere")
+    install_stage(output, "new")
+    assert whole(output) == "new"
+    assert not (tmp_path / "elsewhere").exists()
+
+
+def test_many_exports_of_the_same_at_once_leave_one_whole_bundle(tmp_path: Path) -> None:
+    output = tmp_path / "bundle"
+    with ThreadPoolExecutor(4) as pool:
+        list(pool.map(lambda _: install_stage(output, "same"), range(12)))
+    assert whole(output) == "same"
+    assert [path.name for path in tmp_path.iterdir()] == ["bundle"]
 
 
 @pytest.mark.parametrize("folder", ["onnx", "plans", "checks", "tokenizer"])
