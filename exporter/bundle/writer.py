@@ -172,7 +172,7 @@ def install_change(
         current = Bundle.open(output).manifest
         if current.export_id != opened.manifest.export_id:
             raise OutputError(
-                f"{opened.folder} was replaced by another export meanwhile; nothing was changed, start again"
+                f"{opened.folder} was exported again, or pruned, meanwhile; nothing was changed, start again"
             )
         changed = change(current)
         commit(staging, changed, output)

@@ -241,12 +241,13 @@ def write_bundle(opened: Bundle, fitted: Fitted, features: str, staging: Path, o
         states, combine, normalize = choose_head_inputs(artifact, old.encoder, features)
         mask = artifact.input("mask").name
         AddLinearHead(states, combine, mask, fitted.weight, fitted.bias, name, normalize)(model)
-        file = write_named(staging, f"onnx/{artifact.id}.onnx", partial(ir.save, model))
+        stem = Path(artifact.file).stem.rpartition("-")[0]
+        file = write_named(staging, f"onnx/{stem}.onnx", partial(ir.save, model))
         spec = TensorSpec(name, HEAD, "float32", (artifact.axis("batch"), len(fitted.labels)))
         outputs = (*artifact.outputs, spec)
         artifacts.append(dataclasses.replace(artifact, file=file, outputs=outputs, gate={}))
-    head = {"weight": fitted.weight, "bias": fitted.bias}
-    head_file = write_named(staging, "checks/head.npz", lambda path: np.savez(path, **head))
+    save_head = partial(np.savez, weight=fitted.weight, bias=fitted.bias)
+    head_file = write_named(staging, "checks/head.npz", save_head)
     encoder = dataclasses.replace(
         old.encoder,
         heads=(*old.encoder.heads, HEAD),

@@ -73,7 +73,7 @@ def build(
             for what the graphs compute.
         limits: a smaller largest "batch" or "length" than the graph was exported for.
         options: workspace, timing cache, stripped and compatible plans, and those that pick tokens.
-        progress: called with a line when a stage begins, and for every plan that was replaced.
+        progress: called with a line when a stage begins, and for every plan that was built again or replaced.
 
     Raises:
         BundleError: no bundle there, or a file of it has changed.
@@ -90,10 +90,10 @@ def build(
     replaced = [plan for plan in before.plans if plan.file not in after.files]
     for plan in new:
         if plan.file in before.files:
-            progress(f"{plan.file} was built again: TensorRT gave the same bytes")
+            progress(f"built {plan.file} again, and TensorRT gave the same bytes")
     for plan in replaced:
         progress(
-            f"replaced {plan.file}, which was for the same graph, GPUs and lengths: TensorRT gave other bytes"
+            f"replaced {plan.file}, which was for the same graph, GPUs and lengths; TensorRT gave other bytes"
         )
     return BuildResult(opened.folder, tuple(new), tuple(replaced))
 

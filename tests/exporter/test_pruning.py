@@ -14,7 +14,7 @@ import pytest
 from planforge.exporter import export, prune, verify
 from planforge.exporter.errors import OutputError
 from planforge.exporter.pruning import Keep, choose_graphs, is_for
-from planforge.runtime import Translator, load
+from planforge.runtime import TextEncoder, Translator, load
 from planforge.runtime.apps.check.files import PREFIX as GOLDEN
 from planforge.runtime.apps.check.files import find_golden, read_golden
 from planforge.runtime.apps.check.selftest import selftest
@@ -57,7 +57,7 @@ def answer(bundle: Path, precision: str | None = None) -> Any:
         text = TEXT[model.bundle.manifest.task]
         if isinstance(model, Translator):
             return model.translate(text, max_new_tokens=4).token_ids
-        if "encoder" in {artifact.graph for artifact in model.bundle.manifest.artifacts}:
+        if isinstance(model, TextEncoder):
             return model.classify(text)
         return model.generate(text, max_new_tokens=4).token_ids
 
@@ -241,7 +241,7 @@ def test_a_bundle_that_was_replaced_meanwhile_is_left_alone(
         return choose_graphs(bundle, keep)
 
     monkeypatch.setattr(pruning, "choose_graphs", replace_meanwhile)
-    with pytest.raises(OutputError, match="was replaced by another export meanwhile"):
+    with pytest.raises(OutputError, match="was exported again, or pruned, meanwhile"):
         prune(own_bundle, keep=["cpu"])
     assert len(Bundle.open(own_bundle).manifest.artifacts) > 1
 

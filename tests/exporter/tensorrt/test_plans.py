@@ -11,7 +11,7 @@ from planforge.exporter import build
 from planforge.exporter.bundle.writer import list_file_entries
 from planforge.exporter.errors import BuildError
 from planforge.exporter.tensorrt import plans
-from planforge.exporter.tensorrt.build import Options, PlanRequest
+from planforge.exporter.tensorrt.build import Options, PlanRequest, build_plan
 from planforge.exporter.tensorrt.plans import replace_plans
 from planforge.runtime.bundle.bundle import Bundle
 from planforge.runtime.bundle.plan import Plan
@@ -35,7 +35,7 @@ def test_build_keeps_plans_for_other_lengths_and_gpus(own_bundle: Path) -> None:
     )
     assert again.replaced == small.plans
     assert said[-1] == (
-        f"replaced {small.plans[0].file}, which was for the same graph, GPUs and lengths: TensorRT gave other"
+        f"replaced {small.plans[0].file}, which was for the same graph, GPUs and lengths; TensorRT gave other"
         " bytes"
     )
     after = Bundle.open(own_bundle)
@@ -49,11 +49,10 @@ def test_a_plan_built_again_is_compared_with_the_one_before(
 ) -> None:
     """Which bytes TensorRT gives is decided here: it is free to give the same, or others."""
     (exported,) = Bundle.open(own_bundle).manifest.plans
-    real = plans.build_plan
     content = (own_bundle / exported.file).read_bytes()
 
     def build_as_decided(request: PlanRequest) -> Plan:
-        plan = real(request)
+        plan = build_plan(request)
         request.out.write_bytes(content)
         return plan
 
@@ -61,7 +60,7 @@ def test_a_plan_built_again_is_compared_with_the_one_before(
     said: list[str] = []
     same = build(own_bundle, target="rtx", progress=said.append)
     assert same.plans == (exported,) and same.replaced == ()
-    assert said[-1] == f"{exported.file} was built again: TensorRT gave the same bytes"
+    assert said[-1] == f"built {exported.file} again, and TensorRT gave the same bytes"
     content += b"0"
     other = build(own_bundle, target="rtx", progress=said.append)
     assert other.replaced == (exported,) and other.plans[0].file != exported.file
