@@ -21,6 +21,7 @@ if TYPE_CHECKING:
     from .linting.report import LintReport
     from .options import ExportOptions
     from .packaging.package import PackageResult, package
+    from .pruning import PruneResult, prune
     from .tensorrt.plans import BuildResult, build
     from .verification.report import VerificationReport
     from .verification.verify import verify
@@ -36,6 +37,7 @@ __all__ = [
     "LintReport",
     "OutputError",
     "PackageResult",
+    "PruneResult",
     "SourceError",
     "VerificationError",
     "VerificationReport",
@@ -44,6 +46,7 @@ __all__ = [
     "fit_head",
     "lint",
     "package",
+    "prune",
     "verify",
 ]
 
@@ -58,6 +61,7 @@ _HOME = {
     "LintReport": ".linting.report",
     "lint": ".linting.lint",
     **dict.fromkeys(("PackageResult", "package"), ".packaging.package"),
+    **dict.fromkeys(("PruneResult", "prune"), ".pruning"),
     **dict.fromkeys(("BuildResult", "build"), ".tensorrt.plans"),
     "verify": ".verification.verify",
     "VerificationReport": ".verification.report",

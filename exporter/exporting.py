@@ -17,6 +17,7 @@ from ..runtime.bundle.bundle import Bundle
 from ..runtime.bundle.manifest import Manifest, Plan
 from ..runtime.errors import InputError
 from ..runtime.suggest import did_you_mean
+from .bundle.names import name_export
 from .bundle.writer import install, list_file_entries, open_staging_folder, write_manifest
 from .calibration.calibration import Calibration, calibrate
 from .calibration.convert import write_graphs
@@ -230,11 +231,11 @@ def write_bundle(candidates: Iterable[Checkpoint], request: Request, progress: P
                     golden = verifier.collect_golden()
                     manifest = keep_checks(staging, manifest, report, golden, judged.limits)
                     if manifest.explanations:
-                        keep_cases(staging, manifest.export_id[:8], explained)
+                        keep_cases(staging, explained)
                 built = plans.result()
 
             files = list_file_entries(staging, known=manifest.files)
-            manifest = dataclasses.replace(manifest, plans=tuple(built), files=files)
+            manifest = name_export(dataclasses.replace(manifest, plans=tuple(built), files=files))
             progress("committing the bundle")
             install(staging, manifest, request.output, force=request.force)
             return ExportResult(request.output, manifest, report)
@@ -292,15 +293,14 @@ def stage_graphs(
 ) -> Manifest:
     """Write the graphs that the manifest names, and the manifest, which now lists their files."""
     everything = (*manifest.artifacts, *manifest.explanations)
-    opsets = write_graphs(graphs, everything, calibration, staging, progress)
-    described = [
-        dataclasses.replace(a, opset=opsets[a.file], quantization=calibration.describe(a))
-        for a in manifest.artifacts
-    ]
-    explaining = [dataclasses.replace(a, opset=opsets[a.file]) for a in manifest.explanations]
-    files = list_file_entries(staging, known=manifest.files)
+    written, entries = write_graphs(graphs, everything, calibration, staging, progress)
+    count = len(manifest.artifacts)
+    described = [dataclasses.replace(a, quantization=calibration.describe(a)) for a in written[:count]]
     manifest = dataclasses.replace(
-        manifest, artifacts=tuple(described), explanations=tuple(explaining), files=files
+        manifest,
+        artifacts=tuple(described),
+        explanations=tuple(written[count:]),
+        files=list_file_entries(staging, known={**manifest.files, **entries}),
     )
     write_manifest(staging, manifest)
     return manifest

@@ -13,6 +13,7 @@ from ..runtime.backends.ort_program import import_onnxruntime
 from ..runtime.backends.requirements import check_version
 from ..runtime.bundle.manifest import Artifact, Manifest, TensorSpec
 from ..runtime.errors import InputError
+from .bundle.names import name_by_content
 from .bundle.writer import list_file_entries
 from .checkpoints.checkpoint import Checkpoint
 from .precisions import PRECISIONS
@@ -72,7 +73,10 @@ def list_tensors(model: ReferenceModel) -> dict[str, Tensor]:
 def plan_artifacts(
     checkpoint: Checkpoint, targets: Sequence[str], precisions: Sequence[str]
 ) -> list[Artifact]:
-    """Return the graphs that an export writes: each target's, in each precision that they can have."""
+    """Return the graphs that an export writes: each target's, in each precision that they can have.
+
+    Their files get the end of their names, which is of their content, when they are written.
+    """
     of_target = {name: checkpoint.list_recipes(name) for name in targets}
     for name, recipes in of_target.items():
         warn_of_head_size(checkpoint, name, recipes)
@@ -98,8 +102,8 @@ def plan_artifacts(
         make_artifact(
             recipe,
             precision,
-            f"onnx/{checkpoint.name_file(f'{recipe_id}.{precision}', 'onnx')}",
-            f"onnx/{checkpoint.name_file(f'weights.{PRECISIONS[precision].weights}', 'data')}",
+            f"onnx/{recipe_id}.{precision}.onnx",
+            f"onnx/weights.{PRECISIONS[precision].weights}.data",
         )
         for precision in precisions
         for recipe_id, recipe in everything.items()
@@ -124,15 +128,14 @@ def begin_manifest(
     (staging / "tokenizer").mkdir()
     written: dict[bytes, str] = {}  # a tokenizer that a source and its target share once
     for stem, data in checkpoint.tokenizer_files.items():
-        name = written.setdefault(data, checkpoint.name_file(f"tokenizer/{stem}", "json"))
-        (staging / name).write_bytes(data)
+        if data not in written:
+            written[data] = write_tokenizer_file(staging, f"{stem}.json", data)
     chat = {}
     if (template := checkpoint.chat_template) is not None:
         names = {}
         for key, stem in (("file", "chat_template"), ("tool_use", "chat_template-tool_use")):
             if key in template.contents:
-                names[key] = checkpoint.name_file(f"tokenizer/{stem}", "jinja")
-                (staging / names[key]).write_bytes(template.contents[key])
+                names[key] = write_tokenizer_file(staging, f"{stem}.jinja", template.contents[key])
         chat = {"chat_template": {**names, "tokens": template.tokens}}
     source = checkpoint.source.describe(output)
     if checkpoint.exporter:
@@ -140,7 +143,7 @@ def begin_manifest(
     return Manifest(
         family=checkpoint.family,
         task=checkpoint.task,
-        export_id=checkpoint.export_id,
+        export_id="",  # from `name_export`, when everything is written
         config=dataclasses.asdict(checkpoint.config),
         generation=checkpoint.generation,
         encoder=checkpoint.encoder,
@@ -158,6 +161,13 @@ def begin_manifest(
     )
 
 
+def write_tokenizer_file(staging: Path, name: str, content: bytes) -> str:
+    """Write a file next to the tokenizers; return its name in the bundle."""
+    path = staging / "tokenizer" / name
+    path.write_bytes(content)
+    return name_by_content(path)[0].relative_to(staging).as_posix()
+
+
 def plan_explanations(checkpoint: Checkpoint, artifacts: Sequence[Artifact]) -> tuple[Artifact, ...]:
     """Return the graphs that explain the model, which share the weights of those in fp32."""
     if not checkpoint.explanations:
@@ -166,7 +176,7 @@ def plan_explanations(checkpoint: Checkpoint, artifacts: Sequence[Artifact]) -> 
     if data is None:
         raise InputError("output 'explain' needs the weights of fp32 graphs; add fp32 to the precisions")
     return tuple(
-        make_artifact(recipe, "fp32", f"onnx/{checkpoint.name_file(recipe.graph, 'onnx')}", data)
+        make_artifact(recipe, "fp32", f"onnx/{recipe.graph}.onnx", data)
         for recipe in checkpoint.explanations.values()
     )
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import importlib.metadata
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from dataclasses import dataclass, replace
 from typing import Literal
 
@@ -112,9 +112,13 @@ def find_target(name: str) -> Target:
     if name == INSTALLED:
         return find_installed_tensorrt()
     if name not in NAMES:
-        hint = GPU_HINT if name.lower() in ("gpu", "nvidia") else did_you_mean(name, NAMES)
-        raise InputError(f"target {name!r} is not one of {', '.join(NAMES)}{hint}")
+        raise InputError(f"target {name!r} is not one of {', '.join(NAMES)}{suggest_target(name, NAMES)}")
     return {**TARGETS, **_OTHERS}[name]
+
+
+def suggest_target(name: str, known: Collection[str]) -> str:
+    """Return the end of an error that refuses a name, of which a target was perhaps meant."""
+    return GPU_HINT if name.lower() in ("gpu", "nvidia") else did_you_mean(name, known)
 
 
 def find_installed_tensorrt() -> Target:

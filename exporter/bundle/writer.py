@@ -2,6 +2,11 @@
 
 A new bundle is written next to its place and renamed into it. Into a bundle that exists, files come under new
 names; replacing manifest.json is the commit; files that nothing lists any more are removed last.
+
+Names follow from content (see `names`), so what an export writes may be there already, from an earlier one or
+from one that ran at the same time. Locks let one process at a time commit. It leaves a file as it is that has
+the same bytes, and refuses to replace one that the present manifest lists with others. So nothing that a
+manifest lists is ever overwritten by other bytes than those that it lists.
 """
 
 from __future__ import annotations
@@ -23,6 +28,7 @@ from ...runtime.apps.signals import commit_change
 from ...runtime.bundle.bundle import Bundle, compute_sha256
 from ...runtime.bundle.json_reader import FILE_NAME
 from ...runtime.bundle.manifest import FORMAT, MAX_BYTES, FileEntry, Manifest
+from ...runtime.errors import BundleError
 from ..errors import ExporterError, OutputError
 from .locks import acquire, hold_lock, release
 
@@ -153,19 +159,24 @@ def install(staging: Path, manifest: Manifest, output: Path, *, force: bool = Tr
         commit(staging, manifest, output)
 
 
-def install_change(staging: Path, opened: Bundle, change: Callable[[Manifest], Manifest]) -> None:
+def install_change(
+    staging: Path, opened: Bundle, change: Callable[[Manifest], Manifest]
+) -> tuple[Manifest, Manifest]:
     """Commit staged files into a bundle, whose manifest others may have changed since it was opened.
 
-    `change` makes the new manifest of the one that is there now.
+    `change` makes the new manifest of the one that is there now, and may stage more files; nobody else
+    changes the bundle meanwhile. Both manifests are returned.
     """
     output = opened.folder.resolve()
     with hold_bundle_lock(output):
         current = Bundle.open(output).manifest
         if current.export_id != opened.manifest.export_id:
             raise OutputError(
-                f"{opened.folder} was replaced by another export meanwhile; nothing was changed, start again"
+                f"{opened.folder} was exported again, or pruned, meanwhile; nothing was changed, start again"
             )
-        commit(staging, change(current), output)
+        changed = change(current)
+        commit(staging, changed, output)
+        return current, changed
 
 
 def locate_creation_lock(output: Path) -> Path:
@@ -205,9 +216,11 @@ def commit(staging: Path, manifest: Manifest, output: Path) -> None:
                 raise
         sync(output.parent)
         return
-    refuse_links_and_used_names(output, staged)
+    listed = read_entries(output)
+    refuse_links_and_used_names(output, manifest, staged, listed)
+    missing = [name for name in staged if not has_content(output / name, manifest.files[name])]
     try:
-        for name in staged:
+        for name in missing:
             (output / name).parent.mkdir(exist_ok=True)
             move(staging / name, output / name)
         for folder in OWN_FOLDERS:
@@ -216,15 +229,16 @@ def commit(staging: Path, manifest: Manifest, output: Path) -> None:
         write_manifest(output, manifest)
     except OSError:
         if not is_committed(output, manifest):
-            for name in staged:  # the old manifest doesn't list them: their names are new
-                (output / name).unlink(missing_ok=True)
+            for name in missing:
+                if name not in listed:  # else it was damaged, and has now what the old manifest lists
+                    (output / name).unlink(missing_ok=True)
             raise
     sync(output)
     remove_unlisted(output, manifest)
 
 
 def move(source: Path, target: Path) -> None:
-    """Move a file to a name that is new, and that nothing lists yet.
+    """Move a file to its name in the bundle, which has all of it at once.
 
     The bundle may be a volume of its own, so that files next to it lie on another file system: then it is
     copied.
@@ -234,8 +248,13 @@ def move(source: Path, target: Path) -> None:
     except OSError as error:
         if error.errno != errno.EXDEV:
             raise
-        shutil.copyfile(source, target)
-        sync(target)
+        copy = target.with_name(f"{target.name}.new")
+        try:
+            shutil.copyfile(source, copy)
+            sync(copy)
+            os.replace(copy, target)
+        finally:
+            copy.unlink(missing_ok=True)
 
 
 def is_committed(output: Path, manifest: Manifest) -> bool:
@@ -249,12 +268,29 @@ def is_committed(output: Path, manifest: Manifest) -> bool:
         return False
 
 
-def refuse_links_and_used_names(output: Path, staged: Sequence[str]) -> None:
+def read_entries(output: Path) -> Mapping[str, FileEntry]:
+    """Return the files that a bundle lists; none where its manifest is damaged, so that nobody reads it."""
+    try:
+        return Bundle.open(output).manifest.files
+    except BundleError:
+        return {}
+
+
+def has_content(path: Path, entry: FileEntry) -> bool:
+    """Tell whether a file is there and has the size and the hash of an entry."""
+    is_own = path.is_file() and not path.is_symlink()
+    return is_own and path.stat().st_size == entry.bytes and compute_sha256(path) == entry.sha256
+
+
+def refuse_links_and_used_names(
+    output: Path, manifest: Manifest, staged: Sequence[str], listed: Mapping[str, FileEntry]
+) -> None:
+    """Refuse a folder that leads elsewhere, and a name that the present manifest lists with other bytes."""
     for folder in OWN_FOLDERS:
         if (output / folder).is_symlink():
             raise OutputError(f"{output / folder} is a symbolic link; replace it by a real folder")
     for name in staged:
-        if (output / name).exists():
+        if listed.get(name, manifest.files[name]) != manifest.files[name]:
             raise OutputError(f"{output / name} exists already, and is not overwritten")
 
 

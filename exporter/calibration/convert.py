@@ -3,11 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
+from dataclasses import replace
 from pathlib import Path
-from typing import TYPE_CHECKING
+
+import onnx_ir as ir
 
 from ...runtime.apps.stage_progress import BYTES, StageCounter
-from ...runtime.bundle.manifest import Artifact
+from ...runtime.bundle.manifest import Artifact, FileEntry
+from ..bundle.names import name_by_content
 from ..errors import ExportError
 from ..graphs import is_cache
 from ..passes.encoder_attention import fuse_attention
@@ -15,13 +18,11 @@ from ..passes.fp16 import convert_to_fp16
 from ..passes.kv_cache import quantize_cache
 from ..passes.storage import FORMS
 from ..passes.tables import split_shared_table
+from ..passes.weight_files import move_weights
 from ..passes.weights import save_with_shared_weights
 from ..precisions import PRECISIONS
 from ..tracing.graph_check import check_graph
 from .calibration import Calibration
-
-if TYPE_CHECKING:
-    import onnx_ir as ir
 
 
 def write_graphs(
@@ -30,13 +31,15 @@ def write_graphs(
     calibration: Calibration,
     folder: Path,
     progress: Callable[[str], None] = lambda _: None,
-) -> dict[str, int]:
+) -> tuple[list[Artifact], dict[str, FileEntry]]:
     """Convert each planned graph from its recipe's fp32 graph, and write it; write each weights file once.
 
     Returns:
-        The opset of each graph, by its file.
+        The artifacts with their opsets and the names of their files, and the files' entries by these names.
     """
+    named: dict[str, str] = {}
     opsets: dict[str, int] = {}
+    entries: dict[str, FileEntry] = {}
     (folder / "onnx").mkdir()
     for data in dict.fromkeys(name for artifact in artifacts for name in artifact.data):
         kind = PRECISIONS[next(a.precision for a in artifacts if data in a.data)].weights
@@ -48,7 +51,24 @@ def write_graphs(
         count = StageCounter(progress, f"writing ONNX files: {kind}", BYTES)
         save_with_shared_weights(models, folder / "onnx", Path(data).name, count)
         opsets |= {file: models[Path(file).name].opset_imports[""] for file in sharing}
-    return opsets
+        for file, (path, entry) in name_graphs(folder / "onnx", models, Path(data).name).items():
+            named[f"onnx/{file}"] = f"onnx/{path.name}"
+            entries[f"onnx/{path.name}"] = entry
+    written = [
+        replace(a, opset=opsets[a.file], file=named[a.file], data=tuple(named[name] for name in a.data))
+        for a in artifacts
+    ]
+    return written, entries
+
+
+def name_graphs(folder: Path, models: Mapping[str, ir.Model], data: str) -> dict[str, tuple[Path, FileEntry]]:
+    """Name the file of weights by its content, then the graphs, which have its name in them."""
+    found = {data: name_by_content(folder / data)}
+    for file, model in models.items():
+        move_weights(model, {data: found[data][0].name})
+        ir.save(model, folder / file)
+        found[file] = name_by_content(folder / file)
+    return found
 
 
 def convert_graph(graph: ir.Model, artifact: Artifact, calibration: Calibration) -> ir.Model:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import logging
-import uuid
 from collections.abc import Iterable, Mapping
 from dataclasses import replace
 from functools import cache
@@ -58,7 +57,6 @@ class Checkpoint:
         from ...models.checkpoint import describe
 
         self.source = source
-        self.export_id = uuid.uuid4().hex
         with raise_checkpoint_errors():
             found = describe(source.folder)
         self.folder = found.folder
@@ -154,10 +152,6 @@ class Checkpoint:
         """Return recipes by their ids, also of graphs that explain the model."""
         known = {**self.recipes, **self.explanations}
         return {recipe_id: known[recipe_id] for recipe_id in ids}
-
-    def name_file(self, stem: str, ending: str) -> str:
-        """Return a file name that no other export uses: a new bundle never overwrites an old one's file."""
-        return f"{stem}-{self.export_id[:8]}.{ending}"
 
     def read_generation(self) -> GenerationDefaults | None:
         """Return how sequences begin and end, by generation_config.json or config.json; None for encoders."""

@@ -32,6 +32,7 @@ from .fit_head import fit_head
 from .inspect import inspect
 from .lint import lint
 from .package import package
+from .prune import prune
 from .verify import verify
 
 SEVERAL = re.compile(r"commas|[a-z0-9],[a-z]")  # in the help of an option that takes several names
@@ -117,6 +118,7 @@ COMMANDS: dict[str, Callable[..., None]] = {
     "prepare": prepare,
     "lint": lint,
     "package": package,
+    "prune": prune,
     "doctor": doctor,
     "selftest": selftest,
 }

@@ -1,4 +1,4 @@
-"""The summaries that `planforge export`, `import` and `build` print: what was made, and what to do next."""
+"""The summaries that commands print of a bundle: what was made or removed, and what to do next."""
 
 from __future__ import annotations
 
@@ -18,6 +18,7 @@ if TYPE_CHECKING:
     from rich.console import RenderableType
 
     from ..packaging.package import PackageResult
+    from ..pruning import PruneResult
 
 
 def summarize_bundle(folder: Path) -> Inspection:
@@ -134,4 +135,19 @@ def make_package_tables(result: PackageResult) -> list[RenderableType]:
         tables.append(
             make_comparison_table("compared with PyTorch's answers", result.comparisons, by_engine=True)
         )
+    return tables
+
+
+def make_prune_tables(result: PruneResult) -> list[RenderableType]:
+    """Return what is left of a pruned bundle, and the files that are gone, as tables."""
+    head = [
+        ("graphs", ", ".join(result.kept)),
+        ("before", f"{format_size(result.bytes_before)} ({result.bytes_before:,} bytes)"),
+        ("after", f"{format_size(result.bytes_after)} ({result.bytes_after:,} bytes)"),
+    ]
+    title = f"{result.bundle}: {'pruned' if result.removed else 'nothing to remove'}"
+    tables: list[RenderableType] = [FittingTable(title, ("", ""), head)]
+    if result.removed:
+        rows = [(name, format_size(entry.bytes)) for name, entry in result.removed.items()]
+        tables.append(FittingTable("removed", ("file", "size"), rows))
     return tables

@@ -10,10 +10,10 @@ import importlib.metadata
 import json
 import logging
 import shutil
-import uuid
 from collections import Counter
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import Any, TypeAlias
 
@@ -26,6 +26,7 @@ from ...runtime.bundle.defaults import EncoderDefaults, FittedHead
 from ...runtime.bundle.manifest import Artifact, Manifest, TensorSpec
 from ...runtime.encode.pooling import LAYERS, pool_tokens
 from ...runtime.errors import InputError
+from ..bundle.names import name_by_content, name_export
 from ..bundle.writer import check_output, install, list_file_entries, open_staging_folder, write_manifest
 from ..checkpoints.source import locate_from
 from ..errors import ExportError
@@ -120,8 +121,8 @@ def fit_head(
         progress("comparing with scikit-learn")
         compare_with_scikit_learn(staging, rows, fitted)
         manifest = verify_graphs(opened, staging, manifest, progress)
-        picture = write_report_files(staging, manifest, rows, fitted)
-        manifest = dataclasses.replace(manifest, files=list_file_entries(staging))
+        picture = write_report_files(staging, rows, fitted)
+        manifest = name_export(dataclasses.replace(manifest, files=list_file_entries(staging)))
         install(staging, manifest, output, force=force)
     if opened.manifest.plans:
         log.warning("plans don't have the new head and were left out; `planforge build %s` makes one", output)
@@ -222,38 +223,31 @@ def write_bundle(opened: Bundle, fitted: Fitted, features: str, staging: Path, o
     import onnx_ir as ir
 
     from ..passes.head import AddLinearHead
-    from ..passes.weight_files import move_weights
 
     old = opened.manifest
     assert old.encoder is not None
-    export_id = uuid.uuid4().hex
     for folder in ("onnx", "tokenizer", "checks"):
         (staging / folder).mkdir()
-    data = [name for artifact in old.artifacts for name in artifact.data]
-    renamed = {name: rename_file(export_id, name) for name in [*data, *map(str, old.tokenizer["files"])]}
-    kept = [name for name in old.files if name.startswith(EXPLANATIONS)]
-    renamed |= {name: rename_file(export_id, name) for name in kept}
-    for name, new in renamed.items():
-        shutil.copyfile(opened.path(name), staging / new)
-    explanations = [
-        move_graph(opened, artifact, renamed, export_id, staging) for artifact in old.explanations
-    ]
+    kept = [name for artifact in old.artifacts for name in artifact.data]
+    kept += [name for artifact in old.explanations for name in (artifact.file, *artifact.data)]
+    kept += [name for name in old.files if name.startswith(EXPLANATIONS)]
+    kept += map(str, old.tokenizer["files"])
+    for name in dict.fromkeys(kept):
+        shutil.copyfile(opened.path(name), staging / name)
     artifacts = []
     for artifact in old.artifacts:
         name = "logits" if all(s.name != "logits" for s in artifact.outputs) else "classification_logits"
         model = ir.load(opened.path(artifact.file))
-        move_weights(model, {Path(a).name: Path(b).name for a, b in renamed.items()})
         states, combine, normalize = choose_head_inputs(artifact, old.encoder, features)
         mask = artifact.input("mask").name
         AddLinearHead(states, combine, mask, fitted.weight, fitted.bias, name, normalize)(model)
-        file = rename_file(export_id, artifact.file)
-        ir.save(model, staging / file)
+        stem = Path(artifact.file).stem.rpartition("-")[0]
+        file = write_named(staging, f"onnx/{stem}.onnx", partial(ir.save, model))
         spec = TensorSpec(name, HEAD, "float32", (artifact.axis("batch"), len(fitted.labels)))
-        moved = tuple(renamed[name] for name in artifact.data)
         outputs = (*artifact.outputs, spec)
-        artifacts.append(dataclasses.replace(artifact, file=file, data=moved, outputs=outputs, gate={}))
-    head_file = f"checks/head-{export_id[:8]}.npz"
-    np.savez(staging / head_file, weight=fitted.weight, bias=fitted.bias)
+        artifacts.append(dataclasses.replace(artifact, file=file, outputs=outputs, gate={}))
+    save_head = partial(np.savez, weight=fitted.weight, bias=fitted.bias)
+    head_file = write_named(staging, "checks/head.npz", save_head)
     encoder = dataclasses.replace(
         old.encoder,
         heads=(*old.encoder.heads, HEAD),
@@ -263,11 +257,9 @@ def write_bundle(opened: Bundle, fitted: Fitted, features: str, staging: Path, o
     )
     manifest = dataclasses.replace(
         old,
-        export_id=export_id,
+        export_id="",
         encoder=encoder,
-        tokenizer={**old.tokenizer, "files": [renamed[str(name)] for name in old.tokenizer["files"]]},
         artifacts=tuple(artifacts),
-        explanations=tuple(explanations),
         plans=(),
         source=relocate_source(opened, output),
         files=list_file_entries(staging),
@@ -275,21 +267,6 @@ def write_bundle(opened: Bundle, fitted: Fitted, features: str, staging: Path, o
     )
     write_manifest(staging, manifest)
     return manifest
-
-
-def move_graph(
-    opened: Bundle, artifact: Artifact, renamed: Mapping[str, str], export_id: str, staging: Path
-) -> Artifact:
-    """Stage a graph that stays the same except for the names of its files; return its new entry."""
-    import onnx_ir as ir
-
-    from ..passes.weight_files import move_weights
-
-    model = ir.load(opened.path(artifact.file))
-    move_weights(model, {Path(old).name: Path(new).name for old, new in renamed.items()})
-    file = rename_file(export_id, artifact.file)
-    ir.save(model, staging / file)
-    return dataclasses.replace(artifact, file=file, data=tuple(renamed[name] for name in artifact.data))
 
 
 def relocate_source(opened: Bundle, output: Path) -> dict[str, Any]:
@@ -300,10 +277,10 @@ def relocate_source(opened: Bundle, output: Path) -> dict[str, Any]:
     return source
 
 
-def rename_file(export_id: str, name: str) -> str:
-    """Return a file's name under another export, so that a new bundle never overwrites an old one's file."""
-    stem, _, ending = name.rpartition(".")
-    return f"{stem.rpartition('-')[0] or stem}-{export_id[:8]}.{ending}"
+def write_named(staging: Path, name: str, write: Callable[[Path], object]) -> str:
+    """Write a file of a bundle; return its name, which is completed by its content."""
+    write(staging / name)
+    return name_by_content(staging / name)[0].relative_to(staging).as_posix()
 
 
 def choose_head_inputs(
@@ -336,20 +313,18 @@ def compare_with_scikit_learn(staging: Path, rows: Table, fitted: Fitted) -> Non
         log.warning("%s, all of them ties (by a margin of at most %.1g)", told, margin)
 
 
-def write_report_files(staging: Path, manifest: Manifest, rows: Table, fitted: Fitted) -> str:
+def write_report_files(staging: Path, rows: Table, fitted: Fitted) -> str:
     """Write the confusion matrix as a picture, and the fit's figures; return the picture's name."""
     from matplotlib.figure import Figure
     from sklearn.metrics import ConfusionMatrixDisplay
 
-    name = manifest.export_id[:8]
     size = min(12.0, 2.5 + 0.6 * len(fitted.labels))
     figure = Figure(figsize=(size + 1, size), layout="constrained")
     axes = figure.add_subplot()
     axes.set_title(f"accuracy {fitted.accuracy:.4f} on {len(fitted.test)} held-out texts")
     display = ConfusionMatrixDisplay(fitted.confusion, display_labels=fitted.labels)
     display.plot(ax=axes, cmap="Blues", xticks_rotation=45, values_format="d", im_kw={"vmin": 0})
-    picture = f"checks/confusion-{name}.png"
-    figure.savefig(staging / picture, dpi=120)
+    picture = write_named(staging, "checks/confusion.png", lambda path: figure.savefig(path, dpi=120))
     summary = {
         "labels": fitted.labels,
         "accuracy": fitted.accuracy,
@@ -358,5 +333,6 @@ def write_report_files(staging: Path, manifest: Manifest, rows: Table, fitted: F
         "training": len(fitted.train),
         "held_out_lines": [rows.lines[i] for i in sorted(fitted.test.tolist())],
     }
-    (staging / f"checks/fit-{name}.json").write_text(json.dumps(summary) + "\n", encoding="utf-8")
+    text = json.dumps(summary) + "\n"
+    write_named(staging, "checks/fit.json", lambda path: path.write_text(text, encoding="utf-8"))
     return picture

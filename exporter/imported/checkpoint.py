@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import uuid
 from abc import abstractmethod
 from collections.abc import Mapping
 from typing import Any
@@ -70,7 +69,6 @@ class ImportedCheckpoint(Checkpoint):
         shared: bool = True,  # whether to try attention over shared buffers
     ) -> None:
         self.source = source
-        self.export_id = uuid.uuid4().hex
         has_tokenizer = (source.folder / "tokenizer.json").is_file()  # optimum's copy is rewritten
         self.folder = source.folder if has_tokenizer else found.path
         self.config_json = dict(found.config)

@@ -5,7 +5,6 @@ from __future__ import annotations
 import dataclasses
 import logging
 import shlex
-import uuid
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import TypeAlias
@@ -17,6 +16,7 @@ from ...runtime.bundle.manifest import Artifact, FileEntry, Manifest, Plan
 from ...runtime.bundle.plan import make_network_name
 from ...runtime.errors import BackendUnavailableError, InputError
 from ...runtime.suggest import did_you_mean
+from ..bundle.names import name_by_content
 from ..bundle.writer import install_change, list_file_entries, open_staging_folder
 from ..errors import BuildError, BuildOptionError
 from ..targets import INSTALLED, NAMES, find_target
@@ -73,7 +73,7 @@ def build(
             for what the graphs compute.
         limits: a smaller largest "batch" or "length" than the graph was exported for.
         options: workspace, timing cache, stripped and compatible plans, and those that pick tokens.
-        progress: called with a line when a stage begins, and for every plan that was replaced.
+        progress: called with a line when a stage begins, and for every plan that was built again or replaced.
 
     Raises:
         BundleError: no bundle there, or a file of it has changed.
@@ -82,21 +82,19 @@ def build(
     """
     opened = Bundle.open(bundle)
     name = choose_target(opened, target, engine, options)
-    replaced: list[Plan] = []
     warn_of_left_out(opened, [name], sms)
     with open_staging_folder(opened.folder) as staging:
         new = build_plans_for(opened, name, sms, limits, staging, progress, options)
         entries = list_file_entries(staging)
-
-        def add_plans(current: Manifest) -> Manifest:
-            """Return the manifest that is there now, which another build may have changed, with the plans."""
-            manifest, gone = replace_plans(current, new, entries)
-            replaced.extend(gone)
-            return manifest
-
-        install_change(staging, opened, add_plans)
+        before, after = install_change(staging, opened, lambda now: replace_plans(now, new, entries))
+    replaced = [plan for plan in before.plans if plan.file not in after.files]
+    for plan in new:
+        if plan.file in before.files:
+            progress(f"built {plan.file} again, and TensorRT gave the same bytes")
     for plan in replaced:
-        progress(f"replaced {plan.file}, which was for the same graph, GPUs and lengths")
+        progress(
+            f"replaced {plan.file}, which was for the same graph, GPUs and lengths; TensorRT gave other bytes"
+        )
     return BuildResult(opened.folder, tuple(new), tuple(replaced))
 
 
@@ -117,17 +115,13 @@ def choose_target(bundle: Bundle, target: str | None, engine: str | None, option
     return name
 
 
-def replace_plans(
-    manifest: Manifest, new: Sequence[Plan], entries: Mapping[str, FileEntry]
-) -> tuple[Manifest, tuple[Plan, ...]]:
-    """Return a manifest with new plans and their files' entries, and the plans that are replaced."""
+def replace_plans(manifest: Manifest, new: Sequence[Plan], entries: Mapping[str, FileEntry]) -> Manifest:
+    """Return a manifest with new plans and their files' entries, without plans of the same settings."""
     configurations = {plan.list_settings() for plan in new}
     kept = tuple(plan for plan in manifest.plans if plan.list_settings() not in configurations)
-    replaced = tuple(plan for plan in manifest.plans if plan not in kept)
-    gone = {plan.file for plan in replaced}
+    gone = {plan.file for plan in manifest.plans} - {plan.file for plan in kept}
     files = {name: entry for name, entry in manifest.files.items() if name not in gone}
-    plans = (*kept, *new)
-    return dataclasses.replace(manifest, plans=plans, files={**files, **entries}), replaced
+    return dataclasses.replace(manifest, plans=(*kept, *new), files={**files, **entries})
 
 
 def build_plans(
@@ -334,9 +328,8 @@ def build_plan_of_graph(
     """Build one graph's plan below `folder`."""
     target = find_target(target_name)
     files = bundle.manifest.files
-    # A name of its own, also for the same architectures again: nothing that is listed is ever overwritten.
-    name = f"plans/{artifact.graph}.{target_name}.{artifact.precision}-{uuid.uuid4().hex[:8]}.plan"
-    (folder / "plans").mkdir(exist_ok=True)
+    path = folder / "plans" / f"{artifact.graph}.{target_name}.{artifact.precision}.plan"
+    path.parent.mkdir(exist_ok=True)
     for data in artifact.data:
         bundle.path(data)
     plan = build_plan(
@@ -344,7 +337,7 @@ def build_plan_of_graph(
             bundle.path(artifact.file),
             artifact,
             profiles,
-            folder / name,
+            path,
             engine=target.engine,
             sms=architectures,
             options=options,
@@ -352,12 +345,13 @@ def build_plan_of_graph(
             name=make_network_name(artifact, {name: entry.sha256 for name, entry in files.items()}),
         )
     )
+    path, _ = name_by_content(path)  # TensorRT may give other bytes when it builds a plan again
     tokenizers = bundle.manifest.tokenizer["files"]
     sources = {name: files[name].sha256 for name in (artifact.file, *artifact.data, *tokenizers)}
     weights = sum(files[data].bytes for data in artifact.data)
     memory = estimate_memory(bundle.path(artifact.file), artifact, profiles, weights)
     described = tuple({**p, "memory": m} for p, m in zip(plan.profiles, memory, strict=True))
-    return dataclasses.replace(plan, sources=sources, profiles=described)
+    return dataclasses.replace(plan, file=f"plans/{path.name}", sources=sources, profiles=described)
 
 
 def find_plan_graphs(bundle: Bundle, dialect: str) -> list[Artifact]:

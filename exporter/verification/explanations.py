@@ -24,6 +24,7 @@ from ...runtime.bundle.bundle import Bundle
 from ...runtime.bundle.export_again import name_checkpoint
 from ...runtime.bundle.manifest import Artifact
 from ...runtime.errors import BackendError
+from ..bundle.names import name_by_content
 from ..errors import VerificationError
 from ..execution.replay import Replay, Step
 from ..limits import measure_distance
@@ -178,7 +179,7 @@ def choose_values(array: Array, most: int) -> Array:
     return array.reshape(-1)[list(choose_evenly(array.size, most))]
 
 
-def keep_cases(folder: Path, name: str, cases: Mapping[str, Sequence[ExplanationCase]]) -> None:
+def keep_cases(folder: Path, cases: Mapping[str, Sequence[ExplanationCase]]) -> None:
     """Write cases, by their graphs' ids, below a bundle's folder: some of PyTorch's values, and limits."""
     arrays: dict[str, Array] = {}
     limits: dict[str, Mapping[str, float]] = {}
@@ -188,7 +189,9 @@ def keep_cases(folder: Path, name: str, cases: Mapping[str, Sequence[Explanation
             for side, parts in list_sides(case).items():
                 arrays |= {f"{artifact}/{case.name}/{side}/{key}": array for key, array in parts.items()}
     (folder / "checks").mkdir(exist_ok=True)
-    write_golden(folder / f"{PREFIX}{name}.npz", arrays, limits)
+    path = folder / f"{PREFIX.rstrip('-')}.npz"
+    write_golden(path, arrays, limits)
+    name_by_content(path)
 
 
 def list_sides(case: ExplanationCase) -> dict[str, Arrays]:

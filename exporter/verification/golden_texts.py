@@ -34,6 +34,7 @@ from ...runtime.text.chat import Chat
 from ...runtime.text.piece_tokenizer import PIECES
 from ...runtime.text.tokenizer import Tokenizer, parse, wrap_tokenizer_errors
 from ...runtime.text.wording import Wording
+from ..bundle.names import name_by_content
 from ..bundle.writer import list_file_entries
 from ..checkpoints.checkpoint import Checkpoint
 from ..checkpoints.tokenizers.classes import find_unknown_class
@@ -201,8 +202,9 @@ def add_golden_texts(staging: Path, manifest: Manifest, checkpoint: Checkpoint) 
 def write_golden_texts(staging: Path, manifest: Manifest, golden: GoldenTexts) -> Manifest:
     """Write the file, and return the manifest that lists it."""
     (staging / "checks").mkdir(exist_ok=True)
-    path = staging / f"{PREFIX}{manifest.export_id[:8]}.json"
+    path = staging / f"{PREFIX.rstrip('-')}.json"
     path.write_text(golden.to_json(), encoding="utf-8")
+    name_by_content(path)
     return dataclasses.replace(manifest, files=list_file_entries(staging, known=manifest.files))
 
 

@@ -4,21 +4,27 @@ from __future__ import annotations
 
 import dataclasses
 import json
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from ...runtime.apps.check.files import PREFIX, Arrays, write_golden
+from ...runtime.apps.check.files import PREFIX, Arrays, find_golden, name_damage, write_golden
 from ...runtime.apps.check.judge import Limits
 from ...runtime.apps.check.metrics import Comparison
+from ...runtime.apps.check.selftest import load_golden
+from ...runtime.bundle.bundle import Bundle
 from ...runtime.bundle.manifest import Artifact, Manifest
+from ..bundle.names import name_by_content
+from ..bundle.writer import list_file_entries
 from ..errors import VerificationError
 from ..levels import LEVELS
 from ..limits import Accepted
 from ..tasks.answer_cache import KEPT
 from .bisect import FirstMismatch
 from .fp32_nodes import Fp32Node
+
+PARITY = "checks/parity-"  # how the name of the kept report begins
 
 
 @dataclass(frozen=True)
@@ -171,13 +177,71 @@ class VerificationReport:
 def keep_checks(
     folder: Path, manifest: Manifest, report: VerificationReport, golden: Arrays, limits: Mapping[str, Limits]
 ) -> Manifest:
-    """Write golden data and parity.json below `folder`; return the manifest with each graph's gate."""
-    name = manifest.export_id[:8]
+    """Write golden data and parity.json below `folder`; return the manifest with each graph's gate.
+
+    Whether PyTorch's answers were kept from an earlier run is left out: they are the same.
+    """
+    report = dataclasses.replace(report, answers_kept=False)
     (folder / "checks").mkdir(exist_ok=True)
-    write_golden(folder / f"{PREFIX}{name}.npz", golden, limits)
-    parity = json.dumps(report.to_json(), indent=1, allow_nan=False)
-    (folder / f"checks/parity-{name}.json").write_text(parity + "\n", encoding="utf-8")
+    stage_golden(folder, golden, limits)
+    stage_parity(folder, report.to_json())
     gates = report.collect_gates()
     artifacts = tuple(dataclasses.replace(a, gate=gates[a.id]) for a in manifest.artifacts)
     explanations = tuple(dataclasses.replace(a, gate=gates.get(a.id, a.gate)) for a in manifest.explanations)
     return dataclasses.replace(manifest, artifacts=artifacts, explanations=explanations)
+
+
+def stage_golden(folder: Path, golden: Arrays, limits: Mapping[str, Limits]) -> None:
+    """Write golden data below a bundle's folder."""
+    path = folder / f"{PREFIX.rstrip('-')}.npz"
+    write_golden(path, golden, limits)
+    name_by_content(path)
+
+
+def stage_parity(folder: Path, fields: Mapping[str, Any]) -> None:
+    """Write the fields of a report below a bundle's folder."""
+    path = folder / f"{PARITY.rstrip('-')}.json"
+    path.write_text(json.dumps(fields, indent=1, allow_nan=False) + "\n", encoding="utf-8")
+    name_by_content(path)
+
+
+def prune_checks(bundle: Bundle, pruned: Manifest, staging: Path) -> Manifest:
+    """Stage a bundle's checks without the graphs that a pruned manifest lacks; return the manifest of both.
+
+    PyTorch's answers are those of all graphs alike, so they stay; limits go with their precision, and
+    comparisons with their graph.
+
+    Raises:
+        BundleError: golden data or the report is damaged, or of another version.
+    """
+    (staging / "checks").mkdir()
+    rewritten = []
+    golden = find_golden(bundle)
+    if golden is not None:
+        arrays, limits = load_golden(bundle)
+        precisions = {artifact.precision for artifact in pruned.artifacts}
+        needed = {precision: own for precision, own in limits.items() if precision in precisions}
+        if needed != limits:
+            rewritten.append(golden.relative_to(bundle.folder).as_posix())
+            stage_golden(staging, arrays, needed)
+    kept = {artifact.id for artifact in (*pruned.artifacts, *pruned.explanations)}
+    gone = {a.id for a in (*bundle.manifest.artifacts, *bundle.manifest.explanations)} - kept
+    for name in [name for name in bundle.manifest.files if gone and name.startswith(PARITY)]:
+        with name_damage(bundle):
+            fields = prune_fields(json.loads(bundle.path(name).read_text(encoding="utf-8")), gone)
+        rewritten.append(name)
+        stage_parity(staging, fields)
+    files = {name: entry for name, entry in pruned.files.items() if name not in rewritten}
+    return dataclasses.replace(pruned, files={**files, **list_file_entries(staging)})
+
+
+def prune_fields(fields: Mapping[str, Any], gone: Collection[str]) -> dict[str, Any]:
+    """Return a report's fields without what they say of graphs that are gone."""
+    pruned: dict[str, Any] = {}
+    for name, value in fields.items():
+        pruned[name] = value
+        if isinstance(value, list):
+            pruned[name] = [e for e in value if not isinstance(e, dict) or e.get("artifact") not in gone]
+        elif isinstance(value, dict):
+            pruned[name] = {key: part for key, part in value.items() if key not in gone}
+    return pruned

@@ -128,11 +128,15 @@ class Manifest:
         """Return the size of these graphs' weights in bytes, each file once."""
         return sum(self.files[name].bytes for name in {name for a in artifacts for name in a.data})
 
-    def check_files_are_listed(self) -> None:
-        """Refuse a manifest that names a file, such as an artifact's, without listing its hash."""
+    def list_graph_files(self) -> list[str]:
+        """Return the names of all files of graphs, their weights and plans; shared ones several times."""
         graphs = (*self.artifacts, *self.explanations)
         named = [name for a in graphs for name in (a.file, *a.data)]
-        named += [name for p in self.plans for name in (p.file, *(w.file for w in p.weights))]
+        return named + [name for p in self.plans for name in (p.file, *(w.file for w in p.weights))]
+
+    def check_files_are_listed(self) -> None:
+        """Refuse a manifest that names a file, such as an artifact's, without listing its hash."""
+        named = self.list_graph_files()
         if self.encoder is not None and self.encoder.fitted is not None:
             named.append(self.encoder.fitted.file)
         tokenizer_files = Reader(self.tokenizer, "tokenizer").list_of("files", str)

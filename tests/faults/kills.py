@@ -79,6 +79,12 @@ def fit_head(material: Path, bundle: Path) -> None:
     fit_head(material / "bundle", material / "labelled.tsv", bundle, force=True)
 
 
+def prune(material: Path, bundle: Path) -> None:
+    from planforge.exporter import prune
+
+    prune(bundle, keep=["fp32"])
+
+
 def set_default(material: Path, bundle: Path) -> None:
     """Set a default as `bench --set-default` does after it has measured."""
     from planforge.exporter.commands.bench import record_default
@@ -102,6 +108,7 @@ COMMANDS = {
         Command("import", ENCODER, import_again),
         Command("build", DECODER, build),
         Command("fit-head", PLAIN, fit_head),
+        Command("prune", DECODER, prune),
         Command("bench --set-default", DECODER, set_default, largest=4_000),
         Command("prepare", DECODER, prepare),
     )

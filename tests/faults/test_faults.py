@@ -20,7 +20,7 @@ from .material import LABELLED, PROMPT, TEMPLATE, make_import
 
 pytestmark = pytest.mark.skipif(sys.platform != "linux", reason="forks, and asks /proc and inotify")
 # Without those that need minutes, or a graph that was traced before.
-COMMANDS = "import,bench --set-default,prepare"
+COMMANDS = "import,prune,bench --set-default,prepare"
 
 
 @pytest.fixture(scope="module")
@@ -82,7 +82,7 @@ def test_damaged_files_end_in_one_line(material: Path) -> None:
 
 def test_killed_commands_and_full_disks_leave_a_whole_bundle(material: Path) -> None:
     said = run_faults(material, "kills", "--points", "2", "--commands", COMMANDS)
-    assert said.count(", killed: ") == said.count(", full disk: ") == 3
+    assert said.count(", killed: ") == said.count(", full disk: ") == 4
 
 
 def test_threads_and_processes_get_the_answers_that_they_get_alone(material: Path) -> None:

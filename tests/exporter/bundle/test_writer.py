@@ -9,61 +9,29 @@ import json
 import os
 import shutil
 import signal
-import subprocess
-import sys
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import pytest
 
 from planforge.exporter.bundle import writer
-from planforge.exporter.bundle.writer import check_output, list_file_entries, open_staging_folder
+from planforge.exporter.bundle.writer import check_output, install, list_file_entries, open_staging_folder
 from planforge.exporter.errors import ExporterError, OutputError
 from planforge.runtime.bundle.bundle import Bundle, compute_sha256
 from planforge.runtime.bundle.manifest import FileEntry
 
-from ...helpers.patience import PATIENCE
+from ...helpers.killed import STEPS, stop_at_every_step
 from ...helpers.staging import install_stage, stage, whole
 
 MANIFEST = {"family": "gpt2", "task": "text-generation", "export_id": "", "files": {}, "artifacts": []}
 
-STEPS = 40  # more than an installation has
-# Installs staged bundles, each in its own process; before its N-th call that changes the disk that one kills
-# itself, or the call finds the disk full.
-KILLED = """
-import errno, itertools, json, os, pathlib, signal, sys
+INSTALL = """
 from planforge.exporter.bundle import writer
 from planforge.runtime.bundle.manifest import Manifest
 
-def install(folder, fatal):
-    calls = itertools.count()
-
-    def counted(real):
-        def call(*arguments, **options):
-            if next(calls) == fatal:
-                if sys.argv[3] == "full":
-                    raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
-                os.kill(os.getpid(), signal.SIGKILL)
-            return real(*arguments, **options)
-        return call
-
-    for owner, name in [(os, "replace"), (os, "rename"), (os, "fsync"), (os, "unlink"), (os, "mkdir"),
-                        (pathlib.Path, "write_text"), (pathlib.Path, "unlink")]:
-        setattr(owner, name, counted(getattr(owner, name)))
+def change(folder):
     manifest = Manifest.from_json((folder / "staging/manifest.staged").read_text())
     writer.install(folder / "staging", manifest, folder / "bundle")
-
-codes = []
-for fatal in range(int(sys.argv[2])):
-    child = os.fork()
-    if child == 0:
-        code = 1
-        try:
-            install(pathlib.Path(sys.argv[1], str(fatal)), fatal)
-            code = 0
-        finally:
-            os._exit(code)
-    codes.append(os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]))
-print(json.dumps(codes))
 """
 
 
@@ -78,10 +46,7 @@ def install_killed(folder: Path, old: str | None, how: str = "killed") -> list[i
         (staging / "manifest.staged").write_text(stage(staging, "new").to_json())
         if old is not None:
             install_stage(folder / str(step) / "bundle", old)
-    command = [sys.executable, "-c", KILLED, str(folder), str(STEPS), how]
-    done = subprocess.run(command, timeout=PATIENCE, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL)
-    codes: list[int] = json.loads(done.stdout)
-    return codes
+    return stop_at_every_step(INSTALL, folder, how)
 
 
 def test_killed_at_every_step_the_old_or_the_new_bundle_is_whole(tmp_path: Path) -> None:
@@ -222,12 +187,50 @@ def test_only_what_is_written_there_is_said_to_be_unwritable(tmp_path: Path) -> 
     assert list(tmp_path.iterdir()) == []
 
 
-def test_names_in_use_are_never_overwritten(tmp_path: Path) -> None:
+def test_names_in_use_are_never_overwritten_by_other_bytes(tmp_path: Path) -> None:
     output = tmp_path / "bundle"
     install_stage(output, "old")
-    with pytest.raises(OutputError, match="exists already"):
-        install_stage(output, "old")
+    with open_staging_folder(output) as staging:
+        manifest = stage(staging, "old")
+        (staging / "onnx/a-old.onnx").write_bytes(b"other")
+        entries = list_file_entries(staging)
+        with pytest.raises(OutputError, match=r"a-old\.onnx exists already"):
+            install(staging, dataclasses.replace(manifest, files=entries), output)
     assert whole(output) == "old"
+
+
+def test_the_same_export_again_leaves_every_file_as_it_is(tmp_path: Path) -> None:
+    output = tmp_path / "bundle"
+    install_stage(output, "old")
+    before = {name: (output / name).stat() for name in Bundle.open(output).manifest.files}
+    install_stage(output, "old")
+    assert whole(output) == "old"
+    after = {name: (output / name).stat() for name in before}
+    assert {name: (s.st_ino, s.st_mtime_ns) for name, s in after.items()} == {
+        name: (s.st_ino, s.st_mtime_ns) for name, s in before.items()
+    }
+
+
+def test_a_file_that_was_damaged_or_left_half_written_is_mended(tmp_path: Path) -> None:
+    output = tmp_path / "bundle"
+    install_stage(output, "old")
+    (output / "onnx/w-old.data").write_bytes(b"damaged")
+    (output / "onnx/a-new.onnx").write_bytes(b"half of i")  # left by a copy that was killed
+    install_stage(output, "old")
+    assert whole(output) == "old"
+    (output / "onnx/a-new.onnx").write_bytes(b"half of i")
+    (output / "onnx/w-new.data").symlink_to(tmp_path / "elsewhere")
+    install_stage(output, "new")
+    assert whole(output) == "new"
+    assert not (tmp_path / "elsewhere").exists()
+
+
+def test_many_exports_of_the_same_at_once_leave_one_whole_bundle(tmp_path: Path) -> None:
+    output = tmp_path / "bundle"
+    with ThreadPoolExecutor(4) as pool:
+        list(pool.map(lambda _: install_stage(output, "same"), range(12)))
+    assert whole(output) == "same"
+    assert [path.name for path in tmp_path.iterdir()] == ["bundle"]
 
 
 @pytest.mark.parametrize("folder", ["onnx", "plans", "checks", "tokenizer"])

@@ -73,9 +73,9 @@ def tiny(tmp_path_factory: pytest.TempPathFactory) -> Tiny:
     attach_weights({recipe.id: recipe}, graphs, model)
     scales = scales_of(published)
     artifacts = [make_artifact(recipe, p, f"onnx/{p}.onnx", "onnx/w.data") for p in ("fp32", "fp32-kv8")]
-    write_graphs(graphs, artifacts, Calibration(cache_scales=scales), folder)
+    artifacts, _ = write_graphs(graphs, artifacts, Calibration(cache_scales=scales), folder)
     fp32, kv8 = (Decoder(OrtProgram(folder / a.file, threads=1), a) for a in artifacts)
-    return Tiny(published, ir.load(folder / "onnx/fp32.onnx"), fp32, kv8, scales)
+    return Tiny(published, ir.load(folder / artifacts[0].file), fp32, kv8, scales)
 
 
 def scales_of(published: transformers.GPT2LMHeadModel) -> dict[str, Array]:

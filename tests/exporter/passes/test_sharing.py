@@ -95,7 +95,7 @@ def test_a_change_of_a_bundle_that_was_replaced_meanwhile_is_refused(tmp_path: P
     opened = Bundle.open(output)
     install_stage(output, "new")
     with (
-        pytest.raises(OutputError, match="was replaced by another export meanwhile"),
+        pytest.raises(OutputError, match="was exported again, or pruned, meanwhile"),
         open_staging_folder(output) as staging,
     ):
         install_change(staging, opened, lambda manifest: manifest)

@@ -189,7 +189,7 @@ def test_what_is_kept_is_small_whatever_the_hidden_size(tmp_path: Path) -> None:
         ids={"input_ids": ids},
         scale=0.3,
     )
-    keep_cases(tmp_path, "x", {GRADIENT: [case]})
+    keep_cases(tmp_path, {GRADIENT: [case]})
     (file,) = (tmp_path / "checks").iterdir()
     assert file.stat().st_size < 2e4
     (kept,) = read_cases(file)[GRADIENT]
