@@ -14,7 +14,7 @@ from ..runtime.bundle.manifest import Artifact, FileEntry, Manifest, Plan
 from ..runtime.errors import InputError
 from .bundle.names import name_export
 from .bundle.writer import install_change, open_staging_folder
-from .precisions import PRECISIONS, name_for_plans
+from .precisions import IN_PLANS, PRECISIONS, expand_names
 from .targets import NAMES, Target, find_target, find_target_of_plan, suggest_target
 from .verification.explanations import PREFIX as EXPLANATIONS
 from .verification.report import prune_checks
@@ -94,7 +94,7 @@ def parse_keep(names: Sequence[str]) -> Keep:
     names = [names] if isinstance(names, str) else list(dict.fromkeys(names))
     if not names:
         raise InputError("keep=[] leaves nothing; name precisions or targets, such as int8 or cpu")
-    known = (*PRECISIONS, *NAMES)
+    known = (*PRECISIONS, *IN_PLANS, *NAMES)
     for name in names:
         if name not in known:
             raise InputError(
@@ -102,9 +102,8 @@ def parse_keep(names: Sequence[str]) -> Keep:
                 f" ({', '.join(NAMES)}){suggest_target(name, known)}"
             )
     targets = [name for name in names if name in NAMES]
-    precisions = [name for name in names if name in PRECISIONS]
-    if targets and all(find_target(name).plans for name in targets):
-        precisions = name_for_plans(precisions)
+    only_plans = bool(targets) and all(find_target(name).plans for name in targets)
+    precisions = expand_names([name for name in names if name not in targets], only_plans)
     return Keep(tuple(targets), tuple(precisions))
 
 
