@@ -22,6 +22,7 @@ TRAINED = ("gpt2-demo", "bert-demo", "transformer-demo", "llama-demo")
 MODELS = (*TRAINED, "gpt2-124m", "bert-base", "marian", "qwen2.5-0.5b")
 PRECISIONS = ("fp16", "w8a16", "fp8a16", "w4a16", "nvfp4a16")
 RESULT = "plan_precisions"
+TOO_LARGE = "the error of a precision is too large"  # export's words
 # The metric of a table, and what it is called there.
 LOSSES = {"perplexity_change": "perplexity", "sentence_embedding.mean_cosine_gap": "1 - cosine"}
 
@@ -33,9 +34,13 @@ def measure(model: str, precision: str, work: Path) -> dict[str, Any]:
     source = model if model in TRAINED else RANDOM[model](work / model)
     choices = ["--target", "rtx", "--precision", precision, "--force"]
     choices += [] if model in TRAINED else ["--no-verify"]
-    done = subprocess.run([planforge, "export", source, "-o", bundle, *choices], stdout=subprocess.DEVNULL)
+    done = subprocess.run(
+        [planforge, "export", source, "-o", bundle, *choices], capture_output=True, text=True
+    )
     if done.returncode:
-        return {"refused": done.returncode}
+        if TOO_LARGE not in done.stderr:
+            sys.exit(done.stderr)
+        return {"refused": done.stderr[done.stderr.index(TOO_LARGE) :].splitlines()[1].strip()}
     cost = measure_command_cost([planforge, "build", bundle])
     manifest = json.loads((bundle / "manifest.json").read_text(encoding="utf-8"))
     weights = {name for artifact in manifest["artifacts"] for name in artifact["data"]}

@@ -21,6 +21,12 @@ def build(
     ] = None,
     engine: Annotated[str | None, make_option("Instead of a target: tensorrt-rtx or tensorrt.")] = None,
     sm: SmOption = None,
+    precision: Annotated[
+        str | None,
+        make_option(
+            "fp16, int8, int4, fp8, nvfp4, of those that the bundle has.", show_default="all of them"
+        ),
+    ] = None,
     maximum: Annotated[
         list[str] | None, make_option("batch=N,length=N: lower limits than the graph's.", "--max")
     ] = None,
@@ -60,6 +66,7 @@ def build(
             target=target,
             engine=engine,
             sms=split_names("--sm", sm),
+            precisions=split_names("--precision", precision),
             limits=parse_lengths("--max", maximum or []),
             options=Options(
                 workspace=None if workspace is None else workspace * 2**20,

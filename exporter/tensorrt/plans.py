@@ -19,6 +19,7 @@ from ...runtime.suggest import did_you_mean
 from ..bundle.names import name_by_content
 from ..bundle.writer import install_change, list_file_entries, open_staging_folder
 from ..errors import BuildError, BuildOptionError
+from ..precisions import expand_names
 from ..targets import INSTALLED, NAMES, find_target
 from ..task_traits import TRAITS
 from .build import USUAL, Options, PlanRequest, build_plan, resolve_architectures
@@ -55,6 +56,7 @@ def build(
     target: str | None = None,
     engine: str | None = None,
     sms: Sequence[str] | None = None,
+    precisions: Sequence[str] | None = None,
     limits: Mapping[str, int] | None = None,
     options: Options = USUAL,
     progress: Progress = lambda _: None,
@@ -71,6 +73,7 @@ def build(
         engine: instead of a target, the library: "tensorrt-rtx" or "tensorrt", in the version installed.
         sms: GPU architectures, such as ("sm86", "sm89"); by default all of the target's that have kernels
             for what the graphs compute.
+        precisions: those to build plans of, such as ("fp16", "int4"); by default all that compute in fp16.
         limits: a smaller largest "batch" or "length" than the graph was exported for.
         options: workspace, timing cache, stripped and compatible plans, and those that pick tokens.
         progress: called with a line when a stage begins, and for every plan that was built again or replaced.
@@ -82,9 +85,10 @@ def build(
     """
     opened = Bundle.open(bundle)
     name = choose_target(opened, target, engine, options)
-    warn_of_left_out(opened, [name], sms)
+    chosen = choose_precisions(opened, precisions)
+    warn_of_left_out(chosen, [name], sms)
     with open_staging_folder(opened.folder) as staging:
-        new = build_plans_for(opened, name, sms, limits, staging, progress, options)
+        new = build_plans_for(chosen, name, sms, limits, staging, progress, options)
         entries = list_file_entries(staging)
         before, after = install_change(staging, opened, lambda now: replace_plans(now, new, entries))
     replaced = [plan for plan in before.plans if plan.file not in after.files]
@@ -113,6 +117,23 @@ def choose_target(bundle: Bundle, target: str | None, engine: str | None, option
     if options.candidates and not TRAITS[bundle.manifest.task].continues_texts:
         raise InputError(f"--top-k is only for text generation: leave it out for {bundle.manifest.task}")
     return name
+
+
+def choose_precisions(bundle: Bundle, names: Sequence[str] | None) -> Bundle:
+    """Return the bundle as if it had no graphs but those of these precisions; None keeps all."""
+    if names is None:
+        return bundle
+    manifest = bundle.manifest
+    known = dict.fromkeys(artifact.precision for artifact in manifest.artifacts if artifact.is_half)
+    wanted = expand_names(names, only_plans=True)
+    for name in wanted:
+        if name not in known:
+            raise InputError(
+                f"precision {name!r}: the bundle has no such graph that plans are built from; it has"
+                f" {', '.join(known) or 'none'}. `planforge export --precision {name}` writes one"
+            )
+    kept = tuple(artifact for artifact in manifest.artifacts if artifact.precision in wanted)
+    return Bundle(bundle.folder, dataclasses.replace(manifest, artifacts=kept))
 
 
 def replace_plans(manifest: Manifest, new: Sequence[Plan], entries: Mapping[str, FileEntry]) -> Manifest:

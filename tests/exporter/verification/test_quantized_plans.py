@@ -173,6 +173,10 @@ def test_plans_of_all_precisions_are_built_and_smaller(
     older = build(tmp_path / "B", sms=["sm75"]).plans
     assert [plan.built_from for plan in older] == ["decoder.inplace.fp16", "decoder.inplace.w8a16"]
     assert any("Leave out sm75" in record.getMessage() for record in caplog.records)
+    two = build(tmp_path / "B", sms=["sm86"], precisions=["fp16", "int8"]).plans
+    assert [plan.built_from for plan in two] == ["decoder.inplace.fp16", "decoder.inplace.w8a16"]
+    with pytest.raises(InputError, match="'fp32': the bundle has no such graph that plans are built from"):
+        build(tmp_path / "B", precisions=["fp32"])
     stripped = build(tmp_path / "B", sms=["sm86"], options=Options(strip=True)).plans
     assert [plan.built_from.rpartition(".")[2] for plan in stripped] == ["fp16", "w8a16", "w4a16"]
     for plan in stripped:  # codes and scales stay in the plan
