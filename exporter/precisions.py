@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 
-from ..runtime.bundle.artifact import computes_in_half
+from ..runtime.bundle.artifact import IN_PLANS, computes_in_half
 from ..runtime.errors import InputError
 from ..runtime.suggest import did_you_mean
 from .number_formats import CPU_INTEGERS, PLAN_FLOATS, PLAN_INTEGERS, NumberFormats
@@ -75,8 +75,6 @@ PRECISIONS = {
     "fp8a16": Precision("fp8a16", PLANS, weight_bits=8, formats=PLAN_FLOATS),
     "nvfp4a16": Precision("nvfp4a16", PLANS, weight_bits=4, formats=PLAN_FLOATS),
 }
-# What these mean in a graph for plans, which computes in fp16.
-IN_PLANS = {"int8": "w8a16", "int4": "w4a16", "fp8": "fp8a16", "nvfp4": "nvfp4a16"}
 
 
 def expand_names(names: Sequence[str], only_plans: bool) -> list[str]:

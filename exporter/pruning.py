@@ -9,12 +9,13 @@ from pathlib import Path
 from typing import Any
 
 from ..runtime.backends.plan_compatibility import reads
+from ..runtime.bundle.artifact import IN_PLANS
 from ..runtime.bundle.bundle import Bundle
 from ..runtime.bundle.manifest import Artifact, FileEntry, Manifest, Plan
 from ..runtime.errors import InputError
 from .bundle.names import name_export
 from .bundle.writer import install_change, open_staging_folder
-from .precisions import IN_PLANS, PRECISIONS, expand_names
+from .precisions import PRECISIONS, expand_names
 from .targets import NAMES, Target, find_target, find_target_of_plan, suggest_target
 from .verification.explanations import PREFIX as EXPLANATIONS
 from .verification.report import prune_checks

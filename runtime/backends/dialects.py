@@ -12,7 +12,7 @@ from ..suggest import did_you_mean
 
 CPU_DIALECTS = ("ort", "portable", "inplace")  # fastest first
 CUDA_DIALECTS = ("ort", "portable")
-IN_PLANS = ("nvfp4a16",)  # precisions with weights in fp4: ONNX Runtime has no kernel for it
+PLANS_ONLY = ("nvfp4a16",)  # precisions with weights in fp4: ONNX Runtime has no kernel for it
 
 
 def accept_all(artifact: Artifact) -> bool:
@@ -33,9 +33,9 @@ def choose_artifact(
     artifacts = [
         a
         for a in bundle.manifest.artifacts
-        if a.graph == graph and a.dialect in dialects and a.precision not in IN_PLANS and accepts(a)
+        if a.graph == graph and a.dialect in dialects and a.precision not in PLANS_ONLY and accepts(a)
     ]
-    if precision in IN_PLANS:
+    if precision in PLANS_ONLY:
         raise InputError(
             f"precision={precision!r} runs in a plan alone, as ONNX Runtime has no fp4: build one with"
             f" `planforge build`, or load one of {list(dict.fromkeys(a.precision for a in artifacts))}"

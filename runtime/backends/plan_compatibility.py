@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 
+from ..bundle.artifact import IN_PLANS
 from ..bundle.bundle import Bundle
 from ..bundle.export_again import suggest_export_again
 from ..bundle.manifest import Plan
@@ -26,11 +27,11 @@ class Host:
 def find_plans(bundle: Bundle, library: str, precision: str | None) -> dict[str, list[Plan]]:
     """Return a library's usable plans, by the graph they were built from, or raise why there are none.
 
-    Without a precision it is the bundle's default if that was chosen by measurement, else any whose graph
-    passed verification.
+    "int8" and "int4" mean plans with such weights. Without a precision it is the bundle's default if that was
+    chosen by measurement, else any whose graph passed verification.
     """
     manifest = bundle.manifest
-    wanted = precision or manifest.default_precision
+    wanted = IN_PLANS.get(precision, precision) if precision else manifest.default_precision
     usable: dict[str, list[Plan]] = {artifact.graph: [] for artifact in manifest.artifacts}
     reasons = [f"the bundle has no plan of {library}; {describe_way_to_plan(bundle, library)}"]
     for plan in manifest.plans:

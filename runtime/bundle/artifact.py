@@ -71,6 +71,10 @@ def has_role(specs: Sequence[TensorSpec], prefix: str) -> bool:
     return any(spec.role.startswith(prefix) for spec in specs)
 
 
+# What these mean in a graph for plans, which computes in fp16.
+IN_PLANS = {"int8": "w8a16", "int4": "w4a16", "fp8": "fp8a16", "nvfp4": "nvfp4a16"}
+
+
 def computes_in_half(precision: str) -> bool:
     """Return whether graphs in a precision compute in fp16: its name ends with the bits of activations."""
     return precision.endswith("16")

@@ -16,7 +16,8 @@ import pytest
 
 from planforge.exporter import export
 from planforge.exporter.limits import TABLE as CAPPED
-from planforge.exporter.precisions import IN_PLANS, PRECISIONS
+from planforge.exporter.precisions import PRECISIONS
+from planforge.runtime.bundle.artifact import IN_PLANS
 from planforge.runtime.bundle.manifest import Artifact
 
 from ..helpers.ground import Ground

@@ -195,6 +195,6 @@ def check_choice(bundle: Bundle) -> None:
         return [plan.built_from for plan in found["decoder"]]
 
     half, eight, four, *_ = bundle.manifest.plans
-    assert find("w4a16", half, eight, four) == ["decoder.inplace.w4a16"]
+    assert find("w4a16", half, eight, four) == find("int4", half, eight, four) == ["decoder.inplace.w4a16"]
     assert find(None, four, eight, half) == ["decoder.inplace.fp16"]
     assert find(None, four, eight) == ["decoder.inplace.w8a16"]
