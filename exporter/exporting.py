@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING
 
 from ..runtime.apps.stage_progress import BYTES, StageCounter
 from ..runtime.bundle.bundle import Bundle
-from ..runtime.bundle.manifest import Manifest, Plan
+from ..runtime.bundle.manifest import Artifact, Manifest, Plan
 from ..runtime.errors import InputError
 from ..runtime.suggest import did_you_mean
 from .bundle.names import name_export
@@ -185,11 +185,7 @@ def write_bundle(candidates: Iterable[Checkpoint], request: Request, progress: P
     """
     model: ReferenceModel | None = None
     for number, checkpoint in enumerate(candidates):
-        artifacts = plan_artifacts(checkpoint, request.targets, request.precisions)
-        if request.plans.opt:  # shapes that no plan can have are refused before anything is traced
-            plan_profiles([a for a in artifacts if a.is_half and a.dialect != "ort"], {}, request.plans)
-        if request.verify:
-            check_engine(artifacts)
+        artifacts = choose_artifacts(checkpoint, request)
         texts = read_prompts(request.prompts, checkpoint.source.folder)
         if number == 0:
             announce_need(checkpoint, artifacts, request, progress)
@@ -240,6 +236,16 @@ def write_bundle(candidates: Iterable[Checkpoint], request: Request, progress: P
             install(staging, manifest, request.output, force=request.force)
             return ExportResult(request.output, manifest, report)
     raise ValueError("there are no graphs to export")
+
+
+def choose_artifacts(checkpoint: Checkpoint, request: Request) -> list[Artifact]:
+    """Return the graphs to write; refuse those that nothing here runs, and shapes that no plan can have."""
+    artifacts = plan_artifacts(checkpoint, request.targets, request.precisions)
+    if request.plans.opt:
+        plan_profiles([a for a in artifacts if a.is_half and a.dialect != "ort"], {}, request.plans)
+    if request.verify:
+        check_engine(artifacts)
+    return artifacts
 
 
 def load_model(checkpoint: Checkpoint, computes: bool, progress: Progress) -> ReferenceModel | None:

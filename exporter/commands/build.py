@@ -7,7 +7,16 @@ from typing import Annotated
 
 from ...runtime.apps.commands.console import show, show_stages, split_names
 from ...runtime.apps.commands.run_options import BundleArgument, JsonOption, make_option
-from .options import BuilderLevelOption, OptOption, ProfilingOption, SmOption, parse_lengths, parse_opt
+from .options import (
+    BuilderLevelOption,
+    CompatibleOption,
+    MaximumOption,
+    OptOption,
+    ProfilingOption,
+    SmOption,
+    parse_lengths,
+    parse_opt,
+)
 
 
 def build(
@@ -27,9 +36,7 @@ def build(
             "fp16, int8, int4, fp8, nvfp4, of those that the bundle has.", show_default="all of them"
         ),
     ] = None,
-    maximum: Annotated[
-        list[str] | None, make_option("batch=N,length=N: lower limits than the graph's.", "--max")
-    ] = None,
+    maximum: MaximumOption = None,
     opt: OptOption = None,
     builder_level: BuilderLevelOption = None,
     profiling: ProfilingOption = None,
@@ -49,10 +56,7 @@ def build(
             minimum=1,
         ),
     ] = None,
-    compatible: Annotated[
-        bool,
-        make_option("For later GPUs and versions too; not for rtx, nor on Jetson.", "--compatible"),
-    ] = False,
+    compatible: CompatibleOption = False,
     as_json: JsonOption = False,
 ) -> None:
     """Build a TensorRT plan from a bundle's graph and add it. Needs no torch, and for rtx no GPU."""

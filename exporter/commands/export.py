@@ -18,6 +18,7 @@ from .options import (
     NoVerifyOption,
     OptOption,
     OutputOption,
+    OutputsOption,
     PrecisionsOption,
     ProfilingOption,
     PromptsOption,
@@ -42,14 +43,7 @@ def export(
     profiling: ProfilingOption = None,
     max_batch: MaxBatchOption = None,
     max_length: MaxLengthOption = None,
-    outputs: Annotated[
-        str | None,
-        make_option(
-            "More outputs, several separated by commas. For an encoder: hidden_states (of all layers),"
-            " hidden_states.3, pooler_output. For an encoder-decoder: cross_attentions. For any model that"
-            " `explain` supports: explain."
-        ),
-    ] = None,
+    outputs: OutputsOption = None,
     exporter: Annotated[
         str,
         make_option(

@@ -38,6 +38,12 @@ SmOption = Annotated[
         show_default="all",
     ),
 ]
+MaximumOption = Annotated[
+    list[str] | None, make_option("batch=N,length=N: lower limits than the graph's.", "--max")
+]
+CompatibleOption = Annotated[
+    bool, make_option("For later GPUs and versions too; not for rtx, nor on Jetson.", "--compatible")
+]
 OptOption = Annotated[
     list[str] | None,
     make_option(
@@ -69,6 +75,14 @@ VerifyOption = Annotated[
     str | None, make_option(f"Compare every graph with PyTorch: {LEVELS_HELP}", show_default=STANDARD.name)
 ]
 NoVerifyOption = Annotated[bool, make_option("Compare no graph with PyTorch.", "--no-verify")]
+OutputsOption = Annotated[
+    str | None,
+    make_option(
+        "More outputs, several separated by commas. For an encoder: hidden_states (of all layers),"
+        " hidden_states.3, pooler_output. For an encoder-decoder: cross_attentions. For any model that"
+        " `explain` supports: explain."
+    ),
+]
 PromptsOption = Annotated[
     Path | None, make_option("A file of prompts to verify with, one per line.", show_default="built-in texts")
 ]
