@@ -7,7 +7,7 @@ from dataclasses import dataclass, field, replace
 from typing import Any
 
 from ..errors import ManifestError
-from .json_reader import FILE_NAME, Reader, check_file_name
+from .json_reader import FILE_NAME, Reader, check_file_name, check_word
 
 SLOTS = "slots"  # the axis of a cache's capacity, fixed in a plan
 RECENT = "recent"  # that of a layer's cache which holds the newest tokens alone
@@ -178,9 +178,9 @@ class Artifact:
     def from_json(value: Any) -> Artifact:
         r = Reader(value, "artifact")
         return Artifact(
-            graph=r.get("graph", str),
-            dialect=r.get("dialect", str),
-            precision=r.get("precision", str),
+            graph=check_word(r.get("graph", str)),
+            dialect=check_word(r.get("dialect", str)),
+            precision=check_word(r.get("precision", str)),
             opset=r.get("opset", int),
             file=check_file_name(r.get("file", str)),
             data=tuple(check_file_name(name) for name in r.list_of("data", str)),

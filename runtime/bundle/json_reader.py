@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import math
+import re
 from collections.abc import Mapping
 from pathlib import PurePosixPath
 from typing import Any, TypeVar
@@ -83,6 +84,13 @@ class Reader:
             got = "missing" if value is _MISSING else repr(value)[:60]
             raise ManifestError(f"{FILE_NAME}: {self.what}.{name} must be {kind.__name__}, but is {got}")
         return value
+
+
+def check_word(word: str) -> str:
+    """Return a word that names of files are made of; refuse one that could lead out of the bundle."""
+    if not re.fullmatch(r"[A-Za-z0-9_-]+", word):
+        raise IntegrityError(f"{FILE_NAME} names {word!r}, which is not of letters, digits, _ and - alone")
+    return word
 
 
 def check_file_name(name: str) -> str:

@@ -84,6 +84,7 @@ specs = st.builds(
     TensorSpec, st.text(), st.text(), st.sampled_from(DTYPES), st.lists(axes, max_size=4).map(tuple)
 )
 tokens = st.integers(0, 2**31)
+words = st.from_regex(r"[A-Za-z0-9_-]+", fullmatch=True)
 
 
 def make_artifacts(file: st.SearchStrategy[str]) -> st.SearchStrategy[Artifact]:
@@ -91,6 +92,9 @@ def make_artifacts(file: st.SearchStrategy[str]) -> st.SearchStrategy[Artifact]:
     tensors = st.lists(specs, max_size=3).map(tuple)
     return st.builds(
         Artifact,
+        graph=words,
+        dialect=words,
+        precision=words,
         file=file,
         data=st.lists(file, max_size=2).map(tuple),
         padding_side=st.sampled_from(["left", "right"]),
@@ -198,6 +202,13 @@ def test_every_manifest_survives_writing_and_reading(manifest: Manifest) -> None
 def test_a_passport_that_says_nonsense_is_refused(field: str, value: object, message: str) -> None:
     with pytest.raises(ManifestError, match=message):
         Manifest.from_json(changed("plans", 0, field, to=value))
+
+
+@pytest.mark.parametrize("name", ["graph", "dialect", "precision"])
+@pytest.mark.parametrize("word", ["../../x", "/x", "a.b", "", "a b", "x\n"])
+def test_a_word_of_a_file_name_that_could_lead_elsewhere_is_refused(name: str, word: str) -> None:
+    with pytest.raises(IntegrityError, match="not of letters, digits, _ and - alone"):
+        Manifest.from_json(changed("artifacts", 0, name, to=word))
 
 
 BAD_PATHS = r"/etc/passwd //host/x .. ../x a/../../x a/.. a\b ..\x C:/x C:x \\host\x . ./ x:stream"
