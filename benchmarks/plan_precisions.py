@@ -23,8 +23,6 @@ MODELS = (*TRAINED, "gpt2-124m", "bert-base", "marian", "qwen2.5-0.5b")
 PRECISIONS = ("fp16", "w8a16", "fp8a16", "w4a16", "nvfp4a16")
 RESULT = "plan_precisions"
 TOO_LARGE = "the error of a precision is too large"  # export's words
-# The metric of a table, and what it is called there.
-LOSSES = {"perplexity_change": "perplexity", "sentence_embedding.mean_cosine_gap": "1 - cosine"}
 
 
 def measure(model: str, precision: str, work: Path) -> dict[str, Any]:
@@ -59,23 +57,26 @@ def measure(model: str, precision: str, work: Path) -> dict[str, Any]:
 
 
 def make_table(result: dict[str, Any]) -> str:
-    """Return the rows of the documentation's table: for each model and precision the plan's size and loss."""
-    precisions = list(dict.fromkeys(name for found in result["models"].values() for name in found))
-    lines = [f"| Model | {' | '.join(precisions)} |", f"|---|{'---|' * len(precisions)}"]
-    for model, found in result["models"].items():
-        cells = [describe(found[name]) if name in found else "" for name in precisions]
-        lines.append(f"| {model} | {' | '.join(cells)} |")
+    """Return the documentation's table: for each model and precision the plan's size and loss."""
+    lines = [f"| Model | {' | '.join(PRECISIONS)} |", f"|---|{'---|' * len(PRECISIONS)}"]
+    for model in MODELS:
+        if found := result["models"].get(model):
+            cells = [describe(found[name]) if name in found else "" for name in PRECISIONS]
+            lines.append(f"| {model} | {' | '.join(cells)} |")
     return "\n".join(lines)
 
 
 def describe(cell: dict[str, Any]) -> str:
-    """Return a cell of the table."""
+    """Return a cell of the table: megabytes, and the loss on real text where it is known."""
     if "refused" in cell:
-        return "loses too much"
+        return "refused"
     size = f"{cell['plan_bytes'] / 1e6:,.0f} MB"
     measured = cell["measured"]
-    losses = [f"{label} {measured[name]:.2g}" for name, label in LOSSES.items() if name in measured]
-    return ", ".join([size, *losses])
+    if (change := measured.get("perplexity_change")) is not None:
+        return f"{size}, +{change:.2%}"
+    if (gap := measured.get("sentence_embedding.mean_cosine_gap")) is not None:
+        return f"{size}, {1 - gap:.4f}"
+    return size
 
 
 def main() -> None:

@@ -20,6 +20,7 @@ FP32_DIGITS = 24
 FP16_DIGITS = 11
 FP8_DIGITS = 4
 SMALLEST_HALF = 2.0**-24  # above 0 in fp16
+LARGEST_HALF = 65504.0
 FP8_MAX = 448.0
 SMALLEST_FP8 = 2.0**-6  # with all its digits
 
@@ -89,8 +90,8 @@ class NumberFormat:
         if not self.float_type:
             return np.ones_like(x)
         info: Any = ml_dtypes.finfo(self.dtype)  # type: ignore[no-untyped-call]
-        _, exponent = np.frexp(x)  # of twice the power of two below |x|
-        return np.asarray(np.ldexp(np.float32(1), np.maximum(exponent - 1, info.minexp) - info.nmant))
+        _, exponent = np.frexp(np.maximum(np.abs(x), 2.0**info.minexp))  # of twice the power of two below
+        return np.asarray(np.ldexp(np.float32(1), exponent - 1 - info.nmant))
 
     def find_reach(self, blocks: Array) -> Array:
         """Return the value (N, K / b) of each block (N, K / b, b) that becomes the top code at clip 1."""
@@ -106,14 +107,14 @@ class NumberFormat:
         return self.round_scales(np.stack([reach * np.float32(clip / self.top) for clip in self.clips]))
 
     def round_scales(self, scale: Array) -> Array:
-        """Return the nearest scales of so many digits, none of them zero."""
+        """Return the nearest scales of so many digits, none of them zero or beyond fp16."""
         if self.scale_digits == FP32_DIGITS:
             return scale
         if self.scale_digits < FP16_DIGITS:
             fraction, exponent = np.frexp(scale)
             steps = np.rint(fraction * 2.0**self.scale_digits)
             scale = np.ldexp(steps, exponent - self.scale_digits).astype(np.float32)
-        return np.asarray(np.maximum(scale, SMALLEST_HALF).astype(np.float16), np.float32)
+        return np.asarray(np.clip(scale, SMALLEST_HALF, LARGEST_HALF).astype(np.float16), np.float32)
 
     def find_smallest_scale(self, scale: Array) -> float:
         """Return the smallest scale that can stand beside a weight's scales."""

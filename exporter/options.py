@@ -22,7 +22,7 @@ from .tensorrt.build import USUAL, Options, check_build_options, resolve_archite
 from .tensorrt.hardware import FORMATS
 from .tensorrt.plans import USUAL_TARGETS, is_elsewhere, make_board_error
 
-QUANTIZERS = ("gptq", "rtn")  # how weights become int4, and an encoder's int8
+QUANTIZERS = ("gptq", "rtn")  # how coarse weights are rounded, such as int4
 
 
 class ExportOptions(TypedDict, total=False):
@@ -115,7 +115,7 @@ def parse_request(output: str | Path, options: ExportOptions) -> Request:
         precisions=tuple(precisions),
         sms=None if sms is None else tuple(sms),
         plans=Options(
-            opt=tuple(options.get("opt", ())),
+            opt=tuple(options.get("opt") or ()),
             builder_level=options.get("builder_level"),
             profiling=options.get("profiling"),
         ),
@@ -183,7 +183,8 @@ def advise_for_board(request: Request) -> str:
 
 def check_kernels(precisions: Sequence[str], sms: Sequence[str]) -> None:
     """Refuse a GPU that was named and has no kernels for any of the precisions of plans."""
-    needs = [FORMATS.get(PRECISIONS[name].format_name) for name in precisions]
+    kinds = [PRECISIONS[name] for name in precisions]
+    needs = [FORMATS.get(kind.format_name) for kind in kinds if kind.is_half]
     for sm in sms:
         unmet = [need for need in needs if need is not None and not need.is_met(sm)]
         if unmet and len(unmet) == len(needs):
@@ -204,12 +205,11 @@ def check_request(request: Request) -> None:
         if is_elsewhere(name):
             raise make_board_error(name, f"{advise_for_board(request)}, copy the bundle", request.output.name)
         if is_installed(engine) or targets != USUAL_TARGETS:
-            resolve_architectures(engine, sms or LIBRARIES[engine].sms)
+            named = resolve_architectures(engine, sms or LIBRARIES[engine].sms)
+            check_kernels(request.precisions, named if sms else ())
         check_build_options(engine, request.plans)
-        halves = [precision for precision in request.precisions if PRECISIONS[precision].is_half]
-        if not halves:
+        if not any(PRECISIONS[precision].is_half for precision in request.precisions):
             raise InputError(f"target {name!r} builds its plan from fp16; add fp16 to the precisions")
-        check_kernels(halves, () if sms is None else resolve_architectures(engine, sms))
     for option, value in list_plan_options(request):
         if value and not any(find_target(name).plans for name in targets):
             raise InputError(f"{option} {value} is for plans, and target {', '.join(targets)} builds none")

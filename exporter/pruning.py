@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Collection, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -74,8 +74,8 @@ def prune(
         BundleError: no bundle there, or a file of it has changed.
         OutputError: the bundle cannot be written, or was replaced meanwhile; nothing was changed.
     """
-    wanted = parse_keep(keep)
     opened = Bundle.open(bundle)
+    wanted = parse_keep(keep, {artifact.precision for artifact in opened.manifest.artifacts})
     choose_graphs(opened, wanted)  # before anything is written
     progress("removing what is not needed")
     with open_staging_folder(opened.folder) as staging:
@@ -90,8 +90,11 @@ def prune(
     )
 
 
-def parse_keep(names: Sequence[str]) -> Keep:
-    """Return the targets and precisions of these names; refuse unknown ones, and none at all."""
+def parse_keep(names: Sequence[str], present: Collection[str]) -> Keep:
+    """Return the targets and precisions of these names; refuse unknown ones, and none at all.
+
+    int8 stands for that of plans if it is not among the `present` precisions, or all targets build plans.
+    """
     names = [names] if isinstance(names, str) else list(dict.fromkeys(names))
     if not names:
         raise InputError("keep=[] leaves nothing; name precisions or targets, such as int8 or cpu")
@@ -105,6 +108,8 @@ def parse_keep(names: Sequence[str]) -> Keep:
     targets = [name for name in names if name in NAMES]
     only_plans = bool(targets) and all(find_target(name).plans for name in targets)
     precisions = expand_names([name for name in names if name not in targets], only_plans)
+    in_plans = {name: IN_PLANS.get(name) for name in precisions if name not in present}
+    precisions = [str(own) if (own := in_plans.get(name)) in present else name for name in precisions]
     return Keep(tuple(targets), tuple(precisions))
 
 
@@ -174,13 +179,16 @@ def list_graphs(manifest: Manifest, target: Target) -> list[Artifact]:
 def takes(manifest: Manifest, target: Target, artifact: Artifact) -> bool:
     """Tell whether a target runs a graph: one that an export writes for it, else the portable one.
 
-    TensorRT runs plans, which are built from graphs in fp16, and from a portable decoder only if that is the
-    target's own dialect or another exporter's.
+    ONNX Runtime's targets have no use for weights that are quantized for plans. TensorRT runs plans, which
+    are built from graphs in fp16, and from a portable decoder only if that is the target's own dialect or
+    another exporter's.
     """
     own = target.find_dialect(artifact.keeps_cache, artifact.precision)
     is_refused = own == target.dialect and artifact.precision in target.without
     others = [a for a in manifest.artifacts if a.graph == artifact.graph and a.dialect == own]
     if target.plans and not artifact.is_half:
+        return False
+    if artifact.precision in IN_PLANS.values() and not target.plans and target.dialect != "portable":
         return False
     if artifact.dialect == own:
         return not is_refused

@@ -1,4 +1,4 @@
-"""Chooses how large the blocks of int8 and int4 weights may be."""
+"""Chooses how large the blocks of quantized weights may be, and which weights have more bits."""
 
 from __future__ import annotations
 

@@ -85,6 +85,7 @@ def read_quantization(
     kind = PRECISIONS[artifact.precision]
     new = QuantizedWeights(int(told["bits"]), int(told["block_size"]), {}, read, formats=kind.formats)
     weights = found.setdefault(kind.weights, new)
+    weights.bits.update({name: bits for name, bits in others.items() if bits not in kind.formats})
     smoothings = {}
     for stored in read_weights(graph, rules):
         name = stored.names[0]

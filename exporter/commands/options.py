@@ -49,7 +49,7 @@ OptOption = Annotated[
     make_option(
         "batch=N,length=N: the shapes that plans are optimized for. Give it again to optimize for more.",
         "--opt",
-        show_default="one sequence and the usual length; of an encoder also a full batch",
+        show_default="one sequence and the usual length; of an encoder also eight",
     ),
 ]
 BuilderLevelOption = Annotated[

@@ -32,7 +32,7 @@ def open_on_cpu(bundle: Bundle, artifact: Artifact) -> OrtProgram:
     model = load_graph(bundle.path(artifact.file))
     store_values(model.graph)
     RemoveUnusedNodesPass()(model)
-    with TemporaryDirectory(prefix="planforge-fp4-") as folder:
+    with TemporaryDirectory(prefix="planforge-fp4-", ignore_cleanup_errors=True) as folder:
         path = Path(folder, "graph.onnx")
         ir.save(model, path, external_data="weights.data")
         return OrtProgram(path, disabled=list_disabled(artifact), spinning=False)

@@ -13,9 +13,9 @@ from ...runtime.apps.check.case import Case, Known
 from ...runtime.apps.check.encoder import make_measure, make_piece
 from ...runtime.apps.check.files import find_golden, read_golden
 from ...runtime.apps.check.judge import Limits
-from ...runtime.backends.ort_backend import OrtCpuBackend
 from ...runtime.bundle.bundle import Bundle
 from ...runtime.bundle.manifest import Manifest
+from ..execution.on_cpu import open_on_cpu
 from ..tasks.base import Progress
 from ..tasks.encoder import RANDOM, read_problem_type
 from ..tasks.encoder_answers import open_engine
@@ -49,9 +49,7 @@ def add_fitted_head(
     assert head is not None
     artifact = old.bundle.manifest.artifacts[0]
     spec = new.manifest.artifacts[0].output(HEAD)
-    encoder = open_engine(
-        old.bundle, artifact, partial(OrtCpuBackend(spinning=False).open, old.bundle)
-    ).encoder
+    encoder = open_engine(old.bundle, artifact, partial(open_on_cpu, old.bundle)).encoder
     roles = [s.role for s in artifact.outputs if s.role.startswith(("hidden.", "sentence_embedding"))]
     last = max(int(role.removeprefix("hidden.")) for role in roles if role.startswith("hidden."))
     logits = {}

@@ -1,4 +1,4 @@
-"""Chooses which weights become int8 and int4, and their scales; `gptq` rounds, and `storage` stores them.
+"""Chooses which weights are quantized, and their scales; `gptq` rounds, and `storage` stores them.
 
 N rows of a weight (its outputs), K columns (its inputs), b columns in a block
 """

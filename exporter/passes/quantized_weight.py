@@ -1,4 +1,4 @@
-"""A quantized weight: integers and scales, both as chosen and as a graph's node reads them.
+"""A quantized weight: codes and scales, both as chosen and as a graph's node reads them.
 
 N rows of a weight (its outputs), K columns (its inputs), b columns in a block
 """

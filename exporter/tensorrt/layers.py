@@ -160,7 +160,8 @@ def measure_layers(
             raise BackendError(f"{program.name} failed while running")
         program.device.synchronise()
         seen: Counter[str] = Counter()
-        for name, time_ms in profiler.reported if run >= WARM_UP_RUNS else ():
+        for reported, time_ms in profiler.reported if run >= WARM_UP_RUNS else ():
+            name = PROFILE.sub("", reported)
             times[name, seen[name]].append(time_ms)
             seen[name] += 1
     return {key: median(found) for key, found in times.items()}
@@ -199,7 +200,8 @@ def parse_layers(
         match = PROFILE.search(name)
         if (int(match[1]) if match else 0) != profile:
             continue
-        nodes = find_nodes(PROFILE.sub("", name), str(layer.get("Metadata", "")))
+        bare = PROFILE.sub("", name)
+        nodes = find_nodes(bare, str(layer.get("Metadata", "")))
         found.append(
             Layer(
                 name,
@@ -208,10 +210,12 @@ def parse_layers(
                 tuple(dict.fromkeys(modules[node] for node in nodes if modules.get(node))),
                 read_tensors(layer.get("Inputs", ())),
                 read_tensors(layer.get("Outputs", ())),
-                times.get((name, seen[name])),
+                times.get((bare, seen[bare])),
             )
         )
-        seen[name] += 1
+        seen[bare] += 1
+    if times and all(layer.time_ms is None for layer in found):
+        raise BackendError(f"TensorRT timed {next(iter(times))[0]!r}, which is none of the plan's layers")
     return tuple(found)
 
 

@@ -2,7 +2,7 @@
 
 A profile gives every named axis a (min, opt, max). Tensors that share an axis share its lengths, so
 a profile cannot contradict itself from one input to the next. An encoder has two profiles of one range, for
-one text and for a full batch: a step runs in the one that is optimized for the nearest shapes. A decoder has
+one text and for eight: a step runs in the one that is optimized for the nearest shapes. A decoder has
 three:
 
 `prefill`  a whole prompt on top of nothing; logits of each sequence's last token.
@@ -59,7 +59,7 @@ def derive_profiles(
     """Return the profiles that cover every call of an artifact, up to maxima smaller than the graph's.
 
     Each of `opt` has a "batch", a "length" in tokens, or both; the profiles are there once for each. Without
-    any, an encoder is optimized for one text and for a full batch.
+    any, an encoder is optimized for one text and for eight.
 
     Raises:
         BuildOptionError: a length is outside of what the graph, or a maximum, allows.

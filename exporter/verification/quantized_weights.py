@@ -27,7 +27,7 @@ import numpy.typing as npt
 import onnx_ir as ir
 
 from ...runtime.backends.backend import Array, Arrays
-from ..number_formats import SMALLEST_FP8
+from ..number_formats import SMALLEST_FP8, find_unit
 from ..passes.gptq import DAMPING
 from ..passes.quantized_weight import QuantizedWeight, StoredWeight, cut_rows
 from .attributes import blame, describe_node
@@ -101,6 +101,8 @@ def check_weight(weight: StoredWeight, expected: Array, rows: Rows) -> str:
         return "has a smoothing that is not above 0"
     if not np.isfinite(expected).all():
         return "has NaN or infinity in the checkpoint itself"
+    if fault := check_unit(weight, expected):
+        return fault
     faults = Faults()
     for piece, found, own in list_pieces(weight, expected):
         find_faults(weight, piece.start, found, own, faults)
@@ -121,6 +123,16 @@ def check_weight(weight: StoredWeight, expected: Array, rows: Rows) -> str:
         )
     x = x if smoothing is None else x / smoothing
     return describe_excess(measure_precision_errors(list_errors(weight, expected), np.asarray(x, np.float32)))
+
+
+def check_unit(weight: StoredWeight, expected: Array) -> str:
+    """Return in words why all scales' unit does not follow from the checkpoint; "" where it does."""
+    if weight.unit is None or weight.unit.const_value is None:
+        return ""
+    unit = float(weight.unit.const_value.numpy())
+    scales = weight.format.list_scales(np.abs(expected).max().reshape(1, 1, 1))
+    low, high = find_unit(scales.min()), find_unit(scales.max())
+    return "" if low <= unit <= high else f"has a unit of {unit:g}, which is not from {low:g} to {high:g}"
 
 
 def list_pieces(weight: StoredWeight, expected: Array) -> Iterator[tuple[slice, QuantizedWeight, Array]]:

@@ -30,20 +30,19 @@ def choose_artifact(
 
     The dialects are those that can be run, the fastest first.
     """
-    artifacts = [
-        a
-        for a in bundle.manifest.artifacts
-        if a.graph == graph and a.dialect in dialects and a.precision not in PLANS_ONLY and accepts(a)
-    ]
-    if precision in PLANS_ONLY:
+    graphs = [a for a in bundle.manifest.artifacts if a.graph == graph]
+    artifacts = [a for a in graphs if a.dialect in dialects and a.precision not in PLANS_ONLY and accepts(a)]
+    only = dict.fromkeys(a.precision for a in graphs if a.precision in PLANS_ONLY)
+    if only and (precision in only or not artifacts):
         raise InputError(
-            f"precision={precision!r} runs in a plan alone, as ONNX Runtime has no fp4: build one with"
-            f" `planforge build`, or load one of {list(dict.fromkeys(a.precision for a in artifacts))}"
+            f"precision={next(iter(only))!r} runs in a plan alone, as ONNX Runtime has no fp4: build one for"
+            f" a GPU of sm120 or newer, `planforge build {bundle.folder}`, or give another precision"
         )
     if not artifacts:
         raise BundleError(f"{bundle.folder} has no {graph} graph that ONNX Runtime can run")
     precisions = list(dict.fromkeys(a.precision for a in artifacts))
     default = bundle.manifest.default_precision
+    default = None if default in only else default
     wanted = (default or precisions[0]) if precision is None else precision
     if wanted not in precisions:
         hint = did_you_mean(wanted, precisions)

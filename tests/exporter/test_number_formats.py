@@ -52,6 +52,15 @@ def test_a_gap_is_the_distance_of_the_values_around(format: NumberFormat) -> Non
     values = list_values(format)
     between = (values[1:] + values[:-1]) / 2
     np.testing.assert_array_equal(format.measure_gaps(between.astype(np.float32)), np.diff(values))
+    gaps = format.measure_gaps(values.astype(np.float32))  # of a code itself the wider one, of zero both
+    np.testing.assert_array_equal(gaps[1:-1], np.maximum(np.diff(values)[1:], np.diff(values)[:-1]))
+
+
+@pytest.mark.parametrize("format", [PLAN_INT8, PLAN_INT4, FP8, NVFP4])
+def test_no_scale_is_beyond_fp16(format: NumberFormat) -> None:
+    blocks = np.full((1, 2, 16), 1e9, np.float32)
+    scales = format.list_scales(blocks)
+    assert np.isfinite(scales.astype(np.float16)).all() and (scales > 0).all()
 
 
 @given(

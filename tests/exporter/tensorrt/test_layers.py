@@ -72,9 +72,14 @@ def test_the_documented_text_is_read() -> None:
     assert layer.nodes == ("a", "b", "c") and layer.modules == ("res4",)
     assert [tensor.dimensions for tensor in layer.inputs] == [(16, 512, 28, 28)]
     assert layer.outputs[0].format == "Thirty-two wide channel vectorized row major Int8 format."
-    (second,) = parse_layers(DOCUMENTED, 1, {}, {("(Unnamed Layer* 0) [Shuffle] [profile 1]", 0): 0.5})
+    (second,) = parse_layers(DOCUMENTED, 1, {}, {("(Unnamed Layer* 0) [Shuffle]", 0): 0.5})
     assert (second.type, second.time_ms, second.modules) == ("NoOp", 0.5, ())
     assert second.outputs[0].dimensions == (-1, 2)
+
+
+def test_times_of_other_layers_are_refused() -> None:
+    with pytest.raises(BackendError, match="timed 'another', which is none of the plan's layers"):
+        parse_layers(DOCUMENTED, 1, {}, {("another", 0): 0.5})
 
 
 def test_names_alone_are_layers_too() -> None:

@@ -87,6 +87,23 @@ def add_zero_points(model: ir.Model) -> None:
     node.replace_input_with(2, made)
 
 
+def change_unit(factor: float) -> Plant:
+    """Another unit of NVFP4's scales, which are the same with it."""
+
+    def plant(model: ir.Model) -> None:
+        node = [node for node in model.graph if str(node.name).startswith(f"{MODULE}.weight/")][-1]
+        scale = node.inputs[1]
+        dequantize = None if scale is None else scale.producer()
+        assert dequantize is not None
+        for value, own in zip(dequantize.inputs, (1 / factor, factor), strict=True):
+            assert value is not None and value.const_value is not None
+            array = value.const_value.numpy()
+            made = (array.astype(np.float32) * own).astype(array.dtype)
+            value.const_value = ir.Tensor(made, dtype=value.dtype, name=value.name)
+
+    return plant
+
+
 FAULTS = {
     "scales off by one column": changed(1, lambda scale: np.roll(scale, 1, axis=-1)),
     "scales 10 % too large": changed(1, lambda scale: scale * 1.1),
@@ -102,6 +119,13 @@ FAULTS = {
 def test_a_fault_is_found_and_its_module_named(name: str, precision: str, planted: PlantedBundle) -> None:
     fault = Fault(name, FAULTS[name], MODULE, OPERATOR)
     verdict = planted.judge(f"decoder.portable.{precision}", fault)
+    assert verdict.is_caught and verdict.is_right, verdict
+
+
+def test_a_unit_of_scales_that_does_not_follow_from_the_checkpoint_is_found(planted: PlantedBundle) -> None:
+    """It limits the smallest scale, so a graph must not choose it."""
+    fault = Fault("unit", change_unit(2.0**10), MODULE, OPERATOR)
+    verdict = planted.judge("decoder.portable.nvfp4a16", fault)
     assert verdict.is_caught and verdict.is_right, verdict
 
 
