@@ -256,7 +256,7 @@ def test_debug_shows_the_traceback(tmp_path: Path) -> None:
         (["verify", "none"], "none is not a folder"),
         (["build", "none"], "none is not a folder"),
         (["export", "./none", "-o", "B"], "'./none' is not a folder"),
-        (["export", "gpt2-demo", "-o", "B", "--precision", "fp8"], "fp8.*fp32, fp16"),
+        (["export", "gpt2-demo", "-o", "B", "--precision", "fp7"], "fp7.*fp32, fp16"),
         (["export", "gpt2-demo", "-o", "B", "--target", "toaster"], "toaster.*cpu"),
         (["export", "gpt2-demo", "-o", "B", "--max-length", "1"], "max_length=1"),
         (["export", "gpt2-demo", "-o", "B", "--quantizer", "awq"], "'awq' is not one of gptq, rtn"),

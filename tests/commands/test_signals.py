@@ -97,7 +97,8 @@ def test_an_export_that_is_terminated_leaves_nothing(
         _, errors = process.communicate(timeout=PATIENCE)
     assert process.returncode == 143, errors
     said = errors.splitlines()[-1]
-    assert re.fullmatch(rf"terminated while {stage}, after \d+ s; nothing was changed", said)
+    # A child that has just begun is seen before the first stage is.
+    assert re.fullmatch(rf"terminated( while {stage}, after \d+ s)?; nothing was changed", said), said
     assert "Traceback" not in errors
     assert [pid for pid in children if is_running(pid)] == []
     assert list(output.parent.iterdir()) == []
