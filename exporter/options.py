@@ -148,6 +148,8 @@ def choose_targets_and_precisions(
     names = resolve_precisions(expand_names(precision, only_plans))
     if target is None and not any(PRECISIONS[name].is_half for name in names):
         targets = ["cpu"]  # plans compute in fp16
+    elif target is None and not all("ort" in PRECISIONS[name].dialects for name in names):
+        targets = [name for name in targets if find_target(name).plans]  # ONNX Runtime has no such graph
     return targets, names
 
 

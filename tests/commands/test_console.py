@@ -187,9 +187,20 @@ def test_threads_have_bars_of_their_own() -> None:
     stages.end()
 
 
+def make_failed_handling() -> RuntimeError:
+    """Return an error of a library that a signal interrupted, as PyTorch's of its mode stack."""
+    error = RuntimeError("trying to pop from empty mode stack")
+    error.__context__ = Terminated(signal.SIGTERM)
+    return error
+
+
 @pytest.mark.parametrize(
     ("error", "code", "words"),
-    [(KeyboardInterrupt(), 130, "interrupted"), (Terminated(signal.SIGTERM), 143, "terminated")],
+    [
+        (KeyboardInterrupt(), 130, "interrupted"),
+        (Terminated(signal.SIGTERM), 143, "terminated"),
+        (make_failed_handling(), 143, "terminated"),
+    ],
 )
 def test_an_interrupted_command_says_which_stage_it_was_in(
     error: BaseException, code: int, words: str, capsys: pytest.CaptureFixture[str]

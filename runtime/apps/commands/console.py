@@ -61,8 +61,9 @@ def show_stages() -> Iterator[Stages]:
     Settings.stages = stages
     try:
         yield stages
-    except KeyboardInterrupt:  # Terminated is one too
-        Settings.interrupted = stages.describe()
+    except (KeyboardInterrupt, Exception) as error:
+        if find_interrupt(error) is not None:  # Terminated is one too
+            Settings.interrupted = stages.describe()
         raise
     finally:
         stages.end()
@@ -86,15 +87,25 @@ def end_with_exit_code(context: typer.Context) -> Iterator[None]:
         if extra is None:
             raise
         fail(f"this command needs {error.name}: pip install 'planforge[{extra}]'", FAILED, error)
-    except Terminated as error:
-        say(f"terminated{Settings.interrupted}; {describe_changes()}")
-        raise typer.Exit(128 + error.number) from None
-    except KeyboardInterrupt:
-        say(f"\ninterrupted{Settings.interrupted}; {describe_changes()}")
-        raise typer.Exit(INTERRUPTED) from None
     except OSError as error:
         where = f"{error.filename}: " if error.filename else ""
         fail(make_printable(f"{where}{error.strerror or error}"), FAILED, error)
+    except (KeyboardInterrupt, Exception) as error:
+        interrupt = find_interrupt(error)
+        if isinstance(interrupt, Terminated):
+            say(f"terminated{Settings.interrupted}; {describe_changes()}")
+            raise typer.Exit(128 + interrupt.number) from None
+        if interrupt is None:
+            raise
+        say(f"\ninterrupted{Settings.interrupted}; {describe_changes()}")
+        raise typer.Exit(INTERRUPTED) from None
+
+
+def find_interrupt(error: BaseException | None) -> KeyboardInterrupt | None:
+    """Return the interrupt that an error is, or that a library failed to handle, as PyTorch's modes may."""
+    while error is not None and not isinstance(error, KeyboardInterrupt):
+        error = error.__context__
+    return error
 
 
 def fail(message: str, code: int, error: BaseException) -> None:

@@ -160,8 +160,10 @@ def test_int8_means_what_each_target_has(target: list[str], given: list[str], ex
     assert choose_targets_and_precisions(target, given) == (target, expected)
 
 
-def test_a_quantized_precision_alone_keeps_the_plan() -> None:
-    assert choose_targets_and_precisions(None, ["w4a16"]) == (["cpu", "rtx"], ["w4a16"])
+def test_a_precision_of_plans_alone_leaves_the_cpu_out() -> None:
+    assert choose_targets_and_precisions(None, ["w4a16"]) == (["rtx"], ["w4a16"])
+    assert choose_targets_and_precisions(None, ["fp32", "fp8"]) == (["rtx"], ["fp32", "fp8a16"])
+    assert choose_targets_and_precisions(None, ["fp32", "fp16"]) == (["cpu", "rtx"], ["fp32", "fp16"])
     assert choose_targets_and_precisions(None, ["int4"]) == (["cpu"], ["int4"])
 
 
