@@ -16,9 +16,13 @@ import onnx_ir as ir
 import pytest
 
 from planforge.exporter import build, export
+from planforge.exporter.calibration.repeat import read_quantization
 from planforge.exporter.options import choose_targets_and_precisions
+from planforge.exporter.passes.quantize import QuantizedWeights
+from planforge.exporter.passes.weight_files import load_graph
 from planforge.exporter.tensorrt.build import Options
 from planforge.runtime import TextGenerator
+from planforge.runtime.backends.dialects import choose_artifact
 from planforge.runtime.backends.plan_compatibility import find_plans, keep_first_precision
 from planforge.runtime.backends.tensorrt_library import LIBRARIES
 from planforge.runtime.bundle.bundle import Bundle
@@ -178,6 +182,29 @@ def test_a_gpu_without_kernels_is_refused_before_anything_is_read(
 def test_onnx_runtime_runs_no_fp4(planted: PlantedBundle) -> None:
     with pytest.raises(InputError, match="'nvfp4a16' runs in a plan alone, as ONNX Runtime has no fp4"):
         TextGenerator.load(planted.folder, backend="ort-cpu", precision="nvfp4a16")
+
+
+def test_a_default_that_a_cpu_cannot_run_is_none_there(planted: PlantedBundle) -> None:
+    """`bench --set-default` may have chosen it on a GPU."""
+    opened = Bundle.open(planted.folder)
+    bundle = Bundle(opened.folder, replace(opened.manifest, default_precision="nvfp4a16"))
+    assert choose_artifact(bundle, "decoder", None).precision == "fp32"
+    alone = tuple(a for a in opened.manifest.artifacts if a.precision == "nvfp4a16")
+    bundle = Bundle(opened.folder, replace(opened.manifest, artifacts=alone))
+    with pytest.raises(InputError, match="runs in a plan alone"):
+        choose_artifact(bundle, "decoder", None)
+
+
+def test_weights_that_stayed_floats_stay_so_when_a_bundle_is_verified_again(planted: PlantedBundle) -> None:
+    bundle = Bundle.open(planted.folder)
+    artifact = bundle.manifest.artifact("decoder.portable.fp8a16")
+    told = {**artifact.quantization, "other_bits": {f"{MODULE}.weight": 16}}
+    graph = load_graph(bundle.path(artifact.file)).graph
+    found: dict[str, QuantizedWeights] = {}
+    read_quantization(replace(artifact, quantization=told), graph, {}, found)
+    weights = found["fp8a16"]
+    assert f"{MODULE}.weight" not in weights and weights.bits[f"{MODULE}.weight"] == 16
+    assert weights.to_json()["other_bits"] == {f"{MODULE}.weight": 16}
 
 
 @needs_rtx
