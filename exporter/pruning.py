@@ -49,7 +49,7 @@ class PruneResult:
 
 @dataclass(frozen=True)
 class Keep:
-    """What stays in a bundle: everything of an empty field."""
+    """Names what stays in a bundle: everything of an empty field."""
 
     targets: tuple[str, ...]
     precisions: tuple[str, ...]

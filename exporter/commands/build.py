@@ -12,6 +12,8 @@ from .options import (
     CompatibleOption,
     MaximumOption,
     OptOption,
+    PickOption,
+    PlanPrecisionsOption,
     ProfilingOption,
     SmOption,
     parse_lengths,
@@ -30,12 +32,7 @@ def build(
     ] = None,
     engine: Annotated[str | None, make_option("Instead of a target: tensorrt-rtx or tensorrt.")] = None,
     sm: SmOption = None,
-    precision: Annotated[
-        str | None,
-        make_option(
-            "fp16, int8, int4, fp8, nvfp4, of those that the bundle has.", show_default="all of them"
-        ),
-    ] = None,
+    precision: PlanPrecisionsOption = None,
     maximum: MaximumOption = None,
     opt: OptOption = None,
     builder_level: BuilderLevelOption = None,
@@ -49,13 +46,7 @@ def build(
     strip: Annotated[
         bool, make_option("Leave the weights out; the bundle's are used at load.", "--strip")
     ] = False,
-    top_k: Annotated[
-        int | None,
-        make_option(
-            "Pick the K likeliest tokens on the GPU: greedy decoding and --top-k up to K copy less.",
-            minimum=1,
-        ),
-    ] = None,
+    top_k: PickOption = None,
     compatible: CompatibleOption = False,
     as_json: JsonOption = False,
 ) -> None:

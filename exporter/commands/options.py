@@ -41,6 +41,17 @@ SmOption = Annotated[
 MaximumOption = Annotated[
     list[str] | None, make_option("batch=N,length=N: lower limits than the graph's.", "--max")
 ]
+PlanPrecisionsOption = Annotated[
+    str | None,
+    make_option("fp16, int8, int4, fp8 or nvfp4; several separated by commas.", show_default="all"),
+]
+PickOption = Annotated[
+    int | None,
+    make_option(
+        "Pick the K likeliest tokens on the GPU: greedy decoding and --top-k up to K copy less.",
+        minimum=1,
+    ),
+]
 CompatibleOption = Annotated[
     bool, make_option("For later GPUs and versions too; not for rtx, nor on Jetson.", "--compatible")
 ]

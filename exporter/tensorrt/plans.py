@@ -245,11 +245,8 @@ def plan_profiles(
     for option, lengths in (("--max", limits), *(("--opt", lengths) for lengths in options.opt)):
         if unknown := set(lengths) - {"batch", "length"}:
             raise InputError(f"{option} {sorted(unknown)[0]}=...: an axis is batch or length")
-    batch, length = limits.get("batch"), limits.get("length")
-    return {
-        graph.id: derive_profiles(graph, max_batch=batch, max_length=length, opt=options.opt)
-        for graph in graphs
-    }
+    maxima = {f"max_{axis}": limits.get(axis) for axis in ("batch", "length")}
+    return {graph.id: derive_profiles(graph, **maxima, opt=options.opt) for graph in graphs}
 
 
 def group_by_precision(graphs: Sequence[Artifact]) -> list[list[Artifact]]:

@@ -131,7 +131,8 @@ def check_unit(weight: StoredWeight, expected: Array) -> str:
         return ""
     unit = float(weight.unit.const_value.numpy())
     scales = weight.format.list_scales(np.abs(expected).max().reshape(1, 1, 1))
-    low, high = find_unit(scales.min()), find_unit(scales.max())
+    low = find_unit(scales.min())
+    high = find_unit(scales.max())
     return "" if low <= unit <= high else f"has a unit of {unit:g}, which is not from {low:g} to {high:g}"
 
 

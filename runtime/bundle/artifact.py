@@ -115,17 +115,17 @@ class Artifact:
 
     @property
     def keeps_cache(self) -> bool:
-        """Whether it runs on top of a past: a decoder."""
+        """Return whether it runs on top of a past: a decoder."""
         return has_role(self.inputs, "past.")
 
     @property
     def reads_source(self) -> bool:
-        """Whether it reads what an encoder makes of a source."""
+        """Return whether it reads what an encoder makes of a source."""
         return has_role(self.inputs, "cross.")
 
     @property
     def passed(self) -> bool:
-        """Whether it was compared with PyTorch and found to be the same."""
+        """Return whether it was compared with PyTorch and found to be the same."""
         return self.gate.get("passed") is True
 
     def input(self, role: str) -> TensorSpec:

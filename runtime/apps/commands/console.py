@@ -46,7 +46,7 @@ errors = PlainConsole(stderr=True, highlight=False, soft_wrap=True)
 
 
 class Settings:
-    """What holds for the whole command."""
+    """Holds what is set for the whole command."""
 
     debug = False  # the option given before the command
     as_json = False  # whether the command was asked for JSON, in which errors are told too

@@ -34,9 +34,20 @@ MAX_ROUNDS = 50
 SECONDS = 3.0
 READ_BYTES = 256 * 2**20  # more than the processor's caches hold
 # The most exact first.
-EXACTNESS = (
-    *("fp32", "fp16", "fp32-kv8", "w8a16", "fp8a16", "int8", "int8-kv8"),
-    *("w4a16", "nvfp4a16", "int4", "int4-kv8"),
+EXACTNESS = tuple(
+    [
+        "fp32",
+        "fp16",
+        "fp32-kv8",
+        "w8a16",
+        "fp8a16",
+        "int8",
+        "int8-kv8",
+        "w4a16",
+        "nvfp4a16",
+        "int4",
+        "int4-kv8",
+    ]
 )
 MIN_GAIN = 1.02  # of speed; less is not worth a less exact precision
 # Python puts the current folder first on its path, where a stray random.py would be imported instead.

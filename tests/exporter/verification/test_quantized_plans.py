@@ -51,11 +51,17 @@ def planted(tmp_path_factory: pytest.TempPathFactory) -> Iterator[PlantedBundle]
         yield PlantedBundle("GPT-2", folder / "bundle", folder / "copy")
 
 
+def find_dequantize(model: ir.Model) -> ir.Node:
+    """Return the node that dequantizes the weight of the module, not its scales."""
+    (node,) = [node for node in model.graph if node.name == f"{MODULE}.weight/dequantize"]
+    return node
+
+
 def changed(index: int, change: Callable[[Codes], Codes]) -> Plant:
     """Other codes, or other scales, of the weight of a module."""
 
     def plant(model: ir.Model) -> None:
-        node = [node for node in model.graph if str(node.name).startswith(f"{MODULE}.weight/")][-1]
+        node = find_dequantize(model)
         value = node.inputs[index]
         assert value is not None
         if (producer := value.producer()) is not None:  # NVFP4's scales are dequantized too
@@ -79,7 +85,7 @@ def swap_blocks(codes: Codes) -> Codes:
 
 
 def add_zero_points(model: ir.Model) -> None:
-    node = [node for node in model.graph if str(node.name).startswith(f"{MODULE}.weight/")][-1]
+    node = find_dequantize(model)
     codes, scale = node.inputs[:2]
     assert codes is not None and codes.const_value is not None
     assert scale is not None and scale.shape is not None
@@ -95,7 +101,7 @@ def change_unit(factor: float) -> Plant:
     """Another unit of NVFP4's scales, which are the same with it."""
 
     def plant(model: ir.Model) -> None:
-        node = [node for node in model.graph if str(node.name).startswith(f"{MODULE}.weight/")][-1]
+        node = find_dequantize(model)
         scale = node.inputs[1]
         dequantize = None if scale is None else scale.producer()
         assert dequantize is not None
