@@ -209,6 +209,8 @@ class WideExecutor(NodeExecutor):
 class ExecutedProgram:
     """`NodeExecutor` as a Program, so that the runtime's own code feeds it."""
 
+    captures_steps = False
+
     def __init__(self, executor: NodeExecutor, artifact: Artifact) -> None:
         self.executor = executor
         self.runs = 0  # that have begun
@@ -230,7 +232,7 @@ class ExecutedProgram:
             arrays[name][...] = results[name]
         return {name: array for name, array in results.items() if name not in arrays}
 
-    def bind(self, buffers: Buffers, outputs: Sequence[str] | None = None) -> BoundGraph:
+    def bind(self, buffers: Buffers, outputs: Sequence[str] | None = None, fixed: bool = False) -> BoundGraph:
         return partial(self.run, buffers=buffers, outputs=outputs)
 
     def close(self) -> None:

@@ -228,6 +228,8 @@ def make_step(ids: Integers, case: Case, length: int, begins: Sequence[int], beh
 class RecordingProgram:
     """A program that computes nothing, and keeps the tokens that each run reads."""
 
+    captures_steps = False
+
     def __init__(self, artifact: Artifact) -> None:
         self.specs = {spec.name: spec for spec in (*artifact.inputs, *artifact.outputs)}
         self.outputs = [spec.name for spec in artifact.outputs]
@@ -256,7 +258,7 @@ class RecordingProgram:
         names = self.outputs if outputs is None else outputs
         return {name: make_result(self.specs[name]) for name in names if name not in buffers}
 
-    def bind(self, buffers: Buffers, outputs: Sequence[str] | None = None) -> BoundGraph:
+    def bind(self, buffers: Buffers, outputs: Sequence[str] | None = None, fixed: bool = False) -> BoundGraph:
         return partial(self.run, buffers=buffers, outputs=outputs)
 
     def close(self) -> None:

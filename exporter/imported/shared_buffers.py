@@ -8,7 +8,6 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Any
 
-import numpy as np
 import onnx_ir as ir
 from onnx_ir.passes import common
 
@@ -61,11 +60,11 @@ def add_past_lengths(graph: ir.Graph, ids: ir.Value) -> Rows:
     total = add_input(graph, TOTAL, [], ir.DataType.INT32)
     op = Builder(graph, graph[0], "rows")
     tokens = op("Shape", ids, start=1, end=2)  # (1,)
-    counted = op("Cast", tokens, to=ir.DataType.INT32)
-    last = op("Sub", op("Add", past, counted), np.array([1], np.int32))
     offsets = op("Range", 0, op("Squeeze", tokens, [0]), 1)
     column = op("Cast", op("Unsqueeze", past, [1]), to=ir.DataType.INT64)
     positions = op("Add", column, offsets)
+    # Not from `tokens`, which is on the host: see `GroupQueryCache.positions`.
+    last = op("Cast", op("Gather", positions, -1, axis=1), to=ir.DataType.INT32)
     for value in [value for value in graph.inputs if value.name == "position_ids"]:
         ir.convenience.replace_all_uses_with(value, positions)
         graph.inputs.remove(value)

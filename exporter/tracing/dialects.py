@@ -98,8 +98,11 @@ class GroupQueryCache(StaticCache):
 
     def positions(self, input_ids: Tensor, windows: Windows = (None,)) -> Tensor:
         T = input_ids.shape[1]
-        self.places = (find_last_slots(self.past_lengths, T), self.total)
         self.position_ids = self.past_lengths[:, None] + torch.arange(T)  # (B, T)
+        # From a GPU's own results: what is computed from T on the host would have to be copied there, and a
+        # step with such a copy cannot be captured in a CUDA graph.
+        self.last = self.position_ids[:, -1]  # (B,) the slot that the last token fills
+        self.places = (self.last.to(torch.int32), self.total)
         return self.position_ids
 
     def find_places(self, kind: AttentionKind) -> tuple[Tensor, Tensor]:
@@ -161,9 +164,9 @@ class RecentCache(GroupQueryCache):
         self.recent_total = recent_total
 
     def positions(self, input_ids: Tensor, windows: Windows = (None,)) -> Tensor:
-        last = find_last_slots(self.past_lengths - self.starts, input_ids.shape[1])
-        self.recent_places = (last, self.recent_total)
-        return super().positions(input_ids, windows)
+        positions = super().positions(input_ids, windows)
+        self.recent_places = ((self.last - self.starts).to(torch.int32), self.recent_total)
+        return positions
 
     def find_places(self, kind: AttentionKind) -> tuple[Tensor, Tensor]:
         return self.places if kind.window is None else self.recent_places
@@ -171,11 +174,6 @@ class RecentCache(GroupQueryCache):
     def own_positions(self, kind: AttentionKind) -> tuple[Tensor, ...]:
         assert self.position_ids is not None, "positions() comes first"
         return () if kind.window is None else (self.position_ids,)
-
-
-def find_last_slots(past_lengths: Tensor, T: int) -> Tensor:
-    """Return the last slot (B,) that T tokens behind a past (B,) fill."""
-    return (past_lengths + (T - 1)).to(torch.int32)
 
 
 class SourceNode(SourceAttention):

@@ -71,6 +71,11 @@ class Buffer(Protocol):
 class Program(Protocol):
     """One opened graph."""
 
+    @property
+    def captures_steps(self) -> bool:
+        """Return whether steps of few shapes are faster: what is bound as `fixed` is captured for each."""
+        ...
+
     def allocate(self, name: str, shape: Shape) -> Buffer:
         """Return a zeroed buffer of the type that tensor `name` has."""
         ...
@@ -87,10 +92,11 @@ class Program(Protocol):
         """
         ...
 
-    def bind(self, buffers: Buffers, outputs: Sequence[str] | None = None) -> BoundGraph:
+    def bind(self, buffers: Buffers, outputs: Sequence[str] | None = None, fixed: bool = False) -> BoundGraph:
         """Return `run` with buffers and outputs that stay the same, for a graph that runs many times.
 
-        What it returns may lie in the memory of an earlier result that nobody refers to any more.
+        With `fixed` its inputs have few shapes, and scalars that are read on the host have few values. What
+        it returns may lie in the memory of an earlier result that nobody refers to any more.
         """
         ...
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import ctypes
+import heapq
 import sys
 import threading
 import weakref
@@ -24,6 +25,7 @@ NO_DRIVER = (
     "no NVIDIA driver was found: install it, start a container with --gpus all, or copy the bundle to a"
     " machine with a GPU"
 )
+KEEP_FREE = 0.25  # of a GPU's memory: while so much is free, what was freed is kept for calls that are alike
 NON_BLOCKING = 1  # cudaStreamNonBlocking: other work on this GPU disturbs no capture
 
 
@@ -146,6 +148,55 @@ def find_gpu(index: int) -> Gpu:
     return gpus[index]
 
 
+class Turns:
+    """Lets threads of this process use CUDA at the same time, or one of them alone.
+
+    ONNX Runtime captures in a mode in which a call of CUDA by any other thread fails, and ends the capture.
+    """
+
+    def __init__(self) -> None:
+        self.changed = threading.Condition()
+        self.depths: dict[int, int] = {}  # of the turns that a thread has within each other
+        self.alone: int | None = None  # the thread that is
+
+    @contextlib.contextmanager
+    def take(self) -> Iterator[None]:
+        me = threading.get_ident()
+        with self.changed:
+            if me not in self.depths:
+                self.changed.wait_for(lambda: self.alone in (None, me))
+            self.depths[me] = self.depths.get(me, 0) + 1
+        try:
+            yield
+        finally:
+            with self.changed:
+                self.depths[me] -= 1
+                if not self.depths[me]:
+                    del self.depths[me]
+                    if self.alone is not None:
+                        self.changed.notify_all()
+
+    @contextlib.contextmanager
+    def take_alone(self) -> Iterator[None]:
+        """Wait until no other thread has a turn, and let none begin. This thread must have none yet."""
+        me = threading.get_ident()
+        assert me not in self.depths, "two threads would wait for each other's turns"
+        with self.changed:
+            self.changed.wait_for(lambda: self.alone is None)
+            self.alone = me
+        try:
+            with self.changed:
+                self.changed.wait_for(lambda: not self.depths)
+            yield
+        finally:
+            with self.changed:
+                self.alone = None
+                self.changed.notify_all()
+
+
+TURNS = Turns()
+
+
 class Device:
     """A GPU with one stream of work. The programs of a bundle share it and take turns."""
 
@@ -154,8 +205,8 @@ class Device:
         self.cuda = import_cuda()
         self.lock = threading.RLock()
         self.programs = 0  # that are open on it
-        self.released: deque[tuple[int, int]] = deque()  # (size, address) of freed memory, the oldest first
-        self.pool: dict[int, deque[int]] = defaultdict(deque)  # the same, by its size
+        self.released: deque[tuple[int, int]] = deque()  # (size, address) of freed memory
+        self.pool: dict[int, list[int]] = defaultdict(list)  # heaps of the addresses, by size
         self.unpinned: deque[int] = deque()  # freed host memory
         self.call("cudaSetDevice", self.gpu.index)
         self.stream = self.call("cudaStreamCreateWithFlags", NON_BLOCKING)
@@ -169,10 +220,16 @@ class Device:
     @contextlib.contextmanager
     def turn(self) -> Iterator[None]:
         """Let one thread at a time use this GPU, as its current device, unless it is closed by then."""
-        with self.lock:
+        with TURNS.take(), self.lock:
             if not self.streams:
                 raise ClosedError
             self.call("cudaSetDevice", self.gpu.index)
+            yield
+
+    @contextlib.contextmanager
+    def take_turns_alone(self) -> Iterator[None]:
+        """Let no other thread of this process use a GPU meanwhile."""
+        with TURNS.take_alone():
             yield
 
     def synchronise(self) -> None:
@@ -195,8 +252,10 @@ class Device:
         with self.turn():
             self.sort_released()
             if blocks := self.pool.get(size):
-                return Memory(self, blocks.popleft(), size)
-            self.sweep()  # calls that are alike find what they freed; another call must not find a full GPU
+                return Memory(self, heapq.heappop(blocks), size)
+            status, free, total = self.cuda.cudaMemGetInfo()
+            if int(status) or free - size < KEEP_FREE * total:
+                self.sweep()  # calls that are alike find what they freed; others must not find a full GPU
             try:
                 return Memory(self, self.call("cudaMalloc", size), size)
             except CudaError as error:
@@ -222,16 +281,17 @@ class Device:
             return int(free) + sum(size * len(blocks) for size, blocks in self.pool.items())
 
     def release(self, address: int, size: int) -> None:
-        """Keep memory, in the order of its allocation, so that graphs meet the addresses that they know.
+        """Keep memory for the next who wants as much; the lowest address goes first.
 
-        Called when garbage is collected, in any thread, perhaps while a graph is captured: it calls nothing.
+        So caches of one shape get the same addresses again, which captured graphs hold. Called when garbage
+        is collected, in any thread, perhaps while a graph is captured: it calls nothing.
         """
         self.released.append((size, address))
 
     def sort_released(self) -> None:
         while self.released:
             size, address = self.released.popleft()
-            self.pool[size].append(address)
+            heapq.heappush(self.pool[size], address)
 
     def sweep(self) -> None:
         """Free what was released, also by models that were dropped without being closed."""
@@ -264,6 +324,12 @@ class Device:
             raise
         return Graph(self, graph)
 
+    def end_capture(self) -> None:
+        """Let the stream work again after a capture that another library began and that failed."""
+        status, graph = self.cuda.cudaStreamEndCapture(self.stream)
+        if not int(status) and graph is not None:
+            self.call("cudaGraphDestroy", graph)
+
     def leave(self) -> None:
         """Count a program as closed; the last one frees kept memory and the stream."""
         with self.turn():
@@ -280,7 +346,7 @@ class Leftovers:
     cuda: Any
     index: int
     released: deque[tuple[int, int]]
-    pool: dict[int, deque[int]]
+    pool: dict[int, list[int]]
     unpinned: deque[int]
     streams: list[Any]
 

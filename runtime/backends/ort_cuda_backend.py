@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import contextlib
 import io
+import logging
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -13,14 +14,19 @@ from typing import Any
 from ..bundle.bundle import Bundle
 from ..bundle.export_again import suggest_export_again
 from ..bundle.manifest import Artifact
-from ..errors import BackendUnavailableError, suggest_install
+from ..errors import BackendError, BackendUnavailableError, suggest_install
 from .backend import Array, Arrays, BoundGraph, Buffer, Buffers, LoadRequest, Shape
+from .captured_step import MIN_FREE, NO_GRAPH, NOT_CAPTURED, CapturedGraphs, CapturedStep
 from .cuda_memory import Device
-from .device_buffer import DeviceBuffer, DeviceProgram, check_buffers, make_buffer
+from .device_buffer import DeviceBuffer, DeviceProgram, Staging, check_buffers, make_buffer
 from .dialects import CUDA_DIALECTS, choose_artifact, explain_misfit_on_cuda
 from .ort_program import CPU, OrtProgram, import_onnxruntime
+from .token_choice import TokenChoice, add_choices
+
+log = logging.getLogger("planforge")
 
 PROVIDER = "CUDAExecutionProvider"
+LOGITS = "logits"
 PRECISIONS = ("fp16", "fp32")  # the better first; int8 and int4 were never tried there
 # What ONNX Runtime leaves on the CPU because it computes shapes, of a few whole numbers. It has all of these
 # on a GPU too, and nothing else.
@@ -57,13 +63,14 @@ class OrtCudaBackend:
         return f"{self.device.gpu.name}, {self.precision}"
 
     def artifact(self, bundle: Bundle, graph: str, precision: str | None) -> Artifact:
-        return choose_artifact(
+        chosen = choose_artifact(
             bundle,
             graph,
             self.precision,
             CUDA_DIALECTS,
             lambda artifact: not explain_misfit_on_cuda(artifact, self.cpu_nodes),
         )
+        return add_choices(chosen) if chosen.keeps_cache else chosen
 
     def open(self, bundle: Bundle, artifact: Artifact) -> OrtCudaProgram:
         path = bundle.path(artifact.file, verify=self.verify)
@@ -100,12 +107,23 @@ class OrtCudaProgram(DeviceProgram, OrtProgram):
         path: the graph.
         device: the GPU.
         cpu_nodes: whether nodes that compute more than shapes may run on the CPU.
+
+    Attributes:
+        captures_steps: whether ONNX Runtime can capture CUDA graphs of it: no node computes on the CPU what
+            another one needs on the GPU.
+        graphs: those that it has captured.
     """
 
     def __init__(self, path: Path, device: Device, cpu_nodes: bool = False) -> None:
         options = {"device_id": device.gpu.index, "user_compute_stream": int(device.stream), "use_tf32": 0}
-        settings = {name: str(value) for name, value in options.items()}
-        super().__init__(path, providers=[(PROVIDER, settings), *CPU])
+        self.name = path.name
+        self.captures_steps = True
+        try:
+            self.open_session(path, {**options, "enable_cuda_graph": 1})
+        except BackendError as error:
+            log.info(NOT_CAPTURED, path.name, error)
+            self.captures_steps = False
+            self.open_session(path, options)
         if self.session.get_providers()[0] != PROVIDER:  # it goes on without, where a library is missing
             raise BackendUnavailableError(
                 f"ONNX Runtime could not start {PROVIDER}, usually because cuDNN or another CUDA library is"
@@ -113,8 +131,19 @@ class OrtCudaProgram(DeviceProgram, OrtProgram):
             )
         if not cpu_nodes:
             refuse_cpu_nodes(path.name, self.session)
+        self.axes = {
+            tensor.name: tuple(tensor.shape)
+            for tensor in (*self.session.get_inputs(), *self.session.get_outputs())
+        }
+        self.graphs = CapturedGraphs()
+        self.staging: dict[str, Staging] = {}
+        self.choice = TokenChoice(self)
         self.device = device
         device.programs += 1
+
+    def open_session(self, path: Path, options: Mapping[str, int]) -> None:
+        settings = {name: str(value) for name, value in options.items()}
+        OrtProgram.__init__(self, path, providers=[(PROVIDER, settings), *CPU])
 
     def allocate(self, name: str, shape: Shape) -> DeviceBuffer:  # type: ignore[override]
         with self.turn():
@@ -122,11 +151,25 @@ class OrtCudaProgram(DeviceProgram, OrtProgram):
 
     def run(self, inputs: Arrays, buffers: Buffers, outputs: Sequence[str] | None = None) -> dict[str, Array]:
         on_device = check_buffers(buffers, self.output_names, self)
+        chosen = [name for name in outputs or () if name not in self.output_names]
+        if not chosen:
+            with self.turn():
+                return super().run(inputs, on_device, outputs)
+        shapes = {name: array.shape for name, array in inputs.items()}
+        shapes |= {name: buffer.shape for name, buffer in buffers.items()}
+        shape = self.infer_shapes([LOGITS], self.read_lengths(shapes))[LOGITS]
+        logits = self.find_staging(LOGITS).on_device(shape)
+        own = [name for name in outputs or () if name in self.output_names]
         with self.turn():
-            return super().run(inputs, on_device, outputs)
+            results = super().run(inputs, {**on_device, LOGITS: logits}, own)
+        return results | self.choice.choose(logits, chosen)
 
-    def bind(self, buffers: Buffers, outputs: Sequence[str] | None = None) -> BoundGraph:
-        return partial(self.run, buffers=buffers, outputs=outputs)
+    def bind(self, buffers: Buffers, outputs: Sequence[str] | None = None, fixed: bool = False) -> BoundGraph:
+        if not (fixed and self.captures_steps):
+            return partial(self.run, buffers=buffers, outputs=outputs)
+        step = CapturedStep(self, buffers, outputs)
+        self.steps.add(step)
+        return step
 
     def bind_buffer(self, binding: Any, name: str, buffer: Buffer) -> None:
         assert isinstance(buffer, DeviceBuffer)
@@ -134,16 +177,51 @@ class OrtCudaProgram(DeviceProgram, OrtProgram):
         bind(name, "cuda", self.device.gpu.index, buffer.dtype.type, buffer.shape, buffer.address)
 
     def execute(self, session: Any, binding: Any) -> None:
-        super().execute(session, binding)
+        self.run_numbered(binding, NO_GRAPH)
         self.device.synchronise()
+
+    def run_numbered(self, binding: Any, number: int) -> None:
+        """Replay the captured graph of a number, or capture it; `NO_GRAPH` launches each kernel."""
+        options = import_onnxruntime().RunOptions()
+        if self.captures_steps:
+            options.add_run_config_entry("gpu_graph_id", str(number))
+        self.find_session().run_with_iobinding(binding, options)
+
+    def can_capture(self) -> bool:
+        """Return whether one more graph may be captured."""
+        return self.graphs.has_room and self.device.free_memory() > MIN_FREE
+
+    def find_staging(self, name: str) -> Staging:
+        """Return the memory of an input or result on both sides, which all steps use one after another."""
+        if name not in self.staging:
+            self.staging[name] = Staging(self.device, name, self.find_dtype(name))
+        return self.staging[name]
+
+    def read_lengths(self, shapes: Mapping[str, Shape]) -> dict[Any, int]:
+        """Return the lengths that axes have in tensors of these shapes, by the axes' names."""
+        lengths: dict[Any, int] = {}
+        for name, shape in shapes.items():
+            lengths.update(zip(self.axes[name], shape, strict=True))
+        return lengths
+
+    def infer_shapes(self, results: Sequence[str], lengths: Mapping[Any, int]) -> dict[str, Shape]:
+        """Return the shapes of results, each of whose axes has a length or a name."""
+        return {
+            name: tuple(axis if isinstance(axis, int) else lengths[axis] for axis in self.axes[name])
+            for name in results
+        }
 
     def close(self) -> None:
         """Free the session; waits for a step that is running. Closing twice is fine."""
         with self.device.lock:
-            if not self.closed:
-                self.closed = True
-                super().close()
-                self.device.leave()
+            if self.closed:
+                return
+            self.closed = True
+        with self.device.turn():
+            self.choice.close()
+            self.staging.clear()
+            super().close()
+            self.device.leave()
 
 
 def refuse_cpu_nodes(name: str, session: Any) -> None:

@@ -72,6 +72,8 @@ class OrtBuffer(ArrayBuffer):
 class OrtProgram:
     """One ONNX graph in an ONNX Runtime session."""
 
+    captures_steps = False
+
     def __init__(
         self,
         path: Path,
@@ -97,7 +99,7 @@ class OrtProgram:
             if kind not in NUMPY_TYPES:
                 raise BackendError(f"{path.name}: {name} has type {kind}, which is not supported")
             self.dtypes[name] = NUMPY_TYPES[kind]
-        self.steps: weakref.WeakSet[OrtStep] = weakref.WeakSet()  # that were bound for many runs
+        self.steps: weakref.WeakSet[Any] = weakref.WeakSet()  # that were bound for many runs
 
     def allocate(self, name: str, shape: Shape) -> OrtBuffer:
         return OrtBuffer(np.zeros(shape, self.find_dtype(name)))  # untouched pages take no memory
@@ -113,7 +115,7 @@ class OrtProgram:
     def run(self, inputs: Arrays, buffers: Buffers, outputs: Sequence[str] | None = None) -> dict[str, Array]:
         return OrtStep(self, buffers, outputs)(inputs)
 
-    def bind(self, buffers: Buffers, outputs: Sequence[str] | None = None) -> BoundGraph:
+    def bind(self, buffers: Buffers, outputs: Sequence[str] | None = None, fixed: bool = False) -> BoundGraph:
         step = OrtStep(self, buffers, outputs)
         self.steps.add(step)
         return step

@@ -61,6 +61,8 @@ class TensorRtProgram(DeviceProgram):
     have no profiles.
     """
 
+    captures_steps = False  # of shapes that callers choose for it
+
     def __init__(
         self,
         trt: Any,
@@ -177,7 +179,7 @@ class TensorRtProgram(DeviceProgram):
                 raise BackendError(f"{self.name} refuses the shape {shape} of {name!r}")
         state.shapes = shapes
 
-    def bind(self, buffers: Buffers, outputs: Sequence[str] | None = None) -> BoundGraph:
+    def bind(self, buffers: Buffers, outputs: Sequence[str] | None = None, fixed: bool = False) -> BoundGraph:
         return partial(self.run, buffers=buffers, outputs=outputs)
 
     def resolve_shapes(self, shapes: Shapes) -> tuple[int, dict[str, Shape]]:

@@ -12,7 +12,7 @@ import numpy as np
 import numpy.typing as npt
 
 from ..backends.backend import Array
-from ..bundle.artifact import CANDIDATES, Artifact
+from ..bundle.artifact import CANDIDATES, LIKELIEST, Artifact
 from .sampling import Logits, Sampling, check_logits, choose, compute_log_sum, compute_logprobs
 from .state import LOGITS
 
@@ -36,18 +36,23 @@ class Chosen(NamedTuple):
 
 def choose_results(artifact: Artifact, sampling: Sampling, top_logprobs: int = 0) -> Sequence[str]:
     """Return the results that choosing a token needs: the candidates if they are enough, else all logits."""
-    picked = next((spec.axes[-1] for spec in artifact.outputs if spec.role == CANDIDATES[0]), 0)
     wanted = 1 if sampling.greedy else sampling.top_k
-    if wanted is None or sampling.processes or top_logprobs or not isinstance(picked, int) or wanted > picked:
+    if wanted is None or sampling.processes or top_logprobs:
         return LOGITS
-    return CANDIDATES
+    counts = {spec.role: spec.axes[-1] for spec in artifact.outputs}
+    for names in (LIKELIEST, CANDIDATES):
+        count = counts.get(names[0], 0)
+        if isinstance(count, int) and wanted <= count:
+            return names
+    return LOGITS
 
 
 def read_scores(results: Mapping[str, Array]) -> Array:
     """Return a step's scores of the next tokens: logits (N, V), or candidates (N, K) ordered by id."""
     if LOGITS[0] in results:
         return results[LOGITS[0]]
-    logits, ids, log_sum = (results[name] for name in CANDIDATES)
+    names = LIKELIEST if LIKELIEST[0] in results else CANDIDATES
+    logits, ids, log_sum = (results[name] for name in names)
     order = np.argsort(ids, axis=-1)
     candidates = np.empty(ids.shape, CANDIDATE)
     candidates["id"] = np.take_along_axis(ids, order, axis=-1)

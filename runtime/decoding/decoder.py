@@ -10,10 +10,11 @@ from collections.abc import Iterator, Sequence
 import numpy as np
 
 from ..backends.backend import Array, GraphRunner
+from ..backends.buckets import find_bucket
 from ..errors import InputError
 from ..memory_budget import Lease, Reservation
 from .cache_shapes import PREFILL_CHUNK, count_cache_bytes
-from .caches import make_cache
+from .caches import has_row_lengths, make_cache
 from .candidates import read_scores
 from .state import LOGITS, NONE_PENDING, DecoderState, PendingContext, RowState
 
@@ -23,6 +24,11 @@ NEED_LESS = "Generate fewer tokens, or use smaller batches or fewer beams"  # ho
 
 class Decoder(GraphRunner):
     """Runs one decoder graph. Each `DecoderRun` has a cache of its own; steps of two threads take turns."""
+
+    @property
+    def is_captured(self) -> bool:
+        """Return whether the engine captures steps of one token, whose caches should have few shapes."""
+        return self.program.captures_steps and has_row_lengths(self.artifact)
 
     def start(
         self, batch: int, capacity: int, context: PendingContext = NONE_PENDING, copies: int = 1
@@ -36,6 +42,8 @@ class Decoder(GraphRunner):
         """
         # Without the turn: others' steps must go on while this one waits.
         rows = batch * copies
+        if self.is_captured:
+            capacity = self.widen(rows, capacity)
         count = count_cache_bytes(self.artifact, rows, capacity) + context.byte_count
         reservation = self.budget.hold(count, name_cache(rows, capacity), NEED_LESS)
         try:
@@ -47,6 +55,13 @@ class Decoder(GraphRunner):
             raise
         cache.lease = Lease(reservation)  # a finalizer of the cache would run before its buffers are freed
         return DecoderRun(self, cache, reservation)
+
+    def widen(self, batch: int, capacity: int) -> int:
+        """Return a capacity of few, for each of which steps are captured; the same where memory is short."""
+        wider = find_bucket(capacity, self.artifact.axis("tokens").max)
+        count = count_cache_bytes(self.artifact, batch, wider)
+        free = self.program.free_memory()
+        return wider if self.budget.has_room(count) and (free is None or count <= free) else capacity
 
     def check_beams(self, num_beams: int) -> None:
         """Refuse more beams than the graph takes rows."""
@@ -137,6 +152,10 @@ class DecoderRun:
         with self.decoder.turn():
             self.rows.copy_row(source, target, length)
 
+    def is_full(self, row: int) -> bool:
+        """Return whether a row of a `RowState` has no slot left."""
+        return self.rows.lengths[row] >= self.cache.capacity
+
     @property
     def rows(self) -> RowState:
         """The cache, where its rows have lengths of their own."""
@@ -190,9 +209,12 @@ class DecoderRun:
             self.cache.expand()
 
 
-def pad(rows: Sequence[Sequence[int]], side: str) -> tuple[Array, Array]:
-    """Return rows of unequal length as ids (B, T) int64 and valid (B, T) bool, padded with 0 on `side`."""
-    width = max(len(row) for row in rows)
+def pad(rows: Sequence[Sequence[int]], side: str, width: int = 0) -> tuple[Array, Array]:
+    """Return rows of unequal length as ids (B, T) int64 and valid (B, T) bool, padded with 0 on `side`.
+
+    T is `width`, or the longest row's length if that is more.
+    """
+    width = max(width, *(len(row) for row in rows))
     ids = np.zeros((len(rows), width), np.int64)
     valid = np.zeros((len(rows), width), bool)
     for b, row in enumerate(rows):

@@ -9,6 +9,7 @@ import numpy as np
 import numpy.typing as npt
 
 from ..backends.backend import Array
+from ..backends.buckets import find_bucket
 from .caches import has_row_lengths
 from .decoder import Decoder, DecoderRun
 from .history import TokenHistory
@@ -120,14 +121,17 @@ class SharedSlots(RequestSlots):
         if self._has_gaps:
             self._close_gaps()
         rows = [slot.row for slot in slots]
-        width = 1 + max(rows)
+        width = self._count_rows(rows)
         ids = np.zeros((width, 1), np.int64)
         ids[rows, 0] = tokens
         valid = None
-        if width > len(rows):  # a prompt is computed in a row between
+        if width > len(rows):  # a prompt is computed in a row between, or a free row is computed along
             valid = np.zeros((width, 1), bool)
             valid[rows] = True
-        scores = self.run.step(ids, valid, rows, outputs)
+        if width > len(rows) and self.run.decoder.is_captured:  # all rows, so that there are few shapes
+            scores = self.run.step(ids, valid, np.arange(width), outputs)[rows]
+        else:
+            scores = self.run.step(ids, valid, rows, outputs)
         for slot, token in zip(slots, tokens, strict=True):
             slot.tokens.append(token)
         return scores
@@ -136,6 +140,17 @@ class SharedSlots(RequestSlots):
         slot.taken = False
         self._has_gaps = True
         self._use(slot)
+
+    def _count_rows(self, rows: Sequence[int]) -> int:
+        """Return how many rows a step computes: up to the last of these, and a few more where it is captured.
+
+        A free row that is full is left out, as the step would write over its last token.
+        """
+        width = 1 + max(rows)
+        if not self.run.decoder.is_captured:
+            return width
+        wider = find_bucket(width, len(self.slots))
+        return width if any(self.run.is_full(row) for row in range(width, wider)) else wider
 
     def _use(self, slot: RequestSlot) -> None:
         self._time += 1

@@ -10,7 +10,7 @@ from collections.abc import Sequence
 import numpy as np
 
 from ..backends.backend import Array, BoundGraph, Buffer
-from ..bundle.artifact import RECENT, TOTAL, WINDOW_TOTAL
+from ..bundle.artifact import CANDIDATES, LIKELIEST, RECENT, TOTAL, WINDOW_TOTAL
 from ..errors import InputError
 from .cache_shapes import SPARE, find_cache_shape, refuse_overflow
 from .state import LOGITS, RowState, expand_rows
@@ -22,7 +22,8 @@ class StaticCache(RowState):
     def allocate(self, batch: int) -> None:
         self.lengths = [0] * batch
         self.slots: list[Buffer] = []
-        self.steps: dict[tuple[int, tuple[str, ...]], BoundGraph] = {}  # by their rows and outputs
+        # By their rows, whether they are of one token, and outputs.
+        self.steps: dict[tuple[int, bool, tuple[str, ...]], BoundGraph] = {}
         self.buffers = dict(self.context.buffers)
         for spec, out in self.pairs:
             shape = find_cache_shape(spec, batch * self.copies, self.capacity, self.artifact.window)
@@ -47,8 +48,8 @@ class StaticCache(RowState):
             # A row that ended with its slots full has its last one overwritten, which nobody reads again.
             starts = [min(length, self.capacity - T) for length in starts]
         own = {"input_ids": ids, "logit_rows": logit_rows, **self.place(starts, T)}
-        bound = self.steps.get((B, tuple(outputs))) or self.bind_step(B, tuple(outputs))
-        results = bound({**self.context.inputs, **own})
+        kind = (B, T == 1, tuple(outputs))
+        results = (self.steps.get(kind) or self.bind_step(*kind))({**self.context.inputs, **own})
         # Padding was written beyond a row's length, where its next tokens overwrite it unread.
         self.lengths[:B] = grown
         return results
@@ -85,12 +86,13 @@ class StaticCache(RowState):
     def find_kept(self, row: int, length: int) -> int:
         return length
 
-    def bind_step(self, rows: int, outputs: tuple[str, ...]) -> BoundGraph:
-        """Return the graph bound to the first rows, for all later steps of as many."""
+    def bind_step(self, rows: int, is_single: bool, outputs: tuple[str, ...]) -> BoundGraph:
+        """Return the graph bound to the first rows, for later steps of as many, all or none of one token."""
         buffers = self.buffers
         if rows < len(self.lengths):
             buffers = {name: buffer.view((rows, *buffer.shape[1:])) for name, buffer in buffers.items()}
-        bound = self.steps[rows, outputs] = self.program.bind(buffers, outputs)
+        bound = self.program.bind(buffers, outputs, fixed=is_single)
+        self.steps[rows, is_single, outputs] = bound
         return bound
 
     def place(self, lengths: Sequence[int], width: int, first: int = 0) -> dict[str, Array]:
@@ -133,7 +135,7 @@ class GroupQueryCache(StaticCache):
     ) -> dict[str, Array]:
         if 1 in ids.shape or not any(self.lengths):
             return super().step(ids, valid, logit_rows, outputs)
-        if tuple(outputs) != LOGITS:
+        if not set(outputs) <= {*LOGITS, *CANDIDATES, *LIKELIEST}:
             raise InputError(
                 "a step of several tokens and several rows after a past returns only logits, not"
                 f" {', '.join(outputs)}: run it row by row"
@@ -142,26 +144,32 @@ class GroupQueryCache(StaticCache):
         counts = np.full(B, T) if valid is None else valid.sum(axis=1)
         grown: list[int] = (counts + self.lengths).tolist()
         refuse_overflow(max(grown), self.capacity)
-        logits: dict[int, Array] = {}  # by logit row
+        found: dict[int, dict[str, Array]] = {}  # a logit row's results
         for b in np.flatnonzero(counts):
             wanted = [int(i) for i in logit_rows if i // T == b]
             rows = [i % T for i in wanted] or [0]  # a graph computes one row at least
-            results = self.step_row(int(b), ids[b, : counts[b]].tolist(), rows, outputs)["logits"]
-            logits |= dict(zip(wanted, results, strict=False))
-        unread = results[0]  # of a row that takes in nothing
-        return {"logits": np.stack([logits.get(int(i), unread) for i in logit_rows])}
+            results = self.step_row(int(b), ids[b, : counts[b]].tolist(), rows, outputs)
+            for number, row in enumerate(wanted):
+                found[row] = {name: results[name][number] for name in outputs}
+        unread = {name: results[name][0] for name in outputs}  # of a row that takes in nothing
+        each = [found.get(int(i), unread) for i in logit_rows]
+        return {name: np.stack([one[name] for one in each]) for name in outputs}
 
     def place(self, lengths: Sequence[int], width: int, first: int = 0) -> dict[str, Array]:
         placed = super().place(lengths, width, first)
+        is_captured = width == 1 and self.program.captures_steps  # whose totals must stay as they are
         if TOTAL in self.totals:
-            placed[TOTAL] = np.array(max(lengths) + width, np.int32)
+            total = self.capacity if is_captured else max(lengths) + width
+            placed[TOTAL] = np.array(total, np.int32)
         if self.recent:
             for row, length in enumerate(lengths, first):
                 self.make_room(row, length, width)
             starts = self.starts[first : first + len(lengths)]
             placed["window_starts"] = starts
             if WINDOW_TOTAL in self.totals:
-                placed[WINDOW_TOTAL] = np.array((placed["past_lengths"] - starts).max() + width, np.int32)
+                filled = (placed["past_lengths"] - starts).max() + width
+                total = self.recent[0].shape[2] if is_captured else filled
+                placed[WINDOW_TOTAL] = np.array(total, np.int32)
         return placed
 
     def make_room(self, row: int, length: int, width: int) -> None:

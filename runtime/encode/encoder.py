@@ -12,7 +12,8 @@ from typing import Any
 
 import numpy as np
 
-from ..backends.backend import Array, GraphRunner, Program
+from ..backends.backend import Array, BoundGraph, GraphRunner, Program
+from ..backends.buckets import find_bucket
 from ..bundle.defaults import EncoderDefaults
 from ..bundle.manifest import Artifact, TensorSpec
 from ..errors import ManifestError
@@ -20,6 +21,8 @@ from ..memory_budget import MemoryBudget
 from ..text.batching import TOKEN_BUDGET, group_by_length
 from ..text.long_text import Piece
 
+# Tokens of a batch up to which its launches take so long that padding it to a captured shape pays.
+MAX_CAPTURED = 8192
 INPUTS = ("ids", "mask", "segments", "logit_rows")  # the roles that a graph's inputs may have
 
 
@@ -39,6 +42,7 @@ class Encoder(GraphRunner):
         self.pad = pad
         self.max_batch = artifact.axis("batch").max
         self.inputs = {spec.role: spec.name for spec in artifact.inputs}
+        self.steps: dict[tuple[str, ...], BoundGraph] = {}  # by their outputs
 
     def run_batches(
         self,
@@ -75,23 +79,30 @@ class Encoder(GraphRunner):
         self, pieces: Sequence[Piece], roles: Sequence[str], rows: Sequence[Sequence[int]] | None = None
     ) -> list[list[Array]]:
         """Return the outputs of sequences that run together, padded to the longest."""
-        T = max(len(piece) for piece in pieces)
-        ids = np.full((len(pieces), T), self.pad, np.int64)
+        B, T = self.find_shape(len(pieces), max(len(piece) for piece in pieces))
+        ids = np.full((B, T), self.pad, np.int64)
         mask = np.zeros_like(ids)
         segments = np.zeros_like(ids)
-        for b, piece in enumerate(pieces):
+        for b, piece in enumerate([*pieces, *[pieces[0]] * (B - len(pieces))]):
             ids[b, : len(piece)] = piece.ids
             mask[b, : len(piece)] = 1
             mask[b, : piece.unpooled] = 2  # attended to, but not pooled
             segments[b, : len(piece)] = piece.segments
         # A graph with a masked-word head always computes one row at least.
         flat = [b * T + t for b, positions in enumerate(rows or ()) for t in positions] or [0]
+        if self.is_captured(B, T):
+            flat += [0] * (find_bucket(len(flat), B * T) - len(flat))
         values = {"ids": ids, "mask": mask, "segments": segments, "logit_rows": np.asarray(flat, np.int64)}
         specs = [self.artifact.output(role) for role in roles]
         with self.turn():
-            outputs = self.program.run(
-                {name: values[role] for role, name in self.inputs.items()}, {}, [s.name for s in specs]
-            )
+            given = {name: values[role] for role, name in self.inputs.items()}
+            names = tuple(spec.name for spec in specs)
+            if self.is_captured(B, T):
+                if names not in self.steps:
+                    self.steps[names] = self.program.bind({}, names, fixed=True)
+                outputs = self.steps[names](given)
+            else:
+                outputs = self.program.run(given, {}, names)
         ends = np.cumsum([len(positions) for positions in rows or ()])
         by_role: list[list[Array]] = []
         for spec in specs:
@@ -102,8 +113,17 @@ class Encoder(GraphRunner):
             elif "tokens" in axes:
                 by_role.append([array[b, : len(piece)] for b, piece in enumerate(pieces)])
             else:
-                by_role.append(list(array))
+                by_role.append(list(array[: len(pieces)]))
         return [list(arrays) for arrays in zip(*by_role, strict=True)]
+
+    def find_shape(self, batch: int, tokens: int) -> tuple[int, int]:
+        """Return the batch and the length that sequences are padded to."""
+        wider = find_bucket(batch, self.max_batch), find_bucket(tokens, self.artifact.axis("tokens").max)
+        return wider if self.is_captured(*wider) else (batch, tokens)
+
+    def is_captured(self, batch: int, tokens: int) -> bool:
+        """Return whether the engine captures batches of this shape."""
+        return self.program.captures_steps and batch * tokens <= MAX_CAPTURED
 
 
 def check_manifest(artifact: Artifact, defaults: EncoderDefaults, config: Mapping[str, Any]) -> None:

@@ -12,6 +12,7 @@ from functools import partial
 import numpy as np
 
 from ..backends.backend import GraphRunner, Program
+from ..backends.buckets import find_bucket
 from ..bundle.bundle import Bundle
 from ..bundle.manifest import Artifact, TensorSpec
 from ..decoding.cache_shapes import find_cache_shape
@@ -31,8 +32,15 @@ class SourceEncoder(GraphRunner):
 
     def prepare(self, sources: Sequence[Sequence[int]]) -> PendingContext:
         """Return what `encode` is to compute, and the memory that it takes."""
-        longest = max(len(source) for source in sources)
+        longest = self.find_width(sources)
         return PendingContext(self.count_context_bytes(len(sources), longest), partial(self.encode, sources))
+
+    def find_width(self, sources: Sequence[Sequence[int]]) -> int:
+        """Return how many tokens sources are padded to."""
+        longest = max(len(source) for source in sources)
+        if not self.program.captures_steps:
+            return longest
+        return find_bucket(longest, self.artifact.axis("tokens").max)
 
     def count_context_bytes(self, batch: int, tokens: int) -> int:
         """Return what the decoder's keys and values of sources take, padded to so many tokens."""
@@ -43,7 +51,7 @@ class SourceEncoder(GraphRunner):
 
     def encode(self, sources: Sequence[Sequence[int]]) -> Context:
         """Encode token ids of sources, padded to the longest; return what the decoder sees of them."""
-        ids, valid = pad(sources, self.artifact.padding_side)
+        ids, valid = pad(sources, self.artifact.padding_side, self.find_width(sources))
         mask = valid.astype(np.int64)
         values = {"ids": ids, "mask": mask}
         inputs = {spec.name: values[spec.role] for spec in self.artifact.inputs}
@@ -52,7 +60,7 @@ class SourceEncoder(GraphRunner):
                 output.name: self.program.allocate(output.name, find_cache_shape(output, *ids.shape))
                 for output, _ in self.reads
             }
-            self.program.run(inputs, written)
+            self.program.bind(written, fixed=True)(inputs)
         return Context({self.mask: mask}, {read.name: written[output.name] for output, read in self.reads})
 
 

@@ -9,10 +9,12 @@ the addresses that it was captured with.
 from __future__ import annotations
 
 import bisect
+import contextlib
 import ctypes
 import enum
 import itertools
-from collections.abc import Callable
+import threading
+from collections.abc import Callable, Iterator
 from types import ModuleType, SimpleNamespace
 from typing import Any
 
@@ -68,11 +70,26 @@ class EmulatedCuda(ModuleType):
         self.calls: list[str] = []
         self.graph_launches = 0
         self.downloaded = 0  # bytes
+        self.lock = threading.RLock()  # of the threads that use it at the same time
+        self.sessions: list[Any] = []  # of ONNX Runtime
+        self.fails_to_capture = False
+        self.capturing_thread: int | None = None  # whose capture ends where another thread calls
 
     def __getattribute__(self, name: str) -> Any:
         if name.startswith("cuda"):
             self.calls.append(name)
+            assert self.capturing_thread in (None, threading.get_ident()), f"{name} during a capture"
         return super().__getattribute__(name)
+
+    @contextlib.contextmanager
+    def capturing(self) -> Iterator[None]:
+        """Refuse calls of other threads, as a capture in CUDA's global mode does."""
+        assert self.capturing_thread is None
+        self.capturing_thread = threading.get_ident()
+        try:
+            yield
+        finally:
+            self.capturing_thread = None
 
     # What a machine has
 
@@ -109,19 +126,21 @@ class EmulatedCuda(ModuleType):
         return OK, self.memory - self.used, self.memory
 
     def cudaMalloc(self, size: int) -> tuple[Status, int | None]:
-        assert self.captured is None, "memory was asked for during a capture"
-        if size > self.memory - self.used:
-            return Status.cudaErrorMemoryAllocation, None
-        address = self.next
-        self.blocks[address] = np.full(size, 0xFF, np.uint8)  # NaN as fp16 and as fp32
-        self.next += (size // 256 + 2) * 256  # a gap, so that what reaches past a block is seen
-        return OK, address
+        with self.lock:
+            assert self.captured is None, "memory was asked for during a capture"
+            if size > self.memory - self.used:
+                return Status.cudaErrorMemoryAllocation, None
+            address = self.next
+            self.blocks[address] = np.full(size, 0xFF, np.uint8)  # NaN as fp16 and as fp32
+            self.next += (size // 256 + 2) * 256  # a gap, so that what reaches past a block is seen
+            return OK, address
 
     def cudaFree(self, address: int) -> tuple[Status]:
-        assert self.captured is None, "memory was freed during a capture"
-        for stream in self.queues:
-            self.cudaStreamSynchronize(stream)
-        return (OK if self.blocks.pop(address, None) is not None else Status.cudaErrorInvalidValue,)
+        with self.lock:
+            assert self.captured is None, "memory was freed during a capture"
+            for stream in self.queues:
+                self.cudaStreamSynchronize(stream)
+            return (OK if self.blocks.pop(address, None) is not None else Status.cudaErrorInvalidValue,)
 
     def cudaMallocHost(self, size: int) -> tuple[Status, int]:
         block = (ctypes.c_uint8 * size)(*itertools.repeat(0xFF, min(size, 64)))
@@ -160,14 +179,15 @@ class EmulatedCuda(ModuleType):
         return (OK,)
 
     def cudaStreamSynchronize(self, stream: int) -> tuple[Status]:
-        assert self.captured is None, "a stream was synchronised during its capture"
-        queue, self.queues[stream] = self.queues[stream], []
-        try:
-            for work in queue:
-                work()
-        except IllegalAddressError:
-            return (Status.cudaErrorIllegalAddress,)
-        return (OK,)
+        with self.lock:
+            assert self.captured is None, "a stream was synchronised during its capture"
+            queue, self.queues[stream] = self.queues[stream], []
+            try:
+                for work in queue:
+                    work()
+            except IllegalAddressError:
+                return (Status.cudaErrorIllegalAddress,)
+            return (OK,)
 
     def cudaStreamBeginCapture(self, stream: int, mode: int) -> tuple[Status]:
         self.captured = []

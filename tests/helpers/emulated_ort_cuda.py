@@ -9,6 +9,7 @@ on the CPU, and the session tells so.
 from __future__ import annotations
 
 import sys
+import threading
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from pathlib import Path
@@ -21,6 +22,7 @@ import onnxruntime
 import pytest
 
 from planforge.runtime.backends import ort_cuda_backend, ort_program
+from planforge.runtime.backends.captured_step import NO_GRAPH
 
 from .emulated_cuda import EmulatedCuda
 
@@ -33,6 +35,9 @@ ON_HOST = {
     "Range": [0, 1, 2],
     "Reshape": [1],
     "Slice": [1, 2, 3, 4],
+    "Squeeze": [1],
+    "TopK": [1],
+    "Unsqueeze": [1],
 }
 HALVES = (onnx.TensorProto.FLOAT16, onnx.TensorProto.BFLOAT16)  # GroupQueryAttention's on a GPU
 
@@ -49,6 +54,7 @@ class PlacedGraph:
         self.on_gpu: list[onnx.NodeProto] = []
         shapes: set[str] = set()  # values on the host
         late: list[tuple[onnx.NodeProto, int]] = []
+        limited: list[onnx.NodeProto] = []  # attention, which reads no slot from the total on
         for node in graph.node:
             wanted = ON_HOST.get(node.op_type, [])
             computed = [(i, name) for i, name in enumerate(node.input) if name and name not in self.given]
@@ -62,8 +68,25 @@ class PlacedGraph:
                 self.on_cpu.append(node)
                 continue
             self.on_gpu.append(node)
+            if node.op_type == "GroupQueryAttention" and node.input[6] in self.given:
+                limited += [node]
             late += [(node, i) for i, name in computed if i in wanted and name not in shapes]
         self.late = [node.op_type for node, _ in late]
+        self.copied = [  # to the GPU, of what the CPU computes
+            f"{name} of {node.name}"
+            for node in self.on_gpu
+            for index, name in enumerate(node.input)
+            if name in shapes and index not in ON_HOST.get(node.op_type, [])
+        ]
+        one = onnx.helper.make_tensor("emulated.one", onnx.TensorProto.INT32, [], [1])
+        graph.initializer.append(one)
+        for node in limited:
+            names = [f"{name}.{node.output[0]}" for name in ("most", "last")]
+            most = onnx.helper.make_node("Sub", [node.input[6], one.name], names[:1])
+            last = onnx.helper.make_node("Min", [node.input[5], names[0]], names[1:])
+            graph.node.insert(list(graph.node).index(node), most)
+            graph.node.insert(list(graph.node).index(node), last)
+            node.input[5] = names[1]
         for node, index in late:
             before = onnx.helper.make_node("Sub", [node.input[index]] * 2, [f"late.{index}.{node.output[0]}"])
             graph.node.insert(list(graph.node).index(node), before)
@@ -82,11 +105,12 @@ class PlacedGraph:
 
 
 class EmulatedBinding:
-    """An `IOBinding`: nothing may be bound twice, and device memory is of the size that is said."""
+    """An `IOBinding`: device memory is of the size that is said."""
 
     def __init__(self, cuda: EmulatedCuda) -> None:
         self.cuda = cuda
         self.inputs: dict[str, Any] = {}
+        self.on_device: set[str] = set()  # inputs
         self.outputs: dict[str, tuple[int, tuple[int, ...]] | None] = {}
         self.results: list[Any] = []
 
@@ -96,6 +120,7 @@ class EmulatedBinding:
     def bind_input(self, name: str, kind: str, index: int, dtype: Any, shape: Any, pointer: int) -> None:
         assert kind == "cuda" and index == 0
         size = int(np.prod(shape)) * np.dtype(dtype).itemsize
+        self.on_device.add(name)
         self.inputs[name] = lambda: self.cuda.at(pointer, size).view(dtype).reshape(shape).copy()
 
     def bind_output(
@@ -119,6 +144,9 @@ class EmulatedSession:
         self.cuda = cuda
         self.settings: Mapping[str, str] = providers[0][1]
         self.names = [PROVIDER, CPU_PROVIDER]
+        self.threads = threading.local()
+        self.captures = 0
+        self.replays = 0
 
     def get_providers(self) -> list[str]:
         return self.names
@@ -135,9 +163,47 @@ class EmulatedSession:
     def io_binding(self) -> EmulatedBinding:
         return EmulatedBinding(self.cuda)
 
-    def run_with_iobinding(self, binding: EmulatedBinding) -> None:
+    def run_with_iobinding(self, binding: EmulatedBinding, options: Any = None) -> None:
+        number = NO_GRAPH
+        if self.settings.get("enable_cuda_graph") == "1":
+            number = int(options.get_run_config_entry("gpu_graph_id"))
+        if number == NO_GRAPH:
+            self.launch(binding, dict(binding.inputs))
+            return
+        graphs = self.find_graphs()
+        if number not in graphs:
+            self.capture(binding, graphs, number)
+        self.replays += 1
+        captured, inputs = graphs[number]
+        self.launch(captured, inputs)
+
+    def find_graphs(self) -> dict[int, Any]:
+        """What this thread has captured."""
+        if not hasattr(self.threads, "graphs"):
+            self.threads.graphs = {}
+        graphs: dict[int, Any] = self.threads.graphs
+        return graphs
+
+    def capture(self, binding: EmulatedBinding, graphs: dict[int, Any], number: int) -> None:
+        for name, target in binding.outputs.items():
+            assert target is not None, f"{name} has no memory of its own"
+        with self.cuda.capturing():
+            for _ in range(2):  # what a first run allocates is there
+                self.launch(binding, dict(binding.inputs))
+            if self.cuda.fails_to_capture:
+                raise RuntimeError("operation failed due to a previous error during capture")
+            captured = EmulatedBinding(self.cuda)
+            captured.outputs = dict(binding.outputs)
+            inputs = dict(binding.inputs)
+            for name, read in inputs.items():
+                if name not in binding.on_device:  # a kernel was given the value, not the address
+                    value = read()
+                    inputs[name] = lambda value=value: value
+            graphs[number] = captured, inputs
+        self.captures += 1
+
+    def launch(self, binding: EmulatedBinding, inputs: Mapping[str, Any]) -> None:
         stream = int(self.settings["user_compute_stream"])
-        inputs = dict(binding.inputs)
         outputs = dict(binding.outputs)
         arrived: dict[str, Any] = {}
 
@@ -173,13 +239,18 @@ def emulated_ort_cuda(available: bool = True, starts: bool = True, **machine: An
     package.runtime = cuda  # type: ignore[attr-defined]
     real = ort_program.make_session
 
-    def make_session(path: Path, options: Any, providers: Sequence[Any], disabled: Sequence[str]) -> Any:
+    def make_session(
+        path: Any, options: Any, providers: Sequence[Any] = ort_program.CPU, disabled: Sequence[str] = ()
+    ) -> Any:
         if providers == ort_program.CPU:
             return real(path, options, providers, disabled)
         placed = PlacedGraph(path)
+        if providers[0][1].get("enable_cuda_graph") == "1" and (placed.copied or placed.late):
+            raise RuntimeError(f"This session cannot use the graph capture feature: {placed.copied}")
         computing = real(placed.make_model(), options, ort_program.CPU, disabled)
         session = EmulatedSession(computing, placed, cuda, providers)
         session.names = session.names if starts and loaded else session.names[1:]
+        cuda.sessions.append(session)
         return session
 
     def preload_dlls() -> None:
@@ -190,6 +261,7 @@ def emulated_ort_cuda(available: bool = True, starts: bool = True, **machine: An
     found = SimpleNamespace(
         get_available_providers=lambda: [PROVIDER] * available + ["CPUExecutionProvider"],
         preload_dlls=preload_dlls,
+        RunOptions=onnxruntime.RunOptions,
     )
     with pytest.MonkeyPatch.context() as patch:
         patch.setitem(sys.modules, "cuda", ModuleType("cuda"))

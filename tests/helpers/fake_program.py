@@ -14,6 +14,8 @@ from planforge.runtime.backends.backend import Array, ArrayBuffer, Arrays, Bound
 class FakeProgram:
     """A `Program` whose function maps all inputs, buffers included, to all outputs by name."""
 
+    captures_steps = False
+
     def __init__(
         self,
         function: Callable[[Arrays], Arrays],
@@ -40,7 +42,7 @@ class FakeProgram:
         wanted = results if outputs is None else outputs
         return {name: results[name] for name in wanted if name not in bound}
 
-    def bind(self, buffers: Buffers, outputs: Sequence[str] | None = None) -> BoundGraph:
+    def bind(self, buffers: Buffers, outputs: Sequence[str] | None = None, fixed: bool = False) -> BoundGraph:
         return partial(self.run, buffers=buffers, outputs=outputs)
 
     def close(self) -> None:

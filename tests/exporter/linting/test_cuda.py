@@ -16,7 +16,7 @@ from planforge.runtime.bundle.bundle import Bundle
 
 from ...helpers.lint import Case, write_case
 from ...helpers.lint_cases import MS
-from ...helpers.old_total import compute_total_in_the_graph
+from ...helpers.old_graphs import compute_total_in_the_graph
 
 BRANCHES = (
     "then_branch = one () => (float[m] p) { p = Abs(x) }, else_branch = two () => (float[m] q) { q = Neg(x) }"

@@ -19,7 +19,7 @@ from planforge.runtime.bundle.bundle import Bundle
 from planforge.runtime.errors import BackendError, BackendUnavailableError, InputError, MemoryLimitError
 
 from ...helpers.emulated_ort_cuda import emulated_ort_cuda
-from ...helpers.old_total import compute_total_in_the_graph
+from ...helpers.old_graphs import compute_total_in_the_graph
 
 PROMPTS = ["Now therefore", "In the beginning God created the heaven", "And"]
 
