@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import ctypes
 import heapq
+import math
 import sys
 import threading
 import weakref
@@ -412,5 +413,5 @@ class Pinned:
 
     def array(self, shape: Shape, dtype: np.dtype[Any]) -> Array:
         """Return the memory's beginning as an array, without a copy."""
-        count = int(np.prod(shape)) * dtype.itemsize
+        count = math.prod(shape) * dtype.itemsize
         return self.bytes[:count].view(dtype).reshape(shape)

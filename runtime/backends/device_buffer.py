@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Collection, Iterator, Mapping
 from contextlib import contextmanager
 from typing import Any
@@ -28,7 +29,7 @@ class DeviceBuffer:
 
     @property
     def nbytes(self) -> int:
-        return int(np.prod(self.shape)) * self.dtype.itemsize
+        return math.prod(self.shape) * self.dtype.itemsize
 
     def view(self, shape: Shape) -> DeviceBuffer:
         return DeviceBuffer(self.memory, shape, self.dtype, self.offset)
@@ -98,7 +99,7 @@ class DeviceProgram:
 
 def make_buffer(device: Device, name: str, shape: Shape, dtype: np.dtype[Any]) -> DeviceBuffer:
     """Return a zeroed buffer for a tensor."""
-    memory = device.allocate(int(np.prod(shape)) * dtype.itemsize, name)
+    memory = device.allocate(math.prod(shape) * dtype.itemsize, name)
     buffer = DeviceBuffer(memory, shape, dtype)
     buffer.fill_with_zeros()
     return buffer
@@ -125,13 +126,13 @@ class Staging:
         self.memory: Memory | None = None
 
     def on_device(self, shape: Shape) -> DeviceBuffer:
-        size = int(np.prod(shape)) * self.dtype.itemsize
+        size = math.prod(shape) * self.dtype.itemsize
         if self.memory is None or self.memory.size < size:
             self.memory = self.device.allocate(size, self.name)
         return DeviceBuffer(self.memory, shape, self.dtype)
 
     def on_host(self, shape: Shape) -> Array:
-        size = int(np.prod(shape)) * self.dtype.itemsize
+        size = math.prod(shape) * self.dtype.itemsize
         if self.pinned is None or self.pinned.size < size:
             self.pinned = Pinned(self.device, size)
         return self.pinned.array(shape, self.dtype)

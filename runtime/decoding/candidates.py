@@ -53,10 +53,13 @@ def read_scores(results: Mapping[str, Array]) -> Array:
         return results[LOGITS[0]]
     names = LIKELIEST if LIKELIEST[0] in results else CANDIDATES
     logits, ids, log_sum = (results[name] for name in names)
-    order = np.argsort(ids, axis=-1)
+    if ids.shape[-1] > 1:
+        order = np.argsort(ids, axis=-1)
+        ids = np.take_along_axis(ids, order, axis=-1)
+        logits = np.take_along_axis(logits, order, axis=-1)
     candidates = np.empty(ids.shape, CANDIDATE)
-    candidates["id"] = np.take_along_axis(ids, order, axis=-1)
-    candidates["logit"] = np.take_along_axis(logits, order, axis=-1)
+    candidates["id"] = ids
+    candidates["logit"] = logits
     candidates["log_sum"] = log_sum
     # NaN anywhere among a row's logits is NaN in its sum, though no candidate may show it.
     candidates["logit"][~np.isfinite(log_sum[:, 0])] = np.nan
