@@ -254,6 +254,7 @@ class Device:
             self.sort_released()
             if blocks := self.pool.get(size):
                 return Memory(self, heapq.heappop(blocks), size)
+            free_leftovers()
             status, free, total = self.cuda.cudaMemGetInfo()
             if int(status) or free - size < KEEP_FREE * total:
                 self.sweep()  # calls that are alike find what they freed; others must not find a full GPU
@@ -296,8 +297,7 @@ class Device:
 
     def sweep(self) -> None:
         """Free what was released, also by models that were dropped without being closed."""
-        while DEFERRED_FREES:
-            DEFERRED_FREES.popleft().free()
+        free_leftovers()
         with self.turn():
             self.sort_released()
             for blocks in self.pool.values():
@@ -363,6 +363,12 @@ class Leftovers:
 
 
 DEFERRED_FREES: deque[Leftovers] = deque()
+
+
+def free_leftovers() -> None:
+    """Free what models held that were dropped without being closed."""
+    while DEFERRED_FREES:
+        DEFERRED_FREES.popleft().free()
 
 
 class Graph:
