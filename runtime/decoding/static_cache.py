@@ -15,6 +15,9 @@ from ..errors import InputError
 from .cache_shapes import SPARE, find_cache_shape, refuse_overflow
 from .state import LOGITS, RowState, expand_rows
 
+MAX_CAPTURED = 512  # tokens of a first step: launching more takes less time than computing them
+PROMPT_LENGTHS = 16  # prompts are padded to multiples of it where their first step is captured
+
 
 class StaticCache(RowState):
     """`inplace`: fixed slots, written where each row's tokens belong; the output is the input's memory."""
@@ -22,8 +25,8 @@ class StaticCache(RowState):
     def allocate(self, batch: int) -> None:
         self.lengths = [0] * batch
         self.slots: list[Buffer] = []
-        # By their rows, whether they are of one token, and outputs.
-        self.steps: dict[tuple[int, bool, tuple[str, ...]], BoundGraph] = {}
+        # By their rows, outputs, and tokens where the engine may capture them, else 0.
+        self.steps: dict[tuple[int, tuple[str, ...], int], BoundGraph] = {}
         self.buffers = dict(self.context.buffers)
         for spec, out in self.pairs:
             shape = find_cache_shape(spec, batch * self.copies, self.capacity, self.artifact.window)
@@ -48,7 +51,7 @@ class StaticCache(RowState):
             # A row that ended with its slots full has its last one overwritten, which nobody reads again.
             starts = [min(length, self.capacity - T) for length in starts]
         own = {"input_ids": ids, "logit_rows": logit_rows, **self.place(starts, T)}
-        kind = (B, T == 1, tuple(outputs))
+        kind = (B, tuple(outputs), T if self.is_captured(T) else 0)
         results = (self.steps.get(kind) or self.bind_step(*kind))({**self.context.inputs, **own})
         # Padding was written beyond a row's length, where its next tokens overwrite it unread.
         self.lengths[:B] = grown
@@ -86,13 +89,17 @@ class StaticCache(RowState):
     def find_kept(self, row: int, length: int) -> int:
         return length
 
-    def bind_step(self, rows: int, is_single: bool, outputs: tuple[str, ...]) -> BoundGraph:
-        """Return the graph bound to the first rows, for later steps of as many, all or none of one token."""
+    def is_captured(self, width: int) -> bool:
+        """Return whether the engine captures the next step, of so many tokens."""
+        return self.program.captures_steps and width == 1
+
+    def bind_step(self, rows: int, outputs: tuple[str, ...], captured: int) -> BoundGraph:
+        """Return the graph bound to the first rows, for later steps of as many."""
         buffers = self.buffers
         if rows < len(self.lengths):
             buffers = {name: buffer.view((rows, *buffer.shape[1:])) for name, buffer in buffers.items()}
-        bound = self.program.bind(buffers, outputs, fixed=is_single)
-        self.steps[rows, is_single, outputs] = bound
+        bound = self.program.bind(buffers, outputs, fixed=captured > 0)
+        self.steps[rows, outputs, captured] = bound
         return bound
 
     def place(self, lengths: Sequence[int], width: int, first: int = 0) -> dict[str, Array]:
@@ -133,7 +140,9 @@ class GroupQueryCache(StaticCache):
     def step(
         self, ids: Array, valid: Array | None, logit_rows: Array, outputs: Sequence[str] = LOGITS
     ) -> dict[str, Array]:
-        if 1 in ids.shape or not any(self.lengths):
+        if not any(self.lengths):
+            return super().step(*self.widen_prompts(ids, valid, logit_rows), outputs)
+        if 1 in ids.shape:
             return super().step(ids, valid, logit_rows, outputs)
         if not set(outputs) <= {*LOGITS, *CANDIDATES, *LIKELIEST}:
             raise InputError(
@@ -157,9 +166,10 @@ class GroupQueryCache(StaticCache):
 
     def place(self, lengths: Sequence[int], width: int, first: int = 0) -> dict[str, Array]:
         placed = super().place(lengths, width, first)
-        is_captured = width == 1 and self.program.captures_steps  # whose totals must stay as they are
+        # A captured step keeps its totals. By total = width the kernel tells a prompt's first step.
+        has_capacity = width == 1 and self.program.captures_steps
         if TOTAL in self.totals:
-            total = self.capacity if is_captured else max(lengths) + width
+            total = self.capacity if has_capacity else max(lengths) + width
             placed[TOTAL] = np.array(total, np.int32)
         if self.recent:
             for row, length in enumerate(lengths, first):
@@ -168,9 +178,29 @@ class GroupQueryCache(StaticCache):
             placed["window_starts"] = starts
             if WINDOW_TOTAL in self.totals:
                 filled = (placed["past_lengths"] - starts).max() + width
-                total = self.recent[0].shape[2] if is_captured else filled
+                total = self.recent[0].shape[2] if has_capacity else filled
                 placed[WINDOW_TOTAL] = np.array(total, np.int32)
         return placed
+
+    def is_captured(self, width: int) -> bool:
+        return super().is_captured(width) or self.widens(width)
+
+    def widens(self, width: int) -> bool:
+        """Return whether prompts of so many tokens are widened, so that their first step has few lengths."""
+        is_small = len(self.lengths) * width <= MAX_CAPTURED
+        return self.program.captures_steps and is_small and not any(self.lengths)
+
+    def widen_prompts(
+        self, ids: Array, valid: Array | None, logit_rows: Array
+    ) -> tuple[Array, Array | None, Array]:
+        """Return a first step's inputs with more padding, where the engine captures it, else as they are."""
+        B, T = ids.shape
+        width = min(-(-T // PROMPT_LENGTHS) * PROMPT_LENGTHS, self.capacity)
+        if T == 1 or width <= T or not self.widens(width):
+            return ids, valid, logit_rows
+        padding = [(0, 0), (0, width - T)]
+        wider = np.pad(np.ones((B, T), bool) if valid is None else valid, padding)
+        return np.pad(ids, padding), wider, logit_rows // T * width + logit_rows % T
 
     def make_room(self, row: int, length: int, width: int) -> None:
         """Drop a row's oldest slots of layers with windows, if `width` more tokens do not fit behind them."""

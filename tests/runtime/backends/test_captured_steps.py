@@ -76,7 +76,7 @@ def test_answers_are_those_of_the_cpu_and_few_graphs_are_captured(
         captures = count_captures(cuda)
         for _ in range(3):
             assert answer(model, **options) == expected
-        assert count_captures(cuda) == captures <= 4
+        assert count_captures(cuda) == captures <= 8  # of prompts, steps, and choices
 
 
 def test_logits_stay_on_the_gpu_where_candidates_are_enough(bundle: Path, cuda: EmulatedCuda) -> None:
