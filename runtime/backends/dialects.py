@@ -9,6 +9,7 @@ from ..bundle.bundle import Bundle
 from ..bundle.manifest import Artifact
 from ..errors import BundleError, InputError, ManifestError
 from ..suggest import did_you_mean
+from .cuda_kernels import ATTENTION, explain_missing_attention
 
 CPU_DIALECTS = ("ort", "portable", "inplace")  # fastest first
 CUDA_DIALECTS = ("ort", "portable")
@@ -65,11 +66,12 @@ def explain_misfit_on_cuda(artifact: Artifact, cpu_nodes: bool = False) -> str:
     """
     if artifact.dialect not in CUDA_DIALECTS:
         return f"ONNX Runtime runs no graph of the dialect {artifact.dialect} there"
-    if artifact.dialect != "ort" or not any(spec.role.startswith("past.") for spec in artifact.inputs):
+    cache = next((spec.dtype for spec in artifact.inputs if spec.role.startswith("past.")), None)
+    if artifact.dialect not in ATTENTION or cache is None:
         return ""
-    if artifact.precision != "fp16":
+    if missing := explain_missing_attention(artifact.dialect, artifact.computes_in, cache):
         why = f"{artifact.id} would compute its attention on the CPU, unless loaded with cpu_nodes=True"
-        return "" if cpu_nodes else why
+        return "" if cpu_nodes else f"{why}: {missing}"
     if any(spec.role in (TOTAL, WINDOW_TOTAL) for spec in artifact.inputs):
         return ""
     return (

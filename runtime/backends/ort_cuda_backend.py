@@ -4,12 +4,12 @@ from __future__ import annotations
 
 import contextlib
 import io
-from collections import Counter
 from collections.abc import Sequence
 from functools import partial
 from pathlib import Path
 from typing import Any
 
+from ..bundle.artifact import IN_HALF
 from ..bundle.bundle import Bundle
 from ..bundle.export_again import suggest_export_again
 from ..bundle.manifest import Artifact
@@ -19,22 +19,14 @@ from .cuda_memory import Device
 from .device_buffer import DeviceBuffer, DeviceProgram, check_buffers, make_buffer
 from .dialects import CUDA_DIALECTS, choose_artifact, explain_misfit_on_cuda
 from .ort_program import CPU, OrtProgram, import_onnxruntime
+from .placement import Placement, read_placement
 
 PROVIDER = "CUDAExecutionProvider"
-PRECISIONS = ("fp16", "fp32")  # the better first; int8 and int4 were never tried there
-# What ONNX Runtime leaves on the CPU because it computes shapes, of a few whole numbers. It has all of these
-# on a GPU too, and nothing else.
-SHAPES = (
-    "Abs", "Add", "And", "Cast", "Concat", "Constant", "ConstantOfShape", "Div", "Equal", "Expand",
-    "Flatten", "Gather", "Greater", "GreaterOrEqual", "Identity", "If", "Less", "LessOrEqual",
-    "Max", "MemcpyFromHost", "MemcpyToHost", "Min", "Mod", "Mul", "Neg", "Not", "Or", "Range",
-    "ReduceMax", "ReduceMin", "ReduceProd", "ReduceSum", "Reshape", "Shape", "Size", "Slice",
-    "Split", "Squeeze", "Sub", "Tile", "Unsqueeze", "Where",
-)  # fmt: skip
+PRECISIONS = ("fp16", "fp32", "w8a16", "w4a16")  # the better first; those of int8 where they are asked for
 
 
 class OrtCudaBackend:
-    """Opens a bundle's fp16 and fp32 graphs on an NVIDIA GPU; fp16 where none is asked for and it passed."""
+    """Opens a bundle's graphs on an NVIDIA GPU; those in fp16 where none is asked for and they passed."""
 
     name = "ort-cuda"
 
@@ -52,6 +44,7 @@ class OrtCudaBackend:
             with contextlib.redirect_stdout(io.StringIO()):  # what it misses the provider says too
                 ort.preload_dlls()
         self.verify = request.verify
+        self.placements: dict[str, Placement] = {}  # by the ids of the graphs that were opened
 
     def __str__(self) -> str:
         return f"{self.device.gpu.name}, {self.precision}"
@@ -68,14 +61,20 @@ class OrtCudaBackend:
     def open(self, bundle: Bundle, artifact: Artifact) -> OrtCudaProgram:
         path = bundle.path(artifact.file, verify=self.verify)
         with bundle.check_meanwhile(artifact.data, verify=self.verify), self.device.turn():
-            return OrtCudaProgram(path, self.device, self.cpu_nodes)
+            program = OrtCudaProgram(path, self.device, self.cpu_nodes)
+        if program.placement is not None:
+            self.placements[artifact.id] = program.placement
+        return program
 
 
 def choose_precision(bundle: Bundle, wanted: str | None, cpu_nodes: bool) -> str:
-    """Return the precision to run, or raise an error if the bundle has no graphs in it that run there."""
+    """Return the precision to run, or raise an error if the bundle has no graphs in it that run there.
+
+    "int8" and "int4" mean such weights in graphs that compute in fp16.
+    """
     manifest = bundle.manifest
     graphs = {artifact.graph for artifact in manifest.artifacts}
-    wanted = wanted or manifest.default_precision
+    wanted = IN_HALF.get(wanted, wanted) if wanted else manifest.default_precision
     misfits = [(a, explain_misfit_on_cuda(a, cpu_nodes)) for a in manifest.artifacts]
     for precision in PRECISIONS if wanted is None else (wanted,):
         fitting = [a for a, why in misfits if a.precision == precision and not why]
@@ -87,9 +86,10 @@ def choose_precision(bundle: Bundle, wanted: str | None, cpu_nodes: bool) -> str
         if why and artifact.dialect in CUDA_DIALECTS and artifact.precision in set(asked) & set(PRECISIONS):
             again = suggest_export_again(bundle, precisions=[artifact.precision], targets=["cuda"])
             raise BackendUnavailableError(f"{why}; {again}")
+    missing = wanted if wanted in PRECISIONS else "fp16"
     raise BackendUnavailableError(
-        f"the bundle has no graphs in {wanted or ' or '.join(PRECISIONS)} that ONNX Runtime runs on a GPU;"
-        f" {suggest_export_again(bundle, precisions=['fp16'], targets=['cuda'])}"
+        f"the bundle has no graphs in {wanted or 'fp16 or fp32'} that ONNX Runtime runs on a GPU;"
+        f" {suggest_export_again(bundle, precisions=[missing], targets=['cuda'])}"
     )
 
 
@@ -111,8 +111,9 @@ class OrtCudaProgram(DeviceProgram, OrtProgram):
                 f"ONNX Runtime could not start {PROVIDER}, usually because cuDNN or another CUDA library is"
                 f" missing: {suggest_install('gpu')}"
             )
-        if not cpu_nodes:
-            refuse_cpu_nodes(path.name, self.session)
+        self.placement = read_placement(self.session, PROVIDER)
+        if self.placement is not None and not cpu_nodes:
+            self.placement.refuse_others(path)
         self.device = device
         device.programs += 1
 
@@ -144,22 +145,3 @@ class OrtCudaProgram(DeviceProgram, OrtProgram):
                 self.closed = True
                 super().close()
                 self.device.leave()
-
-
-def refuse_cpu_nodes(name: str, session: Any) -> None:
-    """Refuse a session in which nodes that compute more than shapes run on the CPU."""
-    if not hasattr(session, "get_provider_graph_assignment_info"):  # before ONNX Runtime 1.24
-        return
-    on_cpu = Counter(
-        node.op_type
-        for part in session.get_provider_graph_assignment_info()
-        if part.ep_name != PROVIDER
-        for node in part.get_nodes()
-        if node.op_type not in SHAPES
-    )
-    if on_cpu:
-        told = ", ".join(f"{count} x {kind}" for kind, count in on_cpu.most_common(3))
-        raise BackendUnavailableError(
-            f"ONNX Runtime has no GPU kernel for some nodes of {name}, and would run them on the CPU: {told};"
-            " export it with --target cuda, or load it with cpu_nodes=True"
-        )

@@ -79,7 +79,7 @@ def test_what_is_read_on_the_host_is_an_input_or_follows_from_shapes(
 def test_attention_without_a_kernel_on_a_gpu_is_told(tmp_path: Path) -> None:
     for dtype in ("float", "float16", "bfloat16"):
         path = write_case(Case(dtype, "", attend("t", dtype=dtype), 20, domains=MS), tmp_path)
-        found = [f.what for f in lint(path, ["cuda"]).findings if f.rule == "attention-on-cpu"]
+        found = [f.what for f in lint(path, ["cuda"]).findings if f.rule == "computed-on-cpu"]
         assert len(found) == (dtype == "float"), dtype
 
 

@@ -94,7 +94,7 @@ def test_attention_in_fp32_is_computed_on_the_cpu_only_where_asked_for(
             found = [one.token_ids for one in model.generate(PROMPTS, max_new_tokens=5)]
         with pytest.MonkeyPatch.context() as patch:
             patch.setattr(ort_cuda_backend, "explain_misfit_on_cuda", lambda artifact, cpu_nodes: "")
-            told = r"for some nodes of decoder\.ort.*: 4 x GroupQueryAttention; export it with --target cuda"
+            told = r"for some nodes of decoder\.ort.*: 4 x GroupQueryAttention \(GroupQueryAttention '.*' of h\.0\.attn; .* and 1 more\); export it"
             with pytest.raises(BackendUnavailableError, match=told):
                 load(folder, backend="ort-cuda")
     with TextGenerator.load(folder, backend="ort-cpu") as model:
@@ -169,7 +169,7 @@ def test_precisions_that_are_not_for_it(whole_bundle: Path, demo_bundle: Path) -
     with emulated_ort_cuda():
         with pytest.raises(BackendUnavailableError, match=r"no graphs in fp16 or fp32 .* --target cpu,cuda"):
             load(whole_bundle, backend="ort-cuda")
-        with pytest.raises(BackendUnavailableError, match="no graphs in int8"):
+        with pytest.raises(BackendUnavailableError, match="no graphs in w8a16"):
             load(demo_bundle, backend="ort-cuda", precision="int8")
         with pytest.raises(InputError, match="device=3 does not exist"):
             load(demo_bundle, backend="ort-cuda", device=3)
