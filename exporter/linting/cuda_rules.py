@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
+import onnx_ir as ir
+
 from ...runtime.backends.cuda_kernels import DOCUMENTED, KERNELS, MEASURED, explain_missing
 from ..host_inputs import find_late_inputs
 from ..targets import Target
@@ -37,6 +39,13 @@ def check_host_input(model: LintModel, target: Target) -> Iterator[Hit]:
     holds=accept_cuda,
 )
 def check_computed_on_cpu(model: LintModel, target: Target) -> Iterator[Hit]:
+    for node, operator, missing in list_without_kernel(model):
+        words = f"{missing}: it is computed on the CPU, at each step"
+        yield Hit(words, node, source=KERNELS[operator].source)
+
+
+def list_without_kernel(model: LintModel) -> Iterator[tuple[ir.Node, str, str]]:
+    """Yield the nodes that no kernel on a GPU takes, with their operator, and the reason in words."""
     for node in model.nodes:
         operator = node.op_type if is_standard(node) else f"{node.domain}.{node.op_type}"
         types = {
@@ -46,5 +55,4 @@ def check_computed_on_cpu(model: LintModel, target: Target) -> Iterator[Hit]:
         }
         attributes = {name: attribute.value for name, attribute in node.attributes.items()}
         if missing := explain_missing(operator, types, attributes):
-            words = f"{missing}: it is computed on the CPU, at each step"
-            yield Hit(words, node, source=KERNELS[operator].source)
+            yield node, operator, missing

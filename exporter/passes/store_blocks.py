@@ -17,10 +17,10 @@ import numpy.typing as npt
 import onnx_ir as ir
 from onnx_ir.passes.common import RemoveUnusedNodesPass
 
-from ..number_formats import CPU_INTEGERS, PLAN_INTEGERS, NumberFormat
+from ..number_formats import CPU_INTEGERS, PLAN_INTEGERS
 from .biases import find_bias_add, find_vector, split_bias_gelus
 from .quantize import QuantizedWeights, find_products, find_quantizable
-from .quantized_weight import WEIGHT, WRONG_ZEROS, Array, QuantizedWeight, StoredWeight, read_constants
+from .quantized_weight import WEIGHT, WRONG_ZEROS, QuantizedWeight, StoredWeight, read_constants
 from .tables import replace_by_parts
 from .weights import MICROSOFT, View, Weight, add_initializer, make_lazy_tensor
 
@@ -75,12 +75,6 @@ def spread_scales(name: str, weight: QuantizedWeight) -> QuantizedWeight:
     if size < SMALLEST_BLOCK:
         raise ValueError(f"{name}: a width of {K} is not a multiple of {SMALLEST_BLOCK}; export fp16")
     return replace(weight, scale=np.repeat(weight.scale, K // size, axis=1))
-
-
-def join_scales(scale: Array, format: NumberFormat) -> Array:
-    """Return the scales (N, K / b) of some rows as their format has them: one of a row where all are alike."""
-    one_each = format.block_sizes == (0,) and bool((scale == scale[:, :1]).all())
-    return scale[:, :1] if one_each else scale
 
 
 def make_tensors(name: str, weight: QuantizedWeight) -> tuple[ir.TensorProtocol, ir.TensorProtocol]:
@@ -150,19 +144,26 @@ def read(node: ir.Node, graph: ir.Graph) -> StoredWeight | None:
         return None
     codes, packed, scale, scales = stored
     bits = node.attributes["bits"].as_int()
-    formats = PLAN_INTEGERS if scales.dtype == ir.DataType.FLOAT16 else CPU_INTEGERS
+    accuracy = node.attributes.get_int("accuracy_level", 0)
+    formats = CPU_INTEGERS if is_table or accuracy else PLAN_INTEGERS
     if (format := formats.get(bits)) is None:
         return None
     N = packed.shape.numpy()[0]
     K = packed.size // N * 8 // bits
     blocks = K // node.attributes["block_size"].as_int()
 
+    one_scale = format.block_sizes == (0,)  # of a row, which is there for each block
+
     def read_rows(rows: slice) -> QuantizedWeight:
         found = unpack(packed.numpy().reshape(N, -1)[rows], bits)
         scale = scales.numpy().reshape(N, blocks)[rows].astype(np.float32)
-        return QuantizedWeight(found, join_scales(scale, format), format)
+        return QuantizedWeight(found, scale[:, :1] if one_scale else scale, format)
 
     faults = []
+    if one_scale and (mixed := find_mixed_row(scales.numpy().reshape(N, blocks))) is not None:
+        faults.append(f"has more than one scale in row {mixed}")
+    if accuracy not in (0, ACCURACY_INT8):
+        faults.append(f"has accuracy_level {accuracy}, not {ACCURACY_INT8}")
     if zeros is not None and not are_middle(zeros, N, blocks, bits):
         faults.append(WRONG_ZEROS.format(zeros.name))
     if order is not None and not is_table:
@@ -171,6 +172,12 @@ def read(node: ir.Node, graph: ir.Graph) -> StoredWeight | None:
     return StoredWeight(
         node, names, format, codes, scale, (N, K), read_rows, faults=tuple(faults), is_table=is_table
     )
+
+
+def find_mixed_row(scales: npt.NDArray[Any]) -> int | None:
+    """Return the first row whose scales (N, K / b) differ from block to block; None where none do."""
+    mixed = (scales != scales[:, :1]).any(axis=1)
+    return int(mixed.argmax()) if mixed.any() else None
 
 
 def are_middle(zeros: ir.Value, N: int, blocks: int, bits: int) -> bool:

@@ -76,6 +76,8 @@ class Case:
     # Of the memory bandwidth measured in the same run: the bytes that one step reads at least (each weight
     # once, the cache) over the time between two tokens; None where not known.
     bandwidth_share: float | None
+    # Of that graph in ONNX Runtime on a GPU: its nodes by where they run, as `Placement.to_json` counts them.
+    nodes: dict[str, int] | None = None
 
     @property
     def spread(self) -> float:
@@ -245,6 +247,7 @@ def make_case(bundle: Bundle, process: Process, batch: int, read: float) -> Case
         load_ms=round(facts["load_ms"], 1),
         peak_rss_mb=None if peak is None else round(peak, 1),
         bandwidth_share=share,
+        nodes=facts["nodes"],
     )
 
 
