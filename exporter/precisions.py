@@ -81,8 +81,11 @@ PRECISIONS = {
     "fp32-kv8": Precision("fp32", {"ort": ()}, cache_bits=8),
     "int8-kv8": Precision("int8", ROWS, weight_bits=8, cache_bits=8),
     "int4-kv8": Precision("int4", BLOCKS, weight_bits=4, cache_bits=8),
+    "fp16-kv8": Precision("fp16", {"ort": ()}, cache_bits=8),
     "w8a16": Precision("w8a16", HALVES, weight_bits=8, formats=PLAN_INTEGERS),
     "w4a16": Precision("w4a16", HALVES, weight_bits=4, formats=PLAN_INTEGERS),
+    "w8a16-kv8": Precision("w8a16", BLOCKS, weight_bits=8, cache_bits=8, formats=PLAN_INTEGERS),
+    "w4a16-kv8": Precision("w4a16", BLOCKS, weight_bits=4, cache_bits=8, formats=PLAN_INTEGERS),
     "fp8a16": Precision("fp8a16", PLANS, weight_bits=8, formats=PLAN_FLOATS),
     "nvfp4a16": Precision("nvfp4a16", PLANS, weight_bits=4, formats=PLAN_FLOATS),
 }

@@ -179,9 +179,9 @@ def list_graphs(manifest: Manifest, target: Target) -> list[Artifact]:
 def takes(manifest: Manifest, target: Target, artifact: Artifact) -> bool:
     """Tell whether a target runs a graph: one that an export writes for it, else the portable one.
 
-    ONNX Runtime's targets take weights that are quantized for fp16 in their own dialect alone. TensorRT runs plans, which
-    are built from graphs in fp16, and from a portable decoder only if that is the target's own dialect or
-    another exporter's.
+    ONNX Runtime's targets take weights that are quantized for fp16 in their own dialect alone. TensorRT runs
+    plans, which are built from graphs in fp16, and from a portable decoder only if that is the target's own
+    dialect or another exporter's.
     """
     own = target.find_dialect(artifact.keeps_cache, artifact.precision)
     is_refused = own == target.dialect and artifact.precision in target.without

@@ -41,7 +41,7 @@ class Target:
     on_gpu: bool = False  # whether ONNX Runtime runs it on a GPU
 
     def find_dialect(self, keeps_cache: bool, precision: str) -> str:
-        """Return the dialect of a graph that it takes in a precision: one whose attention has kernels there."""
+        """Return the dialect of a graph that it takes in a precision, whose attention has kernels there."""
         kind = PRECISIONS[precision]
         cache = "int8" if kind.cache_bits else kind.computes_in
         has_none = self.on_gpu and explain_missing_attention(self.dialect, kind.computes_in, cache)
@@ -86,7 +86,8 @@ _CPU = Target(
     "ONNX Runtime 1.31 on a CPU",
     ORT_MEASURED,
     "ort",
-    without=("fp16", "w8a16", "w4a16"),  # fp16 is computed in fp32 there, with casts
+    # fp16 is computed in fp32 there, with casts
+    without=("fp16", "w8a16", "w4a16", "fp16-kv8", "w8a16-kv8", "w4a16-kv8"),
 )
 # Every engine and board once: what `planforge lint` checks for unless told otherwise.
 TARGETS = {

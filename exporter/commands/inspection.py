@@ -82,9 +82,9 @@ def inspect_bundle(folder: Path) -> Inspection:
     for rows, ids in ids_by_tensors.items():
         sections.append((f"tensors of {', '.join(ids)}", ("tensor", "role", "type", "axes"), rows))
     kernels = {a.id: count_kernels(folder / a.file) for a in manifest.artifacts if a.dialect in CUDA_DIALECTS}
-    rows = [(name, *describe_kernels(counted)) for name, counted in kernels.items() if counted is not None]
-    if rows:
-        sections.append(("kernels of ONNX Runtime on a GPU", ("graph", "nodes", "without a kernel"), rows))
+    counts = [(name, *describe_kernels(counted)) for name, counted in kernels.items() if counted is not None]
+    if counts:
+        sections.append(("kernels of ONNX Runtime on a GPU", ("graph", "nodes", "without a kernel"), counts))
     value = json.loads(manifest.to_json())
     value["gpu_kernels"] = {name: asdict(counted) for name, counted in kernels.items() if counted is not None}
     if manifest.plans:

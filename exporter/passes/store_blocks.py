@@ -1,7 +1,7 @@
 """Stores weights in int8 and int4 for ONNX Runtime: MatMulNBits, and one table for embedding and head.
 
-Graphs that compute in fp16 have tables in fp16, and weights of the same values as graphs for plans: a scale of
-a whole row is there for each of its blocks.
+Graphs that compute in fp16 have tables in fp16, and weights of the same values as graphs for plans: the scale
+of a whole row is there for each of its blocks.
 
 N rows of a weight (its outputs), K columns (its inputs), b columns in a block
 """

@@ -8,10 +8,11 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 
-# Kernels of all opsets from 18 on, read in commit 001d12d2 of github.com/microsoft/onnxruntime.
-DOCUMENTED = "docs/OperatorKernels.md of ONNX Runtime"
+# It lists the kernels of all opsets; the table here has those from 18 on.
+COMMIT = "001d12d2623fd411ce0f83d05abb5e82304a3389"
+DOCUMENTED = f"https://github.com/microsoft/onnxruntime/blob/{COMMIT}/docs/OperatorKernels.md"
 # Types of kernels are parameters of their classes, whose names a library keeps.
-IN_LIBRARY = "classes in libonnxruntime_providers_cuda.so of onnxruntime-gpu 1.31.1"
+IN_LIBRARY = "compared with the classes in libonnxruntime_providers_cuda.so of onnxruntime-gpu 1.31.1"
 MEASURED = "measured with onnxruntime-gpu 1.31.1 on an H200"
 
 MICROSOFT = "com.microsoft"
@@ -95,8 +96,8 @@ KERNELS: Mapping[str, Kernel] = {
     **list_alike("SkipLayerNormalization SkipSimplifiedLayerNormalization", NETWORK, domain=MICROSOFT),
 }
 
-# What ONNX Runtime leaves on the CPU because it computes shapes, of a few whole numbers: it has kernels of all
-# of these on a GPU too.
+# What ONNX Runtime leaves on the CPU because it computes shapes, of a few whole numbers. It has kernels of all
+# these on a GPU too.
 SHAPE_OPERATORS = frozenset(
     {
         "Abs", "Add", "And", "Cast", "Concat", "Constant", "ConstantOfShape", "Div", "Equal", "Expand",
@@ -111,6 +112,9 @@ SHAPE_OPERATORS = frozenset(
 ATTENTION = {"ort": "com.microsoft.GroupQueryAttention"}
 QUERY = 0  # inputs of it
 CACHE = 3
+# It takes a cache in int8 in its flash attention alone ("GQA MEA does not support a quantized KV cache", says
+# `IN_LIBRARY`), which is for GPUs of this compute capability and later ones.
+QUANTIZED_CACHE_SM = 80
 
 
 def explain_missing(
@@ -134,7 +138,9 @@ def explain_missing(
     for name, values in kernel.attributes.items():
         value = (attributes or {}).get(name, values[0])
         if value not in values:
-            return f"{operator} has no kernel on a GPU with {name} {value}, only {', '.join(map(str, values))}"
+            return (
+                f"{operator} has no kernel on a GPU with {name} {value}, only {', '.join(map(str, values))}"
+            )
     return ""
 
 

@@ -7,9 +7,9 @@ from collections.abc import Callable, Sequence
 from ..bundle.artifact import TOTAL, WINDOW_TOTAL
 from ..bundle.bundle import Bundle
 from ..bundle.manifest import Artifact
-from ..errors import BundleError, InputError, ManifestError
+from ..errors import BackendUnavailableError, BundleError, InputError, ManifestError
 from ..suggest import did_you_mean
-from .cuda_kernels import ATTENTION, explain_missing_attention
+from .cuda_kernels import ATTENTION, QUANTIZED_CACHE_SM, explain_missing_attention
 
 CPU_DIALECTS = ("ort", "portable", "inplace")  # fastest first
 CUDA_DIALECTS = ("ort", "portable")
@@ -78,3 +78,12 @@ def explain_misfit_on_cuda(artifact: Artifact, cpu_nodes: bool = False) -> str:
         f"{artifact.id} was exported by an older version, and its attention reads there on the host what the"
         " GPU has not yet computed, which gives wrong results"
     )
+
+
+def refuse_older_gpu(artifact: Artifact, sm: str) -> None:
+    """Refuse a graph whose cache is in int8 on a GPU, such as "sm75", that has no kernel for it."""
+    if "cache_bits" in artifact.quantization and int(sm.removeprefix("sm")) < QUANTIZED_CACHE_SM:
+        raise BackendUnavailableError(
+            f"{artifact.id} has a cache in int8, for which ONNX Runtime has no kernel on {sm}, only on"
+            f" sm{QUANTIZED_CACHE_SM} and newer: load a precision without -kv8"
+        )

@@ -17,12 +17,13 @@ from ..errors import BackendUnavailableError, suggest_install
 from .backend import Array, Arrays, BoundGraph, Buffer, Buffers, LoadRequest, Shape
 from .cuda_memory import Device
 from .device_buffer import DeviceBuffer, DeviceProgram, check_buffers, make_buffer
-from .dialects import CUDA_DIALECTS, choose_artifact, explain_misfit_on_cuda
+from .dialects import CUDA_DIALECTS, choose_artifact, explain_misfit_on_cuda, refuse_older_gpu
 from .ort_program import CPU, OrtProgram, import_onnxruntime
 from .placement import Placement, read_placement
 
 PROVIDER = "CUDAExecutionProvider"
-PRECISIONS = ("fp16", "fp32", "w8a16", "w4a16")  # the better first; those of int8 where they are asked for
+# The better first; those below fp16 where they are asked for.
+PRECISIONS = ("fp16", "fp32", "w8a16", "w4a16", "fp16-kv8", "w8a16-kv8", "w4a16-kv8")
 
 
 class OrtCudaBackend:
@@ -59,6 +60,7 @@ class OrtCudaBackend:
         )
 
     def open(self, bundle: Bundle, artifact: Artifact) -> OrtCudaProgram:
+        refuse_older_gpu(artifact, self.device.gpu.sm)
         path = bundle.path(artifact.file, verify=self.verify)
         with bundle.check_meanwhile(artifact.data, verify=self.verify), self.device.turn():
             program = OrtCudaProgram(path, self.device, self.cpu_nodes)

@@ -15,13 +15,13 @@ from .protobuf import Span, find_fields
 # Numbers of fields in an ONNX file's messages.
 MODEL_GRAPH = 7
 GRAPH_NODE = 1
+NODE_INPUT = 1
 NODE_NAME = 3
 NODE_METADATA = 9
 ENTRY_KEY = 1
 ENTRY_VALUE = 2
-# A node's metadata: its module in PyTorch, or the weight that it reads quantized.
-MODULE = "planforge.module"
-WEIGHT = "planforge.weight"
+MODULE = "planforge.module"  # a node's metadata: its module in PyTorch
+WEIGHT = ".weight"  # what the name of a module's weight has behind its path
 MOST = 3  # nodes that a message names
 
 
@@ -81,15 +81,20 @@ def read_placement(session: Any, provider: str) -> Placement | None:
 
 
 def list_modules(model: bytes) -> Iterator[tuple[str, str]]:
-    """Yield the names of an ONNX file's nodes, with the path of the PyTorch module that each belongs to."""
+    """Yield the names of an ONNX file's nodes, with the path of the PyTorch module that each belongs to.
 
-    def read(span: Span, field: int) -> str:
-        return next((model[at.start : at.end].decode() for at in find_fields(model, span, field)), "")
+    It is in a node's metadata, or in the name of the weight that it reads.
+    """
+
+    def read(span: Span, field: int) -> list[str]:
+        return [model[at.start : at.end].decode() for at in find_fields(model, span, field)]
 
     for node in find_fields(model, Span(0, len(model)), MODEL_GRAPH, GRAPH_NODE):
-        for entry in find_fields(model, node, NODE_METADATA):
-            if read(entry, ENTRY_KEY) in (MODULE, WEIGHT):
-                yield read(node, NODE_NAME), read(entry, ENTRY_VALUE).removesuffix(".weight")
+        entries = list(find_fields(model, node, NODE_METADATA))
+        modules = [read(entry, ENTRY_VALUE)[0] for entry in entries if read(entry, ENTRY_KEY) == [MODULE]]
+        modules += [name.partition(WEIGHT)[0] for name in read(node, NODE_INPUT) if WEIGHT in name]
+        if modules:
+            yield "".join(read(node, NODE_NAME)), modules[0]
 
 
 def name_node(operator: str, name: str, modules: dict[str, str]) -> str:

@@ -34,6 +34,7 @@ ON_HOST = {
     "Reshape": [1],
     "Slice": [1, 2, 3, 4],
 }
+WITHOUT = ("MatMulIntegerToFloat",)
 HALVES = (onnx.TensorProto.FLOAT16, onnx.TensorProto.BFLOAT16)  # GroupQueryAttention's on a GPU
 
 
@@ -44,7 +45,8 @@ class PlacedGraph:
         self.model = onnx.load(path)
         graph = self.model.graph
         self.given = {value.name for value in (*graph.input, *graph.initializer)}
-        types = {value.name: value.type.tensor_type.elem_type for value in graph.input}
+        known = (*graph.input, *graph.value_info)
+        types = {value.name: value.type.tensor_type.elem_type for value in known}
         self.on_cpu: list[onnx.NodeProto] = []
         self.on_gpu: list[onnx.NodeProto] = []
         shapes: set[str] = set()  # values on the host
@@ -52,7 +54,8 @@ class PlacedGraph:
         for node in graph.node:
             wanted = ON_HOST.get(node.op_type, [])
             computed = [(i, name) for i, name in enumerate(node.input) if name and name not in self.given]
-            if node.op_type == "GroupQueryAttention" and types.get(node.input[3]) not in HALVES:
+            in_fp32 = node.op_type == "GroupQueryAttention" and types[node.input[0]] not in HALVES
+            if in_fp32 or node.op_type in WITHOUT:
                 self.on_cpu.append(node)
                 continue
             if node.op_type == "Shape" or (

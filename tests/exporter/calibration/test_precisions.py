@@ -74,11 +74,12 @@ def test_precisions_of_the_same_weights_share_a_file_and_caches_are_typed(
     checkpoints: dict[str, Checkpoint],
 ) -> None:
     names = list(PRECISIONS)
-    artifacts = plan_artifacts(checkpoints["gpt2-demo"], ["cpu", "rtx"], names)
+    artifacts = plan_artifacts(checkpoints["gpt2-demo"], ["cpu", "cuda", "rtx"], names)
     data = {(a.precision, a.dialect): a.data for a in artifacts}
-    for bits in ("fp32", "int8", "int4"):
+    for bits in ("fp32", "int8", "int4", "fp16", "w8a16", "w4a16"):
         assert data[bits, "ort"] == data[f"{bits}-kv8", "ort"]
-    assert data["fp32", "ort"] == data["fp32", "inplace"]
+    for bits in ("fp32", "w8a16"):
+        assert data[bits, "ort"] == data[bits, "inplace"]
     assert len(set(data.values())) == len({kind.weights for kind in PRECISIONS.values()}) == 8
     for artifact in artifacts:
         cache = {s.dtype for s in (*artifact.inputs, *artifact.outputs) if "cache" in s.name or "." in s.name}
@@ -116,7 +117,8 @@ def test_what_a_model_or_target_cannot_have_is_refused(
 
 @pytest.mark.parametrize("names", [[], ["fp64"], ["fp32", "int3"], ["INT8"], "int8"])
 def test_unknown_precisions_list_the_known(names: list[str]) -> None:
-    known = "fp32, fp16, int8, int4, fp32-kv8, int8-kv8, int4-kv8, w8a16, w4a16, fp8a16, nvfp4a16"
+    known = "fp32, fp16, int8, int4, fp32-kv8, int8-kv8, int4-kv8, "
+    known += "fp16-kv8, w8a16, w4a16, w8a16-kv8, w4a16-kv8, fp8a16, nvfp4a16"
     with pytest.raises(InputError, match=f"must name one or more of {known}(; did you mean|$)"):
         resolve_precisions(names)
 

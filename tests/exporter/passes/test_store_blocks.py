@@ -42,7 +42,9 @@ def make(
 ) -> tuple[ir.Model, Array]:
     """A graph in fp16: a product of a weight (N, width) in codes, with a bias; and the weight."""
     weight = draw(N, width) * np.geomspace(1e-2, 1, N, dtype=np.float32)[:, None]
-    shapes = f"float[{width},{N}] w = {{{','.join(['0'] * (N * width))}}}, float[{N}] b = {{{'0.5,' * (N - 1)}0}}"
+    shapes = (
+        f"float[{width},{N}] w = {{{','.join(['0'] * (N * width))}}}, float[{N}] b = {{{'0.5,' * (N - 1)}0}}"
+    )
     body = f"(float[t,{width}] x) => (float[t,{N}] y) <{shapes}> {{ p = MatMul(x, w) y = Add(p, b) }}"
     model = parse_graph(f'<ir_version: 10, opset_import: ["" : 21]> g {body}')
     model.graph.initializers["w"].const_value = ir.tensor(np.ascontiguousarray(weight.T), name="w")
@@ -86,7 +88,7 @@ def test_what_is_stored_is_read_back(precision: str, width: int, size: int) -> N
 
 
 def test_a_product_in_fp32_keeps_its_codes() -> None:
-    """Its results are beyond fp16, and so may its weight be; codes are not scaled, the bias is added in fp32."""
+    """Its results are beyond fp16, and so may its weight be; codes are not scaled."""
     choices = {"node_0": Fp32Reason(reached=1e6, shift=3), "node_1": Fp32Reason(reached=1e6)}
     model, weight = make(store_blocks, "w8a16", 96, 0, choices)
     (node,) = nodes(model, "MatMulNBits")
