@@ -96,8 +96,8 @@ KERNELS: Mapping[str, Kernel] = {
     **list_alike("SkipLayerNormalization SkipSimplifiedLayerNormalization", NETWORK, domain=MICROSOFT),
 }
 
-# What ONNX Runtime leaves on the CPU because it computes shapes, of a few whole numbers. It has kernels of all
-# these on a GPU too.
+# What ONNX Runtime leaves on the CPU because it computes shapes, of a few whole numbers. It has kernels of
+# all these on a GPU too.
 SHAPE_OPERATORS = frozenset(
     {
         "Abs", "Add", "And", "Cast", "Concat", "Constant", "ConstantOfShape", "Div", "Equal", "Expand",

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 
-from ..bundle.artifact import TOTAL, WINDOW_TOTAL
+from ..bundle.artifact import IN_HALF, TOTAL, WINDOW_TOTAL
 from ..bundle.bundle import Bundle
 from ..bundle.manifest import Artifact
 from ..errors import BackendUnavailableError, BundleError, InputError, ManifestError
@@ -29,7 +29,8 @@ def choose_artifact(
 ) -> Artifact:
     """Return the graph of `precision`, else of the manifest's default, else of the first given at export.
 
-    The dialects are those that can be run, the fastest first.
+    The dialects are those that can be run, the fastest first. "int8" means w8a16 where only that is there, a
+    graph that computes in fp16; "int4" w4a16.
     """
     graphs = [a for a in bundle.manifest.artifacts if a.graph == graph]
     artifacts = [a for a in graphs if a.dialect in dialects and a.precision not in PLANS_ONLY and accepts(a)]
@@ -45,6 +46,8 @@ def choose_artifact(
     default = bundle.manifest.default_precision
     default = None if default in only else default
     wanted = (default or precisions[0]) if precision is None else precision
+    if wanted not in precisions and IN_HALF.get(wanted) in precisions:
+        wanted = IN_HALF[wanted]
     if wanted not in precisions:
         hint = did_you_mean(wanted, precisions)
         raise InputError(f"precision={wanted!r} is not in this bundle, which has {precisions}{hint}")
