@@ -20,6 +20,7 @@ from .device_buffer import DeviceBuffer, DeviceProgram, check_buffers, make_buff
 from .dialects import CUDA_DIALECTS, choose_artifact, explain_misfit_on_cuda, refuse_older_gpu
 from .ort_program import CPU, OrtProgram, import_onnxruntime
 from .placement import Placement, read_placement
+from .requirements import check_version
 
 PROVIDER = "CUDAExecutionProvider"
 # The better first; those below fp16 where they are asked for.
@@ -44,6 +45,7 @@ class OrtCudaBackend:
         if hasattr(ort, "preload_dlls"):  # of pip's packages, which the provider does not find by itself
             with contextlib.redirect_stdout(io.StringIO()):  # what it misses the provider says too
                 ort.preload_dlls()
+        self.version = str(ort.__version__)
         self.verify = request.verify
         self.placements: dict[str, Placement] = {}  # by the ids of the graphs that were opened
 
@@ -60,6 +62,7 @@ class OrtCudaBackend:
         )
 
     def open(self, bundle: Bundle, artifact: Artifact) -> OrtCudaProgram:
+        check_version(artifact, self.version)
         refuse_older_gpu(artifact, self.device.gpu.sm)
         path = bundle.path(artifact.file, verify=self.verify)
         with bundle.check_meanwhile(artifact.data, verify=self.verify), self.device.turn():

@@ -191,6 +191,7 @@ def emulated_ort_cuda(available: bool = True, starts: bool = True, **machine: An
 
     loaded: list[str] = []
     found = SimpleNamespace(
+        __version__=onnxruntime.__version__,
         get_available_providers=lambda: [PROVIDER] * available + ["CPUExecutionProvider"],
         preload_dlls=preload_dlls,
     )
