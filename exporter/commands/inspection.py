@@ -10,7 +10,6 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeAlias
 
 from ...runtime.apps.commands.tables import FittingTable, format_size
-from ...runtime.backends.dialects import CUDA_DIALECTS
 from ...runtime.bundle.bundle import Bundle
 from ...runtime.bundle.manifest import Artifact, Axis, Manifest, Plan, TensorSpec
 from ...runtime.bundle.plan import sum_profile_memory
@@ -81,12 +80,7 @@ def inspect_bundle(folder: Path) -> Inspection:
         ids_by_tensors.setdefault(tuple(list_tensor_rows(artifact)), []).append(artifact.id)
     for rows, ids in ids_by_tensors.items():
         sections.append((f"tensors of {', '.join(ids)}", ("tensor", "role", "type", "axes"), rows))
-    kernels = {a.id: count_kernels(folder / a.file) for a in manifest.artifacts if a.dialect in CUDA_DIALECTS}
-    counts = [(name, *describe_kernels(counted)) for name, counted in kernels.items() if counted is not None]
-    if counts:
-        sections.append(("kernels of ONNX Runtime on a GPU", ("graph", "nodes", "without a kernel"), counts))
     value = json.loads(manifest.to_json())
-    value["gpu_kernels"] = {name: asdict(counted) for name, counted in kernels.items() if counted is not None}
     if manifest.plans:
         columns = ("plan", "engine", "built from", "architectures", "profiles", "size")
         title = f"plans: {NOT_RUN} (`planforge selftest {folder}` runs one, on a machine with its GPU)"
@@ -98,33 +92,6 @@ def inspect_bundle(folder: Path) -> Inspection:
     ]
     sections.append(("files", ("file", "size", "state"), files))
     return Inspection(value, sections)
-
-
-@dataclass(frozen=True)
-class KernelCount:
-    """A graph's nodes, and those of them that no kernel of ONNX Runtime on a GPU takes, by operator."""
-
-    nodes: int
-    without: Mapping[str, int]
-
-
-def count_kernels(path: Path) -> KernelCount | None:
-    """Count a graph's nodes by the table of kernels; None where its file is missing or damaged."""
-    from ..linting.cuda_rules import list_without_kernel
-    from ..linting.model import LintModel
-
-    try:
-        model = LintModel.load(path, in_bundle=True)
-    except InputError:  # as `planforge lint` says; what can be read is shown here
-        return None
-    without = Counter(operator for _, operator, _ in list_without_kernel(model))
-    return KernelCount(len(list(model.nodes)), dict(without))
-
-
-def describe_kernels(counted: KernelCount) -> tuple[str, str]:
-    """Return a count in two cells of a table."""
-    parts = [f"{count} x {operator}" for operator, count in counted.without.items()]
-    return str(counted.nodes), ", ".join(parts) or "none"
 
 
 def list_head_rows(manifest: Manifest) -> list[tuple[str, str]]:
@@ -325,6 +292,33 @@ def inspect_onnx(path: Path) -> Inspection:
         head.append(("without a GPU kernel", "{1} of {0} nodes".format(*describe_kernels(kernels))))
     tensors = [(f"{side}  {name}", dtype, shape) for side, name, dtype, shape in rows]
     return Inspection(found, [(path.name, ("", ""), head), ("tensors", ("tensor", "type", "shape"), tensors)])
+
+
+@dataclass(frozen=True)
+class KernelCount:
+    """A graph's nodes, and those of them that no kernel of ONNX Runtime on a GPU takes, by operator."""
+
+    nodes: int
+    without: Mapping[str, int]
+
+
+def count_kernels(path: Path) -> KernelCount | None:
+    """Count a graph's nodes by the table of kernels; None where lint cannot read it."""
+    from ..linting.cuda_rules import list_without_kernel
+    from ..linting.model import LintModel
+
+    try:
+        model = LintModel.load(path, in_bundle=False)
+    except InputError:  # as `planforge lint` says; what can be read is shown here
+        return None
+    without = Counter(operator for _, operator, _ in list_without_kernel(model))
+    return KernelCount(len(list(model.nodes)), dict(without))
+
+
+def describe_kernels(counted: KernelCount) -> tuple[str, str]:
+    """Return a count in two cells of a table."""
+    parts = [f"{count} x {operator}" for operator, count in counted.without.items()]
+    return str(counted.nodes), ", ".join(parts) or "none"
 
 
 def inspect_plan(path: Path) -> Inspection:

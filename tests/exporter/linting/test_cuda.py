@@ -117,14 +117,13 @@ def test_what_a_gpu_has_no_kernel_for_is_told(
 
 
 def test_inspect_counts_what_a_gpu_has_no_kernel_for(demo_bundle: Path) -> None:
-    kernels = inspect(demo_bundle).value["gpu_kernels"]
+    kernels = {
+        name: inspect(next(demo_bundle.glob(f"onnx/{name}-*"))).value["gpu_kernels"]
+        for name in ("decoder.ort.fp32", "decoder.inplace.fp16")
+    }
     assert kernels["decoder.ort.fp32"]["without"] == {"com.microsoft.GroupQueryAttention": 4}
-    assert kernels["decoder.portable.fp32"]["without"] == {}
-    assert "decoder.inplace.fp16" not in kernels
-    assert (
-        inspect(next(demo_bundle.glob("onnx/decoder.ort.fp32-*"))).value["gpu_kernels"]
-        == (kernels["decoder.ort.fp32"])
-    )
+    assert kernels["decoder.inplace.fp16"]["without"] == {}
+    assert all(counted["nodes"] > 60 for counted in kernels.values())
 
 
 def test_verification_refuses_what_a_gpu_would_compute_wrong(tmp_path: Path) -> None:
