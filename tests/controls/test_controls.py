@@ -127,6 +127,7 @@ def test_each_limit_follows_from_rounding_and_catches_what_is_three_times_that(
     assert {limit.metric for limit in limits} == {*CAPPED, "score_error"} - of_labels
     assert {limit.artifact.rpartition(".")[2] for limit in limits} == PRECISIONS.keys() - {
         "int4-kv8",
+        "fp16-kv8",
         *IN_HALF.values(),
     }
     loose = [(one.artifact, one.name, why) for one in limits for why in one.list_faults()]
