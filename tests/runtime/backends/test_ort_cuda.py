@@ -11,9 +11,15 @@ from typing import Any
 
 import numpy as np
 import onnx
+import onnx_ir as ir
 import pytest
 
 from planforge.exporter import export
+from planforge.exporter.checkpoints.source import resolve_source
+from planforge.exporter.graphs import list_tensors
+from planforge.exporter.passes.weight_files import load_graph
+from planforge.exporter.reference_model import load_our_model
+from planforge.exporter.verification.structure import compare_structure
 from planforge.runtime import TextEncoder, TextGenerator, Translator, load
 from planforge.runtime.apps.check.selftest import selftest
 from planforge.runtime.apps.commands.selftest import list_remarks
@@ -136,6 +142,29 @@ def test_generation_in_fewer_bits_is_that_of_the_cpu(precision: str, quantized: 
             assert model.artifact.precision == own
             placement = model.placements[model.artifact.id]
             assert placement.gpu > 40 and placement.shapes == 3 and not placement.others
+
+
+@pytest.mark.parametrize("precision", ["w8a16", "w4a16"])
+def test_a_code_that_was_changed_in_the_file_is_named(
+    precision: str, quantized: Path, tmp_path: Path
+) -> None:
+    copy = Path(shutil.copytree(quantized, tmp_path / "copy"))
+    bundle = Bundle.open(copy)
+    artifact = bundle.manifest.artifact(f"decoder.ort.{precision}")
+    model = load_our_model(resolve_source("gpt2-demo").folder, 64)
+    tensors = {name: np.asarray(tensor) for name, tensor in list_tensors(model).items()}
+    assert compare_structure(bundle, artifact, tensors).failures == ()
+    graph = load_graph(copy / artifact.file).graph
+    node = next(node for node in graph if node.name == "node_MatMul_86")  # the first layer's c_proj
+    codes = node.inputs[1]
+    assert codes is not None and isinstance(codes.const_value, ir.ExternalTensor)
+    at = (codes.const_value.offset or 0) + 5
+    data = bytearray((copy / artifact.data[0]).read_bytes())
+    data[at] ^= 0x40
+    (copy / artifact.data[0]).write_bytes(data)
+    (failure,) = compare_structure(bundle, artifact, tensors).failures
+    assert "'h.0.attn.c_proj.weight' of node 'node_MatMul_86' (MatMulNBits)" in failure
+    assert "are more than half a step off" in failure and "first in row 0" in failure
 
 
 def test_a_cache_in_int8_is_for_newer_gpus(quantized: Path) -> None:
