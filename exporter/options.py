@@ -30,9 +30,9 @@ class ExportOptions(TypedDict, total=False):
 
     Attributes:
         precision: "fp32", "fp16", "int8", "int4", and with keys and values in int8 "fp32-kv8", "int8-kv8",
-            "int4-kv8"; the first is `load`'s own choice. By default fp32, and fp16 where a target has it. Of
-            plans "w8a16", "w4a16", "fp8" and "nvfp4", with products in fp16; where every target builds plans,
-            "int8" and "int4" mean the first two.
+            "int4-kv8"; the first is `load`'s own choice. By default fp32, and fp16 where a target has it. On
+            a GPU "w8a16" and "w4a16", and of plans "fp8" and "nvfp4", with products in fp16; where every
+            target runs on GPUs, "int8" and "int4" mean the first two.
         target: "cpu", "rtx", ...; by default cpu and rtx, without a plan where tensorrt-rtx is missing.
         sms: GPU architectures to build plans for, such as "sm86"; by default all that the engine has.
         opt: shapes that plans are optimized for, such as [{"batch": 8, "length": 128}].
@@ -144,12 +144,12 @@ def choose_targets_and_precisions(
         raise InputError("target=[] is empty; leave it out for the default targets")
     if precision is None:
         return targets, list_usual_precisions(targets)
-    only_plans = all(find_target(name).plans for name in targets)
-    names = resolve_precisions(expand_names(precision, only_plans))
+    in_half = all(find_target(name).multiplies_in_half for name in targets)
+    names = resolve_precisions(expand_names(precision, in_half))
     if target is None and not any(PRECISIONS[name].is_half for name in names):
         targets = ["cpu"]  # plans compute in fp16
-    elif target is None and not all("ort" in PRECISIONS[name].dialects for name in names):
-        targets = [name for name in targets if find_target(name).plans]  # ONNX Runtime has no such graph
+    elif target is None and any(PRECISIONS[name].quantizes_in_half for name in names):
+        targets = [name for name in targets if find_target(name).plans]  # a CPU gets no such graph
     return targets, names
 
 

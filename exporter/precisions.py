@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 
-from ..runtime.bundle.artifact import IN_PLANS, computes_in_half
+from ..runtime.bundle.artifact import IN_HALF, computes_in_half
 from ..runtime.errors import InputError
 from ..runtime.suggest import did_you_mean
 from .number_formats import CPU_INTEGERS, PLAN_FLOATS, PLAN_INTEGERS, NumberFormats
@@ -16,6 +16,7 @@ FLOATS: Forms = dict.fromkeys(("portable", "inplace", "ort"), ())
 BLOCKS: Forms = {"ort": ("blocks",)}
 ROWS: Forms = {"ort": ("rows", "blocks")}
 PLANS: Forms = dict.fromkeys(("portable", "inplace"), ("dequantized",))  # of graphs that plans are built from
+HALVES: Forms = {**PLANS, **BLOCKS}  # those, and ONNX Runtime's on a GPU
 
 
 @dataclass(frozen=True)
@@ -40,9 +41,19 @@ class Precision:
         return computes_in_half(self.weights)
 
     @property
+    def computes_in(self) -> str:
+        """Return the type of most of its products, "float16" or "float32"."""
+        return "float16" if self.is_half else "float32"
+
+    @property
     def is_quantized(self) -> bool:
         """Return whether weights or cache are quantized."""
         return self.weight_bits is not None or self.cache_bits is not None
+
+    @property
+    def quantizes_in_half(self) -> bool:
+        """Return whether products by quantized weights are in fp16."""
+        return self.is_half and self.weight_bits is not None
 
     @property
     def format_name(self) -> str:
@@ -70,16 +81,19 @@ PRECISIONS = {
     "fp32-kv8": Precision("fp32", {"ort": ()}, cache_bits=8),
     "int8-kv8": Precision("int8", ROWS, weight_bits=8, cache_bits=8),
     "int4-kv8": Precision("int4", BLOCKS, weight_bits=4, cache_bits=8),
-    "w8a16": Precision("w8a16", PLANS, weight_bits=8, formats=PLAN_INTEGERS),
-    "w4a16": Precision("w4a16", PLANS, weight_bits=4, formats=PLAN_INTEGERS),
+    "fp16-kv8": Precision("fp16", {"ort": ()}, cache_bits=8),
+    "w8a16": Precision("w8a16", HALVES, weight_bits=8, formats=PLAN_INTEGERS),
+    "w4a16": Precision("w4a16", HALVES, weight_bits=4, formats=PLAN_INTEGERS),
+    "w8a16-kv8": Precision("w8a16", BLOCKS, weight_bits=8, cache_bits=8, formats=PLAN_INTEGERS),
+    "w4a16-kv8": Precision("w4a16", BLOCKS, weight_bits=4, cache_bits=8, formats=PLAN_INTEGERS),
     "fp8a16": Precision("fp8a16", PLANS, weight_bits=8, formats=PLAN_FLOATS),
     "nvfp4a16": Precision("nvfp4a16", PLANS, weight_bits=4, formats=PLAN_FLOATS),
 }
 
 
-def expand_names(names: Sequence[str], only_plans: bool) -> list[str]:
-    """Return the precisions that a user's names stand for; int8 and int4 for those of plans alone."""
-    return [IN_PLANS.get(name, name) if only_plans or name not in PRECISIONS else name for name in names]
+def expand_names(names: Sequence[str], in_half: bool) -> list[str]:
+    """Return the precisions that a user's names stand for; int8 and int4 for those that multiply in fp16."""
+    return [IN_HALF.get(name, name) if in_half or name not in PRECISIONS else name for name in names]
 
 
 def resolve_precisions(names: Sequence[str]) -> list[str]:

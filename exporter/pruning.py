@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from ..runtime.backends.plan_compatibility import reads
-from ..runtime.bundle.artifact import IN_PLANS
+from ..runtime.bundle.artifact import IN_HALF
 from ..runtime.bundle.bundle import Bundle
 from ..runtime.bundle.manifest import Artifact, FileEntry, Manifest, Plan
 from ..runtime.errors import InputError
@@ -93,12 +93,12 @@ def prune(
 def parse_keep(names: Sequence[str], present: Collection[str]) -> Keep:
     """Return the targets and precisions of these names; refuse unknown ones, and none at all.
 
-    int8 stands for that of plans if it is not among the `present` precisions, or all targets build plans.
+    int8 stands for w8a16 if it is not among the `present` precisions, or all targets run on GPUs.
     """
     names = [names] if isinstance(names, str) else list(dict.fromkeys(names))
     if not names:
         raise InputError("keep=[] leaves nothing; name precisions or targets, such as int8 or cpu")
-    known = (*PRECISIONS, *IN_PLANS, *NAMES)
+    known = (*PRECISIONS, *IN_HALF, *NAMES)
     for name in names:
         if name not in known:
             raise InputError(
@@ -106,10 +106,10 @@ def parse_keep(names: Sequence[str], present: Collection[str]) -> Keep:
                 f" ({', '.join(NAMES)}){suggest_target(name, known)}"
             )
     targets = [name for name in names if name in NAMES]
-    only_plans = bool(targets) and all(find_target(name).plans for name in targets)
-    precisions = expand_names([name for name in names if name not in targets], only_plans)
-    in_plans = {name: IN_PLANS.get(name) for name in precisions if name not in present}
-    precisions = [str(own) if (own := in_plans.get(name)) in present else name for name in precisions]
+    in_half = bool(targets) and all(find_target(name).multiplies_in_half for name in targets)
+    precisions = expand_names([name for name in names if name not in targets], in_half)
+    halves = {name: IN_HALF.get(name) for name in precisions if name not in present}
+    precisions = [str(own) if (own := halves.get(name)) in present else name for name in precisions]
     return Keep(tuple(targets), tuple(precisions))
 
 
@@ -179,16 +179,16 @@ def list_graphs(manifest: Manifest, target: Target) -> list[Artifact]:
 def takes(manifest: Manifest, target: Target, artifact: Artifact) -> bool:
     """Tell whether a target runs a graph: one that an export writes for it, else the portable one.
 
-    ONNX Runtime's targets have no use for weights that are quantized for plans. TensorRT runs plans, which
-    are built from graphs in fp16, and from a portable decoder only if that is the target's own dialect or
-    another exporter's.
+    ONNX Runtime's targets take weights that are quantized for fp16 in their own dialect alone. TensorRT runs
+    plans, which are built from graphs in fp16, and from a portable decoder only if that is the target's own
+    dialect or another exporter's.
     """
     own = target.find_dialect(artifact.keeps_cache, artifact.precision)
     is_refused = own == target.dialect and artifact.precision in target.without
     others = [a for a in manifest.artifacts if a.graph == artifact.graph and a.dialect == own]
     if target.plans and not artifact.is_half:
         return False
-    if artifact.precision in IN_PLANS.values() and not target.plans and target.dialect != "portable":
+    if PRECISIONS[artifact.precision].quantizes_in_half and not target.plans and artifact.dialect != own:
         return False
     if artifact.dialect == own:
         return not is_refused

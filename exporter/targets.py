@@ -8,8 +8,10 @@ from collections.abc import Collection, Sequence
 from dataclasses import dataclass, replace
 from typing import Literal
 
+from ..runtime.backends.cuda_kernels import explain_missing_attention
 from ..runtime.errors import InputError
 from ..runtime.suggest import did_you_mean
+from .precisions import PRECISIONS
 from .tensorrt_versions import INPLACE_SINCE, TENSORRT_VERSIONS, Version
 
 Engine = Literal["onnxruntime", "tensorrt", "tensorrt-rtx"]
@@ -36,12 +38,19 @@ class Target:
     # precisions that are not for it, though its dialect can have them; a model that has no such graph gets
     # another dialect's, in any precision
     without: tuple[str, ...] = ()
-    fp32_dialect: str = ""  # of a decoder in fp32, where its dialect's attention has no kernel for that
+    on_gpu: bool = False  # whether ONNX Runtime runs it on a GPU
 
     def find_dialect(self, keeps_cache: bool, precision: str) -> str:
-        """Return the dialect of a graph that it takes in a precision."""
-        has_other = self.fp32_dialect and keeps_cache and precision == "fp32"
-        return self.fp32_dialect if has_other else self.dialect
+        """Return the dialect of a graph that it takes in a precision, whose attention has kernels there."""
+        kind = PRECISIONS[precision]
+        cache = "int8" if kind.cache_bits else kind.computes_in
+        has_none = self.on_gpu and explain_missing_attention(self.dialect, kind.computes_in, cache)
+        return "portable" if keeps_cache and has_none else self.dialect
+
+    @property
+    def multiplies_in_half(self) -> bool:
+        """Return whether products by quantized weights are in fp16 there, as on a GPU."""
+        return self.plans or self.on_gpu
 
     @property
     def plans(self) -> bool:
@@ -69,9 +78,16 @@ def _make_jetpack(name: str, version: Version, about: str, source: str) -> Targe
     return replace(_VERSIONS[version], name=f"jetpack{name}", about=text, source=source)
 
 
-# Not fp16, which a CPU computes in fp32, with casts.
 _CPU = Target(
-    "cpu", "onnxruntime", (1, 31), (7, 26), "ONNX Runtime 1.31 on a CPU", ORT_MEASURED, "ort", ("fp16",)
+    "cpu",
+    "onnxruntime",
+    (1, 31),
+    (7, 26),
+    "ONNX Runtime 1.31 on a CPU",
+    ORT_MEASURED,
+    "ort",
+    # fp16 is computed in fp32 there, with casts
+    without=("fp16", "w8a16", "w4a16", "fp16-kv8", "w8a16-kv8", "w4a16-kv8"),
 )
 # Every engine and board once: what `planforge lint` checks for unless told otherwise.
 TARGETS = {
@@ -98,8 +114,8 @@ _OTHERS = {
         name="cuda",
         about="ONNX Runtime 1.31 on an NVIDIA GPU",
         source=ANY_ENGINE,
-        without=("int8", "int4", "fp32-kv8", "int8-kv8", "int4-kv8"),  # were never tried there
-        fp32_dialect="portable",
+        without=("int8", "int4", "fp32-kv8", "int8-kv8", "int4-kv8"),  # products in fp16 are faster there
+        on_gpu=True,
     ),
     "tensorrt11": _VERSIONS[(11, 2)],
 }

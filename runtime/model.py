@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from pathlib import Path
+from types import MappingProxyType
 from typing import TYPE_CHECKING, ClassVar, TypeVar
 
 from .backends.backend import Backend, GraphRunner, LoadRequest
@@ -18,6 +19,7 @@ from .tasks import find_task
 if TYPE_CHECKING:
     from typing_extensions import Unpack
 
+    from .backends.placement import Placement
     from .bundle.manifest import Artifact
     from .memory_budget import MemoryBudget
     from .options import LoadOptions
@@ -34,6 +36,7 @@ class Model(ABC):
         family: the model's family, such as "gpt2"; set by `load`.
         threads: how many the engine uses; None on a GPU.
         prepared: whether its weights are those that `planforge prepare` has kept.
+        placements: where the nodes of each graph run, by its id; of ONNX Runtime on a GPU alone.
         bundle: what it was opened from; set by `load`.
         max_length: the most tokens that it reads, or reads and writes.
     """
@@ -45,6 +48,7 @@ class Model(ABC):
     family: str = ""
     threads: int | None = None
     prepared: bool = False
+    placements: Mapping[str, Placement] = MappingProxyType({})
     bundle: Bundle
     max_length: int
     _is_closed = False
@@ -82,6 +86,7 @@ class Model(ABC):
         threads = getattr(engine, "threads", None)  # engines on a GPU have none
         model.threads = threads.count if isinstance(threads, Threads) else None
         model.prepared = getattr(engine, "uses_prepared", False)
+        model.placements = getattr(engine, "placements", {})
         model.bundle = bundle
         return model
 

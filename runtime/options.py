@@ -37,7 +37,8 @@ class LoadOptions(TypedDict, total=False):
             ONNX Runtime there, and "ort-cpu" on the CPU; "auto", the default, takes the first of these that
             works here, and a log line says why not a better one.
         precision: of the graph to run; by default what `planforge bench --set-default` recorded, else on a
-            GPU fp16 where it was found to be right, on a CPU the first that was given at export.
+            GPU fp16 where it was found to be right, on a CPU the first that was given at export. "int8" and
+            "int4" mean "w8a16" and "w4a16" on a GPU.
         threads: cores to use; by default OMP_NUM_THREADS, else the physical cores that this process and its
             cgroup may use.
         max_length: context in tokens (a prompt with its answer); by default, and at most, the bundle's.

@@ -79,12 +79,14 @@ class Calibration:
         if precision == "fp32":
             return None
         weights = self.weights.get(kind.weights, QuantizedWeights(0, 0, {}, {}))
+        scales = self.cache_scales if kind.cache_bits else {}
+        values = weights.dequantize()
         if kind.is_half:
-            return Rounding(torch.float16, weights=weights.dequantize(), keeps_tables=True)
+            return Rounding(torch.float16, weights=values, cache_scales=scales, keeps_tables=True)
         return Rounding(
-            weights=weights.dequantize(),
+            weights=values,
             activation_block=weights.size,
-            cache_scales=self.cache_scales if kind.cache_bits else {},
+            cache_scales=scales,
             products=weights.products,
         )
 

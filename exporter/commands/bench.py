@@ -17,6 +17,8 @@ from ...runtime.apps.commands.run_options import (
 )
 
 if TYPE_CHECKING:
+    from collections.abc import Mapping
+
     from rich.console import RenderableType
 
     from ...runtime.apps.diagnostics.bench import BenchResult, Case
@@ -108,6 +110,8 @@ def make_bench_tables(result: BenchResult, chosen: Case | None) -> list[Renderab
     if "memory speed" in columns:
         speed = where["read_gb_per_s"]
         notes.append(f"Memory speed: the share of the {speed} GB/s, measured here, that decoding uses.")
+    if "on CPU" in columns:
+        notes.append("On CPU: nodes that compute there more than shapes, of all, which slow each step.")
     if chosen is not None:
         notes.append(
             f"load() and `planforge run` now take {chosen.precision}: {explain_default(chosen, result)}."
@@ -128,6 +132,11 @@ def explain_default(chosen: Case, result: BenchResult) -> str:
     return f"{lead}, and {chosen.precision} is more exact"
 
 
+def describe_cpu_nodes(nodes: Mapping[str, int]) -> str:
+    """Return how many nodes compute on the CPU beside a GPU, of all: "12 of 219"."""
+    return f"{nodes['cpu_others']} of {sum(nodes.values())}"
+
+
 def make_row(case: Case) -> dict[str, str]:
     """Return a case's figures by the headings of their columns; "" where a figure does not apply."""
     between = case.inter_token_ms
@@ -140,6 +149,7 @@ def make_row(case: Case) -> dict[str, str]:
         "next token ms": "" if between is None else f"{between['p50']:.2f}",
         "its p99 ms": "" if between is None else f"{between['p99']:.2f}",
         "memory speed": "" if case.bandwidth_share is None else f"{case.bandwidth_share:.0%}",
+        "on CPU": "" if case.nodes is None else describe_cpu_nodes(case.nodes),
         "load ms": f"{case.load_ms:.0f}",
         "peak MB": "" if case.peak_rss_mb is None else f"{case.peak_rss_mb:.0f}",
         "verified": "yes" if case.gate_passed else "NO",

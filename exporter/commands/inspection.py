@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeAlias
 
@@ -281,13 +281,44 @@ def inspect_onnx(path: Path) -> Inspection:
         "weight_bytes": weights,
         "tensors": [{"name": n, "side": side, "dtype": d, "shape": shape} for side, n, d, shape in rows],
     }
+    kernels = count_kernels(path)
+    found["gpu_kernels"] = None if kernels is None else asdict(kernels)
     head = [
         ("opsets", ", ".join(f"{k} {v}" for k, v in opsets.items())),
         ("weights", format_size(weights)),
         ("operators", ", ".join(f"{name} {count}" for name, count in operators)),
     ]
+    if kernels is not None:
+        head.append(("without a GPU kernel", "{1} of {0} nodes".format(*describe_kernels(kernels))))
     tensors = [(f"{side}  {name}", dtype, shape) for side, name, dtype, shape in rows]
     return Inspection(found, [(path.name, ("", ""), head), ("tensors", ("tensor", "type", "shape"), tensors)])
+
+
+@dataclass(frozen=True)
+class KernelCount:
+    """A graph's nodes, and those of them that no kernel of ONNX Runtime on a GPU takes, by operator."""
+
+    nodes: int
+    without: Mapping[str, int]
+
+
+def count_kernels(path: Path) -> KernelCount | None:
+    """Count a graph's nodes by the table of kernels; None where lint cannot read it."""
+    from ..linting.cuda_rules import list_without_kernel
+    from ..linting.model import LintModel
+
+    try:
+        model = LintModel.load(path, in_bundle=False)
+    except InputError:  # as `planforge lint` says; what can be read is shown here
+        return None
+    without = Counter(operator for _, operator, _ in list_without_kernel(model))
+    return KernelCount(len(list(model.nodes)), dict(without))
+
+
+def describe_kernels(counted: KernelCount) -> tuple[str, str]:
+    """Return a count in two cells of a table."""
+    parts = [f"{count} x {operator}" for operator, count in counted.without.items()]
+    return str(counted.nodes), ", ".join(parts) or "none"
 
 
 def inspect_plan(path: Path) -> Inspection:

@@ -16,9 +16,9 @@ OutputOption = Annotated[Path, make_option("The bundle's folder.", "--output", "
 PrecisionsOption = Annotated[
     str | None,
     make_option(
-        "fp32, fp16, int8, int4, or with an int8 key-value cache fp32-kv8, int8-kv8, int4-kv8; of plans"
-        " w8a16, w4a16, fp8 and nvfp4, weights in int8, int4, fp8 or NVFP4; several separated by commas."
-        " `run` uses the first.",
+        "fp32, fp16, int8, int4, or with an int8 key-value cache fp32-kv8, int8-kv8, int4-kv8; for a GPU"
+        " w8a16 and w4a16, weights in int8 or int4, and fp16-kv8, w8a16-kv8, w4a16-kv8; of plans fp8 and"
+        " nvfp4; several separated by commas. `run` uses the first.",
         show_default="fp32, and fp16 except for cpu",
     ),
 ]

@@ -6,14 +6,13 @@ from collections.abc import Iterator
 
 import onnx_ir as ir
 
+from ...runtime.backends.cuda_kernels import DOCUMENTED, KERNELS, MEASURED, explain_missing
 from ..host_inputs import find_late_inputs
 from ..targets import Target
-from .model import LintModel, find_input, name_type, type_of
+from .model import LintModel, is_standard, name_type, type_of
 from .rule import Hit, make_rule
 
-MEASURED = "measured with onnxruntime-gpu 1.31.1 on an H200"
-CACHE = 3  # GroupQueryAttention's past keys
-HALVES = (ir.DataType.FLOAT16, ir.DataType.BFLOAT16)
+NUMPY_NAMES = {"float": "float32", "double": "float64"}
 
 
 def accept_cuda(target: Target) -> bool:
@@ -33,14 +32,27 @@ def check_host_input(model: LintModel, target: Target) -> Iterator[Hit]:
 
 
 @make_rule(
-    "GroupQueryAttention in a type without a kernel on a GPU",
-    fix="export fp32 with --target cuda, which takes another dialect, or run fp16",
+    "a node without a kernel on a GPU, by its operator, its types or its attributes",
+    fix="export with --target cuda, which takes graphs that have kernels; in fp16, w8a16 or w4a16",
     severity="warning",
-    source=MEASURED,
+    source=DOCUMENTED,
     holds=accept_cuda,
 )
-def check_attention_on_cpu(model: LintModel, target: Target) -> Iterator[Hit]:
+def check_computed_on_cpu(model: LintModel, target: Target) -> Iterator[Hit]:
+    for node, operator, missing in list_without_kernel(model):
+        words = f"{missing}: it is computed on the CPU, at each step"
+        yield Hit(words, node, source=KERNELS[operator].source)
+
+
+def list_without_kernel(model: LintModel) -> Iterator[tuple[ir.Node, str, str]]:
+    """Yield the nodes that no kernel on a GPU takes, with their operator, and the reason in words."""
     for node in model.nodes:
-        dtype = type_of(find_input(node, CACHE))
-        if node.op_type == "GroupQueryAttention" and dtype is not None and dtype not in HALVES:
-            yield Hit(f"its cache is {name_type(dtype)}: it is computed on the CPU, at each step", node)
+        operator = node.op_type if is_standard(node) else f"{node.domain}.{node.op_type}"
+        types = {
+            number: NUMPY_NAMES.get(name := name_type(dtype), name)
+            for number, value in enumerate(node.inputs)
+            if (dtype := type_of(value)) is not None
+        }
+        attributes = {name: attribute.value for name, attribute in node.attributes.items()}
+        if missing := explain_missing(operator, types, attributes):
+            yield node, operator, missing

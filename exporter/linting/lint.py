@@ -80,7 +80,7 @@ def list_graph_targets(artifact: Artifact) -> tuple[str, ...]:
     An encoder has no cache, so its portable graph is what rtx's plan is built from too.
     """
     if artifact.dialect == "ort":
-        return ("cuda",) if artifact.precision == "fp16" else ("cpu",)
+        return ("cuda",) if artifact.is_half else ("cpu",)
     if artifact.dialect == "inplace":
         return ("rtx",)
     if not artifact.keeps_cache and artifact.is_half:

@@ -40,9 +40,9 @@ def convert_to_fp16(
     chosen = dict(choose_fp32_nodes(graph, {}) if choices is None else choices)
     for node in [node for node in graph if node.name in chosen]:
         choice = chosen[str(node.name)]
-        if (dequantize := find_dequantize(node)) is not None:  # a weight may be beyond fp16 as well
+        if (reader := find_reader_of_codes(node)) is not None:  # a weight may be beyond fp16 as well
             choice = replace(choice, shift=None)
-            chosen |= {str(node.name): choice, str(dequantize.name): choice}
+            chosen |= {str(node.name): choice, str(reader.name): choice}
         choice.write(node)
         if choice.shift is not None:
             del chosen[str(node.name)]
@@ -117,8 +117,10 @@ def scale_product(graph: ir.Graph, product: ir.Node, shift: int) -> ir.Node:
     return multiply
 
 
-def find_dequantize(product: ir.Node) -> ir.Node | None:
-    """Return the node that gives a product its weight of codes, which cannot be scaled; None without one."""
+def find_reader_of_codes(product: ir.Node) -> ir.Node | None:
+    """Return the node that reads a product's weight of codes, which cannot be scaled; None without one."""
+    if product.op_type == "MatMulNBits":
+        return product
     weight = product.inputs[1] if len(product.inputs) > 1 else None
     producer = None if weight is None else weight.producer()
     return producer if producer is not None and producer.op_type == "DequantizeLinear" else None

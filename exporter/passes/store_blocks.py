@@ -1,10 +1,15 @@
 """Stores weights in int8 and int4 for ONNX Runtime: MatMulNBits, and one table for embedding and head.
 
+Graphs that compute in fp16 have tables in fp16, and weights of the same values as graphs for plans: the scale
+of a whole row is there for each of its blocks.
+
 N rows of a weight (its outputs), K columns (its inputs), b columns in a block
 """
 
 from __future__ import annotations
 
+import math
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
@@ -12,9 +17,9 @@ import numpy.typing as npt
 import onnx_ir as ir
 from onnx_ir.passes.common import RemoveUnusedNodesPass
 
-from ..number_formats import CPU_INTEGERS
+from ..number_formats import CPU_INTEGERS, PLAN_INTEGERS
 from .biases import find_bias_add, find_vector, split_bias_gelus
-from .quantize import QuantizedWeights, find_quantizable
+from .quantize import QuantizedWeights, find_products, find_quantizable
 from .quantized_weight import WEIGHT, WRONG_ZEROS, QuantizedWeight, StoredWeight, read_constants
 from .tables import replace_by_parts
 from .weights import MICROSOFT, View, Weight, add_initializer, make_lazy_tensor
@@ -24,6 +29,8 @@ LOOKUP = "GatherBlockQuantized"
 OPERATORS: tuple[str, ...] = (PRODUCT, LOOKUP)
 
 ACCURACY_INT8 = 4  # MatMulNBits' accuracy_level: activations are rounded to int8, a block at a time
+LARGEST_BLOCK = 128  # of those that CUDA's fast kernels take
+SMALLEST_BLOCK = 16  # that the operator takes
 
 
 def pack(codes: npt.NDArray[np.int8], bits: int) -> npt.NDArray[np.uint8]:
@@ -41,17 +48,33 @@ def unpack(packed: npt.NDArray[np.uint8], bits: int) -> npt.NDArray[np.int8]:
 
 
 def store(model: ir.Model, weights: QuantizedWeights) -> None:
-    """Let every product by a constant, and every embedding matrix, read codes and scales."""
+    """Let every product by a constant, and every embedding matrix, read codes and scales.
+
+    In a graph for fp16 embedding matrices stay as they are. A width that no block fits is a ValueError.
+    """
     graph = model.graph
     split_bias_gelus(graph)
     chosen: dict[str, QuantizedWeight] = {}
-    for node, weight in find_quantizable(graph):
+    for node, weight in find_products(graph) if weights.is_half else find_quantizable(graph):
+        if weights.is_float(weight):
+            continue
         if weight.name not in chosen:
-            chosen[weight.name] = weights.choose(weight)
+            chosen[weight.name] = spread_scales(weight.name, weights.choose(weight))
         replace = replace_lookup if node.op_type == "Gather" else replace_product
         replace(graph, node, weight, chosen[weight.name])
     RemoveUnusedNodesPass()(model)
     graph.opset_imports[MICROSOFT] = 1
+
+
+def spread_scales(name: str, weight: QuantizedWeight) -> QuantizedWeight:
+    """Return a weight with a scale for each block, of a size that the operator has, where a row has one."""
+    K = weight.codes.shape[1]
+    if weight.format.block_sizes != (0,):
+        return weight
+    size = math.gcd(K, LARGEST_BLOCK)
+    if size < SMALLEST_BLOCK:
+        raise ValueError(f"{name}: a width of {K} is not a multiple of {SMALLEST_BLOCK}; export fp16")
+    return replace(weight, scale=np.repeat(weight.scale, K // size, axis=1))
 
 
 def make_tensors(name: str, weight: QuantizedWeight) -> tuple[ir.TensorProtocol, ir.TensorProtocol]:
@@ -69,7 +92,9 @@ def make_tensors(name: str, weight: QuantizedWeight) -> tuple[ir.TensorProtocol,
 def replace_product(graph: ir.Graph, node: ir.Node, weight: Weight, quantized: QuantizedWeight) -> None:
     packed, scale = make_tensors(weight.name, quantized)
     bias = weight.bias
-    if (add := find_bias_add(node)) is not None:  # the product adds it too
+    in_half = quantized.format.is_positive
+    # The product adds it too; in a graph for fp16, where CUDA's kernel does not, it may have to be in fp32.
+    if (add := None if in_half else find_bias_add(node)) is not None:
         bias = find_vector(add)
         ir.convenience.replace_all_uses_with(add.outputs[0], node.outputs[0], replace_graph_outputs=True)
         node.outputs[0].name = add.outputs[0].name
@@ -81,15 +106,19 @@ def replace_product(graph: ir.Graph, node: ir.Node, weight: Weight, quantized: Q
         "N": N,
         "bits": quantized.format.bits,
         "block_size": quantized.size,
-        "accuracy_level": ACCURACY_INT8,
     }
+    if not in_half:
+        attributes["accuracy_level"] = ACCURACY_INT8
     inputs = [node.inputs[0]]
     inputs += [add_initializer(graph, str(tensor.name), tensor) for tensor in (packed, scale)]
     if bias is not None:
         inputs += [None, None, bias]
     product = ir.node(PRODUCT, inputs, attributes, domain=MICROSOFT)
     product.metadata_props[WEIGHT] = weight.name
+    name = node.name
     replace_by_parts(graph, node, [product])
+    if in_half:
+        product.name = name  # by which calibration knows it
 
 
 def replace_lookup(graph: ir.Graph, node: ir.Node, weight: Weight, quantized: QuantizedWeight) -> None:
@@ -115,17 +144,26 @@ def read(node: ir.Node, graph: ir.Graph) -> StoredWeight | None:
         return None
     codes, packed, scale, scales = stored
     bits = node.attributes["bits"].as_int()
-    if (format := CPU_INTEGERS.get(bits)) is None:
+    accuracy = node.attributes.get_int("accuracy_level", 0)
+    formats = CPU_INTEGERS if is_table or accuracy else PLAN_INTEGERS
+    if (format := formats.get(bits)) is None:
         return None
     N = packed.shape.numpy()[0]
     K = packed.size // N * 8 // bits
     blocks = K // node.attributes["block_size"].as_int()
 
+    one_scale = format.block_sizes == (0,)  # of a row, which is there for each block
+
     def read_rows(rows: slice) -> QuantizedWeight:
         found = unpack(packed.numpy().reshape(N, -1)[rows], bits)
-        return QuantizedWeight(found, scales.numpy().reshape(N, blocks)[rows], format)
+        scale = scales.numpy().reshape(N, blocks)[rows].astype(np.float32)
+        return QuantizedWeight(found, scale[:, :1] if one_scale else scale, format)
 
     faults = []
+    if one_scale and (mixed := find_mixed_row(scales.numpy().reshape(N, blocks))) is not None:
+        faults.append(f"has more than one scale in row {mixed}")
+    if accuracy not in (0, ACCURACY_INT8):
+        faults.append(f"has accuracy_level {accuracy}, not {ACCURACY_INT8}")
     if zeros is not None and not are_middle(zeros, N, blocks, bits):
         faults.append(WRONG_ZEROS.format(zeros.name))
     if order is not None and not is_table:
@@ -134,6 +172,12 @@ def read(node: ir.Node, graph: ir.Graph) -> StoredWeight | None:
     return StoredWeight(
         node, names, format, codes, scale, (N, K), read_rows, faults=tuple(faults), is_table=is_table
     )
+
+
+def find_mixed_row(scales: npt.NDArray[Any]) -> int | None:
+    """Return the first row whose scales (N, K / b) differ from block to block; None where none do."""
+    mixed = (scales != scales[:, :1]).any(axis=1)
+    return int(mixed.argmax()) if mixed.any() else None
 
 
 def are_middle(zeros: ir.Value, N: int, blocks: int, bits: int) -> bool:

@@ -125,7 +125,7 @@ def choose_precisions(bundle: Bundle, names: Sequence[str] | None) -> Bundle:
         return bundle
     manifest = bundle.manifest
     known = dict.fromkeys(artifact.precision for artifact in manifest.artifacts if artifact.is_half)
-    wanted = expand_names(names, only_plans=True)
+    wanted = expand_names(names, in_half=True)
     for name in wanted:
         if name not in known:
             raise InputError(

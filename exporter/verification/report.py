@@ -13,6 +13,7 @@ from ...runtime.apps.check.files import PREFIX, Arrays, find_golden, name_damage
 from ...runtime.apps.check.judge import Limits
 from ...runtime.apps.check.metrics import Comparison
 from ...runtime.apps.check.selftest import load_golden
+from ...runtime.bundle.artifact import computes_in_half
 from ...runtime.bundle.bundle import Bundle
 from ...runtime.bundle.manifest import Artifact, Manifest
 from ..bundle.names import name_by_content
@@ -166,8 +167,8 @@ class VerificationReport:
         good = sorted(set(self.precisions.values()) - bad)
         if bad and good and failed <= self.list_failed_alone():
             lines.append(
-                f"{', '.join(good)} passed: {', '.join(sorted(bad))} can be left out by --precision,"
-                " with --target cpu"
+                f"{', '.join(good)} passed: {', '.join(sorted(bad))} can be left out by --precision"
+                f"{'' if any(map(computes_in_half, good)) else ', with --target cpu'}"
             )
         if advice:
             lines.append(advice)

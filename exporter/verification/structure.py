@@ -72,7 +72,7 @@ def compare_structure(
     if tensors is not None:
         weights += check_weights(graph, tensors, stored, is_ours)
         weights += check_quantized_weights(stored, tensors, rows, is_ours)
-    runs_on_cuda = artifact.precision == "fp16" and artifact.dialect in CUDA_DIALECTS
+    runs_on_cuda = artifact.is_half and artifact.dialect in CUDA_DIALECTS
     failures = [
         *shorten(find_wrong_epsilons(graph, bundle.manifest.config) if tensors is None else ()),
         *shorten(find_not_finite(graph)),

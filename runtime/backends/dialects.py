@@ -4,11 +4,12 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 
-from ..bundle.artifact import TOTAL, WINDOW_TOTAL
+from ..bundle.artifact import IN_HALF, TOTAL, WINDOW_TOTAL
 from ..bundle.bundle import Bundle
 from ..bundle.manifest import Artifact
-from ..errors import BundleError, InputError, ManifestError
+from ..errors import BackendUnavailableError, BundleError, InputError, ManifestError
 from ..suggest import did_you_mean
+from .cuda_kernels import ATTENTION, QUANTIZED_CACHE_SM, explain_missing_attention
 
 CPU_DIALECTS = ("ort", "portable", "inplace")  # fastest first
 CUDA_DIALECTS = ("ort", "portable")
@@ -28,7 +29,8 @@ def choose_artifact(
 ) -> Artifact:
     """Return the graph of `precision`, else of the manifest's default, else of the first given at export.
 
-    The dialects are those that can be run, the fastest first.
+    The dialects are those that can be run, the fastest first. "int8" means w8a16 where only that is there, a
+    graph that computes in fp16; "int4" w4a16.
     """
     graphs = [a for a in bundle.manifest.artifacts if a.graph == graph]
     artifacts = [a for a in graphs if a.dialect in dialects and a.precision not in PLANS_ONLY and accepts(a)]
@@ -44,6 +46,8 @@ def choose_artifact(
     default = bundle.manifest.default_precision
     default = None if default in only else default
     wanted = (default or precisions[0]) if precision is None else precision
+    if wanted not in precisions and IN_HALF.get(wanted) in precisions:
+        wanted = IN_HALF[wanted]
     if wanted not in precisions:
         hint = did_you_mean(wanted, precisions)
         raise InputError(f"precision={wanted!r} is not in this bundle, which has {precisions}{hint}")
@@ -65,14 +69,24 @@ def explain_misfit_on_cuda(artifact: Artifact, cpu_nodes: bool = False) -> str:
     """
     if artifact.dialect not in CUDA_DIALECTS:
         return f"ONNX Runtime runs no graph of the dialect {artifact.dialect} there"
-    if artifact.dialect != "ort" or not any(spec.role.startswith("past.") for spec in artifact.inputs):
+    cache = next((spec.dtype for spec in artifact.inputs if spec.role.startswith("past.")), None)
+    if artifact.dialect not in ATTENTION or cache is None:
         return ""
-    if artifact.precision != "fp16":
+    if missing := explain_missing_attention(artifact.dialect, artifact.computes_in, cache):
         why = f"{artifact.id} would compute its attention on the CPU, unless loaded with cpu_nodes=True"
-        return "" if cpu_nodes else why
+        return "" if cpu_nodes else f"{why}: {missing}"
     if any(spec.role in (TOTAL, WINDOW_TOTAL) for spec in artifact.inputs):
         return ""
     return (
         f"{artifact.id} was exported by an older version, and its attention reads there on the host what the"
         " GPU has not yet computed, which gives wrong results"
     )
+
+
+def refuse_older_gpu(artifact: Artifact, sm: str) -> None:
+    """Refuse a graph whose cache is in int8 on a GPU, such as "sm75", that has no kernel for it."""
+    if "cache_bits" in artifact.quantization and int(sm.removeprefix("sm")) < QUANTIZED_CACHE_SM:
+        raise BackendUnavailableError(
+            f"{artifact.id} has a cache in int8, for which ONNX Runtime has no kernel on {sm}, only on"
+            f" sm{QUANTIZED_CACHE_SM} and newer: load a precision without -kv8"
+        )

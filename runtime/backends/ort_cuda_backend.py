@@ -5,12 +5,12 @@ from __future__ import annotations
 import contextlib
 import io
 import logging
-from collections import Counter
 from collections.abc import Mapping, Sequence
 from functools import partial
 from pathlib import Path
 from typing import Any
 
+from ..bundle.artifact import IN_HALF
 from ..bundle.bundle import Bundle
 from ..bundle.export_again import suggest_export_again
 from ..bundle.manifest import Artifact
@@ -19,28 +19,22 @@ from .backend import Array, Arrays, BoundGraph, Buffer, Buffers, LoadRequest, Sh
 from .captured_step import MIN_FREE, NO_GRAPH, NOT_CAPTURED, CapturedGraphs, CapturedStep
 from .cuda_memory import Device
 from .device_buffer import DeviceBuffer, DeviceProgram, Staging, check_buffers, make_buffer
-from .dialects import CUDA_DIALECTS, choose_artifact, explain_misfit_on_cuda
+from .dialects import CUDA_DIALECTS, choose_artifact, explain_misfit_on_cuda, refuse_older_gpu
 from .ort_program import CPU, OrtProgram, import_onnxruntime
+from .placement import Placement, read_placement
+from .requirements import check_version
 from .token_choice import TokenChoice, add_choices
 
 log = logging.getLogger("planforge")
 
 PROVIDER = "CUDAExecutionProvider"
 LOGITS = "logits"
-PRECISIONS = ("fp16", "fp32")  # the better first; int8 and int4 were never tried there
-# What ONNX Runtime leaves on the CPU because it computes shapes, of a few whole numbers. It has all of these
-# on a GPU too, and nothing else.
-SHAPES = (
-    "Abs", "Add", "And", "Cast", "Concat", "Constant", "ConstantOfShape", "Div", "Equal", "Expand",
-    "Flatten", "Gather", "Greater", "GreaterOrEqual", "Identity", "If", "Less", "LessOrEqual",
-    "Max", "MemcpyFromHost", "MemcpyToHost", "Min", "Mod", "Mul", "Neg", "Not", "Or", "Range",
-    "ReduceMax", "ReduceMin", "ReduceProd", "ReduceSum", "Reshape", "Shape", "Size", "Slice",
-    "Split", "Squeeze", "Sub", "Tile", "Unsqueeze", "Where",
-)  # fmt: skip
+# The better first; those below fp16 where they are asked for.
+PRECISIONS = ("fp16", "fp32", "w8a16", "w4a16", "fp16-kv8", "w8a16-kv8", "w4a16-kv8")
 
 
 class OrtCudaBackend:
-    """Opens a bundle's fp16 and fp32 graphs on an NVIDIA GPU; fp16 where none is asked for and it passed."""
+    """Opens a bundle's graphs on an NVIDIA GPU; those in fp16 where none is asked for and they passed."""
 
     name = "ort-cuda"
 
@@ -57,7 +51,9 @@ class OrtCudaBackend:
         if hasattr(ort, "preload_dlls"):  # of pip's packages, which the provider does not find by itself
             with contextlib.redirect_stdout(io.StringIO()):  # what it misses the provider says too
                 ort.preload_dlls()
+        self.version = str(ort.__version__)
         self.verify = request.verify
+        self.placements: dict[str, Placement] = {}  # by the ids of the graphs that were opened
 
     def __str__(self) -> str:
         return f"{self.device.gpu.name}, {self.precision}"
@@ -73,16 +69,24 @@ class OrtCudaBackend:
         return add_choices(chosen) if chosen.keeps_cache else chosen
 
     def open(self, bundle: Bundle, artifact: Artifact) -> OrtCudaProgram:
+        check_version(artifact, self.version)
+        refuse_older_gpu(artifact, self.device.gpu.sm)
         path = bundle.path(artifact.file, verify=self.verify)
         with bundle.check_meanwhile(artifact.data, verify=self.verify), self.device.turn():
-            return OrtCudaProgram(path, self.device, self.cpu_nodes)
+            program = OrtCudaProgram(path, self.device, self.cpu_nodes)
+        if program.placement is not None:
+            self.placements[artifact.id] = program.placement
+        return program
 
 
 def choose_precision(bundle: Bundle, wanted: str | None, cpu_nodes: bool) -> str:
-    """Return the precision to run, or raise an error if the bundle has no graphs in it that run there."""
+    """Return the precision to run, or raise an error if the bundle has no graphs in it that run there.
+
+    "int8" and "int4" mean such weights in graphs that compute in fp16.
+    """
     manifest = bundle.manifest
     graphs = {artifact.graph for artifact in manifest.artifacts}
-    wanted = wanted or manifest.default_precision
+    wanted = IN_HALF.get(wanted, wanted) if wanted else manifest.default_precision
     misfits = [(a, explain_misfit_on_cuda(a, cpu_nodes)) for a in manifest.artifacts]
     for precision in PRECISIONS if wanted is None else (wanted,):
         fitting = [a for a, why in misfits if a.precision == precision and not why]
@@ -94,9 +98,10 @@ def choose_precision(bundle: Bundle, wanted: str | None, cpu_nodes: bool) -> str
         if why and artifact.dialect in CUDA_DIALECTS and artifact.precision in set(asked) & set(PRECISIONS):
             again = suggest_export_again(bundle, precisions=[artifact.precision], targets=["cuda"])
             raise BackendUnavailableError(f"{why}; {again}")
+    missing = wanted if wanted in PRECISIONS else "fp16"
     raise BackendUnavailableError(
-        f"the bundle has no graphs in {wanted or ' or '.join(PRECISIONS)} that ONNX Runtime runs on a GPU;"
-        f" {suggest_export_again(bundle, precisions=['fp16'], targets=['cuda'])}"
+        f"the bundle has no graphs in {wanted or 'fp16 or fp32'} that ONNX Runtime runs on a GPU;"
+        f" {suggest_export_again(bundle, precisions=[missing], targets=['cuda'])}"
     )
 
 
@@ -129,8 +134,6 @@ class OrtCudaProgram(DeviceProgram, OrtProgram):
                 f"ONNX Runtime could not start {PROVIDER}, usually because cuDNN or another CUDA library is"
                 f" missing: {suggest_install('gpu')}"
             )
-        if not cpu_nodes:
-            refuse_cpu_nodes(path.name, self.session)
         self.axes = {
             tensor.name: tuple(tensor.shape)
             for tensor in (*self.session.get_inputs(), *self.session.get_outputs())
@@ -138,6 +141,9 @@ class OrtCudaProgram(DeviceProgram, OrtProgram):
         self.graphs = CapturedGraphs()
         self.staging: dict[str, Staging] = {}
         self.choice = TokenChoice(self)
+        self.placement = read_placement(self.session, PROVIDER)
+        if self.placement is not None and not cpu_nodes:
+            self.placement.refuse_others(path)
         self.device = device
         device.programs += 1
 
@@ -222,22 +228,3 @@ class OrtCudaProgram(DeviceProgram, OrtProgram):
             self.staging.clear()
             super().close()
             self.device.leave()
-
-
-def refuse_cpu_nodes(name: str, session: Any) -> None:
-    """Refuse a session in which nodes that compute more than shapes run on the CPU."""
-    if not hasattr(session, "get_provider_graph_assignment_info"):  # before ONNX Runtime 1.24
-        return
-    on_cpu = Counter(
-        node.op_type
-        for part in session.get_provider_graph_assignment_info()
-        if part.ep_name != PROVIDER
-        for node in part.get_nodes()
-        if node.op_type not in SHAPES
-    )
-    if on_cpu:
-        told = ", ".join(f"{count} x {kind}" for kind, count in on_cpu.most_common(3))
-        raise BackendUnavailableError(
-            f"ONNX Runtime has no GPU kernel for some nodes of {name}, and would run them on the CPU: {told};"
-            " export it with --target cuda, or load it with cpu_nodes=True"
-        )

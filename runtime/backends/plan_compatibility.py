@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from ..bundle.artifact import IN_PLANS
+from ..bundle.artifact import IN_HALF
 from ..bundle.bundle import Bundle
 from ..bundle.export_again import suggest_export_again
 from ..bundle.manifest import Plan
@@ -31,7 +31,7 @@ def find_plans(bundle: Bundle, library: str, precision: str | None) -> dict[str,
     chosen by measurement, else any whose graph passed verification.
     """
     manifest = bundle.manifest
-    wanted = IN_PLANS.get(precision, precision) if precision else manifest.default_precision
+    wanted = IN_HALF.get(precision, precision) if precision else manifest.default_precision
     usable: dict[str, list[Plan]] = {artifact.graph: [] for artifact in manifest.artifacts}
     reasons = [f"the bundle has no plan of {library}; {describe_way_to_plan(bundle, library)}"]
     for plan in manifest.plans:

@@ -12,9 +12,10 @@ from ..errors import BackendUnavailableError
 
 log = logging.getLogger("planforge")
 
-# The first versions whose CPU provider ran such graphs, of all from 1.20 to 1.31.
+# The first versions whose CPU provider ran such graphs, of all from 1.20 to 1.31; a GPU's was tried in 1.31.
 QUANTIZED_WEIGHTS = (1, 23)
 QUANTIZED_CACHE = (1, 27)
+QUANTIZED_CACHE_IN_HALF = (1, 29)
 CPUINFO = Path("/proc/cpuinfo")
 VNNI = {"avx512_vnni", "avx_vnni"}
 # Exact kernels instead of fast ones, on a processor with VNNI too, where int8 would take twice as long.
@@ -26,7 +27,9 @@ def check_version(artifact: Artifact, installed: str) -> None:
     """Refuse a graph that the installed ONNX Runtime is too old to open or to run."""
     if not artifact.quantization:
         return
-    needed = QUANTIZED_CACHE if "cache_bits" in artifact.quantization else QUANTIZED_WEIGHTS
+    needed = QUANTIZED_WEIGHTS
+    if "cache_bits" in artifact.quantization:
+        needed = QUANTIZED_CACHE_IN_HALF if artifact.is_half else QUANTIZED_CACHE
     present = tuple(int(part) for part in installed.split(".")[:2] if part.isdecimal())
     if present and present < needed:
         version = ".".join(map(str, needed))

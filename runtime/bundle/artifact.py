@@ -73,13 +73,24 @@ def has_role(specs: Sequence[TensorSpec], prefix: str) -> bool:
     return any(spec.role.startswith(prefix) for spec in specs)
 
 
-# What these mean in a graph for plans, which computes in fp16.
-IN_PLANS = {"int8": "w8a16", "int4": "w4a16", "fp8": "fp8a16", "nvfp4": "nvfp4a16"}
+# What these mean in a graph that computes in fp16, as plans' do, and ONNX Runtime's on a GPU.
+IN_HALF = {
+    "int8": "w8a16",
+    "int4": "w4a16",
+    "int8-kv8": "w8a16-kv8",
+    "int4-kv8": "w4a16-kv8",
+    "fp8": "fp8a16",
+    "nvfp4": "nvfp4a16",
+}
+CACHE_SUFFIX = "-kv8"  # of precisions with keys and values in int8
 
 
 def computes_in_half(precision: str) -> bool:
-    """Return whether graphs in a precision compute in fp16: its name ends with the bits of activations."""
-    return precision.endswith("16")
+    """Return whether graphs in a precision compute in fp16: its name ends with the bits of activations.
+
+    Behind them may be those of the cache.
+    """
+    return precision.removesuffix(CACHE_SUFFIX).endswith("16")
 
 
 @dataclass(frozen=True)
@@ -114,6 +125,11 @@ class Artifact:
     def is_half(self) -> bool:
         """Return whether it computes in fp16, whatever its weights are in."""
         return computes_in_half(self.precision)
+
+    @property
+    def computes_in(self) -> str:
+        """Return the type of most of its products, "float16" or "float32"."""
+        return "float16" if self.is_half else "float32"
 
     @property
     def keeps_cache(self) -> bool:

@@ -75,7 +75,7 @@ def name_checkpoint(bundle: Bundle) -> str:
 
 def find_target(artifact: Artifact) -> str:
     """Return a target that gives a graph; "rtx" stands for the cache in place."""
-    return TARGETS.get(artifact.dialect) or ("cuda" if artifact.precision == "fp16" else "cpu")
+    return TARGETS.get(artifact.dialect) or ("cuda" if artifact.is_half else "cpu")
 
 
 def restore_argument(recorded: Mapping[str, Any], bundle: Path) -> str:

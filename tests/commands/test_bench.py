@@ -165,6 +165,19 @@ def test_errors_are_one_line(own_bundle: Path, tmp_path: Path) -> None:
     assert "cannot be written" in error_line("bench", own_bundle, *settings, "-o", target, code=1)
 
 
+def test_nodes_that_compute_on_the_cpu_beside_a_gpu_are_counted(capsys: pytest.CaptureFixture[str]) -> None:
+    nodes = {"gpu": 200, "cpu_shapes": 3, "cpu_others": 12}
+    none: dict[str, Any] = {"bandwidth_share": None, "peak_rss_mb": None}
+    file = io.StringIO()
+    found = result(3.0, 4.0, backend="ort-cuda", nodes=nodes, **none)
+    Console(width=80, file=file).print(*make_bench_tables(found, None))
+    text = file.getvalue()
+    assert "on CPU" in text and text.count("12 of 215") == 2 and "On CPU: nodes that compute there" in text
+    assert max(map(len, text.splitlines())) <= 80
+    print_tables(make_bench_tables(result(3.0, 4.0), None))
+    assert "on CPU" not in capsys.readouterr().out
+
+
 def test_the_table_leaves_out_what_no_case_has(capsys: pytest.CaptureFixture[str]) -> None:
     nothing: dict[str, Any] = {"ttft_ms": None, "inter_token_ms": None, "bandwidth_share": None}
     print_tables(make_bench_tables(result(3.0, 4.0, new_tokens=0, peak_rss_mb=None, **nothing), None))

@@ -39,6 +39,7 @@ ON_HOST = {
     "TopK": [1],
     "Unsqueeze": [1],
 }
+WITHOUT = ("MatMulIntegerToFloat",)
 HALVES = (onnx.TensorProto.FLOAT16, onnx.TensorProto.BFLOAT16)  # GroupQueryAttention's on a GPU
 
 
@@ -49,7 +50,8 @@ class PlacedGraph:
         self.model = onnx.load(path)
         graph = self.model.graph
         self.given = {value.name for value in (*graph.input, *graph.initializer)}
-        types = {value.name: value.type.tensor_type.elem_type for value in graph.input}
+        known = (*graph.input, *graph.value_info)
+        types = {value.name: value.type.tensor_type.elem_type for value in known}
         self.on_cpu: list[onnx.NodeProto] = []
         self.on_gpu: list[onnx.NodeProto] = []
         shapes: set[str] = set()  # values on the host
@@ -58,7 +60,8 @@ class PlacedGraph:
         for node in graph.node:
             wanted = ON_HOST.get(node.op_type, [])
             computed = [(i, name) for i, name in enumerate(node.input) if name and name not in self.given]
-            if node.op_type == "GroupQueryAttention" and types.get(node.input[3]) not in HALVES:
+            in_fp32 = node.op_type == "GroupQueryAttention" and types[node.input[0]] not in HALVES
+            if in_fp32 or node.op_type in WITHOUT:
                 self.on_cpu.append(node)
                 continue
             if node.op_type == "Shape" or (
@@ -259,6 +262,7 @@ def emulated_ort_cuda(available: bool = True, starts: bool = True, **machine: An
 
     loaded: list[str] = []
     found = SimpleNamespace(
+        __version__=onnxruntime.__version__,
         get_available_providers=lambda: [PROVIDER] * available + ["CPUExecutionProvider"],
         preload_dlls=preload_dlls,
         RunOptions=onnxruntime.RunOptions,

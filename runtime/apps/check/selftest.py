@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeAlias
 
@@ -16,6 +16,7 @@ from ...tasks import find_class
 
 # Imported when they are needed, so that `import planforge.runtime` stays quick.
 if TYPE_CHECKING:
+    from ...backends.placement import Placement
     from .cases import Skipped
     from .files import Arrays
     from .judge import Compare
@@ -32,6 +33,7 @@ class SelftestResult:
         backend: the engine.
         artifacts: ids of the graphs that ran; of a plan, the one that it was built from.
         comparisons: one per graph and case, with what was measured and what is allowed.
+        nodes: where the nodes of each graph ran, by its id; of ONNX Runtime on a GPU alone.
         texts: how texts and chats are read and written, compared with the golden texts.
         skipped: golden data that is too large for the graphs, or for their plans; golden texts that are not
             there.
@@ -44,6 +46,7 @@ class SelftestResult:
     skipped: tuple[Skipped, ...]
     seconds: float
     texts: tuple[Comparison, ...] = ()
+    nodes: Mapping[str, Placement] = field(default_factory=dict)
 
     @property
     def passed(self) -> bool:
@@ -61,6 +64,7 @@ class SelftestResult:
             "texts": [comparison.to_json() for comparison in self.texts],
             "comparisons": [comparison.to_json() for comparison in self.comparisons],
             "skipped": [asdict(each) for each in self.skipped],
+            "nodes": {name: placement.to_json() for name, placement in self.nodes.items()},
             "seconds": round(self.seconds, 3),
         }
 
@@ -132,6 +136,7 @@ def selftest(
         skipped=(*not_read, *(each for subject in subjects for each in subject.skipped)),
         seconds=time.perf_counter() - started,
         texts=tuple(texts),
+        nodes=model.placements,
     )
 
 

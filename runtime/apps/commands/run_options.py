@@ -284,7 +284,7 @@ DeviceOption = Annotated[int, engine_option("The GPU's number.", show_default=Tr
 PrecisionOption = Annotated[
     str | None,
     engine_option(
-        "A precision of the bundle: fp32, fp16, int8, int4, or one of these with -kv8.",
+        "A precision of the bundle: fp32, fp16, int8, int4, w8a16, w4a16, or one of these with -kv8.",
         show_default="set by bench --set-default, else the bundle's first",
     ),
 ]

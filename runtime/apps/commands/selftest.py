@@ -129,5 +129,6 @@ def list_remarks(result: SelftestResult) -> Iterator[str]:
                 f" {flip['want']!r}, by a margin of {flip['margin']:.3g} (at most {flip['allowed']:.3g} is"
                 " rounding)"
             )
+    yield from (f"{name}: {placement}" for name, placement in result.nodes.items())
     for skipped in result.skipped:
         yield f"skipped: {skipped.artifact}, {skipped.what}: {skipped.reason}"

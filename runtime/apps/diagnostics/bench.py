@@ -39,11 +39,14 @@ EXACTNESS = tuple(
         "fp32",
         "fp16",
         "fp32-kv8",
+        "fp16-kv8",
         "w8a16",
+        "w8a16-kv8",
         "fp8a16",
         "int8",
         "int8-kv8",
         "w4a16",
+        "w4a16-kv8",
         "nvfp4a16",
         "int4",
         "int4-kv8",
@@ -76,6 +79,8 @@ class Case:
     # Of the memory bandwidth measured in the same run: the bytes that one step reads at least (each weight
     # once, the cache) over the time between two tokens; None where not known.
     bandwidth_share: float | None
+    # Of that graph in ONNX Runtime on a GPU: its nodes by where they run, as `Placement.to_json` counts them.
+    nodes: dict[str, int] | None = None
 
     @property
     def spread(self) -> float:
@@ -245,6 +250,7 @@ def make_case(bundle: Bundle, process: Process, batch: int, read: float) -> Case
         load_ms=round(facts["load_ms"], 1),
         peak_rss_mb=None if peak is None else round(peak, 1),
         bandwidth_share=share,
+        nodes=facts["nodes"],
     )
 
 

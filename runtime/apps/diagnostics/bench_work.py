@@ -231,6 +231,7 @@ def serve(work: Work) -> None:
         load_ms = (time.perf_counter() - started) * 1e3
         subject = SUBJECTS[opened.manifest.task](model, work)
         subject.round(0)
+        placement = model.placements.get(subject.artifacts[0].id)
         answer(
             {
                 "backend": model.backend,
@@ -239,6 +240,7 @@ def serve(work: Work) -> None:
                 "new_tokens": subject.new_tokens,
                 "load_ms": load_ms,
                 "step_bytes": count_step_bytes(opened.manifest, subject, work.batch),
+                "nodes": placement.to_json() if placement else None,
             }
         )
         for number, _ in enumerate(sys.stdin, 1):

@@ -58,6 +58,12 @@ def checkpoints(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Checkpoin
             "decoder.ort.fp32 decoder.portable.fp32 decoder.ort.int4",
         ),
         ("transformer-demo", "cpu", "int8", "encoder.ort.int8 decoder.ort.int8"),
+        ("transformer-demo", "cuda", "w8a16", "encoder.ort.w8a16 decoder.ort.w8a16"),
+        ("gpt2-demo", "cuda", "fp32,fp16,w4a16", "decoder.portable.fp32 decoder.ort.fp16 decoder.ort.w4a16"),
+        ("gpt2-demo", "cpu,cuda", "int8,w8a16", "decoder.ort.int8 decoder.ort.w8a16"),
+        ("gpt2-demo", "cuda,rtx", "w8a16", "decoder.ort.w8a16 decoder.inplace.w8a16"),
+        ("gpt2-demo", "cuda", "fp16-kv8,w4a16-kv8", "decoder.ort.fp16-kv8 decoder.ort.w4a16-kv8"),
+        ("bert-demo", "cuda", "w8a16,w4a16", "encoder.ort.w8a16 encoder.ort.w4a16"),
         ("heads of 4", "cpu", "fp32", "decoder.portable.fp32"),
         ("heads of 4", "cpu,portable", "fp16", "decoder.portable.fp16"),
     ],
@@ -74,11 +80,12 @@ def test_precisions_of_the_same_weights_share_a_file_and_caches_are_typed(
     checkpoints: dict[str, Checkpoint],
 ) -> None:
     names = list(PRECISIONS)
-    artifacts = plan_artifacts(checkpoints["gpt2-demo"], ["cpu", "rtx"], names)
+    artifacts = plan_artifacts(checkpoints["gpt2-demo"], ["cpu", "cuda", "rtx"], names)
     data = {(a.precision, a.dialect): a.data for a in artifacts}
-    for bits in ("fp32", "int8", "int4"):
+    for bits in ("fp32", "int8", "int4", "fp16", "w8a16", "w4a16"):
         assert data[bits, "ort"] == data[f"{bits}-kv8", "ort"]
-    assert data["fp32", "ort"] == data["fp32", "inplace"]
+    for bits in ("fp32", "w8a16"):
+        assert data[bits, "ort"] == data[bits, "inplace"]
     assert len(set(data.values())) == len({kind.weights for kind in PRECISIONS.values()}) == 8
     for artifact in artifacts:
         cache = {s.dtype for s in (*artifact.inputs, *artifact.outputs) if "cache" in s.name or "." in s.name}
@@ -98,6 +105,16 @@ HEADS = "head size is not a multiple of 8.*GroupQueryAttention needs. Leave it o
         ("gpt2-demo", "cpu,rtx", "int8,int4", "'rtx' gets the decoder.inplace .* not int8, int4"),
         ("gpt2-demo", "cpu", "fp32,fp16", "'fp16' is in no graph of the targets .*add the target portable"),
         ("gpt2-demo", "rtx", "fp16,fp32-kv8", "'fp32-kv8' .*decoder.inplace only.*add the target cpu"),
+        (
+            "gpt2-demo",
+            "cpu,cuda",
+            "int8",
+            "'cuda' gets the decoder.* can be fp32, fp16, .*w8a16, .* not int8",
+        ),
+        ("gpt2-demo", "cpu", "w8a16", "'w8a16' is in no graph of the targets"),
+        ("gpt2-demo", "cuda", "fp32-kv8", "'fp32-kv8' is in no graph of the targets"),
+        ("gpt2-demo", "rtx", "fp16,fp16-kv8", "'fp16-kv8' runs in .*decoder.inplace only"),
+        ("bert-demo", "cuda", "fp16-kv8", "'fp16-kv8' is for models that generate text; export 'fp16'"),
         ("bert-demo", "cpu", "fp32-kv8", "'fp32-kv8' is for models that generate text; export 'fp32'"),
         ("bert-demo", "cpu", "fp32,int8-kv8", "'int8-kv8' is for models that generate .* export 'int8'"),
         ("transformer-demo", "cpu", "fp32-kv8", "'fp32-kv8' is for models that generate text"),
@@ -116,7 +133,8 @@ def test_what_a_model_or_target_cannot_have_is_refused(
 
 @pytest.mark.parametrize("names", [[], ["fp64"], ["fp32", "int3"], ["INT8"], "int8"])
 def test_unknown_precisions_list_the_known(names: list[str]) -> None:
-    known = "fp32, fp16, int8, int4, fp32-kv8, int8-kv8, int4-kv8, w8a16, w4a16, fp8a16, nvfp4a16"
+    known = "fp32, fp16, int8, int4, fp32-kv8, int8-kv8, int4-kv8, "
+    known += "fp16-kv8, w8a16, w4a16, w8a16-kv8, w4a16-kv8, fp8a16, nvfp4a16"
     with pytest.raises(InputError, match=f"must name one or more of {known}(; did you mean|$)"):
         resolve_precisions(names)
 

@@ -11,6 +11,7 @@ from pathlib import Path
 import pytest
 
 from planforge.exporter import export, lint
+from planforge.exporter.commands.inspection import count_kernels, inspect
 from planforge.exporter.verification.structure import compare_structure
 from planforge.runtime.bundle.bundle import Bundle
 
@@ -79,8 +80,50 @@ def test_what_is_read_on_the_host_is_an_input_or_follows_from_shapes(
 def test_attention_without_a_kernel_on_a_gpu_is_told(tmp_path: Path) -> None:
     for dtype in ("float", "float16", "bfloat16"):
         path = write_case(Case(dtype, "", attend("t", dtype=dtype), 20, domains=MS), tmp_path)
-        found = [f.what for f in lint(path, ["cuda"]).findings if f.rule == "attention-on-cpu"]
+        found = [f.what for f in lint(path, ["cuda"]).findings if f.rule == "computed-on-cpu"]
         assert len(found) == (dtype == "float"), dtype
+
+
+@pytest.mark.parametrize(
+    ("body", "domains", "words"),
+    [
+        ("(float[n] x) => (uint8[n] y, float s, uint8 z) { y, s, z = DynamicQuantizeLinear(x) }", (), "no"),
+        ("(float16 a, float16 b, float16 c) => (float16[n] y) { y = Range(a, b, c) }", (), "for float16"),
+        (
+            "(float16[n,32] x, uint8[8,1,12] w, float16[8,1] s) => (float16[n,8] y)"
+            " { y = com.microsoft.MatMulNBits <K = 32, N = 8, bits = 3, block_size = 32>(x, w, s) }",
+            MS,
+            "with bits 3, only 2, 4, 8",
+        ),
+        (
+            "(float16[n,32] x, uint8[8,1,32] w, float16[8,1] s) => (float16[n,8] y)"
+            " { y = com.microsoft.MatMulNBits <K = 32, N = 8, bits = 8, block_size = 32>(x, w, s) }",
+            MS,
+            "",
+        ),
+        (attend("t", dtype="float"), MS, "for float32, only for float16, bfloat16"),
+    ],
+)  # fmt: skip
+def test_what_a_gpu_has_no_kernel_for_is_told(
+    body: str, domains: tuple[str, ...], words: str, tmp_path: Path
+) -> None:
+    path = write_case(Case("g", "", body, 20, domains=domains), tmp_path)
+    found = [finding for finding in lint(path, ["cuda"]).findings if finding.rule == "computed-on-cpu"]
+    assert len(found) == bool(words) and all(words in finding.what for finding in found)
+    assert all(finding.source and "computed on the CPU" in finding.what for finding in found)
+    counted = count_kernels(path)
+    assert counted is not None and counted.nodes == 1 and sum(counted.without.values()) == bool(words)
+    assert "computed-on-cpu" not in {finding.rule for finding in lint(path, ["cpu", "rtx"]).findings}
+
+
+def test_inspect_counts_what_a_gpu_has_no_kernel_for(demo_bundle: Path) -> None:
+    kernels = {
+        name: inspect(next(demo_bundle.glob(f"onnx/{name}-*"))).value["gpu_kernels"]
+        for name in ("decoder.ort.fp32", "decoder.inplace.fp16")
+    }
+    assert kernels["decoder.ort.fp32"]["without"] == {"com.microsoft.GroupQueryAttention": 4}
+    assert kernels["decoder.inplace.fp16"]["without"] == {}
+    assert all(counted["nodes"] > 60 for counted in kernels.values())
 
 
 def test_verification_refuses_what_a_gpu_would_compute_wrong(tmp_path: Path) -> None:

@@ -170,6 +170,15 @@ def test_int8_means_what_each_target_has(target: list[str], given: list[str], ex
     assert choose_targets_and_precisions(target, given) == (target, expected)
 
 
+def test_on_gpus_alone_int8_and_int4_are_of_graphs_in_fp16() -> None:
+    in_half = ["w8a16", "w4a16", "w8a16-kv8", "fp16"]
+    given = ["int8", "int4", "int8-kv8", "fp16"]
+    for targets in (["cuda"], ["cuda", "rtx"]):
+        assert choose_targets_and_precisions(targets, given) == (targets, in_half)
+    for targets in (["cpu", "cuda"], ["cuda", "portable"]):
+        assert choose_targets_and_precisions(targets, given) == (targets, given)
+
+
 def test_a_precision_of_plans_alone_leaves_the_cpu_out() -> None:
     assert choose_targets_and_precisions(None, ["w4a16"]) == (["rtx"], ["w4a16"])
     assert choose_targets_and_precisions(None, ["fp32", "fp8"]) == (["rtx"], ["fp32", "fp8a16"])

@@ -10,15 +10,28 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+import onnx
+import onnx_ir as ir
 import pytest
 
 from planforge.exporter import export
+from planforge.exporter.checkpoints.source import resolve_source
+from planforge.exporter.graphs import list_tensors
+from planforge.exporter.passes.weight_files import load_graph
+from planforge.exporter.reference_model import load_our_model
+from planforge.exporter.verification.structure import compare_structure
 from planforge.runtime import TextEncoder, TextGenerator, Translator, load
+from planforge.runtime.apps.check.selftest import selftest
+from planforge.runtime.apps.commands.selftest import list_remarks
 from planforge.runtime.backends import ort_cuda_backend
+from planforge.runtime.backends.backend import LoadRequest
+from planforge.runtime.backends.select import make_backend
+from planforge.runtime.bundle.artifact import IN_HALF
 from planforge.runtime.bundle.bundle import Bundle
 from planforge.runtime.errors import BackendError, BackendUnavailableError, InputError, MemoryLimitError
 
 from ...helpers.emulated_ort_cuda import emulated_ort_cuda
+from ...helpers.models import tiny_bert, write_wordpiece
 from ...helpers.old_graphs import compute_total_in_the_graph
 
 PROMPTS = ["Now therefore", "In the beginning God created the heaven", "And"]
@@ -94,11 +107,130 @@ def test_attention_in_fp32_is_computed_on_the_cpu_only_where_asked_for(
             found = [one.token_ids for one in model.generate(PROMPTS, max_new_tokens=5)]
         with pytest.MonkeyPatch.context() as patch:
             patch.setattr(ort_cuda_backend, "explain_misfit_on_cuda", lambda artifact, cpu_nodes: "")
-            told = r"for some nodes of decoder\.ort.*: 4 x GroupQueryAttention; export it with --target cuda"
+            node = r"GroupQueryAttention '.*' of h\.0\.attn"
+            told = rf"for some nodes of decoder\.ort.*: 4 x GroupQueryAttention \({node}; .* and 1 more\)"
             with pytest.raises(BackendUnavailableError, match=told):
                 load(folder, backend="ort-cuda")
     with TextGenerator.load(folder, backend="ort-cpu") as model:
         assert [one.token_ids for one in model.generate(PROMPTS, max_new_tokens=5)] == found
+
+
+QUANTIZED = ("w8a16", "w4a16", "fp16-kv8", "w8a16-kv8")
+
+
+@pytest.fixture(scope="module")
+def quantized(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    folder = tmp_path_factory.mktemp("quantized") / "bundle"
+    names = ["int8", "int4", "fp16-kv8", "int8-kv8"]
+    export("gpt2-demo", folder, target=["cuda"], precision=names, verify="quick", quantizer="rtn")
+    return folder
+
+
+def test_int8_and_int4_mean_graphs_in_fp16_there(quantized: Path) -> None:
+    artifacts = Bundle.open(quantized).manifest.artifacts
+    assert [a.id for a in artifacts] == [f"decoder.ort.{name}" for name in QUANTIZED]
+    assert all(a.passed and a.is_half for a in artifacts)
+
+
+@pytest.mark.parametrize("precision", [*QUANTIZED, "int8", "int4", "int8-kv8"])
+def test_generation_in_fewer_bits_is_that_of_the_cpu(precision: str, quantized: Path) -> None:
+    own = IN_HALF.get(precision, precision)
+    expected = answers(quantized, "ort-cpu", own)
+    with emulated_ort_cuda():
+        assert answers(quantized, "ort-cuda", precision) == expected
+        with TextGenerator.load(quantized, backend="ort-cuda", precision=precision) as model:
+            assert model.artifact.precision == own
+            placement = model.placements[model.artifact.id]
+            assert placement.gpu > 40 and placement.shapes == 3 and not placement.others
+
+
+@pytest.mark.parametrize("precision", ["w8a16", "w4a16"])
+def test_a_code_that_was_changed_in_the_file_is_named(
+    precision: str, quantized: Path, tmp_path: Path
+) -> None:
+    copy = Path(shutil.copytree(quantized, tmp_path / "copy"))
+    bundle = Bundle.open(copy)
+    artifact = bundle.manifest.artifact(f"decoder.ort.{precision}")
+    model = load_our_model(resolve_source("gpt2-demo").folder, 64)
+    tensors = {name: np.asarray(tensor) for name, tensor in list_tensors(model).items()}
+    assert compare_structure(bundle, artifact, tensors).failures == ()
+    graph = load_graph(copy / artifact.file).graph
+    node = next(node for node in graph if node.name == "node_MatMul_86")  # the first layer's c_proj
+    codes = node.inputs[1]
+    assert codes is not None and isinstance(codes.const_value, ir.ExternalTensor)
+    at = (codes.const_value.offset or 0) + 5
+    data = bytearray((copy / artifact.data[0]).read_bytes())
+    data[at] ^= 0x40
+    (copy / artifact.data[0]).write_bytes(data)
+    (failure,) = compare_structure(bundle, artifact, tensors).failures
+    assert "'h.0.attn.c_proj.weight' of node 'node_MatMul_86' (MatMulNBits)" in failure
+    assert "are more than half a step off" in failure and "first in row 0" in failure
+
+
+def test_a_cache_in_int8_is_for_newer_gpus(quantized: Path) -> None:
+    with emulated_ort_cuda(sm="sm75"):
+        with pytest.raises(
+            BackendUnavailableError, match=r"w8a16-kv8 has a cache in int8, .* on sm75, only on sm80"
+        ):
+            load(quantized, backend="ort-cuda", precision="int8-kv8")
+        load(quantized, backend="ort-cuda", precision="int8").close()
+
+
+@pytest.fixture(scope="module")
+def encoder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    folder = tmp_path_factory.mktemp("encoder")
+    tiny_bert(folder / "bert", "BertModel", intermediate_size=64)
+    write_wordpiece(folder / "bert")
+    names = ["int8", "w8a16", "w4a16"]
+    accept = {"cosine_gap": 0.12}  # random weights lose more than trained ones
+    options: dict[str, Any] = {"precision": names, "verify": "quick", "accept": accept}
+    export(folder / "bert", folder / "bundle", target=["cpu", "cuda"], **options)
+    return folder / "bundle"
+
+
+def test_an_encoder_in_fewer_bits(encoder: Path) -> None:
+    texts = ["a bird can fly", "the baker sells bread and the plane can not fly", "bread"] * 3
+    for precision in ("w8a16", "w4a16"):
+        with TextEncoder.load(encoder, backend="ort-cpu", precision=precision) as model:
+            expected = model.embed(texts)
+        with (
+            emulated_ort_cuda(),
+            TextEncoder.load(encoder, backend="ort-cuda", precision=precision) as model,
+        ):
+            np.testing.assert_allclose(model.embed(texts), expected, atol=1e-6)
+            assert not model.placements[f"encoder.ort.{precision}"].others
+
+
+def test_an_int8_graph_of_a_cpu_is_refused_by_its_nodes(encoder: Path) -> None:
+    """A session that is opened all the same names nodes and modules."""
+    opened = Bundle.open(encoder)
+    artifact = opened.manifest.artifact("encoder.ort.int8")
+    path = opened.path(artifact.file)
+    with emulated_ort_cuda(), pytest.raises(BackendUnavailableError) as refused:
+        make_backend("ort-cuda", opened, LoadRequest(precision="w8a16")).open(opened, artifact)
+    named = [
+        node for node in onnx.load(path, load_external_data=False).graph.node if "Integer" in node.op_type
+    ]
+    words = str(refused.value)
+    assert (
+        f"{len(named)} x MatMulIntegerToFloat (MatMulIntegerToFloat {named[0].name!r} of layers.0.attention."
+        in words
+    )
+    assert f"and {len(named) - 3} more); export it with --target cuda" in words
+
+
+def test_selftest_says_where_nodes_ran(quantized: Path) -> None:
+    with emulated_ort_cuda():
+        result = selftest(quantized, "ort-cuda", "int4")
+    assert result.passed and result.artifacts == ("decoder.ort.w4a16",)
+    nodes = result.to_json()["nodes"]
+    assert isinstance(nodes, dict)
+    counts = nodes["decoder.ort.w4a16"]
+    graph = onnx.load(next(quantized.glob("onnx/decoder.ort.w4a16-*.onnx")), load_external_data=False).graph
+    assert counts["gpu"] + counts["cpu_shapes"] == len(graph.node) and counts["cpu_others"] == 0
+    told = f"decoder.ort.w4a16: {counts['gpu']} nodes on the GPU, {counts['cpu_shapes']} of shapes on the CPU"
+    assert told in list(list_remarks(result))
+    assert selftest(quantized, "ort-cpu", "w4a16").to_json()["nodes"] == {}
 
 
 def test_embeddings_and_labels(head_bundle: Callable[[str], Path]) -> None:
@@ -169,7 +301,7 @@ def test_precisions_that_are_not_for_it(whole_bundle: Path, demo_bundle: Path) -
     with emulated_ort_cuda():
         with pytest.raises(BackendUnavailableError, match=r"no graphs in fp16 or fp32 .* --target cpu,cuda"):
             load(whole_bundle, backend="ort-cuda")
-        with pytest.raises(BackendUnavailableError, match="no graphs in int8"):
+        with pytest.raises(BackendUnavailableError, match="no graphs in w8a16"):
             load(demo_bundle, backend="ort-cuda", precision="int8")
         with pytest.raises(InputError, match="device=3 does not exist"):
             load(demo_bundle, backend="ort-cuda", device=3)

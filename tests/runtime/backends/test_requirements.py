@@ -22,8 +22,8 @@ WEIGHTS = {"bits": 8, "block_size": 64}
 CACHE = {"cache_bits": 8}
 
 
-def artifact(quantization: dict[str, Any]) -> Artifact:
-    made = Artifact("decoder", "ort", "int8", 20, "x.onnx", (), "right", (), ())
+def artifact(quantization: dict[str, Any], precision: str = "int8") -> Artifact:
+    made = Artifact("decoder", "ort", precision, 20, "x.onnx", (), "right", (), ())
     return dataclasses.replace(made, quantization=quantization)
 
 
@@ -54,6 +54,16 @@ def test_a_version_too_old_is_told_with_the_one_that_will_do(
     )
     assert f"decoder.ort.int8 {words}" in str(told.value)
     assert "load another precision" in str(told.value)
+
+
+@pytest.mark.parametrize("precision", ["fp16-kv8", "w8a16-kv8"])
+def test_a_cache_in_int8_beside_fp16_needs_a_later_one(precision: str) -> None:
+    """1.28 gives an error when it runs; 1.29 to 1.31 run it."""
+    check_version(artifact(CACHE, precision), "1.29.0")
+    with pytest.raises(
+        BackendUnavailableError, match=r"needs ONNX Runtime 1\.29 or newer, installed is 1\.28\.0"
+    ):
+        check_version(artifact(CACHE, precision), "1.28.0")
 
 
 def test_an_export_that_could_not_be_verified_ends_before_it_begins(
