@@ -41,7 +41,7 @@ def test_a_bundle_that_passes(demo_bundle: Path) -> None:
     assert sum("17 of 17" in row for row in rows) == 2
 
 
-FIELDS = ["passed", "backend", "artifacts", "texts", "comparisons", "skipped", "seconds"]
+FIELDS = ["passed", "backend", "artifacts", "texts", "comparisons", "skipped", "nodes", "seconds"]
 
 
 def test_json_has_every_comparison(demo_bundle: Path) -> None:
