@@ -188,7 +188,8 @@ def takes(manifest: Manifest, target: Target, artifact: Artifact) -> bool:
     others = [a for a in manifest.artifacts if a.graph == artifact.graph and a.dialect == own]
     if target.plans and not artifact.is_half:
         return False
-    if artifact.precision in IN_PLANS.values() and not target.plans and target.dialect != "portable":
+    is_for_plans = PRECISIONS[artifact.precision].is_for_plans
+    if is_for_plans and not target.plans and target.dialect != "portable":
         return False
     if artifact.dialect == own:
         return not is_refused

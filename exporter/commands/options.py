@@ -17,7 +17,8 @@ PrecisionsOption = Annotated[
     str | None,
     make_option(
         "fp32, fp16, int8, int4, or with an int8 key-value cache fp32-kv8, int8-kv8, int4-kv8; of plans"
-        " w8a16, w4a16, fp8 and nvfp4, weights in int8, int4, fp8 or NVFP4; several separated by commas."
+        " w8a16, w4a16, fp8 and nvfp4, weights in int8, int4, fp8 or NVFP4; of an encoder's plans also w8a8"
+        " and fp8a8, whose products read int8 or fp8 too; several separated by commas."
         " `run` uses the first.",
         show_default="fp32, and fp16 except for cpu",
     ),
@@ -43,7 +44,9 @@ MaximumOption = Annotated[
 ]
 PlanPrecisionsOption = Annotated[
     str | None,
-    make_option("fp16, int8, int4, fp8 or nvfp4; several separated by commas.", show_default="all"),
+    make_option(
+        "fp16, int8, int4, fp8, nvfp4, w8a8 or fp8a8; several separated by commas.", show_default="all"
+    ),
 ]
 PickOption = Annotated[
     int | None,

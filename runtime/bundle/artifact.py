@@ -76,8 +76,11 @@ IN_PLANS = {"int8": "w8a16", "int4": "w4a16", "fp8": "fp8a16", "nvfp4": "nvfp4a1
 
 
 def computes_in_half(precision: str) -> bool:
-    """Return whether graphs in a precision compute in fp16: its name ends with the bits of activations."""
-    return precision.endswith("16")
+    """Return whether graphs in a precision compute in fp16, but for products of two 8-bit factors.
+
+    Its name ends with the bits of activations.
+    """
+    return precision.endswith(("16", "a8"))
 
 
 @dataclass(frozen=True)

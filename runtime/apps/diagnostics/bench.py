@@ -41,6 +41,8 @@ EXACTNESS = tuple(
         "fp32-kv8",
         "w8a16",
         "fp8a16",
+        "w8a8",
+        "fp8a8",
         "int8",
         "int8-kv8",
         "w4a16",
