@@ -21,13 +21,19 @@ def find_wrong_rows(
 ) -> Iterator[str]:
     """Yield smoothings, steps and zero points that differ from the manifest's, or from the texts'.
 
+    A product that does not round its rows, though it should, is yielded as well.
+
     Args:
         stored: a graph's quantized weights.
         rules: the manifest's entries of an encoder's products, by their weights' names joined with "+".
         products: those that calibration gives once more, as far as it is repeated.
     """
+    stored = list(stored)
+    rounded = {weight.names for weight in stored if weight.rows is not None}
     for weight in stored:
         if weight.rows is None:
+            if "+".join(weight.names) in rules and weight.names not in rounded:
+                yield blame(weight.node, f"{describe_node(weight.node)} belongs to rows that are not rounded")
             continue
         faults: list[str] = []
         if (rule := rules.get("+".join(weight.names))) is not None:

@@ -17,7 +17,6 @@ import pytest
 from planforge.exporter import export
 from planforge.exporter.limits import TABLE as CAPPED
 from planforge.exporter.precisions import PRECISIONS
-from planforge.runtime.bundle.artifact import IN_PLANS
 from planforge.runtime.bundle.manifest import Artifact
 
 from ..helpers.ground import Ground
@@ -127,7 +126,7 @@ def test_each_limit_follows_from_rounding_and_catches_what_is_three_times_that(
     assert {limit.metric for limit in limits} == {*CAPPED, "score_error"} - of_labels
     assert {limit.artifact.rpartition(".")[2] for limit in limits} == PRECISIONS.keys() - {
         "int4-kv8",
-        *IN_PLANS.values(),
+        *(name for name, kind in PRECISIONS.items() if kind.is_for_plans),
     }
     loose = [(one.artifact, one.name, why) for one in limits for why in one.list_faults()]
     assert loose == []

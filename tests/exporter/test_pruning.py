@@ -14,6 +14,7 @@ import pytest
 
 from planforge.exporter import export, prune, verify
 from planforge.exporter.errors import OutputError
+from planforge.exporter.precisions import PRECISIONS
 from planforge.exporter.pruning import Keep, choose_graphs, is_for
 from planforge.runtime import TextEncoder, Translator, load
 from planforge.runtime.apps.check.files import PREFIX as GOLDEN
@@ -71,14 +72,15 @@ def list_files(bundle: Path) -> set[str]:
 def test_weights_quantized_for_plans_are_for_plans_alone(find_bundle: Callable[[str], Path]) -> None:
     opened = Bundle.open(find_bundle("classifier"))
     portable = next(a for a in opened.manifest.artifacts if a.dialect == "portable")
-    more = [replace(portable, precision=precision) for precision in IN_PLANS.values()]
+    for_plans = {name for name, kind in PRECISIONS.items() if kind.is_for_plans}
+    more = [replace(portable, precision=precision) for precision in for_plans]
     manifest = replace(opened.manifest, artifacts=(*opened.manifest.artifacts, *more))
     bundle = Bundle(opened.folder, manifest)
     for target in ("cpu", "cuda"):
         kept = choose_graphs(bundle, Keep((target,), ()))
-        assert kept and not {artifact.precision for artifact in kept} & set(IN_PLANS.values())
-    for_plans = choose_graphs(bundle, Keep(("rtx",), ()))
-    assert {artifact.precision for artifact in for_plans} >= set(IN_PLANS.values())
+        assert kept and not {artifact.precision for artifact in kept} & for_plans
+    kept = choose_graphs(bundle, Keep(("rtx",), ()))
+    assert {artifact.precision for artifact in kept} >= for_plans > set(IN_PLANS.values())
 
 
 @pytest.mark.parametrize(("name", "keep", "ids"), KEPT, ids=[f"{row[0]} {row[1]}" for row in KEPT])

@@ -116,7 +116,9 @@ def test_what_a_model_or_target_cannot_have_is_refused(
 
 @pytest.mark.parametrize("names", [[], ["fp64"], ["fp32", "int3"], ["INT8"], "int8"])
 def test_unknown_precisions_list_the_known(names: list[str]) -> None:
-    known = "fp32, fp16, int8, int4, fp32-kv8, int8-kv8, int4-kv8, w8a16, w4a16, fp8a16, nvfp4a16"
+    known = (
+        "fp32, fp16, int8, int4, fp32-kv8, int8-kv8, int4-kv8, w8a16, w4a16, fp8a16, nvfp4a16, w8a8, fp8a8"
+    )
     with pytest.raises(InputError, match=f"must name one or more of {known}(; did you mean|$)"):
         resolve_precisions(names)
 
