@@ -5,6 +5,8 @@ See https://onnx.ai/onnx/operators/onnx__DequantizeLinear.html, and QuantizeLine
 
 from __future__ import annotations
 
+from typing import Any
+
 import numpy as np
 import onnx_ir as ir
 
@@ -29,9 +31,10 @@ def quantize(node: ir.Node, x: Array, step: Array, zeros: Array) -> Array:
     """Return codes of fp8 in steps of one scale; what is beyond the largest code becomes that code."""
     import ml_dtypes
 
+    info: Any = ml_dtypes.finfo(zeros.dtype)  # type: ignore[no-untyped-call]
     if step.ndim or zeros.astype(np.float32).any():
         raise BackendError(f"node {node.name!r} ({QUANTIZE}) has several steps or zero points")
-    top = float(ml_dtypes.finfo(zeros.dtype).max)
+    top = float(info.max)
     with np.errstate(divide="ignore", invalid="ignore"):  # a damaged graph may have a step of zero
         codes = np.clip(x.astype(np.float32) / step.astype(np.float32), -top, top)
     return np.asarray(codes.astype(zeros.dtype))

@@ -79,7 +79,7 @@ def make_smoothing(x: Array, weight: Array, alpha: float) -> Array:
 
 def split_product(product: RowProduct, linears: Linears) -> dict[tuple[str, ...], RowProduct]:
     """Return the product of each weight by itself; the smoothing and the step of the rows are shared."""
-    parts = {}
+    parts: dict[tuple[str, ...], RowProduct] = {}
     first = 0
     for weight in linears.weights:
         rows = slice(first, first + weight.rows)

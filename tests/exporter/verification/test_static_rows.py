@@ -14,7 +14,7 @@ import onnx_ir as ir
 import pytest
 
 from planforge.exporter import export
-from planforge.exporter.calibration.static_products import list_dropped
+from planforge.exporter.calibration.static_products import find_fewest, rank_groups
 from planforge.exporter.checkpoints.checkpoint import Checkpoint
 from planforge.exporter.checkpoints.source import resolve_source
 from planforge.exporter.graphs import plan_artifacts
@@ -205,7 +205,7 @@ def test_a_gpu_without_fp8_is_refused_before_anything_is_read(tmp_path: Path) ->
         export(tmp_path / "none", tmp_path / "B", target="rtx", precision="fp8a8", sms=["sm86"])
 
 
-def test_products_are_left_out_worst_first_and_those_of_the_same_rows_together() -> None:
+def test_those_that_lose_most_for_their_size_come_first_and_the_same_rows_together() -> None:
     def make(name: str, error: float, *together: str) -> tuple[tuple[str, ...], RowProduct]:
         rule = StaticRule(1.0, 1.0, "int8")
         codes = QuantizedWeight(np.zeros((2, 2), np.int8), np.ones((2, 1), np.float32), PLAN_INT8)
@@ -215,9 +215,22 @@ def test_products_are_left_out_worst_first_and_those_of_the_same_rows_together()
         [make("a", 0.1), make("q", 0.3, "q", "k"), make("k", 0.3, "q", "k"), make("b", 0.2), make("c", 0.05)]
     )
     shapes = dict.fromkeys("aqkbc", (2, 2))
-    assert [set(map("".join, dropped)) for dropped in list_dropped(products, shapes)] == [set(), {"q", "k"}]
-    shapes |= {"a": (8, 2)}
-    assert [len(dropped) for dropped in list_dropped(products, shapes)] == [0, 2, 3]
+    assert rank_groups(products, shapes) == ([("b",), ("q", "k"), ("a",), ("c",)], 1)  # 4 of 20 numbers
+    shapes |= {"a": (8, 2)}  # its error is small for that; the others are half of all
+    assert rank_groups(products, shapes) == ([("b",), ("q", "k"), ("c",), ("a",)], 3)
+    assert rank_groups({}, shapes) == ([], 0)
+
+
+@pytest.mark.parametrize("fewest", range(13))
+def test_as_few_products_as_possible_are_left_out(fewest: int) -> None:
+    asked = []
+
+    def is_close(count: int) -> bool:
+        asked.append(count)
+        return count >= fewest
+
+    assert find_fewest(is_close, 11) == min(fewest, 11)
+    assert len(asked) == len(set(asked)) <= 8 and max(asked) <= 11
 
 
 def test_the_rows_of_a_graph_are_rounded_where_the_manifest_says(planted: PlantedBundle) -> None:
