@@ -116,6 +116,7 @@ def test_the_products_are_close_to_those_of_floats(precision: str) -> None:
     found = evaluate(model, x[None].astype(np.float16))
     for name, array, weight in zip("wv", found, (draw(N, K), draw(N, K, seed=4)), strict=True):
         product = weights.products[name,]
+        assert product.rule.step is not None
         s = np.ones(K, np.float32) if product.smoothing is None else product.smoothing
         format = FORMATS[precision]
         rows = x / s
