@@ -46,7 +46,7 @@ def make_cache(kind: str, in_place: bool) -> onnx.ModelProto:
     else:
         write = helper.make_node("Concat", ["cache", "codes"], ["present"], name="write", axis=2)
         inputs.append(helper.make_tensor_value_info("cache", TYPES[kind], ["batch", H, "past", D]))
-    shape = ["batch", H, S if in_place else "total", D]
+    shape: list[str | int | None] = ["batch", H, S if in_place else "total", D]
     outputs = [
         helper.make_tensor_value_info("y", half, shape),
         helper.make_tensor_value_info("present", TYPES[kind], shape),
