@@ -13,10 +13,11 @@ import numpy.typing as npt
 import onnx_ir as ir
 import pytest
 
-from planforge.exporter import export
+from planforge.exporter import build, export
 from planforge.exporter.calibration.static_products import find_fewest, rank_groups
 from planforge.exporter.checkpoints.checkpoint import Checkpoint
 from planforge.exporter.checkpoints.source import resolve_source
+from planforge.exporter.errors import BuildOptionError
 from planforge.exporter.graphs import plan_artifacts
 from planforge.exporter.number_formats import PLAN_INT8
 from planforge.exporter.passes.int8_rows import RowProduct, StaticRule
@@ -29,6 +30,7 @@ from ...helpers.faults import Fault, Plant, change_weight, constant, node_of
 from ...helpers.graphs import damaged
 from ...helpers.models import tiny_bert, write_wordpiece
 from ...helpers.verdicts import PlantedBundle, keep_answers
+from ..tensorrt.test_hardware import needs_rtx
 
 PRECISIONS = ["w8a8", "fp8a8"]
 MODULE = "layers.1.attention.output"
@@ -203,6 +205,14 @@ def test_it_is_refused_for_what_is_no_encoder(precision: str, instead: str) -> N
 def test_a_gpu_without_fp8_is_refused_before_anything_is_read(tmp_path: Path) -> None:
     with pytest.raises(InputError, match="--sm sm86 has no kernels for fp8, which begin with sm89: "):
         export(tmp_path / "none", tmp_path / "B", target="rtx", precision="fp8a8", sms=["sm86"])
+
+
+@needs_rtx
+def test_a_plan_for_a_gpu_without_fp8_is_refused_before_it_is_built(planted: PlantedBundle) -> None:
+    """What TensorRT's own builder answers is in passes/test_static_rows.py."""
+    words = r"--sm sm86: encoder.portable.fp8a8 does not run on sm86 .* no kernels there for fp8 \("
+    with pytest.raises(BuildOptionError, match=words):
+        build(planted.folder, sms=["sm86"], precisions=["fp8a8"])
 
 
 def test_those_that_lose_most_for_their_size_come_first_and_the_same_rows_together() -> None:
