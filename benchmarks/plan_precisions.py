@@ -20,7 +20,9 @@ from .common import RESULTS, measure_command_cost, write_result
 
 TRAINED = ("gpt2-demo", "bert-demo", "transformer-demo", "llama-demo")
 MODELS = (*TRAINED, "gpt2-124m", "bert-base", "marian", "qwen2.5-0.5b")
-PRECISIONS = ("fp16", "w8a16", "fp8a16", "w4a16", "nvfp4a16")
+ENCODERS = ("bert-demo", "bert-base")
+OF_ENCODERS = ("w8a8", "fp8a8")
+PRECISIONS = ("fp16", "w8a16", "fp8a16", "w4a16", "nvfp4a16", *OF_ENCODERS)
 RESULT = "plan_precisions"
 TOO_LARGE = "the error of a precision is too large"  # export's words
 
@@ -91,6 +93,8 @@ def main() -> None:
     models = json.loads(path.read_text(encoding="utf-8"))["models"] if path.exists() else {}
     for model in arguments.models.split(","):
         for precision in arguments.precisions.split(","):
+            if precision in OF_ENCODERS and model not in ENCODERS:
+                continue
             models.setdefault(model, {})[precision] = measure(model, precision, arguments.work)
             write_result(RESULT, {"models": models})
     print(make_table({"models": models}))

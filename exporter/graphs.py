@@ -219,6 +219,12 @@ def check_precision(
             f"precision {precision!r} is for models that generate text; export {kind.weights!r}, as a"
             f" {checkpoint.task} model keeps no long cache"
         )
+    if kind.rows is not None and not checkpoint.traits.encodes:
+        weights_alone = next(n for n, own in PRECISIONS.items() if own.formats is kind.formats)
+        raise InputError(
+            f"precision {precision!r} rounds what products read, which is for encoders; export"
+            f" {weights_alone!r}, as this is a {checkpoint.task} model"
+        )
     for graph in dict.fromkeys(recipe.graph for recipe in recipes):
         same = [recipe for recipe in recipes if recipe.graph == graph]
         if any(recipe.id in wanted for recipe in same):

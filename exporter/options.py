@@ -32,7 +32,8 @@ class ExportOptions(TypedDict, total=False):
         precision: "fp32", "fp16", "int8", "int4", and with keys and values in int8 "fp32-kv8", "int8-kv8",
             "int4-kv8"; the first is `load`'s own choice. By default fp32, and fp16 where a target has it. On
             a GPU "w8a16" and "w4a16", and of plans "fp8" and "nvfp4", with products in fp16; where every
-            target runs on GPUs, "int8" and "int4" mean the first two.
+            target runs on GPUs, "int8" and "int4" mean the first two. Of an encoder's plans also "w8a8" and
+            "fp8a8", with products in int8 and fp8.
         target: "cpu", "rtx", ...; by default cpu and rtx, without a plan where tensorrt-rtx is missing.
         sms: GPU architectures to build plans for, such as "sm86"; by default all that the engine has.
         opt: shapes that plans are optimized for, such as [{"batch": 8, "length": 128}].

@@ -8,7 +8,15 @@ from dataclasses import dataclass, field
 from ..runtime.bundle.artifact import IN_HALF, computes_in_half
 from ..runtime.errors import InputError
 from ..runtime.suggest import did_you_mean
-from .number_formats import CPU_INTEGERS, PLAN_FLOATS, PLAN_INTEGERS, NumberFormats
+from .number_formats import (
+    CPU_INTEGERS,
+    FP8,
+    PLAN_FLOATS,
+    PLAN_INT8,
+    PLAN_INTEGERS,
+    NumberFormat,
+    NumberFormats,
+)
 
 # By dialect, the forms in which quantized weights are stored, one after another: see `passes.storage`.
 Forms = Mapping[str, tuple[str, ...]]
@@ -17,6 +25,7 @@ BLOCKS: Forms = {"ort": ("blocks",)}
 ROWS: Forms = {"ort": ("rows", "blocks")}
 PLANS: Forms = dict.fromkeys(("portable", "inplace"), ("dequantized",))  # of graphs that plans are built from
 HALVES: Forms = {**PLANS, **BLOCKS}  # those, and ONNX Runtime's on a GPU
+ENCODERS: Forms = {"portable": PLANS["portable"]}
 
 
 @dataclass(frozen=True)
@@ -29,6 +38,8 @@ class Precision:
     cache_bits: int | None = None  # bits of quantized keys and values; None where they are floats
     # of quantized weights, by their bits
     formats: NumberFormats = field(default_factory=lambda: CPU_INTEGERS)
+    # of what an encoder's products read in a plan; None where that stays in fp16
+    rows: NumberFormat | None = None
 
     @property
     def dialects(self) -> tuple[str, ...]:
@@ -44,6 +55,11 @@ class Precision:
     def computes_in(self) -> str:
         """Return the type of most of its products, "float16" or "float32"."""
         return "float16" if self.is_half else "float32"
+
+    @property
+    def rounds_rows(self) -> bool:
+        """Return whether an encoder's products round what they read by constants that texts decide."""
+        return self.rows is not None or "rows" in self.storage.get("ort", ())
 
     @property
     def is_quantized(self) -> bool:
@@ -88,6 +104,8 @@ PRECISIONS = {
     "w4a16-kv8": Precision("w4a16", BLOCKS, weight_bits=4, cache_bits=8, formats=PLAN_INTEGERS),
     "fp8a16": Precision("fp8a16", PLANS, weight_bits=8, formats=PLAN_FLOATS),
     "nvfp4a16": Precision("nvfp4a16", PLANS, weight_bits=4, formats=PLAN_FLOATS),
+    "w8a8": Precision("w8a8", ENCODERS, weight_bits=8, formats=PLAN_INTEGERS, rows=PLAN_INT8),
+    "fp8a8": Precision("fp8a8", ENCODERS, weight_bits=8, formats=PLAN_FLOATS, rows=FP8),
 }
 
 

@@ -189,10 +189,13 @@ class Trials:
 
     def run(self, own: Mapping[str, int], size: int) -> bool:
         """Try bits and a size of blocks; return whether they are close."""
-        self.count += 1
         blocks = f"blocks of {size}" if size else "a scale for each row"
-        self.progress(f"{self.stage}: trial {self.count}, {blocks}")
-        tried = replace(self.begun, size=size, bits=dict(own))
+        return self.judge(replace(self.begun, size=size, bits=dict(own)), blocks)
+
+    def judge(self, tried: QuantizedWeights, words: str) -> bool:
+        """Try weights, which are described in words; return whether they are close."""
+        self.count += 1
+        self.progress(f"{self.stage}: trial {self.count}, {words}")
         first, *others = self.measures
         loss = self.measure(tried, first)
         for gaps in others:
@@ -216,7 +219,7 @@ class Trials:
 
         rounding = Rounding(weights=tried.dequantize(), activation_block=tried.size)
         if tried.is_half:  # rounding to fp16 itself is small beside it, and takes long
-            rounding = Rounding(weights=tried.dequantize(), keeps_tables=True)
+            rounding = Rounding(weights=tried.dequantize(), keeps_tables=True, products=tried.products)
         largest = {True: 0.0, False: 0.0}
         doubt = 0.0
         for gap in gaps(rounding).values():

@@ -20,6 +20,7 @@ from ..errors import ExportError
 from ..execution.node_executor import ExecutedProgram, NodeExecutor, NotFiniteError
 from ..graphs import describe_in_fp32
 from ..memory import give_back_memory
+from ..number_formats import NumberFormat
 from ..passes.fp16_ranges import Fp32Reason, choose_fp32_nodes
 from ..passes.int8_rows import (
     ATTENTION_WORTH,
@@ -30,12 +31,14 @@ from ..passes.int8_rows import (
     find_attention_products,
     find_linears,
 )
-from ..passes.quantize import QuantizedWeights, find_lookups
+from ..passes.quantize import MIN_ROWS, QuantizedWeights, find_lookups
+from ..passes.static_rows import choose_static_product, split_product
 from ..precisions import PRECISIONS
 from ..reference_model import is_module, offload_weights, restore_weights
 from ..tasks.verifier import Verifier
 from .blocks import Measure, choose_blocks, select_known_weights
 from .run_gptq import round_groups
+from .static_products import choose_static_products
 
 if TYPE_CHECKING:
     import onnx_ir as ir
@@ -82,7 +85,8 @@ class Calibration:
         scales = self.cache_scales if kind.cache_bits else {}
         values = weights.dequantize()
         if kind.is_half:
-            return Rounding(torch.float16, weights=values, cache_scales=scales, keeps_tables=True)
+            floats = Rounding(torch.float16, weights=values, cache_scales=scales, keeps_tables=True)
+            return replace(floats, products=weights.products)
         return Rounding(
             weights=values,
             activation_block=weights.size,
@@ -155,8 +159,13 @@ def choose_weights(
         known = select_known_weights(own, model, with_tables=not kind.is_half)
         tables = {weight.name for graph in own for _, weight in find_lookups(graph.graph)} & known.keys()
         products = {}
-        if "rows" in kind.storage.get("ort", ()) and verifier.task.rounds_rows:
-            products = choose_row_products(model, own[0].graph, run, gptq, progress)
+        if kind.rounds_rows and verifier.task.rounds_rows:
+            products = choose_row_products(model, own[0].graph, run, gptq, progress, kind.rows)
+        if kind.rows is not None:
+            begun = QuantizedWeights(kind.weight_bits, 0, {}, known, formats=kind.formats)
+            chosen[name] = choose_static_products(begun, products, measures, progress)
+            restore_weights(model)
+            continue
         by_rows = {name for names in products for name in names}
         by_blocks = {name: read for name, read in known.items() if name not in by_rows}
         begun = QuantizedWeights(kind.weight_bits, 0, {}, by_blocks, formats=kind.formats)
@@ -231,14 +240,16 @@ def choose_row_products(
     run: Callable[[], None],
     gptq: bool,
     progress: Callable[[str], None] = lambda line: None,
+    format: NumberFormat | None = None,
 ) -> dict[tuple[str, ...], RowProduct]:
     """Return the int8 form of an encoder's linears, chosen by the rows that they read in real text.
 
-    A weight that several places read has one form: that of those that read most weights at once.
+    A weight that several places read has one form: that of those that read most weights at once. With a
+    `format`, that of plans, weights that read the same have products of their own.
     """
     from ..tasks.rounding import find_linear
 
-    stage = "calibrating int8"
+    stage = "calibrating int8" if format is None else f"calibrating {format.name} rows"
     found: dict[tuple[str, ...], Linears] = {}
     for linears in sorted(find_linears(graph), key=lambda linears: -len(linears.names)):
         if not {name for names in found for name in names}.intersection(linears.names):
@@ -248,6 +259,7 @@ def choose_row_products(
         names: linears
         for names, linears in found.items()
         if all(find_linear(model, name) is not None for name in names)
+        and (format is None or all(weight.rows >= MIN_ROWS for weight in linears.weights))
     }
     progress(f"{stage}: reading text")
     rows = sample_rows(model, [names[0] for names in found], run)
@@ -258,17 +270,30 @@ def choose_row_products(
     products: dict[tuple[str, ...], RowProduct] = {}
     for names, linears in found.items():
         worth = ATTENTION_WORTH if attention.issuperset(linears.matmuls) else CONSTANT_WORTH
-        products[names] = choose_product(rows[names[0]].numpy(), linears.join_weights(), worth)
+        x = rows[names[0]].numpy()
+        if format is None:
+            products[names] = choose_product(x, linears.join_weights(), worth)
+        else:
+            products[names] = choose_static_product(x, linears.join_weights(), format)
         count(sum(map(len, products)), total)
     if not gptq:
-        return products
+        return products if format is None else split_products(products, found)
 
     def compensate(names: tuple[str, ...], x: Array) -> RowProduct:
         return products[names].compensate(x, found[names].join_weights())
 
     widths = {names: linears.width for names, linears in found.items()}
     compensated = round_groups(compensate, widths, rows, progress, f"{stage}: GPTQ")
-    return dict(zip(found, compensated, strict=True))
+    products = dict(zip(found, compensated, strict=True))
+    return products if format is None else split_products(products, found)
+
+
+def split_products(
+    products: Mapping[tuple[str, ...], RowProduct], found: Mapping[tuple[str, ...], Linears]
+) -> dict[tuple[str, ...], RowProduct]:
+    """Return the product of each weight by itself."""
+    parts = [split_product(products[names], linears) for names, linears in found.items()]
+    return {name: product for own in parts for name, product in own.items()}
 
 
 def sample_rows_to_rest(

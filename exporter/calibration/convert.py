@@ -78,7 +78,7 @@ def convert_graph(graph: ir.Model, artifact: Artifact, calibration: Calibration)
     try:
         if precision.weight_bits:
             weights = calibration.weights[precision.weights]
-            if weights.products:
+            if weights.products and artifact.dialect == "ort":
                 fuse_attention(graph)
             for form in precision.storage[artifact.dialect]:
                 FORMS[form].store(graph, weights)

@@ -17,14 +17,19 @@ from ..passes.fp16_ranges import read_choices
 from ..passes.int8_rows import (
     ALPHAS,
     CONSTANT_ALPHAS,
+    ROW_FORMATS,
     RowProduct,
     RowRule,
+    StaticRule,
     compute_smoothing,
     divide,
+    read_rule,
     round_product,
 )
 from ..passes.kv_cache import list_cache_scales
 from ..passes.quantize import QuantizedWeights
+from ..passes.static_rows import ALPHAS as STATIC_ALPHAS
+from ..passes.static_rows import make_smoothing
 from ..passes.storage import read_weights
 from ..passes.weight_files import load_graph
 from ..passes.weights import read_array
@@ -96,7 +101,8 @@ def read_quantization(
     for key, rule in rules.items():
         names = tuple(key.split("+"))
         weight = join_weights(tensors, names)
-        weights.products[names] = round_product(weight, smoothings.get(names), RowRule.from_json(rule))
+        product = round_product(weight, smoothings.get(names), read_rule(rule))
+        weights.products[names] = replace(product, together=tuple(rule.get("together", ())))
 
 
 def join_weights(tensors: Mapping[str, Tensor], names: Iterable[str]) -> Array:
@@ -142,20 +148,33 @@ def repeat_products(
     found = {}
     for names, product in products.items():
         weight = join_weights(tensors, names)
-        found[names] = repeat_product(product, rows[names[0]].numpy(), weight)
+        joined = join_weights(tensors, product.together or names)
+        found[names] = repeat_product(product, rows[names[0]].numpy(), weight, joined)
     return found
 
 
-def repeat_product(product: RowProduct, x: Array, weight: Array) -> RowProduct:
-    """Return a product of rows like x (M, K) and a weight (K, N), with the nearest known smoothing."""
+def repeat_product(product: RowProduct, x: Array, weight: Array, joined: Array) -> RowProduct:
+    """Return a product of rows like x (M, K) and a weight (K, N), with the nearest known smoothing.
+
+    `joined` (K, ...) has the columns of all weights that decide the smoothing.
+    """
+    is_static = isinstance(product.rule, StaticRule)
     smoothing = product.smoothing
     if smoothing is not None:
         logs = np.log(smoothing)
-        choices = [compute_smoothing(x, weight, alpha) for alpha in sorted({*ALPHAS, *CONSTANT_ALPHAS})]
+        make = make_smoothing if is_static else compute_smoothing
+        alphas = STATIC_ALPHAS if is_static else sorted({*ALPHAS, *CONSTANT_ALPHAS})
+        choices = [make(x, joined, alpha) for alpha in alphas]
         smoothing = min(choices, key=lambda choice: float(np.median(np.abs(np.log(choice) - logs))))
-    read = divide(x, smoothing)
-    rule = RowRule.of(read) if product.rule.step is None else RowRule.of_all(read)
-    return replace(round_product(weight, smoothing, rule), error=product.error)
+    again = round_product(weight, smoothing, repeat_rule(product.rule, divide(x, smoothing)))
+    return replace(again, error=product.error, together=product.together)
+
+
+def repeat_rule(rule: RowRule | StaticRule, x: Array) -> RowRule | StaticRule:
+    """Return the rule of the same kind for rows like x (M, K)."""
+    if isinstance(rule, StaticRule):
+        return StaticRule.of(x, ROW_FORMATS[rule.format], rule.clip)
+    return RowRule.of(x) if rule.step is None else RowRule.of_all(x)
 
 
 def are_alike(calibration: Calibration, again: Calibration) -> bool:

@@ -18,7 +18,8 @@ PrecisionsOption = Annotated[
     make_option(
         "fp32, fp16, int8, int4, or with an int8 key-value cache fp32-kv8, int8-kv8, int4-kv8; for a GPU"
         " w8a16 and w4a16, weights in int8 or int4, and fp16-kv8, w8a16-kv8, w4a16-kv8; of plans fp8 and"
-        " nvfp4; several separated by commas. `run` uses the first.",
+        " nvfp4, and of an encoder's plans w8a8 and fp8a8, whose products read int8 or fp8 too; several"
+        " separated by commas. `run` uses the first.",
         show_default="fp32, and fp16 except for cpu",
     ),
 ]
@@ -43,7 +44,9 @@ MaximumOption = Annotated[
 ]
 PlanPrecisionsOption = Annotated[
     str | None,
-    make_option("fp16, int8, int4, fp8 or nvfp4; several separated by commas.", show_default="all"),
+    make_option(
+        "fp16, int8, int4, fp8, nvfp4, w8a8 or fp8a8; several separated by commas.", show_default="all"
+    ),
 ]
 PickOption = Annotated[
     int | None,

@@ -18,6 +18,7 @@ TYPED_BY_FIRST = (
 )  # fmt: skip
 TYPED_BY = {
     **dict.fromkeys(TYPED_BY_FIRST, 0),
+    "DequantizeLinear": 1,
     "MatMulIntegerToFloat": 2,
     "QuantizeLinear": 2,
     "Where": 1,

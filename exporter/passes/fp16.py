@@ -13,6 +13,7 @@ import numpy as np
 import onnx_ir as ir
 
 from .fp16_ranges import FP16_MAX, FP32, Fp32Reason, choose_fp32_nodes, find_magnitude
+from .static_rows import list_rounding
 from .weights import HALVED, SCALED, ParameterRef, add_initializer, make_lazy_tensor
 
 FLOAT = ir.DataType.FLOAT
@@ -42,7 +43,8 @@ def convert_to_fp16(
         choice = chosen[str(node.name)]
         if (reader := find_reader_of_codes(node)) is not None:  # a weight may be beyond fp16 as well
             choice = replace(choice, shift=None)
-            chosen |= {str(node.name): choice, str(reader.name): choice}
+            together = (node, reader, *list_rounding(node))
+            chosen |= {str(one.name): choice for one in together}
         choice.write(node)
         if choice.shift is not None:
             del chosen[str(node.name)]

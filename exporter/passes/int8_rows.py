@@ -16,13 +16,13 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
-from typing import Any
+from typing import Any, ClassVar
 
 import numpy as np
 import numpy.typing as npt
 import onnx_ir as ir
 
-from ..number_formats import INT8
+from ..number_formats import FP8, INT8, PLAN_INT8, NumberFormat
 from .gptq import round_weight
 from .neighbours import find_below
 from .quantized_weight import QuantizedWeight
@@ -40,6 +40,7 @@ HEADROOM = 1.25  # of a constant step: rows that calibrated nothing may reach so
 WORTH = 0.8  # smoothing costs a product over x: only where it leaves less than this share of the error
 ONE_SIDED = 0.25  # below this share of the largest value, negative values get only the room they need
 TINY = 1e-6
+ROW_FORMATS = {format.name: format for format in (PLAN_INT8, FP8)}  # of rows that plans read
 
 
 @dataclass(frozen=True)
@@ -95,17 +96,49 @@ class RowRule:
 
 
 @dataclass(frozen=True)
+class StaticRule:
+    """The rule of plans: one step for all rows, and 0 stays 0."""
+
+    step: float  # which fp16 holds
+    clip: float  # the share of the largest magnitude in real text that becomes the top code
+    format: str  # the name of the codes' number format
+    zero: ClassVar[int] = 0
+
+    @staticmethod
+    def of(x: Array, format: NumberFormat, clip: float) -> StaticRule:
+        """Return the rule for rows like x (M, K)."""
+        largest = max(float(np.abs(x).max()), TINY)
+        step = format.round_scales(np.asarray(largest * clip / format.top, np.float32))
+        return StaticRule(float(step), clip, format.name)
+
+    def round_rows(self, x: Array) -> Array:
+        """Return x (M, K) after its rounding."""
+        step = np.float32(self.step)
+        return np.asarray(ROW_FORMATS[self.format].round(x / step).astype(np.float32) * step)
+
+
+def read_rule(rule: Mapping[str, Any]) -> RowRule | StaticRule:
+    """Return the rule that a manifest's entry of a product has."""
+    if "format" in rule:
+        return StaticRule(rule["step"], rule["clip"], rule["format"])
+    return RowRule.from_json(rule)
+
+
+@dataclass(frozen=True)
 class RowProduct:
-    """One weight, or several that read the same rows, in int8."""
+    """One weight, or several that read the same rows, in int8 or fp8."""
 
     smoothing: Array | None  # s (K,)
-    rule: RowRule  # of the rows
+    rule: RowRule | StaticRule  # of the rows
     weight: QuantizedWeight  # (N, K), with a scale for each row
     error: float | None = None  # about the share of its results' squares that it loses, on held-out rows
+    # All weights that read the same rows, where each is stored by itself: they decide the smoothing together.
+    together: tuple[str, ...] = ()
 
     def to_json(self) -> dict[str, Any]:
         """Return the choice and its cost, as the manifest has them."""
-        return {**vars(self.rule), "smoothed": self.smoothing is not None, "error": self.error}
+        value = {**vars(self.rule), "smoothed": self.smoothing is not None, "error": self.error}
+        return {**value, "together": list(self.together)} if self.together else value
 
     def round_rows(self, x: Array) -> Array:
         """Return x (M, K) with the product's rounding of rows."""
@@ -115,7 +148,7 @@ class RowProduct:
     def compensate(self, x: Array, weight: Array) -> RowProduct:
         """Return the product with its weight (K, N) rounded by GPTQ, for rows like x (M, K)."""
         rows = divide(x, self.smoothing)
-        return replace(round_product(weight, self.smoothing, self.rule, rows), error=self.error)
+        return replace(self, weight=round_product(weight, self.smoothing, self.rule, rows).weight)
 
     def dequantize(self) -> Array:
         """Return the weight (N, K) in float32, with the smoothing undone."""
@@ -160,12 +193,13 @@ def choose_product(x: Array, weight: Array, worth: float = CONSTANT_WORTH) -> Ro
 
 
 def round_product(
-    weight: Array, smoothing: Array | None, rule: RowRule, rows: Array | None = None
+    weight: Array, smoothing: Array | None, rule: RowRule | StaticRule, rows: Array | None = None
 ) -> RowProduct:
-    """Return the int8 form of `weight` (K, N), with GPTQ where smoothed rows (M, K) are given."""
+    """Return the form of `weight` (K, N) in codes, with GPTQ where smoothed rows (M, K) are given."""
+    format = ROW_FORMATS[rule.format] if isinstance(rule, StaticRule) else INT8
     scaled = weight if smoothing is None else weight * smoothing[:, None]
-    scale = compute_column_scales(scaled)[:, None]
-    return RowProduct(smoothing, rule, round_weight(scaled.T, scale, INT8, rows))
+    scale = compute_column_scales(scaled, format)[:, None]
+    return RowProduct(smoothing, rule, round_weight(scaled.T, scale, format, rows))
 
 
 def divide(x: Array, smoothing: Array | None) -> Array:
@@ -183,8 +217,10 @@ def compute_smoothing(x: Array, weight: Array, alpha: float) -> Array:
     return np.asarray(np.exp(logs - logs.mean()), np.float32)
 
 
-def compute_column_scales(weight: Array) -> Array:
-    return np.asarray(np.maximum(np.abs(weight).max(axis=0), 1e-12) / INT8.top, np.float32)
+def compute_column_scales(weight: Array, format: NumberFormat = INT8) -> Array:
+    """Return the scale (N,) of each column of a weight (K, N)."""
+    scale = np.maximum(np.abs(weight).max(axis=0), 1e-12) / format.top
+    return format.round_scales(np.asarray(scale, np.float32))
 
 
 @dataclass(frozen=True)

@@ -53,7 +53,7 @@ class StoredRows:
         """Return the divisors (K,) of rows, by which the weight is multiplied; None without smoothing."""
         constant = None if self.unsmoothing is None else self.unsmoothing.const_value
         with np.errstate(all="ignore"):  # a damaged graph may have zeros
-            return None if constant is None else np.asarray(1 / constant.numpy(), np.float32)
+            return None if constant is None else np.asarray(1 / constant.numpy().astype(np.float32))
 
 
 @dataclass(frozen=True)

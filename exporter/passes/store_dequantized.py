@@ -2,7 +2,7 @@
 
 TensorRT multiplies by such a weight without writing it out in fp16. In 8 bits it has a scale for each
 column of the weight as it is stored, in 4 bits one for each block of rows. NVFP4's scales are in fp8: they
-are dequantized as well, by their unit.
+are dequantized as well, by their unit. `static_rows` has products that read rows in 8 bits too.
 
 N rows of a weight (its outputs), K columns (its inputs), b columns in a block
 """
@@ -18,10 +18,12 @@ from onnx_ir.passes.common import RemoveUnusedNodesPass
 from ..number_formats import FP8, PLAN_FLOATS, PLAN_INTEGERS, find_unit
 from .quantize import QuantizedWeights, find_products
 from .quantized_weight import WEIGHT, WRONG_ZEROS, Array, QuantizedWeight, StoredWeight, read_constants
+from .static_rows import quantize_rows, read_rows
 from .weights import add_initializer
 
 OPERATOR = "DequantizeLinear"
 OPERATORS: tuple[str, ...] = (OPERATOR,)
+ROUNDED = ".rounded"  # in the name of a weight whose product rounds its rows too
 ROWS = 0  # the axis of K in a weight that is stored (K, N)
 # By the names of number formats: their type in a graph, and the first opset that has it, in blocks or by
 # column. TensorRT before 10.9 takes none so new as int4's.
@@ -39,24 +41,29 @@ FORMATS = {
 def store(model: ir.Model, weights: QuantizedWeights) -> None:
     """Let every product by a constant read a weight that is dequantized in the graph."""
     graph = model.graph
-    made: dict[str, ir.Value] = {}
+    rounded = quantize_rows(graph, weights.products)
+    made: dict[tuple[str, bool], ir.Value] = {}  # by the name, and by whether rows are rounded too
     for node, weight in find_products(graph):
-        if weights.is_float(weight):
+        own = rounded.get(node)
+        if own is None and weights.is_float(weight):
             continue
-        if weight.name not in made:
-            chosen = weights.choose(weight)
-            made[weight.name] = dequantize(graph, node, weight.name, chosen)
+        key = (weight.name, own is not None)
+        if key not in made:
+            chosen = weights.choose(weight) if own is None else own
+            made[key] = dequantize(graph, node, weight.name, chosen, ROUNDED if own is not None else "")
             opset = TYPES[chosen.format.name][1]
             graph.opset_imports[""] = max(graph.opset_imports[""], opset)
-        node.replace_input_with(1, made[weight.name])
+        node.replace_input_with(1, made[key])
         if node.op_type == "Gemm":
             node.attributes["transB"] = ir.AttrInt64("transB", 0)
     RemoveUnusedNodesPass()(model)
 
 
-def dequantize(graph: ir.Graph, before: ir.Node, name: str, weight: QuantizedWeight) -> ir.Value:
-    """Add the node that gives a weight (K, N) of codes and scales."""
-    stem = f"{name}.{weight.format.name}.columns"
+def dequantize(
+    graph: ir.Graph, before: ir.Node, name: str, weight: QuantizedWeight, kind: str = ""
+) -> ir.Value:
+    """Add the node that gives a weight (K, N) of codes and scales; `kind` is a part of their names."""
+    stem = f"{name}{kind}.{weight.format.name}.columns"
     N, K = weight.codes.shape
     dtype, _ = TYPES[weight.format.name]
     shape = ir.Shape((K, N))
@@ -73,8 +80,8 @@ def dequantize(graph: ir.Graph, before: ir.Node, name: str, weight: QuantizedWei
         scales = dequantize_scales(graph, before, stem, scale)
     else:
         scales = add_initializer(graph, f"{stem}.scale", ir.tensor(scale, name=f"{stem}.scale"))
-    result = add_node(graph, before, f"{name}/dequantize", [codes, scales], attributes)
-    result.name = f"{name}.dequantized"
+    result = add_node(graph, before, f"{name}{kind}/dequantize", [codes, scales], attributes)
+    result.name = f"{name}{kind}.dequantized"
     result.shape = shape
     node = result.producer()
     assert node is not None
@@ -123,7 +130,7 @@ def read(node: ir.Node, graph: ir.Graph) -> StoredWeight | None:
     K, N = packed.shape.numpy()
     blocks = 1 if len(scales.shape) == 1 else scales.shape.numpy()[0]
 
-    def read_rows(rows: slice) -> QuantizedWeight:
+    def read_part(rows: slice) -> QuantizedWeight:
         own = scales.numpy().astype(np.float32).reshape(blocks, N).T[rows]
         if unit is not None and unit.const_value is not None:
             own = own * np.float32(unit.const_value.numpy())
@@ -134,7 +141,12 @@ def read(node: ir.Node, graph: ir.Graph) -> StoredWeight | None:
     if zeros is not None:
         faults.append(WRONG_ZEROS.format(zeros.name))
     names = (node.metadata_props[WEIGHT],)
-    return StoredWeight(node, names, format, codes, scale, (N, K), read_rows, tuple(faults), unit=unit)
+    products = [use.node for use in node.outputs[0].uses() if use.node.op_type == "MatMul"]
+    rounded = read_rows(products[0]) if products else None
+    shape = (N, K)
+    return StoredWeight(
+        node, names, format, codes, scale, shape, read_part, tuple(faults), rows=rounded, unit=unit
+    )
 
 
 def find_faults(node: ir.Node, K: int, blocks: int) -> list[str]:

@@ -189,7 +189,8 @@ def make_lazy_tensor(
 ) -> ir.LazyTensor:
     """Return a tensor that is read, made contiguous and converted only while it is written."""
     return ir.LazyTensor(
-        lambda: ir.tensor(np.ascontiguousarray(read(), dtype=dtype)),
+        # With its shape, as what has none gets (1,).
+        lambda: ir.tensor(np.ascontiguousarray(read(), dtype=dtype).reshape(shape)),
         dtype=ir.DataType.from_numpy(dtype),
         shape=ir.Shape(shape),
         name=name,

@@ -103,7 +103,7 @@ def describe(value: Any) -> Any:
         named = {field.name: getattr(value, field.name) for field in fields(value)}
         return [type(value).__qualname__, named]
     if isinstance(value, np.ndarray):
-        content = hashlib.sha256(np.ascontiguousarray(value).data).hexdigest()
+        content = hashlib.sha256(np.ascontiguousarray(value).reshape(-1).view(np.uint8).data).hexdigest()
         return [value.dtype.str, value.shape, content]
     if isinstance(value, range):
         return [value.start, value.stop, value.step]

@@ -35,6 +35,10 @@ TRANSLATIONS = (
         r"Cannot compile for target\(s\) (?P<sm>[^,]*), because the model contains HW-specific",
         "the graph computes in a type that {sm} does not have: name the other GPUs by --sm",
     ),
+    (
+        r"cache has type (?P<a>\w+) but must have type Float, Half, or BFloat16",
+        "it writes a cache of {a} in place, and plans do so in floats alone",
+    ),
     (r"Plugin not found", "TensorRT has no such operator, and no plugin of that name is loaded"),
     (
         rf"types?\b.* (?P<a>{TYPES})\b.* (?P<b>{TYPES})\b",

@@ -18,6 +18,7 @@ from ...runtime.bundle.manifest import Artifact
 from ..execution.node_executor import MOVES, ExecutedProgram, WideExecutor
 from ..execution.replay import PADDING, Step, count_positions
 from ..passes.kv_cache import KEY_SCALE
+from ..passes.static_rows import find_source
 from ..passes.weights import ParameterRef
 from ..tracing.modules import find_module
 
@@ -112,7 +113,7 @@ def find_read(nodes: Sequence[ir.Node]) -> ir.Value | None:
     names = [ParameterRef.read(value).parameter for value in constants]
     others = [name for name in names if "." in name and not name.startswith(f"{find_module(nodes[0])}.")]
     computed = read.difference(constants)
-    value = computed.pop() if len(computed) == 1 and not others else None
+    value = find_source(computed.pop()) if len(computed) == 1 and not others else None
     is_float = value is not None and value.dtype in FLOATS and value.producer() is not None
     return value if is_float else None
 
@@ -138,7 +139,9 @@ class FloatExecutor(WideExecutor):
         """Let infinities pass, as nodes may ignore them; modules' inputs and results are compared."""
 
     def compute(self, node: ir.Node, feeds: list[Array | None]) -> list[Array]:
-        if node.op_type not in ("QuantizeLinear", "MatMulIntegerToFloat"):
+        codes = feeds[0] if node.op_type == "DequantizeLinear" else None
+        is_exact = codes is not None and codes.dtype == np.float64  # from a QuantizeLinear, as below
+        if not is_exact and node.op_type not in ("QuantizeLinear", "MatMulIntegerToFloat"):
             return super().run_node(node, feeds)
         wide: list[Any] = [
             0.0 if feed is None else np.asarray(feed, np.float64) for feed in (*feeds, None, None, None)
@@ -147,6 +150,9 @@ class FloatExecutor(WideExecutor):
             x, step, zero = wide[:3]
             has_rows = np.ndim(step) > 0  # a step for each
             return [x / step[:, None] + zero[:, None] if has_rows else x / step + zero]
+        if is_exact:
+            x, step, zero = wide[:3]
+            return [((x - zero) * step).astype(np.float32)]
         rows, columns, row_step, column_step, row_zero, column_zero, bias = wide[:7]
         product = ((rows - row_zero) * row_step) @ ((columns - column_zero) * column_step)
         return [(product + bias).astype(np.float32)]

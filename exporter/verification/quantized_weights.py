@@ -190,7 +190,8 @@ def is_any(scale: Array, allowed: Sequence[Array]) -> npt.NDArray[np.bool_]:
 def find_scales(weight: StoredWeight, blocks: Array) -> Sequence[Array]:
     """Return the scales (n, K / b) that a quantizer may choose for blocks (n, K / b, b)."""
     if weight.rows is not None:
-        return [np.maximum(np.abs(blocks).max(axis=-1), 1e-12) / weight.format.top]
+        scale = np.maximum(np.abs(blocks).max(axis=-1), 1e-12) / weight.format.top
+        return [weight.format.round_scales(np.asarray(scale, np.float32))]
     scales = list(weight.format.list_scales(blocks))
     unit = None if weight.unit is None else weight.unit.const_value
     return scales if unit is None else [np.maximum(scale, unit.numpy() * SMALLEST_FP8) for scale in scales]

@@ -86,11 +86,11 @@ CACHE_SUFFIX = "-kv8"  # of precisions with keys and values in int8
 
 
 def computes_in_half(precision: str) -> bool:
-    """Return whether graphs in a precision compute in fp16: its name ends with the bits of activations.
+    """Return whether graphs in a precision compute in fp16, but for products of two 8-bit factors.
 
-    Behind them may be those of the cache.
+    Its name ends with the bits of activations; behind them may be those of the cache.
     """
-    return precision.removesuffix(CACHE_SUFFIX).endswith("16")
+    return precision.removesuffix(CACHE_SUFFIX).endswith(("16", "a8"))
 
 
 @dataclass(frozen=True)

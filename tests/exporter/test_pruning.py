@@ -14,12 +14,12 @@ import pytest
 
 from planforge.exporter import export, prune, verify
 from planforge.exporter.errors import OutputError
+from planforge.exporter.precisions import PRECISIONS
 from planforge.exporter.pruning import Keep, choose_graphs, is_for
 from planforge.runtime import TextEncoder, Translator, load
 from planforge.runtime.apps.check.files import PREFIX as GOLDEN
 from planforge.runtime.apps.check.files import find_golden, read_golden
 from planforge.runtime.apps.check.selftest import selftest
-from planforge.runtime.bundle.artifact import IN_HALF
 from planforge.runtime.bundle.bundle import Bundle
 from planforge.runtime.errors import InputError, IntegrityError
 
@@ -71,14 +71,15 @@ def list_files(bundle: Path) -> set[str]:
 def test_weights_quantized_for_plans_are_for_plans_alone(find_bundle: Callable[[str], Path]) -> None:
     opened = Bundle.open(find_bundle("classifier"))
     portable = next(a for a in opened.manifest.artifacts if a.dialect == "portable")
-    more = [replace(portable, precision=precision) for precision in IN_HALF.values()]
+    in_half = {name for name, kind in PRECISIONS.items() if kind.quantizes_in_half and not kind.cache_bits}
+    more = [replace(portable, precision=precision) for precision in sorted(in_half)]
     manifest = replace(opened.manifest, artifacts=(*opened.manifest.artifacts, *more))
     bundle = Bundle(opened.folder, manifest)
     for target in ("cpu", "cuda"):
         kept = choose_graphs(bundle, Keep((target,), ()))
-        assert kept and not {artifact.precision for artifact in kept} & set(IN_HALF.values())
+        assert kept and not {artifact.precision for artifact in kept} & in_half
     for_plans = choose_graphs(bundle, Keep(("rtx",), ()))
-    assert {artifact.precision for artifact in for_plans} >= set(IN_HALF.values())
+    assert {artifact.precision for artifact in for_plans} >= in_half
 
 
 @pytest.mark.parametrize(("name", "keep", "ids"), KEPT, ids=[f"{row[0]} {row[1]}" for row in KEPT])

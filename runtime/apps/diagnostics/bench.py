@@ -43,6 +43,8 @@ EXACTNESS = tuple(
         "w8a16",
         "w8a16-kv8",
         "fp8a16",
+        "w8a8",
+        "fp8a8",
         "int8",
         "int8-kv8",
         "w4a16",

@@ -65,6 +65,7 @@ def integers(x: Array, product: RowProduct) -> npt.NDArray[np.float64]:
     if product.smoothing is not None:
         x64 = x64 / product.smoothing
     rule = product.rule
+    assert isinstance(rule, RowRule)
     largest = (np.abs(x64) if rule.absolute else x64).max(-1, keepdims=True)
     step = np.maximum(largest, rule.floor) / (127 if rule.absolute else 255 - rule.zero)
     if rule.step is not None:
