@@ -12,8 +12,10 @@ from ...runtime.apps.commands.run_options import (
     BackendOption,
     BundleArgument,
     JsonOption,
+    MaxMemoryOption,
     ThreadsOption,
     make_option,
+    read_max_memory,
 )
 
 if TYPE_CHECKING:
@@ -47,6 +49,7 @@ def bench(
             "--set-default",
         ),
     ] = False,
+    max_memory: MaxMemoryOption = None,
     as_json: JsonOption = False,
 ) -> None:
     """Measure the speed of each precision of a bundle, each in its own process. Needs no torch."""
@@ -67,6 +70,7 @@ def bench(
             prompt_tokens=prompt_tokens,
             new_tokens=new_tokens,
             batch=batch,
+            memory_limit=read_max_memory(max_memory),
             progress=progress,
         )
         if output is not None:

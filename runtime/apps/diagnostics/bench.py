@@ -137,13 +137,14 @@ def bench(
     prompt_tokens: int | None = None,  # of each text; 32, or of an encoder 128, when None
     new_tokens: int | None = None,  # to generate for each; 64 when None
     batch: int = 1,
+    memory_limit: int | None = None,
     progress: Callable[[str], None] = lambda line: None,
 ) -> BenchResult:
     """Measure a bundle's precisions: generation, translation or embedding, by its task.
 
     Each has a process of its own, which stays loaded and warm; they take turns, so that what else the machine
     does meets all of them. Generation and translation are greedy, and no end token ends them. A call has
-    `batch` texts. `progress` is called with a line when a stage begins.
+    `batch` texts. A precision that needs more bytes than `memory_limit` is refused. `progress` is called with a line when a stage begins.
     """
     opened = Bundle.open(bundle)
     check_whole("threads", threads, 1, os.cpu_count() or 1, optional=True, what="this machine's cores")
@@ -159,7 +160,9 @@ def bench(
         processes = []
         for precision in chosen:
             progress(f"loading {precision}")
-            work = Work(str(bundle), backend, precision, threads, prompt_tokens, new_tokens, batch)
+            work = Work(
+                str(bundle), backend, precision, threads, prompt_tokens, new_tokens, batch, memory_limit
+            )
             processes.append(stack.enter_context(contextlib.closing(Process(work))))
         for number in range(MAX_ROUNDS):
             seconds = [sum(one["seconds"] for one in process.rounds) for process in processes]
