@@ -195,7 +195,7 @@ def find_largest(fits: Callable[[int], bool], most: int) -> int:
     return low
 
 
-def describe_fitting(need: Callable[[int, int], int], limit: int, batch: int, length: int) -> str:
+def describe_fitting(need: Callable[[int, int], float], limit: int, batch: int, length: int) -> str:
     """Return which smaller batch or length would fit a limit, in words; "" where none does.
 
     Args:

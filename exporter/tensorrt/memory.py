@@ -115,11 +115,11 @@ def check_plan_memory(
         if sum(need.values()) <= limit:
             continue
 
-        def count(batch: int, length: int, graphs: Sequence[Artifact] = precisions[name]) -> int:
+        def count(batch: int, length: int, graphs: Sequence[Artifact] = precisions[name]) -> float:
             try:
                 return sum(add_up_plans(bundle, graphs, derive({"batch": batch, "length": length})).values())
             except BuildError:  # shorter than a plan may be
-                return 0
+                return math.inf
 
         shapes = describe_fitting(count, limit, batch, length)
         others = [other for other, sizes in needs.items() if sum(sizes.values()) <= limit]
@@ -127,8 +127,8 @@ def check_plan_memory(
         hints += [f"{', '.join(others)} would fit (--precision)"] if others else []
         parts = ", ".join(f"{need[part] / 1e6:.1f} MB {words}" for part, words in PARTS.items())
         raise MemoryLimitError(
-            f"a plan in {name} needs about {sum(need.values()) / 1e6:.1f} MB on the GPU for {batch} x {length}"
-            f" tokens: {parts}; --max-memory is {limit / 1e6:.1f} MB."
+            f"a plan in {name} needs about {sum(need.values()) / 1e6:.1f} MB on the GPU for {batch} x"
+            f" {length} tokens: {parts}; --max-memory is {limit / 1e6:.1f} MB."
             f" {'; '.join(hints) or 'Nothing smaller of this bundle would fit'}",
             needed=sum(need.values()),
             limit=limit,

@@ -144,7 +144,8 @@ def bench(
 
     Each has a process of its own, which stays loaded and warm; they take turns, so that what else the machine
     does meets all of them. Generation and translation are greedy, and no end token ends them. A call has
-    `batch` texts. A precision that needs more bytes than `memory_limit` is refused. `progress` is called with a line when a stage begins.
+    `batch` texts. A precision or a call that needs more bytes than `memory_limit` is refused. `progress` is
+    called with a line when a stage begins.
     """
     opened = Bundle.open(bundle)
     check_whole("threads", threads, 1, os.cpu_count() or 1, optional=True, what="this machine's cores")
