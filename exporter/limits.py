@@ -11,6 +11,7 @@ import numpy as np
 
 from ..runtime.apps.check.judge import COUNTED
 from ..runtime.apps.check.metrics import MEAN_OF, Measured, Metrics, measure_spread
+from ..runtime.apps.proof.intervals import find_wilson_interval
 from ..runtime.backends.backend import Array
 from .precisions import PRECISIONS
 
@@ -87,10 +88,7 @@ def find_factor(name: str) -> float:
 
 def find_upper_bound(share: float, count: int) -> float:
     """Return the largest true share that is likely if `count` draws show `share`: Wilson's interval."""
-    z = DEVIATIONS
-    middle = share + z**2 / (2 * count)
-    half = z * math.sqrt(share * (1 - share) / count + z**2 / (4 * count**2))
-    return min(1.0, (middle + half) / (1 + z**2 / count))
+    return find_wilson_interval(share, count, DEVIATIONS).high
 
 
 def measure_distance(got: Array, want: Array, min_scale: float = 1e-6) -> float:

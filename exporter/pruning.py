@@ -13,6 +13,7 @@ from ..runtime.bundle.artifact import IN_HALF
 from ..runtime.bundle.bundle import Bundle
 from ..runtime.bundle.manifest import Artifact, FileEntry, Manifest, Plan
 from ..runtime.errors import InputError
+from .bundle.evidence import prune_evidence
 from .bundle.names import name_export
 from .bundle.writer import install_change, open_staging_folder
 from .precisions import PRECISIONS, expand_names
@@ -132,7 +133,8 @@ def prune_manifest(bundle: Bundle, keep: Keep, staging: Path) -> Manifest:
     if not explanations:
         gone |= {name for name in manifest.files if name.startswith(EXPLANATIONS)}
     files = {name: entry for name, entry in manifest.files.items() if name not in gone}
-    return name_export(prune_checks(bundle, dataclasses.replace(pruned, files=files), staging))
+    pruned = prune_checks(bundle, dataclasses.replace(pruned, files=files), staging)
+    return name_export(prune_evidence(bundle, pruned, staging))
 
 
 def choose_graphs(bundle: Bundle, keep: Keep) -> list[Artifact]:

@@ -184,3 +184,28 @@ class MemoryBudget:
             needed=needed,
             limit=self.limit,
         )
+
+
+def find_largest(fits: Callable[[int], bool], most: int) -> int:
+    """Return the largest number up to `most` that fits, where smaller ones fit too; 0 where none does."""
+    low = 0
+    while low < most:
+        middle = (low + most + 1) // 2
+        low, most = (middle, most) if fits(middle) else (low, middle - 1)
+    return low
+
+
+def describe_fitting(need: Callable[[int, int], float], limit: int, batch: int, length: int) -> str:
+    """Return which smaller batch or length would fit a limit, in words; "" where none does.
+
+    Args:
+        need: returns the bytes of a batch and a length.
+        limit: in bytes.
+        batch: what does not fit.
+        length: what does not fit.
+    """
+    rows = find_largest(lambda number: need(number, length) <= limit, batch - 1)
+    tokens = find_largest(lambda number: need(batch, number) <= limit, length - 1)
+    found = [f"a batch of {rows}"] if rows else []
+    found += [f"a length of {tokens}"] if tokens else []
+    return f"{' or '.join(found)} would fit" if found else ""

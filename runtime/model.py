@@ -33,6 +33,7 @@ class Model(ABC):
 
     Attributes:
         backend: the engine that runs it, such as "ort-cpu"; set by `load`.
+        file: of the bundle, that the engine runs: the graph of `artifact`, or a plan of it; set by `load`.
         family: the model's family, such as "gpt2"; set by `load`.
         threads: how many the engine uses; None on a GPU.
         prepared: whether its weights are those that `planforge prepare` has kept.
@@ -45,6 +46,7 @@ class Model(ABC):
     _MIN_BYTES = 65_536  # of a text that are always read: a few tokens may stand for very long words
 
     backend: str = ""
+    file: str = ""
     family: str = ""
     threads: int | None = None
     prepared: bool = False
@@ -83,6 +85,8 @@ class Model(ABC):
         engine, model = open_on(bundle, request, lambda engine: cls._open(bundle, engine, request))
         model.backend = engine.name
         model.family = bundle.manifest.family
+        plan = getattr(engine, "plans", {}).get(model.artifact.graph)
+        model.file = model.artifact.file if plan is None else plan.file
         threads = getattr(engine, "threads", None)  # engines on a GPU have none
         model.threads = threads.count if isinstance(threads, Threads) else None
         model.prepared = getattr(engine, "uses_prepared", False)

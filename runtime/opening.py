@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+import logging
 import os
 import sys
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor, wait
 from contextlib import contextmanager
 
@@ -12,9 +13,13 @@ from .backends.backend import Backend, LoadRequest, Program
 from .bundle.bundle import Bundle
 from .bundle.json_reader import Reader
 from .bundle.manifest import Artifact, Manifest
-from .errors import InputError, ManifestError, MemoryLimitError
+from .errors import BackendUnavailableError, BundleError, InputError, ManifestError, MemoryLimitError
+from .memory_needs import MemoryNeed, sum_memory
 from .option_checks import check_options, check_whole
 from .options import LoadOptions
+from .text.batching import TOKEN_BUDGET
+
+log = logging.getLogger("planforge")
 
 # Parsing a tokenizer holds Python's lock for 80 ms, which ONNX Runtime needs until it begins to pack weights.
 PREFETCH_DELAY = 0.03  # seconds
@@ -80,12 +85,98 @@ def list_tokenizer_files(manifest: Manifest, count: int) -> tuple[str, ...]:
     return names
 
 
-def check_weights(weight_bytes: int, memory_limit: int | None) -> None:
-    """Refuse a limit that leaves nothing for a cache; each call checks what its own cache needs."""
-    if memory_limit is not None and weight_bytes >= memory_limit:
-        raise MemoryLimitError(
-            f"more than {weight_bytes / 1e6:.1f} MB are needed: {weight_bytes / 1e6:.1f} MB of weights and a"
-            f" cache; memory_limit is {memory_limit / 1e6:.3g} MB. A precision of fewer bits needs less",
-            needed=weight_bytes + 1,
-            limit=memory_limit,
+def choose_artifacts(engine: Backend, bundle: Bundle, request: LoadRequest, *graphs: str) -> list[Artifact]:
+    """Return what an engine opens of graphs that run together, in one precision.
+
+    Under a memory limit and without a precision it is the default one, if a row of full length fits. Else it
+    is, of the verified precisions that fit, the one with the largest weights, as it loses least. Where none
+    fits, a shorter row may.
+    """
+    first = open_precision(engine, bundle, request.precision, graphs)
+    limit = request.memory_limit
+    if limit is None:
+        return first
+    others = list_others(engine, bundle, first, graphs)
+    chosen = (
+        first if request.precision is not None else choose_fitting(bundle, request, [first, *others], limit)
+    )
+    if chosen is not first:
+        log.warning(
+            "%s is loaded in %s: %s needs %s; memory_limit is %.1f MB",
+            bundle.folder.name,
+            chosen[0].precision,
+            first[0].precision,
+            sum_need(bundle, request, first).describe(),
+            limit / 1e6,
         )
+    check_weights(bundle, request, chosen, others)
+    return chosen
+
+
+def choose_fitting(
+    bundle: Bundle, request: LoadRequest, choices: Sequence[list[Artifact]], limit: int
+) -> list[Artifact]:
+    """Return the first of some choices if it fits, else the one that fits and loses least."""
+
+    def weigh(artifacts: Sequence[Artifact]) -> int:
+        return bundle.manifest.count_weight_bytes(*artifacts)
+
+    fitting = [own for own in choices if sum_need(bundle, request, own).total <= limit]
+    fitting = fitting or [own for own in choices if weigh(own) < limit]
+    return choices[0] if not fitting or choices[0] in fitting else max(fitting, key=weigh)
+
+
+def open_precision(
+    engine: Backend, bundle: Bundle, precision: str | None, graphs: Sequence[str]
+) -> list[Artifact]:
+    """Return what an engine opens of graphs in a precision, or in that of the first one."""
+    first = engine.artifact(bundle, graphs[0], precision)
+    return [first, *(engine.artifact(bundle, graph, first.precision) for graph in graphs[1:])]
+
+
+def list_others(
+    engine: Backend, bundle: Bundle, first: Sequence[Artifact], graphs: Sequence[str]
+) -> list[list[Artifact]]:
+    """Return what an engine opens in other precisions, verified ones unless the first is none either."""
+    found = []
+    for precision in dict.fromkeys(artifact.precision for artifact in bundle.manifest.artifacts):
+        try:
+            own = open_precision(engine, bundle, precision, graphs)
+        except (InputError, BundleError, BackendUnavailableError):  # not for this engine
+            continue
+        passed = all(artifact.passed or not other.passed for artifact, other in zip(own, first, strict=True))
+        if passed and own[0].precision == precision != first[0].precision:
+            found.append(own)
+    return found
+
+
+def sum_need(bundle: Bundle, request: LoadRequest, artifacts: Sequence[Artifact]) -> MemoryNeed:
+    """Return what one row of full length needs; of an encoder a largest batch."""
+    manifest = bundle.manifest
+    most = min(manifest.max_length, *(artifact.axis("tokens").max for artifact in artifacts))
+    length = min(request.max_length or most, most)
+    rows = 1 if manifest.encoder is None else -(-TOKEN_BUDGET // length)
+    return sum_memory(manifest, artifacts, rows, length)
+
+
+def check_weights(
+    bundle: Bundle, request: LoadRequest, chosen: Sequence[Artifact], others: Sequence[Sequence[Artifact]]
+) -> None:
+    """Refuse a limit that leaves nothing for a cache; each call checks what its own cache needs."""
+    limit = request.memory_limit
+    weight_bytes = bundle.manifest.count_weight_bytes(*chosen)
+    if limit is None or weight_bytes < limit:
+        return
+    smaller = [
+        f"{own[0].precision} has {bundle.manifest.count_weight_bytes(*own) / 1e6:.1f} MB"
+        for own in others
+        if bundle.manifest.count_weight_bytes(*own) < weight_bytes
+    ]
+    rest = f" ({', '.join(smaller)})" if smaller else ""
+    raise MemoryLimitError(
+        f"more than {weight_bytes / 1e6:.1f} MB are needed: {weight_bytes / 1e6:.1f} MB of weights in"
+        f" {chosen[0].precision} and a cache; memory_limit is {limit / 1e6:.3g} MB. A precision of fewer bits"
+        f" needs less{rest}",
+        needed=weight_bytes + 1,
+        limit=limit,
+    )

@@ -9,6 +9,7 @@ import dataclasses
 import hashlib
 from pathlib import Path
 
+from ...runtime.apps.proof.evidence import PREFIX as EVIDENCE
 from ...runtime.bundle.bundle import compute_sha256
 from ...runtime.bundle.manifest import FileEntry, Manifest
 
@@ -22,12 +23,13 @@ def name_by_content(path: Path) -> tuple[Path, FileEntry]:
 
 
 def name_export(manifest: Manifest) -> Manifest:
-    """Return a manifest with the id of all that its export decided: not of plans, nor of the default.
+    """Return a manifest with the id of all that its export decided: not of plans, default and evidence.
 
     Those may change later, and the export stays the same.
     """
-    plans = {plan.file for plan in manifest.plans}
-    files = {name: entry for name, entry in manifest.files.items() if name not in plans}
+    later = {plan.file for plan in manifest.plans}
+    later |= {name for name in manifest.files if name.startswith(EVIDENCE)}
+    files = {name: entry for name, entry in manifest.files.items() if name not in later}
     decided = dataclasses.replace(manifest, export_id="", plans=(), default_precision=None, files=files)
     export_id = hashlib.sha256(decided.to_json().encode()).hexdigest()[:32]
     return dataclasses.replace(manifest, export_id=export_id)

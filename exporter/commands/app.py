@@ -27,11 +27,13 @@ from ...runtime.errors import InputError
 from ..processes import end_children_on_signals
 from .bench import bench
 from .build import build
+from .diff import diff
 from .export import export, import_bundle
 from .fit_head import fit_head
 from .inspect import inspect
 from .lint import lint
 from .package import package
+from .prove import prove
 from .prune import prune
 from .verify import verify
 
@@ -115,6 +117,8 @@ COMMANDS: dict[str, Callable[..., None]] = {
     "fit-head": fit_head,
     "inspect": inspect,
     "bench": bench,
+    "prove": prove,
+    "diff": diff,
     "prepare": prepare,
     "lint": lint,
     "package": package,

@@ -12,8 +12,10 @@ from ...runtime.apps.commands.run_options import (
     BackendOption,
     BundleArgument,
     JsonOption,
+    MaxMemoryOption,
     ThreadsOption,
     make_option,
+    read_max_memory,
 )
 
 if TYPE_CHECKING:
@@ -49,6 +51,7 @@ def bench(
             "--set-default",
         ),
     ] = False,
+    max_memory: MaxMemoryOption = None,
     as_json: JsonOption = False,
 ) -> None:
     """Measure the speed of each precision of a bundle, each in its own process. Needs no torch."""
@@ -69,6 +72,7 @@ def bench(
             prompt_tokens=prompt_tokens,
             new_tokens=new_tokens,
             batch=batch,
+            memory_limit=read_max_memory(max_memory),
             progress=progress,
         )
         if output is not None:

@@ -6,7 +6,7 @@ from pathlib import Path
 from typing import Annotated
 
 from ...runtime.apps.commands.console import show, show_stages, split_names
-from ...runtime.apps.commands.run_options import BundleArgument, JsonOption, make_option
+from ...runtime.apps.commands.run_options import BundleArgument, JsonOption, make_option, read_max_memory
 from .options import (
     BuilderLevelOption,
     CompatibleOption,
@@ -47,6 +47,10 @@ def build(
         bool, make_option("Leave the weights out; the bundle's are used at load.", "--strip")
     ] = False,
     top_k: PickOption = None,
+    max_memory: Annotated[
+        str | None,
+        make_option("Most memory on the GPU, such as 4GB: a larger plan is refused before it is built."),
+    ] = None,
     compatible: CompatibleOption = False,
     as_json: JsonOption = False,
 ) -> None:
@@ -72,6 +76,7 @@ def build(
                 opt=parse_opt(opt),
                 builder_level=builder_level,
                 profiling=profiling,
+                max_memory=read_max_memory(max_memory),
             ),
             progress=progress,
         )

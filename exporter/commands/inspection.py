@@ -10,10 +10,12 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeAlias
 
 from ...runtime.apps.commands.tables import FittingTable, format_size
+from ...runtime.backends.dialects import CPU_DIALECTS
 from ...runtime.bundle.bundle import Bundle
 from ...runtime.bundle.manifest import Artifact, Axis, Manifest, Plan, TensorSpec
 from ...runtime.bundle.plan import sum_profile_memory
 from ...runtime.errors import InputError
+from ...runtime.memory_needs import sum_memory
 from ...runtime.suggest import did_you_mean
 from ..errors import ExporterError, shorten_error
 from ..task_traits import TRAITS
@@ -75,6 +77,7 @@ def inspect_bundle(folder: Path) -> Inspection:
         (f"{folder}: {manifest.family}, {manifest.task}", ("", ""), list_head_rows(manifest)),
         ("graphs", ("graph", "opset", "padding", "size", "against PyTorch"), graphs),
     ]
+    sections.append(make_memory_section(manifest))
     ids_by_tensors: dict[tuple[tuple[str, ...], ...], list[str]] = {}
     for artifact in (*manifest.artifacts, *manifest.explanations):
         ids_by_tensors.setdefault(tuple(list_tensor_rows(artifact)), []).append(artifact.id)
@@ -92,6 +95,28 @@ def inspect_bundle(folder: Path) -> Inspection:
     ]
     sections.append(("files", ("file", "size", "state"), files))
     return Inspection(value, sections)
+
+
+def make_memory_section(manifest: Manifest) -> Section:
+    """Return the memory that each precision needs on a CPU, for one row of full length and for the most rows.
+
+    Of the dialects of a precision it is the fastest one's.
+    """
+    rows = []
+    for precision in dict.fromkeys(a.precision for a in manifest.artifacts):
+        own = [a for a in manifest.artifacts if a.precision == precision]
+        graphs = [
+            min((a for a in own if a.graph == name), key=lambda a: CPU_DIALECTS.index(a.dialect))
+            for name in dict.fromkeys(a.graph for a in own if a.dialect in CPU_DIALECTS)
+        ]
+        length = min([manifest.max_length, *(graph.axis("tokens").max for graph in graphs)])
+        most = min((graph.axis("batch").max for graph in graphs), default=1)
+        for batch in dict.fromkeys((1, most)) if graphs else ():
+            need = sum_memory(manifest, graphs, batch, length)
+            sizes = (need.weights, need.cache, need.activations, need.total)
+            rows.append((precision, f"{batch} x {length} tokens", *map(format_size, sizes)))
+    title = "memory, without Python, engine and tokenizer"
+    return title, ("precision", "batch", "weights", "cache", "activations", "sum"), rows
 
 
 def list_head_rows(manifest: Manifest) -> list[tuple[str, str]]:

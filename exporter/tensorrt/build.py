@@ -55,6 +55,7 @@ class Options:
         builder_level: how long TensorRT searches for kernels, 0 to 5; by default its own, 3. Not before 8.6.
         profiling: what the plan keeps of its layers, one of `PROFILING`; by default their names. "detailed"
             adds types, formats and ONNX nodes, which `planforge inspect --layers` shows.
+        max_memory: bytes on the GPU; a plan whose estimate is larger is refused before it is built.
     """
 
     workspace: int | None = None
@@ -65,6 +66,7 @@ class Options:
     opt: Sequence[Mapping[str, int]] = ()
     builder_level: int | None = None
     profiling: str | None = None
+    max_memory: int | None = None
 
 
 USUAL = Options()

@@ -4,18 +4,23 @@ from __future__ import annotations
 
 import ast
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, TypeAlias
 
 import numpy as np
 
+from ...runtime.bundle.bundle import Bundle
 from ...runtime.bundle.manifest import Artifact
+from ...runtime.errors import MemoryLimitError
+from ...runtime.memory_budget import describe_fitting
+from ..errors import BuildError
 from .profiles import Profile
 
 if TYPE_CHECKING:
     from onnx import TypeProto
 
+PARTS = {"weights": "of weights", "tensors": "of inputs, outputs and caches", "between": "between layers"}
 ALIVE = 2  # the largest results that exist at one time: what a layer reads, and what it writes
 
 
@@ -76,3 +81,68 @@ def evaluate_length(expression: str, number: int, lengths: Mapping[str, int]) ->
         return value(ast.parse(expression, mode="eval").body)
     except SyntaxError:
         return 0
+
+
+Derive: TypeAlias = Callable[[Mapping[str, int]], Mapping[str, Sequence[Profile]]]
+
+
+def check_plan_memory(
+    bundle: Bundle, graphs: Sequence[Artifact], lengths: Mapping[str, int], derive: Derive, limit: int
+) -> None:
+    """Refuse plans that need more than a limit at their largest shapes, and say what would fit.
+
+    Args:
+        bundle: that has the graphs.
+        graphs: that plans are built of.
+        lengths: the largest "batch" and "length" that were asked for; else the graphs' own.
+        derive: returns the profiles of each graph, by its id, for a largest "batch" and "length".
+        limit: in bytes.
+
+    Raises:
+        MemoryLimitError: plans of one precision, which run together, need more.
+    """
+    batch = lengths.get("batch") or max(graph.axis("batch").max for graph in graphs)
+    length = lengths.get("length") or max(graph.axis("tokens").max for graph in graphs)
+    precisions = {
+        name: [graph for graph in graphs if graph.precision == name]
+        for name in dict.fromkeys(graph.precision for graph in graphs)
+    }
+    needs = {
+        name: add_up_plans(bundle, own, derive({"batch": batch, "length": length}))
+        for name, own in precisions.items()
+    }
+    for name, need in needs.items():
+        if sum(need.values()) <= limit:
+            continue
+
+        def count(batch: int, length: int, graphs: Sequence[Artifact] = precisions[name]) -> float:
+            try:
+                return sum(add_up_plans(bundle, graphs, derive({"batch": batch, "length": length})).values())
+            except BuildError:  # shorter than a plan may be
+                return math.inf
+
+        shapes = describe_fitting(count, limit, batch, length)
+        others = [other for other, sizes in needs.items() if sum(sizes.values()) <= limit]
+        hints = [f"{shapes} (--max batch=N,length=N)"] if shapes else []
+        hints += [f"{', '.join(others)} would fit (--precision)"] if others else []
+        parts = ", ".join(f"{need[part] / 1e6:.1f} MB {words}" for part, words in PARTS.items())
+        raise MemoryLimitError(
+            f"a plan in {name} needs about {sum(need.values()) / 1e6:.1f} MB on the GPU for {batch} x"
+            f" {length} tokens: {parts}; --max-memory is {limit / 1e6:.1f} MB."
+            f" {'; '.join(hints) or 'Nothing smaller of this bundle would fit'}",
+            needed=sum(need.values()),
+            limit=limit,
+        )
+
+
+def add_up_plans(
+    bundle: Bundle, graphs: Sequence[Artifact], profiles: Mapping[str, Sequence[Profile]]
+) -> dict[str, int]:
+    """Return the bytes of plans that run together, by their parts; of each its largest profile's."""
+    total = dict.fromkeys(PARTS, 0)
+    for graph in graphs:
+        weights = bundle.manifest.count_weight_bytes(graph)
+        needs = estimate_memory(bundle.locate(graph.file), graph, profiles[graph.id], weights)
+        worst = max(needs, key=lambda need: sum(need.values()))
+        total = {part: size + worst[part] for part, size in total.items()}
+    return total

@@ -6,6 +6,7 @@ import dataclasses
 import logging
 import shlex
 from collections.abc import Callable, Mapping, Sequence
+from functools import partial
 from pathlib import Path
 from typing import TypeAlias
 
@@ -24,7 +25,7 @@ from ..targets import INSTALLED, NAMES, find_target
 from ..task_traits import TRAITS
 from .build import USUAL, Options, PlanRequest, build_plan, resolve_architectures
 from .hardware import describe_unmet
-from .memory import estimate_memory
+from .memory import check_plan_memory, estimate_memory
 from .profiles import Profile, derive_profiles
 
 log = logging.getLogger("planforge")
@@ -196,6 +197,9 @@ def build_plans_for(
     if is_elsewhere(target_name):
         raise make_board_error(target_name, "copy the bundle", bundle.folder.name)
     profiles = plan_profiles(graphs, limits or {}, options)
+    if options.max_memory is not None:
+        derive = partial(plan_profiles, graphs, options=USUAL)
+        check_plan_memory(bundle, graphs, limits or {}, derive, options.max_memory)
     plans: list[Plan] = []
     refused: list[BuildError] = []
     for together in group_by_precision(graphs):

@@ -43,13 +43,14 @@ def parse_int(text: str) -> int:
 
 
 class Reader:
-    """A JSON object read field by field, with errors that name the field."""
+    """A JSON object of a file, read field by field, with errors that name the field."""
 
-    def __init__(self, value: Any, what: str) -> None:
+    def __init__(self, value: Any, what: str, file: str = FILE_NAME) -> None:
         if not isinstance(value, dict):
-            raise ManifestError(f"{FILE_NAME}: {what} must be an object, not {value!r:.60}")
+            raise ManifestError(f"{file}: {what} must be an object, not {value!r:.60}")
         self.value = value
         self.what = what
+        self.file = file
 
     def get(self, name: str, kind: type[T], default: Any = _MISSING) -> T:
         value = self.value.get(name, default)
@@ -64,7 +65,7 @@ class Reader:
     def flag(self, name: str, default: bool | None = None) -> bool:
         value = self.value.get(name, default)
         if not isinstance(value, bool):
-            raise ManifestError(f"{FILE_NAME}: {self.what}.{name} must be true or false")
+            raise ManifestError(f"{self.file}: {self.what}.{name} must be true or false")
         return value
 
     def number(self, name: str, default: T) -> T | float:
@@ -72,7 +73,7 @@ class Reader:
         if value is default:
             return default
         if isinstance(value, bool) or not isinstance(value, int | float):
-            raise ManifestError(f"{FILE_NAME}: {self.what}.{name} must be a number")
+            raise ManifestError(f"{self.file}: {self.what}.{name} must be a number")
         return float(value)
 
     def texts(self, name: str) -> Mapping[str, str]:
@@ -82,7 +83,7 @@ class Reader:
     def check_type(self, name: str, value: Any, kind: type[T]) -> T:
         if not isinstance(value, kind) or isinstance(value, bool):
             got = "missing" if value is _MISSING else repr(value)[:60]
-            raise ManifestError(f"{FILE_NAME}: {self.what}.{name} must be {kind.__name__}, but is {got}")
+            raise ManifestError(f"{self.file}: {self.what}.{name} must be {kind.__name__}, but is {got}")
         return value
 
 

@@ -12,7 +12,7 @@ import numpy as np
 from ..backends.backend import Array, GraphRunner
 from ..backends.buckets import find_bucket
 from ..errors import InputError
-from ..memory_budget import Lease, Reservation
+from ..memory_budget import Lease, Reservation, describe_fitting
 from .cache_shapes import PREFILL_CHUNK, count_cache_bytes
 from .caches import has_row_lengths, make_cache
 from .candidates import read_scores
@@ -45,7 +45,8 @@ class Decoder(GraphRunner):
         if self.is_captured:
             capacity = self.widen(rows, capacity)
         count = count_cache_bytes(self.artifact, rows, capacity) + context.byte_count
-        reservation = self.budget.hold(count, name_cache(rows, capacity), NEED_LESS)
+        hint = self.suggest(rows, capacity, context.byte_count)
+        reservation = self.budget.hold(count, name_cache(rows, capacity), hint)
         try:
             seen = context.compute()
             with self.turn():
@@ -76,7 +77,20 @@ class Decoder(GraphRunner):
     def check_memory(self, batch: int, capacity: int, context_bytes: int = 0) -> None:
         """Refuse a run that `memory_limit` has no room for even when it is alone."""
         count = count_cache_bytes(self.artifact, batch, capacity) + context_bytes
-        self.budget.check(count, name_cache(batch, capacity), NEED_LESS)
+        hint = self.suggest(batch, capacity, context_bytes)
+        self.budget.check(count, name_cache(batch, capacity), hint)
+
+    def suggest(self, batch: int, capacity: int, context_bytes: int = 0) -> str:
+        """Return what a caller can do whose run does not fit even when it is alone, and what would fit."""
+        available = self.budget.count_available()
+
+        def count(rows: int, tokens: int) -> int:
+            return count_cache_bytes(self.artifact, rows, tokens) + context_bytes
+
+        if available is None or count(batch, capacity) <= available:
+            return NEED_LESS
+        fitting = describe_fitting(count, available, batch, capacity)
+        return f"{NEED_LESS}; {fitting}" if fitting else NEED_LESS
 
     def has_room(self, batch: int, capacity: int) -> bool:
         """Return whether `memory_limit` has room for a run beside what other calls hold now."""

@@ -18,6 +18,7 @@ from ..bundle.defaults import EncoderDefaults
 from ..bundle.manifest import Artifact, TensorSpec
 from ..errors import ManifestError
 from ..memory_budget import MemoryBudget
+from ..memory_needs import count_batch_bytes
 from ..text.batching import TOKEN_BUDGET, group_by_length
 from ..text.long_text import Piece
 
@@ -155,16 +156,6 @@ def check_memory(budget: MemoryBudget, config: Mapping[str, Any], max_length: in
     batch = count_batch_bytes(config, tokens, max_length)
     hint = "A smaller max_length, or a precision of fewer bits, needs less"
     budget.check(batch, f"a batch of {tokens} tokens", hint)
-
-
-def count_batch_bytes(config: Mapping[str, Any], tokens: int, longest: int) -> int:
-    """Return what a batch of so many tokens, padding included, needs while it runs.
-
-    A layer's largest results: what the feed-forward part widens to, six of the hidden size (the layer's
-    input, query, key, value, context, sum), and every head's scores of every token for every token.
-    """
-    width = config["intermediate_size"] + 6 * config["hidden_size"]
-    return int(4 * tokens * (width + config["num_attention_heads"] * longest))
 
 
 def count_section_bytes(

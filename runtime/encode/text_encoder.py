@@ -17,7 +17,7 @@ from ..bundle.bundle import Bundle
 from ..bundle.defaults import EncoderDefaults
 from ..errors import ManifestError
 from ..memory_budget import MemoryBudget
-from ..opening import choose_length, list_tokenizer_files, open_programs
+from ..opening import choose_artifacts, choose_length, list_tokenizer_files, open_programs
 from ..option_checks import check_options, check_whole
 from ..options import RankOptions
 from ..text.reading import Item, check_each, check_text, make_item, run_one_or_all
@@ -77,7 +77,7 @@ class TextEncoder(SubmittingEncoder):
         manifest = bundle.manifest
         if manifest.encoder is None:
             raise ManifestError(f"{bundle.folder}: the manifest of an encoder has no 'encoder'")
-        artifact = engine.artifact(bundle, "encoder", request.precision)
+        (artifact,) = choose_artifacts(engine, bundle, request, "encoder")
         check_manifest(manifest.artifact(artifact.id), manifest.encoder, manifest.config)
         max_length = choose_length(bundle, request.max_length, artifact)
         defaults = replace(manifest.encoder, max_length=max_length)

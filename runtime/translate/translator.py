@@ -17,7 +17,7 @@ from ..decoding.chunk import TextStream
 from ..decoding.decoder import Decoder
 from ..errors import ClosedError, InputError, ManifestError
 from ..memory_budget import MemoryBudget
-from ..opening import check_weights, choose_length, open_programs
+from ..opening import choose_artifacts, choose_length, open_programs
 from ..option_checks import check_batch_size, check_options, check_switch
 from ..options import BatchTranslationOptions, TranslationOptions
 from ..progress import Progress
@@ -90,12 +90,10 @@ class Translator(BatchedModel):
             raise ManifestError(
                 f"{bundle.folder}: a translation's generation needs decoder_start and source_eos"
             )
-        decoder = engine.artifact(bundle, "decoder", request.precision)
-        encoder = engine.artifact(bundle, "encoder", decoder.precision)
+        decoder, encoder = choose_artifacts(engine, bundle, request, "decoder", "encoder")
         max_length = choose_length(bundle, request.max_length, decoder, encoder)
         check_same_export(bundle, encoder, decoder)
         weight_bytes = manifest.count_weight_bytes(encoder, decoder)
-        check_weights(weight_bytes, request.memory_limit)
         with open_programs(engine, bundle, encoder, decoder) as programs:
             tokenizers = open_tokenizers(bundle)
         return cls(

@@ -35,6 +35,7 @@ OF_COMMAND = {
     "fit-head": "fit",
     "serve": "serve",
     "batch": "batch",
+    "prove": "batch",
 }
 
 

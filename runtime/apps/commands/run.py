@@ -22,6 +22,7 @@ from .stages import Stages
 
 if TYPE_CHECKING:
     from ... import TextEncoder, TextGenerator, Translator
+    from ...options import LoadOptions
 
     Model: TypeAlias = TextGenerator | TextEncoder | Translator
 
@@ -95,6 +96,7 @@ def run(
     device: run_options.DeviceOption = 0,
     precision: run_options.PrecisionOption = None,
     threads: run_options.ThreadsOption = None,
+    max_memory: run_options.MaxMemoryOption = None,
 ) -> None:
     """Generate, translate, embed, classify, tag or answer, as the bundle's model does; without PyTorch."""
     given = {name: value for name, value in locals().items() if value is not None}
@@ -104,7 +106,9 @@ def run(
     with show_stages() as stages:
         source.check()
         options = read_options(given)
-        with load(bundle, backend=backend, precision=precision, threads=threads, device=device) as model:
+        engine: LoadOptions = {"backend": backend, "precision": precision, "threads": threads}
+        engine |= {"device": device, "memory_limit": run_options.read_max_memory(max_memory)}
+        with load(bundle, **engine) as model:
             task = task or find_default_task(model, beside, options)
             run_job(Job(model, task, source, options, picture, as_json, stages))
 

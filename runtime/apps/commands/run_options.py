@@ -289,3 +289,17 @@ PrecisionOption = Annotated[
     ),
 ]
 ThreadsOption = Annotated[int | None, engine_option("CPU threads.", show_default="one per physical core")]
+MaxMemoryOption = Annotated[
+    str | None,
+    engine_option(
+        "Most memory for weights and caches, such as 4GB; a smaller precision is taken where only that fits.",
+        show_default="no limit",
+    ),
+]
+
+
+def read_max_memory(text: str | None) -> int | None:
+    """Return the bytes of --max-memory; None where it was not given."""
+    from ...memory_needs import parse_size
+
+    return None if text is None else parse_size("--max-memory", text)

@@ -17,7 +17,7 @@ import typer
 
 from ...errors import InputError
 from .console import say
-from .run_options import PrecisionOption, ThreadsOption, make_option
+from .run_options import MaxMemoryOption, PrecisionOption, ThreadsOption, make_option, read_max_memory
 
 if TYPE_CHECKING:
     from starlette.applications import Starlette
@@ -120,6 +120,7 @@ def serve(
     max_connections: ConnectionsOption = 512,
     threads: ThreadsOption = None,
     precision: PrecisionOption = None,
+    max_memory: MaxMemoryOption = None,
 ) -> None:
     """Serve one or several bundles over HTTP: OpenAI-compatible routes, more tasks, and a web page."""
     from ..server import ServerSettings, make_app
@@ -143,9 +144,9 @@ def serve(
         origins=tuple(cors_origin or ()),
         page=not no_page,
     )
+    engine = {"threads": threads, "precision": precision, "memory_limit": read_max_memory(max_memory)}
     loaders = {
-        name: partial(open_model, name, folder, threads=threads, precision=precision)
-        for name, folder in name_bundles(bundles).items()
+        name: partial(open_model, name, folder, **engine) for name, folder in name_bundles(bundles).items()
     }
     with contextlib.closing(open_socket(host, port)) as listener:
         if is_open(settings):

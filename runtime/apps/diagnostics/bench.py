@@ -4,12 +4,9 @@ from __future__ import annotations
 
 import contextlib
 import importlib.metadata
-import json
 import os
 import platform
 import statistics
-import subprocess
-import sys
 import time
 from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
@@ -23,9 +20,10 @@ import numpy as np
 from ...backends.dialects import choose_artifact
 from ...backends.threads import Threads, choose_threads
 from ...bundle.bundle import Bundle
-from ...errors import InputError, PlanForgeError
+from ...errors import InputError
 from ...option_checks import check_whole
 from .bench_work import Work
+from .child import Child
 from .machine import find_processor_name
 from .packages import find_package
 
@@ -55,8 +53,6 @@ EXACTNESS = tuple(
     ]
 )
 MIN_GAIN = 1.02  # of speed; less is not worth a less exact precision
-# Python puts the current folder first on its path, where a stray random.py would be imported instead.
-CHILD = "import sys; sys.path[:] = [p for p in sys.path if p]; from {} import main; main()"
 
 
 @dataclass(frozen=True)
@@ -130,50 +126,13 @@ def is_as_fast(case: Case, fastest: Case) -> bool:
     return overlaps or fastest.tokens_per_s < MIN_GAIN * case.tokens_per_s
 
 
-class Process:
+class Process(Child):
     """`bench_work` in a process of its own, loaded and warm."""
 
     def __init__(self, work: Work) -> None:
         self.precision = work.precision
-        module = f"{__package__}.bench_work"
-        self.child = subprocess.Popen(
-            [sys.executable, "-c", CHILD.format(module)],
-            stdin=subprocess.PIPE,
-            stdout=subprocess.PIPE,
-            encoding="utf-8",
-        )
         self.rounds: list[dict[str, Any]] = []
-        try:
-            self.facts = self.ask(json.dumps(asdict(work)))
-        except BaseException:
-            self.close()
-            raise
-
-    def ask(self, line: str) -> dict[str, Any]:
-        """Send a line and wait for the answer."""
-        assert self.child.stdin is not None and self.child.stdout is not None
-        with contextlib.suppress(BrokenPipeError):
-            self.child.stdin.write(line + "\n")
-            self.child.stdin.flush()
-        answer = self.child.stdout.readline()
-        if not answer:
-            raise PlanForgeError(
-                f"the process that measured {self.precision} ended with exit code {self.child.wait()};"
-                " -9 usually means that memory ran out"
-            )
-        value: dict[str, Any] = json.loads(answer)
-        if "error" in value:
-            kind = InputError if value["wrong_input"] else PlanForgeError
-            raise kind(value["error"])
-        return value
-
-    def close(self) -> None:
-        assert self.child.stdin is not None and self.child.stdout is not None
-        self.child.kill()
-        with contextlib.suppress(BrokenPipeError):
-            self.child.stdin.close()
-        self.child.stdout.close()
-        self.child.wait()
+        super().__init__(f"{__package__}.bench_work", work.precision, asdict(work))
 
 
 def bench(
@@ -185,13 +144,15 @@ def bench(
     prompt_tokens: int | None = None,  # of each text; 32, or of an encoder 128, when None
     new_tokens: int | None = None,  # to generate for each; 64 when None
     batch: int = 1,
+    memory_limit: int | None = None,
     progress: Callable[[str], None] = lambda line: None,
 ) -> BenchResult:
     """Measure a bundle's precisions: generation, translation or embedding, by its task.
 
     Each has a process of its own, which stays loaded and warm; they take turns, so that what else the machine
     does meets all of them. Generation and translation are greedy, and no end token ends them. A call has
-    `batch` texts. `progress` is called with a line when a stage begins.
+    `batch` texts. A precision or a call that needs more bytes than `memory_limit` is refused. `progress` is
+    called with a line when a stage begins.
     """
     opened = Bundle.open(bundle)
     check_whole("threads", threads, 1, os.cpu_count() or 1, optional=True, what="this machine's cores")
@@ -207,7 +168,9 @@ def bench(
         processes = []
         for precision in chosen:
             progress(f"loading {precision}")
-            work = Work(str(bundle), backend, precision, threads, prompt_tokens, new_tokens, batch)
+            work = Work(
+                str(bundle), backend, precision, threads, prompt_tokens, new_tokens, batch, memory_limit
+            )
             processes.append(stack.enter_context(contextlib.closing(Process(work))))
         for number in range(MAX_ROUNDS):
             seconds = [sum(one["seconds"] for one in process.rounds) for process in processes]

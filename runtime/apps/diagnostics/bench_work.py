@@ -26,6 +26,7 @@ if TYPE_CHECKING:
     from ...decoding.chunk import Chunk
     from ...encode.text_encoder import TextEncoder
     from ...generate.text_generator import TextGenerator
+    from ...options import LoadOptions
     from ...translate.translator import Translator
 
 DECODER_PROMPT = 32
@@ -52,6 +53,7 @@ class Work:
     prompt_tokens: int | None = None
     new_tokens: int | None = None
     batch: int = 1
+    memory_limit: int | None = None
 
 
 class Subject(ABC):
@@ -227,7 +229,9 @@ def serve(work: Work) -> None:
     """Load the model, run a warm-up round, answer with what was loaded, then run a round for each line."""
     opened = Bundle.open(work.bundle)
     started = time.perf_counter()
-    with load(work.bundle, backend=work.backend, precision=work.precision, threads=work.threads) as model:
+    options: LoadOptions = {"backend": work.backend, "precision": work.precision, "threads": work.threads}
+    options["memory_limit"] = work.memory_limit
+    with load(work.bundle, **options) as model:
         load_ms = (time.perf_counter() - started) * 1e3
         subject = SUBJECTS[opened.manifest.task](model, work)
         subject.round(0)

@@ -19,6 +19,7 @@ from hypothesis import strategies as st
 from planforge.runtime import TextEncoder, TextGenerator, Translator
 from planforge.runtime.apps.diagnostics import bench as bench_module
 from planforge.runtime.apps.diagnostics import bench_work
+from planforge.runtime.apps.diagnostics import child as child_module
 from planforge.runtime.apps.diagnostics.bench import BenchResult, Case, Process, bench, read_bandwidth
 from planforge.runtime.apps.diagnostics.bench_work import (
     Embedding,
@@ -131,7 +132,7 @@ def test_a_damaged_bundle_is_said_as_load_says_it(own_bundle: Path) -> None:
 
 
 def test_a_process_that_dies_is_said(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(bench_module, "CHILD", "import os; os._exit(7)  # {}")
+    monkeypatch.setattr(child_module, "CHILD", "import os; os._exit(7)  # {}")
     with pytest.raises(PlanForgeError, match="the process that measured int8 ended with exit code 7"):
         Process(Work("bundle", "auto", "int8"))
 

@@ -1,0 +1,38 @@
+"""`planforge diff`: what two bundles hold, and what was measured of each, side by side."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from ...runtime.apps.commands.console import print_json, print_tables, show_stages
+from ...runtime.apps.commands.run_options import JsonOption
+from .prove import exit_on_regression
+
+
+def diff(
+    old: Annotated[Path, typer.Argument(help="A bundle.", show_default=False)],
+    new: Annotated[Path, typer.Argument(help="The one that may take its place.", show_default=False)],
+    as_json: JsonOption = False,
+) -> None:
+    """Compare two bundles: sizes, precisions and evidence; exit 1 if the new one is worse on the same texts.
+
+    Needs no torch. Times, memory and energy are shown and decide nothing.
+    """
+    with show_stages():
+        from ...runtime.apps.proof.changes import pair_proofs
+        from ...runtime.apps.proof.evidence import read_evidence
+        from ...runtime.bundle.bundle import Bundle
+        from .evidence_tables import describe_bundle, make_bundle_table, make_pair_tables
+
+        bundles = [Bundle.open(folder) for folder in (old, new)]
+        pairs = pair_proofs(*map(read_evidence, bundles))
+        sides = [describe_bundle(bundle) for bundle in bundles]
+    if as_json:
+        both = dict(zip(("old", "new"), sides, strict=True))
+        print_json({**both, "compared": [pair.to_json() for pair in pairs]})
+    else:
+        print_tables([make_bundle_table(*sides), *make_pair_tables(pairs, are_asked=True)])
+    exit_on_regression(pairs)

@@ -1,0 +1,287 @@
+"""Evidence in bundles: kept by `prove`, compared by `--against` and `diff`; other commands go on."""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+import re
+import shutil
+from collections.abc import Callable, Sequence
+from hashlib import sha256
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from safetensors.numpy import load_file, save_file
+
+from planforge.exporter import export, prune, verify
+from planforge.exporter.bundle.evidence import record_proof
+from planforge.exporter.checkpoints.source import resolve_source
+from planforge.exporter.commands import prove as prove_command
+from planforge.exporter.commands.evidence_tables import make_proof_tables
+from planforge.exporter.tensorrt.layers import Layer, PlanLayers, ProfileLayers
+from planforge.runtime.apps.check.selftest import selftest
+from planforge.runtime.apps.commands.console import print_tables
+from planforge.runtime.apps.proof import evidence
+from planforge.runtime.apps.proof.changes import compare_proofs, pair_proofs
+from planforge.runtime.apps.proof.evidence import Joules, Proof, read_evidence
+from planforge.runtime.bundle.bundle import Bundle
+from planforge.runtime.errors import BackendUnavailableError, BundleError, InputError
+
+from ....helpers.cli import error_line, planforge
+from ....helpers.paths import ROOT
+from .conftest import LABELS, draw_texts, write_lines, write_table
+
+
+def make_proof(truth: Sequence[int], answers: Sequence[int], **changes: Any) -> Proof:
+    """Evidence of a classifier that gave these labels."""
+    times = {"p50": 1.0, "p99": 2.0}
+    fields: dict[str, Any] = {
+        **{
+            "artifact": "encoder.ort.fp32",
+            "file": "onnx/a.onnx",
+            "backend": "ort-cpu",
+            "machine": {"cpu": "c"},
+        },
+        **{"tools": {}, "date": "2026-01-01", "data": {"name": "e.tsv", "sha256": "1"}, "task": "classify"},
+        **{"latency_ms": times, "peak_rss_mb": None, "labels": LABELS, "truth": tuple(truth)},
+    }
+    return Proof(**{**fields, "answers": tuple(answers), **changes})
+
+
+def make_scores(losses: Sequence[float], **changes: Any) -> Proof:
+    """Evidence of a generator that gave these losses to texts of 10 tokens."""
+    fields: dict[str, Any] = {"task": "score", "labels": (), "tokens": (10,) * len(losses)}
+    return make_proof((), (), losses=tuple(losses), **{**fields, **changes})
+
+
+@pytest.mark.parametrize(
+    ("lost", "gained", "regressed"),
+    [(5, 0, False), (6, 0, True), (0, 9, False), (12, 3, True), (12, 4, False), (0, 0, False)],
+)
+def test_accuracy_regresses_where_mcnemars_test_says_so(lost: int, gained: int, regressed: bool) -> None:
+    """Of 6 flips 2 in 64 are as uneven, of 5 2 in 32; 12 of 15 have p = 0.035, 12 of 16 p = 0.077.
+
+    A comparison of the two intervals, which overlap, or with old and new exchanged, says otherwise.
+    """
+    truth = [0] * 200
+    old = [1] * gained + [0] * (200 - gained)
+    new = [0] * gained + [1] * lost + [0] * (200 - gained - lost)
+    accuracy = compare_proofs(make_proof(truth, old), make_proof(truth, new)).changes[0]
+    assert (accuracy.measure, accuracy.is_regression) == ("accuracy", regressed)
+    assert accuracy.new - accuracy.old == pytest.approx((gained - lost) / 200)
+    back = compare_proofs(make_proof(truth, new), make_proof(truth, old)).changes[0]
+    assert back.is_regression is (lost < gained and back.chance <= 0.05)
+
+
+def test_f1_regresses_where_a_rare_class_is_lost() -> None:
+    """Accuracy is as before: 8 of the rare class were lost, and 8 of the others gained."""
+    truth = [0] * 90 + [1] * 10
+    old = [1] * 8 + [0] * 82 + [1] * 10
+    new = [0] * 90 + [0] * 8 + [1] * 2
+    accuracy, f1 = compare_proofs(make_proof(truth, old), make_proof(truth, new)).changes
+    assert accuracy.old == accuracy.new and not accuracy.is_regression
+    assert f1.measure == "f1" and f1.new < f1.old
+    assert f1.is_regression == (f1.chance <= 0.05)
+    worse = compare_proofs(make_proof(truth, truth), make_proof(truth, new)).changes[1]
+    assert worse.is_regression
+
+
+def test_perplexity_regresses_beyond_chance() -> None:
+    old = [20.0 + number % 7 for number in range(30)]
+    for change, regressed in ((0.5, True), (-0.5, False), (0.0, False)):
+        (found,) = compare_proofs(make_scores(old), make_scores([loss + change for loss in old])).changes
+        assert (found.measure, found.is_regression) == ("perplexity", regressed)
+    (noise,) = compare_proofs(
+        make_scores(old), make_scores([loss + 0.3 * (-1) ** number for number, loss in enumerate(old)])
+    ).changes
+    assert not noise.is_regression
+    with pytest.raises(InputError, match="read the texts as other tokens"):
+        compare_proofs(make_scores(old), make_scores(old, tokens=(9,) * 30))
+    with pytest.raises(InputError, match="were measured on other texts"):
+        compare_proofs(make_scores(old), make_scores(old, data={"name": "e", "sha256": "2"}))
+
+
+def test_labels_are_compared_by_name_and_the_likest_measurement_is_taken() -> None:
+    truth = [0, 1, 2] * 10
+    other = make_proof([2, 1, 0] * 10, [2, 1, 0] * 10, labels=LABELS[::-1])
+    assert not compare_proofs(make_proof(truth, truth), other).is_regression
+    old = [
+        make_proof(truth, truth, artifact="encoder.ort.int8"),
+        make_proof(truth, truth, backend="tensorrt"),
+        make_proof(truth, truth, machine={"cpu": "d"}),
+        make_proof(truth, truth, data={"name": "e", "sha256": "2"}),
+    ]
+    (pair,) = pair_proofs(old, [make_proof(truth, truth)])
+    assert pair.old is old[2]
+    assert pair_proofs(old[3:], [make_proof(truth, truth)]) == []
+
+
+@pytest.fixture
+def own(classifier: Path, tmp_path: Path) -> Path:
+    return Path(shutil.copytree(classifier, tmp_path / "own"))
+
+
+@pytest.fixture
+def table(expected: Callable[[list[str]], list[int]], tmp_path: Path) -> Path:
+    texts = draw_texts(40)
+    return write_table(tmp_path / "eval.tsv", texts, [LABELS[number] for number in expected(texts)])
+
+
+def test_evidence_is_kept_and_the_bundle_stays_whole(classifier: Path, own: Path, table: Path) -> None:
+    """The export's own files and its id stay; verify, selftest and prune read the bundle as before."""
+    before = Bundle.open(classifier).manifest
+    done = planforge("prove", own, "--data", table, "--json")
+    assert done.returncode == 0, done.stderr
+    printed = json.loads(done.stdout)["proof"]
+    assert printed["intervals"]["accuracy"]["value"] == 1.0
+    assert "answers" not in printed
+    planforge("prove", own, "--data", table, "--precision", "fp16")
+    planforge("prove", own, "--data", table, "--precision", "fp16")  # takes the earlier one's place
+    opened = Bundle.open(own)
+    proofs = read_evidence(opened)
+    assert [proof.precision for proof in proofs] == ["fp32", "fp16"]
+    assert proofs[1].compared_with.startswith("encoder.ort.fp32 on ort-cpu, as measured on ")
+    (name,) = set(opened.manifest.files) - set(before.files)
+    assert opened.manifest.files.items() >= before.files.items()
+    assert dataclasses.replace(opened.manifest, files=before.files) == before
+    assert [path.name for path in (own / "checks").glob("evidence*")] == [Path(name).name]
+    assert verify(own, source=classifier.parent / "checkpoint").passed
+    assert verify(own).passed and selftest(own).passed  # by golden data, as the folder is another one
+    pruned = prune(own, keep=["fp16"])
+    assert name in pruned.removed
+    left = Bundle.open(own)
+    assert [proof.precision for proof in read_evidence(left)] == ["fp16"]
+    left.verify_files()
+    alone = Path(shutil.copytree(classifier, own.parent / "alone"))
+    prune(alone, keep=["fp16"])
+    assert Bundle.open(alone).manifest.export_id == left.manifest.export_id
+    prune(own, keep=["fp16"])
+    assert len(read_evidence(Bundle.open(own))) == 1
+
+
+def test_diff_and_against_exit_1_on_a_regression(own: Path, table: Path, tmp_path: Path) -> None:
+    """20 of 40 labels are wrong in the new bundle, as a coarse precision could make them."""
+    worse = Path(shutil.copytree(own, tmp_path / "worse"))
+    assert "first: planforge prove" in error_line("prove", own, "--data", table, "--against", worse)
+    assert planforge("diff", own, worse).stdout.endswith("for each of the two\n")
+    assert planforge("prove", own, "--data", table).returncode == 0
+    (proof,) = read_evidence(Bundle.open(own))
+    answers = tuple((answer + number % 2) % 3 for number, answer in enumerate(proof.answers))
+    record_proof(worse, dataclasses.replace(proof, answers=answers))
+    done = planforge("diff", own, worse)
+    assert done.returncode == 1
+    assert "REGRESSION: encoder.ort.fp32 against encoder.ort.fp32, 40 texts of eval.tsv" in done.stdout
+    assert re.search(r"accuracy +1\.0000 +0\.5000 .* WORSE", done.stdout)
+    assert re.search(r"fp16 +\d+", done.stdout)
+    told = json.loads(planforge("diff", own, worse, "--json").stdout)
+    assert told["compared"][0]["regression"] is True
+    assert told["old"]["precisions"].keys() == {"fp32", "fp16"}
+    assert told["old"]["bytes"] == sum(entry.bytes for entry in Bundle.open(own).manifest.files.values())
+    assert planforge("diff", worse, own).returncode == 0  # better is no regression
+    better = planforge("prove", own, "--data", table, "--against", worse)
+    assert better.returncode == 0 and "no regression: " in better.stdout
+    again = planforge("prove", worse, "--data", table, "--against", own)
+    assert again.returncode == 0  # what it answers in truth
+
+
+def test_a_model_with_noise_on_its_weights_is_a_regression(demo_bundle: Path, tmp_path: Path) -> None:
+    checkpoint = Path(shutil.copytree(resolve_source("gpt2-demo").folder, tmp_path / "noisy"))
+    weights = load_file(checkpoint / "model.safetensors")
+    random = np.random.default_rng(0)
+    noisy = {
+        name: w + random.normal(0, 0.3 * w.std(), w.shape).astype(w.dtype) for name, w in weights.items()
+    }
+    save_file(noisy, checkpoint / "model.safetensors")
+    export(checkpoint, tmp_path / "new", precision=["fp32"], target=["cpu"], verify=False)
+    words = (ROOT / "models/demos/gpt2-demo/prompts.txt").read_text(encoding="utf-8").split()
+    lines = [" ".join(words[start : start + 40]) for start in range(0, len(words), 40)]
+    texts = write_lines(tmp_path / "t.txt", lines)
+    old = Path(shutil.copytree(demo_bundle, tmp_path / "old"))
+    assert planforge("prove", old, "--data", texts, "--precision", "fp32").returncode == 0
+    done = planforge("prove", tmp_path / "new", "--data", texts, "--against", old)
+    assert done.returncode == 1, done.stdout
+    assert f"REGRESSION: decoder.ort.fp32 against decoder.ort.fp32, {len(lines)} texts of" in done.stdout
+    assert len(read_evidence(Bundle.open(tmp_path / "new"))) == 1  # kept all the same
+
+
+def damage(own: Path, change: Callable[[dict[str, Any]], Any]) -> None:
+    """Write a stranger's evidence, whose hash the manifest has."""
+    opened = Bundle.open(own)
+    (name,) = evidence.list_evidence_files(opened)
+    value = json.loads((own / name).read_text())
+    change(value)
+    data = json.dumps(value).encode()
+    (own / name).write_bytes(data)
+    manifest = json.loads((own / "manifest.json").read_text())
+    manifest["files"][name] = {"sha256": sha256(data).hexdigest(), "bytes": len(data)}
+    (own / "manifest.json").write_text(json.dumps(manifest))
+
+
+STRANGE: list[tuple[str, Callable[[dict[str, Any]], Any], str]] = [
+    ("format", lambda v: v.update(format=9), "has another format than 1"),
+    ("list", lambda v: v.update(proofs=3), "evidence.proofs must be list"),
+    ("entry", lambda v: v.update(proofs=[3]), "proof must be an object"),
+    ("missing", lambda v: v["proofs"][0].pop("backend"), "proof.backend must be str, but is missing"),
+    ("label", lambda v: v["proofs"][0]["answers"].append(0), "does not fit together"),
+    ("index", lambda v: v["proofs"][0].update(answers=[7] * 40), "does not fit together"),
+    ("negative", lambda v: v["proofs"][0].update(answers=[-1] * 40), "does not fit together"),
+    ("none", lambda v: v["proofs"][0].update(answers=[], truth=[]), "does not fit together"),
+    ("task", lambda v: v["proofs"][0].update(task="x"), "does not fit together"),
+    ("times", lambda v: v["proofs"][0].update(latency_ms={}), "does not fit together"),
+    ("text", lambda v: v["proofs"][0].update(latency_ms={"p50": "1", "p99": 2}), "must be a number"),
+    ("data", lambda v: v["proofs"][0].update(data={}), "does not fit together"),
+]
+
+
+def test_strange_evidence_is_named(own: Path, table: Path) -> None:
+    planforge("prove", own, "--data", table)
+    kept = {path: path.read_bytes() for path in [own / "manifest.json", *(own / "checks").glob("evidence*")]}
+    for name, change, words in STRANGE:
+        damage(own, change)
+        with pytest.raises(BundleError, match=words):
+            read_evidence(Bundle.open(own))
+        assert "checks/evidence-" in error_line("diff", own, own, code=1), name
+        for path, content in kept.items():
+            path.write_bytes(content)
+    next((own / "checks").glob("evidence*")).write_text("{")
+    assert "has 1 bytes, the manifest says" in error_line("prove", own, "--data", table, code=1)
+
+
+def test_large_evidence_is_not_read(own: Path, table: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    planforge("prove", own, "--data", table)
+    monkeypatch.setattr(evidence, "MAX_BYTES", 100)
+    monkeypatch.setattr(Bundle, "path", None)
+    with pytest.raises(BundleError, match=r"has \d+ bytes; evidence may have 100"):
+        read_evidence(Bundle.open(own))
+
+
+def test_the_layers_of_a_plan_are_kept(
+    demo_bundle: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """What the inspector says is emulated: no plan runs here."""
+    bundle = Bundle.open(demo_bundle)
+    (plan,) = bundle.manifest.plans
+    proof = make_scores([1.0, 2.0], file=plan.file, artifact=plan.built_from, backend="tensorrt-rtx")
+    layers = (
+        Layer("a", "Gemm", (), ("h.0.mlp",), time_ms=0.5),
+        Layer("b", "Gemm", (), ("h.0.mlp",), time_ms=0.25),
+        Layer("c", "Copy", (), (), time_ms=0.125),
+    )
+    found = PlanLayers(plan, "A GPU", (ProfileLayers("decode", {}, layers),))
+    monkeypatch.setattr("planforge.exporter.tensorrt.layers.read_plan_layers", lambda *args: found)
+    measured, note = prove_command.add_layers(demo_bundle, proof)
+    assert (measured.layers, note) == ({"decode": {"h.0.mlp": 0.75, "c": 0.125}}, "")
+    joules = Joules("tegrastats", 0.1, 5.0)
+    measured = dataclasses.replace(measured, joules=joules, token_ms={"p50": 1.0, "p99": 2.0})
+    assert Proof.from_json(json.loads(json.dumps(measured.to_json())), "a file") == measured
+    print_tables(make_proof_tables([measured]))
+    shown = capsys.readouterr().out
+    assert "0.7500" in shown and "0.1 (5.0 W, tegrastats)" in shown
+
+    def refuse(*args: Any) -> Any:
+        raise BackendUnavailableError("no GPU")
+
+    monkeypatch.setattr("planforge.exporter.tensorrt.layers.read_plan_layers", refuse)
+    assert prove_command.add_layers(demo_bundle, proof) == (proof, "the layers were not measured: no GPU")

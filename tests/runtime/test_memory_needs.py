@@ -1,0 +1,277 @@
+"""What a bundle needs is added up as its files and configuration say, holds for a process, and decides.
+
+B batch, T tokens
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+import logging
+import re
+import subprocess
+import sys
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from planforge.exporter.errors import BuildError
+from planforge.exporter.tensorrt.build import USUAL
+from planforge.exporter.tensorrt.memory import check_plan_memory
+from planforge.exporter.tensorrt.plans import find_plan_graphs, plan_profiles
+from planforge.runtime import TextGenerator, load
+from planforge.runtime.bundle.bundle import Bundle
+from planforge.runtime.bundle.manifest import Artifact, Manifest
+from planforge.runtime.errors import InputError, MemoryLimitError
+from planforge.runtime.memory_budget import describe_fitting, find_largest
+from planforge.runtime.memory_needs import parse_size, sum_memory
+
+from ..helpers.cli import error_line, planforge
+
+MB = 10**6
+# Python's allocator, the engine and the tokenizer, which the sum leaves out: see `LoadOptions.memory_limit`.
+OTHERS = 110 * MB
+# Memory of a process, in bytes: before the bundle is loaded, and at most when 8 rows fill the context.
+# What was freed before is given back first, so that the model takes no memory that is counted already.
+MEASURE = """
+import ctypes, json, sys
+from pathlib import Path
+import planforge.runtime.generate.text_generator
+import planforge.runtime.backends.ort_program as program
+program.import_onnxruntime()
+from planforge.runtime import load
+
+def read(name):
+    lines = Path("/proc/self/status").read_text().splitlines()
+    return next(int(line.split()[1]) * 1024 for line in lines if line.startswith(name))
+
+ctypes.CDLL(None).malloc_trim(0)
+before = read("VmRSS:")
+with load(sys.argv[1], backend="ort-cpu", precision="fp32", threads=1, prepared=False) as model:
+    rows = int(sys.argv[2])
+    model.generate(["a"] * rows, max_new_tokens=int(sys.argv[3]), ignore_eos=True)
+    print(json.dumps([before, read("VmHWM:")]))
+"""
+
+
+def find(bundle: Path, artifact: str) -> tuple[Manifest, list[Artifact]]:
+    opened = Bundle.open(bundle)
+    return opened.manifest, [opened.manifest.artifact(artifact)]
+
+
+def test_the_sum_is_what_the_files_and_the_configuration_say(demo_bundle: Path) -> None:
+    """A cache of keys alone, of another type, or a file that counts twice, is another sum."""
+    manifest, graphs = find(demo_bundle, "decoder.ort.fp32")
+    config = manifest.config
+    need = sum_memory(manifest, graphs, 3, 100)
+    data = sum(path.stat().st_size for name in graphs[0].data for path in [demo_bundle / name])
+    assert need.weights == data
+    assert need.cache == 3 * 100 * config["n_layer"] * 2 * config["n_embd"] * 4
+    # A feed-forward part of four times the width, six of the width, and each head's scores.
+    width = 4 * config["n_embd"] + 6 * config["n_embd"] + config["n_head"] * 100
+    assert need.activations == 3 * 100 * 4 * width
+    assert need.total == need.weights + need.cache + need.activations
+    half = sum_memory(*find(demo_bundle, "decoder.inplace.fp16"), 3, 100)
+    assert half.cache * 2 == need.cache and half.weights < need.weights
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="/proc/self/status is Linux's")
+def test_a_process_takes_what_the_sum_says(demo_bundle: Path) -> None:
+    """Weights are read and the cache is written in every step, so both are in memory at one time.
+
+    The least that a process may take is thus their sum; the most is all of the sum, and what it leaves out.
+    """
+    rows = 8
+    new = 255
+    done = subprocess.run(
+        [sys.executable, "-c", MEASURE, str(demo_bundle), str(rows), str(new)],
+        capture_output=True,
+        encoding="utf-8",
+        check=True,
+    )
+    before, peak = json.loads(done.stdout)
+    need = sum_memory(*find(demo_bundle, "decoder.ort.fp32"), rows, new)
+    assert need.weights + need.cache > 30 * MB  # far above what a process's memory varies by
+    assert need.weights + need.cache <= peak - before <= need.total + OTHERS
+
+
+@pytest.mark.parametrize(
+    ("limit", "precision"), [(30 * MB, "fp32"), (17 * MB, "fp16"), (12 * MB, "fp16"), (9 * MB, "fp16")]
+)
+def test_load_takes_what_fits(
+    demo_bundle: Path, caplog: pytest.LogCaptureFixture, limit: int, precision: str
+) -> None:
+    """With 9 and 12 MB no full row fits, but fp16's weights and a shorter one do."""
+    with caplog.at_level(logging.WARNING), load(demo_bundle, backend="ort-cpu", memory_limit=limit) as model:
+        assert model.artifact.precision == precision
+        assert isinstance(model, TextGenerator)
+        assert model.generate("a", max_new_tokens=2).token_ids
+    told = "is loaded in fp16: fp32 needs 20.8 MB for 1 x 256 tokens: 15.0 MB of weights + 2.1 MB of cache + "
+    assert (told in caplog.text) == (precision == "fp16")
+
+
+def test_what_was_asked_for_or_did_not_pass_is_not_exchanged(
+    own_bundle: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    with pytest.raises(MemoryLimitError, match=r"15\.0 MB of weights in fp32 .* \(fp16 has 7\.5 MB\)"):
+        load(own_bundle, backend="ort-cpu", precision="fp32", memory_limit=12 * MB)
+    with load(own_bundle, backend="ort-cpu", precision="fp32", memory_limit=17 * MB) as model:
+        assert model.artifact.precision == "fp32"
+    with pytest.raises(MemoryLimitError) as caught:
+        load(own_bundle, memory_limit=7 * MB)
+    assert caught.value.needed > caught.value.limit == 7 * MB
+    manifest = json.loads((own_bundle / "manifest.json").read_text())
+    for artifact in manifest["artifacts"]:
+        if artifact["precision"] == "fp16":
+            artifact["gate"] = {"passed": False}
+    (own_bundle / "manifest.json").write_text(json.dumps(manifest))
+    with pytest.raises(MemoryLimitError, match=r"A precision of fewer bits needs less$"):
+        load(own_bundle, backend="ort-cpu", memory_limit=12 * MB)
+    assert not caplog.records
+
+
+def test_of_several_that_fit_the_one_that_loses_least_is_taken(whole_bundle: Path) -> None:
+    """int8 is the default of a bundle with int8 and int4, none of them verified."""
+    needs = {
+        name: sum_memory(*find(whole_bundle, f"decoder.ort.{name}"), 1, 256) for name in ("int8", "int4")
+    }
+    for limit, precision in ((needs["int8"].total, "int8"), (needs["int8"].total - 1, "int4")):
+        with load(whole_bundle, memory_limit=limit) as model:
+            assert model.artifact.precision == precision
+
+
+def test_encoders_and_translators_take_what_fits(
+    head_bundle: Callable[[str], Path], marian_bundle: Path
+) -> None:
+    """What takes half of the weights is fp16, whose graphs a CPU runs in the portable dialect."""
+    for bundle in (head_bundle("classifier"), marian_bundle):
+        with load(bundle, backend="ort-cpu", precision="fp32") as model:
+            manifest = model.bundle.manifest
+            graphs = [model.artifact]
+            if manifest.task == "translation":
+                graphs.append(model.encoder.artifact)  # type: ignore[union-attr]
+            length = min(manifest.max_length, *(graph.axis("tokens").max for graph in graphs))
+            rows = 1 if manifest.encoder is None else -(-1024 // length)
+            needed = sum_memory(manifest, graphs, rows, length).total
+        for limit, precision in ((needed, "fp32"), (needed - 1, "fp16")):
+            with load(bundle, backend="ort-cpu", memory_limit=limit) as model:
+                assert model.artifact.precision == precision
+
+
+def test_what_would_fit_is_told_and_fits(demo_bundle: Path) -> None:
+    limit = 20 * MB
+    with TextGenerator.load(demo_bundle, precision="fp32", memory_limit=limit, backend="ort-cpu") as model:
+        with pytest.raises(MemoryLimitError, match=r"beams; a batch of (\d+) or a length of (\d+)") as caught:
+            model.decoder.check_memory(8, 250)
+        found = re.search(r"a batch of (\d+) or a length of (\d+) would fit", str(caught.value))
+        assert found is not None
+        batch, length = map(int, found.groups())
+        model.decoder.check_memory(batch, 250)
+        model.decoder.check_memory(8, length)
+        for more in ((batch + 1, 250), (8, length + 1)):
+            with pytest.raises(MemoryLimitError):
+                model.decoder.check_memory(*more)
+    options = (
+        "--precision",
+        "fp16",
+        "--max-new-tokens",
+        250,
+        "--max-memory",
+        "8.5MB",
+        "--backend",
+        "ort-cpu",
+    )
+    done = planforge("run", demo_bundle, "a", *options)
+    assert done.returncode == 1
+    assert re.search(r"memory_limit is 8\.5 MB\. Generate fewer .*; a length of \d+ would fit", done.stderr)
+
+
+def test_the_largest_that_fits() -> None:
+    for limit in range(12):
+        assert find_largest(lambda number, limit=limit: number <= limit, 8) == min(limit, 8)  # type: ignore[misc]
+    assert describe_fitting(lambda batch, length: batch * length, 10, 4, 6) == (
+        "a batch of 1 or a length of 2 would fit"
+    )
+    assert describe_fitting(lambda batch, length: batch * length, 0, 4, 6) == ""
+
+
+@pytest.mark.parametrize(
+    ("text", "size"),
+    [
+        ("4GB", 4 * 10**9),
+        ("2GiB", 2**31),
+        ("1.5 MB", 1_500_000),
+        ("500mb", 5 * 10**8),
+        ("7", 7),
+        ("1KiB", 1024),
+    ],
+)
+def test_sizes(text: str, size: int) -> None:
+    assert parse_size("--max-memory", text) == size
+
+
+@pytest.mark.parametrize("text", ["", "GB", "-1GB", "0", "0.1B", "4 TB", "4GX", "1e9", "nan", "9" * 20])
+def test_what_is_no_size(text: str) -> None:
+    with pytest.raises(InputError, match="is not a size; give one such as 500MB, 4GB or 2GiB"):
+        parse_size("--max-memory", text)
+
+
+def test_commands_refuse_a_board_with_too_little_memory(own_bundle: Path) -> None:
+    """A build is refused before it begins: the bundle stays as it is, and no other folder comes."""
+    before = {path: path.read_bytes() for path in own_bundle.rglob("*") if path.is_file()}
+    line = error_line("build", own_bundle, "--max-memory", "20MB", code=1)
+    assert re.search(r"a plan in fp16 needs about [\d.]+ MB on the GPU for 8 x 256 tokens: ", line)
+    assert "--max-memory is 20.0 MB. a batch of " in line
+    assert {path: path.read_bytes() for path in own_bundle.rglob("*") if path.is_file()} == before
+    for command in (("bench",), ("run",), ("serve", "--port", "0")):
+        name, *options = command
+        line = error_line(name, own_bundle, *options, "--max-memory", "1MB", code=1)
+        assert "15.0 MB of weights in fp32 and a cache; memory_limit is 1 MB" in line
+        assert "is not a size" in error_line(name, own_bundle, *options, "--max-memory", "much")
+
+
+def test_a_plan_that_would_fit_is_not_refused(demo_bundle: Path) -> None:
+    """What the message names fits, and one more does not; a plan's own numbers are those of its manifest."""
+    bundle = Bundle.open(demo_bundle)
+    graphs = find_plan_graphs(bundle, "inplace")
+
+    def derive(lengths: Any) -> Any:
+        return plan_profiles(graphs, lengths, USUAL)
+
+    (plan,) = bundle.manifest.plans
+    check_plan_memory(bundle, graphs, {}, derive, plan.estimate_memory())
+    with pytest.raises(MemoryLimitError) as caught:
+        check_plan_memory(bundle, graphs, {}, derive, plan.estimate_memory() - 1)
+    assert caught.value.needed == plan.estimate_memory()
+    found = re.search(r"a batch of (\d+) or a length of (\d+) would fit", str(caught.value))
+    assert found is not None
+    for name, number, most in (("batch", int(found[1]), 8), ("length", int(found[2]), 256)):
+        check_plan_memory(bundle, graphs, {name: number}, derive, plan.estimate_memory() - 1)
+        assert number == most - 1
+    with pytest.raises(MemoryLimitError, match="Nothing smaller of this bundle would fit"):
+        check_plan_memory(bundle, graphs, {}, derive, 1000)
+    with pytest.raises(BuildError):
+        derive({"batch": 9})
+
+
+def test_another_precision_that_fits_is_named(demo_bundle: Path) -> None:
+    """Graphs of two precisions, one of which has less weights than it has in truth."""
+    opened = Bundle.open(demo_bundle)
+    graphs = find_plan_graphs(opened, "inplace")
+    small = dataclasses.replace(graphs[0], precision="w4a16", data=())
+
+    def derive(lengths: Any) -> Any:
+        return plan_profiles([*graphs, small], lengths, USUAL)
+
+    with pytest.raises(MemoryLimitError, match=r"w4a16 would fit \(--precision\)"):
+        check_plan_memory(opened, [*graphs, small], {}, derive, 20 * MB)
+
+
+def test_inspect_shows_the_sum_of_each_precision(demo_bundle: Path) -> None:
+    shown = planforge("inspect", demo_bundle).stdout
+    need = sum_memory(*find(demo_bundle, "decoder.ort.fp32"), 8, 256)
+    assert re.search(rf"fp32 +8 x 256 tokens .* {need.total / 1e6:.1f} MB\n", shown)
+    half = sum_memory(*find(demo_bundle, "decoder.portable.fp16"), 1, 256)  # what a CPU takes of fp16
+    assert re.search(rf"fp16 +1 x 256 tokens +{half.weights / 1e6:.1f} MB +{half.cache / 1e6:.1f} MB", shown)
