@@ -1,4 +1,6 @@
-"""Computes DequantizeLinear of int4, fp8 and fp4, which ONNX Runtime does not take from Python.
+"""Computes DequantizeLinear of int4, fp8 and fp4, and QuantizeLinear to fp8.
+
+ONNX Runtime does not take these types from Python.
 
 See https://onnx.ai/onnx/operators/onnx__DequantizeLinear.html.
 """
@@ -10,6 +12,7 @@ import onnx_ir as ir
 
 from ...runtime.backends.backend import Array
 from ...runtime.errors import BackendError
+from ..number_formats import FP8
 
 OPERATOR = "DequantizeLinear"
 
@@ -26,10 +29,29 @@ def dequantize(node: ir.Node, codes: Array, scale: Array, zeros: Array | None = 
     """
     if zeros is not None and zeros.astype(np.float32).any():
         raise BackendError(f"node {node.name!r} ({OPERATOR}) has zero points, which are not supported here")
+    values = codes.astype(np.float32) * spread(node, scale, codes.ndim).astype(np.float32)
+    return np.asarray(values, scale.dtype)
+
+
+def is_to_fp8(node: ir.Node, zeros: Array | None) -> bool:
+    """Tell whether a node quantizes to fp8, by its zero point."""
+    return node.op_type == "QuantizeLinear" and zeros is not None and zeros.dtype.name == FP8.float_type
+
+
+def quantize(node: ir.Node, x: Array, scale: Array, zeros: Array) -> Array:
+    """Return the fp8 numbers nearest to values divided by their scales, those beyond its range clipped."""
+    if zeros.astype(np.float32).any():
+        raise BackendError(
+            f"node {node.name!r} ({node.op_type}) has zero points, which are not supported here"
+        )
+    return FP8.round(x.astype(np.float32) / spread(node, scale, x.ndim).astype(np.float32))
+
+
+def spread(node: ir.Node, scale: Array, axes: int) -> Array:
+    """Return scales in a shape that broadcasts with what they scale, of so many axes."""
     axis = node.attributes.get_int("axis", 1)
     if size := node.attributes.get_int("block_size", 0):
-        scale = np.repeat(scale, size, axis)
-    elif scale.ndim:
-        scale = scale.reshape([-1 if place == axis % codes.ndim else 1 for place in range(codes.ndim)])
-    values = codes.astype(np.float32) * scale.astype(np.float32)
-    return np.asarray(values, scale.dtype)
+        return np.repeat(scale, size, axis)
+    if not scale.ndim:
+        return scale
+    return scale.reshape([-1 if place == axis % axes else 1 for place in range(axes)])
