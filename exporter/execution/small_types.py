@@ -1,8 +1,6 @@
 """Computes DequantizeLinear of int4, fp8 and fp4, and QuantizeLinear to fp8.
 
-ONNX Runtime does not take these types from Python.
-
-See https://onnx.ai/onnx/operators/onnx__DequantizeLinear.html.
+ONNX Runtime does not take these types from Python. See https://onnx.ai/onnx/operators/onnx__DequantizeLinear.html.
 """
 
 from __future__ import annotations
@@ -41,9 +39,8 @@ def is_to_fp8(node: ir.Node, zeros: Array | None) -> bool:
 def quantize(node: ir.Node, x: Array, scale: Array, zeros: Array) -> Array:
     """Return the fp8 numbers nearest to values divided by their scales, those beyond its range clipped."""
     if zeros.astype(np.float32).any():
-        raise BackendError(
-            f"node {node.name!r} ({node.op_type}) has zero points, which are not supported here"
-        )
+        what = f"node {node.name!r} ({node.op_type})"
+        raise BackendError(f"{what} has zero points, which are not supported here")
     return FP8.round(x.astype(np.float32) / spread(node, scale, x.ndim).astype(np.float32))
 
 

@@ -14,7 +14,7 @@ import onnx_ir as ir
 
 from ...runtime.errors import InputError
 from ..errors import CheckpointError
-from ..passes.quantization_form import FIX, OPERATORS, QUANTIZES, find_form_faults
+from ..passes.quantization_form import FIX, KEPT, OPERATORS, QUANTIZES, find_form_faults
 from ..tracing.modules import find_module
 
 
@@ -24,8 +24,12 @@ def list_quantizing_nodes(model: ir.Model) -> list[ir.Node]:
 
 
 def check_form(model: ir.Model, path: Path) -> None:
-    """Refuse zero points, scales that are no steps, and blocks that do not divide, at the node and module."""
+    """Refuse zero points, scales that are no steps, and blocks that do not divide, at the node and module.
+
+    Nodes of the right form are marked to keep their scales.
+    """
     for node in list_quantizing_nodes(model):
+        node.metadata_props[KEPT] = "scales"
         for fault in find_form_faults(node, read_numbers):
             raise CheckpointError(f"{path}: {describe(node)}: {fault}; {FIX}")
 
@@ -57,7 +61,7 @@ def check_reference(model: ir.Model, path: Path, verify: bool, has_weights: bool
     rounding = next((n for n in found if n.op_type == QUANTIZES and read_numbers(n.inputs[0]) is None), None)
     if rounding is not None:
         raise InputError(
-            f"{path} rounds activations, first at {describe(rounding)}: fp32's last bit moves such a result by"
-            " a whole step, so what was computed cannot be told from what should be. Quantize weights alone,"
-            " as ModelOpt's int4 does, or pass --no-verify"
+            f"{path} rounds activations, first at {describe(rounding)}: fp32's last bit moves such a result"
+            " by a whole step, so what was computed cannot be told from what should be. Quantize weights"
+            " alone, as ModelOpt's int4 does, or pass --no-verify"
         )

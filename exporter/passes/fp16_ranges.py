@@ -10,7 +10,7 @@ from dataclasses import dataclass
 import numpy as np
 import onnx_ir as ir
 
-from .quantization_form import OPERATORS
+from .quantization_form import KEPT
 from .weights import find_weight
 
 FP16_MAX = 65504.0
@@ -28,9 +28,6 @@ SUMS = {
     "ReduceMean": "sums",
     "ReduceSum": "sums",
 }
-
-# Nodes of a graph that somebody else quantized: in fp16 their scales would be others.
-SCALES = dict.fromkeys(OPERATORS, "keeps its scales")
 
 
 @dataclass(frozen=True)
@@ -122,8 +119,10 @@ def is_part_of_inverse_root(node: ir.Node) -> bool:
 
 
 def choose_for_node(node: ir.Node, ranges: Mapping[str, float]) -> Fp32Reason | None:
-    if stays := (SUMS | SCALES).get(node.op_type):
-        return Fp32Reason(stays)
+    if node.op_type in SUMS:
+        return Fp32Reason(SUMS[node.op_type])
+    if KEPT in node.metadata_props:  # in fp16 they would be others
+        return Fp32Reason(f"keeps its {node.metadata_props[KEPT]}")
     results = [str(output.name) for output in node.outputs]
     measured = [*results, *(f"{name}, {part}" for name in results for part in ATTENTION_PARTS)]
     reached = max(ranges.get(name, 0.0) for name in measured)

@@ -15,6 +15,7 @@ import onnx_ir as ir
 QUANTIZES = "QuantizeLinear"
 DEQUANTIZES = "DequantizeLinear"
 OPERATORS = (QUANTIZES, DEQUANTIZES)
+KEPT = "planforge.kept"  # a node's metadata: what of it no pass may change, as somebody else chose it
 FIX = "quantize symmetrically, with zero point 0, finite positive scales, and blocks that divide the axis"
 
 Numbers = npt.NDArray[Any]

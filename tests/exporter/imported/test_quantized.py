@@ -1,8 +1,8 @@
 """Graphs with QuantizeLinear and DequantizeLinear as NVIDIA ModelOpt writes them, and bad ones.
 
-They are written here by onnx.helper, node by node in the form that `python -m modelopt.onnx.quantization` of
-ModelOpt 0.47 gave of bert-demo with --high_precision_dtype fp32: in int4 a DequantizeLinear of codes in blocks
-along axis 0; in int8 and fp8 a pair of nodes at each weight, with a scale for each column, and one at each
+They are written here by onnx.helper, in the form that `python -m modelopt.onnx.quantization` of ModelOpt
+0.47 gave of bert-demo with --high_precision_dtype fp32: in int4 a DequantizeLinear of codes in blocks along
+axis 0; in int8 and fp8 a pair of nodes at each weight, with a scale for each column, and one at each
 activation. ModelOpt itself is no dependency.
 """
 
@@ -167,7 +167,7 @@ def test_rounded_activations_are_built_unverified(kind: str, tmp_path: Path) -> 
 def test_a_checkpoint_is_no_reference_of_quantized_weights(tmp_path: Path) -> None:
     folder = make_folder(tmp_path / "folder", "int4")
     (folder / "model.safetensors").touch()
-    with pytest.raises(InputError, match="quantized weights, which differ from a checkpoint's .* leave out"):
+    with pytest.raises(InputError, match=r"quantized weights, which differ from a checkpoint's .* leave out"):
         import_folder(folder, tmp_path / "bundle")
 
 
