@@ -41,7 +41,8 @@ def quantize(node: ir.Node, x: Array, scale: Array, zeros: Array) -> Array:
     if zeros.astype(np.float32).any():
         what = f"node {node.name!r} ({node.op_type})"
         raise BackendError(f"{what} has zero points, which are not supported here")
-    return FP8.round(x.astype(np.float32) / spread(node, scale, x.ndim).astype(np.float32))
+    shares = x.astype(np.float32) / spread(node, scale, x.ndim).astype(np.float32)
+    return FP8.round(np.asarray(shares, np.float32))
 
 
 def spread(node: ir.Node, scale: Array, axes: int) -> Array:

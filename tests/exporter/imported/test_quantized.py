@@ -68,8 +68,7 @@ def make_folder(folder: Path, kind: str) -> Path:
     if kind == "int4":
         packed = helper.make_tensor("codes", TensorProto.INT4, codes.shape, codes.ravel().tolist())
         weights += [packed, numpy_helper.from_array(scales, "scales")]
-        inputs = ["codes", "scales"]
-        nodes.append(helper.make_node(inputs=inputs, outputs=["w"], op_type="DequantizeLinear", name=NODE))
+        nodes.append(helper.make_node("DequantizeLinear", ["codes", "scales"], ["w"], NODE))
         nodes[-1].attribute.extend([helper.make_attribute("axis", 0)])
         nodes[-1].attribute.extend([helper.make_attribute("block_size", BLOCK)])
     else:
@@ -78,6 +77,8 @@ def make_folder(folder: Path, kind: str) -> Path:
         weights += [numpy_helper.from_array(values, "values"), numpy_helper.from_array(scales[0], "scales")]
         weights += [numpy_helper.from_array(zeros, "zeros"), numpy_helper.from_array(zeros[0], "zero")]
         weights.append(numpy_helper.from_array(np.float32(0.03), "step"))
+        given: list[str]
+        axis: dict[str, Any]
         for given, shift, made, axis in (
             (["x", "step"], "zero", "activation", {}),
             (["values", "scales"], "zeros", "w", {"axis": 1}),
