@@ -77,12 +77,11 @@ def make_folder(folder: Path, kind: str) -> Path:
         weights += [numpy_helper.from_array(values, "values"), numpy_helper.from_array(scales[0], "scales")]
         weights += [numpy_helper.from_array(zeros, "zeros"), numpy_helper.from_array(zeros[0], "zero")]
         weights.append(numpy_helper.from_array(np.float32(0.03), "step"))
-        given: list[str]
-        axis: dict[str, Any]
-        for given, shift, made, axis in (
+        pairs: list[tuple[list[str], str, str, dict[str, Any]]] = [
             (["x", "step"], "zero", "activation", {}),
             (["values", "scales"], "zeros", "w", {"axis": 1}),
-        ):
+        ]
+        for given, shift, made, axis in pairs:
             name = f"/encoder/{made}"
             q = helper.make_node("QuantizeLinear", [*given, shift], [f"{made}.q"], f"{name}/Quantize", **axis)
             back = [f"{made}.q", given[1], shift]
