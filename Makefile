@@ -137,11 +137,25 @@ build/spark-venv/.ready: pyproject.toml
 	@build/spark-venv/bin/pip install -q --disable-pip-version-check -e '.[batch,cpu]' 'pyspark>=4' 'pandas<3'
 	@touch $@
 
+# With GPU_SITE=FOLDER nothing is downloaded: PYTHON runs this tree with what `pip install --target FOLDER` put
+# there, a wheel of planforge among it, which says its version.
 .PHONY: gpu
-gpu: build/gpu-venv/.ready ## on a machine with an NVIDIA GPU: the tests and benchmarks that need one
-	build/gpu-venv/bin/planforge doctor
-	build/gpu-venv/bin/pytest -m gpu -rs
-	build/gpu-venv/bin/python -m benchmarks.gpu
+ifdef GPU_SITE
+GPU_PYTHON := PYTHONPATH=$(CURDIR)/build/gpu-site:$(abspath $(GPU_SITE)) HF_HUB_OFFLINE=1 $(PYTHON)
+GPU_READY := build/gpu-site/.ready
+else
+GPU_PYTHON := build/gpu-venv/bin/python
+GPU_READY := build/gpu-venv/.ready
+endif
+gpu: $(GPU_READY) ## on a machine with an NVIDIA GPU: the tests and benchmarks that need one
+	$(GPU_PYTHON) -c 'from planforge.exporter.commands import main; main()' doctor
+	$(GPU_PYTHON) -m pytest -m gpu -rs
+	$(GPU_PYTHON) -m benchmarks.gpu
+
+build/gpu-site/.ready:
+	@mkdir -p build/gpu-site/planforge
+	@ln -sfn $(PACKAGES:%=$(CURDIR)/%) build/gpu-site/planforge
+	@touch $@
 
 # PyTorch is the default index's, with CUDA; .venv stays as it is. Of ONNX Runtime's packages only one may be
 # installed, and what export needs brings the CPU's. Without TensorRT the rest is measured, and the report says so.

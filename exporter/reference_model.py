@@ -39,7 +39,7 @@ class OnnxGraphs:
         from .imported.folder import LAYERS
 
         self.layers = found.read_integer(LAYERS) or 0
-        self.model = open_plain_session(found.first or found.model)
+        self.model = open_plain_session(found.first or found.model, optimized=not found.is_quantized)
         self.encoder = None if found.encoder is None else open_plain_session(found.encoder)
 
     def named_parameters(self, **options: Any) -> Iterator[tuple[str, Tensor]]:

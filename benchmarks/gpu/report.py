@@ -26,6 +26,7 @@ COLUMNS = (
 )
 NAMES = {
     "inter_token_ms": "ms per token",
+    "ttft_ms": "ms to the first token",
     "tokens_per_s": "tokens/s",
     "ms": "ms",
     "bandwidth_share": "share of memory bandwidth",

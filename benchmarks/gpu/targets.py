@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from ..measure import TIMES, value_of
-from .cases import COPIES, EAGER, ORT_CUDA, PLANS
+from .cases import COMPILED, COPIES, EAGER, ORT_CUDA, PLANS
 
 H200_CLASS = 3000.0  # GB/s that such a GPU copies at least, read and written
 Cases = Mapping[str, Mapping[str, Any]]
@@ -43,13 +43,20 @@ TEXTS = "bert-base-b32"
 SENTENCE = "marian-b1"
 POINTS = {ONE: "inter_token_ms", EIGHT: "inter_token_ms", MANY: "inter_token_ms", XL: "inter_token_ms"}
 POINTS |= {SENTENCE: "inter_token_ms", TEXT: "ms", TEXTS: "ms"}
+# The most that an H200 may take, in ms: what its captured graphs took, and a margin.
+MOST = (
+    *((ONE, "inter_token_ms", 0.8), (EIGHT, "inter_token_ms", 0.9), (MANY, "inter_token_ms", 1.4)),
+    *((XL, "inter_token_ms", 2.5), (SENTENCE, "inter_token_ms", 0.8)),
+    *((ONE, "ttft_ms", 3.0), (MANY, "ttft_ms", 12.0)),
+    *((TEXT, "ms", 1.1), (TEXTS, "ms", 3.7)),
+)
 TARGETS = (
+    *(Target(case, ORT_CUDA, metric, value, most=True, for_h200=True) for case, metric, value in MOST),
+    *(Target(case, ORT_CUDA, "inter_token_ms", 1.5, (case, COMPILED)) for case in (ONE, EIGHT, MANY)),
     Target(ONE, ORT_CUDA, "inter_token_ms", 4.0, (ONE, EAGER)),
     Target(ONE, ORT_CUDA, "inter_token_ms", 1.5, (ONE, COPIES)),
-    Target(ONE, ORT_CUDA, "inter_token_ms", 0.6, most=True, for_h200=True),
     Target(XL, ORT_CUDA, "bandwidth_share", 0.5),
     Target(MANY, ORT_CUDA, "tokens_per_s", 10.0, (ONE, ORT_CUDA)),
-    Target(TEXT, ORT_CUDA, "ms", 0.6, most=True, for_h200=True),
     Target(TEXTS, ORT_CUDA, "matrix_share", 0.6),
     *(Target(case, plan, metric, 1.0, (case, ORT_CUDA)) for case, metric in POINTS.items() for plan in PLANS),
 )

@@ -19,7 +19,7 @@ from ...runtime.backends.ort_program import open_plain_session, wrap_ort_errors
 from ...runtime.bundle.manifest import Artifact
 from ...runtime.errors import BackendError
 from .attention import MASKED_SCORES, RESULT, SCORES, WEIGHTS, AttentionParts
-from .small_types import dequantize, gives_small_type, is_of_small_type, quantize
+from .small_types import dequantize, is_of_small_type, is_to_fp8, quantize
 
 NODE_BY_NODE = "node by node"
 ROUNDING_ENGINE = f"{NODE_BY_NODE}, rounded to fp16"  # what stands for an engine that computes in fp16
@@ -115,8 +115,8 @@ class NodeExecutor:
             return [self.compute_attention(node, *present)]
         if is_of_small_type(node, feeds[0] if feeds else None):
             return [dequantize(node, *feeds)]  # type: ignore[arg-type]  # its first two inputs are not optional
-        if gives_small_type(node, feeds[-1]):
-            return [quantize(node, *feeds)]  # type: ignore[arg-type]
+        if len(feeds) > 2 and is_to_fp8(node, feeds[2]):
+            return [quantize(node, *feeds)]  # type: ignore[arg-type]  # all three are there
         key = (
             node.domain,
             node.op_type,

@@ -18,6 +18,7 @@ from .decoder import ImportedDecoder
 from .encoder import ImportedEncoder
 from .folder import Folder, has_weights, read_folder
 from .optimum import choose_task
+from .quantized import check_reference
 from .translator import ImportedTranslator
 
 log = logging.getLogger("planforge")
@@ -40,7 +41,9 @@ def read_candidates(folder: Path, source: Source, request: Request) -> Iterator[
     Those that nobody verifies are without. `source` has the weights, which transformers can read.
     """
     found = read_folder(folder)
-    if not has_weights(source.folder):
+    compares = has_weights(source.folder)
+    check_reference(found.read, found.model, request.verify, compares)
+    if not compares:
         check_without_weights(source, request)
     kind = choose_class(found)
     yield kind(source, found, request.max_batch, request.max_length, shared=request.verify)

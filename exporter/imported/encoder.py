@@ -127,7 +127,7 @@ class ImportedEncoder(ImportedCheckpoint):
         context = super().read_context(found)
         pad = found.read_integer(("pad_token_id",)) or 0
         words = [(pad + distance) % self.config.vocab_size for distance in (1, 2)]
-        session = open_plain_session(found.model)
+        session = open_plain_session(found.model, optimized=not found.is_quantized)
         inputs = [node.name for node in session.get_inputs()]
         why = "too few"
         kept_for_padding = {0, pad + 1, *(position + 1 for position in PADDING_POSITIONS)}

@@ -16,6 +16,7 @@ from ..errors import CheckpointError, shorten_error
 from ..passes.weight_files import allow_links, explain_refusal, replace_external
 from ..passes.weights import EXTERNAL_FROM_BYTES, make_lazy_tensor
 from .mapped import load_mapped
+from .quantized import check_form, list_quantizing_nodes
 
 NOT_OF_TEXT = ("pixel_values", "input_features", "input_values")
 LENGTHS = ("max_position_embeddings", "n_positions", "max_sequence_length", "seq_length")
@@ -54,6 +55,14 @@ class Folder:
     def read(self) -> ir.Model:
         """Return `model`, which is read once and must not be changed."""
         return read_graph(self.model)
+
+    @property
+    def is_quantized(self) -> bool:
+        """Return whether `model` quantizes: ONNX Runtime's optimizer computes other products of such graphs.
+
+        In fp8 it makes nodes that it then refuses.
+        """
+        return bool(list_quantizing_nodes(self.read))
 
     def read_integer(self, names: tuple[str, ...]) -> int | None:
         """Return the first of some settings that is an integer."""
@@ -119,6 +128,7 @@ def read_graph(path: Path) -> ir.Model:
     except Exception as error:  # protobuf's own errors
         raise CheckpointError(f"{path} is not an ONNX file: {shorten_error(error)}") from error
     map_files(model, path)
+    check_form(model, path)
     if (opset := model.opset_imports.get("", 0)) < MIN_OPSET:
         try:
             version_converter.convert_version(model, MIN_OPSET, fallback=True)

@@ -4,9 +4,10 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
-import numpy as np
 import onnx_ir as ir
 
+from ..passes.quantization_form import FIX, find_form_faults
+from ..passes.quantization_form import OPERATORS as QUANTIZATION
 from ..targets import RTX_MEASURED, Target
 from ..tensorrt.hardware import BFLOAT16, FP4, FP8, FP32_PRODUCT, NEEDS, find_need
 from ..tensorrt_versions import OPERATORS
@@ -141,19 +142,15 @@ def check_quantized_constant(model: LintModel, target: Target) -> Iterator[Hit]:
 
 @make_rule(
     "quantization that is not symmetric, or of a type that is not int8, int4, fp8 or fp4",
-    fix="quantize symmetrically to int8, with zero point 0 and positive scales",
+    fix=f"{FIX}; to int8, int4, fp8 or fp4",
     alike=True,
 )
 def check_quantization_form(model: LintModel, target: Target) -> Iterator[Hit]:
-    for node in model.find_nodes("QuantizeLinear", "DequantizeLinear"):
+    for node in model.find_nodes(*QUANTIZATION):
         data = find_input(node, 0)
         dtype = type_of(data)
-        scale = read_constant(find_input(node, 1))
-        shifts = read_constant(find_input(node, 2))
-        if shifts is not None and np.any(np.asarray(shifts, np.float32)):
-            yield Hit("its zero point is not 0: the parser takes symmetric quantization only", node)
-        if scale is not None and not np.all(np.asarray(scale, np.float32) > 0):
-            yield Hit(f"a scale is {np.asarray(scale, np.float32).min():g}; all must be above 0", node)
+        for fault in find_form_faults(node, read_constant):
+            yield Hit(fault, node)
         before = None if data is None else data.producer()
         foreign = node.op_type == "DequantizeLinear" and (
             before is None or before.op_type != "QuantizeLinear"

@@ -10,6 +10,7 @@ from dataclasses import dataclass
 import numpy as np
 import onnx_ir as ir
 
+from .quantization_form import KEPT
 from .weights import find_weight
 
 FP16_MAX = 65504.0
@@ -33,7 +34,7 @@ SUMS = {
 class Fp32Reason:
     """The way a node avoids fp16, and the reason; one of the first three is given."""
 
-    sums: str = ""  # what it adds up, in words
+    sums: str = ""  # what it adds up, or keeps, in words
     reached: float | None = None  # the largest magnitude of its results
     reads: str = ""  # the value that it reads and fp16 cannot hold
     # Of a product whose inputs fit: it stays in fp16 with weights of 2**-shift, and its result is multiplied
@@ -120,6 +121,8 @@ def is_part_of_inverse_root(node: ir.Node) -> bool:
 def choose_for_node(node: ir.Node, ranges: Mapping[str, float]) -> Fp32Reason | None:
     if node.op_type in SUMS:
         return Fp32Reason(SUMS[node.op_type])
+    if KEPT in node.metadata_props:  # in fp16 they would be others
+        return Fp32Reason(f"keeps its {node.metadata_props[KEPT]}")
     results = [str(output.name) for output in node.outputs]
     measured = [*results, *(f"{name}, {part}" for name in results for part in ATTENTION_PARTS)]
     reached = max(ranges.get(name, 0.0) for name in measured)

@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 
-from ..bundle.artifact import IN_HALF
+from ..bundle.artifact import IN_HALF, Axis
 from ..bundle.bundle import Bundle
 from ..bundle.export_again import suggest_export_again
 from ..bundle.manifest import Plan
@@ -151,13 +151,21 @@ def parse_version(text: str) -> tuple[int, int]:
 
 
 def make_rebuild_command(
-    bundle: Bundle, library: str, sm: str | None = None, plan: Plan | None = None
+    bundle: Bundle,
+    library: str,
+    sm: str | None = None,
+    plan: Plan | None = None,
+    limits: Mapping[str, int] | None = None,
 ) -> str:
-    """Return the command that builds a plan for this machine, with the options of `plan`."""
+    """Return the command that builds a plan for this machine, with the options of `plan`.
+
+    `limits` has a "batch" or a "length" that the new plan takes at most, instead of what `plan` takes.
+    """
     command = f"planforge build {bundle.folder} --target {'rtx' if library == 'tensorrt-rtx' else library}"
     if library == "tensorrt-rtx" and (sm or plan):
         command += f" --sm {sm or ','.join(plan.sms if plan else ())}"
     if plan is not None:
+        command += "".join(f" {option}" for option in list_shape_options(bundle, plan, limits or {}))
         if plan.weights:
             command += " --strip"
         if plan.compatible:
@@ -169,3 +177,34 @@ def make_rebuild_command(
         if plan.profiling is not None:
             command += f" --profiling {plan.profiling}"
     return command
+
+
+def list_shape_options(bundle: Bundle, plan: Plan, limits: Mapping[str, int]) -> Iterator[str]:
+    """Yield a plan's precision, where others have plans too, and its --max and --opt, where not the usual."""
+    manifest = bundle.manifest
+    artifact = manifest.artifact(plan.built_from)
+    if len({one.precision for one in manifest.artifacts if one.is_half}) > 1:
+        yield f"--precision {artifact.precision}"
+    axes = {axis.name: axis for spec in artifact.inputs for axis in spec.axes if isinstance(axis, Axis)}
+    names = {
+        "batch": "sources" if "sources" in axes else "batch",
+        "length": "source_tokens" if "source_tokens" in axes else "tokens",
+    }
+    # All profiles of a decoder follow from its prefill's.
+    lengths = [p["axes"] for p in plan.profiles if not artifact.keeps_cache or p.get("name") == "prefill"]
+    if not lengths or not all(names[o] in axes and names[o] in one for o in names for one in lengths):
+        return
+    high = {option: max(one[name][2] for one in lengths) for option, name in names.items()}
+    kept = {option: most for option, most in high.items() if most < axes[names[option]].max}
+    if most := {**kept, **limits}:
+        yield f"--max {format_lengths(most)}"
+    usual = {option: min(axes[name].opt, high[option]) for option, name in names.items()}
+    best = [{option: one[name][1] for option, name in names.items()} for one in lengths]
+    first = [] if artifact.keeps_cache else [{**usual, "batch": 1}]
+    if any(one not in (usual, *first) for one in best) or any(one not in best for one in (usual, *first)):
+        yield from (f"--opt {format_lengths(one)}" for one in best)
+
+
+def format_lengths(lengths: Mapping[str, int]) -> str:
+    """Return lengths as --max and --opt take them: batch=8,length=128."""
+    return ",".join(f"{name}={length}" for name, length in lengths.items())

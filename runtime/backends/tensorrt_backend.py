@@ -101,7 +101,7 @@ def explain(bundle: Bundle, plan: Plan, name: str, axis: int, length: int) -> st
     option = "batch" if graphs.name == "batch" else "length"
     if length > graphs.max:
         return f"the graph takes {graphs.max} at most; export it again with a larger --max-{option}"
-    return f"{make_rebuild_command(bundle, plan.engine, plan=plan)} --max {option}={length}"
+    return make_rebuild_command(bundle, plan.engine, plan=plan, limits={option: length})
 
 
 def load_engine(trt: Any, path: Path, plan: Plan) -> Any:

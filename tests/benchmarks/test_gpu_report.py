@@ -82,12 +82,12 @@ def test_targets_are_met_or_missed_by_ratios_and_limits() -> None:
     eager, copies = (found(one, ORT_CUDA, (one, entry), run) for entry in (EAGER, COPIES))
     assert (eager["found"], eager["met"]) == (4.5, True)
     assert (copies["found"], copies["met"]) == (1.4, False)
-    assert found(one, ORT_CUDA, None, run)["met"] is True  # 0.5 ms, and 0.6 are allowed
+    assert found(one, ORT_CUDA, None, run)["met"] is True  # 0.5 ms, and 0.8 are allowed
     batches = found("gpt2-124m-b64", ORT_CUDA, (one, ORT_CUDA), run)  # of a rate, more is better
     assert batches["found"] == pytest.approx(20000 / 1900, abs=1e-3) and batches["met"] is True
     plan = found(one, TENSORRT, (one, ORT_CUDA), run)
     assert (plan["found"], plan["met"], plan["why"]) == (1.25, True, None)
-    run[one]["entries"][ORT_CUDA] = decoding(0.61, 1900.0)
+    run[one]["entries"][ORT_CUDA] = decoding(0.81, 1900.0)
     assert found(one, ORT_CUDA, None, run)["met"] is False
 
 
@@ -115,13 +115,14 @@ def test_what_cannot_be_judged_says_why() -> None:
 
 def test_every_target_names_what_a_case_measures() -> None:
     known = cases()
-    assert len(TARGETS) == 7 + 2 * len(known)
+    assert len(TARGETS) == 17 + 2 * len(known)
     for target in TARGETS:
         for name, entry in ((target.case, target.entry), *([target.against] if target.against else ())):
             assert entry in known[name].entries
         encodes = known[target.case].entries[target.entry].work.kind == "embed"
         assert (target.metric in ("ms", "matrix_share")) == encodes
-    least = replace(TARGETS[0], value=2.0)
+    lead = next(t for t in TARGETS if t.against == ("gpt2-124m-b1", EAGER))
+    least = replace(lead, value=2.0)
     assert (
         judge_target(least, made_up())["met"] is True
         and judge_target(replace(least, value=4.6), made_up())["met"] is False
@@ -168,12 +169,12 @@ def test_the_report_shows_figures_absences_faults_and_verdicts() -> None:
     assert "not measured: all together needs 32 GB" in text
     rows = [line for line in text.splitlines() if line.startswith("| gpt2-124m-b1")]
     assert f"| gpt2-124m-b1 | {ORT_CUDA} | ms per token | at least 4x {EAGER} | 4.5x | met |" in rows
-    assert f"| gpt2-124m-b1 | {ORT_CUDA} | ms per token | at most 0.6 | 0.5 | met |" in rows
+    assert f"| gpt2-124m-b1 | {ORT_CUDA} | ms per token | at most 0.8 | 0.5 | met |" in rows
     assert any("not measured: ORT-CUDA with copies: its results are not the model's" in row for row in rows)
     assert "at least 10x gpt2-124m-b1" in text
-    run["gpt2-124m-b1"]["entries"][ORT_CUDA]["inter_token_ms"]["p50"] = 0.65
+    run["gpt2-124m-b1"]["entries"][ORT_CUDA]["inter_token_ms"]["p50"] = 0.85
     text = report({"environment": about, "cases": run, "targets": verdicts(run)})
-    assert "| at most 0.6 | 0.65 | **missed** |" in text
+    assert "| at most 0.8 | 0.85 | **missed** |" in text
 
 
 # What nvidia-smi says

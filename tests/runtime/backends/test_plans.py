@@ -12,7 +12,7 @@ from typing import Any
 import pytest
 
 from planforge.runtime import TextGenerator, load
-from planforge.runtime.backends.plan_compatibility import choose_plan, covers
+from planforge.runtime.backends.plan_compatibility import choose_plan, covers, make_rebuild_command
 from planforge.runtime.bundle.bundle import Bundle
 from planforge.runtime.bundle.plan import Plan
 from planforge.runtime.errors import (
@@ -49,6 +49,25 @@ def test_a_plan_for_some_gpus(own_bundle: Path) -> None:
     text = refusal(with_manifest(own_bundle, some), sm="sm89")
     command = f"planforge build {own_bundle} --target rtx --sm sm89 --top-k 8"
     assert f"is for sm86, this GPU is sm89; {command}" in text
+
+
+def test_a_tuned_plan_is_built_again_as_it_was(own_bundle: Path) -> None:
+    def tune(value: dict[str, Any]) -> None:
+        for plan in value["plans"]:
+            plan["sms"] = ["sm86"]
+            for profile in plan["profiles"]:
+                profile["axes"]["batch"] = [1, 2, 4]
+        first = next(one for one in value["artifacts"] if one["id"] == value["plans"][0]["built_from"])
+        value["artifacts"].append({**first, "id": first["id"].replace("fp16", "w8a16"), "precision": "w8a16"})
+
+    bundle = Bundle.open(with_manifest(own_bundle, tune))
+    plan = bundle.manifest.plans[0]
+    length = plan.profiles[0]["axes"]["tokens"][1]
+    command = make_rebuild_command(bundle, "tensorrt-rtx", "sm89", plan)
+    options = f"--precision fp16 --max batch=4 --opt batch=2,length={length}"
+    assert command == f"planforge build {own_bundle} --target rtx --sm sm89 {options}"
+    wider = make_rebuild_command(bundle, "tensorrt-rtx", "sm89", plan, limits={"batch": 8})
+    assert "--max batch=8 --opt batch=2" in wider  # each option once
 
 
 def test_compatible_plans_are_not_for_jetson() -> None:

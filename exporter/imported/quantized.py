@@ -1,0 +1,67 @@
+"""Graphs that somebody else quantized, such as NVIDIA ModelOpt: QuantizeLinear and DequantizeLinear.
+
+Their codes and scales are kept as they are. What PyTorch's weights lose by them is their author's choice, so
+a bundle is compared with the folder's own graphs, in which the weights are dequantized.
+"""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import numpy as np
+import numpy.typing as npt
+import onnx_ir as ir
+
+from ...runtime.errors import InputError
+from ..errors import CheckpointError
+from ..passes.quantization_form import FIX, KEPT, OPERATORS, QUANTIZES, find_form_faults
+from ..tracing.modules import find_module
+
+
+def list_quantizing_nodes(model: ir.Model) -> list[ir.Node]:
+    """Return the nodes that quantize or dequantize, those of branches too."""
+    return [node for graph in model.graphs() for node in graph if node.op_type in OPERATORS]
+
+
+def check_form(model: ir.Model, path: Path) -> None:
+    """Refuse zero points, scales that are no steps, and blocks that do not divide, at the node and module.
+
+    Nodes of the right form are marked to keep their scales.
+    """
+    for node in list_quantizing_nodes(model):
+        node.metadata_props[KEPT] = "scales"
+        for fault in find_form_faults(node, read_numbers):
+            raise CheckpointError(f"{path}: {describe(node)}: {fault}; {FIX}")
+
+
+def read_numbers(value: ir.Value | None) -> npt.NDArray[np.generic] | None:
+    """Return a constant's numbers; None for what a graph computes."""
+    constant = None if value is None else ir.convenience.get_const_tensor(value)
+    return None if constant is None else constant.numpy()
+
+
+def describe(node: ir.Node) -> str:
+    """Return a node in words, with its module: its own, or that of what reads its result."""
+    readers = [use.node for output in node.outputs for use in output.uses()]
+    named = next(filter(None, map(find_module, (node, *readers))), "")
+    at = f" in {named}" if named else f", read by {readers[0].name!r}" if readers else ""
+    return f"node {node.name!r} ({node.op_type}){at}"
+
+
+def check_reference(model: ir.Model, path: Path, verify: bool, has_weights: bool) -> None:
+    """Refuse to compare quantized graphs with what cannot tell whether they are right."""
+    found = list_quantizing_nodes(model)
+    if not found or not verify:
+        return
+    if has_weights:
+        raise InputError(
+            f"{path} has quantized weights, which differ from a checkpoint's by their rounding: leave out"
+            " --source, and the weights in FOLDER; the bundle is then compared with FOLDER's graphs"
+        )
+    rounding = next((n for n in found if n.op_type == QUANTIZES and read_numbers(n.inputs[0]) is None), None)
+    if rounding is not None:
+        raise InputError(
+            f"{path} rounds activations, first at {describe(rounding)}: fp32's last bit moves such a result"
+            " by a whole step, so what was computed cannot be told from what should be. Quantize weights"
+            " alone, as ModelOpt's int4 does, or pass --no-verify"
+        )
