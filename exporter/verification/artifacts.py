@@ -118,6 +118,8 @@ def compare_precision(artifact: Artifact, graph: ir.Graph, is_ours: bool) -> Ite
     stored = read_weights(graph, artifact.quantization.get("rows", {}))
     bits = {weight.names[0]: weight.format.bits for weight in stored if weight.rows is None}
     yield from compare_bits(label, artifact, kind, bits)
+    if kind.weight_bits and not stored:
+        yield f"{label}, and no weight of its graph is kept in {kind.weight_bits} bits"
     has_products = any(weight.rows is not None for weight in stored)
     if has_products != bool(artifact.quantization.get("rows")):
         yield f"quantization.rows and the graph's int8 products do not belong together, and {label}"
@@ -146,5 +148,3 @@ def compare_bits(label: str, artifact: Artifact, kind: Precision, stored: Mappin
             f"{label}, and {len(wrong)} of {len(stored)} weights of its graph have other bits: {first!r} has"
             f" {wrong[first]}"
         )
-    if kind.weight_bits and not stored:
-        yield f"{label}, and no weight of its graph is kept in {kind.weight_bits} bits"
