@@ -162,8 +162,8 @@ def read(node: ir.Node, graph: ir.Graph) -> StoredWeight | None:
     faults = []
     if one_scale and (mixed := find_mixed_row(scales.numpy().reshape(N, blocks))) is not None:
         faults.append(f"has more than one scale in row {mixed}")
-    if accuracy not in (0, ACCURACY_INT8):
-        faults.append(f"has accuracy_level {accuracy}, not {ACCURACY_INT8}")
+    if accuracy and scales.dtype == ir.DataType.FLOAT16:
+        faults.append(f"has accuracy_level {accuracy}, and multiplies in fp16")
     if zeros is not None and not are_middle(zeros, N, blocks, bits):
         faults.append(WRONG_ZEROS.format(zeros.name))
     if order is not None and not is_table:

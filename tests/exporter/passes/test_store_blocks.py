@@ -125,7 +125,7 @@ def round_rows(node: ir.Node) -> None:
         ("w4a16", damage_scale, "block 1 of row 7 has"),
         ("w8a16", damage_code, "1 of 18432 values are more than half a step off"),
         ("w4a16", damage_code, "2 of 18432 values are more than half a step off"),  # two codes in a byte
-        ("w8a16", round_rows, "has accuracy_level 1, not 4"),
+        ("w8a16", round_rows, "has accuracy_level 1, and multiplies in fp16"),
     ],
 )
 def test_what_is_changed_is_told(precision: str, damage: Callable[[ir.Node], None], words: str) -> None:
