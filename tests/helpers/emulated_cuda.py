@@ -78,8 +78,12 @@ class EmulatedCuda(ModuleType):
     def __getattribute__(self, name: str) -> Any:
         if name.startswith("cuda"):
             self.calls.append(name)
-            assert self.capturing_thread in (None, threading.get_ident()), f"{name} during a capture"
+            self.check_no_other_captures(name)
         return super().__getattribute__(name)
+
+    def check_no_other_captures(self, what: str) -> None:
+        """Refuse work of a thread while another one captures."""
+        assert self.capturing_thread in (None, threading.get_ident()), f"{what} during a capture"
 
     @contextlib.contextmanager
     def capturing(self) -> Iterator[None]:

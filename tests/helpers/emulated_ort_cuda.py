@@ -142,6 +142,7 @@ class EmulatedSession:
     def __init__(
         self, session: Any, placed: PlacedGraph, cuda: EmulatedCuda, providers: Sequence[Any]
     ) -> None:
+        cuda.check_no_other_captures("a session was opened")
         self.session = session
         self.placed = placed
         self.cuda = cuda
@@ -167,6 +168,7 @@ class EmulatedSession:
         return EmulatedBinding(self.cuda)
 
     def run_with_iobinding(self, binding: EmulatedBinding, options: Any = None) -> None:
+        self.cuda.check_no_other_captures("a session ran")
         number = NO_GRAPH
         if self.settings.get("enable_cuda_graph") == "1":
             number = int(options.get_run_config_entry("gpu_graph_id"))
