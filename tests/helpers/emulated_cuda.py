@@ -73,6 +73,7 @@ class EmulatedCuda(ModuleType):
         self.lock = threading.RLock()  # of the threads that use it at the same time
         self.sessions: list[Any] = []  # of ONNX Runtime
         self.fails_to_capture = False
+        self.graph_bytes = 0  # of ONNX Runtime's captured graphs
         self.capturing_thread: int | None = None  # whose capture ends where another thread calls
 
     def __getattribute__(self, name: str) -> Any:
@@ -127,7 +128,7 @@ class EmulatedCuda(ModuleType):
         return sum(len(block) for block in self.blocks.values())
 
     def cudaMemGetInfo(self) -> tuple[Status, int, int]:
-        return OK, self.memory - self.used, self.memory
+        return OK, self.memory - self.used - self.graph_bytes, self.memory
 
     def cudaMalloc(self, size: int) -> tuple[Status, int | None]:
         with self.lock:

@@ -39,6 +39,7 @@ ON_HOST = {
     "TopK": [1],
     "Unsqueeze": [1],
 }
+GRAPH_BYTES = 4096  # that a captured graph takes
 WITHOUT = ("MatMulIntegerToFloat",)
 HALVES = (onnx.TensorProto.FLOAT16, onnx.TensorProto.BFLOAT16)  # GroupQueryAttention's on a GPU
 
@@ -206,6 +207,7 @@ class EmulatedSession:
                     inputs[name] = lambda value=value: value
             graphs[number] = captured, inputs
         self.captures += 1
+        self.cuda.graph_bytes += GRAPH_BYTES
 
     def launch(self, binding: EmulatedBinding, inputs: Mapping[str, Any]) -> None:
         stream = int(self.settings["user_compute_stream"])

@@ -25,7 +25,7 @@ from planforge.runtime.decoding.static_cache import GroupQueryCache
 
 from ...helpers.captures import PROMPTS, Answers, answer, count_captures, count_replays
 from ...helpers.emulated_cuda import EmulatedCuda
-from ...helpers.emulated_ort_cuda import emulated_ort_cuda
+from ...helpers.emulated_ort_cuda import GRAPH_BYTES, emulated_ort_cuda
 from ...helpers.llamas import WINDOW, shallow_llama
 from ...helpers.old_graphs import rewrite_ort_graphs
 from ...helpers.patience import PATIENCE
@@ -241,12 +241,26 @@ def test_encoders_are_padded_to_a_captured_shape_where_little_is_added(
         assert find(16, 51) is None and find(13, 63) is None  # 1.255 and 1.2503 times
 
 
+def test_none_is_captured_where_the_gpu_is_nearly_full(cuda: EmulatedCuda) -> None:
+    """What only this process could use again counts as taken."""
+    device = Device()
+    device.allocate(10**8, "a buffer")  # and give it back
+    free = cuda.memory - cuda.used
+    assert (device.count_free(), device.free_memory()) == (free, free + 10**8)
+    graphs = CapturedGraphs("a graph")
+    for wanted in (False, True):  # a step must come again
+        assert graphs.is_due("a step", device) is wanted
+    cuda.memory -= free - captured_step.MIN_FREE + 1
+    assert not graphs.is_due("a step", device)
+
+
 def test_what_was_captured_is_told(bundle: Path, cuda: EmulatedCuda) -> None:
     with TextGenerator.load(bundle, backend="ort-cuda") as model:
         placement = model.placements[model.artifact.id]
         assert "captured" not in str(placement) and placement.to_json()["captured"] == 0
         answer(model, 1)
         assert str(placement).endswith("; 1 CUDA graph captured, 0.0 MB")
+        assert placement.to_json()["captured_bytes"] == GRAPH_BYTES
         answer(model)
         graphs = placement.graphs
         graphs.byte_count = 1_234_567

@@ -230,7 +230,8 @@ def test_selftest_says_where_nodes_ran(quantized: Path) -> None:
     graph = onnx.load(next(quantized.glob("onnx/decoder.ort.w4a16-*.onnx")), load_external_data=False).graph
     assert counts["gpu"] + counts["cpu_shapes"] == len(graph.node) and counts["cpu_others"] == 0
     told = f"decoder.ort.w4a16: {counts['gpu']} nodes on the GPU, {counts['cpu_shapes']} of shapes on the CPU"
-    assert told in list(list_remarks(result))
+    captured = f"{told}; {counts['captured']} CUDA graphs captured, {counts['captured_bytes'] / 1e6:.1f} MB"
+    assert captured in list(list_remarks(result)) and counts["captured"] > 1
     assert selftest(quantized, "ort-cpu", "w4a16").to_json()["nodes"] == {}
 
 
