@@ -190,7 +190,7 @@ def test_a_model_that_is_dropped_is_gone_without_the_garbage_collector(
     try:
         model = TextGenerator.load(bundle, backend="ort-cuda")
         answer(model)
-        program = model.decoder.program
+        program: Any = model.decoder.program
         gone = [weakref.ref(each) for each in (program, program.choice.step.program)]
         del program
         del model
@@ -276,7 +276,7 @@ def test_candidates_are_chosen_on_the_host_where_the_graph_cannot_be_opened(
     monkeypatch: pytest.MonkeyPatch,
     caplog: pytest.LogCaptureFixture,
 ) -> None:
-    options = {"temperature": 0.9, "top_k": 40, "seed": 3}
+    options: dict[str, Any] = {"temperature": 0.9, "top_k": 40, "seed": 3}
     with TextGenerator.load(bundle, backend="ort-cuda") as model:
         expected = [answer(model), answer(model, **options)]
     onnx.save(onnx.parser.parse_model(UNKNOWN), tmp_path / "candidates.onnx")

@@ -65,7 +65,7 @@ def test_answers_are_those_of_the_cpu_and_few_graphs_are_captured(
 def test_logits_stay_on_the_gpu_where_candidates_are_enough(bundle: Path, cuda: EmulatedCuda) -> None:
     with TextGenerator.load(bundle, backend="ort-cuda") as model:
         vocabulary = model.decoder.artifact.output("logits").axes[-1]
-        for options in ({}, {"temperature": 1.0, "top_k": 5, "seed": 1}):
+        for options in KINDS[:2]:
             answer(model, **options)
             before = cuda.downloaded
             answer(model, **options)
@@ -77,7 +77,7 @@ def test_one_row_fetches_its_logits(bundle: Path, cuda: EmulatedCuda) -> None:
     """Which takes less time than choosing on the GPU."""
     with TextGenerator.load(bundle, backend="ort-cuda") as model:
         vocabulary = int(str(model.decoder.artifact.output("logits").axes[-1]))
-        for options in ({}, {"temperature": 1.0, "top_k": 5, "seed": 1}, {"speculative": "prompt-lookup"}):
+        for options in (*KINDS[:2], {"speculative": "prompt-lookup"}):
             before = cuda.downloaded
             answer(model, 1, **options)
             assert cuda.downloaded - before >= 10 * 4 * vocabulary
