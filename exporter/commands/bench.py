@@ -116,6 +116,8 @@ def make_bench_tables(result: BenchResult, chosen: Case | None) -> list[Renderab
         notes.append(f"Memory speed: the share of the {speed} GB/s, measured here, that decoding uses.")
     if "on CPU" in columns:
         notes.append("On CPU: nodes that compute there more than shapes, of all, which slow each step.")
+    if graphs := list(filter(None, map(describe_graphs, result.cases))):
+        notes.append(f"CUDA graphs captured: {', '.join(graphs)}.")
     if chosen is not None:
         notes.append(
             f"load() and `planforge run` now take {chosen.precision}: {explain_default(chosen, result)}."
@@ -138,7 +140,15 @@ def explain_default(chosen: Case, result: BenchResult) -> str:
 
 def describe_cpu_nodes(nodes: Mapping[str, int]) -> str:
     """Return how many nodes compute on the CPU beside a GPU, of all: "12 of 219"."""
-    return f"{nodes['cpu_others']} of {sum(nodes.values())}"
+    count = nodes["gpu"] + nodes["cpu_shapes"] + nodes["cpu_others"]
+    return f"{nodes['cpu_others']} of {count}"
+
+
+def describe_graphs(case: Case) -> str:
+    """Return how many CUDA graphs were captured in the warm-up: "fp16 3 (1.2 MB)"; nothing for none."""
+    if case.nodes is None or not case.nodes["captured"]:
+        return ""
+    return f"{case.precision} {case.nodes['captured']} ({case.nodes['captured_bytes'] / 1e6:.1f} MB)"
 
 
 def make_row(case: Case) -> dict[str, str]:

@@ -1,6 +1,6 @@
-"""Writes the graphs by which the runtime chooses tokens on a GPU.
+"""Writes the graph by which the runtime chooses tokens on a GPU.
 
-`python -m planforge.exporter.passes.choice_graphs` writes them into the runtime's folder.
+`python -m planforge.exporter.passes.choice_graphs` writes it into the runtime's folder.
 
 N rows, V vocabulary, K candidates
 """
@@ -11,36 +11,21 @@ from pathlib import Path
 
 from ...runtime.backends.token_choice import GRAPHS
 
-# The largest logit is subtracted before the exponentials, so that none overflows. 6 is int32. Opset 11 is the
-# newest in which ONNX Runtime has ArgMax for CUDA.
-LOG_SUM = """
+# The largest logit is subtracted before the exponentials, so that none overflows. 6 is int32.
+TEXTS = {
+    "candidates": """<ir_version: 6, opset_import: ["" : 11]>
+candidates (float[rows, vocabulary] logits, int64[1] count)
+  => (float[rows, count] candidate_logits, int32[rows, count] candidate_ids, float[rows, 1] log_sum)
+{
+    candidate_logits, places = TopK <axis = -1> (logits, count)
+    candidate_ids = Cast <to = 6> (places)
+    largest = ReduceMax <axes = [-1], keepdims = 1> (logits)
     below = Sub (logits, largest)
     parts = Exp (below)
     sum = ReduceSum <axes = [-1], keepdims = 1> (parts)
     log = Log (sum)
     log_sum = Add (log, largest)
-"""
-HEADER = '<ir_version: 6, opset_import: ["" : 11]>'
-TEXTS = {
-    "likeliest": f"""{HEADER}
-likeliest (float[rows, vocabulary] logits)
-  => (float[rows, 1] likeliest_logits, int32[rows, 1] likeliest_ids, float[rows, 1] log_sum)
-{{
-    largest = ReduceMax <axes = [-1], keepdims = 1> (logits)
-    places = ArgMax <axis = -1, keepdims = 1> (logits)
-    likeliest_ids = Cast <to = 6> (places)
-    likeliest_logits = Identity (largest)
-    {LOG_SUM}
-}}""",
-    "candidates": f"""{HEADER}
-candidates (float[rows, vocabulary] logits, int64[1] count)
-  => (float[rows, count] candidate_logits, int32[rows, count] candidate_ids, float[rows, 1] log_sum)
-{{
-    candidate_logits, places = TopK <axis = -1> (logits, count)
-    candidate_ids = Cast <to = 6> (places)
-    largest = ReduceMax <axes = [-1], keepdims = 1> (logits)
-    {LOG_SUM}
-}}""",
+}""",
 }
 
 

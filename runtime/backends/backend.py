@@ -73,7 +73,7 @@ class Program(Protocol):
 
     @property
     def captures_steps(self) -> bool:
-        """Return whether steps of few shapes are faster: what is bound as `fixed` is captured for each."""
+        """Return whether what is bound as `fixed` is captured once for each shape."""
         ...
 
     def allocate(self, name: str, shape: Shape) -> Buffer:

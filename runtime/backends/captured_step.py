@@ -18,6 +18,7 @@ import numpy as np
 from ..bundle.artifact import TOTAL, WINDOW_TOTAL
 from ..errors import BackendError, ClosedError
 from .backend import Array, Arrays, Buffers, Shape
+from .cuda_memory import TURNS, Device
 from .device_buffer import DeviceBuffer, check_buffers
 from .ort_program import RUNNING, wrap_ort_errors
 
@@ -27,10 +28,20 @@ if TYPE_CHECKING:
 log = logging.getLogger("planforge")
 
 ON_HOST = (TOTAL, WINDOW_TOTAL, "count")  # inputs that kernels read there
-MAX_GRAPHS = 64  # of a program
+MAX_GRAPHS = 64  # of a program, and the steps that a thread knows from before
 MIN_FREE = 64 * 2**20  # bytes of the GPU's memory below which no more graphs are captured
 NOT_CAPTURED = "%s: no CUDA graph can be captured of it, so each kernel is launched: %s"
+NO_ROOM = "%s: %d CUDA graphs are captured, and no more: steps of further shapes launch each kernel"
+LOGITS = "logits"
 NO_GRAPH = -1  # ONNX Runtime's number of a run that is neither captured nor replayed
+
+
+class ThreadGraphs(threading.local):
+    """What one thread has captured, and what it may capture next."""
+
+    def __init__(self) -> None:
+        self.numbers: dict[Hashable, int] = {}
+        self.seen: dict[Hashable, None] = {}  # the last steps that ran without a graph
 
 
 class CapturedGraphs:
@@ -41,36 +52,44 @@ class CapturedGraphs:
         byte_count: the memory of the GPU that their captures took.
     """
 
-    def __init__(self, limit: int = MAX_GRAPHS) -> None:
-        self.limit = limit
+    def __init__(self, name: str) -> None:
+        self.name = name  # of the program
+        self.limit = MAX_GRAPHS
         self.count = 0
         self.byte_count = 0
-        self._threads = threading.local()
+        self._last_number = 0
+        self._thread = ThreadGraphs()
 
     def find(self, key: Hashable) -> int:
         """Return the number of this thread's graph, or `NO_GRAPH`."""
-        number: int = self._of_thread().get(key, NO_GRAPH)
-        return number
+        return self._thread.numbers.get(key, NO_GRAPH)
 
-    def add(self, key: Hashable, byte_count: int) -> None:
-        """Count a graph that this thread has captured as `next_number`."""
-        self._of_thread()[key] = self.next_number
+    def is_due(self, key: Hashable, device: Device) -> bool:
+        """Return whether a step without a graph is to be captured: it came before, and there is room."""
+        seen = self._thread.seen
+        if key not in seen:  # a shape that comes once is not worth a graph
+            seen[key] = None
+            if len(seen) > MAX_GRAPHS:
+                del seen[next(iter(seen))]
+            return False
+        if self._last_number < self.limit:
+            return device.count_free() >= MIN_FREE
+        if self.limit:
+            self.limit = 0  # so that this is said once
+            log.warning(NO_ROOM, self.name, self.count)
+        return False
+
+    def take_number(self) -> int:
+        """Return a number that no run has had, so that one that was interrupted cannot be replayed."""
+        self._last_number += 1
+        return self._last_number
+
+    def add(self, key: Hashable, number: int, byte_count: int) -> None:
+        """Keep the number of a graph that this thread has captured."""
+        self._thread.seen.pop(key, None)
+        self._thread.numbers[key] = number
         self.count += 1
         self.byte_count += max(byte_count, 0)
-
-    @property
-    def next_number(self) -> int:
-        return self.count + 1
-
-    @property
-    def has_room(self) -> bool:
-        return self.count < self.limit
-
-    def _of_thread(self) -> dict[Hashable, int]:
-        if not hasattr(self._threads, "numbers"):
-            self._threads.numbers = {}
-        numbers: dict[Hashable, int] = self._threads.numbers
-        return numbers
 
 
 class CapturedStep:
@@ -86,37 +105,43 @@ class CapturedStep:
 
     def __init__(self, program: OrtCudaProgram, buffers: Buffers, outputs: Sequence[str] | None) -> None:
         self.program = program
-        self.buffers = check_buffers(buffers, program.output_names, program)
         names = program.output_names if outputs is None else outputs
         self.outputs = tuple(name for name in names if name not in buffers)
         own = [name for name in self.outputs if name in program.output_names]
         # The session's own results: logits where something is chosen of them.
-        self.results = own if len(own) == len(self.outputs) else [*own, "logits"]
-        self.places = list_places(self.buffers)
-        self.lengths = program.read_lengths({name: buffer.shape for name, buffer in self.buffers.items()})
+        self.results = own if len(own) == len(self.outputs) else [*own, LOGITS]
         self.sizes: dict[str, Shape] = {}  # of the results
         self.binding: Any = None
         self.key: Hashable = None  # that the binding is for
+        self.use(buffers)
+
+    def use(self, buffers: Buffers) -> None:
+        """Take other buffers of the same names."""
+        self.buffers = check_buffers(buffers, self.program.output_names, self.program)
+        self.places = list_places(self.buffers)
+        self.lengths = self.program.read_lengths(
+            {name: buffer.shape for name, buffer in self.buffers.items()}
+        )
 
     def __call__(self, inputs: Arrays) -> dict[str, Array]:
-        results = self.compute(inputs)
-        chosen = [name for name in self.outputs if name not in self.sizes]
-        if chosen:  # in a turn of its own, as that is captured too
-            logits = self.program.find_staging("logits").on_device(self.sizes["logits"])
-            results |= self.program.choice.choose(logits, chosen)
-        return results
+        program = self.program
+        with program.turn():
+            results = self.compute(inputs)
+            chosen = [name for name in self.outputs if name not in self.sizes]
+            if chosen:
+                logits = program.find_staging(LOGITS).on_device(self.sizes[LOGITS])
+                results |= program.choice.choose(logits, chosen)
+            return results
 
     def compute(self, inputs: Arrays) -> dict[str, Array]:
         """Return the session's own results that are asked for."""
-        program = self.program
-        with program.turn():
-            self.place(inputs)
-            number = program.graphs.find(self.key)
-            if number != NO_GRAPH or not program.can_capture():
-                return self.run(inputs, number)
-        with program.device.take_turns_alone(), program.turn():
-            self.place(inputs)  # what others did meanwhile may have moved memory
-            return self.capture(inputs)
+        graphs = self.program.graphs
+        self.place(inputs)
+        number = graphs.find(self.key)
+        if number != NO_GRAPH or not graphs.is_due(self.key, self.program.device):
+            return self.run(inputs, number)
+        with TURNS.try_alone() as is_alone:
+            return self.capture(inputs) if is_alone else self.run(inputs, NO_GRAPH)
 
     def place(self, inputs: Arrays) -> None:
         """Find the memory of all inputs and results; bind them where they are not bound to it."""
@@ -165,17 +190,19 @@ class CapturedStep:
     def capture(self, inputs: Arrays) -> dict[str, Array]:
         """Run and capture; where that fails, run without, as all later steps will."""
         program = self.program
-        before = program.device.free_memory()
+        graphs = program.graphs
+        before = program.device.count_free()
+        number = graphs.take_number()
         try:
-            results = self.run(inputs, program.graphs.next_number)
+            results = self.run(inputs, number)
+        except ClosedError:
+            raise
         except BackendError as error:
-            if isinstance(error, ClosedError):
-                raise
             program.device.end_capture()
-            program.graphs.limit = 0
-            log.info(NOT_CAPTURED, program.name, error)
+            graphs.limit = 0
+            log.warning(NOT_CAPTURED, program.name, error)
             return self.run(inputs, NO_GRAPH)
-        program.graphs.add(self.key, before - program.device.free_memory())
+        graphs.add(self.key, number, before - program.device.count_free())
         return results
 
 

@@ -174,25 +174,21 @@ class Turns:
                 self.depths[me] -= 1
                 if not self.depths[me]:
                     del self.depths[me]
-                    if self.alone is not None:
-                        self.changed.notify_all()
 
     @contextlib.contextmanager
-    def take_alone(self) -> Iterator[None]:
-        """Wait until no other thread has a turn, and let none begin. This thread must have none yet."""
+    def try_alone(self) -> Iterator[bool]:
+        """Yield whether no other thread has a turn; if so, none begins meanwhile. It waits for none."""
         me = threading.get_ident()
-        assert me not in self.depths, "two threads would wait for each other's turns"
-        with self.changed:
-            self.changed.wait_for(lambda: self.alone is None)
-            self.alone = me
         try:
             with self.changed:
-                self.changed.wait_for(lambda: not self.depths)
-            yield
+                if self.alone is None and self.depths.keys() <= {me}:
+                    self.alone = me
+            yield self.alone == me
         finally:
             with self.changed:
-                self.alone = None
-                self.changed.notify_all()
+                if self.alone == me:
+                    self.alone = None
+                    self.changed.notify_all()
 
 
 TURNS = Turns()
@@ -202,15 +198,16 @@ class Device:
     """A GPU with one stream of work. The programs of a bundle share it and take turns."""
 
     def __init__(self, index: int = 0) -> None:
-        self.gpu = find_gpu(index)
-        self.cuda = import_cuda()
         self.lock = threading.RLock()
         self.programs = 0  # that are open on it
         self.released: deque[tuple[int, int]] = deque()  # (size, address) of freed memory
         self.pool: dict[int, list[int]] = defaultdict(list)  # heaps of the addresses, by size
         self.unpinned: deque[int] = deque()  # freed host memory
-        self.call("cudaSetDevice", self.gpu.index)
-        self.stream = self.call("cudaStreamCreateWithFlags", NON_BLOCKING)
+        self.cuda = import_cuda()
+        with TURNS.take():
+            self.gpu = find_gpu(index)
+            self.call("cudaSetDevice", self.gpu.index)
+            self.stream = self.call("cudaStreamCreateWithFlags", NON_BLOCKING)
         self.streams = [self.stream]  # none after the last program has left
         left = Leftovers(self.cuda, index, self.released, self.pool, self.unpinned, self.streams)
         weakref.finalize(self, DEFERRED_FREES.append, left).atexit = False
@@ -221,16 +218,10 @@ class Device:
     @contextlib.contextmanager
     def turn(self) -> Iterator[None]:
         """Let one thread at a time use this GPU, as its current device, unless it is closed by then."""
-        with TURNS.take(), self.lock:
+        with self.lock, TURNS.take():  # who waits for the lock has no turn, and hinders no capture
             if not self.streams:
                 raise ClosedError
             self.call("cudaSetDevice", self.gpu.index)
-            yield
-
-    @contextlib.contextmanager
-    def take_turns_alone(self) -> Iterator[None]:
-        """Let no other thread of this process use a GPU meanwhile."""
-        with TURNS.take_alone():
             yield
 
     def synchronise(self) -> None:
@@ -276,11 +267,14 @@ class Device:
     def free_memory(self) -> int:
         """Return the bytes that can still be allocated, freed memory that is kept included."""
         with self.turn():
-            status, free, _ = self.cuda.cudaMemGetInfo()
-            if int(status):
-                return 0
             self.sort_released()
-            return int(free) + sum(size * len(blocks) for size, blocks in self.pool.items())
+            return self.count_free() + sum(size * len(blocks) for size, blocks in self.pool.items())
+
+    def count_free(self) -> int:
+        """Return the bytes that CUDA has free, without freed memory that is kept; 0 if it does not tell."""
+        with self.turn():
+            status, free, _ = self.cuda.cudaMemGetInfo()
+            return 0 if int(status) else int(free)
 
     def release(self, address: int, size: int) -> None:
         """Keep memory for the next who wants as much; the lowest address goes first.

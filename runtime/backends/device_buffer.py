@@ -13,6 +13,8 @@ from ..errors import ClosedError, InputError
 from .backend import Array, Buffer, Shape
 from .cuda_memory import Device, Memory, Pinned
 
+MIN_STAGED = 16  # bits of the smallest size of a tensor's memory that all steps use: 64 KiB
+
 
 class DeviceBuffer:
     """A `Buffer` in device memory."""
@@ -115,6 +117,11 @@ def upload_array(device: Device, name: str, values: Array) -> DeviceBuffer:
     return buffer
 
 
+def round_up(size: int) -> int:
+    """Return the size of memory that is kept for so many bytes or more: it seldom grows, and so moves."""
+    return 1 << max(MIN_STAGED, (size - 1).bit_length())
+
+
 class Staging:
     """Memory of one tensor on both sides of the bus. It grows to the largest need and is kept."""
 
@@ -128,13 +135,13 @@ class Staging:
     def on_device(self, shape: Shape) -> DeviceBuffer:
         size = math.prod(shape) * self.dtype.itemsize
         if self.memory is None or self.memory.size < size:
-            self.memory = self.device.allocate(size, self.name)
+            self.memory = self.device.allocate(round_up(size), self.name)
         return DeviceBuffer(self.memory, shape, self.dtype)
 
     def on_host(self, shape: Shape) -> Array:
         size = math.prod(shape) * self.dtype.itemsize
         if self.pinned is None or self.pinned.size < size:
-            self.pinned = Pinned(self.device, size)
+            self.pinned = Pinned(self.device, round_up(size))
         return self.pinned.array(shape, self.dtype)
 
     @property

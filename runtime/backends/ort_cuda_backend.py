@@ -16,19 +16,18 @@ from ..bundle.export_again import suggest_export_again
 from ..bundle.manifest import Artifact
 from ..errors import BackendError, BackendUnavailableError, suggest_install
 from .backend import Array, Arrays, BoundGraph, Buffer, Buffers, LoadRequest, Shape
-from .captured_step import MIN_FREE, NO_GRAPH, NOT_CAPTURED, CapturedGraphs, CapturedStep
+from .captured_step import LOGITS, NO_GRAPH, NOT_CAPTURED, ON_HOST, CapturedGraphs, CapturedStep
 from .cuda_memory import Device
 from .device_buffer import DeviceBuffer, DeviceProgram, Staging, check_buffers, make_buffer
 from .dialects import CUDA_DIALECTS, choose_artifact, explain_misfit_on_cuda, refuse_older_gpu
 from .ort_program import CPU, OrtProgram, import_onnxruntime
 from .placement import Placement, read_placement
 from .requirements import check_version
-from .token_choice import TokenChoice, add_choices
+from .token_choice import TokenChoice, add_candidates, choose_on_host
 
 log = logging.getLogger("planforge")
 
 PROVIDER = "CUDAExecutionProvider"
-LOGITS = "logits"
 # The better first; those below fp16 where they are asked for.
 PRECISIONS = ("fp16", "fp32", "w8a16", "w4a16", "fp16-kv8", "w8a16-kv8", "w4a16-kv8")
 
@@ -66,7 +65,7 @@ class OrtCudaBackend:
             CUDA_DIALECTS,
             lambda artifact: not explain_misfit_on_cuda(artifact, self.cpu_nodes),
         )
-        return add_choices(chosen) if chosen.keeps_cache else chosen
+        return add_candidates(chosen) if chosen.keeps_cache else chosen
 
     def open(self, bundle: Bundle, artifact: Artifact) -> OrtCudaProgram:
         check_version(artifact, self.version)
@@ -115,20 +114,17 @@ class OrtCudaProgram(DeviceProgram, OrtProgram):
 
     Attributes:
         captures_steps: whether ONNX Runtime can capture CUDA graphs of it: no node computes on the CPU what
-            another one needs on the GPU.
+            another one needs on the GPU, and the inputs tell the shapes of all results.
         graphs: those that it has captured.
     """
 
     def __init__(self, path: Path, device: Device, cpu_nodes: bool = False) -> None:
         options = {"device_id": device.gpu.index, "user_compute_stream": int(device.stream), "use_tf32": 0}
         self.name = path.name
-        self.captures_steps = True
-        try:
-            self.open_session(path, {**options, "enable_cuda_graph": 1})
-        except BackendError as error:
-            log.info(NOT_CAPTURED, path.name, error)
-            self.captures_steps = False
+        error = self.try_session(path, {**options, "enable_cuda_graph": 1})
+        if error:
             self.open_session(path, options)
+            log.warning(NOT_CAPTURED, path.name, error)
         if self.session.get_providers()[0] != PROVIDER:  # it goes on without, where a library is missing
             raise BackendUnavailableError(
                 f"ONNX Runtime could not start {PROVIDER}, usually because cuDNN or another CUDA library is"
@@ -138,14 +134,26 @@ class OrtCudaProgram(DeviceProgram, OrtProgram):
             tensor.name: tuple(tensor.shape)
             for tensor in (*self.session.get_inputs(), *self.session.get_outputs())
         }
-        self.graphs = CapturedGraphs()
+        self.known_axes = self.list_known_axes()
+        self.captures_steps = not error and self.tells_shapes(self.output_names)
+        self.graphs = CapturedGraphs(path.name)
+        if not self.captures_steps:
+            self.graphs.limit = 0
         self.staging: dict[str, Staging] = {}
-        self.choice = TokenChoice(self)
-        self.placement = read_placement(self.session, PROVIDER)
+        self.choice = TokenChoice(device, type(self))
+        self.placement = read_placement(self.session, PROVIDER, self.graphs)
         if self.placement is not None and not cpu_nodes:
             self.placement.refuse_others(path)
         self.device = device
         device.programs += 1
+
+    def try_session(self, path: Path, options: Mapping[str, int]) -> str:
+        """Open the session; return why it cannot be opened, or nothing."""
+        try:
+            self.open_session(path, options)
+        except BackendError as error:
+            return str(error)
+        return ""
 
     def open_session(self, path: Path, options: Mapping[str, int]) -> None:
         settings = {name: str(value) for name, value in options.items()}
@@ -158,17 +166,20 @@ class OrtCudaProgram(DeviceProgram, OrtProgram):
     def run(self, inputs: Arrays, buffers: Buffers, outputs: Sequence[str] | None = None) -> dict[str, Array]:
         on_device = check_buffers(buffers, self.output_names, self)
         chosen = [name for name in outputs or () if name not in self.output_names]
-        if not chosen:
-            with self.turn():
-                return super().run(inputs, on_device, outputs)
-        shapes = {name: array.shape for name, array in inputs.items()}
-        shapes |= {name: buffer.shape for name, buffer in buffers.items()}
-        shape = self.infer_shapes([LOGITS], self.read_lengths(shapes))[LOGITS]
-        logits = self.find_staging(LOGITS).on_device(shape)
         own = [name for name in outputs or () if name in self.output_names]
         with self.turn():
+            if not chosen:
+                return super().run(inputs, on_device, outputs)
+            if not self.tells_shapes([LOGITS]):
+                results = super().run(inputs, on_device, [*own, LOGITS])
+                results |= choose_on_host(results[LOGITS])
+                return {name: results[name] for name in (*own, *chosen)}
+            shapes = {name: array.shape for name, array in inputs.items()}
+            shapes |= {name: buffer.shape for name, buffer in buffers.items()}
+            shape = self.infer_shapes([LOGITS], self.read_lengths(shapes))[LOGITS]
+            logits = self.find_staging(LOGITS).on_device(shape)
             results = super().run(inputs, {**on_device, LOGITS: logits}, own)
-        return results | self.choice.choose(logits, chosen)
+            return results | self.choice.choose(logits, chosen)
 
     def bind(self, buffers: Buffers, outputs: Sequence[str] | None = None, fixed: bool = False) -> BoundGraph:
         if not (fixed and self.captures_steps):
@@ -189,13 +200,8 @@ class OrtCudaProgram(DeviceProgram, OrtProgram):
     def run_numbered(self, binding: Any, number: int) -> None:
         """Replay the captured graph of a number, or capture it; `NO_GRAPH` launches each kernel."""
         options = import_onnxruntime().RunOptions()
-        if self.captures_steps:
-            options.add_run_config_entry("gpu_graph_id", str(number))
+        options.add_run_config_entry("gpu_graph_id", str(number))
         self.find_session().run_with_iobinding(binding, options)
-
-    def can_capture(self) -> bool:
-        """Return whether one more graph may be captured."""
-        return self.graphs.has_room and self.device.free_memory() > MIN_FREE
 
     def find_staging(self, name: str) -> Staging:
         """Return the memory of an input or result on both sides, which all steps use one after another."""
@@ -209,6 +215,16 @@ class OrtCudaProgram(DeviceProgram, OrtProgram):
         for name, shape in shapes.items():
             lengths.update(zip(self.axes[name], shape, strict=True))
         return lengths
+
+    def list_known_axes(self) -> set[Any]:
+        """Return the names of the axes whose lengths the inputs tell."""
+        names = {tensor.name for tensor in self.session.get_inputs()}
+        return {axis for name in names for axis in self.axes[name]} | (names & set(ON_HOST))
+
+    def tells_shapes(self, results: Sequence[str]) -> bool:
+        """Return whether each axis of results has a length, or a name that the inputs tell the length of."""
+        axes = {axis for name in results for axis in self.axes[name]}
+        return all(isinstance(axis, int) or (axis and axis in self.known_axes) for axis in axes)
 
     def infer_shapes(self, results: Sequence[str], lengths: Mapping[Any, int]) -> dict[str, Shape]:
         """Return the shapes of results, each of whose axes has a length or a name."""

@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from ..errors import BackendUnavailableError
+from .captured_step import CapturedGraphs
 from .cuda_kernels import SHAPE_OPERATORS
 from .protobuf import Span, find_fields
 
@@ -33,20 +34,34 @@ class Placement:
         gpu: how many run on the GPU.
         shapes: how many compute shapes, on the CPU.
         others: the operators and names of those on the CPU that compute more.
+        graphs: the CUDA graphs that were captured of it until now.
     """
 
     gpu: int
     shapes: int
     others: tuple[tuple[str, str], ...]
+    graphs: CapturedGraphs
 
     def __str__(self) -> str:
         """Return the counts in words: "219 nodes on the GPU, 3 of shapes on the CPU"."""
         words = f"{self.gpu} nodes on the GPU, {self.shapes} of shapes on the CPU"
-        return f"{words}, {len(self.others)} others on the CPU" if self.others else words
+        if self.others:
+            words += f", {len(self.others)} others on the CPU"
+        if self.graphs.count:
+            size = self.graphs.byte_count / 1e6
+            plural = "s" if self.graphs.count > 1 else ""
+            words += f"; {self.graphs.count} CUDA graph{plural} captured, {size:.1f} MB"
+        return words
 
     def to_json(self) -> dict[str, int]:
         """Return the counts."""
-        return {"gpu": self.gpu, "cpu_shapes": self.shapes, "cpu_others": len(self.others)}
+        return {
+            "gpu": self.gpu,
+            "cpu_shapes": self.shapes,
+            "cpu_others": len(self.others),
+            "captured": self.graphs.count,
+            "captured_bytes": self.graphs.byte_count,
+        }
 
     def refuse_others(self, path: Path) -> None:
         """Refuse a graph of which nodes that compute more than shapes run on the CPU, and name them."""
@@ -64,8 +79,8 @@ class Placement:
         )
 
 
-def read_placement(session: Any, provider: str) -> Placement | None:
-    """Return where a session's nodes run; None before ONNX Runtime 1.24, which does not tell."""
+def read_placement(session: Any, provider: str, graphs: CapturedGraphs) -> Placement | None:
+    """Return where a session's nodes run, and its graphs; None before ONNX Runtime 1.24, which tells not."""
     if not hasattr(session, "get_provider_graph_assignment_info"):
         return None
     gpu = 0
@@ -77,7 +92,7 @@ def read_placement(session: Any, provider: str) -> Placement | None:
         else:
             on_cpu += [(node.op_type, node.name) for node in nodes]
     others = tuple(node for node in on_cpu if node[0] not in SHAPE_OPERATORS)
-    return Placement(gpu, len(on_cpu) - len(others), others)
+    return Placement(gpu, len(on_cpu) - len(others), others, graphs)
 
 
 def list_modules(model: bytes) -> Iterator[tuple[str, str]]:

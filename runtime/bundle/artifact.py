@@ -15,9 +15,8 @@ RECENT = "recent"  # that of a layer's cache which holds the newest tokens alone
 # layers with `SLOTS` and of those with `RECENT`.
 TOTAL = "total_sequence_length"
 WINDOW_TOTAL = "window_total_sequence_length"
-# Roles and names of each row's likeliest tokens, or its likeliest one, where the engine chooses them.
+# Roles and names of each row's likeliest tokens, where the engine chooses them.
 CANDIDATES = ("candidate_logits", "candidate_ids", "log_sum")
-LIKELIEST = ("likeliest_logits", "likeliest_ids", "log_sum")
 DTYPES = ("float32", "float16", "int64", "int32", "bool", "int8", "uint8")
 
 

@@ -12,7 +12,7 @@ import numpy as np
 import numpy.typing as npt
 
 from ..backends.backend import Array
-from ..bundle.artifact import CANDIDATES, LIKELIEST, Artifact
+from ..bundle.artifact import CANDIDATES, Artifact
 from .sampling import Logits, Sampling, check_logits, choose, compute_log_sum, compute_logprobs
 from .state import LOGITS
 
@@ -40,23 +40,18 @@ def choose_results(artifact: Artifact, sampling: Sampling, top_logprobs: int = 0
     if wanted is None or sampling.processes or top_logprobs:
         return LOGITS
     counts = {spec.role: spec.axes[-1] for spec in artifact.outputs}
-    for names in (LIKELIEST, CANDIDATES):
-        count = counts.get(names[0], 0)
-        if isinstance(count, int) and wanted <= count:
-            return names
-    return LOGITS
+    count = counts.get(CANDIDATES[0], 0)
+    return CANDIDATES if isinstance(count, int) and wanted <= count else LOGITS
 
 
 def read_scores(results: Mapping[str, Array]) -> Array:
     """Return a step's scores of the next tokens: logits (N, V), or candidates (N, K) ordered by id."""
     if LOGITS[0] in results:
         return results[LOGITS[0]]
-    names = LIKELIEST if LIKELIEST[0] in results else CANDIDATES
-    logits, ids, log_sum = (results[name] for name in names)
-    if ids.shape[-1] > 1:
-        order = np.argsort(ids, axis=-1)
-        ids = np.take_along_axis(ids, order, axis=-1)
-        logits = np.take_along_axis(logits, order, axis=-1)
+    logits, ids, log_sum = (results[name] for name in CANDIDATES)
+    order = np.argsort(ids, axis=-1)
+    ids = np.take_along_axis(ids, order, axis=-1)
+    logits = np.take_along_axis(logits, order, axis=-1)
     candidates = np.empty(ids.shape, CANDIDATE)
     candidates["id"] = ids
     candidates["logit"] = logits

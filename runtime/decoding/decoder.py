@@ -15,7 +15,8 @@ from ..errors import InputError
 from ..memory_budget import Lease, Reservation, describe_fitting
 from .cache_shapes import PREFILL_CHUNK, count_cache_bytes
 from .caches import has_row_lengths, make_cache
-from .candidates import read_scores
+from .candidates import choose_results, read_scores
+from .sampling import Sampling
 from .state import LOGITS, NONE_PENDING, DecoderState, PendingContext, RowState
 
 SCORE_CHUNK = 64  # tokens per scoring step: bounds the logits' memory
@@ -26,7 +27,7 @@ class Decoder(GraphRunner):
     """Runs one decoder graph. Each `DecoderRun` has a cache of its own; steps of two threads take turns."""
 
     @property
-    def is_captured(self) -> bool:
+    def captures_steps(self) -> bool:
         """Return whether the engine captures steps of one token, whose caches should have few shapes."""
         return self.program.captures_steps and has_row_lengths(self.artifact)
 
@@ -42,8 +43,6 @@ class Decoder(GraphRunner):
         """
         # Without the turn: others' steps must go on while this one waits.
         rows = batch * copies
-        if self.is_captured:
-            capacity = self.widen(rows, capacity)
         count = count_cache_bytes(self.artifact, rows, capacity) + context.byte_count
         hint = self.suggest(rows, capacity, context.byte_count)
         reservation = self.budget.hold(count, name_cache(rows, capacity), hint)
@@ -57,12 +56,24 @@ class Decoder(GraphRunner):
         cache.lease = Lease(reservation)  # a finalizer of the cache would run before its buffers are freed
         return DecoderRun(self, cache, reservation)
 
-    def widen(self, batch: int, capacity: int) -> int:
-        """Return a capacity of few, for each of which steps are captured; the same where memory is short."""
-        wider = find_bucket(capacity, self.artifact.axis("tokens").max)
-        count = count_cache_bytes(self.artifact, batch, wider)
+    def widen(self, rows: int, capacity: int, longest: int | None = None) -> int:
+        """Return a capacity of few, for each of which steps are captured, for `start`.
+
+        It is the same where steps are not captured, where memory is short, and under a memory_limit, which
+        counts with what is asked for; `longest` at most if that is given.
+        """
+        if not self.captures_steps or self.budget.limit is not None:
+            return capacity
+        wider = max(capacity, find_bucket(capacity, longest or self.artifact.axis("tokens").max))
         free = self.program.free_memory()
-        return wider if self.budget.has_room(count) and (free is None or count <= free) else capacity
+        return wider if free is None or count_cache_bytes(self.artifact, rows, wider) <= free else capacity
+
+    def choose_results(self, rows: int, sampling: Sampling, top_logprobs: int = 0) -> Sequence[str]:
+        """Return the results that choosing a token of each row needs."""
+        # Fetching the logits of one row takes less time than choosing candidates on the GPU.
+        if rows == 1 and self.captures_steps:
+            return LOGITS
+        return choose_results(self.artifact, sampling, top_logprobs)
 
     def check_beams(self, num_beams: int) -> None:
         """Refuse more beams than the graph takes rows."""
@@ -168,7 +179,7 @@ class DecoderRun:
 
     def is_full(self, row: int) -> bool:
         """Return whether a row of a `RowState` has no slot left."""
-        return self.rows.lengths[row] >= self.cache.capacity
+        return self.rows.is_full(row)
 
     @property
     def rows(self) -> RowState:

@@ -128,7 +128,7 @@ class SharedSlots(RequestSlots):
         if width > len(rows):  # a prompt is computed in a row between, or a free row is computed along
             valid = np.zeros((width, 1), bool)
             valid[rows] = True
-        if width > len(rows) and self.run.decoder.is_captured:  # all rows, so that there are few shapes
+        if width > len(rows) and self.run.decoder.captures_steps:  # all rows, so that there are few shapes
             scores = self.run.step(ids, valid, np.arange(width), outputs)[rows]
         else:
             scores = self.run.step(ids, valid, rows, outputs)
@@ -147,7 +147,7 @@ class SharedSlots(RequestSlots):
         A free row that is full is left out, as the step would write over its last token.
         """
         width = 1 + max(rows)
-        if not self.run.decoder.is_captured:
+        if not self.run.decoder.captures_steps:
             return width
         wider = find_bucket(width, len(self.slots))
         return width if any(self.run.is_full(row) for row in range(width, wider)) else wider

@@ -133,6 +133,10 @@ class RowState(DecoderState):
     def find_kept(self, row: int, length: int) -> int:
         """Return `length`, or 0 where a row cannot go back to so many tokens."""
 
+    def is_full(self, row: int) -> bool:
+        """Return whether one more token of a row would take the place of another one."""
+        return self.lengths[row] >= self.capacity
+
     def copy_rows(self, copies: Sequence[tuple[int, int]]) -> None:
         for source, target in copies:
             self.copy_row(source, target, self.lengths[source])

@@ -10,13 +10,10 @@ from collections.abc import Sequence
 import numpy as np
 
 from ..backends.backend import Array, BoundGraph, Buffer
-from ..bundle.artifact import CANDIDATES, LIKELIEST, RECENT, TOTAL, WINDOW_TOTAL
+from ..bundle.artifact import CANDIDATES, RECENT, TOTAL, WINDOW_TOTAL
 from ..errors import InputError
 from .cache_shapes import SPARE, find_cache_shape, refuse_overflow
 from .state import LOGITS, RowState, expand_rows
-
-MAX_CAPTURED = 512  # tokens of a first step: launching more takes less time than computing them
-PROMPT_LENGTHS = 16  # prompts are padded to multiples of it where their first step is captured
 
 
 class StaticCache(RowState):
@@ -25,8 +22,8 @@ class StaticCache(RowState):
     def allocate(self, batch: int) -> None:
         self.lengths = [0] * batch
         self.slots: list[Buffer] = []
-        # By their rows, outputs, and tokens where the engine may capture them, else 0.
-        self.steps: dict[tuple[int, tuple[str, ...], int], BoundGraph] = {}
+        # By their rows, outputs, and whether they have one token that the engine may capture.
+        self.steps: dict[tuple[int, tuple[str, ...], bool], BoundGraph] = {}
         self.buffers = dict(self.context.buffers)
         for spec, out in self.pairs:
             shape = find_cache_shape(spec, batch * self.copies, self.capacity, self.artifact.window)
@@ -51,7 +48,7 @@ class StaticCache(RowState):
             # A row that ended with its slots full has its last one overwritten, which nobody reads again.
             starts = [min(length, self.capacity - T) for length in starts]
         own = {"input_ids": ids, "logit_rows": logit_rows, **self.place(starts, T)}
-        kind = (B, tuple(outputs), T if self.is_captured(T) else 0)
+        kind = (B, tuple(outputs), T == 1 and self.program.captures_steps)
         results = (self.steps.get(kind) or self.bind_step(*kind))({**self.context.inputs, **own})
         # Padding was written beyond a row's length, where its next tokens overwrite it unread.
         self.lengths[:B] = grown
@@ -89,17 +86,13 @@ class StaticCache(RowState):
     def find_kept(self, row: int, length: int) -> int:
         return length
 
-    def is_captured(self, width: int) -> bool:
-        """Return whether the engine captures the next step, of so many tokens."""
-        return self.program.captures_steps and width == 1
-
-    def bind_step(self, rows: int, outputs: tuple[str, ...], captured: int) -> BoundGraph:
+    def bind_step(self, rows: int, outputs: tuple[str, ...], is_single: bool) -> BoundGraph:
         """Return the graph bound to the first rows, for later steps of as many."""
         buffers = self.buffers
         if rows < len(self.lengths):
             buffers = {name: buffer.view((rows, *buffer.shape[1:])) for name, buffer in buffers.items()}
-        bound = self.program.bind(buffers, outputs, fixed=captured > 0)
-        self.steps[rows, outputs, captured] = bound
+        bound = self.program.bind(buffers, outputs, fixed=is_single)
+        self.steps[rows, outputs, is_single] = bound
         return bound
 
     def place(self, lengths: Sequence[int], width: int, first: int = 0) -> dict[str, Array]:
@@ -140,11 +133,9 @@ class GroupQueryCache(StaticCache):
     def step(
         self, ids: Array, valid: Array | None, logit_rows: Array, outputs: Sequence[str] = LOGITS
     ) -> dict[str, Array]:
-        if not any(self.lengths):
-            return super().step(*self.widen_prompts(ids, valid, logit_rows), outputs)
-        if 1 in ids.shape:
+        if 1 in ids.shape or not any(self.lengths):
             return super().step(ids, valid, logit_rows, outputs)
-        if not set(outputs) <= {*LOGITS, *CANDIDATES, *LIKELIEST}:
+        if not set(outputs) <= {*LOGITS, *CANDIDATES}:
             raise InputError(
                 "a step of several tokens and several rows after a past returns only logits, not"
                 f" {', '.join(outputs)}: run it row by row"
@@ -182,26 +173,6 @@ class GroupQueryCache(StaticCache):
                 placed[WINDOW_TOTAL] = np.array(total, np.int32)
         return placed
 
-    def is_captured(self, width: int) -> bool:
-        return super().is_captured(width) or self.widens(width)
-
-    def widens(self, width: int) -> bool:
-        """Return whether prompts of so many tokens are widened, so that their first step has few lengths."""
-        is_small = len(self.lengths) * width <= MAX_CAPTURED
-        return self.program.captures_steps and is_small and not any(self.lengths)
-
-    def widen_prompts(
-        self, ids: Array, valid: Array | None, logit_rows: Array
-    ) -> tuple[Array, Array | None, Array]:
-        """Return a first step's inputs with more padding, where the engine captures it, else as they are."""
-        B, T = ids.shape
-        width = min(-(-T // PROMPT_LENGTHS) * PROMPT_LENGTHS, self.capacity)
-        if T == 1 or width <= T or not self.widens(width):
-            return ids, valid, logit_rows
-        padding = [(0, 0), (0, width - T)]
-        wider = np.pad(np.ones((B, T), bool) if valid is None else valid, padding)
-        return np.pad(ids, padding), wider, logit_rows // T * width + logit_rows % T
-
     def make_room(self, row: int, length: int, width: int) -> None:
         """Drop a row's oldest slots of layers with windows, if `width` more tokens do not fit behind them."""
         slots = self.recent[0].shape[2]
@@ -213,6 +184,11 @@ class GroupQueryCache(StaticCache):
             for buffer in self.recent:
                 buffer.copy_slots(row, held - kept, 0, kept)
             self.starts[row] += held - kept
+
+    def is_full(self, row: int) -> bool:
+        if self.recent and self.lengths[row] - self.starts[row] >= self.recent[0].shape[2]:
+            return True
+        return super().is_full(row)
 
     def expand(self) -> None:
         super().expand()

@@ -22,8 +22,10 @@ from ..memory_needs import count_batch_bytes
 from ..text.batching import TOKEN_BUDGET, group_by_length
 from ..text.long_text import Piece
 
-# Tokens of a batch up to which its launches take so long that padding it to a captured shape pays.
+# Tokens of a batch, padding included, up to which its launches are a large part of its time; it is captured.
 MAX_CAPTURED = 8192
+MAX_PADDING = 1.25  # of a captured batch's tokens to those without padding to its shape
+FEW_TOKENS = 512  # of a batch that is captured whatever its padding: launching it takes longer than computing
 INPUTS = ("ids", "mask", "segments", "logit_rows")  # the roles that a graph's inputs may have
 
 
@@ -80,7 +82,9 @@ class Encoder(GraphRunner):
         self, pieces: Sequence[Piece], roles: Sequence[str], rows: Sequence[Sequence[int]] | None = None
     ) -> list[list[Array]]:
         """Return the outputs of sequences that run together, padded to the longest."""
-        B, T = self.find_shape(len(pieces), max(len(piece) for piece in pieces))
+        needed = len(pieces), max(len(piece) for piece in pieces)
+        captured = self.find_captured_shape(*needed)
+        B, T = captured or needed
         ids = np.full((B, T), self.pad, np.int64)
         mask = np.zeros_like(ids)
         segments = np.zeros_like(ids)
@@ -91,14 +95,14 @@ class Encoder(GraphRunner):
             segments[b, : len(piece)] = piece.segments
         # A graph with a masked-word head always computes one row at least.
         flat = [b * T + t for b, positions in enumerate(rows or ()) for t in positions] or [0]
-        if self.is_captured(B, T):
+        if captured:
             flat += [0] * (find_bucket(len(flat), B * T) - len(flat))
         values = {"ids": ids, "mask": mask, "segments": segments, "logit_rows": np.asarray(flat, np.int64)}
         specs = [self.artifact.output(role) for role in roles]
         with self.turn():
             given = {name: values[role] for role, name in self.inputs.items()}
             names = tuple(spec.name for spec in specs)
-            if self.is_captured(B, T):
+            if captured:
                 if names not in self.steps:
                     self.steps[names] = self.program.bind({}, names, fixed=True)
                 outputs = self.steps[names](given)
@@ -117,14 +121,18 @@ class Encoder(GraphRunner):
                 by_role.append(list(array[: len(pieces)]))
         return [list(arrays) for arrays in zip(*by_role, strict=True)]
 
-    def find_shape(self, batch: int, tokens: int) -> tuple[int, int]:
-        """Return the batch and the length that sequences are padded to."""
-        wider = find_bucket(batch, self.max_batch), find_bucket(tokens, self.artifact.axis("tokens").max)
-        return wider if self.is_captured(*wider) else (batch, tokens)
+    def find_captured_shape(self, batch: int, tokens: int) -> tuple[int, int] | None:
+        """Return the batch and the length that sequences are padded to, if the engine is to capture them.
 
-    def is_captured(self, batch: int, tokens: int) -> bool:
-        """Return whether the engine captures batches of this shape."""
-        return self.program.captures_steps and batch * tokens <= MAX_CAPTURED
+        None where it captures nothing, where computing the padding would take longer than the launches
+        that a graph saves, and under a memory_limit, which does not count with padding.
+        """
+        if not self.program.captures_steps or self.budget.limit is not None:
+            return None
+        wider = find_bucket(batch, self.max_batch), find_bucket(tokens, self.artifact.axis("tokens").max)
+        count = math.prod(wider)
+        is_near = count <= max(FEW_TOKENS, MAX_PADDING * batch * tokens)
+        return wider if is_near and count <= MAX_CAPTURED else None
 
 
 def check_manifest(artifact: Artifact, defaults: EncoderDefaults, config: Mapping[str, Any]) -> None:

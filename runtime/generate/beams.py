@@ -20,12 +20,17 @@ from .row import Row
 
 
 def answer_by_beams(
-    decoder: Decoder, tokenizer: Tokenizer, rows: Sequence[Row], search: Search, logprobs: bool
+    decoder: Decoder,
+    tokenizer: Tokenizer,
+    rows: Sequence[Row],
+    search: Search,
+    logprobs: bool,
+    max_length: int,
 ) -> list[Generation]:
     """Return the likeliest answers to prompts that run together; the rows stay as they are."""
     prompts = [row.prompt for row in rows]
     limits = [row.max_left for row in rows]
-    beams, seconds = search_answers(decoder, prompts, search, limits)
+    beams, seconds = search_answers(decoder, prompts, search, limits, max_length)
     generations = []
     for row, hypotheses in zip(rows, beams.list_hypotheses(), strict=True):
         candidates = tuple(make_candidate(tokenizer, row, hypothesis, logprobs) for hypothesis in hypotheses)
@@ -46,7 +51,11 @@ def answer_by_beams(
 
 
 def search_answers(
-    decoder: Decoder, prompts: Sequence[Sequence[int]], search: Search, limits: Sequence[int]
+    decoder: Decoder,
+    prompts: Sequence[Sequence[int]],
+    search: Search,
+    limits: Sequence[int],
+    max_length: int | None = None,
 ) -> tuple[BeamSearch, list[float]]:
     """Return a finished search for what follows prompts, by at most `limits` tokens, and each step's seconds.
 
@@ -55,6 +64,7 @@ def search_answers(
     start = time.perf_counter()
     capacity = find_capacity(decoder.artifact, [len(prompt) for prompt in prompts], limits)
     beams = BeamSearch(prompts, search, limits)
+    capacity = decoder.widen(len(prompts) * search.num_beams, capacity, max_length)
     run = decoder.start(len(prompts), capacity, copies=search.num_beams)
     logits = np.repeat(run.prefill(prompts), search.num_beams, axis=0)  # all beams of a prompt begin alike
     run.expand()

@@ -8,7 +8,6 @@ from contextlib import AbstractContextManager, closing, nullcontext
 from threading import Event
 
 from ..decoding.cache_shapes import find_capacity
-from ..decoding.candidates import choose_results
 from ..decoding.chunk import Chunk, report_chunk
 from ..decoding.decoder import Decoder, DecoderRun
 from ..decoding.reuse import PromptReuse
@@ -45,7 +44,9 @@ class GenerationLoop:
     def answer(self, rows: list[Row], request: GenerationRequest) -> list[Generation]:
         """Answer prompts that run together."""
         if request.search is not None:
-            return answer_by_beams(self.decoder, self.tokenizer, rows, request.search, request.logprobs)
+            return answer_by_beams(
+                self.decoder, self.tokenizer, rows, request.search, request.logprobs, self.max_length
+            )
         seconds = []
         for step_seconds in self._take_steps(rows, request):
             seconds.append(step_seconds)
@@ -75,8 +76,8 @@ class GenerationLoop:
 
     def _decode_batch(self, rows: list[Row], request: GenerationRequest) -> Generator[float, None, None]:
         """Add a new token to each row at each step; yield each step's seconds."""
-        run = self.decoder.start(len(rows), self.count_capacity(rows, request))
-        outputs = choose_results(self.decoder.artifact, request.sampling, request.top_logprobs)
+        run = self._start(rows, request)
+        outputs = self.decoder.choose_results(len(rows), request.sampling, request.top_logprobs)
         start = time.perf_counter()
         scores = run.prefill([row.prompt for row in rows], outputs=outputs)
         going = rows  # without a finish reason
@@ -100,7 +101,7 @@ class GenerationLoop:
         with self._start_run(row, request) as (run, row.reused):
             lookup = PromptLookup(row.history) if request.speculative else None
             drafts: list[int] = []
-            outputs = choose_results(self.decoder.artifact, request.sampling, request.top_logprobs)
+            outputs = self.decoder.choose_results(1, request.sampling, request.top_logprobs)
             start = time.perf_counter()
             scores = run.prefill([row.prompt[row.reused :]], outputs=outputs)
             while True:
@@ -123,4 +124,9 @@ class GenerationLoop:
         """Return a run of batch 1 for a row, and how many tokens of its prompt it holds."""
         if request.reuse_prompt:
             return self.reuse.run(row.history, lambda: self.decoder.start(1, self.max_length))
-        return nullcontext((self.decoder.start(1, self.count_capacity([row], request)), 0))
+        return nullcontext((self._start([row], request), 0))
+
+    def _start(self, rows: Sequence[Row], request: GenerationRequest) -> DecoderRun:
+        """Return a run for rows that keep nothing for a later call."""
+        capacity = self.count_capacity(rows, request)
+        return self.decoder.start(len(rows), self.decoder.widen(len(rows), capacity, self.max_length))

@@ -140,10 +140,11 @@ class TranslationLoop:
         run = self.decoder.start(1, len(target), self.encoder.prepare([source]))
         ids = np.asarray([[self.start, *target[:-1]]], np.int64)
         results = run.run_graph(ids, np.ones_like(ids, bool), [0], self.attentions)
+        looks = [results[name][:, :, : len(target), : len(source)] for name in self.attentions]
         return Alignment(
             tuple(self.source_tokenizer.spell_all(list(source))),
             tuple(self.target_tokenizer.spell_all(list(target))),
-            np.concatenate([results[name] for name in self.attentions]).astype(np.float32),
+            np.concatenate(looks).astype(np.float32),
         )
 
     def make_chunks(
@@ -166,7 +167,8 @@ class TranslationLoop:
     def start_run(self, sources: Sequence[Sequence[int]], search: Search) -> DecoderRun:
         """Return a run whose rows are the beams of some sources."""
         rows = len(sources) * search.num_beams
-        return self.decoder.start(rows, search.max_new_tokens, self.encoder.prepare(sources))
+        capacity = self.decoder.widen(rows, search.max_new_tokens)
+        return self.decoder.start(rows, capacity, self.encoder.prepare(sources))
 
     def limit_batch(self, search: Search, source_tokens: int, limit: int) -> int:
         """Return how many sources of a length, `limit` at most, fit memory_limit; refuse where none does."""

@@ -19,13 +19,16 @@ from ..decoding.cache_shapes import find_cache_shape
 from ..decoding.decoder import pad
 from ..decoding.state import Context, PendingContext
 from ..errors import ManifestError
+from ..memory_budget import MemoryBudget
 
 
 class SourceEncoder(GraphRunner):
     """An opened encoder graph whose outputs are the keys and values of the decoder's layers."""
 
-    def __init__(self, program: Program, artifact: Artifact, decoder: Artifact) -> None:
-        super().__init__(program, artifact)
+    def __init__(
+        self, program: Program, artifact: Artifact, decoder: Artifact, budget: MemoryBudget | None = None
+    ) -> None:
+        super().__init__(program, artifact, budget)
         self.reads = pair_cross_tensors(artifact, decoder)
         self.mask = decoder.input("source_mask").name
         self.max_batch = artifact.axis("batch").max
@@ -38,7 +41,7 @@ class SourceEncoder(GraphRunner):
     def find_width(self, sources: Sequence[Sequence[int]]) -> int:
         """Return how many tokens sources are padded to."""
         longest = max(len(source) for source in sources)
-        if not self.program.captures_steps:
+        if not self.program.captures_steps or self.budget.limit is not None:
             return longest
         return find_bucket(longest, self.artifact.axis("tokens").max)
 

@@ -96,9 +96,10 @@ class Translator(BatchedModel):
         weight_bytes = manifest.count_weight_bytes(encoder, decoder)
         with open_programs(engine, bundle, encoder, decoder) as programs:
             tokenizers = open_tokenizers(bundle)
+        budget = MemoryBudget(request.memory_limit, weight_bytes)
         return cls(
-            SourceEncoder(programs[0], encoder, decoder),
-            Decoder(programs[1], decoder, MemoryBudget(request.memory_limit, weight_bytes)),
+            SourceEncoder(programs[0], encoder, decoder, budget),
+            Decoder(programs[1], decoder, budget),
             tokenizers,
             defaults,
             max_length=max_length,

@@ -166,13 +166,14 @@ def test_errors_are_one_line(own_bundle: Path, tmp_path: Path) -> None:
 
 
 def test_nodes_that_compute_on_the_cpu_beside_a_gpu_are_counted(capsys: pytest.CaptureFixture[str]) -> None:
-    nodes = {"gpu": 200, "cpu_shapes": 3, "cpu_others": 12}
+    nodes = {"gpu": 200, "cpu_shapes": 3, "cpu_others": 12, "captured": 2, "captured_bytes": 1_234_567}
     none: dict[str, Any] = {"bandwidth_share": None, "peak_rss_mb": None}
     file = io.StringIO()
     found = result(3.0, 4.0, backend="ort-cuda", nodes=nodes, **none)
     Console(width=80, file=file).print(*make_bench_tables(found, None))
     text = file.getvalue()
     assert "on CPU" in text and text.count("12 of 215") == 2 and "On CPU: nodes that compute there" in text
+    assert "CUDA graphs captured: fp32 2 (1.2 MB), fp16 2 (1.2 MB)." in text
     assert max(map(len, text.splitlines())) <= 80
     print_tables(make_bench_tables(result(3.0, 4.0), None))
     assert "on CPU" not in capsys.readouterr().out

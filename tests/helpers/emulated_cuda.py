@@ -73,13 +73,18 @@ class EmulatedCuda(ModuleType):
         self.lock = threading.RLock()  # of the threads that use it at the same time
         self.sessions: list[Any] = []  # of ONNX Runtime
         self.fails_to_capture = False
+        self.graph_bytes = 0  # of ONNX Runtime's captured graphs
         self.capturing_thread: int | None = None  # whose capture ends where another thread calls
 
     def __getattribute__(self, name: str) -> Any:
         if name.startswith("cuda"):
             self.calls.append(name)
-            assert self.capturing_thread in (None, threading.get_ident()), f"{name} during a capture"
+            self.check_no_other_captures(name)
         return super().__getattribute__(name)
+
+    def check_no_other_captures(self, what: str) -> None:
+        """Refuse work of a thread while another one captures."""
+        assert self.capturing_thread in (None, threading.get_ident()), f"{what} during a capture"
 
     @contextlib.contextmanager
     def capturing(self) -> Iterator[None]:
@@ -123,7 +128,7 @@ class EmulatedCuda(ModuleType):
         return sum(len(block) for block in self.blocks.values())
 
     def cudaMemGetInfo(self) -> tuple[Status, int, int]:
-        return OK, self.memory - self.used, self.memory
+        return OK, self.memory - self.used - self.graph_bytes, self.memory
 
     def cudaMalloc(self, size: int) -> tuple[Status, int | None]:
         with self.lock:

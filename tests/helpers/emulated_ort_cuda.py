@@ -39,6 +39,7 @@ ON_HOST = {
     "TopK": [1],
     "Unsqueeze": [1],
 }
+GRAPH_BYTES = 4096  # that a captured graph takes
 WITHOUT = ("MatMulIntegerToFloat",)
 HALVES = (onnx.TensorProto.FLOAT16, onnx.TensorProto.BFLOAT16)  # GroupQueryAttention's on a GPU
 
@@ -142,6 +143,7 @@ class EmulatedSession:
     def __init__(
         self, session: Any, placed: PlacedGraph, cuda: EmulatedCuda, providers: Sequence[Any]
     ) -> None:
+        cuda.check_no_other_captures("a session was opened")
         self.session = session
         self.placed = placed
         self.cuda = cuda
@@ -167,6 +169,7 @@ class EmulatedSession:
         return EmulatedBinding(self.cuda)
 
     def run_with_iobinding(self, binding: EmulatedBinding, options: Any = None) -> None:
+        self.cuda.check_no_other_captures("a session ran")
         number = NO_GRAPH
         if self.settings.get("enable_cuda_graph") == "1":
             number = int(options.get_run_config_entry("gpu_graph_id"))
@@ -204,6 +207,7 @@ class EmulatedSession:
                     inputs[name] = lambda value=value: value
             graphs[number] = captured, inputs
         self.captures += 1
+        self.cuda.graph_bytes += GRAPH_BYTES
 
     def launch(self, binding: EmulatedBinding, inputs: Mapping[str, Any]) -> None:
         stream = int(self.settings["user_compute_stream"])

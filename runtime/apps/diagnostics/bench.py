@@ -77,7 +77,8 @@ class Case:
     # Of the memory bandwidth measured in the same run: the bytes that one step reads at least (each weight
     # once, the cache) over the time between two tokens; None where not known.
     bandwidth_share: float | None
-    # Of that graph in ONNX Runtime on a GPU: its nodes by where they run, as `Placement.to_json` counts them.
+    # Of that graph in ONNX Runtime on a GPU: its nodes by where they run, and its CUDA graphs after the
+    # warm-up, as `Placement.to_json` counts them.
     nodes: dict[str, int] | None = None
 
     @property
