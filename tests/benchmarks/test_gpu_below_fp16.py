@@ -16,15 +16,18 @@ import transformers
 
 from benchmarks.alike import check_alike
 from benchmarks.case import Entry, Work
-from benchmarks.checkpoints import demo
+from benchmarks.checkpoints import TINY, demo
 from benchmarks.child import answer
+from benchmarks.gpu.cases import ORT_CUDA, cases
 from benchmarks.gpu.judge import judge_answers, read_rounding
-from benchmarks.gpu.measure import find_bundle, judgement
+from benchmarks.gpu.measure import find_bundle, judgement, min_cosine
 from benchmarks.gpu.systems import genai as genai_system
 from benchmarks.gpu.systems import planforge as planforge_system
 from benchmarks.measure import Run
 from benchmarks.systems import system_named
 from benchmarks.systems.system import Skip
+from benchmarks.texts import gpt2_prompts
+from planforge.exporter.limits import CAPS
 from planforge.exporter.reference_model import replace_conv1d
 from planforge.runtime.text.tokenizer import Tokenizer
 
@@ -204,3 +207,57 @@ def test_a_peer_or_precision_that_is_not_here_is_skipped_with_its_reason(
 def test_a_gpu_too_old_for_a_precision_is_skipped(prepared: Mapping[str, Path]) -> None:
     with emulated_ort_cuda(sm="sm75"), pytest.raises(Skip, match="sm80"):
         planforge_system.SYSTEM.generate(prepared["fp16-kv8"], "fp16-kv8", 1, {"backend": "ort-cuda"})
+
+
+# Encoders, and long prompts
+
+
+def test_an_encoder_runs_captured_in_int8_too(tmp_path: Path) -> None:
+    planforge_system.export_bundle(demo("bert-demo"), tmp_path / "bert", "int8", "cuda", 2)
+    rows = tuple(tuple(int(i) for i in row) for row in np.random.default_rng(0).integers(200, 2000, (2, 16)))
+    asked = as_json(Work("embed", ("",) * 2, rows))
+    with emulated_ort_cuda():
+        session: Any = planforge_system.SYSTEM.embed(tmp_path / "bert", "int8", 1, {"backend": "ort-cuda"})
+        states = [session.run(asked, lambda: None).astype(np.float32) for _ in range(2)]
+        assert session.figures()["captured"] > 0
+        session.encoder.close()
+    model = transformers.AutoModel.from_pretrained(demo("bert-demo"), dtype=torch.float32)
+    with torch.inference_mode():
+        exact = model(input_ids=torch.tensor(asked["prompts"])).last_hidden_state.flatten(1).numpy()
+    for each in states:
+        assert min_cosine(each, exact) > 1 - CAPS["int8"]["cosine_gap"]
+        assert min_cosine(each[::-1], exact) < 1 - CAPS["int4"]["cosine_gap"]
+
+
+def test_prompts_of_2048_tokens_fit_their_checkpoint(tmp_path: Path) -> None:
+    TINY["gpt2-124m-4k"](tmp_path / "checkpoint")
+    planforge_system.export_bundle(tmp_path / "checkpoint", tmp_path / "bundle", "fp16", "cuda", 1)
+    long = cases(new=4)["gpt2-124m-long"].entries[ORT_CUDA].work
+    with emulated_ort_cuda():
+        session: Any = planforge_system.SYSTEM.generate(
+            tmp_path / "bundle", "fp16", 1, {"backend": "ort-cuda"}
+        )
+        result = session.run(as_json(long), lambda: None)
+        did = session.did(as_json(long))
+        session.model.close()
+    assert did["prompts"] == [list(prompt) for prompt in long.prompts] and len(did["prompts"][0]) == 2048
+    judged = judge_answers(str(tmp_path / "checkpoint"), "generate", long.prompts, {"it": result}, "cpu")
+    assert judged["it"]["alike"] and len(result[0]) == 4
+
+
+def test_what_int4_loses_of_a_random_model_is_no_fault(tmp_path: Path) -> None:
+    checkpoint = TINY["gpt2-124m"](tmp_path / "checkpoint")
+    planforge_system.export_bundle(checkpoint, tmp_path / "bundle", "int4", "cuda", 1)
+    texts, prompts = gpt2_prompts(1, 32)
+    with emulated_ort_cuda():
+        settings = {"backend": "ort-cuda"}
+        session: Any = planforge_system.SYSTEM.generate(tmp_path / "bundle", "int4", 1, settings)
+        rows = session.run(as_json(Work("generate", texts, prompts, NEW)), lambda: None)
+        session.model.close()
+
+    def told(bundles: Mapping[str, tuple[str, str]]) -> dict[str, Any]:
+        given = (str(checkpoint), "generate", prompts, {"it": rows}, "cpu", bundles)
+        return judge_answers(*given)["it"]
+
+    assert told({"it": (str(tmp_path / "bundle"), "int4")})["alike"]
+    assert not told({})["alike"]  # by fp16's error from the checkpoint's own scores
