@@ -158,19 +158,22 @@ build/gpu-site/.ready:
 	@touch $@
 
 # PyTorch is the default index's, with CUDA; .venv stays as it is. Of ONNX Runtime's packages only one may be
-# installed, and what export needs brings the CPU's. Without TensorRT the rest is measured, and the report says so.
+# installed, and what export needs brings the CPU's. Without TensorRT or onnxruntime-genai, whose wheels are for
+# CUDA 13, the rest is measured, and the report says so.
 build/gpu-venv/.ready: pyproject.toml setup.py constraints.txt
 	@nvidia-smi > /dev/null 2>&1 || { echo "make gpu needs an NVIDIA GPU and its driver; nvidia-smi finds none"; exit 1; }
 	@echo "Installing PyTorch, ONNX Runtime and TensorRT for CUDA into build/gpu-venv (several GB, once) ..."
 	@$(PYTHON) -m venv --clear build/gpu-venv
 	@build/gpu-venv/bin/pip $(INSTALL) -e '.[dev]'
-	@build/gpu-venv/bin/pip uninstall -q -y onnxruntime
+	@build/gpu-venv/bin/pip uninstall -q -y onnxruntime onnxruntime-genai
 	@case "$$(nvidia-smi | sed -n 's/.*CUDA.* Version: *\([0-9]*\).*/\1/p')" in \
 	  12) set -- 'onnxruntime-gpu[cuda,cudnn]<1.27' 'cuda-bindings==12.*' tensorrt-cu12;; \
-	  *) set -- 'onnxruntime-gpu[cuda,cudnn]' 'cuda-bindings==13.*' tensorrt;; \
+	  *) set -- 'onnxruntime-gpu[cuda,cudnn]' 'cuda-bindings==13.*' tensorrt onnxruntime-genai-cuda;; \
 	esac; \
 	pip="build/gpu-venv/bin/pip install -q --disable-pip-version-check"; \
-	$$pip "$$1" "$$2" && { $$pip "$$3" || echo "$$3 could not be installed: make gpu goes without it"; }
+	$$pip "$$1" "$$2" && shift 2 && for peer; do \
+	  $$pip "$$peer" || echo "$$peer could not be installed: make gpu goes without it"; \
+	done
 	@touch $@
 
 .PHONY: docs

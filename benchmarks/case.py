@@ -44,7 +44,7 @@ class Work:
 
 @dataclass(frozen=True)
 class Entry:
-    """One system at one piece of work; entries that differ in work and label alone share a process.
+    """One system at one piece of work; entries that differ in work, label and varies alone share a process.
 
     Attributes:
         system: the name of a module in systems/.
@@ -54,6 +54,7 @@ class Entry:
         settings: of the session; a text generator is told "tokens" and "batch", the most of any work.
         graphs: a system whose files this one is prepared from, in addition to the checkpoint.
         label: put behind the system's name and precision.
+        varies: as of a case, in this entry alone.
     """
 
     system: str
@@ -65,6 +66,7 @@ class Entry:
     settings: Mapping[str, Any] = field(default_factory=dict)
     graphs: str = ""
     label: str = ""
+    varies: Mapping[str, str] = field(default_factory=dict)
 
     @property
     def process(self) -> str:

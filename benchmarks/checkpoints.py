@@ -278,6 +278,7 @@ published = partial(llama, dtype="bfloat16")
 DEMOS = ("bert-demo", "gpt2-demo", "llama-demo")
 RANDOM: dict[str, Callable[[Path], Path]] = {
     "gpt2-124m": gpt2,
+    "gpt2-124m-4k": partial(gpt2, n_positions=4096),
     "gpt2-medium": partial(gpt2, n_embd=1024, n_layer=24, n_head=16),
     "gpt2-large": partial(gpt2, n_embd=1280, n_layer=36, n_head=20),
     "gpt2-xl": partial(gpt2, n_embd=1600, n_layer=48, n_head=25),
@@ -311,6 +312,7 @@ TINY_T5: Mapping[str, Any] = {
 # Shapes of the same names that take no time, to see that every case runs.
 TINY: dict[str, Callable[[Path], Path]] = {
     **dict.fromkeys(("gpt2-124m", "gpt2-medium", "gpt2-large", "gpt2-xl"), partial(gpt2, **TINY_GPT2)),
+    "gpt2-124m-4k": partial(gpt2, n_positions=4096, **TINY_GPT2),
     "bert-base": partial(
         bert_base, hidden_size=64, num_hidden_layers=2, num_attention_heads=2, intermediate_size=128
     ),

@@ -213,7 +213,8 @@ def compare_work(case: Case, runs: Mapping[str, Run]) -> None:
     if not runs:
         return
     allowed = {
-        name: {**case.varies, **system_named(run.entry.system).differences} for name, run in runs.items()
+        name: {**case.varies, **system_named(run.entry.system).differences, **run.entry.varies}
+        for name, run in runs.items()
     }
     for name, run in runs.items():
         wanted = run.entry.work.new_tokens

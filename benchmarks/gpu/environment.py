@@ -16,8 +16,9 @@ def environment(gpu: Gpu) -> dict[str, Any]:
     """Return as plain JSON the GPU, its driver, clocks and limits, the available backends, and versions."""
     facts = doctor.examine()
     versions = {"planforge": facts.planforge}
-    with contextlib.suppress(importlib.metadata.PackageNotFoundError):
-        versions["transformers"] = importlib.metadata.version("transformers")
+    for package in ("transformers", "onnxruntime-genai-cuda"):
+        with contextlib.suppress(importlib.metadata.PackageNotFoundError):
+            versions[package] = importlib.metadata.version(package)
     versions |= {name: version for package in facts.packages for name, version in package.versions.items()}
     return {
         "gpu": {

@@ -13,6 +13,8 @@ from typing import Any
 
 import numpy as np
 
+from planforge.exporter.limits import CAPS
+from planforge.exporter.precisions import PRECISIONS
 from planforge.runtime.apps.diagnostics.bench import compute_percentiles
 
 from ..alike import UnlikeWorkError
@@ -26,7 +28,6 @@ from .nvidia import used_mb
 from .yardstick import encoder_flops, step_bytes
 
 WARM = 2  # pieces of work before any counts: the second still records CUDA graphs
-MIN_COSINE = 0.999  # of an encoder's results in fp16 to PyTorch's
 Bounds = Mapping[str, Any]
 
 
@@ -124,6 +125,7 @@ def figures(run: Run, bounds: Bounds) -> dict[str, Any]:
     seconds = [answer["seconds"] for answer in run.answers]
     stamps = [answer["stamps"] for answer in run.answers]
     found: dict[str, Any] = {"ms": compute_percentiles([1e3 * value for value in seconds])}
+    found |= run.answers[-1]["figures"]
     if not work.new_tokens:
         found["texts_per_s"] = round(len(work.prompts) / float(np.median(seconds)), 1)
         flops = encoder_flops(checkpoint, work)
@@ -137,7 +139,7 @@ def figures(run: Run, bounds: Bounds) -> dict[str, Any]:
         gaps = [1e3 * gap for stamp in stamps for gap in np.diff(stamp)]
         found["ttft_ms"] = compute_percentiles([1e3 * stamp[0] for stamp in stamps])
         found["inter_token_ms"] = compute_percentiles(gaps)
-        read = step_bytes(checkpoint, work)
+        read = step_bytes(checkpoint, work, run.entry.precision)
         if read is not None:
             rate = read / (float(np.median(gaps)) / 1e3) / 1e9
             found["bandwidth_share"] = round(rate / bounds["copy_gb_per_s"], 3)
@@ -154,7 +156,8 @@ def compare(runs: Mapping[str, Run], entries: dict[str, dict[str, Any]], device:
         for name, run in runs.items():
             assert run.vectors is not None
             cosine = min_cosine(np.load(run.vectors).astype(np.float32), wanted)
-            entries[name] |= {"cosine_min": round(cosine, 5), "alike": cosine >= MIN_COSINE}
+            least = 1 - CAPS[run.entry.precision]["cosine_gap"]  # what an export may lose
+            entries[name] |= {"cosine_min": round(cosine, 5), "alike": cosine >= least}
         return
     judged = judgement(runs, device)
     for name, run in runs.items():
@@ -177,6 +180,7 @@ def judgement(runs: Mapping[str, Run], device: str) -> dict[str, dict[str, Any]]
         "prompts": first.entry.work.prompts,
         "answers": {name: run.warm["result"] for name, run in runs.items()},
         "device": device,
+        "bundles": {name: bundle for name, run in runs.items() if (bundle := find_bundle(run))},
     }
     command = [sys.executable, "-m", f"{__package__}.judge"]
     done = subprocess.run(
@@ -184,3 +188,12 @@ def judgement(runs: Mapping[str, Run], device: str) -> dict[str, dict[str, Any]]
     )
     answer: dict[str, dict[str, Any]] = json.loads(done.stdout.splitlines()[-1])
     return answer
+
+
+def find_bundle(run: Run) -> tuple[str, str] | None:
+    """Return the bundle that an entry with rounded weights or cache was made of, and its precision."""
+    precision = run.entry.precision
+    if not PRECISIONS[precision].is_quantized:
+        return None
+    beside = run.prepared.folder / "bundle"  # of a package
+    return str(beside if beside.exists() else run.prepared.folder), precision

@@ -20,6 +20,7 @@ COLUMNS = (
     ("texts/s", "texts_per_s", "", "{:,.0f}"),
     ("of memory bandwidth", "bandwidth_share", "", "{:.0%}"),
     ("of the matrix rate", "matrix_share", "", "{:.0%}"),
+    ("captured graphs", "captured", "", "{:,}"),
     ("device MB", "device_mb", "", "{:,.0f}"),
     ("same tokens", "same_tokens", "", "{:.0%}"),
     ("least cosine", "cosine_min", "", "{:.4f}"),
@@ -84,6 +85,8 @@ def remarks(case: Result) -> Iterator[str]:
     for name, figures in case["entries"].items():
         if not figures["alike"]:
             yield f"**{name} does not compute this model**: {unlike(figures)}"
+        if figures.get("captured") == 0:
+            yield f"{name} replayed no CUDA graph: each kernel was launched"
     for name, reason in case["skipped"].items():
         yield f"without {name}: {reason}"
 
@@ -95,9 +98,8 @@ def unlike(figures: Result) -> str:
     judge = figures["judge"]
     if judge["worst"] is None:
         return "a token of its answers has no score, or may not be chosen"
-    return (
-        f"a token of its answers is {judge['worst']:.3g} below the best, fp16 explains {judge['limit']:.3g}"
-    )
+    worst = f"a token of its answers is {judge['worst']:.3g} below the best"
+    return f"{worst}, rounding explains {judge['limit']:.3g}"
 
 
 def target_row(target: Result) -> list[str]:

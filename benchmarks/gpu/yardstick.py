@@ -9,17 +9,20 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
+from planforge.exporter.precisions import PRECISIONS
+
 from ..case import Work
 
-FP16 = 2  # bytes
+HALF = 16  # bits
 UNREAD = ("wpe.", "embed_positions.", "encoder_attn.k_proj", "encoder_attn.v_proj")  # a row, or once a text
 
 
-def step_bytes(checkpoint: Path, work: Work) -> int | None:
-    """Return the bytes one decoding step reads in fp16: all weights, half the cache; None for an encoder.
+def step_bytes(checkpoint: Path, work: Work, precision: str = "fp16") -> int | None:
+    """Return the bytes one decoding step reads: all weights, half the cache; None for an encoder.
 
-    A tied embedding counts once, as the output layer reads all of it, and of the keys and values of a
-    translation's source their own size, not the weights that made them.
+    Biases are in fp16, and so is the cache unless the precision rounds it. Scales are not counted, nor that a
+    table may keep more bits than the rest. A tied embedding counts once, as the output layer reads all of it,
+    and of the keys and values of a translation's source their own size, not the weights that made them.
     """
     config = read_config(checkpoint)
     shapes = tensor_shapes(checkpoint)
@@ -31,9 +34,12 @@ def step_bytes(checkpoint: Path, work: Work) -> int | None:
         width = config["decoder_layers"] * config["d_model"]
     else:
         return None
-    weights = sum(math.prod(s) for name, s in read.items() if not any(part in name for part in UNREAD))
+    kind = PRECISIONS[precision]
+    bits = {2: kind.weight_bits or HALF}  # by the number of axes: of matrices
+    kept = [s for name, s in read.items() if not any(part in name for part in UNREAD)]
+    weights = sum(math.prod(shape) * bits.get(len(shape), HALF) for shape in kept)
     tokens = sum(len(prompt) + work.new_tokens // 2 for prompt in work.prompts)
-    return FP16 * (weights + 2 * int(width) * tokens)
+    return (weights + 2 * int(width) * tokens * (kind.cache_bits or HALF)) // 8
 
 
 def encoder_flops(checkpoint: Path, work: Work) -> int | None:

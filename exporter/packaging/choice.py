@@ -10,6 +10,7 @@ from ...runtime.bundle.export_again import suggest_export_again
 from ...runtime.errors import InputError
 from ...runtime.suggest import did_you_mean
 from ...runtime.text.piece_tokenizer import PIECES
+from ..precisions import PRECISIONS
 from .encoders import check_heads
 from .recipes import Recipe
 
@@ -68,8 +69,8 @@ def check_model(bundle: Bundle, recipe: Recipe) -> None:
 
 
 def tell_export(bundle: Bundle, precisions: Sequence[str]) -> str:
-    """Return the command that exports these precisions of the dialect; fp16 is for a GPU alone."""
-    targets = ["cuda" if precision == "fp16" else "cpu" for precision in precisions]
+    """Return the command that exports these precisions of the dialect; those in fp16 are for a GPU alone."""
+    targets = ["cuda" if PRECISIONS[precision].is_half else "cpu" for precision in precisions]
     again = suggest_export_again(bundle, precisions=precisions, targets=targets)
     if not bundle.manifest.source.get("exporter"):
         return again

@@ -117,5 +117,5 @@ def describe_search(manifest: Manifest) -> dict[str, Any]:
 
 
 def choose_providers(artifact: Artifact) -> list[dict[str, Any]]:
-    """Return the engines that genai tries before the CPU: fp16 is for a GPU."""
-    return [{"cuda": {}}] if artifact.precision == "fp16" else []
+    """Return the engines that genai tries before the CPU: graphs that compute in fp16 are for a GPU."""
+    return [{"cuda": {}}] if artifact.is_half else []

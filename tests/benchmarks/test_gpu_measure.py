@@ -101,6 +101,11 @@ def test_what_a_step_of_gpt2_reads(tmp_path: Path) -> None:
     assert step_bytes(folder, work) == 2 * (weights + cache)
     assert step_bytes(folder, replace(work, prompts=((0,) * 128,) * 64)) == 2 * (weights + 64 * cache)
     assert encoder_flops(folder, work) is None
+    matrices = 50257 * 768 + 12 * 12 * 768 * 768
+    rest = weights - matrices  # norms and biases
+    assert step_bytes(folder, work, "int8") == matrices + 2 * (rest + cache)
+    assert step_bytes(folder, work, "int4") == matrices // 2 + 2 * (rest + cache)
+    assert step_bytes(folder, work, "fp16-kv8") == 2 * weights + cache
 
 
 def test_what_a_step_of_marian_reads(tmp_path: Path) -> None:
@@ -194,9 +199,16 @@ def fakes(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Callable[
                 on_meta(folder, transformers.GPT2LMHeadModel(transformers.GPT2Config(**config)))
             return folder
 
-    def run(work: Work, checkpoint: str = "any", device_gb: float = 80.0, **hows: str) -> dict[str, Any]:
+    def run(
+        work: Work, checkpoint: str = "any", device_gb: float = 80.0, varies: Any = None, **hows: str
+    ) -> dict[str, Any]:
+        own = varies or {}
         entries = {
-            name: Entry("fake_gpu.system", "fp16", checkpoint, work, settings={"how": how})
+            name: Entry(
+                *("fake_gpu.system", "fp16", checkpoint, work),
+                settings={"how": how},
+                varies=own.get(name, {}),
+            )
             for name, how in hows.items()
         }
         case = Case("fakes", "gpu", "Fakes", entries)
@@ -250,6 +262,21 @@ def test_unlike_work_is_refused(fakes: Callable[..., dict[str, Any]]) -> None:
     assert result["entries"] == {} and "cache of one is 'fp16', of two 'fp32'" in str(result["refused"])
 
 
+def test_an_entrys_own_difference_excuses_no_other(
+    fakes: Callable[..., dict[str, Any]], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    fine = {"alike": True, "worst": 0.0, "limit": 0.1, "flips": 0}
+    monkeypatch.setattr(gpu_measuring, "judgement", lambda runs, device: dict.fromkeys(runs, fine))
+    result = fakes(
+        GENERATION, varies={"two": {"cache": "is measured"}}, one="well", two="other cache", three="well"
+    )
+    assert result["refused"] is None and list(result["entries"]) == ["one", "two", "three"]
+    result = fakes(
+        GENERATION, varies={"three": {"cache": "is measured"}}, one="well", two="other cache", three="well"
+    )
+    assert "cache of one is 'fp16', of two 'fp32'" in str(result["refused"])
+
+
 def test_other_vectors_are_marked(fakes: Callable[..., dict[str, Any]]) -> None:
     result = fakes(Work("embed", ("", ""), ((1, 2), (3, 4))), one="well", two="turned")
     one, two = result["entries"].values()
@@ -263,5 +290,5 @@ def test_other_vectors_are_marked(fakes: Callable[..., dict[str, Any]]) -> None:
 def test_a_model_that_does_not_fit_the_gpu_is_not_tried(fakes: Callable[..., dict[str, Any]]) -> None:
     result = fakes(GENERATION, "gpt2-xl", 24.0, one="well")
     assert (
-        result["refused"] == "all together needs 32 GB on the device, it has 24.0" and not result["entries"]
+        result["refused"] == "all together needs 48 GB on the device, it has 24.0" and not result["entries"]
     )

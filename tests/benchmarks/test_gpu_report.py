@@ -15,12 +15,13 @@ import pytest
 
 from benchmarks.gpu import __main__ as command
 from benchmarks.gpu import nvidia
-from benchmarks.gpu.cases import COPIES, EAGER, ORT_CUDA, RTX, TENSORRT, cases
+from benchmarks.gpu.cases import COPIES, EAGER, GENAI, ORT_CUDA, RTX, TENSORRT, cases
 from benchmarks.gpu.environment import environment, same_machine
 from benchmarks.gpu.report import report
 from benchmarks.gpu.systems.planforge import TARGETS as TARGETS_OF_EXPORT
 from benchmarks.gpu.targets import TARGETS, Target, judge_target, verdicts
 from benchmarks.systems import system_named
+from planforge.exporter.precisions import PRECISIONS
 from planforge.exporter.targets import find_target
 from planforge.runtime.backends.cuda_memory import Gpu
 
@@ -91,6 +92,33 @@ def test_targets_are_met_or_missed_by_ratios_and_limits() -> None:
     assert found(one, ORT_CUDA, None, run)["met"] is False
 
 
+def test_xl_in_int4_is_judged_by_fp16() -> None:
+    xl = "gpt2-xl-b1"
+    int4 = f"{ORT_CUDA} int4"
+    run = {xl: case({ORT_CUDA: decoding(2.6, 380.0), int4: decoding(2.0, 490.0)})}
+    assert found(xl, int4, (xl, ORT_CUDA), run)["met"] is True  # 1.3 times
+    run[xl]["entries"][int4] = decoding(2.1, 470.0)
+    assert found(xl, int4, (xl, ORT_CUDA), run)["met"] is False
+    run[xl] = case({ORT_CUDA: decoding(2.6, 380.0)}, skipped={int4: "this GPU is too old"})
+    assert found(xl, int4, (xl, ORT_CUDA), run)["why"] == f"{int4}: this GPU is too old"
+
+
+def test_the_report_says_whether_steps_ran_captured() -> None:
+    one = {EAGER: decoding(2.0, 400.0), ORT_CUDA: decoding(0.5, 1900.0, captured=3)}
+    run = {"gpt2-124m-b1": case({**one, f"{ORT_CUDA} int4": decoding(0.9, 900.0, captured=0)})}
+    about = {
+        **{"gpu": {"name": "G", "sm": "sm90", "memory_gb": 1, "nvidia_smi": {}}, "driver": "580.1"},
+        **{"cuda": "13.0", "cpu": "C", "system": "S", "python": "3.12", "versions": {}},
+    }
+    text = report({"environment": about, "cases": run, "targets": []})
+    lines = [[cell.strip() for cell in line.split("|")] for line in text.splitlines() if line[:1] == "|"]
+    column = lines[0].index("captured graphs")
+    captured = {cells[1]: cells[column] for cells in lines if cells[1].startswith("P")}
+    assert captured == {EAGER: "", ORT_CUDA: "3", f"{ORT_CUDA} int4": "0"}
+    assert f"- {ORT_CUDA} int4 replayed no CUDA graph: each kernel was launched" in text
+    assert f"{ORT_CUDA} replayed" not in text and f"{EAGER} replayed" not in text
+
+
 def test_what_cannot_be_judged_says_why() -> None:
     one = "gpt2-124m-b1"
     run = made_up()
@@ -115,7 +143,7 @@ def test_what_cannot_be_judged_says_why() -> None:
 
 def test_every_target_names_what_a_case_measures() -> None:
     known = cases()
-    assert len(TARGETS) == 17 + 2 * len(known)
+    assert len(TARGETS) == 18 + 2 * len(known)
     for target in TARGETS:
         for name, entry in ((target.case, target.entry), *([target.against] if target.against else ())):
             assert entry in known[name].entries
@@ -134,7 +162,24 @@ def test_cases_name_systems_that_there_are_and_the_same_work() -> None:
         works = {json.dumps(entry.work.to_json()) for entry in each.entries.values()}
         assert len(works) == 1
         for entry in each.entries.values():
-            assert system_named(entry.system).classes[entry.precision] == "fp16"
+            kind = PRECISIONS[entry.precision]
+            own = {8: "8-bit", 4: "4-bit"}.get(kind.weight_bits or 16, "fp16")
+            assert system_named(entry.system).classes[entry.precision] == own
+            rounded = {"precision": kind.weight_bits, "cache": kind.cache_bits}
+            assert set(entry.varies) == {part for part, bits in rounded.items() if bits}
+
+
+def test_the_cases_have_precisions_below_fp16_a_peer_and_long_prompts() -> None:
+    known = cases()
+    for name in ("gpt2-124m-b1", "gpt2-124m-long", "gpt2-xl-b1"):
+        of = {entry: made.precision for entry, made in known[name].entries.items()}
+        caches = () if name == "gpt2-xl-b1" else ("fp16-kv8", "int8-kv8")
+        for precision in ("int8", "int4", *caches):
+            assert of[f"{ORT_CUDA} {precision}"] == precision
+        assert [of.get(f"{GENAI}{end}") for end in ("", " int8", " int4")] == ["fp16", "int8", "int4"]
+    long = known["gpt2-124m-long"].entries[ORT_CUDA].work
+    assert [len(prompt) for prompt in long.prompts] == [2048]
+    assert {f"{ORT_CUDA} int8", f"{ORT_CUDA} int4"} < set(known["bert-base-b1"].entries)
 
 
 def test_plans_and_graphs_are_exported_for_the_engine_that_runs_them() -> None:

@@ -17,7 +17,7 @@ from planforge.runtime.bundle.manifest import Artifact, TensorSpec
 
 from ...systems.planforge import PlanForge
 from ...systems.system import Session, Skip, Tick
-from .planforge import FP16, export_bundle, require
+from .planforge import CACHES, export_bundle, require
 from .states import STATES, Rows
 
 CUDA = "CUDAExecutionProvider"
@@ -46,14 +46,22 @@ class Copies(PlanForge):
         return Translator(Graphs(Bundle.open(model), precision, settings.get("provider", CUDA)))
 
 
+def preload_libraries() -> None:
+    """Load CUDA's libraries out of pip's packages, where ONNX Runtime does not look by itself."""
+    import onnxruntime
+
+    if hasattr(onnxruntime, "preload_dlls"):
+        onnxruntime.preload_dlls()
+
+
 class Graphs:
     """A bundle's `portable` graphs of one precision in sessions of ONNX Runtime."""
 
     def __init__(self, bundle: Bundle, precision: str, provider: str) -> None:
         import onnxruntime
 
-        if provider == CUDA and hasattr(onnxruntime, "preload_dlls"):
-            onnxruntime.preload_dlls()  # CUDA's libraries out of pip's packages
+        if provider == CUDA:
+            preload_libraries()
         self.manifest = bundle.manifest
         self.artifacts: dict[str, Artifact] = {
             artifact.graph: artifact
@@ -149,7 +157,7 @@ class Generator:
             "beams": 1,
             "prefill_logit_rows": len(work["prompts"]),
             "eos": "off",
-            "cache": FP16[self.loop.past[0].dtype],
+            "cache": CACHES[self.loop.past[0].dtype],
         }
 
 

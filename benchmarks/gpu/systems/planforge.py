@@ -11,20 +11,22 @@ import numpy as np
 from planforge.runtime import load
 from planforge.runtime.apps.diagnostics import doctor
 from planforge.runtime.apps.diagnostics.packages import DISTRIBUTIONS, find_package
-from planforge.runtime.errors import BackendUnavailableError
+from planforge.runtime.backends.ort_cuda_backend import OrtCudaProgram
+from planforge.runtime.errors import BackendUnavailableError, InputError
 
 from ...systems.planforge import PlanForge, make_on_token
 from ...systems.system import Session, Skip, Tick
 from .states import STATES, Rows
 
 TARGETS = {"ort-cuda": "cuda", "tensorrt-rtx": "rtx", "tensorrt": "tensorrt"}  # of export, by backend
-FP16 = {"float16": "fp16", "float32": "fp32"}
+CACHES = {"float16": "fp16", "float32": "fp32", "int8": "int8"}
+CLASSES = {"fp16": "fp16", "fp16-kv8": "fp16", "int8": "8-bit", "int8-kv8": "8-bit", "int4": "4-bit"}
 
 
 class PlanForgeGpu(PlanForge):
     """PlanForge on a GPU; prepares "backend", "max_batch" and "candidates", if any; runs "backend"."""
 
-    classes: Mapping[str, str] = {"fp16": "fp16"}
+    classes: Mapping[str, str] = CLASSES
 
     def prepare(
         self, checkpoint: Path, kind: str, precision: str, out: Path, settings: Mapping[str, Any]
@@ -60,10 +62,17 @@ def require(backend: str) -> None:
 
 
 def export_bundle(checkpoint: Path, out: Path, precision: str, target: str, max_batch: int) -> None:
+    """Export a checkpoint, with weights rounded to the nearest, as the judge rounds them.
+
+    Raises Skip, with the exporter's words, where it refuses the precision.
+    """
     from planforge.exporter import export
 
-    options: dict[str, Any] = {"max_batch": max_batch, "verify": False, "force": True}
-    export(checkpoint, out, precision=[precision], target=[target], **options)
+    options: dict[str, Any] = {"max_batch": max_batch, "verify": False, "force": True, "quantizer": "rtn"}
+    try:
+        export(checkpoint, out, precision=[precision], target=[target], **options)
+    except InputError as error:
+        raise Skip(f"{precision} can't be exported: {error}") from error
 
 
 def open_bundle(model: Path, precision: str, settings: Mapping[str, Any]) -> Any:
@@ -73,11 +82,21 @@ def open_bundle(model: Path, precision: str, settings: Mapping[str, Any]) -> Any
         raise Skip(str(error)) from error
 
 
+def count_captures(*programs: Any) -> dict[str, int]:
+    """Return how many CUDA graphs ONNX Runtime has captured of a session's programs; nothing for others."""
+    own = [program for program in programs if isinstance(program, OrtCudaProgram)]
+    captured = sum(program.graphs.count for program in own if program.captures_steps)
+    return {"captured": captured} if own else {}
+
+
 class Generator:
     """A greedy generator, in which no token ends a row."""
 
     def __init__(self, model: Any) -> None:
         self.model = model
+
+    def figures(self) -> Mapping[str, int]:
+        return count_captures(self.model.decoder.program)
 
     def run(self, work: Mapping[str, Any], tick: Tick) -> Any:
         answers = self.model.generate(
@@ -98,7 +117,7 @@ class Generator:
             "beams": 1,
             "prefill_logit_rows": len(prompts) if asks_for_rows else sum(map(len, prompts)),
             "eos": "off",
-            "cache": FP16[cache],
+            "cache": CACHES[cache],
         }
 
 
@@ -107,6 +126,9 @@ class Translator:
 
     def __init__(self, model: Any) -> None:
         self.model = model
+
+    def figures(self) -> Mapping[str, int]:
+        return count_captures(self.model.encoder.program, self.model.decoder.program)
 
     def run(self, work: Mapping[str, Any], tick: Tick) -> Any:
         new = work["new_tokens"]
@@ -126,18 +148,25 @@ class Translator:
 
 
 class Encoder:
-    """An encoder that runs its graph once, as `TextEncoder` calls it for a batch."""
+    """An encoder that runs its graph once, as `TextEncoder` calls it for a batch: captured if it can be."""
 
     def __init__(self, model: Any) -> None:
         self.encoder = model.encoder
         self.rows = Rows()
+        self.step: Any = None  # bound at the first work
         self.states = next(s.name for s in model.artifact.outputs if s.name == "last_hidden_state")
+
+    def figures(self) -> Mapping[str, int]:
+        return count_captures(self.encoder.program)
 
     def run(self, work: Mapping[str, Any], tick: Tick) -> np.ndarray[Any, Any]:
         ids = self.rows.of(work)
         values = {"ids": ids, "mask": np.ones_like(ids), "segments": np.zeros_like(ids)}
         inputs = {name: values[role] for role, name in self.encoder.inputs.items()}
-        states: np.ndarray[Any, Any] = self.encoder.program.run(inputs, {}, [self.states])[self.states]
+        if self.step is None:
+            fixed = self.encoder.is_captured(*ids.shape)
+            self.step = self.encoder.program.bind({}, [self.states], fixed=fixed)
+        states: np.ndarray[Any, Any] = self.step(inputs)[self.states]
         return states.reshape(len(ids), -1)
 
     def did(self, work: Mapping[str, Any]) -> dict[str, Any]:
