@@ -11,7 +11,7 @@ from ...runtime.apps.proof.evidence import (
     Proof,
     add_proof,
     list_evidence_files,
-    read_evidence,
+    read_whole_evidence,
     write_evidence,
 )
 from ...runtime.bundle.bundle import Bundle
@@ -27,16 +27,16 @@ def record_proof(folder: Path, proof: Proof) -> None:
 
         def change(now: Manifest) -> Manifest:
             bundle = Bundle(opened.folder, now)
-            return stage_evidence(bundle, now, add_proof(read_evidence(bundle), proof), staging)
+            return stage_evidence(bundle, now, add_proof(read_whole_evidence(bundle), proof), staging)
 
         install_change(staging, opened, change)
 
 
 def prune_evidence(bundle: Bundle, pruned: Manifest, staging: Path) -> Manifest:
     """Return a pruned manifest without the evidence of what it lacks; what is left is staged."""
-    proofs = read_evidence(bundle)
+    proofs = read_whole_evidence(bundle)
     kept = [proof for proof in proofs if proof.file in pruned.files]
-    if len(kept) == len(proofs):
+    if proofs and len(kept) == len(proofs):
         return pruned
     return stage_evidence(bundle, pruned, kept, staging)
 

@@ -19,6 +19,8 @@ def diff(
 ) -> None:
     """Compare two bundles: sizes, precisions and evidence; exit 1 if the new one is worse on the same texts.
 
+    Exit 2 if no evidence of both is of the same texts, so that nothing was compared.
+
     Needs no torch. Times, memory and energy are shown and decide nothing.
     """
     with show_stages():
@@ -35,4 +37,6 @@ def diff(
         print_json({**both, "compared": [pair.to_json() for pair in pairs]})
     else:
         print_tables([make_bundle_table(*sides), *make_pair_tables(pairs, are_asked=True)])
+    if not pairs:
+        raise typer.Exit(2)
     exit_on_regression(pairs)

@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, TypeAlias
 
 import numpy as np
 
+from ...runtime.backends.plan_compatibility import name_option_axes
 from ...runtime.bundle.bundle import Bundle
 from ...runtime.bundle.manifest import Artifact
 from ...runtime.errors import MemoryLimitError
@@ -101,8 +102,12 @@ def check_plan_memory(
     Raises:
         MemoryLimitError: plans of one precision, which run together, need more.
     """
-    batch = lengths.get("batch") or max(graph.axis("batch").max for graph in graphs)
-    length = lengths.get("length") or max(graph.axis("tokens").max for graph in graphs)
+    most = {
+        option: lengths.get(option)
+        or max(graph.axis(name_option_axes(graph)[option]).max for graph in graphs)
+        for option in ("batch", "length")
+    }
+    batch, length = most["batch"], most["length"]
     precisions = {
         name: [graph for graph in graphs if graph.precision == name]
         for name in dict.fromkeys(graph.precision for graph in graphs)
@@ -129,7 +134,7 @@ def check_plan_memory(
         raise MemoryLimitError(
             f"a plan in {name} needs about {sum(need.values()) / 1e6:.1f} MB on the GPU for {batch} x"
             f" {length} tokens: {parts}; --max-memory is {limit / 1e6:.1f} MB."
-            f" {'; '.join(hints) or 'Nothing smaller of this bundle would fit'}",
+            f" {'; '.join(hints) or 'No smaller batch or length alone would fit'}",
             needed=sum(need.values()),
             limit=limit,
         )

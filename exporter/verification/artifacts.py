@@ -121,8 +121,10 @@ def compare_precision(artifact: Artifact, graph: ir.Graph, is_ours: bool) -> Ite
     if kind.weight_bits and not stored:
         yield f"{label}, and no weight of its graph is kept in {kind.weight_bits} bits"
     has_products = any(weight.rows is not None for weight in stored)
+    if kind.rows is not None and not has_products:
+        yield f"{label}, and no product of its graph reads 8 bits"
     if has_products != bool(artifact.quantization.get("rows")):
-        yield f"quantization.rows and the graph's int8 products do not belong together, and {label}"
+        yield f"quantization.rows and the graph's 8-bit products do not belong together, and {label}"
     caches = [node for node in graph if node.op_type == "GroupQueryAttention"]
     in_int8 = len({node for node, _, scale in list_cache_scales(graph) if scale is not None})
     if in_int8 != (len(caches) if kind.cache_bits else 0):

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 
-from ..bundle.artifact import IN_HALF, Axis
+from ..bundle.artifact import IN_HALF, Artifact, Axis
 from ..bundle.bundle import Bundle
 from ..bundle.export_again import suggest_export_again
 from ..bundle.manifest import Plan
@@ -179,6 +179,15 @@ def make_rebuild_command(
     return command
 
 
+def name_option_axes(artifact: Artifact) -> dict[str, str]:
+    """Return the axes that the options "batch" and "length" of plans set, of a translator its sources'."""
+    names = {axis.name for spec in artifact.inputs for axis in spec.axes if isinstance(axis, Axis)}
+    return {
+        "batch": "sources" if "sources" in names else "batch",
+        "length": "source_tokens" if "source_tokens" in names else "tokens",
+    }
+
+
 def list_shape_options(bundle: Bundle, plan: Plan, limits: Mapping[str, int]) -> Iterator[str]:
     """Yield a plan's precision, where others have plans too, and its --max and --opt, where not the usual."""
     manifest = bundle.manifest
@@ -186,10 +195,7 @@ def list_shape_options(bundle: Bundle, plan: Plan, limits: Mapping[str, int]) ->
     if len({one.precision for one in manifest.artifacts if one.is_half}) > 1:
         yield f"--precision {artifact.precision}"
     axes = {axis.name: axis for spec in artifact.inputs for axis in spec.axes if isinstance(axis, Axis)}
-    names = {
-        "batch": "sources" if "sources" in axes else "batch",
-        "length": "source_tokens" if "source_tokens" in axes else "tokens",
-    }
+    names = name_option_axes(artifact)
     # All profiles of a decoder follow from its prefill's.
     lengths = [p["axes"] for p in plan.profiles if not artifact.keeps_cache or p.get("name") == "prefill"]
     if not lengths or not all(names[o] in axes and names[o] in one for o in names for one in lengths):

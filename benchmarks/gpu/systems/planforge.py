@@ -164,7 +164,7 @@ class Encoder:
         values = {"ids": ids, "mask": np.ones_like(ids), "segments": np.zeros_like(ids)}
         inputs = {name: values[role] for role, name in self.encoder.inputs.items()}
         if self.step is None:
-            fixed = self.encoder.is_captured(*ids.shape)
+            fixed = self.encoder.find_captured_shape(*ids.shape) == ids.shape
             self.step = self.encoder.program.bind({}, [self.states], fixed=fixed)
         states: np.ndarray[Any, Any] = self.step(inputs)[self.states]
         return states.reshape(len(ids), -1)

@@ -6,6 +6,7 @@ N texts
 from __future__ import annotations
 
 import json
+import logging
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, field
 from functools import cached_property
@@ -15,6 +16,8 @@ from ...bundle.bundle import Bundle
 from ...bundle.json_reader import Reader, parse_json
 from ...errors import BundleError, ManifestError
 from .intervals import Interval, find_f1_interval, find_perplexity_interval, find_wilson_interval
+
+log = logging.getLogger("planforge")
 
 PREFIX = "checks/evidence-"  # of its name in a bundle
 FORMAT = 1
@@ -225,6 +228,15 @@ def read_evidence(bundle: Bundle) -> tuple[Proof, ...]:
             raise ManifestError(f"{bundle.folder}: {name} has another format than {FORMAT}; prove again")
         found += (Proof.from_json(value, name) for value in r.get("proofs", list))
     return tuple(proof for proof in found if proof.file in bundle.manifest.files)
+
+
+def read_whole_evidence(bundle: Bundle) -> tuple[Proof, ...]:
+    """Return what `read_evidence` does, or nothing and a warning where that is damaged."""
+    try:
+        return read_evidence(bundle)
+    except BundleError as error:
+        log.warning("%s; it is left out", error)
+        return ()
 
 
 def write_evidence(proofs: Sequence[Proof]) -> str:

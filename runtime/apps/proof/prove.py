@@ -29,7 +29,7 @@ from ..diagnostics.jetson import find_jetson
 from ..diagnostics.machine import find_graphics, find_processor_name
 from ..diagnostics.packages import DISTRIBUTIONS, find_package
 from ..diagnostics.power import PowerMeter
-from .evidence import CLASSIFY, MAX_TEXTS, SCORE, Joules, Proof, read_evidence
+from .evidence import CLASSIFY, MAX_TEXTS, SCORE, Joules, Proof, read_whole_evidence
 from .worker import Work
 
 AT_ONCE = 64  # texts that a process is asked for at a time
@@ -98,7 +98,6 @@ def prove(
     """
     opened = Bundle.open(bundle)
     task = find_task(opened)
-    read_evidence(opened)  # what is damaged is told before anything runs
     path = Path(data)
     progress("reading the texts")
     texts = read_texts(opened, task, path)
@@ -257,7 +256,7 @@ def add_reference(
     known = next(
         (
             old
-            for old in read_evidence(bundle)
+            for old in read_whole_evidence(bundle)
             if (old.artifact, old.backend, old.data["sha256"], old.labels)
             == (artifact.id, CPU, proof.data["sha256"], proof.labels)
         ),

@@ -165,7 +165,8 @@ def test_diff_and_against_exit_1_on_a_regression(own: Path, table: Path, tmp_pat
     """20 of 40 labels are wrong in the new bundle, as a coarse precision could make them."""
     worse = Path(shutil.copytree(own, tmp_path / "worse"))
     assert "first: planforge prove" in error_line("prove", own, "--data", table, "--against", worse)
-    assert planforge("diff", own, worse).stdout.endswith("for each of the two\n")
+    nothing = planforge("diff", own, worse)
+    assert nothing.stdout.endswith("for each of the two\n") and nothing.returncode == 2
     assert planforge("prove", own, "--data", table).returncode == 0
     (proof,) = read_evidence(Bundle.open(own))
     answers = tuple((answer + number % 2) % 3 for number, answer in enumerate(proof.answers))
@@ -246,7 +247,10 @@ def test_strange_evidence_is_named(own: Path, table: Path) -> None:
         for path, content in kept.items():
             path.write_bytes(content)
     next((own / "checks").glob("evidence*")).write_text("{")
-    assert "has 1 bytes, the manifest says" in error_line("prove", own, "--data", table, code=1)
+    assert "has 1 bytes, the manifest says" in error_line("diff", own, own, code=1)
+    again = planforge("prove", own, "--data", table)  # which takes its place
+    assert again.returncode == 0 and "it is left out" in again.stderr
+    assert len(read_evidence(Bundle.open(own))) == 1
 
 
 def test_large_evidence_is_not_read(own: Path, table: Path, monkeypatch: pytest.MonkeyPatch) -> None:
