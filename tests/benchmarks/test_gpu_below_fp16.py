@@ -92,7 +92,7 @@ def test_each_precision_runs_captured_and_says_what_it_did(found: Mapping[str, d
 
 def test_a_step_that_cannot_be_captured_counts_none(prepared: Mapping[str, Path], work: Work) -> None:
     with pytest.MonkeyPatch.context() as patch, emulated_ort_cuda():
-        patch.setattr("planforge.runtime.backends.ort_cuda_backend.MIN_FREE", 2**60)  # no memory is enough
+        patch.setattr("planforge.runtime.backends.captured_step.MIN_FREE", 2**60)  # no memory is enough
         system: Any = system_named(f"{SYSTEMS}.planforge")
         session = system.generate(prepared["int8"], "int8", 1, {"backend": "ort-cuda"})
         session.run(as_json(work), lambda: None)
