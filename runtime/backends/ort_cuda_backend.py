@@ -28,7 +28,7 @@ from .token_choice import TokenChoice, add_candidates, choose_on_host
 log = logging.getLogger("planforge")
 
 PROVIDER = "CUDAExecutionProvider"
-# The better first; those below fp16 where they are asked for.
+# The better first; those below fp16 last.
 PRECISIONS = ("fp16", "fp32", "w8a16", "w4a16", "fp16-kv8", "w8a16-kv8", "w4a16-kv8")
 
 
@@ -81,19 +81,21 @@ class OrtCudaBackend:
 def choose_precision(bundle: Bundle, wanted: str | None, cpu_nodes: bool) -> str:
     """Return the precision to run, or raise an error if the bundle has no graphs in it that run there.
 
-    "int8" and "int4" mean such weights in graphs that compute in fp16.
+    "int8" and "int4" mean such weights in graphs that compute in fp16. The bundle's default comes first where
+    none is wanted, and where it has no graphs for a GPU, as one that was measured on a CPU, the others do.
     """
     manifest = bundle.manifest
     graphs = {artifact.graph for artifact in manifest.artifacts}
-    wanted = IN_HALF.get(wanted, wanted) if wanted else manifest.default_precision
+    wanted = IN_HALF.get(wanted, wanted) if wanted else None
+    default = manifest.default_precision
+    asked = (wanted,) if wanted else (*([IN_HALF.get(default, default)] if default else []), *PRECISIONS)
     misfits = [(a, explain_misfit_on_cuda(a, cpu_nodes)) for a in manifest.artifacts]
-    for precision in PRECISIONS if wanted is None else (wanted,):
+    for precision in asked:
         fitting = [a for a, why in misfits if a.precision == precision and not why]
         right = wanted is not None or precision == "fp32" or all(a.passed for a in fitting)
         if precision in PRECISIONS and right and {a.graph for a in fitting} == graphs:
             return precision
     for artifact, why in misfits:
-        asked = PRECISIONS if wanted is None else (wanted,)
         if why and artifact.dialect in CUDA_DIALECTS and artifact.precision in set(asked) & set(PRECISIONS):
             again = suggest_export_again(bundle, precisions=[artifact.precision], targets=["cuda"])
             raise BackendUnavailableError(f"{why}; {again}")

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import json
 import logging
 import shutil
@@ -307,6 +308,14 @@ def test_precisions_that_are_not_for_it(whole_bundle: Path, demo_bundle: Path) -
             load(demo_bundle, backend="ort-cuda", precision="int8")
         with pytest.raises(InputError, match="device=3 does not exist"):
             load(demo_bundle, backend="ort-cuda", device=3)
+
+
+def test_a_default_for_cpus_does_not_keep_a_bundle_from_the_gpu(bundle: Path) -> None:
+    """As `bench --set-default` writes it on a CPU."""
+    manifest = Bundle.open(bundle).manifest
+    for default, expected in (("int8", "fp16"), ("fp32", "fp32"), (None, "fp16")):
+        opened = Bundle(bundle, dataclasses.replace(manifest, default_precision=default))
+        assert ort_cuda_backend.choose_precision(opened, None, cpu_nodes=False) == expected
 
 
 def test_a_full_gpu_says_what_fits(bundle: Path) -> None:
