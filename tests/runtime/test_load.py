@@ -32,7 +32,7 @@ def test_weights_above_the_memory_limit_are_not_even_loaded(
         raise AssertionError("a graph was opened")
 
     monkeypatch.setattr(OrtProgram, "__init__", opened)
-    with pytest.raises(MemoryLimitError, match=rf"{weights / 1e6:.1f} MB of weights and") as caught:
+    with pytest.raises(MemoryLimitError, match=rf"{weights / 1e6:.1f} MB of weights in fp32 and") as caught:
         load(folder, precision="fp32", memory_limit=weights)
     assert caught.value.needed > caught.value.limit == weights
 
