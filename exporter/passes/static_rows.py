@@ -38,7 +38,8 @@ CLIPS = (1.25, 1.0, 0.8)  # of a step: what is beyond the largest value of real 
 WORTH = 0.8  # smoothing costs a product over x: only where it leaves less than this share of the error
 UNSMOOTHING = ".unsmoothing"  # what a smoothing's reciprocal is called, behind the first parameter's name
 TYPES = {"int8": ir.DataType.INT8, "fp8": ir.DataType.FLOAT8E4M3FN}
-SMALLEST_FACTOR, LARGEST_FACTOR = 2.0**-14, 2.0**14  # of a smoothing, in fp16
+SMALLEST_FACTOR = 2.0**-14  # of a smoothing, in fp16
+LARGEST_FACTOR = 2.0**14
 
 
 def choose_static_product(x: Array, weight: Array, format: NumberFormat) -> RowProduct:

@@ -107,7 +107,8 @@ def check_plan_memory(
         or max(graph.axis(name_option_axes(graph)[option]).max for graph in graphs)
         for option in ("batch", "length")
     }
-    batch, length = most["batch"], most["length"]
+    batch = most["batch"]
+    length = most["length"]
     precisions = {
         name: [graph for graph in graphs if graph.precision == name]
         for name in dict.fromkeys(graph.precision for graph in graphs)

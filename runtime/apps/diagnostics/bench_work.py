@@ -6,7 +6,6 @@ is answered with one more round, an error as {"error": "...", "wrong_input": can
 
 from __future__ import annotations
 
-import json
 import sys
 import time
 from abc import ABC, abstractmethod
@@ -19,8 +18,9 @@ from typing import TYPE_CHECKING, Any
 from ...bundle.bundle import Bundle
 from ...bundle.manifest import Artifact, Manifest
 from ...decoding.cache_shapes import count_cache_bytes
-from ...errors import InputError, PlanForgeError
+from ...errors import InputError
 from ...load import load
+from .child import answer, serve_parent
 
 if TYPE_CHECKING:
     from ...decoding.chunk import Chunk
@@ -221,10 +221,6 @@ def measure_peak_rss() -> float | None:
     return None
 
 
-def answer(value: dict[str, Any]) -> None:
-    print(json.dumps(value), flush=True)
-
-
 def serve(work: Work) -> None:
     """Load the model, run a warm-up round, answer with what was loaded, then run a round for each line."""
     opened = Bundle.open(work.bundle)
@@ -252,10 +248,5 @@ def serve(work: Work) -> None:
 
 
 def main() -> None:
-    """Serve the work that stdin describes, and answer errors as JSON."""
-    try:
-        serve(Work(**json.loads(sys.stdin.readline())))
-    except PlanForgeError as error:
-        answer({"error": str(error), "wrong_input": isinstance(error, InputError)})
-    except KeyboardInterrupt:
-        sys.exit(130)
+    """Serve the work that stdin describes."""
+    serve_parent(lambda work: serve(Work(**work)))

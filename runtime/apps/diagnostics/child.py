@@ -6,6 +6,7 @@ import contextlib
 import json
 import subprocess
 import sys
+from collections.abc import Callable
 from typing import Any
 
 from ...errors import InputError, PlanForgeError
@@ -56,3 +57,18 @@ class Child:
             self.child.stdin.close()
         self.child.stdout.close()
         self.child.wait()
+
+
+def answer(value: dict[str, Any]) -> None:
+    """Send a line to the process that began this one."""
+    print(json.dumps(value), flush=True)
+
+
+def serve_parent(serve: Callable[[dict[str, Any]], None]) -> None:
+    """Let `serve` do the work that the first line of stdin describes, and answer its errors."""
+    try:
+        serve(json.loads(sys.stdin.readline()))
+    except PlanForgeError as error:
+        answer({"error": str(error), "wrong_input": isinstance(error, InputError)})
+    except KeyboardInterrupt:
+        sys.exit(130)

@@ -13,9 +13,10 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
-from ...errors import ContextLengthError, InputError, PlanForgeError
+from ...errors import ContextLengthError, InputError
 from ...load import load
-from ..diagnostics.bench_work import TokenClock, answer, measure_peak_rss, summarize_times
+from ..diagnostics.bench_work import TokenClock, measure_peak_rss, summarize_times
+from ..diagnostics.child import answer, serve_parent
 from .evidence import SCORE
 
 if TYPE_CHECKING:
@@ -49,9 +50,6 @@ class Classifying:
         """Return the number of a text's label; refuse a text that is too long."""
         result = self.model.classify(text[0], *text[1:], truncation=None)
         return [self.numbers[result.label]]
-
-    def generate(self, ids: Sequence[int]) -> list[float]:
-        raise NotImplementedError
 
 
 class Scoring:
@@ -89,6 +87,7 @@ def serve(work: Work) -> None:
         for line in sys.stdin:
             asked = json.loads(line)
             if "generate" in asked:
+                assert isinstance(subject, Scoring)
                 gaps = [gap for ids in asked["generate"] for gap in subject.generate(ids)]
                 answer({"ms": gaps, "peak_rss_mb": measure_peak_rss()})
                 continue
@@ -115,10 +114,5 @@ def measure_texts(subject: Classifying | Scoring, texts: Sequence[Sequence[str]]
 
 
 def main() -> None:
-    """Serve the work that stdin describes, and answer errors as JSON."""
-    try:
-        serve(Work(**json.loads(sys.stdin.readline())))
-    except PlanForgeError as error:
-        answer({"error": str(error), "wrong_input": isinstance(error, InputError)})
-    except KeyboardInterrupt:
-        sys.exit(130)
+    """Serve the work that stdin describes."""
+    serve_parent(lambda work: serve(Work(**work)))

@@ -89,7 +89,7 @@ def test_without_that_column_fp32_is_the_reference(
     # As a board does, to which a bundle came that was measured before: the graph does not run again.
     first = replace(prove(classifier, table, precision="fp32"), machine={"cpu": "A server"})
     flipped = replace(first, answers=tuple((answer + 1) % 3 for answer in first.answers))
-    monkeypatch.setattr(prove_module, "read_evidence", lambda bundle: (flipped,))
+    monkeypatch.setattr(prove_module, "read_whole_evidence", lambda bundle: (flipped,))
     again = prove(classifier, table, precision="fp16")
     assert again.reference == flipped.answers
     assert again.compared_with == "encoder.ort.fp32 on ort-cpu, as measured on A server"
