@@ -10,12 +10,14 @@ if TYPE_CHECKING:
     from .attention import AttentionCache, DynamicCache, KeyValue, PaddedAttention, SourceAttention
     from .bert import Bert, BertConfig
     from .checkpoint import load_model
+    from .clip import Clip, ClipConfig
     from .encoder import Encoder, EncoderConfig
     from .gpt2 import GPT2, GPT2Config
     from .llama import Llama, LlamaConfig
     from .modernbert import ModernBert, ModernBertConfig
     from .saving import save_model
     from .sentence import DenseConfig, LayerNormConfig, NormalizeConfig, SentenceConfig
+    from .stable_diffusion import StableDiffusion, StableDiffusionConfig
     from .transformer import Transformer, TransformerConfig
 
 __all__ = [
@@ -23,6 +25,8 @@ __all__ = [
     "AttentionCache",
     "Bert",
     "BertConfig",
+    "Clip",
+    "ClipConfig",
     "DenseConfig",
     "DynamicCache",
     "Encoder",
@@ -38,6 +42,8 @@ __all__ = [
     "PaddedAttention",
     "SentenceConfig",
     "SourceAttention",
+    "StableDiffusion",
+    "StableDiffusionConfig",
     "Transformer",
     "TransformerConfig",
     "load_model",
@@ -48,6 +54,8 @@ _HOME = {
     "AttentionCache": ".attention",
     "Bert": ".bert",
     "BertConfig": ".bert",
+    "Clip": ".clip",
+    "ClipConfig": ".clip",
     "DenseConfig": ".sentence",
     "Encoder": ".encoder",
     "EncoderConfig": ".encoder",
@@ -64,6 +72,8 @@ _HOME = {
     "PaddedAttention": ".attention",
     "SentenceConfig": ".sentence",
     "SourceAttention": ".attention",
+    "StableDiffusion": ".stable_diffusion",
+    "StableDiffusionConfig": ".stable_diffusion",
     "Transformer": ".transformer",
     "TransformerConfig": ".transformer",
     "load_model": ".checkpoint",

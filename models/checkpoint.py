@@ -16,17 +16,29 @@ from torch import Tensor, nn
 from torch.overrides import TorchFunctionMode
 
 from .bert_names import architecture
+from .clip import Clip
 from .config_checks import check_depth
+from .diffusers_folder import is_pipeline, read_pipeline
 from .encoder import Encoder, EncoderConfig
-from .families import FAMILIES, Description, Family, Model
+from .families import FAMILIES, STABLE_DIFFUSION, Description, Family, Model
 from .folder import read_json, read_published_shapes
 from .language_model import LanguageModel
 from .llama import Llama
 from .modernbert import ModernBert
 from .refusals import refuse_adapter, refuse_kind, refuse_wrapped
 from .sentence_transformers import SentenceModules, read_modules
+from .stable_diffusion import StableDiffusion
+from .transformer import Transformer
 from .vocabulary import check_vocabulary
 from .weights import Report, leave_out_rotary, read_weights, same_numbers
+
+TASKS: Mapping[type[Any], str] = {
+    LanguageModel: "text-generation",
+    Encoder: "text-encoding",
+    Transformer: "translation",
+    StableDiffusion: "image-generation",
+    Clip: "image-text-encoding",
+}  # by the class of a family's models
 
 
 def describe(folder: Path) -> Description:
@@ -36,6 +48,11 @@ def describe(folder: Path) -> Description:
         ValueError: a file is missing or damaged, or sets what we don't implement; names it.
     """
     refuse_adapter(folder)
+    if is_pipeline(folder):
+        pipeline = read_pipeline(folder)
+        family = STABLE_DIFFUSION
+        task = choose_task(family, None)
+        return Description(family, task, pipeline.config, pipeline.config_json, folder, pipeline=pipeline)
     modules = read_modules(folder)
     folder = folder if modules is None else modules.transformer
     refuse_adapter(folder)
@@ -73,9 +90,9 @@ def describe(folder: Path) -> Description:
 
 def choose_task(family: Family, modules: SentenceModules | None) -> str:
     """Return a model's task: an encoder's with modules.json, else by its class."""
-    if modules is not None or issubclass(family.model, Encoder):
-        return "text-encoding"
-    return "text-generation" if issubclass(family.model, LanguageModel) else "translation"
+    if modules is not None:
+        return TASKS[Encoder]
+    return next(task for model, task in TASKS.items() if issubclass(family.model, model))
 
 
 def family_of(config: Mapping[str, Any]) -> Family:

@@ -20,6 +20,9 @@ from .bert_names import STAND_INS as BERT_STAND_INS
 from .bert_names import Rename, fold_segment, read_roberta
 from .bert_names import details as read_bert
 from .bert_names import rename_by as rename_bert
+from .clip import Clip, ClipConfig
+from .clip_names import read_clip, rename_clip, rename_stable_diffusion
+from .diffusers_folder import Pipeline
 from .encoder import Encoder
 from .gpt2 import CONV1D, GPT2, MASK_BUFFERS, GPT2Config
 from .language_model import LanguageModel
@@ -35,10 +38,19 @@ from .modernbert import ModernBert, ModernBertConfig
 from .modernbert_names import read_settings as read_modernbert
 from .modernbert_names import rename_by as rename_modernbert
 from .sentence_transformers import SentenceModules
+from .stable_diffusion import StableDiffusion, StableDiffusionConfig
 from .transformer import Transformer, TransformerConfig
 
-Model: TypeAlias = LanguageModel | Encoder | Transformer
-Config: TypeAlias = GPT2Config | LlamaConfig | BertConfig | ModernBertConfig | TransformerConfig
+Model: TypeAlias = LanguageModel | Encoder | Transformer | Clip | StableDiffusion
+Config: TypeAlias = (
+    GPT2Config
+    | LlamaConfig
+    | BertConfig
+    | ModernBertConfig
+    | TransformerConfig
+    | ClipConfig
+    | StableDiffusionConfig
+)
 
 
 @dataclass(frozen=True)
@@ -221,7 +233,24 @@ FAMILIES = {
         },
         other_classes={"MarianForCausalLM": None},
     ),
+    "clip": Family(
+        name="clip",
+        model=Clip,
+        config=ClipConfig,
+        prefix="",
+        rename=lambda config_json: rename_clip,
+        details=read_clip,
+        other_classes={"CLIPTextModel": None, "CLIPVisionModel": None},
+    ),
 }
+# Of a diffusers folder, which has no model_type.
+STABLE_DIFFUSION = Family(
+    name="stable-diffusion",
+    model=StableDiffusion,
+    config=StableDiffusionConfig,
+    prefix="",
+    rename=lambda config_json: rename_stable_diffusion,
+)
 
 
 @dataclass(frozen=True)
@@ -230,11 +259,12 @@ class Description:
 
     Attributes:
         family: how its published names map to ours.
-        task: "text-generation", "text-encoding" or "translation".
+        task: "text-generation", "text-encoding", "translation", "image-generation" or "image-text-encoding".
         config: our config.
         config_json: the published config.
         folder: the folder of config.json and the weights.
         modules: those of a sentence-transformers folder; None for others.
+        pipeline: the parts of a diffusers folder; None for others.
     """
 
     family: Family
@@ -242,4 +272,12 @@ class Description:
     config: Config
     config_json: Mapping[str, Any]
     folder: Path
-    modules: SentenceModules | None
+    modules: SentenceModules | None = None
+    pipeline: Pipeline | None = None
+
+    @property
+    def weight_folders(self) -> Mapping[str, Path]:
+        """Return the folders of the weights, by what stands before their names in `Family.rename`."""
+        if self.pipeline is None:
+            return {"": self.folder}
+        return {f"{part}.": folder for part, folder in self.pipeline.folders.items()}

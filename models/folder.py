@@ -16,6 +16,13 @@ if TYPE_CHECKING:
 MAX_JSON_BYTES = 16 * 2**20
 SINGLE = "model.safetensors"
 INDEX = "model.safetensors.index.json"
+# Weights in one file, and the index of weights in several; what is there first in this list is read.
+FILES = (
+    (SINGLE, INDEX),
+    ("diffusion_pytorch_model.safetensors", "diffusion_pytorch_model.safetensors.index.json"),
+    ("model.fp16.safetensors", "model.safetensors.index.fp16.json"),
+    ("diffusion_pytorch_model.fp16.safetensors", "diffusion_pytorch_model.safetensors.index.fp16.json"),
+)
 AGAIN = "download the checkpoint again"
 
 
@@ -73,8 +80,11 @@ class Published:
 
 def weight_files(folder: Path) -> list[Path]:
     """Return the safetensors files of a checkpoint folder: one, or the shards that its index lists."""
-    if (folder / SINGLE).is_file():
-        return [folder / SINGLE]
+    for single, index in FILES:
+        if (folder / single).is_file():
+            return [folder / single]
+        if (folder / index).is_file():
+            break
     return sorted(set(read_index(folder).values()))
 
 
@@ -84,8 +94,8 @@ def read_index(folder: Path) -> dict[str, Path]:
     Raises:
         ValueError: there is no index, it lists a tensor twice, or a shard that is missing; names both.
     """
-    path = folder / INDEX
-    if not path.is_file():
+    path = next((folder / index for _, index in FILES if (folder / index).is_file()), None)
+    if path is None:
         pickled = sorted(p.name for p in folder.glob("*.bin")) + sorted(p.name for p in folder.glob("*.pt"))
         hint = (
             f"; {pickled[0]} is a pickle, which is never opened: load it with transformers and"

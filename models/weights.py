@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, TypeAlias
 
@@ -37,20 +37,16 @@ def read_weights(
     family = description.family
     weights = dict[str, Tensor]()
     rename = family.rename(description.config_json)
-    total = sum(path.stat().st_size for path in weight_files(description.folder))
+    folders = description.weight_folders
+    total = sum(path.stat().st_size for folder in folders.values() for path in weight_files(folder))
     done = 0
-    for path, published, tensor in read_published_weights(description.folder):
+    for before, (path, published, tensor) in read_parts(folders):
         done += tensor.nbytes
         report(done, total)
-        name = rename(published.removeprefix(family.prefix))
+        name = rename(before + published.removeprefix(family.prefix))
         if name is None:
             continue
-        pieces = family.parts(description.config, name) or {name: len(tensor)}
-        if len(tensor) != sum(pieces.values()):
-            raise ValueError(
-                f"{path}: {name} has {len(tensor)} rows, config.json means {sum(pieces.values())}"
-            )
-        for (piece, _), part in zip(pieces.items(), torch.split(tensor, list(pieces.values())), strict=True):
+        for piece, part in split_weight(description, path, name, tensor).items():
             part = family.converted(piece, part)
             part = part if keep_types else part.to(torch.float32).contiguous()
             if piece in weights and not same_numbers(weights[piece], part):
@@ -65,6 +61,23 @@ def read_weights(
     if description.modules is not None:
         weights |= read_sentence_weights(description.modules)
     return weights
+
+
+def split_weight(description: Description, path: Path, name: str, tensor: Tensor) -> dict[str, Tensor]:
+    """Return the weights that a published one holds, one below the other, by our names; mostly itself."""
+    rows = description.family.parts(description.config, name)
+    if not rows:
+        return {name: tensor}
+    if len(tensor) != sum(rows.values()):
+        raise ValueError(f"{path}: {name} has {len(tensor)} rows, config.json means {sum(rows.values())}")
+    return dict(zip(rows, torch.split(tensor, list(rows.values())), strict=True))
+
+
+def read_parts(folders: Mapping[str, Path]) -> Iterator[tuple[str, tuple[Path, str, Tensor]]]:
+    """Yield each folder's weights, with what stands before their names."""
+    for before, folder in folders.items():
+        for weight in read_published_weights(folder):
+            yield before, weight
 
 
 def read_sentence_weights(modules: SentenceModules) -> dict[str, Tensor]:
