@@ -10,7 +10,9 @@ from torch import Tensor, nn
 
 
 class ResnetBlock(nn.Module):
-    """Two convolutions around a shortcut, with the time added between them (He et al., 2015; Ho et al., 2020).
+    """Two convolutions around a shortcut, with the time added between them.
+
+    He et al., 2015 (https://arxiv.org/abs/1512.03385); Ho et al., 2020 (https://arxiv.org/abs/2006.11239).
 
     Args:
         in_channels: C of its input.

@@ -22,11 +22,11 @@ PIPELINES = (
 )
 # Beginnings of other pipelines' names, and what to do instead.
 OTHER_PIPELINES = {
-    "StableDiffusionXL": "which has two text encoders; export a Stable Diffusion 1, 2, Turbo or LCM instead",
-    "StableDiffusionControlNet": "which is controlled by a picture; export the Stable Diffusion that it extends",
-    "StableDiffusionInpaint": "whose unet also reads a mask; export the Stable Diffusion that it was made from",
-    "StableDiffusion3": "whose denoiser is a transformer; export a Stable Diffusion 1, 2, Turbo or LCM instead",
-    "Flux": "whose denoiser is a transformer; export a Stable Diffusion 1, 2, Turbo or LCM instead",
+    "StableDiffusionXL": "which has two text encoders; supported are Stable Diffusion 1, 2, Turbo and LCM",
+    "StableDiffusionControlNet": "which is controlled by a picture; export the model that it extends",
+    "StableDiffusionInpaint": "whose unet also reads a mask; export the model that it was made from",
+    "StableDiffusion3": "whose denoiser is a transformer; supported are Stable Diffusion 1, 2, Turbo and LCM",
+    "Flux": "whose denoiser is a transformer; supported are Stable Diffusion 1, 2, Turbo and LCM",
 }
 # The parts that become graphs, with the classes that they may have.
 PARTS = {
