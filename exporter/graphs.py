@@ -59,7 +59,7 @@ def attach_weights(
         transposed |= list_transposed(graph)
         if recipe.dialect == "ort":
             fuse_for_onnx_runtime(graph)
-        name_axes(graph, recipe.constraints)
+        name_axes(graph, recipe.outputs, recipe.example)
         check_graph(graph, recipe.inputs, recipe.outputs)
 
 
@@ -147,6 +147,7 @@ def begin_manifest(
         config=dataclasses.asdict(checkpoint.config),
         generation=checkpoint.generation,
         encoder=checkpoint.encoder,
+        images=checkpoint.images,
         tokenizer={
             "files": [written[data] for data in checkpoint.tokenizer_files.values()],
             "kind": checkpoint.tokenizer_kind,

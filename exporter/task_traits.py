@@ -17,6 +17,7 @@ class TaskTraits:
             becomes long, and a plan may pick tokens on the GPU.
         has_sources: whether an encoder reads a source, with a tokenizer of its own.
         encodes: whether a text is read as a whole, and nothing is written.
+        makes_images: whether a text becomes a picture.
     """
 
     name: str
@@ -25,11 +26,13 @@ class TaskTraits:
     continues_texts: bool = False
     has_sources: bool = False
     encodes: bool = False
+    makes_images: bool = False
 
 
 GENERATION = TaskTraits("text-generation", "AutoModelForCausalLM", 2, continues_texts=True)
 ENCODING = TaskTraits("text-encoding", "AutoModel", 8, encodes=True)
 TRANSLATION = TaskTraits("translation", "AutoModelForSeq2SeqLM", 4, has_sources=True)
+PICTURES = TaskTraits("image-generation", "", 2, makes_images=True)
 # How the classes of transformers end that have a head, by the head.
 CLASS_ENDS = {
     "masked_lm": "ForMaskedLM",
@@ -37,4 +40,4 @@ CLASS_ENDS = {
     "token_classification": "ForTokenClassification",
     "question_answering": "ForQuestionAnswering",
 }
-TRAITS = {traits.name: traits for traits in (GENERATION, ENCODING, TRANSLATION)}
+TRAITS = {traits.name: traits for traits in (GENERATION, ENCODING, TRANSLATION, PICTURES)}

@@ -13,6 +13,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
+from .attention import scaled_dot_product_attention
 from .config_checks import check_number, check_whole
 from .convolutions import Downsample, ResnetBlock, Upsample
 from .unet import check_widths
@@ -66,11 +67,11 @@ class PointAttention(nn.Module):
         self.to_out = nn.ModuleList([nn.Linear(channels, channels)])
 
     def forward(self, x: Tensor) -> Tensor:
-        height, width = x.shape[2:]
-        y = self.group_norm(x).flatten(2).transpose(1, 2)  # (B, P, C)
+        B, C, H, W = x.shape
+        y = self.group_norm(x).view(B, C, H * W).transpose(1, 2)  # (B, P, C)
         q, k, v = (part(y)[:, None] for part in (self.to_q, self.to_k, self.to_v))  # (B, 1, P, C)
-        y = self.to_out[0](F.scaled_dot_product_attention(q, k, v)[:, 0])
-        return x + y.transpose(1, 2).unflatten(2, (height, width))
+        y = self.to_out[0](scaled_dot_product_attention(q, k, v, None)[:, 0])
+        return x + y.transpose(1, 2).reshape(B, C, H, W)
 
 
 class Middle(nn.Module):

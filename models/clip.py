@@ -14,6 +14,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
+from .attention import scaled_dot_product_attention
 from .config_checks import check_epsilon, check_multiple, check_whole
 from .masked import MASKED
 
@@ -119,12 +120,13 @@ class Attention(nn.Module):
         q = self.split(self.q_proj(x))
         k = self.split(self.k_proj(x))
         v = self.split(self.v_proj(x))
-        y = F.scaled_dot_product_attention(q, k, v, attn_mask=bias)  # (B, N, T, E / N)
-        return self.out_proj(y.transpose(1, 2).flatten(2))  # type: ignore[no-any-return]
+        y = scaled_dot_product_attention(q, k, v, bias)  # (B, N, T, E / N)
+        return self.out_proj(y.transpose(1, 2).reshape(x.shape))  # type: ignore[no-any-return]
 
     def split(self, x: Tensor) -> Tensor:
         """Return (B, N, T, E / N) of (B, T, E)."""
-        return x.unflatten(2, (self.heads, -1)).transpose(1, 2)
+        B, T, E = x.shape
+        return x.view(B, T, self.heads, E // self.heads).transpose(1, 2)
 
 
 class Mlp(nn.Module):

@@ -62,11 +62,17 @@ class Downsample(nn.Module):
 
 
 class Upsample(nn.Module):
-    """Doubles height and width by repeating each point, then a convolution."""
+    """Doubles height and width by repeating each point, then a convolution.
+
+    `like` is what the result has the size of, if an odd size was halved and rounded up before.
+    """
 
     def __init__(self, channels: int) -> None:
         super().__init__()
         self.conv = nn.Conv2d(channels, channels, 3, padding=1)
 
-    def forward(self, x: Tensor) -> Tensor:
-        return self.conv(F.interpolate(x, scale_factor=2.0, mode="nearest"))  # type: ignore[no-any-return]
+    def forward(self, x: Tensor, like: Tensor | None = None) -> Tensor:
+        """Return (B, C, 2 H, 2 W), or with the height and width of `like`."""
+        if like is None:
+            return self.conv(F.interpolate(x, scale_factor=2.0, mode="nearest"))  # type: ignore[no-any-return]
+        return self.conv(F.interpolate(x, like.shape[2:], mode="nearest"))  # type: ignore[no-any-return]

@@ -15,6 +15,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
+from .attention import scaled_dot_product_attention
 from .config_checks import check_epsilon, check_whole
 from .convolutions import Downsample, ResnetBlock, Upsample
 
@@ -96,12 +97,13 @@ class CrossAttention(nn.Module):
         q = self.split(self.to_q(x))
         k = self.split(self.to_k(source))
         v = self.split(self.to_v(source))
-        y = F.scaled_dot_product_attention(q, k, v)  # (B, N, P, C / N)
-        return self.to_out[0](y.transpose(1, 2).flatten(2))  # type: ignore[no-any-return]
+        y = scaled_dot_product_attention(q, k, v, None)  # (B, N, P, C / N)
+        return self.to_out[0](y.transpose(1, 2).reshape(x.shape))  # type: ignore[no-any-return]
 
     def split(self, x: Tensor) -> Tensor:
         """Return (B, N, S, C / N) of (B, S, C)."""
-        return x.unflatten(2, (self.heads, -1)).transpose(1, 2)
+        B, S, C = x.shape
+        return x.view(B, S, self.heads, C // self.heads).transpose(1, 2)
 
 
 class GatedGelu(nn.Module):
@@ -166,18 +168,18 @@ class SpatialTransformer(nn.Module):
 
     def forward(self, x: Tensor, text: Tensor) -> Tensor:
         """Return (B, C, H, W) of latents (B, C, H, W) and a text (B, T, E)."""
-        height, width = x.shape[2:]
+        B, C, H, W = x.shape
         y = self.norm(x)
         if not self.uses_matrices:
             y = self.proj_in(y)
-        y = y.flatten(2).transpose(1, 2)  # (B, P, C)
+        y = y.view(B, C, H * W).transpose(1, 2)  # (B, P, C)
         if self.uses_matrices:
             y = self.proj_in(y)
         for block in self.transformer_blocks:
             y = block(y, text)
         if self.uses_matrices:
             y = self.proj_out(y)
-        y = y.transpose(1, 2).unflatten(2, (height, width))
+        y = y.transpose(1, 2).reshape(B, C, H, W)
         return x + (y if self.uses_matrices else self.proj_out(y))
 
 
@@ -241,8 +243,8 @@ class UpLevel(Level):
         """Return larger latents, and take what it reads off the end of `earlier`."""
         for number in range(len(self.resnets)):
             x = self.run_block(number, torch.cat([x, earlier.pop()], dim=1), time, text)
-        for grow in self.upsamplers:
-            x = grow(x)
+        for grow in self.upsamplers:  # to the size of what the next level reads
+            x = grow(x, earlier[-1])
         return x
 
 
@@ -314,7 +316,7 @@ class UNet(nn.Module):
         """Return the prediction (B, C, H, W).
 
         Args:
-            sample: (B, C, H, W) latents; H and W are multiples of 2 for each level but the first.
+            sample: (B, C, H, W) latents, of any size.
             timestep: (B,) int64 or float32, from 0 to 999.
             text: (B, T, E) the text encoder's hidden states.
             guidance: (B, F) an embedded guidance scale; None for a model that reads none.

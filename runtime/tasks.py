@@ -22,6 +22,7 @@ TASKS = {
     "text-generation": Task("generate.text_generator", "TextGenerator"),
     "text-encoding": Task("encode.text_encoder", "TextEncoder"),
     "translation": Task("translate.translator", "Translator"),
+    "image-generation": Task("images.image_generator", "ImageGenerator"),
 }
 
 

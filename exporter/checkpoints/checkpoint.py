@@ -9,6 +9,7 @@ from functools import cache
 from typing import TYPE_CHECKING, Any
 
 from ...runtime.bundle.defaults import EncoderDefaults, GenerationDefaults, SpecialTokens
+from ...runtime.bundle.image_defaults import ImageDefaults
 from ...runtime.errors import InputError
 from ...runtime.text.piece_tokenizer import PIECES, PLAIN, open_tokenizer
 from ...runtime.text.tokenizer import Tokenizer
@@ -31,11 +32,14 @@ from .tokenizers.translation import build_translation_tokenizers
 from .tokenizers.unknown_tokens import remove_unknown_tokens
 
 if TYPE_CHECKING:
+    from ...models.diffusers_folder import Pipeline
     from ...models.sentence_transformers import SentenceModules
 
 log = logging.getLogger("planforge")
 
 PROBLEM_TYPES = ("regression", "single_label_classification", "multi_label_classification")
+# Steps and guidance scale of diffusers' classes: of models without an embedded guidance scale, and with one.
+PICTURE_DEFAULTS = ((50, 7.5), (4, 8.5))
 USUAL_LENGTH = 4096  # of a longer context, where an export names none: memory and checks grow with it
 
 
@@ -45,6 +49,8 @@ class Checkpoint:
     exporter = ""  # the exporter of its graphs, if it is not PlanForge
     unshared = ""  # why its attention cannot run over shared buffers, if that is known
     modules: SentenceModules | None = None  # that sentence-transformers adds
+    pipeline: Pipeline | None = None  # the parts of a diffusers folder
+    images: ImageDefaults | None = None
     explanations: Mapping[str, Recipe] = {}  # of the graphs that explain the model, if they were asked for
 
     def __init__(
@@ -59,7 +65,8 @@ class Checkpoint:
         self.source = source
         with raise_checkpoint_errors():
             found = describe(source.folder)
-        self.folder = found.folder
+        self.pipeline = found.pipeline
+        self.folder = found.folder if found.pipeline is None else found.pipeline.tokenizer
         self.config_json = found.config_json
         self.config: Any = found.config
         self.family = found.family.name
@@ -72,6 +79,8 @@ class Checkpoint:
         self.read_tokenizers()
         self.generation = self.read_generation()
         self.encoder = self.read_encoder()
+        if found.pipeline is not None:
+            self.images = self.read_images(found.pipeline)
 
     def choose_length(self, asked: int | None, context: int) -> int:
         """Return the length asked for, else the model's context, or the cut of sentence-transformers."""
@@ -157,7 +166,7 @@ class Checkpoint:
         """Return how sequences begin and end, by generation_config.json or config.json; None for encoders."""
         from ...models.folder import read_json
 
-        if self.traits.encodes:
+        if self.traits.encodes or self.traits.makes_images:
             return None
         folder = self.folder
         with raise_checkpoint_errors():
@@ -221,6 +230,35 @@ class Checkpoint:
             else None,
             score_activation=self.read_score_activation(),
             **embeds,
+        )
+
+    def read_images(self, pipeline: Pipeline) -> ImageDefaults:
+        """Return what a model of pictures reads, and the defaults that diffusers' class of it has."""
+        tokens = find_special_tokens(self.folder, self.tokenizers[0])
+        if missing := {"bos", "eos"} - set(tokens):
+            raise CheckpointError(
+                f"{self.folder}: the tokenizer has no {' and no '.join(sorted(missing))} token"
+            )
+        if pipeline.has_safety_checker:
+            log.warning(
+                "the checkpoint's safety checker is left out: no picture is looked at before it is given out,"
+                " so check them yourself where others may ask for any"
+            )
+        steps, guidance = PICTURE_DEFAULTS[pipeline.config.unet.time_cond_proj_dim is not None]
+        multiple = pipeline.config.vae.shrinks_by
+        return ImageDefaults(
+            max_length=self.choices.max_length,
+            start=tokens["bos"],
+            end=tokens["eos"],
+            pad=tokens.get("pad", tokens["eos"]),
+            scheduler=pipeline.scheduler,
+            height=pipeline.sample_size * multiple,
+            width=pipeline.sample_size * multiple,
+            multiple=multiple,
+            scaling_factor=pipeline.config.vae.scaling_factor,
+            steps=steps,
+            guidance_scale=guidance,
+            guidance_features=pipeline.config.unet.time_cond_proj_dim,
         )
 
     def read_frames(self, tokens: Mapping[str, int]) -> tuple[str, int]:

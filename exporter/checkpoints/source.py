@@ -25,6 +25,8 @@ HUB_ID = re.compile(r"[A-Za-z0-9][\w.-]*(/[A-Za-z0-9][\w.-]*)?")
 REVISION = re.compile(r"[A-Za-z0-9][\w./-]*")  # a branch, a tag, a commit, or refs/pr/1
 COMMIT = re.compile("[0-9a-f]{40}")
 SENTENCE_SETTINGS = ("prompts", "default_prompt_name", "activation_fn")
+PARTS = ("text_encoder", "unet", "vae")  # of a diffusers folder, that are exported
+DESCRIPTIONS = ("config.json", "modules.json", "model_index.json")  # one of which a checkpoint's folder has
 HUB_FILES = ["*.json", "*.safetensors", "*.txt", "*.model", "*.spm", "*.jinja"]
 
 
@@ -41,13 +43,16 @@ class Source:
         """Return one hash over the names and contents of config.json and all safetensors files.
 
         In a sentence-transformers folder, modules.json, the folders that hold its modules, its prompts and a
-        score's activation count too; in one without weights its graphs. SourceError names one that is not a
+        score's activation count too; in one of diffusers its parts; in one without weights its graphs. SourceError names one that is not a
         regular file.
         """
         patterns = ["*.safetensors", "config.json"]
         if (self.folder / "modules.json").is_file():
             patterns += ["modules.json", "sentence_bert_config.json", "*/config.json", "*/*.safetensors"]
-        if not any(self.folder.glob("*.safetensors")):  # what optimum wrote, compared with itself
+        if (self.folder / "model_index.json").is_file():
+            patterns += ["model_index.json", "scheduler/*.json"]
+            patterns += [f"{part}/{name}" for part in PARTS for name in ("config.json", "*.safetensors")]
+        elif not any(self.folder.glob("*.safetensors")):  # what optimum wrote, compared with itself
             patterns += ["*.onnx", "*.onnx_data", "*.onnx.data"]
         digest = hashlib.sha256()
         for path in sorted(path for pattern in patterns for path in self.folder.glob(pattern)):
@@ -150,7 +155,7 @@ def resolve_source(model: str | Path | Source) -> Source:
             refuse_adapter(folder)
         if (folder / "manifest.json").is_file():
             raise SourceError(f"{folder} is a bundle already; give the checkpoint that it was exported from")
-        if not any((folder / name).is_file() for name in ("config.json", "modules.json")):
+        if not any((folder / name).is_file() for name in DESCRIPTIONS):
             raise SourceError(f"{folder} has no config.json; a folder in Hugging Face's layout is needed")
         return Source("folder", argument, folder)
     hub_id, at, revision = argument.partition("@")

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import ast
+import operator
+from collections.abc import Callable, Mapping, Sequence
 from typing import TYPE_CHECKING
 
 from ...runtime.bundle.manifest import TensorSpec
@@ -11,22 +13,54 @@ from ..errors import ExportError
 if TYPE_CHECKING:
     import onnx_ir as ir
 
+OPERATORS: dict[type[ast.operator], Callable[[int, int], int]] = {
+    ast.Add: operator.add,
+    ast.Sub: operator.sub,
+    ast.Mult: operator.mul,
+    ast.FloorDiv: operator.floordiv,
+}
 
-def name_axes(model: ir.Model, constraints: Sequence[str]) -> None:
-    """Rename output axes that tracing named by a sum, as the constraint "total = past + tokens" does."""
+
+def name_axes(model: ir.Model, outputs: Sequence[TensorSpec], example: Mapping[str, int]) -> None:
+    """Rename output axes that tracing named by how they are computed, as "past + tokens" is the total.
+
+    Args:
+        model: the traced graph.
+        outputs: those of the recipe, whose axes have the names to give.
+        example: the lengths while tracing, by the names of axes; no two are alike.
+    """
     import onnx_ir as ir
 
-    sums = {}
-    for constraint in constraints:
-        name, equals, terms = constraint.partition(" = ")
-        if equals:
-            sums[frozenset(terms.split(" + "))] = name
-    for value in model.graph.outputs:
-        if value.shape is not None:
-            names = [read_axis_name(dim) for dim in value.shape]
-            value.shape = ir.Shape(
-                sums.get(frozenset(n.split(" + ")), n) if isinstance(n, str) else n for n in names
-            )
+    lengths = {name: length for name, length in example.items() if isinstance(name, str)}
+    for value, spec in zip(model.graph.outputs, outputs, strict=False):  # check_graph compares their number
+        if value.shape is None or len(value.shape) != len(spec.axis_names()):
+            continue
+        computed = [compute_length(read_axis_name(dim), lengths) for dim in value.shape]
+        value.shape = ir.Shape(
+            name if length is not None and length == lengths.get(str(name)) else dim
+            for dim, name, length in zip(value.shape, spec.axis_names(), computed, strict=True)
+        )
+
+
+def compute_length(name: int | str | None, lengths: Mapping[str, int]) -> int | None:
+    """Return the length of an axis whose name is a sum or a product of others; None if it is no such."""
+    if not isinstance(name, str):
+        return None
+    try:
+        return compute_node(ast.parse(name, mode="eval").body, lengths)
+    except (SyntaxError, KeyError):
+        return None
+
+
+def compute_node(node: ast.expr, lengths: Mapping[str, int]) -> int:
+    """Return the value of a part of such a name; raise KeyError if it is something else."""
+    if isinstance(node, ast.Name):
+        return lengths[node.id]
+    if isinstance(node, ast.Constant) and type(node.value) is int:
+        return node.value
+    if isinstance(node, ast.BinOp):
+        return OPERATORS[type(node.op)](compute_node(node.left, lengths), compute_node(node.right, lengths))
+    raise KeyError(type(node).__name__)
 
 
 def check_graph(model: ir.Model, inputs: Sequence[TensorSpec], outputs: Sequence[TensorSpec]) -> None:

@@ -205,6 +205,7 @@ def compare_settings(bundle: Bundle, derived: Checkpoint) -> tuple[int, list[str
     for name, ours, theirs in (
         ("generation", manifest.generation, derived.generation),
         ("encoder", manifest.encoder, derived.encoder),
+        ("images", manifest.images, derived.images),
     ):
         if ours is not None or theirs is not None:
             got[name] = {} if ours is None else make_plain(dataclasses.asdict(ours))

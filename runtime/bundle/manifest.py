@@ -10,6 +10,7 @@ from typing import Any
 from ..errors import ManifestError
 from .artifact import DTYPES, SLOTS, Artifact, Axis, TensorSpec
 from .defaults import EncoderDefaults, GenerationDefaults
+from .image_defaults import ImageDefaults
 from .json_reader import FILE_NAME, Reader, check_file_name, parse_json
 from .plan import Plan, PlanWeight
 
@@ -27,7 +28,7 @@ class FileEntry:
 
 @dataclass(frozen=True)
 class Manifest:
-    """The content of manifest.json; an encoder has `encoder`, other models have `generation`.
+    """The content of manifest.json; an encoder has `encoder`, a model of pictures `images`, others `generation`.
 
     `explanations` are the graphs that `explain` runs; they share the weights of those in fp32.
     """
@@ -41,6 +42,7 @@ class Manifest:
     artifacts: tuple[Artifact, ...]
     generation: GenerationDefaults | None = None
     encoder: EncoderDefaults | None = None
+    images: ImageDefaults | None = None
     explanations: tuple[Artifact, ...] = ()
     plans: tuple[Plan, ...] = ()
     default_precision: str | None = None  # what load() takes; the first artifact's where it is None
@@ -50,7 +52,7 @@ class Manifest:
     @property
     def max_length(self) -> int:
         """The most tokens of one sequence."""
-        defaults = self.generation or self.encoder
+        defaults = self.generation or self.encoder or self.images
         assert defaults is not None  # from_json sees to it
         return defaults.max_length
 
@@ -70,6 +72,7 @@ class Manifest:
             "config": dict(self.config),
             "generation": None if self.generation is None else asdict(self.generation),
             "encoder": None if self.encoder is None else asdict(self.encoder),
+            "images": None if self.images is None else asdict(self.images),
             "tokenizer": dict(self.tokenizer),
             "files": {name: vars(entry) for name, entry in sorted(self.files.items())},
             "artifacts": [a.to_json() for a in self.artifacts],
@@ -97,14 +100,15 @@ class Manifest:
         for name, value in r.get("files", dict).items():
             entry = Reader(value, f"file {name!r}")
             files[check_file_name(name)] = FileEntry(entry.get("sha256", str), entry.get("bytes", int))
-        is_encoder = "encoder" in r.value
+        others = {"encoder", "images"} & set(r.value)
         manifest = Manifest(
             family=r.get("family", str),
             task=r.get("task", str),
             export_id=r.get("export_id", str),
             config=r.get("config", dict),
-            generation=None if is_encoder else GenerationDefaults.from_json(r.get("generation", dict)),
-            encoder=EncoderDefaults.from_json(r.get("encoder", dict)) if is_encoder else None,
+            generation=None if others else GenerationDefaults.from_json(r.get("generation", dict)),
+            encoder=EncoderDefaults.from_json(r.get("encoder", dict)) if "encoder" in others else None,
+            images=ImageDefaults.from_json(r.get("images", dict)) if "images" in others else None,
             tokenizer=r.get("tokenizer", dict),
             files=files,
             artifacts=tuple(Artifact.from_json(a) for a in r.get("artifacts", list)),

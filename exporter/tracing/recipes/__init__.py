@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import replace
 from typing import Any, Protocol
 
-from . import decoder, encoder, transformer
+from . import decoder, encoder, images, transformer
 from .explanations import EXPLAIN, make_explanations
 from .recipe import Recipe, TraceOptions
 
@@ -23,7 +23,9 @@ class TaskRecipes(Protocol):
         """Return the recipe of each graph in each dialect that it can have, by `Recipe.id`."""
 
 
-RECIPES: dict[str, TaskRecipes] = {recipes.TASK: recipes for recipes in (decoder, encoder, transformer)}
+RECIPES: dict[str, TaskRecipes] = {
+    recipes.TASK: recipes for recipes in (decoder, encoder, transformer, images)
+}
 
 
 def make_all_recipes(

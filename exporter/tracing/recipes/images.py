@@ -1,0 +1,91 @@
+"""The recipes of a model that makes pictures: text encoder, UNet, and the autoencoder's two sides."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import replace
+from typing import TYPE_CHECKING, Any
+
+from ....models.stable_diffusion import StableDiffusionConfig
+from ....runtime.bundle.manifest import Axis, TensorSpec
+from .recipe import Recipe, TraceOptions, index_recipes
+
+if TYPE_CHECKING:
+    from torch import nn
+
+TASK = "image-generation"
+MAX_BATCH = 8
+USUAL_SIZE = 64  # of latents: a picture of 512
+MAX_SIZE = 128
+OPSET = 20
+
+
+def read_context(config: StableDiffusionConfig) -> int:
+    """Return the most tokens of a prompt."""
+    return config.max_position_embeddings
+
+
+def make_recipes(config: StableDiffusionConfig, choices: TraceOptions) -> dict[str, Recipe]:
+    """Return the recipes of the four graphs, in both dialects."""
+    batch = Axis("batch", 1, 1, choices.max_batch)
+    tokens = Axis("tokens", 1, choices.max_length, choices.max_length)
+    sides = [Axis(name, 1, USUAL_SIZE, MAX_SIZE) for name in ("height", "width")]
+    factor = config.vae.shrinks_by
+    large = [Axis(f"picture_{axis.name}", factor, axis.opt * factor, axis.max * factor) for axis in sides]
+    text = TensorSpec("text", "text", "float32", (batch, tokens, config.text.hidden_size))
+    channels = config.vae.latent_channels
+
+    def latents(name: str) -> TensorSpec:
+        return TensorSpec(name, name, "float32", (batch, channels, *sides))
+
+    pictures = TensorSpec("pictures", "pictures", "float32", (batch, config.vae.in_channels, *large))
+    guidance = []
+    if config.unet.time_cond_proj_dim is not None:
+        shape = (batch, config.unet.time_cond_proj_dim)
+        guidance.append(TensorSpec("guidance", "guidance", "float32", shape))
+    steps = TensorSpec("timestep", "timestep", "float32", (batch,))
+    parts = (
+        ("text_encoder", "TextPart", [TensorSpec("input_ids", "ids", "int64", (batch, tokens))], [text]),
+        ("unet", "DenoisingPart", [latents("sample"), steps, text, *guidance], [latents("noise")]),
+        ("vae_decoder", "DecodingPart", [latents("latents")], [pictures]),
+        ("vae_encoder", "EncodingPart", [pictures], [latents("mean"), latents("deviation")]),
+    )
+    return index_recipes(
+        recipe
+        for graph, module, inputs, outputs in parts
+        for recipe in make_both_dialects(graph, module, inputs, outputs, factor)
+    )
+
+
+def make_both_dialects(
+    graph: str, module: str, inputs: list[TensorSpec], outputs: list[TensorSpec], factor: int
+) -> tuple[Recipe, Recipe]:
+    """Return the recipes of one part."""
+    example = {"batch": 2, "tokens": 7, "height": 12, "width": 20}
+    example |= {"picture_height": 12 * factor, "picture_width": 20 * factor}
+    has_pictures = any(spec.role == "pictures" for spec in (*inputs, *outputs))
+    constraints = ("height", "width") if has_pictures else ()
+    portable = Recipe(
+        graph=graph,
+        dialect="portable",
+        opset=OPSET,
+        padding_side="right",
+        module=wrap_part(module),
+        inputs=tuple(inputs),
+        outputs=tuple(outputs),
+        example=example,
+        constraints=tuple(f"picture_{side} = {factor} * {side}" for side in constraints),
+    )
+    return portable, replace(portable, dialect="ort")
+
+
+def wrap_part(name: str) -> Callable[[Any], nn.Module]:
+    """Return a function that wraps a model in a class of `picture_parts`, imported late as it loads torch."""
+
+    def wrap(model: Any) -> nn.Module:
+        from .. import picture_parts
+
+        module: nn.Module = getattr(picture_parts, name)(model)
+        return module
+
+    return wrap

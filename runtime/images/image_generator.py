@@ -1,0 +1,331 @@
+"""Texts in, pictures out: tokenize, encode, denoise latents step by step, and decode them.
+
+N pictures, T tokens, E text features, L channels of latents, H and W height and width of latents
+"""
+
+from __future__ import annotations
+
+import logging
+import secrets
+import time
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from ..backends.backend import Backend, GraphRunner, LoadRequest
+from ..bundle.bundle import Bundle
+from ..bundle.image_defaults import ImageDefaults
+from ..errors import InputError, ManifestError
+from ..memory_budget import MemoryBudget
+from ..model import Model
+from ..opening import choose_artifacts, choose_length, list_tokenizer_files, open_programs
+from ..option_checks import check_options, check_whole
+from ..text.long_text import fit
+from ..text.tokenizer import Tokenizer
+from .denoising import Scheduler
+from .noise import Generator
+from .options import ImageOptions
+from .part import Part
+from .pictures import Float32, Picture, make_pixels, read_picture
+from .scheduler_config import SchedulerConfig
+from .schedulers import check_share, make_scheduler
+
+if TYPE_CHECKING:
+    from typing_extensions import Self, Unpack
+
+log = logging.getLogger("planforge")
+
+GRAPHS = ("unet", "text_encoder", "vae_decoder")  # that every picture needs
+ENCODER = "vae_encoder"  # that another picture is read by
+GUIDANCE_UNIT = 1000.0  # the waves of an embedded guidance scale are those of so many time steps
+LONGEST_WAVE = 10_000.0
+MAX_PICTURES = 64  # of one call
+
+
+@dataclass(frozen=True)
+class Step:
+    """One step of the way from noise to pictures.
+
+    Attributes:
+        number: of the step, from 1.
+        count: of all steps.
+        seconds_left: as the steps so far say.
+        latents: (N, L, H, W) float32, behind the step.
+        preview: decodes the latents of now: the pictures as far as they are.
+    """
+
+    number: int
+    count: int
+    seconds_left: float
+    latents: Float32
+    preview: Callable[[], list[Picture]]
+
+
+@dataclass(frozen=True)
+class Request:
+    """The checked options of one call, with defaults filled in."""
+
+    prompts: list[str]
+    negative_prompts: list[str]
+    seed: int
+    height: int
+    width: int
+    guidance_scale: float
+    scheduler: Scheduler
+    begin: Float32 | None  # (1, 3, 8 H, 8 W) another picture, from -1 to 1
+    on_step: Callable[[Step], object] | None
+
+
+class ImageGenerator(Model):
+    """A model of pictures of a bundle, ready to make them. Make one with `ImageGenerator.load`.
+
+    The same seed gives the picture that diffusers makes on a CPU, but for rounding. Safe to use from several
+    threads: their steps take turns. Close it, or use it as a context manager.
+    """
+
+    task = "image-generation"
+
+    def __init__(
+        self,
+        parts: Sequence[Part],
+        open_encoder: Callable[[], Part],
+        tokenizer: Tokenizer,
+        defaults: ImageDefaults,
+    ) -> None:
+        self.unet, self.text_encoder, self.decoder = parts
+        self.tokenizer = tokenizer
+        self.defaults = defaults
+        self.max_length = defaults.max_length
+        self.scheduler = SchedulerConfig.from_json(defaults.scheduler)
+        self._open_encoder = open_encoder
+        self._encoder: Part | None = None
+
+    @classmethod
+    def _open(cls, bundle: Bundle, engine: Backend, request: LoadRequest) -> Self:
+        manifest = bundle.manifest
+        defaults = manifest.images
+        if defaults is None:
+            raise ManifestError(f"{bundle.folder}: the manifest of a model of pictures has no 'images'")
+        artifacts = choose_artifacts(engine, bundle, request, *GRAPHS)
+        choose_length(bundle, request.max_length, *artifacts[:2])
+        precision = artifacts[0].precision
+        budget = MemoryBudget(request.memory_limit, manifest.count_weight_bytes(*artifacts))
+        with open_programs(engine, bundle, *artifacts) as programs:
+            tokenizer = Tokenizer.from_file(bundle.path(list_tokenizer_files(manifest, 1)[0]))
+
+        def open_encoder() -> Part:
+            artifact = engine.artifact(bundle, ENCODER, precision)
+            return Part(engine.open(bundle, artifact), artifact, budget)
+
+        parts = [
+            Part(program, artifact, budget) for program, artifact in zip(programs, artifacts, strict=True)
+        ]
+        return cls(parts, open_encoder, tokenizer, defaults)
+
+    @property
+    def _runner(self) -> GraphRunner:
+        return self.unet
+
+    @property
+    def input_tokenizer(self) -> Tokenizer:
+        """The tokenizer that reads prompts."""
+        return self.tokenizer
+
+    def warm_up(self) -> None:
+        """Make one step of one picture; see `Model.warm_up`."""
+        self.generate("a", steps=1, seed=0)
+
+    def _close(self) -> None:
+        encoder = [] if self._encoder is None else [self._encoder]
+        for part in (self.text_encoder, self.decoder, *encoder, self.unet):
+            part.close()
+
+    def generate(self, prompt: str | Iterable[str], **options: Unpack[ImageOptions]) -> list[Picture]:
+        """Return pictures of what a text says, or each of several texts.
+
+        Args:
+            prompt: a text, or several, whose pictures are made together.
+            **options: see `ImageOptions`.
+
+        Returns:
+            `num_images` pictures of each text, in their order.
+
+        Raises:
+            InputError: an option or a text that cannot be used.
+            DataError: the file of another picture is none.
+        """
+        request = self._check(prompt, options)
+        tokens = [self.encode_prompt(text) for text in (*request.negative_prompts, *request.prompts)]
+        dropped = [count for _, count in tokens[len(request.negative_prompts) :]]
+        text = self.encode_tokens(np.array([ids for ids, _ in tokens], np.int64))
+        generator = Generator(request.seed)
+        latents = self._begin(request, generator)
+
+        def finish(latents: Float32) -> list[Picture]:
+            pixels = make_pixels(self.decode(latents))
+            return [
+                Picture(own, prompt, request.seed, count)
+                for own, prompt, count in zip(pixels, request.prompts, dropped, strict=True)
+            ]
+
+        started = time.monotonic()
+        scheduler = request.scheduler
+        count = len(scheduler.timesteps)
+        for index in range(count):
+            sample = scheduler.scale(latents, index)
+            prediction = self.predict(sample, float(scheduler.timesteps[index]), text, request.guidance_scale)
+            latents = scheduler.step(index, prediction, latents, generator.normal)
+            if request.on_step is not None:
+                left = (time.monotonic() - started) / (index + 1) * (count - index - 1)
+                now = latents
+                request.on_step(Step(index + 1, count, left, now, lambda now=now: finish(now)))  # type: ignore[misc]
+        return finish(latents)
+
+    def encode_prompt(self, text: str) -> tuple[list[int], int]:
+        """Return a prompt's tokens, as many as the model reads, and how many at its end were left out."""
+        defaults = self.defaults
+        fitted = fit(
+            self.tokenizer.encode(text),
+            None,
+            max_length=defaults.max_length,
+            special_tokens=defaults.special_tokens,
+            truncation="head",
+        )
+        ids = fitted.pieces[0].ids
+        if fitted.dropped:
+            log.warning(
+                "the prompt has %d tokens more than the %d that the model reads, which are left out: it is"
+                " read as %r",
+                fitted.dropped,
+                defaults.max_length,
+                self.tokenizer.decode(ids),
+            )
+        return ids + [defaults.pad] * (defaults.max_length - len(ids)), fitted.dropped
+
+    def encode_tokens(self, tokens: Any) -> Float32:
+        """Return the hidden states (N, T, E) of prompts' tokens (N, T)."""
+        return self.text_encoder.run({"ids": tokens})["text"]
+
+    def predict(self, sample: Float32, timestep: float, text: Float32, guidance_scale: float) -> Float32:
+        """Return the prediction (N, L, H, W) for latents, with guidance where the texts are twice as many.
+
+        Args:
+            sample: (N, L, H, W) as the scheduler scales it.
+            timestep: from 0 to 999.
+            text: (N, T, E) of the prompts, or (2 N, T, E) with those of the negative prompts before them.
+            guidance_scale: by how much the prompts count more than the negative ones.
+        """
+        count = len(sample)
+        rows = sample if len(text) == count else np.concatenate([sample, sample])
+        values = {
+            "sample": rows,
+            "timestep": np.full(len(rows), timestep, np.float32),
+            "text": text,
+        }
+        features = self.defaults.guidance_features
+        if features is not None:
+            values["guidance"] = embed_guidance(guidance_scale, features, len(rows))
+        noise = self.unet.run(values)["noise"]
+        if len(rows) == count:
+            return noise
+        away, towards = noise[:count], noise[count:]
+        guided: Float32 = away + np.float32(guidance_scale) * (towards - away)
+        return guided
+
+    def decode(self, latents: Float32) -> Float32:
+        """Return the pictures (N, 3, 8 H, 8 W) from -1 to 1 of latents (N, L, H, W)."""
+        return self.decoder.run({"latents": latents})["pictures"]
+
+    def _begin(self, request: Request, generator: Generator) -> Float32:
+        """Return the latents (N, L, H, W) to begin with: noise, or another picture with noise."""
+        defaults = self.defaults
+        scheduler = request.scheduler
+        count = len(request.prompts)
+        channels = self.unet.artifact.input("sample").axes[1]
+        assert isinstance(channels, int)
+        shape = (count, channels, request.height // defaults.multiple, request.width // defaults.multiple)
+        if request.begin is None:
+            return generator.normal(shape) * np.float32(scheduler.initial_sigma)
+        if self._encoder is None:
+            self._encoder = self._open_encoder()
+        found = self._encoder.run({"pictures": request.begin})
+        one = found["mean"] + found["deviation"] * generator.normal(found["mean"].shape)
+        picture = np.float32(defaults.scaling_factor) * one
+        return scheduler.add_noise(np.repeat(picture, count, axis=0), generator.normal(shape))
+
+    def _check(self, prompt: str | Iterable[str], options: ImageOptions) -> Request:
+        """Return a call's options, checked; refuse those out of range, before anything runs."""
+        check_options(options, ImageOptions)
+        defaults = self.defaults
+        prompts = [prompt] if isinstance(prompt, str) else list(prompt)
+        negative = options.get("negative_prompt") or ""
+        negatives = [negative] * len(prompts) if isinstance(negative, str) else list(negative)
+        if len(negatives) != len(prompts):
+            raise InputError(
+                f"there are {len(negatives)} negative prompts and {len(prompts)} prompts; give one for all, or"
+                " one for each",
+                option="negative_prompt",
+            )
+        copies = options.get("num_images", 1)
+        check_whole("num_images", copies, 1, max(1, MAX_PICTURES // max(1, len(prompts))))
+        seed = options.get("seed")
+        seed = secrets.randbits(32) if seed is None else seed
+        begin, height, width = self._read_sizes(options)
+        scale = options.get("guidance_scale")
+        scale = defaults.guidance_scale if scale is None else check_scale(scale)
+        guided = scale > 1 and defaults.guidance_features is None
+        return Request(
+            prompts=[text for text in prompts for _ in range(copies)],
+            negative_prompts=[text for text in negatives for _ in range(copies)] if guided else [],
+            seed=seed,
+            height=height,
+            width=width,
+            guidance_scale=scale,
+            scheduler=make_scheduler(
+                self.scheduler,
+                options.get("steps") or defaults.steps,
+                options.get("scheduler"),
+                1.0 if begin is None else check_share("strength", options.get("strength", 0.8)),
+            ),
+            begin=begin,
+            on_step=options.get("on_step"),
+        )
+
+    def _read_sizes(self, options: ImageOptions) -> tuple[Float32 | None, int, int]:
+        """Return another picture to begin with, if one is given, and the height and width of the result."""
+        defaults = self.defaults
+        sizes = {name: options.get(name) for name in ("height", "width")}
+        for name, size in sizes.items():
+            axis = self.unet.artifact.axis(name)
+            least, most = (defaults.multiple * length for length in (axis.min, axis.max))
+            check_whole(name, size, least, most, optional=True)
+            if size is not None and size % defaults.multiple:
+                raise InputError(f"{name}={size} is not a multiple of {defaults.multiple}", option=name)
+        image = options.get("image")
+        if image is None:
+            if options.get("strength") is not None:
+                raise InputError("strength is of an image to begin with; give one", option="strength")
+            return None, sizes["height"] or defaults.height, sizes["width"] or defaults.width
+        begin = read_picture(image, defaults.multiple, sizes["height"], sizes["width"])
+        return begin, *begin.shape[2:]
+
+
+def check_scale(value: Any) -> float:
+    """Return a guidance scale; refuse what is no number from 0."""
+    is_number = isinstance(value, int | float) and not isinstance(value, bool)
+    if not is_number or not 0 <= value < 1000:
+        raise InputError(
+            f"guidance_scale={value!r:.60} must be a number from 0 to 1000", option="guidance_scale"
+        )
+    return float(value)
+
+
+def embed_guidance(scale: float, features: int, rows: int) -> Float32:
+    """Return the waves (rows, features) of a guidance scale, as latent consistency models read it."""
+    half = features // 2
+    powers = np.exp(np.arange(half, dtype=np.float32) * np.float32(-np.log(LONGEST_WAVE) / (half - 1)))
+    angles = np.float32((scale - 1) * GUIDANCE_UNIT) * powers
+    waves = np.concatenate([np.sin(angles), np.cos(angles), np.zeros(features % 2, np.float32)])
+    return np.broadcast_to(waves, (rows, features)).astype(np.float32)

@@ -1,0 +1,32 @@
+"""Runs one graph of a model of pictures, in batches that it takes."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+import numpy as np
+
+from ..backends.backend import Array, GraphRunner
+
+
+class Part(GraphRunner):
+    """An opened graph, whose inputs and outputs are named by their roles; B is the first axis of all."""
+
+    def run(self, values: Mapping[str, Array]) -> dict[str, Array]:
+        """Return the outputs of inputs (B, ...), both by role; more rows than fit run one batch after another."""
+        most = self.artifact.axis("batch").max
+        count = len(next(iter(values.values())))
+        batches = [
+            self.run_batch({role: array[begin : begin + most] for role, array in values.items()})
+            for begin in range(0, count, most)
+        ]
+        if len(batches) == 1:
+            return batches[0]
+        return {role: np.concatenate([batch[role] for batch in batches]) for role in batches[0]}
+
+    def run_batch(self, values: Mapping[str, Array]) -> dict[str, Array]:
+        """Return the outputs of a batch that fits."""
+        given = {spec.name: values[spec.role] for spec in self.artifact.inputs}
+        with self.turn():
+            results = self.program.run(given, {})
+        return {spec.role: results[spec.name] for spec in self.artifact.outputs}
