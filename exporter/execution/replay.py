@@ -24,6 +24,7 @@ from ...runtime.backends.backend import (
     Program,
     Shape,
 )
+from ...runtime.bundle.artifact import has_role
 from ...runtime.bundle.manifest import Artifact, TensorSpec
 from .node_executor import ExecutedProgram, NodeExecutor
 
@@ -49,6 +50,7 @@ class Step:
     # Without any, (0, 0), the inputs are not texts, and all results are compared.
     positions: Integers
     rows: tuple[int, ...] | None = None  # of the texts, where not all of them run
+    reads_fields: bool = False  # whether a row is no text but a field, (B, 1) at position 0: it is compared whole
 
     @property
     def is_compared(self) -> bool:
@@ -120,6 +122,9 @@ class Replay:
             if not wanted.size:
                 continue
             array = found.get(path)
+            if array is not None and self.steps[step].reads_fields:
+                rows.append(array[None])
+                continue
             if array is None or array.ndim < 2 or len(array) <= wanted.max():
                 return None
             rows.append(array[wanted])
@@ -128,6 +133,8 @@ class Replay:
     def select_tokens(self, step: int, array: Array) -> Array | None:
         """Return a result (B, T, ...) or (B, H, T, ...) at the same tokens; None if it has another shape."""
         positions = self.steps[step].positions
+        if self.steps[step].reads_fields:
+            return array[(positions != PADDING).any(axis=1)] if len(array) == len(positions) else None
         B, T = positions.shape
         if array.ndim == 4 and (array.shape[0], array.shape[2]) == (B, T):
             array = array.swapaxes(1, 2)  # (B, T, H, ...)
@@ -167,6 +174,8 @@ def make_replay(
         read: runs PyTorch over what a row reads; of a rounding only keys and values are rounded there.
         row: the one that is compared; None for all.
     """
+    if not has_role(artifact.inputs, "ids"):
+        return make_field_replay(artifact, case_set, case, drive, read, row)
     coded, coded_case, length = code_tokens(case_set, case)
     recorder = RecordingProgram(artifact)
     drive(recorder, coded, coded_case)
@@ -179,6 +188,29 @@ def make_replay(
         partial(read, each) if begin < length else None for begin, each in zip(begins, case.rows, strict=True)
     ]
     return Replay(lambda program: drive(program, case_set, case), tuple(steps), tuple(readings))
+
+
+def make_field_replay(
+    artifact: Artifact,
+    case_set: CaseSet,
+    case: Case,
+    drive: Callable[[Program, CaseSet, Case], None],
+    read: Callable[[Row, Any, Any], object],
+    row: int | None,
+) -> Replay:
+    """Return the replay of a case whose graph reads fields, such as latents, and no tokens.
+
+    Of several steps the last is compared, as PyTorch reads one for each row.
+    """
+    last = replace(case, rows=tuple(replace(each, ends=each.ends[-1:]) for each in case.rows))
+    is_compared = [row is None or number == row for number in range(len(last.rows))]
+    positions = np.where(is_compared, 0, PADDING)[:, None]
+    step = Step(f"run of {len(last.rows)} rows", positions, reads_fields=True)
+    readings = [
+        partial(read, each) if compared else None
+        for each, compared in zip(last.rows, is_compared, strict=True)
+    ]
+    return Replay(lambda program: drive(program, case_set, last), (step,), tuple(readings))
 
 
 def code_tokens(case_set: CaseSet, case: Case) -> tuple[CaseSet, Case, int]:

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any, TypeAlias
 
 import numpy as np
 
-from ...runtime.apps.check.case import CaseSet, Known, Measure, Row, Text, to_arrays
+from ...runtime.apps.check.case import Case, CaseSet, Known, Measure, Row, Text, to_arrays
 from ...runtime.apps.check.files import fits
 from ...runtime.apps.check.judge import Engine, Limits
 from ...runtime.apps.stage_progress import PartCounter, Report, report_nothing
@@ -45,7 +45,7 @@ class Task:
         open_reference: returns what asks the model. Of a rounding only keys and values are rounded there.
         answer_texts: yields PyTorch's answers to texts, by their numbers and outputs.
         calibrate: runs PyTorch over the texts to calibrate with.
-        read_row: runs PyTorch over what a row reads.
+        read_row: runs PyTorch over what a row of a case reads.
         open: opens a graph, and the one that it runs with if there is one.
         list_measures: returns what has limits.
         kept: how many places golden data keeps, and fewer where the file is full.
@@ -67,7 +67,7 @@ class Task:
     open_reference: Callable[[ReferenceModel, Bundle, Rounding | None], Any]
     answer_texts: Callable[[Any, CaseSet, Sequence[int]], Iterator[tuple[int, dict[str, Known]]]]
     calibrate: Callable[[Any, CaseSet], None]
-    read_row: Callable[[Any, CaseSet, Row], object]
+    read_row: Callable[[Any, CaseSet, Case, Row], object]
     open: Callable[[Bundle, Artifact, OpenProgram], Engine]
     list_measures: Callable[[CaseSet], Sequence[Measure]]
     kept: Sequence[tuple[int, ...]]

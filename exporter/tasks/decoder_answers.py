@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 import numpy.typing as npt
 
-from ...runtime.apps.check.case import CaseSet, Integers, Known, Row, Text
+from ...runtime.apps.check.case import Case, CaseSet, Integers, Known, Row, Text
 from ...runtime.apps.check.decoder import DecoderEngine, Tokenizers, reduce
 from ...runtime.apps.check.files import choose_evenly
 from ...runtime.apps.check.metrics import Logits, measure_scale
@@ -59,7 +59,7 @@ def calibrate(reference: Reference, case_set: CaseSet) -> None:
         reference.compute_logits(text.tokens, slice(None))
 
 
-def read_row(reference: Reference, case_set: CaseSet, row: Row) -> Logits:
+def read_row(reference: Reference, case_set: CaseSet, case: Case, row: Row) -> Logits:
     """Run PyTorch over a row's tokens; if its beginning is repeated, last over the tokens behind that."""
     return compute_logits(reference, case_set.texts[row.text], np.array([row.ends[-1] - 1]))
 

@@ -9,7 +9,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
-from ...runtime.apps.check.case import CaseSet, Known, Row
+from ...runtime.apps.check.case import Case, CaseSet, Known, Row
 from ...runtime.apps.check.encoder import EncoderEngine, is_per_token
 from ...runtime.backends.backend import Array
 from ...runtime.bundle.bundle import Bundle
@@ -62,7 +62,7 @@ def calibrate(reference: Reference, case_set: CaseSet) -> None:
         run_model(reference.model, text)
 
 
-def read_row(reference: Reference, case_set: CaseSet, row: Row) -> object:
+def read_row(reference: Reference, case_set: CaseSet, case: Case, row: Row) -> object:
     """Run PyTorch over the text of a row."""
     return reference.read(case_set, row.text)
 

@@ -3,8 +3,17 @@
 from __future__ import annotations
 
 from ..levels import CALIBRATION
-from ..task_traits import ENCODING, GENERATION, TRANSLATION
-from . import decoder, decoder_answers, encoder, encoder_answers, translator, translator_answers
+from ..task_traits import ENCODING, GENERATION, PICTURES, TRANSLATION
+from . import (
+    decoder,
+    decoder_answers,
+    encoder,
+    encoder_answers,
+    image_answers,
+    images,
+    translator,
+    translator_answers,
+)
 from .base import Task
 from .translator_search import follow, measure_found_gaps
 
@@ -54,5 +63,16 @@ TASKS = {
         limit_others=translator_answers.limit_scores,
         follow=follow,
         measure_found=measure_found_gaps,
+    ),
+    PICTURES.name: Task(
+        choose=images.choose,
+        open_reference=image_answers.open_reference,
+        answer_texts=image_answers.answer_texts,
+        calibrate=image_answers.calibrate,
+        read_row=image_answers.read_row,
+        open=image_answers.open_engine,
+        list_measures=lambda case_set: images.MEASURES,
+        kept=images.KEPT_STEPS,
+        count_kept=images.count_kept,
     ),
 }

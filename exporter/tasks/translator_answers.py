@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from ...runtime.apps.check.case import CaseSet, Known, Row, Text
+from ...runtime.apps.check.case import Case, CaseSet, Known, Row, Text
 from ...runtime.apps.check.decoder import reduce
 from ...runtime.apps.check.judge import Limits
 from ...runtime.apps.check.metrics import Logits, ScoreMetrics, measure_scale
@@ -71,7 +71,7 @@ def calibrate(reference: Reference, case_set: CaseSet) -> None:
         reference.compute_results(text.tokens, best.token_ids)
 
 
-def read_row(reference: Reference, case_set: CaseSet, row: Row) -> object:
+def read_row(reference: Reference, case_set: CaseSet, case: Case, row: Row) -> object:
     """Run PyTorch over a source, or over a target up to a row's end."""
     text = case_set.texts[row.text]
     if text.source is None:

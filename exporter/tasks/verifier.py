@@ -223,7 +223,7 @@ class Verifier:
 
         def read(row: Row, model: ReferenceModel, rounding: Rounding | None) -> object:
             reference = self.task.open_reference(model, self.bundle, rounding)
-            return self.task.read_row(reference, self.expected, row)
+            return self.task.read_row(reference, self.expected, case, row)
 
         return make_replay(artifact, self.expected, case, drive, read, row)
 

@@ -278,6 +278,10 @@ def make_text(reference: Reference, text: str) -> GoldenText:
 def make_inputs(reference: Reference, checkpoint: Checkpoint) -> Iterator[GoldenInput]:
     """Yield texts with the tokens that the checkpoint puts around them."""
     encoder = checkpoint.encoder
+    if checkpoint.images is not None:
+        for text in TEXTS:
+            yield GoldenInput(text, None, tuple(reference.add_special_tokens(text, None)))
+        return
     if encoder is None:
         end = None if checkpoint.generation is None else checkpoint.generation.source_eos
         for text in TEXTS:

@@ -220,6 +220,8 @@ class ModuleRun:
         names = [spec.name for spec in self.artifact.outputs]
         if isinstance(result, list):  # a source's keys and values
             return dict(zip(names, (tensor for pair in result for tensor in pair), strict=True))
+        if isinstance(result, Mapping):  # a part's of a model of pictures
+            return result
         first, second = (result, {}) if isinstance(result, np.ndarray) else result
         if isinstance(first, np.ndarray):  # logits (N, V)
             return {"logits": first[-1:]}

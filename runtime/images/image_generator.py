@@ -8,8 +8,9 @@ from __future__ import annotations
 import logging
 import secrets
 import time
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
+from functools import partial
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -24,6 +25,7 @@ from ..opening import choose_artifacts, choose_length, list_tokenizer_files, ope
 from ..option_checks import check_options, check_whole
 from ..text.long_text import fit
 from ..text.tokenizer import Tokenizer
+from .denoise import denoise, predict
 from .denoising import Scheduler
 from .noise import Generator
 from .options import ImageOptions
@@ -39,8 +41,6 @@ log = logging.getLogger("planforge")
 
 GRAPHS = ("unet", "text_encoder", "vae_decoder")  # that every picture needs
 ENCODER = "vae_encoder"  # that another picture is read by
-GUIDANCE_UNIT = 1000.0  # the waves of an embedded guidance scale are those of so many time steps
-LONGEST_WAVE = 10_000.0
 MAX_PICTURES = 64  # of one call
 
 
@@ -94,13 +94,12 @@ class ImageGenerator(Model):
         tokenizer: Tokenizer,
         defaults: ImageDefaults,
     ) -> None:
-        self.unet, self.text_encoder, self.decoder = parts
+        self.parts = {part.artifact.graph: part for part in parts}
         self.tokenizer = tokenizer
         self.defaults = defaults
         self.max_length = defaults.max_length
         self.scheduler = SchedulerConfig.from_json(defaults.scheduler)
         self._open_encoder = open_encoder
-        self._encoder: Part | None = None
 
     @classmethod
     def _open(cls, bundle: Bundle, engine: Backend, request: LoadRequest) -> Self:
@@ -126,7 +125,7 @@ class ImageGenerator(Model):
 
     @property
     def _runner(self) -> GraphRunner:
-        return self.unet
+        return self.parts["unet"]
 
     @property
     def input_tokenizer(self) -> Tokenizer:
@@ -138,9 +137,14 @@ class ImageGenerator(Model):
         self.generate("a", steps=1, seed=0)
 
     def _close(self) -> None:
-        encoder = [] if self._encoder is None else [self._encoder]
-        for part in (self.text_encoder, self.decoder, *encoder, self.unet):
+        for part in self.parts.values():
             part.close()
+
+    def open_parts(self) -> Mapping[str, Part]:
+        """Return all graphs by their names; that of the autoencoder's other side is opened when it is used."""
+        if ENCODER not in self.parts:
+            self.parts[ENCODER] = self._open_encoder()
+        return self.parts
 
     def generate(self, prompt: str | Iterable[str], **options: Unpack[ImageOptions]) -> list[Picture]:
         """Return pictures of what a text says, or each of several texts.
@@ -170,17 +174,18 @@ class ImageGenerator(Model):
                 for own, prompt, count in zip(pixels, request.prompts, dropped, strict=True)
             ]
 
+        unet = self.parts["unet"]
+
+        def ask(sample: Float32, timestep: float) -> Float32:
+            return predict(unet, self.defaults, sample, timestep, text, request.guidance_scale)
+
         started = time.monotonic()
-        scheduler = request.scheduler
-        count = len(scheduler.timesteps)
-        for index in range(count):
-            sample = scheduler.scale(latents, index)
-            prediction = self.predict(sample, float(scheduler.timesteps[index]), text, request.guidance_scale)
-            latents = scheduler.step(index, prediction, latents, generator.normal)
+        count = len(request.scheduler.timesteps)
+        steps = denoise(request.scheduler, latents, ask, generator.normal)
+        for number, latents in enumerate(steps, 1):
             if request.on_step is not None:
-                left = (time.monotonic() - started) / (index + 1) * (count - index - 1)
-                now = latents
-                request.on_step(Step(index + 1, count, left, now, lambda now=now: finish(now)))  # type: ignore[misc]
+                left = (time.monotonic() - started) / number * (count - number)
+                request.on_step(Step(number, count, left, latents, partial(finish, latents)))
         return finish(latents)
 
     def encode_prompt(self, text: str) -> tuple[list[int], int]:
@@ -206,51 +211,23 @@ class ImageGenerator(Model):
 
     def encode_tokens(self, tokens: Any) -> Float32:
         """Return the hidden states (N, T, E) of prompts' tokens (N, T)."""
-        return self.text_encoder.run({"ids": tokens})["text"]
-
-    def predict(self, sample: Float32, timestep: float, text: Float32, guidance_scale: float) -> Float32:
-        """Return the prediction (N, L, H, W) for latents, with guidance where the texts are twice as many.
-
-        Args:
-            sample: (N, L, H, W) as the scheduler scales it.
-            timestep: from 0 to 999.
-            text: (N, T, E) of the prompts, or (2 N, T, E) with those of the negative prompts before them.
-            guidance_scale: by how much the prompts count more than the negative ones.
-        """
-        count = len(sample)
-        rows = sample if len(text) == count else np.concatenate([sample, sample])
-        values = {
-            "sample": rows,
-            "timestep": np.full(len(rows), timestep, np.float32),
-            "text": text,
-        }
-        features = self.defaults.guidance_features
-        if features is not None:
-            values["guidance"] = embed_guidance(guidance_scale, features, len(rows))
-        noise = self.unet.run(values)["noise"]
-        if len(rows) == count:
-            return noise
-        away, towards = noise[:count], noise[count:]
-        guided: Float32 = away + np.float32(guidance_scale) * (towards - away)
-        return guided
+        return self.parts["text_encoder"].run({"ids": tokens})["text"]
 
     def decode(self, latents: Float32) -> Float32:
         """Return the pictures (N, 3, 8 H, 8 W) from -1 to 1 of latents (N, L, H, W)."""
-        return self.decoder.run({"latents": latents})["pictures"]
+        return self.parts["vae_decoder"].run({"latents": latents})["pictures"]
 
     def _begin(self, request: Request, generator: Generator) -> Float32:
         """Return the latents (N, L, H, W) to begin with: noise, or another picture with noise."""
         defaults = self.defaults
         scheduler = request.scheduler
         count = len(request.prompts)
-        channels = self.unet.artifact.input("sample").axes[1]
+        channels = self.parts["unet"].artifact.input("sample").axes[1]
         assert isinstance(channels, int)
         shape = (count, channels, request.height // defaults.multiple, request.width // defaults.multiple)
         if request.begin is None:
             return generator.normal(shape) * np.float32(scheduler.initial_sigma)
-        if self._encoder is None:
-            self._encoder = self._open_encoder()
-        found = self._encoder.run({"pictures": request.begin})
+        found = self.open_parts()[ENCODER].run({"pictures": request.begin})
         one = found["mean"] + found["deviation"] * generator.normal(found["mean"].shape)
         picture = np.float32(defaults.scaling_factor) * one
         return scheduler.add_noise(np.repeat(picture, count, axis=0), generator.normal(shape))
@@ -298,7 +275,7 @@ class ImageGenerator(Model):
         defaults = self.defaults
         sizes = {name: options.get(name) for name in ("height", "width")}
         for name, size in sizes.items():
-            axis = self.unet.artifact.axis(name)
+            axis = self.parts["unet"].artifact.axis(name)
             least, most = (defaults.multiple * length for length in (axis.min, axis.max))
             check_whole(name, size, least, most, optional=True)
             if size is not None and size % defaults.multiple:
@@ -320,12 +297,3 @@ def check_scale(value: Any) -> float:
             f"guidance_scale={value!r:.60} must be a number from 0 to 1000", option="guidance_scale"
         )
     return float(value)
-
-
-def embed_guidance(scale: float, features: int, rows: int) -> Float32:
-    """Return the waves (rows, features) of a guidance scale, as latent consistency models read it."""
-    half = features // 2
-    powers = np.exp(np.arange(half, dtype=np.float32) * np.float32(-np.log(LONGEST_WAVE) / (half - 1)))
-    angles = np.float32((scale - 1) * GUIDANCE_UNIT) * powers
-    waves = np.concatenate([np.sin(angles), np.cos(angles), np.zeros(features % 2, np.float32)])
-    return np.broadcast_to(waves, (rows, features)).astype(np.float32)

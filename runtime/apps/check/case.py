@@ -21,10 +21,26 @@ Array: TypeAlias = npt.NDArray[Any]
 Integers: TypeAlias = npt.NDArray[np.int64]
 Runner: TypeAlias = Literal["forced", "every", "greedy", "once", "attention", "beams"]
 DecoderKind: TypeAlias = Literal["logits", "columns", "passages", "layers", "attention", "beams"]
-Kind: TypeAlias = DecoderKind | Literal["vectors", "values", "scores", "labels", "flags"]
+Kind: TypeAlias = (
+    DecoderKind | Literal["vectors", "values", "scores", "labels", "flags", "fields", "paths"]
+)
 
 CASES = ("cases", "few", "replays", "ranges")  # the fields of a set that have some
 FORMAT = 3  # of the arrays that `to_arrays` makes; 2 called random cases drawn, 1 had names of each task
+
+
+class Noise(NamedTuple):
+    """The noise that a picture is made of.
+
+    Attributes:
+        seed: of the generator.
+        height: of the latents.
+        width: of the latents.
+    """
+
+    seed: int
+    height: int
+    width: int
 
 
 @dataclass(frozen=True)
@@ -40,6 +56,7 @@ class Text:
         source: the number of the text that a translator's encoder reads beside it.
         quotes: whether `tokens` are places in what PyTorch writes behind the texts that it continues, -1 for
             the token that targets begin with. `answer` looks them up.
+        noise: of a prompt, what its picture is made of.
     """
 
     tokens: tuple[int, ...]
@@ -49,6 +66,7 @@ class Text:
     segments: tuple[int, ...] = ()
     source: int | None = None
     quotes: bool = False
+    noise: Noise | None = None
 
     def count(self, end: int | None = None) -> int:
         """Return how many tokens of a cache the first `end` take, or all of them."""
@@ -72,7 +90,7 @@ class Measure(NamedTuple):
             predicted; of an encoder "vectors", a regression's "values", "scores" (a value from each token,
             all of a text are one vector), "labels" of which one is chosen, "flags" of which each is chosen
             by itself; of a translator the keys and values of "layers", each by itself, "attention", and
-            "beams".
+            "beams"; of pictures "fields", and "paths" of which each step reads what the one before gave.
         outputs: what is compared with PyTorch's.
         limited: the metrics that have limits.
         prefix: of the limits' names.
@@ -150,6 +168,20 @@ class Searching(NamedTuple):
     suppressed: tuple[int, ...]
 
 
+class Denoising(NamedTuple):
+    """How pictures are made.
+
+    Attributes:
+        steps: as the user counts them.
+        guidance_scale: how much a prompt counts.
+        negative: the number of the text that it counts more than.
+    """
+
+    steps: int
+    guidance_scale: float
+    negative: int
+
+
 class Known(NamedTuple):
     """Values at some positions of a text; those behind its token at position 0, 1, ..."""
 
@@ -193,6 +225,7 @@ class CaseSet:
         left_out: what the level of verification does without, in words.
         calibration: texts that no case reads, to calibrate with; files do without.
         search: how a translator's beams are searched.
+        denoising: how pictures are made.
         few: cases to compare a graph in that is run node by node, which is slow.
         replays: of each graph a case of a little real text, in which a node at fault is looked for.
         ranges: of each graph a case of as much real text as the ranges of its results need.
@@ -205,6 +238,7 @@ class CaseSet:
     left_out: tuple[str, ...] = ()
     calibration: tuple[Text, ...] = ()
     search: Searching | None = None
+    denoising: Denoising | None = None
     few: tuple[Case, ...] = ()
     replays: tuple[Case, ...] = ()
     ranges: tuple[Case, ...] = ()
@@ -342,6 +376,7 @@ def to_arrays(case_set: CaseSet) -> dict[str, Array]:
         "columns": case_set.columns,
         "left_out": case_set.left_out,
         "search": case_set.search,
+        "denoising": case_set.denoising,
     }
     arrays: dict[str, Array] = {"plan": np.array(json.dumps(plan))}
     arrays |= {f"text.{i}": np.array(text.tokens, np.int64) for i, text in enumerate(case_set.texts)}
@@ -360,7 +395,7 @@ def from_arrays(arrays: Arrays) -> CaseSet:
     plan = json.loads(str(arrays["plan"]))
     if plan["format"] != FORMAT:
         raise KeyError(f"format {FORMAT}")
-    texts = [Text(**{**text, "tokens": (), "segments": tuple(text["segments"])}) for text in plan["texts"]]
+    texts = [read_text(text) for text in plan["texts"]]
     cases: dict[str, Any] = {name: tuple(map(read_case, plan[name])) for name in CASES}
     answers: dict[str, dict[int, Known]] = {}
     for name in arrays:
@@ -377,7 +412,15 @@ def from_arrays(arrays: Arrays) -> CaseSet:
         columns=tuple(plan["columns"]),
         left_out=tuple(plan["left_out"]),
         search=None if plan.get("search") is None else Searching(*map(read_search, plan["search"])),
+        denoising=None if plan.get("denoising") is None else Denoising(*plan["denoising"]),
     )
+
+
+def read_text(fields: Mapping[str, Any]) -> Text:
+    """Return the text whose fields JSON has; its tokens are an array of their own."""
+    noise = fields.get("noise")
+    known = {**fields, "tokens": (), "segments": tuple(fields["segments"])}
+    return Text(**{**known, "noise": None if noise is None else Noise(*noise)})
 
 
 def read_search(field: Any) -> Any:

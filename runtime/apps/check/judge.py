@@ -20,6 +20,7 @@ from .metrics import (
     Logits,
     Measured,
     Outcome,
+    PathMetrics,
     TextMetrics,
     VectorMetrics,
     judge_outcome,
@@ -27,6 +28,7 @@ from .metrics import (
     measure,
     measure_error,
     measure_errors,
+    measure_fields,
     measure_kl,
     measure_labels,
     measure_max_error,
@@ -78,6 +80,10 @@ def find_answers(case_set: CaseSet, output: str, one: Seen) -> Array:
 def measure_values(seen: Sequence[Seen], case_set: CaseSet, wanted: Measure) -> Measured:
     """Measure an output's values at all places together."""
     (output,) = wanted.outputs
+    if wanted.kind in ("fields", "paths"):
+        pairs = [(one.values[output].values, find_answers(case_set, output, one)) for one in seen]
+        fields = measure_fields(pairs)
+        return fields if wanted.kind == "fields" else PathMetrics(*vars(fields).values())
     if wanted.kind == "attention":  # a vector is what a token attends to in a layer and head
         pairs = [(one.values[output].values, find_answers(case_set, output, one)) for one in seen]
         flat = [[side.reshape(-1, side.shape[-1]) for side in pair] for pair in pairs]
@@ -190,6 +196,9 @@ def describe_place(case_set: CaseSet, location: Location) -> str:
     """Return in words where a case failed."""
     case, step, row = location
     where = f"in row {row} of a batch of {len(case.rows)}"
+    if (noise := case_set.texts[case.rows[row].text].noise) is not None and case.graph != "text_encoder":
+        steps = f", in step {case.rows[row].ends[step]}" if case.runner == "forced" else ""
+        return f"{where} of latents of {noise.height} x {noise.width}{steps}"
     lengths = ", ".join(str(case_set.texts[one.text].count(one.ends[step])) for one in case.rows)
     if case.runner == "once":
         return f"{where}, of {lengths} tokens"

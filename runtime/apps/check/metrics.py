@@ -127,6 +127,28 @@ class ErrorMetrics(PlainFields):
 
 
 @dataclass(frozen=True)
+class FieldMetrics(PlainFields):
+    """How far fields (C, H, W), such as predicted noise, are from the reference's."""
+
+    rms_error: float  # the largest of all fields' root-mean-square differences, relative to the reference's own
+    finite: bool
+    rows: int  # fields that were compared
+
+    LIMITED: ClassVar[tuple[str, ...]] = ("rms_error",)
+
+
+@dataclass(frozen=True)
+class PathMetrics(PlainFields):
+    """How far what steps end with is from the reference's: each step reads what the one before gave."""
+
+    path_error: float  # as the rms_error of `FieldMetrics`
+    finite: bool
+    rows: int
+
+    LIMITED: ClassVar[tuple[str, ...]] = ("path_error",)
+
+
+@dataclass(frozen=True)
 class TextMetrics(PlainFields):
     """What a decoder loses on real text."""
 
@@ -317,6 +339,22 @@ def measure_vectors(
         finite=True,
         rows=len(want),
     )
+
+
+def measure_fields(pairs: Sequence[tuple[Logits, Logits]]) -> FieldMetrics:
+    """Compare fields (N, ...) with the reference's, of sizes that may differ from pair to pair."""
+    errors = [
+        measure_rms(own.astype(np.float64) - wanted) / max(measure_rms(wanted), np.finfo(np.float32).tiny)
+        for got, want in pairs
+        for own, wanted in zip(got, want, strict=True)
+    ]
+    worst = max(errors, key=lambda error: math.inf if math.isnan(error) else error)
+    return FieldMetrics(worst if math.isfinite(worst) else math.nan, math.isfinite(worst), len(errors))
+
+
+def measure_rms(array: npt.NDArray[Any]) -> float:
+    """Return the root of the mean square."""
+    return float(np.sqrt(np.square(array, dtype=np.float64).mean()))
 
 
 def measure_spread(array: npt.NDArray[np.float64]) -> float:

@@ -11,6 +11,7 @@ from .answers import Limits, compare_generator, compare_translator
 from .decoder import DecoderEngine
 from .encoder import EncoderEngine
 from .files import Arrays
+from .images import ImageEngine
 from .judge import Engine
 from .metrics import Comparison
 from .translator import TranslatorEngine
@@ -41,4 +42,5 @@ TASKS = {
         ),
         compare_translator,
     ),
+    "image-generation": Task(lambda model: ImageEngine(model.open_parts(), model.defaults)),
 }

@@ -175,15 +175,14 @@ def open_text_tokenizers(bundle: Bundle) -> list[Tokenizer]:
 
 def describe_settings(manifest: Manifest) -> dict[str, Any]:
     """Return, as plain JSON, what decides beside files how texts are read and answers are written."""
-    defaults = manifest.generation or manifest.encoder
-    assert defaults is not None  # a manifest has one of the two
+    kinds = {"generation": manifest.generation, "encoder": manifest.encoder, "images": manifest.images}
     template = manifest.tokenizer.get("chat_template")
     settings = {
         "family": manifest.family,
         "task": manifest.task,
         "tokenizer": {name: manifest.tokenizer.get(name) for name in ("kind", "vocab_size")},
         "chat_template": None if template is None else {"tokens": read_template_tokens(template)},
-        "encoder" if manifest.generation is None else "generation": asdict(defaults),
+        **{kind: asdict(defaults) for kind, defaults in kinds.items() if defaults is not None},
     }
     plain: dict[str, Any] = json.loads(json.dumps(settings))
     return plain
@@ -321,6 +320,15 @@ def compare_input(
 
 def make_input_reader(manifest: Manifest, tokenizer: Tokenizer) -> Callable[[GoldenInput], list[int]]:
     """Return what gives all ids that a model reads of a text, as its class does."""
+    if manifest.images is not None:
+        special = manifest.images.special_tokens
+
+        def read_prompt(one: GoldenInput) -> list[int]:
+            ids = tokenizer.encode(one.text, parse_special=True)
+            fitted = fit(ids, None, max_length=NO_LIMIT, special_tokens=special, truncation=None)
+            return fitted.pieces[0].ids
+
+        return read_prompt
     if manifest.encoder is not None:
         defaults = manifest.encoder
         before = defaults.prompts.get(defaults.default_prompt or "", "")
