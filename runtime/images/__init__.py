@@ -1,0 +1,1 @@
+"""Pictures from text: what denoises a sample by what a model predicts, without the model."""
