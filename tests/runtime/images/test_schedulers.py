@@ -140,6 +140,13 @@ def test_a_seed_gives_the_picture_that_it_gives_in_diffusers(name: str) -> None:
     np.testing.assert_allclose(got[-1], want[-1], rtol=0, atol=len(want) * 2.0**-22 * largest)
 
 
+def test_noise_alone_with_eta_1_stays_finite() -> None:
+    # In diffusers the root of 1 - alpha - deviation^2, which is 0, rounds to NaN.
+    case = Case("ddim", ZERO_SNR, eta=1.0)
+    assert np.isnan(run_reference(case).samples[-1]).any()
+    assert np.isfinite(run_ours(case).samples[-1]).all()
+
+
 @pytest.mark.parametrize("name", SCHEDULERS)
 def test_a_scheduler_begins_anew(name: str) -> None:
     scheduler = make_scheduler(SchedulerConfig.from_json(Case(name).json), 5, name)
