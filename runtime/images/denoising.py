@@ -46,7 +46,7 @@ class Scheduler:
     Samples, predictions and noise are float32 arrays of one shape, such as (B, C, H, W).
 
     Attributes:
-        timesteps: what the model reads, one for each step; diffusers' have fractions with Euler's.
+        timesteps: what the model reads, one for each step; those of Euler's have fractions.
         initial_sigma: what normal noise is multiplied by to begin a picture without another one.
         start: the factors of another picture and of noise, to begin with that picture.
         updates: the factors of each step.

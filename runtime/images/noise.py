@@ -13,6 +13,7 @@ from ..option_checks import check_whole
 
 Float32: TypeAlias = npt.NDArray[np.float32]
 BLOCK = 16  # PyTorch makes so many normal numbers at once, of fewer each by itself
+CHUNK = 1 << 14  # whole blocks, few enough that their arrays stay in a core's cache
 
 
 class Generator:
@@ -35,9 +36,12 @@ class Generator:
         count = math.prod(shape)
         if count < BLOCK:
             return np.array([self.draw_single() for _ in range(count)], np.float32).reshape(shape)
-        values = make_normal(self.draw_bits(count))
+        values = np.empty(count, np.float32)
+        for begin in range(0, count, CHUNK):
+            blocks = make_normal(self.draw_bits(min(CHUNK, count - begin)))
+            values[begin : begin + len(blocks)] = blocks
         if count % BLOCK:  # the last block is drawn anew, over numbers of the one before
-            values = np.append(values[: count - BLOCK], make_normal(self.draw_bits(BLOCK)))
+            values[-BLOCK:] = make_normal(self.draw_bits(BLOCK))
         return values.reshape(shape)
 
     def draw_bits(self, count: int) -> npt.NDArray[np.uint32]:
@@ -61,7 +65,7 @@ def make_normal(bits: npt.NDArray[np.uint32]) -> Float32:
     In a block the first eight numbers give the radius, the last eight the angle.
     """
     whole = len(bits) - len(bits) % BLOCK
-    uniform = (bits[:whole] & np.uint32((1 << 24) - 1)).astype(np.float32) * np.float32(2**-24)
+    uniform: Float32 = (bits[:whole] & np.uint32((1 << 24) - 1)).astype(np.float32) * np.float32(2**-24)
     blocks = uniform.reshape(-1, 2, BLOCK // 2)
     radius = np.sqrt(np.float32(-2) * np.log(np.float32(1) - blocks[:, 0]))
     angle = np.float32(2 * np.pi) * blocks[:, 1]

@@ -55,7 +55,8 @@ def rescale_betas(betas: Float32) -> Float32:
     first, last = roots[0], roots[-1]
     roots = (roots - last) * (first / (first - last))
     alphas = roots**2
-    return np.float32(1) - np.append(alphas[:1], alphas[1:] / alphas[:-1])
+    rescaled: Float32 = np.float32(1) - np.append(alphas[:1], alphas[1:] / alphas[:-1])
+    return rescaled
 
 
 def accumulate(betas: Float32) -> Float32:
@@ -79,7 +80,8 @@ def compute_sigmas(settings: Settings) -> Float32:
     alphas = compute_alphas(settings)
     if settings.rescale_betas_zero_snr:
         alphas[-1] = LEAST_ALPHA
-    return np.sqrt((np.float32(1) - alphas) / alphas)
+    sigmas: Float32 = np.sqrt((np.float32(1) - alphas) / alphas)
+    return sigmas
 
 
 def space_timesteps(settings: Settings, steps: int, *, beyond: int = 0, end: int | None = None) -> Float64:
@@ -93,11 +95,12 @@ def space_timesteps(settings: Settings, steps: int, *, beyond: int = 0, end: int
     """
     N = settings.num_train_timesteps
     end = N if end is None else end
-    places = np.arange(steps + beyond)[::-1]
+    times: Float64
     if settings.timestep_spacing == "linspace":
         times = np.linspace(0, end - 1, steps + beyond)[::-1]
     elif settings.timestep_spacing == "leading":
-        times = places * (end // (steps + beyond)) + float(settings.steps_offset)
+        places = np.arange(steps + beyond, dtype=np.float64)[::-1]
+        times = places * (end // (steps + beyond)) + settings.steps_offset
     else:
         times = np.round(np.arange(end, 0, -N / steps)) - 1
     # The rounding of arange adds one for some counts, which diffusers takes as the timestep -1.

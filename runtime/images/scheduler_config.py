@@ -105,7 +105,7 @@ class SchedulerConfig:
         """Return what a file has; keys that no scheduler reads are left out, as diffusers does."""
         r = Reader(value, "scheduler", file)
         known = [*CHOICES, *FLAGS, *INTEGERS, *NUMBERS, "trained_betas"]
-        # What is null is not given, to diffusers too.
+        # Settings that may be null have that as their default, or false.
         given = {key: read_setting(r, key) for key in known if r.value.get(key) is not None}
         given.update({key: r.value[key] for key in FIXED if r.value.get(key) is not None})
         return SchedulerConfig(r.get("_class_name", str), given)

@@ -60,8 +60,8 @@ def build_ddim(settings: Settings, steps: int, begin: int) -> Scheduler:
     before = look_up(alphas, settings, times - settings.num_train_timesteps // steps)
     a, s = np.sqrt(now), np.sqrt(1 - now)
     clean_from, noise_from = convert_prediction(settings, a, s)
-    drawn = settings.eta * np.sqrt((1 - before) / (1 - now) * (1 - now / before))
-    direction = np.sqrt(1 - before - drawn**2)
+    variance = settings.eta**2 * (1 - before) / (1 - now) * (1 - now / before)
+    direction = np.sqrt(np.maximum(1 - before - variance, 0))
     return Scheduler(
         times.astype(np.float32),
         1.0,
@@ -71,7 +71,7 @@ def build_ddim(settings: Settings, steps: int, begin: int) -> Scheduler:
             clean=np.sqrt(before),
             sample=direction * noise_from[0],
             prediction=direction * noise_from[1],
-            noise=drawn,
+            noise=np.sqrt(variance),
         ),
         draws=len(times) if settings.eta else 0,
         limit=settings.clip_sample_range if settings.clip_sample else None,
@@ -87,15 +87,15 @@ def build_pndm(settings: Settings, steps: int, begin: int) -> Scheduler:
     now = look_up(alphas, settings, times + again * stride)
     before = look_up(alphas, settings, times - ~again * stride)
     a, s = np.sqrt(now), np.sqrt(1 - now)
-    _, noise_from = convert_prediction(settings, a, s)
+    clean_from, noise_from = convert_prediction(settings, a, s)
     # Formula 9 of arXiv 2202.09778.
     noise = (now - before) / (now * np.sqrt(1 - before) + np.sqrt(now * (1 - now) * before))
     return PlmsScheduler(
         times.astype(np.float32),
         1.0,
-        (float(np.sqrt(alphas[times[0]])), float(np.sqrt(1 - alphas[times[0]]))),
+        (float(a[0]), float(s[0])),
         make_updates(
-            (a, s),
+            clean_from,
             sample=np.sqrt(before / now) + noise * noise_from[0],
             prediction=noise * noise_from[1],
         ),
@@ -149,7 +149,8 @@ def make_dpm_sigmas(settings: Settings, steps: int) -> tuple[npt.NDArray[np.int6
     """Return the timesteps (S,) and the sigmas (S + 1,) of DPM++."""
     trained = compute_sigmas(settings)
     clipped = int(np.count_nonzero(-np.log(trained) < settings.lambda_min_clipped))
-    times = np.round(space_timesteps(settings, steps, beyond=1, end=len(trained) - clipped))
+    end = max(1, len(trained) - clipped)
+    times = np.round(space_timesteps(settings, steps, beyond=1, end=end))
     sigmas = np.interp(times, np.arange(len(trained)), trained)
     if settings.use_karras_sigmas:
         sigmas = space_karras(settings, float(trained[-1]), float(trained[0]), steps)
@@ -167,7 +168,8 @@ def make_dpm_sigmas(settings: Settings, steps: int) -> tuple[npt.NDArray[np.int6
 
 def build_dpm_2m(settings: Settings, steps: int, begin: int) -> Scheduler:
     times, sigmas = make_dpm_sigmas(settings, steps)
-    count = len(times)
+    count = len(times)  # fewer than S where lambda_min_clipped leaves some out
+    begin = min(begin, count - 1)
     now, following = sigmas[begin:-1], sigmas[begin + 1 :]
     a, a_following = 1 / np.sqrt(now**2 + 1), 1 / np.sqrt(following**2 + 1)
     clean = a_following * (1 - following / now)
