@@ -283,13 +283,22 @@ class TimeEmbedding(nn.Module):
         return self.linear_2(F.silu(self.linear_1(waves)))  # type: ignore[no-any-return]
 
 
+def compute_frequencies(count: int, shift: int) -> Tensor:
+    """Return the frequencies (count,) of the waves of a time step, also where tensors have no values."""
+    powers = torch.arange(count, dtype=torch.float32, device="cpu") / (count - shift)
+    return torch.exp(-math.log(LONGEST_WAVE) * powers)
+
+
 class UNet(nn.Module):
     """Predicts the noise in latents, or what else the scheduler is told, at a time step."""
+
+    frequencies: Tensor
 
     def __init__(self, config: UNetConfig) -> None:
         super().__init__()
         self.config = config
         widths = config.block_out_channels
+        self.register_buffer("frequencies", compute_frequencies(widths[0] // 2, config.freq_shift), False)
         self.conv_in = nn.Conv2d(config.in_channels, widths[0], 3, padding=1)
         self.time_embedding = TimeEmbedding(widths[0], 4 * widths[0], config.time_cond_proj_dim)
         self.down_blocks = nn.ModuleList()
@@ -333,8 +342,6 @@ class UNet(nn.Module):
 
     def make_waves(self, timestep: Tensor) -> Tensor:
         """Return sines and cosines (B, D / 4) of time steps (B,)."""
-        half = self.config.block_out_channels[0] // 2
-        powers = torch.arange(half, dtype=torch.float32) / (half - self.config.freq_shift)
-        angles = timestep[:, None].float() * torch.exp(-math.log(LONGEST_WAVE) * powers)
+        angles = timestep[:, None].float() * self.frequencies
         waves = [angles.sin(), angles.cos()]
         return torch.cat(waves[::-1] if self.config.flip_sin_to_cos else waves, dim=-1)

@@ -134,7 +134,7 @@ class Replay:
         """Return a result (B, T, ...) or (B, H, T, ...) at the same tokens; None if it has another shape."""
         positions = self.steps[step].positions
         if self.steps[step].reads_fields:
-            return array[(positions != PADDING).any(axis=1)] if len(array) == len(positions) else None
+            return array[(positions != PADDING).any(axis=1)] if array.ndim and len(array) == len(positions) else None
         B, T = positions.shape
         if array.ndim == 4 and (array.shape[0], array.shape[2]) == (B, T):
             array = array.swapaxes(1, 2)  # (B, T, H, ...)

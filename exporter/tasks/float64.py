@@ -8,6 +8,7 @@ from typing import Any
 import numpy as np
 import torch
 from torch import Tensor
+from torch.overrides import TorchFunctionMode
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_map
 
@@ -21,6 +22,15 @@ class ComputeInFloat64(TorchDispatchMode):
 
     def __init__(self) -> None:
         super().__init__()  # type: ignore[no-untyped-call]
+        self.convolutions = WidenConvolutions()
+
+    def __enter__(self) -> Any:
+        self.convolutions.__enter__()
+        return super().__enter__()  # type: ignore[no-untyped-call]
+
+    def __exit__(self, *error: Any) -> None:
+        super().__exit__(*error)
+        self.convolutions.__exit__(*error)
 
     @classmethod
     def _should_skip_dynamo(cls) -> bool:
@@ -38,6 +48,15 @@ class ComputeInFloat64(TorchDispatchMode):
             return product + bias[0].double() if bias else product
         args, kwargs = tree_map(widen, (args, kwargs or {}))
         return tree_map(widen, func(*args, **kwargs))
+
+
+class WidenConvolutions(TorchFunctionMode):
+    """Widens what a convolution reads, whose types PyTorch compares before it dispatches."""
+
+    def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        if func is torch.conv2d:
+            args, kwargs = tree_map(widen, (args, kwargs or {}))
+        return func(*args, **(kwargs or {}))
 
 
 def widen(argument: Any) -> Any:

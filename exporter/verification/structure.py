@@ -172,12 +172,24 @@ def check_weights(
             fault = describe_difference(constant.numpy(), expected)
         elif value in known or constant.size == 1:  # values used in computations are not weights
             continue
+        elif all(is_setting(use.node, use.idx, constant.numpy()) for use in value.uses()):
+            continue
         elif is_ours:
             fault = "is not a tensor of the checkpoint"
         else:
             by_size = by_size or index_by_size(tensors)
             fault = describe_unnamed(value, constant.numpy(), tensors, by_size)
         yield blame(node, f"{words} {fault}") if fault else ""
+
+
+def is_setting(node: ir.Node, index: int, got: Array) -> bool:
+    """Tell whether a constant says how a node computes: a size, or the scale and bias of a bare norm.
+
+    Modules' results show whether it is the right one.
+    """
+    if node.op_type == "InstanceNormalization":  # a GroupNorm's own scale and bias follow it
+        return index > 0 and bool((got == (1 if index == 1 else 0)).all())
+    return node.op_type == "Resize" and index > 0
 
 
 def index_by_size(tensors: Arrays) -> dict[int, list[str]]:
