@@ -14,10 +14,19 @@ from tokenizers import models, pre_tokenizers
 
 from ....runtime.errors import TokenizerError
 from ....runtime.text.tokenizer import WAY_OUT, wrap_tokenizer_errors
-from .classes import ALIASES, ALWAYS_USUAL, CLASSES, NO_CLASS, USUAL, TokenizerClass, shorten_class
+from .classes import (
+    ALIASES,
+    ALWAYS_USUAL,
+    CLASSES,
+    NO_CLASS,
+    USUAL,
+    WORD_END,
+    TokenizerClass,
+    shorten_class,
+)
 from .read_files import read_json_object, read_text
 
-CUTS = ("GPT2", "CodeGen", "Qwen2")  # classes without "Tokenizer" and "Fast"
+CUTS = ("GPT2", "CodeGen", "Qwen2", "CLIP")  # classes without "Tokenizer" and "Fast"
 
 
 def find_bpe_files(folder: Path) -> tuple[Path, Path] | None:
@@ -28,16 +37,16 @@ def find_bpe_files(folder: Path) -> tuple[Path, Path] | None:
     return None
 
 
-def read_byte_level_bpe(vocab: Path, merges: Path) -> tokenizers.Tokenizer:
-    """Read the vocabulary and the merges of the two files."""
-    ids = _read_vocab(vocab)
+def read_byte_level_bpe(vocab: Path, merges: Path, kind: TokenizerClass) -> tokenizers.Tokenizer:
+    """Read the vocabulary and the merges of the two files of a class."""
+    ids = _read_vocab(vocab, kind.word_end)
     pairs = _read_merges(merges)
     with wrap_tokenizer_errors(str(merges)):
         return tokenizers.Tokenizer(models.BPE(vocab=ids, merges=pairs))
 
 
 def choose_cut(folder: Path, settings: Mapping[str, Any]) -> TokenizerClass:
-    """Return the class whose rules a folder's tokenizer follows to cut texts: GPT-2's or Qwen2's.
+    """Return the class whose rules a folder's tokenizer follows to cut texts: GPT-2's, Qwen2's or CLIP's.
 
     Raises:
         TokenizerError: transformers reads no such files of the model, or with another class; names both.
@@ -63,17 +72,24 @@ def choose_cut(folder: Path, settings: Mapping[str, Any]) -> TokenizerClass:
     )
 
 
-def _read_vocab(path: Path) -> dict[str, int]:
+def _read_vocab(path: Path, word_end: str) -> dict[str, int]:
     vocab = read_json_object(path)
     if not all(type(index) is int and 0 <= index < 2**31 for index in vocab.values()):
         raise TokenizerError(f"{path}: ids must be integers from 0; {WAY_OUT}")
     if len(set(vocab.values())) != len(vocab):
         raise TokenizerError(f"{path}: two tokens have the same id; {WAY_OUT}")
-    missing = sum(symbol not in vocab for symbol in pre_tokenizers.ByteLevel.alphabet())
-    if missing:  # tokenizers would drop those bytes from the text and say nothing
+    alphabet = pre_tokenizers.ByteLevel.alphabet()
+    symbols = {symbol + end for symbol in alphabet for end in ("", word_end)}
+    missing = len(symbols - vocab.keys())
+    if missing:  # tokenizers would drop those bytes from the text, or read "unknown", and say nothing
         raise TokenizerError(
-            f"{path}: not a byte-level vocabulary, {missing} of 256 byte symbols are missing; "
+            f"{path}: not a byte-level vocabulary, {missing} of {len(symbols)} byte symbols are missing; "
             "save the tokenizer.json with save_pretrained of transformers"
+        )
+    if not word_end and all(symbol + WORD_END in vocab for symbol in alphabet):
+        raise TokenizerError(
+            f"{path}: tokens end words with {WORD_END}, as CLIP's do, but the class is another; if they are"
+            ' CLIP\'s, put "tokenizer_class": "CLIPTokenizer" into tokenizer_config.json'
         )
     return vocab
 

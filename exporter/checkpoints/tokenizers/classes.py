@@ -34,6 +34,8 @@ ROBERTA_NAMES = {**LLAMA_NAMES, "sep": "</s>", "cls": "<s>", "pad": "<pad>", "ma
 MPNET_NAMES = {**ROBERTA_NAMES, "unk": "[UNK]"}
 GEMMA_NAMES = {"bos": "<bos>", "eos": "<eos>", "unk": "<unk>", "pad": "<pad>", "mask": "<mask>"}
 END = "<|endoftext|>"
+CLIP_NAMES = {"bos": "<|startoftext|>", **dict.fromkeys(("eos", "unk", "pad"), END)}
+WORD_END = "</w>"  # of CLIP's tokens that end a word
 FLAGS = {
     "add_prefix_space",
     "do_lower_case",
@@ -49,6 +51,8 @@ QWEN2_WORDS = (
     r"(?i:'s|'t|'re|'ve|'m|'ll|'d)|[^\r\n\p{L}\p{N}]?\p{L}+|\p{N}| ?[^\s\p{L}\p{N}]+[\r\n]*|\s*[\r\n]+"
     r"|\s+(?!\S)|\s+"
 )
+# CLIPTokenizer's, whose words hold no white space: it is dropped.
+CLIP_WORDS = r"<\|startoftext\|>|<\|endoftext\|>|'s|'t|'re|'ve|'m|'ll|'d|[\p{L}]+|[\p{N}]|[^\s\p{L}\p{N}]+"
 # What transformers takes for model_types whose files name no class, by names without "Tokenizer".
 USUAL = {
     **dict.fromkeys(("bert", "convbert", "distilbert", "electra", "megatron-bert", "mobilebert"), "Bert"),
@@ -58,6 +62,7 @@ USUAL = {
     **dict.fromkeys(("gemma", "gemma2", "gemma3_text"), "Gemma"),
     **dict.fromkeys(("gpt_neox", "mpt", "olmo", "olmoe"), "GPTNeoX"),
     "albert": "Albert",
+    "clip": "CLIP",
     "mpnet": "MPNet",
     "xlm-roberta": "XLMRoberta",
     "camembert": "Camembert",
@@ -117,6 +122,27 @@ def cut_qwen2(tokenizer: tokenizers.Tokenizer, flags: Flags) -> None:
         ]
     )
     tokenizer.decoder = decoders.ByteLevel()
+
+
+def cut_clip(tokenizer: tokenizers.Tokenizer, flags: Flags) -> None:
+    """Set the steps of CLIPTokenizer, which lower-cases whatever the flags say."""
+    tokenizer.normalizer = normalizers.Sequence(
+        [normalizers.NFC(), normalizers.Replace(Regex(r"\s+"), " "), normalizers.Lowercase()]
+    )
+    tokenizer.pre_tokenizer = pre_tokenizers.Sequence(
+        [
+            pre_tokenizers.Split(Regex(CLIP_WORDS), behavior="removed", invert=True),
+            pre_tokenizers.ByteLevel(add_prefix_space=False),
+        ]
+    )
+    # transformers does the last two outside of tokenizers, with Python's strip().
+    tokenizer.decoder = decoders.Sequence(
+        [
+            decoders.ByteLevel(),
+            decoders.Replace(WORD_END, " "),
+            decoders.Replace(Regex(r"\A[\s\x1c-\x1f]+|[\s\x1c-\x1f]+\z"), ""),
+        ]
+    )
 
 
 def cut_xlm_roberta(tokenizer: tokenizers.Tokenizer, flags: Flags) -> None:
@@ -222,6 +248,7 @@ class TokenizerClass:
         cut: sets how texts are normalized and cut, and how tokens are joined.
         framing: what stands around texts; None where tokenizer.json says that.
         fields: the model's own settings, by its special tokens.
+        word_end: what tokens end with at a word's end.
     """
 
     model: str
@@ -229,6 +256,7 @@ class TokenizerClass:
     cut: Callable[[tokenizers.Tokenizer, Flags], None]
     framing: Framing | None = None
     fields: Callable[[Model, Names], Model] = lambda model, names: {}
+    word_end: str = ""
 
 
 def set_wordpiece(model: Model, names: Names) -> Model:
@@ -238,6 +266,11 @@ def set_wordpiece(model: Model, names: Names) -> Model:
 def set_bpe(model: Model, names: Names) -> Model:
     usual = dict.fromkeys(("unk_token", "continuing_subword_prefix", "end_of_word_suffix"))
     return usual | dict.fromkeys(("fuse_unk", "byte_fallback", "ignore_merges"), False)
+
+
+def set_clip(model: Model, names: Names) -> Model:
+    suffix = {"continuing_subword_prefix": "", "end_of_word_suffix": WORD_END}
+    return set_bpe(model, names) | suffix | {"unk_token": names["unk"]}
 
 
 def set_llama(model: Model, names: Names) -> Model:
@@ -264,10 +297,12 @@ def set_camembert(model: Model, names: Names) -> Model:
 OF_BERT = Framing("cls", "sep", frame_bert)
 OF_ALBERT = Framing("cls", "sep", frame_bert, is_default=True)
 OF_ROBERTA = Framing("cls", "sep", frame_roberta)
+OF_CLIP = Framing("bos", "eos", frame_roberta)  # no token has a space to trim
 OF_XLM_ROBERTA = Framing("bos", "eos", frame_xlm_roberta)
 CLASSES = {
     "Albert": TokenizerClass("Unigram", ALBERT_NAMES, cut_albert, OF_ALBERT, set_albert),
     "Bert": TokenizerClass("WordPiece", BERT_NAMES, cut_bert, OF_BERT, set_wordpiece),
+    "CLIP": TokenizerClass("BPE", CLIP_NAMES, cut_clip, OF_CLIP, set_clip, WORD_END),
     "Camembert": TokenizerClass("Unigram", ROBERTA_NAMES, cut_xlm_roberta, OF_XLM_ROBERTA, set_camembert),
     "GPT2": TokenizerClass("BPE", dict.fromkeys(("bos", "eos", "unk"), END), cut_gpt2, None, set_bpe),
     "GPTNeoX": TokenizerClass("BPE", dict.fromkeys(("bos", "eos", "unk"), END), cut_gpt_neox, None, set_bpe),
@@ -283,7 +318,8 @@ CLASSES = {
 def choose_class(folder: Path, settings: Settings, data: bytes = b"") -> TokenizerClass | None:
     """Return the class that transformers takes for a folder; None for one that has no rules of its own.
 
-    `data` is the tokenizer.json, if there is one: its vocabulary must be of the class's kind.
+    `data` is the tokenizer.json as tokenizers writes it, if there is one: its vocabulary must be of the
+    class's kind.
     """
     config = read_json_object(folder / "config.json")
     model_type = str(config.get("model_type"))
@@ -297,7 +333,7 @@ def choose_class(folder: Path, settings: Settings, data: bytes = b"") -> Tokeniz
     if found is None or not data:
         return found
     written = json.loads(data)
-    is_fitting = written["model"].get("type") == found.model
+    is_fitting = written["model"]["type"] == found.model
     # transformers reads a Llama 3, whose class is said to be Llama's, without the class.
     return None if not is_fitting or (name == "Llama" and b'"ByteLevel"' in data) else found
 

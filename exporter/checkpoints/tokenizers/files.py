@@ -45,8 +45,8 @@ _SENTENCE_MODELS = ("bert", "roberta", "distilbert", "camembert", "albert", "xlm
 def build_tokenizer_json(folder: Path) -> bytes:
     """Return the tokenizer.json of a folder in Hugging Face layout, in one canonical form.
 
-    Takes the tokenizer.json, or reads a byte-level BPE, GPT-2's or Qwen2's, or BERT's WordPiece from other
-    files. What the tokenizer's class and tokenizer_config.json say counts more, as in transformers 5.
+    Takes the tokenizer.json, or reads a byte-level BPE, GPT-2's, Qwen2's or CLIP's, or BERT's WordPiece from
+    other files. What the tokenizer's class and tokenizer_config.json say counts more, as in transformers 5.
     Lower-cases where sentence-transformers would.
     """
     settings = read_settings(folder)
@@ -56,13 +56,13 @@ def build_tokenizer_json(folder: Path) -> bytes:
     kind: TokenizerClass | None
     if saved.is_file():
         source = saved
-        data = read(saved)
-        tokenizer = parse(data, str(saved))
-        kind = choose_class(folder, settings, data)
+        tokenizer = parse(read(saved), str(saved))
+        # Written again: old files do not say what type their model has.
+        kind = choose_class(folder, settings, tokenizer.to_str().encode())
     elif files is not None:
         source = files[0]
         kind = choose_cut(folder, settings)
-        tokenizer = read_byte_level_bpe(*files)
+        tokenizer = read_byte_level_bpe(*files, kind)
     elif vocab_txt.is_file():
         source = vocab_txt
         kind = CLASSES["Bert"]
@@ -190,8 +190,11 @@ def list_special_names(settings: Mapping[str, Any]) -> list[str]:
 
 
 def list_special_tokens(settings: Mapping[str, Any], names: Names) -> list[AddedToken]:
-    """Return the tokens that have a role and the further special ones, with their flags."""
-    entries = [settings.get(f"{role}_token") or names[role] for role in names]
+    """Return the tokens that have a role and the further special ones, with their flags.
+
+    Of two with the same text and other flags the last counts, as in transformers, which adds all in turn.
+    """
+    entries = [settings.get(f"{role}_token") or names[role] for role in _ROLES if role in names]
     for extra in map(settings.get, ("additional_special_tokens", "extra_special_tokens")):
         values = extra.values() if isinstance(extra, dict) else extra
         if isinstance(values, Iterable) and not isinstance(values, str):
@@ -202,7 +205,7 @@ def list_special_tokens(settings: Mapping[str, Any], names: Names) -> list[Added
         if text is not None:
             flags = {name: entry.get(name) is True for name in FLAGS} if isinstance(entry, dict) else {}
             normalized = isinstance(entry, dict) and entry.get("normalized") is True
-            tokens.setdefault(text, AddedToken(text, special=True, normalized=normalized, **flags))
+            tokens[text] = AddedToken(text, special=True, normalized=normalized, **flags)
     return list(tokens.values())
 
 

@@ -28,6 +28,7 @@ TEXTS = [
     "<ent>John<ent> of the<ent>house <ent>",
     "word<Name>word <name> <NAME> a <Name> b",
     "x</s>y [SEP] z <s>",
+    "x </S> y",
     "我在Berlin",
     "e\u0301 A\u030a \uac00",
 ]
@@ -183,6 +184,36 @@ def test_what_tokenizer_json_puts_around_texts_counts_where_the_class_has_no_fra
     own.post_processor = processors.TemplateProcessing("<s> $A", "<s> $A </s> $B:1", ids)
     (tmp_path / "tokenizer.json").write_text(own.to_str())
     check_folder(tmp_path)
+
+
+@pytest.mark.parametrize(("kind", "model_type", "settings"), CASES[::2], ids=name_case)
+def test_an_old_file_does_not_say_its_models_type(
+    tmp_path: Path, kind: str, model_type: str | None, settings: dict[str, Any] | None
+) -> None:
+    write_folder(tmp_path, kind, model_type, settings)
+    written = json.loads(trained(kind))
+    del written["model"]["type"]
+    (tmp_path / "tokenizer.json").write_text(json.dumps(written))
+    check_folder(tmp_path)
+
+
+@pytest.mark.parametrize("normalized", [False, True])
+@pytest.mark.parametrize("name", ["special_tokens_map.json", "tokenizer_config.json"])
+def test_of_two_roles_of_one_token_the_last_ones_flags_count(
+    tmp_path: Path, name: str, normalized: bool
+) -> None:
+    """Texts are lower-cased, and so is a token that is normalized: "</S>" is it, or is none."""
+    write_folder(tmp_path, "wordpiece", "bert", None)
+    written = json.loads(trained("wordpiece"))
+    (tmp_path / "tokenizer.json").write_text(json.dumps({**written, "added_tokens": []}))
+    flags = {"lstrip": False, "rstrip": False, "single_word": False, "normalized": True}
+    typed = {"__type": "AddedToken"} if name == "tokenizer_config.json" else {}
+    token = {**typed, "content": "</s>", **flags}
+    first, last = ("</s>", token) if normalized else (token, "</s>")
+    (tmp_path / name).write_text(json.dumps({"sep_token": first, "pad_token": last}))
+    check_folder(tmp_path)
+    ours = Tokenizer(build_tokenizer_json(tmp_path))
+    assert (ours.find_id("</s>") in ours.encode("a </S> b", parse_special=True)) is normalized
 
 
 @pytest.mark.parametrize("flags", FLAGS, ids=name_case)
