@@ -19,6 +19,7 @@ from .scheduler_config import Settings
 Float64: TypeAlias = npt.NDArray[np.float64]
 
 MOST_COSINE_BETA = 0.999
+LEAST_PICTURE = 1e-15  # the cosine leaves 2e-9 of 1000 timesteps, 2e-13 of 100,000
 LEAST_ALPHA = 2.0**-24  # instead of 0, whose sigma would be infinite; as in diffusers
 KARRAS_RHO = 7.0  # of the paper, arXiv 2206.00364
 
@@ -36,7 +37,7 @@ def compute_betas(settings: Settings) -> Float32:
         kept = [math.cos((i / N + 0.008) / 1.008 * math.pi / 2) ** 2 for i in range(N + 1)]
         ratios = (after / before for before, after in pairwise(kept))
         betas = np.array([min(1 - ratio, MOST_COSINE_BETA) for ratio in ratios], np.float32)
-    return rescale_betas(betas) if settings.rescale_betas_zero_snr else betas
+    return betas
 
 
 def space_linearly(first: float, last: float, count: int) -> Float32:
@@ -49,9 +50,9 @@ def space_linearly(first: float, last: float, count: int) -> Float32:
     return np.where(places < count // 2, rising, falling).astype(np.float32)
 
 
-def rescale_betas(betas: Float32) -> Float32:
+def rescale_betas(alphas: Float32) -> Float32:
     """Return betas whose last timestep is noise alone (arXiv 2305.08891, algorithm 1)."""
-    roots = np.sqrt(accumulate(betas))
+    roots = np.sqrt(alphas)
     first, last = roots[0], roots[-1]
     roots = (roots - last) * (first / (first - last))
     alphas = roots**2
@@ -67,12 +68,12 @@ def accumulate(betas: Float32) -> Float32:
 def compute_alphas(settings: Settings) -> Float32:
     """Return diffusers' alphas_cumprod (N,): the share of the picture in a sample's variance."""
     alphas = accumulate(compute_betas(settings))
-    if not alphas[:-1].all():
+    if alphas[-1] < LEAST_PICTURE:
         raise InputError(
-            f"the checkpoint's betas leave nothing of a picture at timestep {int(np.argmin(alphas))} of"
-            f" {len(alphas)}; export it with the scheduler_config.json that it was trained with"
+            f"the checkpoint's betas leave {alphas[-1]:g} of a picture after {len(alphas)} timesteps; export"
+            " it with the scheduler_config.json that it was trained with"
         )
-    return alphas
+    return accumulate(rescale_betas(alphas)) if settings.rescale_betas_zero_snr else alphas
 
 
 def compute_sigmas(settings: Settings) -> Float32:
@@ -112,6 +113,16 @@ def space_timesteps(settings: Settings, steps: int, *, beyond: int = 0, end: int
             option="steps",
         )
     return times
+
+
+def check_sigmas(sigmas: Float64, steps: int) -> None:
+    """Refuse sigmas (S + 1,) of which one before the last is not below the one before it."""
+    if (sigmas[1:-1] >= sigmas[:-2]).any():
+        raise InputError(
+            f"the noise does not fall from step to step with steps={steps} and the checkpoint's scheduler;"
+            " take fewer, or another scheduler",
+            option="steps",
+        )
 
 
 def space_karras(settings: Settings, highest: float, lowest: float, steps: int) -> Float64:

@@ -12,7 +12,7 @@ from ..errors import InputError, ManifestError
 
 MOST_TIMESTEPS = 100_000
 LEAST_BETA, MOST_BETA = 1e-6, 0.999  # beyond them float32 has no noise, or no picture
-POSITIVE = 1e-6
+POSITIVE, LARGE = 1e-6, 1e6
 
 CHOICES: Mapping[str, tuple[str, ...]] = {
     "beta_schedule": ("linear", "scaled_linear", "squaredcos_cap_v2"),
@@ -37,11 +37,11 @@ INTEGERS: Mapping[str, tuple[int, int]] = {
 NUMBERS: Mapping[str, tuple[float, float]] = {
     "beta_start": (LEAST_BETA, MOST_BETA),
     "beta_end": (LEAST_BETA, MOST_BETA),
-    "clip_sample_range": (POSITIVE, inf),
-    "sigma_min": (POSITIVE, inf),
-    "sigma_max": (POSITIVE, inf),
-    "lambda_min_clipped": (-inf, inf),
-    "timestep_scaling": (POSITIVE, inf),
+    "clip_sample_range": (POSITIVE, LARGE),
+    "sigma_min": (POSITIVE, LARGE),
+    "sigma_max": (POSITIVE, LARGE),
+    "lambda_min_clipped": (-inf, LARGE),
+    "timestep_scaling": (POSITIVE, LARGE),
 }
 # Settings of which only some values are there, for schedulers that read them.
 FIXED: Mapping[str, tuple[Any, ...]] = {

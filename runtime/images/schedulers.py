@@ -19,6 +19,7 @@ from .denoising import Factors, PlmsScheduler, Scheduler, make_updates
 from .noise import Float32
 from .noise_schedule import (
     Float64,
+    check_sigmas,
     compute_alphas,
     compute_sigmas,
     find_timesteps,
@@ -114,8 +115,9 @@ def make_euler_sigmas(settings: Settings, steps: int) -> tuple[Float32, Float64]
         sigmas = space_karras(settings, float(sigmas[0]), float(sigmas[-1]), steps)
         times = find_timesteps(sigmas, trained)
     last = float(trained[0]) if settings.final_sigmas_type == "sigma_min" else 0.0
-    sigmas = np.append(sigmas, last)[: len(times) + 1]
-    return times.astype(np.float32), sigmas.astype(np.float32).astype(np.float64)
+    sigmas = np.append(sigmas, last)[: len(times) + 1].astype(np.float32).astype(np.float64)
+    check_sigmas(sigmas, steps)
+    return times.astype(np.float32), sigmas
 
 
 def build_euler(settings: Settings, steps: int, begin: int, *, ancestral: bool = False) -> Scheduler:
@@ -159,10 +161,7 @@ def make_dpm_sigmas(settings: Settings, steps: int) -> tuple[npt.NDArray[np.int6
             times = np.round(times)
     last = trained[0] if settings.final_sigmas_type == "sigma_min" else 0.0
     sigmas = np.append(sigmas, last).astype(np.float32).astype(np.float64)
-    if (sigmas[1:-1] >= sigmas[:-2]).any():
-        raise InputError(
-            f"steps={steps} are more than this checkpoint's timesteps give; take fewer", option="steps"
-        )
+    check_sigmas(sigmas, steps)
     return times.astype(np.int64), sigmas
 
 
