@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping
 from dataclasses import dataclass, fields
 from pathlib import Path
@@ -61,6 +62,7 @@ UNET_ONLY = {
 VAE_READ = {"down_block_types", "up_block_types"}
 VAE_ONLY = {"act_fn": ("silu",), "mid_block_add_attention": (True,)}
 USUAL_SAMPLE_SIZE = 64
+INFINITE = (math.inf, -math.inf)
 OFF: tuple[object, ...] = (None, False, "", [], {})
 
 
@@ -115,7 +117,7 @@ def read_pipeline(folder: Path) -> Pipeline:
         config_json=index,
         folders={part: folder / part for part in PARTS},
         tokenizer=folder / "tokenizer",
-        scheduler=read_json(folder / "scheduler" / "scheduler_config.json"),
+        scheduler=read_scheduler(folder / "scheduler" / "scheduler_config.json", str(index["_class_name"])),
         sample_size=read_sample_size(folder / "unet" / "config.json"),
         has_safety_checker=read_class(index, "safety_checker") is not None,
     )
@@ -147,6 +149,14 @@ def check_part(folder: Path, index: Mapping[str, Any], part: str, classes: tuple
         raise ValueError(
             f"{folder / INDEX}: {part} is {found or 'missing'}; supported is {' or '.join(classes)}"
         )
+
+
+def read_scheduler(path: Path, pipeline: str) -> dict[str, Any]:
+    """Return the settings of scheduler_config.json, as diffusers' class of the pipeline changes them."""
+    settings = read_json(path)
+    forced = {"steps_offset": 1, "clip_sample": False} if pipeline.startswith("StableDiffusion") else {}
+    # An infinite number is a default, which JSON cannot have.
+    return {name: value for name, value in settings.items() if value not in INFINITE} | forced
 
 
 def read_text_encoder(path: Path) -> ClipTextConfig:

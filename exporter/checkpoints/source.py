@@ -43,8 +43,8 @@ class Source:
         """Return one hash over the names and contents of config.json and all safetensors files.
 
         In a sentence-transformers folder, modules.json, the folders that hold its modules, its prompts and a
-        score's activation count too; in one of diffusers its parts; in one without weights its graphs. SourceError names one that is not a
-        regular file.
+        score's activation count too; in one of diffusers its parts; in one without weights its graphs.
+        SourceError names one that is not a regular file.
         """
         patterns = ["*.safetensors", "config.json"]
         if (self.folder / "modules.json").is_file():

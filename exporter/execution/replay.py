@@ -50,7 +50,7 @@ class Step:
     # Without any, (0, 0), the inputs are not texts, and all results are compared.
     positions: Integers
     rows: tuple[int, ...] | None = None  # of the texts, where not all of them run
-    reads_fields: bool = False  # whether a row is no text but a field, (B, 1) at position 0: it is compared whole
+    reads_fields: bool = False  # whether a row is a field, at position 0, and is compared as a whole
 
     @property
     def is_compared(self) -> bool:
@@ -134,7 +134,8 @@ class Replay:
         """Return a result (B, T, ...) or (B, H, T, ...) at the same tokens; None if it has another shape."""
         positions = self.steps[step].positions
         if self.steps[step].reads_fields:
-            return array[(positions != PADDING).any(axis=1)] if array.ndim and len(array) == len(positions) else None
+            is_row = bool(array.ndim) and len(array) == len(positions)
+            return array[positions[:, 0] != PADDING] if is_row else None
         B, T = positions.shape
         if array.ndim == 4 and (array.shape[0], array.shape[2]) == (B, T):
             array = array.swapaxes(1, 2)  # (B, T, H, ...)

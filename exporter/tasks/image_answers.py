@@ -5,7 +5,7 @@ T tokens, E text features, L channels of latents, H and W height and width of la
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
@@ -159,32 +159,37 @@ def answer_texts(
     negative = find_states(reference, case_set, case_set.denoising.negative)
     for number in numbers:
         text = case_set.texts[number]
-        own = reference.encode(text)
         wanted = list_wanted(case_set, number)
-        values: dict[str, Array] = {"text": own}
+        own = reference.encode(text)
+        values = {"text": own[wanted["text"].positions]}
         if text.noise is not None:
-            states = find_states(reference, case_set, number) if is_known(wanted["text"]) else own
-            path = reference.make_picture(case_set, text, states, negative)
-            values |= {"sample": path.samples, "noise": path.predictions, "latents": path.latents}
-            if is_known(wanted["sample"]):
-                values["noise"] = predict_again(reference, case_set, states, wanted["sample"])
-            latents = wanted["latents"].values if is_known(wanted["latents"]) else path.latents
-            values["pictures"] = reference.decode(latents)
-            pictures = wanted["pictures"].values if is_known(wanted["pictures"]) else values["pictures"]
-            values["mean"], values["deviation"] = reference.encode_pictures(pictures)
-        yield (
-            number,
-            {output: Known(known.positions, values[output][known.positions]) for output, known in wanted.items()}
-            if not is_known(next(iter(wanted.values())))
-            else select(values, wanted),
-        )
+            states = wanted["text"].values if is_known(wanted["text"]) else own
+            values |= answer_picture(reference, case_set, number, states, negative)
+        yield number, {output: Known(known.positions, values[output]) for output, known in wanted.items()}
 
 
-def select(values: Mapping[str, Array], wanted: Mapping[str, Known]) -> dict[str, Known]:
-    """Return values at places that are known already: those of steps have been computed for them alone."""
+def answer_picture(
+    reference: Reference, case_set: CaseSet, number: int, states: Array, negative: Array
+) -> dict[str, Array]:
+    """Return the values of a text's picture at the wanted places, by output."""
+    wanted = list_wanted(case_set, number)
+    path = reference.make_picture(case_set, case_set.texts[number], states, negative)
+    steps = wanted["sample"].positions
+    noise = path.predictions[steps]
+    latents = path.latents
+    if is_known(wanted["sample"]):
+        noise = predict_again(reference, case_set, states, wanted["sample"])
+        latents = wanted["latents"].values
+    pictures = reference.decode(latents)
+    known = wanted["pictures"]
+    mean, deviation = reference.encode_pictures(known.values if is_known(known) else pictures)
     return {
-        output: Known(known.positions, values[output] if output == "noise" else values[output][known.positions])
-        for output, known in wanted.items()
+        "sample": path.samples[steps],
+        "noise": noise,
+        "latents": path.latents,
+        "pictures": pictures,
+        "mean": mean,
+        "deviation": deviation,
     }
 
 

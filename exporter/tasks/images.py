@@ -1,5 +1,6 @@
-"""Chooses the cases of a model of pictures: prompts, single steps, whole ways from noise, and both ways of the
-autoencoder, at several sizes.
+"""Chooses the cases of a model of pictures, at several sizes.
+
+There are prompts, single steps, whole ways from noise, and both ways of the autoencoder.
 
 T tokens
 """
@@ -109,7 +110,7 @@ def cut_prompts(texts: Sequence[str]) -> list[str]:
 def encode(tokenizer: Tokenizer, defaults: ImageDefaults, prompt: str) -> tuple[int, ...]:
     """Return a prompt's tokens (T,), special ones and padding included."""
     fitted = fit(
-        tokenizer.encode(prompt),
+        tokenizer.encode(prompt, parse_special=True),
         None,
         max_length=defaults.max_length,
         special_tokens=defaults.special_tokens,

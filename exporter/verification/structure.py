@@ -170,9 +170,7 @@ def check_weights(
         elif value in biases and all(name in tensors for name in biases[value]):
             expected = np.concatenate([tensors[name] for name in biases[value]])
             fault = describe_difference(constant.numpy(), expected)
-        elif value in known or constant.size == 1:  # values used in computations are not weights
-            continue
-        elif all(is_setting(use.node, use.idx, constant.numpy()) for use in value.uses()):
+        elif value in known or is_setting(value, constant.numpy()):
             continue
         elif is_ours:
             fault = "is not a tensor of the checkpoint"
@@ -182,14 +180,18 @@ def check_weights(
         yield blame(node, f"{words} {fault}") if fault else ""
 
 
-def is_setting(node: ir.Node, index: int, got: Array) -> bool:
-    """Tell whether a constant says how a node computes: a size, or the scale and bias of a bare norm.
+def is_setting(value: ir.Value, got: Array) -> bool:
+    """Tell whether a constant is no weight: a single number, a size, or the scale and bias of a bare norm.
 
     Modules' results show whether it is the right one.
     """
-    if node.op_type == "InstanceNormalization":  # a GroupNorm's own scale and bias follow it
-        return index > 0 and bool((got == (1 if index == 1 else 0)).all())
-    return node.op_type == "Resize" and index > 0
+
+    def sets(node: ir.Node, index: int) -> bool:
+        if node.op_type == "InstanceNormalization":  # a GroupNorm's own scale and bias follow it
+            return index > 0 and bool((got == (1 if index == 1 else 0)).all())
+        return node.op_type == "Resize" and index > 0
+
+    return got.size == 1 or all(sets(use.node, use.idx) for use in value.uses())
 
 
 def index_by_size(tensors: Arrays) -> dict[int, list[str]]:

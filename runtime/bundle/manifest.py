@@ -28,9 +28,10 @@ class FileEntry:
 
 @dataclass(frozen=True)
 class Manifest:
-    """The content of manifest.json; an encoder has `encoder`, a model of pictures `images`, others `generation`.
+    """The content of manifest.json.
 
-    `explanations` are the graphs that `explain` runs; they share the weights of those in fp32.
+    An encoder has `encoder`, a model of pictures `images`, others have `generation`. `explanations` are
+    the graphs that `explain` runs; they share the weights of those in fp32.
     """
 
     family: str

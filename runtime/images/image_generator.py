@@ -141,7 +141,7 @@ class ImageGenerator(Model):
             part.close()
 
     def open_parts(self) -> Mapping[str, Part]:
-        """Return all graphs by their names; that of the autoencoder's other side is opened when it is used."""
+        """Return all graphs by their names, and open the one that reads pictures, which few calls need."""
         if ENCODER not in self.parts:
             self.parts[ENCODER] = self._open_encoder()
         return self.parts
@@ -192,7 +192,7 @@ class ImageGenerator(Model):
         """Return a prompt's tokens, as many as the model reads, and how many at its end were left out."""
         defaults = self.defaults
         fitted = fit(
-            self.tokenizer.encode(text),
+            self.tokenizer.encode(text, parse_special=True),  # as diffusers does
             None,
             max_length=defaults.max_length,
             special_tokens=defaults.special_tokens,
@@ -241,8 +241,8 @@ class ImageGenerator(Model):
         negatives = [negative] * len(prompts) if isinstance(negative, str) else list(negative)
         if len(negatives) != len(prompts):
             raise InputError(
-                f"there are {len(negatives)} negative prompts and {len(prompts)} prompts; give one for all, or"
-                " one for each",
+                f"there are {len(negatives)} negative prompts and {len(prompts)} prompts; give one for all,"
+                " or one for each",
                 option="negative_prompt",
             )
         copies = options.get("num_images", 1)

@@ -13,7 +13,7 @@ class Part(GraphRunner):
     """An opened graph, whose inputs and outputs are named by their roles; B is the first axis of all."""
 
     def run(self, values: Mapping[str, Array]) -> dict[str, Array]:
-        """Return the outputs of inputs (B, ...), both by role; more rows than fit run one batch after another."""
+        """Return the outputs of inputs (B, ...), both by role; more rows than fit run in several batches."""
         most = self.artifact.axis("batch").max
         count = len(next(iter(values.values())))
         batches = [

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import math
 import shutil
 from collections.abc import Callable
 from pathlib import Path
@@ -206,3 +207,15 @@ def test_index_is_json(copied: Path) -> None:
     (copied / "model_index.json").write_text(json.dumps(["StableDiffusionPipeline"]))
     with pytest.raises(ValueError, match="must hold a JSON object"):
         describe(copied)
+
+
+def test_settings_of_a_scheduler_as_the_pipeline_changes_them(saved: tuple[Path, Any], copied: Path) -> None:
+    """The class of diffusers forces two, and an infinite number is in no manifest."""
+    path = copied / "scheduler" / "scheduler_config.json"
+    settings = json.loads(path.read_text()) | {"steps_offset": 0, "lambda_min_clipped": -math.inf}
+    path.write_text(json.dumps(settings))
+    found = describe(copied).pipeline
+    assert found is not None
+    scheduler = saved[1].scheduler
+    assert found.scheduler["steps_offset"] == scheduler.config.steps_offset == 1
+    assert "lambda_min_clipped" not in found.scheduler

@@ -21,9 +21,7 @@ Array: TypeAlias = npt.NDArray[Any]
 Integers: TypeAlias = npt.NDArray[np.int64]
 Runner: TypeAlias = Literal["forced", "every", "greedy", "once", "attention", "beams"]
 DecoderKind: TypeAlias = Literal["logits", "columns", "passages", "layers", "attention", "beams"]
-Kind: TypeAlias = (
-    DecoderKind | Literal["vectors", "values", "scores", "labels", "flags", "fields", "paths"]
-)
+Kind: TypeAlias = DecoderKind | Literal["vectors", "values", "scores", "labels", "flags", "fields", "paths"]
 
 CASES = ("cases", "few", "replays", "ranges")  # the fields of a set that have some
 FORMAT = 3  # of the arrays that `to_arrays` makes; 2 called random cases drawn, 1 had names of each task

@@ -130,7 +130,7 @@ class ErrorMetrics(PlainFields):
 class FieldMetrics(PlainFields):
     """How far fields (C, H, W), such as predicted noise, are from the reference's."""
 
-    rms_error: float  # the largest of all fields' root-mean-square differences, relative to the reference's own
+    rms_error: float  # the largest root-mean-square difference of a field, relative to the reference's own
     finite: bool
     rows: int  # fields that were compared
 
