@@ -85,8 +85,9 @@ def convert_graph(graph: ir.Model, artifact: Artifact, calibration: Calibration)
         elif artifact.dialect == "ort" and not precision.is_half:
             split_shared_table(graph)
         if precision.is_half:
-            outputs = [spec.name for spec in artifact.outputs if not is_cache(spec)]
-            convert_to_fp16(graph, outputs, calibration.fp32_nodes.get(artifact.recipe_id))
+            specs = (*artifact.inputs, *artifact.outputs)
+            others = [spec.name for spec in specs if not is_cache(spec)]
+            convert_to_fp16(graph, others, calibration.fp32_nodes.get(artifact.recipe_id))
         if precision.cache_bits:
             quantize_cache(graph, calibration.cache_scales)
     except ValueError as error:

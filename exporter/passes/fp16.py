@@ -19,19 +19,19 @@ from .weights import HALVED, SCALED, ParameterRef, add_initializer, make_lazy_te
 FLOAT = ir.DataType.FLOAT
 HALF = ir.DataType.FLOAT16
 NAMES = {FLOAT: "fp32", HALF: "fp16"}
-
+FP32_INPUTS = {"Resize": (2,)}  # scales, which ONNX takes in fp32 alone
 
 Casts = dict[tuple[ir.Value, ir.DataType], ir.Value]
 
 
 def convert_to_fp16(
-    model: ir.Model, fp32_outputs: Collection[str], choices: Mapping[str, Fp32Reason] | None = None
+    model: ir.Model, fp32_values: Collection[str], choices: Mapping[str, Fp32Reason] | None = None
 ) -> None:
     """Compute in fp16, but for chosen nodes; casts stand where the precision changes.
 
-    `fp32_outputs` are outputs such as logits; other float inputs and outputs (caches) become fp16. `choices`
-    are the nodes that stay in fp32, or are scaled, by name; without them, sums and the nodes whose constants
-    fp16 cannot hold.
+    `fp32_values` are outputs such as logits, and inputs such as latents; other float inputs and outputs
+    (caches) become fp16. `choices` are the nodes that stay in fp32, or are scaled, by name; without them,
+    sums and the nodes whose constants fp16 cannot hold.
     """
     graph = model.graph
     if untyped := [value.name for value in list_values(graph) if value.dtype is None]:
@@ -53,19 +53,19 @@ def convert_to_fp16(
     was_float = {value for value in list_values(graph) if value.dtype == FLOAT}
     casts: Casts = {}
     for value in graph.inputs:
-        if value in was_float:
+        if value in was_float and value.name not in fp32_values:
             value.type = ir.TensorType(HALF)  # a new one: clones of a graph share theirs
     for node in list(graph):
         precision = FLOAT if str(node.name) in chosen else HALF
         for index, read in enumerate(node.inputs):
-            if read is not None and read in was_float:
+            if read is not None and read in was_float and index not in FP32_INPUTS.get(node.op_type, ()):
                 node.replace_input_with(index, convert_value(casts, read, precision, node))
         for output in node.outputs:
             if output in was_float:
                 output.type = ir.TensorType(precision)
         retype_attributes(node, precision)
     for index, value in enumerate(graph.outputs):
-        wanted = FLOAT if value.name in fp32_outputs else HALF
+        wanted = FLOAT if value.name in fp32_values else HALF
         if value in was_float and value.dtype != wanted:
             graph.outputs[index] = cast_output(graph, value, wanted)
     for name, value in list(graph.initializers.items()):

@@ -21,6 +21,7 @@ ATTENTION_PARTS = ("scores", "masked scores", "weights")  # measured apart, as "
 
 # Sums of squares and of exponentials leave fp16's range or lose its 11 bits long before their results do.
 SUMS = {
+    "InstanceNormalization": "sums squares",
     "LayerNormalization": "sums squares",
     "RMSNormalization": "sums squares",
     "SimplifiedLayerNormalization": "sums squares",
@@ -83,13 +84,9 @@ def choose_fp32_nodes(graph: ir.Graph, ranges: Mapping[str, float]) -> dict[str,
     names = [node.name for node in graph]
     if not all(names) or len(set(names)) < len(names):
         raise ValueError("every node must have a unique name")
-    around = find_around_means(graph)
-    choices = {
-        str(node.name): Fp32Reason(SUMS["RMSNormalization"])
-        if node in around
-        else choose_for_node(node, ranges)
-        for node in graph
-    }
+    together = dict.fromkeys(find_around_means(graph), Fp32Reason(SUMS["RMSNormalization"]))
+    together |= dict.fromkeys(find_angles(graph), Fp32Reason("computes an angle"))
+    choices = {str(node.name): together.get(node) or choose_for_node(node, ranges) for node in graph}
     return {name: choice for name, choice in choices.items() if choice is not None}
 
 
@@ -109,6 +106,22 @@ def find_around_means(graph: ir.Graph) -> set[ir.Node]:
             while len(readers) == 1 and is_part_of_inverse_root(readers[0]):
                 found.add(readers[0])
                 readers = [use.node for use in readers[0].outputs[0].uses()]
+    return found
+
+
+def find_angles(graph: ir.Graph) -> set[ir.Node]:
+    """Return the nodes that give waves, and those that compute what they give waves of.
+
+    An angle of hundreds has no bit behind the point in fp16.
+    """
+    found = {node for node in graph if node.op_type in ("Sin", "Cos")}
+    waiting = list(found)
+    while waiting:
+        for value in waiting.pop().inputs:
+            before = None if value is None else value.producer()
+            if before is not None and before not in found:
+                found.add(before)
+                waiting.append(before)
     return found
 
 
