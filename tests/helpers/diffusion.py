@@ -28,7 +28,7 @@ UNET: dict[str, Any] = {
     "layers_per_block": 2,
     "down_block_types": ("CrossAttnDownBlock2D", "CrossAttnDownBlock2D", "DownBlock2D"),
     "up_block_types": ("UpBlock2D", "CrossAttnUpBlock2D", "CrossAttnUpBlock2D"),
-    "cross_attention_dim": 48,
+    "cross_attention_dim": 64,
     "attention_head_dim": (2, 4, 8),
     "norm_num_groups": 16,
 }
@@ -41,7 +41,7 @@ AUTOENCODER: dict[str, Any] = {
     "latent_channels": 4,
 }
 TEXT: dict[str, Any] = {
-    "hidden_size": 48,
+    "hidden_size": 64,
     "intermediate_size": 64,
     "num_hidden_layers": 2,
     "num_attention_heads": 4,

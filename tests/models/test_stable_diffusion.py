@@ -87,7 +87,7 @@ def test_settings_of_a_unet(tmp_path: Path, settings: dict[str, Any]) -> None:
     model = UNet(read_unet(tmp_path / "config.json")).eval()
     model.load_state_dict(reference.state_dict())
     latents = torch.randn(2, 4, 8, 12)
-    text = torch.randn(2, 7, 48)
+    text = torch.randn(2, 7, 64)
     steps = torch.tensor([500, 1])
     guidance = torch.randn(2, 32) if "time_cond_proj_dim" in settings else None
     with torch.no_grad():
@@ -196,7 +196,7 @@ FAULTS: dict[str, Callable[[StableDiffusion], object]] = {
 def test_faults_are_far_outside_the_limit(saved: tuple[Path, Any], fault: str) -> None:
     model = load(saved[0])
     torch.manual_seed(1)
-    inputs = torch.randn(1, 4, 8, 8), torch.tensor([40]), torch.randn(1, TOKENS, 48)
+    inputs = torch.randn(1, 4, 8, 8), torch.tensor([40]), torch.randn(1, TOKENS, 64)
     with torch.no_grad():
         wanted = model.unet(*inputs)
         FAULTS[fault](model)
