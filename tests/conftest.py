@@ -376,3 +376,21 @@ def imported(exported: Path, once: Callable[[str], Once]) -> Callable[[str], Pat
         return folder
 
     return bundle
+
+
+@pytest.fixture(scope="session")
+def picture_bundle(once: Callable[[str], Once]) -> Path:
+    """A random Stable Diffusion for ONNX Runtime, in fp32 and int8, and in fp16, verified. Don't change it.
+
+    Its checkpoint lies beside it, as "checkpoint".
+    """
+    from planforge.exporter import export
+
+    from .helpers.diffusion import save_small_pipeline
+
+    with once("pictures") as (folder, first):
+        if first:
+            save_small_pipeline(folder / "checkpoint")
+            options: dict[str, Any] = {"precision": ["fp32", "fp16", "int8"]}
+            export(folder / "checkpoint", folder / "bundle", target=["cpu", "portable"], **options)
+    return folder / "bundle"

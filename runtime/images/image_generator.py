@@ -161,6 +161,8 @@ class ImageGenerator(Model):
             DataError: the file of another picture is none.
         """
         request = self._check(prompt, options)
+        if not request.prompts:
+            return []
         tokens = [self.encode_prompt(text) for text in (*request.negative_prompts, *request.prompts)]
         dropped = [count for _, count in tokens[len(request.negative_prompts) :]]
         text = self.encode_tokens(np.array([ids for ids, _ in tokens], np.int64))
@@ -262,7 +264,7 @@ class ImageGenerator(Model):
             guidance_scale=scale,
             scheduler=make_scheduler(
                 self.scheduler,
-                options.get("steps") or defaults.steps,
+                defaults.steps if options.get("steps") is None else options["steps"],  # type: ignore[arg-type]
                 options.get("scheduler"),
                 1.0 if begin is None else check_share("strength", options.get("strength", 0.8)),
             ),

@@ -32,6 +32,13 @@ UNET: dict[str, Any] = {
     "attention_head_dim": (2, 4, 8),
     "norm_num_groups": 16,
 }
+SMALL: dict[str, Any] = {  # of two levels, one with attention: tracing takes most of an export
+    "block_out_channels": (32, 64),
+    "layers_per_block": 1,
+    "down_block_types": ("CrossAttnDownBlock2D", "DownBlock2D"),
+    "up_block_types": ("UpBlock2D", "CrossAttnUpBlock2D"),
+    "attention_head_dim": (2, 4),
+}
 AUTOENCODER: dict[str, Any] = {
     "down_block_types": ("DownEncoderBlock2D",) * 3,
     "up_block_types": ("UpDecoderBlock2D",) * 3,
@@ -115,6 +122,11 @@ def save_pipeline(folder: Path, **settings: Any) -> StableDiffusionPipeline:
         warnings.simplefilter("ignore")
         pipeline.save_pretrained(folder)
     return pipeline
+
+
+def save_small_pipeline(folder: Path) -> StableDiffusionPipeline:
+    """Write a random Stable Diffusion's folder that is quickly exported, and return it."""
+    return save_pipeline(folder, unet=SMALL)
 
 
 def save_clip(folder: Path, **settings: Any) -> transformers.CLIPModel:

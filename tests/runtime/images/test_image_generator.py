@@ -1,0 +1,263 @@
+"""The generator of pictures against diffusers' pipelines: the same pictures for the same seeds."""
+
+from __future__ import annotations
+
+import logging
+import warnings
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import PIL.Image
+import pytest
+import torch
+from diffusers import (
+    DDIMScheduler,
+    DPMSolverMultistepScheduler,
+    EulerAncestralDiscreteScheduler,
+    EulerDiscreteScheduler,
+    PNDMScheduler,
+    StableDiffusionImg2ImgPipeline,
+    StableDiffusionPipeline,
+)
+
+from planforge.runtime import DataError, InputError, load
+from planforge.runtime.images.image_generator import ImageGenerator, Step
+from planforge.runtime.images.pictures import MAX_PIXELS
+
+SCHEDULERS = {
+    "ddim": DDIMScheduler,
+    "pndm": PNDMScheduler,
+    "euler": EulerDiscreteScheduler,
+    "euler_ancestral": EulerAncestralDiscreteScheduler,
+    "dpm++2m": DPMSolverMultistepScheduler,
+}
+STEPS = 5
+# Both sides round to whole 255ths; sums in another order may round a few of them to the next.
+MOST = 1
+FEW = 0.01
+
+
+@pytest.fixture(scope="module")
+def generator(picture_bundle: Path) -> Iterator[ImageGenerator]:
+    with load(picture_bundle, threads=1) as model:
+        assert isinstance(model, ImageGenerator)
+        yield model
+
+
+@pytest.fixture(scope="module")
+def pipeline(picture_bundle: Path) -> StableDiffusionPipeline:
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")  # diffusers tells of its own deprecations
+        found = StableDiffusionPipeline.from_pretrained(picture_bundle.parent / "checkpoint")
+    found.set_progress_bar_config(disable=True)
+    return found
+
+
+def ask(pipeline: Any, prompt: Any, seed: int, **options: Any) -> Any:
+    """Return diffusers' pictures (N, H, W, 3) of whole 255ths."""
+    generator = torch.Generator().manual_seed(seed)
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        found = pipeline(
+            prompt, num_inference_steps=STEPS, generator=generator, output_type="np", **options
+        ).images
+    return (found * 255).round()
+
+
+def compare(pictures: Any, wanted: Any) -> None:
+    got = np.stack([picture.pixels for picture in pictures]).astype(float)
+    assert got.shape == wanted.shape
+    gaps = np.abs(got - wanted)
+    assert gaps.max() <= MOST
+    assert (gaps > 0).mean() <= FEW
+    assert got.std() > 10  # not all grey
+
+
+@pytest.mark.parametrize(
+    "options",
+    [
+        {},
+        {"negative_prompt": "the"},
+        {"guidance_scale": 1.0},
+        {"guidance_scale": 3.0, "negative_prompt": "one"},
+        {"height": 24, "width": 40},
+        {"num_images": 3},
+    ],
+    ids=str,
+)
+def test_text_to_image(
+    generator: ImageGenerator, pipeline: StableDiffusionPipeline, options: dict[str, Any]
+) -> None:
+    theirs = {"height": 32, "width": 32, **options}
+    if "num_images" in options:
+        theirs["num_images_per_prompt"] = theirs.pop("num_images")
+    pictures = generator.generate("a red one", steps=STEPS, seed=7, **options)
+    compare(pictures, ask(pipeline, "a red one", 7, **theirs))
+    assert {picture.seed for picture in pictures} == {7}
+
+
+def test_several_prompts(generator: ImageGenerator, pipeline: StableDiffusionPipeline) -> None:
+    prompts = ["a red one", "the other"]
+    pictures = generator.generate(prompts, steps=STEPS, seed=3, negative_prompt=["", "red"])
+    wanted = ask(pipeline, prompts, 3, negative_prompt=["", "red"], height=32, width=32)
+    compare(pictures, wanted)
+    assert [picture.prompt for picture in pictures] == prompts
+
+
+@pytest.mark.parametrize("name", SCHEDULERS)
+@pytest.mark.parametrize("strength", [None, 0.5])
+def test_schedulers(
+    generator: ImageGenerator, pipeline: StableDiffusionPipeline, name: str, strength: float | None
+) -> None:
+    kind = StableDiffusionPipeline if strength is None else StableDiffusionImg2ImgPipeline
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        parts = {**pipeline.components, "scheduler": SCHEDULERS[name].from_config(pipeline.scheduler.config)}
+        theirs = kind(**parts, requires_safety_checker=False)
+    theirs.set_progress_bar_config(disable=True)
+    options: dict[str, Any] = {}
+    if strength is not None:
+        options = {"image": draw_picture(32, 40), "strength": strength}
+    given = options if options else {"height": 32, "width": 32}
+    pictures = generator.generate("a red one", steps=STEPS, seed=5, scheduler=name, **options)
+    compare(pictures, ask(theirs, "a red one", 5, **given))
+
+
+def draw_picture(height: int, width: int) -> PIL.Image.Image:
+    pixels = np.random.default_rng(0).integers(0, 256, (height, width, 3), dtype=np.uint8)
+    return PIL.Image.fromarray(pixels)
+
+
+def test_a_picture_is_read_in_each_form(generator: ImageGenerator, tmp_path: Path) -> None:
+    picture = draw_picture(35, 33)  # rounded down to what the model makes
+    picture.save(tmp_path / "start.png")
+    forms: list[Any] = [
+        picture,
+        np.asarray(picture),
+        tmp_path / "start.png",
+        str(tmp_path / "start.png"),
+        (tmp_path / "start.png").read_bytes(),
+    ]
+    made = [generator.generate("one", steps=2, seed=1, image=form)[0].pixels for form in forms]
+    assert made[0].shape == (32, 32, 3)
+    assert all(np.array_equal(one, made[0]) for one in made)
+
+
+def test_a_picture_is_saved(generator: ImageGenerator, tmp_path: Path) -> None:
+    (picture,) = generator.generate("one", steps=1, seed=1)
+    picture.save(tmp_path / "one.png")
+    assert np.array_equal(np.asarray(PIL.Image.open(tmp_path / "one.png")), picture.pixels)
+    assert picture.encode() == (tmp_path / "one.png").read_bytes()
+    with pytest.raises(InputError, match=r"end it with \.png"):
+        picture.save(tmp_path / "one.nothing")
+
+
+def test_steps_are_told_and_a_call_can_be_ended(generator: ImageGenerator) -> None:
+    told: list[Step] = []
+    pictures = generator.generate("one", steps=4, seed=1, scheduler="ddim", on_step=told.append)
+    assert [(step.number, step.count) for step in told] == [(1, 4), (2, 4), (3, 4), (4, 4)]
+    assert told[-1].seconds_left == 0 < told[0].seconds_left
+    assert np.array_equal(told[-1].preview()[0].pixels, pictures[0].pixels)
+    assert not np.array_equal(told[0].preview()[0].pixels, pictures[0].pixels)
+
+    def stop(step: Step) -> None:
+        if step.number == 2:
+            raise KeyboardInterrupt
+
+    with pytest.raises(KeyboardInterrupt):
+        generator.generate("one", steps=4, seed=1, on_step=stop)
+    again = generator.generate("one", steps=4, seed=1, scheduler="ddim")
+    assert np.array_equal(again[0].pixels, pictures[0].pixels)
+
+
+def test_seeds(generator: ImageGenerator) -> None:
+    one, two, three = (generator.generate("one", steps=1, seed=seed)[0].pixels for seed in (1, 1, 2))
+    assert np.array_equal(one, two)
+    assert not np.array_equal(one, three)
+    drawn = [generator.generate("one", steps=1)[0] for _ in range(2)]
+    assert drawn[0].seed != drawn[1].seed
+    (again,) = generator.generate("one", steps=1, seed=drawn[0].seed)
+    assert np.array_equal(again.pixels, drawn[0].pixels)
+
+
+def test_what_is_cut_of_a_long_prompt_is_told(
+    generator: ImageGenerator, pipeline: StableDiffusionPipeline, caplog: pytest.LogCaptureFixture
+) -> None:
+    prompt = "one red the " * 9
+    with caplog.at_level(logging.WARNING, "planforge"):
+        pictures = generator.generate(prompt, steps=STEPS, seed=2)
+    assert pictures[0].dropped == 13
+    assert "13 tokens more than the 16 that the model reads" in caplog.text
+    compare(pictures, ask(pipeline, prompt, 2, height=32, width=32))
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        ({"height": 30}, "height=30 is not a multiple of 4"),
+        ({"width": 0}, "width=0 must be"),
+        ({"height": 1e9}, "height=1000000000.0 must be"),
+        ({"steps": 1001}, "steps=1001 must be"),
+        ({"steps": 0}, "steps=0 must be"),
+        ({"strength": 0.5}, "strength is of an image to begin with"),
+        ({"image": draw_picture(32, 32), "strength": 1.5}, "strength=1.5 must be"),
+        ({"image": draw_picture(32, 32), "strength": 0.01, "steps": 5}, "leaves none"),
+        ({"image": draw_picture(3, 32)}, "at least 4 x 4"),
+        ({"image": np.zeros((8, 8), np.uint8)}, r"array \(8, 8\) of uint8"),
+        ({"image": np.zeros((8, 8, 3), np.float32)}, "of float32"),
+        ({"image": 7}, "not int"),
+        ({"guidance_scale": -1}, "guidance_scale=-1 must be"),
+        ({"guidance_scale": float("nan")}, "guidance_scale=nan must be"),
+        ({"num_images": 0}, "num_images=0 must be"),
+        ({"num_images": 65}, "num_images=65 must be"),
+        ({"scheduler": "dimm"}, "did you mean 'ddim'"),
+        ({"seed": -1}, "seed=-1 must be"),
+        ({"negative_prompt": ["a", "b"]}, "2 negative prompts and 1 prompts"),
+        ({"guidance": 3.0}, "unknown option 'guidance'"),
+    ],
+    ids=lambda value: next(iter(value)) if isinstance(value, dict) else "",
+)
+def test_wrong_options_are_named(generator: ImageGenerator, options: dict[str, Any], message: str) -> None:
+    with pytest.raises(InputError, match=message):
+        generator.generate("one", **options)
+
+
+def test_a_prompt_that_is_none(generator: ImageGenerator) -> None:
+    with pytest.raises(InputError, match="str"):
+        generator.generate([7], steps=1)  # type: ignore[list-item]
+    assert generator.generate([], steps=1) == []
+
+
+def write_bomb(path: Path) -> None:
+    """A small file of very many pixels."""
+    side = int(MAX_PIXELS**0.5) + 1
+    PIL.Image.new("1", (side, side)).save(path)
+
+
+@pytest.mark.parametrize(
+    ("write", "message"),
+    [
+        (lambda path: path.write_text("no picture"), "is not a picture that can be read"),
+        (lambda path: path.write_bytes(b""), "is not a picture that can be read"),
+        (lambda path: None, "No such file"),
+        (write_bomb, "at most 67108864 are read"),
+    ],
+    ids=["text", "empty", "missing", "bomb"],
+)
+def test_files_that_are_no_picture(
+    generator: ImageGenerator, tmp_path: Path, write: Any, message: str
+) -> None:
+    write(tmp_path / "start.png")
+    with pytest.raises(DataError, match=message):
+        generator.generate("one", steps=1, image=tmp_path / "start.png")
+
+
+def test_it_closes(picture_bundle: Path) -> None:
+    model = ImageGenerator.load(picture_bundle, threads=1)
+    model.warm_up()
+    model.close()
+    model.close()
+    with pytest.raises(Exception, match="was closed"):
+        model.generate("one", steps=1)
