@@ -38,7 +38,7 @@ def node_of(model: ir.Model, module: str, *op_types: str) -> ir.Node:
 
 def weight_of(model: ir.Model, module: str) -> ir.Value:
     """The matrix that a module's product reads."""
-    matrices = (v for v in node_of(model, module, "MatMul", "Gemm").inputs if v is not None)
+    matrices = (v for v in node_of(model, module, "MatMul", "Gemm", "Conv").inputs if v is not None)
     return next(v for v in matrices if v.is_initializer())
 
 
@@ -92,7 +92,7 @@ def epsilon(module: str, value: float) -> Plant:
     """Another number under the root of a normalisation."""
 
     def plant(model: ir.Model) -> None:
-        node = node_of(model, module, "LayerNormalization")
+        node = node_of(model, module, "LayerNormalization", "InstanceNormalization")
         node.attributes["epsilon"] = ir.AttrFloat32("epsilon", value)
 
     return plant
