@@ -317,6 +317,7 @@ def main() -> None:
         arguments.out / "training.json",
         {
             "seconds": round(time.monotonic() - started),
+            "cpu_seconds": round(time.process_time()),
             "threads": arguments.threads,
             "autoencoder": {"steps": arguments.autoencoder_steps, "batch": 32, "squared_error": error},
             "unet": {"steps": arguments.steps, "batch": 64, "loss": loss},
