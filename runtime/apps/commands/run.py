@@ -15,6 +15,7 @@ from ...suggest import did_you_mean
 from . import run_options
 from .console import emit, say, show_stages
 from .run_chat import converse
+from .run_images import draw
 from .run_input import Item, TextSource, blame_data, keep_blanks
 from .run_options import FLAGS, TASKS
 from .run_output import Printer
@@ -35,7 +36,7 @@ HEAD_TASKS = {
     "next_sentence": "next_sentence",
 }
 # Tasks of models that have no other, and what such models do.
-ONLY_TASKS = {"generate": "generates text", "translate": "translates"}
+ONLY_TASKS = {"generate": "generates text", "translate": "translates", "draw": "makes pictures"}
 # Options that are words on the command line, and the values that they stand for.
 WORDS: dict[str, dict[str, Any]] = {
     "early_stopping": {"true": True, "false": False, "never": "never"},
@@ -89,6 +90,16 @@ def run(
     prompt_name: run_options.PromptNameOption = None,
     prompt: run_options.PromptOption = None,
     layers: run_options.LayersOption = None,
+    output: run_options.OutputOption = None,
+    negative_prompt: run_options.NegativePromptOption = None,
+    steps: run_options.StepsOption = None,
+    guidance_scale: run_options.GuidanceOption = None,
+    height: run_options.HeightOption = None,
+    width: run_options.WidthOption = None,
+    image: run_options.ImageOption = None,
+    strength: run_options.StrengthOption = None,
+    num_images: run_options.NumImagesOption = None,
+    scheduler: run_options.SchedulerOption = None,
     truncation: run_options.TruncationOption = None,
     stride: run_options.StrideOption = None,
     batch_size: run_options.BatchSizeOption = None,
@@ -98,7 +109,7 @@ def run(
     threads: run_options.ThreadsOption = None,
     max_memory: run_options.MaxMemoryOption = None,
 ) -> None:
-    """Generate, translate, embed, classify, tag or answer, as the bundle's model does; without PyTorch."""
+    """Generate, translate, embed, classify, tag, answer or draw, by the bundle's model; without PyTorch."""
     given = {name: value for name, value in locals().items() if value is not None}
     beside: dict[str, str] = {name: given[name] for name in ("pair", "question", "query") if name in given}
     source = TextSource(tuple(texts or ()), input_file, beside)
@@ -110,7 +121,7 @@ def run(
         engine |= {"device": device, "memory_limit": run_options.read_max_memory(max_memory)}
         with load(bundle, **engine) as model:
             task = task or find_default_task(model, beside, options)
-            run_job(Job(model, task, source, options, picture, as_json, stages))
+            run_job(Job(model, task, source, options, picture, output, as_json, stages))
 
 
 @dataclass(frozen=True)
@@ -156,6 +167,7 @@ class Job:
     source: TextSource
     options: dict[str, Any]  # of the task, by the names of the runtime's parameters
     picture: Picture
+    output: Path | None  # of a model's own pictures
     as_json: bool
     stages: Stages
 
@@ -180,6 +192,13 @@ def run_job(job: Job) -> None:
     check_second_texts(job)
     job.picture.check(job.task)
     options = job.options
+    if job.task == "draw":
+        del options["parse_special"]  # prompts always are
+        with blame_data(job.source):
+            draw(job.model, job.source, options, job.output, job.as_json, job.stages)  # type: ignore[arg-type]
+        return
+    if job.output is not None:
+        raise InputError(f"--output cannot be used with the task {job.task}")
     if job.task == "fill_mask":  # it always reads special tokens as such
         del options["parse_special"]
     is_chat = options.pop("chat", False)
@@ -271,7 +290,9 @@ def find_default_task(model: Any, beside: dict[str, str], options: Mapping[str, 
 
 def find_only_task(model: Model) -> str | None:
     """Return the one task that a model has; None of an encoder, which has several."""
-    return {"translation": "translate", "text-generation": "generate"}.get(model.task)
+    return {"translation": "translate", "text-generation": "generate", "image-generation": "draw"}.get(
+        model.task
+    )
 
 
 def check_task(job: Job) -> None:

@@ -30,6 +30,7 @@ translation_option = partial(make_option, panel="Translation")
 encoder_option = partial(make_option, panel="Encoders")
 long_option = partial(make_option, panel="Long texts, many texts")
 input_option = partial(make_option, panel="Input and output")
+picture_option = partial(make_option, panel="Pictures")
 engine_option = partial(make_option, panel="Engine")
 
 BundleArgument = Annotated[
@@ -64,6 +65,18 @@ GENERATION = (
 )
 TRANSLATION = ("max_new_tokens", "min_new_tokens", "repetition_penalty", *SEARCH, *MANY)
 ALL_TEXTS = (*MANY, "stride")
+PICTURES = (
+    "negative_prompt",
+    "steps",
+    "guidance_scale",
+    "height",
+    "width",
+    "image",
+    "strength",
+    "num_images",
+    "scheduler",
+    "seed",
+)
 # The options of each task, beside those of all.
 TASKS: dict[str, tuple[str, ...]] = {
     "generate": GENERATION,
@@ -76,6 +89,7 @@ TASKS: dict[str, tuple[str, ...]] = {
     "fill_mask": (*ALL_TEXTS, "top_k"),
     "tag": ALL_TEXTS,
     "answer": (*ALL_TEXTS, "n_best"),
+    "draw": PICTURES,
 }
 # Options of conversations alone, by the names of the runtime's parameters.
 FLAGS = {"system": "--system", "template_options": "--template-option", "continue_from": "--continue"}
@@ -190,6 +204,32 @@ ContinueOption = Annotated[
     str | None, chat_option("The beginning of each answer, which the model continues.", "--continue")
 ]
 
+OutputOption = Annotated[
+    Path | None,
+    picture_option("The file of the picture; of several FILE-1.png, FILE-2.png and so on.", "--output", "-o"),
+]
+NegativePromptOption = Annotated[str | None, picture_option("What the picture shall not show.")]
+StepsOption = Annotated[
+    int | None,
+    picture_option("How often the UNet runs: more is finer.", show_default="the model's, mostly 50"),
+]
+GuidanceOption = Annotated[
+    float | None,
+    picture_option("How much the text counts; 1 is fastest.", show_default="the model's, mostly 7.5"),
+]
+HeightOption = Annotated[int | None, picture_option("In pixels.", show_default="the model's, or the image's")]
+WidthOption = Annotated[int | None, picture_option("In pixels.", show_default="the model's, or the image's")]
+ImageOption = Annotated[Path | None, picture_option("A picture to begin with.")]
+StrengthOption = Annotated[
+    float | None, picture_option("How much of --image is made anew, up to 1.", show_default="0.8")
+]
+NumImagesOption = Annotated[int | None, picture_option("Pictures of each text.", show_default="1")]
+SchedulerOption = Annotated[
+    str | None,
+    picture_option(
+        "ddim, pndm, euler, euler_ancestral, dpm++2m, dpm++2m_karras or lcm.", show_default="the model's"
+    ),
+]
 NumBeamsOption = Annotated[
     int | None, search_option("Beams of the search; 1 is greedy.", show_default="1; the checkpoint's")
 ]

@@ -1,0 +1,64 @@
+"""The pictures that `planforge run` makes: files, and a line for each."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from ...errors import InputError
+from ..stage_progress import CountedLine
+from .console import emit
+
+if TYPE_CHECKING:
+    from ...images.image_generator import ImageGenerator, Step
+    from .run_input import Item, TextSource
+    from .stages import Stages
+
+
+def draw(
+    model: ImageGenerator,
+    source: TextSource,
+    options: dict[str, Any],
+    output: Path | None,
+    as_json: bool,
+    stages: Stages,
+) -> None:
+    """Write the pictures of each text, and print their files.
+
+    Args:
+        model: makes them.
+        source: the texts.
+        options: of `ImageGenerator.generate`.
+        output: the file of the only picture; of several NAME-1.png, NAME-2.png and so on.
+        as_json: print JSON lines with file, prompt and seed.
+        stages: shows the steps.
+    """
+    if output is None:
+        raise InputError("pictures are written to files: add -o FILE.png")
+    if not output.parent.is_dir():
+        raise InputError(f"-o {output}: the folder {output.parent} does not exist")
+    prompts = list(read_prompts(source))
+
+    def show(step: Step) -> None:
+        stages(CountedLine("making pictures: steps", step.number, step.count, "steps"))
+
+    pictures = model.generate(prompts, on_step=show, **options)
+    for number, picture in enumerate(pictures, 1):
+        own = f"{output.stem}-{number}{output.suffix}" if len(pictures) > 1 else output.name
+        path = output.with_name(own)
+        picture.save(path)
+        described = {"file": str(path), "prompt": picture.prompt, "seed": picture.seed}
+        emit(json.dumps(described, ensure_ascii=False) if as_json else str(path))
+
+
+def read_prompts(source: TextSource) -> Iterator[str]:
+    """Yield the texts that are not blank; refuse pairs."""
+    item: Item | None
+    for item in source.read_items():
+        if item is None:
+            continue
+        if not isinstance(item, str):
+            raise InputError("a picture has one text, not a pair")
+        yield item
