@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeAlias, TypeGuard
 from weakref import WeakKeyDictionary
@@ -39,8 +40,9 @@ class OnnxGraphs:
         from .imported.folder import LAYERS
 
         self.layers = found.read_integer(LAYERS) or 0
-        self.model = open_plain_session(found.first or found.model, optimized=not found.is_quantized)
-        self.encoder = None if found.encoder is None else open_plain_session(found.encoder)
+        open_graph = partial(open_plain_session, optimized=not found.is_quantized)
+        self.model = open_graph(found.first or found.model)
+        self.encoder = None if found.encoder is None else open_graph(found.encoder)
 
     def named_parameters(self, **options: Any) -> Iterator[tuple[str, Tensor]]:
         """Return no parameters: the weights do not have a checkpoint's names."""

@@ -42,7 +42,9 @@ def read_candidates(folder: Path, source: Source, request: Request) -> Iterator[
     """
     found = read_folder(folder)
     compares = has_weights(source.folder)
-    check_reference(found.read, found.model, request.verify, compares)
+    if request.verify:
+        for path, graph in found.graphs.items():
+            check_reference(graph, path, compares)
     if not compares:
         check_without_weights(source, request)
     kind = choose_class(found)

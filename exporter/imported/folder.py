@@ -51,18 +51,24 @@ class Folder:
         """Return a new copy of `model`, to change freely; its weights are mapped, not copied."""
         return self.read.clone()
 
-    @cached_property
+    @property
     def read(self) -> ir.Model:
-        """Return `model`, which is read once and must not be changed."""
-        return read_graph(self.model)
+        """Return `model`, which must not be changed."""
+        return self.graphs[self.model]
+
+    @cached_property
+    def graphs(self) -> Mapping[Path, ir.Model]:
+        """Return all graphs by their files; each is read once and must not be changed."""
+        paths = (self.model, self.encoder, self.first)
+        return {path: read_graph(path) for path in paths if path is not None}
 
     @property
     def is_quantized(self) -> bool:
-        """Return whether `model` quantizes: ONNX Runtime's optimizer computes other products of such graphs.
+        """Return whether a graph quantizes: ONNX Runtime's optimizer computes other products of such graphs.
 
         In fp8 it makes nodes that it then refuses.
         """
-        return bool(list_quantizing_nodes(self.read))
+        return any(map(list_quantizing_nodes, self.graphs.values()))
 
     def read_integer(self, names: tuple[str, ...]) -> int | None:
         """Return the first of some settings that is an integer."""

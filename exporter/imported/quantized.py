@@ -48,10 +48,10 @@ def describe(node: ir.Node) -> str:
     return f"node {node.name!r} ({node.op_type}){at}"
 
 
-def check_reference(model: ir.Model, path: Path, verify: bool, has_weights: bool) -> None:
-    """Refuse to compare quantized graphs with what cannot tell whether they are right."""
+def check_reference(model: ir.Model, path: Path, has_weights: bool) -> None:
+    """Refuse to compare a quantized graph with what cannot tell whether it is right."""
     found = list_quantizing_nodes(model)
-    if not found or not verify:
+    if not found:
         return
     if has_weights:
         raise InputError(

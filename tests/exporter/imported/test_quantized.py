@@ -21,7 +21,9 @@ from onnx import TensorProto, helper, numpy_helper
 
 from planforge.exporter.errors import BuildOptionError, CheckpointError
 from planforge.exporter.exporting import import_folder
+from planforge.exporter.imported.folder import read_folder
 from planforge.exporter.linting.lint import lint
+from planforge.exporter.reference_model import OnnxGraphs
 from planforge.runtime import TextEncoder
 from planforge.runtime.bundle.bundle import Bundle
 from planforge.runtime.errors import InputError
@@ -169,6 +171,43 @@ def test_a_checkpoint_is_no_reference_of_quantized_weights(tmp_path: Path) -> No
     (folder / "model.safetensors").touch()
     with pytest.raises(InputError, match=r"quantized weights, which differ from a checkpoint's .* leave out"):
         import_folder(folder, tmp_path / "bundle")
+
+
+@pytest.mark.parametrize("name", ["encoder_model.onnx", "decoder_model.onnx", "decoder_with_past_model.onnx"])
+def test_each_graph_of_an_encoder_decoder_needs_a_reference(name: str, tmp_path: Path) -> None:
+    """What is refused of a single graph is refused of one among three."""
+    folder = make_folder(tmp_path / "folder", "int8")
+    quantized = (folder / "model.onnx").read_bytes()
+    change(folder, remove_quantization)
+    plain = (folder / "model.onnx").read_bytes()
+    (folder / "model.onnx").unlink()
+    for one in ("encoder_model.onnx", "decoder_model.onnx", "decoder_with_past_model.onnx"):
+        (folder / one).write_bytes(quantized if one == name else plain)
+    with pytest.raises(InputError, match=f"{name} rounds activations, first at node '/encoder/activation/Q"):
+        import_folder(folder, tmp_path / "bundle")
+    (folder / "model.safetensors").touch()
+    with pytest.raises(InputError, match=f"{name} has quantized weights, which differ from a checkpoint's"):
+        import_folder(folder, tmp_path / "bundle")
+
+
+def remove_quantization(graph: onnx.GraphProto) -> None:
+    """Let the product read what was quantized."""
+    for node in [node for node in graph.node if node.op_type in ("QuantizeLinear", "DequantizeLinear")]:
+        graph.node.remove(node)
+    graph.node[-1].input[:] = ["x", "values"]
+
+
+def test_the_reference_runs_a_quantized_encoder_as_it_is(tmp_path: Path) -> None:
+    """ONNX Runtime's optimizer refuses what it makes of fp8."""
+    folder = make_folder(tmp_path / "folder", "fp8")
+    quantized = (folder / "model.onnx").read_bytes()
+    change(folder, remove_quantization)
+    (folder / "model.onnx").rename(folder / "decoder_model_merged.onnx")
+    (folder / "encoder_model.onnx").write_bytes(quantized)
+    found = OnnxGraphs(read_folder(folder))
+    given = {"input_ids": np.array([[5, 7]]), "attention_mask": np.ones((1, 2), np.int64)}
+    (hidden,) = found.encoder.run(None, given)
+    assert np.isfinite(hidden).all()
 
 
 def give_zero_points(graph: onnx.GraphProto) -> None:
