@@ -33,6 +33,8 @@ from ....helpers.cli import error_line, planforge
 from ....helpers.paths import ROOT
 from .conftest import LABELS, draw_texts, write_lines, write_table
 
+TIMES = {"p50": 3.25, "p99": 4.5}
+
 
 def make_proof(truth: Sequence[int], answers: Sequence[int], **changes: Any) -> Proof:
     """Evidence of a classifier that gave these labels."""
@@ -207,6 +209,104 @@ def test_a_model_with_noise_on_its_weights_is_a_regression(demo_bundle: Path, tm
     assert len(read_evidence(Bundle.open(tmp_path / "new"))) == 1  # kept all the same
 
 
+def read_stored(own: Path) -> list[dict[str, Any]]:
+    """The entries of a bundle's evidence."""
+    (path,) = (own / "checks").glob("evidence*")
+    proofs: list[dict[str, Any]] = json.loads(path.read_text())["proofs"]
+    return proofs
+
+
+def test_what_was_measured_before_stays_as_it_was_written(own: Path, table: Path) -> None:
+    """Its intervals too, which another version may have drawn otherwise; a changed copy has its own."""
+    planforge("prove", own, "--data", table)
+    damage(own, lambda value: value["proofs"][0]["intervals"]["f1"].update(low=0.125))
+    (before,) = read_stored(own)
+    planforge("prove", own, "--data", table, "--precision", "fp16")
+    after = read_stored(own)
+    assert len(after) == 2 and after[0] == before
+    proof = read_evidence(Bundle.open(own))[0]
+    assert proof.intervals["f1"].low == 0.125
+    wrong = dataclasses.replace(proof, answers=tuple((answer + 1) % 3 for answer in proof.answers))
+    assert wrong.intervals["f1"].value == wrong.intervals["f1"].low == 0.0
+
+
+def test_measurements_with_other_threads_are_others(own: Path, table: Path) -> None:
+    for threads in (1, 2, 2):
+        planforge("prove", own, "--data", table, "--threads", threads)
+    proofs = read_evidence(Bundle.open(own))
+    assert [proof.threads for proof in proofs] == [1, 2]
+    for proof in proofs:  # each is compared with its like
+        (pair,) = pair_proofs(proofs, [proof])
+        assert pair.old is proof
+    assert ", 1 thread\n" in planforge("prove", own, "--data", table, "--threads", 1).stdout
+
+
+def test_a_reference_of_other_texts_is_not_taken(own: Path, table: Path) -> None:
+    """Evidence on the same file with fewer texts, as another version of the reader may have left it."""
+    planforge("prove", own, "--data", table)
+    damage(own, lambda value: [cut(value["proofs"][0], name) for name in ("truth", "answers")])
+    done = planforge("prove", own, "--data", table, "--precision", "fp16")
+    assert done.returncode == 0, done.stderr
+    proof = read_evidence(Bundle.open(own))[1]
+    assert proof.compared_with == "encoder.ort.fp32 on ort-cpu, run here"
+    assert len(proof.reference) == 40
+
+
+def cut(proof: dict[str, Any], name: str) -> None:
+    proof[name] = proof[name][:9]
+
+
+def test_what_cannot_be_compared_is_one_line_and_nothing_is_lost(
+    own: Path, table: Path, tmp_path: Path
+) -> None:
+    old = Path(shutil.copytree(own, tmp_path / "old"))
+    planforge("prove", old, "--data", table)
+    damage(old, lambda value: [cut(value["proofs"][0], name) for name in ("truth", "answers")])
+    done = planforge("prove", own, "--data", table, "--against", old)
+    lines = [line for line in done.stdout.splitlines() if line.startswith("NOT COMPARED: ")]
+    assert lines == [
+        "NOT COMPARED: encoder.ort.fp32 on 9 texts of eval.tsv and encoder.ort.fp32 on 40 texts of eval.tsv"
+        " were measured on other texts, or with other labels of them"
+    ]
+    assert (done.returncode, done.stderr.count("Traceback")) == (2, 0)
+    assert re.search(r"^accuracy +1\.0000 ", done.stdout, re.MULTILINE)
+    assert len(read_evidence(Bundle.open(own))) == 1
+    done = planforge("diff", old, own, "--json")
+    told = json.loads(done.stdout)["compared"]
+    assert done.returncode == 2 and "on 9 texts of eval.tsv" in told[0]["refused"]
+    assert planforge("diff", old, own).stdout.count("NOT COMPARED: ") == 1
+    damage(old, lambda value: value["proofs"][0].update(truth=[2] * 9))  # other labels of as many texts
+    damage(own, lambda value: [cut(value["proofs"][0], name) for name in ("truth", "answers")])
+    assert planforge("diff", old, own).returncode == 2
+    tokens = make_scores([1.0], tokens=(9,))
+    (pair,) = pair_proofs([tokens], [make_scores([1.0])])
+    assert "read the texts as other tokens" in pair.refused and not pair.changes
+    assert "is not a folder" in error_line("prove", own, "--data", table, "--against", table)
+
+
+def test_inspect_shows_a_line_of_each_measurement(own: Path, table: Path) -> None:
+    assert "evidence" not in planforge("inspect", own).stdout
+    planforge("prove", own, "--data", table, "--threads", 1)
+    (proof,) = read_evidence(Bundle.open(own))
+    board = dataclasses.replace(
+        proof, machine={**proof.machine, "board": "Jetson Orin Nano"}, date="2026-01-02", latency_ms=TIMES
+    )
+    scores = make_scores([30.0, 10.0], file=proof.file, machine={"cpu": "c", "gpu": "RTX 4090"})
+    record_proof(own, board)
+    record_proof(own, scores)
+    shown = planforge("inspect", own).stdout
+    line = r"fp32 on ort-cpu +40 of eval\.tsv +accuracy 1\.0000 +3\.25 +Jetson Orin Nano +2026-01-02"
+    assert re.search(line, shown)
+    assert re.search(rf"2 of e\.tsv +perplexity {np.exp(2):.4f} +1\.00 +RTX 4090 +2026-01-01", shown)
+    told = json.loads(planforge("inspect", own, "--json").stdout)["evidence"]
+    assert [one["texts"] for one in told] == [40, 40, 2] and "answers" not in told[0]
+    assert told[1]["intervals"]["accuracy"]["value"] == 1.0
+    damage(own, lambda value: value.update(format=9))
+    done = planforge("inspect", own)
+    assert done.returncode == 0 and "has another format than 1; prove again; it is left out" in done.stderr
+    assert "accuracy 1.0000" not in done.stdout
+
+
 def damage(own: Path, change: Callable[[dict[str, Any]], Any]) -> None:
     """Write a stranger's evidence, whose hash the manifest has."""
     opened = Bundle.open(own)
@@ -233,6 +333,10 @@ STRANGE: list[tuple[str, Callable[[dict[str, Any]], Any], str]] = [
     ("times", lambda v: v["proofs"][0].update(latency_ms={}), "does not fit together"),
     ("text", lambda v: v["proofs"][0].update(latency_ms={"p50": "1", "p99": 2}), "must be a number"),
     ("data", lambda v: v["proofs"][0].update(data={}), "does not fit together"),
+    ("intervals", lambda v: v["proofs"][0].pop("intervals"), "proof.intervals must be dict, but is missing"),
+    ("f1", lambda v: v["proofs"][0]["intervals"].pop("f1"), "proof.intervals does not fit together"),
+    ("end", lambda v: v["proofs"][0]["intervals"]["f1"].pop("low"), "proof.intervals does not fit together"),
+    ("threads", lambda v: v["proofs"][0].update(threads="2"), "proof.threads must be int"),
 ]
 
 
@@ -274,8 +378,12 @@ def test_the_layers_of_a_plan_are_kept(
         Layer("c", "Copy", (), (), time_ms=0.125),
     )
     found = PlanLayers(plan, "A GPU", (ProfileLayers("decode", {}, layers),))
-    monkeypatch.setattr("planforge.exporter.tensorrt.layers.read_plan_layers", lambda *args: found)
-    measured, note = prove_command.add_layers(demo_bundle, proof)
+    asked: list[Any] = []
+    monkeypatch.setattr(
+        "planforge.exporter.tensorrt.layers.read_plan_layers", lambda *args: asked.append(args) or found
+    )
+    measured, note = prove_command.add_layers(demo_bundle, proof, 3)
+    assert asked[0][-1] == 3  # the GPU
     assert (measured.layers, note) == ({"decode": {"h.0.mlp": 0.75, "c": 0.125}}, "")
     joules = Joules("tegrastats", 0.1, 5.0)
     measured = dataclasses.replace(measured, joules=joules, token_ms={"p50": 1.0, "p99": 2.0})
