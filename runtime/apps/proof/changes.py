@@ -78,9 +78,11 @@ def compare_proofs(old: Proof, new: Proof) -> ProofPair:
     Raises:
         InputError: they are of other texts, or of other tokens of them.
     """
-    truths = ([proof.labels[number] for number in proof.truth] for proof in (old, new))
-    same = (old.data["sha256"], old.task, old.texts) == (new.data["sha256"], new.task, new.texts)
-    if not same or next(truths) != next(truths):
+    sides = [
+        (one.data["sha256"], one.task, one.texts, [one.labels[number] for number in one.truth])
+        for one in (old, new)
+    ]
+    if sides[0] != sides[1]:
         told = [f"{one.artifact} on {one.texts} texts of {one.data['name']}" for one in (old, new)]
         raise InputError(f"{' and '.join(told)} were measured on other texts, or with other labels of them")
     changes = list_label_changes(old, new) if new.task == CLASSIFY else list_loss_changes(old, new)

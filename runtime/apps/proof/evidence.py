@@ -46,8 +46,8 @@ class Proof:
         artifact: the graph's id; of a plan, of the one that it was built from.
         file: of the bundle, that ran; its name follows from its content.
         backend: the engine.
-        machine: what it ran on, by "cpu", "system" and, where there are such, "board" and "power"; "gpu" where
-            it ran on one.
+        machine: what it ran on, by "cpu", "system" and, where there are such, "board", "power" and the "gpu"
+            that took part.
         tools: versions of packages, by their names.
         date: of the measurement, in UTC.
         data: "name" and "sha256" of the file of texts.

@@ -6,7 +6,7 @@ import dataclasses
 import json
 import re
 import shutil
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from hashlib import sha256
 from pathlib import Path
 from typing import Any
@@ -24,100 +24,14 @@ from planforge.exporter.tensorrt.layers import Layer, PlanLayers, ProfileLayers
 from planforge.runtime.apps.check.selftest import selftest
 from planforge.runtime.apps.commands.console import print_tables
 from planforge.runtime.apps.proof import evidence
-from planforge.runtime.apps.proof.changes import compare_proofs, pair_proofs
+from planforge.runtime.apps.proof.changes import pair_proofs
 from planforge.runtime.apps.proof.evidence import Joules, Proof, read_evidence
 from planforge.runtime.bundle.bundle import Bundle
-from planforge.runtime.errors import BackendUnavailableError, BundleError, InputError
+from planforge.runtime.errors import BackendUnavailableError, BundleError
 
 from ....helpers.cli import error_line, planforge
 from ....helpers.paths import ROOT
-from .conftest import LABELS, draw_texts, write_lines, write_table
-
-TIMES = {"p50": 3.25, "p99": 4.5}
-
-
-def make_proof(truth: Sequence[int], answers: Sequence[int], **changes: Any) -> Proof:
-    """Evidence of a classifier that gave these labels."""
-    times = {"p50": 1.0, "p99": 2.0}
-    fields: dict[str, Any] = {
-        **{
-            "artifact": "encoder.ort.fp32",
-            "file": "onnx/a.onnx",
-            "backend": "ort-cpu",
-            "machine": {"cpu": "c"},
-        },
-        **{"tools": {}, "date": "2026-01-01", "data": {"name": "e.tsv", "sha256": "1"}, "task": "classify"},
-        **{"latency_ms": times, "peak_rss_mb": None, "labels": LABELS, "truth": tuple(truth)},
-    }
-    return Proof(**{**fields, "answers": tuple(answers), **changes})
-
-
-def make_scores(losses: Sequence[float], **changes: Any) -> Proof:
-    """Evidence of a generator that gave these losses to texts of 10 tokens."""
-    fields: dict[str, Any] = {"task": "score", "labels": (), "tokens": (10,) * len(losses)}
-    return make_proof((), (), losses=tuple(losses), **{**fields, **changes})
-
-
-@pytest.mark.parametrize(
-    ("lost", "gained", "regressed"),
-    [(5, 0, False), (6, 0, True), (0, 9, False), (12, 3, True), (12, 4, False), (0, 0, False)],
-)
-def test_accuracy_regresses_where_mcnemars_test_says_so(lost: int, gained: int, regressed: bool) -> None:
-    """Of 6 flips 2 in 64 are as uneven, of 5 2 in 32; 12 of 15 have p = 0.035, 12 of 16 p = 0.077.
-
-    A comparison of the two intervals, which overlap, or with old and new exchanged, says otherwise.
-    """
-    truth = [0] * 200
-    old = [1] * gained + [0] * (200 - gained)
-    new = [0] * gained + [1] * lost + [0] * (200 - gained - lost)
-    accuracy = compare_proofs(make_proof(truth, old), make_proof(truth, new)).changes[0]
-    assert (accuracy.measure, accuracy.is_regression) == ("accuracy", regressed)
-    assert accuracy.new - accuracy.old == pytest.approx((gained - lost) / 200)
-    back = compare_proofs(make_proof(truth, new), make_proof(truth, old)).changes[0]
-    assert back.is_regression is (lost < gained and back.chance <= 0.05)
-
-
-def test_f1_regresses_where_a_rare_class_is_lost() -> None:
-    """Accuracy is as before: 8 of the rare class were lost, and 8 of the others gained."""
-    truth = [0] * 90 + [1] * 10
-    old = [1] * 8 + [0] * 82 + [1] * 10
-    new = [0] * 90 + [0] * 8 + [1] * 2
-    accuracy, f1 = compare_proofs(make_proof(truth, old), make_proof(truth, new)).changes
-    assert accuracy.old == accuracy.new and not accuracy.is_regression
-    assert f1.measure == "f1" and f1.new < f1.old
-    assert f1.is_regression == (f1.chance <= 0.05)
-    worse = compare_proofs(make_proof(truth, truth), make_proof(truth, new)).changes[1]
-    assert worse.is_regression
-
-
-def test_perplexity_regresses_beyond_chance() -> None:
-    old = [20.0 + number % 7 for number in range(30)]
-    for change, regressed in ((0.5, True), (-0.5, False), (0.0, False)):
-        (found,) = compare_proofs(make_scores(old), make_scores([loss + change for loss in old])).changes
-        assert (found.measure, found.is_regression) == ("perplexity", regressed)
-    (noise,) = compare_proofs(
-        make_scores(old), make_scores([loss + 0.3 * (-1) ** number for number, loss in enumerate(old)])
-    ).changes
-    assert not noise.is_regression
-    with pytest.raises(InputError, match="read the texts as other tokens"):
-        compare_proofs(make_scores(old), make_scores(old, tokens=(9,) * 30))
-    with pytest.raises(InputError, match="were measured on other texts"):
-        compare_proofs(make_scores(old), make_scores(old, data={"name": "e", "sha256": "2"}))
-
-
-def test_labels_are_compared_by_name_and_the_likest_measurement_is_taken() -> None:
-    truth = [0, 1, 2] * 10
-    other = make_proof([2, 1, 0] * 10, [2, 1, 0] * 10, labels=LABELS[::-1])
-    assert not compare_proofs(make_proof(truth, truth), other).is_regression
-    old = [
-        make_proof(truth, truth, artifact="encoder.ort.int8"),
-        make_proof(truth, truth, backend="tensorrt"),
-        make_proof(truth, truth, machine={"cpu": "d"}),
-        make_proof(truth, truth, data={"name": "e", "sha256": "2"}),
-    ]
-    (pair,) = pair_proofs(old, [make_proof(truth, truth)])
-    assert pair.old is old[2]
-    assert pair_proofs(old[3:], [make_proof(truth, truth)]) == []
+from .conftest import LABELS, draw_texts, make_scores, write_lines, write_table
 
 
 @pytest.fixture
@@ -278,9 +192,6 @@ def test_what_cannot_be_compared_is_one_line_and_nothing_is_lost(
     damage(old, lambda value: value["proofs"][0].update(truth=[2] * 9))  # other labels of as many texts
     damage(own, lambda value: [cut(value["proofs"][0], name) for name in ("truth", "answers")])
     assert planforge("diff", old, own).returncode == 2
-    tokens = make_scores([1.0], tokens=(9,))
-    (pair,) = pair_proofs([tokens], [make_scores([1.0])])
-    assert "read the texts as other tokens" in pair.refused and not pair.changes
     assert "is not a folder" in error_line("prove", own, "--data", table, "--against", table)
 
 
@@ -289,7 +200,10 @@ def test_inspect_shows_a_line_of_each_measurement(own: Path, table: Path) -> Non
     planforge("prove", own, "--data", table, "--threads", 1)
     (proof,) = read_evidence(Bundle.open(own))
     board = dataclasses.replace(
-        proof, machine={**proof.machine, "board": "Jetson Orin Nano"}, date="2026-01-02", latency_ms=TIMES
+        proof,
+        machine={**proof.machine, "board": "Jetson Orin Nano"},
+        date="2026-01-02",
+        latency_ms={"p50": 3.25, "p99": 4.5},
     )
     scores = make_scores([30.0, 10.0], file=proof.file, machine={"cpu": "c", "gpu": "RTX 4090"})
     record_proof(own, board)
