@@ -82,9 +82,9 @@ def describe_times(times: Mapping[str, float]) -> str:
     return f"{times['p50']:.2f} median, {times['p99']:.2f} p99"
 
 
-def make_short_rows(proofs: Sequence[Proof]) -> list[tuple[str, ...]]:
+def make_short_rows(proofs: Sequence[Proof]) -> list[Sequence[str]]:
     """Return a line of each proof: what ran, on which texts, its result, median time, device and date."""
-    rows = []
+    rows: list[Sequence[str]] = []
     for proof in proofs:
         name = "perplexity" if "perplexity" in proof.intervals else "accuracy"
         result = f"{name} {proof.intervals[name].value:.4f}"

@@ -206,6 +206,7 @@ def test_the_reference_runs_a_quantized_encoder_as_it_is(tmp_path: Path) -> None
     (folder / "encoder_model.onnx").write_bytes(quantized)
     found = OnnxGraphs(read_folder(folder))
     given = {"input_ids": np.array([[5, 7]]), "attention_mask": np.ones((1, 2), np.int64)}
+    assert found.encoder is not None
     (hidden,) = found.encoder.run(None, given)
     assert np.isfinite(hidden).all()
 

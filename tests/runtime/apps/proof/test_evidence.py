@@ -158,7 +158,7 @@ def test_measurements_with_other_threads_are_others(own: Path, table: Path) -> N
 def test_a_reference_of_other_texts_is_not_taken(own: Path, table: Path) -> None:
     """Evidence on the same file with fewer texts, as another version of the reader may have left it."""
     planforge("prove", own, "--data", table)
-    damage(own, lambda value: [cut(value["proofs"][0], name) for name in ("truth", "answers")])
+    damage(own, cut)
     done = planforge("prove", own, "--data", table, "--precision", "fp16")
     assert done.returncode == 0, done.stderr
     proof = read_evidence(Bundle.open(own))[1]
@@ -166,8 +166,11 @@ def test_a_reference_of_other_texts_is_not_taken(own: Path, table: Path) -> None
     assert len(proof.reference) == 40
 
 
-def cut(proof: dict[str, Any], name: str) -> None:
-    proof[name] = proof[name][:9]
+def cut(value: dict[str, Any]) -> None:
+    """Leave 9 texts."""
+    proof = value["proofs"][0]
+    for name in ("truth", "answers"):
+        proof[name] = proof[name][:9]
 
 
 def test_what_cannot_be_compared_is_one_line_and_nothing_is_lost(
@@ -175,7 +178,7 @@ def test_what_cannot_be_compared_is_one_line_and_nothing_is_lost(
 ) -> None:
     old = Path(shutil.copytree(own, tmp_path / "old"))
     planforge("prove", old, "--data", table)
-    damage(old, lambda value: [cut(value["proofs"][0], name) for name in ("truth", "answers")])
+    damage(old, cut)
     done = planforge("prove", own, "--data", table, "--against", old)
     lines = [line for line in done.stdout.splitlines() if line.startswith("NOT COMPARED: ")]
     assert lines == [
@@ -190,7 +193,7 @@ def test_what_cannot_be_compared_is_one_line_and_nothing_is_lost(
     assert done.returncode == 2 and "on 9 texts of eval.tsv" in told[0]["refused"]
     assert planforge("diff", old, own).stdout.count("NOT COMPARED: ") == 1
     damage(old, lambda value: value["proofs"][0].update(truth=[2] * 9))  # other labels of as many texts
-    damage(own, lambda value: [cut(value["proofs"][0], name) for name in ("truth", "answers")])
+    damage(own, cut)
     assert planforge("diff", old, own).returncode == 2
     assert "is not a folder" in error_line("prove", own, "--data", table, "--against", table)
 
@@ -293,11 +296,14 @@ def test_the_layers_of_a_plan_are_kept(
     )
     found = PlanLayers(plan, "A GPU", (ProfileLayers("decode", {}, layers),))
     asked: list[Any] = []
-    monkeypatch.setattr(
-        "planforge.exporter.tensorrt.layers.read_plan_layers", lambda *args: asked.append(args) or found
-    )
+
+    def read(*args: Any) -> PlanLayers:
+        asked.extend(args)
+        return found
+
+    monkeypatch.setattr("planforge.exporter.tensorrt.layers.read_plan_layers", read)
     measured, note = prove_command.add_layers(demo_bundle, proof, 3)
-    assert asked[0][-1] == 3  # the GPU
+    assert asked[-1] == 3  # the GPU
     assert (measured.layers, note) == ({"decode": {"h.0.mlp": 0.75, "c": 0.125}}, "")
     joules = Joules("tegrastats", 0.1, 5.0)
     measured = dataclasses.replace(measured, joules=joules, token_ms={"p50": 1.0, "p99": 2.0})
