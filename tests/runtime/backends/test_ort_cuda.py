@@ -109,7 +109,7 @@ def test_attention_in_fp32_is_computed_on_the_cpu_only_where_asked_for(
         with pytest.MonkeyPatch.context() as patch:
             patch.setattr(ort_cuda_backend, "explain_misfit_on_cuda", lambda artifact, cpu_nodes: "")
             node = r"GroupQueryAttention '.*' of h\.0\.attn"
-            told = rf"for some nodes of decoder\.ort.*: 4 x GroupQueryAttention \({node}; .* and 1 more\)"
+            told = rf"run some nodes of decoder\.ort.*: 4 x GroupQueryAttention \({node}; .* and 1 more\)"
             with pytest.raises(BackendUnavailableError, match=told):
                 load(folder, backend="ort-cuda")
     with TextGenerator.load(folder, backend="ort-cpu") as model:
