@@ -33,7 +33,7 @@ BRANCHES = (
 
 def write_graph(body: str, path: Path, inferred: bool = True) -> onnx.ModelProto:
     """Write a graph whose nodes are called by their operators, and say which modules they are of."""
-    model = model_of(Case("g", "", body, 20, domains=MS))
+    model: onnx.ModelProto = model_of(Case("g", "", body, 20, domains=MS))
     if inferred:
         model = onnx.shape_inference.infer_shapes(model)
     for node in model.graph.node:
@@ -135,7 +135,7 @@ def test_real_data_that_has_no_kernel_is_refused(tmp_path: Path) -> None:
     write_graph(body, tmp_path / "g.onnx")
     told = r"run some nodes of g\.onnx on the CPU, at each step: 1 x Max \(Max 'Max' of max\); export it"
     with emulated_ort_cuda():
-        ort_cuda_backend.import_onnxruntime().preload_dlls()
+        vars(ort_cuda_backend)["import_onnxruntime"]().preload_dlls()
         with pytest.raises(BackendUnavailableError, match=told):
             OrtCudaProgram(tmp_path / "g.onnx", Device())
         program = OrtCudaProgram(tmp_path / "g.onnx", Device(), cpu_nodes=True)
