@@ -143,7 +143,7 @@ class OrtCudaProgram(DeviceProgram, OrtProgram):
             self.graphs.limit = 0
         self.staging: dict[str, Staging] = {}
         self.choice = TokenChoice(device, type(self))
-        self.placement = read_placement(self.session, PROVIDER, self.graphs)
+        self.placement = read_placement(self.session, PROVIDER, self.graphs, path)
         if self.placement is not None and not cpu_nodes:
             self.placement.refuse_others(path)
         self.device = device
