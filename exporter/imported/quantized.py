@@ -11,11 +11,14 @@ from pathlib import Path
 import numpy as np
 import numpy.typing as npt
 import onnx_ir as ir
+from onnx_ir.passes import common
 
 from ...runtime.errors import InputError
 from ..errors import CheckpointError
-from ..passes.quantization_form import FIX, KEPT, OPERATORS, QUANTIZES, find_form_faults
+from ..passes.quantization_form import FIX, KEPT, OPERATORS, QUANTIZES, find_form_faults, find_shape
 from ..tracing.modules import find_module
+
+TENSORRT = "trt"  # a domain of operators, of which TRT_FP8QuantizeLinear is one
 
 
 def list_quantizing_nodes(model: ir.Model) -> list[ir.Node]:
@@ -24,14 +27,29 @@ def list_quantizing_nodes(model: ir.Model) -> list[ir.Node]:
 
 
 def check_form(model: ir.Model, path: Path) -> None:
-    """Refuse zero points, scales that are no steps, and blocks that do not divide, at the node and module.
+    """Refuse zero points, bad or missing scales, and operators that ONNX lacks, at the node and module.
 
     Nodes of the right form are marked to keep their scales.
     """
-    for node in list_quantizing_nodes(model):
+    for node in (node for graph in model.graphs() for node in graph if node.domain == TENSORRT):
+        raise CheckpointError(
+            f"{path}: {describe(node)}: an operator of TensorRT's own domain {TENSORRT!r}, which ONNX lacks;"
+            f" write it with ONNX's own {' and '.join(OPERATORS)}, as"
+            " `python -m modelopt.onnx.quantization` does"
+        )
+    found = list_quantizing_nodes(model)
+    if any(has_unknown_shape(node) for node in found):
+        common.ShapeInferencePass()(model)
+    for node in found:
         node.metadata_props[KEPT] = "scales"
         for fault in find_form_faults(node, read_numbers):
             raise CheckpointError(f"{path}: {describe(node)}: {fault}; {FIX}")
+
+
+def has_unknown_shape(node: ir.Node) -> bool:
+    """Tell whether a node has several scales for values of which the file does not tell the shape."""
+    scales = read_numbers(node.inputs[1])
+    return scales is not None and scales.size > 1 and find_shape(node.inputs[0]) is None
 
 
 def read_numbers(value: ir.Value | None) -> npt.NDArray[np.generic] | None:
@@ -45,7 +63,8 @@ def describe(node: ir.Node) -> str:
     readers = [use.node for output in node.outputs for use in output.uses()]
     named = next(filter(None, map(find_module, (node, *readers))), "")
     at = f" in {named}" if named else f", read by {readers[0].name!r}" if readers else ""
-    return f"node {node.name!r} ({node.op_type}){at}"
+    kind = f"{node.domain}::{node.op_type}" if node.domain else node.op_type
+    return f"node {node.name!r} ({kind}){at}"
 
 
 def check_reference(model: ir.Model, path: Path, verify: bool, has_weights: bool) -> None:

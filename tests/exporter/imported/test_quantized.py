@@ -187,6 +187,10 @@ def give_scale(value: float) -> Callable[[onnx.GraphProto], None]:
     return edit
 
 
+def give_scales(*shape: int) -> Callable[[onnx.GraphProto], None]:
+    return lambda graph: set_tensor(graph, "scales", np.full(shape, 0.01, np.float32))
+
+
 def give_blocks(size: int, count: int) -> Callable[[onnx.GraphProto], None]:
     def edit(graph: onnx.GraphProto) -> None:
         node = next(node for node in graph.node if node.name == NODE)
@@ -204,7 +208,15 @@ def give_blocks(size: int, count: int) -> Callable[[onnx.GraphProto], None]:
         (give_scale(np.nan), "a scale is nan; all must be finite and above 0"),
         (give_scale(np.inf), "a scale is inf; all must be finite and above 0"),
         (give_blocks(24, 3), "its blocks of 24 do not divide the 64 values of axis 0"),
-        (give_blocks(16, 2), "it has 2 scales for 4 blocks of axis 0"),
+        (
+            give_blocks(16, 2),
+            "its scales are 2 x 64, and must be 4 x 64: one for each block of 16 along axis 0",
+        ),
+        (
+            give_scales(WIDTH // BLOCK, WIDTH - 1),
+            "its scales are 2 x 63, and must be 2 x 64: one for each block",
+        ),
+        (give_scales(WIDTH - 1), "its scales are 63, and must be 2 x 64: one for each block"),
     ],
 )
 def test_bad_forms_are_refused_at_the_node_and_module(
@@ -217,6 +229,48 @@ def test_bad_forms_are_refused_at_the_node_and_module(
         import_folder(folder, tmp_path / "bundle")
     found = lint(folder / "model.onnx", ["rtx"]).findings
     assert any(one.rule == "quantization-form" and fault in one.what for one in found)
+
+
+@pytest.mark.parametrize(("name", "axis"), [("w", 1), ("activation", 2)])
+def test_a_wrong_number_of_scales_is_refused_at_the_node_and_module(
+    name: str, axis: int, tmp_path: Path
+) -> None:
+    folder = make_folder(tmp_path / "folder", "int8")
+
+    def give(graph: onnx.GraphProto) -> None:
+        for node in graph.node:
+            if node.name.startswith(f"/encoder/{name}/"):
+                node.input[1] = "few"
+                node.input[2] = "zeros_few"
+                del node.attribute[:]
+                node.attribute.append(helper.make_attribute("axis", axis))
+        few = np.full(WIDTH - 1, 0.01, np.float32)
+        graph.initializer.append(numpy_helper.from_array(few, "few"))
+        graph.initializer.append(numpy_helper.from_array(np.zeros(WIDTH - 1, np.int8), "zeros_few"))
+
+    change(folder, give)
+    what = "its scales are 63, and must be 64: one for each index of axis"
+    where = rf"node '/encoder/{name}/Quantize' \(QuantizeLinear\) in encoder\.{name}: {what}"
+    with pytest.raises(CheckpointError, match=where):
+        import_folder(folder, tmp_path / "bundle", verify=False)
+
+
+@pytest.mark.parametrize("operator", ["TRT_FP8QuantizeLinear", "TRT_INT4DequantizeLinear"])
+def test_operators_of_tensorrts_domain_are_refused_at_the_node_and_module(
+    operator: str, tmp_path: Path
+) -> None:
+    folder = make_folder(tmp_path / "folder", "fp8")
+    model = onnx.load(folder / "model.onnx")
+    node = next(node for node in model.graph.node if node.name == "/encoder/activation/Quantize")
+    node.op_type = operator
+    node.domain = "trt"
+    model.opset_import.append(helper.make_opsetid("trt", 1))
+    onnx.save(model, folder / "model.onnx")
+    where = (
+        rf"node '{node.name}' \(trt::{operator}\) in encoder\.activation: .*own domain 'trt'.*; write it with"
+    )
+    with pytest.raises(CheckpointError, match=where):
+        import_folder(folder, tmp_path / "bundle")
 
 
 def test_shapes_beyond_the_graph_are_refused(tmp_path: Path) -> None:
