@@ -15,9 +15,11 @@ from onnxscript import version_converter
 from ..errors import CheckpointError, shorten_error
 from ..passes.weight_files import allow_links, explain_refusal, replace_external
 from ..passes.weights import EXTERNAL_FROM_BYTES, make_lazy_tensor
+from ..passes.widen import widen
 from .mapped import load_mapped
 from .quantized import check_form, list_quantizing_nodes
 
+WIDENED = "planforge.widened"  # in a read graph's `meta`: whether its file computes in half precision
 NOT_OF_TEXT = ("pixel_values", "input_features", "input_values")
 LENGTHS = ("max_position_embeddings", "n_positions", "max_sequence_length", "seq_length")
 HEADS = ("num_attention_heads", "n_head", "num_heads", "n_heads", "encoder_attention_heads")
@@ -45,6 +47,11 @@ class Folder:
     def architecture(self) -> str:
         """Return the class of the model in transformers, such as LlamaForCausalLM."""
         return read_architecture(self.config)
+
+    @property
+    def graphs(self) -> list[Path]:
+        """Return the files of all graphs to import."""
+        return [path for path in (self.model, self.encoder, self.first) if path is not None]
 
     @property
     def graph(self) -> ir.Model:
@@ -146,6 +153,7 @@ def read_graph(path: Path) -> ir.Model:
         raise CheckpointError(
             f"{path} is in half precision; export it in fp32, then import it with --precision fp16"
         )
+    model.meta[WIDENED] = widen(model)
     names = {str(value.name) for value in model.graph.inputs}
     if found := sorted(names.intersection(NOT_OF_TEXT)):
         raise CheckpointError(f"{path.parent} is not a text model: its graph has the input {found[0]}")
