@@ -197,8 +197,8 @@ def holds_same(one: ir.Value | None, other: ir.Value | None) -> bool:
     """Tell whether two constants have the same numbers, in whatever type."""
     if one is None or other is None or one.const_value is None or other.const_value is None:
         return False
-    arrays = (value.numpy().astype(np.float32) for value in (one.const_value, other.const_value))
-    return np.array_equal(*arrays)
+    mine = one.const_value.numpy().astype(np.float32)
+    return np.array_equal(mine, other.const_value.numpy().astype(np.float32))
 
 
 def find_faults(node: ir.Node, K: int, blocks: int) -> list[str]:

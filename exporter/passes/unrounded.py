@@ -23,7 +23,8 @@ def rounds_activation(node: ir.Node) -> bool:
     """Tell whether a node of somebody else's quantizes what the graph computes, and no constant."""
     if node.op_type != QUANTIZES or KEPT not in node.metadata_props:
         return False
-    return ir.convenience.get_const_tensor(node.inputs[0]) is None
+    data = node.inputs[0]
+    return data is not None and ir.convenience.get_const_tensor(data) is None
 
 
 def skip_rounding(model: ir.Model) -> bool:

@@ -6,7 +6,7 @@ Of rounded activations this is half of the comparison: results are compared with
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Collection, Iterator, Mapping
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from typing import Any, TypeAlias
 
 import onnx_ir as ir
@@ -15,7 +15,7 @@ from ..passes.quantization_form import DEQUANTIZES, KEPT, OPERATORS
 from ..tracing.modules import find_module
 
 # By a node's name and the number of its input: how that is quantized.
-Quantization: TypeAlias = Mapping["tuple[str, int]", "tuple[Any, ...]"]
+Quantization: TypeAlias = Mapping["tuple[str, int]", "Sequence[tuple[Any, ...]]"]
 PASSES_ON = ("Cast", "Identity")
 READS_NO_VALUES = ("Shape", "Size")
 INPUTS = ("data", "scale", "zero point")
@@ -24,14 +24,14 @@ INPUTS = ("data", "scale", "zero point")
 def describe_quantization(model: ir.Model, known: Collection[str]) -> Quantization:
     """Return how inputs of known nodes, by name, are quantized by somebody else's nodes.
 
-    What a pass added before them is passed by.
+    What a pass added before them is passed by. Nodes of two branches may share a name.
     """
-    return {
-        reader: describe_node(node)
-        for node in model.graph
-        if node.op_type == DEQUANTIZES and KEPT in node.metadata_props
-        for reader in find_readers(node.outputs[0], known)
-    }
+    found: dict[tuple[str, int], list[tuple[Any, ...]]] = {}
+    for node in (node for graph in model.graphs() for node in graph):
+        if node.op_type == DEQUANTIZES and KEPT in node.metadata_props:
+            for reader in find_readers(node.outputs[0], known):
+                found.setdefault(reader, []).append(describe_node(node))
+    return found
 
 
 def find_readers(value: ir.Value, known: Collection[str]) -> Iterator[tuple[str, int]]:
@@ -64,25 +64,27 @@ def describe_input(value: ir.Value | None) -> tuple[Any, ...]:
 
 def find_unlike(model: ir.Model, folder: ir.Model) -> Iterator[str]:
     """Yield in words which inputs of nodes are quantized otherwise than in the folder's graph."""
-    names = {str(node.name) for node in folder.graph}
-    wanted = describe_quantization(folder, names)
-    found = describe_quantization(model, names)
+    always = {str(node.name) for node in folder.graph}  # a branch may not be taken
+    known = always | {str(node.name) for graph in folder.graphs() for node in graph}
+    wanted = describe_quantization(folder, known)
+    found = describe_quantization(model, known)
     here = {str(node.name): node for node in model.graph}
     for name, index in dict.fromkeys((*wanted, *found)):
         if name not in here:
-            yield f"node {name!r}, whose input {index} the folder's graph quantizes, is not there"
+            if name in always:
+                yield f"node {name!r}, whose input {index} the folder's graph quantizes, is not there"
             continue
-        fault = find_difference(found.get((name, index)), wanted.get((name, index)))
-        if fault:
+        expected = wanted.get((name, index), [None])
+        unlike = [one for one in found.get((name, index), [None]) if one not in expected]
+        if unlike:
             module = find_module(here[name])
             at = f" in {module}" if module else ""
+            fault = find_difference(unlike[0], expected[0])
             yield f"node {name!r} ({here[name].op_type}){at}: its input {index} {fault} in the folder's graph"
 
 
 def find_difference(found: tuple[Any, ...] | None, wanted: tuple[Any, ...] | None) -> str:
-    """Return in words how an input is quantized otherwise than `wanted`; "" where it is not."""
-    if found == wanted:
-        return ""
+    """Return in words how an input is quantized otherwise than `wanted`, which it is."""
     if found is None or wanted is None:
         return "is not quantized, as it is" if found is None else "is quantized, as it is not"
     if found[0] != wanted[0] or len(found[2]) != len(wanted[2]):
