@@ -105,7 +105,10 @@ def round_twice(model: ir.Model) -> None:
     uses = list(first.outputs[0].uses())
     for node in (quantize, second):
         node.metadata_props[KEPT] = "scales"
-        node.outputs[0].type = ir.TensorType(ir.DataType.FLOAT if node is second else first.inputs[0].dtype)
+    codes = first.inputs[0]
+    assert codes is not None
+    quantize.outputs[0].type = codes.type
+    second.outputs[0].type = ir.TensorType(ir.DataType.FLOAT)
     model.graph.insert_after(first, [quantize, second])
     for use in uses:
         if use.node is not quantize:
@@ -116,7 +119,9 @@ def round_another_value(model: ir.Model) -> None:
     """The product of words by their mask is no more what is rounded, but the words."""
     node = find_node(model, "/activation/Quantize")
     words = find_node(model, "/embeddings/Gather").outputs[0]
-    if node.inputs[0].dtype != words.dtype:  # in fp16
+    read = node.inputs[0]
+    assert read is not None
+    if read.dtype != words.dtype:  # in fp16
         cast = ir.node("Cast", [words], {"to": int(ir.DataType.FLOAT)}, name="cast")
         cast.outputs[0].type = ir.TensorType(ir.DataType.FLOAT)
         model.graph.insert_before(node, cast)
