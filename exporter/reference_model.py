@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
-from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeAlias, TypeGuard
 from weakref import WeakKeyDictionary
@@ -11,7 +10,6 @@ from weakref import WeakKeyDictionary
 import numpy as np
 
 from ..runtime.backends.backend import Array
-from ..runtime.backends.ort_program import open_plain_session
 from .errors import CheckpointError, VerificationError, raise_checkpoint_errors, shorten_error
 from .imported.branches import SWITCH
 from .memory import Reclaimer
@@ -38,11 +36,15 @@ class OnnxGraphs:
 
     def __init__(self, found: Folder) -> None:
         from .imported.folder import LAYERS
+        from .imported.unrounded import open_unrounded
+        from .passes.unrounded import list_rounding
 
         self.layers = found.read_integer(LAYERS) or 0
-        open_graph = partial(open_plain_session, optimized=not found.is_quantized)
-        self.model = open_graph(found.first or found.model)
-        self.encoder = None if found.encoder is None else open_graph(found.encoder)
+        self.model = open_unrounded(found.first or found.model)
+        self.encoder = None if found.encoder is None else open_unrounded(found.encoder)
+        # To compare how nodes are quantized; an encoder-decoder's several graphs are not.
+        self.graph = found.read if found.encoder is None else None
+        self.rounds = bool(list_rounding(found.read))
 
     def named_parameters(self, **options: Any) -> Iterator[tuple[str, Tensor]]:
         """Return no parameters: the weights do not have a checkpoint's names."""

@@ -15,9 +15,11 @@ from onnxscript import version_converter
 from ..errors import CheckpointError, shorten_error
 from ..passes.weight_files import allow_links, explain_refusal, replace_external
 from ..passes.weights import EXTERNAL_FROM_BYTES, make_lazy_tensor
+from ..passes.widen import widen
 from .mapped import load_mapped
 from .quantized import check_form, list_quantizing_nodes
 
+WIDENED = "planforge.widened"  # in a read graph's `meta`: whether its file computes in half precision
 NOT_OF_TEXT = ("pixel_values", "input_features", "input_values")
 LENGTHS = ("max_position_embeddings", "n_positions", "max_sequence_length", "seq_length")
 HEADS = ("num_attention_heads", "n_head", "num_heads", "n_heads", "encoder_attention_heads")
@@ -152,6 +154,7 @@ def read_graph(path: Path) -> ir.Model:
         raise CheckpointError(
             f"{path} is in half precision; export it in fp32, then import it with --precision fp16"
         )
+    model.meta[WIDENED] = widen(model)
     names = {str(value.name) for value in model.graph.inputs}
     if found := sorted(names.intersection(NOT_OF_TEXT)):
         raise CheckpointError(f"{path.parent} is not a text model: its graph has the input {found[0]}")
