@@ -159,8 +159,8 @@ def bench(
                 refused[precision] = error
         if not processes:
             raise refused[chosen[0]]
-        for precision, error in refused.items():
-            progress(Notice(f"{precision} is not measured: {error}"))
+        for precision, reason in refused.items():
+            progress(Notice(f"{precision} is not measured: {reason}"))
         for number in range(MAX_ROUNDS):
             seconds = [sum(one["seconds"] for one in process.rounds) for process in processes]
             if number >= ROUNDS and min(seconds) > SECONDS:
