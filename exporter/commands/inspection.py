@@ -13,6 +13,7 @@ from ...runtime.apps.commands.tables import FittingTable, format_size
 from ...runtime.apps.proof.changes import summarize
 from ...runtime.apps.proof.evidence import read_whole_evidence
 from ...runtime.backends.dialects import CPU_DIALECTS
+from ...runtime.backends.ort_backend import OrtCpuBackend
 from ...runtime.bundle.bundle import Bundle
 from ...runtime.bundle.manifest import Artifact, Axis, Manifest, Plan, TensorSpec
 from ...runtime.bundle.plan import sum_profile_memory
@@ -120,7 +121,7 @@ def make_memory_section(manifest: Manifest) -> Section:
         length = min([manifest.max_length, *(graph.axis("tokens").max for graph in graphs)])
         most = min((graph.axis("batch").max for graph in graphs), default=1)
         for batch in dict.fromkeys((1, most)) if graphs else ():
-            need = sum_memory(manifest, graphs, batch, length)
+            need = sum_memory(manifest, graphs, batch, length, OrtCpuBackend.widens_half)
             sizes = (need.weights, need.cache, need.activations, need.total)
             rows.append((precision, f"{batch} x {length} tokens", *map(format_size, sizes)))
     title = "memory, without Python, engine and tokenizer"

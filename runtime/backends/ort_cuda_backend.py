@@ -36,6 +36,7 @@ class OrtCudaBackend:
     """Opens a bundle's graphs on an NVIDIA GPU; those in fp16 where none is asked for and they passed."""
 
     name = "ort-cuda"
+    widens_half = False
 
     def __init__(self, bundle: Bundle, request: LoadRequest) -> None:
         self.cpu_nodes = request.cpu_nodes
