@@ -38,7 +38,7 @@ from .linting.lint import lint
 from .memory import give_back_memory
 from .options import Request, parse_request
 from .processes import ChildGroup, leave_cores
-from .reference_model import load_our_model, load_reference, offload_weights
+from .reference_model import OnnxGraphs, load_our_model, load_reference, offload_weights
 from .resources import announce_need
 from .targets import find_target
 from .tasks.explanation import ExplanationCase
@@ -224,7 +224,8 @@ def write_bundle(candidates: Iterable[Checkpoint], request: Request, progress: P
                         continue
                     report, explained = localize(verifier, judged, model, checkpoint, graphs, progress)
                     report.raise_if_failed(ADVICE if without_shared else "")
-                    golden = verifier.collect_golden()
+                    rounds = isinstance(model, OnnxGraphs) and model.rounds
+                    golden = None if rounds else verifier.collect_golden()
                     manifest = keep_checks(staging, manifest, report, golden, judged.limits)
                     if manifest.explanations:
                         keep_cases(staging, explained)

@@ -10,7 +10,6 @@ from weakref import WeakKeyDictionary
 import numpy as np
 
 from ..runtime.backends.backend import Array
-from ..runtime.backends.ort_program import open_plain_session
 from .errors import CheckpointError, VerificationError, raise_checkpoint_errors, shorten_error
 from .imported.branches import SWITCH
 from .memory import Reclaimer
@@ -37,10 +36,15 @@ class OnnxGraphs:
 
     def __init__(self, found: Folder) -> None:
         from .imported.folder import LAYERS
+        from .imported.unrounded import open_unrounded
+        from .passes.unrounded import list_rounding
 
         self.layers = found.read_integer(LAYERS) or 0
-        self.model = open_plain_session(found.first or found.model, optimized=not found.is_quantized)
-        self.encoder = None if found.encoder is None else open_plain_session(found.encoder)
+        self.model = open_unrounded(found.first or found.model)
+        self.encoder = None if found.encoder is None else open_unrounded(found.encoder)
+        # To compare how nodes are quantized; an encoder-decoder's several graphs are not.
+        self.graph = found.read if found.encoder is None else None
+        self.rounds = bool(list_rounding(found.read))
 
     def named_parameters(self, **options: Any) -> Iterator[tuple[str, Tensor]]:
         """Return no parameters: the weights do not have a checkpoint's names."""

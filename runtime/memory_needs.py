@@ -21,8 +21,8 @@ from .text.batching import TOKEN_BUDGET
 
 # Names of a model's sizes in its family's configuration.
 WIDTHS = ("hidden_size", "n_embd", "d_model")
-INNER_WIDTHS = ("intermediate_size", "n_inner", "decoder_ffn")
-HEADS = ("num_attention_heads", "n_head", "decoder_heads")
+INNER_WIDTHS = ("intermediate_size", "n_inner", "{}_ffn")  # an encoder-decoder has those of each graph
+HEADS = ("num_attention_heads", "n_head", "{}_heads")
 INNER_FACTOR = 4  # how many times the width the feed-forward part is where none is named
 UNITS = {"": 1, "B": 1, "KB": 10**3, "MB": 10**6, "GB": 10**9, "KIB": 2**10, "MIB": 2**20, "GIB": 2**30}
 
@@ -32,11 +32,11 @@ class MemoryNeed:
     """Bytes that graphs of one precision need for a batch.
 
     Attributes:
-        batch: rows that run together.
-        length: tokens of each row, prompt and answer.
+        batch: texts that run together.
+        length: tokens of each, prompt and answer.
         weights: of all graphs, each file once.
         cache: keys and values, of a translation's source too.
-        activations: a layer's largest results.
+        activations: a layer's largest results, of each graph.
     """
 
     batch: int
@@ -57,23 +57,56 @@ class MemoryNeed:
         return f"{self.total / 1e6:.1f} MB for {self.batch} x {self.length} tokens: {told}"
 
 
-def sum_memory(manifest: Manifest, artifacts: Sequence[Artifact], batch: int, length: int) -> MemoryNeed:
-    """Add up what graphs that run together need for a batch of rows of so many tokens."""
-    cache = 0
-    tokens = batch * length
-    for artifact in artifacts:
-        if artifact.keeps_cache:
-            cache += count_cache_bytes(artifact, batch, length)
-            cache += sum(
-                count_tensor_bytes(spec, batch, length)
-                for spec in artifact.inputs
-                if spec.role.startswith("cross.")
+def sum_memory(
+    manifest: Manifest, artifacts: Sequence[Artifact], batch: int, length: int, widens_half: bool
+) -> MemoryNeed:
+    """Add up what graphs that run together need for a batch of texts of so many tokens.
+
+    Each text has as many rows of the cache as the bundle's search has beams. Of a translation source and
+    target have that length. `widens_half` is the engine's.
+    """
+    rows = batch * (1 if manifest.generation is None else manifest.generation.num_beams)
+    return MemoryNeed(
+        batch,
+        length,
+        count_weight_bytes(manifest, artifacts, widens_half),
+        sum(count_kept_bytes(artifact, batch, rows, length) for artifact in artifacts),
+        # Engines keep what each graph needed, until it is closed.
+        sum(
+            count_batch_bytes(
+                manifest.config, count_step_tokens(artifact, batch, rows, length), length, artifact.graph
             )
-            tokens = batch * min(length, PREFILL_CHUNK)
-    if manifest.encoder is not None:
-        tokens = min(tokens, max(TOKEN_BUDGET, length))
-    activations = count_batch_bytes(manifest.config, tokens, length)
-    return MemoryNeed(batch, length, manifest.count_weight_bytes(*artifacts), cache, activations)
+            for artifact in artifacts
+        ),
+    )
+
+
+def count_weight_bytes(manifest: Manifest, artifacts: Sequence[Artifact], widens_half: bool) -> int:
+    """Return what the weights of graphs of one precision take in an engine, each file once.
+
+    An engine that widens fp16 has products by weights in fp32. Quantized ones stay as they are.
+    """
+    is_widened = widens_half and any(artifact.has_half_weights for artifact in artifacts)
+    return manifest.count_weight_bytes(*artifacts) * (2 if is_widened else 1)
+
+
+def count_kept_bytes(artifact: Artifact, batch: int, rows: int, length: int) -> int:
+    """Return the size of a decoder's cache for some rows, and of what it reads of a batch of sources."""
+    if not artifact.keeps_cache:
+        return 0
+    sources = [spec for spec in artifact.inputs if spec.role.startswith("cross.")]
+    return count_cache_bytes(artifact, rows, length) + sum(
+        count_tensor_bytes(spec, batch, length) for spec in sources
+    )
+
+
+def count_step_tokens(artifact: Artifact, batch: int, rows: int, length: int) -> int:
+    """Return the most tokens, padding included, that a graph reads at one time."""
+    if artifact.reads_source:
+        return rows  # a translation begins with one token
+    if artifact.keeps_cache:
+        return max(rows, batch * min(length, PREFILL_CHUNK))
+    return min(batch * length, max(TOKEN_BUDGET, length))
 
 
 def count_tensor_bytes(spec: TensorSpec, batch: int, length: int) -> int:
@@ -84,14 +117,16 @@ def count_tensor_bytes(spec: TensorSpec, batch: int, length: int) -> int:
     return math.prod(lengths) * np.dtype(spec.dtype).itemsize
 
 
-def count_batch_bytes(config: Mapping[str, Any], tokens: int, longest: int) -> int:
+def count_batch_bytes(config: Mapping[str, Any], tokens: int, longest: int, graph: str = "encoder") -> int:
     """Return what a batch of so many tokens, padding included, needs while it runs.
 
     A layer's largest results: what the feed-forward part widens to, six of the hidden size (the layer's
     input, query, key, value, context, sum), and every head's scores of every token for every token. 0 where
     the configuration does not name the sizes.
     """
-    width, inner, heads = (find_size(config, names) for names in (WIDTHS, INNER_WIDTHS, HEADS))
+    width, inner, heads = (
+        find_size(config, [name.format(graph) for name in names]) for names in (WIDTHS, INNER_WIDTHS, HEADS)
+    )
     if not width or not heads:
         return 0
     return int(4 * tokens * ((inner or INNER_FACTOR * width) + 6 * width + heads * longest))

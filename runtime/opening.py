@@ -10,11 +10,12 @@ from concurrent.futures import ThreadPoolExecutor, wait
 from contextlib import contextmanager
 
 from .backends.backend import Backend, LoadRequest, Program
+from .bundle.artifact import rank_exactness
 from .bundle.bundle import Bundle
 from .bundle.json_reader import Reader
 from .bundle.manifest import Artifact, Manifest
 from .errors import BackendUnavailableError, BundleError, InputError, ManifestError, MemoryLimitError
-from .memory_needs import MemoryNeed, sum_memory
+from .memory_needs import MemoryNeed, count_weight_bytes, sum_memory
 from .option_checks import check_options, check_whole
 from .options import LoadOptions
 from .text.batching import TOKEN_BUDGET
@@ -88,9 +89,8 @@ def list_tokenizer_files(manifest: Manifest, count: int) -> tuple[str, ...]:
 def choose_artifacts(engine: Backend, bundle: Bundle, request: LoadRequest, *graphs: str) -> list[Artifact]:
     """Return what an engine opens of graphs that run together, in one precision.
 
-    Under a memory limit and without a precision it is the default one, if a row of full length fits. Else it
-    is, of the verified precisions that fit, the one with the largest weights, as it loses least. Where none
-    fits, a shorter row may.
+    Under a memory limit and without a precision it is the default one, if a text of full length fits. Else it
+    is the most exact of the verified precisions that fit. Where none fits, a shorter text may.
     """
     first = open_precision(engine, bundle, request.precision, graphs)
     limit = request.memory_limit
@@ -98,7 +98,9 @@ def choose_artifacts(engine: Backend, bundle: Bundle, request: LoadRequest, *gra
         return first
     others = list_others(engine, bundle, first, graphs)
     chosen = (
-        first if request.precision is not None else choose_fitting(bundle, request, [first, *others], limit)
+        first
+        if request.precision is not None
+        else choose_fitting(engine, bundle, request, [first, *others], limit)
     )
     if chosen is not first:
         log.warning(
@@ -106,24 +108,27 @@ def choose_artifacts(engine: Backend, bundle: Bundle, request: LoadRequest, *gra
             bundle.folder.name,
             chosen[0].precision,
             first[0].precision,
-            sum_need(bundle, request, first).describe(),
+            sum_need(engine, bundle, request, first).describe(),
             limit / 1e6,
         )
-    check_weights(bundle, request, chosen, others)
+    check_weights(engine, bundle, request, chosen, others)
     return chosen
 
 
 def choose_fitting(
-    bundle: Bundle, request: LoadRequest, choices: Sequence[list[Artifact]], limit: int
+    engine: Backend, bundle: Bundle, request: LoadRequest, choices: Sequence[list[Artifact]], limit: int
 ) -> list[Artifact]:
-    """Return the first of some choices if it fits, else the one that fits and loses least."""
+    """Return the first of some choices if it fits, else the most exact one that fits."""
+    fitting = [own for own in choices if sum_need(engine, bundle, request, own).total <= limit]
+    fitting = fitting or [own for own in choices if weigh(engine, bundle, own) < limit]
+    if not fitting or choices[0] in fitting:
+        return choices[0]
+    return min(fitting, key=lambda own: rank_exactness(own[0].precision))
 
-    def weigh(artifacts: Sequence[Artifact]) -> int:
-        return bundle.manifest.count_weight_bytes(*artifacts)
 
-    fitting = [own for own in choices if sum_need(bundle, request, own).total <= limit]
-    fitting = fitting or [own for own in choices if weigh(own) < limit]
-    return choices[0] if not fitting or choices[0] in fitting else max(fitting, key=weigh)
+def weigh(engine: Backend, bundle: Bundle, artifacts: Sequence[Artifact]) -> int:
+    """Return the bytes that the weights of graphs take in an engine."""
+    return count_weight_bytes(bundle.manifest, artifacts, engine.widens_half)
 
 
 def open_precision(
@@ -144,33 +149,41 @@ def list_others(
             own = open_precision(engine, bundle, precision, graphs)
         except (InputError, BundleError, BackendUnavailableError):  # not for this engine
             continue
+        if engine.widens_half and own[0].has_half_weights:  # which take no less
+            continue
         passed = all(artifact.passed or not other.passed for artifact, other in zip(own, first, strict=True))
         if passed and own[0].precision == precision != first[0].precision:
             found.append(own)
     return found
 
 
-def sum_need(bundle: Bundle, request: LoadRequest, artifacts: Sequence[Artifact]) -> MemoryNeed:
-    """Return what one row of full length needs; of an encoder a largest batch."""
+def sum_need(
+    engine: Backend, bundle: Bundle, request: LoadRequest, artifacts: Sequence[Artifact]
+) -> MemoryNeed:
+    """Return what one text of full length needs; of an encoder a largest batch."""
     manifest = bundle.manifest
     most = min(manifest.max_length, *(artifact.axis("tokens").max for artifact in artifacts))
     length = min(request.max_length or most, most)
     rows = 1 if manifest.encoder is None else -(-TOKEN_BUDGET // length)
-    return sum_memory(manifest, artifacts, rows, length)
+    return sum_memory(manifest, artifacts, rows, length, engine.widens_half)
 
 
 def check_weights(
-    bundle: Bundle, request: LoadRequest, chosen: Sequence[Artifact], others: Sequence[Sequence[Artifact]]
+    engine: Backend,
+    bundle: Bundle,
+    request: LoadRequest,
+    chosen: Sequence[Artifact],
+    others: Sequence[Sequence[Artifact]],
 ) -> None:
     """Refuse a limit that leaves nothing for a cache; each call checks what its own cache needs."""
     limit = request.memory_limit
-    weight_bytes = bundle.manifest.count_weight_bytes(*chosen)
+    weight_bytes = weigh(engine, bundle, chosen)
     if limit is None or weight_bytes < limit:
         return
     smaller = [
-        f"{own[0].precision} has {bundle.manifest.count_weight_bytes(*own) / 1e6:.1f} MB"
+        f"{own[0].precision} has {weigh(engine, bundle, own) / 1e6:.1f} MB"
         for own in others
-        if bundle.manifest.count_weight_bytes(*own) < weight_bytes
+        if weigh(engine, bundle, own) < limit
     ]
     rest = f" ({', '.join(smaller)})" if smaller else ""
     raise MemoryLimitError(

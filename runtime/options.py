@@ -47,8 +47,8 @@ class LoadOptions(TypedDict, total=False):
             several texts run in smaller batches where that helps; one that would fit alone waits until others
             are done, for ten minutes at most, and is then refused. An encoder's outputs count while it
             computes, not while an iterator's caller has the turn. Python, the engine and the tokenizer, 70 to
-            110 MB, don't count. Without a precision, where a row of full length does not fit in the default
-            one, the verified precision with the largest weights that fits is taken, and a log line says so.
+            110 MB, don't count. Without a precision, where a text of full length does not fit in the
+            default one, the most exact verified precision that fits is taken, and a log line says so.
         verify: compare the hash of files above 256 MiB too (smaller ones always are); not by default.
         device: the GPU's number, 0 by default; a warning says when no GPU is used though it is not 0.
         cpu_nodes: run a graph on "ort-cuda" also where ONNX Runtime has no kernel on the GPU for some of its

@@ -9,7 +9,7 @@ import typer
 
 from ...runtime.apps.commands.console import print_json, print_tables, show_stages
 from ...runtime.apps.commands.run_options import JsonOption
-from .prove import exit_on_regression
+from .prove import exit_by_comparison
 
 
 def diff(
@@ -19,7 +19,7 @@ def diff(
 ) -> None:
     """Compare two bundles: sizes, precisions and evidence; exit 1 if the new one is worse on the same texts.
 
-    Exit 2 if no evidence of both is of the same texts, so that nothing was compared.
+    Exit 2 if no evidence of both is of the same texts, or some is and cannot be compared.
 
     Needs no torch. Times, memory and energy are shown and decide nothing.
     """
@@ -39,4 +39,4 @@ def diff(
         print_tables([make_bundle_table(*sides), *make_pair_tables(pairs, are_asked=True)])
     if not pairs:
         raise typer.Exit(2)
-    exit_on_regression(pairs)
+    exit_by_comparison(pairs)

@@ -47,7 +47,7 @@ def list_rows(proof: Proof) -> list[tuple[str, str]]:
         rows.append(("other labels than PyTorch", f"{proof.count_flips()} of {proof.texts}: {share}"))
     rows.append(("PyTorch's answers from", proof.compared_with))
     rows += list_costs(proof)
-    return [*rows, ("machine", ", ".join(proof.machine.values())), ("measured", proof.date)]
+    return [*rows, ("machine", describe_machine(proof)), ("measured", proof.date)]
 
 
 def list_costs(proof: Proof) -> list[tuple[str, str]]:
@@ -57,6 +57,8 @@ def list_costs(proof: Proof) -> list[tuple[str, str]]:
         rows.append(("ms per new token", describe_times(proof.token_ms)))
     if proof.peak_rss_mb is not None:
         rows.append(("peak memory of the process", f"{proof.peak_rss_mb:.0f} MB"))
+    if proof.gpu_memory_mb is not None:
+        rows.append(("GPU memory of the process", f"{proof.gpu_memory_mb:.0f} MB"))
     if proof.joules is not None:
         joules = proof.joules
         what = f"{joules.per_text:.3g} ({joules.mean_watts:.1f} W, {joules.source})"
@@ -70,8 +72,26 @@ def describe_interval(interval: Interval, share: bool = False) -> str:
     return f"{interval.value:{form}} ({interval.low:{form}} to {interval.high:{form}})"
 
 
+def describe_machine(proof: Proof) -> str:
+    """Return what a proof was measured on, as in "Cortex-A78AE, Linux-5.15, 1 thread"."""
+    threads = [] if proof.threads is None else [f"{proof.threads} thread{'' if proof.threads == 1 else 's'}"]
+    return ", ".join([*proof.machine.values(), *threads])
+
+
 def describe_times(times: Mapping[str, float]) -> str:
     return f"{times['p50']:.2f} median, {times['p99']:.2f} p99"
+
+
+def make_short_rows(proofs: Sequence[Proof]) -> list[Sequence[str]]:
+    """Return a line of each proof: what ran, on which texts, its result, median time, device and date."""
+    rows: list[Sequence[str]] = []
+    for proof in proofs:
+        name = "perplexity" if "perplexity" in proof.intervals else "accuracy"
+        result = f"{name} {proof.intervals[name].value:.4f}"
+        device = proof.machine.get("board") or proof.machine.get("gpu") or proof.machine.get("cpu", "")
+        what = (f"{proof.artifact} on {proof.backend}", f"{proof.texts} of {proof.data['name']}", result)
+        rows.append((*what, f"{proof.latency_ms['p50']:.2f}", device, proof.date))
+    return rows
 
 
 def make_pair_tables(pairs: Sequence[ProofPair], are_asked: bool = False) -> list[RenderableType]:
@@ -80,6 +100,9 @@ def make_pair_tables(pairs: Sequence[ProofPair], are_asked: bool = False) -> lis
         return ["no evidence on the same texts: planforge prove BUNDLE --data FILE, for each of the two"]
     tables: list[RenderableType] = []
     for pair in pairs:
+        if pair.refused:
+            tables.append(FittingTable(f"NOT COMPARED: {pair.refused}", ("", ""), ()))
+            continue
         verdict = "REGRESSION" if pair.is_regression else "no regression"
         new = pair.new
         title = (
@@ -97,7 +120,7 @@ def make_pair_tables(pairs: Sequence[ProofPair], are_asked: bool = False) -> lis
         ]
         old = dict(list_costs(pair.old))
         rows += [(name, old.get(name, ""), text, "", "") for name, text in list_costs(new)]
-        before, now = (", ".join(proof.machine.values()) for proof in (pair.old, new))
+        before, now = map(describe_machine, (pair.old, new))
         if before != now:
             rows.append(("machine", before, now, "", ""))
         tables.append(FittingTable(title, ("", "old", "new", "chance", ""), rows))

@@ -10,7 +10,10 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeAlias
 
 from ...runtime.apps.commands.tables import FittingTable, format_size
+from ...runtime.apps.proof.changes import summarize
+from ...runtime.apps.proof.evidence import read_whole_evidence
 from ...runtime.backends.dialects import CPU_DIALECTS
+from ...runtime.backends.ort_backend import OrtCpuBackend
 from ...runtime.bundle.bundle import Bundle
 from ...runtime.bundle.manifest import Artifact, Axis, Manifest, Plan, TensorSpec
 from ...runtime.bundle.plan import sum_profile_memory
@@ -19,6 +22,7 @@ from ...runtime.memory_needs import sum_memory
 from ...runtime.suggest import did_you_mean
 from ..errors import ExporterError, shorten_error
 from ..task_traits import TRAITS
+from .evidence_tables import make_short_rows
 
 if TYPE_CHECKING:
     from rich.console import RenderableType
@@ -68,7 +72,8 @@ def inspect(path: str | Path) -> Inspection:
 
 def inspect_bundle(folder: Path) -> Inspection:
     """List artifacts with their axes and ranges, plans with their architectures, files with their sizes."""
-    manifest = Bundle.open(folder).manifest
+    bundle = Bundle.open(folder)
+    manifest = bundle.manifest
     graphs = [
         (a.id, str(a.opset), a.padding_side, sum_sizes(manifest, a.file, *a.data), describe_gate(a))
         for a in (*manifest.artifacts, *manifest.explanations)
@@ -89,6 +94,10 @@ def inspect_bundle(folder: Path) -> Inspection:
         title = f"plans: {NOT_RUN} (`planforge selftest {folder}` runs one, on a machine with its GPU)"
         sections.append((title, columns, [make_plan_row(manifest, plan) for plan in manifest.plans]))
         value["checks"] = {"plans": NOT_RUN}
+    if proofs := read_whole_evidence(bundle):
+        columns = ("evidence", "texts", "result", "ms", "device", "measured")
+        sections.append(("evidence of `planforge prove`", columns, make_short_rows(proofs)))
+        value["evidence"] = [summarize(proof) for proof in proofs]
     files = [
         (name, format_size(entry.bytes), describe_file(folder / name, entry.bytes))
         for name, entry in sorted(manifest.files.items())
@@ -112,7 +121,7 @@ def make_memory_section(manifest: Manifest) -> Section:
         length = min([manifest.max_length, *(graph.axis("tokens").max for graph in graphs)])
         most = min((graph.axis("batch").max for graph in graphs), default=1)
         for batch in dict.fromkeys((1, most)) if graphs else ():
-            need = sum_memory(manifest, graphs, batch, length)
+            need = sum_memory(manifest, graphs, batch, length, OrtCpuBackend.widens_half)
             sizes = (need.weights, need.cache, need.activations, need.total)
             rows.append((precision, f"{batch} x {length} tokens", *map(format_size, sizes)))
     title = "memory, without Python, engine and tokenizer"

@@ -66,7 +66,7 @@ def prove(
             threads=threads,
             progress=progress,
         )
-        proof, note = add_layers(bundle, proof)
+        proof, note = add_layers(bundle, proof, device)
         record_proof(bundle, proof)
         pairs = pair_proofs(old, [proof])
     if as_json:
@@ -74,7 +74,7 @@ def prove(
     else:
         print_tables([*make_proof_tables([proof]), *make_pair_tables(pairs)])
         print_lines(["", note] if note else [])
-    exit_on_regression(pairs)
+    exit_by_comparison(pairs)
 
 
 def read_old(folder: Path, data: Path) -> list[Proof]:
@@ -94,13 +94,15 @@ def read_old(folder: Path, data: Path) -> list[Proof]:
     return found
 
 
-def exit_on_regression(pairs: list[ProofPair]) -> None:
-    """End the command with exit code 1 if a measure is worse by more than chance explains."""
+def exit_by_comparison(pairs: list[ProofPair]) -> None:
+    """End with exit code 1 if a measure is worse by more than chance explains, 2 if one was not compared."""
     if any(pair.is_regression for pair in pairs):
         raise typer.Exit(1)
+    if any(pair.refused for pair in pairs):
+        raise typer.Exit(2)
 
 
-def add_layers(folder: Path, proof: Proof) -> tuple[Proof, str]:
+def add_layers(folder: Path, proof: Proof, device: int = 0) -> tuple[Proof, str]:
     """Return a plan's proof with the time of each layer, or why there is none."""
     from ...runtime.bundle.bundle import Bundle
 
@@ -111,7 +113,7 @@ def add_layers(folder: Path, proof: Proof) -> tuple[Proof, str]:
     from ..tensorrt.layers import RUNS, read_plan_layers
 
     try:
-        found = read_plan_layers(bundle, plan, map_modules(bundle, proof.artifact), RUNS)
+        found = read_plan_layers(bundle, plan, map_modules(bundle, proof.artifact), RUNS, device)
     except PlanForgeError as error:
         return proof, f"the layers were not measured: {error}"
     layers: dict[str, dict[str, float]] = {}

@@ -17,6 +17,7 @@ from ...runtime.bundle.manifest import Artifact
 from ..errors import VerificationError
 from ..number_formats import NVFP4
 from ..passes.build import replace_value
+from ..passes.unrounded import skip_rounding
 from ..passes.weight_files import load_graph
 from ..passes.weights import add_initializer, make_lazy_tensor
 from ..precisions import PRECISIONS
@@ -26,13 +27,20 @@ FP4 = ir.DataType.FLOAT4E2M1
 
 
 def open_on_cpu(bundle: Bundle, artifact: Artifact) -> OrtProgram:
-    """Open a graph; one with weights in fp4 has the values that their codes stand for in their place."""
-    if PRECISIONS[artifact.precision].format_name != NVFP4.name:
+    """Open a graph; one with weights in fp4 has the values that their codes stand for in their place.
+
+    An imported one computes without the rounding of activations that its author chose: see `unrounded`.
+    """
+    in_fp4 = PRECISIONS[artifact.precision].format_name == NVFP4.name
+    if not in_fp4 and not bundle.manifest.source.get("exporter"):
         return OrtCpuBackend(spinning=False).open(bundle, artifact)
     model = load_graph(bundle.path(artifact.file))
-    store_values(model.graph)
-    RemoveUnusedNodesPass()(model)
-    with TemporaryDirectory(prefix="planforge-fp4-", ignore_cleanup_errors=True) as folder:
+    if in_fp4:
+        store_values(model.graph)
+        RemoveUnusedNodesPass()(model)
+    elif not skip_rounding(model):
+        return OrtCpuBackend(spinning=False).open(bundle, artifact)
+    with TemporaryDirectory(prefix="planforge-graph-", ignore_cleanup_errors=True) as folder:
         path = Path(folder, "graph.onnx")
         ir.save(model, path, external_data="weights.data")
         return OrtProgram(path, disabled=list_disabled(artifact), spinning=False)

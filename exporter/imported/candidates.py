@@ -16,7 +16,7 @@ from ..options import Request
 from .checkpoint import ImportedCheckpoint
 from .decoder import ImportedDecoder
 from .encoder import ImportedEncoder
-from .folder import Folder, has_weights, read_folder
+from .folder import WIDENED, Folder, has_weights, read_folder
 from .optimum import choose_task
 from .quantized import check_reference
 from .translator import ImportedTranslator
@@ -42,9 +42,17 @@ def read_candidates(folder: Path, source: Source, request: Request) -> Iterator[
     """
     found = read_folder(folder)
     compares = has_weights(source.folder)
-    check_reference(found.read, found.model, request.verify, compares)
+    if request.verify:
+        for path, graph in found.graphs.items():
+            check_reference(graph, path, compares, rounds=found.encoder is None)
     if not compares:
         check_without_weights(source, request)
+    if found.read.meta[WIDENED]:
+        log.warning(
+            "%s computes in half precision: its constants and scales are kept, and the bundle is compared"
+            " with what they give in fp32",
+            found.model,
+        )
     kind = choose_class(found)
     yield kind(source, found, request.max_batch, request.max_length, shared=request.verify)
     log.warning(

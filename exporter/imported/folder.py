@@ -15,9 +15,11 @@ from onnxscript import version_converter
 from ..errors import CheckpointError, shorten_error
 from ..passes.weight_files import allow_links, explain_refusal, replace_external
 from ..passes.weights import EXTERNAL_FROM_BYTES, make_lazy_tensor
+from ..passes.widen import widen
 from .mapped import load_mapped
 from .quantized import check_form, list_quantizing_nodes
 
+WIDENED = "planforge.widened"  # in a read graph's `meta`: whether its file computes in half precision
 NOT_OF_TEXT = ("pixel_values", "input_features", "input_values")
 LENGTHS = ("max_position_embeddings", "n_positions", "max_sequence_length", "seq_length")
 HEADS = ("num_attention_heads", "n_head", "num_heads", "n_heads", "encoder_attention_heads")
@@ -51,18 +53,24 @@ class Folder:
         """Return a new copy of `model`, to change freely; its weights are mapped, not copied."""
         return self.read.clone()
 
-    @cached_property
+    @property
     def read(self) -> ir.Model:
-        """Return `model`, which is read once and must not be changed."""
-        return read_graph(self.model)
+        """Return `model`, which must not be changed."""
+        return self.graphs[self.model]
+
+    @cached_property
+    def graphs(self) -> Mapping[Path, ir.Model]:
+        """Return all graphs by their files; each is read once and must not be changed."""
+        paths = (self.model, self.encoder, self.first)
+        return {path: read_graph(path) for path in paths if path is not None}
 
     @property
     def is_quantized(self) -> bool:
-        """Return whether `model` quantizes: ONNX Runtime's optimizer computes other products of such graphs.
+        """Return whether a graph quantizes: ONNX Runtime's optimizer computes other products of such graphs.
 
         In fp8 it makes nodes that it then refuses.
         """
-        return bool(list_quantizing_nodes(self.read))
+        return any(map(list_quantizing_nodes, self.graphs.values()))
 
     def read_integer(self, names: tuple[str, ...]) -> int | None:
         """Return the first of some settings that is an integer."""
@@ -146,6 +154,7 @@ def read_graph(path: Path) -> ir.Model:
         raise CheckpointError(
             f"{path} is in half precision; export it in fp32, then import it with --precision fp16"
         )
+    model.meta[WIDENED] = widen(model)
     names = {str(value.name) for value in model.graph.inputs}
     if found := sorted(names.intersection(NOT_OF_TEXT)):
         raise CheckpointError(f"{path.parent} is not a text model: its graph has the input {found[0]}")

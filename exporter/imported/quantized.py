@@ -1,7 +1,8 @@
 """Graphs that somebody else quantized, such as NVIDIA ModelOpt: QuantizeLinear and DequantizeLinear.
 
 Their codes and scales are kept as they are. What PyTorch's weights lose by them is their author's choice, so
-a bundle is compared with the folder's own graphs, in which the weights are dequantized.
+a bundle is compared with the folder's own graphs, in which the weights are dequantized: see `unrounded` for
+their activations.
 """
 
 from __future__ import annotations
@@ -11,11 +12,15 @@ from pathlib import Path
 import numpy as np
 import numpy.typing as npt
 import onnx_ir as ir
+from onnx_ir.passes import common
 
 from ...runtime.errors import InputError
 from ..errors import CheckpointError
-from ..passes.quantization_form import FIX, KEPT, OPERATORS, QUANTIZES, find_form_faults
+from ..passes.quantization_form import DEQUANTIZES, FIX, KEPT, OPERATORS, find_form_faults, find_shape
+from ..passes.unrounded import list_rounding
 from ..tracing.modules import find_module
+
+TENSORRT = "trt"  # a domain of operators, of which TRT_FP8QuantizeLinear is one
 
 
 def list_quantizing_nodes(model: ir.Model) -> list[ir.Node]:
@@ -24,14 +29,31 @@ def list_quantizing_nodes(model: ir.Model) -> list[ir.Node]:
 
 
 def check_form(model: ir.Model, path: Path) -> None:
-    """Refuse zero points, scales that are no steps, and blocks that do not divide, at the node and module.
+    """Refuse zero points, bad or missing scales, and operators that ONNX lacks, at the node and module.
 
     Nodes of the right form are marked to keep their scales.
     """
-    for node in list_quantizing_nodes(model):
+    for node in (node for graph in model.graphs() for node in graph if node.domain == TENSORRT):
+        raise CheckpointError(
+            f"{path}: {describe(node)}: an operator of TensorRT's own domain {TENSORRT!r}, which ONNX lacks;"
+            f" write it with ONNX's own {' and '.join(OPERATORS)}, as"
+            " `python -m modelopt.onnx.quantization` does"
+        )
+    found = list_quantizing_nodes(model)
+    if any(has_unknown_shape(node) for node in found):
+        common.ShapeInferencePass()(model)
+    for number, node in enumerate(model.graph if found else ()):
+        node.name = node.name or f"{node.op_type}_{number}"  # by which it is found in a bundle's graphs
+    for node in found:
         node.metadata_props[KEPT] = "scales"
         for fault in find_form_faults(node, read_numbers):
             raise CheckpointError(f"{path}: {describe(node)}: {fault}; {FIX}")
+
+
+def has_unknown_shape(node: ir.Node) -> bool:
+    """Tell whether a node has several scales for values of which the file does not tell the shape."""
+    scales = read_numbers(node.inputs[1])
+    return scales is not None and scales.size > 1 and find_shape(node.inputs[0]) is None
 
 
 def read_numbers(value: ir.Value | None) -> npt.NDArray[np.generic] | None:
@@ -45,23 +67,40 @@ def describe(node: ir.Node) -> str:
     readers = [use.node for output in node.outputs for use in output.uses()]
     named = next(filter(None, map(find_module, (node, *readers))), "")
     at = f" in {named}" if named else f", read by {readers[0].name!r}" if readers else ""
-    return f"node {node.name!r} ({node.op_type}){at}"
+    kind = f"{node.domain}::{node.op_type}" if node.domain else node.op_type
+    return f"node {node.name!r} ({kind}){at}"
 
 
-def check_reference(model: ir.Model, path: Path, verify: bool, has_weights: bool) -> None:
-    """Refuse to compare quantized graphs with what cannot tell whether they are right."""
-    found = list_quantizing_nodes(model)
-    if not found or not verify:
+def check_reference(model: ir.Model, path: Path, has_weights: bool, rounds: bool) -> None:
+    """Refuse to compare quantized graphs with what cannot tell whether they are right.
+
+    Activations are compared without their rounding, where `rounds` says that the kind of model allows it.
+    """
+    if not list_quantizing_nodes(model):
         return
     if has_weights:
         raise InputError(
             f"{path} has quantized weights, which differ from a checkpoint's by their rounding: leave out"
             " --source, and the weights in FOLDER; the bundle is then compared with FOLDER's graphs"
         )
-    rounding = next((n for n in found if n.op_type == QUANTIZES and read_numbers(n.inputs[0]) is None), None)
-    if rounding is not None:
-        raise InputError(
-            f"{path} rounds activations, first at {describe(rounding)}: fp32's last bit moves such a result"
-            " by a whole step, so what was computed cannot be told from what should be. Quantize weights"
-            " alone, as ModelOpt's int4 does, or pass --no-verify"
-        )
+    for node in list_rounding(model):
+        fault = find_unlike_pair(node) if rounds else "this is an encoder-decoder"
+        if fault:
+            raise InputError(
+                f"{path} rounds activations at {describe(node)}: {fault}, so fp32's last bit, which moves"
+                " what is rounded by a whole step, cannot be told from an error. Quantize weights alone, or"
+                " with constant scales and a DequantizeLinear right behind; or pass --no-verify"
+            )
+
+
+def find_unlike_pair(node: ir.Node) -> str:
+    """Return in words why a QuantizeLinear is no half of a pair that a comparison can leave out; else ""."""
+    (codes,) = node.outputs
+    others = [use.node for use in codes.uses() if use.node.op_type != DEQUANTIZES]
+    if others:
+        return f"its codes are read by {describe(others[0])}"
+    if codes.is_graph_output():
+        return "its codes are an output of the graph"
+    pair = (node, *(use.node for use in codes.uses()))
+    computed = next((one for one in pair if read_numbers(one.inputs[1]) is None), None)
+    return "" if computed is None else f"the scale of {describe(computed)} is computed"

@@ -23,7 +23,7 @@ from .branches import choose_branch
 from .checkpoint import ImportedCheckpoint, Tensors
 from .distances import add_distance_bias, compute_distance_tables, tabulate_distances
 from .evaluate import drop_unused_inputs
-from .folder import LENGTHS, Folder, read_graph
+from .folder import LENGTHS, Folder
 from .graph import Heads, add_input, choose_rows, read_heads, read_vocab_size, simplify_graph
 from .names import name_weights
 from .plain_attention import (
@@ -65,7 +65,7 @@ class ImportedTranslator(ImportedCheckpoint):
 
     def read_graphs(self, found: Folder) -> None:
         assert found.encoder is not None
-        self.source_graph = read_graph(found.encoder)
+        self.source_graph = found.graphs[found.encoder].clone()
         SOURCE_ENCODER.check(self.source_graph, found.encoder)
         LATER_STEP.check(found.read, found.model)
         self.graph = found.graph
@@ -74,7 +74,7 @@ class ImportedTranslator(ImportedCheckpoint):
             choose_branch(first, "else_branch")
             choose_branch(self.graph, "then_branch")
         else:
-            first = read_graph(found.first)
+            first = found.graphs[found.first].clone()
             FIRST_STEP.check(first, found.first)
         for model in (self.source_graph, self.graph, first):
             simplify_graph(model)

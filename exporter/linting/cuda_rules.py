@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 
 import onnx_ir as ir
 
@@ -41,18 +41,31 @@ def check_host_input(model: LintModel, target: Target) -> Iterator[Hit]:
 def check_computed_on_cpu(model: LintModel, target: Target) -> Iterator[Hit]:
     for node, operator, missing in list_without_kernel(model):
         words = f"{missing}: it is computed on the CPU, at each step"
-        yield Hit(words, node, source=KERNELS[operator].source)
+        kernel = KERNELS.get(operator)
+        yield Hit(words, node, source=kernel.source if kernel else "")
 
 
 def list_without_kernel(model: LintModel) -> Iterator[tuple[ir.Node, str, str]]:
-    """Yield the nodes that no kernel on a GPU takes, with their operator, and the reason in words."""
+    """Yield the nodes that no kernel on a GPU takes, with their operator, and the reason in words.
+
+    A function inside the model needs none: ONNX Runtime runs the nodes that it holds.
+    """
     for node in model.nodes:
+        if node.op_identifier() in model.model.functions:
+            continue
         operator = node.op_type if is_standard(node) else f"{node.domain}.{node.op_type}"
-        types = {
-            number: NUMPY_NAMES.get(name := name_type(dtype), name)
-            for number, value in enumerate(node.inputs)
-            if (dtype := type_of(value)) is not None
-        }
         attributes = {name: attribute.value for name, attribute in node.attributes.items()}
-        if missing := explain_missing(operator, types, attributes):
+        types, results = name_types(node.inputs), name_types(node.outputs)
+        if missing := explain_missing(operator, types, attributes, results):
             yield node, operator, missing
+
+
+def name_types(values: Sequence[ir.Value | None]) -> dict[int, str]:
+    """Return the types of tensors that are known, by their numbers; those of sequences are not."""
+    found = {}
+    for number, value in enumerate(values):
+        dtype = type_of(value)
+        if value is not None and dtype is not None and isinstance(value.type, ir.TensorType):
+            name = name_type(dtype)
+            found[number] = NUMPY_NAMES.get(name, name)
+    return found

@@ -11,6 +11,7 @@ from ...runtime.bundle.manifest import Artifact, Manifest
 from ...runtime.errors import InputError
 from ..targets import Target, find_target_of_plan, find_targets
 from ..tensorrt_versions import Version
+from ..tracing.modules import find_module
 from .all_rules import RULES
 from .model import LintModel
 from .report import Finding, LintReport
@@ -133,10 +134,16 @@ def check_graph(model: LintModel, name: str, target: Target, shared: SharedHits)
             what=fault.what,
             fix=fault.fix or rule.fix,
             source=fault.source or rule.source,
+            modules=tuple(dict.fromkeys(path for hit in hits if (path := find_path(hit.node)))),
         )
         for (rule, operator, fault), hits in groups.items()
     ]
     return sorted(findings, key=lambda finding: SEVERITIES.index(finding.severity))
+
+
+def find_path(node: ir.Node | None) -> str:
+    """Return the path of a node's module in PyTorch; "" where none is known."""
+    return "" if node is None else find_module(node)
 
 
 def name_node(node: ir.Node) -> str:

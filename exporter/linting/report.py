@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -31,6 +31,7 @@ class Finding:
         what: is wrong, with its numbers.
         fix: what to do.
         source: where that is known from.
+        modules: the paths of the nodes' modules in PyTorch, each once, as far as they are known.
     """
 
     graph: str
@@ -43,6 +44,7 @@ class Finding:
     what: str
     fix: str
     source: str
+    modules: tuple[str, ...] = ()
 
     @property
     def is_error(self) -> bool:
@@ -51,16 +53,22 @@ class Finding:
 
     @property
     def where(self) -> str:
-        """Return the nodes or tensors, as in '12 nodes: /h.0/ln, /h.1/ln, /h.2/ln, ...'."""
+        """Return the nodes or tensors, as in '12 nodes: Tan_1, Tan_2, Tan_3, ... of h.0.attn, h.1.attn'."""
         names, kind = (self.nodes, "node") if self.nodes else (self.tensors, "tensor")
         if not names:
             return "the graph"
-        shown = ", ".join(names[:SHOWN]) + (", ..." if len(names) > SHOWN else "")
+        shown = list_first(names) + (f" of {list_first(self.modules)}" if self.modules else "")
         return f"{len(names)} {kind}s: {shown}" if len(names) > 1 else shown
 
     def to_json(self) -> dict[str, Any]:
         """Return plain JSON, with all names."""
-        return {**vars(self), "nodes": list(self.nodes), "tensors": list(self.tensors)}
+        lists = {name: list(value) for name, value in vars(self).items() if isinstance(value, tuple)}
+        return {**vars(self), **lists}
+
+
+def list_first(names: Sequence[str]) -> str:
+    """Return the first of some names in a line."""
+    return ", ".join(names[:SHOWN]) + (", ..." if len(names) > SHOWN else "")
 
 
 @dataclass(frozen=True)

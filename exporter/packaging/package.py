@@ -159,7 +159,7 @@ def find_worker(bundle: Bundle, recipe: Recipe, runtime_at: str | Path | None) -
     """Return the runtime to run the package; warn where it is not installed, or has nothing to do."""
     if find_golden(bundle) is None:
         log.warning(
-            "%s has no golden data, as it was exported with --no-verify: the package is not run",
+            "%s has no golden data, as with --no-verify or rounded activations: the package is not run",
             bundle.folder,
         )
         return None

@@ -5,7 +5,7 @@ See https://onnx.ai/onnx/operators/onnx__DequantizeLinear.html.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
 import numpy as np
@@ -36,26 +36,56 @@ def find_form_faults(node: ir.Node, read: Callable[[ir.Value | None], Numbers | 
         wrong = steps[~(np.isfinite(steps) & (steps > 0))]
         if wrong.size:
             yield f"a scale is {wrong.min():g}; all must be finite and above 0"
-    yield from find_block_faults(node, data, scale)
+    yield from find_scale_faults(node, data, scale)
 
 
-def find_block_faults(node: ir.Node, data: ir.Value | None, scale: ir.Value | None) -> Iterator[str]:
-    """Yield in words which blocks do not divide their axis, or have another number of scales."""
+def find_scale_faults(node: ir.Node, data: ir.Value | None, scale: ir.Value | None) -> Iterator[str]:
+    """Yield in words which blocks do not divide their axis, or how the number of scales is wrong.
+
+    There is one scale for all values, for each index of the axis, or for each block of the axis.
+    """
+    shape = find_shape(data)
+    scales = None if scale is None or scale.shape is None else tuple(scale.shape)
     size = node.attributes.get_int("block_size", 0)
-    axis = node.attributes.get_int("axis", 1)
-    length = find_length(data, axis)
-    if not size or length is None:
+    if shape is None or (not size and scales in (None, (), (1,))):
         return
-    if size < 0 or length % size:
-        yield f"its blocks of {size} do not divide the {length} values of axis {axis}"
-    elif (count := find_length(scale, axis)) not in (None, length // size):
-        yield f"it has {count} scales for {length // size} blocks of axis {axis}"
-
-
-def find_length(value: ir.Value | None, axis: int) -> int | None:
-    """Return the length of a value's axis; None where it is not fixed, or not known."""
-    shape = None if value is None else value.shape
-    if shape is None or not -len(shape) <= axis < len(shape):
-        return None
+    axis = node.attributes.get_int("axis", 1)
+    if not -len(shape) <= axis < len(shape):
+        yield f"its axis {axis} is none of a tensor of {len(shape)} axes"
+        return
     length = shape[axis]
-    return length if isinstance(length, int) else None
+    if size and isinstance(length, int) and (size < 0 or length % size):
+        yield f"its blocks of {size} do not divide the {length} values of axis {axis}"
+        return
+    wanted = [length]
+    if size:
+        wanted = list(shape)
+        wanted[axis] = length // size if isinstance(length, int) else None
+    if scales is None or do_shapes_agree(scales, wanted):
+        return
+    each = f"block of {size} along" if size else "index of"
+    yield (
+        f"its scales are {describe_shape(scales)}, and must be {describe_shape(wanted)}: one for each {each}"
+        f" axis {axis}"
+    )
+
+
+def do_shapes_agree(found: Sequence[object], wanted: Sequence[object]) -> bool:
+    """Tell whether two shapes have as many axes, and one length where both are fixed."""
+    return len(found) == len(wanted) and all(
+        one == other or not isinstance(one, int) or not isinstance(other, int)
+        for one, other in zip(found, wanted, strict=True)
+    )
+
+
+def describe_shape(shape: Sequence[object]) -> str:
+    """Return a shape in words, with a question mark for a length that is not fixed: 2 x ?."""
+    return " x ".join(str(one) if isinstance(one, int) else "?" for one in shape) or "a single number"
+
+
+def find_shape(data: ir.Value | None) -> tuple[object, ...] | None:
+    """Return a value's shape; of codes without one that of what was quantized; None where it is not known."""
+    if data is not None and data.shape is None:
+        producer = data.producer()
+        data = producer.inputs[0] if producer is not None and producer.op_type == QUANTIZES else None
+    return None if data is None or data.shape is None else tuple(data.shape)

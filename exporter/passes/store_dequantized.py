@@ -17,7 +17,15 @@ from onnx_ir.passes.common import RemoveUnusedNodesPass
 
 from ..number_formats import FP8, PLAN_FLOATS, PLAN_INTEGERS, find_unit
 from .quantize import QuantizedWeights, find_products
-from .quantized_weight import WEIGHT, WRONG_ZEROS, Array, QuantizedWeight, StoredWeight, read_constants
+from .quantized_weight import (
+    WEIGHT,
+    WRONG_ZEROS,
+    Array,
+    QuantizedWeight,
+    StoredRows,
+    StoredWeight,
+    read_constants,
+)
 from .static_rows import quantize_rows, read_rows
 from .weights import add_initializer
 
@@ -141,12 +149,56 @@ def read(node: ir.Node, graph: ir.Graph) -> StoredWeight | None:
     if zeros is not None:
         faults.append(WRONG_ZEROS.format(zeros.name))
     names = (node.metadata_props[WEIGHT],)
-    products = [use.node for use in node.outputs[0].uses() if use.node.op_type == "MatMul"]
+    faults += find_unlike_readers(node, first)
+    products = list_products(node)
     rounded = read_rows(products[0]) if products else None
     shape = (N, K)
     return StoredWeight(
         node, names, format, codes, scale, shape, read_part, tuple(faults), rows=rounded, unit=unit
     )
+
+
+def list_products(node: ir.Node) -> list[ir.Node]:
+    """Return the products that read a weight."""
+    return [use.node for use in node.outputs[0].uses() if use.node.op_type in ("MatMul", "Gemm")]
+
+
+def find_unlike_readers(node: ir.Node, codes: ir.Value | None) -> list[str]:
+    """Return in words which readers of a weight no export writes: `read` takes the first for all.
+
+    All its products round their rows alike, or none does, and its codes are read to dequantize them alone.
+    """
+    faults = []
+    products = list_products(node)
+    for other in products[1:]:
+        if not rounds_alike(read_rows(products[0]), read_rows(other)):
+            faults.append(
+                f"is read by {products[0].name!r} and {other.name!r}, which round their rows otherwise"
+            )
+    for use in () if codes is None else codes.uses():
+        if use.node.op_type != OPERATOR:
+            faults.append(f"has codes that {use.node.name!r} ({use.node.op_type}) reads as they are")
+    return faults
+
+
+def rounds_alike(one: StoredRows | None, other: StoredRows | None) -> bool:
+    """Tell whether rows are rounded by the same numbers, which fp16 and fp32 nodes read apart."""
+    if one is None or other is None:
+        return one is other
+    pairs = zip(
+        (*one.steps, *one.zeros, one.unsmoothing),
+        (*other.steps, *other.zeros, other.unsmoothing),
+        strict=True,
+    )
+    return all(mine is theirs or holds_same(mine, theirs) for mine, theirs in pairs)
+
+
+def holds_same(one: ir.Value | None, other: ir.Value | None) -> bool:
+    """Tell whether two constants have the same numbers, in whatever type."""
+    if one is None or other is None or one.const_value is None or other.const_value is None:
+        return False
+    mine = one.const_value.numpy().astype(np.float32)
+    return np.array_equal(mine, other.const_value.numpy().astype(np.float32))
 
 
 def find_faults(node: ir.Node, K: int, blocks: int) -> list[str]:

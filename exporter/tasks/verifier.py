@@ -23,6 +23,7 @@ from ..execution.on_cpu import open_on_cpu
 from ..execution.replay import Replay, cut_case, make_replay
 from ..levels import FULL, Level
 from ..limits import NOTHING_ACCEPTED, TABLE, Accepted, Gaps, compute_limits
+from ..passes.unrounded import skip_rounding
 from ..passes.weight_files import load_graph
 from ..reference_model import offload_weights, restore_weights
 from .answer_cache import KEPT, compute_gaps_key, compute_key, keep_answers, read_answers, read_limit
@@ -177,8 +178,10 @@ class Verifier:
         return found
 
     def execute(self, artifact: Artifact) -> Program:
-        """Open a graph that runs node by node."""
-        return ExecutedProgram(NodeExecutor(load_graph(self.bundle.path(artifact.file))), artifact)
+        """Open a graph that runs node by node, without the rounding of activations of an import's author."""
+        model = load_graph(self.bundle.path(artifact.file))
+        skip_rounding(model)
+        return ExecutedProgram(NodeExecutor(model), artifact)
 
     def compare_cases(
         self, engine: Engine, name: str, artifact: Artifact, limits: Limits, progress: Progress

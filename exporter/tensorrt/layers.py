@@ -81,14 +81,17 @@ class PlanLayers:
     profiles: tuple[ProfileLayers, ...]
 
 
-def read_plan_layers(bundle: Bundle, plan: Plan, modules: Mapping[str, str], runs: int = 0) -> PlanLayers:
-    """Read a plan's layers on this machine's first GPU, and run each profile `runs` times to measure them.
+def read_plan_layers(
+    bundle: Bundle, plan: Plan, modules: Mapping[str, str], runs: int = 0, device: int = 0
+) -> PlanLayers:
+    """Read a plan's layers on one of this machine's GPUs, and run each profile `runs` times to measure them.
 
     Args:
         bundle: it lists the plan.
         plan: to read.
         modules: the PyTorch module of each ONNX node, by the node's name.
         runs: on inputs of zeros, after `WARM_UP_RUNS`; 0 measures nothing.
+        device: the GPU's number.
 
     Raises:
         BackendUnavailableError: the plan does not run here; says where, and how it is built.
@@ -101,7 +104,9 @@ def read_plan_layers(bundle: Bundle, plan: Plan, modules: Mapping[str, str], run
     detailed = dataclasses.replace(plan, profiling="detailed")
     again = make_rebuild_command(bundle, plan.engine, plan=detailed)
     try:
-        backend = TensorRtBackend(plan.engine, alone, LoadRequest(precision=artifact.precision))
+        backend = TensorRtBackend(
+            plan.engine, alone, LoadRequest(precision=artifact.precision, device=device)
+        )
     except BackendUnavailableError as error:
         first = "" if plan.profiling == "detailed" else f"`{again}`, then "
         raise BackendUnavailableError(

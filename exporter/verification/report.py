@@ -176,15 +176,20 @@ class VerificationReport:
 
 
 def keep_checks(
-    folder: Path, manifest: Manifest, report: VerificationReport, golden: Arrays, limits: Mapping[str, Limits]
+    folder: Path,
+    manifest: Manifest,
+    report: VerificationReport,
+    golden: Arrays | None,
+    limits: Mapping[str, Limits],
 ) -> Manifest:
-    """Write golden data and parity.json below `folder`; return the manifest with each graph's gate.
+    """Write golden data, if any, and parity.json below `folder`; return the manifest with each graph's gate.
 
     Whether PyTorch's answers were kept from an earlier run is left out: they are the same.
     """
     report = dataclasses.replace(report, answers_kept=False)
     (folder / "checks").mkdir(exist_ok=True)
-    stage_golden(folder, golden, limits)
+    if golden is not None:
+        stage_golden(folder, golden, limits)
     stage_parity(folder, report.to_json())
     gates = report.collect_gates()
     artifacts = tuple(dataclasses.replace(a, gate=gates[a.id]) for a in manifest.artifacts)

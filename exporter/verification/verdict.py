@@ -18,10 +18,11 @@ from ..limits import NOTHING_ACCEPTED, Accepted
 from ..memory import give_back_memory
 from ..passes.weight_files import load_graph
 from ..precisions import PRECISIONS
-from ..reference_model import offload_weights, restore_weights
+from ..reference_model import OnnxGraphs, offload_weights, restore_weights
 from ..tasks.base import Progress
 from ..tasks.verifier import Verifier
 from .files import RUNNING
+from .foreign_quantization import find_unlike
 from .fp32_nodes import list_fp32_nodes
 from .precision_errors import (
     PrecisionErrors,
@@ -32,11 +33,19 @@ from .precision_errors import (
 )
 from .reading import compare_by_reading
 from .report import VerificationReport
+from .structure import shorten
 
 if TYPE_CHECKING:
+    import onnx_ir as ir
+
     from ..reference_model import ReferenceModel
 
 log = logging.getLogger("planforge")
+
+UNROUNDED = (
+    "results are compared without the rounding of activations, whose scales are the folder's to the last bit;"
+    " there is no golden data, as an engine may round a value to the next step"
+)
 
 
 class Judged(NamedTuple):
@@ -59,13 +68,13 @@ def verify_model(
     `accepted` has what a user lets each precision lose. While the graphs run the model may rest: who computes
     with it afterwards calls `restore_weights`.
     """
-    from ..reference_model import OnnxGraphs
-
     restore_weights(model)
     # What rounding does to another exporter's graphs is not known.
     reference = model.reference if isinstance(model, OnnxGraphs) else ""
 
     read = compare_by_reading(verifier, progress, None if reference else model, calibration)
+    if isinstance(model, OnnxGraphs) and model.graph is not None:
+        read = {name: add_foreign_faults(one, verifier, model.graph) for name, one in read.items()}
     calibration = adopt_stored_weights(calibration, verifier.bundle, read)
     errors: dict[str, PrecisionErrors] = {}
 
@@ -94,7 +103,18 @@ def verify_model(
     )
     if not reference:
         add_errors_of_searches(verifier, report, errors, calibration)
+    if isinstance(model, OnnxGraphs) and model.rounds:
+        log.warning("%s", UNROUNDED)
+        report = dataclasses.replace(report, notes=(*report.notes, UNROUNDED))
     return Judged(add_precision_errors(report, errors), limits, calibration)
+
+
+def add_foreign_faults(read: Comparison, verifier: Verifier, folder: ir.Model) -> Comparison:
+    """Add what is quantized otherwise than in the folder's graph to the comparison of a graph's file."""
+    bundle = verifier.bundle
+    graph = load_graph(bundle.path(bundle.manifest.artifact(read.artifact).file))
+    faults = shorten(find_unlike(graph, folder))
+    return dataclasses.replace(read, failures=(*read.failures, *faults))
 
 
 def warn_of_unjudged(artifact: Artifact, comparisons: Sequence[Comparison]) -> None:

@@ -107,6 +107,8 @@ class Backend(Protocol):
     """Opens graphs with one engine; its str says where they run."""
 
     name: str
+    # Whether it computes what is stored in fp16 in fp32: its weights then take twice the size of their file.
+    widens_half: bool
 
     def artifact(self, bundle: Bundle, graph: str, precision: str | None) -> Artifact:
         """Return what this engine would open of a graph, in `precision` or the bundle's default one."""

@@ -38,6 +38,7 @@ class Gpu:
     name: str
     sm: str  # its compute capability, such as "sm86"
     memory: int  # bytes
+    uuid: str = ""  # such as "GPU-1a2b...", by which NVIDIA's tools count it, whatever is visible to CUDA
 
 
 def import_cuda() -> Any:
@@ -90,7 +91,9 @@ def list_gpus() -> list[Gpu]:
         properties = call_cuda(cuda, "cudaGetDeviceProperties", index)
         name = properties.name.decode() if isinstance(properties.name, bytes) else properties.name
         sm = f"sm{properties.major}{properties.minor}"
-        gpus.append(Gpu(index, name, sm, int(properties.totalGlobalMem)))
+        parts = np.split(np.frombuffer(properties.uuid.bytes, np.uint8), (4, 6, 8, 10))
+        uuid = "-".join(["GPU", *(part.tobytes().hex() for part in parts)])
+        gpus.append(Gpu(index, name, sm, int(properties.totalGlobalMem), uuid))
     return gpus
 
 

@@ -25,6 +25,7 @@ class OrtCpuBackend:
     """
 
     name = "ort-cpu"
+    widens_half = True  # ONNX Runtime has no products in fp16 on a CPU
 
     def __init__(
         self,

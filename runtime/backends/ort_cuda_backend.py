@@ -36,6 +36,7 @@ class OrtCudaBackend:
     """Opens a bundle's graphs on an NVIDIA GPU; those in fp16 where none is asked for and they passed."""
 
     name = "ort-cuda"
+    widens_half = False
 
     def __init__(self, bundle: Bundle, request: LoadRequest) -> None:
         self.cpu_nodes = request.cpu_nodes
@@ -143,7 +144,7 @@ class OrtCudaProgram(DeviceProgram, OrtProgram):
             self.graphs.limit = 0
         self.staging: dict[str, Staging] = {}
         self.choice = TokenChoice(device, type(self))
-        self.placement = read_placement(self.session, PROVIDER, self.graphs)
+        self.placement = read_placement(self.session, PROVIDER, self.graphs, path)
         if self.placement is not None and not cpu_nodes:
             self.placement.refuse_others(path)
         self.device = device

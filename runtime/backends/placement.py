@@ -3,27 +3,31 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterator
+from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 from ..errors import BackendUnavailableError
 from .captured_step import CapturedGraphs
-from .cuda_kernels import SHAPE_OPERATORS
-from .protobuf import Span, find_fields
+from .cuda_kernels import INTEGERS, KERNELS, explain_missing
+from .graph_file import FileNode, FileTensor, find_module, read_graphs
 
-# Numbers of fields in an ONNX file's messages.
-MODEL_GRAPH = 7
-GRAPH_NODE = 1
-NODE_INPUT = 1
-NODE_NAME = 3
-NODE_METADATA = 9
-ENTRY_KEY = 1
-ENTRY_VALUE = 2
-MODULE = "planforge.module"  # a node's metadata: its module in PyTorch
-WEIGHT = ".weight"  # what the name of a module's weight has behind its path
 MOST = 3  # nodes that a message names
+COUNTS = frozenset({*INTEGERS, "bool"})  # the types of shapes, and of what is asked of them
+
+
+class OtherNode(NamedTuple):
+    """A node on the CPU that computes more than shapes, and its module in PyTorch, "" where none is known."""
+
+    operator: str
+    name: str
+    module: str
+
+    def __str__(self) -> str:
+        """Return it in words: "GroupQueryAttention 'node_1' of h.0.attn"."""
+        words = f"{self.operator} {self.name!r}" if self.name else f"{self.operator} without a name"
+        return f"{words} of {self.module}" if self.module else words
 
 
 @dataclass(frozen=True)
@@ -33,13 +37,13 @@ class Placement:
     Attributes:
         gpu: how many run on the GPU.
         shapes: how many compute shapes, on the CPU.
-        others: the operators and names of those on the CPU that compute more.
+        others: those on the CPU that compute more.
         graphs: the CUDA graphs that were captured of it until now.
     """
 
     gpu: int
     shapes: int
-    others: tuple[tuple[str, str], ...]
+    others: tuple[OtherNode, ...]
     graphs: CapturedGraphs
 
     def __str__(self) -> str:
@@ -67,58 +71,56 @@ class Placement:
         """Refuse a graph of which nodes that compute more than shapes run on the CPU, and name them."""
         if not self.others:
             return
-        counts = Counter(operator for operator, _ in self.others)
+        counts = Counter(node.operator for node in self.others)
         told = ", ".join(f"{count} x {operator}" for operator, count in counts.most_common(MOST))
-        modules = dict(list_modules(path.read_bytes()))
-        named = [name_node(operator, name, modules) for operator, name in self.others[:MOST]]
+        named = map(str, self.others[:MOST])
         more = f" and {len(self.others) - MOST} more" if len(self.others) > MOST else ""
         raise BackendUnavailableError(
-            f"ONNX Runtime has no GPU kernel for some nodes of {path.name}, and would run them on the CPU:"
-            f" {told} ({'; '.join(named)}{more}); export it with --target cuda, or load it with"
-            " cpu_nodes=True"
+            f"ONNX Runtime would run some nodes of {path.name} on the CPU, at each step: {told}"
+            f" ({'; '.join(named)}{more}); export it with --target cuda, or load it with cpu_nodes=True"
         )
 
 
-def read_placement(session: Any, provider: str, graphs: CapturedGraphs) -> Placement | None:
-    """Return where a session's nodes run, and its graphs; None before ONNX Runtime 1.24, which tells not."""
+def read_placement(session: Any, provider: str, graphs: CapturedGraphs, path: Path) -> Placement | None:
+    """Return where the nodes of a session of a file run; None before ONNX Runtime 1.24, which tells not."""
     if not hasattr(session, "get_provider_graph_assignment_info"):
         return None
     gpu = 0
-    on_cpu: list[tuple[str, str]] = []
+    on_cpu: list[Any] = []
     for part in session.get_provider_graph_assignment_info():
         nodes = part.get_nodes()
         if part.ep_name == provider:
             gpu += len(nodes)
         else:
-            on_cpu += [(node.op_type, node.name) for node in nodes]
-    others = tuple(node for node in on_cpu if node[0] not in SHAPE_OPERATORS)
+            on_cpu += nodes
+    known, tensors = read_graphs(path.read_bytes()) if on_cpu else ({}, {})
+    others = tuple(
+        OtherNode(node.op_type, node.name, find_module(node.name, known))
+        for node in on_cpu
+        if not computes_shape(f"{node.domain}.{node.op_type}", known.get(node.name), tensors)
+    )
     return Placement(gpu, len(on_cpu) - len(others), others, graphs)
 
 
-def list_modules(model: bytes) -> Iterator[tuple[str, str]]:
-    """Yield the names of an ONNX file's nodes, with the path of the PyTorch module that each belongs to.
+def computes_shape(operator: str, node: FileNode | None, tensors: Mapping[str, FileTensor]) -> bool:
+    """Tell whether a node that is on the CPU computes a shape, which a GPU has a kernel for too.
 
-    It is in a node's metadata, or in the name of the weight that it reads.
+    It is of whole numbers, in one axis at most. Where the file does not tell a node's types, as of one that
+    ONNX Runtime made, the operator decides: whether its kernels take whole numbers.
     """
-
-    def read(span: Span, field: int) -> list[str]:
-        return [model[at.start : at.end].decode() for at in find_fields(model, span, field)]
-
-    for node in find_fields(model, Span(0, len(model)), MODEL_GRAPH, GRAPH_NODE):
-        entries = list(find_fields(model, node, NODE_METADATA))
-        modules = [read(entry, ENTRY_VALUE)[0] for entry in entries if read(entry, ENTRY_KEY) == [MODULE]]
-        modules += [name.partition(WEIGHT)[0] for name in read(node, NODE_INPUT) if WEIGHT in name]
-        if modules:
-            yield "".join(read(node, NODE_NAME)), modules[0]
-
-
-def name_node(operator: str, name: str, modules: dict[str, str]) -> str:
-    """Return a node in words: "GroupQueryAttention 'node_1' of h.0.attn".
-
-    ONNX Runtime calls a node that it fused after the first of them: "node_MatMul_2/MatMulAddFusion".
-    """
-    parts = name.split("/")
-    known = ["/".join(parts[:end]) for end in range(len(parts), 0, -1)]
-    module = next((modules[own] for own in known if own in modules), "")
-    words = f"{operator} {name!r}" if name else f"{operator} without a name"
-    return f"{words} of {module}" if module else words
+    operator = operator.removeprefix("ai.onnx").removeprefix(".")
+    if node is None or node.operator != operator:
+        node = FileNode(operator, "", (), ())
+    inputs = {number: tensors[name] for number, name in enumerate(node.inputs) if name in tensors}
+    results = {number: tensors[name] for number, name in enumerate(node.outputs) if name in tensors}
+    missing = explain_missing(
+        operator,
+        {number: tensor.dtype for number, tensor in inputs.items()},
+        results={number: tensor.dtype for number, tensor in results.items()},
+    )
+    if missing:
+        return False
+    if results:
+        return all(dtype in COUNTS and (axes is None or axes <= 1) for dtype, axes in results.values())
+    taken = next(iter(KERNELS[operator].types.values()), ())
+    return not COUNTS.isdisjoint(taken)

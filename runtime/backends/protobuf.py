@@ -39,8 +39,22 @@ def find_fields(data: bytes, message: Span, *path: int) -> Iterator[Span]:
             yield content
 
 
+def find_numbers(data: bytes, message: Span, wanted: int) -> Iterator[int]:
+    """Yield the integers of the fields with a number, which are not packed."""
+    for number, content in read_all_fields(data, message):
+        if number == wanted and isinstance(content, int):
+            yield content
+
+
 def read_fields(data: bytes, message: Span) -> Iterator[tuple[int, Span]]:
     """Yield the number and the content of each text, byte string and message in a message."""
+    for number, content in read_all_fields(data, message):
+        if isinstance(content, Span):
+            yield number, content
+
+
+def read_all_fields(data: bytes, message: Span) -> Iterator[tuple[int, Span | int]]:
+    """Yield the number and the content of each field of a message, an integer as itself; no floats."""
     position = message.start
     while position < message.end:
         begin = position
@@ -49,7 +63,8 @@ def read_fields(data: bytes, message: Span) -> Iterator[tuple[int, Span]]:
         if number == 0 or tag >= MAX_TAG:
             raise BackendError(f"damaged protobuf message: no field has the tag {tag} of byte {begin:,}")
         if wire_type == VARINT:
-            _, position = read_varint(data, position, message.end)
+            value, position = read_varint(data, position, message.end)
+            yield number, value
             continue
         if wire_type == LENGTH_DELIMITED:
             length, position = read_varint(data, position, message.end)

@@ -32,6 +32,8 @@ from .tensorrt_program import TensorRtProgram
 class TensorRtBackend:
     """Runs those graphs of a bundle that have a plan for this machine, by the library of that name."""
 
+    widens_half = False
+
     def __init__(self, name: str, bundle: Bundle, request: LoadRequest) -> None:
         self.name = name
         self.verify = request.verify

@@ -82,6 +82,30 @@ IN_HALF = {
     "nvfp4": "nvfp4a16",
 }
 CACHE_SUFFIX = "-kv8"  # of precisions with keys and values in int8
+# The most exact first.
+EXACTNESS = (
+    "fp32",
+    "fp16",
+    "fp32-kv8",
+    "fp16-kv8",
+    "w8a16",
+    "w8a16-kv8",
+    "fp8a16",
+    "w8a8",
+    "fp8a8",
+    "int8",
+    "int8-kv8",
+    "w4a16",
+    "w4a16-kv8",
+    "nvfp4a16",
+    "int4",
+    "int4-kv8",
+)
+
+
+def rank_exactness(precision: str) -> int:
+    """Return the place of a precision among all, that of the most exact being 0; an unknown one is last."""
+    return EXACTNESS.index(precision) if precision in EXACTNESS else len(EXACTNESS)
 
 
 def computes_in_half(precision: str) -> bool:
@@ -129,6 +153,11 @@ class Artifact:
     def computes_in(self) -> str:
         """Return the type of most of its products, "float16" or "float32"."""
         return "float16" if self.is_half else "float32"
+
+    @property
+    def has_half_weights(self) -> bool:
+        """Return whether all its weights are in fp16."""
+        return self.precision.removesuffix(CACHE_SUFFIX) == "fp16"
 
     @property
     def keeps_cache(self) -> bool:

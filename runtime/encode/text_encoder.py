@@ -17,7 +17,7 @@ from ..bundle.bundle import Bundle
 from ..bundle.defaults import EncoderDefaults
 from ..errors import ManifestError
 from ..memory_budget import MemoryBudget
-from ..opening import choose_artifacts, choose_length, list_tokenizer_files, open_programs
+from ..opening import choose_artifacts, choose_length, list_tokenizer_files, open_programs, weigh
 from ..option_checks import check_options, check_whole
 from ..options import RankOptions
 from ..text.reading import Item, check_each, check_text, make_item, run_one_or_all
@@ -81,7 +81,7 @@ class TextEncoder(SubmittingEncoder):
         check_manifest(manifest.artifact(artifact.id), manifest.encoder, manifest.config)
         max_length = choose_length(bundle, request.max_length, artifact)
         defaults = replace(manifest.encoder, max_length=max_length)
-        budget = MemoryBudget(request.memory_limit, manifest.count_weight_bytes(artifact))
+        budget = MemoryBudget(request.memory_limit, weigh(engine, bundle, (artifact,)))
         check_memory(budget, manifest.config, max_length)
         with open_programs(engine, bundle, artifact) as programs:
             tokenizer = Tokenizer.from_file(bundle.path(list_tokenizer_files(manifest, 1)[0]))

@@ -15,7 +15,7 @@ from ..decoding.decoder import Decoder
 from ..errors import ClosedError
 from ..memory_budget import MemoryBudget
 from ..model import Model
-from ..opening import choose_artifacts, choose_length, list_tokenizer_files, open_programs
+from ..opening import choose_artifacts, choose_length, list_tokenizer_files, open_programs, weigh
 from ..option_checks import check_batch_size
 from ..options import BatchGenerationOptions, GenerationOptions
 from ..progress import Progress
@@ -79,7 +79,7 @@ class TextGenerator(Model):
         assert manifest.generation is not None  # the manifest of what is no encoder has it
         (artifact,) = choose_artifacts(engine, bundle, request, "decoder")
         max_length = choose_length(bundle, request.max_length, artifact)
-        weight_bytes = manifest.count_weight_bytes(artifact)
+        weight_bytes = weigh(engine, bundle, (artifact,))
         with open_programs(engine, bundle, artifact) as programs:
             tokenizer = Tokenizer.from_file(bundle.path(list_tokenizer_files(manifest, 1)[0]))
             chat = Chat.of(bundle)

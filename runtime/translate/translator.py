@@ -17,7 +17,7 @@ from ..decoding.chunk import TextStream
 from ..decoding.decoder import Decoder
 from ..errors import ClosedError, InputError, ManifestError
 from ..memory_budget import MemoryBudget
-from ..opening import choose_artifacts, choose_length, open_programs
+from ..opening import choose_artifacts, choose_length, open_programs, weigh
 from ..option_checks import check_batch_size, check_options, check_switch
 from ..options import BatchTranslationOptions, TranslationOptions
 from ..progress import Progress
@@ -93,7 +93,7 @@ class Translator(BatchedModel):
         decoder, encoder = choose_artifacts(engine, bundle, request, "decoder", "encoder")
         max_length = choose_length(bundle, request.max_length, decoder, encoder)
         check_same_export(bundle, encoder, decoder)
-        weight_bytes = manifest.count_weight_bytes(encoder, decoder)
+        weight_bytes = weigh(engine, bundle, (encoder, decoder))
         with open_programs(engine, bundle, encoder, decoder) as programs:
             tokenizers = open_tokenizers(bundle)
         budget = MemoryBudget(request.memory_limit, weight_bytes)

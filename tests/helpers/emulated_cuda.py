@@ -53,13 +53,15 @@ class EmulatedCuda(ModuleType):
     cudaStreamCaptureMode = enum.IntEnum("cudaStreamCaptureMode", {"cudaStreamCaptureModeThreadLocal": 1})
 
     def __init__(
-        self, sm: str = "sm86", memory: int = 8 * 10**9, driver: int = 13000, count: int = 1
+        self, sm: str = "sm86", memory: int = 8 * 10**9, driver: int = 13000, count: int = 1, first: int = 0
     ) -> None:
+        """Args: first: the number of the first GPU that CUDA_VISIBLE_DEVICES shows."""
         super().__init__("cuda.bindings.runtime")
         self.sm = sm
         self.memory = memory
         self.driver = driver
         self.count = count
+        self.first = first
         self.blocks: dict[int, np.ndarray[Any, np.dtype[np.uint8]]] = {}
         self.pinned: dict[int, Any] = {}
         self.freed: list[Any] = []
@@ -112,7 +114,12 @@ class EmulatedCuda(ModuleType):
     def cudaGetDeviceProperties(self, index: int) -> tuple[Status, Any]:
         major, minor = divmod(int(self.sm[2:]), 10)
         return OK, SimpleNamespace(
-            name=b"Emulated GPU", major=major, minor=minor, totalGlobalMem=self.memory, index=index
+            name=b"Emulated GPU",
+            major=major,
+            minor=minor,
+            totalGlobalMem=self.memory,
+            index=index,
+            uuid=SimpleNamespace(bytes=bytes([self.first + index] * 16)),
         )
 
     def cudaSetDevice(self, index: int) -> tuple[Status]:

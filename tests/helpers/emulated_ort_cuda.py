@@ -2,8 +2,8 @@
 
 Host and device are apart, as on a real one. A step happens when its stream is synchronised; until then its
 results are not there. What a node reads on the host, though a GPU computes it, is zero when it is read: an
-H200 did so to GroupQueryAttention. A node without a kernel on a GPU, such as GroupQueryAttention in fp32, is
-on the CPU, and the session tells so.
+H200 did so to GroupQueryAttention. A node without a kernel on a GPU, by ONNX Runtime's own list, is on the
+CPU, such as GroupQueryAttention in fp32, and the session tells so.
 """
 
 from __future__ import annotations
@@ -24,6 +24,7 @@ import pytest
 from planforge.runtime.backends import ort_cuda_backend, ort_program
 from planforge.runtime.backends.captured_step import NO_GRAPH
 
+from .cuda_kernels import NUMPY_NAMES, has_kernel
 from .emulated_cuda import EmulatedCuda
 
 PROVIDER = "CUDAExecutionProvider"
@@ -40,8 +41,15 @@ ON_HOST = {
     "Unsqueeze": [1],
 }
 GRAPH_BYTES = 4096  # that a captured graph takes
-WITHOUT = ("MatMulIntegerToFloat",)
-HALVES = (onnx.TensorProto.FLOAT16, onnx.TensorProto.BFLOAT16)  # GroupQueryAttention's on a GPU
+
+
+def name_types(graph: onnx.GraphProto) -> dict[str, str]:
+    """The types of a graph's tensors as numpy names them, by the tensors' names."""
+    values = (*graph.input, *graph.value_info, *graph.output)
+    numbers = {value.name: value.type.tensor_type.elem_type for value in values}
+    numbers |= {weight.name: weight.data_type for weight in graph.initializer}
+    names = {name: onnx.TensorProto.DataType.Name(number).lower() for name, number in numbers.items()}
+    return {name: NUMPY_NAMES.get(dtype, dtype) for name, dtype in names.items()}
 
 
 class PlacedGraph:
@@ -51,8 +59,7 @@ class PlacedGraph:
         self.model = onnx.load(path)
         graph = self.model.graph
         self.given = {value.name for value in (*graph.input, *graph.initializer)}
-        known = (*graph.input, *graph.value_info)
-        types = {value.name: value.type.tensor_type.elem_type for value in known}
+        types = name_types(graph)
         self.on_cpu: list[onnx.NodeProto] = []
         self.on_gpu: list[onnx.NodeProto] = []
         shapes: set[str] = set()  # values on the host
@@ -61,8 +68,7 @@ class PlacedGraph:
         for node in graph.node:
             wanted = ON_HOST.get(node.op_type, [])
             computed = [(i, name) for i, name in enumerate(node.input) if name and name not in self.given]
-            in_fp32 = node.op_type == "GroupQueryAttention" and types[node.input[0]] not in HALVES
-            if in_fp32 or node.op_type in WITHOUT:
+            if not has_kernel(node, types):
                 self.on_cpu.append(node)
                 continue
             if node.op_type == "Shape" or (

@@ -181,8 +181,8 @@ def load_golden(bundle: Bundle) -> tuple[Arrays, Limits]:
     file = find_golden(bundle)
     if file is None:
         raise BundleError(
-            f"{bundle.folder} has no golden data to test with: it was exported with --no-verify; export it"
-            " again without that option"
+            f"{bundle.folder} has no golden data to test with: it was exported with --no-verify, so export it"
+            " again without that option, or another tool chose how activations are rounded, so it has none"
         )
     try:
         return read_golden(file)

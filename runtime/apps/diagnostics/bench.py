@@ -19,9 +19,11 @@ import numpy as np
 
 from ...backends.dialects import choose_artifact
 from ...backends.threads import Threads, choose_threads
+from ...bundle.artifact import rank_exactness
 from ...bundle.bundle import Bundle
-from ...errors import InputError
+from ...errors import InputError, MemoryLimitError
 from ...option_checks import check_whole
+from ..stage_progress import Notice
 from .bench_work import Work
 from .child import Child
 from .machine import find_processor_name
@@ -31,27 +33,6 @@ ROUNDS = 5  # as many rounds as fill the seconds, at least and at most
 MAX_ROUNDS = 50
 SECONDS = 3.0
 READ_BYTES = 256 * 2**20  # more than the processor's caches hold
-# The most exact first.
-EXACTNESS = tuple(
-    [
-        "fp32",
-        "fp16",
-        "fp32-kv8",
-        "fp16-kv8",
-        "w8a16",
-        "w8a16-kv8",
-        "fp8a16",
-        "w8a8",
-        "fp8a8",
-        "int8",
-        "int8-kv8",
-        "w4a16",
-        "w4a16-kv8",
-        "nvfp4a16",
-        "int4",
-        "int4-kv8",
-    ]
-)
 MIN_GAIN = 1.02  # of speed; less is not worth a less exact precision
 
 
@@ -113,8 +94,7 @@ class BenchResult:
         """
         fastest = self.fastest()
         as_fast = [case for case in self.cases if case.gate_passed and is_as_fast(case, fastest)]
-        ranks = {name: rank for rank, name in enumerate(EXACTNESS)}
-        return min(as_fast, key=lambda case: ranks.get(case.precision, len(ranks)))
+        return min(as_fast, key=lambda case: rank_exactness(case.precision))
 
     def to_json(self) -> dict[str, Any]:
         """Return {"environment", "cases"}."""
@@ -152,8 +132,8 @@ def bench(
 
     Each has a process of its own, which stays loaded and warm; they take turns, so that what else the machine
     does meets all of them. Generation and translation are greedy, and no end token ends them. A call has
-    `batch` texts. A precision or a call that needs more bytes than `memory_limit` is refused. `progress` is
-    called with a line when a stage begins.
+    `batch` texts. A precision that needs more bytes than `memory_limit` is left out, with a `Notice` to
+    `progress`, which is called with a line when a stage begins too. Raises a MemoryLimitError where all do.
     """
     opened = Bundle.open(bundle)
     check_whole("threads", threads, 1, os.cpu_count() or 1, optional=True, what="this machine's cores")
@@ -167,12 +147,20 @@ def bench(
     read = 0.0
     with contextlib.ExitStack() as stack:
         processes = []
+        refused = {}
         for precision in chosen:
             progress(f"loading {precision}")
             work = Work(
                 str(bundle), backend, precision, threads, prompt_tokens, new_tokens, batch, memory_limit
             )
-            processes.append(stack.enter_context(contextlib.closing(Process(work))))
+            try:
+                processes.append(stack.enter_context(contextlib.closing(Process(work))))
+            except MemoryLimitError as error:
+                refused[precision] = error
+        if not processes:
+            raise refused[chosen[0]]
+        for precision, reason in refused.items():
+            progress(Notice(f"{precision} is not measured: {reason}"))
         for number in range(MAX_ROUNDS):
             seconds = [sum(one["seconds"] for one in process.rounds) for process in processes]
             if number >= ROUNDS and min(seconds) > SECONDS:

@@ -9,7 +9,7 @@ import sys
 from collections.abc import Callable
 from typing import Any
 
-from ...errors import InputError, PlanForgeError
+from ...errors import InputError, MemoryLimitError, PlanForgeError
 
 # Python puts the current folder first on its path, where a stray random.py would be imported instead.
 CHILD = "import sys; sys.path[:] = [p for p in sys.path if p]; from {} import main; main()"
@@ -45,6 +45,8 @@ class Child:
                 " -9 usually means that memory ran out"
             )
         value: dict[str, Any] = json.loads(answer)
+        if "memory" in value:
+            raise MemoryLimitError(value["error"], **value["memory"])
         if "error" in value:
             kind = InputError if value["wrong_input"] else PlanForgeError
             raise kind(value["error"])
@@ -68,6 +70,8 @@ def serve_parent(serve: Callable[[dict[str, Any]], None]) -> None:
     """Let `serve` do the work that the first line of stdin describes, and answer its errors."""
     try:
         serve(json.loads(sys.stdin.readline()))
+    except MemoryLimitError as error:
+        answer({"error": str(error), "memory": {"needed": error.needed, "limit": error.limit}})
     except PlanForgeError as error:
         answer({"error": str(error), "wrong_input": isinstance(error, InputError)})
     except KeyboardInterrupt:

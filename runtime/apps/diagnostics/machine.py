@@ -158,6 +158,19 @@ def find_graphics(root: Path) -> Graphics:
     return Graphics(gpus, driver, cuda, None if gpus else problem or None)
 
 
+def read_gpu_memory(gpu: str, process: int) -> int | None:
+    """Return the bytes that a process has of the GPU with this UUID; None where the driver does not say.
+
+    In a container the driver lists no processes, or those of the host.
+    """
+    asked = "--query-compute-apps=pid,used_memory"
+    table, _ = ask_command("nvidia-smi", asked, "--format=csv,noheader", f"--id={gpu}")
+    rows = [line.partition(", ") for line in table.splitlines()]
+    sizes = [parse_bytes(size.strip()) for number, _, size in rows if number.strip() == str(process)]
+    known = [size for size in sizes if size is not None]
+    return sum(known) if known else None
+
+
 def ask_command(*command: str) -> tuple[str, str]:
     """Return what a command prints, and why it failed; both empty where there is no such command."""
     try:

@@ -19,7 +19,7 @@ class PowerSource:
 
     Attributes:
         name: in words, with what is measured.
-        command: with its arguments; `{device}` stands for the GPU's number.
+        command: with its arguments; `{gpu}` stands for the GPU's UUID.
         pattern: finds the power in a line.
         watts: how many one of its units is.
     """
@@ -28,6 +28,11 @@ class PowerSource:
     command: tuple[str, ...]
     pattern: re.Pattern[str]
     watts: float
+
+    @property
+    def is_of_gpu(self) -> bool:
+        """Whether it tells the power of one GPU."""
+        return any("{gpu}" in part for part in self.command)
 
     def parse(self, line: str) -> float | None:
         """Return the watts that a line tells; None where it tells none."""
@@ -48,7 +53,7 @@ SOURCES = (
         "nvidia-smi, power of the GPU's board",
         (
             *("nvidia-smi", "--query-gpu=power.draw", "--format=csv,noheader,nounits"),
-            *("--id={device}", f"--loop-ms={EVERY_MS}"),
+            *("--id={gpu}", f"--loop-ms={EVERY_MS}"),
         ),
         re.compile(r"^\s*([0-9]+(?:\.[0-9]+)?)\s*$"),
         1.0,
@@ -60,11 +65,14 @@ class PowerMeter:
     """Samples power while its block runs, from each source that there is.
 
     Where a board has both, tegrastats counts, as it sees the whole module.
+
+    Args:
+        gpu: the UUID of the GPU that works; "" where none does, whose power says nothing of the work.
     """
 
-    def __init__(self, device: int = 0, sources: Sequence[PowerSource] = SOURCES) -> None:
-        self._sources = sources
-        self._device = device
+    def __init__(self, gpu: str = "", sources: Sequence[PowerSource] = SOURCES) -> None:
+        self._sources = [source for source in sources if gpu or not source.is_of_gpu]
+        self._gpu = gpu
         self._children: list[subprocess.Popen[str]] = []
         self._threads: list[threading.Thread] = []
         self._samples: dict[str, list[float]] = {}
@@ -73,7 +81,7 @@ class PowerMeter:
 
     def __enter__(self) -> PowerMeter:
         for source in self._sources:
-            command = [part.format(device=self._device) for part in source.command]
+            command = [part.format(gpu=self._gpu) for part in source.command]
             try:
                 child = subprocess.Popen(
                     command,

@@ -40,11 +40,12 @@ class Change:
 
 @dataclass(frozen=True)
 class ProofPair:
-    """The evidence of two bundles that is compared, and what changed."""
+    """The evidence of two bundles that is compared, what changed, or why the two cannot be compared."""
 
     old: Proof
     new: Proof
-    changes: tuple[Change, ...]
+    changes: tuple[Change, ...] = ()
+    refused: str = ""
 
     @property
     def is_regression(self) -> bool:
@@ -57,6 +58,7 @@ class ProofPair:
             **{name: summarize(proof) for name, proof in sides.items()},
             "changes": [change.to_json() for change in self.changes],
             "regression": self.is_regression,
+            "refused": self.refused,
         }
 
 
@@ -72,9 +74,17 @@ def compare_proofs(old: Proof, new: Proof) -> ProofPair:
 
     Accuracy is compared by McNemar's exact test, F1 and perplexity by a paired randomization test. A measure
     has regressed where it is worse, and chance makes equal models differ as much in at most 5 % of cases.
+
+    Raises:
+        InputError: they are of other texts, or of other tokens of them.
     """
-    if (old.data["sha256"], old.task, old.texts) != (new.data["sha256"], new.task, new.texts):
-        raise InputError(f"{old.artifact} and {new.artifact} were measured on other texts")
+    sides = [
+        (one.data["sha256"], one.task, one.texts, [one.labels[number] for number in one.truth])
+        for one in (old, new)
+    ]
+    if sides[0] != sides[1]:
+        told = [f"{one.artifact} on {one.texts} texts of {one.data['name']}" for one in (old, new)]
+        raise InputError(f"{' and '.join(told)} were measured on other texts, or with other labels of them")
     changes = list_label_changes(old, new) if new.task == CLASSIFY else list_loss_changes(old, new)
     return ProofPair(old, new, tuple(changes))
 
@@ -107,18 +117,23 @@ def list_loss_changes(old: Proof, new: Proof) -> Iterator[Change]:
 
 
 def pair_proofs(old: Sequence[Proof], new: Sequence[Proof]) -> list[ProofPair]:
-    """Compare each new measurement with the old one that is likest: on the same texts, else none.
+    """Compare each new measurement with the old one that is likest: on the same file of texts, else none.
 
-    The likest has the same precision; of several the same backend; of these the same machine.
+    The likest has as many texts; of several the same precision; of these the same backend, machine, threads.
     """
     pairs = []
     for proof in new:
-        same = [one for one in old if one.data["sha256"] == proof.data["sha256"] and one.task == proof.task]
+        same = [one for one in old if one.data["sha256"] == proof.data["sha256"]]
         if same:
-            pairs.append(compare_proofs(min(same, key=lambda one: measure_distance(one, proof)), proof))
+            likest = min(same, key=lambda one: measure_distance(one, proof))
+            try:
+                pairs.append(compare_proofs(likest, proof))
+            except InputError as error:
+                pairs.append(ProofPair(likest, proof, refused=str(error)))
     return pairs
 
 
-def measure_distance(old: Proof, new: Proof) -> tuple[bool, bool, bool]:
+def measure_distance(old: Proof, new: Proof) -> tuple[bool, ...]:
     """Return what differs between two measurements, what matters most first."""
-    return old.precision != new.precision, old.backend != new.backend, old.machine != new.machine
+    names = ("task", "texts", "precision", "backend", "machine", "threads")
+    return tuple(getattr(old, name) != getattr(new, name) for name in names)

@@ -26,6 +26,7 @@ MAX_TEXTS = 100_000  # of one proof, whose answers and losses must fit
 MAX_PROOFS = 8  # of one bundle, the newest
 CLASSIFY = "classify"
 SCORE = "score"
+CPU = "ort-cpu"  # the backend that no GPU takes part in
 
 
 @dataclass(frozen=True)
@@ -45,13 +46,17 @@ class Proof:
         artifact: the graph's id; of a plan, of the one that it was built from.
         file: of the bundle, that ran; its name follows from its content.
         backend: the engine.
-        machine: what it ran on, by "cpu", "system" and, where there are such, "gpu", "board" and "power".
+        machine: what it ran on, by "cpu", "system" and, where there are such, "board", "power" and the "gpu"
+            that took part.
         tools: versions of packages, by their names.
         date: of the measurement, in UTC.
         data: "name" and "sha256" of the file of texts.
         task: "classify" or "score".
         latency_ms: "p50" and "p99" of one text, alone in its batch; of "score", to read it.
         peak_rss_mb: the most memory of the process; None where the system does not say.
+        threads: that computed; None of a GPU.
+        gpu_memory_mb: the most memory of the GPU that the process was seen with, between texts; None without
+            a GPU, and where its driver does not say.
         labels: of "classify", the classes that `truth`, `answers` and `reference` are indices of.
         truth: N labels of the file.
         answers: N labels that this graph gave.
@@ -75,6 +80,8 @@ class Proof:
     task: str
     latency_ms: Mapping[str, float]
     peak_rss_mb: float | None
+    threads: int | None = None
+    gpu_memory_mb: float | None = None
     labels: tuple[str, ...] = ()
     truth: tuple[int, ...] = ()
     answers: tuple[int, ...] = ()
@@ -99,7 +106,8 @@ class Proof:
     @property
     def key(self) -> tuple[Any, ...]:
         """What it is of: a later measurement of the same takes its place."""
-        return self.artifact, self.file, self.backend, sorted(self.machine.items()), self.data["sha256"]
+        what = self.artifact, self.file, self.backend, self.threads
+        return *what, sorted(self.machine.items()), self.data["sha256"]
 
     def count_flips(self) -> int | None:
         """Return how many labels are not PyTorch's; None where those are not known."""
@@ -127,7 +135,7 @@ class Proof:
         return found
 
     def to_json(self) -> dict[str, Any]:
-        """Return its fields, with the intervals as "intervals", which reading leaves out."""
+        """Return its fields, with the intervals as "intervals", which take long to compute."""
         value = {name: part for name, part in asdict(self).items() if part not in ((), {}, None, "")}
         return value | {"intervals": {name: interval._asdict() for name, interval in self.intervals.items()}}
 
@@ -156,6 +164,8 @@ class Proof:
             latency_ms=read_map(r, "latency_ms"),
             token_ms=None if r.value.get("token_ms") is None else read_map(r, "token_ms"),
             peak_rss_mb=r.number("peak_rss_mb", None),
+            threads=r.get("threads", int, None),
+            gpu_memory_mb=r.number("gpu_memory_mb", None),
             joules=None if joules is None else read_joules(Reader(joules, "joules", file)),
             layers={
                 name: read_map(Reader(r.get("layers", dict), "layers", file), name)
@@ -163,6 +173,7 @@ class Proof:
             },
         )
         proof.check(file)
+        vars(proof)["intervals"] = read_intervals(r, proof.task)  # which a changed copy computes anew
         return proof
 
     def check(self, file: str) -> None:
@@ -198,6 +209,16 @@ def read_map(r: Reader, name: str) -> dict[str, float]:
     """Return an object of numbers."""
     values = Reader(r.get(name, dict), name, r.file)
     return {key: values.number(key, 0.0) for key in values.value}
+
+
+def read_intervals(r: Reader, task: str) -> dict[str, Interval]:
+    """Return the intervals of a proof as they were when it was written."""
+    stored = Reader(r.get("intervals", dict), "intervals", r.file)
+    found = {name: read_map(stored, name) for name in stored.value}
+    needed = ("perplexity",) if task == SCORE else ("accuracy", "f1")
+    if not found.keys() >= set(needed) or any(set(ends) != set(Interval._fields) for ends in found.values()):
+        raise ManifestError(f"{r.file}: proof.intervals does not fit together")
+    return {name: Interval(**ends) for name, ends in found.items()}
 
 
 def read_joules(r: Reader) -> Joules:

@@ -26,17 +26,16 @@ from ..batch.text_table import TextTable, read_text_table
 from ..diagnostics.bench import compute_percentiles
 from ..diagnostics.child import Child
 from ..diagnostics.jetson import find_jetson
-from ..diagnostics.machine import find_graphics, find_processor_name
+from ..diagnostics.machine import find_processor_name, read_gpu_memory
 from ..diagnostics.packages import DISTRIBUTIONS, find_package
 from ..diagnostics.power import PowerMeter
-from .evidence import CLASSIFY, MAX_TEXTS, SCORE, Joules, Proof, read_whole_evidence
+from .evidence import CLASSIFY, CPU, MAX_TEXTS, SCORE, Joules, Proof, read_whole_evidence
 from .worker import Work
 
 AT_ONCE = 64  # texts that a process is asked for at a time
 LONGEST = 3  # texts that run first, untimed: what is too long is refused before all others run
 GENERATED = 8  # texts that a generator continues
 ITSELF = "nothing: this graph is what others are compared with"
-CPU = "ort-cpu"
 ONE_LABEL = "single_label_classification"
 
 
@@ -65,7 +64,31 @@ class Run:
     times: list[float]
     token_times: list[float]
     peak_rss_mb: float | None
+    gpu_memory_mb: float | None
     joules: Joules | None = None
+
+
+class MemoryWatch:
+    """The most memory, in MB, that a process had of the machine and of its GPU; None where nobody says.
+
+    Args:
+        process: its number.
+        gpu: the UUID of its GPU; "" without one.
+    """
+
+    def __init__(self, process: int, gpu: str) -> None:
+        self.process = process
+        self.gpu = gpu
+        self.rss_mb: float | None = None
+        self.gpu_mb: float | None = None
+
+    def note(self, answer: dict[str, Any]) -> None:
+        """Take what the process answered; it waits meanwhile."""
+        if answer["peak_rss_mb"] is not None:
+            self.rss_mb = round(answer["peak_rss_mb"], 1)  # which only grows
+        size = read_gpu_memory(self.gpu, self.process) if self.gpu else None
+        if size is not None:
+            self.gpu_mb = max(self.gpu_mb or 0.0, round(size / 1e6, 1))
 
 
 def prove(
@@ -102,20 +125,22 @@ def prove(
     progress("reading the texts")
     texts = read_texts(opened, task, path)
     work = Work(str(bundle), task, backend, precision, device, threads)
-    run = measure(work, texts, progress, device)
+    run = measure(work, texts, progress)
     labels = () if opened.manifest.encoder is None else opened.manifest.encoder.labels
     proof = Proof(
         artifact=run.facts["artifact"],
         file=run.facts["file"],
         backend=run.facts["backend"],
-        machine=describe_machine(device),
+        machine=describe_machine(run.facts["gpu"]),
         tools=list_tools(),
         date=datetime.now(timezone.utc).strftime("%Y-%m-%d"),
         data={"name": path.name, "sha256": compute_sha256(path)},
         task=task,
         latency_ms=compute_percentiles(run.times),
         token_ms=compute_percentiles(run.token_times) if run.token_times else None,
-        peak_rss_mb=None if run.peak_rss_mb is None else round(run.peak_rss_mb, 1),
+        peak_rss_mb=run.peak_rss_mb,
+        threads=run.facts["threads"],
+        gpu_memory_mb=run.gpu_memory_mb,
         joules=run.joules,
         labels=labels if task == CLASSIFY else (),
         truth=texts.truth,
@@ -182,32 +207,33 @@ def number_labels(table: TextTable, column: str, labels: Sequence[str]) -> tuple
     return tuple(known[label] for label in table.columns[column])
 
 
-def measure(work: Work, texts: Texts, progress: Callable[[str], None], device: int | None = None) -> Run:
-    """Run every row in a process of its own; measure energy too where a `device` is given."""
+def measure(work: Work, texts: Texts, progress: Callable[[str], None], is_reference: bool = False) -> Run:
+    """Run every row in a process of its own; a reference, whose results alone count, generates nothing."""
     what = work.precision or "the bundle"
     progress(f"loading {what}")
     with contextlib.closing(Child(f"{__package__}.worker", what, asdict(work))) as child:
+        gpu = child.facts["gpu"]["uuid"] if child.facts["gpu"] else ""
+        memory = MemoryWatch(child.facts["process"], gpu)
         order = sorted(range(len(texts.rows)), key=lambda row: -sum(map(len, texts.rows[row])))
-        ask(child, texts, order[:LONGEST])
+        memory.note(ask(child, texts, order[:LONGEST]))
         results: list[list[Any]] = []
         times: list[float] = []
-        peak: float | None = None
-        meter = PowerMeter(device or 0)
-        with meter if device is not None else contextlib.nullcontext():
+        with PowerMeter(gpu) as meter:
             for rows in cut_rows(len(texts.rows)):
                 progress(f"measuring {child.facts['artifact']}: {rows[0]} of {len(texts.rows)} texts")
                 answer = ask(child, texts, rows)
                 results += answer["results"]
                 times += answer["ms"]
-                peak = answer["peak_rss_mb"]
+        memory.note(answer)
         token_times: list[float] = []
-        if work.task == SCORE and device is not None:
+        if work.task == SCORE and not is_reference:
             progress(f"measuring {child.facts['artifact']}: generating")
             prompts = [result[2] for result in results[:GENERATED]]
             answer = child.ask(json.dumps({"generate": prompts}))
             token_times = answer["ms"]
-            peak = answer["peak_rss_mb"]
-    return Run(child.facts, results, times, token_times, peak, find_joules(meter, len(times)))
+            memory.note(answer)
+    joules = find_joules(meter, len(times))
+    return Run(child.facts, results, times, token_times, memory.rss_mb, memory.gpu_mb, joules)
 
 
 def cut_rows(count: int) -> Iterator[range]:
@@ -253,20 +279,14 @@ def add_reference(
         return replace(proof, compared_with="nothing: the bundle has no graph in fp32 that equals PyTorch")
     if artifact.id == proof.artifact and proof.backend == CPU:
         return replace(proof, compared_with=ITSELF)
-    known = next(
-        (
-            old
-            for old in read_whole_evidence(bundle)
-            if (old.artifact, old.backend, old.data["sha256"], old.labels)
-            == (artifact.id, CPU, proof.data["sha256"], proof.labels)
-        ),
-        None,
-    )
+    same = replace(proof, artifact=artifact.id, backend=CPU)
+    proofs = read_whole_evidence(bundle)
+    known = next((old for old in proofs if describe_work(old) == describe_work(same)), None)
     if known is not None:
         where = f"{artifact.id} on {CPU}, as measured on {known.machine.get('cpu', 'another machine')}"
         return set_reference(proof, where, known.answers, known.losses)
     try:
-        run = measure(replace(work, precision=artifact.precision), texts, progress)
+        run = measure(replace(work, precision=artifact.precision), texts, progress, is_reference=True)
     except DataError:
         raise
     except PlanForgeError as error:
@@ -274,6 +294,11 @@ def add_reference(
     results = read_results(proof.task, run)
     where = f"{artifact.id} on {CPU}, run here"
     return set_reference(proof, where, results.get("answers", ()), results.get("losses", ()))
+
+
+def describe_work(proof: Proof) -> tuple[Any, ...]:
+    """Return what is equal in proofs of one graph on one engine and the same texts, read alike."""
+    return proof.artifact, proof.backend, proof.data["sha256"], proof.labels, proof.truth, proof.tokens
 
 
 def set_reference(proof: Proof, where: str, answers: tuple[int, ...], losses: tuple[float, ...]) -> Proof:
@@ -291,14 +316,13 @@ def find_reference(bundle: Bundle) -> Artifact | None:
     return chosen if chosen is not None and chosen.passed else None
 
 
-def describe_machine(device: int, root: Path = ROOT) -> dict[str, str]:
-    """Return what a measurement depends on of this machine."""
+def describe_machine(gpu: dict[str, Any] | None, root: Path = ROOT) -> dict[str, str]:
+    """Return what a measurement depends on of this machine, and of the GPU that took part, if one did."""
     board = find_jetson(root)
-    gpu = next((gpu.name for gpu in find_graphics(root).gpus if gpu.index == device), None)
     found = {
         "cpu": find_processor_name(root),
         "system": platform.platform(),
-        "gpu": gpu,
+        "gpu": gpu["name"] if gpu else None,
         "board": board.board if board else None,
         "power": board.power.mode if board else None,
     }

@@ -7,17 +7,19 @@ is JSON {"texts": [...]}, or {"generate": [ids, ...]} of a generator, answered w
 from __future__ import annotations
 
 import json
+import os
 import sys
 import time
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from typing import TYPE_CHECKING, Any
 
+from ...backends.cuda_memory import find_gpu
 from ...errors import ContextLengthError, InputError
 from ...load import load
 from ..diagnostics.bench_work import TokenClock, measure_peak_rss, summarize_times
 from ..diagnostics.child import answer, serve_parent
-from .evidence import SCORE
+from .evidence import CPU, SCORE
 
 if TYPE_CHECKING:
     from ...encode.text_encoder import TextEncoder
@@ -83,7 +85,9 @@ def serve(work: Work) -> None:
         work.bundle, backend=work.backend, precision=work.precision, threads=work.threads, **options
     ) as model:
         subject = Scoring(model) if work.task == SCORE else Classifying(model)  # type: ignore[arg-type]
-        answer({"backend": model.backend, "artifact": model.artifact.id, "file": model.file})
+        facts = {"backend": model.backend, "artifact": model.artifact.id, "file": model.file}
+        gpu = None if model.backend == CPU else asdict(find_gpu(work.device))
+        answer({**facts, "threads": model.threads, "gpu": gpu, "process": os.getpid()})
         for line in sys.stdin:
             asked = json.loads(line)
             if "generate" in asked:

@@ -6,8 +6,10 @@ fp32 on the CPU.
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from pathlib import Path
 
+import onnx
 import pytest
 
 from planforge.exporter import export, lint
@@ -15,10 +17,11 @@ from planforge.exporter.commands.inspection import count_kernels, inspect
 from planforge.exporter.verification.structure import compare_structure
 from planforge.runtime.bundle.bundle import Bundle
 
-from ...helpers.lint import Case, write_case
+from ...helpers.lint import Case, model_of, write_case
 from ...helpers.lint_cases import MS
 from ...helpers.old_graphs import compute_total_in_the_graph
 
+ML = ("ai.onnx.ml",)
 BRANCHES = (
     "then_branch = one () => (float[m] p) { p = Abs(x) }, else_branch = two () => (float[m] q) { q = Neg(x) }"
 )
@@ -102,18 +105,84 @@ def test_attention_without_a_kernel_on_a_gpu_is_told(tmp_path: Path) -> None:
             "",
         ),
         (attend("t", dtype="float"), MS, "for float32, only for float16, bfloat16"),
+        ("(float[n] x) => (float[n] y) { y = Tan(x) }", (), "Tan has no kernel on a GPU"),
+        ("(float[n] x) => (float[n] y) { y = Acos(x) }", (), "Acos has no kernel on a GPU"),
+        ("(int64[n] a, int64[n] b) => (int64[n] y) { y = BitwiseOr(a, b) }", (), "BitwiseOr has no kernel"),
+        ("(float[n,4] x) => (float[n,4] y) { y = ai.onnx.ml.Scaler(x) }", ML, "ai.onnx.ml.Scaler has no"),
+        ("(float16[n] x) => (float16[n] y) { y = LogSoftmax(x) }", (), ""),
+        ("(float[n] x, float16[1] k) => (float16[n] y) { y = CastLike(x, k) }", (), ""),
+        ("(bool[n] c, bool[n] a, bool[n] b) => (bool[n] y) { y = Where(c, a, b) }", (), "for bool, only for"),
+        ("(float[n] x) => (int4[n] y) { y = Cast <to = 22>(x) }", (), "for a result in int4"),
+        (
+            "(float16[n] x, float16 s, uint16 z) => (uint16[n] y) { y = QuantizeLinear(x, s, z) }",
+            (),
+            "for uint16, only for int8",
+        ),
+        ("(float16[n] x, float16 s, int8 z) => (int8[n] y) { y = QuantizeLinear(x, s, z) }", (), ""),
+        ("(uint8[n,4] x, int8[4,2] w) => (int32[n,2] y) { y = MatMulInteger(x, w) }", (), "for uint8"),
     ],
 )  # fmt: skip
 def test_what_a_gpu_has_no_kernel_for_is_told(
     body: str, domains: tuple[str, ...], words: str, tmp_path: Path
 ) -> None:
-    path = write_case(Case("g", "", body, 20, domains=domains), tmp_path)
+    path = write_case(Case("g", "", body, 21, domains=domains), tmp_path)
     found = [finding for finding in lint(path, ["cuda"]).findings if finding.rule == "computed-on-cpu"]
     assert len(found) == bool(words) and all(words in finding.what for finding in found)
     assert all(finding.source and "computed on the CPU" in finding.what for finding in found)
     counted = count_kernels(path)
     assert counted is not None and counted.nodes == 1 and sum(counted.without.values()) == bool(words)
     assert "computed-on-cpu" not in {finding.rule for finding in lint(path, ["cpu", "rtx"]).findings}
+
+
+def test_the_nodes_and_modules_without_a_kernel_are_named(tmp_path: Path) -> None:
+    model = model_of(Case("g", "", "(float[n] x) => (float[n] y) { a = Tan(x) b = Tan(a) y = Abs(b) }", 20))
+    for number, node in enumerate(model.graph.node):
+        node.name = f"node_{number}"
+        node.metadata_props.add(key="planforge.module", value=f"h.{number}.attn")
+    onnx.save(model, tmp_path / "g.onnx")
+    (found,) = (f for f in lint(tmp_path / "g.onnx", ["cuda"]).findings if f.rule == "computed-on-cpu")
+    assert (found.operator, found.nodes, found.modules) == (
+        "Tan",
+        ("node_0", "node_1"),
+        ("h.0.attn", "h.1.attn"),
+    )
+    assert found.where == "2 nodes: node_0, node_1 of h.0.attn, h.1.attn"
+    assert found.to_json()["modules"] == ["h.0.attn", "h.1.attn"]
+
+
+def test_of_a_function_in_the_model_its_own_nodes_are_judged(tmp_path: Path) -> None:
+    for inner, count in (("Tan", 1), ("Abs", 0)):
+        model = model_of(
+            Case("g", "", "(float[n] x) => (float[n] y) { y = own.Turn(x) }", 20, domains=("own",))
+        )
+        imports = [onnx.helper.make_opsetid("", 20)]
+        body = [onnx.helper.make_node(inner, ["a"], ["b"], name="inside")]
+        model.functions.append(onnx.helper.make_function("own", "Turn", ["a"], ["b"], body, imports))
+        onnx.save(model, tmp_path / "g.onnx")
+        found = [f for f in lint(tmp_path / "g.onnx", ["cuda"]).findings if f.rule == "computed-on-cpu"]
+        assert [f.operator for f in found] == [inner] * count
+
+
+def test_nothing_of_an_export_has_no_kernel_but_what_is_for_a_cpu(
+    demo_bundle: Path,
+    llama_demo_bundle: Path,
+    marian_bundle: Path,
+    minilm_bundle: Path,
+    dates_bundle: Path,
+    head_bundle: Callable[[str], Path],
+) -> None:
+    """Attention on a cache in fp32, which an export for a GPU has in another form."""
+    folders = (demo_bundle, llama_demo_bundle, marian_bundle, minilm_bundle, dates_bundle)
+    seen: set[str] = set()
+    for folder in (*folders, head_bundle("classifier"), head_bundle("distilled")):
+        for path in folder.glob("onnx/*.onnx"):
+            findings = lint(path, ["cuda"]).findings
+            found = {f.what.partition(":")[0] for f in findings if f.rule == "computed-on-cpu"}
+            is_for_cpu = ".ort.fp32" in path.name or ".ort.int" in path.name
+            assert not found or is_for_cpu, path.name
+            seen |= found
+    attention = "com.microsoft.GroupQueryAttention has no kernel on a GPU"
+    assert seen == {f"{attention} for float32, only for float16, bfloat16"}
 
 
 def test_inspect_counts_what_a_gpu_has_no_kernel_for(demo_bundle: Path) -> None:

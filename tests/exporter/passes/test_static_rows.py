@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -149,6 +150,48 @@ def test_what_is_stored_is_read_back(precision: str) -> None:
     assert rows is not None and find_source(rows) is model.graph.inputs[0]
     rounding = ["DequantizeLinear", "QuantizeLinear", *(["Mul"] if precision == "w8a8" else [])]
     assert [node.op_type for node in list_rounding(product_node)] == rounding
+
+
+def read_raw(product: ir.Node, model: ir.Model) -> None:
+    product.replace_input_with(0, model.graph.inputs[0])
+
+
+def round_by_another_step(product: ir.Node, model: ir.Model) -> None:
+    """Let the product read rows of their own Q and DQ, of another step in the latter."""
+    dequantize = nodes(model, "DequantizeLinear")[0]
+    step = ir.Value(name="other", const_value=ir.tensor(np.float16(0.5), name="other"))
+    model.graph.register_initializer(step)
+    own = ir.node("DequantizeLinear", [dequantize.inputs[0], step, *dequantize.inputs[2:]], name="own")
+    model.graph.insert_before(product, own)
+    product.replace_input_with(0, own.outputs[0])
+
+
+def read_codes(product: ir.Node, model: ir.Model) -> None:
+    dequantize = next(n for n in nodes(model, "DequantizeLinear") if "planforge.weight" in n.metadata_props)
+    codes = dequantize.inputs[0]
+    assert codes is not None
+    model.graph.append(ir.node("Cast", [codes], {"to": int(ir.DataType.FLOAT)}, name="raw"))
+
+
+@pytest.mark.parametrize(
+    ("change", "words"),
+    [
+        (None, None),
+        (read_raw, "is read by '{}' and '{}', which round their rows otherwise"),
+        (round_by_another_step, "is read by '{}' and '{}', which round their rows otherwise"),
+        (read_codes, "has codes that 'raw' (Cast) reads as they are"),
+    ],
+)
+def test_each_reader_of_a_shared_weight_is_looked_at(
+    change: Callable[[ir.Node, ir.Model], None] | None, words: str | None
+) -> None:
+    model, _ = make("w8a8")
+    first, second = nodes(model, "MatMul")
+    second.replace_input_with(1, first.inputs[1])  # v's product reads w
+    if change is not None:
+        change(second, model)
+    shared = next(weight for weight in read_weights(model.graph) if weight.names == ("w",))
+    assert list(shared.faults) == ([] if words is None else [words.format(first.name, second.name)])
 
 
 @PRECISIONS_OF_ROWS

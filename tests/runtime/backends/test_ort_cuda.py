@@ -6,6 +6,7 @@ import dataclasses
 import json
 import logging
 import shutil
+from collections import Counter
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -109,7 +110,7 @@ def test_attention_in_fp32_is_computed_on_the_cpu_only_where_asked_for(
         with pytest.MonkeyPatch.context() as patch:
             patch.setattr(ort_cuda_backend, "explain_misfit_on_cuda", lambda artifact, cpu_nodes: "")
             node = r"GroupQueryAttention '.*' of h\.0\.attn"
-            told = rf"for some nodes of decoder\.ort.*: 4 x GroupQueryAttention \({node}; .* and 1 more\)"
+            told = rf"run some nodes of decoder\.ort.*: 4 x GroupQueryAttention \({node}; .* and 1 more\)"
             with pytest.raises(BackendUnavailableError, match=told):
                 load(folder, backend="ort-cuda")
     with TextGenerator.load(folder, backend="ort-cpu") as model:
@@ -210,14 +211,15 @@ def test_an_int8_graph_of_a_cpu_is_refused_by_its_nodes(encoder: Path) -> None:
     path = opened.path(artifact.file)
     with emulated_ort_cuda(), pytest.raises(BackendUnavailableError) as refused:
         make_backend("ort-cuda", opened, LoadRequest(precision="w8a16")).open(opened, artifact)
-    named = [
-        node for node in onnx.load(path, load_external_data=False).graph.node if "Integer" in node.op_type
-    ]
+    graph = onnx.load(path, load_external_data=False).graph
+    named = [node for node in graph.node if node.op_type in ("MatMulIntegerToFloat", "QuantizeLinear")]
+    assert {node.domain for node in named} == {"com.microsoft"}  # whose kernels on a GPU are for fp16
+    counts = Counter(node.op_type for node in named)
+    told = ", ".join(f"{count} x {operator}" for operator, count in counts.most_common())
     words = str(refused.value)
-    assert (
-        f"{len(named)} x MatMulIntegerToFloat (MatMulIntegerToFloat {named[0].name!r} of layers.0.attention."
-        in words
-    )
+    assert f"{told} ({named[0].op_type} {named[0].name!r}" in words and len(counts) == 2
+    product = next(node for node in named if node.op_type == "MatMulIntegerToFloat")
+    assert f"MatMulIntegerToFloat {product.name!r} of layers.0.attention." in words
     assert f"and {len(named) - 3} more); export it with --target cuda" in words
 
 

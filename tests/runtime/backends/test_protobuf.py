@@ -10,8 +10,8 @@ from google.protobuf.message import DecodeError
 from hypothesis import given
 from hypothesis import strategies as st
 
-from planforge.runtime.backends import ort_prepared
-from planforge.runtime.backends.protobuf import Span, find_fields, read_fields, read_varint
+from planforge.runtime.backends import graph_file, ort_prepared
+from planforge.runtime.backends.protobuf import Span, find_fields, find_numbers, read_fields, read_varint
 from planforge.runtime.errors import BackendError
 
 NUMBERS = st.integers(min_value=0, max_value=2**63 - 1)
@@ -40,6 +40,7 @@ def test_fields_are_those_that_onnx_wrote(name: str, count: int, version: int) -
     assert read_all(data) == [(2, b"test"), (7, model.graph.SerializeToString())]
     nested = [data[start:end] for start, end in find_fields(data, Span(0, len(data)), 7, 5, 8)]
     assert nested == [f"w{number}".encode() for number in range(count)]
+    assert list(find_numbers(data, Span(0, len(data)), 1)) == [version]
 
 
 @given(value=NUMBERS)
@@ -60,6 +61,25 @@ def test_numbers_are_those_that_onnx_wrote(value: int) -> None:
         (onnx.TensorProto, "external_data", ort_prepared.TENSOR_EXTERNAL_DATA),
         (onnx.StringStringEntryProto, "key", ort_prepared.ENTRY_NAME),
         (onnx.StringStringEntryProto, "value", ort_prepared.ENTRY_VALUE),
+        (onnx.NodeProto, "input", graph_file.NODE_INPUT),
+        (onnx.NodeProto, "output", graph_file.NODE_OUTPUT),
+        (onnx.NodeProto, "name", graph_file.NODE_NAME),
+        (onnx.NodeProto, "op_type", graph_file.NODE_OPERATOR),
+        (onnx.NodeProto, "domain", graph_file.NODE_DOMAIN),
+        (onnx.NodeProto, "metadata_props", graph_file.NODE_METADATA),
+        (onnx.StringStringEntryProto, "key", graph_file.ENTRY_KEY),
+        (onnx.StringStringEntryProto, "value", graph_file.ENTRY_VALUE),
+        (onnx.GraphProto, "input", graph_file.GRAPH_VALUES[0]),
+        (onnx.GraphProto, "output", graph_file.GRAPH_VALUES[1]),
+        (onnx.GraphProto, "value_info", graph_file.GRAPH_VALUES[2]),
+        (onnx.ValueInfoProto, "name", graph_file.VALUE_NAME),
+        (onnx.ValueInfoProto, "type", graph_file.VALUE_TYPE),
+        (onnx.TypeProto, "tensor_type", graph_file.TYPE_TENSOR),
+        (onnx.TypeProto.Tensor, "elem_type", graph_file.TENSOR_TYPE),
+        (onnx.TypeProto.Tensor, "shape", graph_file.TENSOR_SHAPE),
+        (onnx.TensorShapeProto, "dim", graph_file.SHAPE_AXIS),
+        (onnx.TensorProto, "data_type", graph_file.WEIGHT_TYPE),
+        (onnx.TensorProto, "name", graph_file.WEIGHT_NAME),
     ],
 )
 def test_field_numbers_are_those_of_onnx(message: type, field: str, number: int) -> None:

@@ -30,11 +30,12 @@ from planforge.runtime.apps.diagnostics.bench_work import (
     make_passage,
     summarize_times,
 )
+from planforge.runtime.apps.stage_progress import Notice
 from planforge.runtime.backends.dialects import choose_artifact
 from planforge.runtime.bundle.bundle import Bundle
 from planforge.runtime.bundle.manifest import Artifact
 from planforge.runtime.decoding.chunk import Chunk, Usage
-from planforge.runtime.errors import InputError, PlanForgeError
+from planforge.runtime.errors import InputError, MemoryLimitError, PlanForgeError
 
 KEYS = {
     *("backend", "artifact", "precision", "gate_passed", "batch", "prompt", "new_tokens", "ttft_ms"),
@@ -120,6 +121,23 @@ def test_settings_that_do_not_fit(demo_bundle: Path) -> None:
             bench(demo_bundle, **settings)
     with pytest.raises(PlanForgeError, match="is not a folder"):
         bench(demo_bundle / "nowhere")
+
+
+@pytest.mark.usefixtures("short")
+def test_a_precision_that_does_not_fit_is_left_out_and_said(llama_demo_bundle: Path) -> None:
+    """Weights in fp32 are larger than the limit, those in int8 and a cache are not."""
+    manifest = Bundle.open(llama_demo_bundle).manifest
+    limit = manifest.count_weight_bytes(chosen(llama_demo_bundle, "decoder", "fp32"))
+    lines: list[str] = []
+    settings: dict[str, Any] = {"threads": 1, "new_tokens": 2, "memory_limit": limit}
+    precisions = ["fp32", "int8"]
+    result = bench(llama_demo_bundle, precisions=precisions, progress=lines.append, **settings)
+    assert [case.precision for case in result.cases] == ["int8"]
+    (said,) = [line for line in lines if isinstance(line, Notice)]
+    assert said.startswith("fp32 is not measured: more than ") and "memory_limit is " in said
+    with pytest.raises(MemoryLimitError, match="of weights in fp32") as caught:
+        bench(llama_demo_bundle, precisions=["fp32"], **settings)
+    assert caught.value.needed > caught.value.limit == limit
 
 
 def test_a_damaged_bundle_is_said_as_load_says_it(own_bundle: Path) -> None:

@@ -27,6 +27,7 @@ from planforge.runtime.apps.diagnostics.machine import (
     parse_driver,
     parse_gpus,
     read_free_memory,
+    read_gpu_memory,
 )
 
 from ....helpers.machines import (
@@ -223,6 +224,22 @@ def test_another_vendors_card_and_an_nvidia_network_card_are_no_gpu(machine: Mac
         folder = f"sys/bus/pci/devices/0000:0{number}:00.0"
         machine.files({f"{folder}/vendor": vendor, f"{folder}/class": kind})
     assert examine(machine.root).graphics == Graphics()
+
+
+@pytest.mark.parametrize(
+    ("table", "size"),
+    [
+        ("12, 100 MiB\n312, 412 MiB\n", 412 * MIB),
+        ("312, [N/A]\n", None),  # as Windows says
+        ("1312, 412 MiB\n3120, 412 MiB\n", None),
+        ("312, 7 MiB\n312, 412 MiB\n", 419 * MIB),  # of two instances of the GPU
+        ("", None),
+        ("No devices were found\n", None),
+    ],
+)
+def test_the_memory_that_a_process_has_of_a_gpu(table: str, size: int | None, machine: Machine) -> None:
+    machine.prints("nvidia-smi", table)
+    assert read_gpu_memory("GPU-1a2b", 312) == size
 
 
 def test_a_command_that_gives_no_answer(machine: Machine, monkeypatch: pytest.MonkeyPatch) -> None:

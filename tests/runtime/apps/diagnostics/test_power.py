@@ -70,13 +70,16 @@ def test_the_mean_is_of_the_samples_and_the_command_is_ended(
 def test_the_whole_module_counts_before_its_gpu(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     machine = Machine(tmp_path, monkeypatch)
     machine.command("nvidia-smi", f"echo $* > {tmp_path}/asked\n{repeat('20.5')}")
-    meter = PowerMeter(device=3)
+    with PowerMeter() as meter:
+        pass
+    assert not meter._children  # no GPU takes part in the work
+    meter = PowerMeter("GPU-1a2b")
     with meter:
         wait_for(lambda: NVIDIA.name in meter._samples)
     assert meter.find_mean() == (NVIDIA.name, 20.5)
-    assert "--id=3" in (tmp_path / "asked").read_text()
+    assert "--id=GPU-1a2b " in (tmp_path / "asked").read_text()
     machine.command("tegrastats", repeat(ORIN_NX))
-    both = PowerMeter()
+    both = PowerMeter("GPU-1a2b")
     with both:
         wait_for(lambda: {NVIDIA.name, TEGRASTATS.name} <= set(both._samples))
     found = both.find_mean()
@@ -85,10 +88,10 @@ def test_the_whole_module_counts_before_its_gpu(tmp_path: Path, monkeypatch: pyt
 
 def test_a_machine_that_tells_nothing(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     machine = Machine(tmp_path, monkeypatch)
-    with PowerMeter() as meter:
+    with PowerMeter("GPU-1a2b") as meter:
         pass
     assert meter.find_mean() is None
     machine.command("tegrastats", "exit 1").prints("nvidia-smi", "No devices were found\n")
-    with PowerMeter() as meter:
+    with PowerMeter("GPU-1a2b") as meter:
         pass
     assert meter.find_mean() is None

@@ -1,8 +1,8 @@
-"""A classifier whose labels vary, and files of texts for it."""
+"""A classifier whose labels vary, files of texts for it, and evidence that is made up."""
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any, TypeAlias
 
@@ -12,6 +12,7 @@ import torch
 from transformers import AutoModelForSequenceClassification, AutoTokenizer
 
 from planforge.exporter import export
+from planforge.runtime.apps.proof.evidence import Proof
 
 from ....helpers.models import tiny_bert, write_wordpiece
 
@@ -34,6 +35,28 @@ def write_table(path: Path, texts: list[str], labels: list[str], **columns: list
 def write_lines(path: Path, lines: list[str]) -> Path:
     path.write_text("\n".join(lines) + "\n", encoding="utf-8")
     return path
+
+
+def make_proof(truth: Sequence[int], answers: Sequence[int], **changes: Any) -> Proof:
+    """Evidence of a classifier that gave these labels."""
+    times = {"p50": 1.0, "p99": 2.0}
+    fields: dict[str, Any] = {
+        **{
+            "artifact": "encoder.ort.fp32",
+            "file": "onnx/a.onnx",
+            "backend": "ort-cpu",
+            "machine": {"cpu": "c"},
+        },
+        **{"tools": {}, "date": "2026-01-01", "data": {"name": "e.tsv", "sha256": "1"}, "task": "classify"},
+        **{"latency_ms": times, "peak_rss_mb": None, "labels": LABELS, "truth": tuple(truth)},
+    }
+    return Proof(**{**fields, "answers": tuple(answers), **changes})
+
+
+def make_scores(losses: Sequence[float], **changes: Any) -> Proof:
+    """Evidence of a generator that gave these losses to texts of 10 tokens."""
+    fields: dict[str, Any] = {"task": "score", "labels": (), "tokens": (10,) * len(losses)}
+    return make_proof((), (), losses=tuple(losses), **{**fields, **changes})
 
 
 def give_logits(checkpoint: Path, texts: list[str]) -> torch.Tensor:

@@ -6,7 +6,7 @@ import dataclasses
 import json
 import re
 import shutil
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from hashlib import sha256
 from pathlib import Path
 from typing import Any
@@ -24,98 +24,14 @@ from planforge.exporter.tensorrt.layers import Layer, PlanLayers, ProfileLayers
 from planforge.runtime.apps.check.selftest import selftest
 from planforge.runtime.apps.commands.console import print_tables
 from planforge.runtime.apps.proof import evidence
-from planforge.runtime.apps.proof.changes import compare_proofs, pair_proofs
+from planforge.runtime.apps.proof.changes import pair_proofs
 from planforge.runtime.apps.proof.evidence import Joules, Proof, read_evidence
 from planforge.runtime.bundle.bundle import Bundle
-from planforge.runtime.errors import BackendUnavailableError, BundleError, InputError
+from planforge.runtime.errors import BackendUnavailableError, BundleError
 
 from ....helpers.cli import error_line, planforge
 from ....helpers.paths import ROOT
-from .conftest import LABELS, draw_texts, write_lines, write_table
-
-
-def make_proof(truth: Sequence[int], answers: Sequence[int], **changes: Any) -> Proof:
-    """Evidence of a classifier that gave these labels."""
-    times = {"p50": 1.0, "p99": 2.0}
-    fields: dict[str, Any] = {
-        **{
-            "artifact": "encoder.ort.fp32",
-            "file": "onnx/a.onnx",
-            "backend": "ort-cpu",
-            "machine": {"cpu": "c"},
-        },
-        **{"tools": {}, "date": "2026-01-01", "data": {"name": "e.tsv", "sha256": "1"}, "task": "classify"},
-        **{"latency_ms": times, "peak_rss_mb": None, "labels": LABELS, "truth": tuple(truth)},
-    }
-    return Proof(**{**fields, "answers": tuple(answers), **changes})
-
-
-def make_scores(losses: Sequence[float], **changes: Any) -> Proof:
-    """Evidence of a generator that gave these losses to texts of 10 tokens."""
-    fields: dict[str, Any] = {"task": "score", "labels": (), "tokens": (10,) * len(losses)}
-    return make_proof((), (), losses=tuple(losses), **{**fields, **changes})
-
-
-@pytest.mark.parametrize(
-    ("lost", "gained", "regressed"),
-    [(5, 0, False), (6, 0, True), (0, 9, False), (12, 3, True), (12, 4, False), (0, 0, False)],
-)
-def test_accuracy_regresses_where_mcnemars_test_says_so(lost: int, gained: int, regressed: bool) -> None:
-    """Of 6 flips 2 in 64 are as uneven, of 5 2 in 32; 12 of 15 have p = 0.035, 12 of 16 p = 0.077.
-
-    A comparison of the two intervals, which overlap, or with old and new exchanged, says otherwise.
-    """
-    truth = [0] * 200
-    old = [1] * gained + [0] * (200 - gained)
-    new = [0] * gained + [1] * lost + [0] * (200 - gained - lost)
-    accuracy = compare_proofs(make_proof(truth, old), make_proof(truth, new)).changes[0]
-    assert (accuracy.measure, accuracy.is_regression) == ("accuracy", regressed)
-    assert accuracy.new - accuracy.old == pytest.approx((gained - lost) / 200)
-    back = compare_proofs(make_proof(truth, new), make_proof(truth, old)).changes[0]
-    assert back.is_regression is (lost < gained and back.chance <= 0.05)
-
-
-def test_f1_regresses_where_a_rare_class_is_lost() -> None:
-    """Accuracy is as before: 8 of the rare class were lost, and 8 of the others gained."""
-    truth = [0] * 90 + [1] * 10
-    old = [1] * 8 + [0] * 82 + [1] * 10
-    new = [0] * 90 + [0] * 8 + [1] * 2
-    accuracy, f1 = compare_proofs(make_proof(truth, old), make_proof(truth, new)).changes
-    assert accuracy.old == accuracy.new and not accuracy.is_regression
-    assert f1.measure == "f1" and f1.new < f1.old
-    assert f1.is_regression == (f1.chance <= 0.05)
-    worse = compare_proofs(make_proof(truth, truth), make_proof(truth, new)).changes[1]
-    assert worse.is_regression
-
-
-def test_perplexity_regresses_beyond_chance() -> None:
-    old = [20.0 + number % 7 for number in range(30)]
-    for change, regressed in ((0.5, True), (-0.5, False), (0.0, False)):
-        (found,) = compare_proofs(make_scores(old), make_scores([loss + change for loss in old])).changes
-        assert (found.measure, found.is_regression) == ("perplexity", regressed)
-    (noise,) = compare_proofs(
-        make_scores(old), make_scores([loss + 0.3 * (-1) ** number for number, loss in enumerate(old)])
-    ).changes
-    assert not noise.is_regression
-    with pytest.raises(InputError, match="read the texts as other tokens"):
-        compare_proofs(make_scores(old), make_scores(old, tokens=(9,) * 30))
-    with pytest.raises(InputError, match="were measured on other texts"):
-        compare_proofs(make_scores(old), make_scores(old, data={"name": "e", "sha256": "2"}))
-
-
-def test_labels_are_compared_by_name_and_the_likest_measurement_is_taken() -> None:
-    truth = [0, 1, 2] * 10
-    other = make_proof([2, 1, 0] * 10, [2, 1, 0] * 10, labels=LABELS[::-1])
-    assert not compare_proofs(make_proof(truth, truth), other).is_regression
-    old = [
-        make_proof(truth, truth, artifact="encoder.ort.int8"),
-        make_proof(truth, truth, backend="tensorrt"),
-        make_proof(truth, truth, machine={"cpu": "d"}),
-        make_proof(truth, truth, data={"name": "e", "sha256": "2"}),
-    ]
-    (pair,) = pair_proofs(old, [make_proof(truth, truth)])
-    assert pair.old is old[2]
-    assert pair_proofs(old[3:], [make_proof(truth, truth)]) == []
+from .conftest import LABELS, draw_texts, make_scores, write_lines, write_table
 
 
 @pytest.fixture
@@ -207,6 +123,107 @@ def test_a_model_with_noise_on_its_weights_is_a_regression(demo_bundle: Path, tm
     assert len(read_evidence(Bundle.open(tmp_path / "new"))) == 1  # kept all the same
 
 
+def read_stored(own: Path) -> list[dict[str, Any]]:
+    """The entries of a bundle's evidence."""
+    (path,) = (own / "checks").glob("evidence*")
+    proofs: list[dict[str, Any]] = json.loads(path.read_text())["proofs"]
+    return proofs
+
+
+def test_what_was_measured_before_stays_as_it_was_written(own: Path, table: Path) -> None:
+    """Its intervals too, which another version may have drawn otherwise; a changed copy has its own."""
+    planforge("prove", own, "--data", table)
+    damage(own, lambda value: value["proofs"][0]["intervals"]["f1"].update(low=0.125))
+    (before,) = read_stored(own)
+    planforge("prove", own, "--data", table, "--precision", "fp16")
+    after = read_stored(own)
+    assert len(after) == 2 and after[0] == before
+    proof = read_evidence(Bundle.open(own))[0]
+    assert proof.intervals["f1"].low == 0.125
+    wrong = dataclasses.replace(proof, answers=tuple((answer + 1) % 3 for answer in proof.answers))
+    assert wrong.intervals["f1"].value == wrong.intervals["f1"].low == 0.0
+
+
+def test_measurements_with_other_threads_are_others(own: Path, table: Path) -> None:
+    for threads in (1, 2, 2):
+        planforge("prove", own, "--data", table, "--threads", threads)
+    proofs = read_evidence(Bundle.open(own))
+    assert [proof.threads for proof in proofs] == [1, 2]
+    for proof in proofs:  # each is compared with its like
+        (pair,) = pair_proofs(proofs, [proof])
+        assert pair.old is proof
+    assert ", 1 thread\n" in planforge("prove", own, "--data", table, "--threads", 1).stdout
+
+
+def test_a_reference_of_other_texts_is_not_taken(own: Path, table: Path) -> None:
+    """Evidence on the same file with fewer texts, as another version of the reader may have left it."""
+    planforge("prove", own, "--data", table)
+    damage(own, cut)
+    done = planforge("prove", own, "--data", table, "--precision", "fp16")
+    assert done.returncode == 0, done.stderr
+    proof = read_evidence(Bundle.open(own))[1]
+    assert proof.compared_with == "encoder.ort.fp32 on ort-cpu, run here"
+    assert len(proof.reference) == 40
+
+
+def cut(value: dict[str, Any]) -> None:
+    """Leave 9 texts."""
+    proof = value["proofs"][0]
+    for name in ("truth", "answers"):
+        proof[name] = proof[name][:9]
+
+
+def test_what_cannot_be_compared_is_one_line_and_nothing_is_lost(
+    own: Path, table: Path, tmp_path: Path
+) -> None:
+    old = Path(shutil.copytree(own, tmp_path / "old"))
+    planforge("prove", old, "--data", table)
+    damage(old, cut)
+    done = planforge("prove", own, "--data", table, "--against", old)
+    lines = [line for line in done.stdout.splitlines() if line.startswith("NOT COMPARED: ")]
+    assert lines == [
+        "NOT COMPARED: encoder.ort.fp32 on 9 texts of eval.tsv and encoder.ort.fp32 on 40 texts of eval.tsv"
+        " were measured on other texts, or with other labels of them"
+    ]
+    assert (done.returncode, done.stderr.count("Traceback")) == (2, 0)
+    assert re.search(r"^accuracy +1\.0000 ", done.stdout, re.MULTILINE)
+    assert len(read_evidence(Bundle.open(own))) == 1
+    done = planforge("diff", old, own, "--json")
+    told = json.loads(done.stdout)["compared"]
+    assert done.returncode == 2 and "on 9 texts of eval.tsv" in told[0]["refused"]
+    assert planforge("diff", old, own).stdout.count("NOT COMPARED: ") == 1
+    damage(old, lambda value: value["proofs"][0].update(truth=[2] * 9))  # other labels of as many texts
+    damage(own, cut)
+    assert planforge("diff", old, own).returncode == 2
+    assert "is not a folder" in error_line("prove", own, "--data", table, "--against", table)
+
+
+def test_inspect_shows_a_line_of_each_measurement(own: Path, table: Path) -> None:
+    assert "evidence" not in planforge("inspect", own).stdout
+    planforge("prove", own, "--data", table, "--threads", 1)
+    (proof,) = read_evidence(Bundle.open(own))
+    board = dataclasses.replace(
+        proof,
+        machine={**proof.machine, "board": "Jetson Orin Nano"},
+        date="2026-01-02",
+        latency_ms={"p50": 3.25, "p99": 4.5},
+    )
+    scores = make_scores([30.0, 10.0], file=proof.file, machine={"cpu": "c", "gpu": "RTX 4090"})
+    record_proof(own, board)
+    record_proof(own, scores)
+    shown = planforge("inspect", own).stdout
+    line = r"fp32 on ort-cpu +40 of eval\.tsv +accuracy 1\.0000 +3\.25 +Jetson Orin Nano +2026-01-02"
+    assert re.search(line, shown)
+    assert re.search(rf"2 of e\.tsv +perplexity {np.exp(2):.4f} +1\.00 +RTX 4090 +2026-01-01", shown)
+    told = json.loads(planforge("inspect", own, "--json").stdout)["evidence"]
+    assert [one["texts"] for one in told] == [40, 40, 2] and "answers" not in told[0]
+    assert told[1]["intervals"]["accuracy"]["value"] == 1.0
+    damage(own, lambda value: value.update(format=9))
+    done = planforge("inspect", own)
+    assert done.returncode == 0 and "has another format than 1; prove again; it is left out" in done.stderr
+    assert "accuracy 1.0000" not in done.stdout
+
+
 def damage(own: Path, change: Callable[[dict[str, Any]], Any]) -> None:
     """Write a stranger's evidence, whose hash the manifest has."""
     opened = Bundle.open(own)
@@ -233,6 +250,10 @@ STRANGE: list[tuple[str, Callable[[dict[str, Any]], Any], str]] = [
     ("times", lambda v: v["proofs"][0].update(latency_ms={}), "does not fit together"),
     ("text", lambda v: v["proofs"][0].update(latency_ms={"p50": "1", "p99": 2}), "must be a number"),
     ("data", lambda v: v["proofs"][0].update(data={}), "does not fit together"),
+    ("intervals", lambda v: v["proofs"][0].pop("intervals"), "proof.intervals must be dict, but is missing"),
+    ("f1", lambda v: v["proofs"][0]["intervals"].pop("f1"), "proof.intervals does not fit together"),
+    ("end", lambda v: v["proofs"][0]["intervals"]["f1"].pop("low"), "proof.intervals does not fit together"),
+    ("threads", lambda v: v["proofs"][0].update(threads="2"), "proof.threads must be int"),
 ]
 
 
@@ -274,8 +295,15 @@ def test_the_layers_of_a_plan_are_kept(
         Layer("c", "Copy", (), (), time_ms=0.125),
     )
     found = PlanLayers(plan, "A GPU", (ProfileLayers("decode", {}, layers),))
-    monkeypatch.setattr("planforge.exporter.tensorrt.layers.read_plan_layers", lambda *args: found)
-    measured, note = prove_command.add_layers(demo_bundle, proof)
+    asked: list[Any] = []
+
+    def read(*args: Any) -> PlanLayers:
+        asked.extend(args)
+        return found
+
+    monkeypatch.setattr("planforge.exporter.tensorrt.layers.read_plan_layers", read)
+    measured, note = prove_command.add_layers(demo_bundle, proof, 3)
+    assert asked[-1] == 3  # the GPU
     assert (measured.layers, note) == ({"decode": {"h.0.mlp": 0.75, "c": 0.125}}, "")
     joules = Joules("tegrastats", 0.1, 5.0)
     measured = dataclasses.replace(measured, joules=joules, token_ms={"p50": 1.0, "p99": 2.0})
