@@ -71,7 +71,7 @@ class PointAttention(nn.Module):
         y = self.group_norm(x).view(B, C, H * W).transpose(1, 2)  # (B, P, C)
         q, k, v = (part(y)[:, None] for part in (self.to_q, self.to_k, self.to_v))  # (B, 1, P, C)
         y = self.to_out[0](scaled_dot_product_attention(q, k, v, None)[:, 0])
-        return x + y.transpose(1, 2).reshape(B, C, H, W)
+        return x + y.transpose(1, 2).reshape(B, C, H, W)  # type: ignore[no-any-return]
 
 
 class Middle(nn.Module):

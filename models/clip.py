@@ -184,7 +184,7 @@ class ClipText(nn.Module):
         """Return the vectors (B, F) of texts, not of unit length; without a projection F is E."""
         states = self(input_ids)
         vectors = states[torch.arange(len(states)), self.find_end(input_ids)]
-        return vectors if self.projection is None else self.projection(vectors)
+        return vectors if self.projection is None else self.projection(vectors)  # type: ignore[no-any-return]
 
     def find_end(self, input_ids: Tensor) -> Tensor:
         """Return the position (B,) of each text's first end token."""

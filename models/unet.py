@@ -180,7 +180,7 @@ class SpatialTransformer(nn.Module):
         if self.uses_matrices:
             y = self.proj_out(y)
         y = y.transpose(1, 2).reshape(B, C, H, W)
-        return x + (y if self.uses_matrices else self.proj_out(y))
+        return x + (y if self.uses_matrices else self.proj_out(y))  # type: ignore[no-any-return]
 
 
 class Level(nn.Module):
@@ -209,7 +209,7 @@ class Level(nn.Module):
     def run_block(self, number: int, x: Tensor, time: Tensor, text: Tensor) -> Tensor:
         """Return what one block makes of latents (B, C, H, W), a time (B, D) and a text (B, T, E)."""
         y: Tensor = self.resnets[number](x, time)
-        return self.attentions[number](y, text) if self.has_attention else y  # type: ignore[no-any-return]
+        return self.attentions[number](y, text) if self.has_attention else y
 
 
 class DownLevel(Level):

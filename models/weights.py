@@ -55,7 +55,8 @@ def read_weights(
     family.adjust(weights, description.config_json)
     for stand_in, name in family.stand_ins.items():
         if (own := weights.pop(stand_in, None)) is not None:
-            if description.config.tie_word_embeddings and not same_numbers(own, weights.get(name, own)):
+            is_tied = getattr(description.config, "tie_word_embeddings", False)
+            if is_tied and not same_numbers(own, weights.get(name, own)):
                 raise ValueError(f"{description.folder} holds {name} twice, with different values")
             weights.setdefault(name, own)
     if description.modules is not None:

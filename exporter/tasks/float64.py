@@ -25,12 +25,12 @@ class ComputeInFloat64(TorchDispatchMode):
         self.convolutions = WidenConvolutions()
 
     def __enter__(self) -> Any:
-        self.convolutions.__enter__()
+        self.convolutions.__enter__()  # type: ignore[no-untyped-call]
         return super().__enter__()  # type: ignore[no-untyped-call]
 
     def __exit__(self, *error: Any) -> None:
-        super().__exit__(*error)
-        self.convolutions.__exit__(*error)
+        super().__exit__(*error)  # type: ignore[no-untyped-call]
+        self.convolutions.__exit__(*error)  # type: ignore[no-untyped-call]
 
     @classmethod
     def _should_skip_dynamo(cls) -> bool:

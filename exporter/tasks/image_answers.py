@@ -43,7 +43,8 @@ class Reference:
         import torch
 
         with torch.no_grad():
-            return to_array(self.model.text_encoder(torch.tensor([text.tokens])))[0]
+            states: Array = to_array(self.model.text_encoder(torch.tensor([text.tokens])))[0]
+        return states
 
     def predict(self, sample: Array, timestep: float, text: Array, scale: float) -> Array:
         """Return the UNet's prediction (1, L, H, W) for latents (1, L, H, W) and a text (T, E)."""

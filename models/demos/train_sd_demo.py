@@ -163,7 +163,7 @@ def train_autoencoder(model: StableDiffusion, trained: digits.Digits, steps: int
         divergence = 0.5 * (mean.square() + deviation.square() - 1 - 2 * deviation.log()).mean()
         set_rate(optimizer, 2e-3, step, steps)
         optimizer.zero_grad()
-        (error + KL_WEIGHT * divergence).backward()
+        (error + KL_WEIGHT * divergence).backward()  # type: ignore[no-untyped-call]
         optimizer.step()
         errors.append(error.item())
         if step % 200 == 0:
@@ -234,7 +234,7 @@ def train_unet(
         loss = F.mse_loss(model.unet(noisy, times, states), noise)
         set_rate(optimizer, 1e-3, step, steps)
         optimizer.zero_grad()
-        loss.backward()
+        loss.backward()  # type: ignore[no-untyped-call]
         nn.utils.clip_grad_norm_(parameters, 1.0)
         optimizer.step()
         share = min(AVERAGED, (1 + step) / (10 + step))

@@ -228,7 +228,8 @@ class ImageGenerator(Model):
         assert isinstance(channels, int)
         shape = (count, channels, request.height // defaults.multiple, request.width // defaults.multiple)
         if request.begin is None:
-            return generator.normal(shape) * np.float32(scheduler.initial_sigma)
+            noise: Float32 = generator.normal(shape) * np.float32(scheduler.initial_sigma)
+            return noise
         found = self.open_parts()[ENCODER].run({"pictures": request.begin})
         one = found["mean"] + found["deviation"] * generator.normal(found["mean"].shape)
         picture = np.float32(defaults.scaling_factor) * one
@@ -275,7 +276,7 @@ class ImageGenerator(Model):
     def _read_sizes(self, options: ImageOptions) -> tuple[Float32 | None, int, int]:
         """Return another picture to begin with, if one is given, and the height and width of the result."""
         defaults = self.defaults
-        sizes = {name: options.get(name) for name in ("height", "width")}
+        sizes: dict[str, int | None] = {"height": options.get("height"), "width": options.get("width")}
         for name, size in sizes.items():
             axis = self.parts["unet"].artifact.axis(name)
             least, most = (defaults.multiple * length for length in (axis.min, axis.max))
@@ -288,7 +289,8 @@ class ImageGenerator(Model):
                 raise InputError("strength is of an image to begin with; give one", option="strength")
             return None, sizes["height"] or defaults.height, sizes["width"] or defaults.width
         begin = read_picture(image, defaults.multiple, sizes["height"], sizes["width"])
-        return begin, *begin.shape[2:]
+        _, _, height, width = begin.shape
+        return begin, height, width
 
 
 def check_scale(value: Any) -> float:

@@ -78,7 +78,8 @@ def make_tokenizer() -> transformers.CLIPTokenizer:
     """Return a CLIP tokenizer of a few words."""
     symbols = [*LETTERS, *(f"{letter}</w>" for letter in LETTERS), *("".join(pair) for pair in MERGES)]
     vocab = {token: number for number, token in enumerate([*symbols, START, END])}
-    tokenizer = transformers.CLIPTokenizer(vocab=vocab, merges=MERGES, model_max_length=TOKENS)
+    merges: Any = MERGES  # its annotation is of strings
+    tokenizer = transformers.CLIPTokenizer(vocab=vocab, merges=merges, model_max_length=TOKENS)
     assert isinstance(tokenizer, transformers.CLIPTokenizer)
     return tokenizer
 

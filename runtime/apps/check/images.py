@@ -15,10 +15,11 @@ from ...backends.backend import Array
 from ...bundle.image_defaults import ImageDefaults
 from ...bundle.manifest import Artifact
 from ...images.denoise import denoise, predict
+from ...images.denoising import Scheduler
 from ...images.noise import Generator
 from ...images.part import Part
 from ...images.scheduler_config import SchedulerConfig
-from ...images.schedulers import Scheduler, make_scheduler
+from ...images.schedulers import make_scheduler
 from .case import Case, CaseSet, Encoding, Known, Location
 from .judge import Limits, Seen, compare_known
 from .metrics import Outcome

@@ -110,7 +110,7 @@ def test_graphs_of_one_precision_share_one_weights_file(tmp_path: Path) -> None:
 
 def test_fp16_keeps_normalization_in_fp32_and_types_everything() -> None:
     model = graph(NORMED)
-    convert_to_fp16(model, fp32_outputs=["logits"])
+    convert_to_fp16(model, fp32_values=["logits"])
     onnx.checker.check_model(ir.to_proto(model), full_check=True)  # the types are consistent
     types = {str(v.name): v.dtype for v in (*model.graph.inputs, *model.graph.outputs)}
     half = ir.DataType.FLOAT16
@@ -126,7 +126,7 @@ def test_fp16_computes_the_same_within_its_rounding() -> None:
     x = np.random.default_rng(1).standard_normal((5, 8), np.float32).astype(np.float16)
     single = graph(NORMED)
     half = graph(NORMED)
-    convert_to_fp16(half, fp32_outputs=["logits"])
+    convert_to_fp16(half, fp32_values=["logits"])
     expected = run(single, x=x.astype(np.float32))
     for got, want in zip(run(half, x=x), expected, strict=True):
         # A handful of roundings, each of half a unit in the last of fp16's 11 bits.
@@ -135,7 +135,7 @@ def test_fp16_computes_the_same_within_its_rounding() -> None:
 
 def test_fp16_needs_types() -> None:
     with pytest.raises(ValueError, match=r"no type.*normal"):
-        convert_to_fp16(ir.from_proto(onnx.parser.parse_model(NORMED)), fp32_outputs=[])
+        convert_to_fp16(ir.from_proto(onnx.parser.parse_model(NORMED)), fp32_values=[])
 
 
 def test_fp16_casts_a_value_once_for_all_its_users() -> None:
@@ -145,7 +145,7 @@ def test_fp16_casts_a_value_once_for_all_its_users() -> None:
         "again = LayerNormalization (halved, shift, scale)",
     ).replace("y = Add (halved, again)", "both = Add (other, again)\n y = Add (halved, both)")
     model = graph(text)
-    convert_to_fp16(model, fp32_outputs=["logits"])
+    convert_to_fp16(model, fp32_values=["logits"])
     read = [node.inputs[0] for node in model.graph if node.op_type == "Cast"]
     assert len(read) == len(set(read))
 
@@ -153,14 +153,14 @@ def test_fp16_casts_a_value_once_for_all_its_users() -> None:
 def test_fp16_leaves_a_clones_original_alone() -> None:
     original = graph(NORMED)
     before = ir.to_proto(original).SerializeToString()
-    convert_to_fp16(original.clone(), fp32_outputs=["logits"])
+    convert_to_fp16(original.clone(), fp32_values=["logits"])
     assert ir.to_proto(original).SerializeToString() == before
 
 
 @pytest.mark.parametrize("value", ["70000", "-70000"])
 def test_what_reads_a_constant_that_fp16_cannot_hold_stays_in_fp32(value: str) -> None:
     model = graph(NORMED.replace("{0.5}", f"{{{value}}}"))
-    convert_to_fp16(model, fp32_outputs=["logits"])
+    convert_to_fp16(model, fp32_values=["logits"])
     half = model.graph.initializers["half"]
     assert half.dtype == ir.DataType.FLOAT
     readers = {node for node, _ in half.uses()}

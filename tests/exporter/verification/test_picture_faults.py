@@ -21,6 +21,7 @@ ATTENTION = "unet.down_blocks.0.attentions.0.transformer_blocks.0.attn2"
 GATED = "unet.down_blocks.0.attentions.0.transformer_blocks.0.ff.net.0"
 BLOCK = "unet.mid_block.resnets.0"
 LAYER = "text_encoder.layers.1"
+OUTPUT = f"{LAYER}.self_attn.out_proj"
 SIDES = {"vae_decoder": "vae.decoder", "vae_encoder": "vae.encoder"}
 
 
@@ -79,7 +80,7 @@ def swapped_halves(model: ir.Model) -> None:
 
 def text_faults() -> list[Fault]:
     return [
-        Fault("a transposed weight", transposed(f"{LAYER}.self_attn.out_proj"), f"{LAYER}.self_attn.out_proj", PRODUCT),
+        Fault("a transposed weight", transposed(OUTPUT), OUTPUT, PRODUCT),
         Fault("scores 10 % larger", scale_factor(f"{LAYER}.self_attn"), f"{LAYER}.self_attn", ("Mul",)),
         Fault("epsilon 1e-2", epsilon(f"{LAYER}.layer_norm1", 1e-2), f"{LAYER}.layer_norm1", NORM),
         Fault("the future is seen", seen_future, "text_encoder", ("Sub", "Trilu", "Add")),
@@ -117,7 +118,10 @@ PLANTED = [
     for artifact, faults in (
         ("text_encoder.portable.fp32", text_faults()),
         ("unet.portable.fp32", unet_faults()),
-        ("unet.portable.fp16", unet_faults()),
+        (
+            "unet.portable.fp16",
+            unet_faults()[1:6:2],
+        ),  # what is found in fp32 is found there, but for rounding
         ("vae_decoder.portable.fp32", autoencoder_faults("vae_decoder")),
         ("vae_encoder.portable.fp16", autoencoder_faults("vae_encoder")),
     )
