@@ -6,12 +6,13 @@ from collections.abc import Callable
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
-from ....models.stable_diffusion import StableDiffusionConfig
 from ....runtime.bundle.manifest import Axis, TensorSpec
 from .recipe import Recipe, TraceOptions, index_recipes
 
 if TYPE_CHECKING:
     from torch import nn
+
+    from ....models.stable_diffusion import StableDiffusionConfig
 
 TASK = "image-generation"
 MAX_BATCH = 8
