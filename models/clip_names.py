@@ -51,9 +51,8 @@ def rename_stable_diffusion(name: str) -> str | None:
     return name
 
 
-def read_clip(config_json: Mapping[str, Any], shapes: Mapping[str, tuple[int, ...]]) -> dict[str, Any]:
+def read_clip(config_json: Mapping[str, Any]) -> dict[str, Any]:
     """Return the settings of both sides by a config.json, and the width of their vectors."""
-    del shapes
     width = config_json.get("projection_dim", 512)
     sides = {}
     for side, config in (("text", ClipTextConfig), ("vision", ClipVisionConfig)):

@@ -14,7 +14,9 @@ from ...runtime.bundle.bundle import Bundle
 from ...runtime.errors import InputError
 from ...runtime.suggest import did_you_mean
 from ..precisions import PRECISIONS
-from ..task_traits import TRAITS
+from ..task_traits import ENCODING as ENCODING_TRAITS
+from ..task_traits import GENERATION
+from ..task_traits import TRANSLATION as TRANSLATION_TRAITS
 from . import genai, optimum, transformers_js, triton
 from .answer_checks import list_answer_checks
 from .check import Check
@@ -24,7 +26,7 @@ from .encoders import name_class, name_outputs
 from .links import FilePlacer
 from .worker import Worker, find_node, find_python
 
-CAUSAL, ENCODING, TRANSLATION = TRAITS  # the tasks' names
+CAUSAL, ENCODING, TRANSLATION = GENERATION.name, ENCODING_TRAITS.name, TRANSLATION_TRAITS.name
 
 
 @dataclass(frozen=True)
