@@ -69,7 +69,8 @@ def open_programs(engine: Backend, bundle: Bundle, *artifacts: Artifact) -> Iter
 
 def choose_length(bundle: Bundle, asked: int | None, *artifacts: Artifact) -> int:
     """Return the context in tokens: what was asked for, else all that the model and these graphs take."""
-    most = min(bundle.manifest.max_length, *(artifact.axis("tokens").max for artifact in artifacts))
+    reading = [artifact for artifact in artifacts if artifact.has_axis("tokens")]
+    most = min(bundle.manifest.max_length, *(artifact.axis("tokens").max for artifact in reading))
     if asked is not None and asked > most:
         raise InputError(
             f"max_length={asked} is more than the {most} that the plan was built for; leave it out, or build"
@@ -162,7 +163,8 @@ def sum_need(
 ) -> MemoryNeed:
     """Return what one text of full length needs; of an encoder a largest batch."""
     manifest = bundle.manifest
-    most = min(manifest.max_length, *(artifact.axis("tokens").max for artifact in artifacts))
+    reading = [artifact for artifact in artifacts if artifact.has_axis("tokens")]
+    most = min(manifest.max_length, *(artifact.axis("tokens").max for artifact in reading))
     length = min(request.max_length or most, most)
     rows = 1 if manifest.encoder is None else -(-TOKEN_BUDGET // length)
     return sum_memory(manifest, artifacts, rows, length, engine.widens_half)

@@ -5,7 +5,7 @@ from __future__ import annotations
 import importlib
 from typing import TYPE_CHECKING, Any, NamedTuple
 
-from .errors import ManifestError
+from .errors import InputError, ManifestError
 
 if TYPE_CHECKING:
     from .bundle.bundle import Bundle
@@ -18,11 +18,12 @@ class Task(NamedTuple):
     class_name: str
 
 
+PICTURES = "image-generation"
 TASKS = {
     "text-generation": Task("generate.text_generator", "TextGenerator"),
     "text-encoding": Task("encode.text_encoder", "TextEncoder"),
     "translation": Task("translate.translator", "Translator"),
-    "image-generation": Task("images.image_generator", "ImageGenerator"),
+    PICTURES: Task("images.image_generator", "ImageGenerator"),
 }
 
 
@@ -32,6 +33,12 @@ def find_task(bundle: Bundle) -> Task:
     if task not in TASKS:
         raise ManifestError(f"{bundle.folder} is for {task!r}, which this version does not run")
     return TASKS[task]
+
+
+def refuse_pictures(task: str, what: str) -> None:
+    """Refuse a bundle that makes pictures, for what is there for texts alone."""
+    if task == PICTURES:
+        raise InputError(f"{what} is for models of text, and this bundle makes pictures: use `planforge run`")
 
 
 def find_class(bundle: Bundle) -> Any:

@@ -118,7 +118,9 @@ def make_memory_section(manifest: Manifest) -> Section:
             min((a for a in own if a.graph == name), key=lambda a: CPU_DIALECTS.index(a.dialect))
             for name in dict.fromkeys(a.graph for a in own if a.dialect in CPU_DIALECTS)
         ]
-        length = min([manifest.max_length, *(graph.axis("tokens").max for graph in graphs)])
+        length = min(
+            [manifest.max_length, *(graph.axis("tokens").max for graph in graphs if graph.has_axis("tokens"))]
+        )
         most = min((graph.axis("batch").max for graph in graphs), default=1)
         for batch in dict.fromkeys((1, most)) if graphs else ():
             need = sum_memory(manifest, graphs, batch, length, OrtCpuBackend.widens_half)

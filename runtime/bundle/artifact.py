@@ -188,6 +188,10 @@ class Artifact:
                     return axis
         raise ManifestError(f"artifact {self.id} has no axis {name!r}")
 
+    def has_axis(self, name: str) -> bool:
+        """Tell whether there is such a dynamic axis among the inputs."""
+        return any(name in spec.axis_names() for spec in self.inputs)
+
     def add_candidates(self, count: int) -> Artifact:
         """Return it with outputs for the `count` likeliest tokens and the log-sum-exp of all logits."""
         *rows, _ = self.output("logits").axes

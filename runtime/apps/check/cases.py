@@ -5,6 +5,7 @@ from __future__ import annotations
 import sys
 from dataclasses import dataclass
 
+from ...bundle.artifact import has_role
 from ...bundle.manifest import Artifact
 
 
@@ -31,6 +32,6 @@ def skip_batches(artifact: Artifact, what: str, rows: int, tokens: int) -> Skipp
 
 
 def find_room(artifact: Artifact) -> int:
-    """Return the most tokens of one sequence; of a graph that reads none no row is too long."""
-    names = {name for spec in artifact.inputs for name in spec.axis_names()}
-    return artifact.axis("tokens").max if "tokens" in names else sys.maxsize
+    """Return the most tokens of one sequence; of a graph that reads none, or latents in steps, no row is too long."""
+    counts_tokens = artifact.has_axis("tokens") and not has_role(artifact.inputs, "sample")
+    return artifact.axis("tokens").max if counts_tokens else sys.maxsize

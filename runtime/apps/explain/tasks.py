@@ -8,6 +8,7 @@ from typing import Any
 
 from ...errors import InputError
 from ...model import Model
+from ...tasks import refuse_pictures
 from .encoder import explain_text
 from .explanation import Explanation
 from .generator import explain_generation, measure_answer
@@ -100,6 +101,7 @@ def explain(
             a model of its task.
         ContextLengthError: text and answer are longer than the model takes.
     """
+    refuse_pictures(model.task, "explain")
     task = TASKS[model.task]
     task.check_use({"pair": pair, "watch": watch, "max_new_tokens": max_new_tokens})
     graphs = find_graphs(model)

@@ -14,6 +14,7 @@ from typing import Any, NoReturn, TypeAlias
 
 from ...errors import InputError
 from ...model import Model
+from ...tasks import refuse_pictures
 from .answers import ModelEntry, State
 from .errors import ApiError
 from .metrics import Metrics
@@ -217,6 +218,7 @@ class Registry:
             if name in self.loaded:  # the warm-up is no request
                 self.metrics.observe(name, measure, value)
 
+        refuse_pictures(model.task, "the server")
         context = 0
         if TASKS[model.task].shares_steps:
             shares = not several if settings.share_prompts is None else settings.share_prompts
