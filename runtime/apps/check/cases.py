@@ -32,6 +32,6 @@ def skip_batches(artifact: Artifact, what: str, rows: int, tokens: int) -> Skipp
 
 
 def find_room(artifact: Artifact) -> int:
-    """Return the most tokens of one sequence; of a graph that reads none, or latents in steps, no row is too long."""
+    """Return the most tokens of one sequence; without end of a graph that reads none, or reads in steps."""
     counts_tokens = artifact.has_axis("tokens") and not has_role(artifact.inputs, "sample")
     return artifact.axis("tokens").max if counts_tokens else sys.maxsize

@@ -1,0 +1,72 @@
+"""`planforge run` and other commands with a bundle that makes pictures, as a user types them."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import numpy as np
+import numpy.typing as npt
+import PIL.Image
+import pytest
+
+from planforge.runtime.images.image_generator import ImageGenerator
+
+from ..helpers.cli import error_line, planforge
+
+FEW = ("--steps", "2", "--seed", "3")
+
+
+def read(path: Path) -> npt.NDArray[np.uint8]:
+    return np.asarray(PIL.Image.open(path))
+
+
+def test_a_picture_of_a_text_and_one_of_that(picture_bundle: Path, tmp_path: Path) -> None:
+    first, second = tmp_path / "one.png", tmp_path / "two.png"
+    done = planforge("run", picture_bundle, "a red one", "-o", first, *FEW)
+    assert done.stdout == f"{first}\n"
+    assert "making pictures" in done.stderr
+    options = ("--image", first, "--strength", "0.5", "--scheduler", "euler", "--guidance-scale", "2")
+    assert planforge("run", picture_bundle, "a red one", "-o", second, *FEW, *options).returncode == 0
+    with ImageGenerator.load(picture_bundle) as model:
+        (wanted,) = model.generate("a red one", steps=2, seed=3)
+        assert np.array_equal(read(first), wanted.pixels)
+        (wanted,) = model.generate(
+            "a red one", steps=2, seed=3, image=first, strength=0.5, scheduler="euler", guidance_scale=2.0
+        )
+        assert np.array_equal(read(second), wanted.pixels)
+
+
+def test_several_pictures(picture_bundle: Path, tmp_path: Path) -> None:
+    done = planforge(
+        "run", picture_bundle, "one", "the", "-o", tmp_path / "x.png", "--num-images", "2", "--json", *FEW
+    )
+    found = [json.loads(line) for line in done.stdout.splitlines()]
+    assert [Path(line["file"]).name for line in found] == [f"x-{n}.png" for n in (1, 2, 3, 4)]
+    assert [line["prompt"] for line in found] == ["one", "one", "the", "the"]
+    assert all(read(Path(line["file"])).shape == (32, 32, 3) for line in found)
+
+
+@pytest.mark.parametrize(
+    ("arguments", "words"),
+    [
+        (("run", "one"), "add -o FILE.png"),
+        (("run", "one", "-o", "nowhere/x.png"), "the folder nowhere does not exist"),
+        (("run", "one", "-o", "x.png", "--height", "30"), "height=30 is not a multiple of 4"),
+        (("run", "one", "-o", "x.png", "--temperature", "1"), "--temperature cannot be used with the task draw"),
+        (("run", "one", "-o", "x.png", "--task", "embed"), "this bundle makes pictures"),
+        (("bench",), "bench is for models of text"),
+        (("package", "-o", "x", "--for", "optimum"), "optimum-onnx takes"),
+    ],
+)  # fmt: skip
+def test_what_cannot_be_is_one_line(picture_bundle: Path, arguments: tuple[str, ...], words: str) -> None:
+    command, *rest = arguments
+    assert words in error_line(command, picture_bundle, *rest)
+
+
+def test_selftest_and_inspect(picture_bundle: Path) -> None:
+    done = planforge("selftest", picture_bundle)
+    assert done.returncode == 0, done.stdout + done.stderr
+    assert "from noise of 8 x 8" in done.stdout
+    shown = planforge("inspect", picture_bundle)
+    assert "image-generation" in shown.stdout
