@@ -159,7 +159,8 @@ def test_planted_faults_are_found(
 
 
 @pytest.mark.parametrize("kind", ["int4", "int8", "fp8"])
-def test_half_precision_is_compared_in_fp32_with_its_scales(kind: str, tmp_path: Path) -> None:
+@pytest.mark.parametrize("half", [TensorProto.FLOAT16, TensorProto.BFLOAT16])
+def test_half_precision_is_compared_in_fp32_with_its_scales(kind: str, half: int, tmp_path: Path) -> None:
     """As ModelOpt does without --high_precision_dtype: fp16 inside, with a Cast to fp32 at the end."""
     folder = make_folder(tmp_path / "folder", kind)
     model = onnx.load(folder / "model.onnx")
@@ -167,14 +168,14 @@ def test_half_precision_is_compared_in_fp32_with_its_scales(kind: str, tmp_path:
     wanted = []
     for tensor in graph.initializer:
         if tensor.data_type == TensorProto.FLOAT:
-            array = numpy_helper.to_array(tensor).astype(np.float16)
+            array = numpy_helper.to_array(tensor).astype(helper.tensor_dtype_to_np_dtype(half))
             tensor.CopyFrom(numpy_helper.from_array(array, tensor.name))
             if tensor.name in ("scales", "step"):
                 wanted.append(array.astype(np.float32).tobytes())
     for node in graph.node:
         for attribute in node.attribute:
             if node.op_type == "Cast":
-                attribute.i = TensorProto.FLOAT16
+                attribute.i = half
     graph.node[-1].output[0] = "half"
     graph.node.append(helper.make_node("Cast", ["half"], ["last_hidden_state"], "/out", to=TensorProto.FLOAT))
     onnx.checker.check_model(model)
@@ -217,5 +218,10 @@ def test_rounding_that_cannot_be_left_out_needs_no_verify(
     folder = make_folder(tmp_path / "folder", "int8")
     change(folder, edit)
     where = r"rounds activations at node '/encoder/activation/Quantize' \(QuantizeLinear\)"
-    with pytest.raises(InputError, match=f"{where} in encoder.activation: {fault}.* pass --no-verify"):
+    with pytest.raises(
+        InputError, match=f"{where} in encoder.activation: {fault}.* import it with --no-verify"
+    ):
         import_folder(folder, tmp_path / "bundle", precision=["fp32"], target=["portable"])
+    import_folder(folder, tmp_path / "bundle", precision=["fp32"], target=["portable"], verify=False)
+    with pytest.raises(InputError, match=f"{where} in encoder.activation: {fault}"):
+        verify(tmp_path / "bundle", level="quick")
