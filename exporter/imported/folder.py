@@ -150,7 +150,7 @@ def read_graph(path: Path) -> ir.Model:
     for value in (*model.graph.inputs, *model.graph.outputs):
         if value.dtype in (ir.DataType.FLOAT16, ir.DataType.BFLOAT16):
             raise CheckpointError(
-                f"{path} has {value.name!r} in half precision, and its inputs and outputs must be in fp32; export"
+                f"{path} has {value.name!r} in half precision, and inputs and outputs must be in fp32; export"
                 " it in fp32, then import it with --precision fp16"
             )
     model.meta[WIDENED] = widen(model)

@@ -89,9 +89,9 @@ def check_reference(model: ir.Model, path: Path, has_weights: bool, rounds: bool
         return
     if has_weights:
         raise InputError(
-            f"{path} has quantized weights, which differ from a checkpoint's by their rounding: import them"
-            " without --source, and leave out the weights in FOLDER; the bundle is then compared with FOLDER's"
-            " graphs"
+            f"{path} has quantized weights, which differ from a checkpoint's by their rounding: import"
+            " them without --source, and leave out the weights in FOLDER; the bundle is then compared with"
+            " FOLDER's graphs"
         )
     for node in list_rounding(model):
         fault = find_unlike_pair(node) if rounds else "an encoder-decoder's scales are not compared"
@@ -101,7 +101,8 @@ def check_reference(model: ir.Model, path: Path, has_weights: bool, rounds: bool
                 way += ", or with constant scales and a DequantizeLinear right behind"
             raise InputError(
                 f"{path} rounds activations at {describe(node)}: {fault}, so this rounding cannot be left out"
-                " to compare; with it fp32's last bit, which moves a value by a whole step, looks like an error."
+                " to compare. With it fp32's last bit, which moves a value by a whole step, looks like an"
+                " error."
                 f" {way}; or import it with --no-verify, which proves nothing"
             )
 

@@ -98,7 +98,7 @@ def find_unlike(model: ir.Model, folder: ir.Model) -> Iterator[str]:
 
 
 def list_needed(graph: ir.Graph) -> Collection[ir.Node]:
-    """Return the nodes that an import's outputs are computed from; a node whose shape alone is read is none."""
+    """Return the nodes that an import's outputs are computed from, not by their shapes alone."""
     waiting: list[ir.Value | None] = [value for value in graph.outputs if value.name not in POOLED]
     found: dict[ir.Node, None] = {}
     while waiting:

@@ -9,8 +9,10 @@ from typing import Any
 import numpy as np
 import onnx
 import pytest
+import transformers
 from onnx import TensorProto, helper, numpy_helper
 
+from planforge.exporter import verify
 from planforge.exporter.errors import BuildOptionError, CheckpointError
 from planforge.exporter.exporting import import_folder
 from planforge.exporter.imported.folder import read_folder, read_graph
@@ -29,6 +31,7 @@ from ...helpers.quantized import (
     NODE,
     TENSORS,
     WIDTH,
+    WORDS,
     change,
     draw_weights,
     make_folder,
@@ -110,6 +113,21 @@ def test_the_reference_runs_a_quantized_encoder_as_it_is(tmp_path: Path) -> None
     table, codes, scales = draw_weights()
     stored = codes.astype(TENSORS["fp8"]).astype(np.float32) * scales[:1]  # by ONNX's definition
     np.testing.assert_allclose(hidden[0], table[[5, 7]] @ stored, atol=1e-5)
+    assert found.rounds  # though the decoder does not
+    with pytest.raises(InputError, match=r"encoder_model\.onnx rounds activations at .*encoder-decoder"):
+        found.found.check_comparable(has_weights=False)
+
+
+def test_verify_refuses_a_checkpoint_as_the_reference_of_quantized_weights(tmp_path: Path) -> None:
+    """What --no-verify let in is no bundle to prove."""
+    folder = make_folder(tmp_path / "folder", "int4")
+    sizes = {"vocab_size": WORDS, "hidden_size": WIDTH, "intermediate_size": WIDTH, "num_hidden_layers": 1}
+    config = transformers.BertConfig(num_attention_heads=4, max_position_embeddings=LENGTH, **sizes)
+    transformers.BertModel(config).save_pretrained(folder)
+    options: dict[str, Any] = {"precision": ["fp32"], "target": ["portable"]}
+    import_folder(folder, tmp_path / "bundle", verify=False, **options)
+    with pytest.raises(InputError, match="has quantized weights, which differ from a checkpoint's"):
+        verify(tmp_path / "bundle", level="quick")
 
 
 @pytest.mark.parametrize("kind", ["int4", "int8"])
