@@ -121,7 +121,12 @@ def test_the_reference_runs_a_quantized_encoder_as_it_is(tmp_path: Path) -> None
 def test_verify_refuses_a_checkpoint_as_the_reference_of_quantized_weights(tmp_path: Path) -> None:
     """What --no-verify let in is no bundle to prove."""
     folder = make_folder(tmp_path / "folder", "int4")
-    sizes = {"vocab_size": WORDS, "hidden_size": WIDTH, "intermediate_size": WIDTH, "num_hidden_layers": 1}
+    sizes: dict[str, Any] = {
+        "vocab_size": WORDS,
+        "hidden_size": WIDTH,
+        "intermediate_size": WIDTH,
+        "num_hidden_layers": 1,
+    }
     config = transformers.BertConfig(num_attention_heads=4, max_position_embeddings=LENGTH, **sizes)
     transformers.BertModel(config).save_pretrained(folder)
     options: dict[str, Any] = {"precision": ["fp32"], "target": ["portable"]}
