@@ -39,12 +39,13 @@ class OnnxGraphs:
         from .imported.unrounded import open_unrounded
         from .passes.unrounded import list_rounding
 
+        self.found = found
         self.layers = found.read_integer(LAYERS) or 0
         self.model = open_unrounded(found.first or found.model)
         self.encoder = None if found.encoder is None else open_unrounded(found.encoder)
         # To compare how nodes are quantized; an encoder-decoder's several graphs are not.
         self.graph = found.read if found.encoder is None else None
-        self.rounds = bool(list_rounding(found.read))
+        self.rounds = any(map(list_rounding, found.graphs.values()))
 
     def named_parameters(self, **options: Any) -> Iterator[tuple[str, Tensor]]:
         """Return no parameters: the weights do not have a checkpoint's names."""

@@ -19,7 +19,7 @@ def diff(
 ) -> None:
     """Compare two bundles: sizes, precisions and evidence; exit 1 if the new one is worse on the same texts.
 
-    Exit 2 if no evidence of both is of the same texts, or some is and cannot be compared.
+    Exit 2 if they have no evidence on the same texts, or some that cannot be compared.
 
     Needs no torch. Times, memory and energy are shown and decide nothing.
     """

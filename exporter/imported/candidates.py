@@ -18,7 +18,6 @@ from .decoder import ImportedDecoder
 from .encoder import ImportedEncoder
 from .folder import WIDENED, Folder, has_weights, read_folder
 from .optimum import choose_task
-from .quantized import check_reference
 from .translator import ImportedTranslator
 
 log = logging.getLogger("planforge")
@@ -43,11 +42,10 @@ def read_candidates(folder: Path, source: Source, request: Request) -> Iterator[
     found = read_folder(folder)
     compares = has_weights(source.folder)
     if request.verify:
-        for path, graph in found.graphs.items():
-            check_reference(graph, path, compares, rounds=found.encoder is None)
+        found.check_comparable(compares)
     if not compares:
         check_without_weights(source, request)
-    if found.read.meta[WIDENED]:
+    if found.read.meta[WIDENED] and request.verify and not compares:
         log.warning(
             "%s computes in half precision: its constants and scales are kept, and the bundle is compared"
             " with what they give in fp32",

@@ -13,7 +13,6 @@ import numpy as np
 import numpy.typing as npt
 import onnx_ir as ir
 
-from ...runtime.backends.ort_program import open_plain_session
 from ...runtime.bundle.manifest import TensorSpec
 from ...runtime.encode.pooling import POOLINGS
 from ..errors import CheckpointError, ExportError, raise_checkpoint_errors, shorten_error
@@ -23,6 +22,7 @@ from .folder import HEADS, LAYERS, Folder
 from .graph import choose_rows, simplify_graph
 from .names import name_weights
 from .signature import ENCODER, ENDS, POOLED, STATE_NAMES
+from .unrounded import open_unrounded
 
 if TYPE_CHECKING:
     from ...models.sentence import SentenceConfig
@@ -127,7 +127,7 @@ class ImportedEncoder(ImportedCheckpoint):
         context = super().read_context(found)
         pad = found.read_integer(("pad_token_id",)) or 0
         words = [(pad + distance) % self.config.vocab_size for distance in (1, 2)]
-        session = open_plain_session(found.model, optimized=not found.is_quantized)
+        session = open_unrounded(found.model)
         inputs = [node.name for node in session.get_inputs()]
         why = "too few"
         kept_for_padding = {0, pad + 1, *(position + 1 for position in PADDING_POSITIONS)}

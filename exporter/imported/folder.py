@@ -17,7 +17,7 @@ from ..passes.weight_files import allow_links, explain_refusal, replace_external
 from ..passes.weights import EXTERNAL_FROM_BYTES, make_lazy_tensor
 from ..passes.widen import widen
 from .mapped import load_mapped
-from .quantized import check_form, list_quantizing_nodes
+from .quantized import check_form, check_reference, mark_kept
 
 WIDENED = "planforge.widened"  # in a read graph's `meta`: whether its file computes in half precision
 NOT_OF_TEXT = ("pixel_values", "input_features", "input_values")
@@ -64,13 +64,10 @@ class Folder:
         paths = (self.model, self.encoder, self.first)
         return {path: read_graph(path) for path in paths if path is not None}
 
-    @property
-    def is_quantized(self) -> bool:
-        """Return whether a graph quantizes: ONNX Runtime's optimizer computes other products of such graphs.
-
-        In fp8 it makes nodes that it then refuses.
-        """
-        return any(map(list_quantizing_nodes, self.graphs.values()))
+    def check_comparable(self, has_weights: bool) -> None:
+        """Refuse quantized graphs that a comparison cannot prove: with a checkpoint's weights, or without."""
+        for path, graph in self.graphs.items():
+            check_reference(graph, path, has_weights, rounds=self.encoder is None)
 
     def read_integer(self, names: tuple[str, ...]) -> int | None:
         """Return the first of some settings that is an integer."""
@@ -149,11 +146,13 @@ def read_graph(path: Path) -> ir.Model:
                 f"{path} has opset {opset} and cannot be brought to {MIN_OPSET}; export it again:"
                 f" optimum-cli export onnx --opset {MIN_OPSET}"
             )
-    dtypes = {value.dtype for value in (*model.graph.inputs, *model.graph.outputs)}
-    if dtypes & {ir.DataType.FLOAT16, ir.DataType.BFLOAT16}:
-        raise CheckpointError(
-            f"{path} is in half precision; export it in fp32, then import it with --precision fp16"
-        )
+    mark_kept(model)  # only now: a conversion may lose what is noted at nodes
+    for value in (*model.graph.inputs, *model.graph.outputs):
+        if value.dtype in (ir.DataType.FLOAT16, ir.DataType.BFLOAT16):
+            raise CheckpointError(
+                f"{path} has {value.name!r} in half precision, and inputs and outputs must be in fp32; export"
+                " it in fp32, then import it with --precision fp16"
+            )
     model.meta[WIDENED] = widen(model)
     names = {str(value.name) for value in model.graph.inputs}
     if found := sorted(names.intersection(NOT_OF_TEXT)):

@@ -7,6 +7,7 @@ their activations.
 
 from __future__ import annotations
 
+from itertools import count
 from pathlib import Path
 
 import numpy as np
@@ -29,10 +30,7 @@ def list_quantizing_nodes(model: ir.Model) -> list[ir.Node]:
 
 
 def check_form(model: ir.Model, path: Path) -> None:
-    """Refuse zero points, bad or missing scales, and operators that ONNX lacks, at the node and module.
-
-    Nodes of the right form are marked to keep their scales.
-    """
+    """Refuse zero points, bad or missing scales, and operators that ONNX lacks, at the node and module."""
     for node in (node for graph in model.graphs() for node in graph if node.domain == TENSORRT):
         raise CheckpointError(
             f"{path}: {describe(node)}: an operator of TensorRT's own domain {TENSORRT!r}, which ONNX lacks;"
@@ -41,13 +39,24 @@ def check_form(model: ir.Model, path: Path) -> None:
         )
     found = list_quantizing_nodes(model)
     if any(has_unknown_shape(node) for node in found):
-        common.ShapeInferencePass()(model)
-    for number, node in enumerate(model.graph if found else ()):
-        node.name = node.name or f"{node.op_type}_{number}"  # by which it is found in a bundle's graphs
+        common.ShapeInferencePass(check_type=False, strict_mode=False, data_prop=True)(model)
     for node in found:
-        node.metadata_props[KEPT] = "scales"
         for fault in find_form_faults(node, read_numbers):
             raise CheckpointError(f"{path}: {describe(node)}: {fault}; {FIX}")
+
+
+def mark_kept(model: ir.Model) -> None:
+    """Mark quantizing nodes to keep their scales, and name all nodes, to find them in a bundle's graphs."""
+    found = list_quantizing_nodes(model)
+    for node in found:
+        node.metadata_props[KEPT] = "scales"
+    nodes = [node for graph in model.graphs() for node in graph] if found else []
+    taken = {node.name for node in nodes}
+    numbers = count()
+    for node in nodes:
+        while not node.name:
+            name = f"{node.op_type}_{next(numbers)}"
+            node.name = None if name in taken else name
 
 
 def has_unknown_shape(node: ir.Node) -> bool:
@@ -76,20 +85,25 @@ def check_reference(model: ir.Model, path: Path, has_weights: bool, rounds: bool
 
     Activations are compared without their rounding, where `rounds` says that the kind of model allows it.
     """
-    if not list_quantizing_nodes(model):
+    if not any(KEPT in node.metadata_props for node in list_quantizing_nodes(model)):
         return
     if has_weights:
         raise InputError(
-            f"{path} has quantized weights, which differ from a checkpoint's by their rounding: leave out"
-            " --source, and the weights in FOLDER; the bundle is then compared with FOLDER's graphs"
+            f"{path} has quantized weights, which differ from a checkpoint's by their rounding: import"
+            " them without --source, and leave out the weights in FOLDER; the bundle is then compared with"
+            " FOLDER's graphs"
         )
     for node in list_rounding(model):
-        fault = find_unlike_pair(node) if rounds else "this is an encoder-decoder"
+        fault = find_unlike_pair(node) if rounds else "an encoder-decoder's scales are not compared"
         if fault:
+            way = "Quantize weights alone"
+            if rounds:
+                way += ", or with constant scales and a DequantizeLinear right behind"
             raise InputError(
-                f"{path} rounds activations at {describe(node)}: {fault}, so fp32's last bit, which moves"
-                " what is rounded by a whole step, cannot be told from an error. Quantize weights alone, or"
-                " with constant scales and a DequantizeLinear right behind; or pass --no-verify"
+                f"{path} rounds activations at {describe(node)}: {fault}, so this rounding cannot be left out"
+                " to compare. With it fp32's last bit, which moves a value by a whole step, looks like an"
+                " error."
+                f" {way}; or import it with --no-verify, which proves nothing"
             )
 
 

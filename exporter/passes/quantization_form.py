@@ -65,7 +65,7 @@ def find_scale_faults(node: ir.Node, data: ir.Value | None, scale: ir.Value | No
         return
     each = f"block of {size} along" if size else "index of"
     yield (
-        f"its scales are {describe_shape(scales)}, and must be {describe_shape(wanted)}: one for each {each}"
+        f"it has {describe_scales(scales)}, and must have {describe_shape(wanted)}: one for each {each}"
         f" axis {axis}"
     )
 
@@ -80,7 +80,12 @@ def do_shapes_agree(found: Sequence[object], wanted: Sequence[object]) -> bool:
 
 def describe_shape(shape: Sequence[object]) -> str:
     """Return a shape in words, with a question mark for a length that is not fixed: 2 x ?."""
-    return " x ".join(str(one) if isinstance(one, int) else "?" for one in shape) or "a single number"
+    return " x ".join(str(one) if isinstance(one, int) else "?" for one in shape)
+
+
+def describe_scales(shape: Sequence[object]) -> str:
+    """Return the number of scales in words: 2 x 64 scales."""
+    return f"{describe_shape(shape)} scales" if tuple(shape) not in ((), (1,)) else "a single scale"
 
 
 def find_shape(data: ir.Value | None) -> tuple[object, ...] | None:

@@ -173,7 +173,7 @@ def find_unlike_readers(node: ir.Node, codes: ir.Value | None) -> list[str]:
     for other in products[1:]:
         if not rounds_alike(read_rows(products[0]), read_rows(other)):
             faults.append(
-                f"is read by {products[0].name!r} and {other.name!r}, which round their rows otherwise"
+                f"is read by {products[0].name!r} and {other.name!r}, which round their rows differently"
             )
     for use in () if codes is None else codes.uses():
         if use.node.op_type != OPERATOR:

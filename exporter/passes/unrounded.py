@@ -2,7 +2,7 @@
 
 fp32's last bit moves a rounded activation by a whole step, so the results of two right graphs differ. With
 the values themselves in the codes' place they do not. Which numbers round which value is compared apart, bit
-for bit: see `verification.foreign_rounding`.
+for bit: see `verification.foreign_quantization`.
 """
 
 from __future__ import annotations

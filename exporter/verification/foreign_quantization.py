@@ -11,6 +11,7 @@ from typing import Any, TypeAlias
 
 import onnx_ir as ir
 
+from ..imported.signature import POOLED
 from ..passes.quantization_form import DEQUANTIZES, KEPT, OPERATORS
 from ..tracing.modules import find_module
 
@@ -54,24 +55,37 @@ def describe_node(node: ir.Node) -> tuple[Any, ...]:
 
 def describe_input(value: ir.Value | None) -> tuple[Any, ...]:
     """Return a constant's type, shape and bits; of another node of the kind what it does; else nothing."""
-    constant = None if value is None else ir.convenience.get_const_tensor(value)
-    if constant is not None:
-        digest = hashlib.sha256(constant.tobytes()).hexdigest()
-        return str(constant.dtype), tuple(constant.shape.numpy()), digest
+    if constant := describe_constant(value):
+        return constant
     producer = None if value is None else value.producer()
     return describe_node(producer) if producer is not None and producer.op_type in OPERATORS else ()
 
 
+def describe_constant(value: ir.Value | None) -> tuple[Any, ...]:
+    """Return a constant's type, shape and bits; nothing for what a graph computes."""
+    constant = None if value is None else ir.convenience.get_const_tensor(value)
+    if constant is None:
+        return ()
+    digest = hashlib.sha256(constant.tobytes()).hexdigest()
+    return str(constant.dtype), tuple(constant.shape.numpy()), digest
+
+
 def find_unlike(model: ir.Model, folder: ir.Model) -> Iterator[str]:
-    """Yield in words which inputs of nodes are quantized otherwise than in the folder's graph."""
-    always = {str(node.name) for node in folder.graph}  # a branch may not be taken
-    known = always | {str(node.name) for graph in folder.graphs() for node in graph}
+    """Yield in words which inputs of nodes are quantized otherwise than in the folder's graph.
+
+    A branch may not be taken, a vector that the folder pools is left out, and of nodes that compute the same
+    an import keeps one.
+    """
+    needed = {str(node.name) for node in list_needed(folder.graph)}
+    known = {str(node.name) for graph in folder.graphs() for node in graph}
     wanted = describe_quantization(folder, known)
     found = describe_quantization(model, known)
     here = {str(node.name): node for node in model.graph}
+    twins: Mapping[str, Collection[str]] | None = None
     for name, index in dict.fromkeys((*wanted, *found)):
         if name not in here:
-            if name in always:
+            twins = find_twins(folder.graph) if twins is None and name in needed else twins
+            if twins and name in needed and here.keys().isdisjoint(twins[name]):
                 yield f"node {name!r}, whose input {index} the folder's graph quantizes, is not there"
             continue
         expected = wanted.get((name, index), [None])
@@ -81,6 +95,40 @@ def find_unlike(model: ir.Model, folder: ir.Model) -> Iterator[str]:
             at = f" in {module}" if module else ""
             fault = find_difference(unlike[0], expected[0])
             yield f"node {name!r} ({here[name].op_type}){at}: its input {index} {fault} in the folder's graph"
+
+
+def list_needed(graph: ir.Graph) -> Collection[ir.Node]:
+    """Return the nodes that an import's outputs are computed from, not by their shapes alone."""
+    waiting: list[ir.Value | None] = [value for value in graph.outputs if value.name not in POOLED]
+    found: dict[ir.Node, None] = {}
+    while waiting:
+        value = waiting.pop()
+        node = None if value is None else value.producer()
+        if node is None or node in found:
+            continue
+        found[node] = None
+        branches = [a.as_graph() for a in node.attributes.values() if a.type == ir.AttributeType.GRAPH]
+        inner = [one for branch in branches for one in ir.traversal.RecursiveGraphIterator(branch)]
+        waiting += [value for branch in branches for value in branch.outputs]
+        for reader in (node, *inner):
+            if reader.op_type not in READS_NO_VALUES:
+                waiting += reader.inputs
+    return found
+
+
+def find_twins(graph: ir.Graph) -> Mapping[str, Collection[str]]:
+    """Return for each node's name the names of all nodes that compute the same, its own among them."""
+    numbers: dict[Any, int] = {}  # of a computation: by operator, attributes and inputs
+    computed: dict[ir.Value | None, tuple[Any, ...]] = {None: ()}
+    groups: dict[int, list[str]] = {}
+    for node in graph:  # in the order in which they run
+        attributes = sorted((name, repr(attribute.value)) for name, attribute in node.attributes.items())
+        inputs = tuple(describe_constant(v) or computed.get(v, (v,)) for v in node.inputs)
+        key = (node.domain, node.op_type, tuple(attributes), inputs)
+        number = numbers.setdefault(key, len(numbers))
+        groups.setdefault(number, []).append(str(node.name))
+        computed.update({output: (number, place) for place, output in enumerate(node.outputs)})
+    return {name: names for names in groups.values() for name in names}
 
 
 def find_difference(found: tuple[Any, ...] | None, wanted: tuple[Any, ...] | None) -> str:

@@ -269,12 +269,29 @@ def load_checkpoint(bundle: Bundle, choices: VerifyOptions) -> tuple[Source, Ref
     if checkpoint is None:
         return None
     try:
-        return checkpoint, load_model_to_compare(bundle, checkpoint)
+        model = load_model_to_compare(bundle, checkpoint)
     except PlanForgeError as error:
         if choices.source is not None or choices.prompts is not None:
             raise
         log.warning("%s; comparing with golden data instead", error)
         return None
+    check_comparable(bundle, model)
+    return checkpoint, model
+
+
+def check_comparable(bundle: Bundle, model: ReferenceModel) -> None:
+    """Refuse quantized graphs of another exporter that a comparison cannot prove, as an import does."""
+    if not bundle.manifest.source.get("exporter"):
+        return
+    from ..imported.quantized import check_reference
+    from ..reference_model import OnnxGraphs
+
+    if isinstance(model, OnnxGraphs):
+        model.found.check_comparable(has_weights=False)
+        return
+    for artifact in bundle.manifest.artifacts:
+        path = bundle.path(artifact.file)
+        check_reference(load_graph(path), path, has_weights=True, rounds=False)
 
 
 def find_checkpoint(bundle: Bundle, choices: VerifyOptions) -> Source | None:

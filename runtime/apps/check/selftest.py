@@ -182,7 +182,8 @@ def load_golden(bundle: Bundle) -> tuple[Arrays, Limits]:
     if file is None:
         raise BundleError(
             f"{bundle.folder} has no golden data to test with: it was exported with --no-verify, so export it"
-            " again without that option, or another tool chose how activations are rounded, so it has none"
+            " again without that option; or another tool chose how activations are rounded, so there is none:"
+            f" compare it by planforge verify {bundle.folder}"
         )
     try:
         return read_golden(file)

@@ -9,12 +9,16 @@ from typing import Any
 import numpy as np
 import onnx
 import pytest
+import transformers
 from onnx import TensorProto, helper, numpy_helper
 
+from planforge.exporter import verify
 from planforge.exporter.errors import BuildOptionError, CheckpointError
 from planforge.exporter.exporting import import_folder
-from planforge.exporter.imported.folder import read_folder
+from planforge.exporter.imported.folder import read_folder, read_graph
+from planforge.exporter.imported.quantized import list_quantizing_nodes
 from planforge.exporter.linting.lint import lint
+from planforge.exporter.passes.quantization_form import KEPT
 from planforge.exporter.reference_model import OnnxGraphs
 from planforge.runtime import TextEncoder
 from planforge.runtime.bundle.bundle import Bundle
@@ -25,7 +29,9 @@ from ...helpers.quantized import (
     BLOCK,
     LENGTH,
     NODE,
+    TENSORS,
     WIDTH,
+    WORDS,
     change,
     draw_weights,
     make_folder,
@@ -104,7 +110,55 @@ def test_the_reference_runs_a_quantized_encoder_as_it_is(tmp_path: Path) -> None
     given = {"input_ids": np.array([[5, 7]]), "attention_mask": np.ones((1, 2), np.int64)}
     assert found.encoder is not None
     (hidden,) = found.encoder.run(None, given)
-    assert np.isfinite(hidden).all()
+    table, codes, scales = draw_weights()
+    stored = codes.astype(TENSORS["fp8"]).astype(np.float32) * scales[:1]  # by ONNX's definition
+    np.testing.assert_allclose(hidden[0], table[[5, 7]] @ stored, atol=1e-5)
+    assert found.rounds  # though the decoder does not
+    with pytest.raises(InputError, match=r"encoder_model\.onnx rounds activations at .*encoder-decoder"):
+        found.found.check_comparable(has_weights=False)
+
+
+def test_verify_refuses_a_checkpoint_as_the_reference_of_quantized_weights(tmp_path: Path) -> None:
+    """What --no-verify let in is no bundle to prove."""
+    folder = make_folder(tmp_path / "folder", "int4")
+    sizes: dict[str, Any] = {
+        "vocab_size": WORDS,
+        "hidden_size": WIDTH,
+        "intermediate_size": WIDTH,
+        "num_hidden_layers": 1,
+    }
+    config = transformers.BertConfig(num_attention_heads=4, max_position_embeddings=LENGTH, **sizes)
+    transformers.BertModel(config).save_pretrained(folder)
+    options: dict[str, Any] = {"precision": ["fp32"], "target": ["portable"]}
+    import_folder(folder, tmp_path / "bundle", verify=False, **options)
+    with pytest.raises(InputError, match="has quantized weights, which differ from a checkpoint's"):
+        verify(tmp_path / "bundle", level="quick")
+
+
+@pytest.mark.parametrize("kind", ["int4", "int8"])
+def test_unnamed_nodes_get_names_that_are_free(kind: str, tmp_path: Path) -> None:
+    folder = make_folder(tmp_path / "folder", kind)
+
+    def take_names(graph: onnx.GraphProto) -> None:
+        for node in graph.node:
+            node.name = ""
+        graph.node[0].name = "Unsqueeze_1"
+        graph.node[1].name = "MatMul_2"
+
+    change(folder, take_names)
+    names = [node.name for node in read_graph(folder / "model.onnx").graph]
+    assert all(names) and len(set(names)) == len(names)
+    assert names[:2] == ["Unsqueeze_1", "MatMul_2"]
+
+
+def test_older_opsets_are_converted_with_their_marks(tmp_path: Path) -> None:
+    folder = make_folder(tmp_path / "folder", "int8")
+    model = onnx.load(folder / "model.onnx")
+    model.opset_import[0].version = 13
+    onnx.checker.check_model(model)
+    onnx.save(model, folder / "model.onnx")
+    nodes = list_quantizing_nodes(read_graph(folder / "model.onnx"))
+    assert len(nodes) == 4 and all(KEPT in node.metadata_props for node in nodes)
 
 
 def give_zero_points(graph: onnx.GraphProto) -> None:
@@ -146,13 +200,13 @@ def give_blocks(size: int, count: int) -> Callable[[onnx.GraphProto], None]:
         (give_blocks(24, 3), "its blocks of 24 do not divide the 64 values of axis 0"),
         (
             give_blocks(16, 2),
-            "its scales are 2 x 64, and must be 4 x 64: one for each block of 16 along axis 0",
+            "it has 2 x 64 scales, and must have 4 x 64: one for each block of 16 along axis 0",
         ),
         (
             give_scales(WIDTH // BLOCK, WIDTH - 1),
-            "its scales are 2 x 63, and must be 2 x 64: one for each block",
+            "it has 2 x 63 scales, and must have 2 x 64: one for each block",
         ),
-        (give_scales(WIDTH - 1), "its scales are 63, and must be 2 x 64: one for each block"),
+        (give_scales(WIDTH - 1), "it has 63 scales, and must have 2 x 64: one for each block"),
     ],
 )
 def test_bad_forms_are_refused_at_the_node_and_module(
@@ -185,7 +239,7 @@ def test_a_wrong_number_of_scales_is_refused_at_the_node_and_module(
         graph.initializer.append(numpy_helper.from_array(np.zeros(WIDTH - 1, np.int8), "zeros_few"))
 
     change(folder, give)
-    what = "its scales are 63, and must be 64: one for each index of axis"
+    what = "it has 63 scales, and must have 64: one for each index of axis"
     where = rf"node '/encoder/{name}/Quantize' \(QuantizeLinear\) in encoder\.{name}: {what}"
     with pytest.raises(CheckpointError, match=where):
         import_folder(folder, tmp_path / "bundle", verify=False)

@@ -220,7 +220,10 @@ def too_old(folder: Path) -> None:
         (in_a_function, "has functions of its own; inline them: onnx"),
         (without_shapes, "the layers' caches have different shapes"),
         (linked, r"has weights in w\.data, which is a link that leaves the folder; copy the files"),
-        (in_halves, "is in half precision; export it in fp32, then import it with --precision fp16"),
+        (
+            in_halves,
+            "in half precision, and inputs and outputs must be in fp32; export it in fp32, then import it",
+        ),
         (without_cache, "has no cache, and LlamaForCausalLM generates text; export it again"),
         (too_old, "has opset 6 and cannot be brought to 18"),
     ],

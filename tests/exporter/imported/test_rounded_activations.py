@@ -132,6 +132,10 @@ def round_another_value(model: ir.Model) -> None:
     node.replace_input_with(0, doubled.outputs[0])
 
 
+def rename_product(model: ir.Model) -> None:
+    find_node(model, "/layer.0/MatMul").name = "another"
+
+
 PRODUCT = r"node '/encoder/layer\.0/MatMul' \(MatMul\) in encoder\.layer\.0: its input "
 
 
@@ -143,6 +147,7 @@ PRODUCT = r"node '/encoder/layer\.0/MatMul' \(MatMul\) in encoder\.layer\.0: its
         (turn_weight, f"{PRODUCT}1 has another data of its QuantizeLinear than in the folder's graph"),
         (take_another_step, f"{PRODUCT}0 has another scale of its (Deq|Q)uantizeLinear than"),
         (take_another_step_back, f"{PRODUCT}0 has another scale of its DequantizeLinear than"),
+        (rename_product, r"node '/encoder/layer\.0/MatMul', whose input 0 the folder's .* is not there"),
         (round_nothing, f"{PRODUCT}0 is not quantized, as it is in the folder's graph"),
         (round_twice, f"{PRODUCT}0 has another data of its QuantizeLinear than in the folder's graph"),
         (round_another_value, r"last_hidden_state\.max_error is .*, at most .* is allowed"),
@@ -159,7 +164,8 @@ def test_planted_faults_are_found(
 
 
 @pytest.mark.parametrize("kind", ["int4", "int8", "fp8"])
-def test_half_precision_is_compared_in_fp32_with_its_scales(kind: str, tmp_path: Path) -> None:
+@pytest.mark.parametrize("half", [TensorProto.FLOAT16, TensorProto.BFLOAT16])
+def test_half_precision_is_compared_in_fp32_with_its_scales(kind: str, half: int, tmp_path: Path) -> None:
     """As ModelOpt does without --high_precision_dtype: fp16 inside, with a Cast to fp32 at the end."""
     folder = make_folder(tmp_path / "folder", kind)
     model = onnx.load(folder / "model.onnx")
@@ -167,14 +173,14 @@ def test_half_precision_is_compared_in_fp32_with_its_scales(kind: str, tmp_path:
     wanted = []
     for tensor in graph.initializer:
         if tensor.data_type == TensorProto.FLOAT:
-            array = numpy_helper.to_array(tensor).astype(np.float16)
+            array = numpy_helper.to_array(tensor).astype(helper.tensor_dtype_to_np_dtype(half))
             tensor.CopyFrom(numpy_helper.from_array(array, tensor.name))
             if tensor.name in ("scales", "step"):
                 wanted.append(array.astype(np.float32).tobytes())
     for node in graph.node:
         for attribute in node.attribute:
             if node.op_type == "Cast":
-                attribute.i = TensorProto.FLOAT16
+                attribute.i = half
     graph.node[-1].output[0] = "half"
     graph.node.append(helper.make_node("Cast", ["half"], ["last_hidden_state"], "/out", to=TensorProto.FLOAT))
     onnx.checker.check_model(model)
@@ -186,6 +192,31 @@ def test_half_precision_is_compared_in_fp32_with_its_scales(kind: str, tmp_path:
         found = read_scales(tmp_path / "bundle" / artifact.file)
         assert len(found) == (1 if kind == "int4" else 2)
         assert all(scales == sorted(wanted) for scales in found.values())
+
+
+def test_products_that_an_import_leaves_out_are_no_fault(tmp_path: Path) -> None:
+    """A pooler's, and the second of two that compute the same."""
+    folder = make_folder(tmp_path / "folder", "int8")
+
+    def add_products(graph: onnx.GraphProto) -> None:
+        product = graph.node[-1]
+        product.output[0] = "one"
+        twin = helper.make_node("MatMul", product.input, ["two"], "/encoder/layer.0/Twin")
+        both = helper.make_node("Add", ["one", "two"], ["last_hidden_state"], "/encoder/layer.0/Add")
+        pooler = helper.make_node("MatMul", ["last_hidden_state", "w"], ["pooler_output"], "/pooler/MatMul")
+        graph.node.extend([twin, both, pooler])
+        pooled = graph.output.add()
+        pooled.CopyFrom(graph.output[0])
+        pooled.name = "pooler_output"
+
+    change(folder, add_products)
+    bundle = tmp_path / "bundle"
+    result = import_folder(folder, bundle, precision=["fp32"], target=["portable"], verify="quick")
+    (artifact,) = result.manifest.artifacts
+    assert artifact.passed
+    names = {node.name for node in onnx.load(bundle / artifact.file).graph.node}
+    assert "/encoder/layer.0/MatMul" in names
+    assert names.isdisjoint({"/encoder/layer.0/Twin", "/pooler/MatMul"})
 
 
 def read_codes_otherwise(graph: onnx.GraphProto) -> None:
@@ -217,5 +248,10 @@ def test_rounding_that_cannot_be_left_out_needs_no_verify(
     folder = make_folder(tmp_path / "folder", "int8")
     change(folder, edit)
     where = r"rounds activations at node '/encoder/activation/Quantize' \(QuantizeLinear\)"
-    with pytest.raises(InputError, match=f"{where} in encoder.activation: {fault}.* pass --no-verify"):
+    with pytest.raises(
+        InputError, match=f"{where} in encoder.activation: {fault}.* import it with --no-verify"
+    ):
         import_folder(folder, tmp_path / "bundle", precision=["fp32"], target=["portable"])
+    import_folder(folder, tmp_path / "bundle", precision=["fp32"], target=["portable"], verify=False)
+    with pytest.raises(InputError, match=f"{where} in encoder.activation: {fault}"):
+        verify(tmp_path / "bundle", level="quick")

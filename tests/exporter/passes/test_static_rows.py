@@ -177,8 +177,8 @@ def read_codes(product: ir.Node, model: ir.Model) -> None:
     ("change", "words"),
     [
         (None, None),
-        (read_raw, "is read by '{}' and '{}', which round their rows otherwise"),
-        (round_by_another_step, "is read by '{}' and '{}', which round their rows otherwise"),
+        (read_raw, "is read by '{}' and '{}', which round their rows differently"),
+        (round_by_another_step, "is read by '{}' and '{}', which round their rows differently"),
         (read_codes, "has codes that 'raw' (Cast) reads as they are"),
     ],
 )

@@ -277,7 +277,8 @@ def test_without_golden_data_the_way_out_is_named(name: str, request: pytest.Fix
         selftest(bundle)
     assert str(caught.value) == (
         f"{bundle} has no golden data to test with: it was exported with --no-verify, so export it again"
-        " without that option, or another tool chose how activations are rounded, so it has none"
+        " without that option; or another tool chose how activations are rounded, so there is none:"
+        f" compare it by planforge verify {bundle}"
     )
 
 
