@@ -148,9 +148,7 @@ def test_a_cpu_has_no_memory_for_less_in_fp16(demo_bundle: Path, caplog: pytest.
     with load(demo_bundle, backend="ort-cpu", memory_limit=17 * MB) as model:  # for a shorter text
         assert model.artifact.precision == "fp32"
     for options in ({}, {"precision": "fp16"}):
-        with pytest.raises(
-            MemoryLimitError, match=r"15\.0 MB of weights in .* MB\. No other .* needs less$"
-        ):
+        with pytest.raises(MemoryLimitError, match=r"15\.0 MB of weights in .* MB\. No other .* needs less$"):
             load(demo_bundle, backend="ort-cpu", memory_limit=12 * MB, **options)  # type: ignore[arg-type]
     assert not caplog.records
 
