@@ -146,11 +146,11 @@ def list_others(
     """Return what an engine opens in other precisions, verified ones unless the first is none either."""
     found = []
     for precision in dict.fromkeys(artifact.precision for artifact in bundle.manifest.artifacts):
+        if engine.widens_half and precision == "fp16":  # of which the weights take no less
+            continue
         try:
             own = open_precision(engine, bundle, precision, graphs)
         except (InputError, BundleError, BackendUnavailableError):  # not for this engine
-            continue
-        if engine.widens_half and own[0].has_half_weights:  # which take no less
             continue
         passed = all(artifact.passed or not other.passed for artifact, other in zip(own, first, strict=True))
         if passed and own[0].precision == precision != first[0].precision:
@@ -182,16 +182,19 @@ def check_weights(
     weight_bytes = weigh(engine, bundle, chosen)
     if limit is None or weight_bytes < limit:
         return
-    smaller = [
-        f"{own[0].precision} has {weigh(engine, bundle, own) / 1e6:.1f} MB"
+    exactness = rank_exactness(chosen[0].precision)
+    sizes = {
+        own[0].precision: weigh(engine, bundle, own)
         for own in others
-        if weigh(engine, bundle, own) < limit
-    ]
-    rest = f" ({', '.join(smaller)})" if smaller else ""
+        if rank_exactness(own[0].precision) > exactness
+    }
+    fitting = [f"{precision} has {size / 1e6:.1f} MB" for precision, size in sizes.items() if size < limit]
+    hint = "No other verified precision that runs here needs less"
+    if any(size < weight_bytes for size in sizes.values()):
+        hint = "A precision of fewer bits needs less" + (f" ({', '.join(fitting)})" if fitting else "")
     raise MemoryLimitError(
         f"more than {weight_bytes / 1e6:.1f} MB are needed: {weight_bytes / 1e6:.1f} MB of weights in"
-        f" {chosen[0].precision} and a cache; memory_limit is {limit / 1e6:.3g} MB. A precision of fewer bits"
-        f" needs less{rest}",
+        f" {chosen[0].precision} and a cache; memory_limit is {limit / 1e6:.3g} MB. {hint}",
         needed=weight_bytes + 1,
         limit=limit,
     )

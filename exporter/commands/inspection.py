@@ -126,7 +126,7 @@ def make_memory_section(manifest: Manifest) -> Section:
             need = sum_memory(manifest, graphs, batch, length, OrtCpuBackend.widens_half)
             sizes = (need.weights, need.cache, need.activations, need.total)
             rows.append((precision, f"{batch} x {length} tokens", *map(format_size, sizes)))
-    title = "memory, without Python, engine and tokenizer"
+    title = "memory on a CPU, without Python, engine and tokenizer"
     return title, ("precision", "batch", "weights", "cache", "activations", "sum"), rows
 
 

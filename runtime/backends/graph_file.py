@@ -6,8 +6,8 @@ from collections import defaultdict
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import NamedTuple
 
-from .ort_prepared import GRAPH_INITIALIZER, GRAPH_NODE, MODEL_GRAPH, find_graphs
-from .protobuf import Span, find_fields, find_numbers, read_fields
+from .ort_prepared import GRAPH_INITIALIZER, GRAPH_NODE, MODEL_GRAPH, find_branches
+from .protobuf import ENTRY_KEY, ENTRY_VALUE, Span, find_fields, find_numbers, read_fields
 
 # Numbers of fields in onnx.proto.
 GRAPH_VALUES = (11, 12, 13)  # inputs, outputs, and what lies between
@@ -17,8 +17,6 @@ NODE_NAME = 3
 NODE_OPERATOR = 4
 NODE_DOMAIN = 7
 NODE_METADATA = 9
-ENTRY_KEY = 1
-ENTRY_VALUE = 2
 VALUE_NAME = 1
 VALUE_TYPE = 2
 TYPE_TENSOR = 1
@@ -38,15 +36,6 @@ MODULE = "planforge.module"  # a node's metadata: its module in PyTorch
 WEIGHT = ".weight"  # what the name of a module's weight has behind its path
 
 
-class FileNode(NamedTuple):
-    """A node of an ONNX file: its operator with its domain, its module, and the names of its tensors."""
-
-    operator: str
-    module: str
-    inputs: Sequence[str]
-    outputs: Sequence[str]
-
-
 class FileTensor(NamedTuple):
     """The type of a tensor of an ONNX file, and how many axes it has, where a value's shape tells."""
 
@@ -54,38 +43,56 @@ class FileTensor(NamedTuple):
     axes: int | None
 
 
-def read_graphs(model: bytes) -> tuple[dict[str, FileNode], dict[str, FileTensor]]:
-    """Return the nodes and the tensors of an ONNX file, by their names, those of branches too."""
-    nodes: dict[str, FileNode] = {}
-    tensors: dict[str, FileTensor] = {}
-    for main_graph in find_fields(model, Span(0, len(model)), MODEL_GRAPH):
-        for graph in find_graphs(model, main_graph):
-            nodes |= dict(list_nodes(model, graph))
-            tensors |= dict(list_tensors(model, graph))
-    return nodes, tensors
+class FileNode(NamedTuple):
+    """A node of an ONNX file: operator, module, and the inputs and results of known types, by number."""
+
+    operator: str
+    module: str
+    inputs: Mapping[int, FileTensor]
+    results: Mapping[int, FileTensor]
 
 
-def list_nodes(model: bytes, graph: Span) -> Iterator[tuple[str, FileNode]]:
-    """Yield the nodes of a graph, by their names.
+def read_nodes(model: bytes) -> dict[str, list[FileNode]]:
+    """Return the nodes of an ONNX file, those of branches too, by their names, which several may share."""
+    found: defaultdict[str, list[FileNode]] = defaultdict(list)
+    for graph in find_fields(model, Span(0, len(model)), MODEL_GRAPH):
+        for name, node in list_nodes(model, graph, {}):
+            found[name].append(node)
+    return dict(found)
 
-    A node's module is in its metadata, or in the name of the weight that it reads.
+
+def list_nodes(model: bytes, graph: Span, outer: Mapping[str, FileTensor]) -> Iterator[tuple[str, FileNode]]:
+    """Yield the nodes of a graph and of its branches, by their names.
+
+    A node's module is in its metadata, or in the name of the weight that it reads. `outer` are the tensors of
+    the graphs around this one, whose own names another branch may have too.
     """
+    tensors = {**outer, **dict(list_tensors(model, graph))}
     for node in find_fields(model, graph, GRAPH_NODE):
         fields = group_fields(model, node)
         inputs = read_texts(model, fields[NODE_INPUT])
+        outputs = read_texts(model, fields[NODE_OUTPUT])
         modules = [name.partition(WEIGHT)[0] for name in inputs if WEIGHT in name]
         for entry in fields[NODE_METADATA]:
             pair = group_fields(model, entry)
             if read_texts(model, pair[ENTRY_KEY]) == [MODULE]:
                 modules[:0] = read_texts(model, pair[ENTRY_VALUE])
-        domain = "".join(read_texts(model, fields[NODE_DOMAIN]))
-        operator = "".join(read_texts(model, fields[NODE_OPERATOR]))
-        if domain not in ("", "ai.onnx"):
-            operator = f"{domain}.{operator}"
-        found = FileNode(
-            operator, modules[0] if modules else "", inputs, read_texts(model, fields[NODE_OUTPUT])
+        operator, domain = (
+            "".join(read_texts(model, fields[field])) for field in (NODE_OPERATOR, NODE_DOMAIN)
         )
+        known, results = (
+            {number: tensors[name] for number, name in enumerate(names) if name and name in tensors}
+            for names in (inputs, outputs)
+        )
+        found = FileNode(name_operator(operator, domain), modules[0] if modules else "", known, results)
         yield "".join(read_texts(model, fields[NODE_NAME])), found
+        for branch in find_branches(model, node):
+            yield from list_nodes(model, branch, tensors)
+
+
+def name_operator(operator: str, domain: str) -> str:
+    """Return an operator's name with its domain, unless that is ONNX's own."""
+    return operator if domain in ("", "ai.onnx") else f"{domain}.{operator}"
 
 
 def list_tensors(model: bytes, graph: Span) -> Iterator[tuple[str, FileTensor]]:
@@ -120,11 +127,15 @@ def read_texts(model: bytes, spans: Iterable[Span]) -> list[str]:
     return [model[span.start : span.end].decode() for span in spans]
 
 
-def find_module(name: str, nodes: Mapping[str, FileNode]) -> str:
-    """Return the module of a node, by its name; "" where none is known.
+def find_module(name: str, nodes: Mapping[str, Sequence[FileNode]]) -> str:
+    """Return the module of a node, by its name; "" where none is known, or nodes of several have the name.
 
     ONNX Runtime calls a node that it fused after the first of them: "node_MatMul_2/MatMulAddFusion".
     """
     parts = name.split("/")
-    known = ["/".join(parts[:end]) for end in range(len(parts), 0, -1)]
-    return next((nodes[own].module for own in known if own in nodes and nodes[own].module), "")
+    for end in range(len(parts), 0, -1):
+        own = "/".join(parts[:end])
+        modules = {node.module for node in nodes.get(own, ()) if own}
+        if modules - {""}:
+            return modules.pop() if len(modules) == 1 else ""
+    return ""

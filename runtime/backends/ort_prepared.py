@@ -26,7 +26,7 @@ from .ort_program import (
     wrap_ort_errors,
 )
 from .prepared import PreparedGraph
-from .protobuf import Span, find_fields, read_fields
+from .protobuf import ENTRY_KEY, ENTRY_VALUE, Span, find_fields, read_fields
 from .requirements import products_saturate
 
 log = logging.getLogger("planforge")
@@ -51,8 +51,6 @@ NODE_ATTRIBUTE = 5
 ATTRIBUTE_GRAPH = 6
 ATTRIBUTE_GRAPHS = 11
 TENSOR_EXTERNAL_DATA = 13
-ENTRY_NAME = 1
-ENTRY_VALUE = 2
 
 
 def open_prepared(
@@ -167,7 +165,7 @@ def find_packed_values(model: bytes) -> Iterator[Span]:
         for graph in find_graphs(model, main_graph):
             for entry in find_fields(model, graph, GRAPH_INITIALIZER, TENSOR_EXTERNAL_DATA):
                 fields = dict(read_fields(model, entry))
-                name = fields.get(ENTRY_NAME)
+                name = fields.get(ENTRY_KEY)
                 value = fields.get(ENTRY_VALUE)
                 if name and value and model.startswith(PACKED_NAME, name.start, name.end):
                     yield value
@@ -176,7 +174,14 @@ def find_packed_values(model: bytes) -> Iterator[Span]:
 def find_graphs(model: bytes, graph: Span) -> Iterator[Span]:
     """Yield where a graph lies, and each graph that its nodes have as an attribute."""
     yield graph
-    for attribute in find_fields(model, graph, GRAPH_NODE, NODE_ATTRIBUTE):
+    for node in find_fields(model, graph, GRAPH_NODE):
+        for branch in find_branches(model, node):
+            yield from find_graphs(model, branch)
+
+
+def find_branches(model: bytes, node: Span) -> Iterator[Span]:
+    """Yield where the graphs lie that a node has as attributes."""
+    for attribute in find_fields(model, node, NODE_ATTRIBUTE):
         for number, content in read_fields(model, attribute):
             if number in (ATTRIBUTE_GRAPH, ATTRIBUTE_GRAPHS):
-                yield from find_graphs(model, content)
+                yield content

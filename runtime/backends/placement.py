@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Mapping
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -11,10 +11,11 @@ from typing import Any, NamedTuple
 from ..errors import BackendUnavailableError
 from .captured_step import CapturedGraphs
 from .cuda_kernels import INTEGERS, KERNELS, explain_missing
-from .graph_file import FileNode, FileTensor, find_module, read_graphs
+from .graph_file import FileNode, find_module, name_operator, read_nodes
 
 MOST = 3  # nodes that a message names
 COUNTS = frozenset({*INTEGERS, "bool"})  # the types of shapes, and of what is asked of them
+MEASURES = ("Shape", "Size")  # operators that give whole numbers, whatever they read
 
 
 class OtherNode(NamedTuple):
@@ -93,34 +94,41 @@ def read_placement(session: Any, provider: str, graphs: CapturedGraphs, path: Pa
             gpu += len(nodes)
         else:
             on_cpu += nodes
-    known, tensors = read_graphs(path.read_bytes()) if on_cpu else ({}, {})
+    known = read_nodes(path.read_bytes()) if on_cpu else {}
     others = tuple(
         OtherNode(node.op_type, node.name, find_module(node.name, known))
         for node in on_cpu
-        if not computes_shape(f"{node.domain}.{node.op_type}", known.get(node.name), tensors)
+        if not computes_shape(name_operator(node.op_type, node.domain), known.get(node.name, ()))
     )
     return Placement(gpu, len(on_cpu) - len(others), others, graphs)
 
 
-def computes_shape(operator: str, node: FileNode | None, tensors: Mapping[str, FileTensor]) -> bool:
+def computes_shape(operator: str, named: Sequence[FileNode]) -> bool:
     """Tell whether a node that is on the CPU computes a shape, which a GPU has a kernel for too.
 
-    It is of whole numbers, in one axis at most. Where the file does not tell a node's types, as of one that
-    ONNX Runtime made, the operator decides: whether its kernels take whole numbers.
+    Args:
+        operator: the node's, with its domain unless that is ONNX's own.
+        named: the file's nodes that have its name. Of several with its operator, each must compute a shape.
     """
-    operator = operator.removeprefix("ai.onnx").removeprefix(".")
-    if node is None or node.operator != operator:
-        node = FileNode(operator, "", (), ())
-    inputs = {number: tensors[name] for number, name in enumerate(node.inputs) if name in tensors}
-    results = {number: tensors[name] for number, name in enumerate(node.outputs) if name in tensors}
-    missing = explain_missing(
-        operator,
-        {number: tensor.dtype for number, tensor in inputs.items()},
-        results={number: tensor.dtype for number, tensor in results.items()},
+    nodes = [node for node in named if node.operator == operator]
+    return all(map(is_of_counts, nodes or [FileNode(operator, "", {}, {})]))
+
+
+def is_of_counts(node: FileNode) -> bool:
+    """Tell whether a node that a GPU has a kernel for is of whole numbers, in one axis at most.
+
+    Where the file does not tell the types of results, those of inputs do. Where it tells none, as of a node
+    that ONNX Runtime made, the operator decides: whether its kernels take whole numbers.
+    """
+    types, results = (
+        {number: tensor.dtype for number, tensor in tensors.items()}
+        for tensors in (node.inputs, node.results)
     )
-    if missing:
+    if explain_missing(node.operator, types, results=results):
         return False
     if results:
-        return all(dtype in COUNTS and (axes is None or axes <= 1) for dtype, axes in results.values())
-    taken = next(iter(KERNELS[operator].types.values()), ())
+        return all(dtype in COUNTS and (axes is None or axes <= 1) for dtype, axes in node.results.values())
+    if node.operator not in MEASURES and not COUNTS.issuperset(types.values()):
+        return False
+    taken = next(iter(KERNELS[node.operator].types.values()), ())
     return not COUNTS.isdisjoint(taken)

@@ -16,6 +16,10 @@ TYPE_BITS = 3  # of a tag
 MAX_VARINT_BITS = 64
 MAX_TAG = 2**32
 
+# Numbers of the fields of an entry: of a map, and of ONNX's StringStringEntryProto.
+ENTRY_KEY = 1
+ENTRY_VALUE = 2
+
 
 class Span(NamedTuple):
     """Where the content of a field lies."""

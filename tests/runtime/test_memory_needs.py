@@ -148,7 +148,7 @@ def test_a_cpu_has_no_memory_for_less_in_fp16(demo_bundle: Path, caplog: pytest.
     with load(demo_bundle, backend="ort-cpu", memory_limit=17 * MB) as model:  # for a shorter text
         assert model.artifact.precision == "fp32"
     for options in ({}, {"precision": "fp16"}):
-        with pytest.raises(MemoryLimitError, match=r"15\.0 MB of weights in .*needs less$"):
+        with pytest.raises(MemoryLimitError, match=r"15\.0 MB of weights in .* MB\. No other .* needs less$"):
             load(demo_bundle, backend="ort-cpu", memory_limit=12 * MB, **options)  # type: ignore[arg-type]
     assert not caplog.records
 
@@ -174,9 +174,12 @@ def test_a_process_holds_as_much_for_weights_in_fp16_as_in_fp32(demo_bundle: Pat
 def test_the_most_exact_that_fits_is_taken_and_not_the_largest(
     llama_demo_bundle: Path, tmp_path: Path
 ) -> None:
-    """The graph in int4 stands for one in w8a16, more exact than int8, and for one in w4a16, less exact."""
+    """The graph in int4 stands for others: w8a16 and fp16-kv8, more exact than int8, and w4a16, less so.
+
+    In fp16-kv8 it has the weights of fp32, widened, but another cache.
+    """
     limit = sum_memory(*find(llama_demo_bundle, "decoder.ort.fp32"), 1, 512, True).total - 1
-    for name, taken in (("w8a16", "w8a16"), ("w4a16", "int8")):
+    for name, taken in (("w8a16", "w8a16"), ("fp16-kv8", "fp16-kv8"), ("w4a16", "int8")):
         bundle = shutil.copytree(llama_demo_bundle, tmp_path / name)
         manifest = json.loads((bundle / "manifest.json").read_text())
         for artifact in manifest["artifacts"]:
@@ -186,6 +189,16 @@ def test_the_most_exact_that_fits_is_taken_and_not_the_largest(
         (bundle / "manifest.json").write_text(json.dumps(manifest))
         with load(bundle, backend="ort-cpu", memory_limit=limit) as model:
             assert model.artifact.precision == taken
+
+
+def test_a_smaller_precision_is_told_where_there_is_one(llama_demo_bundle: Path) -> None:
+    manifest, graphs = find(llama_demo_bundle, "decoder.ort.int8")
+    size = count_weight_bytes(manifest, graphs, widens_half=True)
+    told = rf" MB\. A precision of fewer bits needs less \(.*int8 has {size / 1e6:.1f} MB"
+    with pytest.raises(MemoryLimitError, match=told):
+        load(llama_demo_bundle, backend="ort-cpu", precision="fp32", memory_limit=size + 1)
+    with pytest.raises(MemoryLimitError, match=r" MB\. A precision of fewer bits needs less$"):
+        load(llama_demo_bundle, backend="ort-cpu", precision="fp32", memory_limit=1)
 
 
 def test_every_precision_has_its_place_in_the_order() -> None:
@@ -220,7 +233,9 @@ def test_a_translators_encoder_beams_and_source_count(dates_bundle: Path) -> Non
 def test_what_was_asked_for_or_did_not_pass_is_not_exchanged(
     own_bundle: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
-    with pytest.raises(MemoryLimitError, match=r"15\.0 MB of weights in fp32 .* needs less$"):
+    with pytest.raises(
+        MemoryLimitError, match=r"15\.0 MB of weights in fp32 .* MB\. No other .* needs less$"
+    ):
         load(own_bundle, backend="ort-cpu", precision="fp32", memory_limit=12 * MB)
     with load(own_bundle, backend="ort-cpu", precision="fp32", memory_limit=17 * MB) as model:
         assert model.artifact.precision == "fp32"
@@ -232,7 +247,9 @@ def test_what_was_asked_for_or_did_not_pass_is_not_exchanged(
         if artifact["precision"] == "fp16":
             artifact["gate"] = {"passed": False}
     (own_bundle / "manifest.json").write_text(json.dumps(manifest))
-    with pytest.raises(MemoryLimitError, match=r"A precision of fewer bits needs less$"):
+    with pytest.raises(
+        MemoryLimitError, match=r" MB\. No other verified precision that runs here needs less$"
+    ):
         load(own_bundle, backend="ort-cpu", memory_limit=12 * MB)
     assert not caplog.records
 
@@ -381,6 +398,7 @@ def test_another_precision_that_fits_is_named(demo_bundle: Path) -> None:
 
 def test_inspect_shows_the_sum_of_each_precision(demo_bundle: Path) -> None:
     shown = planforge("inspect", demo_bundle).stdout
+    assert "memory on a CPU, without Python, engine and tokenizer" in shown
     need = sum_memory(*find(demo_bundle, "decoder.ort.fp32"), 8, 256, True)
     assert re.search(rf"fp32 +8 x 256 tokens .* {need.total / 1e6:.1f} MB\n", shown)
     half = sum_memory(*find(demo_bundle, "decoder.portable.fp16"), 1, 256, True)  # what a CPU takes of fp16

@@ -26,7 +26,6 @@ MAX_TEXTS = 100_000  # of one proof, whose answers and losses must fit
 MAX_PROOFS = 8  # of one bundle, the newest
 CLASSIFY = "classify"
 SCORE = "score"
-CPU = "ort-cpu"  # the backend that no GPU takes part in
 
 
 @dataclass(frozen=True)

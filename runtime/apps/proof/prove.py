@@ -17,6 +17,7 @@ from pathlib import Path
 from typing import Any
 
 from ...backends.dialects import CPU_DIALECTS
+from ...backends.ort_backend import OrtCpuBackend
 from ...backends.threads import ROOT
 from ...bundle.bundle import Bundle, compute_sha256
 from ...bundle.manifest import Artifact
@@ -29,7 +30,7 @@ from ..diagnostics.jetson import find_jetson
 from ..diagnostics.machine import find_processor_name, read_gpu_memory
 from ..diagnostics.packages import DISTRIBUTIONS, find_package
 from ..diagnostics.power import PowerMeter
-from .evidence import CLASSIFY, CPU, MAX_TEXTS, SCORE, Joules, Proof, read_whole_evidence
+from .evidence import CLASSIFY, MAX_TEXTS, SCORE, Joules, Proof, read_whole_evidence
 from .worker import Work
 
 AT_ONCE = 64  # texts that a process is asked for at a time
@@ -146,7 +147,7 @@ def prove(
         truth=texts.truth,
         **read_results(task, run),
     )
-    return add_reference(proof, opened, texts, replace(work, backend=CPU, device=0), progress)
+    return add_reference(proof, opened, texts, replace(work, backend=OrtCpuBackend.name, device=0), progress)
 
 
 def find_task(bundle: Bundle) -> str:
@@ -277,13 +278,14 @@ def add_reference(
     artifact = find_reference(bundle)
     if artifact is None:
         return replace(proof, compared_with="nothing: the bundle has no graph in fp32 that equals PyTorch")
-    if artifact.id == proof.artifact and proof.backend == CPU:
+    if artifact.id == proof.artifact and proof.backend == OrtCpuBackend.name:
         return replace(proof, compared_with=ITSELF)
-    same = replace(proof, artifact=artifact.id, backend=CPU)
+    same = replace(proof, artifact=artifact.id, backend=OrtCpuBackend.name)
     proofs = read_whole_evidence(bundle)
     known = next((old for old in proofs if describe_work(old) == describe_work(same)), None)
     if known is not None:
-        where = f"{artifact.id} on {CPU}, as measured on {known.machine.get('cpu', 'another machine')}"
+        machine = known.machine.get("cpu", "another machine")
+        where = f"{artifact.id} on {same.backend}, as measured on {machine}"
         return set_reference(proof, where, known.answers, known.losses)
     try:
         run = measure(replace(work, precision=artifact.precision), texts, progress, is_reference=True)
@@ -292,7 +294,7 @@ def add_reference(
     except PlanForgeError as error:
         return replace(proof, compared_with=f"nothing: {artifact.id} does not run here: {error}")
     results = read_results(proof.task, run)
-    where = f"{artifact.id} on {CPU}, run here"
+    where = f"{artifact.id} on {same.backend}, run here"
     return set_reference(proof, where, results.get("answers", ()), results.get("losses", ()))
 
 

@@ -15,11 +15,12 @@ from dataclasses import asdict, dataclass
 from typing import TYPE_CHECKING, Any
 
 from ...backends.cuda_memory import find_gpu
+from ...backends.ort_backend import OrtCpuBackend
 from ...errors import ContextLengthError, InputError
 from ...load import load
 from ..diagnostics.bench_work import TokenClock, measure_peak_rss, summarize_times
 from ..diagnostics.child import answer, serve_parent
-from .evidence import CPU, SCORE
+from .evidence import SCORE
 
 if TYPE_CHECKING:
     from ...encode.text_encoder import TextEncoder
@@ -86,7 +87,7 @@ def serve(work: Work) -> None:
     ) as model:
         subject = Scoring(model) if work.task == SCORE else Classifying(model)  # type: ignore[arg-type]
         facts = {"backend": model.backend, "artifact": model.artifact.id, "file": model.file}
-        gpu = None if model.backend == CPU else asdict(find_gpu(work.device))
+        gpu = None if model.backend == OrtCpuBackend.name else asdict(find_gpu(work.device))
         answer({**facts, "threads": model.threads, "gpu": gpu, "process": os.getpid()})
         for line in sys.stdin:
             asked = json.loads(line)

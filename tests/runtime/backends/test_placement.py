@@ -129,6 +129,48 @@ def test_a_file_without_types_is_read(tmp_path: Path) -> None:
     assert place(nodes, tmp_path / "g.onnx").shapes == len(nodes)
 
 
+@pytest.mark.parametrize(("dtype", "is_shape"), [("int64", True), ("float16", False)])
+def test_of_results_without_types_the_inputs_tell(dtype: str, is_shape: bool, tmp_path: Path) -> None:
+    """Add has kernels for whole numbers too; the result's type is not in the file."""
+    body = f"({dtype}[n] x) => ({dtype}[n] y) <{dtype}[1] w = {{1}}> {{ s = Add({{0}}) y = Identity(s) }}"
+    for inputs in ("x, w", "u, w", "x, u"):
+        made = body.replace("{0}", inputs).replace("{ s", "{ u = Identity(x) s", 1)
+        nodes = write_graph(made, tmp_path / "g.onnx", inferred=False).graph.node
+        assert place([nodes[1]], tmp_path / "g.onnx").shapes == is_shape
+
+
+@pytest.mark.parametrize("name", ["", "same"])
+@pytest.mark.parametrize("order", [1, -1])
+def test_of_nodes_with_one_name_each_must_compute_a_shape(name: str, order: int, tmp_path: Path) -> None:
+    """A message names no module of such nodes, but of a name that only one has."""
+    body = f"(float[n,m] x) => (float[n,m] y, int64[2] z) {{ {SHAPE} y = Identity(x) z = Identity(s) }}"
+    model = write_graph(body, tmp_path / "g.onnx")
+    real, shape = model.graph.node[1:]
+    real.name = shape.name = name
+    real.metadata_props[0].value = "another"
+    del model.graph.node[1:]
+    model.graph.node.extend([real, shape][::order])
+    onnx.save(model, tmp_path / "g.onnx")
+    placement = place(model.graph.node, tmp_path / "g.onnx")
+    assert placement.shapes == 1  # Shape
+    assert [(node.operator, node.module) for node in placement.others] == [("Identity", "")] * 2
+
+
+def test_a_name_in_two_branches_is_two_tensors(tmp_path: Path) -> None:
+    branches = (
+        "then_branch = a () => (int64[1] p) { r = Neg(t) p = Identity(r) },"
+        " else_branch = b () => (int64[1] q) { r = Neg(u) q = Cast <to = 7>(r) }"
+    )
+    body = f"(bool c, int64[1] t, float[1] u) => (int64[1] y) {{ y = If(c) <{branches}> }}"
+    model = write_graph(body, tmp_path / "g.onnx")
+    inner = {attribute.name: attribute.g.node[0] for attribute in model.graph.node[0].attribute}
+    for name, node in inner.items():
+        node.name = name
+    onnx.save(model, tmp_path / "g.onnx")
+    for name, is_shape in (("then_branch", True), ("else_branch", False)):
+        assert place([inner[name]], tmp_path / "g.onnx").shapes == is_shape
+
+
 def test_real_data_that_has_no_kernel_is_refused(tmp_path: Path) -> None:
     """The emulated provider goes by ONNX Runtime's own list of kernels."""
     body = "(int8[n,m] a, int8[n,m] b) => (float[n,m] y) { w = Max(a, b) y = Cast <to = 1>(w) }"

@@ -188,7 +188,7 @@ def test_auto_raises_what_the_caller_cannot_have(own_bundle: Path) -> None:
             InputError, match="max_length=100 is more than the 40 that the plan was built for"
         ):
             load(own_bundle, max_length=100)
-        with pytest.raises(MemoryLimitError, match=r"memory_limit is 1 MB\. A precision of fewer bits"):
+        with pytest.raises(MemoryLimitError, match=r"memory_limit is 1 MB\. No other verified"):
             load(own_bundle, memory_limit=10**6)
         assert cuda.used == 0
         with load(own_bundle, backend="ort-cpu", max_length=100) as model:

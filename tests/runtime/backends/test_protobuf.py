@@ -10,7 +10,7 @@ from google.protobuf.message import DecodeError
 from hypothesis import given
 from hypothesis import strategies as st
 
-from planforge.runtime.backends import graph_file, ort_prepared
+from planforge.runtime.backends import graph_file, ort_prepared, protobuf
 from planforge.runtime.backends.protobuf import Span, find_fields, find_numbers, read_fields, read_varint
 from planforge.runtime.errors import BackendError
 
@@ -59,16 +59,14 @@ def test_numbers_are_those_that_onnx_wrote(value: int) -> None:
         (onnx.AttributeProto, "g", ort_prepared.ATTRIBUTE_GRAPH),
         (onnx.AttributeProto, "graphs", ort_prepared.ATTRIBUTE_GRAPHS),
         (onnx.TensorProto, "external_data", ort_prepared.TENSOR_EXTERNAL_DATA),
-        (onnx.StringStringEntryProto, "key", ort_prepared.ENTRY_NAME),
-        (onnx.StringStringEntryProto, "value", ort_prepared.ENTRY_VALUE),
+        (onnx.StringStringEntryProto, "key", protobuf.ENTRY_KEY),
+        (onnx.StringStringEntryProto, "value", protobuf.ENTRY_VALUE),
         (onnx.NodeProto, "input", graph_file.NODE_INPUT),
         (onnx.NodeProto, "output", graph_file.NODE_OUTPUT),
         (onnx.NodeProto, "name", graph_file.NODE_NAME),
         (onnx.NodeProto, "op_type", graph_file.NODE_OPERATOR),
         (onnx.NodeProto, "domain", graph_file.NODE_DOMAIN),
         (onnx.NodeProto, "metadata_props", graph_file.NODE_METADATA),
-        (onnx.StringStringEntryProto, "key", graph_file.ENTRY_KEY),
-        (onnx.StringStringEntryProto, "value", graph_file.ENTRY_VALUE),
         (onnx.GraphProto, "input", graph_file.GRAPH_VALUES[0]),
         (onnx.GraphProto, "output", graph_file.GRAPH_VALUES[1]),
         (onnx.GraphProto, "value_info", graph_file.GRAPH_VALUES[2]),
