@@ -46,6 +46,9 @@ def list_texts(source: str) -> Iterator[tuple[int, str]]:
             yield line, node.value
 
 
+OPERATORS = ("com.microsoft.GemmaRotaryEmbedding",)  # as ONNX Runtime calls it
+
+
 def find_names(source: str) -> list[tuple[int, str]]:
     """Return the names of families in a file's identifiers and strings, with their lines."""
     names = list_names()
@@ -53,7 +56,7 @@ def find_names(source: str) -> list[tuple[int, str]]:
         (line, word)
         for line, text in list_texts(source)
         for word in WORDS.findall(text)
-        if word.lower() in names
+        if word.lower() in names and text not in OPERATORS
     ]
 
 
