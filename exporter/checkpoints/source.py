@@ -7,7 +7,7 @@ import importlib.util
 import json
 import os
 import re
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -26,7 +26,18 @@ REVISION = re.compile(r"[A-Za-z0-9][\w./-]*")  # a branch, a tag, a commit, or r
 COMMIT = re.compile("[0-9a-f]{40}")
 SENTENCE_SETTINGS = ("prompts", "default_prompt_name", "activation_fn")
 PARTS = ("text_encoder", "unet", "vae")  # of a diffusers folder, that are exported
-DESCRIPTIONS = ("config.json", "modules.json", "model_index.json")  # one of which a checkpoint's folder has
+PIPELINE = "model_index.json"
+DESCRIPTIONS = ("config.json", "modules.json", PIPELINE)  # one of which a checkpoint's folder has
+# Of a diffusers folder on the hub, whose root and other parts may hold the same weights again.
+PIPELINE_FILES = [
+    "model_index.json",
+    "scheduler/*.json",
+    "tokenizer/*.json",
+    "tokenizer/*.txt",
+    *(f"{part}/{name}" for part in PARTS for name in ("*.json", "model*", "diffusion_pytorch_model*")),
+]
+OTHER_VARIANTS = ["*.bin", "*.msgpack", "*.onnx", "*.onnx_data", "*non_ema*"]
+HALF_VARIANT = "*fp16*"  # which is read where there are no others
 HUB_FILES = ["*.json", "*.safetensors", "*.txt", "*.model", "*.spm", "*.jinja"]
 
 
@@ -49,8 +60,8 @@ class Source:
         patterns = ["*.safetensors", "config.json"]
         if (self.folder / "modules.json").is_file():
             patterns += ["modules.json", "sentence_bert_config.json", "*/config.json", "*/*.safetensors"]
-        if (self.folder / "model_index.json").is_file():
-            patterns += ["model_index.json", "scheduler/*.json"]
+        if (self.folder / PIPELINE).is_file():
+            patterns += [PIPELINE, "scheduler/*.json"]
             patterns += [f"{part}/{name}" for part in PARTS for name in ("config.json", "*.safetensors")]
         elif not any(self.folder.glob("*.safetensors")):  # what optimum wrote, compared with itself
             patterns += ["*.onnx", "*.onnx_data", "*.onnx.data"]
@@ -177,21 +188,35 @@ def resolve_source(model: str | Path | Source) -> Source:
 def download(hub_id: str, revision: str | None) -> Path:
     """Fetch a hub model's files into a folder named as the commit; code and pickles are left out.
 
-    Its config.json comes first, so that gigabytes of what cannot be exported are not fetched.
+    Its config.json or model_index.json comes first, so that gigabytes of what cannot be exported, or is not
+    read, are not fetched.
     """
     from ...models.folder import read_json
     from ...models.refusals import refuse_kind
 
-    first = download_files(hub_id, revision, ["config.json"])
+    first = download_files(hub_id, revision, ["config.json", PIPELINE])
     with raise_checkpoint_errors():
         refuse_kind(hub_id, read_json(first / "config.json", missing={}), with_optimum=True)
-    return download_files(hub_id, first.name if COMMIT.fullmatch(first.name) else revision, HUB_FILES)
+    commit = first.name if COMMIT.fullmatch(first.name) else revision
+    if not (first / PIPELINE).is_file():
+        return download_files(hub_id, commit, HUB_FILES)
+    folder = download_files(hub_id, commit, PIPELINE_FILES, without=[*OTHER_VARIANTS, HALF_VARIANT])
+    if all(any((folder / part).glob("*.safetensors")) for part in PARTS):
+        return folder
+    return download_files(hub_id, commit, PIPELINE_FILES, without=OTHER_VARIANTS)
 
 
-def download_files(hub_id: str, revision: str | None, patterns: list[str], from_cache: bool = False) -> Path:
+def download_files(
+    hub_id: str,
+    revision: str | None,
+    patterns: list[str],
+    from_cache: bool = False,
+    without: Sequence[str] = (),
+) -> Path:
     """Fetch the files of a hub model whose names match a pattern; return the folder that has them.
 
-    `from_cache` finds what an earlier download left, without the network.
+    Those that match one of `without` are left out. `from_cache` finds what an earlier download left, without
+    the network.
     """
     from huggingface_hub import snapshot_download
     from huggingface_hub.errors import HfHubHTTPError, LocalEntryNotFoundError
@@ -202,6 +227,7 @@ def download_files(hub_id: str, revision: str | None, patterns: list[str], from_
                 hub_id,
                 revision=revision,
                 allow_patterns=patterns,
+                ignore_patterns=list(without) or None,
                 etag_timeout=10,
                 local_files_only=from_cache,
             )

@@ -12,6 +12,7 @@ from typing import Any
 
 import huggingface_hub
 import pytest
+from huggingface_hub.utils import filter_repo_objects
 
 from planforge.exporter import export, exporting
 from planforge.exporter.checkpoints.source import Source, find_recorded, resolve_source
@@ -66,6 +67,57 @@ def test_what_cannot_be_exported_is_not_downloaded(calls: list[Any], tmp_path: P
     with pytest.raises(CheckpointError, match=r"org/name: mixtral is a mixture of experts"):
         resolve_source("org/name")
     assert calls == [("org/name", None)]
+
+
+@pytest.mark.parametrize("has_fp32", [True, False])
+def test_of_a_diffusers_folder_only_what_is_read_is_downloaded(
+    has_fp32: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The hub's own rule for patterns chooses among the files of a published folder."""
+    weights = [
+        "text_encoder/model.safetensors",
+        "unet/diffusion_pytorch_model.safetensors",
+        "vae/diffusion_pytorch_model.safetensors",
+    ]
+    half = [name.replace(".safetensors", ".fp16.safetensors") for name in weights]
+    settings = [
+        "model_index.json",
+        "scheduler/scheduler_config.json",
+        "tokenizer/merges.txt",
+        "tokenizer/vocab.json",
+        *(f"{part}/config.json" for part in ("text_encoder", "unet", "vae")),
+    ]
+    others = [
+        "v1-5-pruned.safetensors",
+        "v1-5-pruned.ckpt",
+        "safety_checker/model.safetensors",
+        "unet/diffusion_pytorch_model.non_ema.safetensors",
+        "unet/diffusion_pytorch_model.bin",
+        "text_encoder/pytorch_model.bin",
+        "README.md",
+    ]
+    published = [*settings, *others, *half, *(weights if has_fp32 else [])]
+    fetched: list[set[str]] = []
+    snapshot = tmp_path / COMMIT
+
+    def download(hub_id: str, **options: Any) -> str:
+        found = set(
+            filter_repo_objects(
+                published,
+                allow_patterns=options["allow_patterns"],
+                ignore_patterns=options["ignore_patterns"],
+            )
+        )
+        fetched.append(found)
+        for name in found:
+            (snapshot / name).parent.mkdir(parents=True, exist_ok=True)
+            (snapshot / name).write_text("{}")
+        return str(snapshot)
+
+    monkeypatch.setattr(huggingface_hub, "snapshot_download", download)
+    assert resolve_source("org/sd").folder == snapshot
+    assert fetched[0] == {"model_index.json"}
+    assert fetched[-1] == {*settings, *(weights if has_fp32 else half)}
 
 
 @pytest.mark.parametrize("argument", ["org/name@", "org/name@../../etc", "org/name@a b"])
