@@ -6,7 +6,7 @@ T tokens, E text features, L channels of latents, H and W height and width of la
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -72,7 +72,7 @@ class Reference:
             mean, deviation = self.model.vae.encode(to_tensor(pictures))
         return to_array(mean), to_array(deviation)
 
-    def make_picture(self, case_set: CaseSet, text: Text, states: Array, negative: Array) -> Path:
+    def make_picture(self, case_set: CaseSet, text: Text, states: Array, negative: Array) -> DenoisedPath:
         """Return what a prompt's noise becomes, step by step."""
         noise, denoising = text.noise, case_set.denoising
         assert noise is not None and denoising is not None
@@ -95,11 +95,11 @@ class Reference:
             return guided
 
         *_, latents = denoise(scheduler, begun, ask, generator.normal)
-        return Path(np.concatenate(samples), np.concatenate(predictions), latents)
+        return DenoisedPath(np.concatenate(samples), np.concatenate(predictions), latents)
 
 
 @dataclass(frozen=True)
-class Path:
+class DenoisedPath:
     """The way from noise to latents.
 
     Attributes:
@@ -140,11 +140,10 @@ def open_engine(bundle: Bundle, artifact: Artifact, open_program: OpenProgram) -
 def calibrate(reference: Reference, case_set: CaseSet) -> None:
     """Run PyTorch over the texts to calibrate with, and a few steps of their pictures."""
     assert case_set.denoising is not None
-    few = case_set.denoising._replace(steps=CALIBRATION_STEPS)
-    case_set = CaseSet(case_set.texts, (), {}, denoising=few)
-    negative = reference.encode(case_set.texts[few.negative])
-    for text in case_set.calibration or ():
-        path = reference.make_picture(case_set, text, reference.encode(text), negative)
+    few = replace(case_set, denoising=case_set.denoising._replace(steps=CALIBRATION_STEPS))
+    negative = reference.encode(case_set.texts[case_set.denoising.negative])
+    for text in case_set.calibration:
+        path = reference.make_picture(few, text, reference.encode(text), negative)
         reference.encode_pictures(reference.decode(path.latents))
 
 

@@ -18,9 +18,9 @@ from ...runtime.apps.check.files import choose_evenly
 from ...runtime.apps.check.metrics import FieldMetrics, PathMetrics, VectorMetrics
 from ...runtime.bundle.bundle import Bundle
 from ...runtime.bundle.image_defaults import ImageDefaults
+from ...runtime.images.prompt import encode_prompt
 from ...runtime.images.scheduler_config import SchedulerConfig
 from ...runtime.images.schedulers import make_scheduler
-from ...runtime.text.long_text import fit
 from ...runtime.text.tokenizer import Tokenizer
 from ..levels import FULL, Level
 from .random_cases import count_weights
@@ -62,10 +62,10 @@ def choose(
     sizes = list_sizes(defaults, weights, level)
     prompts = cut_prompts(texts)
     chosen = [prompts[i] for i in choose_evenly(len(prompts), min(PROMPTS, len(prompts)))]
-    found = [Text(encode(tokenizer, defaults, ""))]
+    found = [Text(encode_prompt(tokenizer, defaults, "").ids)]
     for number, prompt in enumerate(chosen * math.ceil(PROMPTS / len(chosen))):
         noise = Noise(seed + number, *sizes[number // 2 % len(sizes)])
-        found.append(Text(encode(tokenizer, defaults, prompt), noise=noise))
+        found.append(Text(encode_prompt(tokenizer, defaults, prompt).ids, noise=noise))
     found += sample_prompts(random, defaults, bundle.manifest.tokenizer["vocab_size"])
     count = len(make_scheduler(SchedulerConfig.from_json(defaults.scheduler), steps).timesteps)
     cases = list_cases(found, count)
@@ -77,7 +77,7 @@ def choose(
         answers=want_answers(found, count, defaults),
         left_out=() if level is FULL else (f"steps beyond {steps}",) if steps < MOST_STEPS else (),
         calibration=tuple(
-            Text(encode(tokenizer, defaults, prompt), noise=Noise(seed + 1000 + number, *sizes[0]))
+            Text(encode_prompt(tokenizer, defaults, prompt).ids, noise=Noise(seed + 1000 + number, *sizes[0]))
             for number, prompt in enumerate(rest[:CALIBRATED])
         ),
         denoising=Denoising(steps, GUIDANCE, NEGATIVE),
@@ -105,19 +105,6 @@ def cut_prompts(texts: Sequence[str]) -> list[str]:
             for begin in range(0, len(words), WORDS_OF_PROMPT)
         ]
     return list(dict.fromkeys(prompts)) or [""]
-
-
-def encode(tokenizer: Tokenizer, defaults: ImageDefaults, prompt: str) -> tuple[int, ...]:
-    """Return a prompt's tokens (T,), special ones and padding included."""
-    fitted = fit(
-        tokenizer.encode(prompt, parse_special=True),
-        None,
-        max_length=defaults.max_length,
-        special_tokens=defaults.special_tokens,
-        truncation="head",
-    )
-    ids = fitted.pieces[0].ids
-    return (*ids, *[defaults.pad] * (defaults.max_length - len(ids)))
 
 
 def sample_prompts(random: np.random.Generator, defaults: ImageDefaults, vocab_size: int) -> list[Text]:

@@ -23,7 +23,6 @@ from ..memory_budget import MemoryBudget
 from ..model import Model
 from ..opening import choose_artifacts, choose_length, list_tokenizer_files, open_programs
 from ..option_checks import check_options, check_whole
-from ..text.long_text import fit
 from ..text.tokenizer import Tokenizer
 from .denoise import denoise, predict
 from .denoising import Scheduler
@@ -31,6 +30,7 @@ from .noise import Generator
 from .options import ImageOptions
 from .part import Part
 from .pictures import Float32, Picture, make_pixels, read_picture
+from .prompt import PromptTokens, encode_prompt
 from .scheduler_config import SchedulerConfig
 from .schedulers import check_share, make_scheduler
 
@@ -163,9 +163,9 @@ class ImageGenerator(Model):
         request = self._check(prompt, options)
         if not request.prompts:
             return []
-        tokens = [self.encode_prompt(text) for text in (*request.negative_prompts, *request.prompts)]
-        dropped = [count for _, count in tokens[len(request.negative_prompts) :]]
-        text = self.encode_tokens(np.array([ids for ids, _ in tokens], np.int64))
+        tokens = [self._encode_prompt(text) for text in (*request.negative_prompts, *request.prompts)]
+        dropped = [one.dropped for one in tokens[len(request.negative_prompts) :]]
+        text = self.encode_tokens(np.array([one.ids for one in tokens], np.int64))
         generator = Generator(request.seed)
         latents = self._begin(request, generator)
 
@@ -190,26 +190,18 @@ class ImageGenerator(Model):
                 request.on_step(Step(number, count, left, latents, partial(finish, latents)))
         return finish(latents)
 
-    def encode_prompt(self, text: str) -> tuple[list[int], int]:
-        """Return a prompt's tokens, as many as the model reads, and how many at its end were left out."""
-        defaults = self.defaults
-        fitted = fit(
-            self.tokenizer.encode(text, parse_special=True),  # as diffusers does
-            None,
-            max_length=defaults.max_length,
-            special_tokens=defaults.special_tokens,
-            truncation="head",
-        )
-        ids = fitted.pieces[0].ids
-        if fitted.dropped:
+    def _encode_prompt(self, text: str) -> PromptTokens:
+        """Return a prompt's tokens; a line in the log tells of what is left out."""
+        tokens = encode_prompt(self.tokenizer, self.defaults, text)
+        if tokens.dropped:
             log.warning(
                 "the prompt has %d tokens more than the %d that the model reads, which are left out: it is"
                 " read as %r",
-                fitted.dropped,
-                defaults.max_length,
-                self.tokenizer.decode(ids),
+                tokens.dropped,
+                self.defaults.max_length,
+                self.tokenizer.decode(tokens.ids),
             )
-        return ids + [defaults.pad] * (defaults.max_length - len(ids)), fitted.dropped
+        return tokens
 
     def encode_tokens(self, tokens: Any) -> Float32:
         """Return the hidden states (N, T, E) of prompts' tokens (N, T)."""
