@@ -20,6 +20,7 @@ from ...runtime.bundle.plan import sum_profile_memory
 from ...runtime.errors import InputError
 from ...runtime.memory_needs import sum_memory
 from ...runtime.suggest import did_you_mean
+from ...runtime.text.batching import TOKEN_BUDGET
 from ..errors import ExporterError, shorten_error
 from ..task_traits import TRAITS
 from .evidence_tables import make_short_rows
@@ -122,6 +123,8 @@ def make_memory_section(manifest: Manifest) -> Section:
             [manifest.max_length, *(graph.axis("tokens").max for graph in graphs if graph.has_axis("tokens"))]
         )
         most = min((graph.axis("batch").max for graph in graphs), default=1)
+        if manifest.encoder is not None:  # texts run together up to so many tokens
+            most = max(1, min(most, TOKEN_BUDGET // length))
         for batch in dict.fromkeys((1, most)) if graphs else ():
             need = sum_memory(manifest, graphs, batch, length, OrtCpuBackend.widens_half)
             sizes = (need.weights, need.cache, need.activations, need.total)

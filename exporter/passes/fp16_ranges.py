@@ -110,18 +110,26 @@ def find_around_means(graph: ir.Graph) -> set[ir.Node]:
 
 
 def find_angles(graph: ir.Graph) -> set[ir.Node]:
-    """Return the nodes that give waves, and those that compute what they give waves of.
+    """Return the nodes that give waves of a float input, such as a time step, and that compute its angles.
 
-    An angle of hundreds has no bit behind the point in fp16.
+    An angle of hundreds has no bit behind the point in fp16. Those of positions are a table's, or imported:
+    they stay as their exporter has them.
     """
-    found = {node for node in graph if node.op_type in ("Sin", "Cos")}
-    waiting = list(found)
-    while waiting:
-        for value in waiting.pop().inputs:
-            before = None if value is None else value.producer()
-            if before is not None and before not in found:
-                found.add(before)
-                waiting.append(before)
+    found: set[ir.Node] = set()
+    for wave in (node for node in graph if node.op_type in ("Sin", "Cos")):
+        chain = {wave}
+        waiting = [wave]
+        read: set[ir.Value] = set()
+        while waiting:
+            for value in filter(None, waiting.pop().inputs):
+                before = value.producer()
+                if before is None:
+                    read.add(value)
+                elif before not in chain:
+                    chain.add(before)
+                    waiting.append(before)
+        if any(value.is_graph_input() and value.dtype == ir.DataType.FLOAT for value in read):
+            found |= chain
     return found
 
 

@@ -131,7 +131,7 @@ def choose_precisions(bundle: Bundle, names: Sequence[str] | None) -> Bundle:
         if name not in known:
             raise InputError(
                 f"precision {name!r}: the bundle has no such graph that plans are built from; it has"
-                f" {', '.join(known) or 'none'}. `planforge export --precision {name}` writes one"
+                f" {', '.join(known) or 'none'}; {suggest_export_again(bundle, precisions=[name])}"
             )
     kept = tuple(artifact for artifact in manifest.artifacts if artifact.precision in wanted)
     return Bundle(bundle.folder, dataclasses.replace(manifest, artifacts=kept))

@@ -157,6 +157,7 @@ def serve(
 def name_bundles(arguments: list[str]) -> dict[str, Path]:
     """Return the folders by their names; refuse two of one name, and what is no bundle."""
     from ...bundle.bundle import Bundle
+    from ...tasks import refuse_pictures
 
     folders: dict[str, Path] = {}
     for argument in arguments:
@@ -171,7 +172,8 @@ def name_bundles(arguments: list[str]) -> dict[str, Path]:
                 f"two bundles have the name {name!r}: {folders[name]} and {folder}; give one another name, as"
                 f" in other={folder}"
             )
-        Bundle.open(folder)  # what is wrong with it is said before the server listens
+        opened = Bundle.open(folder)  # what is wrong with it is said before the server listens
+        refuse_pictures(opened.manifest.task, "the server")
         folders[name] = Path(folder)
     return folders
 
