@@ -12,7 +12,7 @@ from typing import Any
 
 import huggingface_hub
 import pytest
-from huggingface_hub.utils import filter_repo_objects
+from huggingface_hub.utils._paths import filter_repo_objects
 
 from planforge.exporter import export, exporting
 from planforge.exporter.checkpoints.source import Source, find_recorded, resolve_source
