@@ -58,6 +58,7 @@ PRINTED = {
     "num_beams=": r"^-\d+\.\d+ \[",
     "reuse_prompt=": r"(?s)^0 .*\n[1-9]\d* \d+ \d+ ",
     ".stream(": r"(length|stop|eos) \d+",
+    "seed=7": r"^\(32, 32, 3\) 7$",
 }
 TASKS = ("embed", "features", "classify", "rank", "next_sentence", "fill_mask", "tag", "answer")
 METHODS = ("generate", "stream", "chat", "translate", "iterate", "align")
@@ -71,6 +72,7 @@ def folder(
     head_bundle: Callable[[str], Path],
     dates_bundle: Path,
     llama_demo_bundle: Path,
+    picture_bundle: Path,
     exported: Path,
 ) -> Path:
     """A folder as the pages have it: build/minilm, build/transformer-demo, build/t5, one for each head."""
@@ -83,6 +85,7 @@ def folder(
     (build / "minilm").symlink_to(minilm_bundle)
     (build / "transformer-demo").symlink_to(dates_bundle)
     (build / "llama-demo").symlink_to(llama_demo_bundle)
+    (build / "sd").symlink_to(picture_bundle)
     graphs = shutil.copytree(exported / "t5.onnx", folder / "t5")
     import_folder(graphs, build / "t5", precision="fp32", target="cpu", verify=False)
     for name, tiny in BUNDLES.items():
