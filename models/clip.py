@@ -92,16 +92,6 @@ class ClipConfig:
     text: ClipTextConfig
     vision: ClipVisionConfig
 
-    @property
-    def vocab_size(self) -> int:
-        """Return the number of the text side's tokens."""
-        return self.text.vocab_size
-
-    @property
-    def max_position_embeddings(self) -> int:
-        """Return the most tokens of a text."""
-        return self.text.max_position_embeddings
-
 
 class Attention(nn.Module):
     """Attention with as many keys and values as queries."""
@@ -234,6 +224,3 @@ class Clip(nn.Module):
         texts = F.normalize(self.text.embed(input_ids), dim=-1)
         pictures = F.normalize(self.vision(pixels), dim=-1)
         return self.logit_scale.exp() * pictures @ texts.T
-
-    def tie_weights(self) -> None:
-        """Do nothing: no weights are shared."""

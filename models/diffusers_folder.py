@@ -68,7 +68,7 @@ OFF: tuple[object, ...] = (None, False, "", [], {})
 
 @dataclass(frozen=True)
 class Pipeline:
-    """What a diffusers folder has.
+    """Describes what a diffusers folder has.
 
     Attributes:
         config: the settings of its three models.

@@ -55,7 +55,8 @@ def list_without_kernel(model: LintModel) -> Iterator[tuple[ir.Node, str, str]]:
             continue
         operator = node.op_type if is_standard(node) else f"{node.domain}.{node.op_type}"
         attributes = {name: attribute.value for name, attribute in node.attributes.items()}
-        types, results = name_types(node.inputs), name_types(node.outputs)
+        types = name_types(node.inputs)
+        results = name_types(node.outputs)
         if missing := explain_missing(operator, types, attributes, results):
             yield node, operator, missing
 

@@ -13,10 +13,8 @@ from ...runtime.bundle.artifact import Artifact
 from ...runtime.bundle.bundle import Bundle
 from ...runtime.errors import InputError
 from ...runtime.suggest import did_you_mean
+from .. import task_traits
 from ..precisions import PRECISIONS
-from ..task_traits import ENCODING as ENCODING_TRAITS
-from ..task_traits import GENERATION
-from ..task_traits import TRANSLATION as TRANSLATION_TRAITS
 from . import genai, optimum, transformers_js, triton
 from .answer_checks import list_answer_checks
 from .check import Check
@@ -26,7 +24,9 @@ from .encoders import name_class, name_outputs
 from .links import FilePlacer
 from .worker import Worker, find_node, find_python
 
-CAUSAL, ENCODING, TRANSLATION = GENERATION.name, ENCODING_TRAITS.name, TRANSLATION_TRAITS.name
+CAUSAL = task_traits.GENERATION.name
+ENCODING = task_traits.ENCODING.name
+TRANSLATION = task_traits.TRANSLATION.name
 
 
 @dataclass(frozen=True)

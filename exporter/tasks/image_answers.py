@@ -74,12 +74,13 @@ class Reference:
 
     def make_picture(self, case_set: CaseSet, text: Text, states: Array, negative: Array) -> DenoisedPath:
         """Return what a prompt's noise becomes, step by step."""
-        noise, denoising = text.noise, case_set.denoising
+        noise = text.noise
+        denoising = case_set.denoising
         assert noise is not None and denoising is not None
         scheduler = make_case_scheduler(self.defaults, case_set)
         generator = Generator(noise.seed)
         shape = (1, self.model.config.unet.in_channels, noise.height, noise.width)
-        begun = generator.normal(shape) * np.float32(scheduler.initial_sigma)
+        begun = scheduler.begin(generator.normal(shape))
         scale = denoising.guidance_scale
         samples: list[Array] = []
         predictions: list[Array] = []

@@ -262,7 +262,8 @@ def draw(model: StableDiffusion, captions: Captions, texts: list[str]) -> Tensor
         times = torch.full((len(texts),), step)
         plain = model.unet(latents, times, away)
         noise = plain + GUIDANCE * (model.unet(latents, times, towards) - plain)
-        now, before = levels[step], levels[max(step - stride, 0)]
+        now = levels[step]
+        before = levels[max(step - stride, 0)]
         clean = (latents - (1 - now).sqrt() * noise) / now.sqrt()
         latents = before.sqrt() * clean + (1 - before).sqrt() * noise
     return model.vae.decode(latents / model.vae.config.scaling_factor)

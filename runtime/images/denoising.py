@@ -68,6 +68,11 @@ class Scheduler:
         """Return what the model reads for a sample."""
         return sample if self.scales is None else self.scales[index] * sample
 
+    def begin(self, noise: Float32) -> Float32:
+        """Return the sample that step 0 takes without another picture, of normal noise."""
+        begun: Float32 = np.float32(self.initial_sigma) * noise
+        return begun
+
     def add_noise(self, sample: Float32, noise: Float32) -> Float32:
         """Return the sample that step 0 takes for a picture's latents, with normal noise."""
         return self.start[0] * sample + self.start[1] * noise

@@ -220,8 +220,7 @@ class ImageGenerator(Model):
         assert isinstance(channels, int)
         shape = (count, channels, request.height // defaults.multiple, request.width // defaults.multiple)
         if request.begin is None:
-            noise: Float32 = generator.normal(shape) * np.float32(scheduler.initial_sigma)
-            return noise
+            return scheduler.begin(generator.normal(shape))
         found = self.open_parts()[ENCODER].run({"pictures": request.begin})
         one = found["mean"] + found["deviation"] * generator.normal(found["mean"].shape)
         picture = np.float32(defaults.scaling_factor) * one

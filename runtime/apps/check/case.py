@@ -167,7 +167,7 @@ class Searching(NamedTuple):
 
 
 class Denoising(NamedTuple):
-    """How pictures are made.
+    """Says how pictures are made.
 
     Attributes:
         steps: as the user counts them.

@@ -105,7 +105,7 @@ def make_latents(part: Part, defaults: ImageDefaults, case_set: CaseSet, text: i
     assert isinstance(channels, int)
     scheduler = make_case_scheduler(defaults, case_set)
     generator = Generator(noise.seed)
-    begun = generator.normal((1, channels, noise.height, noise.width)) * np.float32(scheduler.initial_sigma)
+    begun = scheduler.begin(generator.normal((1, channels, noise.height, noise.width)))
     guided = [denoising.negative, text] if defaults.guidance_features is None else [text]
     states = read_states(case_set, guided)
 

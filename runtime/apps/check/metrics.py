@@ -128,7 +128,7 @@ class ErrorMetrics(PlainFields):
 
 @dataclass(frozen=True)
 class FieldMetrics(PlainFields):
-    """How far fields (C, H, W), such as predicted noise, are from the reference's."""
+    """Tells how far fields (C, H, W), such as predicted noise, are from the reference's."""
 
     rms_error: float  # the largest root-mean-square difference of a field, relative to the reference's own
     finite: bool
@@ -139,7 +139,7 @@ class FieldMetrics(PlainFields):
 
 @dataclass(frozen=True)
 class PathMetrics(PlainFields):
-    """How far what steps end with is from the reference's: each step reads what the one before gave."""
+    """Tells how far what steps end with is from the reference's: each step reads what the one before gave."""
 
     path_error: float  # as the rms_error of `FieldMetrics`
     finite: bool
