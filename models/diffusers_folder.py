@@ -61,7 +61,6 @@ UNET_ONLY = {
 }
 VAE_READ = {"down_block_types", "up_block_types"}
 VAE_ONLY = {"act_fn": ("silu",), "mid_block_add_attention": (True,)}
-USUAL_SAMPLE_SIZE = 64
 INFINITE = (math.inf, -math.inf)
 OFF: tuple[object, ...] = (None, False, "", [], {})
 
@@ -76,7 +75,6 @@ class Pipeline:
         folders: the folder of each part's weights, by the part's name.
         tokenizer: the folder of its tokenizer.
         scheduler: scheduler_config.json.
-        sample_size: height and width of the latents that the UNet was trained with.
         has_safety_checker: whether pictures are checked by a model, which is left out here.
     """
 
@@ -85,7 +83,6 @@ class Pipeline:
     folders: Mapping[str, Path]
     tokenizer: Path
     scheduler: Mapping[str, Any]
-    sample_size: int
     has_safety_checker: bool
 
 
@@ -118,7 +115,6 @@ def read_pipeline(folder: Path) -> Pipeline:
         folders={part: folder / part for part in PARTS},
         tokenizer=folder / "tokenizer",
         scheduler=read_scheduler(folder / "scheduler" / "scheduler_config.json", str(index["_class_name"])),
-        sample_size=read_sample_size(folder / "unet" / "config.json"),
         has_safety_checker=read_class(index, "safety_checker") is not None,
     )
 
@@ -184,14 +180,6 @@ def read_unet(path: Path) -> UNetConfig:
         has_attention=tuple(name == "CrossAttnDownBlock2D" for name in downs),
         depths=repeat(depths, levels),
     )
-
-
-def read_sample_size(path: Path) -> int:
-    """Return the height and width of the latents that a UNet was trained with."""
-    size = read_json(path).get("sample_size", USUAL_SAMPLE_SIZE)
-    if type(size) is not int or size < 1:
-        raise ValueError(f"{path}: sample_size={size!r:.60} must be an integer of at least 1")
-    return size
 
 
 def read_vae(path: Path) -> AutoencoderConfig:

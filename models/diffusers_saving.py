@@ -25,7 +25,6 @@ def save_pipeline(
     model: StableDiffusion,
     folder: Path,
     scheduler: Mapping[str, Any],
-    sample_size: int,
     dtype: torch.dtype = torch.float32,
 ) -> None:
     """Write everything but the tokenizer, whose files belong into `folder`/tokenizer.
@@ -34,7 +33,6 @@ def save_pipeline(
         model: its weights are written.
         folder: created if it does not exist.
         scheduler: scheduler_config.json, with the name of diffusers' class.
-        sample_size: height and width of latents that the UNet was trained with.
         dtype: of the weights in the files.
     """
     config = model.config
@@ -42,7 +40,7 @@ def save_pipeline(
     text["projection_dim"] = config.text.hidden_size  # of a projection that this class does not have
     parts: dict[str, tuple[str, dict[str, Any]]] = {
         "text_encoder": ("CLIPTextModel", {"model_type": "clip_text_model", **text}),
-        "unet": ("UNet2DConditionModel", {**describe_unet(config.unet), "sample_size": sample_size}),
+        "unet": ("UNet2DConditionModel", describe_unet(config.unet)),
         "vae": ("AutoencoderKL", {**asdict(config.vae), **describe_levels(config.vae.block_out_channels)}),
     }
     weights = {name: tensor.detach().to(dtype).contiguous() for name, tensor in model.named_parameters()}

@@ -37,6 +37,7 @@ class UNetConfig:
             convolutions of 1 x 1.
         freq_shift: shortens the time embedding's waves.
         time_cond_proj_dim: features of an embedded guidance scale (latent consistency models), or None.
+        sample_size: H and W of the latents that it was trained with; it takes others too.
     """
 
     in_channels: int = 4
@@ -53,9 +54,11 @@ class UNetConfig:
     flip_sin_to_cos: bool = True
     freq_shift: int = 0
     time_cond_proj_dim: int | None = None
+    sample_size: int = 64
 
     def __post_init__(self) -> None:
-        check_whole(self, "in_channels", "out_channels", "layers_per_block", "cross_attention_dim")
+        sizes = ("layers_per_block", "cross_attention_dim", "sample_size")
+        check_whole(self, "in_channels", "out_channels", *sizes)
         check_epsilon(self, "norm_eps")
         check_widths(self.block_out_channels, self.norm_num_groups)
         for name in ("heads", "has_attention", "depths"):

@@ -61,9 +61,10 @@ CompatibleOption = Annotated[
 OptOption = Annotated[
     list[str] | None,
     make_option(
-        "batch=N,length=N: the shapes that plans are optimized for. Give it again to optimize for more.",
+        "batch=N,length=N, of pictures height=N,width=N in pixels: the shapes that plans are optimized for."
+        " Give it again to optimize for more.",
         "--opt",
-        show_default="one sequence and the usual length; of an encoder also eight",
+        show_default="one sequence, the usual length or size; of an encoder also eight",
     ),
 ]
 BuilderLevelOption = Annotated[
@@ -157,7 +158,7 @@ def parse_lengths(option: str, texts: Sequence[str]) -> dict[str, int]:
         for part in split_names(option, text) or []:
             name, _, number = part.partition("=")
             if not number.isdecimal():
-                raise InputError(f"{option} {part!r} must be batch=N or length=N")
+                raise InputError(f"{option} {part!r} must be NAME=N, as in batch=8")
             if name in lengths:
                 raise InputError(f"{option} {part!r}: {name} is given already; give it once")
             lengths[name] = int(number)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import ast
 import math
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
@@ -15,6 +14,7 @@ from ...runtime.bundle.bundle import Bundle
 from ...runtime.bundle.manifest import Artifact
 from ...runtime.errors import MemoryLimitError
 from ...runtime.memory_budget import describe_fitting
+from ..axis_lengths import compute_length
 from ..errors import BuildError
 from .profiles import Profile
 
@@ -25,17 +25,22 @@ PARTS = {"weights": "of weights", "tensors": "of inputs, outputs and caches", "b
 ALIVE = 2  # the largest results that exist at one time: what a layer reads, and what it writes
 
 
-def estimate_memory(
-    graph: Path, artifact: Artifact, profiles: Sequence[Profile], weights: int
-) -> list[dict[str, int]]:
-    """Estimate the bytes on the device for each profile's largest shapes; `weights` is their size in bytes.
+def estimate_memory(graph: Path, artifact: Artifact, profiles: Sequence[Profile]) -> list[dict[str, int]]:
+    """Estimate the bytes on the device for each profile's largest shapes.
 
-    "tensors" are inputs, outputs and caches, where what is written in place counts once; "between" are the
-    largest intermediate results, `ALIVE` of them.
+    "weights" are those that the graph reads of its files, which others may share; "tensors" are inputs,
+    outputs and caches, where what is written in place counts once; "between" are the largest intermediate
+    results, `ALIVE` of them.
     """
     import onnx
 
     model = onnx.load(graph, load_external_data=False)
+    weights = sum(
+        int(entry.value)
+        for tensor in model.graph.initializer
+        for entry in tensor.external_data
+        if entry.key == "length"
+    )
     between = [value.type.tensor_type for value in model.graph.value_info]
     found = []
     for profile in profiles:
@@ -57,31 +62,8 @@ def count_bytes(tensor: TypeProto.Tensor, lengths: Mapping[str, int]) -> int:
 
     if not any(d.dim_param for d in tensor.shape.dim):
         return 0
-    dims = [evaluate_length(d.dim_param, d.dim_value, lengths) for d in tensor.shape.dim]
+    dims = [compute_length(d.dim_param, lengths) or d.dim_value for d in tensor.shape.dim]
     return math.prod(dims) * np.dtype(helper.tensor_dtype_to_np_dtype(tensor.elem_type)).itemsize
-
-
-def evaluate_length(expression: str, number: int, lengths: Mapping[str, int]) -> int:
-    """Return the length of an axis such as "batch*tokens"; 0 where it has unknown names."""
-    if not expression:
-        return number
-
-    def value(node: ast.expr) -> int:
-        match node:
-            case ast.Constant(value=int(n)):
-                return n
-            case ast.Name(id=name):
-                return lengths.get(name, 0)
-            case ast.BinOp(left=left, op=ast.Add(), right=right):
-                return value(left) + value(right)
-            case ast.BinOp(left=left, op=ast.Mult(), right=right):
-                return value(left) * value(right)
-        return 0
-
-    try:
-        return value(ast.parse(expression, mode="eval").body)
-    except SyntaxError:
-        return 0
 
 
 Derive: TypeAlias = Callable[[Mapping[str, int]], Mapping[str, Sequence[Profile]]]
@@ -104,7 +86,7 @@ def check_plan_memory(
     """
     most = {
         option: lengths.get(option)
-        or max(graph.axis(name_option_axes(graph)[option]).max for graph in graphs)
+        or max(graph.axis(axis).max for graph in graphs if (axis := name_option_axes(graph).get(option)))
         for option in ("batch", "length")
     }
     batch = most["batch"]
@@ -147,8 +129,7 @@ def add_up_plans(
     """Return the bytes of plans that run together, by their parts; of each its largest profile's."""
     total = dict.fromkeys(PARTS, 0)
     for graph in graphs:
-        weights = bundle.manifest.count_weight_bytes(graph)
-        needs = estimate_memory(bundle.locate(graph.file), graph, profiles[graph.id], weights)
+        needs = estimate_memory(bundle.locate(graph.file), graph, profiles[graph.id])
         worst = max(needs, key=lambda need: sum(need.values()))
         total = {part: size + worst[part] for part, size in total.items()}
     return total

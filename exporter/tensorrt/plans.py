@@ -26,7 +26,7 @@ from ..task_traits import TRAITS
 from .build import USUAL, Options, PlanRequest, build_plan, resolve_architectures
 from .hardware import describe_unmet
 from .memory import check_plan_memory, estimate_memory
-from .profiles import Profile, derive_profiles
+from .profiles import SIDES, Profile, derive_profiles, find_side
 
 log = logging.getLogger("planforge")
 
@@ -75,7 +75,7 @@ def build(
         sms: GPU architectures, such as ("sm86", "sm89"); by default all of the target's that have kernels
             for what the graphs compute.
         precisions: those to build plans of, such as ("fp16", "int4"); by default all that compute in fp16.
-        limits: a smaller largest "batch" or "length" than the graph was exported for.
+        limits: a smaller largest "batch", "length", "height" or "width" than the graph was exported for.
         options: workspace, timing cache, stripped and compatible plans, and those that pick tokens.
         progress: called with a line when a stage begins, and for every plan that was built again or replaced.
 
@@ -246,10 +246,12 @@ def plan_profiles(
     graphs: Sequence[Artifact], limits: Mapping[str, int], options: Options
 ) -> dict[str, tuple[Profile, ...]]:
     """Return the profiles of each graph by its id; refuse lengths that any of them does not allow."""
+    sides = [side for side in SIDES if any(find_side(graph, side)[0] for graph in graphs)]
+    known = ("batch", "length", *sides)
     for option, lengths in (("--max", limits), *(("--opt", lengths) for lengths in options.opt)):
-        if unknown := set(lengths) - {"batch", "length"}:
-            raise InputError(f"{option} {sorted(unknown)[0]}=...: an axis is batch or length")
-    maxima = {f"max_{axis}": limits.get(axis) for axis in ("batch", "length")}
+        if unknown := set(lengths) - set(known):
+            raise InputError(f"{option} {sorted(unknown)[0]}=...: an axis is {' or '.join(known)}")
+    maxima = {f"max_{axis}": limits.get(axis) for axis in known}
     return {graph.id: derive_profiles(graph, **maxima, opt=options.opt) for graph in graphs}
 
 
@@ -370,8 +372,7 @@ def build_plan_of_graph(
     path, _ = name_by_content(path)  # TensorRT may give other bytes when it builds a plan again
     tokenizers = bundle.manifest.tokenizer["files"]
     sources = {name: files[name].sha256 for name in (artifact.file, *artifact.data, *tokenizers)}
-    weights = sum(files[data].bytes for data in artifact.data)
-    memory = estimate_memory(bundle.path(artifact.file), artifact, profiles, weights)
+    memory = estimate_memory(bundle.path(artifact.file), artifact, profiles)
     described = tuple({**p, "memory": m} for p, m in zip(plan.profiles, memory, strict=True))
     return dataclasses.replace(plan, file=f"plans/{path.name}", sources=sources, profiles=described)
 

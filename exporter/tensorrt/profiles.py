@@ -2,8 +2,9 @@
 
 A profile gives every named axis a (min, opt, max). Tensors that share an axis share its lengths, so
 a profile cannot contradict itself from one input to the next. An encoder has two profiles of one range, for
-one text and for eight: a step runs in the one that is optimized for the nearest shapes. A decoder has
-three:
+one text and for eight: a step runs in the one that is optimized for the nearest shapes. A graph that reads
+pictures or their latents has one of the usual size, whose kernels are chosen for it alone, and one of any
+size. A decoder has three:
 
 `prefill`  a whole prompt on top of nothing; logits of each sequence's last token.
 `append`   some tokens on top of any past: the next part of a long prompt, tokens to verify, text to
@@ -13,7 +14,8 @@ three:
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+import re
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -24,6 +26,7 @@ Range = tuple[int, int, int]  # min, opt, max
 Shape = tuple[int, ...]
 
 ONE: Range = (1, 1, 1)
+SIDES = ("height", "width")  # of pictures, in pixels
 
 
 @dataclass(frozen=True)
@@ -54,27 +57,43 @@ def derive_profiles(
     *,
     max_batch: int | None = None,
     max_length: int | None = None,
+    max_height: int | None = None,
+    max_width: int | None = None,
     opt: Sequence[Mapping[str, int]] = (),
 ) -> tuple[Profile, ...]:
     """Return the profiles that cover every call of an artifact, up to maxima smaller than the graph's.
 
-    Each of `opt` has a "batch", a "length" in tokens, or both; the profiles are there once for each. Without
-    any, an encoder is optimized for one text and for eight.
+    Each of `opt` has some of "batch", "length" in tokens, "height" and "width" in pixels; the profiles are
+    there once for each. Without any, an encoder is optimized for one text and for eight.
 
     Raises:
         BuildOptionError: a length is outside of what the graph, or a maximum, allows.
     """
-    usual: Sequence[Mapping[str, int]] = ({},) if artifact.keeps_cache else ({"batch": 1}, {})
+    has_sides = any(find_side(artifact, side)[0] for side in SIDES)
+    usual: Sequence[Mapping[str, int]] = ({},) if artifact.keeps_cache or has_sides else ({"batch": 1}, {})
+    limits = {"batch": max_batch, "length": max_length, "height": max_height, "width": max_width}
     profiles: list[Profile] = []
     for lengths in opt or usual:
-        axes = limit_axes(artifact, max_batch, max_length, lengths)
-        new = list_ways(artifact, axes) if artifact.keeps_cache else {"encode": axes}
+        axes = limit_axes(artifact, limits, lengths)
+        new = list_ways(artifact, axes)
         completed = [complete_profile(name, way, artifact) for name, way in new.items()]
         profiles += [profile for profile in completed if profile not in profiles]
     return tuple(profiles)
 
 
-def list_ways(artifact: Artifact, axes: Mapping[str, Range]) -> dict[str, dict[str, Range]]:
+def list_ways(artifact: Artifact, axes: dict[str, Range]) -> dict[str, dict[str, Range]]:
+    """Return the axes of each way of calling a graph, by the profile's name."""
+    if artifact.keeps_cache:
+        return list_ways_of_decoder(artifact, axes)
+    fixed = {axis: (axes[axis][1],) * 3 for side in SIDES if (axis := find_side(artifact, side)[0]) in axes}
+    if not fixed:
+        return {"encode": axes}
+    if "tokens" in axes:  # of prompts, which are always as long
+        fixed["tokens"] = (axes["tokens"][2],) * 3
+    return {"usual size": {**axes, **fixed}, "any size": axes}
+
+
+def list_ways_of_decoder(artifact: Artifact, axes: Mapping[str, Range]) -> dict[str, dict[str, Range]]:
     """Return the axes of each way of calling a decoder, by the profile's name."""
     batch = axes["batch"]
     tokens = axes["tokens"]
@@ -136,14 +155,17 @@ def find_slots(profiles: Sequence[Profile]) -> int | None:
 
 
 def limit_axes(
-    artifact: Artifact, max_batch: int | None, max_length: int | None, opt: Mapping[str, int]
+    artifact: Artifact, limits: Mapping[str, int | None], opt: Mapping[str, int]
 ) -> dict[str, Range]:
     """Return every axis of the inputs within the given maxima; sums are left out, slots are frozen."""
     axes = {name: axis for name, (_, axis) in find_axes(artifact).items()}
     rows = axes["batch"]
     sources = axes.get("sources", rows)  # of a decoder with a source, whose rows are beams
-    maxima: dict[str, int] = {}
-    best: dict[str, int] = {}
+    maxima = dict(read_sides("--max", artifact, limits))
+    best = dict(read_sides("--opt", artifact, opt))
+    max_batch = limits["batch"]
+    has_tokens = artifact.has_axis("tokens")
+    max_length = limits["length"] if has_tokens else None
     if max_batch is not None:
         check_length("--max", "batch", max_batch, 1, sources.max)
         maxima |= {"sources": max_batch, "batch": max_batch * (rows.max // sources.max)}
@@ -153,7 +175,7 @@ def limit_axes(
     if (batch := opt.get("batch")) is not None:
         check_length("--opt", "batch", batch, 1, sources.max, max_batch)
         best |= {"sources": batch, "batch": batch * (rows.opt // sources.opt)}
-    if (length := opt.get("length")) is not None:
+    if has_tokens and (length := opt.get("length")) is not None:
         check_length("--opt", "length", length, 1, artifact.axis("tokens").max, max_length)
         # Of a translation the source has this length; its prefill is one token.
         best |= {"past": length, "source_tokens" if "source_tokens" in axes else "tokens": length}
@@ -164,6 +186,24 @@ def limit_axes(
         if name == SLOTS:
             ranges[name] = (high, high, high)
     return {name: r for name, r in ranges.items() if name not in find_sums(artifact)}
+
+
+def read_sides(
+    option: str, artifact: Artifact, lengths: Mapping[str, int | None]
+) -> Iterator[tuple[str, int]]:
+    """Yield the axes of a picture's sides with their lengths; refuse pixels that the graph does not take."""
+    for side in SIDES:
+        axis = find_axes(artifact).get(find_side(artifact, side)[0])
+        pixels = lengths.get(side)
+        if axis is None or pixels is None:
+            continue
+        ratio = find_side(artifact, side)[1]
+        low, high = ratio * axis[1].min, ratio * axis[1].max
+        if pixels % ratio or not low <= pixels <= high:
+            raise BuildOptionError(
+                f"{option} {side}={pixels} must be a multiple of {ratio} from {low} to {high}, as the graph's"
+            )
+        yield axis[1].name, pixels // ratio
 
 
 def check_length(option: str, name: str, value: int, low: int, high: int, maximum: int | None = None) -> None:
@@ -186,7 +226,16 @@ def find_sums(artifact: Artifact) -> dict[str, list[str]]:
     """Return the axes that are sums of others, from constraints such as "total = past + tokens"."""
     axes = find_axes(artifact)
     sides = [text.split(" = ", 1) for text in artifact.constraints if " = " in text]
-    return {total: parts.split(" + ") for total, parts in sides if total in axes}
+    sums = {total: parts.split(" + ") for total, parts in sides if total in axes}
+    return {total: parts for total, parts in sums.items() if all(part in axes for part in parts)}
+
+
+def find_side(artifact: Artifact, side: str) -> tuple[str, int]:
+    """Return the axis of a picture's "height" or "width", and the pixels in one of it; ("", 1) without."""
+    for text in artifact.constraints:
+        if match := re.fullmatch(rf"(\w+) = (\d+) \* {side}", text):
+            return (match[1], 1) if match[1] in find_axes(artifact) else (side, int(match[2]))
+    return "", 1
 
 
 def add_ranges(axes: Mapping[str, Range], names: Sequence[str]) -> Range:

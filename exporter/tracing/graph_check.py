@@ -2,23 +2,15 @@
 
 from __future__ import annotations
 
-import ast
-import operator
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING
 
 from ...runtime.bundle.manifest import TensorSpec
+from ..axis_lengths import compute_length
 from ..errors import ExportError
 
 if TYPE_CHECKING:
     import onnx_ir as ir
-
-OPERATORS: dict[type[ast.operator], Callable[[int, int], int]] = {
-    ast.Add: operator.add,
-    ast.Sub: operator.sub,
-    ast.Mult: operator.mul,
-    ast.FloorDiv: operator.floordiv,
-}
 
 
 def name_axes(model: ir.Model, outputs: Sequence[TensorSpec], example: Mapping[str, int]) -> None:
@@ -40,27 +32,6 @@ def name_axes(model: ir.Model, outputs: Sequence[TensorSpec], example: Mapping[s
             name if length is not None and length == lengths.get(str(name)) else dim
             for dim, name, length in zip(value.shape, spec.axis_names(), computed, strict=True)
         )
-
-
-def compute_length(name: int | str | None, lengths: Mapping[str, int]) -> int | None:
-    """Return the length of an axis whose name is a sum or a product of others; None if it is no such."""
-    if not isinstance(name, str):
-        return None
-    try:
-        return compute_node(ast.parse(name, mode="eval").body, lengths)
-    except (SyntaxError, KeyError):
-        return None
-
-
-def compute_node(node: ast.expr, lengths: Mapping[str, int]) -> int:
-    """Return the value of a part of such a name; raise KeyError if it is something else."""
-    if isinstance(node, ast.Name):
-        return lengths[node.id]
-    if isinstance(node, ast.Constant) and type(node.value) is int:
-        return node.value
-    if isinstance(node, ast.BinOp):
-        return OPERATORS[type(node.op)](compute_node(node.left, lengths), compute_node(node.right, lengths))
-    raise KeyError(type(node).__name__)
 
 
 def check_graph(model: ir.Model, inputs: Sequence[TensorSpec], outputs: Sequence[TensorSpec]) -> None:

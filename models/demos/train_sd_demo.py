@@ -129,6 +129,7 @@ def new_model(vocab: dict[str, int]) -> StableDiffusion:
                 has_attention=(True, False),
                 depths=(1, 1),
                 norm_num_groups=16,
+                sample_size=LATENTS,
             ),
             vae=AutoencoderConfig(
                 block_out_channels=(16, 32, 64),
@@ -310,7 +311,7 @@ def main() -> None:
             parameter.copy_(parameter.half())  # as the files have them
     figures = count_right(model, captions)
     log(f"right: {figures}")
-    save_pipeline(model, arguments.out, SCHEDULER, LATENTS, torch.float16)
+    save_pipeline(model, arguments.out, SCHEDULER, torch.float16)
     write_tokenizer(arguments.out / "tokenizer", vocab, merges)
     prompts = [digits.caption(n % 10, n % len(digits.NAMES), np.random.default_rng(n)) for n in range(30)]
     (arguments.out / "prompts.txt").write_text("\n".join(prompts) + "\n", encoding="utf-8")

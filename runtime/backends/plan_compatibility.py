@@ -182,10 +182,11 @@ def make_rebuild_command(
 def name_option_axes(artifact: Artifact) -> dict[str, str]:
     """Return the axes that the options "batch" and "length" of plans set, of a translator its sources'."""
     names = {axis.name for spec in artifact.inputs for axis in spec.axes if isinstance(axis, Axis)}
-    return {
+    options = {
         "batch": "sources" if "sources" in names else "batch",
         "length": "source_tokens" if "source_tokens" in names else "tokens",
     }
+    return {option: axis for option, axis in options.items() if axis in names}
 
 
 def list_shape_options(bundle: Bundle, plan: Plan, limits: Mapping[str, int]) -> Iterator[str]:

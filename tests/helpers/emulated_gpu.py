@@ -231,6 +231,13 @@ class EmulatedContext(Released):
             ):
                 if isinstance(axis, Axis):
                     lengths[axis.name] = length
+        for text in self.engine.plan.artifact.constraints:
+            if match := re.fullmatch(r"(\w+) = (\d+) \* (\w+)", text):
+                whole, factor, part = match[1], int(match[2]), match[3]
+                if part in lengths:
+                    lengths[whole] = factor * lengths[part]
+                elif whole in lengths:
+                    lengths[part] = lengths[whole] // factor
         axes = self.engine.specs[name].axes
         return tuple(lengths.get(a.name, -1) if isinstance(a, Axis) else a for a in axes)
 

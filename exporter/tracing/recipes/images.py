@@ -15,9 +15,9 @@ if TYPE_CHECKING:
     from ....models.stable_diffusion import StableDiffusionConfig
 
 TASK = "image-generation"
+SIDES = ("height", "width")
 MAX_BATCH = 8
-USUAL_SIZE = 64  # of latents: a picture of 512
-MAX_SIZE = 128
+MAX_SIZE = 128  # of latents: a picture of 1,024
 OPSET = 20
 
 
@@ -29,25 +29,29 @@ def read_context(config: StableDiffusionConfig) -> int:
 def make_recipes(config: StableDiffusionConfig, choices: TraceOptions) -> dict[str, Recipe]:
     """Return the recipes of the four graphs, in both dialects."""
     batch = Axis("batch", 1, 1, choices.max_batch)
+    embedded = config.unet.time_cond_proj_dim  # features of a guidance scale
+    # Guidance runs the UNet for a prompt and for what the picture is led away from.
+    rows = replace(batch, opt=1 if embedded is not None else min(2, choices.max_batch))
     tokens = Axis("tokens", 1, choices.max_length, choices.max_length)
-    sides = [Axis(name, 1, USUAL_SIZE, MAX_SIZE) for name in ("height", "width")]
+    usual = config.unet.sample_size
+    sides = [Axis(name, 1, usual, max(usual, MAX_SIZE)) for name in SIDES]
     factor = config.vae.shrinks_by
     large = [Axis(f"picture_{axis.name}", factor, axis.opt * factor, axis.max * factor) for axis in sides]
-    text = TensorSpec("text", "text", "float32", (batch, tokens, config.text.hidden_size))
+    text = TensorSpec("text", "text", "float32", (rows, tokens, config.text.hidden_size))
     channels = config.vae.latent_channels
 
-    def latents(name: str) -> TensorSpec:
-        return TensorSpec(name, name, "float32", (batch, channels, *sides))
+    def latents(name: str, count: Axis = batch) -> TensorSpec:
+        return TensorSpec(name, name, "float32", (count, channels, *sides))
 
     pictures = TensorSpec("pictures", "pictures", "float32", (batch, config.vae.in_channels, *large))
     guidance = []
-    if config.unet.time_cond_proj_dim is not None:
-        shape = (batch, config.unet.time_cond_proj_dim)
-        guidance.append(TensorSpec("guidance", "guidance", "float32", shape))
-    steps = TensorSpec("timestep", "timestep", "float32", (batch,))
+    if embedded is not None:
+        guidance.append(TensorSpec("guidance", "guidance", "float32", (rows, embedded)))
+    steps = TensorSpec("timestep", "timestep", "float32", (rows,))
+    read = [latents("sample", rows), steps, text, *guidance]
     parts = (
-        ("text_encoder", "TextPart", [TensorSpec("input_ids", "ids", "int64", (batch, tokens))], [text]),
-        ("unet", "DenoisingPart", [latents("sample"), steps, text, *guidance], [latents("noise")]),
+        ("text_encoder", "TextPart", [TensorSpec("input_ids", "ids", "int64", (rows, tokens))], [text]),
+        ("unet", "DenoisingPart", read, [latents("noise", rows)]),
         ("vae_decoder", "DecodingPart", [latents("latents")], [pictures]),
         ("vae_encoder", "EncodingPart", [pictures], [latents("mean"), latents("deviation")]),
     )
@@ -64,8 +68,8 @@ def make_both_dialects(
     """Return the recipes of one part."""
     example = {"batch": 2, "tokens": 7, "height": 12, "width": 20}
     example |= {"picture_height": 12 * factor, "picture_width": 20 * factor}
-    has_pictures = any(spec.role == "pictures" for spec in (*inputs, *outputs))
-    constraints = ("height", "width") if has_pictures else ()
+    names = {name for spec in (*inputs, *outputs) for name in spec.axis_names()}
+    constraints = [f"picture_{side} = {factor} * {side}" for side in SIDES if side in names]
     portable = Recipe(
         graph=graph,
         dialect="portable",
@@ -75,7 +79,7 @@ def make_both_dialects(
         inputs=tuple(inputs),
         outputs=tuple(outputs),
         example=example,
-        constraints=tuple(f"picture_{side} = {factor} * {side}" for side in constraints),
+        constraints=tuple(constraints),
     )
     return portable, replace(portable, dialect="ort")
 

@@ -17,10 +17,11 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from planforge.exporter import export
+from planforge.exporter.axis_lengths import compute_length
 from planforge.exporter.errors import BuildError, OutputError
 from planforge.exporter.linting.lint import lint
 from planforge.exporter.tensorrt import build, builder
-from planforge.exporter.tensorrt.memory import estimate_memory, evaluate_length
+from planforge.exporter.tensorrt.memory import estimate_memory
 from planforge.exporter.tensorrt.older import rewrite_for_tensorrt_8
 from planforge.exporter.tensorrt.profiles import Profile, derive_profiles
 from planforge.runtime.bundle.bundle import Bundle
@@ -300,7 +301,7 @@ def test_the_estimate_counts_what_is_written_in_place_once(demo_bundle: Path) ->
     found = dict(
         zip(
             [profile.name for profile in profiles],
-            estimate_memory(demo_bundle / artifact.file, artifact, profiles, 10),
+            estimate_memory(demo_bundle / artifact.file, artifact, profiles),
             strict=True,
         )
     )
@@ -309,6 +310,7 @@ def test_the_estimate_counts_what_is_written_in_place_once(demo_bundle: Path) ->
     width = config["n_embd"]
     cache = 2 * config["n_layer"] * 2 * heads * 64 * (width // heads) * 2  # k and v, 2 rows, 64 slots, fp16
     logits = 2 * config["vocab_size"] * 4
+    assert found["decode"]["weights"] == manifest.count_weight_bytes(artifact)
     assert found["decode"]["tensors"] == cache + logits + 2 * 8 + 2 * 4 + 2 * 8  # ids, lengths, rows
     # The two largest results of a step of 64 tokens: the feed-forward part's before and after its activation.
     assert found["prefill"]["between"] >= 2 * (2 * 64 * 4 * width * 2)
@@ -319,15 +321,24 @@ NAMES = {"batch": 3, "tokens": 5, "past": 7}
 
 
 @settings(deadline=None)
-@given(st.recursive(st.sampled_from([*NAMES, "2", "11"]), lambda e: st.tuples(e, st.sampled_from("+*"), e)))
+@given(
+    st.recursive(
+        st.sampled_from([*NAMES, "2", "11"]),
+        lambda e: st.tuples(e, st.sampled_from(["+", "-", "*", "//"]), e),
+    )
+)
 def test_lengths_are_computed_as_python_does(tree: Any) -> None:
     def text(node: Any) -> str:
         return node if isinstance(node, str) else f"({text(node[0])}{node[1]}{text(node[2])})"
 
-    assert evaluate_length(text(tree), 0, NAMES) == eval(text(tree), {}, dict(NAMES))
+    try:
+        expected = eval(text(tree), {}, dict(NAMES))
+    except ZeroDivisionError:
+        expected = None
+    assert compute_length(text(tree), NAMES) == expected
 
 
 @settings(deadline=None)
 @given(st.text())
 def test_other_names_of_axes_count_nothing_and_raise_nothing(text: str) -> None:
-    assert evaluate_length(text, 4, {}) >= 0 or text.strip()
+    assert compute_length(text, {}) is None or text.strip()

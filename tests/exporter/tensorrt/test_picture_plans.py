@@ -1,0 +1,130 @@
+"""Plans of models that make pictures: built by TensorRT-RTX, and run step by step on an emulated GPU."""
+
+from __future__ import annotations
+
+import shutil
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from planforge.exporter.errors import BuildOptionError
+from planforge.exporter.tensorrt.build import Options
+from planforge.exporter.tensorrt.plans import build, plan_profiles
+from planforge.exporter.tensorrt.profiles import Profile, check_profile, derive_profiles
+from planforge.runtime import load
+from planforge.runtime.apps.check.selftest import selftest
+from planforge.runtime.bundle.bundle import Bundle
+from planforge.runtime.bundle.manifest import Artifact
+from planforge.runtime.errors import InputError
+
+from ...helpers.emulated_gpu import emulated_gpu
+
+GRAPHS = ("text_encoder", "unet", "vae_decoder", "vae_encoder")
+USUAL = 8  # height and width of the fixture's latents, of which each is 4 pixels wide
+PIXELS = 4
+PROMPT = "a red three"
+
+
+@pytest.fixture(scope="module")
+def planned(picture_bundle: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The bundle with plans for one GPU."""
+    pytest.importorskip("tensorrt_rtx")
+    folder = tmp_path_factory.mktemp("pictures") / "bundle"
+    shutil.copytree(picture_bundle, folder)
+    build(folder, target="rtx", sms=["sm89"])
+    return folder
+
+
+def list_graphs(bundle: Path) -> dict[str, Artifact]:
+    manifest = Bundle.open(bundle).manifest
+    return {graph: manifest.artifact(f"{graph}.portable.fp16") for graph in GRAPHS}
+
+
+def test_tensorrt_builds_a_plan_of_each_graph(planned: Path) -> None:
+    plans = Bundle.open(planned).manifest.plans
+    assert sorted(plan.built_from for plan in plans) == sorted(f"{g}.portable.fp16" for g in GRAPHS)
+    assert all(plan.sms == ("sm89",) for plan in plans)
+
+
+def test_weights_that_graphs_share_a_file_of_count_once(planned: Path) -> None:
+    manifest = Bundle.open(planned).manifest
+    counted = sum(plan.profiles[0]["memory"]["weights"] for plan in manifest.plans)
+    stored = manifest.count_weight_bytes(*list_graphs(planned).values())
+    assert 0.9 * stored < counted <= stored  # all but the alignment of tensors in the file
+
+
+def test_a_step_runs_in_the_profile_of_its_size(planned: Path) -> None:
+    """On the emulated GPU pictures are those of ONNX Runtime, to the last bit: it computes both."""
+    sizes = {"usual": {}, "other": {"height": 40, "width": 48}}
+    with load(planned, backend="ort-cpu", precision="fp16") as model:
+        expected = {name: model.generate(PROMPT, seed=3, steps=3, **size)[0] for name, size in sizes.items()}
+    with emulated_gpu(planned), load(planned, backend="tensorrt-rtx") as model:
+        unet = model.parts["unet"].program
+        names = [profile["name"] for profile in Bundle.open(planned).manifest.plans[1].profiles]
+        for name, size in sizes.items():
+            picture = model.generate(PROMPT, seed=3, steps=3, **size)[0]
+            np.testing.assert_array_equal(picture.pixels, expected[name].pixels)
+            opened = [names[index] for index in unet.states]
+            assert opened == ["usual size", "any size"][: len(opened)]
+            assert len(opened) == (1 if name == "usual" else 2)
+
+
+def test_selftest_holds_plans_to_the_limits_of_the_export(planned: Path) -> None:
+    with emulated_gpu(planned):
+        result = selftest(planned, "tensorrt-rtx")
+    assert result.passed
+    assert {comparison.artifact for comparison in result.comparisons} == {
+        f"{graph}.portable.fp16" for graph in GRAPHS
+    }
+
+
+def name_lengths(profile: Profile, side: str) -> tuple[int, int, int]:
+    name = side if side in profile.axes else f"picture_{side}"
+    return profile.axes[name]
+
+
+def test_profiles_are_of_the_usual_size_and_of_any(picture_bundle: Path) -> None:
+    graphs = list_graphs(picture_bundle)
+    (text,) = derive_profiles(graphs["text_encoder"])
+    assert text.axes["batch"][1] == 2  # what leads to a picture, and away from one
+    for graph in GRAPHS[1:]:
+        usual, others = derive_profiles(graphs[graph])
+        assert (usual.name, others.name) == ("usual size", "any size")
+        pixels = USUAL * (PIXELS if graph == "vae_encoder" else 1)
+        for side in ("height", "width"):
+            assert name_lengths(usual, side) == (pixels,) * 3
+            low, best, high = name_lengths(others, side)
+            assert low < best == pixels < high
+        for profile in (usual, others):
+            check_profile(profile, graphs[graph])
+            assert profile.axes["batch"] == (1, 2 if graph == "unet" else 1, 8)
+    assert derive_profiles(graphs["unet"])[0].axes["tokens"] == (16, 16, 16)
+
+
+def test_sizes_are_given_in_pixels(picture_bundle: Path) -> None:
+    graphs = list(list_graphs(picture_bundle).values())
+    shapes = [{"height": 64, "width": 48, "batch": 4}]
+    for graph, profiles in plan_profiles(graphs, {"height": 128}, Options(opt=shapes)).items():
+        if graph.startswith("text_encoder"):
+            continue
+        usual, others = profiles
+        pixel = 1 if graph.startswith("vae_encoder") else PIXELS
+        assert name_lengths(usual, "height") == (64 // pixel,) * 3
+        assert name_lengths(usual, "width") == (48 // pixel,) * 3
+        assert name_lengths(others, "height")[1:] == (64 // pixel, 128 // pixel)
+        assert usual.axes["batch"] == (1, 4, 8)
+
+
+def test_what_is_no_size_is_refused(picture_bundle: Path, demo_bundle: Path) -> None:
+    graphs = list(list_graphs(picture_bundle).values())
+    for height in (66, 0, 4096):
+        with pytest.raises(
+            BuildOptionError, match=f"--opt height={height} must be a multiple of 4 from 4 to 512"
+        ):
+            plan_profiles(graphs, {}, Options(opt=[{"height": height}]))
+    with pytest.raises(BuildOptionError, match="--max width=6 must be a multiple of 4"):
+        plan_profiles(graphs, {"width": 6}, Options())
+    texts = [Bundle.open(demo_bundle).manifest.artifact("decoder.inplace.fp16")]
+    with pytest.raises(InputError, match=r"--opt height=\.\.\.: an axis is batch or length"):
+        plan_profiles(texts, {}, Options(opt=[{"height": 64}]))
