@@ -68,6 +68,9 @@ HOST_INPUTS = {
 }
 SHAPES = ("Shape", "Size")  # whose results are on the host
 GRAPHS = (ir.AttributeType.GRAPH, ir.AttributeType.GRAPHS)
+ON_GPU = "gpu"
+ON_HOST = "host"
+CONSTANT = "constant"
 
 
 def find_late_inputs(graph: ir.Graph) -> Iterator[tuple[ir.Node, ir.Value]]:
@@ -78,22 +81,34 @@ def find_late_inputs(graph: ir.Graph) -> Iterator[tuple[ir.Node, ir.Value]]:
 
 def find_late_inputs_alone(graph: ir.Graph) -> Iterator[tuple[ir.Node, ir.Value]]:
     """Yield the same as `find_late_inputs` for a graph, without the graphs that its nodes hold."""
+    on_host: set[ir.Value] = set()
+    for node, place in place_nodes(graph):
+        for index in list_host_inputs(node) if place != CONSTANT else ():
+            value = node.inputs[index] if index < len(node.inputs) else None
+            if value is not None and value.name and not (is_given(value, graph) or value in on_host):
+                yield node, value
+        if place != ON_GPU:
+            on_host.update(node.outputs)
+
+
+def place_nodes(graph: ir.Graph) -> Iterator[tuple[ir.Node, str]]:
+    """Yield a graph's nodes, each `ON_GPU`, `ON_HOST`, or `CONSTANT` if it is computed when it is loaded.
+
+    Those of branches are left out; so is whether there is a kernel on a GPU.
+    """
     constants = set(graph.initializers.values())
     on_host: set[ir.Value] = set()
     for node in graph:
         is_alone = not any(attribute.type in GRAPHS for attribute in node.attributes.values())
-        if is_alone and all(
-            value is None or value in constants for value in node.inputs
-        ):  # when it is loaded
+        place = ON_GPU
+        if is_alone and all(value is None or value in constants for value in node.inputs):
             constants.update(node.outputs)
+            place = CONSTANT
+        elif runs_on_host(node, on_host, constants):
+            place = ON_HOST
+        if place != ON_GPU:
             on_host.update(node.outputs)
-            continue
-        for index in list_host_inputs(node):
-            value = node.inputs[index] if index < len(node.inputs) else None
-            if value is not None and value.name and not (is_given(value, graph) or value in on_host):
-                yield node, value
-        if runs_on_host(node, on_host, constants):
-            on_host.update(node.outputs)
+        yield node, place
 
 
 def list_host_inputs(node: ir.Node) -> tuple[int, ...]:

@@ -191,9 +191,10 @@ def check_kernels(precisions: Sequence[str], sms: Sequence[str]) -> None:
     for sm in sms:
         unmet = [need for need in needs if need is not None and not need.is_met(sm)]
         if unmet and len(unmet) == len(needs):
+            oldest = min(unmet, key=lambda need: need.sm)
             raise InputError(
                 f"--sm {sm} has no kernels for {' and '.join(need.what for need in unmet)}, which begin with"
-                f" sm{min(need.sm for need in unmet)}: leave {sm} out, or add the precision fp16 or w8a16"
+                f" {oldest.gpu}: leave {sm} out, or add the precision fp16 or w8a16"
             )
 
 

@@ -35,10 +35,17 @@ def find_task(bundle: Bundle) -> Task:
     return TASKS[task]
 
 
-def refuse_pictures(task: str, what: str) -> None:
-    """Refuse a bundle that makes pictures, for what is there for texts alone."""
-    if task == PICTURES:
-        raise InputError(f"{what} is for models of text, and this bundle makes pictures: use `planforge run`")
+def refuse_pictures(bundle: Bundle, what: str) -> None:
+    """Refuse a bundle that makes pictures, for what is there for texts alone; say what it does."""
+    if bundle.manifest.task == PICTURES:
+        import shlex  # a quicker start without it
+
+        name = shlex.quote(str(bundle.folder))
+        raise InputError(
+            f"{what} is for models of text, and {bundle.folder} makes pictures: `planforge run {name}"
+            f' "a red three" -o picture.png` makes one, and `planforge selftest {name}` compares them with'
+            " PyTorch's"
+        )
 
 
 def find_class(bundle: Bundle) -> Any:

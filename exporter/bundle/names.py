@@ -27,7 +27,7 @@ def name_export(manifest: Manifest) -> Manifest:
 
     Those may change later, and the export stays the same.
     """
-    later = {plan.file for plan in manifest.plans}
+    later = {name for plan in manifest.plans for name in plan.list_files()}
     later |= {name for name in manifest.files if name.startswith(EVIDENCE)}
     files = {name: entry for name, entry in manifest.files.items() if name not in later}
     decided = dataclasses.replace(manifest, export_id="", plans=(), default_precision=None, files=files)

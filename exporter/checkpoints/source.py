@@ -134,6 +134,15 @@ def find_recorded(recorded: Mapping[str, Any], bundle: Path) -> Source:
     return Source("hub", argument, folder, folder.name if COMMIT.fullmatch(folder.name) else "")
 
 
+def suggest_export(name: str, command: str) -> str:
+    """Return the end of an error that refuses a demo's name where a command takes a bundle; "" for others."""
+    if name not in DEMO_NAMES:
+        return ""
+    bundle = f"build/{name}"
+    first = f"first `planforge export {name} -o {bundle}`, then `planforge {command} {bundle}`"
+    return f"; {name} is a checkpoint: {first}"
+
+
 def find_demo(name: str) -> Path:
     """Return the folder of a demo's checkpoint; the error names a package that is not installed."""
     if name in OWN_DEMOS:

@@ -94,10 +94,10 @@ def make_short_rows(proofs: Sequence[Proof]) -> list[Sequence[str]]:
     return rows
 
 
-def make_pair_tables(pairs: Sequence[ProofPair], are_asked: bool = False) -> list[RenderableType]:
-    """Return how the evidence of two bundles differs; if `are_asked`, also that there is none."""
-    if not pairs and are_asked:
-        return ["no evidence on the same texts: planforge prove BUNDLE --data FILE, for each of the two"]
+def make_pair_tables(pairs: Sequence[ProofPair], advice: str = "") -> list[RenderableType]:
+    """Return how the evidence of two bundles differs; `advice` where there is none on the same texts."""
+    if not pairs and advice:
+        return [advice]
     tables: list[RenderableType] = []
     for pair in pairs:
         if pair.refused:

@@ -39,7 +39,7 @@ def fit_head(
     """Train a classifier on an encoder's features, and put it into the graph. Needs no torch."""
     with show_stages() as progress:
         from ..fitting.fitting import fit_head as fit
-        from .inspection import make_fit_tables
+        from .summary import make_fit_tables
 
         result = fit(
             bundle,

@@ -16,9 +16,13 @@ def inspect(
     path: Annotated[Path, typer.Argument(help="A bundle, an .onnx file or a .plan.", show_default=False)],
     layers: Annotated[
         bool,
-        make_option("Show the layers of plans, with PyTorch's modules; where the plan's GPU is.", "--layers"),
+        make_option(
+            "Show the layers of plans, or the nodes of an .onnx file, with PyTorch's modules.", "--layers"
+        ),
     ] = False,
-    time: Annotated[bool, make_option("Run the plans and measure each of --layers.", "--time")] = False,
+    time: Annotated[
+        bool, make_option("Run the plans and measure each of --layers; where the plan's GPU is.", "--time")
+    ] = False,
     plot: Annotated[
         Path | None, make_option(r"Draw the --time of modules to a picture file; needs planforge\[plot].")
     ] = None,

@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Any, TypeAlias
 from ...runtime.apps.commands.tables import FittingTable, format_size
 from ...runtime.apps.proof.changes import summarize
 from ...runtime.apps.proof.evidence import read_whole_evidence
+from ...runtime.backends.architectures import describe_sms
 from ...runtime.backends.dialects import CPU_DIALECTS
 from ...runtime.backends.ort_backend import OrtCpuBackend
 from ...runtime.bundle.bundle import Bundle
@@ -21,14 +22,13 @@ from ...runtime.errors import InputError
 from ...runtime.memory_needs import sum_memory
 from ...runtime.suggest import did_you_mean
 from ...runtime.text.batching import TOKEN_BUDGET
+from ..checkpoints.source import suggest_export
 from ..errors import ExporterError, shorten_error
 from ..task_traits import TRAITS
 from .evidence_tables import make_short_rows
 
 if TYPE_CHECKING:
     from rich.console import RenderableType
-
-    from ..fitting.fitting import FitResult
 
 Section: TypeAlias = tuple[str, Sequence[str], Sequence[Sequence[str]]]  # title, columns, rows
 
@@ -61,14 +61,20 @@ def inspect(path: str | Path) -> Inspection:
     path = Path(path)
     if path.is_dir():
         return inspect_bundle(path)
-    if not path.is_file():
-        names = [entry.name for entry in path.parent.iterdir()] if path.parent.is_dir() else []
-        raise InputError(f"{path} does not exist; give {INSPECTED}{did_you_mean(path.name, names)}")
+    refuse_missing(path)
     if path.suffix == ".onnx":
         return inspect_onnx(path)
     if path.suffix in (".plan", ".engine"):
         return inspect_plan(path)
     raise InputError(f"{path} cannot be inspected; give {INSPECTED}")
+
+
+def refuse_missing(path: Path) -> None:
+    """Refuse a file that is not there; name one that was perhaps meant, or how a demo becomes a bundle."""
+    if not path.is_file():
+        names = [entry.name for entry in path.parent.iterdir()] if path.parent.is_dir() else []
+        hint = suggest_export(str(path), "inspect") or did_you_mean(path.name, names)
+        raise InputError(f"{path} does not exist; give {INSPECTED}{hint}")
 
 
 def inspect_bundle(folder: Path) -> Inspection:
@@ -248,7 +254,7 @@ def make_plan_row(manifest: Manifest, plan: Plan) -> tuple[str, ...]:
         plan.file,
         f"{plan.engine} {plan.version}",
         plan.built_from + describe_extras(plan),
-        " ".join(plan.sms) or "the GPU it was built on",
+        describe_sms(plan.sms) or "the GPU it was built on",
         ", ".join(describe_profile(profile) for profile in plan.profiles),
         sum_sizes(manifest, plan.file),
     )
@@ -368,7 +374,7 @@ def inspect_plan(path: Path) -> Inspection:
     rows = [(key, str(value)) for key, value in summary.items()]
     for _, plan in list_entries(path):
         summary["entry"] = plan.to_json()
-        sms = " ".join(plan.sms) or "the GPU it was built on"
+        sms = describe_sms(plan.sms) or "the GPU it was built on"
         rows.append(("entry", f"{plan.engine} {plan.version} from {plan.built_from} for {sms}"))
     summary["plan"] = NOT_RUN
     rows.append(("plan", NOT_RUN))
@@ -383,21 +389,6 @@ def list_entries(path: Path) -> Iterator[tuple[Bundle, Plan]]:
             for plan in bundle.manifest.plans:
                 if (folder / plan.file).resolve() == path.resolve():
                     yield bundle, plan
-
-
-def make_fit_tables(result: FitResult) -> list[RenderableType]:
-    """Return a classifier's accuracy and confusion matrix."""
-    held_out = sum(map(sum, result.confusion))
-    head = [
-        ("accuracy", f"{result.accuracy:.4f} on {held_out} held-out texts"),
-        ("fitted to", f"{result.training} texts, C {result.C:g}"),
-        ("picture", str(result.picture)),
-    ]
-    rows = [(label, *map(str, counts)) for label, counts in zip(result.labels, result.confusion, strict=True)]
-    return [
-        FittingTable(str(result.bundle), ("", ""), head),
-        FittingTable("held-out texts", ("true \\ predicted", *result.labels), rows),
-    ]
 
 
 def sum_sizes(manifest: Manifest, *names: str) -> str:

@@ -9,8 +9,12 @@ from typing import Annotated
 
 from ...runtime.apps.commands.console import split_names
 from ...runtime.apps.commands.run_options import make_option
+from ...runtime.backends.architectures import describe_sms
+from ...runtime.backends.tensorrt_library import LIBRARIES
 from ...runtime.errors import InputError
 from ..levels import LEVELS, STANDARD
+
+RTX_GPUS = describe_sms(LIBRARIES["tensorrt-rtx"].sms)
 
 OutputOption = Annotated[Path, make_option("The bundle's folder.", "--output", "-o")]
 PrecisionsOption = Annotated[
@@ -34,8 +38,7 @@ TargetsOption = Annotated[
 SmOption = Annotated[
     str | None,
     make_option(
-        "GPU architectures, separated by commas: sm75 (RTX 20), sm80 (A100), sm86 (RTX 30), sm89 (RTX 40),"
-        " sm120 (RTX 50), sm121.",
+        f"GPU architectures, or names of these GPUs, separated by commas: {RTX_GPUS}.",
         show_default="all",
     ),
 ]

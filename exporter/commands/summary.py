@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from ...runtime.apps.commands.tables import FittingTable, format_size
+from ...runtime.backends.architectures import describe_sms
 from ...runtime.bundle.bundle import Bundle
 from ...runtime.bundle.manifest import Artifact, Manifest
 from ..levels import describe_quick
@@ -17,6 +18,7 @@ from .inspection import Inspection, describe_extras, describe_memory, describe_r
 if TYPE_CHECKING:
     from rich.console import RenderableType
 
+    from ..fitting.fitting import FitResult
     from ..packaging.package import PackageResult
     from ..pruning import PruneResult
 
@@ -78,7 +80,7 @@ def list_plan_rows(manifest: Manifest) -> list[tuple[str, str, str]]:
     """Return a row for each plan, and one for the GPU memory of each of its profiles."""
     rows = []
     for plan in manifest.plans:
-        sms = " ".join(plan.sms) or "the GPU here"
+        sms = describe_sms(plan.sms) or "the GPU here"
         built = f"from {plan.built_from} for {sms}{describe_extras(plan)}"
         rows.append((plan.file, sum_sizes(manifest, plan.file), built))
         rows += [
@@ -151,3 +153,18 @@ def make_prune_tables(result: PruneResult) -> list[RenderableType]:
         rows = [(name, format_size(entry.bytes)) for name, entry in result.removed.items()]
         tables.append(FittingTable("removed", ("file", "size"), rows))
     return tables
+
+
+def make_fit_tables(result: FitResult) -> list[RenderableType]:
+    """Return a classifier's accuracy and confusion matrix."""
+    held_out = sum(map(sum, result.confusion))
+    head = [
+        ("accuracy", f"{result.accuracy:.4f} on {held_out} held-out texts"),
+        ("fitted to", f"{result.training} texts, C {result.C:g}"),
+        ("picture", str(result.picture)),
+    ]
+    rows = [(label, *map(str, counts)) for label, counts in zip(result.labels, result.confusion, strict=True)]
+    return [
+        FittingTable(str(result.bundle), ("", ""), head),
+        FittingTable("held-out texts", ("true \\ predicted", *result.labels), rows),
+    ]

@@ -26,6 +26,7 @@ from ...runtime.bundle.defaults import EncoderDefaults, FittedHead
 from ...runtime.bundle.manifest import Artifact, Manifest, TensorSpec
 from ...runtime.encode.pooling import LAYERS, pool_tokens
 from ...runtime.errors import InputError
+from ...runtime.tasks import refuse_pictures
 from ..bundle.names import name_by_content, name_export
 from ..bundle.writer import check_output, install, list_file_entries, open_staging_folder, write_manifest
 from ..checkpoints.source import locate_from
@@ -102,6 +103,7 @@ def fit_head(
     check_choices(features, test_share, seed)
     opened = Bundle.open(bundle)
     output = Path(output)
+    refuse_pictures(opened, "fit-head")
     check_bundle(opened.manifest, opened.folder)
     if output.resolve() == opened.folder.resolve():
         raise InputError(f"the new bundle cannot be written over {opened.folder}, which it is made from")

@@ -3,20 +3,22 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
 
 import onnx_ir as ir
 
 from ...runtime.backends.cuda_kernels import DOCUMENTED, KERNELS, MEASURED, explain_missing
-from ..host_inputs import find_late_inputs
+from ..host_inputs import ON_GPU, ON_HOST, find_late_inputs, place_nodes
 from ..targets import Target
 from .model import LintModel, is_standard, name_type, type_of
+from .report import CUDA
 from .rule import Hit, make_rule
 
 NUMPY_NAMES = {"float": "float32", "double": "float64"}
 
 
 def accept_cuda(target: Target) -> bool:
-    return target.name == "cuda"
+    return target.name == CUDA
 
 
 @make_rule(
@@ -59,6 +61,36 @@ def list_without_kernel(model: LintModel) -> Iterator[tuple[ir.Node, str, str]]:
         results = name_types(node.outputs)
         if missing := explain_missing(operator, types, attributes, results):
             yield node, operator, missing
+
+
+@dataclass(frozen=True)
+class Placement:
+    """How many nodes of a graph run where, without those that are computed when it is loaded.
+
+    Attributes:
+        gpu: on the GPU.
+        cpu_shapes: on the CPU, which computes shapes.
+        cpu_others: on the CPU, as no kernel on the GPU takes them.
+    """
+
+    gpu: int
+    cpu_shapes: int
+    cpu_others: int
+
+    def describe(self) -> str:
+        """Return the counts in words, as in "62 nodes run on the GPU, 6 shape computations on the CPU"."""
+        others = f", {self.cpu_others} others on the CPU" if self.cpu_others else ""
+        return f"{self.gpu} nodes run on the GPU, {self.cpu_shapes} shape computations on the CPU{others}"
+
+
+def count_placement(model: LintModel) -> Placement:
+    """Count where ONNX Runtime with CUDA runs the nodes of a graph and of its branches."""
+    without = {node for node, _, _ in list_without_kernel(model)}
+    graph = model.model.graph
+    placed = [pair for one in (graph, *graph.subgraphs()) for pair in place_nodes(one)]
+    others = [place for node, place in placed if node in without]
+    places = [place for node, place in placed if node not in without]
+    return Placement(places.count(ON_GPU), places.count(ON_HOST), len(others))
 
 
 def name_types(values: Sequence[ir.Value | None]) -> dict[int, str]:

@@ -2,19 +2,21 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Collection, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, TypeAlias
 
 from ...runtime.bundle.bundle import Bundle
 from ...runtime.bundle.manifest import Artifact, Manifest
 from ...runtime.errors import InputError
+from ..checkpoints.source import suggest_export
 from ..targets import Target, find_target_of_plan, find_targets
 from ..tensorrt_versions import Version
 from ..tracing.modules import find_module
 from .all_rules import RULES
+from .cuda_rules import Placement, count_placement
 from .model import LintModel
-from .report import Finding, LintReport
+from .report import CUDA, Finding, LintReport
 from .rule import SEVERITIES, Hit, Rule
 
 if TYPE_CHECKING:
@@ -36,6 +38,7 @@ def lint(path: str | Path, targets: Sequence[str] = ()) -> LintReport:
         BundleError: the folder is not a bundle.
     """
     path = Path(path)
+    left_out: dict[str, str] = {}
     if path.is_dir():
         bundle = Bundle.open(path)
         artifacts = bundle.manifest.artifacts
@@ -45,6 +48,8 @@ def lint(path: str | Path, targets: Sequence[str] = ()) -> LintReport:
         files = {name: bundle.locate(name) for name in kinds}
         chosen = find_targets(targets or list_bundle_targets(bundle.manifest))
         taken = {target: {a.file for a in choose_graphs(target, artifacts)} for target in chosen}
+        if targets:
+            left_out = explain_left_out(artifacts, taken)
     elif path.exists():
         kinds = {path.name: ""}
         files = {path.name: path}
@@ -53,9 +58,11 @@ def lint(path: str | Path, targets: Sequence[str] = ()) -> LintReport:
     else:
         raise InputError(
             f"{path} does not exist; give an .onnx file, or the folder that `planforge export` wrote"
+            f"{suggest_export(str(path), 'lint')}"
         )
     checked: list[tuple[str, str]] = []
     findings: list[Finding] = []
+    placements: dict[str, Placement] = {}
     for name, file in files.items():
         models: dict[Version | None, tuple[LintModel, SharedHits]] = {}  # by what `build` rewrites them for
         for target in chosen:
@@ -65,7 +72,35 @@ def lint(path: str | Path, targets: Sequence[str] = ()) -> LintReport:
                     models[rewritten] = (LintModel.load(file, path.is_dir(), rewritten), {})
                 checked.append((name, target.name))
                 findings += check_graph(models[rewritten][0], name, target, models[rewritten][1])
-    return LintReport(path, kinds, tuple(t.name for t in chosen), tuple(checked), tuple(findings))
+                if target.name == CUDA:
+                    placements[name] = count_placement(models[rewritten][0])
+    names = tuple(target.name for target in chosen)
+    return LintReport(path, kinds, names, tuple(checked), tuple(findings), placements, left_out)
+
+
+def explain_left_out(
+    artifacts: Sequence[Artifact], taken: Mapping[Target, Collection[str]]
+) -> dict[str, str]:
+    """Return why a bundle's graphs are not checked for a target: reasons in words, by the graph's file."""
+    told: dict[str, dict[str, list[str]]] = {}
+    for target, files in taken.items():
+        for artifact in artifacts:
+            if artifact.file not in files:
+                why = explain_not_taken(target, artifact)
+                told.setdefault(artifact.file, {}).setdefault(why, []).append(target.name)
+    return {
+        file: "; ".join(f"{' and '.join(names)} {why}" for why, names in reasons.items())
+        for file, reasons in told.items()
+    }
+
+
+def explain_not_taken(target: Target, artifact: Artifact) -> str:
+    """Return why a target does not take a graph, in words that follow the target's name."""
+    wanted = target.find_dialect(artifact.keeps_cache, artifact.precision)
+    if artifact.dialect == wanted:
+        return f"has no use for {artifact.precision}, as other precisions are faster there"
+    other = "" if wanted == "portable" else ", or else 'portable'"
+    return f"takes the dialect {wanted!r}{other}, not {artifact.dialect!r}"
 
 
 def list_bundle_targets(manifest: Manifest) -> list[str]:

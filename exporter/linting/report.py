@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -12,6 +12,9 @@ from .rule import SEVERITIES, Severity
 if TYPE_CHECKING:
     from rich.console import RenderableType
 
+    from .cuda_rules import Placement
+
+CUDA = "cuda"  # the target of which it is counted where nodes run
 SHOWN = 3  # names of a group that a table shows
 
 
@@ -81,6 +84,8 @@ class LintReport:
         targets: of the command line.
         checked: the graphs and the targets that each was checked for.
         findings: graph by graph, target by target, errors first.
+        placements: of the target cuda, where the nodes of each graph run.
+        left_out: the graphs that a named target does not take, with the reason in words.
     """
 
     path: Path
@@ -88,6 +93,8 @@ class LintReport:
     targets: tuple[str, ...]
     checked: tuple[tuple[str, str], ...]
     findings: tuple[Finding, ...]
+    placements: Mapping[str, Placement] = field(default_factory=dict)
+    left_out: Mapping[str, str] = field(default_factory=dict)
 
     @property
     def passed(self) -> bool:
@@ -116,10 +123,25 @@ class LintReport:
         found = [f.severity for f in self.findings if (f.graph, f.target) == (graph, target)]
         return {severity: found.count(severity) for severity in SEVERITIES}
 
+    def find_placement(self, graph: str, target: str) -> Placement | None:
+        """Return where a graph's nodes run; None where that is not counted, as on other targets than cuda."""
+        return self.placements.get(graph) if target == CUDA else None
+
+    def describe_verdict(self, graph: str, target: str) -> str:
+        """Return what was found of a graph for a target, in words."""
+        verdict = describe_counts(self.count_severities(graph, target)) + self.suggest_other(graph, target)
+        placement = self.find_placement(graph, target)
+        return verdict if placement is None else f"{verdict}: {placement.describe()}"
+
     def to_json(self) -> dict[str, Any]:
         """Return plain JSON."""
         verdicts = [
-            {"graph": graph, "target": target, **self.count_severities(graph, target)}
+            {
+                "graph": graph,
+                "target": target,
+                **self.count_severities(graph, target),
+                **({"nodes": asdict(nodes)} if (nodes := self.find_placement(graph, target)) else {}),
+            }
             for graph, target in self.checked
         ]
         return {
@@ -127,16 +149,14 @@ class LintReport:
             "passed": self.passed,
             "verdicts": verdicts,
             "findings": [finding.to_json() for finding in self.findings],
+            "left_out": dict(self.left_out),
         }
 
     def tables(self) -> list[RenderableType]:
         """Return tables: a row for each graph and target, and a row for each finding that matters."""
         from ...runtime.apps.commands.tables import FittingTable
 
-        rows = []
-        for graph, target in self.checked:
-            verdict = describe_counts(self.count_severities(graph, target))
-            rows.append((graph, target, verdict + self.suggest_other(graph, target)))
+        rows = [(graph, target, self.describe_verdict(graph, target)) for graph, target in self.checked]
         tables: list[RenderableType] = [FittingTable(str(self.path), ("graph", "target", "verdict"), rows)]
         # A fault that several targets share is told once.
         shared: dict[Finding, list[str]] = {}
@@ -150,6 +170,8 @@ class LintReport:
         ]
         if found:
             tables.append(FittingTable("", columns, found))
+        if self.left_out:
+            tables.append("\n".join(f"{graph} was left out: {why}" for graph, why in self.left_out.items()))
         return tables
 
 

@@ -6,6 +6,7 @@ from collections.abc import Iterator
 
 import onnx_ir as ir
 
+from ...runtime.backends.architectures import describe_sm
 from ..passes.quantization_form import FIX, find_form_faults
 from ..passes.quantization_form import OPERATORS as QUANTIZATION
 from ..targets import RTX_MEASURED, Target
@@ -177,7 +178,7 @@ def check_fp8_hardware(model: LintModel, target: Target) -> Iterator[Hit]:
         dtype = type_of(find_input(node, 0))
         need = None if dtype is None else NEEDS.get(int(dtype))
         if need in (FP8, FP4):
-            yield Hit(f"{need.what} needs a GPU of sm{need.sm} or newer; no plan is built for others", node)
+            yield Hit(f"{need.what} needs a GPU of {need.gpu} or newer; no plan is built for others", node)
 
 
 @make_rule(
@@ -194,7 +195,8 @@ def check_older_hardware(model: LintModel, target: Target) -> Iterator[Hit]:
         types = ([type_of(value) for value in values] for values in (node.inputs, node.outputs))
         need = find_need(node.op_type, *types) if is_standard(node) else None
         if need is not None and need in (FP32_PRODUCT, BFLOAT16):
-            yield Hit(f"{need.what} needs a GPU of sm{need.sm} or newer; a plan for sm75 is not built", node)
+            older = f"no plan is built for {describe_sm('sm75')}"
+            yield Hit(f"{need.what} needs a GPU of {need.gpu} or newer; {older}", node)
 
 
 @make_rule(

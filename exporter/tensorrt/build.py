@@ -18,6 +18,7 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
+from ...runtime.backends.architectures import describe_sms, find_sm
 from ...runtime.backends.tensorrt_library import LIBRARIES, is_installed, make_library_error
 from ...runtime.bundle.bundle import Bundle, compute_sha256
 from ...runtime.bundle.manifest import Artifact, Plan, PlanWeight
@@ -54,7 +55,8 @@ class Options:
         opt: shapes that profiles are optimized for, such as {"batch": 8, "length": 128}, a set for each.
         builder_level: how long TensorRT searches for kernels, 0 to 5; by default its own, 3. Not before 8.6.
         profiling: what the plan keeps of its layers, one of `PROFILING`; by default their names. "detailed"
-            adds types, formats and ONNX nodes, which `planforge inspect --layers` shows.
+            adds types, formats and ONNX nodes, which `planforge inspect --layers` shows. What TensorRT-RTX
+            tells of them as it builds is kept beside the plan, to be read without a GPU.
         max_memory: bytes on the GPU; a plan whose estimate is larger is refused before it is built.
     """
 
@@ -81,7 +83,7 @@ class PlanRequest:
     profiles: Sequence[Profile]
     out: Path  # what lies there is replaced when the plan is complete, not before
     engine: str = "tensorrt-rtx"  # builds without a GPU; "tensorrt" builds for the one that is present
-    sms: Sequence[str] = ()  # compute capabilities, as "sm86"; "tensorrt" takes none, or the present one
+    sms: Sequence[str] = ()  # as `find_sm` takes them; "tensorrt" takes none, or the present one
     options: Options = USUAL
     release: tuple[int, int] | None = None  # the TensorRT that the graph was chosen for, but for its minor
     name: str = ""  # of the network, from `make_network_name`: the runtime wants it of a bundle's plan
@@ -121,6 +123,7 @@ def build_plan(request: PlanRequest) -> Plan:
             raise OutputError(f"cannot write {out}: {error.strerror}") from error
     finally:
         partial.unlink(missing_ok=True)
+    layers = write_layers(out, answer["layers"])
     for warning in answer["warnings"]:
         logger.warning("%s: %s", request.artifact.id, warning)
     return Plan(
@@ -136,7 +139,23 @@ def build_plan(request: PlanRequest) -> Plan:
         candidates=options.candidates,
         builder_level=options.builder_level,
         profiling=options.profiling,
+        layers=layers,
     )
+
+
+def write_layers(out: Path, layers: Sequence[Mapping[str, Any]]) -> str | None:
+    """Write the layers of the plan `out` beside it, as an engine inspector tells them.
+
+    Return the file's name in a bundle, None where nothing is known of the layers.
+    """
+    if not layers:
+        return None
+    path = out.with_suffix(".layers.json")
+    try:
+        path.write_text(json.dumps({"Layers": layers}, indent=1), encoding="utf-8")
+    except OSError as error:
+        raise OutputError(f"cannot write {path}: {error.strerror}") from error
+    return f"plans/{path.name}"
 
 
 def resolve_architectures(engine: str, sms: Sequence[str]) -> list[str]:
@@ -144,16 +163,16 @@ def resolve_architectures(engine: str, sms: Sequence[str]) -> list[str]:
     if engine not in LIBRARIES:
         known = sorted(LIBRARIES)
         raise BuildOptionError(f"engine {engine!r} is not one of {known}{did_you_mean(engine, known)}")
-    wanted = list(dict.fromkeys(sm.lower() if not sm.isdecimal() else f"sm{sm}" for sm in sms))
+    wanted = list(dict.fromkeys(map(find_sm, sms)))
     allowed = LIBRARIES[engine].sms
     unknown = [sm for sm in wanted if allowed and sm not in allowed]
     if unknown:
         raise BuildOptionError(
-            f"{engine} builds no plans for {', '.join(unknown)}, only for {', '.join(allowed)};"
+            f"{engine} builds no plans for {describe_sms(unknown)}, only for {describe_sms(allowed)};"
             " for another GPU use --target tensorrt on the machine that has it"
         )
     if allowed and not wanted:
-        raise BuildOptionError(f"{engine} needs the GPUs to build for: some of {', '.join(allowed)}")
+        raise BuildOptionError(f"{engine} needs the GPUs to build for: some of {describe_sms(allowed)}")
     if not is_installed(engine):
         raise make_library_error(engine)
     return wanted

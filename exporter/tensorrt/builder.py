@@ -18,6 +18,7 @@ from ...runtime.bundle.plan import PlanWeight
 from ...runtime.errors import BackendUnavailableError, PlanForgeError
 from ..errors import BuildError, OutputError
 from .candidates import add_candidates
+from .listing import read_listing
 from .log import FATAL_WARNING, check_network, explain_build_errors, explain_parse_errors, translate_message
 from .older import keep_types, rewrite_for_tensorrt_8
 from .profiles import Profile, Range, find_slots
@@ -102,6 +103,7 @@ def build_in_this_process(request: Mapping[str, Any]) -> dict[str, Any]:
         "warnings": list(warnings),
         "profiles": accepted,
         "weights": [asdict(weight) for weight in weights],
+        "layers": read_listing(log.listing) if request["options"].get("profiling") == "detailed" else [],
     }
 
 

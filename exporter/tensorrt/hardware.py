@@ -8,6 +8,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from ...runtime.backends.architectures import describe_sm
+
 if TYPE_CHECKING:
     # Only functions import onnx: a command that builds no plan loads without it.
     from onnx import GraphProto, NodeProto
@@ -24,6 +26,11 @@ class Need:
 
     what: str
     sm: int
+
+    @property
+    def gpu(self) -> str:
+        """Return the oldest architecture that supports it, with GPUs that have it."""
+        return describe_sm(f"sm{self.sm}")
 
     def is_met(self, sm: str) -> bool:
         """Tell whether an architecture such as "sm86" supports it."""

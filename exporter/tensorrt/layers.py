@@ -1,7 +1,8 @@
 """Reads the layers of a plan through TensorRT's engine inspector, and the PyTorch module of each.
 
-Only a machine that runs the plan can read it: the library loads no plan without a driver. The inspector's
-text is described at https://docs.nvidia.com/deeplearning/tensorrt/latest/inference-library/engine-tools.html
+Only a machine that runs the plan can ask the inspector: the library loads no plan without a driver. What
+TensorRT-RTX listed as it built a plan lies beside it, and is read anywhere. The inspector's text:
+https://docs.nvidia.com/deeplearning/tensorrt/latest/inference-library/engine-tools.html
 """
 
 from __future__ import annotations
@@ -19,15 +20,19 @@ from ...runtime.backends.backend import LoadRequest
 from ...runtime.backends.device_buffer import make_buffer
 from ...runtime.backends.plan_compatibility import make_rebuild_command
 from ...runtime.backends.tensorrt_backend import TensorRtBackend
+from ...runtime.backends.tensorrt_library import LIBRARIES
 from ...runtime.backends.tensorrt_program import Shapes, TensorRtProgram
 from ...runtime.bundle.bundle import Bundle
 from ...runtime.bundle.manifest import Plan
-from ...runtime.errors import BackendError, BackendUnavailableError
+from ...runtime.errors import BackendError, BackendUnavailableError, BundleError
+from .profiles import Profile
 
 RUNS = 20  # timed runs of each profile
 WARM_UP_RUNS = 3  # before them
 
-PROFILE = re.compile(r" \[profile (\d+)\]$")  # behind the names of all profiles but the first
+PROFILE = re.compile(r" \[profile (\d+)\]")  # in names of all profiles but the first
+MYELIN = re.compile(r"_myl(\d+)_\d+$")  # behind the names of a compiled subgraph's layers: its number
+SHORT_FORMAT = re.compile(r"^\(\w+\) ")  # "(Linear) Row major linear format"
 NODE = re.compile(r"\[ONNX Layer: (.+?)\](?=$|[\x1e\x1f\[])")  # in a layer's metadata
 ENDS = re.compile(r"^\{ForeignNode\[(.*)\.\.\.(.*)\]\}$")  # first and last of the nodes that were fused
 COPY = re.compile(r"^Reformatting CopyNode for (?:Input|Output) Tensor \d+ to ")
@@ -35,10 +40,14 @@ COPY = re.compile(r"^Reformatting CopyNode for (?:Input|Output) Tensor \d+ to ")
 
 @dataclass(frozen=True)
 class LayerTensor:
-    """An input or output of a layer; `format` is TensorRT's text, with the element type."""
+    """An input or output of a layer; `format` is TensorRT's text, with the element type.
+
+    A dimension is -1, or has its name, where it follows from a call's shapes. None where even their number is
+    not known.
+    """
 
     name: str
-    dimensions: tuple[int, ...]
+    dimensions: tuple[int | str, ...] | None
     format: str
 
 
@@ -74,10 +83,10 @@ class ProfileLayers:
 
 @dataclass(frozen=True)
 class PlanLayers:
-    """The layers of a plan, profile by profile."""
+    """The layers of a plan, profile by profile; `gpu` is None where they were read without one."""
 
     plan: Plan
-    gpu: str
+    gpu: str | None
     profiles: tuple[ProfileLayers, ...]
 
 
@@ -94,7 +103,7 @@ def read_plan_layers(
         device: the GPU's number.
 
     Raises:
-        BackendUnavailableError: the plan does not run here; says where, and how it is built.
+        BackendUnavailableError: the plan does not run here; says where, and what works here.
         BackendError: the library refuses the plan, or it keeps nothing of its layers.
     """
     artifact = bundle.manifest.artifact(plan.built_from)
@@ -108,10 +117,9 @@ def read_plan_layers(
             plan.engine, alone, LoadRequest(precision=artifact.precision, device=device)
         )
     except BackendUnavailableError as error:
-        first = "" if plan.profiling == "detailed" else f"`{again}`, then "
         raise BackendUnavailableError(
-            f"TensorRT reads the layers of {plan.file} only on a machine that runs it: {error}. There,"
-            f" {first}`planforge inspect {bundle.folder} --layers`"
+            f"TensorRT reads the layers of {plan.file} only on a machine that runs it: {error}."
+            f" {describe_way_to_layers(bundle, plan, again)}"
         ) from error
     program = backend.open(alone, backend.artifact(alone, artifact.graph, None))
     if program.runtime_config is not None:  # TensorRT-RTX's, whose own graphs would hide the layers
@@ -127,6 +135,41 @@ def read_plan_layers(
     if not all(profile.layers for profile in found):
         raise BackendError(f"{plan.file} keeps nothing of its layers; build it again: {again}")
     return PlanLayers(plan, backend.device.gpu.name, tuple(found))
+
+
+def describe_way_to_layers(bundle: Bundle, plan: Plan, again: str) -> str:
+    """Return what shows the layers of a plan that does not run here; `again` builds it with all of them."""
+    show = f"`planforge inspect {bundle.folder} --layers`"
+    graph = bundle.folder / bundle.manifest.artifact(plan.built_from).file
+    nodes = f"`planforge inspect {graph} --layers` shows the nodes of its graph here"
+    if plan.layers is not None:
+        return f"Here, {show} shows them as TensorRT listed them at its build; {nodes}"
+    if LIBRARIES[plan.engine].sms:  # it is built without a GPU
+        return f"Here, `{again}` keeps a list of them at its build, which {show} shows; {nodes}"
+    first = "" if plan.profiling == "detailed" else f"`{again}`, then "
+    return f"There, {first}{show}; {nodes}"
+
+
+def read_listed_layers(bundle: Bundle, plan: Plan, modules: Mapping[str, str]) -> PlanLayers | None:
+    """Return a plan's layers as TensorRT listed them when it built the plan; None where it keeps no list.
+
+    Raises:
+        BundleError: the list is missing, has changed, or cannot be read.
+    """
+    if plan.layers is None:
+        return None
+    artifact = bundle.manifest.artifact(plan.built_from)
+    text = bundle.path(plan.layers).read_text(encoding="utf-8")
+    profiles = []
+    try:
+        for index, described in enumerate(plan.profiles):
+            profile = Profile.from_json(described)
+            shapes = {spec.name: profile.list_shapes(spec)[1] for spec in artifact.inputs}
+            profiles.append(ProfileLayers(profile.name, shapes, parse_layers(text, index, modules, {})))
+    except (AttributeError, KeyError, TypeError, BackendError) as error:  # whoever made the bundle wrote it
+        again = make_rebuild_command(bundle, plan.engine, plan=plan)
+        raise BundleError(f"{plan.layers} is no list of layers; build the plan again: {again}") from error
+    return PlanLayers(plan, None, tuple(profiles))
 
 
 def read_layers(
@@ -200,11 +243,10 @@ def parse_layers(
     layers: list[Mapping[str, Any]] = [{"Name": one} if isinstance(one, str) else one for one in described]
     seen: Counter[str] = Counter()
     found = []
-    for layer in layers:
-        name = str(layer.get("Name", ""))
-        match = PROFILE.search(name)
-        if (int(match[1]) if match else 0) != profile:
+    for layer, own in zip(layers, find_profiles(layers), strict=True):
+        if own != profile:
             continue
+        name = str(layer.get("Name", ""))
         bare = PROFILE.sub("", name)
         nodes = find_nodes(bare, str(layer.get("Metadata", "")))
         found.append(
@@ -224,16 +266,49 @@ def parse_layers(
     return tuple(found)
 
 
+def find_profiles(layers: Sequence[Mapping[str, Any]]) -> list[int]:
+    """Return the number of each layer's profile.
+
+    Its name tells it, or a tensor that it has. What tells it of one layer of a compiled subgraph tells it of
+    all; a subgraph without is of the same profile as the one before it.
+    """
+    told: list[int | None] = []
+    subgraphs: dict[str, int] = {}
+    names = [str(layer.get("Name", "")) for layer in layers]
+    for layer, name in zip(layers, names, strict=True):
+        tensors = [*layer.get("Inputs", ()), *layer.get("Outputs", ())]
+        match = next(filter(None, map(PROFILE.search, (name, *(str(t.get("Name")) for t in tensors)))), None)
+        told.append(int(match[1]) if match else None)
+        if match and (subgraph := MYELIN.search(name)):
+            subgraphs[subgraph[1]] = int(match[1])
+    found = []
+    before = 0
+    for name, number in zip(names, told, strict=True):
+        subgraph = MYELIN.search(name)
+        if subgraph:
+            before = subgraphs.get(subgraph[1], before)
+        found.append(number if number is not None else before if subgraph else 0)
+    return found
+
+
 def read_tensors(described: Sequence[Mapping[str, Any]]) -> tuple[LayerTensor, ...]:
     """Return the tensors of a layer, from the inspector's descriptions."""
     return tuple(
         LayerTensor(
             str(tensor.get("Name", "")),
             tuple(tensor.get("Dimensions", ())),
-            str(tensor.get("Format/Datatype", "")),
+            describe_format(tensor),
         )
         for tensor in described
     )
+
+
+def describe_format(tensor: Mapping[str, Any]) -> str:
+    """Return a tensor's format with its element type, which TensorRT-RTX 1.7 tells in two fields."""
+    if "Format/Datatype" in tensor:
+        return str(tensor["Format/Datatype"])
+    parts = (SHORT_FORMAT.sub("", str(tensor.get("Format", ""))), str(tensor.get("Datatype", "")))
+    return ", ".join(filter(None, parts))
 
 
 def find_nodes(name: str, metadata: str) -> tuple[str, ...]:

@@ -9,6 +9,7 @@ import re
 from collections.abc import Iterable, Sequence
 from typing import Any
 
+from ...runtime.backends.architectures import describe_sm
 from ...runtime.backends.tensorrt_library import NOISE, NUMPY_TYPES
 from ...runtime.bundle.artifact import SLOTS, Artifact, TensorSpec
 from ..errors import BuildError
@@ -29,7 +30,7 @@ TRANSLATIONS = (
     (r"^false$", "TensorRT has no such operator"),
     (
         r"Cannot compile operation '(?P<node>[^']*)' for Turing .*?: (?P<what>[^.]*) is not supported",
-        "{node} is {what}, for which there is no kernel on sm75: name the other GPUs by --sm",
+        "{node} is {what}, for which there is no kernel on {sm75}: name the other GPUs by --sm",
     ),
     (
         r"Cannot compile for target\(s\) (?P<sm>[^,]*), because the model contains HW-specific",
@@ -101,7 +102,7 @@ def translate_message(message: str, node: str = "") -> str:
     text = " ".join(message.split())
     for pattern, words in TRANSLATIONS:
         if match := re.search(pattern, text):
-            return words.format(**match.groupdict())
+            return words.format(**match.groupdict(), sm75=describe_sm("sm75"))
     for wrapping in (WRAPPED, CONDITION):
         if match := wrapping.search(text):
             text = match["text"]

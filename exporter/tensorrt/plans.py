@@ -10,6 +10,7 @@ from functools import partial
 from pathlib import Path
 from typing import TypeAlias
 
+from ...runtime.backends.architectures import describe_sms
 from ...runtime.backends.tensorrt_library import LIBRARIES, is_installed
 from ...runtime.bundle.bundle import Bundle
 from ...runtime.bundle.export_again import TARGETS, suggest_export_again
@@ -141,7 +142,7 @@ def replace_plans(manifest: Manifest, new: Sequence[Plan], entries: Mapping[str,
     """Return a manifest with new plans and their files' entries, without plans of the same settings."""
     configurations = {plan.list_settings() for plan in new}
     kept = tuple(plan for plan in manifest.plans if plan.list_settings() not in configurations)
-    gone = {plan.file for plan in manifest.plans} - {plan.file for plan in kept}
+    gone = {name for plan in manifest.plans if plan not in kept for name in plan.list_files()}
     files = {name: entry for name, entry in manifest.files.items() if name not in gone}
     return dataclasses.replace(manifest, plans=(*kept, *new), files={**files, **entries})
 
@@ -225,7 +226,7 @@ def build_together(
     architectures, _ = choose_architectures(bundle, graphs, target_name, sms)
     plans: list[Plan] = []
     for artifact in graphs:
-        where = ", ".join(architectures) or "this GPU"
+        where = describe_sms(architectures) or "this GPU"
         progress(f"building a {find_target(target_name).engine} plan of {artifact.id} for {where}")
         own = profiles[artifact.id]
         try:
@@ -235,8 +236,8 @@ def build_together(
         except BuildError as error:
             if not plans:
                 raise
-            for plan in plans:
-                (folder / plan.file).unlink()
+            for name in (name for plan in plans for name in plan.list_files()):
+                (folder / name).unlink()
             dropped = ", ".join(plan.built_from for plan in plans)
             raise BuildError(f"{error}\n  the plan of {dropped} was built, but was removed, too") from error
     return plans
@@ -292,7 +293,7 @@ def choose_architectures(
     graph, found = next((graph, found) for graph, found in unmet if found)
     instead = "fp16 and w8a16 do" if graph.quantization else "it does in ONNX Runtime (--target cuda)"
     why = (
-        f"{graph.id} does not run on {', '.join(out)} in {engine}, which has no kernels there for"
+        f"{graph.id} does not run on {describe_sms(out)} in {engine}, which has no kernels there for"
         f" {found[max(found)]}; {instead}"
     )
     if sms:
@@ -369,6 +370,8 @@ def build_plan_of_graph(
             name=make_network_name(artifact, {name: entry.sha256 for name, entry in files.items()}),
         )
     )
+    if plan.layers is not None:
+        plan = dataclasses.replace(plan, layers=f"plans/{name_by_content(folder / plan.layers)[0].name}")
     path, _ = name_by_content(path)  # TensorRT may give other bytes when it builds a plan again
     tokenizers = bundle.manifest.tokenizer["files"]
     sources = {name: files[name].sha256 for name in (artifact.file, *artifact.data, *tokenizers)}

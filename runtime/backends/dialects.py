@@ -9,6 +9,7 @@ from ..bundle.bundle import Bundle
 from ..bundle.manifest import Artifact
 from ..errors import BackendUnavailableError, BundleError, InputError, ManifestError
 from ..suggest import did_you_mean
+from .architectures import describe_sm
 from .cuda_kernels import ATTENTION, QUANTIZED_CACHE_SM, explain_missing_attention
 
 CPU_DIALECTS = ("ort", "portable", "inplace")  # fastest first
@@ -38,7 +39,8 @@ def choose_artifact(
     if only and (precision in only or not artifacts):
         raise InputError(
             f"precision={next(iter(only))!r} runs in a plan alone, as ONNX Runtime has no fp4: build one for"
-            f" a GPU of sm120 or newer, `planforge build {bundle.folder}`, or give another precision"
+            f" a GPU of {describe_sm('sm120')} or newer, `planforge build {bundle.folder}`, or give another"
+            " precision"
         )
     if not artifacts:
         raise BundleError(f"{bundle.folder} has no {graph} graph that ONNX Runtime can run")
@@ -87,6 +89,6 @@ def refuse_older_gpu(artifact: Artifact, sm: str) -> None:
     """Refuse a graph whose cache is in int8 on a GPU, such as "sm75", that has no kernel for it."""
     if "cache_bits" in artifact.quantization and int(sm.removeprefix("sm")) < QUANTIZED_CACHE_SM:
         raise BackendUnavailableError(
-            f"{artifact.id} has a cache in int8, for which ONNX Runtime has no kernel on {sm}, only on"
-            f" sm{QUANTIZED_CACHE_SM} and newer: load a precision without -kv8"
+            f"{artifact.id} has a cache in int8, for which ONNX Runtime has no kernel on {describe_sm(sm)},"
+            f" only on {describe_sm(f'sm{QUANTIZED_CACHE_SM}')} and newer: load a precision without -kv8"
         )

@@ -10,9 +10,8 @@ from ..bundle.bundle import Bundle
 from ..bundle.export_again import suggest_export_again
 from ..bundle.manifest import Plan
 from ..errors import BackendUnavailableError
+from .architectures import JETSON, describe_sm, describe_sms
 from .tensorrt_library import LIBRARIES
-
-JETSON = ("sm72", "sm87", "sm101", "sm110")
 
 
 @dataclass(frozen=True)
@@ -93,7 +92,7 @@ def explain_misfit(plan: Plan, host: Host, bundle: Bundle) -> str:
     if LIBRARIES[plan.engine].sms and host.sm not in LIBRARIES[plan.engine].sms:
         again = ", which it does not know: use backend='ort-cuda', or a plan of TensorRT"
     if plan.sms and not any(covers(sm, host.sm) for sm in plan.sms):
-        return f"its plan is for {', '.join(plan.sms)}, this GPU is {host.sm}{again}"
+        return f"its plan is for {describe_sms(plan.sms)}, this GPU is {describe_sm(host.sm)}{again}"
     if plan.version != host.version and not (plan.compatible and reads(host.version, plan.version)):
         return f"its plan was built by {plan.engine} {plan.version}, installed is {host.version}{again}"
     if plan.cuda is not None and host.cuda < parse_version(plan.cuda):

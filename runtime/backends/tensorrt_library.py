@@ -39,6 +39,8 @@ LIBRARIES = {
 # Said of every int64 input, and of every error on a machine without a driver.
 NOISE = re.compile(r"has Int64 binding|cudaError 35\b")
 
+LISTING = "Layers:\n"  # how a list of layers begins, in TensorRT-RTX 1.7.1
+
 NUMPY_TYPES: dict[str, np.dtype[Any]] = {
     "FLOAT": np.dtype(np.float32),
     "HALF": np.dtype(np.float16),
@@ -75,7 +77,8 @@ def make_library_error(name: str) -> BackendUnavailableError:
 def make_logger(trt: Any) -> Any:
     """Return an `ILogger` of the module `trt` that collects messages in its `errors` and `warnings`.
 
-    With `--debug`, all that the library says goes to the log.
+    Its `listing` is the last message that lists the layers of a plan, which a builder writes at its end. With
+    `--debug`, all that the library says goes to the log.
     """
     tells = log.isEnabledFor(logging.DEBUG)
 
@@ -84,10 +87,13 @@ def make_logger(trt: Any) -> Any:
             trt.ILogger.__init__(self)
             self.errors: list[str] = []
             self.warnings: list[str] = []
+            self.listing = ""
 
         def log(self, severity: Any, message: str) -> None:
             if tells:
                 log.debug("[%s] [%s] %s", trt.__name__, SEVERITIES[int(severity)], message)
+            if message.startswith(LISTING):
+                self.listing = message
             if NOISE.search(message) or severity > trt.ILogger.Severity.WARNING:
                 return
             is_error = severity < trt.ILogger.Severity.WARNING

@@ -137,7 +137,7 @@ class Manifest:
         """Return the names of all files of graphs, their weights and plans; shared ones several times."""
         graphs = (*self.artifacts, *self.explanations)
         named = [name for a in graphs for name in (a.file, *a.data)]
-        return named + [name for p in self.plans for name in (p.file, *(w.file for w in p.weights))]
+        return named + [name for p in self.plans for name in (*p.list_files(), *(w.file for w in p.weights))]
 
     def check_files_are_listed(self) -> None:
         """Refuse a manifest that names a file, such as an artifact's, without listing its hash."""

@@ -68,6 +68,7 @@ class Plan:
     candidates: int = 0  # how many of the likeliest tokens it picks by itself; 0 if it gives all logits
     builder_level: int | None = None  # how long TensorRT searched for kernels; None for its own choice
     profiling: str | None = None  # what it keeps of its layers, such as "detailed"; None for their names
+    layers: str | None = None  # a file with what the library told of its layers as it built it
     sources: Mapping[str, str] = field(default_factory=dict)  # sha256 of its graph's and tokenizers' files
 
     def __post_init__(self) -> None:
@@ -91,6 +92,10 @@ class Plan:
                     )
         if self.candidates < 0:
             raise ManifestError(f"plan {self.file!r}: candidates is {self.candidates}, must be 0 or more")
+
+    def list_files(self) -> list[str]:
+        """Return the names of the files that are its own: the plan, and what is known of its layers."""
+        return [self.file] if self.layers is None else [self.file, self.layers]
 
     def read_axes(self) -> list[Reader]:
         """Return each profile's lengths of every axis."""
@@ -145,7 +150,7 @@ class Plan:
             "weights": [asdict(weight) for weight in self.weights],
         }
         usual: dict[str, Any] = {"cuda": None, "weights": [], "compatible": False, "candidates": 0}
-        usual |= {"sources": {}, "builder_level": None, "profiling": None}
+        usual |= {"sources": {}, "builder_level": None, "profiling": None, "layers": None}
         return {name: part for name, part in value.items() if name not in usual or part != usual[name]}
 
     @staticmethod
@@ -164,6 +169,7 @@ class Plan:
             candidates=r.get("candidates", int, 0),
             builder_level=r.get("builder_level", int, None),
             profiling=r.get("profiling", str, None),
+            layers=None if r.get("layers", str, None) is None else check_file_name(r.get("layers", str)),
             sources=r.texts("sources"),
         )
 

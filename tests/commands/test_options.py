@@ -52,6 +52,14 @@ def test_an_option_of_one_value_is_refused_where_it_is_given_twice(name: str) ->
         assert list(context.params[param.name]) == ["a", "b"]
 
 
+@pytest.mark.parametrize("name", COMMANDS)
+def test_a_usage_line_has_each_dot_once(name: str) -> None:
+    (usage,) = (line for line in planforge(name, "--help").stdout.splitlines() if "Usage:" in line)
+    assert f"planforge {name} [OPTIONS]" in usage
+    for word in usage.split():
+        assert word.count("...") <= 1 and "[[" not in word, usage
+
+
 def test_names_are_separated_by_commas_and_a_switch_may_be_repeated(tmp_path: Path) -> None:
     twice = ("--precision", "fp32", "--precision=int8")
     line = error_line("export", "gpt2-demo", "-o", tmp_path / "B", *twice)

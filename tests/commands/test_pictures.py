@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import json
+import re
+import shlex
 from pathlib import Path
 
 import numpy as np
@@ -55,13 +57,46 @@ def test_several_pictures(picture_bundle: Path, tmp_path: Path) -> None:
         (("run", "one", "-o", "x.png", "--height", "30"), "height=30 is not a multiple of 4"),
         (("run", "one", "-o", "x.png", "--temperature", "1"), "--temperature cannot be used with"),
         (("run", "one", "-o", "x.png", "--task", "embed"), "this bundle makes pictures"),
-        (("bench",), "bench is for models of text"),
         (("package", "-o", "x", "--for", "optimum"), "optimum-onnx takes"),
     ],
 )  # fmt: skip
 def test_what_cannot_be_is_one_line(picture_bundle: Path, arguments: tuple[str, ...], words: str) -> None:
     command, *rest = arguments
     assert words in error_line(command, picture_bundle, *rest)
+
+
+@pytest.mark.parametrize(
+    "arguments",
+    [
+        ("prove", "--data", "TABLE"),
+        ("bench",),
+        ("serve",),
+        ("explain", "one"),
+        ("batch", "--task", "embed", "--input", "TABLE", "-o", "out.tsv"),
+        ("fit-head", "TABLE", "-o", "new"),
+    ],
+    ids=lambda arguments: arguments[0],
+)
+def test_what_is_for_texts_alone_names_commands_that_work(
+    picture_bundle: Path, arguments: tuple[str, ...], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    table = tmp_path / "table.tsv"
+    table.write_text("text\tlabel\none\ta\ntwo\tb\n", encoding="utf-8")
+    command, *rest = (str(table) if word == "TABLE" else word for word in arguments)
+    line = error_line(command, picture_bundle, *rest)
+    assert f"is for models of text, and {picture_bundle} makes pictures" in line
+    run, selftest = (shlex.split(words)[1:] for words in re.findall("`(.*?)`", line))
+    assert run[:2] == ["run", str(picture_bundle)] and selftest == ["selftest", str(picture_bundle)]
+    monkeypatch.chdir(tmp_path)
+    if command == "prove":  # the commands are the same in each line; selftest runs below
+        assert planforge(*run, *FEW).returncode == 0
+        assert read(tmp_path / "picture.png").shape == (32, 32, 3)
+
+
+def test_diff_sends_nobody_to_prove(picture_bundle: Path) -> None:
+    done = planforge("diff", picture_bundle, picture_bundle)
+    assert done.returncode == 2 and "planforge selftest BUNDLE compares" in done.stdout
+    assert "prove BUNDLE" not in done.stdout
 
 
 def test_selftest_and_inspect(picture_bundle: Path) -> None:

@@ -1,8 +1,10 @@
 """The text of an `IEngineInspector` on an emulated GPU, in the form that NVIDIA documents.
 
 Two nodes are one layer, whose name tells them only where it is not Myelin's; a copy comes before the first.
-As in plans of TensorRT-RTX 1.7.1, metadata has "[ONNX Layer: NAME]" with ASCII's separators between them,
-unescaped, and names of all profiles but the first end in " [profile N]".
+As TensorRT-RTX 1.7.1 lists a plan at its build, metadata has "[ONNX Layer: NAME]" with ASCII's separators
+between them, unescaped. Names of nodes and of the graph's tensors have " [profile N]" in all profiles but the
+first. Myelin's names of layers end in "_mylN_" and their place, with the number of their subgraph: here the
+profile's.
 """
 
 from __future__ import annotations
@@ -70,8 +72,8 @@ def list_layers(
         fused = nodes[first : first + 2]
         is_named = first % 4 == 0
         yield {
-            "Name": (" + ".join(node.name for node in fused) if is_named else f"__myl_Fused_{first}")
-            + suffix,
+            "Name": (" + ".join(node.name for node in fused) + suffix if is_named else "__myl_Fused")
+            + f"_myl{profile}_{first}",
             "LayerType": "gemm" if is_named else "kgen",
             "Inputs": describe(fused[0].input),
             "Outputs": describe(fused[-1].output),

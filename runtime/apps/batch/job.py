@@ -21,6 +21,7 @@ from ...backends.threads import choose_threads
 from ...bundle.bundle import Bundle
 from ...errors import BackendUnavailableError, BatchError, InputError
 from ...option_checks import check_whole
+from ...tasks import refuse_pictures
 from ..signals import note_changes
 from ..stage_progress import CountedLine, StageCounter, describe_count
 from .engine import Engine, Lost
@@ -142,6 +143,7 @@ def run_batch(
 def check_bundle(bundle: str | Path, task: str) -> None:
     """Refuse a bundle whose class of models does not do a task."""
     opened = Bundle.open(bundle)
+    refuse_pictures(opened, "batch")
     if opened.manifest.task != find_task(task).model:
         able = [name for name, one in TASKS.items() if opened.manifest.task == one.model]
         raise InputError(

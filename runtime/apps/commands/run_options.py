@@ -96,7 +96,7 @@ FLAGS = {"system": "--system", "template_options": "--template-option", "continu
 
 TextsArgument = Annotated[
     list[str] | None,
-    typer.Argument(metavar="[TEXT]...", help="Texts; if none are given, each line of stdin is one."),
+    typer.Argument(metavar="TEXT", help="Texts; if none are given, each line of stdin is one."),
 ]
 TaskOption = Annotated[str | None, input_option(f"{', '.join(TASKS)}.", show_default="depends on the bundle")]
 InputFileOption = Annotated[

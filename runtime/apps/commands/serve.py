@@ -29,7 +29,7 @@ limit_option = partial(make_option, panel="Limits")
 BundlesArgument = Annotated[
     list[str],
     typer.Argument(
-        metavar="BUNDLE...",
+        metavar="BUNDLE",
         help="Bundle folders; NAME=FOLDER sets the model's name, by default the folder's name.",
         show_default=False,
     ),
@@ -173,7 +173,7 @@ def name_bundles(arguments: list[str]) -> dict[str, Path]:
                 f" in other={folder}"
             )
         opened = Bundle.open(folder)  # what is wrong with it is said before the server listens
-        refuse_pictures(opened.manifest.task, "the server")
+        refuse_pictures(opened, "the server")
         folders[name] = Path(folder)
     return folders
 

@@ -137,7 +137,7 @@ def bench(
     `progress`, which is called with a line when a stage begins too. Raises a MemoryLimitError where all do.
     """
     opened = Bundle.open(bundle)
-    refuse_pictures(opened.manifest.task, "bench")
+    refuse_pictures(opened, "bench")
     check_whole("threads", threads, 1, os.cpu_count() or 1, optional=True, what="this machine's cores")
     graph = "decoder" if any(a.graph == "decoder" for a in opened.manifest.artifacts) else "encoder"
     known = [a.precision for a in opened.manifest.artifacts if a.graph == graph]

@@ -10,6 +10,7 @@ from functools import partial
 from pathlib import Path
 from typing import Any, TypeAlias
 
+from ...backends.architectures import describe_sm, describe_sms
 from ...backends.tensorrt_library import LIBRARIES
 from ...backends.threads import ROOT
 from .jetson import Jetson, fill_in_from_board, find_jetson
@@ -131,8 +132,8 @@ def check_rtx(facts: Facts) -> Obstacle | None:
     present = [gpu.sm or "a GPU of unknown architecture" for gpu in facts.graphics.gpus]
     if architecture.lower() in ("x86_64", "amd64") and set(sms) & set(present):
         return None
-    here = f"{', '.join(dict.fromkeys(present))} and {architecture}"
-    return f"TensorRT-RTX is for {', '.join(sms)} and x86-64, this machine has {here}", ""
+    here = f"{describe_sms(dict.fromkeys(present))} and {architecture}"
+    return f"TensorRT-RTX is for {describe_sms(sms)} and x86-64, this machine has {here}", ""
 
 
 def check_tensorrt(facts: Facts) -> Obstacle | None:
@@ -141,7 +142,8 @@ def check_tensorrt(facts: Facts) -> Obstacle | None:
     version = facts.package("tensorrt").major or FIRST_TURING_ONLY
     if not sms or any(int(sm[2:]) >= TURING for sm in sms) or version < FIRST_TURING_ONLY:
         return None
-    return f"TensorRT {FIRST_TURING_ONLY} is for sm{TURING} and newer, this machine has {', '.join(sms)}", ""
+    oldest = describe_sm(f"sm{TURING}")
+    return f"TensorRT {FIRST_TURING_ONLY} is for {oldest} and newer, this machine has {describe_sms(sms)}", ""
 
 
 def check_packages(library: str, facts: Facts) -> Obstacle | None:

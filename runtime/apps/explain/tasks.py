@@ -101,7 +101,7 @@ def explain(
             a model of its task.
         ContextLengthError: text and answer are longer than the model takes.
     """
-    refuse_pictures(model.task, "explain")
+    refuse_pictures(model.bundle, "explain")
     task = TASKS[model.task]
     task.check_use({"pair": pair, "watch": watch, "max_new_tokens": max_new_tokens})
     graphs = find_graphs(model)

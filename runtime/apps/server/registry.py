@@ -218,7 +218,7 @@ class Registry:
             if name in self.loaded:  # the warm-up is no request
                 self.metrics.observe(name, measure, value)
 
-        refuse_pictures(model.task, "the server")
+        refuse_pictures(model.bundle, "the server")
         context = 0
         if TASKS[model.task].shares_steps:
             shares = not several if settings.share_prompts is None else settings.share_prompts

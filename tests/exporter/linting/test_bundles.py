@@ -8,10 +8,12 @@ from pathlib import Path
 
 import pytest
 
-from planforge.exporter.linting.lint import choose_graphs, lint, list_graph_targets
+from planforge.exporter.linting.lint import choose_graphs, explain_not_taken, lint, list_graph_targets
 from planforge.exporter.linting.report import Finding, LintReport
 from planforge.exporter.targets import find_targets
 from planforge.runtime.bundle.bundle import Bundle
+
+from ...helpers.cli import error_line, planforge
 
 
 def test_each_graph_of_a_bundle_is_checked_for_the_targets_that_take_it(demo_bundle: Path) -> None:
@@ -27,6 +29,40 @@ def test_nothing_is_found_in_a_fresh_bundle(demo_bundle: Path) -> None:
     report = lint(demo_bundle)
     assert report.findings == () and {"cpu", "rtx"} <= set(report.targets)
     assert {graph for graph, _ in report.checked} == set(report.graphs)
+
+
+def test_a_graph_that_no_named_target_takes_has_a_line_that_says_why(demo_bundle: Path) -> None:
+    report = lint(demo_bundle, ["cpu", "cuda", "rtx"])
+    named = {(graph, target) for graph in report.graphs for target in report.targets}
+    assert {graph for graph, _ in named - set(report.checked)} == set(report.left_out)
+    for graph, why in report.left_out.items():
+        dialect = graph.split(".")[1]
+        missing = [target for target in report.targets if (graph, target) not in report.checked]
+        assert all(target in why for target in missing)
+        assert f"not '{dialect}'" in why or "has no use for" in why
+    lines = planforge("lint", demo_bundle, "--target", "cpu,cuda,rtx").stdout.splitlines()
+    told = [line.partition(" was left out: ")[0] for line in lines if " was left out: " in line]
+    assert told == list(report.left_out)
+    assert (
+        "left out" not in planforge("lint", demo_bundle).stdout
+    )  # each is checked for the targets it is for
+
+
+def test_a_precision_that_a_target_has_no_use_for_is_named(demo_bundle: Path) -> None:
+    manifest = Bundle.open(demo_bundle).manifest
+    ort = next(artifact for artifact in manifest.artifacts if artifact.id == "decoder.ort.fp32")
+    (target,) = find_targets(["cpu"])
+    assert "has no use for fp16" in explain_not_taken(target, dataclasses.replace(ort, precision="fp16"))
+
+
+@pytest.mark.parametrize("command", ["lint", "inspect"])
+def test_the_name_of_a_demo_is_refused_with_the_command_that_makes_a_bundle(command: str) -> None:
+    line = error_line(command, "gpt2-demo")
+    first = "first `planforge export gpt2-demo -o build/gpt2-demo`"
+    assert f"{first}, then `planforge {command} build/gpt2-demo`" in line
+    assert "planforge export" not in error_line(command, "another-demo").replace(
+        "`planforge export` wrote", ""
+    )
 
 
 def test_a_target_that_takes_no_graph_of_a_bundle_is_told_why(demo_bundle: Path) -> None:

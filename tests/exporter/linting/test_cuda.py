@@ -17,6 +17,7 @@ from planforge.exporter.commands.inspection import count_kernels, inspect
 from planforge.exporter.verification.structure import compare_structure
 from planforge.runtime.bundle.bundle import Bundle
 
+from ...helpers.cli import planforge
 from ...helpers.lint import Case, model_of, write_case
 from ...helpers.lint_cases import MS
 from ...helpers.old_graphs import compute_total_in_the_graph
@@ -78,6 +79,27 @@ def test_what_is_read_on_the_host_is_an_input_or_follows_from_shapes(
     for finding, words in zip(found, late, strict=True):
         assert finding.severity == "wrong" and words in finding.what
     assert "host-input" not in {finding.rule for finding in lint(path, ["cpu", "rtx"]).findings}
+
+
+def test_nodes_are_counted_where_they_run(tmp_path: Path) -> None:
+    """By hand: the Constant is gone when it is loaded, Shape and Squeeze are shapes, Tan has no kernel."""
+    body = (
+        "(float[a,b] x) => (float[m] y, float[a,b] z) { i = Constant <value_ints = [0]> ()"
+        " s = Shape <start = 1, end = 2>(x) d = Squeeze(s, i) u = Unsqueeze(d, i) t = Tan(x)"
+        " r = Relu(x) f = Flatten <axis = 0>(r) q = Squeeze(f, i) y = Expand(q, u) z = Add(t, r) }"
+    )
+    report = lint(write_case(Case("g", "", body, 20), tmp_path), ["cuda", "cpu"])
+    (cuda,) = (one for one in report.to_json()["verdicts"] if one["target"] == "cuda")
+    assert cuda["nodes"] == {"gpu": 5, "cpu_shapes": 3, "cpu_others": 1}
+    verdicts = {target: report.describe_verdict(graph, target) for graph, target in report.checked}
+    assert verdicts["cpu"] == "nothing found"
+    words = "5 nodes run on the GPU, 3 shape computations on the CPU, 1 others on the CPU"
+    assert verdicts["cuda"] == f"1 warning: {words}"
+    good = write_case(Case("h", "", "(float[n] x) => (float[n] y) { y = Abs(x) }", 20), tmp_path)
+    (row,) = (
+        line for line in planforge("lint", good, "--target", "cuda").stdout.splitlines() if "cuda" in line
+    )
+    assert row.endswith("nothing found: 1 nodes run on the GPU, 0 shape computations on the CPU")
 
 
 def test_attention_without_a_kernel_on_a_gpu_is_told(tmp_path: Path) -> None:

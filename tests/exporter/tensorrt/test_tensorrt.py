@@ -288,7 +288,7 @@ RELU = "(float[batch,4] x) => (float[batch,4] y) { y = Relu(x) }"
         (
             "tensorrt-rtx",
             ("sm86", "sm87"),
-            r"no plans for sm87, only for sm75, .*sm121; for another",
+            r"no plans for sm87 \(Jetson Orin\), only for sm75 \(RTX 20, T4\), .*sm121 \(.*\); for another",
         ),
         ("tensorrt-rtx", (), "needs the GPUs to build for: some of sm75"),
         ("cuda", ("sm86",), r"engine 'cuda' is not one of \['tensorrt', 'tensorrt-rtx'\]"),

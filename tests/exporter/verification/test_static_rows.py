@@ -203,7 +203,7 @@ def test_it_is_refused_for_what_is_no_encoder(precision: str, instead: str) -> N
 
 
 def test_a_gpu_without_fp8_is_refused_before_anything_is_read(tmp_path: Path) -> None:
-    with pytest.raises(InputError, match="--sm sm86 has no kernels for fp8, which begin with sm89: "):
+    with pytest.raises(InputError, match="--sm sm86 has no kernels for fp8, which begin with sm89 "):
         export(tmp_path / "none", tmp_path / "B", target="rtx", precision="fp8a8", sms=["sm86"])
 
 

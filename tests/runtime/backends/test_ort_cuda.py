@@ -173,7 +173,8 @@ def test_a_code_that_was_changed_in_the_file_is_named(
 def test_a_cache_in_int8_is_for_newer_gpus(quantized: Path) -> None:
     with emulated_ort_cuda(sm="sm75"):
         with pytest.raises(
-            BackendUnavailableError, match=r"w8a16-kv8 has a cache in int8, .* on sm75, only on sm80"
+            BackendUnavailableError,
+            match=r"w8a16-kv8 has a cache in int8, .* on sm75 \(RTX 20, T4\), only on sm80 ",
         ):
             load(quantized, backend="ort-cuda", precision="int8-kv8")
         load(quantized, backend="ort-cuda", precision="int8").close()

@@ -38,7 +38,8 @@ def refusal(bundle: Path, backend: str = "tensorrt-rtx", **machine: Any) -> str:
 
 def test_a_plan_for_another_gpu(demo_bundle: Path) -> None:
     text = refusal(demo_bundle, sm="sm90")
-    assert "is for sm75, sm80, sm86, sm89, sm120, sm121, this GPU is sm90, which it does not know" in text
+    assert "is for sm75 (RTX 20, T4), sm80 (A100, " in text
+    assert "this GPU is sm90 (H100, H200), which it does not know" in text
     assert "ort-cuda" in text and "planforge build" not in text
 
 
@@ -48,7 +49,7 @@ def test_a_plan_for_some_gpus(own_bundle: Path) -> None:
 
     text = refusal(with_manifest(own_bundle, some), sm="sm89")
     command = f"planforge build {own_bundle} --target rtx --sm sm89 --top-k 8"
-    assert f"is for sm86, this GPU is sm89; {command}" in text
+    assert f"is for sm86 (RTX 30, A10), this GPU is sm89 (RTX 40, L4, L40S); {command}" in text
 
 
 def test_a_tuned_plan_is_built_again_as_it_was(own_bundle: Path) -> None:

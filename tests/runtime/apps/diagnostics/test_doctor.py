@@ -109,7 +109,10 @@ def test_a_machine_with_everything() -> None:
     assert summarize_backends(found) == "bundles run on: tensorrt-rtx, tensorrt, ort-cuda, ort-cpu"
 
 
-RTX_SMS = "TensorRT-RTX is for sm75, sm80, sm86, sm89, sm120, sm121 and x86-64"
+RTX_SMS = (
+    "TensorRT-RTX is for sm75 (RTX 20, T4), sm80 (A100, A30), sm86 (RTX 30, A10), sm89 (RTX 40, L4, L40S),"
+    " sm120 (RTX 50, RTX PRO Blackwell), sm121 (DGX Spark, GB10) and x86-64"
+)
 CUDA_13_ORT = "pip install 'planforge[gpu]' 'onnxruntime-gpu[cuda,cudnn]'"
 JETSON_TENSORRT = (
     "sudo apt install nvidia-jetpack, then /usr/bin/python3 -m venv --system-site-packages .venv,"
@@ -129,19 +132,19 @@ JETSON_TENSORRT = (
         (
             facts("sm90"),
             "tensorrt-rtx",
-            f"{RTX_SMS}, this machine has sm90 and x86_64",
+            f"{RTX_SMS}, this machine has sm90 (H100, H200) and x86_64",
             "",
         ),
         (
             facts("sm87", **ORIN),
             "tensorrt-rtx",
-            f"{RTX_SMS}, this machine has sm87 and aarch64",
+            f"{RTX_SMS}, this machine has sm87 (Jetson Orin) and aarch64",
             "",
         ),
         (
             facts("sm121", architecture="aarch64"),
             "tensorrt-rtx",
-            f"{RTX_SMS}, this machine has sm121 and aarch64",
+            f"{RTX_SMS}, this machine has sm121 (DGX Spark, GB10) and aarch64",
             "",
         ),
         (
@@ -212,7 +215,7 @@ JETSON_TENSORRT = (
         (
             facts("sm70"),
             "tensorrt",
-            "TensorRT 11 is for sm75 and newer, this machine has sm70",
+            "TensorRT 11 is for sm75 (RTX 20, T4) and newer, this machine has sm70 (V100)",
             "",
         ),
         (
