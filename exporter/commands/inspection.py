@@ -15,6 +15,7 @@ from ...runtime.apps.proof.evidence import read_whole_evidence
 from ...runtime.backends.dialects import CPU_DIALECTS
 from ...runtime.backends.ort_backend import OrtCpuBackend
 from ...runtime.bundle.bundle import Bundle
+from ...runtime.bundle.json_reader import FILE_NAME
 from ...runtime.bundle.manifest import Artifact, Axis, Manifest, Plan, TensorSpec
 from ...runtime.bundle.plan import sum_profile_memory
 from ...runtime.errors import InputError
@@ -24,11 +25,10 @@ from ...runtime.text.batching import TOKEN_BUDGET
 from ..errors import ExporterError, shorten_error
 from ..task_traits import TRAITS
 from .evidence_tables import make_short_rows
+from .kernel_count import count_kernels, describe_kernels
 
 if TYPE_CHECKING:
     from rich.console import RenderableType
-
-    from ..fitting.fitting import FitResult
 
 Section: TypeAlias = tuple[str, Sequence[str], Sequence[Sequence[str]]]  # title, columns, rows
 
@@ -75,13 +75,11 @@ def inspect_bundle(folder: Path) -> Inspection:
     """List artifacts with their axes and ranges, plans with their architectures, files with their sizes."""
     bundle = Bundle.open(folder)
     manifest = bundle.manifest
-    graphs = [
-        (a.id, str(a.opset), a.padding_side, sum_sizes(manifest, a.file, *a.data), describe_gate(a))
-        for a in (*manifest.artifacts, *manifest.explanations)
-    ]
+    sizes = measure_parts(bundle)
+    columns: tuple[str, ...] = ("graph", "opset", "padding", "size", "weights of", "against PyTorch")
     sections: list[Section] = [
-        (f"{folder}: {manifest.family}, {manifest.task}", ("", ""), list_head_rows(manifest)),
-        ("graphs", ("graph", "opset", "padding", "size", "against PyTorch"), graphs),
+        (f"{folder}: {manifest.family}, {manifest.task}", ("", ""), list_head_rows(manifest, sizes)),
+        ("graphs", columns, list_graph_rows(manifest)),
     ]
     sections.append(make_memory_section(manifest))
     ids_by_tensors: dict[tuple[tuple[str, ...], ...], list[str]] = {}
@@ -89,7 +87,7 @@ def inspect_bundle(folder: Path) -> Inspection:
         ids_by_tensors.setdefault(tuple(list_tensor_rows(artifact)), []).append(artifact.id)
     for rows, ids in ids_by_tensors.items():
         sections.append((f"tensors of {', '.join(ids)}", ("tensor", "role", "type", "axes"), rows))
-    value = json.loads(manifest.to_json())
+    value = {**json.loads(manifest.to_json()), "bytes": sizes}
     if manifest.plans:
         columns = ("plan", "engine", "built from", "architectures", "profiles", "size")
         title = f"plans: {NOT_RUN} (`planforge selftest {folder}` runs one, on a machine with its GPU)"
@@ -133,7 +131,28 @@ def make_memory_section(manifest: Manifest) -> Section:
     return title, ("precision", "batch", "weights", "cache", "activations", "sum"), rows
 
 
-def list_head_rows(manifest: Manifest) -> list[tuple[str, str]]:
+def measure_parts(bundle: Bundle) -> dict[str, int]:
+    """Return the bytes of a bundle's folders and of its manifest, each file counted once."""
+    sizes: Counter[str] = Counter()
+    for name, entry in bundle.manifest.files.items():
+        sizes[name.partition("/")[0]] += entry.bytes
+    sizes[FILE_NAME] = (bundle.folder / FILE_NAME).stat().st_size
+    return dict(sizes.most_common())
+
+
+def list_graph_rows(manifest: Manifest) -> list[tuple[str, ...]]:
+    """Return a row of each graph, whose size leaves out weights that a graph above it counts."""
+    rows = []
+    owners: dict[str, str] = {}  # of each file the first graph that reads it
+    for a in (*manifest.artifacts, *manifest.explanations):
+        own = [name for name in (a.file, *a.data) if owners.setdefault(name, a.id) == a.id]
+        others = dict.fromkeys(owners[name] for name in a.data if name not in own)
+        size = sum_sizes(manifest, *own)
+        rows.append((a.id, str(a.opset), a.padding_side, size, ", ".join(others), describe_gate(a)))
+    return rows
+
+
+def list_head_rows(manifest: Manifest, sizes: Mapping[str, int]) -> list[tuple[str, str]]:
     source = manifest.source
     by = f", exported by {source['exporter']}" if source.get("exporter") else ""
     rows = [
@@ -149,10 +168,11 @@ def list_head_rows(manifest: Manifest) -> list[tuple[str, str]]:
         rows.append(("searches", f"{beams}, at most {defaults.max_new_tokens} new tokens"))
         sizes = [manifest.config.get(f"{side}_vocab_size") for side in ("source", "target")]
         vocabulary = f"{sizes[0]} of the source, {sizes[1]} of the target"
+    parts = ", ".join(f"{name} {format_size(size)}" for name, size in sizes.items())
     return [
         *rows,
         ("vocabulary", vocabulary),
-        ("size", sum_sizes(manifest, *manifest.files)),
+        ("size", f"{format_size(sum(sizes.values()))}: {parts}"),
         ("made by", ", ".join(f"{name} {version}" for name, version in manifest.tools.items())),
     ]
 
@@ -333,33 +353,6 @@ def inspect_onnx(path: Path) -> Inspection:
     return Inspection(found, [(path.name, ("", ""), head), ("tensors", ("tensor", "type", "shape"), tensors)])
 
 
-@dataclass(frozen=True)
-class KernelCount:
-    """A graph's nodes, and those of them that no kernel of ONNX Runtime on a GPU takes, by operator."""
-
-    nodes: int
-    without: Mapping[str, int]
-
-
-def count_kernels(path: Path) -> KernelCount | None:
-    """Count a graph's nodes by the table of kernels; None where lint cannot read it."""
-    from ..linting.cuda_rules import list_without_kernel
-    from ..linting.model import LintModel
-
-    try:
-        model = LintModel.load(path, in_bundle=False)
-    except InputError:  # as `planforge lint` says; what can be read is shown here
-        return None
-    without = Counter(operator for _, operator, _ in list_without_kernel(model))
-    return KernelCount(len(list(model.nodes)), dict(without))
-
-
-def describe_kernels(counted: KernelCount) -> tuple[str, str]:
-    """Return a count in two cells of a table."""
-    parts = [f"{count} x {operator}" for operator, count in counted.without.items()]
-    return str(counted.nodes), ", ".join(parts) or "none"
-
-
 def inspect_plan(path: Path) -> Inspection:
     """Return facts from a plan that need no driver, and its entry in the bundle's manifest."""
     from ..tensorrt.build import summarize_plan
@@ -383,21 +376,6 @@ def list_entries(path: Path) -> Iterator[tuple[Bundle, Plan]]:
             for plan in bundle.manifest.plans:
                 if (folder / plan.file).resolve() == path.resolve():
                     yield bundle, plan
-
-
-def make_fit_tables(result: FitResult) -> list[RenderableType]:
-    """Return a classifier's accuracy and confusion matrix."""
-    held_out = sum(map(sum, result.confusion))
-    head = [
-        ("accuracy", f"{result.accuracy:.4f} on {held_out} held-out texts"),
-        ("fitted to", f"{result.training} texts, C {result.C:g}"),
-        ("picture", str(result.picture)),
-    ]
-    rows = [(label, *map(str, counts)) for label, counts in zip(result.labels, result.confusion, strict=True)]
-    return [
-        FittingTable(str(result.bundle), ("", ""), head),
-        FittingTable("held-out texts", ("true \\ predicted", *result.labels), rows),
-    ]
 
 
 def sum_sizes(manifest: Manifest, *names: str) -> str:
