@@ -249,9 +249,7 @@ def check_precision(
 
 def make_artifact(recipe: Recipe, precision: str, file: str, data: str) -> Artifact:
     """Return the artifact of a recipe's graph in a precision, with the names of its files."""
-    dtype = "float16" if PRECISIONS[precision].is_half else "float32"
-    if PRECISIONS[precision].cache_bits:
-        dtype = "int8"
+    dtype = PRECISIONS[precision].keeps_cache_in
     return Artifact(
         graph=recipe.graph,
         dialect=recipe.dialect,

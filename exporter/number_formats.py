@@ -7,7 +7,7 @@ columns in a block
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import numpy as np
@@ -31,6 +31,8 @@ class NumberFormat:
 
     Attributes:
         name: by which files and messages call it.
+        element_type: of codes in ONNX's own operators, by ONNX's number.
+        opset: the first in which DequantizeLinear takes such codes, in blocks or by column.
         bits: of a code in a file.
         low: the lowest code.
         top: the highest code.
@@ -45,6 +47,8 @@ class NumberFormat:
     """
 
     name: str
+    element_type: int
+    opset: int
     bits: int
     low: float
     top: float
@@ -140,12 +144,14 @@ INT4_CLIPS = (8 / 7, 1.0, 0.95, 0.9, 0.85, 0.8, 0.75)
 # With 1.5 the extreme of fp4 becomes 4, which spares the wide gap below 6.
 FP4_CLIPS = (1.5, 1.25, 1.0, 0.9, 0.8)
 
-INT8 = NumberFormat("int8", 8, -127, 127, CPU_SIZES)
-INT4 = NumberFormat("int4", 4, -8, 7, CPU_SIZES, INT4_CLIPS, uses_gptq=True)
-PLAN_INT8 = NumberFormat("int8", 8, -127, 127, (0,), scale_digits=FP16_DIGITS)
-PLAN_INT4 = NumberFormat("int4", 4, -8, 7, (128, 64, 32), INT4_CLIPS, FP16_DIGITS, uses_gptq=True)
+INT8 = NumberFormat("int8", 3, 13, 8, -127, 127, CPU_SIZES)
+INT4 = NumberFormat("int4", 22, 21, 4, -8, 7, CPU_SIZES, INT4_CLIPS, uses_gptq=True)
+PLAN_INT8 = replace(INT8, block_sizes=(0,), scale_digits=FP16_DIGITS)
+PLAN_INT4 = replace(INT4, block_sizes=(128, 64, 32), scale_digits=FP16_DIGITS)
 FP8 = NumberFormat(
     "fp8",
+    17,
+    19,
     8,
     -FP8_MAX,
     FP8_MAX,
@@ -156,6 +162,8 @@ FP8 = NumberFormat(
 )
 NVFP4 = NumberFormat(
     "nvfp4",
+    23,
+    23,
     4,
     -6,
     6,

@@ -19,7 +19,7 @@ from .limits import TABLE, Accepted
 from .precisions import PRECISIONS, expand_names, resolve_precisions
 from .targets import find_target
 from .tensorrt.build import USUAL, Options, check_build_options, resolve_architectures
-from .tensorrt.hardware import FORMATS
+from .tensorrt.hardware import NEEDS
 from .tensorrt.plans import USUAL_TARGETS, is_elsewhere, make_board_error
 
 QUANTIZERS = ("gptq", "rtn")  # how coarse weights are rounded, such as int4
@@ -187,7 +187,8 @@ def advise_for_board(request: Request) -> str:
 def check_kernels(precisions: Sequence[str], sms: Sequence[str]) -> None:
     """Refuse a GPU that was named and has no kernels for any of the precisions of plans."""
     kinds = [PRECISIONS[name] for name in precisions]
-    needs = [FORMATS.get(kind.format_name) for kind in kinds if kind.is_half]
+    formats = [kind.format for kind in kinds if kind.is_half]
+    needs = [None if format is None else NEEDS.get(format.element_type) for format in formats]
     for sm in sms:
         unmet = [need for need in needs if need is not None and not need.is_met(sm)]
         if unmet and len(unmet) == len(needs):

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 
-from ..runtime.bundle.artifact import IN_HALF, computes_in_half
+from ..runtime.bundle.artifact import IN_HALF, computes_in_half, name_product_type
 from ..runtime.errors import InputError
 from ..runtime.suggest import did_you_mean
 from .number_formats import (
@@ -54,7 +54,12 @@ class Precision:
     @property
     def computes_in(self) -> str:
         """Return the type of most of its products, "float16" or "float32"."""
-        return "float16" if self.is_half else "float32"
+        return name_product_type(self.weights)
+
+    @property
+    def keeps_cache_in(self) -> str:
+        """Return the type of its keys and values."""
+        return "int8" if self.cache_bits else self.computes_in
 
     @property
     def rounds_rows(self) -> bool:
@@ -72,9 +77,9 @@ class Precision:
         return self.is_half and self.weight_bits is not None
 
     @property
-    def format_name(self) -> str:
-        """Return the name of the number format that most weights have; "" where they are floats."""
-        return "" if self.weight_bits is None else self.formats[self.weight_bits].name
+    def format(self) -> NumberFormat | None:
+        """Return the number format that most weights have; None where they are floats."""
+        return None if self.weight_bits is None else self.formats[self.weight_bits]
 
     @property
     def loses_like(self) -> str:

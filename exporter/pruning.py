@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Callable, Collection, Sequence
+import re
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from ..runtime.backends.plan_compatibility import reads
+from ..runtime.backends.dialects import CPU_DIALECTS, PLANS_ONLY
+from ..runtime.backends.plan_compatibility import covers, reads
 from ..runtime.bundle.artifact import IN_HALF
 from ..runtime.bundle.bundle import Bundle
 from ..runtime.bundle.manifest import Artifact, FileEntry, Manifest, Plan
@@ -21,7 +23,9 @@ from .targets import NAMES, Target, find_target, find_target_of_plan, suggest_ta
 from .verification.explanations import PREFIX as EXPLANATIONS
 from .verification.report import prune_checks
 
-NAMED = ("cpu", "cuda", "portable", "rtx")  # targets that an error names, if the bundle has graphs for them
+CPU = "cpu"
+NAMED = (CPU, "cuda", "portable", "rtx")  # targets that an error names, if the bundle has graphs for them
+SM = re.compile(r"sm[0-9]{2,3}")  # a GPU architecture
 
 
 @dataclass(frozen=True)
@@ -54,6 +58,7 @@ class Keep:
 
     targets: tuple[str, ...]
     precisions: tuple[str, ...]
+    sms: tuple[str, ...] = ()  # GPU architectures, for which plans are
 
 
 def prune(
@@ -66,8 +71,9 @@ def prune(
 
     Args:
         bundle: the folder that `export` wrote; it is changed in place, by one step.
-        keep: names of precisions and targets, such as ("int8", "cpu"). Without a precision all that the
-            targets have stay; without a target all that the precisions are for.
+        keep: names of precisions, targets and GPU architectures, such as ("int8", "cpu") or ("rtx", "sm89").
+            Without a precision all that the targets have stay; without a target all that the precisions are
+            for; without an architecture the plans for all.
         progress: called with a line when a stage begins.
 
     Raises:
@@ -76,8 +82,8 @@ def prune(
         OutputError: the bundle cannot be written, or was replaced meanwhile; nothing was changed.
     """
     opened = Bundle.open(bundle)
-    wanted = parse_keep(keep, {artifact.precision for artifact in opened.manifest.artifacts})
-    choose_graphs(opened, wanted)  # before anything is written
+    wanted = parse_keep(keep, opened)
+    choose_plans(opened, wanted, choose_graphs(opened, wanted))  # before anything is written
     progress("removing what is not needed")
     with open_staging_folder(opened.folder) as staging:
         before, after = install_change(
@@ -91,27 +97,54 @@ def prune(
     )
 
 
-def parse_keep(names: Sequence[str], present: Collection[str]) -> Keep:
-    """Return the targets and precisions of these names; refuse unknown ones, and none at all.
+def parse_keep(names: Sequence[str], bundle: Bundle) -> Keep:
+    """Return the targets, precisions and GPUs of these names; refuse unknown ones, and none at all.
 
-    int8 stands for w8a16 if it is not among the `present` precisions, or all targets run on GPUs.
+    int8 stands for w8a16 if the bundle has no graphs in int8, or all targets run on GPUs.
     """
     names = [names] if isinstance(names, str) else list(dict.fromkeys(names))
     if not names:
-        raise InputError("keep=[] leaves nothing; name precisions or targets, such as int8 or cpu")
+        raise InputError(
+            f"keep=[] leaves nothing; name some of what {bundle.folder} has: {describe_names(bundle)}"
+        )
     known = (*PRECISIONS, *IN_HALF, *NAMES)
+    sms = tuple(name for name in names if SM.fullmatch(name))
     for name in names:
-        if name not in known:
+        if name not in (*known, *sms):
             raise InputError(
-                f"keep={name!r} is neither a precision ({', '.join(PRECISIONS)}) nor a target"
-                f" ({', '.join(NAMES)}){suggest_target(name, known)}"
+                f"keep={name!r} is no precision, target or GPU; {bundle.folder} has"
+                f" {describe_names(bundle)}{suggest_target(name, known)}"
             )
+    present = list_precisions(bundle.manifest.artifacts)
     targets = [name for name in names if name in NAMES]
     in_half = bool(targets) and all(find_target(name).multiplies_in_half for name in targets)
-    precisions = expand_names([name for name in names if name not in targets], in_half)
+    precisions = expand_names([name for name in names if name not in (*targets, *sms)], in_half)
     halves = {name: IN_HALF.get(name) for name in precisions if name not in present}
     precisions = [str(own) if (own := halves.get(name)) in present else name for name in precisions]
-    return Keep(tuple(targets), tuple(precisions))
+    return Keep(tuple(targets), tuple(precisions), sms)
+
+
+def describe_names(bundle: Bundle) -> str:
+    """Return in words the precisions, targets and GPUs that a bundle has something for."""
+    manifest = bundle.manifest
+    sms = list_sms(manifest.plans)
+    return (
+        f"the precisions {', '.join(list_precisions(manifest.artifacts))}, the targets"
+        f" {', '.join(list_targets(manifest))}{', and plans for ' if sms else ''}{', '.join(sms)}"
+    )
+
+
+def list_targets(manifest: Manifest) -> list[str]:
+    """Return the targets that a bundle has graphs for: those without a version, and those of its plans."""
+    built = [find_target_of_plan(plan.engine, plan.version).name for plan in manifest.plans]
+    names = dict.fromkeys((*NAMED, *built))
+    on_cpu = list_slow_graphs(manifest, list_precisions(manifest.artifacts))
+    return [name for name in names if list_graphs(manifest, find_target(name)) or (name == CPU and on_cpu)]
+
+
+def list_sms(plans: Sequence[Plan]) -> list[str]:
+    """Return the GPU architectures that plans are for, each once."""
+    return list(dict.fromkeys(sm for plan in plans for sm in plan.sms))
 
 
 def prune_manifest(bundle: Bundle, keep: Keep, staging: Path) -> Manifest:
@@ -120,13 +153,12 @@ def prune_manifest(bundle: Bundle, keep: Keep, staging: Path) -> Manifest:
     artifacts = choose_graphs(bundle, keep)
     weights = {name for artifact in artifacts for name in artifact.data}
     explanations = tuple(a for a in manifest.explanations if weights.issuperset(a.data))
-    ids = {artifact.id for artifact in artifacts}
     precisions = {artifact.precision for artifact in artifacts}
     pruned = dataclasses.replace(
         manifest,
         artifacts=tuple(artifacts),
         explanations=explanations,
-        plans=tuple(plan for plan in manifest.plans if plan.built_from in ids and is_for(plan, keep.targets)),
+        plans=choose_plans(bundle, keep, artifacts),
         default_precision=manifest.default_precision if manifest.default_precision in precisions else None,
     )
     gone = set(manifest.list_graph_files()) - set(pruned.list_graph_files())
@@ -146,21 +178,22 @@ def choose_graphs(bundle: Bundle, keep: Keep) -> list[Artifact]:
     manifest = bundle.manifest
     everything = keep_whole(manifest, manifest.artifacts)
     by_target = {name: list_graphs(manifest, find_target(name)) for name in keep.targets}
+    if CPU in by_target:
+        by_target[CPU] = add_slow_graphs(manifest, by_target, keep.precisions)
     for name, graphs in by_target.items():
         if not graphs:
-            there = [other for other in NAMED if list_graphs(manifest, find_target(other))]
             raise InputError(
                 f"keep={name!r}: {bundle.folder} has no graphs for that target; it has some for"
-                f" {', '.join(there)}"
+                f" {', '.join(list_targets(manifest))}"
             )
     available = [a for graphs in by_target.values() for a in graphs] if keep.targets else everything
     precisions = list_precisions(available)
     for precision in keep.precisions:
         if precision not in precisions:
-            where = f" for {', '.join(keep.targets)}" if keep.targets else ""
+            more = list_slow_graphs(manifest, list_precisions(everything)) if CPU in by_target else []
             raise InputError(
-                f"keep={precision!r}: {bundle.folder} has no graphs in that precision{where}; it has some in"
-                f" {', '.join(precisions)}"
+                f"keep={precision!r}: {bundle.folder} has no graphs in that precision{describe_for(keep)}; it"
+                f" has some in {', '.join(list_precisions([*available, *more]))}"
             )
     kept = [a for a in available if a.precision in (keep.precisions or precisions)]
     for name, graphs in by_target.items():
@@ -171,6 +204,61 @@ def choose_graphs(bundle: Bundle, keep: Keep) -> list[Artifact]:
                 f" leave out {name}"
             )
     return [artifact for artifact in manifest.artifacts if artifact in kept]
+
+
+def describe_for(keep: Keep) -> str:
+    """Return in words the targets that something is for, with a space before; "" if none is named."""
+    return f" for {', '.join(keep.targets)}" if keep.targets else ""
+
+
+def add_slow_graphs(
+    manifest: Manifest, by_target: Mapping[str, Sequence[Artifact]], precisions: Sequence[str]
+) -> list[Artifact]:
+    """Return the graphs for a CPU with those that it only runs slowly, such as in fp16, which has to cast.
+
+    They are for who names their precision, unless another target's graphs are meant, and where a CPU has no
+    others.
+    """
+    fast = list(by_target[CPU])
+    own = [artifact for artifact in fast if artifact.precision in (precisions or list_precisions(fast))]
+    if own and not precisions:
+        return fast
+    others = {artifact.precision for graphs in by_target.values() for artifact in graphs}
+    asked = precisions or list_precisions(manifest.artifacts)
+    return fast + list_slow_graphs(manifest, [name for name in asked if not own or name not in others])
+
+
+def list_slow_graphs(manifest: Manifest, precisions: Collection[str]) -> list[Artifact]:
+    """Return the graphs in some precisions that `load` takes on a CPU, whatever target they are for."""
+    names = [name for name in precisions if name not in PLANS_ONLY]
+    fastest: dict[tuple[str, str], Artifact] = {}
+    for dialect in CPU_DIALECTS:
+        for artifact in manifest.artifacts:
+            if artifact.dialect == dialect and artifact.precision in names:
+                fastest.setdefault((artifact.graph, artifact.precision), artifact)
+    return keep_whole(manifest, list(fastest.values()))
+
+
+def choose_plans(bundle: Bundle, keep: Keep, artifacts: Sequence[Artifact]) -> tuple[Plan, ...]:
+    """Return the plans of these graphs that stay, in the manifest's order.
+
+    Raises:
+        InputError: none of them is for a GPU that is named.
+    """
+    ids = {artifact.id for artifact in artifacts}
+    plans = [p for p in bundle.manifest.plans if p.built_from in ids and is_for(p, keep.targets)]
+    for sm in keep.sms:
+        if not any(runs_on(plan, sm) for plan in plans):
+            raise InputError(
+                f"keep={sm!r}: {bundle.folder} has no plan for that GPU{describe_for(keep)}; it has"
+                f" {', '.join(list_sms(plans)) or 'none'}"
+            )
+    return tuple(plan for plan in plans if not keep.sms or any(runs_on(plan, sm) for sm in keep.sms))
+
+
+def runs_on(plan: Plan, sm: str) -> bool:
+    """Tell whether a plan is for a GPU architecture; one that names none is for the GPU it was built on."""
+    return not plan.sms or any(covers(listed, sm) for listed in plan.sms)
 
 
 def list_graphs(manifest: Manifest, target: Target) -> list[Artifact]:

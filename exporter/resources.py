@@ -19,6 +19,7 @@ from .errors import OutputError
 from .options import Request
 from .precisions import PRECISIONS, Precision
 from .targets import find_target
+from .tensorrt.plan_graphs import group_by_precision, list_plan_graphs
 from .tensorrt.plans import Progress
 
 log = logging.getLogger("planforge")
@@ -28,6 +29,9 @@ FLOATS = ("F64", "F32", "F16", "BF16")  # types of weights, by safetensors' name
 SCALES = {8: 1.0, 4: 1.5}
 TABLES = 1.5
 PLAN_BITS = 22.0  # of a plan's in fp16, in which a table and the head that is tied to it are two
+# Bytes of kernels in a plan: the median of what plans of the demos have beside their weights, by
+# benchmarks/results/plan_precisions.json. Models of half a billion weights have 50 MB, beside 500.
+KERNELS = 10_000_000
 # Bytes of memory, measured, whatever the model is: of this process, and of each that traces a graph.
 PROCESS = 350_000_000
 TRACER = 500_000_000
@@ -79,11 +83,12 @@ def estimate_need(
 ) -> Need:
     """Estimate the memory and disk space of an export of a checkpoint that writes these graphs."""
     kinds = {(kind := PRECISIONS[artifact.precision]).weights: kind for artifact in artifacts}
-    plans = [name for name in request.targets if builds_plan(name)]
-    bits = sum(map(estimate_bits, kinds.values())) + len(plans) * PLAN_BITS
+    plans = list_plans(checkpoint, artifacts, request)
+    bits = sum(map(estimate_bits, kinds.values()))
+    bits += sum(estimate_plan_bits(PRECISIONS[together[0].precision]) for together in plans)
     return Need(
         memory=PROCESS + round(estimate_memory(weights, checkpoint, artifacts, request, bool(plans))),
-        disk=round(weights.count * bits / 8),
+        disk=round(weights.count * bits / 8) + KERNELS * sum(map(len, plans)),
     )
 
 
@@ -92,6 +97,24 @@ def estimate_bits(kind: Precision) -> float:
     if kind.weight_bits is None:
         return 16.0 if kind.is_half else 32.0
     return kind.weight_bits + SCALES[kind.weight_bits] + TABLES * kind.is_half
+
+
+def estimate_plan_bits(kind: Precision) -> float:
+    """Estimate the bits of a weight in a precision's plans, of all graphs together."""
+    return PLAN_BITS if kind.weight_bits is None else estimate_bits(kind)
+
+
+def list_plans(
+    checkpoint: Checkpoint, artifacts: Sequence[Artifact], request: Request
+) -> list[list[Artifact]]:
+    """Return the graphs that an export builds plans of here, those of one target and precision together."""
+    targets = [find_target(name) for name in request.targets if builds_plan(name)]
+    dialects = ["portable" if checkpoint.exporter else target.dialect for target in targets]
+    return [
+        together
+        for dialect in dialects
+        for together in group_by_precision(list_plan_graphs(artifacts, dialect))
+    ]
 
 
 def estimate_memory(

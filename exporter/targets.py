@@ -43,8 +43,8 @@ class Target:
     def find_dialect(self, keeps_cache: bool, precision: str) -> str:
         """Return the dialect of a graph that it takes in a precision, whose attention has kernels there."""
         kind = PRECISIONS[precision]
-        cache = "int8" if kind.cache_bits else kind.computes_in
-        has_none = self.on_gpu and explain_missing_attention(self.dialect, kind.computes_in, cache)
+        types = kind.computes_in, kind.keeps_cache_in
+        has_none = self.on_gpu and explain_missing_attention(self.dialect, *types)
         return "portable" if keeps_cache and has_none else self.dialect
 
     @property

@@ -15,7 +15,7 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from planforge.runtime.backends.cuda_memory import Gpu, find_gpu
+from planforge.runtime.backends.gpus import Gpu, find_gpu
 from planforge.runtime.errors import PlanForgeError
 
 from ..common import RESULTS

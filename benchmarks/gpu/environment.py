@@ -7,7 +7,7 @@ import importlib.metadata
 from typing import Any
 
 from planforge.runtime.apps.diagnostics import doctor
-from planforge.runtime.backends.cuda_memory import Gpu
+from planforge.runtime.backends.gpus import Gpu
 
 from .nvidia import FACTS, query
 

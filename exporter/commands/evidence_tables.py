@@ -13,7 +13,7 @@ if TYPE_CHECKING:
     from ...runtime.apps.proof.changes import ProofPair
     from ...runtime.apps.proof.evidence import Proof
     from ...runtime.apps.proof.intervals import Interval
-    from ...runtime.bundle.bundle import Bundle
+    from .evidence_sides import Side
 
 MOST_LAYERS = 10  # of a profile, the slowest
 
@@ -127,15 +127,20 @@ def make_pair_tables(pairs: Sequence[ProofPair], advice: str = "") -> list[Rende
     return tables
 
 
-def describe_bundle(bundle: Bundle) -> dict[str, Any]:
-    """Return what a bundle holds, as JSON: bytes, and those of each precision's graphs with their weights."""
-    manifest = bundle.manifest
+def describe_side(side: Side) -> dict[str, Any]:
+    """Return what a side holds, as JSON: bytes, and those of each precision's graphs with their weights."""
+    manifest = side.bundle.manifest
     precisions: dict[str, set[str]] = {}
-    for artifact in manifest.artifacts:
+    artifacts = [a for a in manifest.artifacts if side.precision in (None, a.precision)]
+    for artifact in artifacts:
         precisions.setdefault(artifact.precision, set()).update((artifact.file, *artifact.data))
-    plans = {plan.file: manifest.files[plan.file].bytes for plan in manifest.plans}
+    ids = {artifact.id for artifact in artifacts}
+    plans = {plan.file: manifest.files[plan.file].bytes for plan in manifest.plans if plan.built_from in ids}
     return {
-        "bundle": str(bundle.folder),
+        "name": side.name,
+        "bundle": str(side.bundle.folder),
+        "precision": side.precision,
+        "backend": side.backend,
         "export_id": manifest.export_id,
         "task": manifest.task,
         "bytes": sum(entry.bytes for entry in manifest.files.values()),
@@ -147,11 +152,11 @@ def describe_bundle(bundle: Bundle) -> dict[str, Any]:
 
 
 def make_bundle_table(old: Mapping[str, Any], new: Mapping[str, Any]) -> RenderableType:
-    """Return the sizes of two bundles side by side, and of each precision."""
+    """Return the sizes of two bundles, as `describe_side` has them, and of each precision."""
     rows = [["all files", format_size(old["bytes"]), format_size(new["bytes"])]]
     for name in dict.fromkeys((*old["precisions"], *new["precisions"])):
         sizes = [side["precisions"].get(name) for side in (old, new)]
         rows.append([name, *("" if size is None else format_size(size) for size in sizes)])
     if old["plans"] or new["plans"]:
         rows.append(["plans", *(format_size(sum(side["plans"].values())) for side in (old, new))])
-    return FittingTable(f"{old['bundle']} and {new['bundle']}", ("", "old", "new"), rows)
+    return FittingTable(f"{old['name']} and {new['name']}", ("", "old", "new"), rows)

@@ -3,13 +3,18 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 
 from ...runtime.apps.commands.console import print_json, print_tables, show_stages
 from ...runtime.apps.commands.run_options import BundleArgument, JsonOption, make_option
 from .options import ForceOption
+
+if TYPE_CHECKING:
+    from rich.console import RenderableType
+
+    from ..fitting.fitting import FitResult
 
 
 def fit_head(
@@ -39,7 +44,6 @@ def fit_head(
     """Train a classifier on an encoder's features, and put it into the graph. Needs no torch."""
     with show_stages() as progress:
         from ..fitting.fitting import fit_head as fit
-        from .summary import make_fit_tables
 
         result = fit(
             bundle,
@@ -55,3 +59,20 @@ def fit_head(
         print_json(result.to_json())
     else:
         print_tables(make_fit_tables(result))
+
+
+def make_fit_tables(result: FitResult) -> list[RenderableType]:
+    """Return a classifier's accuracy and confusion matrix."""
+    from ...runtime.apps.commands.tables import FittingTable
+
+    held_out = sum(map(sum, result.confusion))
+    head = [
+        ("accuracy", f"{result.accuracy:.4f} on {held_out} held-out texts"),
+        ("fitted to", f"{result.training} texts, C {result.C:g}"),
+        ("picture", str(result.picture)),
+    ]
+    rows = [(label, *map(str, counts)) for label, counts in zip(result.labels, result.confusion, strict=True)]
+    return [
+        FittingTable(str(result.bundle), ("", ""), head),
+        FittingTable("held-out texts", ("true \\ predicted", *result.labels), rows),
+    ]

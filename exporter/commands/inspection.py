@@ -16,6 +16,7 @@ from ...runtime.backends.architectures import describe_sms
 from ...runtime.backends.dialects import CPU_DIALECTS
 from ...runtime.backends.ort_backend import OrtCpuBackend
 from ...runtime.bundle.bundle import Bundle
+from ...runtime.bundle.json_reader import FILE_NAME
 from ...runtime.bundle.manifest import Artifact, Axis, Manifest, Plan, TensorSpec
 from ...runtime.bundle.plan import sum_profile_memory
 from ...runtime.errors import InputError
@@ -26,6 +27,7 @@ from ..checkpoints.source import suggest_export
 from ..errors import ExporterError, shorten_error
 from ..task_traits import TRAITS
 from .evidence_tables import make_short_rows
+from .kernel_count import count_kernels, describe_kernels
 
 if TYPE_CHECKING:
     from rich.console import RenderableType
@@ -81,13 +83,11 @@ def inspect_bundle(folder: Path) -> Inspection:
     """List artifacts with their axes and ranges, plans with their architectures, files with their sizes."""
     bundle = Bundle.open(folder)
     manifest = bundle.manifest
-    graphs = [
-        (a.id, str(a.opset), a.padding_side, sum_sizes(manifest, a.file, *a.data), describe_gate(a))
-        for a in (*manifest.artifacts, *manifest.explanations)
-    ]
+    sizes = measure_parts(bundle)
+    columns: tuple[str, ...] = ("graph", "opset", "padding", "size", "weights of", "against PyTorch")
     sections: list[Section] = [
-        (f"{folder}: {manifest.family}, {manifest.task}", ("", ""), list_head_rows(manifest)),
-        ("graphs", ("graph", "opset", "padding", "size", "against PyTorch"), graphs),
+        (f"{folder}: {manifest.family}, {manifest.task}", ("", ""), list_head_rows(manifest, sizes)),
+        ("graphs", columns, list_graph_rows(manifest)),
     ]
     sections.append(make_memory_section(manifest))
     ids_by_tensors: dict[tuple[tuple[str, ...], ...], list[str]] = {}
@@ -95,7 +95,7 @@ def inspect_bundle(folder: Path) -> Inspection:
         ids_by_tensors.setdefault(tuple(list_tensor_rows(artifact)), []).append(artifact.id)
     for rows, ids in ids_by_tensors.items():
         sections.append((f"tensors of {', '.join(ids)}", ("tensor", "role", "type", "axes"), rows))
-    value = json.loads(manifest.to_json())
+    value = {**json.loads(manifest.to_json()), "bytes": sizes}
     if manifest.plans:
         columns = ("plan", "engine", "built from", "architectures", "profiles", "size")
         title = f"plans: {NOT_RUN} (`planforge selftest {folder}` runs one, on a machine with its GPU)"
@@ -139,7 +139,28 @@ def make_memory_section(manifest: Manifest) -> Section:
     return title, ("precision", "batch", "weights", "cache", "activations", "sum"), rows
 
 
-def list_head_rows(manifest: Manifest) -> list[tuple[str, str]]:
+def measure_parts(bundle: Bundle) -> dict[str, int]:
+    """Return the bytes of a bundle's folders and of its manifest, each file counted once."""
+    sizes: Counter[str] = Counter()
+    for name, entry in bundle.manifest.files.items():
+        sizes[name.partition("/")[0]] += entry.bytes
+    sizes[FILE_NAME] = (bundle.folder / FILE_NAME).stat().st_size
+    return dict(sizes.most_common())
+
+
+def list_graph_rows(manifest: Manifest) -> list[tuple[str, ...]]:
+    """Return a row of each graph, whose size leaves out weights that a graph above it counts."""
+    rows = []
+    owners: dict[str, str] = {}  # of each file the first graph that reads it
+    for a in (*manifest.artifacts, *manifest.explanations):
+        own = [name for name in (a.file, *a.data) if owners.setdefault(name, a.id) == a.id]
+        others = dict.fromkeys(owners[name] for name in a.data if name not in own)
+        size = sum_sizes(manifest, *own)
+        rows.append((a.id, str(a.opset), a.padding_side, size, ", ".join(others), describe_gate(a)))
+    return rows
+
+
+def list_head_rows(manifest: Manifest, sizes: Mapping[str, int]) -> list[tuple[str, str]]:
     source = manifest.source
     by = f", exported by {source['exporter']}" if source.get("exporter") else ""
     rows = [
@@ -153,12 +174,13 @@ def list_head_rows(manifest: Manifest) -> list[tuple[str, str]]:
     if TRAITS[manifest.task].has_sources and defaults is not None:
         beams = "greedy" if defaults.num_beams == 1 else f"{defaults.num_beams} beams"
         rows.append(("searches", f"{beams}, at most {defaults.max_new_tokens} new tokens"))
-        sizes = [manifest.config.get(f"{side}_vocab_size") for side in ("source", "target")]
-        vocabulary = f"{sizes[0]} of the source, {sizes[1]} of the target"
+        counts = [manifest.config.get(f"{side}_vocab_size") for side in ("source", "target")]
+        vocabulary = f"{counts[0]} of the source, {counts[1]} of the target"
+    parts = ", ".join(f"{name} {format_size(size)}" for name, size in sizes.items())
     return [
         *rows,
         ("vocabulary", vocabulary),
-        ("size", sum_sizes(manifest, *manifest.files)),
+        ("size", f"{format_size(sum(sizes.values()))}: {parts}"),
         ("made by", ", ".join(f"{name} {version}" for name, version in manifest.tools.items())),
     ]
 
@@ -337,33 +359,6 @@ def inspect_onnx(path: Path) -> Inspection:
         head.append(("without a GPU kernel", "{1} of {0} nodes".format(*describe_kernels(kernels))))
     tensors = [(f"{side}  {name}", dtype, shape) for side, name, dtype, shape in rows]
     return Inspection(found, [(path.name, ("", ""), head), ("tensors", ("tensor", "type", "shape"), tensors)])
-
-
-@dataclass(frozen=True)
-class KernelCount:
-    """A graph's nodes, and those of them that no kernel of ONNX Runtime on a GPU takes, by operator."""
-
-    nodes: int
-    without: Mapping[str, int]
-
-
-def count_kernels(path: Path) -> KernelCount | None:
-    """Count a graph's nodes by the table of kernels; None where lint cannot read it."""
-    from ..linting.cuda_rules import list_without_kernel
-    from ..linting.model import LintModel
-
-    try:
-        model = LintModel.load(path, in_bundle=False)
-    except InputError:  # as `planforge lint` says; what can be read is shown here
-        return None
-    without = Counter(operator for _, operator, _ in list_without_kernel(model))
-    return KernelCount(len(list(model.nodes)), dict(without))
-
-
-def describe_kernels(counted: KernelCount) -> tuple[str, str]:
-    """Return a count in two cells of a table."""
-    parts = [f"{count} x {operator}" for operator, count in counted.without.items()]
-    return str(counted.nodes), ", ".join(parts) or "none"
 
 
 def inspect_plan(path: Path) -> Inspection:

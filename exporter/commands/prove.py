@@ -40,6 +40,10 @@ def prove(
     against: Annotated[
         Path | None, make_option("Another bundle with evidence on the same texts; exit 1 if worse.")
     ] = None,
+    against_precision: Annotated[
+        str | None,
+        make_option("The precision whose evidence to compare with; of this bundle without --against."),
+    ] = None,
     backend: BackendOption = "auto",
     precision: PrecisionOption = None,
     device: DeviceOption = 0,
@@ -56,7 +60,8 @@ def prove(
         from ..bundle.evidence import record_proof
         from .evidence_tables import make_pair_tables, make_proof_tables
 
-        old = [] if against is None else read_old(against, data)
+        is_compared = against is not None or against_precision is not None
+        old = read_old(bundle if against is None else against, data, against_precision) if is_compared else []
         proof = measure(
             bundle,
             data,
@@ -77,20 +82,20 @@ def prove(
     exit_by_comparison(pairs)
 
 
-def read_old(folder: Path, data: Path) -> list[Proof]:
-    """Return another bundle's evidence on a file of texts; refuse a bundle that has none."""
-    from ...runtime.apps.proof.evidence import read_evidence
+def read_old(folder: Path, data: Path, precision: str | None) -> list[Proof]:
+    """Return a bundle's evidence in a precision, or in any, on a file of texts; refuse one that has none."""
     from ...runtime.bundle.bundle import Bundle, compute_sha256
+    from .evidence_sides import Side, find_precision
 
-    proofs = read_evidence(Bundle.open(folder))
+    opened = Bundle.open(folder)
+    side = Side(opened, find_precision("--against-precision", opened, precision))
+    proofs = side.read_proofs()
     if not data.is_file():
         raise InputError(f"--data {data}: there is no such file")
     digest = compute_sha256(data)
     found = [proof for proof in proofs if proof.data["sha256"] == digest]
     if not found:
-        raise InputError(
-            f"--against {folder} has no evidence on {data}; first: planforge prove {folder} --data {data}"
-        )
+        raise InputError(f"--against {side.name} has no evidence on {data}; first: {side.make_command(data)}")
     return found
 
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Annotated
 
-from ...runtime.apps.commands.console import print_json, print_tables, show_stages, split_names
+from ...runtime.apps.commands.console import list_names, print_json, print_tables, show_stages
 from ...runtime.apps.commands.run_options import BundleArgument, JsonOption, make_option
 
 
@@ -13,8 +13,9 @@ def prune(
     keep: Annotated[
         str,
         make_option(
-            "Precisions and targets, separated by commas, such as int8,cpu. Without a precision all that the"
-            " targets have stay; without a target all that the precisions are for."
+            "Precisions, targets and GPUs, separated by commas, such as int8,cpu or rtx,sm89. Without a"
+            " precision all that the targets have stay; without a target all that the precisions are for;"
+            " without a GPU the plans for all."
         ),
     ],
     as_json: JsonOption = False,
@@ -24,7 +25,7 @@ def prune(
         from ..pruning import prune as prune_bundle
         from .summary import make_prune_tables
 
-        result = prune_bundle(bundle, keep=split_names("--keep", keep) or [], progress=progress)
+        result = prune_bundle(bundle, keep=list_names(keep), progress=progress)
     if as_json:
         print_json(result.to_json())
     else:

@@ -18,7 +18,6 @@ from .inspection import Inspection, describe_extras, describe_memory, describe_r
 if TYPE_CHECKING:
     from rich.console import RenderableType
 
-    from ..fitting.fitting import FitResult
     from ..packaging.package import PackageResult
     from ..pruning import PruneResult
 
@@ -153,18 +152,3 @@ def make_prune_tables(result: PruneResult) -> list[RenderableType]:
         rows = [(name, format_size(entry.bytes)) for name, entry in result.removed.items()]
         tables.append(FittingTable("removed", ("file", "size"), rows))
     return tables
-
-
-def make_fit_tables(result: FitResult) -> list[RenderableType]:
-    """Return a classifier's accuracy and confusion matrix."""
-    held_out = sum(map(sum, result.confusion))
-    head = [
-        ("accuracy", f"{result.accuracy:.4f} on {held_out} held-out texts"),
-        ("fitted to", f"{result.training} texts, C {result.C:g}"),
-        ("picture", str(result.picture)),
-    ]
-    rows = [(label, *map(str, counts)) for label, counts in zip(result.labels, result.confusion, strict=True)]
-    return [
-        FittingTable(str(result.bundle), ("", ""), head),
-        FittingTable("held-out texts", ("true \\ predicted", *result.labels), rows),
-    ]

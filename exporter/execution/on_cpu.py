@@ -31,7 +31,7 @@ def open_on_cpu(bundle: Bundle, artifact: Artifact) -> OrtProgram:
 
     An imported one computes without the rounding of activations that its author chose: see `unrounded`.
     """
-    in_fp4 = PRECISIONS[artifact.precision].format_name == NVFP4.name
+    in_fp4 = PRECISIONS[artifact.precision].format == NVFP4
     if not in_fp4 and not bundle.manifest.source.get("exporter"):
         return OrtCpuBackend(spinning=False).open(bundle, artifact)
     model = load_graph(bundle.path(artifact.file))

@@ -9,12 +9,13 @@ from typing import Any, TypeAlias
 
 from ...runtime import TextEncoder, Translator, load
 from ...runtime.apps.check import answers as golden_answers
-from ...runtime.apps.check.case import from_arrays
+from ...runtime.apps.check.case_arrays import from_arrays
 from ...runtime.apps.check.cases import find_room
 from ...runtime.apps.check.divergence import list_samples
-from ...runtime.apps.check.metrics import Outcome
+from ...runtime.apps.check.golden_texts import find_texts, read_texts
+from ...runtime.apps.check.outcome import Outcome
 from ...runtime.apps.check.selftest import load_golden
-from ...runtime.apps.check.texts import find_texts, open_text_tokenizers, read_texts
+from ...runtime.apps.check.texts import open_text_tokenizers
 from ...runtime.bundle.artifact import Artifact
 from ...runtime.bundle.bundle import Bundle
 from ...runtime.bundle.defaults import EncoderDefaults, GenerationDefaults

@@ -6,7 +6,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, TypeAlias
 
-from ...runtime.apps.check.metrics import Outcome
+from ...runtime.apps.check.outcome import Outcome
 from .worker import Question
 
 Answer: TypeAlias = Mapping[str, Any]

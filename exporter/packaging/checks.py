@@ -11,7 +11,8 @@ from typing import TypeAlias
 
 import numpy as np
 
-from ...runtime.apps.check.case import Case, CaseSet, Location, Measure, from_arrays
+from ...runtime.apps.check.case import Case, CaseSet, Location, Measure
+from ...runtime.apps.check.case_arrays import from_arrays
 from ...runtime.apps.check.cases import find_room
 from ...runtime.apps.check.divergence import (
     Sample,
@@ -24,7 +25,8 @@ from ...runtime.apps.check.divergence import (
 )
 from ...runtime.apps.check.encoder import is_per_token, list_positions, see
 from ...runtime.apps.check.judge import Seen, judge
-from ...runtime.apps.check.metrics import Logits, Outcome, judge_outcome
+from ...runtime.apps.check.metrics import Logits
+from ...runtime.apps.check.outcome import Outcome, judge_outcome
 from ...runtime.apps.check.selftest import load_golden
 from ...runtime.apps.check.texts import open_text_tokenizers
 from ...runtime.bundle.artifact import Artifact

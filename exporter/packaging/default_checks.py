@@ -14,12 +14,14 @@ import numpy as np
 
 from ...runtime import TextEncoder, TextGenerator, Translator, load
 from ...runtime.apps.check import answers as golden_answers
-from ...runtime.apps.check.case import from_arrays
+from ...runtime.apps.check.case_arrays import from_arrays
 from ...runtime.apps.check.cases import find_room
 from ...runtime.apps.check.divergence import Sample, list_samples
-from ...runtime.apps.check.metrics import Logits, Outcome, measure_scale
+from ...runtime.apps.check.golden_texts import find_texts, read_texts
+from ...runtime.apps.check.metrics import Logits, measure_scale
+from ...runtime.apps.check.outcome import Outcome
 from ...runtime.apps.check.selftest import load_golden
-from ...runtime.apps.check.texts import find_texts, open_text_tokenizers, read_texts
+from ...runtime.apps.check.texts import open_text_tokenizers
 from ...runtime.bundle.artifact import Artifact
 from ...runtime.bundle.bundle import Bundle
 from ...runtime.bundle.defaults import EncoderDefaults, GenerationDefaults

@@ -10,7 +10,7 @@ from pathlib import Path
 
 import onnx_ir as ir
 
-from ...runtime.apps.check.metrics import Comparison
+from ...runtime.apps.check.outcome import Comparison
 from ...runtime.bundle.artifact import Artifact
 from ...runtime.bundle.bundle import Bundle
 from ..bundle.writer import check_parent, open_staging_folder

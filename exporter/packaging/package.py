@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any
 
 from ...runtime.apps.check.files import find_golden
-from ...runtime.apps.check.metrics import Comparison
+from ...runtime.apps.check.outcome import Comparison
 from ...runtime.bundle.artifact import Artifact
 from ...runtime.bundle.bundle import Bundle
 from ...runtime.errors import InputError

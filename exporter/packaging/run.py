@@ -6,7 +6,7 @@ import logging
 from collections.abc import Sequence
 from pathlib import Path
 
-from ...runtime.apps.check.metrics import Comparison
+from ...runtime.apps.check.outcome import Comparison
 from ...runtime.apps.check.texts import FILES
 from ...runtime.bundle.artifact import Artifact
 from ...runtime.bundle.bundle import Bundle

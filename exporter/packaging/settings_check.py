@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from ...runtime.apps.check.metrics import Comparison
+from ...runtime.apps.check.outcome import Comparison
 from ...runtime.apps.check.texts import FILES, open_text_tokenizers
 from ...runtime.bundle.artifact import Artifact
 from ...runtime.bundle.bundle import Bundle

@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any
 
-from ...runtime.apps.check.metrics import Outcome
-from ...runtime.apps.check.texts import GoldenTexts, find_texts, read_texts
+from ...runtime.apps.check.golden_texts import GoldenTexts, find_texts, read_texts
+from ...runtime.apps.check.outcome import Outcome
 from ...runtime.bundle.bundle import Bundle
 from .check import Answer, Check, describe_difference, report
 

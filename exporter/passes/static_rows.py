@@ -19,6 +19,7 @@ import onnx_ir as ir
 from ..number_formats import NumberFormat
 from .build import Builder
 from .int8_rows import (
+    ROW_FORMATS,
     Linears,
     RowProduct,
     StaticRule,
@@ -37,7 +38,6 @@ ALPHAS = (0.4, 0.5, 0.6, 0.7, 0.8)  # of a smoothing, see `int8_rows.ALPHAS`
 CLIPS = (1.25, 1.0, 0.8)  # of a step: what is beyond the largest value of real text, or is clipped
 WORTH = 0.8  # smoothing costs a product over x: only where it leaves less than this share of the error
 UNSMOOTHING = ".unsmoothing"  # what a smoothing's reciprocal is called, behind the first parameter's name
-TYPES = {"int8": ir.DataType.INT8, "fp8": ir.DataType.FLOAT8E4M3FN}
 SMALLEST_FACTOR = 2.0**-14  # of a smoothing, in fp16
 LARGEST_FACTOR = 2.0**14
 
@@ -117,7 +117,7 @@ def round_value(graph: ir.Graph, linears: Linears, product: RowProduct, rule: St
     x = read
     if product.smoothing is not None:
         x = op("Mul", x, op.add_constant(1 / product.smoothing, name + UNSMOOTHING))
-    codes = TYPES[rule.format]
+    codes = ir.DataType(ROW_FORMATS[rule.format].element_type)
     zeros = ir.tensor(np.zeros((), codes.numpy()), dtype=codes, name=f"zero.{rule.format}")
     zero = add_initializer(graph, str(zeros.name), zeros)
     step = op.add_constant(np.float32(rule.step), f"{name}.rows.step")

@@ -33,17 +33,7 @@ OPERATOR = "DequantizeLinear"
 OPERATORS: tuple[str, ...] = (OPERATOR,)
 ROUNDED = ".rounded"  # in the name of a weight whose product rounds its rows too
 ROWS = 0  # the axis of K in a weight that is stored (K, N)
-# By the names of number formats: their type in a graph, and the first opset that has it, in blocks or by
-# column. TensorRT before 10.9 takes none so new as int4's.
-TYPES = {
-    "int8": (ir.DataType.INT8, 13),
-    "int4": (ir.DataType.INT4, 21),
-    "fp8": (ir.DataType.FLOAT8E4M3FN, 19),
-    "nvfp4": (ir.DataType.FLOAT4E2M1, 23),
-}
-FORMATS = {
-    TYPES[format.name][0]: format for formats in (PLAN_INTEGERS, PLAN_FLOATS) for format in formats.values()
-}
+FORMATS = {format.element_type: format for format in (*PLAN_INTEGERS.values(), *PLAN_FLOATS.values())}
 
 
 def store(model: ir.Model, weights: QuantizedWeights) -> None:
@@ -59,8 +49,8 @@ def store(model: ir.Model, weights: QuantizedWeights) -> None:
         if key not in made:
             chosen = weights.choose(weight) if own is None else own
             made[key] = dequantize(graph, node, weight.name, chosen, ROUNDED if own is not None else "")
-            opset = TYPES[chosen.format.name][1]
-            graph.opset_imports[""] = max(graph.opset_imports[""], opset)
+            # TensorRT before 10.9 takes none so new as int4's.
+            graph.opset_imports[""] = max(graph.opset_imports[""], chosen.format.opset)
         node.replace_input_with(1, made[key])
         if node.op_type == "Gemm":
             node.attributes["transB"] = ir.AttrInt64("transB", 0)
@@ -73,7 +63,7 @@ def dequantize(
     """Add the node that gives a weight (K, N) of codes and scales; `kind` is a part of their names."""
     stem = f"{name}{kind}.{weight.format.name}.columns"
     N, K = weight.codes.shape
-    dtype, _ = TYPES[weight.format.name]
+    dtype = ir.DataType(weight.format.element_type)
     shape = ir.Shape((K, N))
 
     def read_codes() -> ir.TensorProtocol:  # only while they are written: else all are there twice

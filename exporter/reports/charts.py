@@ -7,7 +7,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import TypeAlias
 
-from ...runtime.apps.check.metrics import Comparison
+from ...runtime.apps.check.outcome import Comparison
 from ..passes.fp16_ranges import FP16_MAX
 from ..verification.fp32_nodes import Fp32Node
 from .tables import format_figure

@@ -17,7 +17,7 @@ from typing import Any
 import jinja2
 from markupsafe import Markup
 
-from ...runtime.apps.check.metrics import Comparison
+from ...runtime.apps.check.outcome import Comparison
 from ...runtime.bundle.bundle import Bundle
 from ...runtime.errors import PlanForgeError
 from ..verification.report import VerificationReport

@@ -13,7 +13,7 @@ from rich.padding import Padding
 from rich.table import Table
 from rich.text import Text
 
-from ...runtime.apps.check.metrics import MORE_IS_BETTER, Comparison
+from ...runtime.apps.check.outcome import MORE_IS_BETTER, Comparison
 from ..levels import describe_quick
 from ..verification.fp32_nodes import Fp32Node
 from .output import make_printable

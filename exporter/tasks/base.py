@@ -11,7 +11,8 @@ from typing import TYPE_CHECKING, Any, TypeAlias
 
 import numpy as np
 
-from ...runtime.apps.check.case import Case, CaseSet, Known, Measure, Row, Text, to_arrays
+from ...runtime.apps.check.case import Case, CaseSet, Known, Measure, Row, Text
+from ...runtime.apps.check.case_arrays import to_arrays
 from ...runtime.apps.check.files import fits
 from ...runtime.apps.check.judge import Engine, Limits
 from ...runtime.apps.stage_progress import PartCounter, Report, report_nothing

@@ -8,10 +8,11 @@ from dataclasses import dataclass, field, replace
 from functools import partial
 from typing import TYPE_CHECKING, cast
 
-from ...runtime.apps.check.case import Case, CaseSet, Location, Row, from_arrays, to_arrays
+from ...runtime.apps.check.case import Case, CaseSet, Location, Row
+from ...runtime.apps.check.case_arrays import from_arrays, to_arrays
 from ...runtime.apps.check.files import Arrays
 from ...runtime.apps.check.judge import Engine, Limits, list_comparisons
-from ...runtime.apps.check.metrics import Comparison, Outcome
+from ...runtime.apps.check.outcome import Comparison, Outcome
 from ...runtime.apps.check.translator import find_targets
 from ...runtime.apps.stage_progress import CountedLine, StageCounter
 from ...runtime.backends.backend import Program

@@ -44,7 +44,6 @@ FP8 = Need("fp8", 89)
 FP4 = Need("fp4", 120)
 # By ONNX's number of an element type, of which the first that a node has decides.
 NEEDS = {23: FP4, 17: FP8, 22: INT4, BFLOAT16_TYPE: BFLOAT16}
-FORMATS = {"int4": INT4, "fp8": FP8, "nvfp4": FP4}  # by the names of number formats
 
 
 def find_need(operator: str, inputs: Sequence[int | None], outputs: Sequence[int | None]) -> Need | None:

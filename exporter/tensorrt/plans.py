@@ -13,7 +13,7 @@ from typing import TypeAlias
 from ...runtime.backends.architectures import describe_sms
 from ...runtime.backends.tensorrt_library import LIBRARIES, is_installed
 from ...runtime.bundle.bundle import Bundle
-from ...runtime.bundle.export_again import TARGETS, suggest_export_again
+from ...runtime.bundle.export_again import suggest_export_again
 from ...runtime.bundle.manifest import Artifact, FileEntry, Manifest, Plan
 from ...runtime.bundle.plan import make_network_name
 from ...runtime.errors import BackendUnavailableError, InputError
@@ -27,6 +27,7 @@ from ..task_traits import TRAITS
 from .build import USUAL, Options, PlanRequest, build_plan, resolve_architectures
 from .hardware import describe_unmet
 from .memory import check_plan_memory, estimate_memory
+from .plan_graphs import find_plan_graphs, group_by_precision
 from .profiles import SIDES, Profile, derive_profiles, find_side
 
 log = logging.getLogger("planforge")
@@ -256,12 +257,6 @@ def plan_profiles(
     return {graph.id: derive_profiles(graph, **maxima, opt=options.opt) for graph in graphs}
 
 
-def group_by_precision(graphs: Sequence[Artifact]) -> list[list[Artifact]]:
-    """Return the graphs of each precision."""
-    precisions = dict.fromkeys(graph.precision for graph in graphs)
-    return [[graph for graph in graphs if graph.precision == precision] for precision in precisions]
-
-
 def warn_of_refused(refused: Sequence[BuildError], is_all: bool) -> None:
     """Log why some precisions get no plan; raise the first reason if none does."""
     if refused and is_all:
@@ -378,23 +373,3 @@ def build_plan_of_graph(
     memory = estimate_memory(bundle.path(artifact.file), artifact, profiles)
     described = tuple({**p, "memory": m} for p, m in zip(plan.profiles, memory, strict=True))
     return dataclasses.replace(plan, file=f"plans/{path.name}", sources=sources, profiles=described)
-
-
-def find_plan_graphs(bundle: Bundle, dialect: str) -> list[Artifact]:
-    """Return the graphs that plans are built from: all that compute in fp16, precision by precision.
-
-    Of encoders, and of other exporters' graphs, they are the portable ones.
-    """
-    manifest = bundle.manifest
-    if manifest.source.get("exporter"):
-        dialect = "portable"
-    wanted = {a.graph: dialect if a.keeps_cache else "portable" for a in manifest.artifacts}
-    halves = [a for a in manifest.artifacts if a.is_half]
-    matching = [a for a in halves if a.dialect == wanted[a.graph]]
-    precisions = dict.fromkeys(a.precision for a in matching)
-    whole = [p for p in precisions if {a.graph for a in matching if a.precision == p} == set(wanted)]
-    if not whole:
-        missing = next(g for g in wanted if all(a.graph != g for a in matching))
-        again = suggest_export_again(bundle, precisions=["fp16"], targets=[TARGETS[dialect]])
-        raise InputError(f"the bundle has no fp16 {missing} graph in the {wanted[missing]} dialect; {again}")
-    return [a for p in whole for a in matching if a.precision == p]

@@ -15,7 +15,7 @@ from types import SimpleNamespace
 from typing import Any
 
 from ...runtime.apps.check.differences import describe_differences, show_value
-from ...runtime.apps.check.metrics import Comparison
+from ...runtime.apps.check.outcome import Comparison
 from ...runtime.apps.check.texts import FILES, open_text_tokenizers
 from ...runtime.bundle.bundle import Bundle
 from ...runtime.bundle.export_again import find_max_batch, read_chosen_outputs

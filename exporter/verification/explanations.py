@@ -16,7 +16,7 @@ import numpy as np
 import onnx_ir as ir
 
 from ...runtime.apps.check.files import choose_evenly, name_damage, read_golden, write_golden
-from ...runtime.apps.check.metrics import Comparison
+from ...runtime.apps.check.outcome import Comparison
 from ...runtime.apps.stage_progress import CountedLine
 from ...runtime.backends.backend import Array, Arrays, Program
 from ...runtime.backends.ort_backend import OrtCpuBackend

@@ -11,7 +11,8 @@ import numpy as np
 import onnx_ir as ir
 from onnx_ir.passes.common import InlinePass
 
-from ...runtime.apps.check.metrics import Comparison, Outcome, VectorMetrics, judge, measure_vectors
+from ...runtime.apps.check.metrics import VectorMetrics, measure_vectors
+from ...runtime.apps.check.outcome import Comparison, Outcome, judge
 from ...runtime.backends.backend import Array, Arrays, Program
 from ...runtime.backends.ort_program import OrtProgram
 from ...runtime.backends.threads import choose_threads

@@ -19,6 +19,7 @@ from ..tracing.modules import find_module
 Quantization: TypeAlias = Mapping["tuple[str, int]", "Sequence[tuple[Any, ...]]"]
 PASSES_ON = ("Cast", "Identity")
 READS_NO_VALUES = ("Shape", "Size")
+CACHES = "present."  # begins the names of outputs that are keys and values
 INPUTS = ("data", "scale", "zero point")
 
 
@@ -32,6 +33,22 @@ def describe_quantization(model: ir.Model, known: Collection[str]) -> Quantizati
         if node.op_type == DEQUANTIZES and KEPT in node.metadata_props:
             for reader in find_readers(node.outputs[0], known):
                 found.setdefault(reader, []).append(describe_node(node))
+    return found
+
+
+def describe_outputs(model: ir.Model) -> Mapping[str, tuple[Any, ...] | None]:
+    """Return by name how outputs are quantized right before they are given; None for those that are not.
+
+    Caches are left out: an attention over shared buffers gives them in the place of what it reads.
+    """
+    found: dict[str, tuple[Any, ...] | None] = {}
+    for value in model.graph.outputs:
+        node = value.producer()
+        while node is not None and node.op_type in PASSES_ON:
+            node = node.inputs[0].producer() if node.inputs[0] is not None else None
+        is_kept = node is not None and node.op_type == DEQUANTIZES and KEPT in node.metadata_props
+        if not str(value.name).startswith(CACHES):
+            found[str(value.name)] = describe_node(node) if node is not None and is_kept else None
     return found
 
 
@@ -71,7 +88,7 @@ def describe_constant(value: ir.Value | None) -> tuple[Any, ...]:
 
 
 def find_unlike(model: ir.Model, folder: ir.Model) -> Iterator[str]:
-    """Yield in words which inputs of nodes are quantized otherwise than in the folder's graph.
+    """Yield in words which inputs of nodes, and outputs, are quantized otherwise than in the folder's graph.
 
     A branch may not be taken, a vector that the folder pools is left out, and of nodes that compute the same
     an import keeps one.
@@ -95,6 +112,10 @@ def find_unlike(model: ir.Model, folder: ir.Model) -> Iterator[str]:
             at = f" in {module}" if module else ""
             fault = find_difference(unlike[0], expected[0])
             yield f"node {name!r} ({here[name].op_type}){at}: its input {index} {fault} in the folder's graph"
+    outputs = describe_outputs(model)
+    for name, expected in describe_outputs(folder).items():
+        if name in outputs and outputs[name] != expected:
+            yield f"output {name!r} {find_difference(outputs[name], expected)} in the folder's graph"
 
 
 def list_needed(graph: ir.Graph) -> Collection[ir.Node]:

@@ -11,10 +11,10 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from ...runtime.apps.check.case import from_arrays
+from ...runtime.apps.check.case_arrays import from_arrays
 from ...runtime.apps.check.files import Arrays, find_golden, name_damage, read_golden
 from ...runtime.apps.check.judge import ENOUGH, Limits
-from ...runtime.apps.check.metrics import Comparison
+from ...runtime.apps.check.outcome import Comparison
 from ...runtime.bundle.bundle import Bundle
 from ...runtime.bundle.manifest import Manifest
 from ...runtime.errors import BundleError

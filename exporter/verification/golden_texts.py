@@ -14,19 +14,16 @@ from typing import Any, Protocol
 
 import tokenizers
 
-from ...runtime.apps.check.texts import (
+from ...runtime.apps.check.golden_texts import (
     PREFIX,
     GoldenChat,
     GoldenInput,
     GoldenText,
     GoldenTexts,
-    compare_with,
-    describe_settings,
     find_texts,
-    hash_files,
-    make_fixed_time,
     read_texts,
 )
+from ...runtime.apps.check.texts import compare_with, describe_settings, hash_files, make_fixed_time
 from ...runtime.bundle.bundle import Bundle
 from ...runtime.bundle.manifest import Manifest
 from ...runtime.errors import InputError

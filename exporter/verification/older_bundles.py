@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 from ...runtime.apps.check.cases import Skipped
-from ...runtime.apps.check.texts import FILES, find_texts, read_texts
+from ...runtime.apps.check.golden_texts import find_texts, read_texts
+from ...runtime.apps.check.texts import FILES
 from ...runtime.bundle.bundle import Bundle
 from ...runtime.bundle.defaults import SpecialTokens
 from ...runtime.text.tokenizer import read

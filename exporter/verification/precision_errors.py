@@ -8,7 +8,7 @@ from dataclasses import replace
 from typing import TYPE_CHECKING
 
 from ...runtime.apps.check.failures import Exceeded, OtherToken
-from ...runtime.apps.check.metrics import Comparison, keeps_limit
+from ...runtime.apps.check.outcome import Comparison, keeps_limit
 from ...runtime.bundle.bundle import Bundle
 from ...runtime.bundle.manifest import Manifest
 from ..calibration.calibration import Calibration

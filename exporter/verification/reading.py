@@ -8,7 +8,7 @@ from functools import cache, partial
 from typing import TYPE_CHECKING
 
 from ...runtime.apps.check.judge import ENOUGH
-from ...runtime.apps.check.metrics import Comparison
+from ...runtime.apps.check.outcome import Comparison
 from ...runtime.apps.stage_progress import CountedLine
 from ...runtime.backends.backend import Array
 from ...runtime.bundle.bundle import Bundle

@@ -11,7 +11,7 @@ from typing import Any
 
 from ...runtime.apps.check.files import PREFIX, Arrays, find_golden, name_damage, write_golden
 from ...runtime.apps.check.judge import Limits
-from ...runtime.apps.check.metrics import Comparison
+from ...runtime.apps.check.outcome import Comparison
 from ...runtime.apps.check.selftest import load_golden
 from ...runtime.bundle.artifact import computes_in_half
 from ...runtime.bundle.bundle import Bundle

@@ -11,7 +11,7 @@ from collections.abc import Iterable, Iterator, Sequence
 import numpy as np
 import onnx_ir as ir
 
-from ...runtime.apps.check.metrics import Comparison
+from ...runtime.apps.check.outcome import Comparison
 from ...runtime.backends.backend import Array, Arrays
 from ...runtime.backends.dialects import CUDA_DIALECTS
 from ...runtime.bundle.bundle import Bundle

@@ -7,16 +7,8 @@ import logging
 import math
 from collections.abc import Mapping
 
-from ...runtime.apps.check.metrics import (
-    MORE_IS_BETTER,
-    Comparison,
-    LabelMetrics,
-    Metrics,
-    ScoreMetrics,
-    TextMetrics,
-    VectorMetrics,
-    keeps_limit,
-)
+from ...runtime.apps.check.metrics import LabelMetrics, Metrics, ScoreMetrics, TextMetrics, VectorMetrics
+from ...runtime.apps.check.outcome import MORE_IS_BETTER, Comparison, keeps_limit
 from ...runtime.errors import InputError
 from .report import VerificationReport
 

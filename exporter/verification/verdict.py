@@ -8,7 +8,7 @@ from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, NamedTuple
 
 from ...runtime.apps.check.judge import COUNTED, ENOUGH
-from ...runtime.apps.check.metrics import Comparison, Outcome
+from ...runtime.apps.check.outcome import Comparison, Outcome
 from ...runtime.bundle.manifest import Artifact
 from ...runtime.errors import BackendError
 from ..calibration.calibration import Calibration

@@ -10,7 +10,7 @@ from ..bundle.bundle import Bundle
 from ..errors import BackendError, BackendUnavailableError, InputError
 from ..suggest import did_you_mean
 from .backend import Backend, LoadRequest
-from .cuda_memory import NO_DRIVER, driver_is_missing, gpu_is_present
+from .gpus import NO_DRIVER, driver_is_missing, gpu_is_present
 
 Model = TypeVar("Model")
 log = logging.getLogger("planforge")

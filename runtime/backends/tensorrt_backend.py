@@ -13,8 +13,9 @@ from ..bundle.bundle import Bundle
 from ..bundle.manifest import Artifact, Axis, Plan, PlanWeight
 from ..errors import BackendError, BackendUnavailableError, BundleError, ManifestError
 from .backend import LoadRequest
-from .cuda_memory import Device, find_driver_cuda, find_gpu
+from .cuda_memory import Device
 from .device_buffer import DeviceBuffer, upload_array
+from .gpus import find_driver_cuda, find_gpu
 from .plan_check import check_engine
 from .plan_compatibility import (
     Host,

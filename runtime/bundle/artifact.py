@@ -116,6 +116,11 @@ def computes_in_half(precision: str) -> bool:
     return precision.removesuffix(CACHE_SUFFIX).endswith(("16", "a8"))
 
 
+def name_product_type(precision: str) -> str:
+    """Return the type of most products of graphs in a precision, "float16" or "float32"."""
+    return "float16" if computes_in_half(precision) else "float32"
+
+
 @dataclass(frozen=True)
 class Artifact:
     """One ONNX graph: `graph` in a `dialect` and a `precision`."""
@@ -152,7 +157,7 @@ class Artifact:
     @property
     def computes_in(self) -> str:
         """Return the type of most of its products, "float16" or "float32"."""
-        return "float16" if self.is_half else "float32"
+        return name_product_type(self.precision)
 
     @property
     def has_half_weights(self) -> bool:

@@ -23,7 +23,7 @@ from benchmarks.gpu.targets import TARGETS, Target, judge_target, verdicts
 from benchmarks.systems import system_named
 from planforge.exporter.precisions import PRECISIONS
 from planforge.exporter.targets import find_target
-from planforge.runtime.backends.cuda_memory import Gpu
+from planforge.runtime.backends.gpus import Gpu
 
 from ..helpers.machines import Machine
 from ..helpers.paths import ROOT

@@ -16,6 +16,7 @@ import transformers
 from planforge.exporter.commands.summary import summarize_bundle
 from planforge.exporter.verification.golden_answers import GOLDEN
 from planforge.runtime.apps.check.texts import FILES
+from planforge.runtime.apps.commands.tables import format_size
 
 from ..helpers.cli import error_line, planforge, planforge_process
 from ..helpers.models import random_gpt2, tiny_gpt2
@@ -185,6 +186,29 @@ def test_a_checkpoint_in_place_of_a_bundle_is_told_with_the_way_out(tmp_path: Pa
     assert f"is a checkpoint, not a bundle; first: planforge export {tmp_path} -o BUNDLE" in line
     (tmp_path / "model.onnx").touch()
     assert f"first: planforge import {tmp_path} -o BUNDLE" in error_line("inspect", tmp_path)
+
+
+def test_inspect_counts_weights_that_graphs_share_once(demo_bundle: Path) -> None:
+    told = json.loads(planforge("inspect", demo_bundle, "--json").stdout)["bytes"]
+    on_disk: dict[str, int] = {}
+    for path in demo_bundle.rglob("*"):
+        if path.is_file():
+            part = path.relative_to(demo_bundle).parts[0]
+            on_disk[part] = on_disk.get(part, 0) + path.stat().st_size
+    assert told == on_disk
+    text = planforge("inspect", demo_bundle).stdout
+    assert f"size  {format_size(sum(on_disk.values()))}: " in re.sub(" +", "  ", text)
+    units = {"kB": 1e3, "MB": 1e6}
+    rows = re.findall(r"^(decoder\.\S+) +\d+ +right +([\d.]+) (kB|MB) +(decoder\.\S+)?", text, re.MULTILINE)
+    assert [(name, owner) for name, *_, owner in rows] == [
+        ("decoder.ort.fp32", ""),
+        ("decoder.portable.fp32", "decoder.ort.fp32"),
+        ("decoder.portable.fp16", ""),
+        ("decoder.inplace.fp16", "decoder.portable.fp16"),
+    ]
+    assert sum(float(size) * units[unit] for _, size, unit, _ in rows) == pytest.approx(
+        on_disk["onnx"], rel=0.01
+    )
 
 
 def test_inspect_suggests_what_has_almost_this_name(demo_bundle: Path) -> None:

@@ -41,7 +41,7 @@ def test_an_option_of_one_value_is_refused_where_it_is_given_twice(name: str) ->
     parser = PARSERS[name]
     required = list(list_required(parser))
     once = [param for param in list_options(parser) if not param.multiple and not param.is_flag]
-    assert once or name in ("diff", "doctor", "inspect")
+    assert once or name in ("doctor", "inspect")
     for param in once:
         for spelled in param.opts:
             typed = [*required, *([] if param.required else [param.opts[0], "1"]), spelled, "2"]

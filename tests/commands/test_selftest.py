@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from planforge.runtime.apps.check.cases import Skipped
-from planforge.runtime.apps.check.metrics import Comparison
+from planforge.runtime.apps.check.outcome import Comparison
 from planforge.runtime.apps.check.selftest import SelftestResult
 from planforge.runtime.apps.commands.selftest import list_remarks, make_row
 

@@ -19,7 +19,8 @@ import numpy.typing as npt
 import onnx_ir as ir
 
 from planforge.runtime.apps.check.judge import list_comparisons
-from planforge.runtime.apps.check.metrics import LabelMetrics, Outcome, measure_scale
+from planforge.runtime.apps.check.metrics import LabelMetrics, measure_scale
+from planforge.runtime.apps.check.outcome import Outcome
 from planforge.runtime.bundle.bundle import Bundle
 from planforge.runtime.bundle.manifest import Artifact
 

@@ -48,6 +48,21 @@ def test_the_nearest_value_is_taken(format: NumberFormat, x: npt.NDArray[np.floa
 
 
 @FORMATS
+def test_its_type_in_a_graph_is_taken_from_its_first_opset_on(format: NumberFormat) -> None:
+    name = f"tensor({TensorProto.DataType.Name(format.element_type).lower()})"
+
+    def takes(opset: int) -> bool:
+        schema = onnx.defs.get_schema("DequantizeLinear", opset)
+        types = {one.type_param_str: one.allowed_type_strs for one in schema.type_constraints}
+        return name in types[schema.inputs[0].type_str] and "axis" in schema.attributes
+
+    assert takes(format.opset) and not takes(format.opset - 1)
+    assert format.bits == (4 if name.endswith(("4)", "e2m1)")) else 8)
+    if format in FLOATS:
+        assert format.element_type == FLOATS[format]
+
+
+@FORMATS
 def test_a_gap_is_the_distance_of_the_values_around(format: NumberFormat) -> None:
     values = list_values(format)
     between = (values[1:] + values[:-1]) / 2

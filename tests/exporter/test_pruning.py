@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import json
+import re
 import shutil
 import signal
-from collections.abc import Callable
+from collections.abc import Callable, Collection
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -15,7 +16,7 @@ import pytest
 from planforge.exporter import export, prune, verify
 from planforge.exporter.errors import OutputError
 from planforge.exporter.precisions import PRECISIONS
-from planforge.exporter.pruning import Keep, choose_graphs, is_for
+from planforge.exporter.pruning import Keep, choose_graphs, choose_plans, is_for, parse_keep
 from planforge.runtime import TextEncoder, Translator, load
 from planforge.runtime.apps.check.files import PREFIX as GOLDEN
 from planforge.runtime.apps.check.files import find_golden, read_golden
@@ -31,6 +32,8 @@ TEXT = {"text-generation": "In the beginning", "text-encoding": "good bread", "t
 # Fixtures, names to keep, and the graphs that stay.
 KEPT = [
     ("demo_bundle", "cpu", ["decoder.ort.fp32"]),
+    ("demo_bundle", "fp16,cpu", ["decoder.portable.fp16"]),
+    ("demo_bundle", "fp32,fp16,cpu", ["decoder.ort.fp32", "decoder.portable.fp16"]),
     ("demo_bundle", "rtx", ["decoder.inplace.fp16"]),
     ("demo_bundle", "cuda", ["decoder.portable.fp32", "decoder.portable.fp16"]),
     ("demo_bundle", "fp16", ["decoder.portable.fp16", "decoder.inplace.fp16"]),
@@ -148,6 +151,58 @@ def test_plans_go_with_their_target_and_version(own_bundle: Path) -> None:
     assert not (own_bundle / plan.file).exists()
 
 
+def test_plans_go_with_their_gpu(own_bundle: Path) -> None:
+    (plan,) = Bundle.open(own_bundle).manifest.plans
+    copies = {name: f"plans/{name}.plan" for name in ("ampere", "ada", "later")}
+    for file in copies.values():
+        shutil.copy(own_bundle / plan.file, own_bundle / file)
+
+    def add_plans(value: dict[str, Any]) -> None:
+        (whole,) = value["plans"]
+        for name, sms in (("ampere", ["sm80", "sm86"]), ("ada", ["sm89"]), ("later", ["sm86+"])):
+            value["plans"].append({**whole, "file": copies[name], "sms": sms})
+            value["files"][copies[name]] = value["files"][plan.file]
+
+    with_manifest(own_bundle, add_plans)
+    # As the engine takes them: "sm86+" is for sm89 and sm120 too.
+    for sms, kept in (
+        (["sm120"], [plan.file, copies["later"]]),
+        (["sm89"], [plan.file, copies["ada"], copies["later"]]),
+        (["sm80", "sm89"], [plan.file, *copies.values()]),
+    ):
+        opened = Bundle.open(own_bundle)
+        keep = Keep(("rtx",), (), tuple(sms))
+        assert [p.file for p in choose_plans(opened, keep, choose_graphs(opened, keep))] == kept
+    result = prune(own_bundle, keep=["rtx", "sm120"])
+    manifest = Bundle.open(own_bundle).manifest
+    assert [p.file for p in manifest.plans] == [plan.file, copies["later"]]
+    assert {copies["ampere"], copies["ada"]} < set(result.removed)
+    assert not (own_bundle / copies["ada"]).exists()
+
+
+def test_graphs_of_other_targets_are_kept_where_a_cpu_runs_them(demo_bundle: Path) -> None:
+    opened = Bundle.open(demo_bundle)
+
+    def choose(artifacts: Collection[str], *keep: str) -> list[str]:
+        own = tuple(a for a in opened.manifest.artifacts if a.id in artifacts)
+        bundle = Bundle(opened.folder, replace(opened.manifest, artifacts=own, plans=()))
+        return [a.id for a in choose_graphs(bundle, parse_keep(keep, bundle))]
+
+    halves = ["decoder.portable.fp16", "decoder.inplace.fp16"]
+    assert choose(halves[1:], "cpu") == halves[1:]
+    assert choose(halves, "cpu") == choose(halves, "cpu", "fp16") == halves[:1]
+    # A GPU's fp16 is meant where it is named too, and a CPU has another precision.
+    everything = ["decoder.ort.fp32", *halves]
+    assert choose(everything, "fp32", "fp16", "cpu", "rtx") == ["decoder.ort.fp32", halves[1]]
+    assert choose(everything, "fp16", "cpu", "rtx") == halves
+    for_plans = [replace(a, precision="nvfp4a16") for a in opened.manifest.artifacts if a.id == halves[1]]
+    bundle = Bundle(opened.folder, replace(opened.manifest, artifacts=tuple(for_plans), plans=()))
+    with pytest.raises(
+        InputError, match=r"keep='cpu': .* has no graphs for that target; it has some for rtx"
+    ):
+        choose_graphs(bundle, Keep(("cpu",), ()))
+
+
 def test_explanations_stay_as_long_as_their_weights(explained: Callable[[str], Path], tmp_path: Path) -> None:
     checkpoint = explained("classifier") / "checkpoint"
     bundle = tmp_path / "bundle"
@@ -176,11 +231,14 @@ def test_pruning_twice_removes_nothing_more(own_bundle: Path) -> None:
     [
         (
             "int9",
-            r"keep='int9' is neither a precision \(fp32, .*\) nor a target \(cpu, .*; did you mean 'int8'",
+            r"keep='int9' is no precision, target or GPU; .* has the precisions fp32, fp16, the targets cpu,"
+            r" cuda, portable, rtx, and plans for sm75, .*sm121; did you mean 'int8'",
         ),
         ("gpu", "did you mean 'cuda'"),
         ("int4", "keep='int4': .* has no graphs in that precision; it has some in fp32, fp16"),
-        ("fp16,cpu", "keep='fp16': .* has no graphs in that precision for cpu; it has some in fp32$"),
+        ("int4,cpu", "keep='int4': .* has no graphs in that precision for cpu; it has some in fp32, fp16$"),
+        ("rtx,sm52", "keep='sm52': .* has no plan for that GPU for rtx; it has sm75, .*sm121$"),
+        ("cpu,sm89", "keep='sm89': .* has no plan for that GPU for cpu; it has none$"),
         ("fp32,rtx", "keep='fp32': .* has no graphs in that precision for rtx; it has some in fp16$"),
         ("fp32,cpu,rtx", "keep='fp32,cpu,rtx' leaves nothing that rtx runs: of .* it runs fp16; name one of"),
     ],
@@ -197,8 +255,10 @@ def test_a_target_that_the_bundle_has_nothing_for_is_refused(llama_demo_bundle: 
     words = "keep='rtx': .* has no graphs for that target; it has some for cpu"
     with pytest.raises(InputError, match=words):
         choose_graphs(Bundle.open(llama_demo_bundle), Keep(("rtx",), ()))
-    with pytest.raises(InputError, match="leaves nothing; name precisions or targets"):
+    words = r"keep=\[\] leaves nothing; .* has: the precisions fp32, int8, int4, the targets cpu$"
+    with pytest.raises(InputError, match=words):
         prune(llama_demo_bundle, keep=[])
+    assert re.search(words, error_line("prune", llama_demo_bundle, "--keep", " , "))
 
 
 def test_damaged_golden_data_is_told_and_nothing_is_changed(own_bundle: Path) -> None:

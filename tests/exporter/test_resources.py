@@ -2,23 +2,40 @@
 
 from __future__ import annotations
 
+import json
+import re
 import shutil
 from dataclasses import replace
 from pathlib import Path
+from statistics import median
 from types import SimpleNamespace
 from typing import Any
 
 import pytest
 
-from planforge.exporter import resources
+from planforge.exporter import export, resources
 from planforge.exporter.checkpoints.checkpoint import Checkpoint
 from planforge.exporter.checkpoints.source import resolve_source
 from planforge.exporter.errors import OutputError
 from planforge.exporter.graphs import plan_artifacts
 from planforge.exporter.levels import parse_verify
 from planforge.exporter.options import Request
-from planforge.exporter.resources import PROCESS, RESULT, TRACER, Need, Weights, announce_need, estimate_need
+from planforge.exporter.resources import (
+    KERNELS,
+    PROCESS,
+    RESULT,
+    SURELY,
+    TRACER,
+    Need,
+    Weights,
+    announce_need,
+    estimate_need,
+)
 from planforge.runtime.apps.stage_progress import Notice
+from planforge.runtime.bundle.bundle import Bundle
+
+from ..helpers.paths import ROOT
+from .tensorrt.test_hardware import needs_rtx
 
 COUNT = 500_000_000
 HALF = Weights(COUNT, 2 * COUNT)  # in bf16
@@ -82,6 +99,46 @@ def test_plans_count_where_they_are_built(checkpoint: Checkpoint, monkeypatch: p
         without[installed] = estimate(checkpoint, "fp16", target="rtx")
     assert without[True].disk > without[False].disk == 2 * COUNT
     assert without[True].memory > without[False].memory
+
+
+def measure_folder(folder: Path) -> int:
+    return sum(path.stat().st_size for path in folder.rglob("*") if path.is_file())
+
+
+def test_an_export_takes_the_disk_that_was_foretold(checkpoint: Checkpoint, demo_bundle: Path) -> None:
+    weights = Weights.read(checkpoint.folder)
+    assert weights is not None
+    artifacts = Bundle.open(demo_bundle).manifest.artifacts
+    request = replace(make_request("fp32", "fp16"), targets=("cpu", "portable", "rtx"))
+    need = estimate_need(weights, checkpoint, artifacts, request)
+    # An export is refused where `SURELY` of it is not free, so it takes at least as much.
+    assert SURELY * need.disk <= measure_folder(demo_bundle) <= need.disk / SURELY
+
+
+@needs_rtx
+def test_each_precision_has_a_plan_with_kernels(checkpoint: Checkpoint, tmp_path: Path) -> None:
+    output = tmp_path / "B"
+    lines: list[str] = []
+    export(
+        "gpt2-demo", output, precision=["fp16", "w8a16"], target=["rtx"], verify=False, progress=lines.append
+    )
+    assert len(Bundle.open(output).manifest.plans) == 2
+    (told,) = [int(found[1]) for line in lines if (found := re.search(r"and (\d+) MB of disk", line))]
+    assert SURELY * told * 1e6 <= measure_folder(output) <= told * 1e6 / SURELY
+
+
+def test_kernels_are_as_large_as_the_demos_are_measured() -> None:
+    measured = json.loads((ROOT / "benchmarks/results/plan_precisions.json").read_text(encoding="utf-8"))
+    # Of one graph whose table and head are two in the graph too.
+    plans = [
+        plan
+        for model in ("gpt2-demo", "llama-demo", "bert-demo")
+        for precision, plan in measured["models"][model].items()
+        if precision != "fp16" and "plan_bytes" in plan
+    ]
+    assert len(plans) > 10
+    found = median(plan["plan_bytes"] - plan["weight_bytes"] for plan in plans)
+    assert pytest.approx(found, rel=0.05) == KERNELS
 
 
 @pytest.fixture

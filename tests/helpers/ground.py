@@ -36,7 +36,7 @@ from planforge.exporter.verification.reading import (
 from planforge.exporter.verification.structure import compare_structure
 from planforge.exporter.verification.verify import find_recorded_source
 from planforge.models import load_model
-from planforge.runtime.apps.check.metrics import Comparison
+from planforge.runtime.apps.check.outcome import Comparison
 from planforge.runtime.bundle.bundle import Bundle
 from planforge.runtime.bundle.manifest import Artifact
 

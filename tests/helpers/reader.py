@@ -17,7 +17,7 @@ from planforge.exporter.tasks.verifier import open_verifier
 from planforge.exporter.verification.reading import add_modules, list_tensors_to_compare, make_row_reader
 from planforge.exporter.verification.structure import compare_structure
 from planforge.exporter.verification.verify import find_recorded_source, load_model_to_compare
-from planforge.runtime.apps.check.metrics import Comparison
+from planforge.runtime.apps.check.outcome import Comparison
 from planforge.runtime.bundle.bundle import Bundle
 
 from .faults import Plant

@@ -13,7 +13,7 @@ from planforge.exporter.reports.html import Subject
 from planforge.exporter.verification.bisect import FirstMismatch
 from planforge.exporter.verification.fp32_nodes import Fp32Node
 from planforge.exporter.verification.report import VerificationReport
-from planforge.runtime.apps.check.metrics import Comparison
+from planforge.runtime.apps.check.outcome import Comparison
 from planforge.runtime.bundle.bundle import Bundle
 
 SUBJECT = Subject("my-model", {"model": "gpt2, text-generation", "date": "2026-01-02 03:04 UTC"})

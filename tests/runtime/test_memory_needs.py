@@ -22,7 +22,8 @@ from planforge.exporter.errors import BuildError
 from planforge.exporter.precisions import PRECISIONS
 from planforge.exporter.tensorrt.build import USUAL
 from planforge.exporter.tensorrt.memory import check_plan_memory
-from planforge.exporter.tensorrt.plans import find_plan_graphs, plan_profiles
+from planforge.exporter.tensorrt.plan_graphs import find_plan_graphs
+from planforge.exporter.tensorrt.plans import plan_profiles
 from planforge.runtime import TextGenerator, load
 from planforge.runtime.bundle.artifact import EXACTNESS, rank_exactness
 from planforge.runtime.bundle.bundle import Bundle

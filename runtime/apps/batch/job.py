@@ -16,7 +16,7 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 from pyarrow.fs import FileType
 
-from ...backends.cuda_memory import gpu_is_present
+from ...backends.gpus import gpu_is_present
 from ...backends.threads import choose_threads
 from ...bundle.bundle import Bundle
 from ...errors import BackendUnavailableError, BatchError, InputError

@@ -13,12 +13,14 @@ from ...bundle.defaults import GenerationDefaults
 from ...bundle.manifest import Manifest
 from ...errors import InputError
 from ...text.tokenizer import Tokenizer
-from .case import from_arrays
+from .case_arrays import from_arrays
 from .cases import find_room
 from .divergence import Sample, list_samples
 from .files import Arrays
-from .metrics import Comparison, measure_scale
-from .texts import GoldenInput, make_comparison, make_input_reader, show
+from .golden_texts import GoldenInput
+from .metrics import measure_scale
+from .outcome import Comparison
+from .texts import make_comparison, make_input_reader, show
 
 if TYPE_CHECKING:
     from ...translate.translator import Translator

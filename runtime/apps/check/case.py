@@ -5,9 +5,8 @@ N places of a text
 
 from __future__ import annotations
 
-import json
 from collections.abc import Collection, Iterator, Mapping, Sequence
-from dataclasses import asdict, dataclass, replace
+from dataclasses import dataclass, replace
 from typing import Any, Literal, NamedTuple, TypeAlias
 
 import numpy as np
@@ -15,7 +14,7 @@ import numpy.typing as npt
 
 from ...bundle.manifest import Artifact
 from .cases import Skipped, find_room, skip_batches, skip_too_long
-from .files import Arrays, choose_evenly
+from .files import choose_evenly
 
 Array: TypeAlias = npt.NDArray[Any]
 Integers: TypeAlias = npt.NDArray[np.int64]
@@ -24,7 +23,6 @@ DecoderKind: TypeAlias = Literal["logits", "columns", "passages", "layers", "att
 Kind: TypeAlias = DecoderKind | Literal["vectors", "values", "scores", "labels", "flags", "fields", "paths"]
 
 CASES = ("cases", "few", "replays", "ranges")  # the fields of a set that have some
-FORMAT = 3  # of the arrays that `to_arrays` makes; 2 called random cases drawn, 1 had names of each task
 
 
 class Noise(NamedTuple):
@@ -363,74 +361,3 @@ def list_widths(rows: Sequence[Row]) -> list[int]:
 def identify(case: Case, row: Row) -> tuple[int, int]:
     """Return what tells a row of a case from the others, also where some of its steps are left out."""
     return row.text, 0 if case.runner == "every" else row.ends[0]
-
-
-def to_arrays(case_set: CaseSet) -> dict[str, Array]:
-    """Return a set as a .npz file keeps it: one text of JSON, and an array for each text and output."""
-    plan = {
-        "format": FORMAT,
-        **{name: [asdict(case) for case in getattr(case_set, name)] for name in CASES},
-        "texts": [{**asdict(text), "tokens": None} for text in case_set.texts],
-        "columns": case_set.columns,
-        "left_out": case_set.left_out,
-        "search": case_set.search,
-        "denoising": case_set.denoising,
-    }
-    arrays: dict[str, Array] = {"plan": np.array(json.dumps(plan))}
-    arrays |= {f"text.{i}": np.array(text.tokens, np.int64) for i, text in enumerate(case_set.texts)}
-    for output, by_text in case_set.answers.items():
-        for text, known in by_text.items():
-            arrays[f"{output}.{text}.positions"] = known.positions
-            arrays[f"{output}.{text}.values"] = known.values
-    return arrays
-
-
-def from_arrays(arrays: Arrays) -> CaseSet:
-    """Return the set that `to_arrays` stored.
-
-    A KeyError names what is missing: an array, or this version of the format.
-    """
-    plan = json.loads(str(arrays["plan"]))
-    if plan["format"] != FORMAT:
-        raise KeyError(f"format {FORMAT}")
-    texts = [read_text(text) for text in plan["texts"]]
-    cases: dict[str, Any] = {name: tuple(map(read_case, plan[name])) for name in CASES}
-    answers: dict[str, dict[int, Known]] = {}
-    for name in arrays:
-        if name.endswith(".positions"):
-            output, number, _ = name.rsplit(".", 2)
-            values = arrays[f"{output}.{number}.values"]
-            answers.setdefault(output, {})[int(number)] = Known(arrays[name], values)
-    return CaseSet(
-        texts=tuple(
-            replace(text, tokens=tuple(arrays[f"text.{i}"].tolist())) for i, text in enumerate(texts)
-        ),
-        **cases,
-        answers=answers,
-        columns=tuple(plan["columns"]),
-        left_out=tuple(plan["left_out"]),
-        search=None if plan.get("search") is None else Searching(*map(read_search, plan["search"])),
-        denoising=None if plan.get("denoising") is None else Denoising(*plan["denoising"]),
-    )
-
-
-def read_text(fields: Mapping[str, Any]) -> Text:
-    """Return the text whose fields JSON has; its tokens are an array of their own."""
-    noise = fields.get("noise")
-    known = {**fields, "tokens": (), "segments": tuple(fields["segments"])}
-    return Text(**{**known, "noise": None if noise is None else Noise(*noise)})
-
-
-def read_search(field: Any) -> Any:
-    """Return a field of `Searching` as JSON has it."""
-    return tuple(field) if isinstance(field, list) else field
-
-
-def read_case(fields: Mapping[str, Any]) -> Case:
-    """Return the case whose fields JSON has."""
-    rows = tuple(Row(row["text"], tuple(row["ends"])) for row in fields["rows"])
-    measures = tuple(
-        Measure(kind, tuple(outputs), tuple(limited), *others)
-        for kind, outputs, limited, *others in fields["measures"]
-    )
-    return Case(**{**fields, "rows": rows, "measures": measures})

@@ -23,7 +23,8 @@ from .case import Case, CaseSet, Encoding, Integers, Known, Location
 from .cases import find_room
 from .divergence import Followed, Sample, follow, judge_followed, read_sample
 from .judge import Limits, Seen, compare_known
-from .metrics import Logits, Outcome
+from .metrics import Logits
+from .outcome import Outcome
 
 Tokenizers: TypeAlias = tuple[Tokenizer, Tokenizer]  # of what a model is given, and of what it writes
 

@@ -11,7 +11,8 @@ import numpy as np
 from ...text.tokenizer import Tokenizer
 from .case import CaseSet, Row
 from .failures import OtherToken
-from .metrics import Logits, Metrics, Outcome, judge_outcome, measure, measure_max_error, measure_scale
+from .metrics import Logits, Metrics, measure, measure_max_error, measure_scale
+from .outcome import Outcome, judge_outcome
 
 
 @dataclass(frozen=True)

@@ -15,7 +15,8 @@ from ...encode.encoder import Encoder
 from ...text.long_text import Piece
 from .case import Case, CaseSet, Encoding, Known, Location, Measure, Text
 from .judge import Limits, Seen, compare_known
-from .metrics import ClassMetrics, LabelMetrics, Metrics, Outcome, ValueMetrics, VectorMetrics
+from .metrics import ClassMetrics, LabelMetrics, Metrics, ValueMetrics, VectorMetrics
+from .outcome import Outcome
 
 DISTRIBUTIONS = {"masked_lm", "next_sentence", "sequence_classification", "token_classification"}
 ONE_LABEL = "single_label_classification"  # the problem type of heads that have none in a config.json

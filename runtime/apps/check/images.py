@@ -22,7 +22,7 @@ from ...images.scheduler_config import SchedulerConfig
 from ...images.schedulers import make_scheduler
 from .case import Case, CaseSet, Encoding, Known, Location
 from .judge import Limits, Seen, compare_known
-from .metrics import Outcome
+from .outcome import Outcome
 
 # What each graph reads of PyTorch's answers, and the only place of it, where it reads a text once.
 READS = {"vae_decoder": "latents", "vae_encoder": "pictures"}

@@ -19,12 +19,9 @@ from .metrics import (
     ErrorMetrics,
     Logits,
     Measured,
-    Outcome,
     PathMetrics,
     TextMetrics,
     VectorMetrics,
-    judge_outcome,
-    locate_failure,
     measure,
     measure_error,
     measure_errors,
@@ -36,6 +33,7 @@ from .metrics import (
     measure_vectors,
     summarize_text,
 )
+from .outcome import Outcome, judge_outcome, locate_failure
 
 Limits: TypeAlias = Mapping[str, float]  # by the metrics' names
 Compare: TypeAlias = "Callable[[], Outcome]"

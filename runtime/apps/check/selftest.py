@@ -20,7 +20,7 @@ if TYPE_CHECKING:
     from .cases import Skipped
     from .files import Arrays
     from .judge import Compare
-    from .metrics import Comparison
+    from .outcome import Comparison
 
 Limits: TypeAlias = Mapping[str, Mapping[str, float]]  # of each metric, by precision
 
@@ -142,7 +142,7 @@ def selftest(
 
 def prepare_subjects(model: Any, bundle: Bundle, arrays: Arrays, limits: Limits) -> list[Subject]:
     """Prepare the cases of every graph that an open model runs."""
-    from .case import from_arrays
+    from .case_arrays import from_arrays
     from .judge import list_comparisons
     from .tasks import TASKS
 
@@ -163,7 +163,7 @@ def prepare_subjects(model: Any, bundle: Bundle, arrays: Arrays, limits: Limits)
 
 def compare_cases(subject: Subject, backend: str, progress: Callable[[str], None]) -> list[Comparison]:
     """Compare a graph with PyTorch's answers in each of its cases."""
-    from .metrics import Comparison
+    from .outcome import Comparison
 
     name = subject.artifact.id
     comparisons = []

@@ -13,7 +13,7 @@ from .encoder import EncoderEngine
 from .files import Arrays
 from .images import ImageEngine
 from .judge import Engine
-from .metrics import Comparison
+from .outcome import Comparison
 from .translator import TranslatorEngine
 
 

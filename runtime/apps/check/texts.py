@@ -8,14 +8,13 @@ from __future__ import annotations
 import hashlib
 import json
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import asdict, dataclass, replace
-from pathlib import Path
+from dataclasses import asdict, replace
 from typing import Any
 
 from ...bundle.bundle import Bundle
 from ...bundle.json_reader import Reader
 from ...bundle.manifest import Manifest
-from ...errors import BackendUnavailableError, BundleError, InputError, TokenizerError
+from ...errors import BackendUnavailableError, InputError, TokenizerError
 from ...generate.grammar import Grammars
 from ...generate.row_reader import RowReader
 from ...text.chat import TEMPLATE_FILES, Chat
@@ -25,11 +24,9 @@ from ...text.wording import Wording
 from ...translate.sources import SourceReader, open_tokenizers
 from .cases import Skipped
 from .differences import describe_differences
-from .metrics import Comparison
+from .golden_texts import GoldenChat, GoldenInput, GoldenText, GoldenTexts, find_texts, read_texts
+from .outcome import Comparison
 
-PREFIX = "checks/texts-"  # of the file's name in a bundle
-FORMAT = 1
-MAX_BYTES = 16 * 2**20
 FILES = "manifest and tokenizer"  # in the place of a graph's id
 READING = "the runtime"  # in the place of an engine
 AT_EXPORT = "at export it was"
@@ -38,132 +35,11 @@ MOST = 3  # texts of a case that are told
 SHOWN = 40  # characters of a text
 
 
-@dataclass(frozen=True)
-class GoldenText:
-    """A text, its ids, special tokens that it spells read as such, and the text of these ids."""
-
-    text: str
-    ids: tuple[int, ...]
-    decoded: str
-
-
-@dataclass(frozen=True)
-class GoldenInput:
-    """A text, or for an encoder a pair, and all ids that the model reads of it."""
-
-    text: str
-    pair: str | None
-    ids: tuple[int, ...]
-
-
-@dataclass(frozen=True)
-class GoldenChat:
-    """A conversation, its text up to where the model is to answer, and the ids of that text."""
-
-    messages: tuple[Mapping[str, Any], ...]
-    tools: tuple[Mapping[str, Any], ...]
-    rendered: str | None  # None where the template refuses it
-    ids: tuple[int, ...]
-
-
-@dataclass(frozen=True)
-class GoldenTexts:
-    """What every reader of a bundle must make of the same texts and chats.
-
-    Attributes:
-        reference: what gave the ids, such as "tokenizers 0.23.3".
-        chat_reference: what rendered the chats.
-        hashes: of the tokenizers' files and the chat template, in the manifest's order.
-        settings: what else decides how texts are read and answers are written, as plain JSON.
-        sides: the texts of each tokenizer, a source's and a target's.
-        inputs: texts with all that is put around them.
-        chats: empty without a chat template.
-    """
-
-    reference: str
-    chat_reference: str
-    hashes: tuple[str, ...]
-    settings: Mapping[str, Any]
-    sides: tuple[tuple[GoldenText, ...], ...]
-    inputs: tuple[GoldenInput, ...]
-    chats: tuple[GoldenChat, ...]
-
-    def to_json(self) -> str:
-        """Return the content of the file."""
-        value = {"format": FORMAT, **asdict(self)}
-        return json.dumps(value, ensure_ascii=False, separators=(",", ":")) + "\n"
-
-    @staticmethod
-    def from_json(text: str) -> GoldenTexts:
-        """Read what `to_json` wrote; a ValueError, TypeError or LookupError where it is damaged."""
-        value = json.loads(text)
-        if value["format"] != FORMAT:
-            raise ValueError(f"format {value['format']!r} is not {FORMAT}")
-        return GoldenTexts(
-            reference=str(value["reference"]),
-            chat_reference=str(value["chat_reference"]),
-            hashes=tuple(map(str, value["hashes"])),
-            settings=dict(value["settings"]),
-            sides=tuple(
-                tuple(GoldenText(str(t["text"]), read_ids(t["ids"]), str(t["decoded"])) for t in side)
-                for side in value["sides"]
-            ),
-            inputs=tuple(
-                GoldenInput(
-                    text=str(one["text"]),
-                    pair=None if one["pair"] is None else str(one["pair"]),
-                    ids=read_ids(one["ids"]),
-                )
-                for one in value["inputs"]
-            ),
-            chats=tuple(
-                GoldenChat(
-                    messages=read_messages(chat["messages"]),
-                    tools=tuple(map(dict, chat["tools"])),
-                    rendered=None if chat["rendered"] is None else str(chat["rendered"]),
-                    ids=read_ids(chat["ids"]),
-                )
-                for chat in value["chats"]
-            ),
-        )
-
-
-def read_ids(values: Any) -> tuple[int, ...]:
-    if not all(type(value) is int for value in values):
-        raise ValueError("an id is no integer")
-    return tuple(values)
-
-
-def read_messages(values: Any) -> tuple[Mapping[str, Any], ...]:
-    if not values:
-        raise ValueError("a chat has no message")
-    return tuple(map(dict, values))
-
-
 def make_fixed_time(form: str) -> str:
     """Return a day and hour in which every chat of golden texts is rendered, whatever the day is."""
     from datetime import datetime
 
     return datetime(2026, 2, 3, 16, 5, 6).strftime(form)
-
-
-def find_texts(bundle: Bundle) -> Path | None:
-    """Return the file of a bundle's golden texts, hashed; None where it has none."""
-    names = [name for name in bundle.manifest.files if name.startswith(PREFIX)]
-    return bundle.path(names[0]) if names else None
-
-
-def read_texts(path: Path) -> GoldenTexts:
-    """Read the file of golden texts."""
-    try:
-        if path.stat().st_size > MAX_BYTES:
-            raise ValueError(f"more than {MAX_BYTES} bytes")
-        return GoldenTexts.from_json(path.read_text(encoding="utf-8"))
-    except (ValueError, TypeError, LookupError, RecursionError) as error:
-        raise BundleError(
-            f"{path}: the golden texts cannot be read by this version ({type(error).__name__}:"
-            f" {str(error)[:200]}); export the bundle again"
-        ) from error
 
 
 def open_text_tokenizers(bundle: Bundle) -> list[Tokenizer]:

@@ -22,7 +22,8 @@ from .case import Case, CaseSet, Encoding, Known, Location, Text
 from .cases import find_room
 from .decoder import Tokenizers, compare_greedy, run
 from .judge import Limits, Seen, compare_known
-from .metrics import ErrorMetrics, Logits, Outcome, ScoreMetrics, judge_outcome
+from .metrics import ErrorMetrics, Logits, ScoreMetrics
+from .outcome import Outcome, judge_outcome
 
 SEARCH = "search."  # how the names of what is measured along a beam search begin
 

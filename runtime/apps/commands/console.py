@@ -215,11 +215,16 @@ def give_up_stdout() -> None:
         os.close(nowhere)
 
 
+def list_names(text: str) -> list[str]:
+    """Return the names in a comma-separated list."""
+    return [name.strip() for name in text.split(",") if name.strip()]
+
+
 def split_names(option: str, text: str | None) -> list[str] | None:
     """Return the names in an option's comma-separated list; None where it was not given. Refuse no names."""
     if text is None:
         return None
-    names = [name.strip() for name in text.split(",") if name.strip()]
+    names = list_names(text)
     if not names:
         raise InputError(f"{option} {text!r} has no names; give names separated by commas, or leave it out")
     return names

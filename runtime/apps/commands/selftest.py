@@ -18,7 +18,7 @@ if TYPE_CHECKING:
     from rich.console import RenderableType
 
     from ...bundle.manifest import Manifest
-    from ..check.metrics import Comparison
+    from ..check.outcome import Comparison
     from ..check.selftest import SelftestResult
 
 

@@ -14,7 +14,7 @@ from collections.abc import Sequence
 from dataclasses import asdict, dataclass
 from typing import TYPE_CHECKING, Any
 
-from ...backends.cuda_memory import find_gpu
+from ...backends.gpus import find_gpu
 from ...backends.ort_backend import OrtCpuBackend
 from ...errors import ContextLengthError, InputError
 from ...load import load

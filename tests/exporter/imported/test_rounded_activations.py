@@ -16,7 +16,7 @@ from onnx import TensorProto, helper, numpy_helper
 from planforge.exporter import verify
 from planforge.exporter.exporting import import_folder
 from planforge.exporter.passes.quantization_form import KEPT
-from planforge.exporter.passes.unrounded import skip_rounding
+from planforge.exporter.passes.unrounded import pass_on, skip_rounding
 from planforge.runtime.backends.ort_program import open_plain_session
 from planforge.runtime.bundle.bundle import Bundle
 from planforge.runtime.errors import InputError
@@ -132,6 +132,28 @@ def round_another_value(model: ir.Model) -> None:
     node.replace_input_with(0, doubled.outputs[0])
 
 
+def round_output(model: ir.Model) -> None:
+    """The output is rounded as the first product's input is, which the folder's graph does not do."""
+    (output,) = model.graph.outputs
+    producer = output.producer()
+    first = find_node(model, "/activation/Dequantize")
+    codes = first.inputs[0]
+    assert producer is not None and codes is not None
+    given = ir.Value(name="given", type=output.type, shape=output.shape)
+    cast = ir.node("Cast", [output], {"to": int(ir.DataType.FLOAT)}, name="given/cast")
+    quantize = ir.node("QuantizeLinear", [cast.outputs[0], *first.inputs[1:]], name="given/quantize")
+    dequantize = ir.node(
+        "DequantizeLinear", [quantize.outputs[0], *first.inputs[1:]], outputs=[given], name="given/back"
+    )
+    for node in (quantize, dequantize):
+        node.metadata_props[KEPT] = "scales"
+    cast.outputs[0].type = ir.TensorType(ir.DataType.FLOAT)
+    quantize.outputs[0].type = codes.type
+    model.graph.insert_after(producer, [cast, quantize, dequantize])
+    model.graph.outputs[0] = given
+    output.name, given.name = "before", output.name
+
+
 def rename_product(model: ir.Model) -> None:
     find_node(model, "/layer.0/MatMul").name = "another"
 
@@ -150,6 +172,7 @@ PRODUCT = r"node '/encoder/layer\.0/MatMul' \(MatMul\) in encoder\.layer\.0: its
         (rename_product, r"node '/encoder/layer\.0/MatMul', whose input 0 the folder's .* is not there"),
         (round_nothing, f"{PRODUCT}0 is not quantized, as it is in the folder's graph"),
         (round_twice, f"{PRODUCT}0 has another data of its QuantizeLinear than in the folder's graph"),
+        (round_output, "output 'last_hidden_state' is quantized, as it is not in the folder's graph"),
         (round_another_value, r"last_hidden_state\.max_error is .*, at most .* is allowed"),
     ],
 )
@@ -158,6 +181,78 @@ def test_planted_faults_are_found(
 ) -> None:
     name = f"encoder.portable.{precision}"
     with damaged(rounded[1], name, plant) as bundle:
+        report = verify(bundle.folder, only=[name], level="quick")
+    assert not report.passed
+    assert any(re.search(fault, failure) for failure in report.list_failures()), report.list_failures()
+
+
+@pytest.fixture(scope="module", params=["int8", "fp8"])
+def rounded_output(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The verified bundle of a folder whose last node rounds the output."""
+    kind = str(request.param)
+    folder = make_folder(tmp_path_factory.mktemp(f"{kind}-output") / "folder", kind)
+
+    def round_output(graph: onnx.GraphProto) -> None:
+        graph.node[-1].output[0] = "product"
+        graph.initializer.append(numpy_helper.from_array(np.float32(0.07), "last.step"))
+        for operator, given, made in (
+            ("QuantizeLinear", "product", "last.q"),
+            ("DequantizeLinear", "last.q", "last_hidden_state"),
+        ):
+            name = f"/encoder/last/{operator}"
+            graph.node.append(helper.make_node(operator, [given, "last.step", "zero"], [made], name))
+
+    change(folder, round_output)
+    bundle = folder.parent / "bundle"
+    import_folder(folder, bundle, precision=["fp32", "fp16"], target=["portable"], verify="quick")
+    return bundle
+
+
+def find_last(model: ir.Model, operator: str) -> ir.Node:
+    return next(n for n in model.graph if n.op_type == operator and "/last/" in str(n.name))
+
+
+def take_another_last_step(model: ir.Model) -> None:
+    change_constant(find_last(model, "QuantizeLinear").inputs[1], lambda step: step * np.float32(1.01))
+
+
+def take_another_last_step_back(model: ir.Model) -> None:
+    node = find_last(model, "DequantizeLinear")
+    step = ir.Value(name="other", const_value=ir.tensor(np.float32(0.0701), name="other"))
+    model.graph.register_initializer(step)
+    node.replace_input_with(1, step)
+
+
+def leave_output_unrounded(model: ir.Model) -> None:
+    node = find_last(model, "DequantizeLinear")
+    value = find_last(model, "QuantizeLinear").inputs[0]
+    pass_on(node, value)
+
+
+OUTPUT = "output 'last_hidden_state' "
+
+
+@pytest.mark.parametrize("precision", ["fp32", "fp16"])
+@pytest.mark.parametrize(
+    ("plant", "fault"),
+    [
+        (
+            take_another_last_step,
+            f"{OUTPUT}has another scale of its (Deq|Q)uantizeLinear than in the folder's",
+        ),
+        (
+            take_another_last_step_back,
+            f"{OUTPUT}has another scale of its DequantizeLinear than in the folder's",
+        ),
+        (leave_output_unrounded, f"{OUTPUT}is not quantized, as it is in the folder's graph"),
+    ],
+)
+def test_faults_of_a_rounded_output_are_found(
+    plant: Callable[[ir.Model], None], fault: str, precision: str, rounded_output: Path
+) -> None:
+    name = f"encoder.portable.{precision}"
+    assert verify(rounded_output, only=[name], level="quick").passed
+    with damaged(rounded_output, name, plant) as bundle:
         report = verify(bundle.folder, only=[name], level="quick")
     assert not report.passed
     assert any(re.search(fault, failure) for failure in report.list_failures()), report.list_failures()

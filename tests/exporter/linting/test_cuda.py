@@ -13,7 +13,8 @@ import onnx
 import pytest
 
 from planforge.exporter import export, lint
-from planforge.exporter.commands.inspection import count_kernels, inspect
+from planforge.exporter.commands.inspection import inspect
+from planforge.exporter.commands.kernel_count import count_kernels
 from planforge.exporter.verification.structure import compare_structure
 from planforge.runtime.bundle.bundle import Bundle
 

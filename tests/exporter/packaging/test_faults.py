@@ -26,7 +26,7 @@ from planforge.exporter.packaging.worker import Worker
 from planforge.exporter.packaging.workers.pbtxt import read_pbtxt
 from planforge.runtime import InputError, TextGenerator, load
 from planforge.runtime.apps.check.divergence import Sample
-from planforge.runtime.apps.check.metrics import Comparison
+from planforge.runtime.apps.check.outcome import Comparison
 from planforge.runtime.bundle.artifact import Artifact
 from planforge.runtime.bundle.bundle import Bundle
 from planforge.runtime.bundle.defaults import GenerationDefaults

@@ -38,7 +38,7 @@ from planforge.exporter.tasks.verifier import Verifier, open_verifier
 from planforge.exporter.verification import module_check
 from planforge.exporter.verification.report import VerificationReport
 from planforge.exporter.verification.verify import find_recorded_source, load_model_to_compare
-from planforge.runtime.apps.check.case import to_arrays
+from planforge.runtime.apps.check.case_arrays import to_arrays
 from planforge.runtime.apps.check.files import Arrays, find_golden, read_golden
 from planforge.runtime.bundle.bundle import Bundle
 from planforge.runtime.errors import InputError

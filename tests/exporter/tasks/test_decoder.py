@@ -19,10 +19,11 @@ from planforge.exporter.reference_model import load_our_model
 from planforge.exporter.tasks.decoder import choose
 from planforge.exporter.tasks.passages import open_plain_tokenizer
 from planforge.exporter.tasks.registry import TASKS
-from planforge.runtime.apps.check.case import CaseSet, Known, from_arrays, to_arrays
+from planforge.runtime.apps.check.case import CaseSet, Known
+from planforge.runtime.apps.check.case_arrays import from_arrays, to_arrays
 from planforge.runtime.apps.check.decoder import DecoderEngine
 from planforge.runtime.apps.check.judge import list_comparisons
-from planforge.runtime.apps.check.metrics import Outcome
+from planforge.runtime.apps.check.outcome import Outcome
 from planforge.runtime.backends.ort_backend import OrtCpuBackend
 from planforge.runtime.bundle.bundle import Bundle
 from planforge.runtime.bundle.manifest import Artifact, Axis, TensorSpec

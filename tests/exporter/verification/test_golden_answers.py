@@ -27,9 +27,9 @@ from planforge.exporter.verification.golden_answers import (
     list_loose_limits,
 )
 from planforge.runtime.apps.check import files
-from planforge.runtime.apps.check.case import from_arrays
+from planforge.runtime.apps.check.case_arrays import from_arrays
 from planforge.runtime.apps.check.files import find_golden, read_golden, write_golden
-from planforge.runtime.apps.check.metrics import Comparison
+from planforge.runtime.apps.check.outcome import Comparison
 from planforge.runtime.apps.check.selftest import selftest
 from planforge.runtime.bundle.bundle import Bundle
 from planforge.runtime.errors import InputError

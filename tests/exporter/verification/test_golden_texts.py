@@ -21,7 +21,8 @@ from planforge.exporter.checkpoints.tokenizers import files
 from planforge.exporter.errors import VerificationError
 from planforge.exporter.verification import golden_texts
 from planforge.runtime.apps.check.differences import describe_differences
-from planforge.runtime.apps.check.texts import GoldenTexts, find_texts, make_fixed_time, read_texts
+from planforge.runtime.apps.check.golden_texts import GoldenTexts, find_texts, read_texts
+from planforge.runtime.apps.check.texts import make_fixed_time
 from planforge.runtime.bundle.bundle import Bundle
 from planforge.runtime.text.chat import Chat
 

@@ -17,9 +17,10 @@ from planforge.exporter import verify
 from planforge.exporter.commands.summary import describe_verdict
 from planforge.exporter.tasks.gaps import list_first_texts
 from planforge.exporter.verification.user_limits import check_limits, tighten_limits
-from planforge.runtime.apps.check.case import from_arrays
+from planforge.runtime.apps.check.case_arrays import from_arrays
 from planforge.runtime.apps.check.files import find_golden, read_golden
-from planforge.runtime.apps.check.metrics import Comparison, measure_labels
+from planforge.runtime.apps.check.metrics import measure_labels
+from planforge.runtime.apps.check.outcome import Comparison
 from planforge.runtime.bundle.bundle import Bundle
 from planforge.runtime.errors import InputError
 

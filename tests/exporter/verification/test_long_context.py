@@ -19,7 +19,8 @@ from planforge.exporter.tasks.random_cases import CONTEXT_ROWS
 from planforge.exporter.tasks.registry import TASKS
 from planforge.models import load_model
 from planforge.runtime import TextGenerator
-from planforge.runtime.apps.check.case import CaseSet, Known, Text, from_arrays, to_arrays
+from planforge.runtime.apps.check.case import CaseSet, Known, Text
+from planforge.runtime.apps.check.case_arrays import from_arrays, to_arrays
 from planforge.runtime.apps.check.decoder import run
 from planforge.runtime.bundle.bundle import Bundle
 

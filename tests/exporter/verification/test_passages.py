@@ -20,11 +20,13 @@ from planforge.exporter.tasks.decoder import Builder, add_passages
 from planforge.exporter.tasks.decoder_answers import KEPT_LOGITS
 from planforge.exporter.tasks.passages import MAX_PASSAGES, PASSAGE_TOKENS, cut_passages
 from planforge.exporter.tasks.registry import TASKS
-from planforge.runtime.apps.check.case import CaseSet, Known, Location, from_arrays, to_arrays
+from planforge.runtime.apps.check.case import CaseSet, Known, Location
+from planforge.runtime.apps.check.case_arrays import from_arrays, to_arrays
 from planforge.runtime.apps.check.decoder import reduce, see
 from planforge.runtime.apps.check.files import read_golden, write_golden
 from planforge.runtime.apps.check.judge import measure_passages
-from planforge.runtime.apps.check.metrics import TextMetrics, judge
+from planforge.runtime.apps.check.metrics import TextMetrics
+from planforge.runtime.apps.check.outcome import judge
 
 Array = npt.NDArray[np.float32]
 

@@ -24,7 +24,8 @@ from planforge.exporter.verification.precision_errors import (
 )
 from planforge.models import load_model
 from planforge.runtime.apps.check.failures import Exceeded, OtherToken
-from planforge.runtime.apps.check.metrics import Comparison, Metrics, TextMetrics
+from planforge.runtime.apps.check.metrics import Metrics, TextMetrics
+from planforge.runtime.apps.check.outcome import Comparison
 from planforge.runtime.bundle.bundle import Bundle
 from planforge.runtime.errors import InputError
 

@@ -28,7 +28,7 @@ from planforge.exporter.tasks.passages import cut_passages
 from planforge.exporter.verification import verify as verify_module
 from planforge.models import load_model
 from planforge.runtime import TextGenerator
-from planforge.runtime.apps.check.case import from_arrays
+from planforge.runtime.apps.check.case_arrays import from_arrays
 from planforge.runtime.apps.check.files import read_golden
 from planforge.runtime.backends.ort_backend import OrtCpuBackend
 from planforge.runtime.backends.ort_program import OrtBuffer

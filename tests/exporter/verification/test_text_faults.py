@@ -14,9 +14,10 @@ import pytest
 from planforge.exporter import VerificationReport, verify
 from planforge.exporter.verification import verify as verify_module
 from planforge.runtime.apps.check import selftest as selftest_module
-from planforge.runtime.apps.check.metrics import Comparison
+from planforge.runtime.apps.check.golden_texts import find_texts
+from planforge.runtime.apps.check.outcome import Comparison
 from planforge.runtime.apps.check.selftest import SelftestResult, selftest
-from planforge.runtime.apps.check.texts import FILES, find_texts
+from planforge.runtime.apps.check.texts import FILES
 from planforge.runtime.bundle.bundle import Bundle
 from planforge.runtime.errors import BundleError
 

@@ -26,7 +26,8 @@ from planforge.exporter.limits import compute_limits
 from planforge.exporter.verification import verify as verify_module
 from planforge.exporter.verification.structure import READING
 from planforge.runtime.apps.check import metrics as metrics_module
-from planforge.runtime.apps.check.metrics import Metrics, TextMetrics, judge, measure, measure_kl
+from planforge.runtime.apps.check.metrics import Metrics, TextMetrics, measure, measure_kl
+from planforge.runtime.apps.check.outcome import judge
 from planforge.runtime.bundle.bundle import Bundle
 
 from ...helpers.faults import epsilon, low_mask

@@ -15,7 +15,7 @@ import numpy as np
 import pytest
 
 from planforge.exporter.tensorrt.profiles import derive_profiles
-from planforge.runtime.apps.check.case import from_arrays, to_arrays
+from planforge.runtime.apps.check.case_arrays import from_arrays, to_arrays
 from planforge.runtime.apps.check.divergence import list_samples
 from planforge.runtime.apps.check.files import find_golden, read_golden, write_golden
 from planforge.runtime.apps.check.metrics import measure

@@ -21,11 +21,13 @@ import transformers
 from benchmarks.checkpoints import demo
 from planforge.exporter import build, export
 from planforge.runtime import TextGenerator, load
-from planforge.runtime.apps.check.metrics import judge, measure, measure_scale
+from planforge.runtime.apps.check.metrics import measure, measure_scale
+from planforge.runtime.apps.check.outcome import judge
 from planforge.runtime.apps.check.selftest import selftest
 from planforge.runtime.apps.diagnostics.doctor import diagnose
-from planforge.runtime.backends.cuda_memory import Device, find_gpu, list_gpus
+from planforge.runtime.backends.cuda_memory import Device
 from planforge.runtime.backends.device_buffer import upload_array
+from planforge.runtime.backends.gpus import find_gpu, list_gpus
 from planforge.runtime.backends.tensorrt_library import LIBRARIES
 from planforge.runtime.errors import BackendUnavailableError, InputError, MemoryLimitError, PlanForgeError
 

@@ -82,7 +82,9 @@ def test_diff_and_against_exit_1_on_a_regression(own: Path, table: Path, tmp_pat
     worse = Path(shutil.copytree(own, tmp_path / "worse"))
     assert "first: planforge prove" in error_line("prove", own, "--data", table, "--against", worse)
     nothing = planforge("diff", own, worse)
-    assert nothing.stdout.endswith("for each of the two\n") and nothing.returncode == 2
+    commands = [f"planforge prove {folder} --data FILE" for folder in (own, worse)]
+    assert f"no evidence on the same texts; first: {' '.join(commands)}" in " ".join(nothing.stdout.split())
+    assert nothing.returncode == 2
     assert planforge("prove", own, "--data", table).returncode == 0
     (proof,) = read_evidence(Bundle.open(own))
     answers = tuple((answer + number % 2) % 3 for number, answer in enumerate(proof.answers))
@@ -101,6 +103,58 @@ def test_diff_and_against_exit_1_on_a_regression(own: Path, table: Path, tmp_pat
     assert better.returncode == 0 and "no regression: " in better.stdout
     again = planforge("prove", worse, "--data", table, "--against", own)
     assert again.returncode == 0  # what it answers in truth
+
+
+def test_precisions_and_backends_of_one_bundle_are_compared(own: Path, table: Path) -> None:
+    """A copy with the other precision alone, as it was done before, is compared in the same way."""
+    planforge("prove", own, "--data", table)
+    first = planforge("prove", own, "--data", table, "--precision", "fp16", "--against-precision", "fp32")
+    assert first.returncode == 0, first.stderr
+    assert "no regression: encoder.portable.fp16 against encoder.ort.fp32, 40 texts" in first.stdout
+    half = read_evidence(Bundle.open(own))[1]
+    wrong = tuple((answer + number % 2) % 3 for number, answer in enumerate(half.answers))
+    record_proof(own, dataclasses.replace(half, answers=wrong))  # takes the earlier one's place
+    on_gpu = dataclasses.replace(half, backend="ort-cuda", threads=None)
+    record_proof(own, on_gpu)
+
+    def compare(*options: str, code: int) -> dict[str, Any]:
+        done = planforge("diff", own, *options, "--json")
+        assert done.returncode == code, done.stderr
+        told: dict[str, Any] = json.loads(done.stdout)
+        return told
+
+    told = compare("--precision", "fp32,fp16", "--backend", "ort-cpu", code=1)
+    (pair,) = told["compared"]
+    assert [pair[side]["artifact"].rpartition(".")[2] for side in ("old", "new")] == ["fp32", "fp16"]
+    assert pair["changes"][0]["old"] == 1.0 and pair["changes"][0]["new"] == 0.5
+    sides = {side: (told[side]["precision"], list(told[side]["precisions"])) for side in ("old", "new")}
+    assert sides == {"old": ("fp32", ["fp32"]), "new": ("fp16", ["fp16"])}
+    copy = Path(shutil.copytree(own, own.parent / "half"))
+    prune(copy, keep=["fp16"])
+    (same,) = compare(str(copy), "--precision", "fp32,fp16", "--backend", "ort-cpu", code=1)["compared"]
+    assert same == pair
+    assert compare("--precision", "fp16,fp32", "--backend", "ort-cpu", code=0)["compared"][0]["changes"]
+    (pair,) = compare("--backend", "ort-cpu,ort-cuda", "--precision", "fp16", code=0)["compared"]
+    assert [pair[side]["backend"] for side in ("old", "new")] == ["ort-cpu", "ort-cuda"]
+    assert (pair["changes"][0]["old"], pair["changes"][0]["new"]) == (0.5, 1.0)
+    shown = planforge("diff", own, "--precision", "fp32,fp16", "--backend", "ort-cpu,tensorrt")
+    command = f"planforge prove {own} --data FILE --precision fp16 --backend tensorrt"
+    assert command in " ".join(shown.stdout.split()) and shown.returncode == 2
+
+
+def test_sides_that_there_are_not_are_refused(own: Path, table: Path) -> None:
+    planforge("prove", own, "--data", table)
+    assert "in --precision fp16,int8; measured are fp32,ort-cpu" in error_line("diff", own)
+    one = error_line("diff", own, "--precision", "fp32")
+    assert "is the only bundle, and has one side" in one
+    assert "--precision 'int8': " in error_line("diff", own, "--precision", "fp32,int8")
+    assert "it has some in fp32, fp16" in error_line("diff", own, own, "--precision", "int8")
+    assert "has 3 names" in error_line("diff", own, own, "--precision", "fp32,fp16,int8")
+    assert "--backend 'ort-cpy' is not one of" in error_line("diff", own, "--backend", "ort-cpu,ort-cpy")
+    prove = ("prove", own, "--data", table)
+    missing = error_line(*prove, "--against-precision", "fp16")
+    assert missing.endswith(f"first: planforge prove {own} --data {table} --precision fp16")
+    assert "--against-precision 'int8': " in error_line(*prove, "--against-precision", "int8")
 
 
 def test_a_model_with_noise_on_its_weights_is_a_regression(demo_bundle: Path, tmp_path: Path) -> None:
