@@ -24,6 +24,10 @@ WIDTHS = ("hidden_size", "n_embd", "d_model")
 INNER_WIDTHS = ("intermediate_size", "n_inner", "{}_ffn")  # an encoder-decoder has those of each graph
 HEADS = ("num_attention_heads", "n_head", "{}_heads")
 INNER_FACTOR = 4  # how many times the width the feed-forward part is where none is named
+# Results of a layer that live at one time: of the feed-forward part, of the hidden size, and scores.
+INNER_RESULTS = 3
+HIDDEN_RESULTS = 9
+SCORE_RESULTS = 2
 UNITS = {"": 1, "B": 1, "KB": 10**3, "MB": 10**6, "GB": 10**9, "KIB": 2**10, "MIB": 2**20, "GIB": 2**30}
 
 
@@ -36,7 +40,7 @@ class MemoryNeed:
         length: tokens of each, prompt and answer.
         weights: of all graphs, each file once.
         cache: keys and values, of a translation's source too.
-        activations: a layer's largest results, of each graph.
+        activations: a layer's results that live at one time, of each graph.
     """
 
     batch: int
@@ -120,16 +124,20 @@ def count_tensor_bytes(spec: TensorSpec, batch: int, length: int) -> int:
 def count_batch_bytes(config: Mapping[str, Any], tokens: int, longest: int, graph: str = "encoder") -> int:
     """Return what a batch of so many tokens, padding included, needs while it runs.
 
-    A layer's largest results: what the feed-forward part widens to, six of the hidden size (the layer's
-    input, query, key, value, context, sum), and every head's scores of every token for every token. 0 where
-    the configuration does not name the sizes.
+    A layer's results that live at one time: its feed-forward part's product, activation and what that is
+    computed in (a gated one's gate, product and activation); of the hidden size the layer's input, query, key
+    and value before and after they are split into heads, context and sum; and every head's scores of every
+    token for every token, twice, as the mask is added to them. All of them count, though scores are gone
+    before the feed-forward part begins: an engine gives the place of one to the other in parts only. 0
+    where the configuration does not name the sizes.
     """
     width, inner, heads = (
         find_size(config, [name.format(graph) for name in names]) for names in (WIDTHS, INNER_WIDTHS, HEADS)
     )
     if not width or not heads:
         return 0
-    return int(4 * tokens * ((inner or INNER_FACTOR * width) + 6 * width + heads * longest))
+    inner = inner or INNER_FACTOR * width
+    return int(4 * tokens * (INNER_RESULTS * inner + HIDDEN_RESULTS * width + SCORE_RESULTS * heads * longest))
 
 
 def find_size(config: Mapping[str, Any], names: Sequence[str]) -> int:
