@@ -137,7 +137,8 @@ def count_batch_bytes(config: Mapping[str, Any], tokens: int, longest: int, grap
     if not width or not heads:
         return 0
     inner = inner or INNER_FACTOR * width
-    return int(4 * tokens * (INNER_RESULTS * inner + HIDDEN_RESULTS * width + SCORE_RESULTS * heads * longest))
+    scores = heads * longest
+    return int(4 * tokens * (INNER_RESULTS * inner + HIDDEN_RESULTS * width + SCORE_RESULTS * scores))
 
 
 def find_size(config: Mapping[str, Any], names: Sequence[str]) -> int:

@@ -202,7 +202,8 @@ def check_weights(
         hint = "A precision of fewer bits needs less" + (f" ({', '.join(fitting)})" if fitting else "")
     raise MemoryLimitError(
         f"more than {weight_bytes / 1e6:.1f} MB are needed: {weight_bytes / 1e6:.1f} MB of weights in"
-        f" {chosen[0].precision} and {NEEDS[bundle.manifest.task]}; memory_limit is {limit / 1e6:.3g} MB. {hint}",
+        f" {chosen[0].precision} and {NEEDS[bundle.manifest.task]}; memory_limit is {limit / 1e6:.3g} MB."
+        f" {hint}",
         needed=weight_bytes + 1,
         limit=limit,
     )

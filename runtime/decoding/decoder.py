@@ -127,9 +127,7 @@ class Decoder(GraphRunner):
         hint = self.suggest(rows, capacity, context_bytes, reading)
         self.budget.check(count, name_cache(rows, capacity), hint)
 
-    def suggest(
-        self, rows: int, capacity: int, context_bytes: int = 0, reading: int | None = None
-    ) -> str:
+    def suggest(self, rows: int, capacity: int, context_bytes: int = 0, reading: int | None = None) -> str:
         """Return what a caller can do whose run does not fit even when it is alone, and what would fit."""
         available = self.budget.count_available()
         need_less = f"{NEED_LESS}, or {FEWER_ROWS}" if rows > 1 else NEED_LESS

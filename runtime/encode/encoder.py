@@ -74,7 +74,9 @@ class Encoder(GraphRunner):
             what, hint = "", ""
             if available is not None:
                 what = name_section(len(section), max(len(pieces[i]) for i in section))
-                hint = suggest_length(self.config, specs, len(pieces[section[0]]), available)
+                first = section[0]
+                logits = 0 if rows is None else len(rows[first])
+                hint = suggest_length(self.config, specs, len(pieces[first]), logits, available)
             for group in sorted(groups, key=min):
                 indices = [section[i] for i in group]
                 batch_rows = None if rows is None else [rows[i] for i in indices]
@@ -170,11 +172,11 @@ def name_section(count: int, longest: int) -> str:
 
 
 def suggest_length(
-    config: Mapping[str, Any], specs: Sequence[TensorSpec], length: int, available: int
+    config: Mapping[str, Any], specs: Sequence[TensorSpec], length: int, rows: int, available: int
 ) -> str:
-    """Return what fits where one sequence of a length does not, in words."""
+    """Return what fits where one sequence of a length, with so many rows of logits, does not, in words."""
     fitting = find_largest(
-        lambda tokens: count_section_bytes(config, specs, 1, tokens, tokens) <= available, length - 1
+        lambda tokens: count_section_bytes(config, specs, 1, tokens, rows) <= available, length - 1
     )
     return f"Texts of up to {fitting} tokens fit" if fitting else "No text fits"
 

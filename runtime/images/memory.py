@@ -1,7 +1,7 @@
 """The memory that pictures take while they are made, added up before anything runs.
 
-A graph's results that live at one time: scores of attention, which grow with the square of a picture's points,
-and feature maps of each level. All of them count, as an engine keeps what each part of a graph needed.
+A graph's results that live at one time: scores of attention, which grow with the square of a picture's
+points, and feature maps of each level. All of them count, as an engine keeps what each part needed.
 """
 
 from __future__ import annotations
@@ -17,11 +17,11 @@ from ..memory_needs import count_batch_bytes
 
 ITEM = 4  # bytes: ONNX Runtime computes in fp32 on a CPU, and what is kept in fp16 takes less elsewhere
 # Results of a transformer block, in channels: its feed-forward part's product (8), the two halves of it (8),
-# activation (4), and product of both (4); and its input, norm, sum, query, key and value before and after they
-# are split into heads, context, and what is projected.
+# activation (4), and product of both (4); and its input, norm, sum, query, key and value before and after
+# they are split into heads, context, and what is projected.
 BLOCK_RESULTS = 24 + 12
-# Of a residual block, of its input that has another level's channels too: joined, normalized, scaled, shifted,
-# activated, reordered for the convolution; its result, the sum, and a copy for the next one.
+# Of a residual block, of its input that has another level's channels too: joined, normalized, scaled,
+# shifted, activated, reordered for the convolution; its result, the sum, and a copy for the next one.
 RESIDUAL_RESULTS = 9
 # Of a residual block of the autoencoder: its input, normalized, scaled, shifted and activated.
 PICTURE_RESULTS = 5
@@ -116,7 +116,10 @@ def count_picture_bytes(config: Mapping[str, Any], batch: Batch, multiple: int) 
 
 
 def count_unet_bytes(config: Mapping[str, Any], batch: Batch) -> int:
-    """Return what the UNet needs: its largest scores, and at each level blocks and what is kept for the way up."""
+    """Return what the UNet needs: its largest scores, and each level's results, kept ones too.
+
+    What is kept on the way down is joined on the way up. A softmax takes the place of its scores.
+    """
     channels = config["block_out_channels"]
     scores = 0
     features = 0
