@@ -132,7 +132,7 @@ def count_unet_bytes(config: Mapping[str, Any], batch: Batch) -> int:
             heads = config["heads"][level]
             features += points * (BLOCK_RESULTS * own + heads * batch.tokens)
             scores = max(scores, heads * points**2)
-    return ITEM * batch.rows * (scores + features)
+    return int(ITEM * batch.rows * (scores + features))
 
 
 def count_vae_bytes(config: Mapping[str, Any], batch: Batch, multiple: int) -> int:
@@ -143,9 +143,9 @@ def count_vae_bytes(config: Mapping[str, Any], batch: Batch, multiple: int) -> i
     points = batch.height * batch.width
     channels = max(config["block_out_channels"][:2])
     maps = PICTURE_RESULTS * channels * points * multiple**2
-    return ITEM * batch.pictures * (points**2 + maps)
+    return int(ITEM * batch.pictures * (points**2 + maps))
 
 
 def halve(length: int, times: int) -> int:
     """Return a length after some convolutions that take every second point."""
-    return -(-length // 2**times)
+    return -(-length // (1 << times))

@@ -282,9 +282,9 @@ def test_pictures_that_do_not_fit_are_refused_before_anything_runs(
             with pytest.raises(MemoryLimitError, match=told) as caught:
                 model.generate("one", steps=1, height=192, width=96)
             found = re.search(told, str(caught.value))
-            several = r"for 8 pictures of 32 x 32 pixels, 8 rows .*What fits: (\d) of them \(num_images"
+            several = r"for 8 pictures of 64 x 64 pixels, 8 rows .*What fits: (\d) of them \(num_images"
             with pytest.raises(MemoryLimitError, match=several) as crowded:
-                model.generate("one", steps=1, height=32, width=32, num_images=8)
+                model.generate("one", steps=1, height=64, width=64, num_images=8)
             fewer = re.search(several, str(crowded.value))
         assert caught.value.needed > caught.value.limit == limit
         assert found is not None and fewer is not None
@@ -292,9 +292,9 @@ def test_pictures_that_do_not_fit_are_refused_before_anything_runs(
         assert (height, width) != (192, 96) and abs(height - 2 * width) <= 8
         model.generate("one", steps=1, height=height, width=width)
         count = int(fewer[1])
-        assert len(model.generate("one", steps=1, height=32, width=32, num_images=count)) == count
+        assert len(model.generate("one", steps=1, height=64, width=64, num_images=count)) == count
         with pytest.raises(MemoryLimitError):
-            model.generate("one", steps=1, height=32, width=32, num_images=count + 1)
+            model.generate("one", steps=1, height=64, width=64, num_images=count + 1)
 
 
 def test_another_picture_counts(picture_bundle: Path) -> None:
