@@ -15,7 +15,7 @@ from ..backends.buckets import find_bucket
 from ..bundle.manifest import Artifact
 from ..errors import InputError
 from ..memory_budget import Lease, MemoryBudget, Reservation, describe_fitting
-from ..memory_needs import count_batch_bytes, count_step_tokens
+from .activations import count_batch_bytes, count_step_tokens
 from .cache_shapes import PREFILL_CHUNK, count_cache_bytes
 from .caches import has_row_lengths, make_cache
 from .candidates import choose_results, read_scores

@@ -12,8 +12,8 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 from ..bundle.image_defaults import ImageDefaults
+from ..decoding.activations import count_batch_bytes
 from ..memory_budget import MemoryBudget, find_largest
-from ..memory_needs import count_batch_bytes
 
 ITEM = 4  # bytes: ONNX Runtime computes in fp32 on a CPU, and what is kept in fp16 takes less elsewhere
 # Results of a transformer block, in channels: its feed-forward part's product (8), the two halves of it (8),

@@ -18,13 +18,13 @@ import pytest
 from planforge.runtime import TextEncoder, TextGenerator, Translator
 from planforge.runtime.backends.ort_program import OrtProgram
 from planforge.runtime.bundle.manifest import Axis, TensorSpec
+from planforge.runtime.decoding.activations import count_batch_bytes
 from planforge.runtime.decoding.cache_shapes import count_cache_bytes
 from planforge.runtime.decoding.state import Context
 from planforge.runtime.encode.encoder import count_section_bytes, split_into_sections
 from planforge.runtime.encode.results import Features
 from planforge.runtime.errors import MemoryLimitError
 from planforge.runtime.memory_budget import MemoryBudget
-from planforge.runtime.memory_needs import count_batch_bytes
 
 from ..helpers.plans import PROMPT
 from ..helpers.translation import SENTENCES

@@ -29,7 +29,7 @@ with load(sys.argv[1], **options, memory_limit=int(sys.argv[2]) or None) as mode
 """
 # Each prints the bytes that were counted, and those that the process took.
 ENCODER = """
-    from planforge.runtime.memory_needs import count_batch_bytes
+    from planforge.runtime.decoding.activations import count_batch_bytes
     model.embed("a")
     ctypes.CDLL(None).malloc_trim(0)
     before = read()
