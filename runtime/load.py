@@ -37,7 +37,7 @@ def load(bundle: str | Path, **options: Unpack[LoadOptions]) -> TextGenerator | 
         BackendUnavailableError: the engine is not installed, no GPU is here, or no plan fits it; says what to
             install or to run.
         InputError: no such option, or one out of range.
-        MemoryLimitError: the weights alone, or with an encoder's batch, need more than memory_limit.
+        MemoryLimitError: the weights alone need more than memory_limit.
 
     Example:
         >>> with load("bundles/gpt2") as model:

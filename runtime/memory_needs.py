@@ -7,23 +7,18 @@ from __future__ import annotations
 
 import math
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any
 
 import numpy as np
 
 from .bundle.artifact import Artifact, Axis, TensorSpec
 from .bundle.manifest import Manifest
-from .decoding.cache_shapes import PREFILL_CHUNK, count_cache_bytes
+from .decoding.activations import count_batch_bytes, count_step_tokens
+from .decoding.cache_shapes import count_cache_bytes
 from .errors import InputError
 from .text.batching import TOKEN_BUDGET
 
-# Names of a model's sizes in its family's configuration.
-WIDTHS = ("hidden_size", "n_embd", "d_model")
-INNER_WIDTHS = ("intermediate_size", "n_inner", "{}_ffn")  # an encoder-decoder has those of each graph
-HEADS = ("num_attention_heads", "n_head", "{}_heads")
-INNER_FACTOR = 4  # how many times the width the feed-forward part is where none is named
 UNITS = {"": 1, "B": 1, "KB": 10**3, "MB": 10**6, "GB": 10**9, "KIB": 2**10, "MIB": 2**20, "GIB": 2**30}
 
 
@@ -36,7 +31,7 @@ class MemoryNeed:
         length: tokens of each, prompt and answer.
         weights: of all graphs, each file once.
         cache: keys and values, of a translation's source too.
-        activations: a layer's largest results, of each graph.
+        activations: a layer's results that live at one time, of each graph.
     """
 
     batch: int
@@ -74,7 +69,7 @@ def sum_memory(
         # Engines keep what each graph needed, until it is closed.
         sum(
             count_batch_bytes(
-                manifest.config, count_step_tokens(artifact, batch, rows, length), length, artifact.graph
+                manifest.config, count_read_tokens(artifact, batch, rows, length), length, artifact.graph
             )
             for artifact in artifacts
         ),
@@ -100,12 +95,10 @@ def count_kept_bytes(artifact: Artifact, batch: int, rows: int, length: int) -> 
     )
 
 
-def count_step_tokens(artifact: Artifact, batch: int, rows: int, length: int) -> int:
+def count_read_tokens(artifact: Artifact, batch: int, rows: int, length: int) -> int:
     """Return the most tokens, padding included, that a graph reads at one time."""
-    if artifact.reads_source:
-        return rows  # a translation begins with one token
-    if artifact.keeps_cache:
-        return max(rows, batch * min(length, PREFILL_CHUNK))
+    if artifact.reads_source or artifact.keeps_cache:
+        return count_step_tokens(artifact, batch, rows, length)
     return min(batch * length, max(TOKEN_BUDGET, length))
 
 
@@ -115,26 +108,6 @@ def count_tensor_bytes(spec: TensorSpec, batch: int, length: int) -> int:
     if isinstance(spec.axes[0], Axis):
         lengths[0] = batch
     return math.prod(lengths) * np.dtype(spec.dtype).itemsize
-
-
-def count_batch_bytes(config: Mapping[str, Any], tokens: int, longest: int, graph: str = "encoder") -> int:
-    """Return what a batch of so many tokens, padding included, needs while it runs.
-
-    A layer's largest results: what the feed-forward part widens to, six of the hidden size (the layer's
-    input, query, key, value, context, sum), and every head's scores of every token for every token. 0 where
-    the configuration does not name the sizes.
-    """
-    width, inner, heads = (
-        find_size(config, [name.format(graph) for name in names]) for names in (WIDTHS, INNER_WIDTHS, HEADS)
-    )
-    if not width or not heads:
-        return 0
-    return int(4 * tokens * ((inner or INNER_FACTOR * width) + 6 * width + heads * longest))
-
-
-def find_size(config: Mapping[str, Any], names: Sequence[str]) -> int:
-    """Return the first of some sizes that a configuration names; 0 where it names none."""
-    return next((config[name] for name in names if type(config.get(name)) is int), 0)
 
 
 def parse_size(option: str, text: str) -> int:

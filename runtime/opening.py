@@ -22,6 +22,14 @@ from .text.batching import TOKEN_BUDGET
 
 log = logging.getLogger("planforge")
 
+# What a call of each task needs beside weights.
+NEEDS = {
+    "text-generation": "a cache",
+    "translation": "a cache",
+    "text-encoding": "a text's activations",
+    "image-generation": "a picture's activations",
+}
+
 # Parsing a tokenizer holds Python's lock for 80 ms, which ONNX Runtime needs until it begins to pack weights.
 PREFETCH_DELAY = 0.03  # seconds
 
@@ -177,7 +185,7 @@ def check_weights(
     chosen: Sequence[Artifact],
     others: Sequence[Sequence[Artifact]],
 ) -> None:
-    """Refuse a limit that leaves nothing for a cache; each call checks what its own cache needs."""
+    """Refuse a limit that leaves nothing beside the weights; each call checks what it needs itself."""
     limit = request.memory_limit
     weight_bytes = weigh(engine, bundle, chosen)
     if limit is None or weight_bytes < limit:
@@ -194,7 +202,8 @@ def check_weights(
         hint = "A precision of fewer bits needs less" + (f" ({', '.join(fitting)})" if fitting else "")
     raise MemoryLimitError(
         f"more than {weight_bytes / 1e6:.1f} MB are needed: {weight_bytes / 1e6:.1f} MB of weights in"
-        f" {chosen[0].precision} and a cache; memory_limit is {limit / 1e6:.3g} MB. {hint}",
+        f" {chosen[0].precision} and {NEEDS[bundle.manifest.task]}; memory_limit is {limit / 1e6:.3g} MB."
+        f" {hint}",
         needed=weight_bytes + 1,
         limit=limit,
     )

@@ -42,7 +42,7 @@ class LoadOptions(TypedDict, total=False):
         threads: cores to use; by default OMP_NUM_THREADS, else the physical cores that this process and its
             cgroup may use.
         max_length: context in tokens (a prompt with its answer); by default, and at most, the bundle's.
-        memory_limit: bytes for weights, and the caches, or batches and outputs that are read ahead, of all
+        memory_limit: bytes for weights, activations, and the caches, or outputs that are read ahead, of all
             calls that run at one time; no limit by default. A call that needs more is refused beforehand, and
             several texts run in smaller batches where that helps; one that would fit alone waits until others
             are done, for ten minutes at most, and is then refused. An encoder's outputs count while it

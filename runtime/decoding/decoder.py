@@ -5,14 +5,17 @@ B batch, T tokens, N logit rows, V vocabulary
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
+from typing import Any
 
 import numpy as np
 
-from ..backends.backend import Array, GraphRunner
+from ..backends.backend import Array, GraphRunner, Program
 from ..backends.buckets import find_bucket
+from ..bundle.manifest import Artifact
 from ..errors import InputError
-from ..memory_budget import Lease, Reservation, describe_fitting
+from ..memory_budget import Lease, MemoryBudget, Reservation, describe_fitting
+from .activations import count_batch_bytes, count_step_tokens
 from .cache_shapes import PREFILL_CHUNK, count_cache_bytes
 from .caches import has_row_lengths, make_cache
 from .candidates import choose_results, read_scores
@@ -20,11 +23,25 @@ from .sampling import Sampling
 from .state import LOGITS, NONE_PENDING, DecoderState, PendingContext, RowState
 
 SCORE_CHUNK = 64  # tokens per scoring step: bounds the logits' memory
-NEED_LESS = "Generate fewer tokens, or use smaller batches or fewer beams"  # how to need less memory
+NEED_LESS = "Generate fewer tokens or use shorter texts"  # to need less memory
+FEWER_ROWS = "use smaller batches or fewer beams"
 
 
 class Decoder(GraphRunner):
-    """Runs one decoder graph. Each `DecoderRun` has a cache of its own; steps of two threads take turns."""
+    """Runs one decoder graph. Each `DecoderRun` has a cache of its own; steps of two threads take turns.
+
+    `config` has the model's sizes, by which a memory limit counts what a step computes.
+    """
+
+    def __init__(
+        self,
+        program: Program,
+        artifact: Artifact,
+        budget: MemoryBudget | None = None,
+        config: Mapping[str, Any] | None = None,
+    ) -> None:
+        super().__init__(program, artifact, budget)
+        self.config = config or {}
 
     @property
     def captures_steps(self) -> bool:
@@ -32,19 +49,24 @@ class Decoder(GraphRunner):
         return self.program.captures_steps and has_row_lengths(self.artifact)
 
     def start(
-        self, batch: int, capacity: int, context: PendingContext = NONE_PENDING, copies: int = 1
+        self,
+        batch: int,
+        capacity: int,
+        context: PendingContext = NONE_PENDING,
+        copies: int = 1,
+        reading: int | None = None,
     ) -> DecoderRun:
         """Return a run with an empty cache for `batch` rows of up to `capacity` tokens.
 
         A translation's source, its context, is computed when all of the run's memory is held. The rows
-        become `copies` times as many when the run is told to `expand`. Raises a MemoryLimitError where
-        memory_limit, or the engine's own memory, has no room for all of it, and a ClosedError where the
-        model was closed.
+        become `copies` times as many when the run is told to `expand`. `reading` of them, all by default,
+        have their prompts computed in one step. Raises a MemoryLimitError where memory_limit, or the engine's
+        own memory, has no room for all of it, and a ClosedError where the model was closed.
         """
         # Without the turn: others' steps must go on while this one waits.
         rows = batch * copies
-        count = count_cache_bytes(self.artifact, rows, capacity) + context.byte_count
-        hint = self.suggest(rows, capacity, context.byte_count)
+        count = self.count_bytes(rows, capacity, reading or batch) + context.byte_count
+        hint = self.suggest(rows, capacity, context.byte_count, reading or batch)
         reservation = self.budget.hold(count, name_cache(rows, capacity), hint)
         try:
             seen = context.compute()
@@ -85,36 +107,51 @@ class Decoder(GraphRunner):
                 option="num_beams",
             )
 
-    def check_memory(self, batch: int, capacity: int, context_bytes: int = 0) -> None:
-        """Refuse a run that `memory_limit` has no room for even when it is alone."""
-        count = count_cache_bytes(self.artifact, batch, capacity) + context_bytes
-        hint = self.suggest(batch, capacity, context_bytes)
-        self.budget.check(count, name_cache(batch, capacity), hint)
+    def count_bytes(self, rows: int, capacity: int, reading: int | None = None) -> int:
+        """Return the bytes of a run's cache, and of its widest step's activations.
 
-    def suggest(self, batch: int, capacity: int, context_bytes: int = 0) -> str:
+        Args:
+            rows: of the cache.
+            capacity: tokens of each.
+            reading: rows whose prompts are computed in one step; all by default.
+        """
+        tokens = count_step_tokens(self.artifact, reading or rows, rows, capacity)
+        activations = count_batch_bytes(self.config, tokens, capacity, self.artifact.graph)
+        return count_cache_bytes(self.artifact, rows, capacity) + activations
+
+    def check_memory(
+        self, rows: int, capacity: int, context_bytes: int = 0, reading: int | None = None
+    ) -> None:
+        """Refuse a run that `memory_limit` has no room for even when it is alone."""
+        count = self.count_bytes(rows, capacity, reading) + context_bytes
+        hint = self.suggest(rows, capacity, context_bytes, reading)
+        self.budget.check(count, name_cache(rows, capacity), hint)
+
+    def suggest(self, rows: int, capacity: int, context_bytes: int = 0, reading: int | None = None) -> str:
         """Return what a caller can do whose run does not fit even when it is alone, and what would fit."""
         available = self.budget.count_available()
+        need_less = f"{NEED_LESS}, or {FEWER_ROWS}" if rows > 1 else NEED_LESS
 
-        def count(rows: int, tokens: int) -> int:
-            return count_cache_bytes(self.artifact, rows, tokens) + context_bytes
+        def count(batch: int, tokens: int) -> int:
+            return self.count_bytes(batch, tokens, min(batch, reading or batch)) + context_bytes
 
-        if available is None or count(batch, capacity) <= available:
-            return NEED_LESS
-        fitting = describe_fitting(count, available, batch, capacity)
-        return f"{NEED_LESS}; {fitting}" if fitting else NEED_LESS
+        if available is None or count(rows, capacity) <= available:
+            return need_less
+        fitting = describe_fitting(count, available, rows, capacity)
+        return f"{need_less}; {fitting}" if fitting else "Not even a length of 1 would fit"
 
-    def has_room(self, batch: int, capacity: int) -> bool:
+    def has_room(self, rows: int, capacity: int, reading: int | None = None) -> bool:
         """Return whether `memory_limit` has room for a run beside what other calls hold now."""
-        return self.budget.has_room(count_cache_bytes(self.artifact, batch, capacity))
+        return self.budget.has_room(self.count_bytes(rows, capacity, reading))
 
-    def fits(self, batch: int, capacity: int) -> bool:
+    def fits(self, rows: int, capacity: int, reading: int | None = None) -> bool:
         """Return whether `memory_limit` has room for a run that is alone."""
         available = self.budget.count_available()
-        return available is None or count_cache_bytes(self.artifact, batch, capacity) <= available
+        return available is None or self.count_bytes(rows, capacity, reading) <= available
 
 
-def name_cache(batch: int, capacity: int) -> str:
-    return f"a cache of {batch} x {capacity} tokens"
+def name_cache(rows: int, capacity: int) -> str:
+    return f"a cache of {rows} x {capacity} tokens with a step's activations"
 
 
 class DecoderRun:

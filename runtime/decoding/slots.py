@@ -77,7 +77,7 @@ class SharedSlots(RequestSlots):
     """
 
     def __init__(self, decoder: Decoder, running: int, kept: int, capacity: int) -> None:
-        self.run = decoder.start(running + kept, capacity)
+        self.run = decoder.start(running + kept, capacity, reading=1)  # each prompt in steps of its own
         self.slots = [RequestSlot(row, self.run) for row in range(running)]
         self.kept = [RequestSlot(running + row, self.run) for row in range(kept)]
         self._time = 0  # counts uses

@@ -16,9 +16,9 @@ from ..backends.backend import Array, BoundGraph, GraphRunner, Program
 from ..backends.buckets import find_bucket
 from ..bundle.defaults import EncoderDefaults
 from ..bundle.manifest import Artifact, TensorSpec
+from ..decoding.activations import count_batch_bytes
 from ..errors import ManifestError
-from ..memory_budget import MemoryBudget
-from ..memory_needs import count_batch_bytes
+from ..memory_budget import MemoryBudget, find_largest
 from ..text.batching import TOKEN_BUDGET, group_by_length
 from ..text.long_text import Piece
 
@@ -60,21 +60,28 @@ class Encoder(GraphRunner):
         still missing runs next, so that what was read first comes out first. `rows` holds the positions of
         each sequence whose "masked_lm" logits are wanted.
         """
+        available = self.budget.count_available()
+        specs = [self.artifact.output(role) for role in roles]
         sections = split_into_sections(
             self.config,
-            [self.artifact.output(role) for role in roles],
+            specs,
             [len(piece) for piece in pieces],
             [0] * len(pieces) if rows is None else [len(positions) for positions in rows],
-            self.budget.count_available(),
+            available,
         )
         for section, needed in sections:
             groups = group_by_length([len(pieces[i]) for i in section], batch_size or self.max_batch)
-            what = f"{len(section)} sequences with their outputs"
+            what, hint = "", ""
+            if available is not None:
+                what = name_section(len(section), max(len(pieces[i]) for i in section))
+                first = section[0]
+                logits = 0 if rows is None else len(rows[first])
+                hint = suggest_length(self.config, specs, len(pieces[first]), logits, available)
             for group in sorted(groups, key=min):
                 indices = [section[i] for i in group]
                 batch_rows = None if rows is None else [rows[i] for i in indices]
                 # Nothing is held while the caller has the turn, who may call this encoder again.
-                with self.budget.reserve(needed, what, "Shorter texts, or a smaller max_length, need less"):
+                with self.budget.reserve(needed, what, hint):
                     outputs = self.run_batch([pieces[i] for i in indices], roles, batch_rows)
                 yield dict(zip(indices, outputs, strict=True))
 
@@ -158,12 +165,20 @@ def check_manifest(artifact: Artifact, defaults: EncoderDefaults, config: Mappin
         raise ManifestError(f"encoder.max_length={defaults.max_length} is not within the graph's tokens")
 
 
-def check_memory(budget: MemoryBudget, config: Mapping[str, Any], max_length: int) -> None:
-    """Refuse a limit below the weights and the largest batch together."""
-    tokens = max(TOKEN_BUDGET, max_length)
-    batch = count_batch_bytes(config, tokens, max_length)
-    hint = "A smaller max_length, or a precision of fewer bits, needs less"
-    budget.check(batch, f"a batch of {tokens} tokens", hint)
+def name_section(count: int, longest: int) -> str:
+    """Return in words what a section's memory is for."""
+    texts = "1 text" if count == 1 else f"{count} texts"
+    return f"{texts} of {longest} tokens with activations and outputs"
+
+
+def suggest_length(
+    config: Mapping[str, Any], specs: Sequence[TensorSpec], length: int, rows: int, available: int
+) -> str:
+    """Return what fits where one sequence of a length, with so many rows of logits, does not, in words."""
+    fitting = find_largest(
+        lambda tokens: count_section_bytes(config, specs, 1, tokens, rows) <= available, length - 1
+    )
+    return f"Texts of up to {fitting} tokens fit" if fitting else "No text fits"
 
 
 def count_section_bytes(

@@ -22,7 +22,7 @@ from ..option_checks import check_options, check_whole
 from ..options import RankOptions
 from ..text.reading import Item, check_each, check_text, make_item, run_one_or_all
 from ..text.tokenizer import Tokenizer
-from .encoder import Encoder, check_manifest, check_memory
+from .encoder import Encoder, check_manifest
 from .results import (
     Answers,
     Classification,
@@ -82,7 +82,6 @@ class TextEncoder(SubmittingEncoder):
         max_length = choose_length(bundle, request.max_length, artifact)
         defaults = replace(manifest.encoder, max_length=max_length)
         budget = MemoryBudget(request.memory_limit, weigh(engine, bundle, (artifact,)))
-        check_memory(budget, manifest.config, max_length)
         with open_programs(engine, bundle, artifact) as programs:
             tokenizer = Tokenizer.from_file(bundle.path(list_tokenizer_files(manifest, 1)[0]))
         encoder = Encoder(programs[0], artifact, defaults.padding, budget, manifest.config)

@@ -70,11 +70,11 @@ class PromptGroups:
                 group = []
             if not group:
                 capacity = self._loop.count_capacity([row], self._request)
-                self._decoder.check_memory(self._request.num_beams, capacity)
+                self._decoder.check_memory(self._request.num_beams, capacity, reading=1)
             group = [*group, row]
         if group:
             yield group
 
     def _fits(self, rows: Sequence[Row]) -> bool:
         capacity = self._loop.count_capacity(rows, self._request)
-        return self._decoder.fits(len(rows) * self._request.num_beams, capacity)
+        return self._decoder.fits(len(rows) * self._request.num_beams, capacity, reading=len(rows))

@@ -240,7 +240,7 @@ class GenerationScheduler(EngineThread[PendingGeneration]):
             rows = 1
         else:
             return True
-        return self.decoder.has_room(rows, self.settings.context)
+        return self.decoder.has_room(rows, self.settings.context, reading=1)
 
     def _open_slots(self) -> RequestSlots:
         """Return the slots, whose cache is made when the first request needs it."""
@@ -260,9 +260,9 @@ def count_rows(decoder: Decoder, settings: ScheduleSettings) -> tuple[int, int]:
     """Return how many rows a cache has for requests, and how many for what is kept of earlier ones."""
     kept = settings.prefix_memory // count_cache_bytes(decoder.artifact, 1, settings.context)
     running = settings.running
-    while kept and not decoder.fits(running + kept, settings.context):
+    while kept and not decoder.fits(running + kept, settings.context, reading=1):
         kept -= 1
-    while running > 1 and not decoder.fits(running, settings.context):
+    while running > 1 and not decoder.fits(running, settings.context, reading=1):
         running -= 1
     return running, kept
 

@@ -83,7 +83,8 @@ class TextGenerator(Model):
         with open_programs(engine, bundle, artifact) as programs:
             tokenizer = Tokenizer.from_file(bundle.path(list_tokenizer_files(manifest, 1)[0]))
             chat = Chat.of(bundle)
-        decoder = Decoder(programs[0], artifact, MemoryBudget(request.memory_limit, weight_bytes))
+        budget = MemoryBudget(request.memory_limit, weight_bytes)
+        decoder = Decoder(programs[0], artifact, budget, manifest.config)
         return cls(decoder, tokenizer, manifest.generation, max_length=max_length, chat=chat)
 
     @property

@@ -21,11 +21,12 @@ from ..bundle.image_defaults import ImageDefaults
 from ..errors import InputError, ManifestError
 from ..memory_budget import MemoryBudget
 from ..model import Model
-from ..opening import choose_artifacts, choose_length, list_tokenizer_files, open_programs
+from ..opening import choose_artifacts, choose_length, list_tokenizer_files, open_programs, weigh
 from ..option_checks import check_options, check_whole
 from ..text.tokenizer import Tokenizer
 from .denoise import denoise, predict
 from .denoising import Scheduler
+from .memory import Batch, PictureBudget
 from .noise import Generator
 from .options import ImageOptions
 from .part import Part
@@ -93,7 +94,9 @@ class ImageGenerator(Model):
         open_encoder: Callable[[], Part],
         tokenizer: Tokenizer,
         defaults: ImageDefaults,
+        memory: PictureBudget,
     ) -> None:
+        self._memory = memory
         self.parts = {part.artifact.graph: part for part in parts}
         self.tokenizer = tokenizer
         self.defaults = defaults
@@ -110,7 +113,7 @@ class ImageGenerator(Model):
         artifacts = choose_artifacts(engine, bundle, request, *GRAPHS)
         choose_length(bundle, request.max_length, *artifacts[:2])
         precision = artifacts[0].precision
-        budget = MemoryBudget(request.memory_limit, manifest.count_weight_bytes(*artifacts))
+        budget = MemoryBudget(request.memory_limit, weigh(engine, bundle, artifacts))
         with open_programs(engine, bundle, *artifacts) as programs:
             tokenizer = Tokenizer.from_file(bundle.path(list_tokenizer_files(manifest, 1)[0]))
 
@@ -121,7 +124,7 @@ class ImageGenerator(Model):
         parts = [
             Part(program, artifact, budget) for program, artifact in zip(programs, artifacts, strict=True)
         ]
-        return cls(parts, open_encoder, tokenizer, defaults)
+        return cls(parts, open_encoder, tokenizer, defaults, PictureBudget(budget, manifest.config, defaults))
 
     @property
     def _runner(self) -> GraphRunner:
@@ -159,10 +162,28 @@ class ImageGenerator(Model):
         Raises:
             InputError: an option or a text that cannot be used.
             DataError: the file of another picture is none.
+            MemoryLimitError: the pictures do not fit `memory_limit`; nothing has run.
         """
         request = self._check(prompt, options)
         if not request.prompts:
             return []
+        with self._memory.reserve(self._size(request)):
+            return self._make(request)
+
+    def _size(self, request: Request) -> Batch:
+        """Return what a request makes."""
+        return Batch(
+            count=len(request.prompts),
+            guided=bool(request.negative_prompts),
+            most=max(part.artifact.axis("batch").max for part in self.parts.values()),
+            height=request.height // self.defaults.multiple,
+            width=request.width // self.defaults.multiple,
+            tokens=self.max_length,
+            reads_picture=request.begin is not None,
+        )
+
+    def _make(self, request: Request) -> list[Picture]:
+        """Return the pictures of a request."""
         tokens = [self._encode_prompt(text) for text in (*request.negative_prompts, *request.prompts)]
         dropped = [one.dropped for one in tokens[len(request.negative_prompts) :]]
         text = self.encode_tokens(np.array([one.ids for one in tokens], np.int64))

@@ -13,7 +13,6 @@ from threading import Event
 import numpy as np
 
 from ..decoding.beam import BeamSearch, Hypothesis, Search
-from ..decoding.cache_shapes import count_cache_bytes
 from ..decoding.chunk import Chunk, OnToken
 from ..decoding.decoder import Decoder, DecoderRun
 from ..scheduling.batcher import IsWanted
@@ -178,7 +177,7 @@ class TranslationLoop:
         available = self.decoder.budget.count_available()
         if available is None:
             return limit
-        needed = count_cache_bytes(self.decoder.artifact, rows, search.max_new_tokens) + source
+        needed = self.decoder.count_bytes(rows, search.max_new_tokens) + source
         return min(limit, available // needed)
 
 

@@ -6,8 +6,9 @@ B sources, S tokens of the longest, H heads, D head size
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from functools import partial
+from typing import Any
 
 import numpy as np
 
@@ -15,6 +16,7 @@ from ..backends.backend import GraphRunner, Program
 from ..backends.buckets import find_bucket
 from ..bundle.bundle import Bundle
 from ..bundle.manifest import Artifact, TensorSpec
+from ..decoding.activations import count_batch_bytes
 from ..decoding.cache_shapes import find_cache_shape
 from ..decoding.decoder import pad
 from ..decoding.state import Context, PendingContext
@@ -26,9 +28,15 @@ class SourceEncoder(GraphRunner):
     """An opened encoder graph whose outputs are the keys and values of the decoder's layers."""
 
     def __init__(
-        self, program: Program, artifact: Artifact, decoder: Artifact, budget: MemoryBudget | None = None
+        self,
+        program: Program,
+        artifact: Artifact,
+        decoder: Artifact,
+        budget: MemoryBudget | None = None,
+        config: Mapping[str, Any] | None = None,
     ) -> None:
         super().__init__(program, artifact, budget)
+        self.config = config or {}  # whose sizes a memory limit needs
         self.reads = pair_cross_tensors(artifact, decoder)
         self.mask = decoder.input("source_mask").name
         self.max_batch = artifact.axis("batch").max
@@ -46,11 +54,15 @@ class SourceEncoder(GraphRunner):
         return find_bucket(longest, self.artifact.axis("tokens").max)
 
     def count_context_bytes(self, batch: int, tokens: int) -> int:
-        """Return what the decoder's keys and values of sources take, padded to so many tokens."""
-        return sum(
+        """Return what encoding sources takes, padded to so many tokens: activations, and what is kept.
+
+        The decoder's keys and values of them are kept.
+        """
+        kept = sum(
             math.prod(find_cache_shape(output, batch, tokens)) * np.dtype(output.dtype).itemsize
             for output, _ in self.reads
         )
+        return kept + count_batch_bytes(self.config, batch * tokens, tokens, self.artifact.graph)
 
     def encode(self, sources: Sequence[Sequence[int]]) -> Context:
         """Encode token ids of sources, padded to the longest; return what the decoder sees of them."""

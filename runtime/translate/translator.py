@@ -98,8 +98,8 @@ class Translator(BatchedModel):
             tokenizers = open_tokenizers(bundle)
         budget = MemoryBudget(request.memory_limit, weight_bytes)
         return cls(
-            SourceEncoder(programs[0], encoder, decoder, budget),
-            Decoder(programs[1], decoder, budget),
+            SourceEncoder(programs[0], encoder, decoder, budget, manifest.config),
+            Decoder(programs[1], decoder, budget, manifest.config),
             tokenizers,
             defaults,
             max_length=max_length,

@@ -18,13 +18,13 @@ import pytest
 from planforge.runtime import TextEncoder, TextGenerator, Translator
 from planforge.runtime.backends.ort_program import OrtProgram
 from planforge.runtime.bundle.manifest import Axis, TensorSpec
+from planforge.runtime.decoding.activations import count_batch_bytes
 from planforge.runtime.decoding.cache_shapes import count_cache_bytes
 from planforge.runtime.decoding.state import Context
 from planforge.runtime.encode.encoder import count_section_bytes, split_into_sections
 from planforge.runtime.encode.results import Features
 from planforge.runtime.errors import MemoryLimitError
 from planforge.runtime.memory_budget import MemoryBudget
-from planforge.runtime.memory_needs import count_batch_bytes
 
 from ..helpers.plans import PROMPT
 from ..helpers.translation import SENTENCES
@@ -107,7 +107,8 @@ def test_an_encoders_outputs_that_wait_for_their_turn_are_counted(
         assert model.encoder.budget.count_held() == 0
         model.encoder.budget = MemoryBudget(20_000)
         with pytest.raises(
-            MemoryLimitError, match=r"1 sequences with their outputs; memory_limit is 0\.0 MB"
+            MemoryLimitError,
+            match=r"for 1 text of \d+ tokens with .* outputs; memory_limit is 0\.0 MB\. No text fits",
         ):
             lengths(model)
 
@@ -130,7 +131,7 @@ def test_sections_hold_as_many_sequences_as_the_memory_allows() -> None:
     tokens = Axis("tokens", 1, 8, 64)
     hidden = TensorSpec("h", "hidden.1", "float16", (batch, tokens, 10))
     logits = TensorSpec("l", "masked_lm", "float32", (Axis("rows", 1, 1, 8), 100))
-    assert count_batch_bytes(config, 20, 10) == 4 * 20 * (40 + 60 + 2 * 10)
+    assert count_batch_bytes(config, 20, 10) == 4 * 20 * (3 * 40 + 9 * 10 + 2 * 2 * 10)
     assert count_section_bytes(config, [hidden], 3, 10, 0) == 3 * 10 * 10 * 2 + count_batch_bytes(
         config, 30, 10
     )
@@ -145,10 +146,10 @@ def test_sections_hold_as_many_sequences_as_the_memory_allows() -> None:
 
 
 def small_limit(bundle: Path) -> tuple[int, int]:
-    """A limit with room for one cache and a half, of 1 x 40 tokens; and what one takes."""
+    """A limit with room for a run of 1 x 40 tokens and half a cache more; and what its cache takes."""
     with TextGenerator.load(bundle, precision="fp32") as model:
         cache = count_cache_bytes(model.artifact, 1, 40)
-        return model.decoder.budget.weight_bytes + cache * 3 // 2, cache
+        return model.decoder.budget.weight_bytes + model.decoder.count_bytes(1, 40) + cache // 2, cache
 
 
 def answer(model: TextGenerator) -> tuple[int, ...]:
@@ -210,13 +211,17 @@ def test_a_sources_memory_is_held_before_it_is_encoded(
         def recording(sources: Sequence[Sequence[int]]) -> Context:
             held.append(budget.count_held())
             context = encode(sources)
-            taken.append(sum(buffer.numpy().nbytes for buffer in context.buffers.values()))
+            tokens = max(map(len, sources))
+            kept = sum(buffer.numpy().nbytes for buffer in context.buffers.values())
+            taken.append(kept + count_batch_bytes(model.encoder.config, len(sources) * tokens, tokens))
             return context
 
         monkeypatch.setattr(model.encoder, "encode", recording)
         model.translate(SENTENCES[:2], num_beams=2, max_new_tokens=9, batch_size=2)
-        cache = count_cache_bytes(model.artifact, 2 * (2 if len(held) == 1 else 1), 9)
-        assert held == [count + cache for count in taken]
+        rows = 2 * (2 if len(held) == 1 else 1)
+        step = count_batch_bytes(model.decoder.config, rows, 9, "decoder")
+        assert step > 0
+        assert held == [count + count_cache_bytes(model.artifact, rows, 9) + step for count in taken]
         monkeypatch.setattr(model.encoder, "encode", fail)
         with pytest.raises(ZeroDivisionError):
             model.translate("hello")

@@ -12,7 +12,7 @@ import json
 import os
 import re
 import sys
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from typing import Any
 
@@ -20,7 +20,7 @@ import typer
 from rich.console import Console, RenderableType
 from rich.text import Text
 
-from ...errors import InputError, PlanForgeError, make_printable
+from ...errors import InputError, MemoryLimitError, PlanForgeError, make_printable
 from ..signals import Terminated, describe_changes, forget_changes
 from .extras import find_extra
 from .stages import Stages
@@ -80,6 +80,8 @@ def end_with_exit_code(context: typer.Context) -> Iterator[None]:
     except UsageError as error:  # which typer prints
         print_error(error.format_message(), error.exit_code, error)  # type: ignore[attr-defined]
         raise
+    except MemoryLimitError as error:
+        fail(name_options(str(error), find_flags(context)), error.exit_code, error)
     except PlanForgeError as error:
         fail(str(error), error.exit_code, error)
     except ModuleNotFoundError as error:
@@ -99,6 +101,29 @@ def end_with_exit_code(context: typer.Context) -> Iterator[None]:
             raise
         say(f"\ninterrupted{Settings.interrupted}; {describe_changes()}")
         raise typer.Exit(INTERRUPTED) from None
+
+
+def find_flags(context: typer.Context) -> dict[str, str]:
+    """Return the flags of the options that the command which runs has, by the runtime's names for them."""
+    commands: Mapping[str, Any] = getattr(context.command, "commands", {})
+    command = commands.get(str(context.invoked_subcommand))
+    flags = {one.name: one.opts[-1] for one in getattr(command, "params", ()) if one.opts[-1][:2] == "--"}
+    if "max_memory" in flags:
+        flags["memory_limit"] = flags["max_memory"]
+    return flags
+
+
+def name_options(message: str, flags: Mapping[str, str]) -> str:
+    """Return a message of the runtime's with a command's flags instead of its names for options.
+
+    A name that is a word too, as height, is one only before its value.
+    """
+
+    def name(found: re.Match[str]) -> str:
+        word = found[0]
+        return flags.get(word, word)
+
+    return re.sub(r"\b(?:[a-z]+_[a-z_]+|[a-z]+(?==))\b", name, message)
 
 
 def find_interrupt(error: BaseException | None) -> KeyboardInterrupt | None:

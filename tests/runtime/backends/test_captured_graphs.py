@@ -19,7 +19,7 @@ from planforge.runtime.backends import captured_step, token_choice
 from planforge.runtime.backends.captured_step import CapturedGraphs
 from planforge.runtime.backends.cuda_memory import TURNS, Device, Turns
 from planforge.runtime.bundle.bundle import Bundle
-from planforge.runtime.decoding.cache_shapes import count_cache_bytes, count_recent_slots
+from planforge.runtime.decoding.cache_shapes import count_recent_slots
 from planforge.runtime.decoding.slots import SharedSlots, make_slots
 from planforge.runtime.decoding.static_cache import GroupQueryCache
 
@@ -220,7 +220,7 @@ def test_nothing_is_widened_under_a_memory_limit(
 def test_what_is_asked_for_is_what_a_limit_counts(bundle: Path, cuda: EmulatedCuda) -> None:
     with TextGenerator.load(bundle, backend="ort-cpu", precision="fp16") as model:
         prompt = len(model.tokenizer.encode(PROMPTS[0]))
-        needed = count_cache_bytes(model.artifact, 1, prompt + 130 - 1)
+        needed = model.decoder.count_bytes(1, prompt + 130 - 1)
         expected = model.generate(PROMPTS[0], max_new_tokens=130).token_ids
         limit = Bundle.open(bundle).manifest.count_weight_bytes(model.artifact) + needed
     with TextGenerator.load(bundle, backend="ort-cuda", memory_limit=limit) as model:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 import shutil
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
@@ -153,15 +154,22 @@ def test_a_closed_model_says_so(minilm_bundle: Path) -> None:
 def test_a_memory_limit_counts_weights_and_a_batch(minilm_bundle: Path) -> None:
     weights = sum(path.stat().st_size for path in minilm_bundle.glob("onnx/*.data"))
     assert weights > 80e6
-    batch = 4 * 1024 * (1536 + 6 * 384 + 12 * 256)  # of 1,024 tokens: a layer's results, 12 heads' scores
-    with TextEncoder.load(minilm_bundle, memory_limit=weights + batch) as model:
-        assert model.embed("a").shape == (384,)
-    with pytest.raises(
-        MemoryLimitError, match=r"MB are needed: .* MB of weights and .* MB for a batch"
-    ) as caught:
-        load(minilm_bundle, memory_limit=weights + batch - 1)
-    assert (caught.value.needed, caught.value.limit) == (weights + batch, weights + batch - 1)
-    load(minilm_bundle, memory_limit=weights + batch - 1, max_length=255).close()
+    # A layer's results of a text of full length, 12 heads' scores, and the vector that is returned.
+    text = 4 * 256 * (3 * 1536 + 9 * 384 + 2 * 12 * 256) + 4 * 384
+    limit = weights + text
+    with TextEncoder.load(minilm_bundle, memory_limit=limit) as model:
+        expected = model.embed([LONG] * 5)  # one at a time
+    assert np.ptp(expected, axis=0).max() == 0
+    with TextEncoder.load(minilm_bundle, memory_limit=limit - 1) as model:
+        told = r"of weights and .* MB for 1 text of 256 tokens .*\. Texts of up to (\d+) tokens fit"
+        with pytest.raises(MemoryLimitError, match=told) as caught:
+            model.embed(LONG)
+        found = re.search(told, str(caught.value))
+        assert found is not None
+        assert model.embed(LONG, max_tokens=int(found[1])).shape == (384,)
+        with pytest.raises(MemoryLimitError):
+            model.embed(LONG, max_tokens=int(found[1]) + 1)
+    assert (caught.value.needed, caught.value.limit) == (limit, limit - 1)
 
 
 def test_a_smaller_max_length_cuts_there(minilm_bundle: Path, model: TextEncoder) -> None:

@@ -16,7 +16,6 @@ from planforge.exporter.checkpoints.source import DEMOS
 from planforge.runtime import Generation, TextGenerator, load
 from planforge.runtime.backends.ort_backend import OrtCpuBackend
 from planforge.runtime.bundle.bundle import Bundle
-from planforge.runtime.decoding.cache_shapes import count_cache_bytes
 from planforge.runtime.decoding.decoder import Decoder
 from planforge.runtime.errors import ContextLengthError, InputError, MemoryLimitError
 
@@ -210,7 +209,7 @@ def test_the_cache_must_fit_the_memory_limit(demo_bundle: Path) -> None:
     with TextGenerator.load(demo_bundle, memory_limit=16_000_000) as model:
         assert isinstance(model.generate("a", max_new_tokens=2), Generation)
         budget = model.decoder.budget
-        alone = count_cache_bytes(model.artifact, 1, 200)
+        alone = model.decoder.count_bytes(1, 200)
         budget.limit = budget.weight_bytes + 2 * alone  # two rows at a time, not eight
         answers = model.generate(["a"] * 8, max_new_tokens=200, ignore_eos=True)
         assert {answer.token_ids for answer in answers} == {answers[0].token_ids}

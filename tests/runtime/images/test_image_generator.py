@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+import re
 import warnings
 from collections.abc import Iterator
 from pathlib import Path
@@ -22,9 +23,12 @@ from diffusers import (
     StableDiffusionPipeline,
 )
 
-from planforge.runtime import DataError, InputError, load
+from planforge.runtime import DataError, InputError, MemoryLimitError, load
 from planforge.runtime.images.image_generator import ImageGenerator, Step
+from planforge.runtime.images.part import Part
 from planforge.runtime.images.pictures import MAX_PIXELS
+
+from ...helpers.cli import error_line
 
 SCHEDULERS = {
     "ddim": DDIMScheduler,
@@ -261,3 +265,56 @@ def test_it_closes(picture_bundle: Path) -> None:
     model.close()
     with pytest.raises(Exception, match="was closed"):
         model.generate("one", steps=1)
+
+
+def test_pictures_that_do_not_fit_are_refused_before_anything_runs(
+    picture_bundle: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """What the message says fits does; one step more does not."""
+    with ImageGenerator.load(picture_bundle, precision="fp32", threads=1) as model:
+        weights = model.bundle.manifest.count_weight_bytes(*(part.artifact for part in model.parts.values()))
+    limit = weights + 20_000_000
+    with ImageGenerator.load(picture_bundle, precision="fp32", threads=1, memory_limit=limit) as model:
+        assert len(model.generate("one", steps=1, height=32, width=32)) == 1
+        with monkeypatch.context() as patch:
+            patch.setattr(Part, "run", lambda *_: pytest.fail("a graph has run"))
+            told = r"for 1 picture of 96 x 192 pixels.*What fits: height=(\d+) and width=(\d+)$"
+            with pytest.raises(MemoryLimitError, match=told) as caught:
+                model.generate("one", steps=1, height=192, width=96)
+            found = re.search(told, str(caught.value))
+            several = r"for 8 pictures of 64 x 64 pixels, 8 rows .*What fits: (\d) of them \(num_images"
+            with pytest.raises(MemoryLimitError, match=several) as crowded:
+                model.generate("one", steps=1, height=64, width=64, num_images=8)
+            fewer = re.search(several, str(crowded.value))
+        assert caught.value.needed > caught.value.limit == limit
+        assert found is not None and fewer is not None
+        height, width = map(int, found.groups())
+        assert (height, width) != (192, 96) and abs(height - 2 * width) <= 8
+        model.generate("one", steps=1, height=height, width=width)
+        count = int(fewer[1])
+        assert len(model.generate("one", steps=1, height=64, width=64, num_images=count)) == count
+        with pytest.raises(MemoryLimitError):
+            model.generate("one", steps=1, height=64, width=64, num_images=count + 1)
+
+
+def test_another_picture_counts(picture_bundle: Path) -> None:
+    """The autoencoder's other side reads it."""
+    with ImageGenerator.load(picture_bundle, threads=1, memory_limit=10**12) as model:
+        held: list[int] = []
+        for options in ({}, {"image": draw_picture(32, 32)}):
+            model.generate(
+                "one",
+                steps=2,
+                height=32,
+                width=32,
+                on_step=lambda step: held.append(model.parts["unet"].budget.count_held()),
+                **options,  # type: ignore[arg-type]
+            )
+    assert held[-1] > held[0] > 0
+
+
+def test_the_command_names_its_own_options(picture_bundle: Path, tmp_path: Path) -> None:
+    options = ("-o", tmp_path / "x.png", "--steps", 1, "--height", 128, "--width", 128)
+    line = error_line("run", picture_bundle, "one", *options, "--max-memory", "25MB", code=1)
+    assert "--max-memory is 25.0 MB. What fits: --height=" in line and " and --width=" in line
+    assert "memory_limit" not in line and not (tmp_path / "x.png").exists()

@@ -17,7 +17,6 @@ import torch
 from planforge.exporter.checkpoints.source import find_demo
 from planforge.models import PaddedAttention, SourceAttention, Transformer, load_model
 from planforge.runtime import Translator, load
-from planforge.runtime.decoding.cache_shapes import count_cache_bytes
 from planforge.runtime.errors import (
     ClosedError,
     ContextLengthError,
@@ -301,9 +300,8 @@ def test_limits_of_memory_and_length(marian_bundle: Path) -> None:
     texts = SENTENCES[:20]
     with Translator.load(marian_bundle) as model:
         wanted = [result.token_ids for result in model.translate(texts)]
-        limit = model.decoder.budget.weight_bytes + count_cache_bytes(
-            model.artifact, 1, 64
-        )  # a row at a time, not eight
+        row = model.decoder.count_bytes(1, 64) + model.encoder.count_context_bytes(1, 64)
+        limit = model.decoder.budget.weight_bytes + row  # a row at a time, not eight
     with Translator.load(marian_bundle, memory_limit=limit) as model:
         assert [result.token_ids for result in model.translate(texts)] == wanted
         with pytest.raises(MemoryLimitError, match=r"MB of weights and .* for a cache of 64 x 40 tokens"):
