@@ -72,7 +72,7 @@ def open_sides(old: Path, new: Path | None, precision: str | None, backend: str 
 
 def split_pair(option: str, text: str | None) -> Sequence[str | None]:
     """Return the old side's name and the new one's, which a single name is both of."""
-    names = split_names(option, text) or [None]
+    names: Sequence[str | None] = split_names(option, text) or [None]
     if len(names) > 2:
         raise InputError(f"{option} {text!r} has {len(names)} names; give one for both sides, or two")
     return [names[0], names[-1]]

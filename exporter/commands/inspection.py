@@ -150,7 +150,7 @@ def measure_parts(bundle: Bundle) -> dict[str, int]:
 
 def list_graph_rows(manifest: Manifest) -> list[tuple[str, ...]]:
     """Return a row of each graph, whose size leaves out weights that a graph above it counts."""
-    rows = []
+    rows: list[tuple[str, ...]] = []
     owners: dict[str, str] = {}  # of each file the first graph that reads it
     for a in (*manifest.artifacts, *manifest.explanations):
         own = [name for name in (a.file, *a.data) if owners.setdefault(name, a.id) == a.id]

@@ -113,9 +113,9 @@ def find_unlike(model: ir.Model, folder: ir.Model) -> Iterator[str]:
             fault = find_difference(unlike[0], expected[0])
             yield f"node {name!r} ({here[name].op_type}){at}: its input {index} {fault} in the folder's graph"
     outputs = describe_outputs(model)
-    for name, expected in describe_outputs(folder).items():
-        if name in outputs and outputs[name] != expected:
-            yield f"output {name!r} {find_difference(outputs[name], expected)} in the folder's graph"
+    for name, rounding in describe_outputs(folder).items():
+        if name in outputs and outputs[name] != rounding:
+            yield f"output {name!r} {find_difference(outputs[name], rounding)} in the folder's graph"
 
 
 def list_needed(graph: ir.Graph) -> Collection[ir.Node]:

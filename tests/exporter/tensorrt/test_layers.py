@@ -222,7 +222,9 @@ def test_a_list_that_cannot_be_read_is_one_line(detailed_bundle: Path, tmp_path:
     path = folder / plan.layers
     path.write_text(content, encoding="utf-8")
     lines = planforge("inspect", folder / plan.file, "--layers").stdout.splitlines()
-    assert lines[-1].startswith("left out: ") and plan.layers in lines[-1] and "changed" in lines[-1]
+    assert (
+        lines[-1].startswith("left out: ") and plan.layers in lines[-1] and "the manifest says" in lines[-1]
+    )
 
     def trust(value: dict[str, Any]) -> None:
         value["files"][plan.layers] = {"sha256": compute_sha256(path), "bytes": path.stat().st_size}
@@ -370,7 +372,7 @@ def test_inspect_says_what_layers_need(own_bundle: Path, tmp_path: Path) -> None
         assert f"`planforge inspect {own_bundle / graph} --layers` shows the nodes of its graph" in line
     with_manifest(own_bundle, of_tensorrt)  # which builds where the plan runs
     assert "There, `planforge build" in planforge("inspect", own_bundle, "--layers").stdout.splitlines()[-1]
-    with emulated_gpu(own_bundle):
+    with emulated_gpu(own_bundle, "tensorrt"):
         assert "keeps only names of its layers" in planforge("inspect", own_bundle, "--layers").stdout
     assert "add --layers" in error_line("inspect", own_bundle, "--time")
     assert "add them" in error_line("inspect", own_bundle, "--layers", "--plot", tmp_path / "x.png")

@@ -12,11 +12,12 @@ from planforge.exporter.errors import BuildOptionError
 from planforge.exporter.tensorrt.build import Options
 from planforge.exporter.tensorrt.plans import build, plan_profiles
 from planforge.exporter.tensorrt.profiles import Profile, check_profile, derive_profiles
-from planforge.runtime import load
 from planforge.runtime.apps.check.selftest import selftest
 from planforge.runtime.bundle.bundle import Bundle
 from planforge.runtime.bundle.manifest import Artifact
 from planforge.runtime.errors import InputError
+from planforge.runtime.images.image_generator import ImageGenerator
+from planforge.runtime.images.options import ImageOptions
 
 from ...helpers.emulated_gpu import emulated_gpu
 
@@ -56,10 +57,10 @@ def test_weights_that_graphs_share_a_file_of_count_once(planned: Path) -> None:
 
 def test_a_step_runs_in_the_profile_of_its_size(planned: Path) -> None:
     """On the emulated GPU pictures are those of ONNX Runtime, to the last bit: it computes both."""
-    sizes = {"usual": {}, "other": {"height": 40, "width": 48}}
-    with load(planned, backend="ort-cpu", precision="fp16") as model:
+    sizes: dict[str, ImageOptions] = {"usual": {}, "other": {"height": 40, "width": 48}}
+    with ImageGenerator.load(planned, backend="ort-cpu", precision="fp16") as model:
         expected = {name: model.generate(PROMPT, seed=3, steps=3, **size)[0] for name, size in sizes.items()}
-    with emulated_gpu(planned), load(planned, backend="tensorrt-rtx") as model:
+    with emulated_gpu(planned), ImageGenerator.load(planned, backend="tensorrt-rtx") as model:
         unet = model.parts["unet"].program
         names = [profile["name"] for profile in Bundle.open(planned).manifest.plans[1].profiles]
         for name, size in sizes.items():
