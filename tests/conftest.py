@@ -128,9 +128,10 @@ def trace_once() -> Generator[None, None, None]:
 def keep_node_sessions() -> Generator[None, None, None]:
     """Open ONNX Runtime's session of a node once, for all graphs that are run node by node and have it."""
     from planforge.exporter.execution import node_executor
+    from planforge.runtime.backends.ort_program import open_plain_session
 
     with pytest.MonkeyPatch.context() as patch:
-        kept = functools.lru_cache(maxsize=NODES)(node_executor.open_plain_session)
+        kept = functools.lru_cache(maxsize=NODES)(open_plain_session)
         patch.setattr(node_executor, "open_plain_session", kept)
         yield
 
