@@ -11,6 +11,8 @@ TRANSLATOR := build/transformer-demo
 
 .DEFAULT_GOAL := help
 .NOTPARALLEL:
+# Else each of the many processes would compile all that it imports anew.
+unexport PYTHONDONTWRITEBYTECODE
 .PHONY: help demo test coverage lint format train-demos train-gpt2-demo train-llama-demo train-transformer-demo wheel check constraints install-demo install clean
 
 help: ## this list

@@ -16,7 +16,7 @@ import pytest
 from filelock import FileLock
 
 from .helpers.optimums import write_optimums_exports
-from .helpers.paths import ROOT
+from .helpers.order import find_place, rotate
 
 Once: TypeAlias = AbstractContextManager[tuple[Path, bool]]
 
@@ -36,35 +36,8 @@ seconds = {"slow": 0.0, "other": 0.0}
 frozen = {"modules": 0}  # how many were loaded when garbage was collected last
 
 
-# The files that take longest, in this order: begun first, no worker is left alone with one in the end.
-LONGEST = (
-    "runtime/apps/batch/test_ray.py",
-    "exporter/verification/test_explanations.py",
-    "controls/test_controls.py",
-    "exporter/verification/test_mutations.py",
-    "runtime/apps/explain/test_explain.py",
-    "benchmarks/test_cases.py",
-    "exporter/imported/test_native.py",
-    "exporter/test_llama.py",
-    "commands/test_commands.py",
-    "exporter/packaging/test_runtimes.py",
-    "exporter/test_matrix.py",
-    "commands/test_explain.py",
-    "exporter/test_classes.py",
-    "runtime/generate/test_scheduler.py",
-    "benchmarks/test_gpu.py",
-    "exporter/fitting/test_fitting.py",
-    "exporter/verification/test_bisect.py",
-    "exporter/test_export.py",
-    "exporter/verification/test_encoders.py",
-    "commands/test_encoders.py",
-    "exporter/imported/test_optimum.py",
-)
-
-
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    places = {ROOT / "tests" / name: place for place, name in enumerate(LONGEST)}
-    items.sort(key=lambda item: places.get(item.path, len(places)))
+    items.sort(key=find_place)
 
 
 def pytest_collection_finish() -> None:
@@ -96,9 +69,13 @@ def pytest_runtest_logreport(report: pytest.TestReport) -> None:
 
 
 @pytest.hookimpl(wrapper=True, tryfirst=True)
-def pytest_make_collect_report() -> Generator[None, pytest.CollectReport, pytest.CollectReport]:
+def pytest_make_collect_report(
+    collector: pytest.Collector,
+) -> Generator[None, pytest.CollectReport, pytest.CollectReport]:
     report = yield
     fail_skipped(report)  # a whole module: pytest.importorskip, allow_module_level
+    if isinstance(collector, pytest.Directory) and report.passed:
+        report.result = rotate(report.result)
     return report
 
 
@@ -120,6 +97,7 @@ def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter) -> None:
 
 
 DIALECTS = ("cpu", "portable", "rtx")  # a target of each
+NODES = 200  # whose sessions are kept: each has a thread
 
 
 @pytest.fixture(scope="session")
@@ -143,6 +121,18 @@ def trace_once() -> Generator[None, None, None]:
     from .helpers.traces import trace_each_graph_once
 
     with trace_each_graph_once():
+        yield
+
+
+@pytest.fixture(scope="session", autouse=True)
+def keep_node_sessions() -> Generator[None, None, None]:
+    """Open ONNX Runtime's session of a node once, for all graphs that are run node by node and have it."""
+    from planforge.exporter.execution import node_executor
+    from planforge.runtime.backends.ort_program import open_plain_session
+
+    with pytest.MonkeyPatch.context() as patch:
+        kept = functools.lru_cache(maxsize=NODES)(open_plain_session)
+        patch.setattr(node_executor, "open_plain_session", kept)
         yield
 
 

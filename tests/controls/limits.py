@@ -115,8 +115,7 @@ class Rounded:
 
     @classmethod
     def measure(cls, ground: Ground, precision: str) -> Rounded:
-        rounding = ground.calibration.make_rounding(precision)
-        gaps = {} if rounding is None else ground.verifier.measure_gaps(ground.model, rounding)
+        gaps = ground.gaps(precision)
         expected = ground.verifier.expected
         logits = [] if expected.search is None else [a.values for a in expected.answers["logits"].values()]
         return cls(

@@ -16,6 +16,7 @@ from planforge.exporter.calibration.repeat import read_calibration
 from planforge.exporter.execution.replay import Replay
 from planforge.exporter.graphs import describe_in_fp32
 from planforge.exporter.levels import FULL, Level
+from planforge.exporter.limits import Gaps
 from planforge.exporter.passes.weights import LazyMapping
 from planforge.exporter.tasks.verifier import open_verifier
 from planforge.exporter.tracing.modules import read_results
@@ -64,9 +65,10 @@ class Ground:
         self.scales = compute_scales_to_compare(self.verifier, self.model)
         self.rows = make_row_reader(self.verifier, self.model)
         artifacts = {artifact.id: artifact for artifact in self.bundle.manifest.artifacts}
-        read = LazyMapping(artifacts, self.read)  # takes some time, and few graphs' weights are asked for
+        read = LazyMapping(artifacts, self.compare_structure)  # few graphs' weights are asked for
         calibration = read_calibration(self.bundle, self.model)
         self.calibration = adopt_stored_weights(calibration, self.bundle, read)
+        self.gaps = functools.cache(self._gaps)
         self.limits = functools.cache(self._limits)
         self.sound_references = functools.cache(
             lambda name: self.make_references(self.bundle.manifest.artifact(name))
@@ -75,13 +77,20 @@ class Ground:
     def read(self, artifact: Artifact, bundle: Bundle | None = None) -> Comparison:
         """What reading finds in a graph, of the sound bundle unless another is given."""
         bundle = bundle or self.bundle
-        read = compare_structure(bundle, artifact, self.tensors, self.scales, self.rows)
-        return add_modules(read, dataclasses.replace(self.verifier, bundle=bundle), artifact, self.model)
+        verifier = dataclasses.replace(self.verifier, bundle=bundle)
+        return add_modules(self.compare_structure(artifact, bundle), verifier, artifact, self.model)
+
+    def compare_structure(self, artifact: Artifact, bundle: Bundle | None = None) -> Comparison:
+        """What reading finds, without a run of PyTorch's modules."""
+        return compare_structure(bundle or self.bundle, artifact, self.tensors, self.scales, self.rows)
+
+    def _gaps(self, precision: str) -> Gaps:
+        """What rounding does to the model in PyTorch."""
+        rounding = self.calibration.make_rounding(precision)
+        return {} if rounding is None else self.verifier.measure_gaps(self.model, rounding)
 
     def _limits(self, precision: str) -> dict[str, float]:
-        rounding = self.calibration.make_rounding(precision)
-        gaps = {} if rounding is None else self.verifier.measure_gaps(self.model, rounding)
-        return self.verifier.choose_limits(precision, gaps)
+        return self.verifier.choose_limits(precision, self.gaps(precision))
 
     def make_references(self, artifact: Artifact, replay: Replay | None = None) -> list[Tolerances]:
         """What a graph's nodes are held against, run as the runtime runs them now."""

@@ -11,7 +11,7 @@ import pytest
 
 from planforge.exporter.memory import give_back_mapped_pages, give_back_memory
 
-EVERY = 10  # calls, of which the first gives memory back
+EVERY = 20  # calls, of which the first gives memory back
 STAGES = ("calibration.calibration", "exporting", "verification.verdict", "verification.verify")
 
 

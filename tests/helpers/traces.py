@@ -37,15 +37,15 @@ def hash_tracer() -> str:
     return digest.hexdigest()[:16]
 
 
-def describe_graph(config: Any) -> str:
-    """Return all of a config that a graph depends on: of a rotation the width of its tables alone."""
+def describe_graph(config: Any, max_length: int) -> str:
+    """Return all of a config that a graph depends on: of a rotation the size of its tables alone."""
     rotations = {
         name: rotation and replace(type(rotation)(), partial_rotary_factor=rotation.partial_rotary_factor)
         for name in ("rotary", "window_rotary")
         if hasattr(config, name)
         for rotation in [getattr(config, name)]
     }
-    return repr(replace(config, **rotations))
+    return repr((replace(config, **rotations), max_length if hasattr(config, "rotary") else None))
 
 
 def describe_recipe(recipe: Recipe) -> str:
@@ -92,8 +92,8 @@ def trace_each_graph_once() -> Iterator[None]:
         description = describe(checkpoint)
         family, config = description.family.name, description.config
         recipes, explanations = make_all_recipes(description.task, config, choices)
-        parts = describe_graph(config), describe_recipe({**recipes, **explanations}[recipe])
-        words = (family, str(choices.max_length), *parts)
+        graph = describe_graph(config, choices.max_length)
+        words = (family, graph, describe_recipe({**recipes, **explanations}[recipe]))
         traced = traces / f"{hashlib.sha256('|'.join(words).encode()).hexdigest()[:16]}.onnx"
         with one_at_a_time, FileLock(traced.with_suffix(".lock")):
             if not traced.exists():

@@ -15,6 +15,9 @@ from pathlib import Path
 
 import pytest
 
+from planforge.runtime.apps.batch.ray_engine import count_rooms, join_cluster
+from planforge.runtime.errors import BatchError
+
 from ....helpers.cli import INTERRUPTIBLE
 from ....helpers.paths import ROOT
 from ....helpers.patience import PATIENCE, wait_until
@@ -105,34 +108,48 @@ def test_ctrl_c_ends_a_job_and_its_cluster(bundle: Path, source: Path, tmp_path:
 
 
 def test_workers_that_no_machine_has_room_for(bundle: Path, source: Path, tmp_path: Path) -> None:
-    """At once: each waits for a cluster of its own most of the time."""
-    jobs = [
-        subprocess.Popen(
-            [
-                *strict_command(bundle, "--task", "embed", "--input", source, "-o", tmp_path / options[0]),
-                *("--address", "local", *options),
-            ],
-            env=ENVIRONMENT,
-            stderr=subprocess.PIPE,
-            text=True,
-        )
-        for options in (["--threads", "500"], ["--gpus", "1"])
-    ]
-    for job in jobs:
-        _, errors = job.communicate(timeout=PATIENCE)
-        assert job.returncode == 1
-        assert "no machine of the cluster has" in errors
+    command = strict_command(bundle, "--task", "embed", "--input", source, "-o", tmp_path / "out")
+    command += ["--address", "local", "--threads", "500", "--gpus", "2"]
+    done = subprocess.run(command, env=ENVIRONMENT, capture_output=True, text=True, timeout=PATIENCE)
+    assert done.returncode == 1
+    assert "no machine of the cluster has the 500 CPUs and 2 GPUs" in done.stderr
 
 
-@pytest.mark.parametrize("address", ["auto", "127.0.0.1:9", "ray://127.0.0.1:9", "nowhere.invalid:6379"])
-def test_where_no_cluster_is(bundle: Path, source: Path, tmp_path: Path, address: str) -> None:
+@pytest.mark.parametrize(
+    ("alive", "resources", "rooms"),
+    [
+        (True, {"CPU": 8, "GPU": 1}, 2),
+        (True, {"CPU": 3, "GPU": 1}, 1),
+        (True, {"CPU": 8}, 0),
+        (True, {"GPU": 1}, 0),
+        (True, {"CPU": 1, "GPU": 1}, 0),
+        (False, {"CPU": 8, "GPU": 1}, 0),
+    ],
+)
+def test_a_machine_has_room_for_as_many_as_its_scarcest_allows(
+    alive: bool, resources: dict[str, int], rooms: int
+) -> None:
+    """Each worker takes two CPUs and half a GPU; without GPUs, two CPUs alone."""
+    node = {"Alive": alive, "Resources": resources}
+    assert count_rooms(node, 2, 0.5) == rooms
+    assert count_rooms(node, 2, 0) == alive * (resources.get("CPU", 0) // 2)
+
+
+def test_where_no_cluster_is(bundle: Path, source: Path, tmp_path: Path) -> None:
     command = strict_command(bundle, "--task", "embed", "--input", source, "-o", tmp_path / "out")
     done = subprocess.run(
-        [*command, "--address", address], env=ENVIRONMENT, capture_output=True, text=True, timeout=PATIENCE
+        [*command, "--address", "auto"], env=ENVIRONMENT, capture_output=True, text=True, timeout=PATIENCE
     )
     assert done.returncode == 1
-    assert f"--address {address}: no Ray cluster answers there" in done.stderr
+    assert "--address auto: no Ray cluster answers there" in done.stderr
     assert "Traceback" not in done.stderr
+
+
+@pytest.mark.parametrize("address", ["127.0.0.1:9", "ray://127.0.0.1:9", "nowhere.invalid:6379"])
+def test_where_nothing_listens(address: str) -> None:
+    """What Ray itself would wait for; the command shows it as the one above."""
+    with pytest.raises(BatchError, match=f"--address {address}: no Ray cluster answers there"):
+        join_cluster(address)
 
 
 def test_the_spark_example_answers_a_batch(minilm_bundle: Path) -> None:
