@@ -8,7 +8,7 @@ from __future__ import annotations
 import math
 import re
 from collections.abc import Iterator, Mapping, Sequence
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 
@@ -61,10 +61,10 @@ class Encoder(GraphRunner):
         each sequence whose "masked_lm" logits are wanted.
         """
         available = self.budget.count_available()
-        specs = [self.artifact.output(role) for role in roles]
+        outputs = self.list_outputs(roles)
         sections = split_into_sections(
             self.config,
-            specs,
+            outputs,
             [len(piece) for piece in pieces],
             [0] * len(pieces) if rows is None else [len(positions) for positions in rows],
             available,
@@ -76,14 +76,19 @@ class Encoder(GraphRunner):
                 what = name_section(len(section), max(len(pieces[i]) for i in section))
                 first = section[0]
                 logits = 0 if rows is None else len(rows[first])
-                hint = suggest_length(self.config, specs, len(pieces[first]), logits, available)
+                hint = suggest_length(self.config, outputs, len(pieces[first]), logits, available)
             for group in sorted(groups, key=min):
                 indices = [section[i] for i in group]
                 batch_rows = None if rows is None else [rows[i] for i in indices]
                 # Nothing is held while the caller has the turn, who may call this encoder again.
                 with self.budget.reserve(needed, what, hint):
-                    outputs = self.run_batch([pieces[i] for i in indices], roles, batch_rows)
-                yield dict(zip(indices, outputs, strict=True))
+                    arrays = self.run_batch([pieces[i] for i in indices], roles, batch_rows)
+                yield dict(zip(indices, arrays, strict=True))
+
+    def list_outputs(self, roles: Sequence[str]) -> Outputs:
+        """Return the graph's outputs, those of the given roles and the others."""
+        asked = [self.artifact.output(role) for role in roles]
+        return Outputs(asked, [spec for spec in self.artifact.outputs if spec not in asked])
 
     def run_batch(
         self, pieces: Sequence[Piece], roles: Sequence[str], rows: Sequence[Sequence[int]] | None = None
@@ -165,6 +170,13 @@ def check_manifest(artifact: Artifact, defaults: EncoderDefaults, config: Mappin
         raise ManifestError(f"encoder.max_length={defaults.max_length} is not within the graph's tokens")
 
 
+class Outputs(NamedTuple):
+    """A graph's outputs: those that are asked for, and others, which an engine computes and drops."""
+
+    asked: Sequence[TensorSpec]
+    others: Sequence[TensorSpec] = ()
+
+
 def name_section(count: int, longest: int) -> str:
     """Return in words what a section's memory is for."""
     texts = "1 text" if count == 1 else f"{count} texts"
@@ -172,23 +184,31 @@ def name_section(count: int, longest: int) -> str:
 
 
 def suggest_length(
-    config: Mapping[str, Any], specs: Sequence[TensorSpec], length: int, rows: int, available: int
+    config: Mapping[str, Any], outputs: Outputs, length: int, rows: int, available: int
 ) -> str:
     """Return what fits where one sequence of a length, with so many rows of logits, does not, in words."""
     fitting = find_largest(
-        lambda tokens: count_section_bytes(config, specs, 1, tokens, rows) <= available, length - 1
+        lambda tokens: count_section_bytes(config, outputs, 1, tokens, rows) <= available, length - 1
     )
     return f"Texts of up to {fitting} tokens fit" if fitting else "No text fits"
 
 
 def count_section_bytes(
-    config: Mapping[str, Any], specs: Sequence[TensorSpec], count: int, longest: int, rows: int
+    config: Mapping[str, Any], outputs: Outputs, count: int, longest: int, rows: int
 ) -> int:
     """Return what a section needs: its largest batch, and the outputs of all its `count` sequences.
 
     `rows` is the number of positions whose masked-word logits are wanted.
     """
-    outputs = 0
+    tokens = min(count * longest, max(TOKEN_BUDGET, longest))
+    kept = count_output_bytes(outputs.asked, count, longest, rows)
+    dropped = count_output_bytes(outputs.others, -(-tokens // longest), longest, 0)
+    return kept + dropped + count_batch_bytes(config, tokens, longest)
+
+
+def count_output_bytes(specs: Sequence[TensorSpec], count: int, longest: int, rows: int) -> int:
+    """Return the bytes of some outputs of `count` sequences."""
+    found = 0
     for spec in specs:
         names = spec.axis_names()
         numbers = math.prod(axis for axis in names if isinstance(axis, int))
@@ -197,14 +217,13 @@ def count_section_bytes(
             places = rows
         elif "tokens" in names:
             places = count * longest
-        outputs += places * numbers * np.dtype(spec.dtype).itemsize
-    tokens = min(count * longest, max(TOKEN_BUDGET, longest))
-    return outputs + count_batch_bytes(config, tokens, longest)
+        found += places * numbers * np.dtype(spec.dtype).itemsize
+    return found
 
 
 def split_into_sections(
     config: Mapping[str, Any],
-    specs: Sequence[TensorSpec],
+    outputs: Outputs,
     lengths: Sequence[int],
     rows: Sequence[int],
     available: int | None,
@@ -228,7 +247,7 @@ def split_into_sections(
         while end < len(lengths):
             longest = max(longest, lengths[end])
             logits += rows[end]
-            more = count_section_bytes(config, specs, end + 1 - begin, longest, logits)
+            more = count_section_bytes(config, outputs, end + 1 - begin, longest, logits)
             if end > begin and more > available:
                 break
             end += 1

@@ -73,7 +73,7 @@ def test_names_are_separated_by_commas_and_a_switch_may_be_repeated(tmp_path: Pa
         (["verify", "B", "--limit", "max_error=1", "--limit", "max_error=2"], "max_error is given already"),
         (["build", "B", "--max", "batch=1,length=8", "--max", "batch=2"], "batch is given already"),
         (["build", "B", "--opt", "batch=1,length=8,batch=2"], "--opt 'batch=2': batch is given already"),
-        (["build", "B", "--opt", "batch=-1"], "--opt 'batch=-1' must be batch=N or length=N"),
+        (["build", "B", "--opt", "batch=-1"], "--opt 'batch=-1' must be NAME=N, as in batch=8"),
         (
             [
                 "batch",

@@ -6,6 +6,7 @@ What is alive is measured where it is made: the vectors of results, the buffers 
 from __future__ import annotations
 
 import gc
+import math
 import threading
 import weakref
 from collections.abc import Callable, Sequence
@@ -21,10 +22,11 @@ from planforge.runtime.bundle.manifest import Axis, TensorSpec
 from planforge.runtime.decoding.activations import count_batch_bytes
 from planforge.runtime.decoding.cache_shapes import count_cache_bytes
 from planforge.runtime.decoding.state import Context
-from planforge.runtime.encode.encoder import count_section_bytes, split_into_sections
+from planforge.runtime.encode.encoder import Outputs, count_section_bytes, split_into_sections
 from planforge.runtime.encode.results import Features
 from planforge.runtime.errors import MemoryLimitError
 from planforge.runtime.memory_budget import MemoryBudget
+from planforge.runtime.text.batching import TOKEN_BUDGET
 
 from ..helpers.plans import PROMPT
 from ..helpers.translation import SENTENCES
@@ -105,7 +107,7 @@ def test_an_encoders_outputs_that_wait_for_their_turn_are_counted(
         assert lengths(model) == expected
         assert 0 < alive.most <= room
         assert model.encoder.budget.count_held() == 0
-        model.encoder.budget = MemoryBudget(20_000)
+        model.encoder.budget = MemoryBudget(100)
         with pytest.raises(
             MemoryLimitError,
             match=r"for 1 text of \d+ tokens with .* outputs; memory_limit is 0\.0 MB\. No text fits",
@@ -132,17 +134,24 @@ def test_sections_hold_as_many_sequences_as_the_memory_allows() -> None:
     hidden = TensorSpec("h", "hidden.1", "float16", (batch, tokens, 10))
     logits = TensorSpec("l", "masked_lm", "float32", (Axis("rows", 1, 1, 8), 100))
     assert count_batch_bytes(config, 20, 10) == 4 * 20 * (3 * 40 + 9 * 10 + 2 * 2 * 10)
-    assert count_section_bytes(config, [hidden], 3, 10, 0) == 3 * 10 * 10 * 2 + count_batch_bytes(
+    assert count_section_bytes(config, Outputs([hidden]), 3, 10, 0) == 3 * 10 * 10 * 2 + count_batch_bytes(
         config, 30, 10
     )
-    assert count_section_bytes(config, [logits], 3, 10, 4) == 4 * 100 * 4 + count_batch_bytes(config, 30, 10)
+    assert count_section_bytes(config, Outputs([logits]), 3, 10, 4) == 4 * 100 * 4 + count_batch_bytes(
+        config, 30, 10
+    )
+    # Of an output that nobody asked for there is one batch's at a time.
+    dropped = math.ceil(TOKEN_BUDGET / 10) * 10 * 10 * 2
+    assert count_section_bytes(config, Outputs([], [hidden]), 500, 10, 0) == dropped + count_batch_bytes(
+        config, TOKEN_BUDGET, 10
+    )
     lengths = [10, 4, 30, 2, 2, 2]
     rows = [0] * 6
-    room = count_section_bytes(config, [hidden], 3, 10, 0)
-    found = list(split_into_sections(config, [hidden], lengths, rows, room))
+    room = count_section_bytes(config, Outputs([hidden]), 3, 10, 0)
+    found = list(split_into_sections(config, Outputs([hidden]), lengths, rows, room))
     assert [list(section) for section, _ in found] == [[0, 1], [2], [3, 4, 5]]
     assert found[1][1] > room  # alone, and too much: who reserves it is refused
-    assert list(split_into_sections(config, [hidden], [], [], room)) == []
+    assert list(split_into_sections(config, Outputs([hidden]), [], [], room)) == []
 
 
 def small_limit(bundle: Path) -> tuple[int, int]:

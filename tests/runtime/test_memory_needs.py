@@ -382,13 +382,13 @@ def test_a_plan_that_would_fit_is_not_refused(demo_bundle: Path) -> None:
 
 
 def test_another_precision_that_fits_is_named(demo_bundle: Path) -> None:
-    """Graphs of two precisions, one of which has less weights than it has in truth."""
+    """Graphs of two precisions, one of which has shorter profiles than it has in truth."""
     opened = Bundle.open(demo_bundle)
     graphs = find_plan_graphs(opened, "inplace")
-    small = dataclasses.replace(graphs[0], precision="w4a16", data=())
+    small = dataclasses.replace(graphs[0], precision="w4a16")
 
     def derive(lengths: Any) -> Any:
-        return plan_profiles([*graphs, small], lengths, USUAL)
+        return {**plan_profiles(graphs, lengths, USUAL), **plan_profiles([small], {"length": 16}, USUAL)}
 
     with pytest.raises(MemoryLimitError, match=r"w4a16 would fit \(--precision\)"):
         check_plan_memory(opened, [*graphs, small], {}, derive, 20 * MB)

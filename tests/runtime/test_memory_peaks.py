@@ -29,13 +29,15 @@ with load(sys.argv[1], **options, memory_limit=int(sys.argv[2]) or None) as mode
 """
 # Each prints the bytes that were counted, and those that the process took.
 ENCODER = """
-    from planforge.runtime.decoding.activations import count_batch_bytes
+    from planforge.runtime.encode.encoder import count_section_bytes
     model.embed("a")
     ctypes.CDLL(None).malloc_trim(0)
     before = read()
     model.embed(["a " * 300] * 16)  # each 256 tokens; one word, so that one row of the weights is read
     after = read()
-    print(json.dumps([count_batch_bytes(model.encoder.config, 1024, 256), after - before]))
+    encoder = model.encoder
+    outputs = encoder.list_outputs(["sentence_embedding"])
+    print(json.dumps([count_section_bytes(encoder.config, outputs, 16, 256, 0), after - before]))
 """
 DECODER = """
     run = model.decoder.start(1, 8)

@@ -23,7 +23,8 @@ ON = {str(SPACED.index("▁on")): 50}  # the first word of a chat's answer, then
 @pytest.fixture(scope="module", params=SPACED_DECODERS)
 def server(request: pytest.FixtureRequest) -> Iterator[Address]:
     model: Any = generator("ort", counts=True, chat=CHAT, tokenizer=spaced(request.param))[0]
-    model.bundle = SimpleNamespace(manifest=SimpleNamespace(explanations=()))  # it comes of none
+    manifest = SimpleNamespace(explanations=(), task="text-generation")
+    model.bundle = SimpleNamespace(manifest=manifest)  # it comes of none
     with model, running_server({"m": model}) as address:
         yield address
 
